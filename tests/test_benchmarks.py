@@ -27,6 +27,7 @@ from benchmarks.documented import MEASURED, compare
 from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
 from benchmarks.gpu.common import Bench, SkippedError, check
+from benchmarks.graded import choice as graded_choice
 from benchmarks.graded import data as graded
 from benchmarks.graded import table as graded_table
 from benchmarks.selection import FIRST, MEASURES, SECOND, labelled
@@ -428,6 +429,32 @@ def test_a_join_of_the_graded_table_is_unit_rows_side_by_side(tmp_path, monkeypa
     for part, name in zip(rows.split([3, 5], dim=1), made, strict=True):
         unit = made[name] / made[name].norm(dim=1, keepdim=True)
         torch.testing.assert_close(part, unit)
+
+
+def test_the_regret_of_a_choice_is_what_the_best_row_has_more(tmp_path, monkeypatch) -> None:
+    labels = torch.arange(12).repeat_interleave(6)
+    centres = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
+    noises = {"lite0@96": 9.0, "lite0@128": 2.0, "lite0@160": 2.0, "lite1@128": 0.2}
+
+    def made(folder, name, split, row):
+        parts = []
+        for number, candidate in enumerate(row.split("+")):
+            draw = torch.Generator().manual_seed(number + 2 * (split == "test"))
+            noise = torch.randn(72, 8, generator=draw)
+            parts.append(centres[labels] + noises[candidate] * noise)
+        return Embeddings(torch.cat(parts, dim=1), labels, torch.arange(72))
+
+    def corners(folder, name, candidate):
+        rows = made(folder, name, "train", candidate)
+        return rows._replace(features=torch.cat([rows.features, rows.features], dim=1))
+
+    monkeypatch.setattr(graded_choice, "joined", made)
+    monkeypatch.setattr(graded_choice, "corner_features", corners)
+    found = graded_choice.regrets(tmp_path, "toy")
+    assert found["with labels"]["MAP@R"] < 1  # lite1 is by far the best
+    assert found["always two sizes, power 0.25"]["MAP@R"] > 20
+    assert found["lite0@128, as it is"]["MAP@R"] > 5
+    assert all(value >= 0 for row in found.values() for value in row.values())
 
 
 def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:

@@ -28,7 +28,7 @@ from sslpipe.evaluation.choose import (
     rank_with_labels,
     rank_without_labels,
 )
-from sslpipe.evaluation.embed import embed, load_embeddings, save_embeddings
+from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings, save_embeddings
 
 ROWS = [*((name,) for name in CANDIDATES), *JOINS]
 ALWAYS = (("lite0@96", "lite0@160"), 0.25)
@@ -79,8 +79,8 @@ def regrets(folder: Path, name: str) -> dict[str, dict[str, float]]:
     }
 
 
-def corner_features(folder: Path, name: str, candidate: str) -> torch.Tensor:
-    """Embed both corners of each train image, or read them: (2, N, F)."""
+def corner_features(folder: Path, name: str, candidate: str) -> Embeddings:
+    """Embed both corners of each train image, or read them: (N, 2 F)."""
     path = folder / "features" / f"{name}-train-{candidate}-corners.safetensors"
     if not path.exists():
         model = network(candidate)
@@ -89,7 +89,7 @@ def corner_features(folder: Path, name: str, candidate: str) -> torch.Tensor:
         split = load_index(str(folder / name / "dataset.json")).split("train")
         view = CornerViews(EvalView(px, px, mean, std))
         save_embeddings(path, embed(backbone, view, split, canvas_px=320, num_workers=0), {})
-    return torch.stack(load_embeddings(path)[0].features.chunk(2, dim=1))
+    return load_embeddings(path)[0]
 
 
 if __name__ == "__main__":

@@ -6,15 +6,17 @@ is the nearest of all. Both rules were chosen on two of the sets of docs/graded.
 often they were right on the others.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from pydantic import TypeAdapter
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import DataError
@@ -24,6 +26,7 @@ from sslpipe.evaluation.label_free import view_recall
 from sslpipe.evaluation.retrieval import retrieval_per_query
 from sslpipe.evaluation.whiten import fit_powers
 from sslpipe.random import permutation
+from sslpipe.registry import REFUSALS
 
 POWERS = (0.25, 0.5, 1.0)
 UNLABELLED_POWER = 0.25  # of every row that is ranked without labels
@@ -82,6 +85,7 @@ class CornerViews(EvalView):
         resize_px = round(view.resize_px * math.sqrt(2))
         both = {"resize_px": resize_px, "crops": "flip", "reduce": "concat"}
         super().__init__(**view.config() | both)
+        self._config["crops"] = "corners"  # no other view has this config
 
     def _boxes(self, height: int, width: int) -> list[tuple[int, int, bool]]:
         return [(0, 0, False), (height - self.crop_px, width - self.crop_px, True)]
@@ -96,8 +100,16 @@ def side_by_side(features: Mapping[str, Embeddings], parts: Parts) -> Embeddings
     return first._replace(features=torch.cat(units, dim=1))
 
 
-def check_features(name: str, rows: Embeddings) -> None:
-    """Raise DataError where features cannot be compared: too few, or all equal."""
+def check_features(name: str, rows: Embeddings, first: Embeddings) -> None:
+    """Raise DataError where features cannot be compared: too few, all equal, or other images'.
+
+    Args:
+        name: Of the candidate.
+        rows: Its features.
+        first: Those of the first candidate.
+    """
+    if not torch.equal(rows.ids, first.ids):
+        raise DataError(f"{name} reads other images than the first candidate; are files changing?")
     if len(rows.ids) < LEAST_IMAGES:
         raise DataError(
             f"{len(rows.ids)} images are too few to compare features on; give {LEAST_IMAGES} or "
@@ -105,7 +117,9 @@ def check_features(name: str, rows: Embeddings) -> None:
         )
     spread = (rows.features - rows.features[:1]).abs().max()
     if float(spread) <= 1e-6 * float(rows.features.abs().max()):
-        raise DataError(f"{name} gives all {len(rows.ids)} images the same features: are they one?")
+        raise DataError(
+            f"{name} gives all {len(rows.ids)} images the same features: are they equal?"
+        )
 
 
 def why_unlabelled(labels: NDArray[np.int64]) -> str | None:
@@ -154,19 +168,19 @@ def rank_with_labels(
 
 
 def rank_without_labels(
-    features: Mapping[str, Embeddings], corners: Mapping[str, Tensor], rows: Sequence[Parts]
+    features: Mapping[str, Embeddings], corners: Mapping[str, Embeddings], rows: Sequence[Parts]
 ) -> list[Ranked]:
     """Rank rows, flattened by UNLABELLED_POWER, by how well they know an image's other corner.
 
     Args:
         features: Candidate -> features of the same images.
-        corners: Candidate -> (2, N, F) features of the two `CornerViews` of each.
+        corners: Candidate -> features (N, 2 F) by its `CornerViews`.
         rows: What to rank.
     """
     ranked = []
     for parts in rows:
         (fitted,) = fit_powers(side_by_side(features, parts), (UNLABELLED_POWER,))
-        views = [corners[name] for name in parts]
+        views = [torch.stack(corners[name].features.chunk(2, dim=1)) for name in parts]
         if len(parts) > 1:
             views = [F.normalize(each, dim=2) for each in views]
         both = torch.stack([fitted.apply(view) for view in torch.cat(views, dim=2)])
@@ -183,29 +197,29 @@ def best_forms(ranked: Sequence[Ranked]) -> list[int]:
     return sorted(first.values())
 
 
-def to_json(ranked: Sequence[Ranked]) -> list[dict[str, Any]]:
-    """Return plain values."""
-    return [
+def to_json(ranked: Sequence[Ranked], identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values: the rows, and all that decided them."""
+    rows = [
         {**row._asdict(), "more": {m: each._asdict() for m, each in row.more.items()}}
         for row in ranked
     ]
+    return {"identity": _identity(identity), "rows": rows}
 
 
-def from_json(tree: Sequence[Mapping[str, Any]]) -> list[Ranked]:
-    """Read what `to_json` returned."""
-    return [
-        Ranked(
-            **{
-                **row,
-                "parts": tuple(row["parts"]),
-                "more": {
-                    m: Difference(**{**each, "interval95": tuple(each["interval95"])})
-                    for m, each in row["more"].items()
-                },
-            }
-        )
-        for row in tree
-    ]
+def ranking_from(file: Path, identity: Mapping[str, Any]) -> list[Ranked]:
+    """Read a ranking that `to_json` made of the same things; [] where there is none."""
+    try:
+        tree = json.loads(file.read_bytes())
+        same = tree["identity"] == _identity(identity)
+        return TypeAdapter(list[Ranked]).validate_python(tree["rows"]) if same else []
+    except (OSError, *REFUSALS):  # none, or somebody changed it
+        return []
+
+
+def _identity(given: Mapping[str, Any]) -> Any:
+    """Add the rules to what is ranked, and write it as JSON has it."""
+    rules = {"powers": POWERS, "unlabelled": UNLABELLED_POWER, "by": CHOSEN_BY}
+    return json.loads(json.dumps({**given, **rules}))
 
 
 def _with_matches(labels: NDArray[np.int64]) -> NDArray[np.int64]:

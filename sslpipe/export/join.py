@@ -125,13 +125,10 @@ def at_size(model: FrozenBackbone, crop_px: int, source: str) -> FrozenBackbone:
     with within_memory("backbone"):
         backbone: Backbone = build_backbone(component, crop_px=crop_px)
     own, given = backbone.state_dict(), model.backbone.state_dict()
-    if all(own[key].shape == given[key].shape for key in own):
-        backbone.load_state_dict(given, strict=True)
-    else:
-        inner = model.backbone.network.state_dict()
-        fit_tensors(backbone, component.kind, inner, source)
-        rest = {key: t for key, t in given.items() if not key.startswith("network.")}
-        backbone.load_state_dict(rest, strict=False)  # an embedding behind the network
+    if any(own[key].shape != given[key].shape for key in own):  # a position table: resized
+        fit_tensors(backbone, component.kind, model.backbone.network.state_dict(), source)
+        given |= {key: t for key, t in backbone.state_dict().items() if t.shape != given[key].shape}
+    backbone.load_state_dict(given, strict=True)
     facts = model.config.facts
     metadata = {key: facts[key] for key in facts if not key.startswith("evaluation")}
     return freeze(backbone, component, sized, metadata)

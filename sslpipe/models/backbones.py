@@ -75,17 +75,17 @@ class JoinedBackbone(Backbone):
         sides: Of each view's square images, in px.
 
     Raises:
-        ValueError: Parts are none, more than MOST_PARTS, or of what is not there.
+        ValueError: Parts are more than MOST_PARTS, or not of just what is there.
     """
 
     def __init__(
         self, networks: Sequence[Backbone], parts: Sequence[tuple[int, int]], sides: Sequence[int]
     ) -> None:
-        there = {(n, v) for n in range(len(networks)) for v in range(len(sides))}
-        if not 0 < len(parts) <= MOST_PARTS or not there.issuperset(map(tuple, parts)):
+        used = [set(numbers) for numbers in zip(*parts, strict=True)]
+        if used != [{*range(len(networks))}, {*range(len(sides))}] or len(parts) > MOST_PARTS:
             raise ValueError(
-                f"parts = {shown(parts)}: 1 to {MOST_PARTS} pairs of a network in 0.."
-                f"{len(networks) - 1} and a view in 0..{len(sides) - 1}"
+                f"parts = {shown(parts)}: up to {MOST_PARTS} pairs of a network and a view, of "
+                f"which there are {len(networks)} and {len(sides)}, each in a pair"
             )
         width = sum(networks[number].num_features for number, _ in parts)
         super().__init__(nn.ModuleList(networks), width)
@@ -170,8 +170,10 @@ def _build_joined(arguments: dict[str, Any]) -> JoinedBackbone:
             "backbone.kind = 'join': several networks side by side are embedded with, not trained; "
             "name one of them"
         )
-    networks = []
+    networks: list[Backbone] = []
     for tree in arguments["networks"]:
+        if tree["kind"] == JOIN or len(networks) == MOST_PARTS:
+            raise ValueError(f"a join is of up to {MOST_PARTS} networks, none of them a join")
         crop_px = tree.pop("crop_px")
         networks.append(build_backbone(Component.model_validate(tree), crop_px=crop_px))
     return JoinedBackbone(networks, arguments["parts"], arguments["sides"])

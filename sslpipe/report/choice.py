@@ -11,10 +11,13 @@ from sslpipe.evaluation.choose import Parts, Ranked, best_forms, side_by_side
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.evaluation.whiten import fit_powers
+from sslpipe.export.candidates import Candidate
 from sslpipe.random import permutation
 from sslpipe.report.page import html, html_page, joined, render, table
 from sslpipe.report.pictures import NEIGHBOURS, thumbnails
 
+Candidates = Mapping[str, Candidate]
+COSTS = ("ms an image", "MB", "numbers")
 QUERIES = 8
 NOTE = (
     "The best form of each row. With labels, half the classes choose a row, and all other numbers "
@@ -22,6 +25,92 @@ NOTE = (
     "are of this machine; numbers are those of one feature."
 )
 MOST_ROWS = 5  # of the ranking that the queries are shown under
+
+
+def _costs(row: Ranked, found: Candidates) -> tuple[str, str, str]:
+    """Say what a row takes: ms an image, MB of weights, numbers a feature."""
+    parts = [found[name] for name in row.parts]
+    networks = {each.model.config.weights_sha256: each.megabytes for each in parts}
+    width = sum(each.model.num_features for each in parts)
+    return f"{sum(each.ms for each in parts):.1f}", f"{sum(networks.values()):.0f}", f"{width:,}"
+
+
+def _priced(row: Ranked, found: Candidates) -> str:
+    return "{} ms an image here, {} MB of weights, {} numbers a feature".format(*_costs(row, found))
+
+
+def answer(
+    ranked: Sequence[Ranked], base: Parts, found: Candidates, lacking: str | None
+) -> list[str]:
+    """Say what to use, what it is worth, what it costs, and how far that can be trusted.
+
+    Args:
+        ranked: The rows, the best first.
+        base: The row that the others are compared with, as it is.
+        found: Name -> candidate.
+        lacking: Why labels did not choose; None: they did.
+    """
+    best = ranked[0]
+    costs = f"It costs {_priced(best, found)}."
+    if lacking is not None:
+        return [
+            f"Without labels, use {best.name}: it finds an image's other corner first in "
+            f"{best.score:.1%} of cases.",
+            costs,
+            f"Ranked without labels, as {lacking}: on the measured sets (docs/graded.md) that was "
+            "no better than two sizes of one network side by side at power 0.25.",
+        ]
+    plain = next(row for row in ranked if row.parts == base and row.power is None)
+    if best is plain:
+        return [
+            f"Use {best.name}: no other row was better on the classes that chose. "
+            f"MAP@R {best.values['MAP@R']:.1%}, Recall@1 {best.values['Recall@1']:.1%} on others.",
+            costs,
+        ]
+    gains = []
+    for metric, more in best.more.items():
+        low, high = (100 * end for end in more.interval95)
+        gains.append(
+            f"{metric} {best.values[metric]:.1%} against {plain.values[metric]:.1%} "
+            f"({100 * more.value:+.1f}, 95 % interval {low:+.1f} to {high:+.1f})"
+        )
+    classes = best.more["MAP@R"].number
+    sentences = [
+        f"Use {best.name}: {'; '.join(gains)}, against {plain.name}, on {classes} classes that did "
+        "not choose it.",
+        costs,
+    ]
+    if best.more["MAP@R"].interval95[0] <= 0:
+        text = f"That is not clearly better than {plain.name}, which costs "
+        sentences.append(text + _priced(plain, found) + ".")
+    return sentences
+
+
+def table_cells(
+    ranked: Sequence[Ranked], base: Parts, found: Candidates
+) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and rows of the table, the best first."""
+    if not ranked[0].values:
+        heads = ["features", "other corner found", *COSTS]
+        return heads, [[row.name, f"{row.score:.1%}", *_costs(row, found)] for row in ranked]
+    heads = ["features", "MAP@R, choosing", "MAP@R", "Recall@1", "MAP@R more", *COSTS]
+    cells = []
+    for row in ranked:
+        more = row.more["MAP@R"]
+        low, high = (100 * end for end in more.interval95)
+        is_base = row.parts == base and row.power is None
+        clear = " *" if row.p <= 0.05 and not is_base else ""
+        cells.append(
+            [
+                row.name,
+                f"{row.score:.1%}",
+                f"{row.values['MAP@R']:.1%}",
+                f"{row.values['Recall@1']:.1%}",
+                "-" if is_base else f"{100 * more.value:+.1f} ({low:+.1f} to {high:+.1f}){clear}",
+                *_costs(row, found),
+            ]
+        )
+    return heads, cells
 
 
 def choice_page(

@@ -8,9 +8,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import sslpipe.evaluation.embed
-from sslpipe.cli.choose import _some
 from sslpipe.evaluation.embed import load_embeddings
-from sslpipe.export.load import load_backbone
+from sslpipe.export.candidates import sample_ids
+from sslpipe.export.load import FrozenBackbone, load_backbone
 from tests.cli.test_gallery import write_model
 
 
@@ -136,7 +136,7 @@ def test_a_candidate_that_fails_is_named_and_the_others_are_ranked(call, models,
 
 @pytest.mark.parametrize(
     ("count", "equal", "message"),
-    [(10, False, "10 images are too few"), (25, True, "the same features: are they one?")],
+    [(10, False, "10 images are too few"), (25, True, "the same features: are they equal?")],
 )
 def test_images_that_cannot_choose_are_one_line(call, models, tmp_path, count, equal, message):
     (tmp_path / "images").mkdir()
@@ -171,6 +171,22 @@ def test_another_folder_is_not_answered_with_the_first_ones_images(call, models,
     assert len(json.loads((out / "choice.json").read_text())["rows"]) == 4
 
 
+def test_a_network_that_cannot_take_a_size_is_named_and_skipped(
+    call, models, photos, tmp_path, monkeypatch
+):
+    def forward(self, images):
+        if images.shape[-1] < 20:
+            raise RuntimeError("Output size is too small")
+        return self.backbone(images)
+
+    monkeypatch.setattr(FrozenBackbone, "forward", forward)
+    words = [models[0], "--px", 16, "--px", 24, "--data", photos, "--out", tmp_path / "out"]
+    status, said, errors = call("choose", *words)
+    assert status == 2
+    assert "takes no images of 16 px here: Output size is too small" in errors
+    assert "Use small_resnet@24" in said
+
+
 @pytest.mark.parametrize(
     ("counts", "most", "classes", "each"),
     [
@@ -190,14 +206,14 @@ def test_of_too_many_images_each_class_has_its_share(counts, most, classes, each
         def __len__(self):
             return len(self.labels)
 
-    ids = _some(Rows(labels), most, 0)
+    ids = sample_ids(Rows(labels), most, 0)
     found = np.unique(labels[ids], return_counts=True)
     assert (len(found[0]), {*found[1].tolist()}) == (classes, each)
     assert (np.diff(ids) > 0).all()
-    assert np.array_equal(ids, _some(Rows(labels), most, 0))
+    assert np.array_equal(ids, sample_ids(Rows(labels), most, 0))
     if len(labels) > most:
-        assert not np.array_equal(ids, _some(Rows(labels), most, 1))
-    assert len(_some(Rows(np.full(len(labels), -1)), most, 0)) == min(most, len(labels))
+        assert not np.array_equal(ids, sample_ids(Rows(labels), most, 1))
+    assert len(sample_ids(Rows(np.full(len(labels), -1)), most, 0)) == min(most, len(labels))
 
 
 def test_a_join_and_a_source_with_a_size_keep_theirs(call, models, photos, tmp_path):

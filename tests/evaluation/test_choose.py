@@ -13,9 +13,9 @@ from sslpipe.evaluation.choose import (
     POWERS,
     CornerViews,
     check_features,
-    from_json,
     rank_with_labels,
     rank_without_labels,
+    ranking_from,
     side_by_side,
     to_json,
     why_unlabelled,
@@ -121,8 +121,8 @@ def test_without_labels_the_candidate_that_knows_an_images_other_corner_is_first
     corners, features = {}, {}
     for name, noise in (("blind", 5.0), ("seeing", 0.3), ("weak", 1.5)):
         noisy = [content + noise * torch.randn(60, DIM, generator=draw) for _ in range(3)]
-        corners[name] = torch.stack(noisy[:2])
         features[name] = rows_of(noisy[2], torch.full((60,), -1))
+        corners[name] = features[name]._replace(features=torch.cat(noisy[:2], dim=1))
     ranked = rank_without_labels(features, corners, [("blind",), ("weak",), ("seeing",)])
     assert [row.parts for row in ranked] == [("seeing",), ("weak",), ("blind",)]
     assert ranked[0].score == 1.0
@@ -150,19 +150,29 @@ def test_corners_are_crops_of_the_image_with_half_of_what_the_view_sees():
     assert corners.reduced(torch.arange(4.0)[:, None]).tolist() == [[0.0, 2.0], [1.0, 3.0]]
 
 
-def test_a_ranking_is_the_same_when_it_is_read_again():
-    ranked = rank_with_labels(planted(), [("good",), ("dead",)])
-    assert from_json(json.loads(json.dumps(to_json(ranked)))) == ranked
+def test_a_ranking_is_read_again_only_where_it_is_of_the_same_things(tmp_path):
+    ranked, identity = rank_with_labels(planted(), [("good",), ("dead",)]), {"sets": [("good",)]}
+    tree, file = to_json(ranked, identity), tmp_path / "choice.json"
+    assert ranking_from(file, identity) == []
+    for rows in ([{"parts": 3}], 3, [{**tree["rows"][0], "score": "high"}]):
+        file.write_text(json.dumps({**tree, "rows": rows}))
+        assert ranking_from(file, identity) == []
+    file.write_text(json.dumps(tree))
+    assert ranking_from(file, identity) == ranked
+    assert ranking_from(file, {"sets": [("dead",)]}) == []
 
 
 def test_what_cannot_be_ranked_is_said_in_one_line():
     features = planted()
+    few = features["good"].rows(torch.arange(10))
     with pytest.raises(DataError, match=r"^10 images are too few.*give 20 or more$"):
-        check_features("good", features["good"].rows(torch.arange(10)))
+        check_features("good", few, few)
     one = features["good"]._replace(features=torch.ones(240, DIM))
     with pytest.raises(DataError, match="gives all 240 images the same features"):
-        check_features("lite0@96", one)
-    check_features("good", features["good"])
+        check_features("lite0@96", one, one)
+    with pytest.raises(DataError, match="good reads other images than the first"):
+        check_features("good", features["good"], few)
+    check_features("good", features["good"], features["dead"])
     assert why_unlabelled(np.array([0, 0, 1, 1, 2, 2, 3, 3])) is None
     assert "3 classes have two images" in why_unlabelled(np.array([0, 0, 1, 1, 2, 2, 3, -1, -1]))
 

@@ -20,9 +20,11 @@ from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.sgd_probe import TrainingView
 from sslpipe.export import write
 from sslpipe.export.initial import open_init, with_init
-from sslpipe.export.join import join
-from sslpipe.export.load import load_backbone
+from sslpipe.export.join import at_size, join
+from sslpipe.export.load import freeze, load_backbone
+from sslpipe.models.backbones import build_backbone
 from sslpipe.recipe import load_recipe
+from sslpipe.recipe.base import Component
 from sslpipe.weights.source import parse_source
 from tests.export.test_write import ReadHere
 from tests.helpers.dataset import write_dataset
@@ -156,6 +158,21 @@ def test_a_size_of_an_export_is_that_of_the_weights(files, pictures, tmp_path, m
                                    .encode(pictures))  # fmt: skip
 
 
+def test_another_size_resizes_tables_and_keeps_all_other_tensors():
+    component = Component(kind=VIT, embedding_dim=8)
+    network = randomised(build_backbone(component, crop_px=64), 3)
+    model = freeze(network, component, EvalView(64, 64), {"evaluation": [], "name": "x"})
+    sized = at_size(model, 96, "x@96")
+    before, after = model.backbone.state_dict(), sized.backbone.state_dict()
+    changed = [key for key in before if before[key].shape != after[key].shape]
+    assert changed == ["network.pos_embed"]
+    assert all(torch.equal(before[key], after[key]) for key in before if key not in changed)
+    table = after[changed[0]][0, -36:]  # a patch has 16 px
+    assert torch.allclose(table.mean(), before[changed[0]][0, -16:].mean(), atol=0.02)
+    assert sized(torch.zeros(1, 3, 96, 96)).shape == (1, 8)
+    assert sized.config.facts == {"name": "x"}  # numbers were of the other size
+
+
 def test_what_a_source_means(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a+b.pth", "a.pth", "b.pth", "c@64.pth"):
@@ -207,6 +224,9 @@ def test_what_cannot_be_joined_or_trained_is_refused(files, tmp_path):
         {"parts": [[0, 0]] * 17},
         {"parts": []},
         {"sides": [64, 64]},
+        {"parts": [[0, 0]]},  # the other view is nobody's
+        {"networks": [{"kind": "join", "crop_px": 64}]},
+        {"networks": [{"kind": "timm/test_resnet", "crop_px": 64}] * 17},
         {"networks": 3},
         {"networks": [{"kind": "timm/test_resnet"}]},
     ],

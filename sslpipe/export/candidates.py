@@ -1,0 +1,195 @@
+"""Candidates of `sslpipe choose`: networks at sizes, what they cost, and their kept features."""
+
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.errors import DataError, UserError, one_line
+from sslpipe.evaluation.choose import Parts
+from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
+from sslpipe.evaluation.features import Progress, data_metadata, saved_embeddings
+from sslpipe.export.load import FrozenBackbone, load_backbone
+from sslpipe.models.backbones import JOIN
+from sslpipe.random import permutation
+from sslpipe.weights.source import parse_source
+
+FEW = 8  # images of a class that are kept whole
+TIMED = 8  # images of the forward pass that is timed
+
+
+class Candidate(NamedTuple):
+    """A network at a size.
+
+    Args:
+        name: Of its rows: the architecture or run, and the size.
+        source: SOURCE or SOURCE@PX, as `load_backbone` takes it.
+        model: As it was loaded, on the device.
+        ms: Milliseconds that the network takes for an image on this device.
+        megabytes: Of its weights.
+    """
+
+    name: str
+    source: str
+    model: FrozenBackbone
+    ms: float
+    megabytes: float
+
+    @property
+    def identity(self) -> tuple[str, dict[str, Any]]:
+        """Weights and view: what makes two candidates one."""
+        return self.model.config.weights_sha256, self.model.view.config()
+
+
+def at_sizes(source: str, px: Sequence[int]) -> list[str]:
+    """Return a source at each size; one that names its own, and a join, as it is."""
+    parsed = parse_source(source)
+    own = not px or parsed.px is not None or parsed.scheme == JOIN
+    return [source] if own else [f"{source}@{size}" for size in px]
+
+
+def load_candidate(source: str, taken: Collection[Candidate], device: str) -> Candidate:
+    """Load a candidate and take its time.
+
+    Raises:
+        UserError: It cannot be read, takes no images of this size, is whitened, or is one of
+            `taken` again.
+    """
+    model = load_backbone(source)
+    if model.whitening is not None:
+        raise UserError("it is whitened; name what it was made from")
+    name = f"{model.name}@{model.view.crop_px}"
+    if any(name == other.name for other in taken):
+        name = f"{name} of {source}"
+    tensors = model.backbone.state_dict().values()
+    megabytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6
+    one = Candidate(name, source, model.to(device), 0.0, megabytes)
+    for other in taken:
+        if one.identity == other.identity:
+            raise UserError(f"it is {other.name} again: the same weights and view")
+    return one._replace(ms=_milliseconds(one, device))
+
+
+@torch.no_grad()
+def _milliseconds(one: Candidate, device: str) -> float:
+    """Time the network on black images, the fastest of three passes. Raises: UserError."""
+    view, times = one.model.view, []
+    images = torch.zeros(TIMED, *view.image_shape, device=device)
+    images = images.contiguous(memory_format=torch.channels_last)
+    try:
+        for _ in range(3):
+            started = time.perf_counter()
+            float(one.model(images).sum())  # a GPU is waited for
+            times.append(time.perf_counter() - started)
+    except RuntimeError as error:  # of layers that find too few pixels, or of memory
+        raise UserError(
+            f"its network takes no images of {view.crop_px} px here: {one_line(str(error))}"
+        ) from error
+    return 1000 * min(times) / TIMED
+
+
+def sample_ids(rows: Split, most: int, seed: int) -> NDArray[np.int64]:
+    """Choose sample ids, sorted: all, or up to `most`.
+
+    Of a large class as many as all can have, but FEW or more; then random classes, and last images
+    of no class.
+    """
+    if len(rows) <= most:
+        return np.arange(len(rows), dtype=np.int64)
+    shuffled = permutation(len(rows), seed, 2)
+    labels = rows.labels[shuffled]
+    labelled = shuffled[labels >= 0]
+    known, of_class, counts = np.unique(
+        labels[labels >= 0], return_inverse=True, return_counts=True
+    )
+    cap = max(FEW, most // max(1, len(known)))
+    # each image's place in its class, in the order of the shuffle
+    by_class = np.argsort(of_class, kind="stable")
+    place = np.empty_like(by_class)
+    place[by_class] = np.arange(len(by_class)) - np.repeat(np.cumsum(counts) - counts, counts)
+    # classes in random order, as long as they fit
+    order = permutation(len(known), seed, 3)
+    kept = np.zeros(len(known), bool)
+    kept[order[np.cumsum(np.minimum(counts, cap)[order]) <= most]] = True
+    own = labelled[kept[of_class] & (place < cap)]
+    return np.sort(np.concatenate([own, shuffled[labels < 0][: most - len(own)]]))
+
+
+def embed_kept(
+    one: Candidate,
+    view: EvalView,
+    index: DatasetIndex,
+    split: Split,
+    ids: NDArray[np.int64],
+    folder: Path,
+    *,
+    progress: Progress,
+    say: Callable[[str], None],
+    **options: Any,
+) -> tuple[Embeddings, str]:
+    """Embed some images by a candidate, or read the features that an earlier call kept.
+
+    Args:
+        one: The network.
+        view: Its own, or `CornerViews` of it.
+        index: The data set.
+        split: Of it.
+        ids: (n,) the samples, sorted.
+        folder: Of the files, one for all that decides the features.
+        progress: Makes the progress bar.
+        say: Called where a kept file is damaged; it is made anew.
+        options: batch_size, num_workers, device and on_bad of `embed`.
+
+    Returns:
+        The features, and a hash of all that decides them.
+    """
+    identity = {
+        "backbone_sha256": one.model.config.weights_sha256,
+        "backbone": one.model.config.backbone.model_dump(),
+        "view": view.config(),
+        **data_metadata(index, split.name),
+        "ids": hashlib.sha256(ids.tobytes()).hexdigest(),
+    }
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    file = folder / f"{key[:16]}.safetensors"
+    try:
+        if (known := saved_embeddings(file, identity, split, whole=False)) is not None:
+            return known, key
+    except DataError as error:
+        say(str(error))
+    title = one.name if view is one.model.view else f"{one.name}: corners"
+    with progress(title, len(ids)) as advance:
+        made = embed(
+            one.model.backbone,
+            view,
+            split,
+            ids=ids,
+            canvas_px=view.canvas_px,
+            progress=advance,
+            network=one.name,
+            **options,
+        )
+    save_embeddings(file, made, identity)
+    return made, key
+
+
+def rows_to_rank(found: Iterable[Candidate]) -> list[Parts]:
+    """Return each candidate; then joins of a network's sizes, and of two at their largest."""
+    candidates = [*found]
+    by_weights: dict[str, list[Candidate]] = {}
+    for one in candidates:
+        if one.model.config.backbone.kind != JOIN:  # which stands beside no other
+            by_weights.setdefault(one.model.config.weights_sha256, []).append(one)
+    sizes = [sorted(own, key=lambda each: each.model.view.crop_px) for own in by_weights.values()]
+    joins = [(own[0].name, own[-1].name) for own in sizes if len(own) > 1]
+    joins += [(a[-1].name, b[-1].name) for a, b in itertools.combinations(sizes, 2)]
+    return [*((one.name,) for one in candidates), *joins]
