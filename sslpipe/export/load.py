@@ -17,7 +17,13 @@ from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
 from sslpipe.export.join import at_size, join
 from sslpipe.export.model import Config, FrozenBackbone, freeze
-from sslpipe.models.backbones import JoinedBackbone, build_backbone
+from sslpipe.models.backbones import (
+    JOIN,
+    Backbone,
+    JoinedBackbone,
+    build_backbone,
+    build_joined,
+)
 from sslpipe.models.limits import check_side, within_memory
 from sslpipe.models.simclr import build_projector
 from sslpipe.models.state import module_sha256
@@ -144,7 +150,11 @@ def _load_export(path: Path) -> FrozenBackbone:
         bare = nested and "architecture" in tree  # the keys are those of timm's network
         config = Config.model_validate(tree[SSLPIPE_KEY] if nested else tree)
         with within_memory("backbone"), made_with(config.facts.get("plugins")):
-            backbone = build_backbone(config.backbone, crop_px=config.crop_px)
+            if config.backbone.kind == JOIN:  # many networks: judged by the file, one by one
+                most = (path / "model.safetensors").stat().st_size  # a number has a byte or more
+                backbone: Backbone = build_joined(config.backbone.arguments, most)
+            else:
+                backbone = build_backbone(config.backbone, crop_px=config.crop_px)
         if backbone.num_features != config.num_features:
             raise ExportError(
                 f"{path}/config.json: num_features = {config.num_features}, but its backbone has "

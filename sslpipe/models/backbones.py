@@ -128,7 +128,7 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
             "anew: name the weights that it was made from"
         )
     if component.kind == JOIN:
-        return _build_joined(component.arguments)
+        return build_joined(component.arguments)
     arguments = component.arguments
     embedding_dim = arguments.pop("embedding_dim", None)
     embedding_dim = typed(Positive | None, embedding_dim, "backbone.embedding_dim")
@@ -163,19 +163,32 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     return backbone
 
 
-def _build_joined(arguments: dict[str, Any]) -> JoinedBackbone:
-    """Build a join: `networks`, a kind, crop_px and arguments each; `parts`; `sides`."""
+def build_joined(arguments: dict[str, Any], most_numbers: int | None = None) -> JoinedBackbone:
+    """Build the networks of a join, one after the other.
+
+    Args:
+        arguments: `networks`, a kind, crop_px and arguments each; `parts`; `sides`.
+        most_numbers: What their tensors may hold together, as far as the weights are known.
+
+    Raises:
+        RecipeError: There are no arguments: a recipe names a join.
+        ValueError: The networks are larger, or the parts do not fit them.
+    """
     if not arguments:
         raise RecipeError(
             "backbone.kind = 'join': several networks side by side are embedded with, not trained; "
             "name one of them"
         )
     networks: list[Backbone] = []
+    numbers = 0
     for tree in arguments["networks"]:
-        if tree["kind"] == JOIN or len(networks) == MOST_PARTS:
-            raise ValueError(f"a join is of up to {MOST_PARTS} networks, none of them a join")
         crop_px = tree.pop("crop_px")
         networks.append(build_backbone(Component.model_validate(tree), crop_px=crop_px))
+        numbers += sum(tensor.numel() for tensor in networks[-1].state_dict().values())
+        if most_numbers is not None and numbers > most_numbers:  # before the next is built
+            raise ValueError(
+                f"its networks have {numbers:,} numbers, and the file {most_numbers:,}"
+            )
     return JoinedBackbone(networks, arguments["parts"], arguments["sides"])
 
 

@@ -226,6 +226,7 @@ def test_what_cannot_be_joined_or_trained_is_refused(files, tmp_path):
         {"sides": [64, 64]},
         {"parts": [[0, 0]]},  # the other view is nobody's
         {"networks": [{"kind": "join", "crop_px": 64}]},
+        {"networks": [{"kind": "timm/vit_base_patch16_224", "crop_px": 224}] * 200},  # 70 GB
         {"networks": [{"kind": "timm/test_resnet", "crop_px": 64}] * 17},
         {"networks": 3},
         {"networks": [{"kind": "timm/test_resnet"}]},
