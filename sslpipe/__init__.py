@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sslpipe.augment.two_views import TwoViews
     from sslpipe.data.index import load_index
     from sslpipe.evaluation.knn import knn
+    from sslpipe.evaluation.search import ImageSearch
     from sslpipe.export.load import load_backbone
     from sslpipe.export.write import export_backbone
     from sslpipe.losses import DCLLoss, HardNegativeLoss, MoCoLoss, NTXentLoss, SupConLoss
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DCLLoss",
     "HardNegativeLoss",
+    "ImageSearch",
     "MoCoLoss",
     "NTXentLoss",
     "SupConLoss",
@@ -42,6 +44,7 @@ _LOSSES = ("DCLLoss", "HardNegativeLoss", "MoCoLoss", "NTXentLoss", "SupConLoss"
 _HOMES = {
     **dict.fromkeys(_LOSSES, "losses"),
     "TwoViews": "augment.two_views",
+    "ImageSearch": "evaluation.search",
     "export_backbone": "export.write",
     "knn": "evaluation.knn",
     "load_backbone": "export.load",

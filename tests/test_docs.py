@@ -23,8 +23,8 @@ PAGES = [
     *(ROOT / "slurm" / "README.md", *sorted((ROOT / "docs").glob("*.md"))),
 ]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
-# of their Python: a test below, test_extending.py, export/test_formats.py
-OWN_TESTS = ("README.md", "docs/extending.md", "docs/export.md")
+# of their Python: a test below, test_extending.py, export/test_formats.py, cli/test_search.py
+OWN_TESTS = ("README.md", "docs/extending.md", "docs/export.md", "docs/search.md")
 ATTRIBUTES = ("backbone.projector",)  # of Python, which read like settings
 SECTIONS = (
     "augment|backbone|data|embedding|loss|miner|momentum|optim|pairs|projector|queue|run|sampler"

@@ -1,0 +1,102 @@
+"""`sslpipe search`: the images nearest to an image, in what `sslpipe embed` has written."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sslpipe.cli.inputs import check_features, check_file, check_model, find_images, open_data
+from sslpipe.cli.options import SOURCES, Checkpoint, Device, Weights, argument, option
+from sslpipe.cli.terminal import new_app, say, say_weights
+from sslpipe.errors import UserError, one_line
+from sslpipe.portable import write_atomically
+
+app = new_app()
+
+
+@app.command(
+    epilog="Examples: sslpipe search out/all.safetensors query.jpg --model out/backbone --data "
+    "out/photos/dataset.json | sslpipe search shoes.safetensors,bags.safetensors QUERIES --model "
+    'out/backbone --data out/shoes --data out/bags --where "vendor = A" --out found.html'
+)
+def main(
+    features: Annotated[str, argument("A file of `sslpipe embed`; several joined by commas.")],
+    images: Annotated[list[Path], argument("Images to search for, or folders of images.")],
+    model: Annotated[Path, option(f"What made the features: a run, {SOURCES}, or model.onnx.")],
+    data: Annotated[
+        list[str],
+        option("The data set of the features, dataset.json: of all files, or one --data a file."),
+    ],
+    top: Annotated[int, option("Images to show for each query.", min=1)] = 10,
+    where: Annotated[
+        str, option('Search only among these, by their columns: "vendor = A and year >= 2024".')
+    ] = "",
+    expand: Annotated[
+        int, option("Search again for the query and this many first neighbours.", min=0)
+    ] = 0,
+    as_json: Annotated[bool, option("Print JSON instead of lines.", "--json")] = False,
+    out: Annotated[Path | None, option("Write a page of thumbnails, such as found.html.")] = None,
+    checkpoint: Checkpoint = None,
+    weights: Weights = None,
+    device: Device = "auto",
+) -> None:
+    """Show the images nearest to an image, in what `embed` has written.
+
+    A line each: query, place, score, sample, name, class. The search is exact. The features file is
+    the index: embed new images as a data set of their own, and name both files.
+    """
+    check_model(model)
+    files = [Path(features)] if Path(features).exists() else list(map(Path, features.split(",")))
+    check_features(files)
+    if len(data) not in (1, len(files)):
+        raise UserError(f"--data names {len(data)} data sets for {len(files)} files of features")
+    places = data if len(data) == len(files) else data * len(files)
+    indexes = [open_data(place) for place in places]
+    queries = [path for name in images for path in (find_images(name) if name.is_dir() else [name])]
+    if out is not None:
+        check_file(out)
+
+    from sslpipe.cli.embed import features_metadata
+    from sslpipe.distributed import pick_device
+    from sslpipe.evaluation.search import ImageSearch
+    from sslpipe.export.load import load_backbone
+
+    search = ImageSearch(*zip(files, places, strict=True))
+    backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
+    say_weights(backbone)
+    made_by = features_metadata(backbone, backbone.view, indexes[0], search.splits[0].name)
+    search.check_network(made_by)
+    rows = backbone.to(pick_device(device, f"--device {device}")).encode(queries)
+    found = search.find(rows, top, where=where, expand=expand)
+    keys = [[search.key(hit) for hit in hits] for hits in found]
+    lines = [
+        {
+            "query": str(query),
+            "place": place,
+            "score": round(hit.score, 6),
+            "data": places[hit.part],
+            "split": search.splits[hit.part].name,
+            "id": hit.id,
+            "name": name,
+            "class": _class(indexes[hit.part].manifest.classes, hit.label),
+        }
+        for query, hits, names in zip(queries, found, keys, strict=True)
+        for place, (hit, name) in enumerate(zip(hits, names, strict=True), 1)
+    ]
+    if as_json:
+        typer.echo(json.dumps(lines, indent=1))
+    else:
+        for line in lines:
+            sample = f"{line['split']}:{line['id']}"
+            cells = line["query"], line["place"], f"{line['score']:.4f}", sample, line["name"]
+            typer.echo("\t".join(one_line(str(cell)) for cell in (*cells, line["class"] or "-")))
+    if out is not None:
+        from sslpipe.report.search import search_page
+
+        write_atomically(out, search_page(search, queries, found, keys))
+        say(f"{out}: open it in a browser")
+
+
+def _class(names: list[str], label: int) -> str | None:
+    return None if label < 0 else names[label] if label < len(names) else str(label)

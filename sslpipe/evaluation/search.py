@@ -1,0 +1,164 @@
+"""Search by image: the nearest images of what `sslpipe embed` has written.
+
+A features file is the index: rows of one network, with the ids of their samples. New images are a
+data set and a features file of their own, searched together with the others.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sslpipe.data.index import Split
+from sslpipe.data.reader import Reader
+from sslpipe.errors import DataError, UserError
+from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
+from sslpipe.evaluation.features import split_of_file
+from sslpipe.evaluation.neighbours import nearest
+from sslpipe.evaluation.selection import parse_conditions, select
+
+KEY_WINDOW_BYTES = 2**20  # read of a shard for a sample's key
+
+
+class Hit(NamedTuple):
+    """An image that was found.
+
+    Args:
+        score: Cosine with the query in [-1, 1]; with `expand`, with the expanded query.
+        part: Place of its features file.
+        id: Of the sample in its split.
+        label: Of the sample; -1 for none.
+    """
+
+    score: float
+    part: int
+    id: int
+    label: int
+
+
+class ImageSearch:
+    """Search features files together; the answers are exact, ties by file, then row.
+
+    Args:
+        files: Each with the data set that it was embedded from, a path or a URL.
+
+    Attributes:
+        facts: What the files say of their network and view.
+        splits: The split of each file.
+
+    Raises:
+        DataError: A file is damaged, of another data set, or of another network or view than the
+            first one.
+    """
+
+    def __init__(self, *files: tuple[str | Path, str]) -> None:
+        self.splits: list[Split] = []
+        self._rows: list[Embeddings] = []
+        for path, data in files:
+            rows, facts = load_embeddings(path)
+            if self.splits:
+                check_comparable(self.facts, facts)
+            else:
+                self.facts = facts
+            self.splits.append(split_of_file(data, Path(path), rows, facts))
+            self._rows.append(rows)
+        if not self.splits:
+            raise UserError("no features file to search; write one with `sslpipe embed`")
+
+    def check_network(self, facts: Mapping[str, Any]) -> None:
+        """Raise DataError where queries of this network, view and whitening are of another kind."""
+        for key in ("backbone_sha256", "view", "whitening_sha256"):
+            if facts.get(key) != self.facts.get(key):
+                raise DataError(
+                    f"the features differ from the queries' in {key}: {self.facts.get(key)} and "
+                    f"{facts.get(key)}; name the model that they were embedded with, or embed again"
+                )
+
+    def __len__(self) -> int:
+        return sum(len(rows.ids) for rows in self._rows)
+
+    def find(
+        self, queries: Tensor, top: int = 10, *, where: str = "", expand: int = 0, alpha: float = 3
+    ) -> list[list[Hit]]:
+        """Return the nearest images of each query, best first.
+
+        Args:
+            queries: (Q, F), of the network and the view of the files, any scale.
+            top: How many images, or all where there are fewer.
+            where: Only these, by their columns: "vendor = A and shot_at >= 2024-05-01".
+            expand: Search again for the sum of the query and this many of its first neighbours,
+                each weighted by its cosine to the power `alpha` (0 where it is negative). 0: do
+                not.
+            alpha: At least 0.
+
+        Raises:
+            UserError: The queries do not fit, or no image does.
+
+        Source:
+            Alpha query expansion: Radenovic, Tolias and Chum 2018, arXiv:1711.02512, section 3.2.
+        """
+        width = self._rows[0].features.shape[1]
+        if queries.ndim != 2 or queries.shape[1] != width or not bool(queries.isfinite().all()):
+            raise UserError(f"queries are {tuple(queries.shape)}, not finite rows of {width}")
+        if top < 1 or expand < 0 or alpha < 0:
+            raise UserError(f"top = {top}, expand = {expand}, alpha = {alpha}: negative, or no row")
+        kept = self._where(where)
+        if expand:
+            near = self._nearest(queries, expand, kept)
+            queries = torch.stack(
+                [self._expanded(*each, alpha) for each in zip(queries, near, strict=True)]
+            )
+        return [
+            [Hit(score, part, *self._sample(part, row)) for score, part, row in each]
+            for each in self._nearest(queries, top, kept)
+        ]
+
+    def key(self, hit: Hit) -> str:
+        """Read the name that the image has in its shard."""
+        return Reader(self.splits[hit.part], window_bytes=KEY_WINDOW_BYTES).one(hit.id).key
+
+    def _where(self, text: str) -> list[Tensor | None]:
+        """Rows of each file for which the conditions hold; None: all."""
+        if not text:
+            return [None] * len(self.splits)
+        conditions = parse_conditions(text)
+        chosen = [
+            torch.from_numpy(np.flatnonzero(select(conditions, split, rows.ids.numpy())))
+            for split, rows in zip(self.splits, self._rows, strict=True)
+        ]
+        if not any(map(len, chosen)):
+            raise DataError(f"no image fits {text!r}; leave a condition out")
+        return list(chosen)
+
+    def _nearest(
+        self, queries: Tensor, top: int, kept: Sequence[Tensor | None]
+    ) -> list[list[tuple[float, int, int]]]:
+        """(score, file, row) of the best of all files, for each query."""
+        found: list[list[tuple[float, int, int]]] = [[] for _ in queries]
+        for part, (rows, some) in enumerate(zip(self._rows, kept, strict=True)):
+            bank = rows.features if some is None else rows.features[some]
+            if not len(bank):
+                continue
+            near = nearest(bank, queries.cpu().float(), min(top, len(bank)))
+            places = near.indices if some is None else some[near.indices]
+            for query, pairs in enumerate(
+                zip(near.similarities.tolist(), places.tolist(), strict=True)
+            ):
+                found[query] += [(score, part, row) for score, row in zip(*pairs, strict=True)]
+        return [sorted(each, key=lambda hit: (-hit[0], *hit[1:]))[:top] for each in found]
+
+    def _expanded(self, query: Tensor, near: list[tuple[float, int, int]], alpha: float) -> Tensor:
+        """The query and its neighbours as one row (F,), each of length 1 and weighted."""
+        total = F.normalize(query.double(), dim=0)
+        for score, part, row in near:
+            weight = max(score, 0.0) ** alpha
+            total = total + weight * F.normalize(self._rows[part].features[row].double(), dim=0)
+        return total.float()
+
+    def _sample(self, part: int, row: int) -> tuple[int, int]:
+        rows = self._rows[part]
+        return int(rows.ids[row]), int(rows.labels[row])

@@ -1,0 +1,90 @@
+"""`sslpipe search`: an image finds itself and its like, as lines, JSON and a page."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.test_gallery import write_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"), seed=0)
+
+
+@pytest.fixture
+def shop(call, model, tmp_path):
+    """Pictures of three patterns in class folders, their shards and features."""
+    rng = np.random.default_rng(0)
+    for name in ("ann", "bob", "<cy>"):
+        pattern = rng.integers(0, 200, (20, 24, 3))
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(3):
+            noisy = (pattern + rng.integers(0, 20, pattern.shape)).astype(np.uint8)
+            Image.fromarray(noisy).save(tmp_path / "photos" / name / f"{number}.png")
+    root = ("--root", tmp_path / "photos", "--folder-levels", "who")
+    assert call("shards", "build", tmp_path / "data", "--split", "all", *root)[0] == 0
+    words = "--data", tmp_path / "data", "--split", "all", "--out", tmp_path / "all.safetensors"
+    assert call("embed", model, *words)[0] == 0
+    return tmp_path
+
+
+def test_an_image_finds_itself_then_its_class(call, shop, model):
+    query = shop / "photos/bob/1.png"
+    words = ["search", shop / "all.safetensors", query, "--model", model, "--data", shop / "data"]
+    status, said, errors = call(*words, "--top", 3, "--out", shop / "found.html")
+    assert status == 0, errors
+    lines = [line.split("\t") for line in said.splitlines()]
+    assert [line[1] for line in lines] == ["1", "2", "3"]
+    assert [line[5] for line in lines] == ["bob"] * 3
+    assert lines[0][2] == "1.0000"
+    page = (shop / "found.html").read_text()
+    assert page.count("data:image/png") == 4  # the query and three images
+    tree = json.loads(call(*words, "--top", 3, "--json")[1])
+    assert [f"all:{one['id']}" for one in tree] == [line[3] for line in lines]
+    status, said, _ = call(*words, "--where", "who = '<cy>'", "--out", shop / "found.html")
+    assert (status, {line.split("\t")[5] for line in said.splitlines()}) == (0, {"<cy>"})
+    assert "<cy>" not in (shop / "found.html").read_text()  # escaped
+
+
+def test_mistakes_are_one_line(call, shop, model, tmp_path):
+    features, data = shop / "all.safetensors", shop / "data"
+    query, other = shop / "photos/bob/1.png", tmp_path / "other"
+    other.mkdir()
+    write_model(other, seed=1)
+    (shop / "text.png").write_text("no image")
+    usual = {"--model": model, "--data": data}
+    for words, options, named in (
+        ([features, query], {"--model": other}, "backbone_sha256"),
+        ([shop / "none.safetensors", query], {}, "there is no such file"),
+        ([features, shop / "text.png"], {}, "text.png"),
+        ([features, shop / "gone.png"], {}, "gone.png"),
+        ([features, query], {"--where": "colour = red"}, "no column 'colour'"),
+        ([f"{features},{features},{features}", query, "--data", data], {}, "--data names 2"),
+    ):
+        given = [word for pair in {**usual, **options}.items() for word in pair]
+        status, said, errors = call("search", *words, *given)
+        assert (status, said) == (2, "")
+        (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+        assert named in line
+
+
+def test_the_python_of_the_page_runs(call, shop, model, monkeypatch, capsys):
+    (shop / "out").mkdir()
+    (shop / "runs").mkdir()
+    (shop / "data").rename(shop / "out/photos")
+    (shop / "all.safetensors").rename(shop / "out/photos.safetensors")
+    shutil.copytree(model, shop / "runs/photos")
+    shutil.copy(shop / "photos/bob/1.png", shop / "query.jpg")
+    monkeypatch.chdir(shop)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/search.md").read_text(), re.DOTALL)
+    exec(code, {"__name__": "page"})
+    first, *others = capsys.readouterr().out.splitlines()
+    assert (first[:6], len(others)) == ("1.000 ", 4)

@@ -1,0 +1,99 @@
+"""Search over features files against a float64 loop: scores, order, conditions, expansion."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from sslpipe.errors import DataError, UserError
+from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from sslpipe.evaluation.features import data_metadata
+from sslpipe.evaluation.search import ImageSearch
+from tests.helpers.columns import add_columns
+from tests.helpers.dataset import write_dataset
+
+THEMES = ["a", "b", None, "a", "b", "c", "a"]
+FACTS = {"backbone_sha256": "0" * 64, "view": {"crop_px": 16}}
+
+
+def write_part(folder, seed, themes=THEMES, **facts):
+    """A data set of seven samples with a column, and a features file; the rows as float64."""
+    index = add_columns(write_dataset(folder, (3, 4)), theme=themes)
+    draws = np.random.default_rng(seed)
+    features = torch.from_numpy(draws.normal(size=(7, 6)) + 1).float()
+    order = torch.from_numpy(draws.permutation(7))  # rows may stand in any order of ids
+    rows = Embeddings(features, torch.arange(7)[order] % 2, order)
+    path = folder / "features.safetensors"
+    save_embeddings(path, rows, {**FACTS, **data_metadata(index, "train"), **facts})
+    return path, str(folder / "dataset.json"), rows
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    return [write_part(tmp_path_factory.mktemp("data"), seed) for seed in (0, 1)]
+
+
+def by_loops(parts, query, top, kept=lambda theme: True):
+    """All cosines one by one, sorted: the oracle."""
+    found = []
+    for part, (_, _, rows) in enumerate(parts):
+        for row, sample in enumerate(rows.ids.tolist()):
+            if not kept(THEMES[sample]):
+                continue
+            other = rows.features[row].double()
+            cosine = float(query @ other / (query.norm() * other.norm()))
+            found.append((cosine, part, sample, int(rows.labels[row])))
+    return sorted(found, key=lambda hit: -hit[0])[:top]
+
+
+@pytest.mark.parametrize("top", [1, 5, 14, 99])
+@pytest.mark.parametrize("where", ["", "theme = a", "theme in b, c"])
+def test_the_nearest_of_all_files_are_those_of_a_loop_over_all_cosines(parts, top, where):
+    search = ImageSearch(*(part[:2] for part in parts))
+    assert len(search) == 14
+    queries = torch.randn(4, 6, generator=torch.Generator().manual_seed(2)) + 1
+    allowed = {"": THEMES, "theme = a": ["a"], "theme in b, c": ["b", "c"]}[where]
+    for query, hits in zip(queries, search.find(queries, top, where=where), strict=True):
+        expected = by_loops(parts, query.double(), top, lambda theme: theme in allowed)
+        assert [hit[1:] for hit in hits] == [hit[1:] for hit in expected]
+        np.testing.assert_allclose([h.score for h in hits], [h[0] for h in expected], atol=1e-6)
+
+
+def test_expansion_searches_for_the_weighted_sum_of_the_first_neighbours(parts):
+    search = ImageSearch(*(part[:2] for part in parts))
+    query = torch.tensor([[-0.5, 2.0, 0.1, 1.0, -1.0, 0.3]])
+    total = query[0].double() / query[0].double().norm()
+    for cosine, part, sample, _ in by_loops(parts, query[0].double(), 3):
+        rows = parts[part][2]
+        other = rows.features[rows.ids == sample][0].double()
+        total += max(cosine, 0) ** 2.5 * other / other.norm()
+    (hits,) = search.find(query, 6, expand=3, alpha=2.5)
+    expected = by_loops(parts, total, 6)
+    assert [hit[1:] for hit in hits] == [hit[1:] for hit in expected]
+    np.testing.assert_allclose([h.score for h in hits], [h[0] for h in expected], atol=1e-6)
+
+
+def test_what_does_not_fit_is_named(parts, tmp_path):
+    search = ImageSearch(parts[0][:2])
+    query = torch.ones(1, 6)
+    with pytest.raises(DataError, match=r"theme.*'zebra'"):
+        search.find(query, where="theme = zebra")
+    with pytest.raises(DataError, match="no image fits"):
+        search.find(query, where="theme = a and theme = b")
+    with pytest.raises(DataError, match="no column 'colour'"):
+        search.find(query, where="colour = red")
+    for wrong in (torch.ones(1, 5), torch.ones(6), torch.full((1, 6), torch.nan)):
+        with pytest.raises(UserError, match="queries are"):
+            search.find(wrong)
+    with pytest.raises(UserError, match="no features file"):
+        ImageSearch()
+    other = write_part(tmp_path, 3, [None, *THEMES[1:]], backbone_sha256="1" * 64)
+    with pytest.raises(DataError, match="differ in backbone_sha256"):
+        ImageSearch(parts[0][:2], other[:2])
+    with pytest.raises(DataError, match="was not embedded from"):
+        ImageSearch((parts[0][0], other[1]))
+    search.check_network(json.loads(json.dumps(FACTS)))
+    for key in FACTS:
+        with pytest.raises(DataError, match=f"differ from the queries' in {key}"):
+            search.check_network({**FACTS, key: None})
