@@ -1,7 +1,55 @@
 """Softmax losses whose margin follows training, the image's quality, or the cosines themselves."""
 
-from sslpipe.metric_learning.heads.margin_softmax import MarginSoftmax
-from sslpipe.metric_learning.heads.margins import Adaptive, CircleMargins, Curricular
+import math
+
+import torch
+from torch import Tensor, nn
+
+from sslpipe.distributed import all_gather_rows
+from sslpipe.metric_learning.heads.fixed_margins import AdditiveMargins
+from sslpipe.metric_learning.heads.margin_softmax import (
+    MarginSoftmax,
+    angle,
+    take_target,
+    with_target,
+)
+
+
+class Curricular(nn.Module):
+    """Use ArcFace's target; cos th_j > cos(th_y + margin) becomes cos th_j (t + cos th_j).
+
+    t, a buffer that starts at 0, is the running mean of the target cosines over all processes:
+    t = momentum * mean + (1 - momentum) * t, taken before it is used, in training only.
+
+    Args:
+        scale: Of the logits.
+        margin: Of the target's angle, in radians.
+        momentum: The new batch's weight; 0.01 in the released code. The paper's text puts its 0.99
+            on the new batch, which would make it no average.
+
+    Source:
+        Huang et al. 2020, arXiv:2004.00288, eq. 5 to 7.
+    """
+
+    t: Tensor
+
+    def __init__(self, scale: float, margin: float, momentum: float) -> None:
+        super().__init__()
+        self.arc = AdditiveMargins(1.0, 1.0, margin, 0.0, "linear")
+        self.scale, self.margin, self.momentum = scale, margin, momentum
+        self.register_buffer("t", torch.zeros(()))
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
+        target = take_target(cosines, labels)
+        if self.training:
+            targets = all_gather_rows(target)
+            if len(targets):
+                self.t.mul_(1 - self.momentum).add_(self.momentum * targets.mean())
+        threshold = torch.cos(angle(target) + self.margin)
+        hard = cosines > threshold[:, None]  # (B, C)
+        logits = torch.where(hard, cosines * (self.t.to(cosines.dtype) + cosines), cosines)
+        return self.scale * with_target(logits, labels, self.arc.with_margin(target))
 
 
 class CurricularFace(MarginSoftmax):
@@ -34,6 +82,51 @@ class CurricularFace(MarginSoftmax):
         super().__init__(num_classes, dim, rule, focal_gamma=focal_gamma)
 
 
+class Adaptive(nn.Module):
+    """Use scale * (cos(th - margin q) - margin q - margin) for the target, q from the norm.
+
+    q = clip(h (norm - mean) / (std + 0.001), -1, 1) stands for an image's quality: a long embedding
+    gets CosFace-like margins, a short one ArcFace-like. mean and std (unbiased) are running ones
+    over all processes, without gradient, updated in training before they are used:
+    x = momentum * batch's + (1 - momentum) * x, from 20 and 100. Norms are clipped to 0.001..100.
+    The angle th - margin q is kept inside 0..pi.
+
+    Args:
+        scale: Of the logits.
+        margin: Of angle and cosine, times q.
+        h: Concentration of q.
+        momentum: The new batch's weight; 0.01 in the released code, where the paper's text has
+            0.99.
+
+    Source:
+        Kim et al. 2022 (AdaFace), arXiv:2204.00964, eq. 10 to 13; clipping and start: its code.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, scale: float, margin: float, h: float, momentum: float) -> None:
+        super().__init__()
+        self.scale, self.margin, self.h, self.momentum = scale, margin, h, momentum
+        self.register_buffer("mean", torch.tensor(20.0))
+        self.register_buffer("std", torch.tensor(100.0))
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
+        norms = norms.detach().clamp(0.001, 100)
+        if self.training:
+            all_norms = all_gather_rows(norms)
+            spread = all_norms.std() if len(all_norms) > 1 else all_norms.new_zeros(())
+            running = ((self.mean, all_norms.mean()), (self.std, spread)) if len(all_norms) else ()
+            for kept, new in running:
+                kept.mul_(1 - self.momentum).add_(self.momentum * new)
+        quality = (self.h * (norms - self.mean) / (self.std + 0.001)).clamp(-1, 1)
+        quality = quality.to(cosines.dtype)  # (B,)
+        shifted = angle(take_target(cosines, labels)) - self.margin * quality
+        target = torch.cos(shifted.clamp(0, math.pi)) - self.margin * (1 + quality)
+        return self.scale * with_target(cosines, labels, target)
+
+
 class AdaFace(MarginSoftmax):
     """Let the margin follow the image's quality, read off the embedding's length.
 
@@ -64,6 +157,33 @@ class AdaFace(MarginSoftmax):
     ) -> None:
         rule = Adaptive(scale, margin, h, momentum)
         super().__init__(num_classes, dim, rule, focal_gamma=focal_gamma)
+
+
+class CircleMargins(nn.Module):
+    """Make the softmax logits whose cross entropy is circle loss on class weights.
+
+    Negatives gamma a_n (cos - m), target gamma a_p (cos - 1 + m), with the weights
+    a_n = [cos + m]+, a_p = [1 + m - cos]+ taken without gradient.
+
+    Args:
+        gamma: Scale.
+        margin: m.
+
+    Source:
+        Sun et al. 2020, arXiv:2002.10857, eq. 6 and 8 with one positive.
+    """
+
+    def __init__(self, gamma: float, margin: float) -> None:
+        super().__init__()
+        self.gamma, self.margin = gamma, margin
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
+        m = self.margin
+        target = take_target(cosines, labels)
+        others = (cosines.detach() + m).clamp_min(0) * (cosines - m)
+        own = (1 + m - target.detach()).clamp_min(0) * (target - (1 - m))
+        return self.gamma * with_target(others, labels, own)
 
 
 class CircleSoftmax(MarginSoftmax):

@@ -1,9 +1,63 @@
 """Softmax losses whose margin stays as it is set: on the target's cosine, or on its angle."""
 
+import math
 from typing import Literal
 
-from sslpipe.metric_learning.heads.margin_softmax import Lengths, MarginSoftmax
-from sslpipe.metric_learning.heads.margins import AdditiveMargins, MultipliedAngle
+import torch
+from torch import Tensor, nn
+
+from sslpipe.metric_learning.heads.margin_softmax import (
+    Lengths,
+    MarginSoftmax,
+    angle,
+    take_target,
+    with_target,
+)
+
+
+class AdditiveMargins(nn.Module):
+    """Use scale * (cos(m1 th + m2) - m3) for the target, scale * cos th for the others.
+
+    m2 alone is ArcFace, m3 alone CosFace.
+
+    Args:
+        scale: Of all.
+        m1: A factor on the angle.
+        m2: Added to the angle, in radians.
+        m3: Taken off the cosine.
+        beyond: What the target is where m1 th + m2 > pi, and the cosine rises again: "linear" takes
+            scale * (cos th - m2 sin m2 - m3), which keeps falling (ArcFace's released code; needs
+            m1 = 1), "cosine" the formula as it stands.
+
+    Source:
+        Deng et al. 2019, arXiv:1801.07698, eq. 3 and 4.
+    """
+
+    def __init__(
+        self, scale: float, m1: float, m2: float, m3: float, beyond: Literal["linear", "cosine"]
+    ) -> None:
+        super().__init__()
+        if beyond not in ("linear", "cosine"):
+            raise ValueError(f"beyond = {beyond!r} must be 'linear' or 'cosine'")
+        if beyond == "linear" and m1 != 1:
+            raise ValueError(f"beyond = 'linear' needs m1 = 1, not {m1}; use beyond = 'cosine'")
+        self.scale, self.m1, self.m2, self.m3, self.beyond = scale, m1, m2, m3, beyond
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
+        target = take_target(cosines, labels)
+        return self.scale * with_target(cosines, labels, self.with_margin(target) - self.m3)
+
+    def with_margin(self, target: Tensor) -> Tensor:
+        """Return cos(m1 th + m2) of cos th."""
+        if self.m1 == 1 and self.m2 == 0:  # exact, without the way through the angle
+            return target
+        shifted = self.m1 * angle(target) + self.m2
+        if self.beyond == "cosine":
+            return torch.cos(shifted)
+        return torch.where(
+            shifted <= math.pi, torch.cos(shifted), target - self.m2 * math.sin(self.m2)
+        )
 
 
 class CosFace(MarginSoftmax):
@@ -118,6 +172,58 @@ class CombinedMargin(MarginSoftmax):
     ) -> None:
         rule = AdditiveMargins(scale, m1, m2, m3, "cosine")
         super().__init__(num_classes, dim, rule, focal_gamma=focal_gamma)
+
+
+class MultipliedAngle(nn.Module):
+    """Use lengths * psi(th) for the target.
+
+    psi = (-1)^k cos(m th) - 2k on [k pi / m, (k + 1) pi / m] falls from 1 to 1 - 2m over 0 to pi;
+    cos(m th) alone would rise again at pi / m. The target is (lam cos th + psi) / (1 + lam), with
+    lam = max(lam_last, lam_first / (1 + lam_decay * steps)), steps = training forwards so far.
+
+    Args:
+        m: A whole number of at least 1.
+        lam_first: At least 0. 0 is the papers' formula, 1000 what SphereFace was trained with.
+        lam_last: At least 0. 0 is the papers' formula, 5 what SphereFace was trained with.
+        lam_decay: At least 0. 0.12 is what SphereFace was trained with.
+
+    Source:
+        Liu et al. 2016 (L-Softmax), arXiv:1612.02295, eq. 5 and 6; Liu et al. 2017 (SphereFace),
+        arXiv:1704.08063, eq. 7.
+    """
+
+    steps: Tensor
+
+    def __init__(self, m: int, lam_first: float, lam_last: float, lam_decay: float) -> None:
+        super().__init__()
+        if m < 1 or m != int(m):
+            raise ValueError(f"m = {m} must be a whole number of at least 1")
+        for name, value in (
+            ("lam_first", lam_first),
+            ("lam_last", lam_last),
+            ("lam_decay", lam_decay),
+        ):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} = {value:g} must be a finite number of at least 0")
+        self.m, self.lam_first, self.lam_last, self.lam_decay = m, lam_first, lam_last, lam_decay
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
+        if self.training:
+            self.steps += 1
+        lam = max(self.lam_last, self.lam_first / (1 + self.lam_decay * int(self.steps)))
+        cos = take_target(cosines, labels)
+        target = (lam * cos + self.psi(cos)) / (1 + lam)
+        return lengths * with_target(cosines, labels, target)
+
+    def psi(self, cos: Tensor) -> Tensor:
+        """Return psi of the angle whose cosine is given, (B,) -> (B,)."""
+        k = (angle(cos.detach()) * self.m / math.pi).floor().clamp_max(self.m - 1)
+        before, multiple = torch.ones_like(cos), cos  # cos(0 th), cos(1 th)
+        for _ in range(self.m - 1):  # cos((j + 1) th) = 2 cos th cos(j th) - cos((j - 1) th)
+            before, multiple = multiple, 2 * cos * multiple - before
+        return (1 - 2 * (k % 2)) * multiple - 2 * k
 
 
 class _MultipliedAngleSoftmax(MarginSoftmax):

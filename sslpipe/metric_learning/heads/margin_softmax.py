@@ -1,4 +1,16 @@
-"""Classification losses for embeddings: a softmax of cosines that a rule changes, or plain."""
+"""Classification losses for embeddings: a softmax of cosines that a rule changes, or plain.
+
+A rule is a module `forward(cosines, labels, *, norms, lengths) -> logits`, all float32 or wider:
+
+    cosines (B, C)  cosine of each embedding and each class's weight
+    labels (B,)     int64, in 0..C-1
+    norms (B,)      lengths of the embeddings before they were normalised
+    lengths (B, C)  what a cosine is multiplied by where the rule has no scale of its own
+    logits (B, C)   for the cross entropy; rules with a state keep it in buffers
+
+Each head has its rule beside it, here, in `fixed_margins` or in `adaptive_margins`. Only the
+target's logit changes, except in CurricularFace.
+"""
 
 import math
 from typing import Literal
@@ -8,14 +20,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sslpipe.metric_learning.heads.base import Head, row_mean
-from sslpipe.metric_learning.heads.margins import NoMargin, Scaled
 from sslpipe.metric_learning.losses.pairwise import linear, unit
 
 Lengths = Literal["embedding", "both"]
+COSINE_LIMIT = 1e-7  # acos has an infinite slope at 1 and -1: angles are taken this far inside
+
+
+def angle(cosines: Tensor) -> Tensor:
+    """Take acos, finite with its gradient everywhere; the gradient is 0 at 1 and -1."""
+    return torch.acos(cosines.clamp(-1 + COSINE_LIMIT, 1 - COSINE_LIMIT))
+
+
+def take_target(cosines: Tensor, labels: Tensor) -> Tensor:
+    """Take each row's entry at its label: (B, C), (B,) -> (B,)."""
+    return cosines.gather(1, labels[:, None])[:, 0]
+
+
+def with_target(logits: Tensor, labels: Tensor, target: Tensor) -> Tensor:
+    """Replace each row's entry at its label: (B, C), (B,), (B,) -> (B, C)."""
+    return logits.scatter(1, labels[:, None], target[:, None].to(logits.dtype))
 
 
 class MarginSoftmax(Head):
-    """Take the cross entropy of cosines to one weight a class, changed by a rule of `margins`.
+    """Take the cross entropy of cosines to one weight a class, changed by a rule.
 
     Args:
         num_classes: C.
@@ -104,6 +131,14 @@ class Softmax(Head):
         return row_mean(focal_cross_entropy(linear(self.linear, x), labels, self.focal_gamma))
 
 
+class NoMargin(nn.Module):
+    """Use lengths * cos: the modified softmax, and the plain one without its bias."""
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
+        return lengths * cosines
+
+
 class ModifiedSoftmax(MarginSoftmax):
     """Use weights of length 1 and no bias: logits |x| cos.
 
@@ -124,6 +159,26 @@ class ModifiedSoftmax(MarginSoftmax):
     ) -> None:
         rule = NoMargin()
         super().__init__(num_classes, dim, rule, focal_gamma=focal_gamma)
+
+
+class Scaled(nn.Module):
+    """Use scale * cos.
+
+    Args:
+        scale: Of the cosines, or where it starts.
+        learned: The scale is a parameter.
+
+    Source:
+        Wang et al. 2017 (NormFace), arXiv:1704.06369, eq. 6 and section 3.3.
+    """
+
+    def __init__(self, scale: float, learned: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(float(scale)), requires_grad=learned)
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
+        return self.scale * cosines
 
 
 class NormFace(MarginSoftmax):

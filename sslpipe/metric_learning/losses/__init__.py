@@ -12,7 +12,6 @@ from torch import nn
 
 from sslpipe.metric_learning.losses.angular import AngularLoss
 from sslpipe.metric_learning.losses.base import MetricLoss
-from sslpipe.metric_learning.losses.cascade import HDCLoss
 from sslpipe.metric_learning.losses.clusters import (
     HardClusterLoss,
     HierarchicalTripletLoss,
@@ -22,6 +21,7 @@ from sslpipe.metric_learning.losses.pair import (
     ChopraLoss,
     ContrastiveLoss,
     DeepID2Loss,
+    HDCLoss,
     MarginLoss,
 )
 from sslpipe.metric_learning.losses.pml import DelegatedLoss

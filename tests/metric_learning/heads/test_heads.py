@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from sslpipe.metric_learning.heads import HEADS
-from sslpipe.metric_learning.heads.margins import MultipliedAngle
+from sslpipe.metric_learning.heads.fixed_margins import MultipliedAngle
 from sslpipe.metric_learning.losses.pairwise import unit
 from tests.helpers.processes import run_processes
 
