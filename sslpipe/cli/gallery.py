@@ -48,8 +48,10 @@ def enrol(
     check_model(model)
     names, paths = find_named_images(folder)
     backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, search, must_exist=False)
+    book = _open(gallery, backbone, search) if gallery.exists() else None
     kept, embeddings = _embed(backbone, paths)
+    if book is None:
+        book = _new(backbone, embeddings, search)
     book.enrol([names[k] for k in kept], embeddings)
     book.save(gallery)
     enrolled = len({names[k] for k in kept})
@@ -71,8 +73,11 @@ def add(
     check_model(model)
     _check_images(images)
     backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, None, must_exist=False)
-    book.add(name, _embed(backbone, images)[1])
+    book = _open(gallery, backbone, None) if gallery.exists() else None
+    _, embeddings = _embed(backbone, images)
+    if book is None:
+        book = _new(backbone, embeddings, None)
+    book.add(name, embeddings)
     book.save(gallery)
     show(f"{gallery}: {one_line(name)} has {len(book.embeddings(name))} images")
     _say_next(book, gallery, model, images=images[0])
@@ -240,31 +245,39 @@ def _load(model: Path, checkpoint: str | None, weights: Weights, device: str) ->
     return backbone.to(pick_device(device, f"--device {device}"))
 
 
-def _open(
-    path: Path, backbone: "FrozenBackbone", search: SearchBy, *, must_exist: bool = True
-) -> "Gallery":
-    """The gallery, if it was made with this backbone; a new one where none needs to be there."""
+def _made_with(backbone: "FrozenBackbone") -> dict[str, str]:
+    """What decides the embeddings: `encode` applies a whitening, too."""
+    whitening = backbone.config.whitening_sha256
+    more = {} if whitening is None else {"whitening_sha256": whitening}
+    return {"backbone_sha256": backbone.config.weights_sha256, **more}
+
+
+def _new(backbone: "FrozenBackbone", embeddings: "Tensor", search: SearchBy) -> "Gallery":
     from sslpipe.metric_learning.gallery import Gallery
 
-    made_with = {"backbone_sha256": backbone.config.weights_sha256}
     engine = cast("Search | None", search)  # Gallery refuses any other
-    if not path.exists() and not must_exist:
-        return Gallery(backbone.num_features, search=engine, metadata=made_with)
-    book = _read(path, engine)
-    if book.metadata != made_with:
+    return Gallery(embeddings.shape[1], search=engine, metadata=_made_with(backbone))
+
+
+def _open(path: Path, backbone: "FrozenBackbone", search: SearchBy) -> "Gallery":
+    """Read a gallery that was made with this backbone."""
+    book = _read(path, cast("Search | None", search))
+    if book.metadata != _made_with(backbone):
         raise UserError(
-            f"{path} was made with another model; its embeddings mean nothing to this one: "
-            "give that --model, or enrol into a new file"
+            f"{path} was made with another model, or another whitening; its embeddings mean "
+            "nothing to this one: give that --model, or enrol into a new file"
         )
     return book
 
 
 def _embed(backbone: "FrozenBackbone", paths: list[Path]) -> tuple[list[int], "Tensor"]:
-    """`embed_images`; what cannot be read is named on stderr."""
-    from sslpipe.metric_learning.gallery_images import embed_images
+    """Encode what can be read, and name the rest on stderr: places in `paths`, and their rows."""
+    bad = set()
 
-    def report(path: Path, reason: str) -> None:
-        say(f"skipped: {path}: {reason}", "yellow")
+    def report(place: int, reason: str) -> None:
+        bad.add(place)
+        say(f"skipped: {reason}", "yellow")
 
     with progress("embed", len(paths)) as advance:
-        return embed_images(backbone, paths, on_bad=report, advance=advance)
+        rows = backbone.encode(paths, on_bad=report, advance=advance).float().cpu()
+    return [place for place in range(len(paths)) if place not in bad], rows

@@ -1,6 +1,6 @@
 """A backbone to use, with everything that an export writes beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from sslpipe.errors import UserError, shown
 from sslpipe.evaluation.whiten import Whitening
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.state import check_finite, module_sha256
+from sslpipe.portable import read_regular
 from sslpipe.recipe.base import Component, Pixels, Positive, Section
 from sslpipe.recipe.pretrain import Projector
 
@@ -92,7 +93,13 @@ class FrozenBackbone(nn.Module):
         return str(self.config.facts.get("name", self.config.backbone.kind))
 
     @torch.no_grad()
-    def encode(self, images: Picture | Sequence[Picture]) -> Tensor:
+    def encode(
+        self,
+        images: Picture | Sequence[Picture],
+        *,
+        on_bad: Callable[[int, str], None] | None = None,
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> Tensor:
         """Compute features of images as they are, through `view` and its crops.
 
         Whitened where the export has a whitening. Without gradient.
@@ -101,6 +108,9 @@ class FrozenBackbone(nn.Module):
             images: The path of a JPEG, PNG or WebP file, which is decoded as `sslpipe embed` does;
                 a PIL image; uint8 RGB or grey pixels, (C, H, W) or (B, C, H, W); or a list of
                 these, of any sizes.
+            on_bad: Called with the place in a list of what cannot be decoded, and why; it is left
+                out of the rows. None: an error.
+            advance: Called with the number of entries of each part of a list that is done.
 
         Returns:
             (B, num_features), a row an image; a single image has one row.
@@ -121,17 +131,25 @@ class FrozenBackbone(nn.Module):
         for first in range(0, len(given), ENCODED_AT_ONCE):
             views, samples = [], []
             for number, picture in enumerate(given[first : first + ENCODED_AT_ONCE], first):
-                for pixels in self._pixels(picture, f"images[{number}]"):  # (3, H, W)
+                try:
+                    batch = self._pixels(picture, f"images[{number}]")  # (b, 3, H, W)
+                except UserError as error:
+                    if on_bad is None:
+                        raise
+                    on_bad(number, str(error))
+                    continue
+                for pixels in batch:  # (3, H, W)
                     image = pixels[None].to(device)
                     views.append(self.view(image, torch.tensor([image.shape[-2:]])))  # (n, 3, S, S)
                     samples.append(picture if isinstance(picture, str | Path) else number)
             if views:
                 # all first crops, then all second
-                batch = torch.stack(views, dim=1).flatten(0, 1)  # (n B, 3, S, S)
-                batch = batch.contiguous(memory_format=torch.channels_last)
-                rows.append(self._features(batch, samples))
+                stacked = torch.stack(views, dim=1).flatten(0, 1)  # (n B, 3, S, S)
+                stacked = stacked.contiguous(memory_format=torch.channels_last)
+                rows.append(self._features(stacked, samples))
+            advance(min(ENCODED_AT_ONCE, len(given) - first))
         if not rows:
-            raise UserError("encode: images holds no image; give at least one")
+            raise UserError("encode: images holds no image that can be decoded; give at least one")
         return torch.cat(rows)
 
     def _features(self, views: Tensor, samples: Sequence[object]) -> Tensor:
@@ -157,7 +175,7 @@ class FrozenBackbone(nn.Module):
                 pixels = pixels.transpose(2, 0, 1)
             else:
                 what = str(picture)
-                pixels = decode(Path(picture).read_bytes(), self.view.canvas_px)
+                pixels = decode(read_regular(picture), self.view.canvas_px)
         except OSError as error:
             raise UserError(f"cannot read {what}: {error.strerror or error}") from error
         except ValueError as error:  # BadSample is one, and Pillow's own
