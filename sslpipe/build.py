@@ -31,9 +31,9 @@ from sslpipe.optim import build_optimizer, rate_warning
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import build
 from sslpipe.run.best import check_keeping
-from sslpipe.run.flops import step_flops
 from sslpipe.run.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
 from sslpipe.run.session import Run
+from sslpipe.run.throughput import step_flops
 
 Model = SimCLR | MomentumPair
 CachedBackward = Callable[..., tuple[Tensor, Tensor, Tensor]]  # see run.gradient_cache

@@ -57,13 +57,10 @@ from sslpipe.run.cuda_graph import (
     will_record,
 )
 from sslpipe.run.health import Alarms, embedding_health
-from sslpipe.run.launch import resolve_precision
+from sslpipe.run.launch import resolve_precision, seed_torch
 from sslpipe.run.launcher import check_streams
 from sslpipe.run.memory import warn_of_memory
-from sslpipe.run.monitor import HeldOut
-from sslpipe.run.open import open_run
-from sslpipe.run.seed import seed_torch
-from sslpipe.run.session import Run
+from sslpipe.run.session import HeldOut, Run, open_run
 
 
 def train(

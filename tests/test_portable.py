@@ -24,7 +24,7 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.neighbours import SMALL_BANK, nearest
-from sslpipe.run.allocator import keep_freed_memory
+from sslpipe.portable import keep_freed_memory
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.lock import RunLock
 from sslpipe.run.stop import StopRequest
@@ -123,7 +123,7 @@ IDENTITY = {"digest": "a", "recipe": {}, "index_sha256": "b"}
 def test_a_checkpoint_comes_back(platform, tmp_path):
     parts = [{"model": nn.Linear(3, 2), "loss": nn.Module()} for _ in range(2)]
     for number, part in enumerate(parts):
-        settings = {"keep": 1, "identity": IDENTITY, "process": Rank()}
+        settings = {"keep": 1, "identities": [IDENTITY], "process": Rank()}
         checkpoints = Checkpointer(tmp_path, warn=pytest.fail, **settings)
         if number == 0:
             assert checkpoints.save(5, part, {})

@@ -27,7 +27,7 @@ from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.recipe.finetune import FinetuneRecipe
-from sslpipe.recipe.identity import digest, index_sha256s
+from sslpipe.recipe.identity import run_identities
 from sslpipe.run.launch import check_precision, training_device
 from sslpipe.run.memory import Memory, check_memory, estimate_memory
 
@@ -96,9 +96,8 @@ def check_finetuning(
     # sizes
     task = build_task(recipe, augment.crop_px, init_from, num_classes)
     if index is not None:  # all parts are built: the digest covers the source of plug-ins
-        of_data = index_sha256s(recipe, index, DERIVED_COLUMN)[0]
-        sha256 = digest(recipe, of_data, ORDER_AND_PK_VERSION)
-        plan = PlanCheck(index.manifest.name, order, len(held), sha256)
+        ours, *_ = run_identities(recipe, index, DERIVED_COLUMN, ORDER_AND_PK_VERSION)
+        plan = PlanCheck(index.manifest.name, order, len(held), ours["digest"])
     groups = describe_groups(freeze_and_optimize(task, recipe), task)
     precision, crop_px = recipe.optim.precision, augment.crop_px
     memory = estimate_memory(task, recipe, crop_px, precision, encoder=task.backbone)

@@ -35,7 +35,7 @@ from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.recipe.base import divisors
-from sslpipe.recipe.identity import digest, index_sha256s
+from sslpipe.recipe.identity import run_identities
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.cuda_graph import graph_refusal, will_record
 from sslpipe.run.launch import check_precision, stored_precision, training_device
@@ -172,7 +172,7 @@ def check_pretraining(
 def _check_data(
     recipe: Recipe, index: DatasetIndex, split: Split, order: Order, pairing: Pairing | None
 ) -> DataCheck:
-    held_out = len(holdout_ids(recipe, split))
+    held_out, version = len(holdout_ids(recipe, split)), plan_version(recipe.pairs)
     count = min(order.steps_per_epoch, _PLANNED_STEPS)
     steps = np.linspace(0, order.steps_per_epoch - 1, count).astype(np.int64).tolist()
     batches = [order.ids(step, range(order.num_streams))[1] for step in steps]
@@ -182,7 +182,6 @@ def _check_data(
             for shard, kept in enumerate(order.kept.tolist())
         ]
     )
-    of_data = index_sha256s(recipe, index, DERIVED_COLUMN)[0]
     return DataCheck(
         name=index.manifest.name,
         samples=len(split),
@@ -194,7 +193,7 @@ def _check_data(
         batches=count,
         mixing=mixing_score([split.labels[ids] for ids in batches], split.labels[served]),
         pairs=check_pairs(pairing, order, steps),
-        digest=digest(recipe, of_data, plan_version(recipe.pairs)),
+        digest=run_identities(recipe, index, DERIVED_COLUMN, version)[0]["digest"],
     )
 
 

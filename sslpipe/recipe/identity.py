@@ -24,18 +24,23 @@ class Hashed(Protocol):
     file_sha256: str
 
 
-def index_sha256s(recipe: RunRecipe, index: Hashed, derived: str) -> list[str]:
-    """Return the sha256 of the data that a run records, then others that it may have recorded.
+def run_identities(
+    recipe: RunRecipe, index: Hashed, derived: str, order_version: int
+) -> list[dict[str, Any]]:
+    """Return `identity` and digest as a run records them, then others that it may have recorded.
 
     Args:
         recipe: Of the run.
         index: The data set.
         derived: The column; where a setting names it, its values are part of the run.
+        order_version: Of the order's algorithm.
     """
     settings = recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST)
-    if derived in json.dumps(settings):
-        return [index.file_sha256]
-    return list(dict.fromkeys([index.sha256, index.file_sha256]))
+    hashes = [index.file_sha256]
+    if derived not in json.dumps(settings):
+        hashes = list(dict.fromkeys([index.sha256, index.file_sha256]))
+    keys = [(recipe, sha256, order_version) for sha256 in hashes]
+    return [{"digest": digest(*key), **identity(*key)} for key in keys]
 
 
 def identity(recipe: RunRecipe, index_sha256: str, order_version: int) -> dict[str, Any]:

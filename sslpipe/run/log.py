@@ -13,7 +13,9 @@ import re
 import shutil
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -26,7 +28,6 @@ from sslpipe.errors import UserError
 from sslpipe.portable import make_folder
 from sslpipe.registry import Table
 from sslpipe.run.records import append_records, is_number, open_log, read_records, seal
-from sslpipe.run.throughput import StepTimer, clock
 
 if TYPE_CHECKING:  # who only reads a log needs no torch
     from sslpipe.data.store import Quarantined
@@ -36,10 +37,49 @@ if TYPE_CHECKING:  # who only reads a log needs no torch
 METRIC = {"step": int, "kind": str}
 SKIPPED: dict[str, type] = {"step": int}
 QUARANTINED = {"id": int, "shard": str, "key": str, "reason": str}
+TIMED_LINES = 20  # log lines that the remaining time is estimated from
 LEAST_TIMED = 3  # steps that an estimate of the time needs
 NUMBERS_ONLY = ("train", "eval")  # kinds of lines
 
 _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as 2:34 (minutes, seconds) or 1:02:34, with days where there are any."""
+    text = str(timedelta(seconds=round(seconds)))
+    return text.removeprefix("0:").removeprefix("0") if text.startswith("0:") else text
+
+
+class StepTimer:
+    """How long a step takes, all that happens between steps included, over the last log lines.
+
+    The first step of a start warms up and does not count.
+    """
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, float]] = deque(maxlen=TIMED_LINES)  # step, seconds
+
+    def step_done(self, done: int) -> None:
+        """Note the end of a step; only this start's first one is kept."""
+        if not self._marks:
+            self._marks.append((done, time.monotonic()))
+
+    def read(self, step: int) -> tuple[float, int]:
+        """Time the steps before a log line.
+
+        Args:
+            step: Steps done.
+
+        Returns:
+            Seconds of one, and how many were timed: 0 where none can be yet.
+        """
+        if not self._marks:
+            return 0.0, 0
+        now_s = time.monotonic()
+        first, since_s = self._marks[0]
+        timed = step - first
+        self._marks.append((step, now_s))
+        return ((now_s - since_s) / timed, timed) if timed > 0 else (0.0, 0)
 
 
 class RunLog:

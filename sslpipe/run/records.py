@@ -9,12 +9,10 @@ import hashlib
 import json
 import math
 import re
-import shlex
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from io import FileIO
-from itertools import count
 from pathlib import Path
 from typing import Any, Never
 
@@ -227,50 +225,6 @@ def plugins_of(run_dir: Path) -> list[str]:
     except UserError:  # none yet, or who needs it says what is wrong with it
         return []
     return named if isinstance(named, list) else []
-
-
-def retry_command(run_dir: Path, *overrides: str, without: str) -> str:
-    """Return the command that trained a run, in a new run directory and with other settings.
-
-    Args:
-        run_dir: Of the run.
-        overrides: `section.key=value`, to be added.
-        without: `section.key`, whose override is left out, if there is one.
-
-    Returns:
-        `sslpipe train ...`; "" where the run was not started by that command.
-    """
-    words = _command(run_dir)
-    if not words:
-        return ""
-    tries = (run_dir.with_name(f"{run_dir.name}-{k}") for k in count(2))
-    given = iter(words)
-    kept = []
-    for word in given:
-        if word.partition("=")[0] == "--run-dir":
-            kept += ["--run-dir", str(next(path for path in tries if not path.exists()))]
-            if "=" not in word:
-                next(given, None)
-        elif word.partition("=")[0] != without:
-            kept.append(word)
-    return shlex.join(["sslpipe", *kept, *overrides])
-
-
-def trained_recipe(run_dir: Path) -> Path | None:
-    """Return the recipe's file that the command of a run names, where it is still there."""
-    files = (Path(word) for word in _command(run_dir) if word.endswith(".toml"))
-    return next((file for file in files if file.is_file()), None)
-
-
-def _command(run_dir: Path) -> list[str]:
-    """Read the words behind `sslpipe` that started a run; none where that did not."""
-    try:
-        words = read_description(run_dir, "run.json").get("command")
-    except UserError:
-        return []
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        return []
-    return words
 
 
 def _read_manifest(run_dir: Path) -> dict[str, list[str]]:

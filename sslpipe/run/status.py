@@ -16,6 +16,7 @@ from sslpipe.run.checkpoint_files import BestOf, best_of, checkpoint_names
 from sslpipe.run.lock import holder_of, read_lock
 from sslpipe.run.log import (
     bad_step_files,
+    clock,
     quarantined_ids,
     read_metrics,
     read_skipped,
@@ -23,7 +24,6 @@ from sslpipe.run.log import (
 )
 from sslpipe.run.records import is_number, read_description
 from sslpipe.run.stop import MARKERS, MOST_MARKER_BYTES
-from sslpipe.run.throughput import clock
 from sslpipe.run.watchdog import read_heartbeats
 
 SPEED_LINES = 20  # of metrics.jsonl, for the speed that the estimate uses

@@ -30,8 +30,8 @@ from sslpipe.optim import build_optimizer
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.identity import digest
-from sslpipe.run.flops import step_flops
 from sslpipe.run.memory import estimate_memory
+from sslpipe.run.throughput import step_flops
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import command_line, write_recipe

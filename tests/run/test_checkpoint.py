@@ -29,7 +29,12 @@ def some_parts(seed=0):
 def a_checkpointer(run_dir, warnings=None, identity=IDENTITY, keep=2, defaults=None):
     warn = (warnings if warnings is not None else []).append
     return Checkpointer(
-        run_dir, keep=keep, identity=identity, process=Rank(), warn=warn, defaults=defaults or {}
+        run_dir,
+        keep=keep,
+        identities=[identity],
+        process=Rank(),
+        warn=warn,
+        defaults=defaults or {},
     )
 
 

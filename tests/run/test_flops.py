@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sslpipe.run.flops import peak_flops
+from sslpipe.run.throughput import peak_flops
 
 PEAKS = {  # device name -> TFLOP/s in bf16, and in fp32 with TF32 convolutions
     "NVIDIA H100 80GB HBM3": (989.5, 494.5),

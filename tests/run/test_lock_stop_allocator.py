@@ -110,7 +110,7 @@ def faults_of_a_batch(*lines: str, **environment: str) -> int:
     """Pages that are mapped for 64 MB, made where as much was freed before."""
     code = [
         "import resource, numpy as np",
-        "from sslpipe.run.allocator import keep_freed_memory",
+        "from sslpipe.portable import keep_freed_memory",
         *lines,
         "for _ in range(2):",
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt",

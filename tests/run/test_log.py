@@ -31,7 +31,7 @@ def test_of_a_step_logged_twice_the_later_line_counts(tmp_path):
 
 def test_the_first_steps_tell_how_long_the_others_take(tmp_path, monkeypatch, capsys):
     now = 100.0
-    monkeypatch.setattr("sslpipe.run.throughput.time.monotonic", lambda: now)
+    monkeypatch.setattr("sslpipe.run.log.time.monotonic", lambda: now)
     log = RunLog(tmp_path, name="tiny", config={}, steps=1000, first_step=200)
     for step in range(201, 231):
         now += 60.0 if step == 201 else 2.0  # the first one warms up
@@ -50,7 +50,7 @@ def test_the_first_steps_tell_how_long_the_others_take(tmp_path, monkeypatch, ca
 
 def test_the_time_to_go_follows_a_machine_that_becomes_faster(tmp_path, monkeypatch, capsys):
     now = 100.0
-    monkeypatch.setattr("sslpipe.run.throughput.time.monotonic", lambda: now)
+    monkeypatch.setattr("sslpipe.run.log.time.monotonic", lambda: now)
     log = RunLog(tmp_path, name="tiny", config={}, steps=200, first_step=0)
     for step in range(1, 101):
         now += 8.0 if step <= 50 else 2.0  # other programs end
@@ -64,7 +64,7 @@ def test_the_time_to_go_follows_a_machine_that_becomes_faster(tmp_path, monkeypa
 
 def test_steps_that_cost_less_do_not_tell_how_long_the_others_take(tmp_path, monkeypatch, capsys):
     now = 100.0
-    monkeypatch.setattr("sslpipe.run.throughput.time.monotonic", lambda: now)
+    monkeypatch.setattr("sslpipe.run.log.time.monotonic", lambda: now)
     log = RunLog(tmp_path, name="tiny", config={}, steps=40, first_step=0, cheaper_steps=10)
     for step in range(1, 21):
         now += 1.0 if step <= 10 else 3.0

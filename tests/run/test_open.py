@@ -8,7 +8,7 @@ import torch
 
 from sslpipe.errors import DataError
 from sslpipe.recipe import load_recipe
-from sslpipe.run.open import open_run
+from sslpipe.run.session import open_run
 from sslpipe.run.stop import MARKERS
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import write_recipe
