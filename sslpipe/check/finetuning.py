@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import RenderableType
 
 from sslpipe.augment.build import build_augment
-from sslpipe.check.splits import straddle_warning
-from sslpipe.check.tables import Rows, memory_text, start_text, tables
+from sslpipe.check.columns import straddle_warning
+from sslpipe.check.tables import Rows, memory_text, start_text, tables, warmup_warning
 from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex
 from sslpipe.export.initial import backbone_note
 from sslpipe.export.load import FrozenBackbone
@@ -61,16 +61,7 @@ class FinetuneCheck:
 def check_finetuning(
     recipe: FinetuneRecipe, index: DatasetIndex | None, init_from: FrozenBackbone | None
 ) -> FinetuneCheck:
-    """Build every part of a fine-tuning and plan its batches; train nothing.
-
-    Args:
-        recipe: Of a fine-tuning.
-        index: The data set; None skips what only the data can tell.
-        init_from: The weights that the backbone starts from.
-
-    Raises:
-        UserError: The recipe, the data or the backbone cannot be trained on.
-    """
+    """Build every part of a fine-tuning and plan its batches, as `check_recipe`; train nothing."""
     # what the machine may refuse
     device = training_device(recipe)
     check_precision(recipe.optim.precision, device.type)
@@ -103,11 +94,7 @@ def check_finetuning(
     memory = estimate_memory(task, recipe, crop_px, precision, encoder=task.backbone)
     if too_much := check_memory(memory, recipe, device):
         warnings.append(too_much)
-    if recipe.steps is not None and recipe.optim.warmup_steps >= recipe.steps:
-        warnings.append(
-            f"optim.warmup_steps = {recipe.optim.warmup_steps} does not end before the run's "
-            f"{recipe.steps} steps: the peak rate is never used"
-        )
+    warnings += warmup_warning(recipe)
     return FinetuneCheck(
         recipe=recipe,
         views=tuple(dataclasses.asdict(spec) for spec in augment.specs[: recipe.views]),
