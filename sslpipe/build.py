@@ -43,13 +43,7 @@ MOST_READ = 10**7  # labels that are read to suggest settings
 
 
 def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:
-    """Build encoder and projector: the same on every rank.
-
-    Args:
-        recipe: Random weights are drawn from its seed.
-        crop_px: Side of the views.
-        init_from: Weights that the backbone gets instead; None: random ones.
-    """
+    """Build encoder and projector, the same on every rank; `init_from`'s weights or random ones."""
     assert recipe.backbone is not None  # by `with_init`
     torch.manual_seed(recipe.seed)
     with within_memory("[backbone] and [projector]"):

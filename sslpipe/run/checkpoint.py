@@ -50,8 +50,7 @@ class Checkpointer:
 
     Args:
         run_dir: Of the run.
-        keep: How many checkpoints stay, beside those that they name as the best; older ones are
-            deleted.
+        keep: How many checkpoints stay, beside those that they name as the best.
         identities: What must agree for a resume, {"digest": ..., "recipe": {...}, "index_sha256":
             ...}: the run's own, then others that it may have been recorded with.
         process: This process.
@@ -118,12 +117,7 @@ class Checkpointer:
         return False
 
     def restore(self, parts: dict[str, Any]) -> int:
-        """Load the newest whole checkpoint into the parts.
-
-        A damaged one is renamed bad-..., and the next older one is taken.
-
-        Args:
-            parts: As in `save`.
+        """Load the newest whole checkpoint into the parts; damaged ones are set aside.
 
         Returns:
             The step it was written after; 0 where there is none.

@@ -112,12 +112,8 @@ class StepGuard:
     def step(self, loss: Tensor, grad_norm: Tensor) -> Iterator["Decision"]:
         """Step the optimizer; on leaving, restore the buffers of a bad step, clear the gradients.
 
-        So what the block does to buffers is undone in a bad step. Deciding on the device, all of
-        it is launches, which a CUDA graph may record. `count` comes next.
-
-        Args:
-            loss: (), equal on all ranks.
-            grad_norm: (), equal on all ranks.
+        What the block does to buffers is undone in a bad step. Deciding on the device, all of it is
+        launches, which a CUDA graph may record. Loss and norm are (), equal on all ranks.
         """
         numbers = torch.cat([loss.detach().view(1), grad_norm.view(1)])
         bad = self._is_bad(numbers)
@@ -221,13 +217,7 @@ class StepGuard:
 
 
 def advice(optim: Optim | None, precision: str, *, moved: bool) -> str:
-    """Say what to change, of what is not set already, after a row of skipped steps.
-
-    Args:
-        optim: The recipe's section; None: not known.
-        precision: That the run computes in; "": not known.
-        moved: Whether a step had changed the weights.
-    """
+    """Say what to change, of what is not set already, after a row of skipped steps."""
     rounded = precision not in ("fp32", "fp64")
     if not moved:
         other = "; or begin in a new run directory with optim.precision = 'fp32'" if rounded else ""
@@ -359,8 +349,8 @@ def _flat(buffer: Tensor) -> Tensor:
 def _lowered(scaler: Any) -> Tensor:
     """Update the scaler without a step; () bool, whether its scale was above 1 and went down.
 
-    It looked before clipping, which makes NaN of finite gradients whose norm is infinite: its own
-    step() would put those into the weights.
+    It looked before clipping, which makes NaN of finite gradients of infinite norm: its own step()
+    would put those into the weights.
     """
     before = scaler._get_scale_async().clone()
     scaler.update()

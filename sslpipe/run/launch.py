@@ -51,8 +51,7 @@ def start_processes(recipe: RunRecipe) -> Rank:
     """Join the process group, if a launcher made one. Called once, before anything else.
 
     Raises:
-        UserError: The launcher's processes are not the ones accelerate sees, or it asks for FSDP
-            and the recipe for what that cannot do.
+        UserError: See `join_processes`; or it asks for FSDP and the recipe for what that cannot do.
     """
     fsdp.check_recipe(recipe)
     cpu = training_device(recipe).type == "cpu"
@@ -135,12 +134,8 @@ def place(
 ) -> nn.Module:
     """Return a model on the device: whole and channels_last, or this process's part of it.
 
-    Args:
-        module: On the CPU.
-        device: Where it computes.
-        dtype: Of its weights.
-        recipe: Whether its BatchNorms take the statistics of all processes, and how these exchange
-            gradients.
+    The recipe says whether its BatchNorms take the statistics of all processes, and how these
+    exchange gradients.
     """
     module = module.to(dtype=dtype)
     if recipe.batchnorm == "global":
@@ -220,7 +215,7 @@ def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: 
     if recipe.optim.precision != "auto":
         return recipe.optim.precision
     state = PartialState()
-    precision, timing = "", ""
+    precision = ""
     if state.is_main_process:
         precision = stored_precision(run_dir)
         if not precision and not fsdp.is_asked_for():
@@ -260,11 +255,7 @@ def stored_precision(run_dir: Path) -> str:
 def _time_precisions(
     model: nn.Module, rows: int, crop_px: int, device: torch.device
 ) -> dict[str, float]:
-    """Seconds of one forward and backward in each candidate; infinite where memory is too small.
-
-    Raises:
-        torch.OutOfMemoryError: None of them fits.
-    """
+    """Seconds of one forward and backward in each candidate; infinite where memory is too small."""
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model = model.to(device).to(memory_format=torch.channels_last)
     views = torch.rand(rows, 3, crop_px, crop_px, device=device)
@@ -334,9 +325,6 @@ def describe_run(
         index: The data set; its splits are written as sample counts.
         index_sha256: Of it, as the checkpoints record it.
         metadata: `precision`, `world` and, of a run from weights, `init`.
-
-    Raises:
-        UserError: A file cannot be written.
     """
     manifest = index.manifest.model_dump(mode="json", exclude={"splits"})
     manifest["samples"] = {

@@ -52,13 +52,13 @@ from sslpipe.run.lock import take_lock
 from sslpipe.run.log import RunLog, read_metrics
 from sslpipe.run.records import plugins_of
 from sslpipe.run.stop import (
+    FROM_A_KEYBOARD,
     StopRequest,
     note_stop,
     restore_markers,
     write_failure,
     write_marker,
     write_refusal,
-    write_stop,
 )
 from sslpipe.run.throughput import Meter, peak_flops
 from sslpipe.run.watchdog import Watchdog
@@ -133,8 +133,7 @@ class Run:
 
     Call in this order: `configure`, `place`, `prepare`, `restore`, `announce`, `monitor`, then
     `steps` and, inside the loop, `guard.remember`, `backward`, `optimizer_step`, `step_done`,
-    `log`, `evaluate_if_due`, `save_if_due`; then `finish`. A checkpoint holds the parts and the
-    step. What is counted in a row (skipped steps, an alarm's readings) starts anew with a start.
+    `log`, `evaluate_if_due`, `save_if_due`; then `finish`.
 
     Attributes:
         process: This process among all.
@@ -143,7 +142,6 @@ class Run:
         dtype: Of the model's weights.
         view_dtype: Of the views that go into the model. On CUDA under bf16 they are written in it,
             as the first convolution would round them anyway.
-        accelerator: Hugging Face's, over the joined group.
         reporter: metrics.jsonl, the console and trackers; rank 0 writes.
         quarantine: Collects bad samples.
         guard: Decides which steps are taken.
@@ -170,15 +168,7 @@ class Run:
     # before the first step
 
     def configure(self, recipe: RunRecipe, precision: str) -> None:
-        """Start the Accelerator: from here on device and dtype are known.
-
-        Args:
-            recipe: With its number of steps.
-            precision: fp64, fp32, bf16 or fp16.
-
-        Raises:
-            RecipeError: The device cannot compute in this precision.
-        """
+        """Start the Accelerator in fp64, fp32, bf16 or fp16: from here on the device is known."""
         self.recipe, self.precision = recipe, precision
         self.accelerator = start_accelerator(recipe, precision)
         self.device = self.accelerator.device
@@ -217,8 +207,7 @@ class Run:
         Args:
             index: The data set.
             order: The plan of the batches.
-            parts: What a checkpoint holds: `model`, a module, and others with a `state_dict`; None
-                is skipped.
+            parts: What a checkpoint holds: `model`, and others with a `state_dict`, or None.
             order_version: Of the order's algorithm; part of the digest.
             guarded: Modules whose buffers a non-finite step must not change.
             alarms: Read the numbers of each log line.
@@ -286,12 +275,7 @@ class Run:
         return self.first_step
 
     def announce(self, what: str, remarks: Sequence[str | None] = ()) -> None:
-        """Say on the console what begins: machine, data, parameter groups, then warnings.
-
-        Args:
-            what: Data and start, in a few words.
-            remarks: Warnings; None is skipped.
-        """
+        """Say on the console what begins: machine, data, parameter groups, then warnings."""
         world, total = self.process.world_size, self.recipe.total_steps
         start = f"resumed at step {self.first_step}" if self.first_step else "from the start"
         self.reporter.say(
@@ -405,12 +389,7 @@ class Run:
             yield decision
 
     def step_done(self, step: int, batch: Batch, decision: Decision) -> None:
-        """Count a step as taken or skipped.
-
-        Args:
-            step: The step's number.
-            batch: The step's batch: its ids are written where the step is skipped.
-            decision: What became of it.
+        """Count a step as taken or skipped; the ids of a skipped one are written.
 
         Raises:
             UserError: After run.max_bad_steps skipped steps in a row, on CUDA one step later.
@@ -426,12 +405,7 @@ class Run:
         return self._is_due(step, self.recipe.run.log_steps)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Write a log line and read the alarms. All ranks call it, rank 0 writes.
-
-        Args:
-            step: The step's number, whose loss and gradient are logged.
-            numbers: Further ones, of the embeddings and the loss.
-        """
+        """Write a log line of this step, with further numbers, and read the alarms. Collective."""
         self.guard.settle()
         loss_value, grad_norm = self._numbers.tolist()
         values = {
@@ -481,11 +455,7 @@ class Run:
     # after the last step
 
     def finish(self) -> int:
-        """Leave DONE; STOPPED or PREEMPTED where a stop came first. Collective.
-
-        Returns:
-            The last step done.
-        """
+        """Leave DONE, STOPPED or PREEMPTED, and return the last step done. Collective."""
         done, total, early = self.last_step, self.recipe.total_steps, self._best.exhausted
         preempted = done < total and not early
         self._watchdog(done, "ended")
@@ -494,10 +464,9 @@ class Run:
         self.reporter.event(done, "stop" if self._stopping and not early else "end", **reason)
         number = self._stop_requested.signal or signal.SIGTERM  # another rank was asked
         note_stop(number if preempted else None)
-        if self.process.rank == 0 and preempted:
-            write_stop(self.run_dir, number, done)
-        elif self.process.rank == 0:
-            write_marker(self.run_dir, "DONE", f"step {done}")
+        if self.process.rank == 0:
+            stopped = "STOPPED" if number in FROM_A_KEYBOARD else "PREEMPTED"
+            write_marker(self.run_dir, stopped if preempted else "DONE", f"step {done}")
         self.reporter.say(
             f"stopped at step {done} of {total}; the same command resumes it"
             if preempted
@@ -518,9 +487,7 @@ class Run:
 
 
 class Quarantine:
-    """Collects what the loader reports on this rank; rank 0's log lists it in quarantine.jsonl.
-
-    Collective.
+    """Collects the bad samples that the loader reports; rank 0's log lists them once. Collective.
 
     Args:
         log: Writes the list.
@@ -538,10 +505,7 @@ class Quarantine:
         self._new.append(record)
 
     def collect(self) -> int:
-        """List what every rank reported since the last call. Collective.
-
-        Returns:
-            How many samples are bad so far.
+        """List what every rank reported since the last call; return how many are bad. Collective.
 
         Raises:
             DataError: They are more than the run allows.

@@ -46,14 +46,9 @@ _SMALLER = {"mig", "laptop", "max", "d"}  # a slice of a card, or a slower one o
 
 
 def step_flops(model: nn.Module, images: int, crop_px: int) -> float:
-    """Count the FLOPs of forward and backward.
+    """Count the FLOPs of forward and backward of a step's images, two views of `crop_px` each.
 
-    One view is counted, with the model in eval mode; a multiply-add is 2, backward twice forward.
-
-    Args:
-        model: Images (B, 3, S, S) in; left as it was.
-        images: Of a step, two views each.
-        crop_px: S.
+    One view is counted, in eval mode; a multiply-add is 2, backward twice forward.
     """
     parameter = next(model.parameters())
     view = torch.zeros(1, 3, crop_px, crop_px, dtype=parameter.dtype, device=parameter.device)
@@ -112,14 +107,7 @@ class Meter:
         self._begin_s += time.perf_counter() - begin_s
 
     def read(self, steps_done: int) -> dict[str, float]:
-        """Measure the speed since the last reading.
-
-        Args:
-            steps_done: Optimizer steps of this process so far.
-
-        Returns:
-            images_per_s, data_wait_percent and, where the peak is known, mfu_percent.
-        """
+        """Measure images_per_s, data_wait_percent and, with a peak, mfu_percent."""
         now_s = time.perf_counter()
         elapsed_s, steps = now_s - self._begin_s, steps_done - self._steps
         numbers = {
