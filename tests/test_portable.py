@@ -9,6 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from socket import gethostname
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_threads_that_share_a_descriptor_read_what_they_asked_for(platform, tmp_
 
 def test_a_lock_is_held_and_a_dead_process_loses_it(platform, tmp_path):
     lock = RunLock(tmp_path)
-    with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+    with pytest.raises(UserError, match=f"in use by process {os.getpid()} on {gethostname()}"):
         RunLock(tmp_path)
     holder = json.loads(lock.path.read_text())
     lock.path.write_text(json.dumps({**holder, "start": "another start of this number"}))
