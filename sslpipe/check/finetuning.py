@@ -1,8 +1,7 @@
 """What a fine-tuning will train on and how much of it, worked out before: nothing is written."""
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 
@@ -22,6 +21,7 @@ from sslpipe.metric_learning.build import (
     validation_ids,
     with_backbone,
 )
+from sslpipe.metric_learning.model import MetricTask
 from sslpipe.metric_learning.sampling.batches import PKOrder
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
@@ -32,8 +32,7 @@ from sslpipe.run.launch import check_precision, training_device
 from sslpipe.run.memory import Memory, check_memory, estimate_memory
 
 
-@dataclass(frozen=True)
-class PlanCheck:
+class PlanCheck(NamedTuple):
     """What the index and the plan of the first epoch say."""
 
     name: str
@@ -42,16 +41,12 @@ class PlanCheck:
     digest: str
 
 
-@dataclass(frozen=True)
-class FinetuneCheck:
-    """A valid recipe's sizes. plan: None without an index."""
+class FinetuneCheck(NamedTuple):
+    """A valid recipe's sizes. plan: None without an index, and then the losses lack classes."""
 
     recipe: FinetuneRecipe
     views: tuple[dict[str, Any], ...]
-    backbone_parameters: int
-    loss_parameters: int | None  # None: they depend on the number of classes
-    trained_parameters: int
-    num_features: int
+    task: MetricTask
     groups: str
     memory: Memory  # bytes, of one process
     warnings: tuple[str, ...]
@@ -98,11 +93,8 @@ def check_finetuning(
     return FinetuneCheck(
         recipe=recipe,
         views=tuple(dataclasses.asdict(spec) for spec in augment.specs[: recipe.views]),
-        backbone_parameters=count_parameters(task.backbone),
-        loss_parameters=None if plan is None else count_parameters(task.losses),
-        trained_parameters=sum(p.numel() for p in task.parameters() if p.requires_grad),
-        num_features=task.backbone.num_features,
-        groups=groups if plan is not None else "",
+        task=task,
+        groups=groups,
         memory=memory,
         warnings=(*warnings, *filter(None, [not_used])),
         plan=plan,
@@ -119,6 +111,7 @@ def _size_rows(result: FinetuneCheck) -> Rows:
     recipe, sampler = result.recipe, result.recipe.sampler
     images = f"{sampler.classes_per_batch} classes x {sampler.images_per_class}"
     images += f" + {sampler.random_images} of others" if sampler.random_images else ""
+    task = result.task
     rows = [
         ("memory", memory_text(result.memory)),
         (
@@ -128,17 +121,18 @@ def _size_rows(result: FinetuneCheck) -> Rows:
         ),
         (
             "embedding",
-            f"{result.num_features} features"
+            f"{task.backbone.num_features} features"
             + (", length 1" if recipe.embedding.normalize else ", not normalised"),
         ),
         ("starts from", start_text(recipe)),
-        ("parameters", f"backbone {result.backbone_parameters:,}"),
+        ("parameters", f"backbone {count_parameters(task.backbone):,}"),
     ]
-    if result.loss_parameters is not None:
-        rows.append(("parameters of losses", f"{result.loss_parameters:,}"))
-        rows.append(("parameters trained", f"{result.trained_parameters:,}"))
-    rows += [("parameter group", line) for line in result.groups.splitlines()]
-    return rows
+    if result.plan is None:
+        return rows
+    trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
+    rows.append(("parameters of losses", f"{count_parameters(task.losses):,}"))
+    rows.append(("parameters trained", f"{trained:,}"))
+    return rows + [("parameter group", line) for line in result.groups.splitlines()]
 
 
 def _plan_rows(plan: PlanCheck | None) -> Rows:

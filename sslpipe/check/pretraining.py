@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import RenderableType
@@ -58,8 +58,7 @@ from sslpipe.run.memory import Memory, check_memory, estimate_memory
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
 
 
-@dataclass(frozen=True)
-class DataCheck:
+class DataCheck(NamedTuple):
     """What the index and the order of the first epoch say."""
 
     name: str
