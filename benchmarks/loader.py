@@ -12,7 +12,7 @@ decoding   full RGB images (batches of one canvas count as decoded)
 one view   random resized crop to 224 px, uint8
 two views  two crops of each image from one decode; the peer decodes once as well
 
-Ours and the limits keep freed memory (sslpipe.run.allocator), as every run does.
+Ours and the limits keep freed memory (sslpipe.portable), as every run does.
 
 Contenders that need a package of the extra `bench` are named as skipped where it is missing.
 """
@@ -44,7 +44,7 @@ from torch.nn import functional
 from torchvision.transforms import RandomResizedCrop
 
 from benchmarks.nt_xent import machine
-from sslpipe.run.allocator import keep_freed_memory
+from sslpipe.portable import keep_freed_memory
 
 WIDTH, HEIGHT, CROP_PX, QUALITY = 500, 375, 224, 90
 PER_SHARD, CLASSES = 250, 10

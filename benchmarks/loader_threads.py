@@ -25,8 +25,8 @@ from rich.table import Table
 
 from benchmarks.loader import our_batches, raw_jpegs, write_data
 from benchmarks.nt_xent import machine
+from sslpipe.portable import keep_freed_memory
 from sslpipe.recipe.base import RunConfig
-from sslpipe.run.allocator import keep_freed_memory
 
 
 class Stopwatch:

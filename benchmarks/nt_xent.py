@@ -11,7 +11,7 @@ textbook's, over the contender's. memory: peak resident memory over that before 
 this size, in MB. error: of the gradient, relative to float64. floor: share of the time that the
 bare matrix products of the symmetric algorithm take (two units of (2N)^2 D multiply-adds, 1.5 where
 tiles are kept), measured in turn with the others and with the kernels that are used. Ours keeps
-freed memory (sslpipe.run.allocator), as every run does; the peers run as they come: lightly's would
+freed memory (sslpipe.portable), as every run does; the peers run as they come: lightly's would
 gain up to an eighth by it, the textbook version loses at 8192 rows. --json keeps the sizes that are
 in FILE and were not measured now; --rows "" only draws. Peers that are not installed (extra
 `bench`) are named as skipped; those that would need more memory than this machine has are not
@@ -39,7 +39,7 @@ from benchmarks.views import in_turns, quietest, serve
 from sslpipe.losses import NTXentLoss
 from sslpipe.losses.engine.products import Multiply, Products
 from sslpipe.losses.engine.tiles import KEPT_TILES_BYTES
-from sslpipe.run.allocator import keep_freed_memory
+from sslpipe.portable import keep_freed_memory
 
 DIM, TEMPERATURE, TILE = 128, 0.1, 512
 Loss = Callable[[Tensor, Tensor], Tensor]

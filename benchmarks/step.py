@@ -5,7 +5,7 @@
 Each contender has a fresh process, which waits while another measures (see benchmarks.views for
 the time that is taken); two steps of warm-up, in which the compiled ones compile. The encoder is
 ResNet-18 with the small-image stem and a projector; `bare encoder` gets ready views and a loss that
-costs nothing (the mean of z). Both keep freed memory (sslpipe.run.allocator), as every run does.
+costs nothing (the mean of z). Both keep freed memory (sslpipe.portable), as every run does.
 naive: kornia's AugmentationSequential, float32, contiguous, lightly's NTXentLoss.
 parts: views and loss (forward and backward, from z) alone, for their share of a step. Needs the
 extra `bench` for lightly.
@@ -30,9 +30,9 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.losses import NTXentLoss
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.simclr import SimCLR
+from sslpipe.portable import keep_freed_memory
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.pretrain import Projector
-from sslpipe.run.allocator import keep_freed_memory
 
 CROP_PX, TEMPERATURE = 32, 0.1
 Call = Callable[[], Any]

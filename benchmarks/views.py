@@ -12,7 +12,7 @@ Each contender has a fresh process, which waits while another measures; they tak
 times. Time is the process's CPU time (wall time with more threads or on a GPU); the figure is the
 median call of the quietest round, "noise" how much slower the median round was: on an idle machine
 a few per cent. The limit: one copy of the float32 views, measured in the same run. Ours and the
-limit keep freed memory (sslpipe.run.allocator), as every run does; it is worth up to 7 % here.
+limit keep freed memory (sslpipe.portable), as every run does; it is worth up to 7 % here.
 Ratios are against torchvision on PIL images and the faster of kornia's two crops. `--cases ""`
 measures nothing and writes the tables of what --json holds.
 """
@@ -42,7 +42,7 @@ from sslpipe.augment.params import draws
 from sslpipe.augment.resample import bfloat16_pays
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.pipeline import Batch
-from sslpipe.run.allocator import keep_freed_memory
+from sslpipe.portable import keep_freed_memory
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Call = Callable[[], Any]

@@ -33,10 +33,10 @@ from sslpipe.data.mixing import mixing_score
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing, plan_pairs
 from sslpipe.distributed import Rank
+from sslpipe.portable import keep_freed_memory
 from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.pairs import Pairs
 from sslpipe.recipe.pretrain import Data
-from sslpipe.run.allocator import keep_freed_memory
 
 LEAST, MOST = 2, 6  # images of a group
 DATA = Data(batch_size=64, num_streams=8, shuffle_window=128, canvas_px=256)

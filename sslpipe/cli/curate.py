@@ -121,7 +121,7 @@ def duplicates(
         write_column,
     )
     from sslpipe.curate.scan import scan
-    from sslpipe.run.allocator import keep_freed_memory
+    from sslpipe.portable import keep_freed_memory
 
     if column:
         check_place(index)

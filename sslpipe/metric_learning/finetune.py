@@ -40,11 +40,9 @@ from sslpipe.models.averaged import follow_average
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.recipe.base import Tune
 from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.run.launch import seed_torch
 from sslpipe.run.memory import warn_of_memory
-from sslpipe.run.monitor import HeldOut
-from sslpipe.run.open import open_run
-from sslpipe.run.seed import seed_torch
-from sslpipe.run.session import Run
+from sslpipe.run.session import HeldOut, Run, open_run
 
 MOST_VALIDATED = 4000  # samples of the validation classes that are scored: evenly spaced ones
 

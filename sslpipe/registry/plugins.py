@@ -8,15 +8,12 @@ resumed after that code has changed. A part that Python code puts into a table i
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import os
-import re
 import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from operator import attrgetter
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -50,11 +47,7 @@ def load_module(name: str) -> ModuleType:
 
 
 def take_from(arguments: Iterable[str]) -> list[str]:
-    """Import every `--plugin MODULE` among a command line's words, and return the other words.
-
-    Raises:
-        UserError: A module is missing or fails.
-    """
+    """Import every `--plugin MODULE` among a command line's words, and return the other words."""
     words, rest, names = iter(arguments), [], []
     for word in words:
         if word == "--plugin":
@@ -75,7 +68,7 @@ def load_plugins(*names: str) -> None:
     """Do in Python what `--plugin` does for a command: import modules with parts of one's own.
 
     Their source is in the digest of runs; runs and exports name them; processes that this one
-    starts load them, too. Call it first, before such a run is trained, resumed or loaded.
+    starts load them, too. Call it before such a run is trained, resumed or loaded.
 
     Args:
         names: Of modules, also of the working directory; or .py files.
@@ -105,11 +98,7 @@ def fingerprints() -> dict[str, str]:
 
 @contextmanager
 def made_with(names: object) -> Iterator[None]:
-    """Let an error inside, about an unknown name, name the plug-ins that a run was made with.
-
-    Args:
-        names: What `requested` returned then, as a run or an export has it; or nothing.
-    """
+    """Let an error about an unknown name name the plug-ins (`requested`) a run was made with."""
     before = [*_recorded]
     _recorded[:] = [name for name in (names if isinstance(names, list) else []) if name]
     try:
@@ -170,8 +159,7 @@ def remember(module: ModuleType, *, decides_weights: bool) -> None:
 def plugin_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the lines of plug-ins through which an error came, the innermost last."""
     frames = traceback.extract_tb(error.__traceback__)
-    inside = [frame for frame in frames if _is_inside(frame.filename, _places.values())]
-    return inside or _miscalled(error)
+    return [frame for frame in frames if _is_inside(frame.filename, _places.values())]
 
 
 def describe_error(error: BaseException) -> str:
@@ -180,21 +168,6 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         text = f"sys.exit({error.code!r}) was called"
     return text + _place(plugin_frames(error))
-
-
-def _miscalled(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the line of a plug-in's function that was called with arguments it does not take."""
-    called = re.match(r"([\w.]+)\(\) (?:takes|missing|got)\b", str(error))
-    if called is None or not isinstance(error, TypeError):
-        return []
-    for module in [*sys.modules.values()]:
-        file = getattr(module, "__file__", None)
-        if file and _is_inside(file, _places.values()):
-            with suppress(AttributeError):
-                code = inspect.unwrap(attrgetter(called[1])(module)).__code__
-                name = code.co_name
-                return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, name)]
-    return []
 
 
 def _place(frames: Sequence[traceback.FrameSummary]) -> str:
@@ -210,15 +183,9 @@ def _at_import(error: BaseException) -> str:
         text = f"it calls sys.exit({error.code!r})"
     if isinstance(error, SyntaxError):  # its text has file and line
         return text
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen importlib") and frame.filename != __file__
-    ]
-    if not frames or "importlib" in Path(frames[0].filename).parts:
-        return text
-    inside = Path(frames[0].filename).parent
-    return text + _place([frame for frame in frames if _is_inside(frame.filename, [inside])])
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
+    return text + _place(own[:1])
 
 
 def _is_inside(file: str, places: Iterable[Path]) -> bool:

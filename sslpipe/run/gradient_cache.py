@@ -19,8 +19,7 @@ from sslpipe.precision import to_float64, wide_dtype
 def micro_batch_rows(images: int, streams: int, micro_batches: int) -> list[Tensor]:
     """Choose which of a rank's rows each micro-batch takes: the k-th slice of every stream.
 
-    A stream belongs to one rank, so a micro-batch has the same members over all ranks whatever
-    their number.
+    A stream belongs to one rank, so a micro-batch has the same members whatever their number.
 
     Args:
         images: B rows on this rank, stream-major.
@@ -29,9 +28,6 @@ def micro_batch_rows(images: int, streams: int, micro_batches: int) -> list[Tens
 
     Returns:
         micro_batches tensors (B / micro_batches,) int64.
-
-    Raises:
-        ValueError: The slices are not equal.
     """
     if images % (streams * micro_batches):
         raise ValueError(
@@ -51,15 +47,12 @@ def cached_backward(
     backward: Callable[[Tensor], None],
     seed: Callable[[int], None],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add the gradient of the whole batch's loss to .grad, one micro-batch at a time.
+    """Add the gradient of the whole batch's loss to .grad, one micro-batch at a time. Collective.
 
     Pass 1 embeds every micro-batch without gradient. The loss of all embeddings gives dL/dz. Pass 2
-    embeds every micro-batch again, now with gradient, and carries its part of dL/dz back. So the
-    activations and the float views of one micro-batch are alive at a time, and the gradient is that
-    of one autograd graph over the same micro-batches. BatchNorm normalises over a micro-batch;
-    without BatchNorm it is the gradient of the whole batch in one piece.
-
-    Collective.
+    embeds every micro-batch again, now with gradient, and carries its part of dL/dz back. The
+    activations and the float views of one micro-batch are alive at a time; the gradient is that of
+    one autograd graph over the same micro-batches, over each of which BatchNorm normalises.
 
     Args:
         wrapped: The model, or DDP around it; ranks exchange gradients once.
@@ -131,9 +124,6 @@ class PooledStatistics:
     Args:
         model: Bare; left as it was.
         views: (2, 3, S, S), two views as the model takes them; their values do not matter.
-
-    Raises:
-        TypeError: A forward uses a BatchNorm twice: which use counts is not defined.
     """
 
     def __init__(self, model: nn.Module, views: Tensor) -> None:
@@ -157,8 +147,7 @@ class PooledStatistics:
     def over_micro_batches(self, images: int) -> Iterator[Callable[[], None]]:
         """Yield what to call after each micro-batch of `images` images on this rank.
 
-        The running statistics are those of the last micro-batch then; on leaving, what they were
-        before, moved on by one step.
+        On leaving, the running statistics are what they were before, moved on by one step.
         """
         norms = self._norms
         if not norms:
@@ -215,10 +204,7 @@ class _Moments(NamedTuple):
 
 
 def _values_per_channel(model: nn.Module, views: Tensor) -> list[tuple[_BatchNorm, int]]:
-    """How many values a channel sees for one image, both views, of each norm that a forward uses.
-
-    Only BatchNorms with running statistics count.
-    """
+    """Count the values a channel sees for one image, both views, of each norm in use."""
     seen: dict[_BatchNorm, int] = {}
 
     def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -281,23 +281,22 @@ class Kept:
     def pack(self, tensor: Tensor) -> "Handle":
         return Handle(self, tensor)
 
+    def use(self, tensor: Tensor, change: int) -> None:
+        storage = tensor.untyped_storage()
+        key, before = storage.data_ptr(), self.uses[storage.data_ptr()]
+        self.uses[key] += change
+        if key not in self.ignored and 0 in (before, self.uses[key]):
+            self.now += change * storage.nbytes()
+            self.most = max(self.most, self.now)
+
 
 class Handle:
     def __init__(self, kept: Kept, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
         self.kept, self.tensor = kept, tensor
-        self.key, self.bytes = storage.data_ptr(), storage.nbytes()
-        if self.key in kept.ignored:
-            self.bytes = 0
-        kept.uses[self.key] += 1
-        if kept.uses[self.key] == 1:
-            kept.now += self.bytes
-            kept.most = max(kept.most, kept.now)
+        kept.use(tensor, 1)
 
     def __del__(self) -> None:
-        self.kept.uses[self.key] -= 1
-        if not self.kept.uses[self.key]:
-            self.kept.now -= self.bytes
+        self.kept.use(self.tensor, -1)
 
 
 def test_a_sixteenth_of_the_batch_at_a_time_keeps_a_tenth_of_the_activations_of_a_resnet18():

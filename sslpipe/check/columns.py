@@ -1,13 +1,16 @@
-"""What [pairs] will find in the first epoch's plan, and what it costs to read."""
+"""What the columns of a data set say before a run: partners, their cost, groups that straddle."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from sslpipe.check.tables import Rows
+from sslpipe.data.index import DatasetIndex
 from sslpipe.data.mixing import WELL_MIXED, mixing_score
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing, Survey, joint_codes
+
+MOST_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -28,16 +31,7 @@ class PairsCheck:
 
 
 def check_pairs(pairing: Pairing | None, order: Order, steps: list[int]) -> PairsCheck | None:
-    """Draw the partners of some steps.
-
-    Args:
-        pairing: Of the recipe.
-        order: Of the run.
-        steps: Of the first epoch.
-
-    Returns:
-        None where nobody has a partner: without [pairs], or with masks only.
-    """
+    """Draw the partners of some steps of the first epoch; None where nobody has a partner."""
     if pairing is None or pairing.partners is None:
         return None
     partners, mixing = pairing.partners, None
@@ -86,4 +80,28 @@ def poorly_mixed_groups(check: PairsCheck | None) -> str | None:
         f"{order.batch_size // order.num_streams} samples to a batch from windows of "
         f"{order.window}, which hold few groups side by side; raise data.shuffle_window or "
         "data.num_streams"
+    )
+
+
+def straddle_warning(index: DatasetIndex, split_name: str) -> str | None:
+    """Say which columns have values both in a split and in others of its data set.
+
+    Only texts and integers are looked at: times and floats name nothing.
+    """
+    found = []
+    for name, entry in index.manifest.columns.items():
+        if entry.kind not in ("text", "integer") or split_name not in entry.splits:
+            continue
+        own = index.split(split_name).column(name).groups.values
+        for other in sorted(set(entry.splits) - {split_name}):
+            theirs = index.split(other).column(name).groups.values
+            shared = len(np.intersect1d(own, theirs, assume_unique=True))
+            if shared:
+                found.append(f"{shared:,} of {len(theirs):,} values of {name} in {other}")
+    if not found:
+        return None
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return (
+        f"groups straddle splits: {', '.join(found[:MOST_NAMED])}{more} are in {split_name}, too; "
+        "where a column names what must not be shared, such as a patient, build with --split-by"
     )
