@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sslpipe.check.tables import Rows
-from sslpipe.data.mixing import WELL_MIXED, mixing_score
-from sslpipe.data.order import Order
+from sslpipe.data.order import WELL_MIXED, Order, mixing_score
 from sslpipe.data.pairing import Pairing, Survey, joint_codes
 
 

@@ -22,9 +22,8 @@ from sslpipe.check.pairs import PairsCheck, check_pairs, pair_rows, poorly_mixed
 from sslpipe.check.splits import straddle_warning
 from sslpipe.check.tables import Rows, format_duration, memory_text, start_text, tables
 from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, Split
-from sslpipe.data.mixing import WELL_MIXED, mixing_score
 from sslpipe.data.nvjpeg import jpeg_decoder
-from sslpipe.data.order import Order
+from sslpipe.data.order import WELL_MIXED, Order, mixing_score
 from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
 from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError

@@ -25,13 +25,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from sslpipe.data.column_files import COLUMN_NAME, ColumnEntry, find_column
-from sslpipe.data.columns import Column
+from sslpipe.data.columns import COLUMN_NAME, Column, ColumnEntry, find_column
 from sslpipe.data.storage import join, load_array, read_bytes, size_of
 from sslpipe.errors import DataError
 from sslpipe.portable import forward_slashes
 from sslpipe.recipe.messages import explain_errors
 
+BLOCK = 512  # bytes of a tar header, and what members are padded to
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 SCHEMA_VERSIONS = (1, 2)  # 2 has columns; without any, 1 is written
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -57,16 +58,7 @@ def _split_name(name: str) -> str:
 
 
 class ShardFile(BaseModel):
-    """One shard of a split.
-
-    Args:
-        file: Relative to dataset.json, or a URL.
-        samples: How many it holds.
-        bytes: Its size.
-        sha256: Of the file.
-        offsets: The sidecar, relative to dataset.json.
-        offsets_sha256: Of the sidecar.
-    """
+    """One shard of a split, and its sidecar; paths are relative to dataset.json, or URLs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     file: str
@@ -163,15 +155,7 @@ class Split:
         return name in self.columns and self.name in self.columns[name].splits
 
     def column(self, name: str, *, verify: bool = True) -> Column:
-        """Open a column by its name.
-
-        Args:
-            name: Of the column.
-            verify: As in `Column`.
-
-        Raises:
-            DataError: There is no such column; the nearest name is in the message.
-        """
+        """Open a column by its name; `verify` as in `Column`. Raises: DataError for no such one."""
         entry = find_column(self.columns, name, self.folder)
         return Column(self.folder, self.name, name, entry, len(self), verify=verify)
 
@@ -192,6 +176,39 @@ class Split:
         if (starts < 0).any() or (ends <= starts).any() or (ends > entry.bytes).any():
             raise DataError(f"{url}: offsets lie outside {entry.file}; {_REINDEX}")
         return rows
+
+
+class RelabelledSplit(Split):
+    """The same samples, whose labels number the values of a column, ascending; -1: missing.
+
+    Raises: DataError where the column is of floats.
+    """
+
+    def __init__(self, split: Split, column: Column) -> None:
+        shards, columns = split.shards, split.columns
+        super().__init__(split.folder, split.name, shards, columns, allow_pipe=split.allow_pipe)
+        self.original, self.column_of_labels, self._groups = split, column, column.groups
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """All labels, (samples,) int64."""
+        return self.labels_of(np.arange(len(self)))
+
+    def labels_of(self, ids: ArrayLike) -> NDArray[np.int64]:
+        """Look up the labels of some samples. (n,) -> (n,)."""
+        return self._groups.code_of(ids)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What each label stands for, as people write it."""
+        return tuple(
+            self.column_of_labels.show_value(value) for value in self._groups.values.tolist()
+        )
+
+
+def relabelled(split: Split, column: str | None) -> Split:
+    """Return the split with the labels of a column; None: the split itself. Raises: DataError."""
+    return split if column is None else RelabelledSplit(split, split.column(column))
 
 
 _REINDEX = "write the index again with `sslpipe shards index`"

@@ -183,10 +183,8 @@ def batches(
 class Decoded(NamedTuple):
     """One stream's part of a global step: id and image of the sample at each position.
 
-    Args:
-        rows: Of n positions.
-        partners: The second views' where they show another sample; empty: none does.
-        block: Of the whole batch; its rows are images that need not be copied.
+    `partners` are those of second views that show another sample; empty: none does. The rows of
+    `block`, of the whole batch, are images that need not be copied.
     """
 
     rows: list[tuple[int, Image]]
@@ -308,10 +306,7 @@ def stand_in(get: Callable[[int], T | None], plan: StreamPlan, position: int) ->
         position: Its place there.
 
     Returns:
-        The stand-in's id, and what `get` gave for it.
-
-    Raises:
-        DataError: STAND_IN_TRIES samples in a row are bad.
+        The stand-in's id, and what `get` gave for it. Raises: DataError after STAND_IN_TRIES.
     """
     tries = min(STAND_IN_TRIES, plan.length)
     for further in range(tries):

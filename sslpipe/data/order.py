@@ -18,6 +18,8 @@ from sslpipe.random import hash_integers, permutation
 
 ORDER_VERSION = 1  # part of every digest: raise it whenever an order below changes
 
+WELL_MIXED = 0.98  # mixing score below which `sslpipe check` warns
+_UNIFORM = 0x5F  # names the draw of a uniform shuffle
 _SHARDS, _OFFSET, _WINDOWS, _SAMPLES, _HOLDOUT, _GROUPS, _CLASSES = range(7)  # names of draws
 
 Integers = NDArray[np.int64]
@@ -112,14 +114,9 @@ def suggest_holdout(labels: Integers) -> tuple[str, bool]:
 
 
 def repeated(groups: Integers, without: Integers) -> Integers:
-    """List the samples that are not the first of their group.
+    """List the samples that are not the first of their group, (N,) numbers; sorted ids.
 
-    Args:
-        groups: (N,) number of each sample's group.
-        without: Sorted ids that count as not there.
-
-    Returns:
-        Sorted ids, none of them in `without`.
+    Those of `without`, sorted ids, count as not there.
     """
     there = np.ones(len(groups), bool)
     there[without] = False
@@ -231,12 +228,7 @@ class Order:
 
 
 class EpochPlan:
-    """One epoch's line of samples and its segments.
-
-    Args:
-        order: Of the run.
-        epoch: From 0.
-    """
+    """One epoch's line of samples and its segments; epochs count from 0."""
 
     def __init__(self, order: Order, epoch: int) -> None:
         self.order, self.epoch = order, epoch
@@ -263,12 +255,7 @@ class EpochPlan:
 
 
 class StreamPlan:
-    """One segment's windows in the order they are read, and the samples inside each.
-
-    Args:
-        plan: Of the epoch.
-        number: Of the segment.
-    """
+    """One segment's windows in the order they are read, and the samples inside each."""
 
     def __init__(self, plan: EpochPlan, number: int) -> None:
         order = plan.order
@@ -286,11 +273,7 @@ class StreamPlan:
             edges = np.arange(low, high, order.window)
             windows.append(
                 np.stack(
-                    [
-                        np.full_like(edges, shard),
-                        edges,
-                        np.minimum(edges + order.window, high),
-                    ],
+                    [np.full_like(edges, shard), edges, np.minimum(edges + order.window, high)],
                     axis=1,
                 )
             )
@@ -322,3 +305,34 @@ class StreamPlan:
             parts.append(self.window_ids(window)[begin - start : min(end, stop) - start])
             begin = min(end, stop)
         return np.concatenate(parts)
+
+
+def mixing_score(batches: list[NDArray[np.int64]], pool: NDArray[np.int64]) -> float | None:
+    """Divide the batches' mean label entropy by that of as many uniform draws.
+
+    Args:
+        batches: Labels of each, (B,) int64, all of one length.
+        pool: (N,) labels of all that can be drawn, N >= B; drawn without replacement.
+
+    Returns:
+        1: as mixed as a uniform shuffle; 0: each batch has one class. None where a label is missing
+        (-1), or the pool has one class.
+    """
+    if (pool < 0).any() or (pool == pool[0]).all():
+        return None
+    rows = len(batches[0])
+    uniform: list[NDArray[np.int64]] = []
+    while len(uniform) < len(batches):
+        shuffled = pool[permutation(len(pool), _UNIFORM, len(uniform))]
+        uniform += list(shuffled[: len(pool) // rows * rows].reshape(-1, rows))
+    return _mean_entropy(batches) / _mean_entropy(uniform[: len(batches)])
+
+
+def _mean_entropy(batches: list[NDArray[np.int64]]) -> float:
+    """In nats."""
+    values = []
+    for labels in batches:
+        shares = np.bincount(labels) / len(labels)
+        shares = shares[shares > 0]
+        values.append(-(shares * np.log(shares)).sum())
+    return float(np.mean(values))

@@ -10,11 +10,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from sslpipe.data.columns import Column
-from sslpipe.data.index import Split
+from sslpipe.data.index import Split, relabelled
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.partners import PARTNERS_VERSION, Drawn, Near, Partners
 from sslpipe.data.pipeline import Batch, PairRows
-from sslpipe.data.relabelled import relabelled
 from sslpipe.errors import DataError, naming
 from sslpipe.recipe.pairs import Pairs
 
@@ -28,8 +27,7 @@ _STEPS_KEPT = 64  # drawn partners: of the batches that are being read and colla
 def plan_pairs(pairs: Pairs | None, split: Split, order: Order) -> "Pairing | None":
     """Open the columns of [pairs]; None without the section.
 
-    Raises:
-        DataError: A column does not exist, or its kind cannot serve.
+    Raises: DataError where a column does not exist, or its kind cannot serve.
     """
     if pairs is None:
         return None
@@ -74,15 +72,9 @@ class Survey(NamedTuple):
 
 
 class Pairing:
-    """What a recipe's [pairs] says of a split's samples.
+    """What a recipe's [pairs] says of a split's samples; `split.labels_of` are what the loss sees.
 
-    Args:
-        split: Whose `labels_of` are the labels that the loss sees.
-        order: Of the run.
-        pairs: The section.
-
-    Raises:
-        DataError: A column does not exist, or its kind cannot serve.
+    Raises: DataError where a column does not exist, or its kind cannot serve.
     """
 
     def __init__(self, split: Split, order: Order, pairs: Pairs) -> None:
@@ -143,12 +135,7 @@ class Pairing:
         return batch._replace(pairs=PairRows(*(torch.from_numpy(part) for part in parts)))
 
     def survey(self, steps: Sequence[int], reach: str | None = None) -> Survey:
-        """Count who finds a partner, and where, in some global steps.
-
-        Args:
-            steps: Of an epoch.
-            reach: As pairs.reach, which is taken without.
-        """
+        """Count who finds a partner in some global steps, and where; `reach` as pairs.reach."""
         assert self.partners is not None
         streams, found = range(self.order.num_streams), Survey()
         bytes_each = np.array([shard.bytes / shard.samples for shard in self.split.shards])

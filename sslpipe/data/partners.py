@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.column_files import is_missing
-from sslpipe.data.columns import Column, Groups
+from sslpipe.data.columns import Column, Groups, is_missing
 from sslpipe.data.order import Order
 from sslpipe.errors import DataError
 from sslpipe.random import hash_integers

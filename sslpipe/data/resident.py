@@ -42,26 +42,10 @@ def resident_batches(
     prepare: Prepare | None = None,
     pairing: Pairing | None = None,
 ) -> Generator[Batch]:
-    """Yield the batches of `batches`, with the images on the device.
+    """Yield the batches of `batches`, with the images on the device; arguments as there.
 
-    Every process holds all images that are served.
-
-    Args:
-        split: Where the samples are.
-        order: Which sample stands where.
-        data: The recipe's [data].
-        run: The recipe's [run].
-        process: This process.
-        first_step: The global step to begin with.
-        device: Where the images are held.
-        on_bad: Called for every bad sample while the split is read, before the first batch.
-        on_progress: Called with the number of images of each decoded batch.
-        jpeg: See `ImageStore`.
-        prepare: As in `batches`.
-        pairing: As in `batches`.
-
-    Raises:
-        DataError: The images do not fit, or a place has no good stand-in.
+    Every process holds all images that are served. `on_progress` is called with the number of
+    images of each decoded batch. Raises: DataError, also where the images do not fit.
     """
     # decode everything once, into the device's memory
     bad: set[int] = set()

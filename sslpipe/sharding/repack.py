@@ -17,40 +17,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from sslpipe.data.index import Manifest
+from sslpipe.data.index import BLOCK, IMAGE_SUFFIXES, Manifest
 from sslpipe.errors import DataError
 from sslpipe.portable import replacing
 from sslpipe.sharding.gather import TarColumns
 from sslpipe.sharding.index import any_tars, by_split, index_folder
-from sslpipe.sharding.manifest import load_manifest
-from sslpipe.sharding.record import forget_split, shards_in
-from sslpipe.sharding.scan import (
-    BLOCK,
-    IMAGE_SUFFIXES,
-    HeaderFile,
-    Member,
-    compression,
-    list_members,
-    to_sample,
-)
+from sslpipe.sharding.record import forget_split, load_manifest, shards_in
+from sslpipe.sharding.scan import HeaderFile, Member, compression, list_members, to_sample
 from sslpipe.sharding.sources import number_labels
 from sslpipe.sharding.writer import Advance, add_label, add_member, shard_name
 
-_OPENERS: dict[str, Callable[[Path], Any]] = {
-    "gzip": gzip.open,
-    "bzip2": bz2.open,
-    "xz": lzma.open,
-}
+_OPENERS: dict[str, Callable[[Path], Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
 _CHUNK = 2**20
 
 
 class Repacked(NamedTuple):
-    """What was written.
-
-    Args:
-        manifest: As in dataset.json.
-        left_out: Members that belong to no image, "TAR: NAME".
-    """
+    """The manifest written, and members that belong to no image, "TAR: NAME"."""
 
     manifest: Manifest
     left_out: list[str]
@@ -179,13 +161,8 @@ def _samples(plain: Path, name: str, left_out: list[str], folder_labels: bool) -
     """Group the members of a tar by key, in the order in which the keys appear.
 
     A member a.b.jpg has webdataset's key a and is an image of no suffix; where such a key has no
-    other image, its members are samples of their own: a_b.
-
-    Args:
-        plain: The tar.
-        name: Of the tar, for messages.
-        left_out: Gets the names that belong to no image.
-        folder_labels: Whether a label of its own is refused.
+    other image, its members are samples of their own: a_b. `left_out` gets the names that belong to
+    no image; with `folder_labels` a label of its own is refused.
     """
     listing = list_members(plain)
     left_out += [f"{name}: {other}" for other in listing.others]

@@ -46,12 +46,6 @@ def draw_placement(pixels: NDArray[np.uint8], seed: int, split: str, number: int
     that keep all that is not black inside the frame. Where the largest scale does not fit at its
     angle, the range of scales ends at the largest that does; only a picture too long for its frame
     at any scale in the range goes below 0.55.
-
-    Args:
-        pixels: (h, w, C) uint8.
-        seed: Of the data set.
-        split: Of the source.
-        number: Of the image in the source.
     """
     numbers = uniform(seed, zlib.crc32(split.encode()), [number], 0, 5)[0]
     degrees = MAX_DEGREES * (2 * numbers[0] - 1)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from sslpipe.data.column_files import is_missing
+from sslpipe.data.columns import is_missing
 from sslpipe.data.decode import BadSample, decode, header_size
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import Reader
@@ -24,13 +24,7 @@ _ORDER = "(min / median / max)"
 def choose_ids(
     split: Split, ids: Sequence[int] | None, *, count: int, seed: int
 ) -> NDArray[np.int64]:
-    """Return samples in ascending order, each once: those of `ids`, or some drawn from the seed.
-
-    Args:
-        split: Where they are.
-        ids: Which; None: drawn.
-        count: How many are drawn, at most.
-        seed: Of the draw.
+    """Return samples in ascending order, each once: those of `ids`, or `count` drawn from the seed.
 
     Raises:
         UserError: For an id that is not in the split.
@@ -69,7 +63,7 @@ def sample_sheet(
     seed: int,
     ids: Sequence[int] | None = None,
 ) -> Image.Image:
-    """Draw a grid of samples, each with its id, key, class and size.
+    """Draw a grid of samples, each with its id, key, class and size; of a bad one, what is wrong.
 
     Args:
         index: The data set.
@@ -78,9 +72,6 @@ def sample_sheet(
         columns: How many in a row.
         seed: Of the choice.
         ids: These samples instead.
-
-    Returns:
-        An RGB image; where a sample is bad, its cell says why.
     """
     # the samples, and the sheet's size
     split = index.split(split_name)
@@ -115,14 +106,7 @@ def sample_sheet(
 
 
 def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tuple[str, str]]:
-    """Describe a split as (name, text) pairs.
-
-    Args:
-        index: The data set.
-        split_name: The split.
-        sampled: How many samples' headers are read for the image sizes, at most; all other
-            numbers are of the whole split.
-    """
+    """Describe a split as (name, text) pairs; at most `sampled` headers are read for sizes."""
     # counts and bytes
     split = index.split(split_name)
     labels = split.labels

@@ -23,13 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.decode import BadSample, decode
-from sslpipe.data.index import Triple
+from sslpipe.data.index import BLOCK, Triple
 from sslpipe.errors import DataError
-from sslpipe.portable import replacing, sha256_of
+from sslpipe.portable import replacing
 from sslpipe.random import permutation
-from sslpipe.sharding.columns import find_groups
-from sslpipe.sharding.gather import Columns, to_json
-from sslpipe.sharding.manifest import shard_file
+from sslpipe.sharding.columns import Columns, find_groups
+from sslpipe.sharding.gather import to_json
 from sslpipe.sharding.members import (
     conversion_of,
     downscale,
@@ -45,9 +44,9 @@ from sslpipe.sharding.record import (
     read_finished,
     record_path,
     recorded_plan,
-    start_record,
+    write_record,
 )
-from sslpipe.sharding.scan import BLOCK, offset_rows, scan_tar
+from sslpipe.sharding.scan import index_tar
 from sslpipe.sharding.scatter import draw_placement, place
 from sslpipe.sharding.sources import Images
 
@@ -136,7 +135,7 @@ def write_split(
 ) -> list[Done]:
     """Write what is missing of a split's shards and return all of them, in shard order.
 
-    Files are the same for any number of workers, and for any number of parts.
+    Files are the same for any number of workers (threads) and parts.
 
     Args:
         folder: Of the data set.
@@ -151,7 +150,8 @@ def write_split(
     """
     # what an earlier call has finished
     record = record_path(folder, plan.split, part)
-    start_record(record, plan.fingerprint)
+    if recorded_plan(record) is None:
+        write_record(record, plan.fingerprint)
     done: dict[int, Done] = {}
     for path in {record, record_path(folder, plan.split)}:  # parts may have been merged since
         if recorded_plan(path) not in (None, plan.fingerprint):
@@ -197,14 +197,10 @@ def mean_and_std(shards: list[Done]) -> tuple[Triple, Triple]:
 def _order(
     split: str, source: SplitImages, layout: Layout
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Shuffle a split's images; with `layout.group_by`, those of a group lie together.
+    """Shuffle a split's images: their numbers (n,), and where the pieces begin that lie together.
 
-    A group of more than MOST_TOGETHER is written in pieces of so many: its samples have partners
-    beside them all the same, and no shard is of one group only.
-
-    Returns:
-        order: (n,) numbers of the images.
-        starts: Where in `order` the pieces begin, which lie together.
+    With `layout.group_by` a piece is a group, or MOST_TOGETHER of a larger one: its samples have
+    partners beside them all the same, and no shard is of one group only.
     """
     numbers, seed = source.numbers, (layout.seed, zlib.crc32(split.encode()))
     order = numbers[permutation(len(numbers), *seed)]
@@ -273,11 +269,7 @@ def _fingerprint(split: str, source: SplitImages, layout: Layout) -> str:
 
 
 def _write_shard(
-    folder: Path,
-    shard: int,
-    plan: SplitPlan,
-    skip_bad: bool,
-    stop: threading.Event,
+    folder: Path, shard: int, plan: SplitPlan, skip_bad: bool, stop: threading.Event
 ) -> Done:
     """Write one tar and its sidecar, each atomically; no tar where every image is bad."""
     source, layout = plan.source, plan.layout
@@ -323,16 +315,12 @@ def _write_shard(
             described = to_json(source.columns, number)
             if described:
                 add_member(tar, f"{key}.json", io.BytesIO(described), len(described))
-    # its sidecar is written when it is whole and on disk
-    moments = Moments(pixels=pixels, sums=sums.tolist(), squares=squares.tolist())
     if not pixels:
         path.unlink()
-        return Done(shard=shard, entry=None, moments=moments, bad=bad)
-    entry = shard_file(path, offset_rows(scan_tar(path)), sha256_of(path))
     return Done(
         shard=shard,
-        entry=entry,
-        moments=moments,
+        entry=index_tar(path) if pixels else None,  # now that it is whole and on disk
+        moments=Moments(pixels=pixels, sums=sums.tolist(), squares=squares.tolist()),
         bad=bad,
         transparent=transparent,
         conversions=conversions,

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from sslpipe.data import columns
-from sslpipe.data.column_files import ColumnEntry, ColumnFile
-from sslpipe.data.columns import Column
+from sslpipe.data.columns import Column, ColumnEntry, ColumnFile
 from sslpipe.data.index import DatasetIndex, Manifest, load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding.columns import ColumnValues, write_columns
@@ -115,7 +114,7 @@ def test_another_kind_in_another_split_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_columns_the_index_is_of_the_first_schema(tmp_path: Path) -> None:
-    from sslpipe.sharding.manifest import save_manifest
+    from sslpipe.sharding.record import save_manifest
 
     manifest = write_dataset(tmp_path, (2,))
     save_manifest(tmp_path, load_index(manifest).manifest)

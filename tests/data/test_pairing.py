@@ -9,8 +9,7 @@ import torch
 from sslpipe.data import store
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import batches
-from sslpipe.data.mixing import mixing_score
-from sslpipe.data.order import Order, held_out
+from sslpipe.data.order import Order, held_out, mixing_score
 from sslpipe.data.pairing import joint_codes, plan_pairs
 from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import Rank

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from sslpipe.data.decode import BadSample
-from sslpipe.data.index import load_index
+from sslpipe.data.index import load_index, relabelled
 from sslpipe.data.reader import Reader, _alone, _plain
-from sslpipe.data.relabelled import relabelled
 from sslpipe.errors import DataError
 from tests.helpers.dataset import picture, png, write_dataset
 

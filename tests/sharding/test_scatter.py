@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import stats
 
-from sslpipe.sharding.png import encode_png, png_bytes
+from sslpipe.sharding.members import encode_png, png_bytes
 from sslpipe.sharding.scatter import Placement, draw_placement, place
 
 

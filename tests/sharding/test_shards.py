@@ -27,7 +27,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.data.storage import read_range
 from sslpipe.sharding import SOURCES, show, sources
 from sslpipe.sharding.idx import parse_idx, write_idx
-from sslpipe.sharding.png import encode_png
+from sslpipe.sharding.members import encode_png
 from sslpipe.sharding.scan import scan_tar
 from sslpipe.sharding.scatter import draw_placement, place
 from tests.helpers.dataset import picture, write_dataset
