@@ -39,14 +39,9 @@ class DiskCache:
     def read(
         self, name: str, size: int, start: int, end: int, fetch: Callable[[int, int], bytes]
     ) -> bytes:
-        """Read bytes start to end (exclusive) of a file.
+        """Read bytes start to end (exclusive) of a file of `size` bytes, whose sha256 is `name`.
 
-        Args:
-            name: Of the content, a sha256, so that a file that changed is another one.
-            size: Bytes of the whole file.
-            start: First byte.
-            end: One past the last byte.
-            fetch: Gives the bytes of a range; neighbouring blocks that are missing are one call.
+        `fetch` gives the bytes of a range; neighbouring blocks that are missing are one call.
         """
         numbers = range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
         blocks = {number: self._load(name, number, size) for number in numbers}

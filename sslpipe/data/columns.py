@@ -259,10 +259,7 @@ class Column:
 class Groups:
     """The samples of a split by value; codes 0 to G - 1 count the values that occur, ascending.
 
-    Args:
-        column: Whose values these are.
-        groups: (2, G) int64, values and first places in `members`.
-        members: (present,) ids by (value, id).
+    `groups` are (2, G) int64, values and first places in `members`: (present,) ids by (value, id).
     """
 
     def __init__(

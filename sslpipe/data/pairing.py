@@ -44,12 +44,8 @@ def plan_version(pairs: Pairs | None) -> int:
 class Survey(NamedTuple):
     """Who finds a partner, of the samples of some global steps.
 
-    Args:
-        samples: Looked at.
-        partners: That have one.
-        lonely: That should have one and have none.
-        outside: Partners outside of the window that a stream holds in memory.
-        outside_bytes: To read these.
+    `lonely` ones should have a partner and have none; `outside` are partners outside of the window
+    that a stream holds in memory, and `outside_bytes` what reading them takes.
     """
 
     samples: int = 0
@@ -106,14 +102,10 @@ class Pairing:
     def describe(
         self, step: int, streams: range, batch: Batch, second: Sequence[int | None]
     ) -> Batch:
-        """Return the batch with its `pairs`.
+        """Return the batch of a step and of this process's streams with its `pairs`.
 
-        Args:
-            step: Of the batch.
-            streams: Of this process.
-            batch: B rows, with the images of the partners behind theirs.
-            second: The sample that the second view of each row shows, None for the row's own;
-                empty: so it is for all.
+        The images of the partners are behind the rows' own. `second` is the sample that the second
+        view of each row shows, None for the row's own; empty: so it is for all.
         """
         own, count = batch.source_ids.numpy(), len(batch.ids)
         image, shown, lonely = np.arange(count), own.copy(), np.zeros(count, bool)

@@ -84,16 +84,10 @@ class ImageStore:
         decoded: Image | None = None,
         slot: NDArray[np.uint8] | None = None,
     ) -> Image | None:
-        """Decode one sample, or take it from the cache.
+        """Decode one sample, or take it from the cache: (3, h, w) uint8, or None where it is bad.
 
-        Args:
-            sample_id: Its place in the split.
-            raw: Its bytes, where they are read already.
-            decoded: Its pixels, where another decoder made them; see `decode`.
-            slot: See `decode`; only where the store `keeps_nothing`.
-
-        Returns:
-            (3, h, w) uint8, or None where the sample is bad.
+        `raw` are its bytes, where they are read already, and `decoded` its pixels, where another
+        decoder made them. `slot` as in `decode`, only where the store `keeps_nothing`.
         """
         if sample_id in self._kept:
             return self._kept[sample_id]
@@ -103,8 +97,6 @@ class ImageStore:
             return recent
         raw = raw or self.reader.one(sample_id)
         try:
-            if isinstance(raw.image, BadSample):
-                raise raw.image
             image = decode(raw.image, self.canvas_px, decoded, slot)
         except BadSample as error:
             self._report(sample_id, raw.key, str(error))

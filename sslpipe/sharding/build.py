@@ -291,12 +291,8 @@ def _check_free(
 ) -> None:
     """Raise DataError where a folder holds shards of these splits that another build wrote.
 
-    Args:
-        out: The folder.
-        manifest: Its own.
-        plans: Fingerprint of each split that is to be written.
-        part: Which part is to be written; None: all.
-        remedy: Beside another folder; '': --overwrite, and what it does.
+    `plans` are the fingerprints of what is to be written, as this part or as a whole (None);
+    `remedy` is named beside another folder, and '' stands for --overwrite.
     """
     held = [key for key, plan in plans.items() if _is_held(out, manifest, key, plan, part)]
     if not held:

@@ -114,17 +114,12 @@ def write_columns(
     columns: Mapping[str, Columns],
     named: Mapping[str, str] = MappingProxyType({}),
 ) -> Manifest:
-    """Write the columns of whole splits and return the manifest that names them.
+    """Write the columns of whole splits, by split and name; return the manifest with them.
 
-    Args:
-        folder: Of dataset.json, which is not written.
-        manifest: With the shards of these splits; columns of its other splits stay.
-        columns: By split, then by name; values by sample id. What the manifest had of these splits
-            is forgotten.
-        named: File -> sha256 of those that stay as they are, for a dataset.json that names them.
+    What the manifest had of these splits is forgotten, columns of its other splits stay. `named`
+    files (-> sha256) stay as they are, for a dataset.json that names them.
 
-    Raises:
-        DataError: A name is no column's, or a column has another kind in other splits.
+    Raises: DataError where a name is no column's, or another split has it of another kind.
     """
     others = without_splits(manifest, columns)
     check_kinds(others, columns)
@@ -145,16 +140,10 @@ def save_columns(folder: Path, manifest: Manifest, columns: Mapping[str, Columns
 
 
 def add_columns(folder: Path, columns: Mapping[str, Columns], *, alone: bool = False) -> Manifest:
-    """Give splits of a data set that is there columns; shards and all other columns stay.
+    """Give splits of a data set that is there columns, and write its dataset.json anew.
 
-    Args:
-        folder: Of dataset.json, which is written anew.
-        columns: By split, then by name; values by sample id. One of a name that is there is
-            replaced in these splits.
-        alone: Other splits lose their columns of these names.
-
-    Raises:
-        DataError: As `write_columns`.
+    One of a name that is there is replaced in these splits; with `alone` other splits lose it.
+    Shards and all other columns stay. Raises: DataError as `write_columns`.
     """
     with one_at_a_time(folder):
         manifest = load_index(folder).manifest

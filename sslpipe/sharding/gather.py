@@ -22,12 +22,9 @@ MOST_JSON_BYTES = 2**24  # of a member; what is larger is no description of an i
 
 
 class TarColumns(NamedTuple):
-    """What is read from the samples of tars.
+    """What is read from the samples of tars: fields of KEY.json, named groups of an image's name.
 
-    Args:
-        fields: Of KEY.json.
-        name_pattern: Of the image's name in the tar; its named groups are columns.
-        required: Whether a field that no sample has is an error.
+    With `required` a field that no sample has is an error.
     """
 
     fields: tuple[ColumnSpec, ...] = ()

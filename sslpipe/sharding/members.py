@@ -3,7 +3,8 @@
 import io
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -139,26 +140,17 @@ def _with_alpha(raw: bytes) -> Image.Image | None:
 
 
 def flatten(raw: bytes, background: tuple[int, int, int]) -> bytes:
-    """Put an image with transparent parts on a colour, as a PNG; any other stays as it is.
+    """Put an image with transparent parts on a colour, 0 to 255, as a PNG; others stay as they are.
 
     Decoders drop alpha, and what lies under it is often black: a black drawing vanishes.
 
-    Args:
-        raw: The encoded image.
-        background: Red, green and blue, 0 to 255.
-
-    Raises:
-        BadSample: The image cannot be decoded.
+    Raises: BadSample where the image cannot be decoded.
     """
-    try:
+    with _readable():
         image = _with_alpha(raw)
         if image is None:
             return raw
         rgba = np.asarray(ImageOps.exif_transpose(image).convert("RGBA")).astype(np.uint16)
-    except BadSample:
-        raise
-    except Exception as error:  # damaged bytes make the decoders raise almost anything
-        raise BadSample(f"not a readable image: {first_line(error)}") from error
     alpha = rgba[:, :, 3:]  # (h, w, 1)
     if (alpha == 255).all():
         return raw
@@ -190,9 +182,8 @@ def downscale(raw: bytes, shorter_px: int) -> bytes:
 
 def _open_other(raw: bytes) -> NDArray[np.uint8]:
     """Decode a BMP, GIF, PPM or TIFF to (h, w) grey or (h, w, 3) RGB."""
-    try:
-        image = _open(raw, _OTHER_FORMATS)
-        image = ImageOps.exif_transpose(image)
+    with _readable():
+        image = ImageOps.exif_transpose(_open(raw, _OTHER_FORMATS))
         if image.mode.startswith("I;16"):
             return (np.asarray(image) >> 8).astype(np.uint8)
         if image.mode in ("I", "F"):
@@ -204,6 +195,12 @@ def _open_other(raw: bytes) -> NDArray[np.uint8]:
         if image.mode == "P":
             image = image.convert("RGBA")  # straight to RGB warns about transparency
         return np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
     except BadSample:
         raise
     except Exception as error:  # damaged bytes make the decoders raise almost anything

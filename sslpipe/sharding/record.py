@@ -97,16 +97,16 @@ class Moments(BaseModel):
 
 
 class Done(BaseModel):
-    """One finished shard.
+    """One finished shard; `entry`, its line in dataset.json, is None where every image was bad.
 
     Args:
         shard: Its number.
-        entry: Its line in dataset.json; None where every image was bad.
+        entry: As above.
         moments: Of its pixels.
         bad: "NAME: reason" for each image that was skipped.
         transparent: How many images have transparent parts and were put on no colour.
-        conversions: Of images that are not 8-bit grey or RGB: kind -> (count, lowest value,
-            highest value); see `conversion_of`.
+        conversions: Of images that are not 8-bit grey or RGB, by kind: count, least and largest
+            value; see `conversion_of`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -207,16 +207,8 @@ class SplitRecord(BaseModel):
 class PartFile(BaseModel):
     """A finished part, or with `part` None a whole build; all but `part` and `done` is shared.
 
-    Args:
-        name: Of the data set, where it was named.
-        source: For dataset.json.
-        license: For dataset.json.
-        classes: Names by label.
-        splits: In the order of dataset.json.
-        missing: Files that a list names and that are not there, by split.
-        columns: Kinds of the columns, by name; their values are in the shards.
-        part: Which part.
-        done: The part's shards, by split.
+    `missing` are files that a list names and that are not there, `columns` the kinds of columns
+    whose values are in the shards, `done` the part's shards, by split.
     """
 
     model_config = ConfigDict(frozen=True)

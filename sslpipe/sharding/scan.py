@@ -26,16 +26,10 @@ _REPACK = "write it again: sslpipe shards repack"
 
 
 class Sample(NamedTuple):
-    """Where one sample lies in its tar.
+    """Where one sample lies in its tar: from `start`, its header, to `end`, behind its padding.
 
-    Args:
-        key: webdataset's.
-        start: First byte in the tar, with its header.
-        end: The byte after its last, with padding.
-        image: First byte and length of the image itself.
-        label: -1 for none.
-        name: Of the image's file.
-        json: First byte and length of KEY.json; None where there is none.
+    `image` and `json` are first byte and length of the image, called `name`, and of KEY.json, None
+    where there is none. The key is webdataset's; label -1 is none.
     """
 
     key: str
@@ -48,16 +42,10 @@ class Sample(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A regular file of a tar.
+    """A regular file of a tar, whose name is never a path on this machine.
 
-    Args:
-        name: As in the tar; it is never a path on this machine.
-        key: webdataset's.
-        suffix: What follows the key and a dot, in lower case.
-        start: First byte of its header.
-        data: First byte of its content.
-        size: Of the content.
-        sparse: The header of a file with holes, whose content is not as stored; else None.
+    The suffix follows webdataset's key and a dot, in lower case. The header begins at `start`, the
+    content at `data`. `sparse` is the header of a file with holes, whose content is not as stored.
     """
 
     name: str

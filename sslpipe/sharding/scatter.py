@@ -22,14 +22,10 @@ _STEP = 2.0**-16
 
 
 class Placement(NamedTuple):
-    """Where and how an image is placed in its frame.
+    """Where an image is placed in its frame, and how.
 
-    Args:
-        scale: Side of the placed image over its original side.
-        degrees: Rotation, counter-clockwise.
-        brightness: Factor of the pixels.
-        dx: Shift of the centre to the right, px.
-        dy: Shift of the centre down, px.
+    Its side is `scale` of what it was, it is rotated by `degrees` counter-clockwise, its centre
+    shifted by dx px to the right and dy px down, its pixels multiplied by `brightness`.
     """
 
     scale: float

@@ -65,13 +65,7 @@ def sample_sheet(
 ) -> Image.Image:
     """Draw a grid of samples, each with its id, key, class and size; of a bad one, what is wrong.
 
-    Args:
-        index: The data set.
-        split_name: The split to show.
-        count: How many samples are chosen at random, at most.
-        columns: How many in a row.
-        seed: Of the choice.
-        ids: These samples instead.
+    At most `count` are drawn at random, unless `ids` names them; `columns` stand in a row.
     """
     # the samples, and the sheet's size
     split = index.split(split_name)
@@ -90,8 +84,6 @@ def sample_sheet(
         top = MARGIN_PX + place // columns * step_y
         raw = reader.one(sample_id)
         try:
-            if isinstance(raw.image, BadSample):
-                raise raw.image
             pixels = decode(raw.image, 2 * CELL_PX).transpose(1, 2, 0)
             width, height = header_size(raw.image)
             sheet.paste(_fitted(pixels), (left, top))
@@ -177,11 +169,8 @@ def _sizes(index: DatasetIndex, split_name: str, count: int) -> tuple[np.ndarray
     reader = Reader(split, window_bytes=WINDOW_BYTES)
     sizes, bad = [], 0
     for sample_id in np.sort(permutation(len(split), 0)[:count]).tolist():
-        raw = reader.one(sample_id)
         try:
-            if isinstance(raw.image, BadSample):
-                raise raw.image
-            sizes.append(header_size(raw.image))
+            sizes.append(header_size(reader.one(sample_id).image))
         except BadSample:
             bad += 1
     return np.array(sizes, np.int64).reshape(-1, 2), bad  # (n, 2)

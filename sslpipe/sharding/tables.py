@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,16 +29,8 @@ _DELIMITERS = {
     "\t": ("tabs", "tab"),
     "|": ("vertical bars", "'|'"),
 }
+_Row = dict[str, str | None]  # the cells that are asked for; None: the row is too short
 _NAMES = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";"}
-
-
-class _Row(NamedTuple):
-    """A row, as far as it is used; a cell is None where the row is too short."""
-
-    path: str
-    label: str | None
-    split: str
-    cells: dict[str, str | None]  # None: the row is too short
 
 
 def read_csv(options: SourceOptions) -> dict[str, Images]:
@@ -48,44 +40,47 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     """
     if options.csv is None:
         raise DataError("--source csv needs --csv FILE")
-    rows = _read_rows(options, options.csv)
+    label_column = options.label_column if options.labels else None
+    rows = _read_rows(options, options.csv, label_column)
     if not rows:
         raise DataError(f"{options.csv} has no rows below its first line, which names the columns")
     # rows by split; labels of all splits together name the classes
-    root = options.root or options.csv.parent
+    root, by = options.root or options.csv.parent, options.split_column
     groups: dict[str, list[_Row]] = {}
     for row in rows:
-        groups.setdefault(row.split, []).append(row)
-    if options.split_column and options.split:
+        groups.setdefault((row[by] if by else options.split) or "train", []).append(row)
+    if by and options.split:
         if options.split not in groups:
-            raise DataError(f"{options.csv}: no row has {options.split_column} = {options.split!r}")
+            raise DataError(f"{options.csv}: no row has {by} = {options.split!r}")
         groups = {options.split: groups[options.split]}
-    all_labels = [row.label for row in rows]
+
+    def labels(members: list[_Row]) -> list[str | None]:
+        return [row[label_column] or None if label_column else None for row in members]
+
     return {
         split: from_files(
             root,
-            [root / row.path for row in members],
-            [row.label for row in members],
-            all_labels,
+            [root / str(row[options.image_column]) for row in members],
+            labels(members),
+            labels(rows),
             skip_missing=options.skip_missing,
-            cells={name: [row.cells[name] for row in members] for name in options.fields},
+            cells={name: [row[name] for row in members] for name in options.fields},
             origin="table",
         )
         for split, members in groups.items()
     }
 
 
-def _read_rows(options: SourceOptions, path: Path) -> list[_Row]:
+def _read_rows(options: SourceOptions, path: Path, label_column: str | None) -> list[_Row]:
     """Read the columns that are asked for. Raises: DataError with file, line and remedy."""
     delimiter = _delimiter(options, path)
-    label_column = options.label_column if options.labels else None
     wanted = [
         ("--image-column", options.image_column),
         ("--label-column", label_column),
         ("--split-column", options.split_column),
         *(("--columns", name) for name in options.fields),
     ]
-    rows = []
+    names, rows = [column for _, column in wanted if column is not None], []
     try:
         raw = open_regular(path, pipe=True)
         with io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
@@ -104,10 +99,7 @@ def _read_rows(options: SourceOptions, path: Path) -> list[_Row]:
                     if not cells[column]:
                         where = f"{path}, line {reader.line_num}"
                         raise DataError(f"{where}: no value of {column!r}; fill it, or drop it")
-                split = cells[options.split_column] if options.split_column else options.split
-                label = cells[label_column] or None if label_column else None
-                own = {name: cells[name] for name in options.fields}
-                rows.append(_Row(cells[options.image_column], label, split or "train", own))
+                rows.append({name: cells[name] for name in names})
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read {path}: {error}; save it as UTF-8") from error
     except (OSError, csv.Error) as error:
@@ -146,10 +138,6 @@ def _no_column(path: Path, option: str, column: str, columns: list[str], delimit
 # --- parquet
 
 MOST_UNNAMED = 2**20  # classes without names; a higher label is an id, not the number of a class
-
-_UNITS = {"D": 1 / 86400, "s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # in a second
-_DAY_S = 86400
-_ENDS_S = (-62_135_596_800 + _DAY_S, 253_402_300_799 - _DAY_S)  # of the years 1 to 9999, from 1970
 
 Labels = NDArray[np.int64] | list[str | None]  # numbers of classes (-1: none), or their names
 
@@ -341,25 +329,15 @@ def _cells(cells: Any, kept: list[int], where: str) -> list[object]:
     from pyarrow import ArrowException, timestamp, types
 
     kind = cells.type
-    if types.is_timestamp(kind) or types.is_date(kind):
-        # whole units since 1970; a day less at both ends, for time zones
-        unit = _UNITS[
-            "D" if types.is_date32(kind) else "ms" if types.is_date64(kind) else kind.unit
-        ]
-        counts = cells.cast("int32" if types.is_date32(kind) else "int64").fill_null(0).to_numpy()
-        seconds = counts / unit  # float64: to well below a day
-        rows = np.flatnonzero((seconds < _ENDS_S[0]) | (seconds > _ENDS_S[1]))
-        if len(rows):
-            raise DataError(
-                f"{where}, row {rows[0]}: {counts[rows[0]]} is no {kind} of the years 1 to "
-                "9999; mend it, leave it empty, or leave the column out of --columns"
-            )
     try:
-        if types.is_timestamp(kind):
-            cells = cells.cast(timestamp("us", kind.tz), safe=False)
+        if types.is_timestamp(kind):  # only a finer unit loses anything
+            cells = cells.cast(timestamp("us", kind.tz), safe=kind.unit != "ns")
         return list(cells.take(kept).to_pylist())
     except (ArrowException, ArithmeticError, ValueError) as error:
-        raise DataError(f"{where}: cannot read values of {kind}: {first_line(error)}") from error
+        raise DataError(
+            f"{where}: cannot read values of {kind}: {first_line(error)}; mend it, leave it empty, "
+            "or leave the column out of --columns"
+        ) from error
 
 
 def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:

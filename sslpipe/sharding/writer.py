@@ -13,7 +13,7 @@ import re
 import tarfile
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import MappingProxyType
@@ -80,13 +80,9 @@ class Layout(NamedTuple):
 
 
 class SplitImages(NamedTuple):
-    """A split to write.
+    """A split to write: which of a source's images, (n,) int64, and columns of all of `images`.
 
-    Args:
-        images: A split of the source.
-        numbers: (n,) int64, which of `images` are written.
-        origin: The source's name of its split, by which scattering is seeded.
-        columns: What else is known of all of `images`.
+    `origin` is the source's name of its split, by which scattering is seeded.
     """
 
     images: Images
@@ -98,12 +94,7 @@ class SplitImages(NamedTuple):
 class SplitPlan(NamedTuple):
     """Which image lies in which shard: a pure function of the source and the layout.
 
-    Args:
-        split: Its name.
-        source: Its images.
-        layout: What else decides the bytes.
-        shards: Numbers of the images of each shard, int64.
-        fingerprint: sha256 of all that decides the bytes.
+    `shards` are the numbers of the images of each, `fingerprint` is of all that decides the bytes.
     """
 
     split: str
@@ -135,18 +126,11 @@ def write_split(
 ) -> list[Done]:
     """Write what is missing of a split's shards and return all of them, in shard order.
 
-    Files are the same for any number of workers (threads) and parts.
+    Files are the same for any number of workers, which are threads, and of parts (None: all
+    shards). With `skip_bad` an image that cannot be decoded is listed in `Done.bad`. `advance` is
+    called with the number of images that each finished shard has.
 
-    Args:
-        folder: Of the data set.
-        plan: Of the split.
-        part: Which shards to write; None: all.
-        workers: Threads.
-        skip_bad: Skip an image that cannot be decoded, and list it in `Done.bad`.
-        advance: Called with the number of images that each finished shard has.
-
-    Raises:
-        DataError: An image cannot be decoded (it is named), or the record is of another plan.
+    Raises: DataError for a bad image, which it names, or the record of another plan.
     """
     # what an earlier call has finished
     record = record_path(folder, plan.split, part)
@@ -239,17 +223,25 @@ def _cut(split: str, source: SplitImages, layout: Layout) -> list[NDArray[np.int
     inside = [np.arange(starts[k], starts[k] + lengths[k]) for k in large]
     starts = np.unique(np.concatenate([starts, *inside]))
     totals = np.add.reduceat(sizes, starts) if len(starts) else sizes
-    cuts, count, filled = [], 0, 0
-    for at, length, size in zip(
-        starts.tolist(), np.diff(starts, append=len(order)).tolist(), totals.tolist(), strict=True
-    ):
-        if count and (
-            count + length > layout.samples_per_shard or filled + size > layout.max_shard_bytes
-        ):
+    lengths = np.diff(starts, append=len(order))
+    cuts = cut_shards(lengths, totals, layout.samples_per_shard, layout.max_shard_bytes)
+    return list(np.split(order, starts[cuts]))
+
+
+def cut_shards(
+    lengths: Sequence[int] | NDArray[np.int64],
+    sizes: Sequence[int] | NDArray[np.int64],
+    most_samples: int,
+    most_bytes: int,
+) -> list[int]:
+    """Say at which pieces, of so many samples and bytes each, another shard begins."""
+    cuts, count, filled = list[int](), 0, 0
+    for at, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
+        if count and (count + length > most_samples or filled + size > most_bytes):
             cuts.append(at)
             count = filled = 0
-        count, filled = count + length, filled + size
-    return list(np.split(order, cuts))
+        count, filled = count + int(length), filled + int(size)
+    return cuts
 
 
 def _fingerprint(split: str, source: SplitImages, layout: Layout) -> str:

@@ -71,8 +71,8 @@ def plain_png(filter_type: int = 0, *, colours: int = 0, rows: int = 24) -> list
 @pytest.mark.parametrize("colours", [0, 2])
 @pytest.mark.parametrize("filter_type", range(5))
 def test_a_png_that_is_pixels_only_gives_the_pixels_of_pillows_reader(
-    filter_type: int, colours: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    filter_type, colours, monkeypatch
+):
     raw = b"".join(plain_png(filter_type, colours=colours))
     expected = by_pillow(raw)
     monkeypatch.setattr("sslpipe.data.decode._PILLOW", {})  # not read by it
@@ -91,9 +91,7 @@ def test_a_png_that_is_pixels_only_gives_the_pixels_of_pillows_reader(
         (lambda parts: plain_png(7), "unrecognized data stream"),
     ],
 )
-def test_damage_to_a_png_that_is_pixels_only_is_told_as_of_any(
-    damage: Callable[[list[bytes]], list[bytes]], reason: str
-) -> None:
+def test_damage_to_a_png_that_is_pixels_only_is_told_as_of_any(damage, reason):
     with pytest.raises(BadSample, match=reason):
         decode(b"".join(damage(plain_png())), CANVAS_PX)
 
@@ -119,9 +117,7 @@ def test_a_png_that_is_not_pixels_only_gives_the_pixels_of_pillows_reader(more: 
 
 
 @pytest.mark.parametrize("scale", [1, 2, 4, 8])
-def test_a_large_jpeg_is_decoded_at_the_least_of_the_fast_scales_that_fills_the_canvas(
-    scale: int,
-) -> None:
+def test_a_large_jpeg_is_decoded_at_the_least_of_the_fast_scales_that_fills_the_canvas(scale):
     raw = encoded(photo().resize((250, 171)), "JPEG")
     pillow = Image.open(io.BytesIO(raw))
     pillow.draft("RGB", (250 // scale, 171 // scale))
@@ -196,9 +192,7 @@ def test_a_large_jpeg_is_exif_oriented_too() -> None:
     ],
 )
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
-def test_the_longer_side_fits_the_canvas_and_the_aspect_is_kept(
-    form: str, width: int, height: int, expected: tuple[int, int]
-) -> None:
+def test_the_longer_side_fits_the_canvas_and_the_aspect_is_kept(form, width, height, expected):
     assert decode(encoded(photo(width, height), form), CANVAS_PX).shape == (3, *expected)
 
 

@@ -17,19 +17,14 @@ from sslpipe.sharding.build import build_dataset, merge_parts
 from sslpipe.sharding.cells import parse_columns
 from sslpipe.sharding.columns import ColumnValues
 from sslpipe.sharding.gather import TarColumns, match_names, parse_pattern
-from sslpipe.sharding.index import (
-    check_columns,
-    find_tars,
-    index_folder,
-    verify_columns,
-)
+from sslpipe.sharding.index import check_columns, find_tars, index_folder, verify_columns
 from sslpipe.sharding.record import Part
 from sslpipe.sharding.repack import repack
 from sslpipe.sharding.sources import Images, SourceOptions
 from sslpipe.sharding.splits import cut_test
 from sslpipe.sharding.writer import MOST_TOGETHER, Layout, SplitImages
 from tests.helpers.dataset import picture, png
-from tests.sharding.test_shards import error_of, run
+from tests.sharding.test_shards import run
 
 LAYOUT = Layout(0, 7, 10**9, False)
 PATIENTS = ["p1", "p2", "", "p/3\n", "p1", "ü", "", "p2"] * 4
@@ -224,10 +219,7 @@ def test_json_and_names_of_foreign_tars(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("trees", "words"),
     [
-        (
-            [{"sku": "a"}, {"sku": 7}],
-            r"v1/s1.png holds 7 \(integer\), .*s0.png 'a'",
-        ),
+        ([{"sku": "a"}, {"sku": 7}], r"v1/s1.png holds 7 \(integer\), .*s0.png 'a'"),
         ([{"sku": ["a"]}], "s0.png: sku = .* is a list"),
         ([[1]], r"s0.json is \[1\], not an object"),
         ([b"{"], "s0.json is no JSON"),
@@ -425,25 +417,6 @@ def test_the_command_line_reads_groups_cuts_and_shows_columns(tmp_path: Path, ca
     assert run("verify", out) == 0
     assert run("index", out, "--no-columns") == 0
     assert load_index(out).manifest.columns == {}
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--folder-levels", "theme,,x"), "column ''"),
-        (("--folder-levels", "a,a"), "names 'a' twice"),
-        (("--folder-levels", "a", "--source", "csv"), "--folder-levels needs --source folder"),
-        (("--columns", "them:txt"), "'txt' is no kind; did you mean 'text'"),
-        (("--name-pattern", "("), "is no regular expression"),
-        (("--split-by", "theme"), "needs --test-fraction"),
-        (("--group-by", "theme"), "columns: none; name it with --columns"),
-    ],
-)
-def test_a_mistake_on_the_command_line_is_one_line(tmp_path, capsys, options, words) -> None:
-    write_icons(tmp_path / "in")
-    line = error_of(capsys, "build", tmp_path / "out", "--root", tmp_path / "in", *options)
-    assert words in line
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_name_that_is_no_text_or_lacks_a_group_is_matched() -> None:
