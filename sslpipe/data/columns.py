@@ -327,19 +327,10 @@ class Groups:
             raise self._damaged()
         return np.where(codes < 0, 0, begin), np.where(codes < 0, 0, end - begin)
 
-    def size_of(self, ids: ArrayLike) -> NDArray[np.int64]:
-        """Count each sample's group with itself; 0 where its value is missing. (n,) -> (n,)."""
-        return self.spans(self.code_of(ids))[1]
-
     def sizes(self) -> NDArray[np.int64]:
         """Count the samples of every group, (G,)."""
         sizes: NDArray[np.int64] = np.diff(self.starts, append=len(self.ids))
         return sizes
-
-    def members(self, code: int) -> NDArray[np.int64]:
-        """List a group's ids, ascending."""
-        begin, size = self.spans([code])
-        return self.pick(np.arange(begin[0], begin[0] + size[0]))
 
     def pick(self, places: ArrayLike) -> NDArray[np.int64]:
         """Read ids at places of `ids`. Raises: DataError where the file names no sample."""

@@ -49,6 +49,15 @@ def test_values_come_by_id_in_any_order(index: DatasetIndex) -> None:
     ]
 
 
+def members(groups, code):
+    [begin], [size] = groups.spans([code])
+    return groups.pick(np.arange(begin, begin + size))
+
+
+def sizes_of(groups, ids):
+    return groups.spans(groups.code_of(ids))[1].tolist()
+
+
 @pytest.mark.parametrize(("name", "values"), [("patient", PATIENT), ("age", AGE)])
 def test_groups_are_the_samples_of_one_value(index, name, values):
     groups = index.split("train").column(name).groups
@@ -64,10 +73,10 @@ def test_groups_are_the_samples_of_one_value(index, name, values):
         if value is None:
             assert codes[i] == -1
         else:
-            assert groups.members(codes[i]).tolist() == expected[value]
+            assert members(groups, codes[i]).tolist() == expected[value]
     sizes = [0 if value is None else len(expected[value]) for value in values]
-    assert groups.size_of(range(8)).tolist() == sizes
-    assert groups.sizes().tolist() == [len(groups.members(code)) for code in range(len(groups))]
+    assert sizes_of(groups, range(8)) == sizes
+    assert groups.sizes().tolist() == [len(members(groups, code)) for code in range(len(groups))]
 
 
 def test_floats_make_no_groups_and_an_unknown_column_names_the_nearest(index):
@@ -84,7 +93,7 @@ def test_a_split_without_the_column_knows_nothing(tmp_path: Path) -> None:
     assert split.column("patient").missing([0, 1]).all()
     assert split.column("dose").missing([0, 1]).all()
     assert split.column("patient").groups.code_of([0, 1]).tolist() == [-1, -1]
-    assert split.column("patient").groups.size_of([1]).tolist() == [0]
+    assert sizes_of(split.column("patient").groups, [1]) == [0]
 
 
 def test_codes_on_disk_stay_when_a_split_is_added(tmp_path: Path) -> None:
@@ -131,7 +140,7 @@ def test_a_flipped_bit_is_seen(index, tmp_path, part):
     path.write_bytes(raw)
     column = index.split("train").column("patient")
     with pytest.raises(DataError, match=rf"{path.name}: its sha256 is not the one"):
-        column.show([0]), column.groups.members(0)
+        column.show([0]), members(column.groups, 0)
 
 
 @pytest.mark.parametrize("size", [0, 130])
@@ -208,10 +217,10 @@ def test_a_batch_reads_its_own_values_only(tmp_path: Path, monkeypatch) -> None:
     assert column.values_of(ids).tolist() == codes[ids].tolist()
     assert Counted.read == 256 * 8
     found = column.groups.code_of(ids)
-    members = np.stack([column.groups.members(code) for code in found.tolist()])
-    assert column.groups.size_of(ids).tolist() == [5] * 256
-    assert (codes[members] == codes[ids][:, None]).all()
-    assert (np.diff(members) > 0).all()
+    found = np.stack([members(column.groups, code) for code in found.tolist()])
+    assert sizes_of(column.groups, ids) == [5] * 256
+    assert (codes[found] == codes[ids][:, None]).all()
+    assert (np.diff(found) > 0).all()
     searches = 2 * 256 * 22 * 8  # at most log2 of the groups, for code_of and for size_of
     assert Counted.read < searches + 256 * 200  # some numbers a sample; the files have 30 MB
     # what counts is that a pass over the file would be seen
@@ -256,8 +265,8 @@ def test_forged_files_are_one_error_or_values(index, seed):
     column = forged(index, "patient", change)
     for read in (
         lambda: column.show(range(8)),
-        lambda: column.groups.size_of(range(8)),
-        lambda: [column.groups.members(code) for code in range(len(column.groups))],
+        lambda: sizes_of(column.groups, range(8)),
+        lambda: [members(column.groups, code) for code in range(len(column.groups))],
         lambda: column.groups.whole_split(),
         lambda: column.parse("a"),
     ):
