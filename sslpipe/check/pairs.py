@@ -50,7 +50,7 @@ def check_pairs(pairing: Pairing | None, order: Order, steps: list[int]) -> Pair
         mixing = mixing_score([codes[ids] for ids in batches], codes[served])
     found = pairing.survey(steps)
     window = pairing.pairs.reach == "window"
-    in_split = pairing.survey(steps, "split") if window and partners.has_bases else found
+    in_split = pairing.survey(steps, "split") if window and partners.bases else found
     return PairsCheck(found, in_split, order, mixing)
 
 

@@ -8,7 +8,7 @@ global step takes `batch_size / num_streams` samples from every stream. Neither 
 workers appear anywhere here, so they cannot change the order.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,7 +209,7 @@ class Order:
                 f"data.batch_size = {batch_size} is more than the {self.samples} samples to "
                 f"train on; use at most {self.samples}"
             )
-        self.epoch = lru_cache(maxsize=2)(self._plan)
+        self.epoch = lru_cache(maxsize=2)(partial(EpochPlan, self))
 
     def rows(self, shard: int, kept: Integers) -> Integers:
         """Find the rows in the shard's file of its samples number `kept` among those served."""
@@ -223,9 +223,6 @@ class Order:
         parts = [plan.stream(s).ids(within * share, (within + 1) * share) for s in streams]
         return epoch, np.concatenate(parts)
 
-    def _plan(self, epoch: int) -> "EpochPlan":
-        return EpochPlan(self, epoch)
-
 
 class EpochPlan:
     """One epoch's line of samples and its segments; epochs count from 0."""
@@ -238,20 +235,16 @@ class EpochPlan:
         starts = ends - order.kept[shards]
         # The rotated line: the shard at `offset` gives its later part first, its earlier part last.
         first = int(np.searchsorted(ends, offset, side="right"))
-        pieces = [
-            np.stack([shards, np.zeros_like(shards), order.kept[shards]], axis=1)[first:],
-            np.stack([shards, np.zeros_like(shards), order.kept[shards]], axis=1)[: first + 1],
-        ]
-        line = np.concatenate(pieces)  # (shards + 1, 3): shard, first and last + 1 kept sample
+        whole = np.stack([shards, np.zeros_like(shards), order.kept[shards]], axis=1)
+        line = np.concatenate(
+            [whole[first:], whole[: first + 1]]
+        )  # (shards + 1, 3): shard, first and last + 1 kept sample
         line[0, 1] = line[-1, 2] = offset - starts[first]
         line = line[line[:, 1] < line[:, 2]]
         self.line = line
         self.line_ends = np.cumsum(line[:, 2] - line[:, 1])
         self.segment = order.steps_per_epoch * order.batch_size // order.num_streams
-        self.stream = lru_cache(maxsize=None)(self._stream)
-
-    def _stream(self, number: int) -> "StreamPlan":
-        return StreamPlan(self, number)
+        self.stream = lru_cache(maxsize=None)(partial(StreamPlan, self))
 
 
 class StreamPlan:
@@ -263,20 +256,13 @@ class StreamPlan:
         begin, end = number * plan.segment, (number + 1) * plan.segment
         first, last = np.searchsorted(plan.line_ends, [begin, end - 1], side="right")
         windows = []
-        for (shard, low, high), stop in zip(
-            plan.line[first : last + 1].tolist(),
-            plan.line_ends[first : last + 1].tolist(),
-            strict=True,
-        ):
+        pieces, stops = plan.line[first : last + 1], plan.line_ends[first : last + 1]
+        for (shard, low, high), stop in zip(pieces.tolist(), stops.tolist(), strict=True):
             start = stop - (high - low)  # where this piece begins on the line
             low, high = low + max(0, begin - start), high - max(0, stop - end)
             edges = np.arange(low, high, order.window)
-            windows.append(
-                np.stack(
-                    [np.full_like(edges, shard), edges, np.minimum(edges + order.window, high)],
-                    axis=1,
-                )
-            )
+            ends = np.minimum(edges + order.window, high)
+            windows.append(np.stack([np.full_like(edges, shard), edges, ends], axis=1))
         unshuffled = np.concatenate(windows)  # (windows, 3): shard, first and last + 1 kept sample
         shuffle = permutation(len(unshuffled), order.seed, plan.epoch, _WINDOWS, number)
         self.windows = unshuffled[shuffle]

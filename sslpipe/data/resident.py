@@ -54,9 +54,7 @@ def resident_batches(
         bad.add(record.id)
         on_bad(record)
 
-    ids = np.concatenate(
-        [start + order.rows(k, np.arange(n)) for k, (start, n) in _shards(order, split)]
-    )
+    ids = np.setdiff1d(np.arange(len(split)), order.without)
     images, sizes, held = _read(split, ids, data, run, device, remember, on_progress, jpeg)
     place = np.full(len(split), -1, np.int64)  # of a sample among the images held
     place[held] = np.arange(len(held))
@@ -112,12 +110,6 @@ def _with_stand_ins(
 
     pairs = zip(positions, ids.tolist(), strict=True)
     return np.array([source(*at, sample_id) for at, sample_id in pairs], np.int64)
-
-
-def _shards(order: Order, split: Split) -> list[tuple[int, tuple[int, int]]]:
-    """(shard, (its first id, how many of its samples are served)) for each."""
-    pairs = zip(split.starts[:-1].tolist(), order.kept.tolist(), strict=True)
-    return list(enumerate(pairs))
 
 
 def _read(

@@ -21,6 +21,7 @@ from sslpipe.sharding.cells import ColumnSpec, Origin
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".gif")
 )
+_SUFFIXES = " ".join(sorted(SUFFIXES))
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test", "unlabeled", "unlabelled")
 
 
@@ -193,12 +194,12 @@ def _labelled_files(
         for child in children:
             paths = images_under(child, ignored)
             if not paths:
-                raise DataError(f"class folder {child} has no images ({suffixes()})")
+                raise DataError(f"class folder {child} has no images ({_SUFFIXES})")
             pairs += [(path, child.name) for path in paths]
     if not pairs:
         uses = filter(None, map(use_of, sorted(folder.iterdir())))
         hint = next((f"; {use}" for use in uses), "")
-        raise DataError(f"{folder} has no images ({suffixes()}){hint}")
+        raise DataError(f"{folder} has no images ({_SUFFIXES}){hint}")
     return pairs
 
 
@@ -352,11 +353,6 @@ def is_image(path: Path) -> bool:
 def folders_in(folder: Path) -> list[Path]:
     """List the folders in a folder, sorted, but the hidden ones."""
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def suffixes() -> str:
-    """Name SUFFIXES in a message."""
-    return " ".join(sorted(SUFFIXES))
 
 
 def use_of(path: Path) -> str:

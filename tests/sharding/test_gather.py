@@ -13,7 +13,7 @@ import pytest
 from sslpipe.data.columns import MISSING_INTEGER
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
-from sslpipe.sharding.build import build_dataset, merge_parts
+from sslpipe.sharding.build import build_dataset
 from sslpipe.sharding.cells import parse_columns
 from sslpipe.sharding.columns import ColumnValues
 from sslpipe.sharding.gather import TarColumns, match_names, parse_pattern
@@ -24,7 +24,7 @@ from sslpipe.sharding.sources import Images, SourceOptions
 from sslpipe.sharding.splits import cut_test
 from sslpipe.sharding.writer import MOST_TOGETHER, Layout, SplitImages
 from tests.helpers.dataset import picture, png
-from tests.sharding.test_shards import run
+from tests.sharding.test_shards import run, tree
 
 LAYOUT = Layout(0, 7, 10**9, False)
 PATIENTS = ["p1", "p2", "", "p/3\n", "p1", "ü", "", "p2"] * 4
@@ -68,14 +68,6 @@ def check_values(folder: Path) -> None:
         assert verify_columns(index, split) == []
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and ".build" not in path.parts
-    }
-
-
 def test_a_table_fills_columns(tmp_path: Path) -> None:
     options = write_csv(tmp_path / "in")
     built = build_dataset(tmp_path / "out", "csv", options, LAYOUT, test_fraction=0.25)
@@ -103,40 +95,6 @@ def test_bad_and_missing_images_take_their_values_along(tmp_path: Path) -> None:
     check_values(tmp_path / "out")
 
 
-def test_a_stopped_build_and_parts_make_the_same_files(tmp_path: Path, monkeypatch) -> None:
-    options = write_csv(tmp_path / "in")
-    whole = tmp_path / "whole"
-    build_dataset(whole, "csv", options, LAYOUT)
-    expected = files_of(whole)
-    # stopped after two shards, resumed
-    half = tmp_path / "half"
-    from sslpipe.sharding import writer
-
-    original, written = writer._write_shard, []
-
-    def stopping(folder, shard, *rest):
-        if len(written) == 2:
-            raise KeyboardInterrupt
-        written.append(shard)
-        return original(folder, shard, *rest)
-
-    monkeypatch.setattr(writer, "_write_shard", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        build_dataset(half, "csv", options, LAYOUT, workers=1)
-    monkeypatch.undo()
-    assert not (half / "dataset.json").exists()
-    build_dataset(half, "csv", options, LAYOUT)
-    # parts, each in a folder of its own
-    parts = [tmp_path / f"part{k}" for k in (1, 2, 3)]
-    for k, folder in enumerate(parts, 1):
-        build_dataset(folder, "csv", options, LAYOUT, part=Part(k, 3))
-    merge_parts(tmp_path / "merged", parts)
-    for folder in (half, tmp_path / "merged"):
-        assert files_of(folder) | {"dataset.json": b""} == expected | {"dataset.json": b""}
-        ours, theirs = (json.loads((f / "dataset.json").read_bytes()) for f in (folder, whole))
-        assert ours | {"name": ""} == theirs | {"name": ""}
-
-
 def test_a_half_done_build_with_other_columns_is_not_resumed(tmp_path: Path) -> None:
     options, out = write_csv(tmp_path / "in"), tmp_path / "out"
     build_dataset(out, "csv", options, LAYOUT, part=Part(1, 2))
@@ -153,14 +111,14 @@ def test_repacked_and_indexed_shards_have_the_same_values(tmp_path: Path) -> Non
     repack(tmp_path / "out", again, samples_per_shard=5, columns=fields)
     check_values(again)
     # indexed anew: the same files; without a word about columns it is refused, as it loses them
-    before = files_of(tmp_path / "out")
+    before = tree(tmp_path / "out")
     groups = find_tars(tmp_path / "out", None)
     with pytest.raises(DataError, match="--json-fields age:integer,patient:text,shot_at:time"):
         check_columns(tmp_path / "out", groups, TarColumns())
     index_folder(
         tmp_path / "out", groups, (), columns=fields, workers=1, advance=lambda count: None
     )
-    after = files_of(tmp_path / "out")
+    after = tree(tmp_path / "out")
     assert {k: v for k, v in after.items() if k.startswith("columns")} == {
         k: v for k, v in before.items() if k.startswith("columns")
     }
