@@ -18,11 +18,8 @@ KEPT_SHARE = 0.9  # of the limit, after blocks were dropped: not a few at every 
 class DiskCache:
     """Serves byte ranges of files from blocks on disk; what is missing is fetched once.
 
-    A disk that is full or gone costs speed, not the run. Safe to use from several threads.
-
-    Args:
-        folder: May be shared by the processes of a machine and by runs.
-        limit_bytes: Of all blocks.
+    A disk that is full or gone costs speed, not the run. Safe to use from several threads. The
+    folder may be shared by the processes of a machine and by runs; `limit_bytes` is of all blocks.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:

@@ -70,16 +70,13 @@ class ShardFile(BaseModel):
 
 
 class Manifest(BaseModel):
-    """dataset.json.
+    """dataset.json; `source` and `license` are free text.
 
     Args:
         schema_version: One of SCHEMA_VERSIONS.
         name: Of the data set.
-        source: Free text.
-        license: Free text.
         classes: Names by label; empty where unlabelled.
-        mean: RGB in [0, 1], of the train split.
-        std: As mean.
+        mean: RGB in [0, 1], of the train split; `std` as well.
         splits: Each split's shards, in index order.
         columns: What else is known of the samples, by name.
     """
@@ -97,14 +94,9 @@ class Manifest(BaseModel):
 
 
 class Split:
-    """One split's shards in index order, and where each sample lies in them.
+    """One split's shards in index order, and where each sample lies in them; as in the manifest.
 
-    Args:
-        folder: Where dataset.json is, a path or a URL.
-        name: Of the split.
-        shards: As in the manifest.
-        columns: As in the manifest.
-        allow_pipe: Whether shards `pipe:COMMAND` may run their shell command.
+    `folder` is where dataset.json is, a path or a URL. `allow_pipe` as in `load_index`.
     """
 
     def __init__(
@@ -215,17 +207,10 @@ _REINDEX = "write the index again with `sslpipe shards index`"
 
 
 class DatasetIndex:
-    """A data set's manifest and where it lies.
+    """A data set's manifest and where it lies, a path or a URL; `file_sha256` is dataset.json's.
 
-    Args:
-        folder: A path or a URL.
-        manifest: What dataset.json holds.
-        file_sha256: Of dataset.json.
-        allow_pipe: Whether shards `pipe:COMMAND` may run their shell command.
-
-    Attributes:
-        sha256: Of dataset.json as it was, or would be, without DERIVED_COLUMN; part of the digest
-            of every run that does not use that column.
+    `sha256` is that of dataset.json as it was, or would be, without DERIVED_COLUMN: part of the
+    digest of every run that does not use that column. `allow_pipe` as in `load_index`.
     """
 
     def __init__(
@@ -301,10 +286,10 @@ def manifest_url(location: str | Path) -> str:
 
 
 def load_index(location: str | Path, *, allow_pipe: bool = False) -> DatasetIndex:
-    """Read dataset.json.
+    """Read dataset.json: the file or its folder, a path or a URL.
 
     Args:
-        location: The file or its folder, a path or a URL.
+        location: Where it is.
         allow_pipe: Let its shards `pipe:COMMAND` run their shell commands when they are read. Never
             for data of somebody whom you would not let type on this machine.
 

@@ -251,9 +251,6 @@ def one_pass(
         on_bad: Called for each bad sample, which is skipped; without it, a DataError.
         reader: Of this split; by default one that runs no command and keeps nothing on disk.
         jpeg: See `ImageStore`.
-
-    Raises:
-        DataError: A shard cannot be read, or a sample is bad and there is no `on_bad`.
     """
     wanted = np.arange(len(split)) if ids is None else np.asarray(ids, dtype=np.int64)
     share = process.share(len(wanted))
@@ -330,8 +327,7 @@ def collate(
         epoch: Of the batch.
         partners: Of the second views; the images that are there come last, in this order.
         pinned: Write to memory where a copy to a GPU begins; torch reuses it after the copies.
-        block: (n, H, W, 3) that images may have been decoded to; returned where all were, each to
-            its row, and it is no larger than they need.
+        block: (n, H, W, 3) that images may have been decoded to, each to its row; used if it fits.
     """
     sources = np.array([source for source, _ in rows], np.int64)
     pictures = [image for _, image in rows] + [partner[1] for partner in partners if partner]

@@ -31,12 +31,12 @@ def held_out(labels: Integers, count: int, groups: Integers | None = None) -> In
 
     Args:
         labels: (N,) int64. Samples without a label (-1) are never taken, but with their group.
-        count: Of the slice. Each class gives its share, rounded to nearest.
+        count: Of the slice; each class gives its share, rounded. 0: nobody.
         groups: (N,) number of each sample's group, which is taken whole or not at all; then the
             slice has as nearly `count` labelled samples as that allows; see `choose_groups`.
 
     Returns:
-        Sorted ids; empty where count is 0 or nothing is labelled.
+        Sorted ids.
 
     Raises:
         DataError: Nothing is left to train on, or with groups nothing is taken.
@@ -80,10 +80,8 @@ def suggest_holdout(labels: Integers) -> tuple[str, bool]:
     """Suggest settings that hold out about a tenth, at most 2,000, so that kNN can be scored.
 
     Such a slice has two classes or more, and most of its samples have a partner. Whole classes are
-    held out where classes are too small for that.
-
-    Args:
-        labels: (N,) int64 of the whole split, -1 without.
+    held out where classes are too small for that. `labels` (N,) int64 are the whole split's, -1
+    without.
 
     Returns:
         The settings, and whether kNN can be scored there: not with a single class, nor where each
@@ -294,15 +292,10 @@ class StreamPlan:
 
 
 def mixing_score(batches: list[NDArray[np.int64]], pool: NDArray[np.int64]) -> float | None:
-    """Divide the batches' mean label entropy by that of as many uniform draws.
+    """Divide the mean label entropy of batches by that of as many uniform shuffles'.
 
-    Args:
-        batches: Labels of each, (B,) int64, all of one length.
-        pool: (N,) labels of all that can be drawn, N >= B; drawn without replacement.
-
-    Returns:
-        1: as mixed as a uniform shuffle; 0: each batch has one class. None where a label is missing
-        (-1), or the pool has one class.
+    Returns 1 for batches (B,) as mixed as a uniform shuffle of the pool (N,), 0 where each has one
+    class; None where a label is missing (-1), or the pool has one class.
     """
     if (pool < 0).any() or (pool == pool[0]).all():
         return None

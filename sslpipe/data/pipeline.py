@@ -218,17 +218,8 @@ def pipelined(
     """Yield collate_parts(item, [decode_part(p) for p in read(item)]) for each item, in order.
 
     One thread reads in order, `num_workers` decode, one for every four of them makes batches; with
-    none everything happens in the caller.
-
-    Args:
-        items: What the batches are made of: step numbers, say.
-        read: The parts of an item, as bytes.
-        decode_part: One part, decoded; called in several threads at once.
-        collate_parts: The batch of an item and its decoded parts; what it launches on the device
-            goes to the stream of the copies.
-        num_workers: Threads that decode.
-        prefetch: How many items are prepared ahead.
-        device: Where the batches' images are.
+    none everything happens in the caller. `prefetch` items are prepared ahead. What `collate_parts`
+    launches on the device goes to the stream of the copies.
     """
     upload = Upload(device)
     if not num_workers:

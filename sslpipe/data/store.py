@@ -36,8 +36,7 @@ class ImageStore:
         on_bad: Called once for each bad sample, from any thread.
         recent_bytes: Of the images decoded last, which stay even without `keep`: where partners
             are drawn, an image is soon wanted again.
-        jpeg: Decodes plain JPEGs, many at once (see nvjpeg.py); by default they are decoded one by
-            one on the CPU.
+        jpeg: Decodes plain JPEGs, many at once (nvjpeg.py); else the CPU does, one by one.
     """
 
     def __init__(

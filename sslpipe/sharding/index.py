@@ -68,8 +68,8 @@ def index_folder(
     classes: tuple[str, ...],
     *,
     columns: TarColumns = TarColumns(),  # noqa: B008  # a tuple
-    workers: int,
-    advance: Advance,
+    workers: int = 2,
+    advance: Advance = lambda count: None,
 ) -> Manifest:
     """Write sidecars for all tars, then dataset.json; other splits in it stay as they are.
 

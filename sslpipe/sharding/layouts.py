@@ -45,8 +45,7 @@ def read_tiny_imagenet(options: SourceOptions) -> dict[str, Images]:
 def read_cub(options: SourceOptions) -> dict[str, Images]:
     """Read CUB_200_2011: images.txt, image_class_labels.txt, classes.txt, train_test_split.txt.
 
-    With `options.class_disjoint`, train has the first half of the classes, test the others;
-    without, the published split for classification.
+    Train has the first half of the classes; without `class_disjoint` the split is as published.
     """
     root = root_folder(options)
     names = {number: name for number, name in _table(root / "classes.txt", 2)}
@@ -67,8 +66,7 @@ def read_cub(options: SourceOptions) -> dict[str, Images]:
 def read_cars(options: SourceOptions) -> dict[str, Images]:
     """Read Cars-196: car_ims with cars_annos.mat, or cars_train and cars_test with the devkit.
 
-    With `options.class_disjoint`, train has the first half of the classes, test the others;
-    without, the published split for classification.
+    Train has the first half of the classes; without `class_disjoint` the split is as published.
     """
     root = root_folder(options)
     groups: dict[str, Rows] = {"train": [], "test": []}
@@ -119,8 +117,8 @@ def read_products(options: SourceOptions) -> dict[str, Images]:
 def read_omniglot(options: SourceOptions) -> dict[str, Images]:
     """Read Omniglot: ALPHABET/characterNN/*.png in images_background and images_evaluation.
 
-    The first is train, the second test; a class is a character of an alphabet. `options.columns`
-    may name "alphabet" and "drawer", whose number is in the file's name: 0709_05.png.
+    The first is train, the second test; a class is a character of an alphabet. Columns are
+    "alphabet" and "drawer", whose number is in the file's name: 0709_05.png.
     """
     root = root_folder(options)
     groups: dict[str, Rows] = {}
@@ -140,11 +138,9 @@ def read_market(options: SourceOptions) -> dict[str, Images]:
     """Read Market-1501's layout: bounding_box_train, query, bounding_box_test; 0002_c1s1_....jpg.
 
     Splits are train, query and gallery; a class is a person. Gallery's persons 0000 and -1 are
-    distractors and junk, and have no label. `options.columns` may name "person", "camera" and
-    "sequence".
+    distractors and junk, and have no label. Columns are "person", "camera" and "sequence".
 
-    Source:
-        Zheng et al. 2015, Scalable person re-identification: a benchmark, and the data's readme.
+    Source: Zheng et al. 2015, Scalable person re-identification: a benchmark, and its readme.
     """
     root = root_folder(options)
     folders = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
@@ -163,11 +159,8 @@ def read_market(options: SourceOptions) -> dict[str, Images]:
 def read_inshop(options: SourceOptions) -> dict[str, Images]:
     """Read DeepFashion's In-shop Clothes Retrieval: list_eval_partition.txt and its images.
 
-    Splits are train, query and gallery; a class is a product. `options.columns` may name "kind", of
-    clothes, and "view", such as front.
-
-    Source:
-        Liu et al. 2016, DeepFashion, and Eval/README: image, item, evaluation status.
+    Splits are train, query and gallery; a class is a product. Columns are "kind", of clothes, and
+    "view", such as front. Source: Liu et al. 2016, DeepFashion, and Eval/README.
     """
     root = root_folder(options)
     places = [root / "Eval" / "list_eval_partition.txt", root / "list_eval_partition.txt"]

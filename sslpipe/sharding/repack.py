@@ -111,9 +111,7 @@ def repack(
     written = {key: shards for key, shards in written.items() if shards}
     if not written:
         raise DataError(f"{source} has no image: *.jpg, *.jpeg, *.png or *.webp")
-    manifest = index_folder(
-        out, written, classes, columns=columns, workers=workers, advance=lambda count: None
-    )
+    manifest = index_folder(out, written, classes, columns=columns, workers=workers)
     return Repacked(manifest, left_out)
 
 
