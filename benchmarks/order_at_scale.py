@@ -27,8 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.memory import memory_mb
-from sslpipe.data.mixing import mixing_score
-from sslpipe.data.order import Order
+from sslpipe.data.order import Order, mixing_score
 from sslpipe.random import hash_integers
 
 SIZES = {"1.28 M": (1_281_167, 1_281), "1 B": (1_000_000_000, 10_000)}

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.pairs import data, scale, table
-from sslpipe.data.column_files import ColumnEntry
 from sslpipe.data.columns import Column as StoredColumn
+from sslpipe.data.columns import ColumnEntry
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.erase import fit_erasure

@@ -29,8 +29,7 @@ from benchmarks.loader import write_data
 from benchmarks.nt_xent import machine
 from sslpipe.data.index import Split, load_index
 from sslpipe.data.loader import batches
-from sslpipe.data.mixing import mixing_score
-from sslpipe.data.order import Order
+from sslpipe.data.order import Order, mixing_score
 from sslpipe.data.pairing import Pairing, plan_pairs
 from sslpipe.distributed import Rank
 from sslpipe.portable import keep_freed_memory

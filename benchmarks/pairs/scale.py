@@ -34,8 +34,7 @@ from numpy.typing import NDArray
 
 from benchmarks.memory import memory_mb
 from benchmarks.order_at_scale import BATCH, planned
-from sslpipe.data.column_files import ColumnEntry, ColumnFile, SplitColumn
-from sslpipe.data.columns import Column
+from sslpipe.data.columns import Column, ColumnEntry, ColumnFile, SplitColumn
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing
@@ -58,7 +57,7 @@ def multiplier(samples: int) -> int:
 
 
 def write_columns(folder: Path, samples: int) -> None:
-    """Write the three columns part by part, in the form of `sslpipe.data.column_files`."""
+    """Write the three columns part by part, in the form of `sslpipe.data.columns`."""
     step = multiplier(samples)
     back = pow(step, -1, samples)
 

@@ -6,8 +6,7 @@ import numpy as np
 
 from sslpipe.check.tables import Rows
 from sslpipe.data.index import DatasetIndex
-from sslpipe.data.mixing import WELL_MIXED, mixing_score
-from sslpipe.data.order import Order
+from sslpipe.data.order import WELL_MIXED, Order, mixing_score
 from sslpipe.data.pairing import Pairing, Survey, joint_codes
 
 MOST_NAMED = 6
@@ -45,7 +44,7 @@ def check_pairs(pairing: Pairing | None, order: Order, steps: list[int]) -> Pair
         mixing = mixing_score([codes[ids] for ids in batches], codes[served])
     found = pairing.survey(steps)
     window = pairing.pairs.reach == "window"
-    in_split = pairing.survey(steps, "split") if window and partners.has_bases else found
+    in_split = pairing.survey(steps, "split") if window and partners.bases else found
     return PairsCheck(found, in_split, order, mixing)
 
 

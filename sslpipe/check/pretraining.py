@@ -35,9 +35,8 @@ from sslpipe.check.tables import (
     warmup_warning,
 )
 from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, Split
-from sslpipe.data.mixing import WELL_MIXED, mixing_score
 from sslpipe.data.nvjpeg import jpeg_decoder
-from sslpipe.data.order import Order
+from sslpipe.data.order import WELL_MIXED, Order, mixing_score
 from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
 from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError

@@ -140,7 +140,7 @@ def check_evaluate(words: Sequence[str]) -> None:
         if re.fullmatch(r"[+-]?[0-9]+", seed) and not 0 <= int(seed) <= MOST_SEED:
             raise UserError(f"--seed {shown(seed)}: a seed is 0 to 2^63 - 1")
     for data in given("--data"):
-        from sslpipe.data.column_files import find_column
+        from sslpipe.data.columns import find_column
 
         columns = open_data(data).manifest.columns
         for option in _COLUMN_OPTIONS:

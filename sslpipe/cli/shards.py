@@ -301,11 +301,9 @@ def merge(
     - all parts in one folder:  `sslpipe shards merge out/big`
     - each in its own:  `sslpipe shards merge out/big part1 part2 part3`
     """
-    from sslpipe.sharding.merge import merge_parts, shards_to_merge
+    from sslpipe.sharding.build import merge_parts
 
-    with progress(f"merge {out.name}", shards_to_merge(out, parts or [])) as advance:
-        built = merge_parts(out, parts or [], workers=workers, advance=advance)
-    _print_built(out, built)
+    _print_built(out, merge_parts(out, parts or [], workers=workers, progress=progress))
 
 
 @app.command()

@@ -11,7 +11,7 @@ from sslpipe.curate.duplicates import Doubt
 from sslpipe.curate.groups import KINDS, Groups
 from sslpipe.curate.scan import Samples
 from sslpipe.curate.tables import Kinds
-from sslpipe.data.column_files import MISSING_INTEGER
+from sslpipe.data.columns import MISSING_INTEGER
 from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, load_index
 from sslpipe.data.storage import scheme
 from sslpipe.errors import DataError

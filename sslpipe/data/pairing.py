@@ -10,11 +10,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from sslpipe.data.columns import Column
-from sslpipe.data.index import Split
+from sslpipe.data.index import Split, relabelled
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.partners import PARTNERS_VERSION, Drawn, Near, Partners
 from sslpipe.data.pipeline import Batch, PairRows
-from sslpipe.data.relabelled import relabelled
 from sslpipe.errors import DataError, naming
 from sslpipe.recipe.pairs import Pairs
 
@@ -28,8 +27,7 @@ _STEPS_KEPT = 64  # drawn partners: of the batches that are being read and colla
 def plan_pairs(pairs: Pairs | None, split: Split, order: Order) -> "Pairing | None":
     """Open the columns of [pairs]; None without the section.
 
-    Raises:
-        DataError: A column does not exist, or its kind cannot serve.
+    Raises: DataError where a column does not exist, or its kind cannot serve.
     """
     if pairs is None:
         return None
@@ -46,12 +44,8 @@ def plan_version(pairs: Pairs | None) -> int:
 class Survey(NamedTuple):
     """Who finds a partner, of the samples of some global steps.
 
-    Args:
-        samples: Looked at.
-        partners: That have one.
-        lonely: That should have one and have none.
-        outside: Partners outside of the window that a stream holds in memory.
-        outside_bytes: To read these.
+    `lonely` ones should have a partner and have none; `outside` are partners outside of the window
+    that a stream holds in memory, and `outside_bytes` what reading them takes.
     """
 
     samples: int = 0
@@ -74,15 +68,9 @@ class Survey(NamedTuple):
 
 
 class Pairing:
-    """What a recipe's [pairs] says of a split's samples.
+    """What a recipe's [pairs] says of a split's samples; `split.labels_of` are what the loss sees.
 
-    Args:
-        split: Whose `labels_of` are the labels that the loss sees.
-        order: Of the run.
-        pairs: The section.
-
-    Raises:
-        DataError: A column does not exist, or its kind cannot serve.
+    Raises: DataError where a column does not exist, or its kind cannot serve.
     """
 
     def __init__(self, split: Split, order: Order, pairs: Pairs) -> None:
@@ -114,14 +102,10 @@ class Pairing:
     def describe(
         self, step: int, streams: range, batch: Batch, second: Sequence[int | None]
     ) -> Batch:
-        """Return the batch with its `pairs`.
+        """Return the batch of a step and of this process's streams with its `pairs`.
 
-        Args:
-            step: Of the batch.
-            streams: Of this process.
-            batch: B rows, with the images of the partners behind theirs.
-            second: The sample that the second view of each row shows, None for the row's own;
-                empty: so it is for all.
+        The images of the partners are behind the rows' own. `second` is the sample that the second
+        view of each row shows, None for the row's own; empty: so it is for all.
         """
         own, count = batch.source_ids.numpy(), len(batch.ids)
         image, shown, lonely = np.arange(count), own.copy(), np.zeros(count, bool)
@@ -143,12 +127,7 @@ class Pairing:
         return batch._replace(pairs=PairRows(*(torch.from_numpy(part) for part in parts)))
 
     def survey(self, steps: Sequence[int], reach: str | None = None) -> Survey:
-        """Count who finds a partner, and where, in some global steps.
-
-        Args:
-            steps: Of an epoch.
-            reach: As pairs.reach, which is taken without.
-        """
+        """Count who finds a partner in some global steps, and where; `reach` as pairs.reach."""
         assert self.partners is not None
         streams, found = range(self.order.num_streams), Survey()
         bytes_each = np.array([shard.bytes / shard.samples for shard in self.split.shards])

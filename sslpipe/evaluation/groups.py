@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sslpipe.data.column_files import is_missing
+from sslpipe.data.columns import is_missing
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import Interval, bootstrap95, wilson95

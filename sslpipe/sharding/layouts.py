@@ -5,23 +5,29 @@ Cars-196 take the first half of the classes for training and the rest for test (
 arXiv:1511.06452), Stanford Online Products, Omniglot, Market-1501 and In-shop come so.
 """
 
+import inspect
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sslpipe.errors import DataError
-from sslpipe.portable import open_regular
-from sslpipe.sharding.image_files import images_under
+import numpy as np
+
+from sslpipe.errors import DataError, did_you_mean
+from sslpipe.portable import forward_slashes, open_regular
+from sslpipe.sharding.members import encode_png
 from sslpipe.sharding.sources import (
     Images,
     SourceOptions,
     from_files,
+    images_under,
     read_file,
     root_folder,
 )
 
 Rows = list[tuple[Path, str, *tuple[str, ...]]]  # image, class, and what else is known of it
+_LABEL_NAMES = ("targets", "labels", "_labels")  # torchvision's datasets do not agree on one
 _MARKET_NAME = re.compile(r"(-?\d+)_c(\d+)s(\d+)_")
 
 
@@ -39,8 +45,7 @@ def read_tiny_imagenet(options: SourceOptions) -> dict[str, Images]:
 def read_cub(options: SourceOptions) -> dict[str, Images]:
     """Read CUB_200_2011: images.txt, image_class_labels.txt, classes.txt, train_test_split.txt.
 
-    With `options.class_disjoint`, train has the first half of the classes, test the others;
-    without, the published split for classification.
+    Train has the first half of the classes; without `class_disjoint` the split is as published.
     """
     root = root_folder(options)
     names = {number: name for number, name in _table(root / "classes.txt", 2)}
@@ -61,8 +66,7 @@ def read_cub(options: SourceOptions) -> dict[str, Images]:
 def read_cars(options: SourceOptions) -> dict[str, Images]:
     """Read Cars-196: car_ims with cars_annos.mat, or cars_train and cars_test with the devkit.
 
-    With `options.class_disjoint`, train has the first half of the classes, test the others;
-    without, the published split for classification.
+    Train has the first half of the classes; without `class_disjoint` the split is as published.
     """
     root = root_folder(options)
     groups: dict[str, Rows] = {"train": [], "test": []}
@@ -113,8 +117,8 @@ def read_products(options: SourceOptions) -> dict[str, Images]:
 def read_omniglot(options: SourceOptions) -> dict[str, Images]:
     """Read Omniglot: ALPHABET/characterNN/*.png in images_background and images_evaluation.
 
-    The first is train, the second test; a class is a character of an alphabet. `options.columns`
-    may name "alphabet" and "drawer", whose number is in the file's name: 0709_05.png.
+    The first is train, the second test; a class is a character of an alphabet. Columns are
+    "alphabet" and "drawer", whose number is in the file's name: 0709_05.png.
     """
     root = root_folder(options)
     groups: dict[str, Rows] = {}
@@ -134,11 +138,9 @@ def read_market(options: SourceOptions) -> dict[str, Images]:
     """Read Market-1501's layout: bounding_box_train, query, bounding_box_test; 0002_c1s1_....jpg.
 
     Splits are train, query and gallery; a class is a person. Gallery's persons 0000 and -1 are
-    distractors and junk, and have no label. `options.columns` may name "person", "camera" and
-    "sequence".
+    distractors and junk, and have no label. Columns are "person", "camera" and "sequence".
 
-    Source:
-        Zheng et al. 2015, Scalable person re-identification: a benchmark, and the data's readme.
+    Source: Zheng et al. 2015, Scalable person re-identification: a benchmark, and its readme.
     """
     root = root_folder(options)
     folders = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
@@ -157,11 +159,8 @@ def read_market(options: SourceOptions) -> dict[str, Images]:
 def read_inshop(options: SourceOptions) -> dict[str, Images]:
     """Read DeepFashion's In-shop Clothes Retrieval: list_eval_partition.txt and its images.
 
-    Splits are train, query and gallery; a class is a product. `options.columns` may name "kind", of
-    clothes, and "view", such as front.
-
-    Source:
-        Liu et al. 2016, DeepFashion, and Eval/README: image, item, evaluation status.
+    Splits are train, query and gallery; a class is a product. Columns are "kind", of clothes, and
+    "view", such as front. Source: Liu et al. 2016, DeepFashion, and Eval/README.
     """
     root = root_folder(options)
     places = [root / "Eval" / "list_eval_partition.txt", root / "list_eval_partition.txt"]
@@ -177,6 +176,85 @@ def read_inshop(options: SourceOptions) -> dict[str, Images]:
             view = Path(parts[-1]).stem.split("_", 2)[-1]  # 02_1_front.jpg
             groups[row[2]].append((root / row[0], row[1], parts[-3], view))
     return _splits(options, root, groups, ("kind", "view"))
+
+
+def read_torchvision(options: SourceOptions) -> dict[str, Images]:
+    """Read a class of torchvision.datasets by its name.
+
+    Images are the original files where the class takes a loader, else they are encoded as PNG.
+    """
+    import torchvision.datasets
+
+    known = torchvision.datasets.__all__
+    if options.name not in known:
+        hint = did_you_mean(options.name or "", known)
+        raise DataError(f"--name {options.name!r} is not a dataset of torchvision{hint}")
+    constructor = getattr(torchvision.datasets, str(options.name))
+    takes = inspect.signature(constructor).parameters
+    if not {"train", "split"} & set(takes):
+        raise DataError(f"torchvision's {options.name} has no train or split argument to choose by")
+    splits = [options.split] if options.split else ["train", "test"] if "train" in takes else None
+    if splits is None:
+        raise DataError(f"torchvision's {options.name} needs --split NAME; one run for each split")
+    return {split: _from_torchvision(constructor, takes, split, options) for split in splits}
+
+
+def _from_torchvision(
+    constructor: Any, takes: Iterable[str], split: str, options: SourceOptions
+) -> Images:
+    # the constructor's arguments: not two of these classes take the same
+    root = root_folder(options, must_exist=not options.download)
+    arguments: dict[str, Any] = {"root": str(root)}
+    if "train" in takes:
+        if split not in ("train", "test"):
+            raise DataError(f"torchvision's {options.name} has no split {split!r}: train, test")
+        arguments["train"] = split == "train"
+    else:
+        arguments["split"] = split
+    if "download" in takes:
+        arguments["download"] = options.download
+    if "loader" in takes:
+        arguments["loader"] = read_file
+    try:
+        dataset = constructor(**arguments)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise DataError(f"torchvision's {options.name}: {error}") from error
+    # labels: from the attribute where there is one, else by reading every image
+    stored = next((getattr(dataset, k) for k in _LABEL_NAMES if hasattr(dataset, k)), None)
+    if stored is None:
+        stored = [label for _, label in dataset]
+    labels = np.array(stored if isinstance(stored, list) else stored.tolist())  # array or tensor
+    if labels.shape != (len(dataset),) or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(f"torchvision's {options.name} does not give one integer label an image")
+    names = getattr(dataset, "classes", None) or range(int(labels.max(initial=-1)) + 1)
+    classes = tuple(
+        n if isinstance(n, str) else str(n) if isinstance(n, int) else n[0] for n in names
+    )
+
+    def read(i: int) -> bytes:
+        image = dataset[i][0]
+        if isinstance(image, bytes):
+            return image
+        return encode_png(np.asarray(image if image.mode == "L" else image.convert("RGB")))
+
+    first = len(read(0)) if len(dataset) else 0
+    sizes = np.full(len(dataset), first, np.int64)
+    numbers = [f"{split}/{i}" for i in range(len(dataset))]
+    files = _files(dataset, root)
+    return Images(numbers, labels.astype(np.int64), sizes, classes, read, files=files)
+
+
+def _files(dataset: Any, root: Path) -> Sequence[str]:
+    """Find the image files of a data set, relative to --root; () where it has none of its own.
+
+    Its list of paths, or of (path, label), has another name in almost every class.
+    """
+    for _, listed in sorted(vars(dataset).items()):
+        if isinstance(listed, list) and len(listed) == len(dataset) and listed:
+            paths = [row[0] if isinstance(row, tuple) and row else row for row in listed]
+            if all(isinstance(path, str | Path) and Path(path).suffix for path in paths):
+                return [forward_slashes(os.path.relpath(path, root)) for path in paths]
+    return ()
 
 
 def _splits(

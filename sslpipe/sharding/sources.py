@@ -17,17 +17,11 @@ from numpy.typing import NDArray
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import forward_slashes, open_regular
 from sslpipe.sharding.cells import ColumnSpec, Origin
-from sslpipe.sharding.idx import parse_idx
-from sslpipe.sharding.image_files import (
-    count_others,
-    folders_in,
-    images_under,
-    is_image,
-    suffixes,
-    use_of,
-)
-from sslpipe.sharding.png import encode_png, png_bytes
 
+SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".gif")
+)
+_SUFFIXES = " ".join(sorted(SUFFIXES))
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test", "unlabeled", "unlabelled")
 
 
@@ -176,43 +170,6 @@ def _levels(paths: Sequence[Path], root: Path, levels: Sequence[str]) -> dict[st
     }
 
 
-def read_idx(options: SourceOptions) -> dict[str, Images]:
-    """Read MNIST's idx files, plain or .gz: *images*idx3* and *labels*idx1*.
-
-    A file with "t10k" or "test" in its name is of the split test, any other of train. Class names
-    come from `options.class_file`, else from classes.txt where there is one, else they are the
-    numbers.
-    """
-    root = root_folder(options)
-    class_file = options.class_file or root / "classes.txt"
-    classes = class_names(class_file) if options.class_file or class_file.exists() else ()
-    result = {}
-    for path in sorted(root.glob("*images*idx3*")):
-        split = "test" if "t10k" in path.name or "test" in path.name else "train"
-        if options.split in (None, split):
-            labels = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
-            if split in result:
-                raise DataError(f"{root} has several image files for split {split!r}: {path.name}")
-            result[split] = _from_idx(path, labels, classes)
-    if not result:
-        which = f" of split {options.split!r}" if options.split else ""
-        raise DataError(f"{root} has no *images*idx3* file{which}")
-    return result
-
-
-def _from_idx(path: Path, label_path: Path, classes: tuple[str, ...]) -> Images:
-    pixels, labels = parse_idx(path, 3), parse_idx(label_path, 1).astype(np.int64)
-    if len(pixels) != len(labels):
-        raise DataError(f"{path} has {len(pixels)} images, {label_path.name} {len(labels)} labels")
-    highest = int(labels.max(initial=-1))
-    if classes and highest >= len(classes):
-        raise DataError(f"{label_path}: label {highest}, but only {len(classes)} class names")
-    classes = classes or tuple(str(k) for k in range(highest + 1))
-    sizes = np.full(len(pixels), png_bytes(pixels.shape[1], pixels.shape[2], 1), np.int64)
-    names = [f"{path.name}[{i}]" for i in range(len(pixels))]
-    return Images(names, labels, sizes, classes, lambda i: encode_png(pixels[i]))
-
-
 def _labelled_files(
     folder: Path, use_labels: bool, ignored: Counter[str]
 ) -> list[tuple[Path, str | None]]:
@@ -237,12 +194,12 @@ def _labelled_files(
         for child in children:
             paths = images_under(child, ignored)
             if not paths:
-                raise DataError(f"class folder {child} has no images ({suffixes()})")
+                raise DataError(f"class folder {child} has no images ({_SUFFIXES})")
             pairs += [(path, child.name) for path in paths]
     if not pairs:
         uses = filter(None, map(use_of, sorted(folder.iterdir())))
         hint = next((f"; {use}" for use in uses), "")
-        raise DataError(f"{folder} has no images ({suffixes()}){hint}")
+        raise DataError(f"{folder} has no images ({_SUFFIXES}){hint}")
     return pairs
 
 
@@ -304,14 +261,9 @@ def from_files(
 def number_labels(
     labels: Sequence[str | None], all_labels: Iterable[str | None]
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Number labels that are texts.
+    """Number labels that are texts, None for none: (n,) int64, -1 for none, and the classes.
 
-    Args:
-        labels: Class name of each image; None for none.
-        all_labels: Labels of all splits; sorted, they are the classes (integers by value).
-
-    Returns:
-        (n,) int64 indices into the classes, -1 for none; and the classes.
+    The classes are the labels of all splits, sorted; integers by value.
     """
     names = {label for label in all_labels if label is not None}
     by_value = all(name.isdecimal() for name in names)
@@ -370,3 +322,51 @@ def read_file(path: str | Path, *, pipe: bool = False) -> bytes:
             return file.read()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
+# --- files of a folder by their names
+
+
+def images_under(folder: Path, ignored: Counter[str] | None = None) -> list[Path]:
+    """List the image files below a folder, sorted, no hidden ones; count others by suffix."""
+    paths = []
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        here = [path for name in files if is_image(path := Path(parent) / name)]
+        if ignored is not None and len(here) < len(files):
+            count_others(ignored, {Path(parent) / name for name in files}.difference(here))
+        paths += here
+    return sorted(paths)
+
+
+def count_others(ignored: Counter[str], paths: Iterable[Path]) -> None:
+    """Count the files among some paths by suffix; hidden ones are nobody's data."""
+    files = (path for path in paths if path.is_file() and not path.name.startswith("."))
+    ignored.update(path.suffix.lower() for path in files)
+
+
+def is_image(path: Path) -> bool:
+    """Say whether a file is named as an image, and not hidden."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """List the folders in a folder, sorted, but the hidden ones."""
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def use_of(path: Path) -> str:
+    """Say how a file that is no image is read; '' for all others."""
+    name = path.name.lower()
+    if name.endswith((".csv", ".tsv")):
+        return f"for a table of files give --source csv --csv {path}"
+    if name.endswith(".parquet"):
+        return f"for parquet files give --source parquet --root {path.parent}"
+    if re.search(r"idx[13]-ubyte(\.gz)?$", name):
+        return f"for MNIST's files give --source idx --root {path.parent}"
+    if re.search(r"\.(tar|tgz|tbz2|txz)$|\.tar\.", name):
+        return (
+            f"tars of webdataset are ready: sslpipe shards index {path.parent}; others, and "
+            f"compressed ones: sslpipe shards repack {path} OUT"
+        )
+    return "unpack it first" if name.endswith((".zip", ".7z", ".rar")) else ""

@@ -20,8 +20,7 @@ from sslpipe.check import pretraining
 from sslpipe.check.estimate import noise_batch, step_seconds
 from sslpipe.check.pretraining import check_pretraining, render_pretraining
 from sslpipe.data.index import Split, load_index
-from sslpipe.data.mixing import mixing_score
-from sslpipe.data.order import ORDER_VERSION, Order
+from sslpipe.data.order import ORDER_VERSION, Order, mixing_score
 from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.backbones import build_backbone

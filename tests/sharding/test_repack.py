@@ -75,9 +75,7 @@ def test_the_bytes_are_the_same_from_any_packing_and_in_any_folder(tmp_path: Pat
     assert tree(single) == trees[0]
 
 
-def test_folders_become_classes_where_that_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_become_classes_where_that_is_asked_for(tmp_path, capsys):
     members = [(f"photos/{name}/{i}.jpg", jpeg(i)) for i in range(3) for name in ("cat", "ape")]
     tar = tar_of(tmp_path / "photos.tar", members)
     with tarfile.open(tmp_path / "photos.tar.gz", "w:gz") as packed:
@@ -98,9 +96,7 @@ def test_folders_become_classes_where_that_is_asked_for(
         assert why in message
 
 
-def test_dots_in_names_and_all_that_belongs_to_a_sample(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dots_in_names_and_all_that_belongs_to_a_sample(tmp_path, capsys):
     tar = tmp_path / "in" / "00.tar"
     members = [
         ("IMG.2020.01.jpg", jpeg(0)),
@@ -159,10 +155,7 @@ def test_a_file_with_holes_is_written_whole(tmp_path: Path) -> None:
         add(tar, "b.jpg", jpeg(4))
     assert run("index", tmp_path) == 2
     assert run("repack", tmp_path / "0.tar", tmp_path / "out") == 0
-    assert [row[1] for row in read_all(tmp_path / "out", "train")] == [
-        bytes(512) + image,
-        jpeg(4),
-    ]
+    assert [row[1] for row in read_all(tmp_path / "out", "train")] == [bytes(512) + image, jpeg(4)]
 
 
 @pytest.mark.parametrize(
@@ -176,9 +169,7 @@ def test_a_file_with_holes_is_written_whole(tmp_path: Path) -> None:
         (lambda raw: raw * 2, "several tars"),
     ],
 )
-def test_a_damaged_tar_is_named_and_leaves_no_index(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: object, reason: str
-) -> None:
+def test_a_damaged_tar_is_named_and_leaves_no_index(tmp_path, capsys, damage, reason):
     tar = tar_of(tmp_path / "in" / "train-1.tar", apart())
     tar.write_bytes(damage(tar.read_bytes()))  # type: ignore[operator]
     message = error_of(capsys, "repack", tmp_path / "in", tmp_path / "out")
@@ -190,9 +181,7 @@ def test_a_damaged_tar_is_named_and_leaves_no_index(
 
 @pytest.mark.parametrize("command", ["index", "repack"])
 @pytest.mark.parametrize("size", [2**63, 2**62, -512, -1024])
-def test_a_header_with_an_impossible_size_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, size: int
-) -> None:
+def test_a_header_with_an_impossible_size_is_refused(tmp_path, capsys, command, size):
     tar = tar_of(tmp_path / "in" / "0.tar", apart())
     raw = bytearray(tar.read_bytes())
     with tarfile.open(tar) as opened:
@@ -206,9 +195,7 @@ def test_a_header_with_an_impossible_size_is_refused(
     assert "0.tar" in error_of(capsys, command, tmp_path / "in", *words)
 
 
-def test_a_huge_pax_header_is_refused_unread(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_huge_pax_header_is_refused_unread(tmp_path, capsys):
     folder = tmp_path / "in"
     folder.mkdir()
     header = tarfile.TarInfo("x")
@@ -235,9 +222,7 @@ def test_memory_is_bounded_and_images_are_copied_in_pieces(tmp_path: Path) -> No
     assert [row[1] == big for row in read_all(tmp_path / "out", "train")] == [True, True]
 
 
-def test_what_is_there_is_not_overwritten_unasked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_there_is_not_overwritten_unasked(tmp_path, capsys):
     tar = tar_of(tmp_path / "in" / "train-0.tar", apart())
     out = tmp_path / "out"
     assert run("repack", tar, out) == 0
@@ -253,9 +238,7 @@ def test_what_is_there_is_not_overwritten_unasked(
     assert "has no image" in error_of(capsys, "repack", tmp_path / "text", tmp_path / "y")
 
 
-def test_the_errors_of_index_name_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_errors_of_index_name_the_command(tmp_path, capsys):
     tar = tar_of(tmp_path / "in" / "0.tar", apart())
     assert "sslpipe shards repack" in error_of(capsys, "index", tmp_path / "in")
     (tmp_path / "in" / "0.tar").rename(tmp_path / "in" / "0.tar.gz")

@@ -1,5 +1,7 @@
-"""Hugging Face parquet files: one row an image, as `datasets` stores its Image feature."""
+"""Read tables that list images, a row an image: CSV, and parquet as Hugging Face has it."""
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,128 @@ from sslpipe.sharding.sources import (
     Images,
     SourceOptions,
     check_missing,
+    from_files,
     number_labels,
     read_file,
     root_folder,
 )
 
-MOST_UNNAMED = 2**20  # classes without names; a higher label is an id, not the number of a class
+# delimiter -> what it is called in a sentence, and how it is written after --delimiter
+_DELIMITERS = {
+    ",": ("commas", "','"),
+    ";": ("semicolons", "';'"),
+    "\t": ("tabs", "tab"),
+    "|": ("vertical bars", "'|'"),
+}
+_Row = dict[str, str | None]  # the cells that are asked for; None: the row is too short
+_NAMES = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";"}
 
-_UNITS = {"D": 1 / 86400, "s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # in a second
-_DAY_S = 86400
-_ENDS_S = (-62_135_596_800 + _DAY_S, 253_402_300_799 - _DAY_S)  # of the years 1 to 9999, from 1970
+
+def read_csv(options: SourceOptions) -> dict[str, Images]:
+    """Read a CSV file, a row an image: a path, and where they are named, a label and a split.
+
+    Paths are relative to the CSV file, or to --root.
+    """
+    if options.csv is None:
+        raise DataError("--source csv needs --csv FILE")
+    label_column = options.label_column if options.labels else None
+    rows = _read_rows(options, options.csv, label_column)
+    if not rows:
+        raise DataError(f"{options.csv} has no rows below its first line, which names the columns")
+    # rows by split; labels of all splits together name the classes
+    root, by = options.root or options.csv.parent, options.split_column
+    groups: dict[str, list[_Row]] = {}
+    for row in rows:
+        groups.setdefault((row[by] if by else options.split) or "train", []).append(row)
+    if by and options.split:
+        if options.split not in groups:
+            raise DataError(f"{options.csv}: no row has {by} = {options.split!r}")
+        groups = {options.split: groups[options.split]}
+
+    def labels(members: list[_Row]) -> list[str | None]:
+        return [row[label_column] or None if label_column else None for row in members]
+
+    return {
+        split: from_files(
+            root,
+            [root / str(row[options.image_column]) for row in members],
+            labels(members),
+            labels(rows),
+            skip_missing=options.skip_missing,
+            cells={name: [row[name] for row in members] for name in options.fields},
+            origin="table",
+        )
+        for split, members in groups.items()
+    }
+
+
+def _read_rows(options: SourceOptions, path: Path, label_column: str | None) -> list[_Row]:
+    """Read the columns that are asked for. Raises: DataError with file, line and remedy."""
+    delimiter = _delimiter(options, path)
+    wanted = [
+        ("--image-column", options.image_column),
+        ("--label-column", label_column),
+        ("--split-column", options.split_column),
+        *(("--columns", name) for name in options.fields),
+    ]
+    names, rows = [column for _, column in wanted if column is not None], []
+    try:
+        raw = open_regular(path, pipe=True)
+        with io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, delimiter=delimiter)
+            columns = list(reader.fieldnames or ())
+            for option, column in wanted:
+                if column is not None and column not in columns:
+                    raise DataError(_no_column(path, option, column, columns, delimiter))
+                if column is not None and columns.count(column) > 1:
+                    raise DataError(
+                        f"{path} has {columns.count(column)} columns {column!r}, and {option} "
+                        "reads one; rename the others"
+                    )
+            for cells in reader:
+                for column in filter(None, (options.image_column, options.split_column)):
+                    if not cells[column]:
+                        where = f"{path}, line {reader.line_num}"
+                        raise DataError(f"{where}: no value of {column!r}; fill it, or drop it")
+                rows.append({name: cells[name] for name in names})
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read {path}: {error}; save it as UTF-8") from error
+    except (OSError, csv.Error) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    return rows
+
+
+def _delimiter(options: SourceOptions, path: Path) -> str:
+    if options.delimiter is None:
+        return "\t" if path.suffix.lower() == ".tsv" else ","
+    delimiter = _NAMES.get(options.delimiter, options.delimiter)
+    if len(delimiter) != 1 or delimiter in '"\r\n\0':
+        raise DataError(
+            f"--delimiter {options.delimiter!r} is not one character; for example ';' or tab"
+        )
+    return delimiter
+
+
+def _no_column(path: Path, option: str, column: str, columns: list[str], delimiter: str) -> str:
+    """Say that a column is not there and, where another delimiter is meant, which one."""
+    first_line = delimiter.join(columns)
+    for other, (name, argument) in _DELIMITERS.items():
+        cells = [cell.strip('" ') for cell in first_line.split(other)]
+        if other != delimiter and len(cells) > 1 and (column in cells or len(columns) == 1):
+            return (
+                f"{path} has no column {column!r}: its first line is separated by {name}; give "
+                f"--delimiter {argument}, and its columns are: {', '.join(cells)}"
+            )
+    without = ", or give --no-labels" if option == "--label-column" else ""
+    return (
+        f"{path} has no column {column!r}{did_you_mean(column, columns)}; "
+        f"it has: {', '.join(columns) or 'none'}; name one with {option}{without}"
+    )
+
+
+# --- parquet
+
+MOST_UNNAMED = 2**20  # classes without names; a higher label is an id, not the number of a class
 
 Labels = NDArray[np.int64] | list[str | None]  # numbers of classes (-1: none), or their names
 
@@ -210,44 +324,24 @@ def _images(
 def _cells(cells: Any, kept: list[int], where: str) -> list[object]:
     """Return some rows of a column as Python values; finer times are cut to microseconds.
 
-    Args:
-        cells: The column.
-        kept: Its rows.
-        where: Split and column, for messages.
-
-    Raises:
-        DataError: A time or a date that Python does not hold, or an unknown time zone.
+    Raises: DataError for a time or date that Python does not hold, or an unknown time zone.
     """
     from pyarrow import ArrowException, timestamp, types
 
     kind = cells.type
-    if types.is_timestamp(kind) or types.is_date(kind):
-        # whole units since 1970; a day less at both ends, for time zones
-        unit = _UNITS[
-            "D" if types.is_date32(kind) else "ms" if types.is_date64(kind) else kind.unit
-        ]
-        counts = cells.cast("int32" if types.is_date32(kind) else "int64").fill_null(0).to_numpy()
-        seconds = counts / unit  # float64: to well below a day
-        rows = np.flatnonzero((seconds < _ENDS_S[0]) | (seconds > _ENDS_S[1]))
-        if len(rows):
-            raise DataError(
-                f"{where}, row {rows[0]}: {counts[rows[0]]} is no {kind} of the years 1 to "
-                "9999; mend it, leave it empty, or leave the column out of --columns"
-            )
     try:
-        if types.is_timestamp(kind):
-            cells = cells.cast(timestamp("us", kind.tz), safe=False)
+        if types.is_timestamp(kind):  # only a finer unit loses anything
+            cells = cells.cast(timestamp("us", kind.tz), safe=kind.unit != "ns")
         return list(cells.take(kept).to_pylist())
     except (ArrowException, ArithmeticError, ValueError) as error:
-        raise DataError(f"{where}: cannot read values of {kind}: {first_line(error)}") from error
+        raise DataError(
+            f"{where}: cannot read values of {kind}: {first_line(error)}; mend it, leave it empty, "
+            "or leave the column out of --columns"
+        ) from error
 
 
 def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
-    """Find the rows without an image: nothing in the cell, or a path to a file that is not there.
-
-    Returns:
-        Row -> the file, as the table names it.
-    """
+    """Find the rows without an image: an empty cell, or a path that leads to no file, by row."""
     from pyarrow import compute, types
 
     embedded = cells
