@@ -125,11 +125,12 @@ def _line_spec(
             if each.low is not None and each.high is not None:
                 row |= {"low": float(each.low[k]), "high": float(each.high[k])}
             rows.append(row)
-    x_scale, y_scale = (
+    scales: list[Spec] = [
         {"type": "log", "nice": False} if axis in log else {"nice": False, "zero": False}
         for axis in "xy"
-    )
-    y_axis = {"tickCount": 5, "domain": False}
+    ]
+    x_scale, y_scale = scales
+    y_axis: Spec = {"tickCount": 5, "domain": False}
     if "y" in log:
         y_axis["format"] = "~g"
         if within:

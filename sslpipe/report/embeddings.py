@@ -95,16 +95,14 @@ def measured_curve(name: str, rows: Embeddings, colour: str = "") -> tuple[Serie
 def evaluated_curves(evaluation: Tree | None) -> list[Series]:
     """Return the ROCs that eval.json holds, of plain features: the run's and the baselines'."""
     rows = evaluation["rows"] if evaluation else []
-    colours = feature_colours(rows)
-    return [
-        _roc_series(
-            NAMES.get(row["features"], row["features"]),
-            *(np.array(row["details"]["roc"][key]) for key in ("false", "true")),
-            colours[row["features"]],
-        )
-        for row in rows
-        if "roc" in row["details"] and not row["whitened"]
-    ]
+    colours, curves = feature_colours(rows), []
+    for row in rows:
+        if "roc" in row["details"] and not row["whitened"]:
+            false, true = (np.array(row["details"]["roc"][key]) for key in ("false", "true"))
+            features = row["features"]
+            name = NAMES.get(features, features)
+            curves.append(_roc_series(name, false, true, colours[features]))
+    return curves
 
 
 def _roc_series(name: str, false: Floats, true: Floats, colour: str) -> Series:
@@ -240,7 +238,9 @@ def embedding_map(
     of = f"{len(rows.ids):,} test embeddings"
     some = f" with {len(pictures)} of the images" if pictures else ""
     maps = [
-        scatter(title, f"{alt}, coloured by class", "map", (f"{at}_x", f"{at}_y"), colours, seen)
+        scatter(
+            title, f"{alt}, coloured by class", "map", (f"{at}_x", f"{at}_y"), colours, bool(seen)
+        )
         for at, title, alt, seen in (
             ("tsne", f"t-SNE{some}, perplexity {perplexity:.0f}", f"t-SNE of {of}{some}", some),
             ("pca", f"PCA, {100 * held:.0f} % of the variance", f"PCA of {of}", ""),
@@ -294,8 +294,8 @@ def search(bank: Embeddings, queries: Embeddings, *, same_split: bool) -> list[R
         same_split: Bank and queries are one split, so that a query must not find itself.
     """
     k = min(NEIGHBOURS, len(bank.ids) - same_split)
-    known = {"bank_ids": bank.ids, "query_ids": queries.ids} if same_split else {}
-    found = nearest(bank.features, queries.features, k, **known)
+    ids = (bank.ids, queries.ids) if same_split else (None, None)
+    found = nearest(bank.features, queries.features, k, bank_ids=ids[0], query_ids=ids[1])
     rows = []
     for place, at in enumerate(found.indices):
         columns = (bank.ids[at], bank.labels[at], found.similarities[place])

@@ -86,8 +86,8 @@ class RunFiles(NamedTuple):
     def steps(self) -> int:
         """Steps of training: to the last save, or to the last line where that came later."""
         evaluated = self.facts.get("step")
-        logged = [line["step"] for line in (*self.train[-1:], *self.evals[-1:])]
-        return max(self.saved_step, evaluated if isinstance(evaluated, int) else 0, *logged, 0)
+        logged = [int(line["step"]) for line in (*self.train[-1:], *self.evals[-1:])]
+        return max(self.saved_step, evaluated if isinstance(evaluated, int) else 0, *logged)
 
     @property
     def epochs(self) -> float:
