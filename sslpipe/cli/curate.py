@@ -423,9 +423,9 @@ def select(
     columns = ("order", "split", "id", "key", "reason", "value", *["path"] * images, "label")
     table = []
     for order, (i, one) in enumerate(zip(ids, chosen, strict=True)):
-        cells = (order, split.name, i, keys[i], one.reason, round(one.value, 6))
-        cells += (*([paths[i]] if images else []), None)
-        table.append(dict(zip(columns, cells, strict=True)))
+        why = {"reason": one.reason, "value": round(one.value, 6)}
+        place = {"order": order, "split": split.name, "id": i, "key": keys[i]}
+        table.append({**place, **why, "path": paths.get(i)})
     write_table(path, table, columns)
     captions = {i: one.reason for i, one in zip(ids, chosen, strict=True)}
     write_atomically(out / "chosen.html", chosen_page(split, captions, how))

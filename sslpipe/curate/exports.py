@@ -145,8 +145,8 @@ def export(
             samples.append(sample)
         with replacing(out / "embeddings.npy") as temporary, temporary.open("wb") as stream:
             np.save(stream, rows.features.cpu().numpy(), allow_pickle=False)
-        info = {"source": index.manifest.source, "data_sha256": index.sha256, "features": space}
-        info["default_classes"] = list(classes)
+        info: dict[str, Any] = {"source": index.manifest.source, "data_sha256": index.sha256}
+        info |= {"features": space, "default_classes": list(classes)}
         metadata = {"name": index.manifest.name, "media_type": "image", "info": info}
         for name, tree in (("metadata", metadata), ("samples", {"samples": samples})):
             text = json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False)

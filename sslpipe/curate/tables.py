@@ -17,11 +17,11 @@ class _Lines(list[str]):
 
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Write rows, by column, as CSV; None is an empty cell."""
+    """Write these columns of rows as CSV; what is None or not there is an empty cell."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = _Lines()
     # with this line end the writer quotes cells that hold either character, a lone \r, too
-    writer = csv.DictWriter(lines, columns, lineterminator="\r\n")
+    writer = csv.DictWriter(lines, columns, lineterminator="\r\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     write_atomically(path, "".join(lines))
@@ -40,7 +40,7 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader, rows = csv.DictReader(file), []
             for row in reader:
-                if any(row.get(None) or ()):  # type: ignore[call-overload]
+                if any(row.get(None) or ()):
                     raise csv.Error(
                         f"line {reader.line_num} has more cells than columns have names; put a "
                         "cell that holds a comma in double quotes"

@@ -113,13 +113,7 @@ def build_page(
 
 
 def header(run: RunFiles, held_out: int | None = None, picture: Markup | str = "") -> Markup:
-    """Begin the page: one sentence, one number with its interval, one picture; the rest folds.
-
-    Args:
-        run: The run.
-        held_out: Images that were held out, where counted.
-        picture: Of some queries and their neighbours.
-    """
+    """Begin the page: one sentence, one number with its interval, one picture; the rest folds."""
     note = shortened_note(run.recipe)
     return render(
         "run.header",
@@ -155,18 +149,12 @@ def training(run: RunFiles) -> Markup:
 
 
 def confusion(evaluation: Tree, classes: list[str]) -> Markup:
-    """Return the linear probe's matrix, or the most frequent confusions where classes are many.
-
-    Args:
-        evaluation: eval.json.
-        classes: Names by label.
-    """
+    """Return the linear probe's matrix, or the most frequent confusions where classes are many."""
     lines = table_lines(evaluation["rows"])
     cells = [line.cells[LINEAR] for line in lines if LINEAR in line.cells]
     cell = next((each for each in cells if each["details"].get("confusion")), None)
     if cell is None:
-        text = "No linear probe in eval.json, so no confusion matrix."
-        return render("missing", text=text)
+        return render("missing", text="No linear probe in eval.json, so no confusion matrix.")
     counts = np.array(cell["details"]["confusion"], dtype=np.int64)  # (C, C) [true][predicted]
     names = [*classes, *(f"class {label}" for label in range(len(classes), len(counts)))]
     matrix = len(counts) <= MOST_CLASSES

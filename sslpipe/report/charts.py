@@ -41,23 +41,13 @@ Spec = dict[str, Any]
 
 
 class Series(NamedTuple):
-    """A line of a chart.
+    """A line of a chart; all arrays are (n,)."""
 
-    Args:
-        name: For the legend.
-        x: (n,).
-        y: (n,), NaN for "none".
-        colour: A CSS value.
-        low: (n,) lower ends of intervals; None: none are drawn.
-        high: (n,) upper ends.
-        dashed: Whether the line is.
-    """
-
-    name: str
+    name: str  # for the legend
     x: Numbers
-    y: Numbers
-    colour: str = "var(--series-1)"
-    low: Numbers | None = None
+    y: Numbers  # NaN for "none"
+    colour: str = "var(--series-1)"  # a CSS value
+    low: Numbers | None = None  # ends of intervals, if they are drawn
     high: Numbers | None = None
     dashed: bool = False
 
@@ -77,7 +67,7 @@ def line_chart(
     Args:
         title: Above the chart.
         series: The lines.
-        x_label: Below the x axis.
+        x_label: Below the axis.
         x_ticks: Place -> text, instead of round numbers.
         log: Logarithmic axes: "x", "y", "xy" or "".
         last_values: Whether the caption says each line's last value.
@@ -180,7 +170,6 @@ def scatter(
     places: tuple[str, str],
     colours: Sequence[str],
     pictures: bool = False,
-    height: int = 420,
 ) -> Markup:
     """Draw a map of points, coloured by label; hovering shows a point's class and thumbnail.
 
@@ -191,7 +180,6 @@ def scatter(
         places: Fields of the rows with x and y.
         colours: CSS colours of the labels 0, 1, ...; grey for -1.
         pictures: Whether the pictures that rows have under "shown" are drawn, too.
-        height: CSS pixels.
     """
     scale = {"zero": False, "nice": False, "padding": 24}
     axes = {axis: _place(f, scale=scale, axis=None) for axis, f in zip("xy", places, strict=True)}
@@ -210,7 +198,7 @@ def scatter(
         ]
         seen = [{"filter": "isValid(datum.shown)"}]
         layers += [{"transform": seen, "mark": mark, "encoding": each} for mark, each in both]
-    spec = _spec({"name": data}, height, axes, layers)
+    spec = _spec({"name": data}, 420, axes, layers)
     return render("chart", title=title, last="", alt=alt, spec=spec, keys=[], kind="map")
 
 

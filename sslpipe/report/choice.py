@@ -114,7 +114,7 @@ def choice_page(
 
     Args:
         split: Of the images.
-        sentences: The answer; the first is the heading's.
+        sentences: The answer.
         heads: Of the table's columns.
         cells: Its rows, the best first.
         ranked: The same rows.

@@ -46,12 +46,9 @@ def names_apart(run_dirs: Sequence[Path], runs: Sequence[RunFiles]) -> list[str]
 def build_comparison(
     runs: Sequence[RunFiles], names: Sequence[str], embedded: Sequence[Features | None]
 ) -> str:
-    """Return the whole HTML file.
+    """Return the whole HTML file of two runs or more, by names that are all different.
 
-    Args:
-        runs: At least two.
-        names: One for each run, all different.
-        embedded: Test embeddings of each run; None: there are none.
+    embedded: Test embeddings of each run; None: there are none.
     """
     named = dict(zip(names, runs, strict=True))
     recipes = group_by_recipe(runs)
@@ -102,11 +99,7 @@ def first_sentence(named: Mapping[str, RunFiles]) -> str:
 
 
 def first_numbers(named: Mapping[str, RunFiles]) -> dict[str, First]:
-    """Find the first number of each run.
-
-    Returns:
-        {} where fewer than two have the same measure by the same protocol on the same test data.
-    """
+    """Find the first number of each run, {} where fewer than two can be compared by it."""
     every = {name: first_number(run.evaluation) for name, run in named.items()}
     found = {name: first for name, first in every.items() if first is not None}
     kinds = {(first.measure, first.cell["protocol"]) for first in found.values()}
@@ -128,12 +121,7 @@ def differences(named: Mapping[str, RunFiles]) -> Markup:
 
 
 def results(named: Mapping[str, RunFiles], colours: Mapping[str, str]) -> Markup:
-    """Show one table where the runs were evaluated on the same test data, else one for each.
-
-    Args:
-        named: The runs by name.
-        colours: CSS colours by name.
-    """
+    """Show one table where the runs were evaluated on the same test data, else one for each."""
     evaluated = {name: run.evaluation for name, run in named.items() if run.evaluation}
     without = [name for name in named if name not in evaluated]
     if len(tests_of(named.values())) > 1:

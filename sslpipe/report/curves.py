@@ -20,19 +20,12 @@ _FEW = re.compile(rf"{KNN}, (\d+)/class")
 
 
 class Chart(NamedTuple):
-    """A chart of logged numbers.
-
-    Args:
-        title: Above the chart.
-        keys: Key in metrics.jsonl -> name of its line.
-        kind: Of the lines of metrics.jsonl: "train" or "eval".
-        within: Values that the y axis shows in any case.
-    """
+    """A chart of logged numbers."""
 
     title: str
-    keys: dict[str, str]
-    kind: str = "train"
-    within: tuple[float, ...] = ()
+    keys: dict[str, str]  # key in metrics.jsonl -> name of its line
+    kind: str = "train"  # of the lines of metrics.jsonl: "train" or "eval"
+    within: tuple[float, ...] = ()  # values that the y axis shows in any case
 
 
 CHARTS = (
@@ -126,16 +119,13 @@ def few_shot_chart(
     whitened: bool = True,
     dashed: Collection[str] = (),
 ) -> Markup:
-    """Draw the accuracy of the kNN columns over the labelled images per class.
+    """Draw the accuracy of the kNN columns over the labels per class; '' of a single column.
 
     Args:
         evaluation: eval.json.
         colours: Of features, instead of the usual ones.
         whitened: Whether whitened features are shown, too.
         dashed: Features whose line is.
-
-    Returns:
-        '' where there is a single column.
     """
     colours = {**feature_colours(evaluation["rows"]), **(colours or {})}
     classes = _classes(evaluation)

@@ -69,12 +69,9 @@ def unit_rows(rows: Embeddings) -> Floats:
 
 
 def measured_curve(name: str, rows: Embeddings, colour: str = "") -> tuple[Series, str] | None:
-    """Compute the ROC of "of one class?" by the cosine of pairs.
+    """Compute the ROC of "of one class?" by the cosine of pairs, and its numbers in words.
 
-    The pairs are those of `sslpipe evaluate verification`: seeded, PAIRS of each kind at most.
-
-    Returns:
-        The curve, and its main numbers in words; None without pairs of both kinds.
+    The pairs are those of `sslpipe evaluate verification`. None without pairs of both kinds.
     """
     labelled = rows.rows((rows.labels >= 0).nonzero()[:, 0])
     classes = np.unique(labelled.labels.numpy(), return_counts=True)[1]
@@ -123,13 +120,12 @@ def embedding_quality(
     evaluation: Tree | None = None,
     colours: Mapping[str, str] | None = None,
 ) -> Markup:
-    """Draw ROC and spectrum of the test embeddings of each run.
+    """Draw ROC and spectrum of the test embeddings of each run, by name.
 
     Args:
-        sets: Embeddings by the name of their run.
-        evaluation: eval.json; its ROCs, where it has any, are drawn instead of one of the
-            embeddings alone, as they come with those of the baselines.
-        colours: CSS colours by the name of the run; else the first.
+        sets: The embeddings.
+        evaluation: eval.json; its ROCs, where it has any, come with those of the baselines.
+        colours: CSS colours by name; None: the first.
     """
     curves, axes, notes = [], [], []
     for name, features in sets.items():
@@ -173,11 +169,7 @@ def embedding_quality(
 
 
 def pca_map(rows: Embeddings) -> tuple[Floats, float]:
-    """Map unit-length features to their two main axes.
-
-    Returns:
-        (n, 2) places, and the share of the variance that these axes hold.
-    """
+    """Map unit-length features to two main axes: (n, 2), and their share of the variance."""
     from sklearn.decomposition import PCA
 
     pca = PCA(2, svd_solver="full")
@@ -186,11 +178,7 @@ def pca_map(rows: Embeddings) -> tuple[Floats, float]:
 
 
 def tsne_map(rows: Embeddings) -> tuple[Floats, float]:
-    """Map unit-length features by t-SNE, from 50 main axes at most.
-
-    Returns:
-        (n, 2) places, and the perplexity.
-    """
+    """Map unit-length features by t-SNE from 50 main axes: (n, 2), and the perplexity."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
@@ -206,11 +194,7 @@ def embedding_map(
 ) -> Markup:
     """Draw PCA and t-SNE of some test features; hovering shows the images where they are known.
 
-    Args:
-        run: Whose class names colour the points.
-        queries: Test embeddings, if there are any.
-        split: Their images; None: no images are shown.
-        shared: Data sets of the page's charts; the points are put there.
+    shared: Data sets of the page's charts; the points are put there.
     """
     if queries is None:
         return no_embeddings()
@@ -286,13 +270,7 @@ class Neighbours(NamedTuple):
 
 
 def search(bank: Embeddings, queries: Embeddings, *, same_split: bool) -> list[Row]:
-    """Search the NEIGHBOURS nearest of each query.
-
-    Args:
-        bank: Embeddings to search in.
-        queries: Some rows.
-        same_split: Bank and queries are one split, so that a query must not find itself.
-    """
+    """Search the NEIGHBOURS nearest of each query; in the same split it does not find itself."""
     k = min(NEIGHBOURS, len(bank.ids) - same_split)
     ids = (bank.ids, queries.ids) if same_split else (None, None)
     found = nearest(bank.features, queries.features, k, bank_ids=ids[0], query_ids=ids[1])
@@ -321,17 +299,9 @@ def found_neighbours(
     bank: Features | None,
     bank_split: Split | None,
 ) -> Neighbours | None:
-    """Search the neighbours of some test images.
+    """Search some test images in the bank, else among themselves.
 
-    Args:
-        run: Whose class names are shown.
-        queries: Test embeddings, if there are any.
-        split: Their images.
-        bank: Embeddings to search in; None: the test embeddings.
-        bank_split: Their images.
-
-    Returns:
-        None where there are no embeddings, no images, or a single one.
+    None where there are no embeddings, no images (split, bank_split), or a single one.
     """
     if queries is None or split is None:
         return None

@@ -22,15 +22,10 @@ Cell = tuple[str, bool]  # column of eval.json, whitened
 
 
 class Recipe(NamedTuple):
-    """Runs of one recipe that differ in their seed alone.
+    """Runs of one recipe that differ in their seed alone."""
 
-    Args:
-        name: Of the recipe, with settings where another recipe has the same name.
-        runs: Seed -> eval.json.
-    """
-
-    name: str
-    runs: dict[int, Tree]
+    name: str  # with settings where another recipe has the same name
+    runs: dict[int, Tree]  # seed -> eval.json
 
     def values(self, cell: Cell) -> dict[int, tuple[str, float]]:
         """Seed -> protocol and value of the run's own features, where they were measured."""
@@ -55,23 +50,14 @@ class Recipe(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """One recipe against another on the deciding number.
+    """One recipe against another on the deciding number."""
 
-    Args:
-        ours: Name of the recipe.
-        theirs: Name of the other one.
-        measure: "kNN", "linear" or "Recall@1".
-        means: Of both, over the seeds that both have.
-        difference: Over these seeds.
-        answer: "better", "no clear difference" or "worse", for all pairs together (Holm, 5 %).
-    """
-
-    ours: str
+    ours: str  # names of the recipes
     theirs: str
-    measure: str
-    means: tuple[float, float]
+    measure: str  # "kNN", "linear" or "Recall@1"
+    means: tuple[float, float]  # over the seeds that both have
     difference: Difference
-    answer: str
+    answer: str  # "better", "no clear difference" or "worse", for all pairs together (Holm, 5 %)
 
     def __str__(self) -> str:
         (low, high), (ours, theirs) = self.difference.interval95, self.means
@@ -123,12 +109,7 @@ def has_seeds(recipes: Sequence[Recipe]) -> bool:
 
 
 def cautions(named: Mapping[str, RunFiles], recipes: Sequence[Recipe]) -> list[str]:
-    """Say which runs or numbers count for nothing over seeds, or are not of a whole training.
-
-    Args:
-        named: The runs by their names on the page.
-        recipes: What `group_by_recipe` made of them.
-    """
+    """Say which runs or numbers count for nothing over seeds, or are not of a whole training."""
     evaluated = {name: run for name, run in named.items() if run.evaluation is not None}
     said = [f"{name} has not been evaluated" for name in named if name not in evaluated]
     if len(tests_of(evaluated.values())) > 1:
@@ -187,12 +168,7 @@ def seeds_head(recipes: Sequence[Recipe]) -> tuple[str, list[str]]:
 
 
 def over_seeds(recipes: Sequence[Recipe], notes: Sequence[str] = ()) -> Markup:
-    """Return the section: mean and spread of each recipe's numbers, and the differences.
-
-    Args:
-        recipes: All that were evaluated.
-        notes: What `cautions` says.
-    """
+    """Return the section: mean and spread of each recipe's numbers, and the differences."""
     several = [recipe for recipe in recipes if len(recipe.runs) > 1]
     cells = _cells(several)
     differences = []

@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 def feature_title(row: Mapping[str, Any]) -> str:
     """Say what the features of a row of eval.json are, in words."""
     features = row["features"]
-    return NAMES.get(features, features) + (", whitened" if row["whitened"] else "")
+    return f"{NAMES.get(features, features)}{', whitened' if row['whitened'] else ''}"
 
 
 def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -46,18 +46,11 @@ TABLES = (  # heading, what it is, and metric -> title of its column
 
 
 class Line(NamedTuple):
-    """A row of the table.
+    """A row of the table."""
 
-    Args:
-        features: "ssl" for the run's own, "pixels", "random", or another name.
-        whitened: Whether they are.
-        cells: Results by column.
-        baseline: Whether they are a baseline.
-    """
-
-    features: str
+    features: str  # "ssl" for the run's own, "pixels", "random", or another name
     whitened: bool
-    cells: dict[str, Tree]
+    cells: dict[str, Tree]  # results by column
     baseline: bool = False
 
     @property
@@ -166,10 +159,7 @@ def summary(run: RunFiles, held_out: int | None = None) -> Markup:
     """Say whether the weights are the end's, the verdict, what was trained, and the first number.
 
     Which is better is the verdict's to say, by paired intervals; those of the table overlap sooner.
-
-    Args:
-        run: The run.
-        held_out: Images that were held out, where counted.
+    held_out: Images that were held out, where counted.
     """
     if run.evaluation is None:
         reason = "it has no eval.json" if run.data["classes"] else "its images have no labels"
@@ -235,11 +225,7 @@ def feature_table(
 ) -> Markup:
     """Tabulate features by columns, results with intervals.
 
-    Args:
-        lines: The rows.
-        columns: The keys of their cells to show.
-        titles: Of columns, where not their keys.
-        mark: Whether a clear best is marked.
+    titles: Of columns, where not their keys; mark: whether a clear best is marked.
     """
     winners = {column: clear_best(lines, column) if mark else [] for column in columns}
     return render("results.feature_table", lines=lines, winners=winners, titles=titles or {})
@@ -276,14 +262,7 @@ def leakage(evaluation: Tree) -> Markup:
 
 
 def leakage_of_runs(evaluations: Mapping[str, Tree]) -> Markup:
-    """Tabulate the leaked test samples of several runs and their first number without.
-
-    Args:
-        evaluations: eval.json by the run's name.
-
-    Returns:
-        '' where it is unknown of all.
-    """
+    """Tabulate the leaked samples of runs and their first number without; '' where unknown."""
     found = {name: tree.get("leakage") for name, tree in evaluations.items()}
     rows = [(name, each, _own_first(each)) for name, each in found.items() if each]
     return render("results.leakage_of_runs", rows=rows) if rows else Markup()

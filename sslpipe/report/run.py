@@ -42,39 +42,22 @@ class Speed(NamedTuple):
 
 
 class RunFiles(NamedTuple):
-    """A run as a report shows it.
+    """A run as a report shows it: secrets and folders are taken out of all but `given_recipe`."""
 
-    Args:
-        given_recipe: recipe.json as it stands.
-        recipe: recipe.json, cleaned to be shown.
-        data: data.json, cleaned.
-        environment: run.json, cleaned.
-        train: Lines of metrics.jsonl with what training logged, by step.
-        evals: Lines of metrics.jsonl with what evaluations during training logged, by step.
-        alarms: Lines of metrics.jsonl with alarms raised and over, by step.
-        quarantine: Lines of quarantine.jsonl, cleaned.
-        evaluation: eval.json, cleaned; None while there is none.
-        views_png: views.png; None while there is none.
-        classes: Names by label, not cleaned, of the data set that was evaluated; empty: none.
-        damaged: Name of a log -> how many of its lines were skipped as damaged.
-        saved_step: Of the newest checkpoint; 0 without one.
-        best: The best checkpoint; None: none is kept.
-    """
-
-    given_recipe: Tree
+    given_recipe: Tree  # recipe.json as it stands
     recipe: Tree
-    data: Tree
-    environment: Tree
-    train: list[Tree]
-    evals: list[Tree]
-    alarms: list[Tree]
-    quarantine: list[Tree]
-    evaluation: Tree | None
+    data: Tree  # data.json
+    environment: Tree  # run.json
+    train: list[Tree]  # lines of metrics.jsonl by step: what training logged
+    evals: list[Tree]  # what evaluations during training logged
+    alarms: list[Tree]  # alarms raised and over
+    quarantine: list[Tree]  # lines of quarantine.jsonl
+    evaluation: Tree | None  # eval.json, while there is one
     views_png: bytes | None
-    classes: list[str]
-    damaged: dict[str, int]
-    saved_step: int = 0
-    best: BestOf | None = None
+    classes: list[str]  # names by label, as they stand, of the data set that was evaluated
+    damaged: dict[str, int]  # name of a log -> how many of its lines were skipped as damaged
+    saved_step: int = 0  # of the newest checkpoint
+    best: BestOf | None = None  # the best checkpoint, where one is kept
 
     @property
     def facts(self) -> Tree:
@@ -127,11 +110,7 @@ class RunFiles(NamedTuple):
 
 
 def read_run(run_dir: Path) -> RunFiles:
-    """Read everything that a report needs of a run.
-
-    Raises:
-        UserError: The directory is no run, or a file is not readable.
-    """
+    """Read what a report needs. Raises: UserError: it is no run, or a file is not readable."""
     if not (run_dir / "recipe.json").exists():
         raise UserError(
             f"{run_dir} holds no run: it has no recipe.json; name the --run-dir of `sslpipe train`"
