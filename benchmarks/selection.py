@@ -11,7 +11,7 @@ features standardised over the pool. All ways have the same pools. Intervals (95
 and test samples. Then the second helping: as many again, when the first have labels.
 
 random: uniform. k-centre: the greedy 2-approximation of Sener and Savarese 2018, the farthest from
-all chosen, of which the first is random. coverage, balanced, hard: `sslpipe.curate.labelling`.
+all chosen, of which the first is random. coverage, hard: `sslpipe.curate.labelling`.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sslpipe.curate.labelling import Choice, balanced, by_coverage, hard
+from sslpipe.curate.labelling import Choice, by_coverage, hard
 from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.knn import knn_predictions
@@ -74,7 +74,6 @@ FIRST: dict[str, Way] = {
     "random": by_chance,
     "k-centre": k_centre,
     "coverage": ours(by_coverage),
-    "balanced": ours(balanced),
 }
 SECOND: dict[str, tuple[str, Way]] = {
     "random, then random": ("random", by_chance),

@@ -25,7 +25,7 @@ from sslpipe.evaluation.whiten import whiten
 from sslpipe.export.write import export_backbone, load_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.report.compare import merged
-from sslpipe.report.tables import task_tables
+from sslpipe.report.results import task_tables
 from sslpipe.train import train
 from tests.cli.test_evaluate import call, refused
 from tests.evaluation.test_knn import random_rows

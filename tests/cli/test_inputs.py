@@ -126,7 +126,7 @@ MISTAKES = {
     "curate, outliers": ("curate outliers {f} --data {d} --out {f}/x", "{f} is a file; name"),
     "curate, clusters": ("curate clusters {f} --data {d} --out {f}", "{f} is a file; name"),
     "curate, select": ("curate select {f} --data {d} --count 1 --out {f}", "{f} is a file; name"),
-    "curate, export": ("curate export {f} --data {d} --to lightly --out {f}", "{f} is a file"),
+    "curate, export": ("curate export {f} --data {d} --out {f}", "{f} is a file"),
     "a command": ("trian {r}", "No such command"),
     "a plug-in": ("--plugin no.such.module train {r}", "cannot be imported"),
 }

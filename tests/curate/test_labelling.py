@@ -6,7 +6,7 @@ import torch
 from scipy.stats import ttest_1samp
 
 from sslpipe.curate.clusters import cluster
-from sslpipe.curate.labelling import balanced, by_coverage, hard, one_of_each
+from sslpipe.curate.labelling import by_coverage, hard, one_of_each
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 
@@ -47,21 +47,6 @@ def test_coverage_leaves_what_a_label_covers(rows):
     assert [blob(one.row) for one in by_coverage(rows, 2, labelled=labelled)] == [1, 3]
 
 
-def test_balanced_takes_as_many_of_each_cluster_and_counts_labels(rows):
-    chosen = balanced(rows, 22, clusters=4)
-    counts = np.bincount([blob(one.row) for one in chosen])
-    assert counts.tolist() == [6, 6, 5, 5]
-    assert np.bincount([blob(one.row) for one in chosen[:8]]).tolist() == [2, 2, 2, 2]
-    labelled = np.zeros(len(rows.ids), bool)
-    labelled[:3] = True
-    later = balanced(rows, 9, clusters=4, labelled=labelled)
-    assert np.bincount([blob(one.row) for one in later]).tolist() == [0, 3, 3, 3]
-    assert not {one.row for one in later} & {0, 1, 2}
-    assert [one.row for one in balanced(rows, 9, clusters=4, seed=1)] != [
-        one.row for one in chosen[:9]
-    ]
-
-
 def test_hard_takes_what_lies_between_two_classes():
     """Labelled: two blobs on a line; unlabelled: points along it, the hardest in the middle."""
     along = np.concatenate([np.repeat([-1.0, 1.0], 20), np.linspace(-1, 1, 21)])
@@ -94,12 +79,10 @@ def test_what_cannot_be_chosen_is_refused(rows):
         hard(rows, 2, labels=labels)
 
 
-@pytest.mark.parametrize("choose", [by_coverage, balanced])
-def test_the_same_seed_chooses_the_same_in_any_order_of_the_rows(rows, choose):
+def test_the_same_seed_chooses_the_same_in_any_order_of_the_rows(rows):
     shuffled = torch.randperm(len(rows.ids), generator=torch.Generator().manual_seed(0))
-    options = {"clusters": 10} if choose is balanced else {}
-    plain = [one.row for one in choose(rows, 10, seed=2, **options)]
-    other = [int(shuffled[one.row]) for one in choose(rows.rows(shuffled), 10, seed=2, **options)]
+    plain = [one.row for one in by_coverage(rows, 10, seed=2)]
+    other = [int(shuffled[one.row]) for one in by_coverage(rows.rows(shuffled), 10, seed=2)]
     assert plain == other
     assert len({*plain}) == 10
     assert cluster(rows, 10, seed=2).sizes.sum() == len(rows.ids)

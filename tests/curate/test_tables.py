@@ -5,7 +5,6 @@ import pytest
 from sslpipe.curate.tables import read_labels, read_table, write_table
 from sslpipe.errors import DataError
 
-KINDS = {"split": str, "id": int, "label": str, "value": float}
 ROWS = [
     {"split": "train", "id": 4, "label": "a, b", "value": 0.25},
     {"split": "train", "id": 7, "label": None, "value": None},
@@ -14,24 +13,20 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_table_is_read_as_it_was_written(tmp_path, suffix):
-    path = tmp_path / "new" / f"table{suffix}"
-    write_table(path, ROWS, KINDS)
-    found = read_table(path, ("split", "id"))
-    if suffix == ".csv":  # where all is text
-        found = [
-            row | {"id": int(row["id"]), "value": row["value"] and float(row["value"])}
-            for row in found
-        ]
+def test_a_table_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "new" / "table.csv"
+    write_table(path, ROWS, list(ROWS[0]))
+    found = [
+        row | {"id": int(row["id"]), "value": row["value"] and float(row["value"])}
+        for row in read_table(path, ("split", "id"))
+    ]
     assert found == ROWS
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_labels_are_numbered_by_name_and_empty_ones_are_none(tmp_path, suffix):
-    path = tmp_path / f"table{suffix}"
+def test_labels_are_numbered_by_name_and_empty_ones_are_none(tmp_path):
+    path = tmp_path / "table.csv"
     rows = [dict(ROWS[0], id=i, label=name) for i, name in enumerate(["b", "a", None, "b"])]
-    write_table(path, [*rows, ROWS[2]], KINDS)
+    write_table(path, [*rows, ROWS[2]], list(ROWS[0]))
     assert read_labels(path, "train", 8) == {0: 1, 1: 0, 3: 1}
 
 
@@ -69,10 +64,7 @@ def test_wrong_tables_are_refused_with_row_and_remedy(tmp_path):
     assert "line 3 has more cells than columns" in refused(
         tmp_path, head + "train,1,a,\ntrain,1,a,b"
     )
-    with pytest.raises(DataError, match="a table is named"):
-        read_table(tmp_path / "labels.txt", ())
+    with pytest.raises(DataError, match=r"a table is a CSV named \.csv; save it as one"):
+        read_table(tmp_path / "labels.parquet", ())
     with pytest.raises(DataError, match="cannot read the table"):
         read_table(tmp_path / "absent.csv", ())
-    (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(DataError, match="cannot read the table"):
-        read_table(tmp_path / "broken.parquet", ())

@@ -12,12 +12,10 @@ from sklearn.metrics import roc_auc_score
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.verification import verification
 from sslpipe.report.compare import merged, names_apart
-from sslpipe.report.embeddings import evaluated_curves, measured_curve, spectrum
-from sslpipe.report.label_curve import few_shot_chart
-from sslpipe.report.pictures import unit_rows
-from sslpipe.report.results import clear_best, result_table, table_lines
+from sslpipe.report.curves import few_shot_chart
+from sslpipe.report.embeddings import evaluated_curves, measured_curve, spectrum, unit_rows
+from sslpipe.report.results import clear_best, result_table, table_lines, task_tables
 from sslpipe.report.run import RunFiles
-from sslpipe.report.tables import task_tables
 from sslpipe.run.evaluated import read_suite
 from tests.report.test_report import row, spec_of
 
@@ -31,13 +29,13 @@ def test_a_column_is_split_where_its_protocols_differ_and_a_baseline_where_its_n
     a = evaluation_of(row("ssl", 0.8, 0.7, 0.9), row("random", 0.3, 0.2, 0.4))
     b = evaluation_of(row("ssl", 0.6, 0.5, 0.65), row("random", 0.3, 0.2, 0.4))
     together = merged({"a": a, "b": b})
-    lines = table_lines(together)
+    lines = table_lines(together["rows"])
     assert [line.title for line in lines] == ["a", "b", "random weights"]
     assert [line.baseline for line in lines] == [False, False, True]
     assert clear_best(lines, "kNN") == [lines[0]]
 
     b["rows"][1]["value"] = 0.35
-    lines = table_lines(merged({"a": a, "b": b}))
+    lines = table_lines(merged({"a": a, "b": b})["rows"])
     assert [line.title for line in lines] == [
         "a",
         "b",
@@ -50,9 +48,11 @@ def test_a_column_is_split_where_its_protocols_differ_and_a_baseline_where_its_n
         line["protocol"] = "q"
     together = merged({"a": a, "b": b})
     assert together["columns"] == ["kNN: p", "kNN: q"]
-    for line in table_lines(together):
+    for line in table_lines(together["rows"]):
         assert len(line.cells) == 1  # nobody stands in a column of another protocol
-    assert clear_best(table_lines(together), "kNN: p") == [table_lines(together)[0]]  # above random
+    assert clear_best(table_lines(together["rows"]), "kNN: p") == [
+        table_lines(together["rows"])[0]
+    ]  # above random
 
 
 def test_an_eval_json_without_the_kind_of_its_intervals_loads_and_stands_apart(tmp_path):
@@ -85,13 +85,13 @@ def test_the_roc_of_a_report_is_that_of_scikit_learn_over_the_same_pairs():
     labels = torch.arange(60) % 4 - 1  # a quarter has none
     features[labels == 0, 0] += 2
     rows = Embeddings(features, labels, torch.arange(60))
-    found = measured_curve("a", rows)
+    _, note = measured_curve("a", rows)
     unit = unit_rows(rows)
     pairs = [(i, j) for i in range(60) for j in range(i) if labels[i] >= 0 and labels[j] >= 0]
     same = [bool(labels[i] == labels[j]) for i, j in pairs]
     area = roc_auc_score(same, [float(unit[i] @ unit[j]) for i, j in pairs])
-    assert f"area under the ROC {area:.3f}" in found.note
-    assert f"{sum(same):,} pairs of one class" in found.note
+    assert f"area under the ROC {area:.3f}" in note
+    assert f"{sum(same):,} pairs of one class" in note
     assert 0.5 < area < 1
 
 

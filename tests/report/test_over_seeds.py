@@ -141,7 +141,7 @@ def test_a_page_on_seeds_begins_with_the_answer_and_gives_a_recipe_one_colour():
     colours = re.findall(r"--c:(var\(--series-\d\))'></i><b>run", html)
     assert colours == ["var(--series-1)"] * 4 + ["var(--series-2)"] * 4
     assert seeds_head(recipes[:1])[0] == f"{recipes[0].name}, 4 seeds"
-    assert lines(recipes)[0] in seeds_head(recipes[:1])[1]
+    assert f"{lines(recipes)[0]}." in seeds_head(recipes[:1])[1]
 
     alone = build_comparison([runs[0], runs[4]], ["a", "b"], [None, None])
     assert "<h1>a against b</h1>" in alone

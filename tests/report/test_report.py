@@ -25,27 +25,24 @@ import sslpipe.cli.report
 from sslpipe.cli.suite_tables import against_table
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.report.build import held_out
+from sslpipe.report.build import confusion, header, held_out
 from sslpipe.report.charts import MOST_POINTS, Series, line_chart, thinned
-from sslpipe.report.compare import charts as compared_charts
 from sslpipe.report.compare import differences, results
-from sslpipe.report.confusion import confusion
-from sslpipe.report.curves import CHARTS, charts
-from sslpipe.report.label_curve import few_shot_chart
-from sslpipe.report.leakage import leakage, leakage_of_runs
-from sslpipe.report.page import LIBRARY
-from sslpipe.report.pictures import NEIGHBOURS, RANDOM_QUERIES, neighbour_rows, thumbnails
+from sslpipe.report.curves import CHARTS, charts, few_shot_chart
+from sslpipe.report.embeddings import NEIGHBOURS, RANDOM_QUERIES, neighbour_rows
+from sslpipe.report.page import LIBRARY, render
+from sslpipe.report.pictures import thumbnails
 from sslpipe.report.results import (
     Line,
-    accuracy_sentence,
     clear_best,
     feature_colours,
     headline,
+    leakage,
+    leakage_of_runs,
     result_table,
-    verdict_sentence,
+    summary,
 )
 from sslpipe.report.run import read_run, without_places
-from sslpipe.report.sections import alarms, header, standing_alarms
 from tests.evaluation.test_against import compared
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.runs import RECIPE, train_over, write_recipe
@@ -203,7 +200,7 @@ def test_the_chart_library_is_what_npm_has_and_carries_its_licence():
 
 def test_alarms_are_told_with_their_step_and_whether_they_stand(whole, tmp_path):
     run_dir = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
-    assert "No alarm" in alarms(read_run(run_dir))
+    assert "No alarm" in render("run.alarms", run=read_run(run_dir))
     lines = [
         {"step": 30, "raised": ["rank_collapse"], "over": [], "value": {"rank_collapse": 1.2}},
         {"step": 60, "raised": [EVIL], "over": [], "value": {EVIL: 0.01}},
@@ -213,7 +210,7 @@ def test_alarms_are_told_with_their_step_and_whether_they_stand(whole, tmp_path)
         for line in lines:
             threshold = dict.fromkeys(line["value"], 2.5)
             file.write(json.dumps({"kind": "alarm", "threshold": threshold, **line}) + "\n")
-    assert standing_alarms(read_run(run_dir)) == [EVIL]
+    assert read_run(run_dir).standing == EVIL
     report(run_dir)
     html = (run_dir / "report.html").read_text()
     page = Page(html)
@@ -493,7 +490,7 @@ def test_the_first_paragraph_names_baselines_in_the_same_form_and_judges_once(wh
         row("ssl", 0.63, 0.61, 0.65),
         row("ssl", 0.99, 0.98, 1.0, whitened=True),
     )
-    said = accuracy_sentence(read_run(whole.run_dir)._replace(evaluation=evaluation))
+    said = summary(read_run(whole.run_dir)._replace(evaluation=evaluation)).split("kNN on ")[1]
     assert "<b>63.0 %</b> of 1,000 test images" in said
     assert said.endswith("raw pixels: 60.0 %; random weights: 40.0 %.")
     assert not any(word in said for word in ("distinguish", "above", "below", "better"))
@@ -507,7 +504,7 @@ def test_the_first_paragraph_says_what_leaked(whole):
 
     def said(**leakage):
         tree = {**evaluation, "leakage": {**found, **leakage}}
-        return accuracy_sentence(read_run(whole.run_dir)._replace(evaluation=tree))
+        return summary(read_run(whole.run_dir)._replace(evaluation=tree))
 
     without = "340 of 1,000 test images are in train, too; without them it gets 55.0 %."
     assert said().endswith(f"raw pixels: 60.0 %. {without}")
@@ -555,7 +552,7 @@ def test_a_fit_at_its_grids_edge_or_cut_short_is_told_below_the_table():
         assert EVIL not in html
 
 
-def test_other_networks_stand_in_the_table_with_their_answers_and_colours_of_their_own():
+def test_other_networks_stand_in_the_table_with_their_answers_and_colours_of_their_own(whole):
     others = [f"{EVIL}{number}" for number in range(2)]
     rows = [row("ssl", 0.5, 0.4, 0.6), *(row(name, 0.6, 0.5, 0.7) for name in others)]
     answers = [
@@ -575,7 +572,7 @@ def test_other_networks_stand_in_the_table_with_their_answers_and_colours_of_the
     assert list(table.columns[-1].cells) == ["worse", "better", "does not decide"]
     colours = feature_colours(evaluation["rows"])
     assert len({colours[name] for name in ("ssl", "random", "pixels", *others)}) == 5
-    said = Page(verdict_sentence(SimpleNamespace(evaluation=evaluation))).text
+    said = Page(summary(read_run(whole.run_dir)._replace(evaluation=evaluation))).text
     assert said.startswith(f"Worse than {others[0]}: use the model you have: kNN")
     assert f"Better than {others[1]}, which it started from: " in said
     assert f"gone: {QUOTES}" in said
@@ -625,9 +622,10 @@ def test_neighbours_are_those_of_a_loop_over_all_cosines(same_split):
             if not (same_split and i == r.id)
         }
         nearest = sorted(cosines, key=lambda i: -cosines[i])[:NEIGHBOURS]
-        assert r.neighbour_ids == nearest
-        assert r.neighbour_labels == bank.labels[nearest].tolist()
-        assert r.similarities == pytest.approx([cosines[i] for i in nearest], abs=1e-6)
+        ids, labels, similarities = zip(*r.near, strict=True)
+        assert list(ids) == nearest
+        assert list(labels) == bank.labels[nearest].tolist()
+        assert similarities == pytest.approx([cosines[i] for i in nearest], abs=1e-6)
     assert all(r.wrong for r in rows[RANDOM_QUERIES:])
 
 
@@ -709,12 +707,12 @@ def test_a_comparison_shows_both_runs_their_numbers_and_what_differs(whole, othe
 
 def test_what_the_averaged_weights_scored_is_drawn_beside_the_trained_ones(whole):
     run = read_run(whole.run_dir)
-    assert "averaged weights" not in charts(run, CHARTS)
+    assert "averaged weights" not in charts({"": run}, CHARTS)
     lines = [{**line, "ema_holdout_knn": 0.625} for line in run.evals]
     averaged = run._replace(evals=lines)
     label = f"top-1 of averaged weights 0.625 at {lines[0]['step']}"
-    assert charts(averaged, CHARTS).count(label) == 1
-    together = compared_charts({"a": run, "b": averaged}, CHARTS, {"a": "red", "b": "blue"})
+    assert charts({"": averaged}, CHARTS).count(label) == 1
+    together = charts({"a": run, "b": averaged}, CHARTS, {"a": "red", "b": "blue"})
     assert f"b, {label}" in together
     assert "a, top-1 of averaged weights" not in together
 
