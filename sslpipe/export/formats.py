@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from sslpipe.export.load import SSLPIPE_KEY, FrozenBackbone
-from sslpipe.export.model_card import HUB_USAGE, TIMM_HUB_USAGE, hub_card, model_card
+from sslpipe.export.model_card import hub_card, model_card
 from sslpipe.export.verify import TOLERANCE, outputs, proof_images, relative_difference
 from sslpipe.models.backbones import build_backbone, is_timm_vit
 from sslpipe.recipe.base import Component
@@ -26,6 +26,17 @@ from sslpipe.recipe.base import Component
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # the extra `onnx`
 ONNX_OPSET = 20
 MOST_ONNX_BYTES = 2**31 - 2**20  # protobuf's limit of one message, with room for the graph
+HUB_USAGE = """import sslpipe
+from huggingface_hub import snapshot_download
+
+backbone = sslpipe.load_backbone(snapshot_download("USER/NAME"))  # or a folder on disk
+features = backbone.encode(images)  # (B, 3, H, W) uint8 RGB -> (B, F), not normalised
+"""
+TIMM_HUB_USAGE = """import timm
+
+model = timm.create_model("hf-hub:USER/NAME", pretrained=True)  # images -> features
+model = timm.create_model("hf-hub:USER/NAME", pretrained=True, num_classes=10)  # a new head
+"""
 TRACED_IMAGES = 2  # neither 1 nor the sizes that the proof uses: the batch size must stay free
 
 

@@ -3,7 +3,6 @@
 The graph is read before it runs, and first runs in a process of its own, with limits.
 """
 
-import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +19,7 @@ from sslpipe.errors import WeightsError, shown
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.limits import check_side, most_image_bytes
 from sslpipe.portable import sha256_of
+from sslpipe.weights.files import sha256_of_lines
 from sslpipe.weights.views import make_view, unknown_view
 
 _VIEW = ("crop_px", "resize_px", "mean", "std", "crops", "reduce", "interpolation", "squash")
@@ -214,15 +214,6 @@ def _tensors(path: Path, graphs: Sequence[Any]) -> Iterator[Any]:
                 waiting += [attribute.g, *attribute.graphs]
 
 
-def _sha256(files: Sequence[Path]) -> str:
-    """Hash a file; of several, the lines "sha256  name" of all."""
-    if len(files) == 1:
-        return sha256_of(files[0])
-    folder = files[0].parent
-    lines = [f"{sha256_of(file)}  {file.relative_to(folder).as_posix()}\n" for file in files]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
 def read_onnx(
     path: Path, what: str, crop_px: int | None
 ) -> tuple[Backbone, EvalView, dict[str, Any]]:
@@ -241,7 +232,8 @@ def read_onnx(
         raise WeightsError(
             f"{what} takes images of {network.size} px, and its metadata say {view.crop_px}"
         )
-    sha256 = _sha256(network.files)
+    files = network.files
+    sha256 = sha256_of(path) if len(files) == 1 else sha256_of_lines(path.parent, files)
     features = network.open(view.crop_px)
     report = {
         "source": what,
