@@ -1,7 +1,6 @@
 """Several backbones side by side as one, and one backbone for images of another size."""
 
 import hashlib
-import math
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +12,7 @@ from sslpipe.models.backbones import JOIN, ONNX, JoinedBackbone, build_backbone
 from sslpipe.models.limits import check_side, within_memory
 from sslpipe.recipe.base import Component
 from sslpipe.weights.fit import fit_tensors
+from sslpipe.weights.views import scaled_resize
 
 
 def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
@@ -110,7 +110,7 @@ def at_size(model: FrozenBackbone, crop_px: int, source: str) -> FrozenBackbone:
         raise UserError(f"{source}: it {has}, which is for its own images; leave @{crop_px} out")
     check_side(source, crop_px)
     view = model.view.config()
-    resize_px = max(crop_px, math.floor(crop_px * view["resize_px"] / view["crop_px"]))
+    resize_px = scaled_resize(crop_px, view["crop_px"], view["resize_px"])
     sized = EvalView.from_config({**view, "crop_px": crop_px, "resize_px": resize_px})
     component = model.config.backbone
     with within_memory("backbone"):

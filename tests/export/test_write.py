@@ -23,8 +23,8 @@ import sslpipe.export
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import ExportError, UserError
 from sslpipe.export import verify
-from sslpipe.export.verify import CleanProcess
 from sslpipe.export.load import FrozenBackbone, freeze
+from sslpipe.export.verify import CleanProcess
 from sslpipe.export.write import FORMATS, export_model, load_backbone
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.simclr import build_projector
