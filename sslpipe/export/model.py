@@ -57,7 +57,7 @@ class FrozenBackbone(nn.Module):
 
     Args:
         backbone: Normalised images -> features.
-        view: Images of any size -> normalised images of the size that the network was built for.
+        view: Images of any size -> normalised images of the network's size.
         config: What an export writes beside the weights.
         projector: (B, num_features) -> (B, out_dim), what the loss saw; None if not requested.
         whitening: Applied by `encode`; None: none.
@@ -72,18 +72,17 @@ class FrozenBackbone(nn.Module):
         whitening: Whitening | None = None,
     ) -> None:
         super().__init__()
-        self.whitening = whitening
         self.backbone, self.view, self.config = backbone, view, config
-        self.projector = projector
+        self.projector, self.whitening = projector, whitening
         self.num_features = backbone.num_features
         self.eval().requires_grad_(False)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Compute features, neither normalised nor whitened.
+    def update_config(self, **changes: Any) -> None:
+        """Replace keys of `config`, which may be shared with other backbones."""
+        self.config = self.config.model_copy(update=changes)
 
-        Shape:
-            images: (B, 3, S, S) normalised floats; the result: (B, num_features).
-        """
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute features, not whitened: (B, 3, S, S) normalised floats -> (B, num_features)."""
         features: Tensor = self.backbone(images)  # (B, F)
         return features
 
@@ -100,14 +99,11 @@ class FrozenBackbone(nn.Module):
         on_bad: Callable[[int, str], None] | None = None,
         advance: Callable[[int], None] = lambda count: None,
     ) -> Tensor:
-        """Compute features of images as they are, through `view` and its crops.
-
-        Whitened where the export has a whitening. Without gradient.
+        """Compute features of images as they are: through `view`, whitened where the export is.
 
         Args:
-            images: The path of a JPEG, PNG or WebP file, which is decoded as `sslpipe embed` does;
-                a PIL image; uint8 RGB or grey pixels, (C, H, W) or (B, C, H, W); or a list of
-                these, of any sizes.
+            images: The path of a JPEG, PNG or WebP file; a PIL image; uint8 RGB or grey pixels,
+                (C, H, W) or (B, C, H, W); or a list of these, of any sizes.
             on_bad: Called with the place in a list of what cannot be decoded, and why; it is left
                 out of the rows. None: an error.
             advance: Called with the number of entries of each part of a list that is done.
@@ -167,15 +163,15 @@ class FrozenBackbone(nn.Module):
         if not isinstance(picture, str | Path | Image.Image):
             raise UserError(_refusal(picture, what))
         try:
-            if isinstance(picture, Image.Image):
-                if picture.mode == "F":
-                    raise BadSample("a PIL image of mode 'F' holds no 8-bit or 16-bit levels")
+            if not isinstance(picture, Image.Image):
+                what = str(picture)
+                pixels = decode(read_regular(picture), self.view.canvas_px)
+            elif picture.mode == "F":
+                raise BadSample("a PIL image of mode 'F' holds no 8-bit or 16-bit levels")
+            else:
                 check_size(*picture.size)
                 pixels = reduce_to(np.ascontiguousarray(rgb_pixels(picture)), self.view.canvas_px)
                 pixels = pixels.transpose(2, 0, 1)
-            else:
-                what = str(picture)
-                pixels = decode(read_regular(picture), self.view.canvas_px)
         except OSError as error:
             raise UserError(f"cannot read {what}: {error.strerror or error}") from error
         except ValueError as error:  # BadSample is one, and Pillow's own
@@ -195,29 +191,26 @@ def _rgb(images: Tensor, what: str) -> Tensor:
 
 def _refusal(value: object, what: str) -> str:
     """Say why `encode` does not take a value, and what to give instead."""
-    shape = f" of shape {tuple(getattr(value, 'shape', ()))}" if hasattr(value, "shape") else ""
+    kind = type(value).__name__
     remedy = "give paths, PIL images, uint8 tensors (C, H, W) or (B, C, H, W), or a list of these"
-    if isinstance(value, Tensor) and value.dtype != torch.uint8:
-        given = f"a tensor of {value.dtype}{shape}"
-        remedy = (
-            "give uint8 pixels in 0..255, as in (x * 255).round().to(torch.uint8) for x in [0, 1]; "
-            "normalised images are for backbone(x)"
-        )
-    elif isinstance(value, Tensor):
-        given = f"a tensor{shape}"
-        if value.ndim in (3, 4) and value.shape[-1] in (1, 3, 4):
+    if isinstance(value, Tensor):
+        kind = "tensor" if value.dtype == torch.uint8 else f"tensor of {value.dtype}"
+        if value.dtype != torch.uint8:
+            remedy = (
+                "give uint8 pixels in 0..255, as in (x * 255).round().to(torch.uint8) for x in "
+                "[0, 1]; normalised images are for backbone(x)"
+            )
+        elif value.ndim in (3, 4) and value.shape[-1] in (1, 3, 4):
             order = "2, 0, 1" if value.ndim == 3 else "0, 3, 1, 2"
             remedy = f"channels come first: x.permute({order})"
         elif value.ndim in (3, 4):
             remedy = "it takes 3 channels, or 1 of grey: choose them, as in x[..., :3, :, :]"
-    elif hasattr(value, "__array_interface__"):
-        given = f"a {type(value).__name__}{shape}"
-        remedy = "give torch.from_numpy(x).permute(2, 0, 1) of (H, W, 3) uint8 pixels"
     elif isinstance(value, list | tuple):
-        given, remedy = "an empty list", "give at least one image"
-    else:
-        given = f"a {type(value).__name__} ({shown(value)})"
-    return f"encode: {what} is {given}; {remedy}"
+        return f"encode: {what} is an empty list; give at least one image"
+    elif hasattr(value, "__array_interface__"):
+        remedy = "give torch.from_numpy(x).permute(2, 0, 1) of (H, W, 3) uint8 pixels"
+    has = f"of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"({shown(value)})"
+    return f"encode: {what} is a {kind} {has}; {remedy}"
 
 
 def freeze(
@@ -228,14 +221,14 @@ def freeze(
     projector: nn.Sequential | None = None,
     projector_config: Projector | None = None,
 ) -> FrozenBackbone:
-    """Wrap a backbone with everything that an export writes.
+    """Wrap a backbone, and a projector if any, with what an export writes beside them.
 
     Args:
         backbone: The network with its weights.
         component: What it was built from.
         view: The view that its features need.
         metadata: `Config.facts`.
-        projector: Exported too, if any.
+        projector: Exported too.
         projector_config: What the projector was built from.
     """
     arguments = component.arguments

@@ -27,24 +27,19 @@ import torch
 from torch import Tensor
 
 from sslpipe.errors import ExportError, did_you_mean
-from sslpipe.export.clean_process import CleanProcess
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone, load_run
 from sslpipe.export.model_card import model_card, sha256_sums
-from sslpipe.export.verify import TOLERANCE, outputs, proof_images, relative_difference
+from sslpipe.export.verify import (
+    TOLERANCE,
+    CleanProcess,
+    outputs,
+    proof_images,
+    relative_difference,
+)
 from sslpipe.models.backbones import ONNX
 from sslpipe.models.state import evaluating
 from sslpipe.portable import full_disk, process_start
-
-__all__ = [
-    "FORMATS",
-    "TOLERANCE",
-    "export_backbone",
-    "export_model",
-    "load_backbone",
-    "load_for_export",
-    "refusals",
-]
 
 _SCRATCH = ".exporting"  # the end of the name of a folder that is being written
 WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits into
@@ -91,17 +86,9 @@ def load_for_export(
     checkpoint: str | None = None,
     weights: Weights | None = None,
 ) -> FrozenBackbone:
-    """Load what is to be exported: a run, an export, or weights of another program.
+    """Load a run, an export or weights of another program, with its projector or without.
 
-    Args:
-        source: As `load_backbone` takes it.
-        with_projector: Keep the projector; else it is left out.
-        checkpoint: Of a run.
-        weights: Of a run; see `load_run`.
-
-    Raises:
-        ExportError: There is no projector, or no average.
-        UserError: See `load_backbone`.
+    Arguments and errors are those of `load_backbone`; also ExportError: there is no projector.
     """
     path = Path(source)
     if (path / "recipe.json").is_file():
@@ -111,8 +98,7 @@ def load_for_export(
         raise ExportError(f"{source} has no projector to export")
     if not with_projector:
         model.projector = None
-        without = {"projector": None, "projector_sha256": None}
-        model.config = model.config.model_copy(update=without)
+        model.update_config(projector=None, projector_sha256=None)
     return model
 
 

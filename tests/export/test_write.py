@@ -23,8 +23,8 @@ import sslpipe.export
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import ExportError, UserError
 from sslpipe.export import verify
-from sslpipe.export.clean_process import CleanProcess
 from sslpipe.export.load import FrozenBackbone, freeze
+from sslpipe.export.verify import CleanProcess
 from sslpipe.export.write import FORMATS, export_model, load_backbone
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.simclr import build_projector
@@ -92,18 +92,18 @@ def test_the_package_gives_its_public_names_and_no_other():
 def test_verify_runs_as_a_program_without_a_warning(tmp_path):
     model, images = trained(), torch.randn(3, 3, 32, 32)
     export_model(model, tmp_path / "export", ["safetensors"])
-    save_file({"images": images}, tmp_path / "images")
-    program = [sys.executable, "-W", "error::RuntimeWarning", "-m", "sslpipe.export.verify"]
     (tmp_path / "out").mkdir()
+    save_file({"images": images}, tmp_path / "out" / "images")
+    program = [sys.executable, "-W", "error::RuntimeWarning", "-m", "sslpipe.export.verify"]
     result = subprocess.run(
-        [*program, tmp_path / "export", tmp_path / "images", tmp_path / "out"],
+        [*program, tmp_path / "export", tmp_path / "out"],
         input="safetensors\n",
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert result.returncode == 0, result.stderr
-    assert os.listdir(tmp_path / "out") == ["safetensors-0"]
+    assert tree(tmp_path / "out") == ["images", "safetensors-0"]
     found = load_file(tmp_path / "out" / "safetensors-0")["features"]
     expected = verify.outputs(model, images)["features"]
     assert verify.relative_difference(found, expected) <= verify.TOLERANCE  # threads may differ
@@ -126,16 +126,16 @@ verify.READERS.update(first=look, second=look, third=die, fourth=look)
 verify.main(*sys.argv[1:])
 assert "wave" not in sys.modules
 """
-    save_file({"images": torch.randn(3, 3, 4, 4)}, tmp_path / "images")
     (tmp_path / "out").mkdir()
+    save_file({"images": torch.randn(3, 3, 4, 4)}, tmp_path / "out" / "images")
     subprocess.run(
-        [sys.executable, "-c", code, tmp_path, tmp_path / "images", tmp_path / "out"],
+        [sys.executable, "-c", code, tmp_path, tmp_path / "out"],
         input="first\nsecond\nthird\nfourth\n",
         text=True,
         check=True,
         timeout=120,
     )
-    assert tree(tmp_path / "out") == ["first-0", "fourth-0", "second-0", "third.error"]
+    assert tree(tmp_path / "out") == ["first-0", "fourth-0", "images", "second-0", "third.error"]
     assert (tmp_path / "out" / "third.error").read_text() == "it ended with status -9"
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from sslpipe.errors import WeightsError
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe.base import Component
-from sslpipe.weights.views import transformers_view
+from sslpipe.weights.huggingface import transformers_view
 from tests.helpers.weights import difference, randomised
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
