@@ -19,9 +19,7 @@ from sslpipe.cli.terminal import (
     LazyGroup,
     new_app,
     progress,
-    report_bad,
     say,
-    say_weights,
     write_json,
 )
 from sslpipe.errors import DataError, UserError
@@ -44,7 +42,7 @@ class Evaluations(LazyGroup):
     }
 
     def load(self, name: str) -> Any:
-        """Import an evaluation; `suite` and `sgd-augmented` import what they need themselves."""
+        """Import an evaluation; `suite` imports what it needs itself."""
         command = self.commands.get(name)
         if command is None or name in self.SUMMARIES:
             from sslpipe.cli.app import complete_help
@@ -91,6 +89,11 @@ app = new_app(
 TrainSplit = Annotated[str, option("The split with the labels to learn from.")]
 TestSplit = Annotated[str, option("The split to score.")]
 JsonFile = Annotated[Path | None, option("Also write the results as JSON.", "--out")]
+
+
+@app.callback()
+def _group() -> None:
+    """Make typer see a group, though one command alone is listed here; the app has the help."""
 
 
 @app.command(
@@ -217,62 +220,3 @@ def suite(
             shutil.rmtree(work.kept_folder(out), ignore_errors=True)
         work.print_report(report, out)
     after_suite(model, data)
-
-
-@app.command(
-    "sgd-augmented",
-    epilog="Example: sslpipe evaluate sgd-augmented runs/photos --data out/photos/dataset.json "
-    "--epochs 10",
-)
-def sgd_augmented(
-    model: Annotated[Path, argument("An export's folder or a run directory.")],
-    data: Annotated[str, option("The dataset.json to embed.")],
-    train_split: TrainSplit = "train",
-    test_split: TestSplit = "test",
-    rates: Annotated[list[float], option("Learning rates for 256 rows.")] = [0.1],  # noqa: B006
-    epochs: Annotated[int, option("Passes; two share one decoding.", min=1)] = 90,
-    batch_size: Annotated[int, option("Rows per step.", min=1)] = 256,
-    smallest_crop: Annotated[float, option("Smallest share of the area.")] = 0.08,
-    flip_prob: Annotated[float, option("0 if left and right matter.")] = 0.5,
-    holdout: Annotated[float, option("Share of train to choose the rate by.")] = 0.15,
-    seed: Annotated[int, option("For views, order and hold-out.")] = 0,
-    canvas_px: CanvasPx = None,
-    num_workers: NumWorkers = 2,
-    device: Device = "auto",
-    checkpoint: Checkpoint = None,
-    weights: Weights = None,
-    out: JsonFile = None,
-) -> None:
-    """SimCLR's linear evaluation with augmented images: a linear layer on a frozen backbone."""
-    from sslpipe.cli.evaluations import print_results
-    from sslpipe.cli.inputs import open_data
-    from sslpipe.cli.processes import start
-    from sslpipe.evaluation.features import two_splits
-    from sslpipe.evaluation.sgd_probe import augmented_sgd_probe
-    from sslpipe.export.load import checkpoint_metadata, load_backbone
-
-    target, _ = start(device, "sgd-augmented")
-    backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
-    say_weights(backbone)
-    results = augmented_sgd_probe(
-        backbone.backbone.to(target),
-        backbone.view,
-        *two_splits(open_data(data), train_split, test_split),
-        rates=rates,
-        epochs=epochs,
-        batch_size=batch_size,
-        holdout=holdout,
-        seed=seed,
-        crop_area=(smallest_crop, 1.0),
-        flip_prob=flip_prob,
-        say=say,
-        canvas_px=canvas_px or backbone.view.canvas_px,
-        num_workers=num_workers,
-        device=target,
-        on_bad=report_bad,
-    )
-    print_results(f"sgd-augmented: {model}", results)
-    if out is not None:
-        named = checkpoint_metadata(backbone)
-        write_json(out, [{"whitened": False, **result.to_json(), **named} for result in results])
-    after_suite(str(model), data)

@@ -88,7 +88,6 @@ EVALUATE = {
     for name, text in {
         "suite": f"{_MODEL} against baselines columns features leakage no-baselines no-leakage "
         "search seed",
-        "sgd-augmented": f"{_MODEL} epochs flip-prob holdout rates seed smallest-crop",
         "few-shot": f"{_FILES} by draws k labels-per-class search seed temperature vote",
         "geometry": f"{_FILES} most-rows pairs seed",
         "knn": f"{_FILES} by exclude-same exclude-same-id k no-exclude-same-id search temperature "
@@ -131,7 +130,7 @@ def check_evaluate(words: Sequence[str]) -> None:
         apart = [word for before, word in pairs if before == option]
         return apart + [word.removeprefix(start) for word in words if word.startswith(start)]
 
-    if name in ("suite", "sgd-augmented") and len(words) > 1 and not words[1].startswith("-"):
+    if name == "suite" and len(words) > 1 and not words[1].startswith("-"):
         check_model(words[1])
     for option in ("--out", "--per-query"):
         for out in given(option):

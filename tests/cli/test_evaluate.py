@@ -677,7 +677,7 @@ def test_the_canvas_is_in_the_facts_and_never_smaller_than_twice_the_view(run, t
     call(embed_tool, run_dir, "--data", data, "--out", out, "--canvas-px", "24")
     assert load_embeddings(out)[1]["canvas_px"] == 24
     given = [str(run_dir), "--data", str(data), "--test-split"]
-    refused(evaluate_tool, ["sgd-augmented", *given, "tset"], "tset")
+    refused(evaluate_tool, ["suite", *given, "tset"], "tset")
     refused(evaluate_tool, ["suite", *given, "train"], "name two splits")
 
 

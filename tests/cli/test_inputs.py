@@ -13,7 +13,6 @@ from sslpipe.cli import evaluate, shards, whiten
 from sslpipe.cli.inputs import EVALUATE, check_file
 from sslpipe.errors import UserError
 from sslpipe.evaluation import EVALS
-from sslpipe.evaluation.sgd_probe import CROP_AREA, EPOCHS, FLIP_PROB, RATES
 from sslpipe.evaluation.whiten import FLOOR
 from sslpipe.sharding import SOURCES
 from tests.helpers.dataset import write_dataset
@@ -153,7 +152,7 @@ print(json.dumps(answers))
 
 def test_the_table_of_options_has_those_of_every_evaluation():
     group = typer.main.get_command(evaluate.app)
-    assert {*EVALS, "suite", "sgd-augmented"} == {*EVALUATE} == {*group.commands}
+    assert {*EVALS, "suite"} == {*EVALUATE} == {*group.commands}
     for name, known in EVALUATE.items():
         parameters = [p for p in group.load(name).params if p.name != "plugin"]
         options = {word for p in parameters for word in (*p.opts, *p.secondary_opts)}
@@ -209,10 +208,6 @@ def test_a_folder_that_is_read_only_is_refused(tmp_path, monkeypatch):
 
 def test_the_defaults_of_the_help_are_those_of_the_functions():
     assert whiten.FLOOR == FLOOR
-    group = typer.main.get_command(evaluate.app)
-    given = {p.name: p.default for p in group.load("sgd-augmented").params}
-    shown = (given["rates"], given["epochs"], given["smallest_crop"], given["flip_prob"])
-    assert shown == ([*RATES], EPOCHS, CROP_AREA[0], FLIP_PROB)
     (source,) = (
         p for p in typer.main.get_command(shards.app).commands["build"].params if p.name == "source"
     )

@@ -1,7 +1,5 @@
 """Logistic regression against scikit-learn; C is chosen on train alone; test is read once."""
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,6 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sslpipe.errors import DataError
 from sslpipe.evaluation import logistic
 from sslpipe.evaluation.linear_probe import (
-    choose_c,
     fit_ridge,
     holdout_rows,
     linear_probe,
@@ -131,9 +128,9 @@ def test_the_probe_equals_scikit_learn_at_the_chosen_c():
 
 
 def test_c_is_the_best_on_the_held_out_part_and_test_is_never_seen():
-    assert "test" not in inspect.signature(choose_c).parameters
     train = random_rows(200, 60, 3, seed=5)  # few rows, many features: C matters
-    chosen, scores = choose_c(train, grid=(1e-4, 1e-2, 1.0), holdout=0.2, seed=0, num_classes=3)
+    (result,) = linear_probe(train, train, grid=(1e-4, 1e-2, 1.0), holdout=0.2)
+    scores = {float(c): score for c, score in result.details["holdout_top1"].items()}
     held = holdout_rows(train, 0.2, 0)
     fit, check = train.rows(~held), train.rows(held)
     mean, scale = standardisation(fit.features)
@@ -142,7 +139,7 @@ def test_c_is_the_best_on_the_held_out_part_and_test_is_never_seen():
         model.fit(((fit.features - mean) / scale).numpy(), fit.labels.numpy())
         theirs = model.score(((check.features - mean) / scale).numpy(), check.labels.numpy())
         assert score == pytest.approx(theirs, abs=1 / len(check.ids) + 1e-9)  # one borderline row
-    assert chosen == min(c for c in scores if scores[c] == max(scores.values()))
+    assert result.details["C"] == min(c for c in scores if scores[c] == max(scores.values()))
 
 
 def test_test_labels_change_the_score_and_nothing_else():
@@ -220,7 +217,7 @@ def test_a_class_with_a_single_row_cannot_be_held_out():
 def test_sgd_on_frozen_features_takes_the_steps_of_torchs_sgd(rate):
     data = random_rows(70, 5, 3, seed=1)
     options = {"epochs": 4, "batch_size": 32, "classes": 3, "seed": 7}
-    together = fit_sgd(lambda epoch: data, torch.arange(70), [0.2, rate], **options)
+    together = fit_sgd(data, [0.2, rate], **options)
     layer = torch.nn.Linear(5, 3)
     for parameter in layer.parameters():
         torch.nn.init.zeros_(parameter)

@@ -17,7 +17,6 @@ import sslpipe.cli.whiten
 from sslpipe.augment.eval_view import EvalView, JoinedView
 from sslpipe.errors import ExportError, UserError, WeightsError
 from sslpipe.evaluation.embed import load_embeddings
-from sslpipe.evaluation.sgd_probe import TrainingView
 from sslpipe.export import write
 from sslpipe.export.initial import open_init, with_init
 from sslpipe.export.join import at_size, join
@@ -209,8 +208,6 @@ def test_what_cannot_be_joined_or_trained_is_refused(files, tmp_path):
     joined = load_backbone(f"{conv}@64+{conv}@96")
     with pytest.raises(UserError, match="is a join, and a join is not trained"):
         with_init(recipe, joined)
-    with pytest.raises(UserError, match="networks of this join have several"):
-        TrainingView(joined.view, seed=0, epoch=0)
     with pytest.raises(UserError, match="leave them out"):
         sslpipe.cli.embed._choose_view(joined, {"crops": "flip"}, tmp_path)
     with pytest.raises(ValueError, match="two or more different views"):
