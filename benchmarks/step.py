@@ -12,18 +12,27 @@ extra `bench` for lightly.
 """
 
 import argparse
-import importlib.util
-import json
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.documented import compare, markdown_table
-from benchmarks.views import MEAN, STD, Case, chosen, hardware, in_turns, quietest, serve
+from benchmarks.common import (
+    absent,
+    chosen,
+    compare,
+    in_turns,
+    machine,
+    machine_line,
+    parser,
+    print_table,
+    quietest,
+    save,
+    serve,
+)
+from benchmarks.views import MEAN, STD, Case, kornia_pipeline
 from sslpipe.augment.params import draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.pipeline import Batch
@@ -55,17 +64,7 @@ def our_views(images: Tensor, *, compile: bool = False) -> Callable[[], Tensor]:
 
 
 def kornia_views(images: Tensor) -> Callable[[], Tensor]:
-    import kornia.augmentation as K
-
-    augment = K.AugmentationSequential(
-        K.RandomResizedCrop((CROP_PX,) * 2, scale=(0.08, 1.0)),
-        K.RandomHorizontalFlip(),
-        K.ColorJitter(0.8, 0.8, 0.8, 0.2, p=0.8),
-        K.RandomGrayscale(p=0.2),
-        K.RandomGaussianBlur((3, 3), (0.1, 2.0), p=0.5),
-        K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
-        data_keys=["input"],
-    )
+    augment = kornia_pipeline(CROP_PX, blur_px=3)
 
     def views() -> Tensor:
         pixels = images.float() / 255
@@ -155,57 +154,51 @@ def ratios(report: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", help="contenders by name; part: all parts")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    own = ["--batch", str(arguments.batch), "--threads", str(arguments.threads)]
-    if arguments.one:
-        if arguments.one.startswith(("ours", "bare encoder")):
+    parse = parser(__doc__)
+    parse.add_argument("--batch", type=int, default=64)
+    parse.add_argument("--threads", type=int, default=1)
+    parse.add_argument("--rounds", type=int, default=3)
+    parse.add_argument("--only", nargs="+", help="contenders by name; part: all parts")
+    parse.add_argument("--one", help=argparse.SUPPRESS)
+    given = parse.parse_args()
+    if given.one:
+        if given.one.startswith(("ours", "bare encoder")):
             keep_freed_memory()
-        torch.set_num_threads(arguments.threads)
+        torch.set_num_threads(given.threads)
         torch.manual_seed(0)
-        images = Case(arguments.batch, CROP_PX, CROP_PX, CROP_PX).images()
-        call = contenders(images)[arguments.one]()
-        serve(call, seconds=0.5, threads=arguments.threads)
+        images = Case(given.batch, CROP_PX, CROP_PX, CROP_PX).images()
+        serve(contenders(images)[given.one](), seconds=0.5, threads=given.threads)
         return
 
-    absent = importlib.util.find_spec("lightly") is None
+    skipped = absent({"lightly": "lightly"})
     names = [
         name
         for name in contenders(torch.zeros(1, 3, CROP_PX, CROP_PX, dtype=torch.uint8))
-        if chosen(name, arguments.only) and not (absent and ("naive" in name or "lightly" in name))
+        if chosen(name, given.only) and not (skipped and ("naive" in name or "lightly" in name))
     ]
-    turns = {"threads": arguments.threads, "rounds": arguments.rounds}
+    own = ["--batch", str(given.batch), "--threads", str(given.threads)]
+    turns = {"threads": given.threads, "rounds": given.rounds}
     times, _ = in_turns("benchmarks.step", names, own, **turns)
     seconds = {name: quietest(rounds)[0] for name, rounds in times.items()}
     rows = []
     for name, second in seconds.items():
         bare, naive = seconds.get(name.replace("ours", "bare encoder")), seconds.get("naive")
-        cells = [name, f"{second * 1e3:.1f}", f"{arguments.batch / second:.1f}"]
+        cells = [name, f"{second * 1e3:.1f}", f"{given.batch / second:.1f}"]
         cells.append(f"{naive / second:.2f}" if naive and "part" not in name else "")
         cells.append(f"{bare / second:.1%}" if bare and name.startswith("ours") else "")
         rows.append(cells)
-    print(f"\nResNet-18, {CROP_PX} px, {arguments.batch} images a step\n")
-    print(markdown_table(["", "ms", "images/s", "x naive", "of the bare encoder"], rows))
+    print(f"\nResNet-18, {CROP_PX} px, {given.batch} images a step")
+    print_table(["", "ms", "images/s", "x naive", "of the bare encoder"], rows)
     for name in ("ours, fp32", "ours, bf16", "ours, bf16, compiled"):
         compiled = ", compiled" if "compiled" in name else ""
         parts = [f"part: our views{compiled}", "part: our loss"]
         if all(part in seconds for part in (name, *parts)):
             share = sum(seconds[part] for part in parts) / seconds[name]
             print(f"views and loss: {share:.2%} of the step of `{name}`")
-    machine = hardware() | {"threads": str(arguments.threads), "batch": str(arguments.batch)}
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    facts = machine(given.threads) | {"batch": given.batch}
+    print(machine_line(facts))
     compare("step_speed.json", {"seconds": seconds}, ratios)
-    if absent:
-        print("skipped, not installed (extra `bench`): lightly")
-    if arguments.json:
-        record = {"machine": machine, "seconds": seconds}
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+    save(given.json, {"machine": facts, "seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -22,14 +22,14 @@ from benchmarks.adapting import data as adapting
 from benchmarks.adapting.table import score_set
 from benchmarks.checkpoints import table as checkpoints
 from benchmarks.checkpoints.__main__ import BASE, DATA_SETS, RUNS
-from benchmarks.checkpoints.plot import plot
-from benchmarks.documented import MEASURED, compare
+from benchmarks.common import MEASURED, compare
 from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
 from benchmarks.gpu.common import Bench, SkippedError, check
 from benchmarks.graded import choice as graded_choice
 from benchmarks.graded import data as graded
 from benchmarks.graded import table as graded_table
+from benchmarks.plots import START, dots_over_score, lines_over_rows
 from benchmarks.selection import FIRST, MEASURES, SECOND, labelled
 from benchmarks.selection import measure as measure_selection
 from benchmarks.selection import table as selection_table
@@ -265,7 +265,7 @@ def test_every_run_of_the_table_of_checkpoints_is_a_recipe() -> None:
 
 def test_the_table_of_checkpoints_ranks_and_regrets_by_hand() -> None:
     knn = {"a": (0.5, 0.8, 0.7), "b": (0.4, 0.6, 0.9), "bad": (0.3, 0.2, 0.1)}
-    rows = [{"data": "x", "run": checkpoints.START, "step": 0, "knn": 0.25}]
+    rows = [{"data": "x", "run": START, "step": 0, "knn": 0.25}]
     for run, values in knn.items():
         for place, value in enumerate(values):
             scores = dict.fromkeys(checkpoints.ROWS, -value)
@@ -332,13 +332,20 @@ def test_a_combination_is_chosen_on_other_data_sets_than_its_own() -> None:
 
 
 def test_the_chart_of_checkpoints_has_a_dot_for_each() -> None:
-    rows = [{"data": "x", "run": checkpoints.START, "step": 0, "knn": 0.2, "rankme_view_recall": 1}]
+    rows = [{"data": "x", "run": START, "step": 0, "knn": 0.2, "rankme_view_recall": 1}]
     for run, at in product(("a", "b"), (40, 80)):
         row = {"run": run, "step": at, "knn": at / 100, "rankme_view_recall": at / 10.0}
         rows.append({"data": "x", **row})
-    drawing = plot(rows, "rankme_view_recall")
+    drawing = dots_over_score(rows, "rankme_view_recall")
     assert drawing.count("<circle") == 4
     assert drawing.count("#0969da") == 2  # the last ones
+
+
+def test_the_chart_of_rows_has_a_line_a_contender_in_two_panels() -> None:
+    records = json.loads((MEASURED / "nt_xent.json").read_text())["records"]
+    drawing = lines_over_rows(records)
+    assert drawing.count("<polyline") == 2 * len({record["contender"] for record in records})
+    assert drawing.count("<circle") == 2 * len(records)
 
 
 def test_ways_of_choosing_labels_are_compared_on_the_same_pools() -> None:

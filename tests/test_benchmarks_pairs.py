@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.pairs import data, scale, table
+from benchmarks.trainings import Found
 from sslpipe.data.columns import Column as StoredColumn
 from sslpipe.data.columns import ColumnEntry
 from sslpipe.data.index import Split
@@ -105,7 +106,8 @@ def test_a_difference_is_of_the_means_over_the_seeds() -> None:
 
     def scores(share: float, above: float) -> table.Scores:
         hits = (torch.rand(40, generator=rng) < share).double().numpy()
-        return table.Scores(hits, things, 0, 0.5, 0.2, above, 0.1, 0.1, 0.5)
+        found = Found(things, {"Recall@1": hits}, 0)
+        return table.Scores(found, 0.5, 0.2, above, 0.1, 0.1, 0.5)
 
     found = {
         "ours": {0: scores(0.9, 0.2), 1: scores(0.9, 0.3)},

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+from sslpipe.cli.inputs import check_file, check_model, check_seed, open_data
 from sslpipe.cli.next_step import after_suite
 from sslpipe.cli.options import (
     BatchSize,
@@ -20,6 +21,7 @@ from sslpipe.cli.terminal import (
     new_app,
     progress,
     say,
+    say_weights,
     write_json,
 )
 from sslpipe.errors import DataError, UserError
@@ -88,7 +90,6 @@ app = new_app(
 
 TrainSplit = Annotated[str, option("The split with the labels to learn from.")]
 TestSplit = Annotated[str, option("The split to score.")]
-JsonFile = Annotated[Path | None, option("Also write the results as JSON.", "--out")]
 
 
 @app.callback()
@@ -149,53 +150,69 @@ def suite(
     Recall@1 and MAP@R if train lacks the classes of test. Every row has the same protocols, samples
     and draws. Ctrl-C or SIGTERM writes what is measured; the same command resumes.
     """
+    if model is None or data is None:
+        if columns:
+            raise DataError(
+                "--columns are those of the data set that a model embeds; name a model and --data, "
+                "or use `sslpipe evaluate nuisance TRAIN TEST --data ... --column ...`"
+            )
+        if model is not None:
+            raise DataError("a model needs --data DIR/dataset.json to embed")
+        if against:
+            raise DataError("--against is compared with a model; name an export or a run before it")
+        if not features:
+            raise DataError(
+                "nothing is named to evaluate: give a run, an export or other weights with --data, "
+                "or --features NAME=TRAIN.safetensors,TEST.safetensors"
+            )
+    for source in [model, *(against or [])]:
+        check_model(source)
+    check_file(out)
+    check_seed(seed)
+    index = None if data is None else open_data(data)
+
     from sslpipe.cli import suite as work
-    from sslpipe.cli.against import Compared
-    from sslpipe.cli.evaluations import probed_columns
     from sslpipe.cli.processes import start
     from sslpipe.cli.suite_tables import renamed
-    from sslpipe.evaluation.suite import run_suite
+    from sslpipe.evaluation.features import two_splits
+    from sslpipe.evaluation.nuisance import choose_columns
+    from sslpipe.evaluation.suite import check_labelled, run_suite
     from sslpipe.evaluation.suite_file import own_name
     from sslpipe.evaluation.verdict import BASELINES
+    from sslpipe.export.load import load_backbone
 
     target, _ = start(device, "suite")
-    taken = () if model is None else ("ssl", *BASELINES)
-    given, splits = work.load_features(features or [], taken), (train_split, test_split)
-    probed, not_measured = probed_columns(model, data, splits, columns)
-    if model is None and against:
-        raise DataError("--against is compared with a model; name an export or a run before it")
-    if model is None and not features:
-        raise DataError(
-            "nothing is named to evaluate: give a run, an export or other weights with --data, or "
-            "--features NAME=TRAIN.safetensors,TEST.safetensors"
-        )
-    if leakage and model is None:
-        not_measured.append("test samples that are in train: name a model and --data")
+    own = () if model is None else ("ssl", *BASELINES)
+    given, names = work.load_features(features or [], own), (train_split, test_split)
     sets: work.Sets = {}  # the most wanted first: what is interrupted has these
     metadata: dict[str, Any] = {"seed": seed}
-    compared, leaks = Compared([]), None
+    not_measured: list[str] = []
+    compared, probed, leaks = work.Compared([]), [], None
+    if model is None and leakage:
+        not_measured.append("test samples that are in train: name a model and --data")
     with work.stoppable(out):
-        if model is not None:
-            sets, found, compared = work.embed_model(
-                model,
-                data,
-                splits,
-                against=against or [],
-                untrained_seed=seed if baselines else None,
-                taken={"ssl", *BASELINES, *given},
-                checkpoint=checkpoint,
-                weights=weights,
-                canvas_px=canvas_px,
-                batch_size=batch_size,
-                num_workers=num_workers,
-                device=target,
+        if model is not None and index is not None:
+            # what can be refused, before anything is embedded
+            probed = choose_columns(
+                index.split(train_split), index.split(test_split), columns, not_measured
             )
-            metadata |= found
-            if leakage:
-                leaks = work.find_leaks(str(data), splits, sets, num_workers)
+            backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
+            say_weights(backbone)
+            compared = work.load_compared(against or [], model, backbone, {*own, *given})
+            splits = two_splits(index, *names)
+            for split in splits:
+                check_labelled(split.name, split.labels)
+            # features
+            metadata |= work.model_metadata(backbone, index, names, compared.others, canvas_px)
+            sets = work.embed_model(
+                Path(model), backbone, index, splits, compared,
+                untrained_seed=seed if baselines else None, canvas_px=canvas_px,
+                batch_size=batch_size, num_workers=num_workers, device=target,
+            )  # fmt: skip
+            leaks = work.find_leaks(splits, sets, num_workers) if leakage else None
             if not baselines:
                 del sets["pixels"]
-        own = own_name(metadata, [*sets, *given])
+        known_as = own_name(metadata, [*sets, *given])
         last = {name: sets.pop(name) for name in BASELINES if name in sets}
         sets |= given | last
         # the numbers
@@ -211,8 +228,8 @@ def suite(
             leaked_by="" if leaks is None else leaks.how,
             search=search,  # type: ignore[arg-type]
             seed=seed,
-            say=lambda text: say(renamed(text, own)),
-            progress=lambda title, total: progress(renamed(title, own), total),
+            say=lambda text: say(renamed(text, known_as)),
+            progress=lambda title, total: progress(renamed(title, known_as), total),
             keep=work.kept_folder(out),
         )
         write_json(out, report)

@@ -10,30 +10,25 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from sslpipe.cli.evaluate import JsonFile
+from sslpipe.cli.inputs import check_file, check_seed
 from sslpipe.cli.next_step import after_evaluation
-from sslpipe.cli.options import Device, argument, option
+from sslpipe.cli.options import Device, JsonFile, argument, option
 from sslpipe.cli.processes import start
-from sslpipe.cli.suite_tables import percent
+from sslpipe.cli.suite_tables import print_results, print_values
 from sslpipe.cli.terminal import new_app, show, working, write_json
-from sslpipe.data.index import Split, load_index
+from sslpipe.data.index import Split
 from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.features import check_one_split, split_of_file
-from sslpipe.evaluation.groups import GroupCodes, group_codes, worst_sentence
-from sslpipe.evaluation.nuisance import choose_columns
-from sslpipe.evaluation.result import Result, caveats
+from sslpipe.evaluation.groups import GroupCodes, group_codes
+from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.selection import parse_conditions, select
 from sslpipe.evaluation.whiten import pca, whiten
 
 MOST_DEFAULTS = 8  # of an option, that its help lists one by one
-SHOWN_VALUES = 10  # the worst of a column
 SHARE_THE_BANK = ("few-shot", "knn")
 LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "nuisance", "ridge", "sgd")
 
@@ -88,12 +83,19 @@ _EXTRA = {  # of the examples
 _CODES = (GroupCodes, GroupCodes | None)  # arguments of evaluations that name a column
 
 
-class _File(NamedTuple):
+class _Side(NamedTuple):
     """A features file, its rows, and the split that they are of; None without --data."""
 
     path: Path
     rows: Embeddings
     split: Split | None
+
+    def known(self, asked: str) -> Split:
+        """Return the split. Raises DataError, with what asked for it, where there is none."""
+        if self.split is None:
+            remedy = "name the dataset.json that both files were embedded from with --data"
+            raise DataError(f"{asked}; {remedy}")
+        return self.split
 
 
 class ColumnRows:
@@ -102,8 +104,7 @@ class ColumnRows:
     Args:
         files: Paths, rows and metadata of both features files.
         data: The dataset.json that --data names.
-        gallery: Conditions on the rows of TRAIN.
-        query: Conditions on those of TEST.
+        conditions: On the rows of TRAIN and of TEST.
 
     Raises:
         DataError: The files were not embedded from that data set, or no row is left.
@@ -113,81 +114,38 @@ class ColumnRows:
         self,
         files: Sequence[tuple[Path, Embeddings, dict[str, Any]]],
         data: str | None,
-        gallery: str | None,
-        query: str | None,
+        conditions: Sequence[str | None],
     ) -> None:
         self.protocol = ""
         self.kept: list[str] = []  # sentences
-        kept = []
-        conditions = (("gallery", gallery), ("query", query))
-        for (path, rows, metadata), condition in zip(files, conditions, strict=True):
-            split = None if data is None else split_of_file(data, path, rows, metadata)
-            kept.append(self._select(_File(path, rows, split), *condition))
-        self.bank, self.queries = kept
-
-    @property
-    def apart(self) -> bool:
-        """Whether no row is on both sides, by its id."""
-        return not bool(torch.isin(self.queries.rows.ids, self.bank.rows.ids).any())
+        sides = [
+            _Side(path, rows, None if data is None else split_of_file(data, path, rows, metadata))
+            for path, rows, metadata in files
+        ]
+        for number, (name, text) in enumerate(zip(("gallery", "query"), conditions, strict=True)):
+            if text is not None:
+                sides[number] = self._select(sides[number], name, text)
+        self.bank, self.queries = sides
 
     def codes(self, asked_by: str, name: str) -> GroupCodes:
         """Look up a column for the rows kept. `asked_by`: an option, for the message."""
         asked = f"--{asked_by.replace('_', '-')} {name} is looked up in the data set"
         bank, queries = (
-            (_known(file.split, asked), file.rows.ids.cpu().numpy())
-            for file in (self.bank, self.queries)
+            (side.known(asked), side.rows.ids.cpu().numpy()) for side in (self.bank, self.queries)
         )
         return group_codes(name, bank, queries)
 
-    def _select(self, file: _File, side: str, text: str | None) -> _File:
-        if text is None:
-            return file
-        split = _known(file.split, f"--{side} {text!r} is about columns of the data set")
+    def _select(self, side: _Side, name: str, text: str) -> _Side:
+        split = side.known(f"--{name} {text!r} is about columns of the data set")
         conditions = parse_conditions(text)
-        chosen = torch.from_numpy(select(conditions, split, file.rows.ids.numpy()))
+        chosen = torch.from_numpy(select(conditions, split, side.rows.ids.numpy()))
         said = " and ".join(map(str, conditions))
         total, left = len(chosen), int(chosen.sum())
         if not left:
-            raise DataError(f"--{side} {said!r}: it holds for none of {total} rows of {file.path}")
-        self.protocol += f" {side}[{said}]"
-        self.kept.append(f"{side} {said!r}: {left} of {total} rows of {file.path.name}")
-        return file._replace(rows=file.rows.rows(chosen.nonzero()[:, 0]))
-
-
-def _known(split: Split | None, asked: str) -> Split:
-    if split is None:
-        remedy = "name the dataset.json that both files were embedded from with --data"
-        raise DataError(f"{asked}; {remedy}")
-    return split
-
-
-def probed_columns(
-    model: Any, data: str | None, splits: tuple[str, str], names: Sequence[str] | None
-) -> tuple[Sequence[GroupCodes], list[str]]:
-    """Choose the columns of a suite, before anything is embedded.
-
-    Args:
-        model: What is embedded; None where all features come from files.
-        data: The dataset.json.
-        splits: Names of train and test.
-        names: Those of --columns; None: text columns of few values.
-
-    Returns:
-        Codes by sample id of the whole splits, and sentences on columns that are not probed.
-
-    Raises:
-        DataError: A column is asked for that is none, or nothing is embedded.
-    """
-    left_out: list[str] = []
-    if model is not None and data is not None:
-        train, test = map(load_index(data).split, splits)
-        return choose_columns(train, test, names, left_out), left_out
-    if names:
-        raise DataError(
-            "--columns are those of the data set that a model embeds; name a model and --data, "
-            "or use `sslpipe evaluate nuisance TRAIN TEST --data ... --column ...`"
-        )
-    return [], left_out
+            raise DataError(f"--{name} {said!r}: it holds for none of {total} rows of {side.path}")
+        self.protocol += f" {name}[{said}]"
+        self.kept.append(f"{name} {said!r}: {left} of {total} rows of {side.path.name}")
+        return side._replace(rows=side.rows.rows(chosen.nonzero()[:, 0]))
 
 
 class _Map(NamedTuple):
@@ -203,7 +161,7 @@ class _Map(NamedTuple):
     power: float | None
     axes: int | None
 
-    def of_rows(self, rows: ColumnRows) -> tuple[Embeddings, Embeddings]:
+    def apply(self, rows: ColumnRows) -> tuple[Embeddings, Embeddings]:
         """Map the rows of both files, by what those of the first say."""
         bank, queries = rows.bank.rows, rows.queries.rows
         if self.erased:
@@ -251,6 +209,9 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         out: Path | None,
         **options: Any,
     ) -> None:
+        for file in (out, options.get("per_query")):
+            check_file(file)
+        check_seed(options.get("seed", 0))
         maps = {
             "--whiten": whiten_both,
             "--whiten-power": whiten_power is not None,
@@ -264,16 +225,17 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
             options["process"] = process
         (bank, bank_metadata), (queries, query_metadata) = map(load_embeddings, (train, test))
         files = ((train, bank, bank_metadata), (test, queries, query_metadata))
-        rows = ColumnRows(files, data, gallery, query)
+        rows = ColumnRows(files, data, (gallery, query))
+        apart = not torch.isin(rows.queries.rows.ids, rows.bank.rows.ids).any()
         itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
-        check_comparable(bank_metadata, query_metadata, itself=itself or rows.apart)
+        check_comparable(bank_metadata, query_metadata, itself=itself or bool(apart))
         if options.get("exclude_same_id"):
             check_one_split(bank_metadata, query_metadata)
         for column in columns:
             if options[column] is not None:
                 options[column] = rows.codes(column, options[column])
         mapped = _Map(erased or [], 1.0 if whiten_both else whiten_power, axes)
-        bank, queries = mapped.of_rows(rows)
+        bank, queries = mapped.apply(rows)
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)
         with working(name):
@@ -357,39 +319,3 @@ def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
         elif heading not in ("Raises:", "Source:"):
             summary.append(paragraph)
     return "\n\n".join(summary), helps
-
-
-def print_results(title: str, results: Sequence[Result], prefix: str = "") -> None:
-    """Print a table of results, and what weakens them."""
-    table = Table(title=title)
-    for heading in ("protocol", "metric", "value", "queries", "bank"):
-        table.add_column(heading, justify="left" if heading in ("protocol", "metric") else "right")
-    for one in results:
-        low, high = one.interval95
-        value = f"{one.value:.4g} [{low:.4g}, {high:.4g}]"
-        if one.unit == "share":
-            value = f"{percent(one.value, one.interval95)} %"
-        name, metric = escape(prefix + one.protocol), escape(one.metric)
-        table.add_row(name, metric, value, str(one.queries), str(one.bank))
-    Console().print(table)
-    for one in results:
-        for said in caveats(one.details):
-            show(f"{one.protocol}: {said}")
-
-
-def print_values(results: Sequence[Result]) -> None:
-    """Print the worst values of a column, for each result of `groups.worst_value`."""
-    for result in results:
-        values = result.details.get("values")
-        if "worst" not in result.details or not isinstance(values, dict):
-            continue
-        metric = result.metric.split(" of the worst")[0]
-        table = Table(title=escape(result.protocol))
-        table.add_column(result.protocol.rpartition(" by=")[2])
-        for heading in (f"{metric} in %, 95 % interval", "queries"):
-            table.add_column(heading, justify="right")
-        for value, own in list(values.items())[:SHOWN_VALUES]:
-            shown = percent(own["value"], own["interval95"])
-            table.add_row(escape(value), shown, str(own["queries"]))
-        Console().print(table)
-        show(worst_sentence(result))

@@ -34,7 +34,7 @@ SearchBy = Annotated[str | None, option("torch or faiss: the same answers.")]
 Far = Annotated[float, option("Share of impostors that may pass.", min=0, max=1)]
 
 
-@app.command()
+@app.command(epilog="Example: sslpipe gallery enrol team.safetensors PHOTOS --model out/backbone")
 def enrol(
     gallery: GalleryFile,
     folder: Annotated[Path, argument("One folder per name: FOLDER/NAME/*.jpg.")],
@@ -59,7 +59,9 @@ def enrol(
     _say_next(book, gallery, model, images=folder)
 
 
-@app.command()
+@app.command(
+    epilog='Example: sslpipe gallery add team.safetensors "Ada" ada/*.jpg --model out/backbone'
+)
 def add(
     gallery: GalleryFile,
     name: Annotated[str, argument("The person or product.")],
@@ -83,7 +85,7 @@ def add(
     _say_next(book, gallery, model, images=images[0])
 
 
-@app.command()
+@app.command(epilog='Example: sslpipe gallery remove team.safetensors "Ada"')
 def remove(gallery: GalleryFile, name: Annotated[str, argument("The name to remove.")]) -> None:
     """Remove a name and its images."""
     book = _read(gallery)
@@ -93,7 +95,7 @@ def remove(gallery: GalleryFile, name: Annotated[str, argument("The name to remo
     say_next("gallery", "list", gallery)
 
 
-@app.command("list")
+@app.command("list", epilog="Example: sslpipe gallery list team.safetensors")
 def list_names(gallery: GalleryFile) -> None:
     """Print the names, the number of images of each, and the threshold."""
     book = _read(gallery)
@@ -103,7 +105,10 @@ def list_names(gallery: GalleryFile) -> None:
     show(f"threshold {threshold}")
 
 
-@app.command()
+@app.command(
+    epilog="Example: sslpipe gallery calibrate team.safetensors STRANGERS --model out/backbone "
+    "--far 0.01"
+)
 def calibrate(
     gallery: GalleryFile,
     strangers: Annotated[Path, argument("A folder of images of nobody enrolled.")],
@@ -130,7 +135,9 @@ def calibrate(
     say_next("gallery", "identify", gallery, strangers, "--model", model)
 
 
-@app.command()
+@app.command(
+    epilog="Example: sslpipe gallery identify team.safetensors new.jpg --model out/backbone"
+)
 def identify(
     gallery: GalleryFile,
     images: Annotated[list[Path], argument("Images or folders of images.")],
@@ -169,7 +176,7 @@ def _answer(book: "Gallery", match: "Match") -> str:
     return f"{name}\t{score}" if match.score >= book.threshold else f"-\t{score} ({name})"
 
 
-@app.command("verify")
+@app.command("verify", epilog="Example: sslpipe gallery verify a.jpg b.jpg --model out/backbone")
 def verify_command(
     first: Annotated[Path, argument("An image.")],
     second: Annotated[Path, argument("Another one.")],

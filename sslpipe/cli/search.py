@@ -1,6 +1,7 @@
 """`sslpipe search`: the images nearest to an image, in what `sslpipe embed` has written."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -98,5 +99,5 @@ def main(
         say(f"{out}: open it in a browser")
 
 
-def _class(names: list[str], label: int) -> str | None:
+def _class(names: Sequence[str], label: int) -> str | None:
     return None if label < 0 else names[label] if label < len(names) else str(label)

@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from sslpipe.cli.inputs import check_picture, open_data, parse_ids
-from sslpipe.cli.next_step import after_a_look, after_shards, say_next
+from sslpipe.cli.next_step import after_a_look, say_next
 from sslpipe.cli.options import MOST_SEED, Ids, argument, option
-from sslpipe.cli.terminal import new_app, progress
+from sslpipe.cli.terminal import new_app, progress, text_table
 from sslpipe.errors import DataError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _settings() -> None:
     warnings.simplefilter("error", Image.DecompressionBombWarning)  # such an image is a bad one
 
 
-@app.command()
+@app.command(epilog="Example: sslpipe shards build out/photos --root MY_PHOTOS --test-fraction 0.1")
 def build(
     out: OutFolder,
     source: Annotated[
@@ -287,7 +287,7 @@ def _tar_columns(json_fields: str | None, name_pattern: str | None) -> "TarColum
     )
 
 
-@app.command()
+@app.command(epilog="Example: sslpipe shards merge out/big part1 part2")
 def merge(
     out: OutFolder,
     parts: Annotated[
@@ -306,7 +306,9 @@ def merge(
     _print_built(out, merge_parts(out, parts or [], workers=workers, progress=progress))
 
 
-@app.command()
+@app.command(
+    epilog="Example: sslpipe shards repack photos.tar.gz out/photos --split train --folder-labels"
+)
 def repack(
     source: Annotated[Path, argument("A tar, or a folder of tars.", show_default=False)],
     out: OutFolder,
@@ -359,7 +361,7 @@ def repack(
     _print_summary(out, result.manifest)
 
 
-@app.command()
+@app.command(epilog="Example: sslpipe shards index laion --json-fields url,width:integer")
 def index(
     folder: OutFolder,
     split: TarSplit = None,
@@ -391,7 +393,7 @@ def index(
     _print_summary(folder, manifest)
 
 
-@app.command()
+@app.command(epilog="Example: sslpipe shards verify out/photos")
 def verify(folder: DataSet, workers: Workers = 2) -> None:
     """Check sizes and sha256, decode every image, and list what is bad; exit status 1 if any is."""
     from sslpipe.sharding.index import verify_columns, verify_shard
@@ -415,7 +417,7 @@ def verify(folder: DataSet, workers: Workers = 2) -> None:
     after_a_look(folder)
 
 
-@app.command()
+@app.command(epilog="Example: sslpipe shards show out/photos --split test --out samples.png")
 def show(
     folder: DataSet,
     split: Annotated[str, option("The split to show.")] = "train",
@@ -445,7 +447,7 @@ def show(
         after_a_look(folder)
 
 
-@app.command()
+@app.command(epilog="Example: sslpipe shards stats out/photos")
 def stats(
     folder: DataSet,
     looked_at: Annotated[int, option("Number of samples whose size in px is read.", min=1)] = 1000,
@@ -463,7 +465,7 @@ def stats(
     after_a_look(folder)
 
 
-@app.command("cut-idx")
+@app.command("cut-idx", epilog="Example: sslpipe shards cut-idx FOLDER out/small --per-class 100")
 def cut_idx_command(
     root: Annotated[Path, argument("Folder of train-*-ubyte.gz.", show_default=False)],
     out: OutFolder,
@@ -478,13 +480,15 @@ def cut_idx_command(
 
 
 def _print_summary(folder: Path, manifest: "Manifest") -> None:
-    table = Table()
-    for heading in ("split", "samples", "shards", "MB"):
-        table.add_column(heading, justify="left" if heading == "split" else "right")
-    for key, shards in manifest.splits.items():
-        size = sum(shard.bytes for shard in shards) / 1e6
-        samples = sum(shard.samples for shard in shards)
-        table.add_row(escape(key), str(samples), str(len(shards)), f"{size:.1f}")
-    Console().print(table)
+    rows = [
+        [
+            *(key, str(sum(shard.samples for shard in shards)), str(len(shards))),
+            f"{sum(shard.bytes for shard in shards) / 1e6:.1f}",
+        ]
+        for key, shards in manifest.splits.items()
+    ]
+    Console().print(text_table(("split", "samples", "shards", "MB"), rows))
     print(f"{folder / 'dataset.json'}: {len(manifest.classes) or 'no'} classes")
-    after_shards(folder, [*manifest.splits])
+    names = [*manifest.splits]
+    split = [] if "train" in names else ["--split", names[0]]
+    say_next("shards", "show", folder, *split, "--out", "samples.png")

@@ -1,5 +1,7 @@
-"""`sslpipe check`, `train` and `preview`."""
+"""`sslpipe check`, `train`, `preview` and `status`."""
 
+import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +28,7 @@ from sslpipe.cli.options import (
     RecipeOrRun,
     RecipePath,
     Weights,
+    argument,
     option,
 )
 from sslpipe.cli.terminal import console, new_app, say_once, show, working
@@ -131,7 +134,8 @@ def check(
     elif run_dir is not None or (isinstance(loaded, Recipe) and init is None):
         say_next("preview", *training(recipe, overrides, data), "--out", "views.png")
     else:
-        words = training(recipe, overrides, data, init, checkpoint, weights)
+        start = {"init": init, "checkpoint": checkpoint, "weights": weights}
+        words = training(recipe, overrides, data, **start)
         say_next("train", *words, "--run-dir", new_run_dir(loaded.name))
 
 
@@ -229,3 +233,24 @@ def preview(
         say_next("status", run_dir)
     else:
         say_next("train", *training(recipe, overrides, data), "--run-dir", new_run_dir(loaded.name))
+
+
+@app.command(epilog="Examples: sslpipe status runs/photos | sslpipe status runs/photos --json")
+def status(
+    run: Annotated[Path, argument("A run directory, of pretraining or fine-tuning.")],
+    as_json: Annotated[bool, option("Print JSON, for programs.", "--json")] = False,
+) -> None:
+    """Show the state of a run, from its directory alone.
+
+    Progress, speed, time left, health, bad samples, last checkpoint, and each process.
+    """
+    check_run(run)
+
+    from sslpipe.run.status import render
+    from sslpipe.run.status import status as read_status
+
+    summary = read_status(run)
+    if as_json:
+        sys.stdout.write(json.dumps(summary, indent=1) + "\n")
+    else:
+        show(render(summary))

@@ -57,6 +57,7 @@ class ImageSearch:
 
     def __init__(self, *files: tuple[str | Path, str]) -> None:
         self.splits: list[Split] = []
+        self.facts: dict[str, Any] = {}
         self._rows: list[Embeddings] = []
         for path, data in files:
             rows, facts = load_embeddings(path)

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from markupsafe import Markup
 from PIL import Image
 
 from sslpipe.evaluation.search import Hit, ImageSearch
-from sslpipe.report.page import html, html_page, render
-from sslpipe.report.pictures import THUMB_PX, data_uri, thumbnails
+from sslpipe.report.page import html_page, render
+from sslpipe.report.pictures import THUMB_PX, shortest_uri, thumbnails
+
+FOOTER = Markup("Written by <code>sslpipe search</code>.")
 
 
 def search_page(
@@ -30,25 +33,14 @@ def search_page(
     ]
     rows = []
     for query, hits, names in zip(queries, found, keys, strict=True):
-        cells = [
-            {
-                "uri": pictures[hit.part].get(hit.id),
-                "alt": f"sample {hit.id}",
-                "name": name,
-                "word": "",
-                "sign": "",
-                "cosine": f"{hit.score:.3f}",
-            }
-            for hit, name in zip(hits, names, strict=True)
-        ]
         with Image.open(query) as image:
             image.thumbnail((THUMB_PX, THUMB_PX))
-            head = {"uri": data_uri(image), "alt": query.name, "name": query.name}
-        rows.append((head, cells))
-    most = max(map(len, found))
-    sheet = render("neighbours", rows=rows, heads=[f"{n}." for n in range(1, most + 1)])
-    heading = html(
-        "<h1>{}</h1><p>{}</p>", "Nearest images", f"Of {len(search):,}; the number is the cosine."
-    )
-    footer = html("Written by <code>{}</code>.", "sslpipe search")
-    return html_page("Nearest images", heading, {"Found": sheet}, footer=footer)
+            own = shortest_uri(image), query.name
+        cells = [
+            (pictures[hit.part].get(hit.id), name, hit.score)
+            for hit, name in zip(hits, names, strict=True)
+        ]
+        rows.append((own, cells))
+    head = render("search.header", count=f"{len(search):,}")
+    sheet = render("search.found", rows=rows)
+    return html_page("Nearest images", head, {"Found": sheet}, footer=FOOTER)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sslpipe.cli import evaluate as evaluate_tool
-from sslpipe.cli.evaluations import print_values
+from sslpipe.cli.suite_tables import print_values
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import embed, save_embeddings
 from sslpipe.evaluation.erase import erase

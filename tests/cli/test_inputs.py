@@ -9,10 +9,9 @@ import sys
 import pytest
 import typer
 
-from sslpipe.cli import evaluate, shards, whiten
-from sslpipe.cli.inputs import EVALUATE, check_file
+from sslpipe.cli import export, shards
+from sslpipe.cli.inputs import check_file
 from sslpipe.errors import UserError
-from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.whiten import FLOOR
 from sslpipe.sharding import SOURCES
 from tests.helpers.dataset import write_dataset
@@ -83,23 +82,12 @@ MISTAKES = {
     "embed, option": ("embed {m} --data {d} --out {n}.npz --spilt train", "No such option"),
     "whiten, export": ("whiten {n} {f}", "holds no config.json"),
     "whiten, features": ("whiten {m} {n}.npz", "cannot read embeddings"),
-    "evaluate, features": ("evaluate knn {n}.npz {f} --k 3", "cannot read embeddings"),
     "evaluate, model": ("evaluate suite {n} --data {d}", "neither an export nor a run"),
     "evaluate, data": ("evaluate suite {m} --data {n}", "cannot read"),
-    "evaluate, option": ("evaluate knn {f} {f} --kk=3", "No such option: --kk of `evaluate knn`"),
     "evaluate, out": ("evaluate suite {m} --data {d} --out {m}", "--out {m} is a folder"),
     "evaluate, out =": ("evaluate suite {m} --data {d} --out={m}", "--out {m} is a folder"),
-    "evaluate, per query": (
-        "evaluate retrieval {f} {f} --per-query {m}",
-        "--per-query {m} is a folder; name a file",
-    ),
     "evaluate, seed": ("evaluate suite {m} --data {d} --seed -1", "a seed is 0 to 2^63 - 1"),
-    "evaluate, large seed": ("evaluate linear {f} {f} --seed=9999999999999999999", "a seed is 0"),
-    "evaluate, column": (
-        "evaluate knn {f} {f} --data {d} --exclude-same camera",
-        "has no column 'camera'; columns: none",
-    ),
-    "suite, option": ("evaluate suite {m} --dta {d}", "did you mean '--data'?"),
+    "suite, option": ("evaluate suite {m} --dta {d}", "No such option: --dta"),
     "report": ("report {n}", "holds no run"),
     "report, data": ("report {m} --data {n}", "cannot read"),
     "report, features": ("report {m} --features {n}.npz", "cannot read embeddings"),
@@ -150,15 +138,6 @@ print(json.dumps(answers))
 """
 
 
-def test_the_table_of_options_has_those_of_every_evaluation():
-    group = typer.main.get_command(evaluate.app)
-    assert {*EVALS, "suite"} == {*EVALUATE} == {*group.commands}
-    for name, known in EVALUATE.items():
-        parameters = [p for p in group.load(name).params if p.name != "plugin"]
-        options = {word for p in parameters for word in (*p.opts, *p.secondary_opts)}
-        assert {word for word in options if word.startswith("--")} | {"--help"} == known
-
-
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """Name of a mistake -> exit status, stderr; all made in one process without torch."""
@@ -207,7 +186,7 @@ def test_a_folder_that_is_read_only_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_defaults_of_the_help_are_those_of_the_functions():
-    assert whiten.FLOOR == FLOOR
+    assert export.FLOOR == FLOOR
     (source,) = (
         p for p in typer.main.get_command(shards.app).commands["build"].params if p.name == "source"
     )

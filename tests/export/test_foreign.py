@@ -30,7 +30,7 @@ def exported(tmp_path_factory):
         (source, "first", ("safetensors", "timm")),
         (str(folder / "first" / "timm"), "second", ("safetensors",)),
     ):
-        words = [given, "--out", str(folder / out)]
+        words = ["export", given, "--out", str(folder / out)]
         words += [word for name in formats for word in ("--format", name)]
         result = CliRunner().invoke(sslpipe.cli.export.app, words)
         assert result.exit_code == 0, result.output

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 import sslpipe.cli.embed
 import sslpipe.cli.export
-import sslpipe.cli.whiten
 from sslpipe.augment.eval_view import EvalView, JoinedView
 from sslpipe.errors import ExportError, UserError, WeightsError
 from sslpipe.evaluation.embed import load_embeddings
@@ -90,7 +89,7 @@ def test_an_export_of_a_join_is_the_join_also_by_onnxruntime_alone(
 ):
     monkeypatch.setattr(write, "CleanProcess", ReadHere)
     sources = [f"{files[n]}{size}" for n, size in zip(which, sizes, strict=True)]
-    words = ["+".join(sources), "--out", str(tmp_path / "out")]
+    words = ["export", "+".join(sources), "--out", str(tmp_path / "out")]
     words += ["--format", "safetensors", "--format", "onnx", "--format", "hf"]
     result = CliRunner().invoke(sslpipe.cli.export.app, words)
     assert result.exit_code == 0, result.output
@@ -131,8 +130,8 @@ def test_a_join_is_embedded_and_its_export_whitened(files, tmp_path, monkeypatch
     assert rows[0][1]["backbone_sha256"] == rows[1][1]["backbone_sha256"]
     norms = rows[0][0].features.norm(dim=1)
     assert norms == pytest.approx(2**0.5)
-    words = [str(tmp_path / "out"), str(out), "--power", "0.25", "--dims", "8"]
-    result = CliRunner().invoke(sslpipe.cli.whiten.app, words)
+    words = ["whiten", str(tmp_path / "out"), str(out), "--power", "0.25", "--dims", "8"]
+    result = CliRunner().invoke(sslpipe.cli.export.app, words)
     assert result.exit_code == 0, result.output
     flattened = load_backbone(tmp_path / "out")
     image = torch.zeros(3, 64, 64, dtype=torch.uint8)
