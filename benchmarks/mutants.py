@@ -23,7 +23,7 @@ PARTS = {  # name -> (files of sslpipe, files of tests)
     "views": (
         "augment/params.py augment/ops.py augment/resample.py augment/pixels.py",
         "augment/test_params augment/test_resample augment/test_pixels augment/test_two_views"
-        " augment/test_batched",
+        " augment/test_plans",
     ),
     "losses": ("losses/*.py losses/engine/*.py", "losses/test_*"),
     "guard": ("run/guard.py", "run/test_guard"),
