@@ -194,7 +194,7 @@ class RunConfig(Section):
     cache_gb: Rate = 50.0
     """Gigabytes of blocks kept in `cache_dir`."""
     compile: bool = False
-    """torch.compile the model and the colour operations of the views."""
+    """torch.compile the model and the colour operations of views made on a CPU."""
     cuda_graph: bool = False
     """On one GPU, record a step as a CUDA graph and replay it: one launch instead of hundreds, for
     encoders that compute faster than the host launches (not yet measured, nor run on a GPU). Where
