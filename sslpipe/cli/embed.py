@@ -5,13 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sslpipe.cli.inputs import (
-    FEATURE_SUFFIXES,
-    check_choice,
-    check_file,
-    check_model,
-    open_data,
-)
+from sslpipe.cli.inputs import FEATURE_SUFFIXES, check_choice, check_file, check_model, open_data
 from sslpipe.cli.next_step import after_embed
 from sslpipe.cli.options import (
     SOURCES,
@@ -139,20 +133,17 @@ def _choose_view(backbone: "FrozenBackbone", options: dict[str, Any], model: Pat
     """Return the export's view with the options instead of its own settings."""
     from sslpipe.augment.eval_view import EvalView
 
-    own = backbone.view.config()
+    own, named = backbone.view.config(), "--crops, --reduce, --resize-px"
     if options and "views" in own:
-        raise UserError(
-            f"--crops, --reduce, --resize-px: the parts of {model} have views of their own; leave "
-            "them out"
-        )
+        raise UserError(f"{named}: the parts of {model} have views of their own; leave them out")
     try:
         view = EvalView.from_config(own | options)
     except ValueError as error:
-        raise UserError(f"--crops, --reduce, --resize-px: {error}") from error
-    if backbone.whitening is not None and view.config() != backbone.view.config():
+        raise UserError(f"{named}: {error}") from error
+    if backbone.whitening is not None and view.config() != own:
         raise UserError(
-            f"--crops, --reduce, --resize-px: {model} whitens features of its own view; leave them "
-            "out, or whiten an export anew with other views"
+            f"{named}: {model} whitens features of its own view; leave them out, or whiten an "
+            "export anew with other views"
         )
     return view
 

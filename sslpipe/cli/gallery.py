@@ -47,8 +47,7 @@ def enrol(
     """Add every name in a folder of folders; names already enrolled get more images."""
     check_model(model)
     names, paths = find_named_images(folder)
-    backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, search, must_exist=False)
+    book, backbone = _open(gallery, _load(model, checkpoint, weights, device), search)
     kept, embeddings = _embed(backbone, paths)
     book.enrol([names[k] for k in kept], embeddings)
     book.save(gallery)
@@ -72,8 +71,7 @@ def add(
     """Add one name, or more images to one."""
     check_model(model)
     _check_images(images)
-    backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, None, must_exist=False)
+    book, backbone = _open(gallery, _load(model, checkpoint, weights, device), None)
     book.add(name, _embed(backbone, images)[1])
     book.save(gallery)
     show(f"{gallery}: {one_line(name)} has {len(book.embeddings(name))} images")
@@ -118,8 +116,7 @@ def calibrate(
     check_model(model)
     _check_there(gallery)
     paths = find_images(strangers)
-    backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, search)
+    book, backbone = _open(gallery, _load(model, checkpoint, weights, device), search)
     _, embeddings = _embed(backbone, paths)
     threshold = book.calibrate(embeddings, far)
     book.save(gallery)
@@ -154,8 +151,7 @@ def identify(
 
     from sslpipe.metric_learning.gallery import NO_THRESHOLD
 
-    backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, search)
+    book, backbone = _open(gallery, _load(model, checkpoint, weights, device), search)
     kept, embeddings = _embed(backbone, paths)
     for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
         print("\t".join([one_line(str(paths[k])), *(_answer(book, match) for match in matches)]))
@@ -230,12 +226,12 @@ def _check_images(paths: list[Path]) -> None:
             raise UserError(f"cannot read the image {path}: No such file")
 
 
-def _read(gallery: Path, search: "Search | None" = None) -> "Gallery":
+def _read(gallery: Path, search: str | None = None) -> "Gallery":
     _check_there(gallery)
 
     from sslpipe.metric_learning.gallery import Gallery
 
-    return Gallery.load(gallery, search=search)
+    return Gallery.load(gallery, search=cast("Search | None", search))  # it refuses any other
 
 
 def _load(model: Path, checkpoint: str | None, weights: Weights, device: str) -> "FrozenBackbone":
@@ -248,22 +244,22 @@ def _load(model: Path, checkpoint: str | None, weights: Weights, device: str) ->
 
 
 def _open(
-    path: Path, backbone: "FrozenBackbone", search: SearchBy, *, must_exist: bool = True
-) -> "Gallery":
-    """The gallery, if it was made with this backbone; a new one where none needs to be there."""
+    path: Path, backbone: "FrozenBackbone", search: str | None
+) -> "tuple[Gallery, FrozenBackbone]":
+    """The gallery, if it was made with this backbone; a new one where there is no such file."""
     from sslpipe.metric_learning.gallery import Gallery
 
     made_with = {"backbone_sha256": backbone.config.weights_sha256}
-    engine = cast("Search | None", search)  # Gallery refuses any other
-    if not path.exists() and not must_exist:
-        return Gallery(backbone.num_features, search=engine, metadata=made_with)
-    book = _read(path, engine)
+    engine = cast("Search | None", search)
+    if not path.exists():  # of what needs one it has been checked
+        return Gallery(backbone.num_features, search=engine, metadata=made_with), backbone
+    book = _read(path, search)
     if book.metadata != made_with:
         raise UserError(
             f"{path} was made with another model; its embeddings mean nothing to this one: "
             "give that --model, or enrol into a new file"
         )
-    return book
+    return book, backbone
 
 
 def _embed(backbone: "FrozenBackbone", paths: list[Path]) -> tuple[list[int], "Tensor"]:

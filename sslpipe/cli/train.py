@@ -10,7 +10,7 @@ from rich.console import Console
 
 from sslpipe.cli.inputs import (
     check_folder,
-    check_init,
+    check_model,
     check_picture,
     check_run,
     load_recipe_or_run,
@@ -105,7 +105,7 @@ def check(
     index = open_data(data) if data else None
     if index is not None:
         index.split(loaded.data.split)  # an unknown one is refused
-    check_init(init)
+    check_model(init)
     for name, value in (("--timed-by", timed_by), ("--whole-within", whole_within)):
         if value is not None and within is None:
             raise UserError(f"{name} is for --within; give both")
@@ -182,7 +182,8 @@ def train(
         loaded = load_recipe(recipe, overrides or [])
     index = open_data(data, loaded.data.split, allow_pipe=allow_pipe)
     check_folder(run_dir, "--run-dir")
-    check_init(init, run_dir)
+    if not (run_dir / "init").is_dir():  # else the run keeps its own
+        check_model(init)
     if note := shortened_note(loaded.model_dump()):
         say_once(note)
 
