@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sslpipe.cli.inputs import check_file, check_seed
 from sslpipe.cli.next_step import after_evaluation
-from sslpipe.cli.options import Device, JsonFile, argument, option
+from sslpipe.cli.options import Device, JsonFile, argument, documentation, option
 from sslpipe.cli.processes import start
 from sslpipe.cli.suite_tables import print_results, print_values
 from sslpipe.cli.terminal import new_app, show, working, write_json
@@ -278,26 +278,3 @@ def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter
         text = re.sub(r"; see `[\w.]+`( and `[\w.]+`)*", "", text)
     annotation = Annotated[kind, option(text or "", show_default=shown)]  # type: ignore[valid-type]
     return _parameter(parameter.name, annotation, default)
-
-
-def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Split a docstring into what a command's help says and what each option's says.
-
-    Returns:
-        The text with its Returns block, without headings; and each argument's line of Args.
-    """
-    summary: list[str] = []
-    helps: dict[str, str] = {}
-    name = ""
-    for paragraph in inspect.cleandoc(function.__doc__ or "").split("\n\n"):
-        heading, _, block = paragraph.partition("\n")
-        if heading == "Args:":
-            for line in map(str.rstrip, inspect.cleandoc(block).splitlines()):
-                if not line.startswith(" "):
-                    name, _, line = line.partition(": ")
-                helps[name] = f"{helps.get(name, '')} {line.strip()}".strip()
-        elif heading == "Returns:":
-            summary.append(inspect.cleandoc(block))
-        elif heading not in ("Raises:", "Source:"):
-            summary.append(paragraph)
-    return "\n\n".join(summary), helps
