@@ -36,15 +36,14 @@ import simplejpeg
 import torch
 from PIL import Image
 from rich.progress import track
-from sklearn.datasets import load_sample_images
 from torch.nn import functional
 from torchvision.transforms import RandomResizedCrop
 
 from benchmarks.common import absent, in_fresh_process, machine, parser, print_table, save
+from benchmarks.photographs import write_photographs
 from sslpipe.portable import keep_freed_memory
 
-WIDTH, HEIGHT, CROP_PX, QUALITY = 500, 375, 224, 90
-PER_SHARD, CLASSES = 250, 10
+WIDTH, HEIGHT, CROP_PX, PER_SHARD = 500, 375, 224, 250
 WARM_UP = 640  # images: ten batches
 SECONDS = 1.0  # whole passes for at least so long
 Items = Callable[[Path], Iterable[object]]
@@ -52,18 +51,7 @@ Items = Callable[[Path], Iterable[object]]
 
 def write_data(folder: Path, images: int) -> None:
     """folder/images/CLASS/*.jpg, and shards with their index in folder/shards."""
-    photographs = [Image.fromarray(array) for array in load_sample_images().images]
-    rng = np.random.default_rng(0)
-    for number in track(range(images), "writing JPEGs", transient=True):
-        whole = photographs[number % 2]
-        scale = rng.uniform(0.5, 1.0)
-        width, height = int(scale * whole.width), int(scale * whole.width * HEIGHT / WIDTH)
-        height = min(height, whole.height)
-        left, top = rng.integers(whole.width - width + 1), rng.integers(whole.height - height + 1)
-        cut = whole.crop((left, top, left + width, top + height)).resize((WIDTH, HEIGHT))
-        path = folder / "images" / f"class{number % CLASSES}" / f"{number:06d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        cut.save(path, quality=QUALITY)
+    write_photographs(folder / "images", images, WIDTH, HEIGHT)
     build = [sys.executable, "-m", "sslpipe", "shards", "build", str(folder / "shards")]
     build += ["--root", str(folder / "images"), "--samples-per-shard", str(PER_SHARD)]
     subprocess.run(build, check=True, capture_output=True)

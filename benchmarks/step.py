@@ -32,10 +32,7 @@ from benchmarks.common import (
     save,
     serve,
 )
-from benchmarks.views import MEAN, STD, Case, kornia_pipeline
-from sslpipe.augment.params import draws
-from sslpipe.augment.two_views import FusedViews
-from sslpipe.data.pipeline import Batch
+from benchmarks.views import Case, kornia, ours
 from sslpipe.losses import NTXentLoss
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.simclr import SimCLR
@@ -48,29 +45,9 @@ Call = Callable[[], Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def our_views(images: Tensor, *, compile: bool = False) -> Callable[[], Tensor]:
-    augment = FusedViews("simclr", CROP_PX, MEAN, STD)
-    if compile:
-        augment.compile_colours()
-    images = images.contiguous(memory_format=torch.channels_last)
-    ids, sizes = torch.arange(len(images)), torch.tensor([[CROP_PX, CROP_PX]] * len(images))
-    epoch = iter(range(10**9))
-
-    def views() -> Tensor:
-        batch = Batch(images, sizes, ids, ids, ids, next(epoch))
-        return augment(batch, draws(0, batch.epoch, ids, sizes, augment.specs))
-
-    return views
-
-
-def kornia_views(images: Tensor) -> Callable[[], Tensor]:
-    augment = kornia_pipeline(CROP_PX, blur_px=3)
-
-    def views() -> Tensor:
-        pixels = images.float() / 255
-        return torch.cat([augment(pixels), augment(pixels)])
-
-    return views
+def kornia_views(case: Case) -> Callable[[], Tensor]:
+    views = kornia(case, "cpu", cropping="slice")
+    return lambda: torch.cat(views())
 
 
 def lightly_loss() -> Loss:
@@ -117,28 +94,29 @@ def loss_alone(loss: Loss, count: int) -> Call:
     return call
 
 
-def contenders(images: Tensor) -> dict[str, Callable[[], Call]]:
-    ready = torch.randn(2 * len(images), 3, CROP_PX, CROP_PX)
+def contenders(count: int) -> dict[str, Callable[[], Call]]:
+    case = Case(count, CROP_PX, CROP_PX, CROP_PX)
+    ready = torch.randn(2 * count, 3, CROP_PX, CROP_PX)
     ready = ready.contiguous(memory_format=torch.channels_last)
-    ours = NTXentLoss(TEMPERATURE)
+    our_views, our_loss = partial(ours, case, "cpu"), NTXentLoss(TEMPERATURE)
     found: dict[str, Callable[[], Call]] = {
-        "naive": lambda: step(kornia_views(images), lightly_loss(), bf16=False, fast=False)
+        "naive": lambda: step(kornia_views(case), lightly_loss(), bf16=False, fast=False)
     }
     for name, settings in {
         "fp32": {"bf16": False},
         "bf16": {"bf16": True},
         "bf16, compiled": {"bf16": True, "compile": True},
     }.items():
-        made = partial(our_views, images, compile="compile" in settings)
+        made = partial(our_views, compile="compile" in settings)
         whole = partial(step, fast=True, **settings)
-        found[f"ours, {name}"] = lambda whole=whole, made=made: whole(made(), ours)
+        found[f"ours, {name}"] = lambda whole=whole, made=made: whole(made(), our_loss)
         found[f"bare encoder, {name}"] = partial(whole, lambda: ready, no_loss)
     return found | {
-        "part: our views": partial(our_views, images),
-        "part: our views, compiled": partial(our_views, images, compile=True),
-        "part: kornia's views": partial(kornia_views, images),
-        "part: our loss": lambda: loss_alone(ours, len(images)),
-        "part: lightly's loss": lambda: loss_alone(lightly_loss(), len(images)),
+        "part: our views": our_views,
+        "part: our views, compiled": partial(our_views, compile=True),
+        "part: kornia's views": partial(kornia_views, case),
+        "part: our loss": lambda: loss_alone(our_loss, count),
+        "part: lightly's loss": lambda: loss_alone(lightly_loss(), count),
     }
 
 
@@ -166,14 +144,13 @@ def main() -> None:
             keep_freed_memory()
         torch.set_num_threads(given.threads)
         torch.manual_seed(0)
-        images = Case(given.batch, CROP_PX, CROP_PX, CROP_PX).images()
-        serve(contenders(images)[given.one](), seconds=0.5, threads=given.threads)
+        serve(contenders(given.batch)[given.one](), seconds=0.5, threads=given.threads)
         return
 
     skipped = absent({"lightly": "lightly"})
     names = [
         name
-        for name in contenders(torch.zeros(1, 3, CROP_PX, CROP_PX, dtype=torch.uint8))
+        for name in contenders(1)
         if chosen(name, given.only) and not (skipped and ("naive" in name or "lightly" in name))
     ]
     own = ["--batch", str(given.batch), "--threads", str(given.threads)]

@@ -83,35 +83,30 @@ def ours(case: Case, device: str, *, compile: bool = False, **settings: Any) -> 
     ids = torch.arange(case.count)
     epoch = iter(range(10**9))  # other parameters in each call
 
-    def call() -> None:
+    def call() -> Tensor:
         batch = Batch(images, sizes, ids, ids, ids, next(epoch))
-        augment(batch, draws(0, batch.epoch, ids, sizes, augment.specs))
+        return augment(batch, draws(0, batch.epoch, ids, sizes, augment.specs))
 
     return call
 
 
-def kornia_pipeline(crop_px: int, blur_px: int, **crop: Any) -> Any:
+def kornia(case: Case, device: str, *, cropping: str) -> Call:
     import kornia.augmentation as K
 
-    return K.AugmentationSequential(
-        K.RandomResizedCrop((crop_px,) * 2, scale=(0.08, 1.0), **crop),
+    augment = K.AugmentationSequential(
+        K.RandomResizedCrop((case.crop_px,) * 2, scale=(0.08, 1.0), cropping_mode=cropping),
         K.RandomHorizontalFlip(),
         K.ColorJitter(0.8, 0.8, 0.8, 0.2, p=0.8),
         K.RandomGrayscale(p=0.2),
-        K.RandomGaussianBlur((blur_px,) * 2, (0.1, 2.0), p=0.5),
+        K.RandomGaussianBlur((case.blur_px,) * 2, (0.1, 2.0), p=0.5),
         K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
         data_keys=["input"],
     )
-
-
-def kornia(case: Case, device: str, *, cropping: str) -> Call:
-    augment = kornia_pipeline(case.crop_px, case.blur_px, cropping_mode=cropping)
     images = case.images().to(device)
 
-    def call() -> None:
+    def call() -> tuple[Tensor, Tensor]:
         pixels = images.float() / 255
-        augment(pixels)
-        augment(pixels)
+        return augment(pixels), augment(pixels)
 
     return call
 

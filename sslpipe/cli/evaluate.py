@@ -14,6 +14,7 @@ from sslpipe.cli.options import (
     NumWorkers,
     Weights,
     argument,
+    documented,
     option,
 )
 from sslpipe.cli.terminal import (
@@ -97,46 +98,25 @@ def _group() -> None:
     """Make typer see a group, though one command alone is listed here; the app has the help."""
 
 
-@app.command(
+@documented(
+    app,
     epilog="Examples: sslpipe evaluate suite out/backbone --data out/photos/dataset.json "
     "--out eval.json | sslpipe evaluate suite runs/photos --data out/photos/dataset.json "
-    "--against timm:resnet50 --out runs/photos/eval.json"
+    "--against timm:resnet50 --out runs/photos/eval.json",
 )
 def suite(
-    model: Annotated[
-        str | None, argument("A run directory, an export's folder, or other weights.")
-    ] = None,
-    data: Annotated[str | None, option("The dataset.json to embed.")] = None,
-    out: Annotated[Path, option("The JSON file to write.")] = Path("eval.json"),
+    model: Annotated[str | None, argument()] = None,
+    data: str | None = None,
+    out: Path = Path("eval.json"),
     train_split: TrainSplit = "train",
     test_split: TestSplit = "test",
-    features: Annotated[
-        list[str] | None,
-        option("More features: NAME=TRAIN.safetensors,TEST.safetensors; repeatable."),
-    ] = None,
-    against: Annotated[
-        list[str] | None,
-        option(
-            "Compare with these weights: an export, a run, or anything that `sslpipe embed` "
-            "takes, with its own view, on the same samples and protocols; repeatable. A run is "
-            "always compared with the weights it started from, if they can be found.",
-            metavar="SOURCE",
-        ),
-    ] = None,
-    baselines: Annotated[bool, option("Also measure pixels and random weights.")] = True,
-    columns: Annotated[
-        list[str] | None,
-        option(
-            "Columns of the data set to predict with a linear probe, which shows what else the "
-            "features know; repeatable. Default: up to 8 text columns of 2 to 50 values.",
-            metavar="NAME",
-        ),
-    ] = None,
-    leakage: Annotated[
-        bool, option("Find test samples that are also in train, and score without them too.")
-    ] = True,
-    search: Annotated[str, option("torch or faiss: the same neighbours.")] = "torch",
-    seed: Annotated[int, option("For drawing labels and the hold-out.")] = 0,
+    features: list[str] | None = None,
+    against: Annotated[list[str] | None, option(metavar="SOURCE")] = None,
+    baselines: bool = True,
+    columns: Annotated[list[str] | None, option(metavar="NAME")] = None,
+    leakage: bool = True,
+    search: str = "torch",
+    seed: int = 0,
     batch_size: BatchSize = 256,
     canvas_px: CanvasPx = None,
     num_workers: NumWorkers = 2,
@@ -149,6 +129,21 @@ def suite(
     One table: kNN with all, 100 and 10 labels per class, plain and whitened, and a linear probe;
     Recall@1 and MAP@R if train lacks the classes of test. Every row has the same protocols, samples
     and draws. Ctrl-C or SIGTERM writes what is measured; the same command resumes.
+
+    Args:
+        model: A run directory, an export's folder, or other weights.
+        data: The dataset.json to embed.
+        out: The JSON file to write.
+        features: More features: NAME=TRAIN.safetensors,TEST.safetensors; repeatable.
+        against: Compare with these weights: an export, a run, or anything that `sslpipe embed`
+            takes, with its own view, on the same samples and protocols; repeatable. A run is always
+            compared with the weights it started from, if they can be found.
+        baselines: Also measure pixels and random weights.
+        columns: Columns of the data set to predict with a linear probe, which shows what else the
+            features know; repeatable. Default: up to 8 text columns of 2 to 50 values.
+        leakage: Find test samples that are also in train, and score without them too.
+        search: torch or faiss: the same neighbours.
+        seed: For drawing labels and the hold-out.
     """
     if model is None or data is None:
         if columns:

@@ -8,12 +8,14 @@ from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
+import numpy as np
 import torch
 import typer
+from numpy.typing import NDArray
 
 from sslpipe.cli.inputs import check_file, check_seed
 from sslpipe.cli.next_step import after_evaluation
-from sslpipe.cli.options import Device, JsonFile, argument, option
+from sslpipe.cli.options import Device, JsonFile, argument, documentation, option
 from sslpipe.cli.processes import start
 from sslpipe.cli.suite_tables import print_results, print_values
 from sslpipe.cli.terminal import new_app, show, working, write_json
@@ -84,68 +86,42 @@ _CODES = (GroupCodes, GroupCodes | None)  # arguments of evaluations that name a
 
 
 class _Side(NamedTuple):
-    """A features file, its rows, and the split that they are of; None without --data."""
+    """A features file, its rows, their split (None without --data); what is said of a choice."""
 
     path: Path
     rows: Embeddings
     split: Split | None
+    protocol: str = ""
+    sentence: str = ""
 
-    def known(self, asked: str) -> Split:
-        """Return the split. Raises DataError, with what asked for it, where there is none."""
+    def column(self, asked: str) -> tuple[Split, NDArray[np.int64]]:
+        """Return the split and the ids of the rows. Raises DataError, with what asked for them."""
         if self.split is None:
             remedy = "name the dataset.json that both files were embedded from with --data"
             raise DataError(f"{asked}; {remedy}")
-        return self.split
+        return self.split, self.rows.ids.cpu().numpy()
 
-
-class ColumnRows:
-    """The rows of TRAIN and TEST that --gallery and --query keep, and their columns.
-
-    Args:
-        files: Paths, rows and metadata of both features files.
-        data: The dataset.json that --data names.
-        conditions: On the rows of TRAIN and of TEST.
-
-    Raises:
-        DataError: The files were not embedded from that data set, or no row is left.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[tuple[Path, Embeddings, dict[str, Any]]],
-        data: str | None,
-        conditions: Sequence[str | None],
-    ) -> None:
-        self.protocol = ""
-        self.kept: list[str] = []  # sentences
-        sides = [
-            _Side(path, rows, None if data is None else split_of_file(data, path, rows, metadata))
-            for path, rows, metadata in files
-        ]
-        for number, (name, text) in enumerate(zip(("gallery", "query"), conditions, strict=True)):
-            if text is not None:
-                sides[number] = self._select(sides[number], name, text)
-        self.bank, self.queries = sides
-
-    def codes(self, asked_by: str, name: str) -> GroupCodes:
-        """Look up a column for the rows kept. `asked_by`: an option, for the message."""
-        asked = f"--{asked_by.replace('_', '-')} {name} is looked up in the data set"
-        bank, queries = (
-            (side.known(asked), side.rows.ids.cpu().numpy()) for side in (self.bank, self.queries)
-        )
-        return group_codes(name, bank, queries)
-
-    def _select(self, side: _Side, name: str, text: str) -> _Side:
-        split = side.known(f"--{name} {text!r} is about columns of the data set")
+    def keep(self, name: str, text: str | None) -> "_Side":
+        """Keep the rows that meet a condition. Raises DataError where there is none."""
+        if text is None:
+            return self
+        asked = f"--{name} {text!r} is about columns of the data set"
         conditions = parse_conditions(text)
-        chosen = torch.from_numpy(select(conditions, split, side.rows.ids.numpy()))
+        chosen = torch.from_numpy(select(conditions, *self.column(asked)))
         said = " and ".join(map(str, conditions))
         total, left = len(chosen), int(chosen.sum())
         if not left:
-            raise DataError(f"--{name} {said!r}: it holds for none of {total} rows of {side.path}")
-        self.protocol += f" {name}[{said}]"
-        self.kept.append(f"{name} {said!r}: {left} of {total} rows of {side.path.name}")
-        return side._replace(rows=side.rows.rows(chosen.nonzero()[:, 0]))
+            raise DataError(f"--{name} {said!r}: it holds for none of {total} rows of {self.path}")
+        rows = self.rows.rows(chosen.nonzero()[:, 0])
+        sentence = f"{name} {said!r}: {left} of {total} rows of {self.path.name}"
+        return _Side(self.path, rows, self.split, f" {name}[{said}]", sentence)
+
+
+def _codes(sides: Sequence[_Side], option: str, name: str) -> GroupCodes:
+    """Look up a column for the rows of both sides, as an option asks."""
+    asked = f"--{option.replace('_', '-')} {name} is looked up in the data set"
+    bank, queries = (side.column(asked) for side in sides)
+    return group_codes(name, bank, queries)
 
 
 class _Map(NamedTuple):
@@ -161,11 +137,11 @@ class _Map(NamedTuple):
     power: float | None
     axes: int | None
 
-    def apply(self, rows: ColumnRows) -> tuple[Embeddings, Embeddings]:
+    def apply(self, sides: Sequence[_Side]) -> tuple[Embeddings, Embeddings]:
         """Map the rows of both files, by what those of the first say."""
-        bank, queries = rows.bank.rows, rows.queries.rows
+        bank, queries = (side.rows for side in sides)
         if self.erased:
-            codes = {column: rows.codes("erase", column).bank for column in self.erased}
+            codes = {column: _codes(sides, "erase", column).bank for column in self.erased}
             bank, queries = erase(bank, queries, columns=codes)
         if self.power is not None:
             bank, queries = whiten(bank, queries, power=self.power)
@@ -209,8 +185,8 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         out: Path | None,
         **options: Any,
     ) -> None:
-        for file in (out, options.get("per_query")):
-            check_file(file)
+        check_file(out)
+        check_file(options.get("per_query"), "--per-query")
         check_seed(options.get("seed", 0))
         maps = {
             "--whiten": whiten_both,
@@ -223,29 +199,35 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         target, process = start(device, "" if shared else name)
         if shared:
             options["process"] = process
-        (bank, bank_metadata), (queries, query_metadata) = map(load_embeddings, (train, test))
-        files = ((train, bank, bank_metadata), (test, queries, query_metadata))
-        rows = ColumnRows(files, data, (gallery, query))
-        apart = not torch.isin(rows.queries.rows.ids, rows.bank.rows.ids).any()
+        loaded = [(path, *load_embeddings(path)) for path in (train, test)]
+        sides = [
+            _Side(*file[:2], None if data is None else split_of_file(data, *file))
+            for file in loaded
+        ]
+        sides = [sides[0].keep("gallery", gallery), sides[1].keep("query", query)]
+        bank_facts, query_facts = (facts for _, _, facts in loaded)
+        apart = not torch.isin(sides[1].rows.ids, sides[0].rows.ids).any()
         itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
-        check_comparable(bank_metadata, query_metadata, itself=itself or bool(apart))
+        check_comparable(bank_facts, query_facts, itself=itself or bool(apart))
         if options.get("exclude_same_id"):
-            check_one_split(bank_metadata, query_metadata)
+            check_one_split(bank_facts, query_facts)
         for column in columns:
             if options[column] is not None:
-                options[column] = rows.codes(column, options[column])
+                options[column] = _codes(sides, column, options[column])
         mapped = _Map(erased or [], 1.0 if whiten_both else whiten_power, axes)
-        bank, queries = mapped.apply(rows)
+        bank, queries = mapped.apply(sides)
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)
         with working(name):
             results = evaluate(bank, queries.to(target), **options)
-        results = [replace(result, protocol=result.protocol + rows.protocol) for result in results]
+        kept = "".join(side.protocol for side in sides)
+        results = [replace(result, protocol=result.protocol + kept) for result in results]
         if process.rank == 0:
             print_results(f"{name}: {train.name} -> {test.name}", results, mapped.prefix)
             print_values(results)
-            for kept in rows.kept:
-                show(kept)
+            for side in sides:
+                if side.sentence:
+                    show(side.sentence)
             if out is not None:
                 write_json(out, [{**mapped.to_json(), **result.to_json()} for result in results])
         end_processes()
@@ -296,26 +278,3 @@ def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter
         text = re.sub(r"; see `[\w.]+`( and `[\w.]+`)*", "", text)
     annotation = Annotated[kind, option(text or "", show_default=shown)]  # type: ignore[valid-type]
     return _parameter(parameter.name, annotation, default)
-
-
-def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Split a docstring into what a command's help says and what each option's says.
-
-    Returns:
-        The text with its Returns block, without headings; and each argument's line of Args.
-    """
-    summary: list[str] = []
-    helps: dict[str, str] = {}
-    name = ""
-    for paragraph in inspect.cleandoc(function.__doc__ or "").split("\n\n"):
-        heading, _, block = paragraph.partition("\n")
-        if heading == "Args:":
-            for line in map(str.rstrip, inspect.cleandoc(block).splitlines()):
-                if not line.startswith(" "):
-                    name, _, line = line.partition(": ")
-                helps[name] = f"{helps.get(name, '')} {line.strip()}".strip()
-        elif heading == "Returns:":
-            summary.append(inspect.cleandoc(block))
-        elif heading not in ("Raises:", "Source:"):
-            summary.append(paragraph)
-    return "\n\n".join(summary), helps

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from sslpipe.cli.inputs import check_features, check_folder, check_model
 from sslpipe.cli.next_step import say_next, say_next_program
-from sslpipe.cli.options import SOURCES, Checkpoint, Weights, argument, option
+from sslpipe.cli.options import SOURCES, Checkpoint, Weights, argument, documented, option
 from sslpipe.cli.terminal import new_app, say, say_weights, show, working
 from sslpipe.errors import UserError
 
@@ -14,29 +14,28 @@ FLOOR = 0.1  # sslpipe.evaluation.whiten.FLOOR, without its imports
 app = new_app()
 
 
-@app.command(
-    epilog="Example: sslpipe export runs/photos --out out/backbone --format safetensors,onnx"
+@documented(
+    app, epilog="Example: sslpipe export runs/photos --out out/backbone --format safetensors,onnx"
 )
 def export(
     source: Annotated[Path, argument(f"A run directory, {SOURCES}.")],
-    out: Annotated[Path, option("The folder to write.")] = ...,  # type: ignore[assignment]
-    format: Annotated[
-        list[str],
-        option(
-            "safetensors, torchvision, timm, onnx, pt2 or hf, separated by commas; or all: every "
-            "format that can hold this backbone. Repeatable."
-        ),
-    ] = ["safetensors"],  # noqa: B006 (typer copies it)
-    with_projector: Annotated[
-        bool, option("Write the projector, too.", "--with-projector")
-    ] = False,
+    out: Annotated[Path, option()] = ...,  # type: ignore[assignment]
+    format: list[str] = ["safetensors"],  # noqa: B006 (typer copies it)
+    with_projector: Annotated[bool, option("", "--with-projector")] = False,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
-    overwrite: Annotated[bool, option("Replace an existing export.")] = False,
+    overwrite: bool = False,
 ) -> None:
     """Export the backbone; each format is verified in a clean process.
 
     That process loads the format with its own library and compares the features.
+
+    Args:
+        out: The folder to write.
+        format: safetensors, torchvision, timm, onnx, pt2 or hf, separated by commas; or all: every
+            format that can hold this backbone. Repeatable.
+        with_projector: Write the projector, too.
+        overwrite: Replace an existing export.
     """
     check_model(source)
     check_folder(out)
@@ -57,7 +56,7 @@ def export(
     say_next_program("cat", out / "README.md")  # how each format is loaded
 
 
-@app.command(epilog="Example: sslpipe whiten out/backbone train.safetensors --dims 64")
+@documented(app, epilog="Example: sslpipe whiten out/backbone train.safetensors --dims 64")
 def whiten(
     export: Annotated[Path, argument("An export's folder.")],
     train: Annotated[Path, argument("Features of the train split (`sslpipe embed`).")],

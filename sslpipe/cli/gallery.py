@@ -48,7 +48,7 @@ def enrol(
     check_model(model)
     names, paths = find_named_images(folder)
     backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, search) if gallery.exists() else None
+    book = _open(gallery, backbone, search)[0] if gallery.exists() else None
     kept, embeddings = _embed(backbone, paths)
     if book is None:
         book = _new(backbone, embeddings, search)
@@ -75,7 +75,7 @@ def add(
     check_model(model)
     _check_images(images)
     backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, None) if gallery.exists() else None
+    book = _open(gallery, backbone, None)[0] if gallery.exists() else None
     _, embeddings = _embed(backbone, images)
     if book is None:
         book = _new(backbone, embeddings, None)
@@ -123,8 +123,7 @@ def calibrate(
     check_model(model)
     _check_there(gallery)
     paths = find_images(strangers)
-    backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, search)
+    book, backbone = _open(gallery, _load(model, checkpoint, weights, device), search)
     _, embeddings = _embed(backbone, paths)
     threshold = book.calibrate(embeddings, far)
     book.save(gallery)
@@ -159,8 +158,7 @@ def identify(
 
     from sslpipe.metric_learning.gallery import NO_THRESHOLD
 
-    backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, search)
+    book, backbone = _open(gallery, _load(model, checkpoint, weights, device), search)
     kept, embeddings = _embed(backbone, paths)
     for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
         print("\t".join([one_line(str(paths[k])), *(_answer(book, match) for match in matches)]))
@@ -235,12 +233,12 @@ def _check_images(paths: list[Path]) -> None:
             raise UserError(f"cannot read the image {path}: No such file")
 
 
-def _read(gallery: Path, search: "Search | None" = None) -> "Gallery":
+def _read(gallery: Path, search: str | None = None) -> "Gallery":
     _check_there(gallery)
 
     from sslpipe.metric_learning.gallery import Gallery
 
-    return Gallery.load(gallery, search=search)
+    return Gallery.load(gallery, search=cast("Search | None", search))  # it refuses any other
 
 
 def _load(model: Path, checkpoint: str | None, weights: Weights, device: str) -> "FrozenBackbone":
@@ -259,22 +257,24 @@ def _made_with(backbone: "FrozenBackbone") -> dict[str, str]:
     return {"backbone_sha256": backbone.config.weights_sha256, **more}
 
 
-def _new(backbone: "FrozenBackbone", embeddings: "Tensor", search: SearchBy) -> "Gallery":
+def _new(backbone: "FrozenBackbone", embeddings: "Tensor", search: str | None) -> "Gallery":
     from sslpipe.metric_learning.gallery import Gallery
 
     engine = cast("Search | None", search)  # Gallery refuses any other
     return Gallery(embeddings.shape[1], search=engine, metadata=_made_with(backbone))
 
 
-def _open(path: Path, backbone: "FrozenBackbone", search: SearchBy) -> "Gallery":
+def _open(
+    path: Path, backbone: "FrozenBackbone", search: str | None
+) -> "tuple[Gallery, FrozenBackbone]":
     """Read a gallery that was made with this backbone."""
-    book = _read(path, cast("Search | None", search))
+    book = _read(path, search)
     if book.metadata != _made_with(backbone):
         raise UserError(
             f"{path} was made with another model, or another whitening; its embeddings mean "
             "nothing to this one: give that --model, or enrol into a new file"
         )
-    return book
+    return book, backbone
 
 
 def _embed(backbone: "FrozenBackbone", paths: list[Path]) -> tuple[list[int], "Tensor"]:

@@ -22,15 +22,9 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 def open_data(location: str, *splits: str, allow_pipe: bool = False) -> "DatasetIndex":
-    """Read a data set's index, and check that some of its splits are there.
+    """Read the index of a data set, a path or a URL; check that the files of some splits are there.
 
-    Args:
-        location: dataset.json or its folder, a path or a URL.
-        splits: Their names; their files are checked where they are local.
-        allow_pipe: Whether shards may be the output of commands.
-
-    Raises:
-        DataError: The index is wrong, a split is not in it, or a shard is missing.
+    Raises: DataError.
     """
     from sslpipe.data.index import load_index
     from sslpipe.data.storage import is_remote
@@ -88,12 +82,6 @@ def check_model(source: str | Path | None) -> None:
 
     if source is not None:
         parse_source(source)
-
-
-def check_init(source: str | None, run_dir: Path | None = None) -> None:
-    """Raise UserError where an --init is no source of weights, and the run keeps none."""
-    if run_dir is None or not (run_dir / "init").is_dir():
-        check_model(source)
 
 
 def check_run(run_dir: Path) -> None:

@@ -165,36 +165,29 @@ def after_train(run_dir: Path, data: str, index: "DatasetIndex") -> None:
 def after_embed(files: dict[str, Path], data: str, index: "DatasetIndex") -> None:
     """Score the features, by each other where there is one split; without labels look at them."""
     last = [*files][-1]
-    run_dir, unlabelled = files[last].parent.parent, bool((index.split(last).labels < 0).any())
-    if unlabelled and last == "test" and (run_dir / "recipe.json").is_file():
-        say_next("report", run_dir, "--data", data)
-    elif unlabelled:
-        where = files[last].with_name("outliers")
-        say_next("curate", "outliers", files[last], "--data", data, "--out", where)
-    elif {"train", "test"} <= {*files}:
-        k = min(20, len(index.split("train")))
-        say_next("evaluate", "knn", files["train"], files["test"], "--k", k)
+    file, samples = files[last], len(index.split(last))
+    if (index.split(last).labels >= 0).all():
+        if {"train", "test"} <= {*files}:
+            pair, most = [files["train"], files["test"]], len(index.split("train"))
+        else:  # each row against all others
+            pair, most = [file, file, "--exclude-same-id"], samples - 1
+        say_next("evaluate", "knn", *pair, "--k", min(20, most))
+    elif last == "test" and (file.parent.parent / "recipe.json").is_file():
+        say_next("report", file.parent.parent, "--data", data)
     else:
-        k = min(20, len(index.split(last)) - 1)
-        say_next("evaluate", *_itself("knn", files[last]), "--k", k)
+        where = file.with_name("outliers")
+        say_next("curate", "outliers", file, "--data", data, "--out", where)
 
 
 def after_evaluation(name: str, train: Path, test: Path) -> None:
     """Show the run that the features are of; else measure them in another way."""
-    run_dir = test.parent.parent
+    run_dir, itself = test.parent.parent, train == test
     if (run_dir / "recipe.json").is_file():
         say_next("report", run_dir)
-    elif name == "geometry":  # the last of them
-        return
-    elif train == test:
-        say_next("evaluate", *_itself("retrieval" if name == "knn" else "geometry", test))
-    else:
+    elif name == "knn" and itself:
+        say_next("evaluate", "retrieval", test, test, "--exclude-same-id")
+    elif name != "geometry":  # the last of them
         say_next("evaluate", "linear" if name == "knn" else "geometry", train, test)
-
-
-def _itself(name: str, file: Path) -> list[object]:
-    """Return the words of an evaluation of one file, each row against all others."""
-    return [name, file, file, *([] if name == "geometry" else ["--exclude-same-id"])]
 
 
 def after_suite(model: str | None, data: str | None) -> None:
@@ -204,5 +197,4 @@ def after_suite(model: str | None, data: str | None) -> None:
     if (Path(model) / "recipe.json").is_file():
         say_next("report", model, "--data", data)
     else:
-        out = "features/{split}.safetensors"
-        say_next("embed", model, "--data", data, *_BOTH, "--out", out)
+        say_next("embed", model, "--data", data, *_BOTH, "--out", "features/{split}.safetensors")
