@@ -166,8 +166,9 @@ def batches(
         block = parts[0].block
         collated = collate(split, ids, rows, epoch, partners=partners, pinned=pinned, block=block)
         if pairing is not None:
-            second = [partner and partner[0] for partner in partners]
-            collated = pairing.describe(step, streams, collated, second)
+            pairs = zip(rows, partners, strict=False)
+            shown = np.array([(partner or row)[0] for row, partner in pairs], np.int64)
+            collated = pairing.describe(step, streams, collated, shown if partners else None)
         return prepare(step, collated) if prepare else collated
 
     steps = iter(count(first_step))

@@ -99,29 +99,24 @@ class Pairing:
         """Return the partners of what the streams serve in a global step; None: nobody has one."""
         return None if self.partners is None else self.partners.of_step(step, streams)
 
-    def describe(
-        self, step: int, streams: range, batch: Batch, second: Sequence[int | None]
-    ) -> Batch:
+    def describe(self, step: int, streams: range, batch: Batch, shown: Integers | None) -> Batch:
         """Return the batch of a step and of this process's streams with its `pairs`.
 
-        The images of the partners are behind the rows' own. `second` is the sample that the second
-        view of each row shows, None for the row's own; empty: so it is for all.
+        The images of the partners are behind the rows' own. `shown` (B,) are the samples that the
+        second views show; None: nobody has a partner.
         """
         own, count = batch.source_ids.numpy(), len(batch.ids)
-        image, shown, lonely = np.arange(count), own.copy(), np.zeros(count, bool)
-        if second:
-            drawn = self.drawn(step, streams)
-            assert drawn is not None
+        image, lonely = np.arange(count), np.zeros(count, bool)
+        if shown is not None and (drawn := self.drawn(step, streams)) is not None:
             lonely = drawn.lonely
-            partner = np.array([i is not None for i in second])
-            shown[partner] = [i for i in second if i is not None]
-            image[partner] = count + np.arange(partner.sum())
+        shown = own if shown is None else shown
+        differs = own != shown
+        image[differs] = count + np.arange(differs.sum())
         ids = np.stack([own, shown], axis=1)  # (B, 2)
         groups = np.empty((count, 2, len(self._masks)), np.int64)
         for number, columns in enumerate(self._masks):
             groups[:, :, number] = joint_codes(columns, ids.ravel()).reshape(-1, 2)
         labels = np.stack([batch.labels.numpy(), batch.labels.numpy()], axis=1)
-        differs = own != shown
         labels[differs, 1] = self.split.labels_of(shown[differs])
         parts = (image, ids, labels, groups, lonely)
         return batch._replace(pairs=PairRows(*(torch.from_numpy(part) for part in parts)))

@@ -65,15 +65,12 @@ def resident_batches(
     def batch(step: int, parts: list[None]) -> Batch:
         epoch, ids = order.ids(step, streams)
         sources = _with_stand_ins(order, step, streams, ids, bad) if bad else ids
-        second = list[int | None]()
+        shown, partners = None, ids[:0]
         if pairing is not None and (drawn := pairing.drawn(step, streams)) is not None:
-            paired = (drawn.ids != ids) & (sources == ids) & (place[drawn.ids] >= 0)
-            second = [
-                i if there else None
-                for i, there in zip(drawn.ids.tolist(), paired.tolist(), strict=True)
-            ]
-        shown = np.append(sources, [i for i in second if i is not None]).astype(np.int64)
-        rows = torch.from_numpy(place[shown])
+            paired = (sources == ids) & (place[drawn.ids] >= 0)
+            shown = np.where(paired, drawn.ids, sources)
+            partners = shown[shown != sources]
+        rows = torch.from_numpy(place[np.append(sources, partners)])
         selected = Batch(
             images.index_select(0, send([rows], device)[0]).permute(0, 3, 1, 2),
             sizes[rows],
@@ -83,7 +80,7 @@ def resident_batches(
             epoch,
         )
         if pairing is not None:
-            selected = pairing.describe(step, streams, selected, second)
+            selected = pairing.describe(step, streams, selected, shown)
         return prepare(step, selected) if prepare else selected
 
     if device.type == "cuda":

@@ -19,6 +19,7 @@ from sslpipe.portable import forward_slashes, open_regular
 from sslpipe.sharding.members import encode_png
 from sslpipe.sharding.sources import (
     Images,
+    Row,
     SourceOptions,
     from_files,
     images_under,
@@ -26,7 +27,6 @@ from sslpipe.sharding.sources import (
     root_folder,
 )
 
-Rows = list[tuple[Path, str, *tuple[str, ...]]]  # image, class, and what else is known of it
 _LABEL_NAMES = ("targets", "labels", "_labels")  # torchvision's datasets do not agree on one
 _MARKET_NAME = re.compile(r"(-?\d+)_c(\d+)s(\d+)_")
 
@@ -38,7 +38,7 @@ def read_tiny_imagenet(options: SourceOptions) -> dict[str, Images]:
     train = [(p, wnid) for wnid in wnids for p in images_under(root / "train" / wnid / "images")]
     annotated = _table(root / "val" / "val_annotations.txt", 2)
     val = [(root / "val" / "images" / fields[0], fields[1]) for fields in annotated]
-    groups: dict[str, Rows] = {"train": [*train], "val": [*val]}
+    groups: dict[str, list[Row]] = {"train": [*train], "val": [*val]}
     return _splits(options, root, groups)
 
 
@@ -57,7 +57,7 @@ def read_cub(options: SourceOptions) -> dict[str, Images]:
         is_train = {image: label[image] in train for image in paths}
     else:
         is_train = {image: flag == "1" for image, flag in _table(root / "train_test_split.txt", 2)}
-    groups: dict[str, Rows] = {"train": [], "test": []}
+    groups: dict[str, list[Row]] = {"train": [], "test": []}
     for image, path in paths.items():
         groups["train" if is_train[image] else "test"].append((path, names[label[image]]))
     return _splits(options, root, groups)
@@ -69,7 +69,7 @@ def read_cars(options: SourceOptions) -> dict[str, Images]:
     Train has the first half of the classes; without `class_disjoint` the split is as published.
     """
     root = root_folder(options)
-    groups: dict[str, Rows] = {"train": [], "test": []}
+    groups: dict[str, list[Row]] = {"train": [], "test": []}
     # (image, label from 1, whether in test), from either of the two ways it is published
     if (root / "cars_annos.mat").is_file():
         annotations = _matlab(root / "cars_annos.mat")
@@ -104,7 +104,7 @@ def read_products(options: SourceOptions) -> dict[str, Images]:
     A class is a product; `options.columns` may name "kind", of product, such as bicycle.
     """
     root = root_folder(options)
-    groups: dict[str, Rows] = {}
+    groups: dict[str, list[Row]] = {}
     for split in ("train", "test"):
         rows = _table(root / f"Ebay_{split}.txt", 4)[1:]  # the first names the columns
         groups[split] = [
@@ -121,7 +121,7 @@ def read_omniglot(options: SourceOptions) -> dict[str, Images]:
     "alphabet" and "drawer", whose number is in the file's name: 0709_05.png.
     """
     root = root_folder(options)
-    groups: dict[str, Rows] = {}
+    groups: dict[str, list[Row]] = {}
     for split, name in (("train", "images_background"), ("test", "images_evaluation")):
         folder = root / name
         if not folder.is_dir():
@@ -144,7 +144,7 @@ def read_market(options: SourceOptions) -> dict[str, Images]:
     """
     root = root_folder(options)
     folders = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
-    groups: dict[str, Rows] = {}
+    groups: dict[str, list[Row]] = {}
     for split, name in folders.items():
         groups[split] = []
         for path in images_under(root / name):
@@ -165,7 +165,7 @@ def read_inshop(options: SourceOptions) -> dict[str, Images]:
     root = root_folder(options)
     places = [root / "Eval" / "list_eval_partition.txt", root / "list_eval_partition.txt"]
     path = next((path for path in places if path.is_file()), places[1])
-    groups: dict[str, Rows] = {"train": [], "query": [], "gallery": []}
+    groups: dict[str, list[Row]] = {"train": [], "query": [], "gallery": []}
     # the first line counts the images, the second names the columns
     for number, line in enumerate(read_file(path).decode().splitlines()[2:], 3):
         row = line.split()
@@ -258,28 +258,19 @@ def _files(dataset: Any, root: Path) -> Sequence[str]:
 
 
 def _splits(
-    options: SourceOptions, root: Path, groups: dict[str, Rows], columns: Sequence[str] = ()
+    options: SourceOptions, root: Path, groups: dict[str, list[Row]], columns: Sequence[str] = ()
 ) -> dict[str, Images]:
     """Describe the rows of each split; `columns` name what follows image and class."""
-    all_labels = [row[1] or None for rows in groups.values() for row in rows]
-    if options.split is not None:
-        if options.split not in groups:
-            raise DataError(f"--split {options.split!r}: {root} has {', '.join(groups)}")
-        groups = {options.split: groups[options.split]}
-    for split, rows in groups.items():
-        if not rows:
+    if options.split is not None and options.split not in groups:
+        raise DataError(f"--split {options.split!r}: {root} has {', '.join(groups)}")
+    splits = {}
+    for split in [options.split] if options.split is not None else groups:
+        if not groups[split]:
             raise DataError(f"{root} has no image of split {split!r}")
-    return {
-        split: from_files(
-            root,
-            [row[0] for row in rows],
-            [row[1] or None for row in rows],
-            all_labels,
-            skip_missing=options.skip_missing,
-            cells={name: [row[2 + k] for row in rows] for k, name in enumerate(columns)},
+        splits[split] = from_files(
+            root, groups[split], groups, columns, skip_missing=options.skip_missing
         )
-        for split, rows in groups.items()
-    }
+    return splits
 
 
 def _table(path: Path, columns: int) -> list[list[str]]:

@@ -112,6 +112,7 @@ class SourceOptions:
         return list(dict.fromkeys(own))
 
 
+Row = tuple[Path, str | None, *tuple[str | None, ...]]  # an image, its class, what else is known
 SourceReader = Callable[[SourceOptions], dict[str, Images]]  # images by split; raises DataError
 
 
@@ -136,52 +137,36 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
                 )
             roots = {options.split: roots[options.split]}
         count_others(ignored, root.iterdir())
-    files = {
-        split: _labelled_files(folder, options.labels, ignored) for split, folder in roots.items()
+    levels = options.folder_levels
+    rows = {
+        split: [
+            _with_levels(row, folder, levels) for row in _labelled_files(folder, options, ignored)
+        ]
+        for split, folder in roots.items()
     }
-    all_labels = [label for pairs in files.values() for _, label in pairs]
-    images = {
-        split: from_files(
-            root,
-            [path for path, _ in pairs],
-            [label for _, label in pairs],
-            all_labels,
-            cells=_levels([path for path, _ in pairs], roots[split], options.folder_levels),
-        )
-        for split, pairs in files.items()
-    }
+    columns = [level for level in levels if level != "-"]
+    images = {split: from_files(root, own, rows, columns) for split, own in rows.items()}
     first = next(iter(images))
     return {**images, first: replace(images[first], ignored=ignored)}
 
 
-def _levels(paths: Sequence[Path], root: Path, levels: Sequence[str]) -> dict[str, list[str]]:
-    """Name the folders that each image is in, by level. Raises: DataError where there are fewer."""
-    folders = [path.relative_to(root).parts[:-1] for path in paths] if levels else []
-    for path, parts in zip(paths, folders, strict=False):
-        if len(parts) < len(levels):
-            raise DataError(
-                f"{path} lies {len(parts)} folders below {root}, but --folder-levels names "
-                f"{len(levels)}: {', '.join(levels)}"
-            )
-    return {
-        name: [parts[depth] for parts in folders]
-        for depth, name in enumerate(levels)
-        if name != "-"
-    }
+def _with_levels(row: Row, root: Path, levels: Sequence[str]) -> Row:
+    """Add the folders that an image is in, by level. Raises: DataError where there are fewer."""
+    folders = row[0].relative_to(root).parts[:-1]
+    if len(folders) < len(levels):
+        raise DataError(
+            f"{row[0]} lies {len(folders)} folders below {root}, but --folder-levels names "
+            f"{len(levels)}: {', '.join(levels)}"
+        )
+    named = zip(folders, levels, strict=False)
+    return (row[0], row[1], *(folder for folder, level in named if level != "-"))
 
 
-def _labelled_files(
-    folder: Path, use_labels: bool, ignored: Counter[str]
-) -> list[tuple[Path, str | None]]:
-    """List all images under a folder, sorted, with the name of their class folder.
-
-    Other files are counted in `ignored`.
-    """
+def _labelled_files(folder: Path, options: SourceOptions, ignored: Counter[str]) -> list[Row]:
+    """List all images below a folder, sorted, with their class folders; count other files."""
     children = folders_in(folder)
-    if not children or not use_labels:
-        pairs: list[tuple[Path, str | None]] = [
-            (path, None) for path in images_under(folder, ignored)
-        ]
+    if not children or not options.labels:
+        rows: list[Row] = [(path, None) for path in images_under(folder, ignored)]
     else:
         loose = [p for p in folder.iterdir() if is_image(p)]
         if loose:
@@ -189,71 +174,72 @@ def _labelled_files(
                 f"{folder} holds class folders and loose images ({loose[0].name}); "
                 "move the images into a class, or give --no-labels to use all without labels"
             )
-        pairs = []
+        rows = []
         count_others(ignored, folder.iterdir())
         for child in children:
             paths = images_under(child, ignored)
             if not paths:
                 raise DataError(f"class folder {child} has no images ({_SUFFIXES})")
-            pairs += [(path, child.name) for path in paths]
-    if not pairs:
+            rows += [(path, child.name) for path in paths]
+    if not rows:
         uses = filter(None, map(use_of, sorted(folder.iterdir())))
         hint = next((f"; {use}" for use in uses), "")
         raise DataError(f"{folder} has no images ({_SUFFIXES}){hint}")
-    return pairs
+    return rows
 
 
 def from_files(
     root: Path,
-    paths: Sequence[Path],
-    labels: Sequence[str | None],
-    all_labels: Sequence[str | None],
+    rows: Sequence[Row],
+    splits: Mapping[str, Sequence[Row]],
+    columns: Sequence[str] = (),
     *,
     skip_missing: bool = False,
-    cells: Mapping[str, Sequence[object]] | None = None,
     origin: Origin = "name",
 ) -> Images:
     """Describe image files as one split.
 
     Args:
         root: Names of the images are relative to it.
-        paths: The image files.
-        labels: Class name of each; None for none.
-        all_labels: Labels of all splits; see `number_labels`.
+        rows: Of the split: image, class name ('' or None: none), and a cell for each column.
+        splits: The rows of all splits, whose labels are the classes; see `number_labels`.
+        columns: Names of the cells.
         skip_missing: List files that are not there in `Images.missing`, instead of raising.
-        cells: As in `Images`, of all paths.
         origin: As in `Images`.
 
     Raises:
         DataError: A file is missing or not readable.
     """
-    sizes, there, missing = [], [], []
-    for row, path in enumerate(paths):
+    sizes, there, missing = list[int](), list[Row](), list[Path]()
+    for row in rows:
+        path = row[0]
         try:
             status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise DataError(f"cannot read {path}: it is not a file")
         except (FileNotFoundError, NotADirectoryError):
             missing.append(path)
+            continue
         except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-            if isinstance(error, DataError):
-                raise
             raise DataError(f"cannot read {str(path)!r}: {error}") from error
-        else:
-            there.append(row)
-            sizes.append(status.st_size)
-    check_missing(list(map(str, missing)), len(paths), skip_missing)
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"cannot read {path}: it is not a file")
+        there.append(row)
+        sizes.append(status.st_size)
+    check_missing(list(map(str, missing)), len(rows), skip_missing)
     # the split
-    numbers, classes = number_labels([labels[row] for row in there], all_labels)
-    kept = [paths[row] for row in there]
+    all_labels = [row[1] or None for own in splits.values() for row in own]
+    numbers, classes = number_labels([row[1] or None for row in there], all_labels)
+
+    def relative(path: Path) -> str:
+        return forward_slashes(os.path.relpath(path, root))
+
     return Images(
-        [_relative(path, root) for path in kept],
+        [relative(row[0]) for row in there],
         numbers,
         np.array(sizes, np.int64),
         classes,
-        lambda i: read_file(kept[i]),
-        [_relative(path, root) for path in missing],
-        {name: [values[row] for row in there] for name, values in (cells or {}).items()},
+        lambda i: read_file(there[i][0]),
+        list(map(relative, missing)),
+        {name: [row[2 + k] for row in there] for k, name in enumerate(columns)},
         origin,
     )
 
@@ -281,10 +267,6 @@ def check_missing(missing: Sequence[str], total: int, skip_missing: bool) -> Non
         f"cannot read {missing[0]}: No such file or directory; {len(missing):,} of {total:,} "
         f"listed files are missing: mend the list or --root{hint}"
     )
-
-
-def _relative(path: Path, root: Path) -> str:
-    return forward_slashes(os.path.relpath(path, root))
 
 
 def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:

@@ -14,6 +14,7 @@ from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import open_regular
 from sslpipe.sharding.sources import (
     Images,
+    Row,
     SourceOptions,
     check_missing,
     from_files,
@@ -29,7 +30,6 @@ _DELIMITERS = {
     "\t": ("tabs", "tab"),
     "|": ("vertical bars", "'|'"),
 }
-_Row = dict[str, str | None]  # the cells that are asked for; None: the row is too short
 _NAMES = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";"}
 
 
@@ -40,47 +40,32 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     """
     if options.csv is None:
         raise DataError("--source csv needs --csv FILE")
-    label_column = options.label_column if options.labels else None
-    rows = _read_rows(options, options.csv, label_column)
-    if not rows:
-        raise DataError(f"{options.csv} has no rows below its first line, which names the columns")
-    # rows by split; labels of all splits together name the classes
     root, by = options.root or options.csv.parent, options.split_column
-    groups: dict[str, list[_Row]] = {}
-    for row in rows:
-        groups.setdefault((row[by] if by else options.split) or "train", []).append(row)
-    if by and options.split:
-        if options.split not in groups:
-            raise DataError(f"{options.csv}: no row has {by} = {options.split!r}")
-        groups = {options.split: groups[options.split]}
-
-    def labels(members: list[_Row]) -> list[str | None]:
-        return [row[label_column] or None if label_column else None for row in members]
-
+    groups = _read_rows(options, options.csv, root)
+    if not groups:
+        raise DataError(f"{options.csv} has no rows below its first line, which names the columns")
+    chosen = [options.split] if by and options.split else groups
+    if by and options.split and options.split not in groups:
+        raise DataError(f"{options.csv}: no row has {by} = {options.split!r}")
+    settings: Any = {"skip_missing": options.skip_missing, "origin": "table"}
     return {
-        split: from_files(
-            root,
-            [root / str(row[options.image_column]) for row in members],
-            labels(members),
-            labels(rows),
-            skip_missing=options.skip_missing,
-            cells={name: [row[name] for row in members] for name in options.fields},
-            origin="table",
-        )
-        for split, members in groups.items()
+        split: from_files(root, groups[split], groups, options.fields, **settings)
+        for split in chosen
     }
 
 
-def _read_rows(options: SourceOptions, path: Path, label_column: str | None) -> list[_Row]:
-    """Read the columns that are asked for. Raises: DataError with file, line and remedy."""
+def _read_rows(options: SourceOptions, path: Path, root: Path) -> dict[str, list[Row]]:
+    """Read the columns that are asked for, by split. Raises: DataError with file and line."""
     delimiter = _delimiter(options, path)
+    image_column, split_column = options.image_column, options.split_column
+    label_column = options.label_column if options.labels else None
     wanted = [
-        ("--image-column", options.image_column),
+        ("--image-column", image_column),
         ("--label-column", label_column),
-        ("--split-column", options.split_column),
+        ("--split-column", split_column),
         *(("--columns", name) for name in options.fields),
     ]
-    names, rows = [column for _, column in wanted if column is not None], []
+    groups: dict[str, list[Row]] = {}
     try:
         raw = open_regular(path, pipe=True)
         with io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
@@ -95,16 +80,19 @@ def _read_rows(options: SourceOptions, path: Path, label_column: str | None) -> 
                         "reads one; rename the others"
                     )
             for cells in reader:
-                for column in filter(None, (options.image_column, options.split_column)):
+                for column in filter(None, (image_column, split_column)):
                     if not cells[column]:
                         where = f"{path}, line {reader.line_num}"
                         raise DataError(f"{where}: no value of {column!r}; fill it, or drop it")
-                rows.append({name: cells[name] for name in names})
+                label = cells[label_column] if label_column else None
+                own = (cells[name] for name in options.fields)  # None: the row is too short
+                split = (cells[split_column] if split_column else options.split) or "train"
+                groups.setdefault(split, []).append((root / cells[image_column], label, *own))
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read {path}: {error}; save it as UTF-8") from error
     except (OSError, csv.Error) as error:
         raise DataError(f"cannot read {path}: {error}") from error
-    return rows
+    return groups
 
 
 def _delimiter(options: SourceOptions, path: Path) -> str:
