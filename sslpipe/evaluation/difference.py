@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Z95 = 1.959963984540054  # the normal distribution's 97.5 % quantile
 MOST_KEPT = 2**22  # numbers of resamples that are drawn once, 32 MB
@@ -193,7 +193,12 @@ def bootstrap_means95(values: Floats, *, resamples: int = 1000, seed: int = 0) -
     for resample in range(resamples):
         times = np.bincount(generator.integers(rows, size=rows), minlength=rows)
         means[resample] = times @ values / rows
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+    return quantiles95(means)
+
+
+def quantiles95(resampled: ArrayLike) -> list[Interval]:
+    """Return the 2.5 % and 97.5 % quantiles of each column, (resamples, columns)."""
+    low, high = np.quantile(resampled, [0.025, 0.975], axis=0)
     return [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
-from sslpipe.evaluation.difference import Interval
+from sslpipe.evaluation.difference import Interval, quantiles95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.exact import fixed_point_units
 from sslpipe.evaluation.groups import GroupCodes
@@ -83,8 +83,6 @@ def verification(
         DataError: A FAR is below one different pair, or there are no pairs of a kind.
     """
     check_pair(bank, queries)
-    if pairs < 1:
-        raise DataError(f"pairs = {pairs} must be at least 1")
     if not all(0 < each < 1 for each in far):
         raise DataError(f"far = {tuple(far)} must lie between 0 and 1")
 
@@ -92,8 +90,7 @@ def verification(
     if exclude_same is not None:
         exclude_same.check(bank, queries)
     chosen = draw_pairs(queries, pairs, seed, exclude_same)
-    same_count = int(chosen.same.sum())
-    different_count = len(chosen.same) - same_count
+    same_count, different_count = int(chosen.same.sum()), int((~chosen.same).sum())
     for each in far:
         if each * different_count < 1:
             raise DataError(
@@ -101,8 +98,8 @@ def verification(
                 f"least {1 / each:.0f} pairs, or name a larger far"
             )
     scores = pair_cosines(queries, chosen, process)
-    if process.world_size > 1:
-        scores = gathered_scores(scores)
+    if process.world_size > 1:  # all shares, in order, on every process
+        scores = all_gather_rows(torch.from_numpy(scores).to(message_device())).cpu().numpy()
 
     # numbers of the ROC, with intervals
     protocol = f"verification cosine pairs={same_count}+{different_count} seed={seed}"
@@ -151,9 +148,7 @@ def _roc_numbers(
         weights = [np.bincount(generator.integers(n, size=n), minlength=n) for n in kinds]
         return numbers(np.concatenate(weights).astype(np.float64))
 
-    low, high = np.quantile([resampled() for _ in range(RESAMPLES)], [0.025, 0.975], axis=0)
-    intervals = [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
-    return numbers().tolist(), intervals
+    return numbers().tolist(), quantiles95([resampled() for _ in range(RESAMPLES)])
 
 
 def draw_pairs(
@@ -183,7 +178,11 @@ def draw_pairs(
     class_index = np.repeat(np.arange(len(starts)), sizes)
 
     # of its label, a row has those before and behind its block: itself, or all of its value
-    begin, size = _blocks(labels, codes)
+    new = np.ones(len(labels), bool)  # a row of another label or value than the one before it
+    new[1:] = (labels[1:] != labels[:-1]) | (codes[1:] != codes[:-1]) | (codes[1:] < 0)
+    begins = np.flatnonzero(new)
+    block = np.cumsum(new) - 1
+    begin, size = begins[block], np.diff(begins, append=len(labels))[block]
     first, offset = _draw_partners(sizes[class_index] - size, 4 * count, seed, 0)
     own = begin[first] - starts[class_index[first]]
     second = starts[class_index[first]] + offset + np.where(offset >= own, size[first], 0)
@@ -196,16 +195,6 @@ def draw_pairs(
     both = order[np.concatenate([same, different], axis=1)]
     is_same = np.arange(both.shape[1]) < same.shape[1]
     return LabelledPairs(both[0], both[1], is_same)
-
-
-def _blocks(labels: Integers, codes: Integers) -> tuple[Integers, Integers]:
-    """Where the block of each row begins, and its size: rows of one label and value, or itself."""
-    rows = np.arange(len(labels))
-    new = np.ones(len(labels), bool)  # a row of another label or value than the one before it
-    new[1:] = (labels[1:] != labels[:-1]) | (codes[1:] != codes[:-1]) | (codes[1:] < 0)
-    begins = np.flatnonzero(new)
-    block = np.searchsorted(begins, rows, "right") - 1
-    return begins[block], np.diff(begins, append=len(rows))[block]
 
 
 def _pairs_of_two_labels(
@@ -261,7 +250,7 @@ def pair_cosines(
     pairs: LabelledPairs,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> NDArray[np.float32]:
-    """Compute the exact cosines of this process's share of the pairs; see `gathered_scores`."""
+    """Compute the exact cosines of this process's share of the pairs; in order."""
     units = fixed_point_units(rows.features).cpu().numpy()
     share = process.share(len(pairs.same))
     part = slice(share.start, share.stop)
@@ -275,11 +264,6 @@ def pair_cosines(
             units[second[some]].astype(np.float64),
         )
     return scores
-
-
-def gathered_scores(scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Join the scores of all processes' shares, in order, on every process. Collective."""
-    return all_gather_rows(torch.from_numpy(scores).to(message_device())).cpu().numpy()
 
 
 def roc(scores: NDArray[np.float32], same: NDArray[np.bool_], weights: Floats | None = None) -> Roc:
