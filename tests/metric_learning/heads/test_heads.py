@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from sslpipe.metric_learning.heads import HEADS
-from sslpipe.metric_learning.heads.margins import MultipliedAngle
+from sslpipe.metric_learning.heads.fixed_margins import MultipliedAngle
 from sslpipe.metric_learning.losses.pairwise import unit
 from tests.helpers.processes import run_processes
 
@@ -206,7 +206,7 @@ def test_l_softmax_multiplies_both_lengths(m):
 def test_sphereface_psi_falls_from_1_to_1_minus_2m_where_the_raw_cosine_rises_again():
     angles = torch.linspace(0, math.pi, 1000, dtype=torch.float64)
     for m in (2, 3, 4):
-        values = MultipliedAngle(m, 0, 0, 0).psi(angles.cos())
+        values = MultipliedAngle(m).psi(angles.cos())
         assert bool((values.diff() < 1e-12).all())
         assert float(values[0]) == pytest.approx(1)
         assert float(values[-1]) == pytest.approx(1 - 2 * m)
