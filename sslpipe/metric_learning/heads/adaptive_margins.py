@@ -15,32 +15,16 @@ from sslpipe.metric_learning.heads.margin_softmax import (
 )
 
 
-class Curricular(nn.Module):
-    """Use ArcFace's target; cos th_j > cos(th_y + margin) becomes cos th_j (t + cos th_j).
-
-    t, a buffer that starts at 0, is the running mean of the target cosines over all processes:
-    t = momentum * mean + (1 - momentum) * t, taken before it is used, in training only.
-
-    Args:
-        scale: Of the logits.
-        margin: Of the target's angle, in radians.
-        momentum: The new batch's weight; 0.01 in the released code. The paper's text puts its 0.99
-            on the new batch, which would make it no average.
-
-    Source:
-        Huang et al. 2020, arXiv:2004.00288, eq. 5 to 7.
-    """
-
+class _Curricular(nn.Module):
     t: Tensor
 
-    def __init__(self, scale: float, margin: float, momentum: float) -> None:
+    def __init__(self, scale: float = 64.0, margin: float = 0.5, momentum: float = 0.01) -> None:
         super().__init__()
-        self.arc = AdditiveMargins(1.0, 1.0, margin, 0.0, "linear")
+        self.arc = AdditiveMargins(1.0, m2=margin)
         self.scale, self.margin, self.momentum = scale, margin, momentum
         self.register_buffer("t", torch.zeros(()))
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits (B, C)."""
         target = take_target(cosines, labels)
         if self.training:
             targets = all_gather_rows(target)
@@ -55,64 +39,39 @@ class Curricular(nn.Module):
 class CurricularFace(MarginSoftmax):
     """Weigh hard negatives more as training proceeds, with the target of `ArcFace`.
 
-    A negative with cos th_j > cos(th_y + margin) becomes cos th_j (t + cos th_j), see `Curricular`.
+    A negative with cos th_j > cos(th_y + margin) becomes cos th_j (t + cos th_j). t, a buffer that
+    starts at 0, is the running mean of the target cosines over all processes:
+    t = momentum * mean + (1 - momentum) * t, taken before it is used, in training only.
 
     Args:
         num_classes: C.
         dim: D.
         scale: Of the cosines.
         margin: Of the angle, in radians.
-        momentum: The new batch's weight in the running mean t.
+        momentum: The new batch's weight in t; 0.01 in the released code. The paper's text puts its
+            0.99 on the new batch, which would make it no average.
         focal_gamma: See `MarginSoftmax`.
 
     Source:
         Huang et al. 2020, arXiv:2004.00288, eq. 5 to 7.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        scale: float = 64.0,
-        margin: float = 0.5,
-        momentum: float = 0.01,
-        focal_gamma: float = 0.0,
-    ) -> None:
-        rule = Curricular(scale, margin, momentum)
-        super().__init__(num_classes, dim, rule, focal_gamma=focal_gamma)
+    rule_class = _Curricular
 
 
-class Adaptive(nn.Module):
-    """Use scale * (cos(th - margin q) - margin q - margin) for the target, q from the norm.
-
-    q = clip(h (norm - mean) / (std + 0.001), -1, 1) stands for an image's quality: a long embedding
-    gets CosFace-like margins, a short one ArcFace-like. mean and std (unbiased) are running ones
-    over all processes, without gradient, updated in training before they are used:
-    x = momentum * batch's + (1 - momentum) * x, from 20 and 100. Norms are clipped to 0.001..100.
-    The angle th - margin q is kept inside 0..pi.
-
-    Args:
-        scale: Of the logits.
-        margin: Of angle and cosine, times q.
-        h: Concentration of q.
-        momentum: The new batch's weight; 0.01 in the released code, where the paper's text has
-            0.99.
-
-    Source:
-        Kim et al. 2022 (AdaFace), arXiv:2204.00964, eq. 10 to 13; clipping and start: its code.
-    """
-
+class _Adaptive(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, scale: float, margin: float, h: float, momentum: float) -> None:
+    def __init__(
+        self, scale: float = 64.0, margin: float = 0.4, h: float = 0.333, momentum: float = 0.01
+    ) -> None:
         super().__init__()
         self.scale, self.margin, self.h, self.momentum = scale, margin, h, momentum
         self.register_buffer("mean", torch.tensor(20.0))
         self.register_buffer("std", torch.tensor(100.0))
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits (B, C)."""
         norms = norms.detach().clamp(0.001, 100)
         if self.training:
             all_norms = all_gather_rows(norms)
@@ -128,9 +87,13 @@ class Adaptive(nn.Module):
 
 
 class AdaFace(MarginSoftmax):
-    """Let the margin follow the image's quality, read off the embedding's length.
+    """Let the margin follow the image's quality q, read off the embedding's length.
 
-    Target scale * (cos(th - margin q) - margin q - margin), see `Adaptive`.
+    Target scale * (cos(th - margin q) - margin q - margin), th - margin q kept inside 0..pi, with
+    q = clip(h (norm - mean) / (std + 0.001), -1, 1): a long embedding gets CosFace-like margins, a
+    short one ArcFace-like. mean and std (unbiased) are running ones over all processes, without
+    gradient, updated in training before they are used: x = momentum * batch's + (1 - momentum) * x,
+    from 20 and 100. Norms are clipped to 0.001..100.
 
     Args:
         num_classes: C.
@@ -138,47 +101,22 @@ class AdaFace(MarginSoftmax):
         scale: Of the cosines.
         margin: Of angle and cosine, times the quality q.
         h: Concentration of q.
-        momentum: The new batch's weight in the running mean and deviation of norms.
+        momentum: The new batch's weight; 0.01 in the released code, where the text has 0.99.
         focal_gamma: See `MarginSoftmax`.
 
     Source:
-        Kim et al. 2022, arXiv:2204.00964, eq. 10 to 13.
+        Kim et al. 2022, arXiv:2204.00964, eq. 10 to 13; clipping and start: the released code.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        scale: float = 64.0,
-        margin: float = 0.4,
-        h: float = 0.333,
-        momentum: float = 0.01,
-        focal_gamma: float = 0.0,
-    ) -> None:
-        rule = Adaptive(scale, margin, h, momentum)
-        super().__init__(num_classes, dim, rule, focal_gamma=focal_gamma)
+    rule_class = _Adaptive
 
 
-class CircleMargins(nn.Module):
-    """Make the softmax logits whose cross entropy is circle loss on class weights.
-
-    Negatives gamma a_n (cos - m), target gamma a_p (cos - 1 + m), with the weights
-    a_n = [cos + m]+, a_p = [1 + m - cos]+ taken without gradient.
-
-    Args:
-        gamma: Scale.
-        margin: m.
-
-    Source:
-        Sun et al. 2020, arXiv:2002.10857, eq. 6 and 8 with one positive.
-    """
-
-    def __init__(self, gamma: float, margin: float) -> None:
+class _CircleMargins(nn.Module):
+    def __init__(self, gamma: float = 256.0, margin: float = 0.25) -> None:
         super().__init__()
         self.gamma, self.margin = gamma, margin
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits (B, C)."""
         m = self.margin
         target = take_target(cosines, labels)
         others = (cosines.detach() + m).clamp_min(0) * (cosines - m)
@@ -189,7 +127,8 @@ class CircleMargins(nn.Module):
 class CircleSoftmax(MarginSoftmax):
     """Use circle loss with class-level labels.
 
-    Negatives gamma a_n (cos - m), target gamma a_p (cos - 1 + m), see `CircleMargins`.
+    Negatives gamma a_n (cos - m), target gamma a_p (cos - 1 + m), with the weights
+    a_n = [cos + m]+, a_p = [1 + m - cos]+ taken without gradient.
 
     Args:
         num_classes: C.
@@ -202,13 +141,4 @@ class CircleSoftmax(MarginSoftmax):
         Sun et al. 2020, arXiv:2002.10857, eq. 6 and 8 with one positive.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        gamma: float = 256.0,
-        margin: float = 0.25,
-        focal_gamma: float = 0.0,
-    ) -> None:
-        rule = CircleMargins(gamma, margin)
-        super().__init__(num_classes, dim, rule, focal_gamma=focal_gamma)
+    rule_class = _CircleMargins

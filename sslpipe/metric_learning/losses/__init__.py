@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from torch import nn
 
-from sslpipe.metric_learning.losses.angular import AngularLoss
 from sslpipe.metric_learning.losses.base import MetricLoss
 from sslpipe.metric_learning.losses.clusters import (
     HardClusterLoss,
@@ -33,6 +32,7 @@ from sslpipe.metric_learning.losses.triplet import (
     TripletRatioLoss,
 )
 from sslpipe.metric_learning.losses.tuplet import (
+    AngularLoss,
     CircleLoss,
     InfoNCELoss,
     LabelledNTXentLoss,

@@ -13,7 +13,7 @@ from sslpipe.metric_learning.losses.pairwise import (
     occurrence,
     per_row,
 )
-from sslpipe.metric_learning.losses.triplet_sums import triplet_sums
+from sslpipe.metric_learning.losses.triplet import triplet_sums
 from sslpipe.precision import to_float64
 
 
