@@ -68,13 +68,8 @@ class Ranked(NamedTuple):
 class CornerViews(EvalView):
     """Two views of an image: its top-left corner, and its bottom-right one, mirrored.
 
-    Each has half of the area that the given view sees. Features are those of both views, (B, 2 F).
-
-    Args:
-        view: Of the network: size, mean, std and interpolation are its own.
-
-    Raises:
-        DataError: It is of a join of several.
+    Each has half of the area that the given view sees, whose size, mean and std it keeps. Features
+    are those of both, (B, 2 F). The view of a join is a DataError.
     """
 
     def __init__(self, view: EvalView) -> None:
@@ -101,13 +96,7 @@ def side_by_side(features: Mapping[str, Embeddings], parts: Parts) -> Embeddings
 
 
 def check_features(name: str, rows: Embeddings, first: Embeddings) -> None:
-    """Raise DataError where features cannot be compared: too few, all equal, or other images'.
-
-    Args:
-        name: Of the candidate.
-        rows: Its features.
-        first: Those of the first candidate.
-    """
+    """Raise DataError where features are too few, all equal, or other images' than the first's."""
     if not torch.equal(rows.ids, first.ids):
         raise DataError(f"{name} reads other images than the first candidate; are files changing?")
     if len(rows.ids) < LEAST_IMAGES:
@@ -136,12 +125,8 @@ def rank_with_labels(
     """Rank rows, each as it is and flattened by POWERS, by the labels of half the classes.
 
     Each half is searched in itself; its spectrum is that of all images that are not in it. Images
-    without a label, or alone in their class, are in neither.
-
-    Args:
-        features: Candidate -> features of the same images, as `check_features` passes them.
-        rows: What to rank; the first, as it is, is what the others are compared with.
-        seed: Of the halves.
+    without a label, or alone in their class, are in neither. The first row, as it is, is what the
+    others are compared with; `seed` cuts the halves.
     """
     labels = next(iter(features.values())).labels.cpu().numpy()
     halves = [torch.from_numpy(np.isin(labels, own)) for own in _halves(labels, seed)]
@@ -172,10 +157,7 @@ def rank_without_labels(
 ) -> list[Ranked]:
     """Rank rows, flattened by UNLABELLED_POWER, by how well they know an image's other corner.
 
-    Args:
-        features: Candidate -> features of the same images.
-        corners: Candidate -> features (N, 2 F) by its `CornerViews`.
-        rows: What to rank.
+    `corners` has each candidate's features (N, 2 F) by its `CornerViews`.
     """
     ranked = []
     for parts in rows:

@@ -72,9 +72,7 @@ def float32_error(width: int) -> float:
 def rank_keys(similarities: Tensor, rows: Tensor) -> Tensor:
     """Make int64 keys, all different in a row: larger is nearer, of equal ones the first.
 
-    Args:
-        similarities: (q, N) float32; -inf is smaller than every number; there are no NaN.
-        rows: (N,) the bank's row of each column.
+    `similarities` (q, N) float32 have no NaN; `rows` (N,) are the bank's.
     """
     bits = (similarities + 0.0).view(torch.int32).long()  # + 0.0: -0 and 0 are equal
     ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
@@ -84,10 +82,7 @@ def rank_keys(similarities: Tensor, rows: Tensor) -> Tensor:
 def best(similarities: Tensor, rows: Tensor, k: int) -> Neighbours:
     """Keep the k nearest of the columns, nearest first.
 
-    Args:
-        similarities: (q, n) float32; -inf for what may not be found.
-        rows: (n,) or (q, n) int64, the bank's row of each column.
-        k: At most n.
+    `similarities` (q, n) are -inf for what may not be found; `rows` (n,) or (q, n) are the bank's.
     """
     columns = rank_keys(similarities, rows).topk(k, dim=1).indices  # (q, k)
     return Neighbours(

@@ -32,11 +32,8 @@ Integers = NDArray[np.int64]
 class GroupCodes(NamedTuple):
     """The value of one column that each row has.
 
-    Args:
-        name: Of the column.
-        bank: (N,) codes by row of the bank, -1 where the value is missing.
-        queries: (Q,) codes by row of the queries.
-        values: What each code stands for, written for people.
+    `bank` (N,) and `queries` (Q,) are codes by row, -1 where the value is missing; `values` says
+    what each code stands for.
     """
 
     name: str
@@ -63,8 +60,7 @@ def group_codes(
 ) -> GroupCodes:
     """Look up a text, integer or time column for some ids of one or two splits of a data set.
 
-    Raises:
-        DataError: There is no such column, or it holds floats, which make no groups.
+    That there is no such column, or it holds floats, is a DataError.
     """
     column = bank[0].column(name)
     if column.kind == "float":
@@ -89,13 +85,8 @@ def hidden_ids(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Number the rows, (N,) and (Q,) int64, so that a query finds none of its own number.
 
-    None and None where nothing is excluded.
-
-    Args:
-        bank: The rows that are searched.
-        queries: The rows that search.
-        same_id: Exclude the row of the query's own id: both are of one split.
-        same: Exclude the rows that have the query's value.
+    That is the row of its own id with `same_id`, and all rows of its value of `same`; None and None
+    where nothing is excluded.
     """
     if same is None:
         return (bank.ids, queries.ids) if same_id else (None, None)
@@ -150,15 +141,12 @@ def worst_value(
         result: A mean over queries, each of which scores 0 to 1: an accuracy, say.
         by: The column; its queries are those of the result.
         draws: (draws, queries), which were right in each draw; else the result's `scores`.
-        least: Queries that a value needs.
+        least: Queries that a value needs; that none has them is a DataError.
 
     Returns:
         details: "worst", the value; "values", each with mean, queries and its own 95 % interval
         (Wilson's; of several draws the wider of it and a bootstrap), the worst first; "too_few",
         values with fewer than `least` queries; "missing", queries without a value.
-
-    Raises:
-        DataError: No value has enough queries.
     """
     right = result.scores if draws is None else draws
     assert right is not None, f"{result.protocol}: it is not known which queries were right"
@@ -225,11 +213,8 @@ def fit_unlike(
 ) -> list[Result]:
     """Score a probe whose every prediction was learned from rows of other values than its own.
 
-    One fit for each value that test has, on the train rows that do not have it; test rows without
-    a value meet a fit on all of train. details["fits"] has each value's accuracy.
-
-    Raises:
-        DataError: There are more than MOST_FITS values, or all of train has one of them.
+    One fit for each value that test has, MOST_FITS at most, on the train rows that do not have it;
+    test rows without a value meet a fit on all of train. details["fits"] has each value's accuracy.
     """
     unlike.check(train, test)
     codes = np.unique(unlike.queries)

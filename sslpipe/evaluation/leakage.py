@@ -15,11 +15,8 @@ from sslpipe.evaluation.retrieval import means95
 class LeakRows:
     """Each number of the table, with and without the leaked test samples.
 
-    Args:
-        leaked: (L,) int64 ids of test samples; None: nobody has looked for them.
-        how: By what they were found.
-        scored: Column of the table -> (Q,) ids of the test samples that it scores.
-        classes: (q,) labels of those that retrieval inside test scores.
+    `leaked` are ids of test samples, None: nobody has looked for them; `scored` maps a column to
+    the (Q,) ids that it scores; `classes` are the (q,) labels of those that retrieval scores.
     """
 
     def __init__(

@@ -161,13 +161,7 @@ def fit_ridge(
 ) -> list[Linear]:
     """Find each penalty's minimiser of mean |x W + b - onehot|^2 + penalty |W|^2; b is free.
 
-    It is scikit-learn's Ridge(alpha=penalty * N), in float64.
-
-    Args:
-        features: (N, F), standardised.
-        labels: (N,) int64, below num_classes.
-        grid: Penalties > 0.
-        num_classes: C, the columns of W.
+    It is scikit-learn's Ridge(alpha=penalty * N), in float64, of standardised features (N, F).
     """
     x = features.double()
     mean = x.mean(dim=0)
@@ -258,15 +252,8 @@ def chosen_by(grid: Sequence[float], holdout: float, seed: int) -> str:
 def holdout_rows(train: Embeddings, fraction: float, seed: int) -> Tensor:
     """Choose the rows that are held out, (N,) bool: in each class a share, at least one row.
 
-    A function of ids and seed, so the same samples for every backbone.
-
-    Args:
-        train: Labelled rows.
-        fraction: The share, in (0, 1).
-        seed: Of the choice.
-
-    Raises:
-        DataError: A class has a single row.
+    A function of ids and seed, so the same samples for every backbone. A class with a single row is
+    a DataError.
     """
     if not 0 < fraction < 1:
         raise DataError(f"holdout = {fraction} must lie between 0 and 1")

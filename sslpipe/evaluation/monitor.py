@@ -33,19 +33,11 @@ def monitor(
 ) -> dict[str, float]:
     """Score held-out samples: leave-one-out weighted kNN, and scores without labels. Collective.
 
-    k is 20, but 1 where no class has more than SMALL_CLASS held-out images.
-
-    Every rank embeds its share; train or eval mode, weights and buffers are as before. A sample
-    that cannot be decoded is skipped. Three forwards an image: as evaluation sees it, and the two
-    `ProbeViews` of the label-free scores, which the same ids always have.
-
-    Args:
-        backbone: Images (B, 3, S, S) -> (B, F).
-        view: Makes its images.
-        split: Where the samples are.
-        ids: (n,) the samples.
-        process: This process.
-        **options: canvas_px, num_workers, device and reader, as in `embed`.
+    k is 20, but 1 where no class has more than SMALL_CLASS held-out images. Every rank embeds its
+    share; train or eval mode, weights and buffers are as before. A sample that cannot be decoded is
+    skipped. Three forwards an image: as evaluation sees it, and the two `ProbeViews` of the label-
+    free scores, which the same ids always have. options: canvas_px, num_workers, device, reader of
+    `embed`.
 
     Returns:
         On rank 0 {"holdout_knn": top-1 in [0, 1] of the labelled samples, "holdout_" + each name of
@@ -79,15 +71,7 @@ def retrieval_monitor(
     process: Rank,
     **options: Any,
 ) -> dict[str, float]:
-    """Score leave-one-out retrieval among samples of held-out classes. Collective.
-
-    Args:
-        backbone: As in `monitor`, and so is all else.
-        view: Makes its images.
-        split: Where the samples are.
-        ids: (n,) the samples.
-        process: This process.
-        **options: canvas_px, num_workers, device and reader, as in `embed`.
+    """Score leave-one-out retrieval among samples of held-out classes; see `monitor`. Collective.
 
     Returns:
         On rank 0 {"validation_recall_at_1": share of queries whose nearest other sample is of their

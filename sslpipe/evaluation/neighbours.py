@@ -50,7 +50,7 @@ def nearest(
     query_ids: Tensor | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> Neighbours:
-    """Find the k nearest rows of the bank for each query. Collective.
+    """Find the k nearest rows of the bank for each query, the same bit for bit on all. Collective.
 
     Of several processes, each moves its share of the bank to where the queries are and searches it;
     one process searches a large bank on the CPU part by part. What the shares or parts name as
@@ -59,17 +59,11 @@ def nearest(
     Args:
         bank: (N, F) float32, any scale, on any device.
         queries: (Q, F) float32, any scale.
-        k: At least 1.
+        k: At least 1; more than a query may find is a DataError.
         search: "torch" or "faiss"; both find the same neighbours.
         bank_ids: (N,) int64; with query_ids, a query never finds a row of its own id.
         query_ids: (Q,) int64.
         process: This process; the other arguments are the same on all.
-
-    Returns:
-        The same neighbours on every process, bit for bit.
-
-    Raises:
-        DataError: As `check_k`.
     """
     device = queries.device
     if bank_ids is not None and query_ids is not None:
@@ -144,11 +138,7 @@ def nearest_units(
 
 
 def check_k(rows: int, k: int, bank_ids: Tensor | None, query_ids: Tensor | None) -> int:
-    """Return how many rows of the bank have a query's own id, at most.
-
-    Raises:
-        DataError: k is larger than the number of rows a query may find.
-    """
+    """Return how many rows have a query's own id, at most; too large a k is a DataError."""
     own_rows = 0
     if bank_ids is not None and query_ids is not None:
         known, times = torch.unique(bank_ids, return_counts=True)

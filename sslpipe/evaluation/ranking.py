@@ -51,15 +51,9 @@ def ranks_of_matches(
 ) -> Iterator[Ranks]:
     """Rank all matches by their similarity, a tile of queries at a time.
 
-    Equal similarities (in float32) rank by the lower row of the gallery.
-
-    Args:
-        gallery: Labelled rows.
-        queries: Labelled rows.
-        similarity: "cosine", "dot" (product) or "euclidean" (distance, the least first).
-        removed: (P, 2) pairs of a query's id and a gallery id that it does not see at all.
-        unlike: A query does not see the rows that have its own value of this column.
-        cross: A query does not see those of its own label that have its own value of this column.
+    Equal similarities (in float32) rank by the lower row of the gallery. `removed` (P, 2) are pairs
+    of a query's id and a gallery id that it does not see. Nor does it see rows that have its own
+    value of the column `unlike`, and those of its own label that have its own value of `cross`.
     """
     # the gallery sorted by label: a query's matches are neighbours there
     order = np.argsort(gallery.labels.cpu().numpy(), kind="stable")
@@ -169,12 +163,9 @@ def _by_sorting(order: Integers) -> Find:
 
 
 def cosines(gallery: Tensor, most: int, dtype: torch.dtype = torch.float64) -> Compare:
-    """Compare by the cosine, of rows in fixed point: exact in float64, see `exact`.
+    """Compare rows (N, F) by the cosine, in fixed point: exact in float64, see `exact`.
 
-    Args:
-        gallery: (N, F) float32; so of the others.
-        most: Queries of a call, at most; so of the others.
-        dtype: Of the products.
+    `most` are the queries of a call, at most; so of the others.
     """
     bank = fixed_point_units(gallery).to(dtype)
     buffer = bank.new_empty(most, len(bank))  # used again: fresh memory is slow

@@ -204,14 +204,7 @@ class _Report(_Strict):
 
 
 def check_report(report: dict[str, Any]) -> None:
-    """Check that what was read is what `run_suite` returned.
-
-    Args:
-        report: Plain values, as JSON gives them.
-
-    Raises:
-        ValueError: It is not, in one line.
-    """
+    """Check that what was read is what `run_suite` returned; else a ValueError of one line."""
     if report.get("sha256", content_sha256(report)) != content_sha256(report):
         raise ValueError("its sha256 is another one")
     try:
@@ -248,12 +241,7 @@ def content_sha256(report: dict[str, Any]) -> str:
 
 
 def own_name(facts: Mapping[str, Any], others: Iterable[str]) -> str:
-    """Return what the model's own features, "ssl" in eval.json, are called where people read.
-
-    Args:
-        facts: Of eval.json, or of a backbone.
-        others: Names of other features, which it must not have.
-    """
+    """Return what "ssl" is called where people read; none of the `others`."""
     name = facts.get("name")
     return one_line(name) if isinstance(name, str) and name not in ("", *others) else "this model"
 

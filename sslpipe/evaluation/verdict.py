@@ -20,11 +20,8 @@ Hits = Mapping[tuple[str, bool, str], NDArray[Any]]  # (features, whitened, colu
 def unfinished(facts: Tree, steps: Any = None) -> str:
     """Say that the weights are not those of the end of training, or not the trained ones.
 
-    '' where they are both, or it is unknown.
-
-    Args:
-        facts: Those of eval.json.
-        steps: Of the whole training; None: as the facts have it.
+    '' where they are both, or it is unknown. `steps` are of the whole training; None: as the facts
+    of eval.json have it.
     """
     step, steps = facts.get("step"), facts.get("steps") if steps is None else steps
     averaged = "the averaged weights (optim.ema)" if facts.get("weights") == "ema" else ""
@@ -44,10 +41,6 @@ def comparisons(
         rows: Those of eval.json.
         hits: Which samples were right, where known: the interval is then a paired one.
         without: Features that are not compared: those of other networks.
-
-    Returns:
-        A plain value each: features, baseline, column, whitened, value, baseline_value, difference,
-        interval95 (of the difference), p (two-sided; None where not paired), paired.
     """
     hits = hits or {}
     cells = {
@@ -87,8 +80,7 @@ def comparisons(
 def verdict(evaluation: Tree) -> str:
     """Say in a sentence for each other network, then for the baselines, which is better.
 
-    Args:
-        evaluation: eval.json, or what becomes it; its own `comparisons` are used where it has them.
+    The `comparisons` of an eval.json are used where it has them.
     """
     said = [*against_sentences(evaluation), *evaluation.get("not_compared", ())]
     names = {row["features"] for row in evaluation["rows"]}

@@ -156,16 +156,9 @@ def draw_pairs(
 ) -> LabelledPairs:
     """Draw `count` pairs of one label and `count` of two, each uniform among all, none twice.
 
-    They are the same pairs of samples for every backbone and every order of the rows.
-
-    Args:
-        rows: Labelled rows.
-        count: Pairs of a kind; all, where there are fewer.
-        seed: Of the draws.
-        unlike: A column by row of the queries: rows of one value are no pair.
-
-    Raises:
-        DataError: There is no pair of a kind, or none is asked for.
+    They are the same pairs of samples for every backbone and every order of the rows, and all where
+    there are fewer. Rows of one value of the column `unlike` are no pair. That there is none of a
+    kind is a DataError.
     """
     if count < 1:
         raise DataError(f"pairs = {count} must be at least 1")
@@ -303,9 +296,6 @@ def kfold_accuracy(
     """Compute the mean accuracy over the folds, each at the threshold best on the others.
 
     Fold f has every folds-th pair of each kind. Of equal thresholds the highest is taken.
-
-    Raises:
-        DataError: Fewer pairs of a kind than folds, or fewer than 2 folds.
     """
     kinds = [np.flatnonzero(same), np.flatnonzero(~same)]
     if folds < 2 or min(map(len, kinds)) < folds:

@@ -19,12 +19,7 @@ PART_NUMBERS = 2**23  # of features, in float64 at a time: 64 MiB
 
 
 class Whitening(NamedTuple):
-    """A map of features, whitening or not: (features - mean) @ projection.
-
-    Args:
-        mean: (F,) float64.
-        projection: (F, D) float64.
-    """
+    """A map of features: (features - mean) @ projection, (F,) and (F, D) float64."""
 
     mean: Tensor
     projection: Tensor
@@ -56,9 +51,6 @@ def fit_whitening(
             more rows than features.
         dims: Keep the axes of the largest variances only; by default all.
         power: 1 whitens, less flattens the spectrum in part, 0 only centres and rotates.
-
-    Raises:
-        DataError: dims is not one of 1 to F, or power not in 0..1.
     """
     return fit_powers(train, (power,), floor, dims)[0]
 
@@ -82,14 +74,7 @@ def fit_pca(train: Embeddings, dims: int | None = None) -> Whitening:
     """Rotate to the principal axes of `train`, that of the largest variance first; no scaling.
 
     With all axes distances are those of the features. Each axis points to where its largest
-    component is positive.
-
-    Args:
-        train: The rows to learn from.
-        dims: Keep so many axes; by default all.
-
-    Raises:
-        DataError: dims is not one of 1 to F.
+    component is positive. `dims` axes are kept; by default all.
     """
     mean, _, axes = principal_axes(train.features, dims)
     axes = axes.flip(1)[:, :dims]  # (F, D)
@@ -124,12 +109,7 @@ def beside_whitening(path: Path, sha256: str) -> Path:
 def load_whitening(path: Path, sha256: str) -> Whitening:
     """Read the whitening of an export, also where `sslpipe whiten` was stopped as it put it there.
 
-    Args:
-        path: The file.
-        sha256: Its own, or that of the file beside it, which `beside_whitening` names.
-
-    Raises:
-        ValueError: There is no such file.
+    `sha256` is the file's own, or that of the one beside it; without such a file, a ValueError.
     """
     for file in (path, beside_whitening(path, sha256)):
         raw = file.read_bytes() if file.is_file() else b""
