@@ -26,7 +26,6 @@ PIXELS_PX = 14  # side to which pixels are reduced: as many duplicates are neare
 EDGE = 1  # px of these, all around, that do not count: a border, or a small text
 # least correlation of these with which samples are compared; crops are near by features
 ALIKE = 0.95
-LARGE_BYTES = 2**14  # of a sample, from which on threads that decode are worth their price
 
 
 class Leaks(NamedTuple):
@@ -64,14 +63,12 @@ def find_leaks(
         return Leaks(_by_column(*splits), f"by the column {COLUMN}")
     wanted = _near(rows, pixels())
     ids = [np.unique(side) for side in wanted.T]
-    shards = [shard for split in splits for shard in split.shards]
-    mean_bytes = sum(shard.bytes for shard in shards) / sum(shard.samples for shard in shards)
     count = sum(map(len, ids))
     with nullcontext() if progress is None else progress("leakage", count) as advance:
         samples = scan(
             splits,
             ids=ids,
-            num_workers=num_workers if mean_bytes >= LARGE_BYTES else 0,
+            num_workers=num_workers,
             on_bad=lambda bad: None,  # reported where features were made
             progress=advance,
         )

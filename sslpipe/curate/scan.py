@@ -137,15 +137,13 @@ def _collected(
     except BaseException:
         thumbs.close()
         raise
-    hashes = [
-        b"".join(getattr(row, name) for row in rows) for name in ("bytes_sha256", "pixels_sha256")
-    ]
     return Samples(
         tuple(splits),
         np.array(of_split, np.int64),
         np.array([row.id for row in rows], np.int64),
         [row.key for row in rows],
-        *(np.frombuffer(each, np.uint8).reshape(-1, 32) for each in hashes),
+        np.frombuffer(b"".join(row.bytes_sha256 for row in rows), np.uint8).reshape(-1, 32),
+        np.frombuffer(b"".join(row.pixels_sha256 for row in rows), np.uint8).reshape(-1, 32),
         np.array([row.size for row in rows], np.int64).reshape(-1, 2),
         np.concatenate(descriptors),
         thumbs,

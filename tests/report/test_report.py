@@ -23,9 +23,11 @@ import sslpipe.cli.app
 import sslpipe.cli.embed
 import sslpipe.cli.evaluate
 import sslpipe.cli.report
+import sslpipe.train
 from sslpipe.cli.suite_tables import against_table
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.recipe import load_recipe
 from sslpipe.report.build import confusion, header, held_out
 from sslpipe.report.charts import MOST_POINTS, Series, line_chart, thinned
 from sslpipe.report.compare import differences, results
@@ -46,7 +48,7 @@ from sslpipe.report.results import (
 from sslpipe.report.run import read_run, without_places
 from tests.evaluation.test_against import compared
 from tests.helpers.dataset import picture, write_dataset
-from tests.helpers.runs import RECIPE, train_over, write_recipe
+from tests.helpers.runs import RECIPE, write_recipe
 
 EVIL = "<script>alert('1')<script>"  # a run's name may hold no slash
 QUOTES = "' onload='alert(2)' \"><img src=x onerror='alert(3)'>"
@@ -132,7 +134,9 @@ def whole(tmp_path_factory) -> SimpleNamespace:
     data.write_text(json.dumps(manifest))
     recipe = write_recipe(folder, RECIPE.replace('name = "tiny"', f'name = "{EVIL}"'))
     run_dir = folder / "run"
-    train_over(1, recipe, data, run_dir, "steps=8", "run.monitor_steps=4")
+    sslpipe.train.train(
+        load_recipe(recipe, ["steps=8", "run.monitor_steps=4"]), load_index(data), run_dir
+    )
     bad = {"id": 3, "shard": "train-000000.tar", "key": EVIL, "reason": "no image in /home/ann/x"}
     (run_dir / "quarantine.jsonl").write_text(json.dumps(bad) + "\n" + '{"id": 4, "sha')
     runner = CliRunner()
