@@ -106,13 +106,11 @@ def test_exact_duplicates_are_grouped_across_splits(planted, tmp_path):
 def test_splits_that_are_not_searched_together_share_no_numbers(planted, tmp_path):
     add_columns(planted, "test", camera=["a"] * 8)
     run(planted, tmp_path / "out")
-    run(planted, tmp_path / "out", "--split", "train")
-    test = load_index(planted).split("test")
-    assert test.column("duplicate_group").show([2]) == [None]
-    assert test.column("camera").show([2]) == ["a"]
-    again = planted.read_bytes()
-    run(planted, tmp_path / "out", "--split", "train")
-    assert planted.read_bytes() == again
+    for _ in range(2):
+        run(planted, tmp_path / "out", "--split", "train")
+        test = load_index(planted).split("test")
+        assert test.column("duplicate_group").show([2]) == [None]
+        assert test.column("camera").show([2]) == ["a"]
 
 
 @pytest.mark.parametrize("word", ["remote", "read-only"])
