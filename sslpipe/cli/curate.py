@@ -263,7 +263,8 @@ def outliers(
     """
     opened = _open(features, data, out)
 
-    from sslpipe.curate.outliers import bad_pictures, far_from_all
+    from sslpipe.curate.exports import keys_of
+    from sslpipe.curate.outliers import Outlier, bad_pictures, far_from_all
     from sslpipe.curate.tables import write_table
     from sslpipe.report.curated import outlier_page
 
@@ -277,18 +278,13 @@ def outliers(
         tiny_px = view["resize_px"] / 2
     with progress("read", len(split)) as advance:
         bad = bad_pictures(split, tiny_px=tiny_px, num_workers=num_workers, progress=advance)
-    keys = _keys(split, [one.id for one in far])
+    keys = keys_of(split, [one.id for one in far])
     found = [*(one._replace(key=keys[one.id]) for one in far), *bad]
-    columns = ("split", "id", "key", "reason", "value", "limit", "detail")
-    rows = []
-    for one in found:
-        # six digits; none of what is none
-        texts = {
-            name: None if value != value else float(f"{value:.6g}")
-            for name, value in (("value", one.value), ("limit", one.limit))
-        }
-        rows.append({"split": split.name, **one._asdict(), **texts})
-    write_table(out / "outliers.csv", rows, columns)
+    rows: list[dict[str, Any]] = [{"split": split.name, **one._asdict()} for one in found]
+    for row in rows:  # six digits; none of what is none
+        for name in ("value", "limit"):
+            row[name] = None if row[name] != row[name] else float(f"{row[name]:.6g}")
+    write_table(out / "outliers.csv", rows, ("split", *Outlier._fields))
     write_atomically(out / "outliers.html", outlier_page(split, found))
     counts = Counter(one.reason for one in found)
     said = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none"
@@ -321,13 +317,12 @@ def clusters(
     split, rows = opened.split, opened.rows
     with working("clusters"):
         found = cluster(rows, count, seed=seed, tries=TRIES)
-    columns = ("split", "id", "cluster", "samples", "distance")
-    cells = (
-        (split.name, i, k, found.sizes[k], round(float(d), 6))
-        for i, k, d in zip(rows.ids.tolist(), found.of_row, found.distances, strict=True)
-    )
-    table = (dict(zip(columns, row, strict=True)) for row in cells)
-    write_table(out / "clusters.csv", table, columns)
+    ids, distances = rows.ids.tolist(), found.distances.round(6).tolist()
+    table = [
+        {"split": split.name, "id": i, "cluster": k, "samples": found.sizes[k], "distance": d}
+        for i, k, d in zip(ids, found.of_row.tolist(), distances, strict=True)
+    ]
+    write_table(out / "clusters.csv", table, ("split", "id", "cluster", "samples", "distance"))
     page = cluster_page(split, rows, found, opened.data.manifest.classes, seed)
     write_atomically(out / "clusters.html", page)
     show(
@@ -387,7 +382,7 @@ def select(
 
     import torch
 
-    from sslpipe.curate.exports import write_images
+    from sslpipe.curate.exports import keys_of, write_images
     from sslpipe.curate.labelling import by_coverage, hard, one_of_each
     from sslpipe.curate.results import COLUMN
     from sslpipe.report.curated import chosen_page
@@ -419,15 +414,16 @@ def select(
     ids = [int(rows.ids[one.row]) for one in chosen]
     written = write_images(split, ids, out / "images") if images else []
     paths = {one.id: one.path.relative_to(out).as_posix() for one in written}
-    keys = _keys(split, ids)
-    columns = ("order", "split", "id", "key", "reason", "value", *["path"] * images, "label")
-    table = []
-    for order, (i, one) in enumerate(zip(ids, chosen, strict=True)):
-        why = {"reason": one.reason, "value": round(one.value, 6)}
-        place = {"order": order, "split": split.name, "id": i, "key": keys[i]}
-        table.append({**place, **why, "path": paths.get(i)})
-    write_table(path, table, columns)
+    keys = keys_of(split, ids)
     captions = {i: one.reason for i, one in zip(ids, chosen, strict=True)}
+    table: list[dict[str, Any]] = [
+        {"order": order, "split": split.name, "id": i, "key": keys[i], "reason": reason}
+        for order, (i, reason) in enumerate(captions.items())
+    ]
+    for row, one in zip(table, chosen, strict=True):
+        row |= {"value": round(one.value, 6), "path": paths.get(row["id"])}
+    columns = ("order", "split", "id", "key", "reason", "value", *["path"] * images, "label")
+    write_table(path, table, columns)
     write_atomically(out / "chosen.html", chosen_page(split, captions, how))
     show(f"{out}: {count} of {len(rows.ids)} samples of {split.name} by {how}")
     when = " when its column `label` is filled in"
@@ -494,10 +490,3 @@ def _open(features: Path, data: str, out: Path) -> _Opened:
     split = split_of_file(data, features, rows, facts)
     index.check_files(split.name)
     return _Opened(index, split, rows, facts)
-
-
-def _keys(split: "Split", ids: list[int]) -> dict[int, str]:
-    """Look up the shards' keys of some samples."""
-    from sslpipe.curate.exports import raw_samples
-
-    return {sample_id: raw.key for sample_id, raw in raw_samples(split, ids)}

@@ -47,6 +47,11 @@ def raw_samples(split: Split, ids: ArrayLike) -> Iterator[tuple[int, Raw]]:
         yield from (sample for sample in part if sample is not None)
 
 
+def keys_of(split: Split, ids: ArrayLike) -> dict[int, str]:
+    """Look up the shards' keys of some samples."""
+    return {sample_id: raw.key for sample_id, raw in raw_samples(split, ids)}
+
+
 def write_images(split: Split, ids: ArrayLike, folder: Path, *, most_px: int = 0) -> list[Written]:
     """Write pictures as FOLDER/SPLIT-ID.jpg, .png or .webp, in the order of their ids.
 
