@@ -14,7 +14,7 @@ from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError, UserError, WeightsError
 from sslpipe.export.formats import FORMATS
-from sslpipe.export.initial import copy_weights, keep_init, open_init
+from sslpipe.export.initial import copy_weights, keep_init, open_init, with_init
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
 from sslpipe.models.backbones import build_backbone
@@ -96,10 +96,10 @@ def test_it_starts_from_these_weights_and_views_and_says_so(data, sources, tmp_p
 
 
 def test_a_recipes_own_mean_and_std_count(data, sources, tmp_path):
-    recipe, run_dir = write_short(tmp_path), tmp_path / "run"
-    train_from(1, sources["run"], recipe, data, run_dir, "steps=1", "augment.mean=[0.5,0.5,0.5]")
-    view = load_backbone(run_dir).view.config()
-    assert (view["mean"], view["std"]) == ([0.5] * 3, [0.3, 0.4, 0.5])
+    recipe = load_recipe(write_short(tmp_path), ["augment.mean=[0.5,0.5,0.5]"])
+    fitted = with_init(recipe, load_backbone(sources["run"]), load_index(str(data)))
+    augment = fitted.augment.arguments
+    assert (list(augment["mean"]), list(augment["std"])) == ([0.5] * 3, [0.3, 0.4, 0.5])
 
 
 def test_a_run_from_random_weights_has_the_digest_it_had(data, tmp_path):
@@ -156,38 +156,34 @@ def test_check_says_what_it_starts_from_and_what_cannot_be(data, sources, tmp_pa
 
 def test_given_weights_bring_their_own_backbone_and_it_is_said(data, sources, tmp_path):
     """The recipe's is for random weights; an override of it that contradicts them is refused."""
-    given = load_backbone(sources["run"])
-    for name, text in (("metric", METRIC), ("pretrain", RECIPE)):
+    given, start = load_backbone(sources["run"]), ("--init", str(sources["run"]))
+    few = ["sampler.classes_per_batch=2", "sampler.buffer=24"]
+    for name, text, settings in (("metric", METRIC, few), ("pretrain", RECIPE, [])):
         other = text.replace('kind = "small_resnet"', 'kind = "torchvision/resnet18"')
         other = "\n".join(line for line in other.splitlines() if not line.startswith("widths"))
         recipe, run_dir = tmp_path / f"{name}.toml", tmp_path / name
         recipe.write_text(other)
-        few = ["sampler.classes_per_batch=2", "sampler.buffer=24"] if name == "metric" else []
-        words = ("train", str(recipe), "steps=2", *few, "--data", str(data), "--run-dir",
-                 str(run_dir))  # fmt: skip
-        for start in (("--init", str(sources["run"])), ()):  # again: a resume, which keeps them
-            done = command_line(*words, *start, COLUMNS="200", status=0)
+        words = ("train", str(recipe), "steps=2", *settings, "--data", str(data), "--run-dir")
+        for init in (start, ()):  # again: a resume, which keeps them
+            done = command_line(*words, str(run_dir), *init, COLUMNS="200", status=0)
             said = " ".join((done.stdout + done.stderr).split())
             assert "backbone.kind = 'small_resnet', not 'torchvision/resnet18'" in said
         backbone = json.loads((run_dir / "recipe.json").read_text())["backbone"]
-        assert (backbone["kind"], backbone["widths"]) == (
-            "small_resnet", given.config.backbone.arguments["widths"],
-        )  # fmt: skip
-        state = state_of(run_dir)["identity"]["recipe"]
-        assert state["init"] == given.config.weights_sha256
-        assert state["backbone"] == backbone
-        checked = command_line("check", str(run_dir), "--data", str(data), COLUMNS="200")
-        assert state_of(run_dir)["identity"]["digest"] in checked.stdout, checked.stderr
-        assert "given weights" not in checked.stdout + checked.stderr  # a record has the same
-        refused = command_line(
-            "check", str(run_dir), "backbone.widths=[4]", COLUMNS="200", status=2
-        )
-        assert "backbone.widths = [4]" in refused.stderr
-        refused = command_line(*words[:-1], f"{run_dir}-b", "backbone.kind=torchvision/resnet18",
-                               "--init", str(sources["run"]), COLUMNS="200")  # fmt: skip
-        assert refused.returncode == 2
-        assert "backbone.kind = 'torchvision/resnet18'" in refused.stderr
-        assert "small_resnet" in refused.stderr
+        widths = given.config.backbone.arguments["widths"]
+        assert (backbone["kind"], backbone["widths"]) == ("small_resnet", widths)
+        identity = state_of(run_dir)["identity"]
+        assert identity["recipe"]["init"] == given.config.weights_sha256
+        assert identity["recipe"]["backbone"] == backbone
+    # a record has the same; overrides of it and of the recipe have not
+    checked = command_line("check", str(run_dir), "--data", str(data), COLUMNS="200")
+    assert identity["digest"] in checked.stdout, checked.stderr
+    assert "given weights" not in checked.stdout + checked.stderr
+    wrong = ("check", str(run_dir), "backbone.widths=[4]")
+    assert "backbone.widths = [4]" in command_line(*wrong, COLUMNS="200", status=2).stderr
+    wrong = (*words, f"{run_dir}-b", "backbone.kind=torchvision/resnet18", *start)
+    refused = command_line(*wrong, COLUMNS="200", status=2).stderr
+    assert "backbone.kind = 'torchvision/resnet18'" in refused
+    assert "small_resnet" in refused
 
 
 def test_others_weights_that_name_their_own_backbone_bring_it(tmp_path):

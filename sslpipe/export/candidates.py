@@ -28,21 +28,13 @@ TIMED = 8  # images of the forward pass that is timed
 
 
 class Candidate(NamedTuple):
-    """A network at a size.
+    """A network at a size."""
 
-    Args:
-        name: Of its rows: the architecture or run, and the size.
-        source: SOURCE or SOURCE@PX, as `load_backbone` takes it.
-        model: As it was loaded, on the device.
-        ms: Milliseconds that the network takes for an image on this device.
-        megabytes: Of its weights.
-    """
-
-    name: str
-    source: str
-    model: FrozenBackbone
-    ms: float
-    megabytes: float
+    name: str  # of its rows: the architecture or run, and the size
+    source: str  # SOURCE or SOURCE@PX, as `load_backbone` takes it
+    model: FrozenBackbone  # as it was loaded, on the device
+    ms: float  # milliseconds that the network takes for an image on this device
+    megabytes: float  # of its weights
 
     @property
     def identity(self) -> tuple[str, dict[str, Any]]:
@@ -143,13 +135,10 @@ def embed_kept(
         index: The data set.
         split: Of it.
         ids: (n,) the samples, sorted.
-        folder: Has a file for all that decides the features.
+        folder: Has a file for all that decides the features, whose hash is returned, too.
         progress: Makes the progress bar.
         say: Called where a kept file is damaged; it is made anew.
         options: batch_size, num_workers, device and on_bad of `embed`.
-
-    Returns:
-        The features, and a hash of all that decides them.
     """
     identity = {
         "backbone_sha256": one.model.config.weights_sha256,

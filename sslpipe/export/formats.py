@@ -7,9 +7,11 @@ import copy
 import importlib.util
 import io
 import json
+import tomllib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +28,17 @@ from sslpipe.recipe.base import Component
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # the extra `onnx`
 ONNX_OPSET = 20
 MOST_ONNX_BYTES = 2**31 - 2**20  # protobuf's limit of one message, with room for the graph
-HUB_USAGE = """import sslpipe
-from huggingface_hub import snapshot_download
-
-backbone = sslpipe.load_backbone(snapshot_download("USER/NAME"))  # or a folder on disk
-features = backbone.encode(images)  # (B, 3, H, W) uint8 RGB -> (B, F), not normalised
-"""
-TIMM_HUB_USAGE = """import timm
-
-model = timm.create_model("hf-hub:USER/NAME", pretrained=True)  # images -> features
-model = timm.create_model("hf-hub:USER/NAME", pretrained=True, num_classes=10)  # a new head
-"""
+USAGE = tomllib.loads((resources.files(__package__) / "templates/usage.toml").read_text("utf-8"))
 TRACED_IMAGES = 2  # neither 1 nor the sizes that the proof uses: the batch size must stay free
 
 
 @dataclass(frozen=True)
 class Format:
-    """One export format.
+    """One export format."""
 
-    Args:
-        write: Writes a backbone into a folder and returns the main file or folder.
-        usage: Lines of Python for the model card.
-        refuses: Says why this backbone, or this machine, cannot have the format; None: it can.
-    """
-
-    write: Callable[[FrozenBackbone, Path], Path]
-    usage: str
+    write: Callable[[FrozenBackbone, Path], Path]  # into a folder; returns the main file or folder
+    usage: str  # lines of Python that load it, for the model card
+    # says why this backbone, or this machine, cannot have the format; None: it can
     refuses: Callable[[FrozenBackbone], str | None] = lambda model: None
 
 
@@ -208,7 +195,7 @@ def _write_hf(model: FrozenBackbone, folder: Path) -> Path:
     by_timm = _refuses_timm(model) is None
     path = _write_hub_folder(model, folder / "hf", by_timm)
     config = model.config.model_dump(mode="json")
-    usage = {SSLPIPE_KEY: HUB_USAGE, **({"timm": TIMM_HUB_USAGE} if by_timm else {})}
+    usage = {key: USAGE[f"hub_{key}"] for key in (SSLPIPE_KEY, "timm")[: 1 + by_timm]}
     card = hub_card(config, model_card(config, usage), library="timm" if by_timm else SSLPIPE_KEY)
     (path / "README.md").write_text(card, encoding="utf-8")
     return path
@@ -292,60 +279,12 @@ def _free_batch() -> dict[str, dict[int, Any]]:
     return {"images": {0: torch.export.Dim("batch")}}
 
 
+# sslpipe/export/templates/usage.toml says how each is loaded
 FORMATS: dict[str, Format] = {
-    "safetensors": Format(
-        _write_safetensors,
-        """import sslpipe
-
-backbone = sslpipe.load_backbone("FOLDER")
-features = backbone.encode(images)  # (B, 3, H, W) uint8 RGB -> (B, F), not normalised
-""",
-    ),
-    "torchvision": Format(
-        _write_torchvision,
-        """import torchvision
-from safetensors.torch import load_file
-
-model = torchvision.models.get_model("ARCHITECTURE", weights=None, num_classes=10)  # a new head
-tensors = load_file("FOLDER/torchvision/ARCHITECTURE.safetensors")
-print(model.load_state_dict(tensors, strict=False))  # missing: only the head's keys
-""",
-        _refuses_torchvision,
-    ),
-    "timm": Format(
-        _write_timm,
-        """import timm
-
-model = timm.create_model("local-dir:FOLDER/timm", pretrained=True)  # images -> features
-model = timm.create_model("local-dir:FOLDER/timm", pretrained=True, num_classes=10)  # a new head
-transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-""",
-        _refuses_timm,
-    ),
-    "onnx": Format(
-        _write_onnx,
-        """import onnxruntime
-
-session = onnxruntime.InferenceSession("FOLDER/model.onnx")
-(features,) = session.run(["features"], {"images": images})  # (B, 3, S, S) float32, normalised
-""",
-        _refuses_onnx,
-    ),
-    "pt2": Format(
-        _write_pt2,
-        """import torch
-
-model = torch.export.load("FOLDER/model.pt2").module()
-features = model(images)  # (B, 3, S, S) float32, normalised; any B
-""",
-    ),
-    "hf": Format(
-        _write_hf,
-        """# the folder hf/ as it is, uploaded: hf upload USER/NAME FOLDER/hf
-import sslpipe
-from huggingface_hub import snapshot_download
-
-backbone = sslpipe.load_backbone(snapshot_download("USER/NAME"))
-""",
-    ),
+    "safetensors": Format(_write_safetensors, USAGE["safetensors"]),
+    "torchvision": Format(_write_torchvision, USAGE["torchvision"], _refuses_torchvision),
+    "timm": Format(_write_timm, USAGE["timm"], _refuses_timm),
+    "onnx": Format(_write_onnx, USAGE["onnx"], _refuses_onnx),
+    "pt2": Format(_write_pt2, USAGE["pt2"]),
+    "hf": Format(_write_hf, USAGE["hf"]),
 }

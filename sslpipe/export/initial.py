@@ -42,17 +42,14 @@ def open_init(
     weights: Weights | None = None,
     run_dir: Path | None = None,
 ) -> FrozenBackbone | None:
-    """Load the weights that a run is to start from.
+    """Load the weights that a run is to start from; None: random ones, or it keeps its own.
 
     Args:
         recipe: Its views count; its [backbone], where weights of another program fit it.
-        source: What `load_backbone` takes, or what is loaded already; None: random weights.
+        source: What `load_backbone` takes, or what is loaded already.
         checkpoint: As in `load_backbone`; only with a run directory.
         weights: As in `load_backbone`; only with a run directory.
         run_dir: Of the run: once it keeps its start, a source that has gone is not missed.
-
-    Returns:
-        The backbone; None: none is named, or the run keeps its own and the source has gone.
 
     Raises:
         UserError: There is no run directory for `checkpoint` or `weights`, or as `load_backbone`.
@@ -90,11 +87,7 @@ def open_init(
 
 
 def _is_kept(source: str, run_dir: Path) -> bool:
-    """Whether a run can do without a source: it has gone, or is a hub's, and the run's own.
-
-    Raises:
-        UserError: It has gone, and was not the run's.
-    """
+    """Whether a run can do without a source: it has gone, or is a hub's, and the run's own."""
     kept = init_facts(load_backbone(run_dir / KEPT))["source"]
     try:
         return parse_source(source).scheme in HUBS and bool(kept == source)
@@ -112,15 +105,12 @@ def _is_kept(source: str, run_dir: Path) -> bool:
 def keep_init(
     run_dir: Path, init_from: FrozenBackbone | None, *, is_main: bool
 ) -> FrozenBackbone | None:
-    """Return the weights that a run starts from or has started from; rank 0 keeps them in RUN/init.
+    """Return the weights in RUN/init; else `init_from`, which rank 0 keeps there. Collective.
 
     Args:
         run_dir: The run directory, its lock held.
         init_from: The weights that the command names, if any.
         is_main: Whether this rank writes.
-
-    Returns:
-        Those in RUN/init where it is there; else `init_from`. Collective.
 
     Raises:
         UserError: RUN/init holds others, from which checkpoints came, is damaged, or cannot be
@@ -221,7 +211,7 @@ def with_init(
     tree = {**recipe.model_dump(), **changes}
     fitted = type(recipe).model_validate(tree, context="recorded")  # its words were checked
     eval_crop_px = fitted.tune.eval_crop_px
-    crop_px = fitted.augment.arguments.get("crop_px")
+    crop_px: Any = fitted.augment.arguments.get("crop_px")
     if eval_crop_px is not None and not _takes_both_sides(component, crop_px, eval_crop_px, "meta"):
         raise RecipeError(
             f"tune.eval_crop_px = {eval_crop_px}, but a {component.kind} trained on {crop_px} px "
@@ -326,15 +316,10 @@ def _own_view(
 
 
 def copy_weights(source: Backbone, target: Backbone, kind: str) -> None:
-    """Copy a pretrained network; its embedding layer too where it has the same width.
+    """Copy a pretrained network into another, of the kind `kind`, in place.
 
-    Position tables for other crops are resized. A learned pooling that only one of them has starts
-    anew, or is dropped.
-
-    Args:
-        source: With the weights.
-        target: Changed in place.
-        kind: Of the target, in recipes.
+    Position tables for other crops are resized. An embedding layer of the same width is copied;
+    a learned pooling that only one of them has starts anew, or is dropped.
 
     Raises:
         WeightsError: The network is another one.
@@ -358,13 +343,7 @@ def run_view(
 ) -> EvalView:
     """Return the view of a run's evaluations: its training's mean and std, and crop or its own.
 
-    Started from weights, it resizes as they are used to.
-
-    Args:
-        recipe: As `with_init` returns it.
-        index: Gives mean and std where the recipe has none.
-        crop_px: Side of the training's views.
-        init_from: The weights.
+    Started from weights, it resizes as they are used to. The recipe is one of `with_init`.
     """
     settings = recipe.augment.arguments
     mean_std: dict[str, Any] = {}

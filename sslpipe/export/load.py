@@ -41,7 +41,6 @@ __all__ = [
     "Config",
     "FrozenBackbone",
     "Weights",
-    "check_sums",
     "checkpoint_metadata",
     "freeze",
     "load_backbone",
@@ -79,7 +78,7 @@ def load_backbone(
 
     Returns:
         The backbone; `config.facts["init"]` reports what another program's had: see
-        `weights.reader.Weights`.
+        `weights.reader.read_weights`.
 
     Raises:
         ExportError: An export is damaged, or not what its config.json or SHA256SUMS says.
@@ -108,11 +107,13 @@ def load_backbone(
             else _load_export(parsed.path)
         )
         return ours if parsed.px is None else at_size(ours, parsed.px, parsed.text)
-    read = read_weights(parsed, component, crop_px if parsed.px is None else parsed.px)
-    metadata = {"name": read.name, "init": read.report}
-    model = freeze(read.backbone, read.component, read.view, metadata)
-    if parsed.scheme == "onnx":  # the module has no tensors
-        model.update_config(weights_sha256=read.report["sha256"])
+    px = crop_px if parsed.px is None else parsed.px
+    backbone, component, view, report = read_weights(parsed, component, px)
+    is_onnx = parsed.scheme == "onnx"
+    name = parsed.path.stem if is_onnx else component.kind.rpartition("/")[2]
+    model = freeze(backbone, component, view, {"name": name, "init": report})
+    if is_onnx:  # the module has no tensors
+        model.update_config(weights_sha256=report["sha256"])
     return model
 
 
@@ -122,7 +123,7 @@ def _load_export(path: Path) -> FrozenBackbone:
         if file.exists() and not file.is_file():
             raise ExportError(f"{file} is no regular file; copy the export again")
     try:
-        check_sums(path)
+        _check_sums(path)
         try:
             tree = parse_object((path / "config.json").read_bytes())
         except ValueError as error:
@@ -188,7 +189,7 @@ def _load_export(path: Path) -> FrozenBackbone:
     return FrozenBackbone(backbone, view, config, projector, whitening)
 
 
-def check_sums(folder: Path) -> None:
+def _check_sums(folder: Path) -> None:
     """Check the files that are read here against SHA256SUMS, if there is one. Raises: ExportError.
 
     A whitening that is being written has two lines for a file: see `whiten_export`.
@@ -196,20 +197,17 @@ def check_sums(folder: Path) -> None:
     path = folder / "SHA256SUMS"
     if not path.exists():  # of an earlier version, in the folders timm and hf
         return
-    listed: dict[str, set[str]] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        sha256, _, name = line.partition("  ")
-        listed.setdefault(name, set()).add(sha256)
+    listed = set(path.read_text(encoding="utf-8", errors="replace").splitlines())
+    names = {line.partition("  ")[2] for line in listed}
     for name in LOADED:
-        file = folder / name
-        if not file.is_file():
+        if not (folder / name).is_file():
             continue
-        if name not in listed:
+        if name not in names:
             raise ExportError(f"{path} does not list {name}: it is damaged; copy the export again")
-        if sha256_of(file) not in listed[name]:
+        if f"{sha256_of(folder / name)}  {name}" not in listed:
             raise ExportError(
-                f"{file} is not the file that SHA256SUMS beside it names: one of them is damaged; "
-                "copy the export again"
+                f"{folder / name} is not the file that SHA256SUMS beside it names: one of them is "
+                "damaged; copy the export again"
             )
 
 

@@ -26,30 +26,19 @@ ENCODED_AT_ONCE = 64  # images of a list
 class Config(Section):
     """The keys of config.json; unknown ones are an error, as a newer format has a higher version.
 
-    Args:
-        format_version: 1.
-        backbone: Kind and arguments that build the same network, with the stem of the training.
-        crop_px: Side of the images that the network was built for.
-        num_features: Length of a feature vector.
-        view: Arguments of EvalView; features are those of images seen through it.
-        weights_sha256: `module_sha256` of the backbone.
-        facts: Run name, recipe, digest, steps, data set, labels that a fine-tuning saw, and
-            evaluation numbers, for people.
-        projector: Settings of the projector, where it was requested.
-        projector_sha256: `module_sha256` of the projector.
-        whitening_sha256: Of whitening.safetensors, which `sslpipe whiten` adds.
+    A sha256 of weights is `module_sha256`'s.
     """
 
     format_version: Literal[1]
-    backbone: Component
-    crop_px: Pixels
+    backbone: Component  # builds the same network, with the stem of the training
+    crop_px: Pixels  # side of the images that the network was built for
     num_features: Positive
-    view: dict[str, Any]
+    view: dict[str, Any]  # arguments of EvalView, through which the network saw images
     weights_sha256: str
-    facts: dict[str, Any]
-    projector: Projector | None = None
+    facts: dict[str, Any]  # for people: run, recipe, digest, data, classes seen, evaluation
+    projector: Projector | None = None  # its settings, where it was requested
     projector_sha256: str | None = None
-    whitening_sha256: str | None = None
+    whitening_sha256: str | None = None  # of the file that `sslpipe whiten` adds
 
 
 class FrozenBackbone(nn.Module):

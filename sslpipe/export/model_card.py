@@ -17,7 +17,7 @@ TUNED_TAGS = ("metric-learning", "image-retrieval")
 
 
 def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
-    """Write the model card in Markdown, from templates/README.md.
+    """Write the model card in Markdown, from templates/model_card.md.
 
     Args:
         config: `load.Config` as plain values.
@@ -32,7 +32,7 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
         for name, code in usage.items()
     }
     own = own_name(facts, [row["features"] for row in rows])
-    return _TEMPLATES.get_template("README.md").render(
+    return _TEMPLATES.get_template("model_card.md").render(
         **{**config, "usage": usage, "kind": backbone["kind"], "length": length},
         elsewhere=_trained_elsewhere(facts),
         tuned=is_finetune(recipe),

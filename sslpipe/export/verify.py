@@ -19,6 +19,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -47,16 +48,9 @@ def relative_difference(value: Tensor, expected: Tensor) -> float:
 
 
 def outputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    """Compute what a proof compares.
+    """Compute what a proof compares: "features", (B, F), and of a projector "projections", (B, D).
 
     The first image goes alone, then the others: a batch size that became part of a file shows.
-
-    Args:
-        model: Images -> features; its child `projector`, if any: features -> projections.
-        images: (B, 3, S, S) normalised floats.
-
-    Returns:
-        "features", (B, F), and, where the model has a projector, "projections", (B, D).
     """
     features = torch.cat([model(images[:1]), model(images[1:])])  # (B, F)
     projector = dict(model.named_children()).get("projector")
@@ -66,12 +60,7 @@ def outputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 
 
 class CleanProcess:
-    """Compute `outputs` by each library that reads a format, in processes that are new.
-
-    Args:
-        folder: The export's; a scratch folder is made beside it.
-        images: (B, 3, S, S) normalised floats.
-    """
+    """Compute `outputs` by each library that reads a format of `folder`, in new processes."""
 
     def __init__(self, folder: Path, images: Tensor) -> None:
         self._names: list[str] = []
@@ -103,11 +92,9 @@ class CleanProcess:
         """Begin to read a format that has been written; returns at once."""
         assert self._process.stdin is not None
         self._names.append(name)
-        try:
+        with suppress(BrokenPipeError):  # it has ended: `outputs` says why
             self._process.stdin.write(f"{name}\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended: `outputs` says why
 
     def outputs(self) -> dict[str, list[dict[str, Tensor]]]:
         """Wait for all that was begun: format -> the outputs of each of its readers.
@@ -170,13 +157,7 @@ def _read_both(folder: Path) -> list[nn.Module]:
     return models
 
 
-class OnnxSession(nn.Module):
-    """An ONNX file as a module, run by onnxruntime on the CPU.
-
-    Args:
-        path: The .onnx file.
-    """
-
+class _OnnxSession(nn.Module):
     def __init__(self, path: Path) -> None:
         super().__init__()
         import onnxruntime
@@ -184,7 +165,6 @@ class OnnxSession(nn.Module):
         self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute features: (B, 3, S, S) normalised float32 -> (B, F)."""
         (features,) = self.session.run(["features"], {"images": images.numpy()})
         return torch.from_numpy(features)
 
@@ -194,7 +174,7 @@ READERS: dict[str, Callable[[Path], list[nn.Module]]] = {
     "safetensors": _read_sslpipe,
     "torchvision": _read_torchvision,
     "timm": lambda folder: _read_both(folder / "timm"),
-    "onnx": lambda folder: [OnnxSession(folder / "model.onnx")],
+    "onnx": lambda folder: [_OnnxSession(folder / "model.onnx")],
     "pt2": lambda folder: [torch.export.load(folder / "model.pt2").module()],
     "hf": lambda folder: _read_both(folder / "hf"),
 }

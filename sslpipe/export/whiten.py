@@ -118,5 +118,5 @@ def _put(export: Path, fitted: Whitening, view: dict[str, Any]) -> None:
     beside.replace(file)
     for left in export.glob(f"{file.stem}-*{file.suffix}"):  # of one that was stopped
         left.unlink()
-    lines = sha256_sums(export).splitlines(keepends=True)
-    write_atomically(sums, "".join(line for line in lines if not line.endswith("  SHA256SUMS\n")))
+    others = sha256_sums(export).splitlines(keepends=True)
+    write_atomically(sums, "".join(line for line in others if not line.endswith("  SHA256SUMS\n")))

@@ -38,7 +38,6 @@ from sslpipe.export.verify import (
     relative_difference,
 )
 from sslpipe.models.backbones import ONNX
-from sslpipe.models.state import evaluating
 from sslpipe.portable import full_disk, process_start
 
 _SCRATCH = ".exporting"  # the end of the name of a folder that is being written
@@ -59,15 +58,12 @@ def export_backbone(
 
     Args:
         run_dir: The run directory.
-        out: The folder to write.
-        formats: Names of FORMATS, or "all".
+        out: As in `export_model`, which also says what is returned.
+        formats: As there.
         with_projector: Write the projector, too.
-        checkpoint: "step-00000012", or "best": this one instead of the newest.
-        weights: "trained", or "ema", the moving average of optim.ema; None: see `load_run`.
-        overwrite: Replace a folder that is there.
-
-    Returns:
-        Format -> where it lies.
+        checkpoint: As in `load_run`.
+        weights: As there.
+        overwrite: As in `export_model`.
 
     Raises:
         ExportError: See `export_model`.
@@ -199,14 +195,13 @@ def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str
             "a whitened export is not exported on: export what it was made from, then whiten that"
         )
     known = f"known: {', '.join(FORMATS)}, all"
-    for name in formats:
-        if name not in (*FORMATS, "all"):
-            raise ExportError(f"unknown format {name!r}{did_you_mean(name, FORMATS)}; {known}")
     if not formats:
         raise ExportError(f"no format is named; {known}")
     refused = refusals(model)
     possible = [name for name in FORMATS if name not in refused]
     for name in formats:
+        if name not in (*FORMATS, "all"):
+            raise ExportError(f"unknown format {name!r}{did_you_mean(name, FORMATS)}; {known}")
         if name in refused:
             raise ExportError(
                 f"format {name}: {refused[name]}; this backbone can have {', '.join(possible)}"
@@ -221,13 +216,9 @@ def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str
 
 
 def _proof(model: FrozenBackbone) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return fixed random images, and what `verify.outputs` makes of them.
-
-    Raises:
-        ExportError: It is not finite, or all zero: equal features would prove nothing.
-    """
+    """Return random images and their `outputs`. Raises: ExportError, where they prove nothing."""
     images = proof_images(model.view.image_shape)
-    with evaluating(model), torch.no_grad():
+    with torch.no_grad():
         expected = outputs(model, images)
     for key, value in expected.items():
         if not (torch.isfinite(value).all() and value.any()):
@@ -240,16 +231,14 @@ def _proof(model: FrozenBackbone) -> tuple[Tensor, dict[str, Tensor]]:
 
 def _compare(name: str, all_reloaded: list[dict[str, Tensor]], expected: dict[str, Tensor]) -> None:
     """Raise ExportError unless each reader of a format found the expected features."""
-    for number, reloaded in enumerate(all_reloaded):
+    for number, reloaded in enumerate(all_reloaded, 1):
         for key, value in reloaded.items():
-            if value.shape != expected[key].shape:
-                raise ExportError(
-                    f"format {name}: {key} are {tuple(value.shape)}, "
-                    f"not {tuple(expected[key].shape)}"
-                )
+            ours, theirs = tuple(expected[key].shape), tuple(value.shape)
+            if theirs != ours:
+                raise ExportError(f"format {name}: {key} are {theirs}, not {ours}")
             difference = relative_difference(value, expected[key])
             if not difference <= TOLERANCE:
                 raise ExportError(
                     f"format {name}: {key} in a clean process differ by {difference:.2g} of the "
-                    f"largest, more than {TOLERANCE:g} (reader {number + 1}); nothing was written"
+                    f"largest, more than {TOLERANCE:g} (reader {number}); nothing was written"
                 )

@@ -57,12 +57,11 @@ _RESNET: Rules = (
     (r"embedder\.embedder\." + _NORM, r"bn1.\1"),
     (_STAGE + r"layers\.(\d+)\.shortcut\.convolution\.(.*)", r"layer{}.\2.downsample.0.\3"),
     (_STAGE + r"layers\.(\d+)\.shortcut\." + _NORM, r"layer{}.\2.downsample.1.\3"),
-    (_STAGE + r"layers\.(\d+)\.layer\.0\.convolution\.(.*)", r"layer{}.\2.conv1.\3"),
-    (_STAGE + r"layers\.(\d+)\.layer\.1\.convolution\.(.*)", r"layer{}.\2.conv2.\3"),
-    (_STAGE + r"layers\.(\d+)\.layer\.2\.convolution\.(.*)", r"layer{}.\2.conv3.\3"),
-    (_STAGE + r"layers\.(\d+)\.layer\.0\." + _NORM, r"layer{}.\2.bn1.\3"),
-    (_STAGE + r"layers\.(\d+)\.layer\.1\." + _NORM, r"layer{}.\2.bn2.\3"),
-    (_STAGE + r"layers\.(\d+)\.layer\.2\." + _NORM, r"layer{}.\2.bn3.\3"),
+    *(
+        (_STAGE + rf"layers\.(\d+)\.layer\.{n}\.{theirs}\.(.*)", rf"layer{{}}.\2.{ours}{n + 1}.\3")
+        for n in range(3)
+        for theirs, ours in (("convolution", "conv"), ("normalization", "bn"))
+    ),
     (r"classifier\.1\.(.*)", r"fc.\1"),
 )
 
@@ -97,11 +96,6 @@ _RESNETS: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {
 def transformers_encoder(config: Config, tensors: Tensors, what: str) -> Encoder:
     """Rename the tensors of a folder of transformers, and name timm's or torchvision's network.
 
-    Args:
-        config: Its config.json.
-        tensors: Of its weights.
-        what: Names the source in messages.
-
     Raises:
         WeightsError: A model that is not read, or a variant that timm and torchvision have not.
     """
@@ -131,20 +125,11 @@ def transformers_encoder(config: Config, tensors: Tensors, what: str) -> Encoder
 def transformers_view(
     what: str, crop_px: int | None, config: Config, stated: Config
 ) -> tuple[EvalView, list[str]]:
-    """Make the view of a folder of transformers.
-
-    Args:
-        what: Names the source in messages.
-        crop_px: Side of the views; None: its own.
-        config: Its config.json.
-        stated: Its preprocessor_config.json; {} where it has none.
-    """
+    """Make the view of a folder of transformers; `stated`: its preprocessor_config.json, if any."""
     name = "preprocessor_config.json" if stated else "config.json"
     try:
         if not stated:
-            return unknown_view(
-                what, crop_px, size=_whole({"image_size": 224, **config}, "image_size")
-            )
+            return unknown_view(what, crop_px, _whole({"image_size": 224, **config}, "image_size"))
         size, crop = _sides(stated.get("size", 224)), _sides(stated.get("crop_size", 224))
         cropped = bool(stated.get("do_center_crop", False))
         share = stated.get("crop_pct")  # of ConvNeXt: a crop below 384 px, squashed from there on
@@ -218,7 +203,9 @@ def _whole(config: Config, key: str) -> int:
     """Read a positive number, or two equal ones of height and width."""
     sides = config[key] if isinstance(config[key], list) else [config[key]]
     if len({*sides}) != 1 or type(sides[0]) is not int or not 0 < sides[0] <= MOST:
-        raise ValueError(f"{key} = {shown(config[key])} is none of 1 to {MOST:,}")
+        raise ValueError(
+            f"{key} = {shown(config[key])} is no number, or two equal ones, of 1 to {MOST:,}"
+        )
     return int(sides[0])
 
 

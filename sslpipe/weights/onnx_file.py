@@ -25,15 +25,11 @@ from sslpipe.weights.views import scaled_resize, unknown_view
 _VIEW = ("crop_px", "resize_px", "mean", "std", "crops", "reduce", "interpolation", "squash")
 _REPEATS = ("Loop", "Scan", "SequenceMap")  # may run for ever, and no backbone needs them
 PROBE_TIMEOUT_S = 100  # of one image
-MOST_FIXED_BATCH = 1024
 BASE_BYTES = 2**30  # what Python and onnxruntime take beside the file
 
 
 class OnnxNetwork(nn.Module):
     """A network that onnxruntime runs on the CPU; it has no parameters.
-
-    Args:
-        path: The .onnx file.
 
     Attributes:
         size: Side of the images, or None where any will do.
@@ -41,8 +37,8 @@ class OnnxNetwork(nn.Module):
         files: It and those with its external data.
 
     Raises:
-        WeightsError: onnxruntime is not installed or refuses the file, or it is no network from
-            images to one row of features an image.
+        WeightsError: onnxruntime is not installed, or the file is damaged or no network from images
+            to one row of features an image.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,46 +75,31 @@ class OnnxNetwork(nn.Module):
         if shape[1] not in (3, None) or len(sides) > 1 or min(sides, default=1) < 1:
             raise WeightsError(f"{path} takes images of {shape}; a backbone takes square RGB ones")
         self.input, self.size = inputs[0].name, next(iter(sides), None)
-        if shape[0] is not None and not 1 <= shape[0] <= MOST_FIXED_BATCH:
-            raise WeightsError(
-                f"{path} takes {shape[0]} images at a time, not 1 to {MOST_FIXED_BATCH}; export it "
-                "with a free batch size"
-            )
         self.fixed_batch = shape[0]
-        # one output: a tensor of floats
+        # one output; `open` sees its type and shape
         named = [each for each in graph.output if each.name == "features"] or list(graph.output)
         if len(named) != 1:
             names = ", ".join(each.name for each in named[:5]) or "none"
             raise WeightsError(f"{path} has several outputs ({names}), none called 'features'")
         self.output = named[0].name
-        kinds = onnx.TensorProto
-        floats = (kinds.FLOAT, kinds.FLOAT16, kinds.DOUBLE, kinds.UNDEFINED)
-        if named[0].type.tensor_type.elem_type not in floats:
-            raise WeightsError(
-                f"{path}: its output {shown(self.output)} is no tensor of floats; features are"
-            )
         self.session: Any = None  # once `open` has judged what it takes
 
     def open(self, side: int) -> int:
         """Run one batch of black images in a process of its own, then open the file in this one.
 
-        Args:
-            side: Of the images, in px.
-
-        Returns:
-            F, the number of features.
+        Returns the number of features of an image of `side` px.
 
         Raises:
             WeightsError: It takes too long or too much memory, or gives no row of features.
         """
         most = most_image_bytes() + BASE_BYTES + 3 * sum(file.stat().st_size for file in self.files)
+        batch = 1 if self.fixed_batch is None else self.fixed_batch
         program = Path(__file__).with_name("onnx_probe.py")
-        sizes = [self.fixed_batch or 1, side, most]
-        command = [sys.executable, program, self.path, self.input, self.output]
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        arguments = [self.input, self.output, str(batch), str(side), str(most)]
         try:
             done = subprocess.run(
-                [*command, *map(str, sizes)],
+                [sys.executable, program, self.path, *arguments],
                 capture_output=True,
                 text=True,
                 timeout=PROBE_TIMEOUT_S,
@@ -137,7 +118,7 @@ class OnnxNetwork(nn.Module):
             )
         dtype, shape = json.loads(done.stdout.splitlines()[-1])
         pooled = shape[2:] in ([], [1, 1]) and len(shape) in (2, 4)
-        if not pooled or shape[0] != (self.fixed_batch or 1) or not shape[1]:
+        if not pooled or shape[0] != batch or 0 in shape:
             raise WeightsError(
                 f"{self.path}: its output {shown(self.output)} is {tuple(shape)}, not one row of "
                 "features an image; export the network without what follows the pooling"
@@ -167,11 +148,7 @@ class OnnxNetwork(nn.Module):
 
 
 def _external_files(path: Path, model: Any) -> list[Path]:
-    """Find the files with a model's external data, sorted.
-
-    Raises:
-        WeightsError: One is missing or lies elsewhere, or the graph repeats a part of itself.
-    """
+    """Find the files with a model's external data, sorted. Raises: WeightsError."""
     names = set()
     for tensor in _tensors(path, [model.graph, *model.functions]):
         if tensor.data_location != tensor.EXTERNAL:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,10 @@ from sslpipe.errors import UserError, WeightsError, did_you_mean, shown
 from sslpipe.models.backbones import ONNX, Backbone, build_backbone
 from sslpipe.models.limits import TooLarge, within_memory
 from sslpipe.recipe.base import Component
-from sslpipe.run.records import parse_object
+from sslpipe.run.records import read_object
 from sslpipe.weights import architectures
 from sslpipe.weights.files import read_tree
-from sslpipe.weights.fit import NOTHING, check_tensors, fit_tensors
+from sslpipe.weights.fit import NOTHING, Report, check_tensors, fit_tensors
 from sslpipe.weights.huggingface import MOST, transformers_encoder, transformers_view
 from sslpipe.weights.layouts import Encoder, find_encoder
 from sslpipe.weights.onnx_file import read_onnx
@@ -33,44 +33,20 @@ MOST_ASKED = 2  # numbers that a network may have for each of the file; tables a
 _SAME = 1e-5  # features of two networks differ by less, relative to the largest: they are one
 
 
-class Weights(NamedTuple):
-    """What was read.
-
-    Args:
-        backbone: With its weights.
-        component: What it was built from.
-        view: That of the weights.
-        report: `Config.facts["init"]`: source, format, sha256, loaded, missing, unexpected,
-            resized, notes.
-    """
-
-    backbone: Backbone
-    component: Component
-    view: EvalView
-    report: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """For titles: the architecture, or an ONNX file's name."""
-        if self.component.kind == ONNX:
-            return Path(self.report["source"]).stem
-        return self.component.kind.rpartition("/")[2]
-
-
-class Named(NamedTuple):
-    """The architecture that a source itself is of, and the tag of timm's weights where one is."""
-
-    component: Component
-    tag: str = ""
-
-
-def read_weights(source: Source, component: Component | None, crop_px: int | None) -> Weights:
+def read_weights(
+    source: Source, component: Component | None, crop_px: int | None
+) -> tuple[Backbone, Component, EvalView, Report]:
     """Read a file or folder of another program.
 
     Args:
         source: Of the scheme "path" or "onnx".
         component: The backbone that the weights must fit; None: the source's own.
         crop_px: Side of the images; None: that of the weights.
+
+    Returns:
+        The network with its weights; what it was built from; the view of the weights; and for
+        `Config.facts["init"]` what was loaded: source, format, sha256, loaded (a number of
+        tensors), missing, unexpected, resized (keys), and notes.
 
     Raises:
         WeightsError: It cannot be read, or less than the whole backbone fits.
@@ -82,7 +58,7 @@ def read_weights(source: Source, component: Component | None, crop_px: int | Non
             build_backbone(Component(kind=ONNX), crop_px=1)  # says that it cannot be trained
         backbone, view, sha256, notes = read_onnx(source.path, what, crop_px)
         report = {"source": what, "format": "ONNX", "sha256": sha256, **NOTHING, "notes": notes}
-        return Weights(backbone, Component(kind=ONNX), view, report)
+        return backbone, Component(kind=ONNX), view, report
     # the tensors of one encoder, and its architecture
     tree, sha256 = read_tree(source.path)
     config = _read_object(source.path, "config.json")
@@ -92,14 +68,15 @@ def read_weights(source: Source, component: Component | None, crop_px: int | Non
     if "model_type" in config:
         encoder = transformers_encoder(config, encoder.tensors, what)
     own = _stated(source, config) or encoder.component
-    named = _named(source, config, own or component, encoder)
+    theirs, tag = _named(source, config, own or component, encoder)
     by_keys = source.kind is None and own is None  # nobody named it
     # images as it knows them
-    view, notes = _view(source, crop_px, named, by_keys, config, encoder, sha256)
+    usual = encoder.format in _OF_ITS_LIBRARY and not by_keys
+    view, notes = _view(source, crop_px, theirs.kind, tag, usual, config, encoder.format, sha256)
     # the network, with its weights
     layout = "timm" if "architecture" in config else encoder.format
     try:
-        wanted = _computing_as(component or named.component, own)
+        wanted = _computing_as(component or theirs, own)
         backbone, wanted = _build(wanted, view.crop_px, encoder, fixed=component is not None)
     except UserError as error:
         if component is not None:  # the recipe's own
@@ -109,20 +86,16 @@ def read_weights(source: Source, component: Component | None, crop_px: int | Non
     report["unexpected"] += encoder.dropped
     notes = [*encoder.notes, *notes]
     if by_keys and component is None:
-        notes.insert(0, f"keys and shapes are those of {named.component.kind}; nobody named it")
+        notes.insert(0, f"keys and shapes are those of {theirs.kind}; nobody named it")
     found = {"source": what, "format": layout, "sha256": sha256}
-    return Weights(backbone, wanted, view, {**found, **report, "notes": notes})
+    return backbone, wanted, view, {**found, **report, "notes": notes}
 
 
 def _read_object(path: Path, name: str) -> dict[str, Any]:
-    """Read a JSON file of a folder; {} where there is none. Raises: WeightsError for damage."""
-    file = path / name
-    if not path.is_dir() or not file.is_file():
+    """Read a JSON file of a folder; {} where there is none. Raises: UserError for damage."""
+    if not path.is_dir() or not (path / name).is_file():
         return {}
-    try:
-        return parse_object(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{file} is damaged ({error}); copy the folder again") from error
+    return read_object(path / name, "copy the folder again")
 
 
 def _stated(source: Source, config: dict[str, Any]) -> Component | None:
@@ -159,16 +132,19 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def _named(
     source: Source, config: dict[str, Any], stated: Component | None, encoder: Encoder
-) -> Named:
-    """Find the source's own architecture: by the user, `stated` by it, or by its keys."""
+) -> tuple[Component, str]:
+    """Find the source's own architecture: by the user, `stated` by it, or by its keys.
+
+    Also the tag of timm's weights that the user named, or "".
+    """
     if source.kind is None:
-        return Named(stated or Component(kind=_identified(source, encoder)))
+        return stated or Component(kind=_identified(source, encoder)), ""
     kind, _, tag = source.kind.partition(".")
     if not kind.startswith("timm/"):
-        return Named(Component(kind=source.kind))
+        return Component(kind=source.kind), ""
     if tag:
         _check_tag(source, kind.removeprefix("timm/"), tag, config)
-    return Named(Component(kind=kind), tag)
+    return Component(kind=kind), tag
 
 
 def _check_tag(source: Source, architecture: str, tag: str, config: dict[str, Any]) -> None:
@@ -276,13 +252,17 @@ def own_size(kind: str) -> int:
 def _view(
     source: Source,
     crop_px: int | None,
-    named: Named,
-    by_keys: bool,
+    kind: str,
+    tag: str,
+    usual: bool,
     config: dict[str, Any],
-    encoder: Encoder,
+    layout: str,
     sha256: str,
 ) -> tuple[EvalView, list[str]]:
-    """Make the view that the weights were trained for, or ImageNet's and say so."""
+    """Make the view that the weights were trained for, or ImageNet's and say so.
+
+    `usual`: without a tag, they may be the library's usual weights of this kind.
+    """
     what = source.text
     if "model_type" in config:
         stated = _read_object(source.path, "preprocessor_config.json")
@@ -291,20 +271,19 @@ def _view(
         stated = config.get("pretrained_cfg", config)
         arguments = config.get("model_args") or {}  # a table, or it was refused
         return timm_view(what, crop_px, stated, arguments.get("img_size"))
-    family, _, architecture = named.component.kind.partition("/")
-    of_its_library = encoder.format in _OF_ITS_LIBRARY and not by_keys
-    if family == "timm" and (of_its_library or named.tag):
+    family, _, architecture = kind.partition("/")
+    if family == "timm" and (usual or tag):
         import timm
 
-        name = f"{architecture}.{named.tag}" if named.tag else architecture
+        name = f"{architecture}.{tag}" if tag else architecture
         if timm.models.is_model_pretrained(name):
             of_release = timm.get_pretrained_cfg(name)
             view, notes = timm_view(what, crop_px, of_release.to_dict())
             said = f"the view is that of {architecture}.{of_release.tag}, timm's usual weights"
-            return view, notes if named.tag else [said, *notes]
-    if family == "torchvision" and encoder.format == "state dict":
+            return view, notes if tag else [said, *notes]
+    if family == "torchvision" and layout == "state dict":
         return torchvision_view(what, crop_px, architecture, sha256)
-    return unknown_view(what, crop_px, size=own_size(named.component.kind))
+    return unknown_view(what, crop_px, size=own_size(kind))
 
 
 def _build(

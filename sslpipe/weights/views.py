@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import IMAGENET_MEAN, IMAGENET_STD
 from sslpipe.errors import WeightsError, shown
 from sslpipe.models.limits import check_side
 from sslpipe.registry import REFUSALS
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 UNKNOWN = (
     "mean, std and the crop (7/8 of the image) are ImageNet's usual ones: the source names none"
 )
@@ -26,7 +26,7 @@ def make_view(
     interpolation: str = "bilinear",
     squash: bool = False,
 ) -> tuple[EvalView, list[str]]:
-    """Make a view from what a library says of its weights.
+    """Make a view from what a library says of its weights; and notes on what it could not take.
 
     Args:
         what: Names the source in messages.
@@ -35,11 +35,8 @@ def make_view(
         resize: Shorter side before the crop, at `size`; keeps its share at other sizes.
         mean: RGB in [0, 1].
         std: RGB in [0, 1].
-        interpolation: The library's name of it; others than bilinear and bicubic become bicubic.
+        interpolation: The library's name; others than bilinear and bicubic become bicubic.
         squash: See EvalView.
-
-    Returns:
-        The view, and sentences on what it could not take over.
     """
     notes = []
     mean, std = (list(each) * 3 if len(each) == 1 else each for each in (mean, std))  # of grey
@@ -66,25 +63,16 @@ def scaled_resize(crop_px: int, own_crop_px: int, own_resize_px: int) -> int:
     return max(crop_px, math.floor(crop_px * own_resize_px / own_crop_px))
 
 
-def unknown_view(
-    what: str, crop_px: int | None, *, size: int = 224, **known: Any
-) -> tuple[EvalView, list[str]]:
+def unknown_view(what: str, crop_px: int | None, size: int = 224) -> tuple[EvalView, list[str]]:
     """Make ImageNet's view for weights that name none, and say so."""
-    view, notes = make_view(what, crop_px, size=size, resize=round(size * 8 / 7), **known)
+    view, notes = make_view(what, crop_px, size=size, resize=round(size * 8 / 7))
     return view, [UNKNOWN, *notes]
 
 
 def timm_view(
     what: str, crop_px: int | None, config: Mapping[str, Any], img_size: Any = None
 ) -> tuple[EvalView, list[str]]:
-    """Make the view of a pretrained_cfg of timm.
-
-    Args:
-        what: Names the source in messages.
-        crop_px: Side of the views; None: its own.
-        config: The pretrained_cfg.
-        img_size: That the network was built for, a side or two, if any.
-    """
+    """Make the view of a pretrained_cfg of timm; `img_size`: a side or two of the network's own."""
     from timm.data import resolve_data_config
 
     kinds = {"interpolation": (str,), "crop_mode": (str,), "crop_pct": (int, float)}

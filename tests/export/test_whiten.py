@@ -16,9 +16,9 @@ from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import load_backbone
 from sslpipe.export.whiten import whiten_export
 from sslpipe.export.write import export_model
-from tests.export.test_write import ReadHere, trained, tree
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
+from tests.helpers.exports import trained, tree
 
 IMAGES = torch.randint(0, 256, (3, 3, 40, 40), generator=torch.Generator().manual_seed(0)).byte()
 
@@ -27,12 +27,10 @@ class Killed(BaseException): ...
 
 
 @pytest.fixture(scope="module")
-def export(tmp_path_factory):
+def export(tmp_path_factory, proved_here):
     """An export, and a features file of its own."""
     folder = tmp_path_factory.mktemp("whiten")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sslpipe.export.write.CleanProcess", ReadHere)
-        export_model(trained(), folder / "out", ["safetensors"])
+    export_model(trained(), folder / "out", ["safetensors"])
     config = load_backbone(folder / "out").config
     rows = torch.randn(50, config.num_features, generator=torch.Generator().manual_seed(0))
     facts = {"backbone_sha256": config.weights_sha256, "view": config.view}
