@@ -1,7 +1,7 @@
 """Which evaluation of a run was the best, and for how many since nothing was better."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -41,8 +41,8 @@ class Best:
 
     def __init__(self, config: RunConfig, state: Mapping[str, Any] | None = None) -> None:
         state = state or {}
-        self._score, self._patience = scorer(config.keep_by), config.patience
         self._by, self._keeps = config.keep_by, config.keep == "best"
+        self._patience = config.patience
         # else other numbers were compared, or the best weights were not kept
         same = state.get("by") == self._by and (not self._keeps or "name" in state)
         self.step: int | None = state.get("step") if same else None
@@ -66,6 +66,15 @@ class Best:
                 self.is_new = True
         if not self.is_new:
             self.since += 1
+
+    def _score(self, values: Values) -> float | None:
+        """Score an evaluation by run.keep_by, larger is better; None: it has no score."""
+        value = math.nan
+        if self._by == "auto":
+            value = next((values[name] for name in LABELLED if name in values), value)
+        elif all(HOLDOUT + name in values for name in NUMBERS):
+            value = SCORES[self._by]({name: values[HOLDOUT + name] for name in NUMBERS})
+        return None if math.isnan(value) else value
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -97,21 +106,6 @@ class Best:
         if self.step is None:
             return f"none of {self.since} evaluations had a number for run.keep_by = {self._by!r}"
         return f"no evaluation since step {self.step} was better by run.keep_by = {self._by!r}"
-
-
-def scorer(by: str) -> Callable[[Values], float | None]:
-    """Return what scores an evaluation by run.keep_by, larger is better; None: it has no score."""
-
-    def score(values: Values) -> float | None:
-        if by == "auto":
-            value = next((values[name] for name in LABELLED if name in values), math.nan)
-        elif all(HOLDOUT + name in values for name in NUMBERS):
-            value = SCORES[by]({name: values[HOLDOUT + name] for name in NUMBERS})
-        else:
-            value = math.nan
-        return None if math.isnan(value) else value
-
-    return score
 
 
 class Chosen(NamedTuple):

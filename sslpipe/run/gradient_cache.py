@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -156,7 +155,7 @@ class PooledStatistics:
         momenta = [norm.momentum for norm in norms]
         before = self._running()
         steps = torch.stack([_tracked(norm) for norm in norms])  # (norms,)
-        moments: list[_Moments] = []  # of each micro-batch
+        moments: list[Tensor] = []  # of each micro-batch
         for norm in norms:
             norm.momentum = 1.0  # a forward leaves its own moments
         try:
@@ -171,36 +170,26 @@ class PooledStatistics:
         if not all(norm.training for norm in norms):  # a frozen one keeps its statistics
             frozen = torch.tensor([not norm.training for norm in norms], device=rates.device)
             rates, steps = rates.masked_fill(frozen, 0), steps - frozen.to(steps)
-        rate = rates.to(before.mean.dtype)[self._norm_of]
-        self._write(before.mean.lerp(pooled.mean, rate), before.var.lerp(pooled.var, rate))
+        rate = rates.to(before.dtype)[self._norm_of]
+        now = before.lerp(pooled, rate)
+        for norm, mean, var in zip(norms, *(row.split(self._widths) for row in now), strict=True):
+            _kept(norm.running_mean).copy_(mean)
+            _kept(norm.running_var).copy_(var)
         torch._foreach_copy_([_tracked(norm) for norm in norms], list(steps.unbind()))
 
-    def _running(self) -> "_Moments":
-        return _Moments(
-            torch.cat([_kept(norm.running_mean) for norm in self._norms]),
-            torch.cat([_kept(norm.running_var) for norm in self._norms]),
-        )
+    def _running(self) -> Tensor:
+        """(2, C): means and unbiased variances, the norms' channels one after another."""
+        means = torch.cat([_kept(norm.running_mean) for norm in self._norms])
+        return torch.stack([means, torch.cat([_kept(norm.running_var) for norm in self._norms])])
 
-    def _write(self, mean: Tensor, var: Tensor) -> None:
-        parts = (torch.split(moment, self._widths) for moment in (mean, var))
-        for norm, m, v in zip(self._norms, *parts, strict=True):
-            _kept(norm.running_mean).copy_(m)
-            _kept(norm.running_var).copy_(v)
-
-    def _pooled(self, parts: list["_Moments"], images: int) -> "_Moments":
-        """Mean and unbiased variance (C,) of all values, from those of equal parts of them."""
+    def _pooled(self, parts: list[Tensor], images: int) -> Tensor:
+        """Mean and unbiased variance (2, C) of all values, from those of equal parts of them."""
         n = self._per_image * images  # (C,) values of a channel in one part
-        means = to_float64(torch.stack([part.mean for part in parts]))  # (K, C)
-        variances = to_float64(torch.stack([part.var for part in parts]))
+        means, variances = to_float64(torch.stack(parts)).unbind(1)  # (K, C) each
         mean = means.mean(0)
         squares = ((n - 1) * variances + n * (means - mean).square()).sum(0)
         var = squares / (n * len(parts) - 1).clamp_min(1)
-        return _Moments(mean.to(parts[0].mean), var.to(parts[0].var))  # dtype and device
-
-
-class _Moments(NamedTuple):
-    mean: Tensor  # (C,) the norms' channels one after another
-    var: Tensor  # (C,) unbiased
+        return torch.stack([mean, var]).to(parts[0])  # dtype and device
 
 
 def _values_per_channel(model: nn.Module, views: Tensor) -> list[tuple[_BatchNorm, int]]:

@@ -156,7 +156,11 @@ class StepGuard:
         """
         if self.on_device:
             self._last = decision
-        self._unread.append(_Record.begin(step, epoch, ids, source_ids, decision.values))
+        values, copied = decision.values, None
+        if values.is_cuda:
+            values = values.to("cpu", non_blocking=True)  # into pinned memory
+            copied = torch.cuda.current_stream().record_event()
+        self._unread.append(_Record(step, epoch, ids, source_ids, values, copied))
         self._read(keep=int(self.on_device))
 
     def settle(self) -> None:
@@ -255,16 +259,6 @@ class _Record(NamedTuple):
     source_ids: Tensor
     values: Tensor
     copied: torch.cuda.Event | None
-
-    @classmethod
-    def begin(
-        cls, step: int, epoch: int, ids: Tensor, source_ids: Tensor, values: Tensor
-    ) -> "_Record":
-        if not values.is_cuda:
-            return cls(step, epoch, ids, source_ids, values, None)
-        values = values.to("cpu", non_blocking=True)  # into pinned memory
-        copied = torch.cuda.current_stream().record_event()
-        return cls(step, epoch, ids, source_ids, values, copied)
 
     def read(self) -> list[float]:
         """Wait for the copy, which mostly has arrived."""

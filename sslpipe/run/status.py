@@ -32,7 +32,6 @@ HEALTH_KEYS = (
     *("skipped_steps", "quarantined"),
 )
 EXPECTED_BEAT_S = 60  # an older heartbeat is pointed out
-SKIPPED_KEYS = ("first_skipped", "last_skipped")
 LONGEST_S = 100 * 365 * 86400  # of a time that is shown: clocks jump
 
 
@@ -218,12 +217,9 @@ def _skipped(summary: dict[str, Any]) -> dict[str, str]:
     if summary["last_skipped"] is None:
         return {}
     count = summary["health"]["skipped_steps"]
-    first, last = (summary[key] for key in SKIPPED_KEYS)
-    where = f"{summary['run']}/bad_steps.*.jsonl"  # which counts from 0
-    steps = f"the first step {first}, the last step {last}" if first < last else f"step {last}"
-    numbers = f"{first - 1} to {last - 1}" if first < last else f"{last - 1}"
-    text = f'{count:.0f}, {steps}; their samples: "step" {numbers} in {where}'
-    return {"skipped steps": text}
+    first, last = summary["first_skipped"], summary["last_skipped"]
+    where = f'"step" {first - 1} to {last - 1} in {summary["run"]}/bad_steps.*.jsonl'  # from 0
+    return {"skipped steps": f"{count:.0f}, steps {first} to {last}; their samples: {where}"}
 
 
 def _numbers(values: dict[str, Any]) -> str:

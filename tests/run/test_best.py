@@ -346,20 +346,15 @@ def test_the_commands_take_the_better_weights_of_the_best_and_say_so(
             load_backbone(tmp_path / "out", **{option: value})
 
 
-@pytest.mark.parametrize("fault", ["checkpoint.before_rename", "checkpoint.before_prune", "train"])
 @pytest.mark.parametrize(
-    ("whole", "settings", "save", "step"),  # around the best: its save, and the step after it
-    [("kept", ("run.keep=best",), 3, 6), ("averaged", EMA, 4, 9)],
+    "fault", ["checkpoint.before_rename:4", "checkpoint.before_prune:4", "train.step:9"]
 )
-def test_a_kill_around_the_best_checkpoint_loses_nothing(
-    data, tmp_path, request, whole, settings, save, step, fault
-):
-    """Saved are steps 2, 3, 4 (the best of trained weights), 6, 8 (of averages), 9 and 12."""
-    expected, run_dir = request.getfixturevalue(whole), tmp_path / "run"
-    point = f"train.step:{step}" if fault == "train" else f"{fault}:{save}"
+def test_a_kill_around_the_best_checkpoint_loses_nothing(data, averaged, tmp_path, fault):
+    """Saved are steps 2, 3, 4, 6, 8 (the best, averaged), 9 and 12; killed at 6, or after 8."""
+    expected, run_dir = averaged, tmp_path / "run"
     with pytest.raises(AssertionError):
-        scripted(1, data, run_dir, *settings, fault=point)
-    assert scripted(1, data, run_dir, *settings) == [12]
+        scripted(1, data, run_dir, *EMA, fault=fault)
+    assert scripted(1, data, run_dir, *EMA) == [12]
     folders = [each / "checkpoints" for each in (expected, run_dir)]
     names = checkpoint_names(folders[0])
     assert names == checkpoint_names(folders[1])

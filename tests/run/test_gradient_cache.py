@@ -1,8 +1,6 @@
 """Gradient caching against one autograd graph over the same micro-batches, and the whole batch."""
 
 import copy
-import gc
-from collections import Counter
 from functools import partial
 
 import pytest
@@ -13,11 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sslpipe.distributed import Rank
 from sslpipe.losses import LOSSES
 from sslpipe.losses.nt_xent import NTXentLoss
-from sslpipe.models.backbones import build_backbone
-from sslpipe.models.simclr import SimCLR
 from sslpipe.models.sync_batchnorm import sync_batchnorm
-from sslpipe.recipe.base import Component
-from sslpipe.recipe.pretrain import Projector
 from sslpipe.run.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
 from tests.helpers.processes import run_processes
 
@@ -180,30 +174,6 @@ def test_every_micro_batch_takes_a_slice_of_every_stream_whatever_the_process_co
         micro_batch_rows(24, 4, 4)
 
 
-def test_each_view_is_asked_for_twice_and_the_norms_see_nothing_else():
-    model, views, asked = network(), images(), []
-    seen = PooledStatistics(model, views[:2])
-    assert all(module.training for module in model.modules())  # the probe leaves no trace
-    assert int(model[1].num_batches_tracked) == 0
-    rows = micro_batch_rows(IMAGES, STREAMS, 3)
-
-    def make_views(part):
-        asked.append(part.tolist())
-        return rows_of(views, part)
-
-    cached_backward(
-        model,
-        seen,
-        rows,
-        make_views=make_views,
-        compute_loss=lambda a, b: NTXentLoss()(a, b),
-        backward=lambda loss: loss.backward(),
-        seed=seed,
-    )
-    assert asked == [part.tolist() for part in rows] * 2
-    assert int(model[1].num_batches_tracked) == 1
-
-
 def test_a_norm_that_is_used_twice_is_refused():
     norm = nn.BatchNorm2d(3)
     with pytest.raises(TypeError, match="used twice in a forward"):
@@ -269,47 +239,3 @@ def test_processes_change_no_objective_with_micro_batches_and_talk_once(world):
             assert exchanged == 1
             for a, b in zip(tensors, expected[name][0], strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=name)
-
-
-class Kept:
-    """Bytes that autograd keeps for backward right now, and the most so far; each storage once."""
-
-    def __init__(self, ignored) -> None:
-        self.ignored = {t.untyped_storage().data_ptr() for t in ignored}
-        self.uses, self.now, self.most = Counter(), 0, 0
-
-    def pack(self, tensor: Tensor) -> "Handle":
-        return Handle(self, tensor)
-
-    def use(self, tensor: Tensor, change: int) -> None:
-        storage = tensor.untyped_storage()
-        key, before = storage.data_ptr(), self.uses[storage.data_ptr()]
-        self.uses[key] += change
-        if key not in self.ignored and 0 in (before, self.uses[key]):
-            self.now += change * storage.nbytes()
-            self.most = max(self.most, self.now)
-
-
-class Handle:
-    def __init__(self, kept: Kept, tensor: Tensor) -> None:
-        self.kept, self.tensor = kept, tensor
-        kept.use(tensor, 1)
-
-    def __del__(self) -> None:
-        self.kept.use(self.tensor, -1)
-
-
-def test_a_sixteenth_of_the_batch_at_a_time_keeps_a_tenth_of_the_activations_of_a_resnet18():
-    """benchmarks/gradient_cache.py measures the resident memory of a fresh process: 13 times."""
-    backbone = build_backbone(Component(kind="torchvision/resnet18"), crop_px=16)
-    model = SimCLR(backbone, Projector(hidden_dim=64))
-    views, most = torch.randn(32, 3, 16, 16), []
-    for micro_batches in (1, 16):
-        kept = Kept([*model.parameters(), *model.buffers(), views])
-        with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda handle: handle.tensor):
-            cached(model, NTXentLoss(), views, micro_batches, streams=1)
-        gc.collect()
-        assert kept.now == 0
-        most.append(kept.most)
-    assert most[0] > 30e6  # 32 views of 16 px
-    assert 10 < most[0] / most[1] <= 16.5

@@ -88,8 +88,7 @@ def test_steps_skipped_after_the_last_log_line_are_counted(run_dir, tmp_path):
     assert actual["health"]["skipped_steps"] == 3
     assert (actual["first_skipped"], actual["last_skipped"]) == (2, 6)
     where = f'"step" 1 to 5 in {tmp_path}/bad_steps.*.jsonl'
-    said = f"3, the first step 2, the last step 6; their samples: {where}"
-    assert rows_of(actual)["skipped steps"] == said
+    assert rows_of(actual)["skipped steps"] == f"3, steps 2 to 6; their samples: {where}"
     # of a run without any, nothing
     assert status(run_dir)["last_skipped"] is None
     assert "skipped steps" not in rows_of(status(run_dir))
