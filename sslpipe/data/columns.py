@@ -15,6 +15,7 @@ A missing value knows nothing: it equals no other, and its sample is in no group
 import hashlib
 import io
 import math
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -132,31 +133,24 @@ def map_file(url: str, file: ColumnFile, *, verify: bool) -> NDArray[Any]:
         raise DataError(f"{url} is not a .npy file: {error}; {REWRITE}") from None
 
 
+@dataclass(eq=False)
 class Column:
-    """One column of one split; files are opened when they are needed.
+    """One column of one split of `samples`, `entry` in the manifest; opened when it is needed.
 
-    Args:
-        folder: Where dataset.json is, a path or a URL. What is remote is held in memory.
-        split: Name of the split.
-        name: Of the column.
-        entry: As in the manifest.
-        samples: Of the split.
-        verify: Compare each file that is opened with its sha256, which reads it once; without, its
-            size and header are looked at and reading values touches their own pages only.
+    What is remote is held in memory. With `verify` each file that is opened is compared with its
+    sha256, which reads it once; without, its size and header are looked at and reading values
+    touches their own pages only.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        split: str,
-        name: str,
-        entry: ColumnEntry,
-        samples: int,
-        *,
-        verify: bool = True,
-    ) -> None:
-        self.folder, self.split, self.name, self.entry = folder, split, name, entry
-        self.kind, self.samples, self.verify = entry.kind, samples, verify
+    folder: str
+    split: str
+    name: str
+    entry: ColumnEntry
+    samples: int
+    verify: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.kind = self.entry.kind
 
     def __len__(self) -> int:
         return self.samples

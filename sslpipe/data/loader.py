@@ -256,7 +256,7 @@ def one_pass(
     wanted = np.arange(len(split)) if ids is None else np.asarray(ids, dtype=np.int64)
     share = process.share(len(wanted))
     wanted = wanted[share.start : share.stop]
-    reader = reader or Reader(split, window_bytes=64 * 2**20)
+    reader = reader or Reader(split)
     store = ImageStore(reader, canvas_px=canvas_px, keep=False, on_bad=on_bad or _refuse, jpeg=jpeg)
 
     def read(start: int) -> list[tuple[Integers, list[Raw]]]:

@@ -40,11 +40,9 @@ Values = NDArray[Any]
 
 
 class Drawn(NamedTuple):
-    """The partners of n samples.
+    """The partners of n samples, (n,) int64 ids; a sample's own where both views show it.
 
-    Args:
-        ids: (n,) int64; a sample's own id where both views show it.
-        lonely: (n,) bool, those that should have a partner and have none.
+    `lonely` (n,) bool are those that should have a partner and have none.
     """
 
     ids: Integers
@@ -91,19 +89,14 @@ class _Runs(NamedTuple):
 
 
 class Partners:
-    """Draw the partners of an order's samples.
+    """Draw the partners of an order's samples: none that the order never serves, by its seed.
 
-    Args:
-        order: Of the run; its seed names the draws, and whom it never serves is no partner.
-        same: Columns in all of which partners have the same value.
-        near: What they are near in, too; needed where `same` is empty.
-        different: Columns in each of which they differ.
-        share: Of the samples for whom a partner is drawn at all, anew in each epoch.
-        reach: "split": among all samples. "window": among those that the order shuffles together,
-            which a stream holds in memory.
+    They have the same value in all columns of `same`, are `near` in another (needed without any),
+    and differ in each of `different`. `share` of the samples have one drawn, anew in each epoch.
+    With reach "split" it is among all samples, with "window" among those that the order shuffles
+    together, which a stream holds in memory.
 
-    Raises:
-        DataError: A column's kind cannot serve.
+    Raises: DataError where a column's kind cannot serve.
     """
 
     def __init__(

@@ -47,7 +47,9 @@ class Reader:
         cache: For shards that are not on this machine.
     """
 
-    def __init__(self, split: Split, *, window_bytes: int, cache: DiskCache | None = None) -> None:
+    def __init__(
+        self, split: Split, *, window_bytes: int = 64 * 2**20, cache: DiskCache | None = None
+    ) -> None:
         self.split, self.window_bytes, self._cache = split, window_bytes, cache
         self._piped = lru_cache(maxsize=2)(_run_pipe)
         self._pipe_lock = threading.Lock()

@@ -58,13 +58,11 @@ _SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it begins the names of files
 
 
 class Built(NamedTuple):
-    """What a build made.
+    """The manifest in dataset.json (of a part: as it was), and what to say of the build.
 
-    Args:
-        manifest: As in dataset.json; of a part: as it was before.
-        skipped: "NAME: reason" for each image that cannot be decoded.
-        missing: Files that a list names and that are not there, by split.
-        notes: Lines about files ignored, columns, the cut into splits, and images converted.
+    `skipped` is "NAME: reason" for each image that cannot be decoded, `missing` the files that a
+    list names and that are not there, by split. Notes are lines about files ignored, columns, the
+    cut into splits, and images converted.
     """
 
     manifest: Manifest
@@ -188,13 +186,7 @@ def merge_parts(
     """Make the data set of all parts of a build, in any order, as one machine would have.
 
     Shards of other folders are linked where they lie on one file system, else copied; those folders
-    stay as they are.
-
-    Args:
-        out: The folder of the data set; it may hold parts itself.
-        folders: Where the parts are; none: in `out`.
-        workers: Threads that check and copy.
-        progress: Makes the progress bar.
+    stay as they are. `out` may hold parts itself, and all without `folders`.
 
     Raises:
         DataError: A part is missing, there twice, of another build, or its shards have changed.

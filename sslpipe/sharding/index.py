@@ -71,7 +71,7 @@ def index_folder(
     workers: int = 2,
     advance: Advance = lambda count: None,
 ) -> Manifest:
-    """Write sidecars for all tars, then dataset.json; other splits in it stay as they are.
+    """Write sidecars for all tars, then dataset.json; its other splits stay as they are.
 
     Args:
         folder: Of the tars and of dataset.json.

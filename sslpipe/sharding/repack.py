@@ -61,14 +61,14 @@ def repack(
     workers: int = 2,
     advance: Advance = lambda count: None,
 ) -> Repacked:
-    """Write tars again as shards with an index.
+    """Write tars again as shards with an index, `out`, which is another folder.
 
     A shard holds samples of one tar, in its order. A compressed tar is unpacked into `out` while it
     is read, so that memory holds its list of members and nothing else.
 
     Args:
         source: A tar, plain or compressed with gzip, bzip2 or xz; or a folder of them.
-        out: Another folder.
+        out: As above.
         split: Of all tars; else by how their names begin.
         samples_per_shard: At most so many.
         max_shard_bytes: At most so many, unless one sample is larger.

@@ -17,7 +17,6 @@ from sslpipe.random import permutation
 
 CELL_PX, GAP_PX, LINE_PX, MARGIN_PX = 128, 12, 16, 20
 BACKGROUND, INK, FAINT, BAD = (250, 250, 248), (34, 34, 34), (120, 120, 116), (190, 30, 30)
-WINDOW_BYTES = 64 * 2**20
 _ORDER = "(min / median / max)"
 
 
@@ -39,7 +38,7 @@ def choose_ids(
 def sample_lines(index: DatasetIndex, split_name: str, ids: Sequence[int]) -> list[str]:
     """Name samples, a line each: id, key in its shard, class."""
     split = index.split(split_name)
-    reader, classes = Reader(split, window_bytes=WINDOW_BYTES), _classes(index, split, ids)
+    reader, classes = Reader(split), _classes(index, split, ids)
     return [
         f"id {sample_id}: {one_line(reader.one(sample_id).key)}, {one_line(name)}"
         for sample_id, name in zip(ids, classes, strict=True)
@@ -69,7 +68,7 @@ def sample_sheet(
     """
     # the samples, and the sheet's size
     split = index.split(split_name)
-    reader = Reader(split, window_bytes=WINDOW_BYTES)
+    reader = Reader(split)
     chosen = choose_ids(split, ids, count=count, seed=seed)
     classes = _classes(index, split, chosen)
     font = ImageFont.load_default(size=12)
@@ -166,7 +165,7 @@ def save_sheet(sheet: Image.Image, path: Path) -> None:
 def _sizes(index: DatasetIndex, split_name: str, count: int) -> tuple[np.ndarray, int]:
     """Return (n, 2) width and height of random samples, and how many have no readable header."""
     split = index.split(split_name)
-    reader = Reader(split, window_bytes=WINDOW_BYTES)
+    reader = Reader(split)
     sizes, bad = [], 0
     for sample_id in np.sort(permutation(len(split), 0)[:count]).tolist():
         try:

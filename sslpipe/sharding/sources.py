@@ -39,8 +39,7 @@ class Images:
         cells: What else is known of each image, by the source's names of its columns.
         origin: What a text among `cells` may mean.
         files: Paths that --name-pattern is matched with; empty: `names`.
-        ignored: How many files beside them are none of SUFFIXES, by suffix; the first split's are
-            those of all.
+        ignored: Of other files than images, how many by suffix; the first split's are of all.
     """
 
     names: Sequence[str]

@@ -136,75 +136,60 @@ def test_files_beside_the_splits_are_counted_and_without_any_nothing_is_said(tmp
 # --- --background
 
 
-def test_transparent_parts_get_the_colour_asked_for(tmp_path, capsys):
+def test_transparent_parts_are_counted_once_and_get_the_colour_asked_for(tmp_path, capsys):
     root = tmp_path / "in"
     root.mkdir()
     rgba = np.random.default_rng(0).integers(0, 256, (5, 7, 4), dtype=np.uint8)
-    rgba[:2, :, 3], rgba[2, :, 3] = 0, 255
-    solid = rgba.copy()
-    solid[:, :, 3] = 255
+    rgba[:, :, 3] = 255
     palette = Image.fromarray(np.array([[0, 1, 0], [1, 1, 0]], np.uint8))
     palette.putpalette([10, 20, 30, 200, 100, 50])
-    Image.fromarray(rgba).save(root / "a.png")
-    Image.fromarray(solid).save(root / "b.png")
-    palette.save(root / "c.png", transparency=0)
-    Image.fromarray(rgba[:, :, :3]).save(root / "d.jpg")
-    words = ["build", tmp_path / "out", "--root", root]
-    assert run(*words, "--background", "#ff8000") == 0
-    written = {key[9:]: raw for key, raw, _ in read_all(tmp_path / "out", "train")}
-    share = rgba[:, :, 3:] / 255
-    mixed = rgba[:, :, :3] * share + np.array([255, 128, 0]) * (1 - share)
-    actual = decode(written["a"], 64).transpose(1, 2, 0)
-    assert np.abs(actual - mixed).max() <= 0.5
-    # the page says how to read a file as the shards have it
-    line = "decode(flatten(Path(name).read_bytes(), (255, 255, 255)), 4096)"
-    assert f"`{line}`" in (Path(__file__).parents[2] / "docs" / "export.md").read_text()
-    again = decode(flatten((root / "a.png").read_bytes(), (255, 128, 0)), 4096)
-    np.testing.assert_array_equal(again.transpose(1, 2, 0), actual)
-    expected = np.array([[255, 128, 0], [200, 100, 50]])[[[0, 1, 0], [1, 1, 0]]]
-    np.testing.assert_array_equal(decode(written["c"], 64).transpose(1, 2, 0), expected)
-    assert written["b"] == (root / "b.png").read_bytes()  # nothing is transparent
-    assert written["d"] == (root / "d.jpg").read_bytes()
-    # without it the bytes are as they were
-    assert run("build", tmp_path / "plain", "--root", root) == 0
-    plain = {key[9:]: raw for key, raw, _ in read_all(tmp_path / "plain", "train")}
-    assert plain["a"] == (root / "a.png").read_bytes()
-
-
-def test_images_with_transparent_parts_are_counted_once_whatever_their_mode(tmp_path, capsys):
-    root = tmp_path / "in"
-    root.mkdir()
-    rgba = np.full((5, 7, 4), 255, np.uint8)
     Image.fromarray(rgba).save(root / "opaque.png")
     Image.fromarray(rgba[:, :, :3]).save(root / "rgb.png")
-    Image.fromarray(rgba[:, :, :3]).save(root / "rgb.jpg")
-    palette = Image.fromarray(np.array([[0, 1, 0], [1, 1, 0]], np.uint8))
-    palette.putpalette([10, 20, 30, 200, 100, 50])
+    Image.fromarray(rgba[:, :, :3]).save(root / "jpeg.jpg")
     palette.save(root / "palette.png")
-    words = ["build", "--root", root]
+    words = ["build", "--root", root, "--samples-per-shard", "3"]
 
     def said(name: str, *options: object) -> list[str]:
         assert run(*words, tmp_path / name, *options) == 0
         lines = capsys.readouterr().out.splitlines()
         return [line.partition(",")[0] for line in lines if "transparent parts" in line]
 
+    def written(name: str) -> dict[str, bytes]:
+        return {key[9:]: raw for key, raw, _ in read_all(tmp_path / name, "train")}
+
     assert said("solid") == []
-    rgba[4, 6, 3] = 254
+    rgba[:2, :, 3], rgba[2, :, 3] = 0, 99
     clear = Image.fromarray(rgba)
-    for name in ("rgba.png", "rgba.webp", "rgba.tiff"):
+    for name in ("rgba.png", "webp.webp", "tiff.tiff"):
         clear.save(root / name, lossless=True)
     clear.convert("LA").save(root / "la.png")
-    palette.save(root / "palette2.png", transparency=0)
-    palette.save(root / "palette.gif", transparency=0)
+    palette.save(root / "clear.png", transparency=0)
+    palette.save(root / "gif.gif", transparency=0)
     wanted = ["6 of 10 images have transparent parts"]
-    assert said("out", "--samples-per-shard", "3") == wanted
-    assert said("out", "--samples-per-shard", "3") == wanted  # nothing is left to write
-    assert said("white", "--background", "white") == []
+    assert said("out") == wanted
+    assert said("out") == wanted  # nothing is left to write
     # parts say their own, merging says all
-    parts = [said("parts", "--samples-per-shard", "3", "--part", part) for part in ("1/2", "2/2")]
+    parts = [said("parts", "--part", part) for part in ("1/2", "2/2")]
     assert sum(int(line.split()[0]) for lines in parts for line in lines) == 6
     assert run("merge", tmp_path / "parts") == 0
     assert f"{wanted[0]}, which show" in capsys.readouterr().out
+    # on a colour nothing is transparent; without it the bytes are as they were
+    assert said("orange", "--background", "#ff8000") == []
+    orange = written("orange")
+    share = rgba[:, :, 3:] / 255
+    mixed = rgba[:, :, :3] * share + np.array([255, 128, 0]) * (1 - share)
+    for name in ("rgba", "webp", "tiff"):
+        assert np.abs(decode(orange[name], 64).transpose(1, 2, 0) - mixed).max() <= 0.5
+    expected = np.array([[255, 128, 0], [200, 100, 50]])[[[0, 1, 0], [1, 1, 0]]]
+    np.testing.assert_array_equal(decode(orange["clear"], 64).transpose(1, 2, 0), expected)
+    for name in ("opaque.png", "rgb.png", "jpeg.jpg", "palette.png"):
+        assert orange[name.partition(".")[0]] == (root / name).read_bytes()
+    assert written("out")["rgba"] == (root / "rgba.png").read_bytes()
+    # the page says how to read a file as the shards have it
+    line = "decode(flatten(Path(name).read_bytes(), (255, 255, 255)), 4096)"
+    assert f"`{line}`" in (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    again = decode(flatten((root / "rgba.png").read_bytes(), (255, 128, 0)), 4096)
+    np.testing.assert_array_equal(again, decode(orange["rgba"], 64))
 
 
 @pytest.mark.parametrize(
