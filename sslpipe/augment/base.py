@@ -57,7 +57,7 @@ class ViewPlan(Generic[WorkT]):
 
 
 class BaseViews(nn.Module):
-    """Hold the settings of both views; arguments and errors are those of FusedViews."""
+    """Hold the settings of both views; its arguments are those of `FusedViews`, like its errors."""
 
     mean: Tensor
     std: Tensor
