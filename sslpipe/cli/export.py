@@ -67,8 +67,9 @@ def whiten(
     power: Annotated[
         float | None,
         option(
-            "Divide each axis by its spread to this power: 1 whitens (default), 0.25 to 0.75 "
-            "flatten in part, 0 only centres and rotates.",
+            "Divide each axis by its spread to this power: 1 whitens, 0.25 to 0.75 flatten in "
+            "part, 0 only centres and rotates. Default: what is best on TRAIN by its labels; "
+            "without labels 0.25.",
             min=0,
             max=1,
         ),
@@ -91,7 +92,8 @@ def whiten(
 ) -> None:
     """Store a PCA whitening, and the crops of TRAIN, in an export.
 
-    The whitening is fitted on TRAIN. From then on `encode` and `sslpipe embed` apply both.
+    The whitening is fitted on TRAIN, whole or in part (--power). From then on `encode` and `sslpipe
+    embed` apply both.
     """
     if not (export / "config.json").is_file():
         raise UserError(f"{export} holds no config.json; name the folder of an export")
@@ -102,10 +104,9 @@ def whiten(
     from sslpipe.export.whiten import whiten_export
 
     width, kept = whiten_export(
-        export, train, floor, dims, power=power, pca=pca, erase=erase or (), data=data
+        export, train, floor, dims, power=power, pca=pca, erase=erase or (), data=data, say=say
     )
-    whitened = "whitened" if power in (None, 1) else f"spectrum flattened by power {power:g}"
-    done = "principal axes, largest first" if pca else whitened
+    done = "principal axes, largest first" if pca else "spectrum flattened"
     erased = f"{', '.join(erase)} erased, " if erase else ""
     say(f"{export}: {width} -> {kept} features, {erased}{done}")
     say_next("gallery", "enrol", "--help")

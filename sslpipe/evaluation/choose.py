@@ -204,6 +204,40 @@ def _identity(given: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps({**given, **rules}))
 
 
+def choose_power(rows: Embeddings, seed: int = 0) -> tuple[float, str]:
+    """Choose how far to flatten the spectrum of features, and say why.
+
+    With labels by MAP@R: each half of the classes is searched in itself, flattened by the spectrum
+    of all rows that are not in it. Of many rows each class has its share of MOST_COMPARED. Without
+    labels UNLABELLED_POWER, which docs/graded.md measures.
+
+    Args:
+        rows: Features of a train split, not whitened.
+        seed: Of the halves.
+
+    Returns:
+        One of POWERS, and a sentence.
+    """
+    labels = rows.labels.cpu().numpy()
+    if (lacking := why_unlabelled(labels)) is not None:
+        return UNLABELLED_POWER, f"power {UNLABELLED_POWER:g}, as labels cannot choose: {lacking}"
+    scores: dict[float | None, list[float]] = {power: [] for power in (None, *POWERS)}
+    for own in _halves(labels, seed):
+        each = max(2, MOST_COMPARED // len(own))  # images of a class
+        queries = np.concatenate([np.flatnonzero(labels == label)[:each] for label in own])
+        half = rows.rows(torch.from_numpy(queries[:MOST_COMPARED]))
+        others = rows.rows(torch.from_numpy(~np.isin(labels, own)))
+        scores[None].append(float(_scores(half)[CHOSEN_BY].mean()))
+        for power, flatten in zip(POWERS, fit_powers(others, POWERS), strict=True):
+            scores[power].append(float(_scores(flatten(half))[CHOSEN_BY].mean()))
+    mean = {power: sum(each) / 2 for power, each in scores.items()}
+    best = max(POWERS, key=lambda power: mean[power])
+    return best, (
+        f"power {best:g}: {CHOSEN_BY} {mean[best]:.1%} within classes of TRAIN whose spectrum was "
+        f"not used; as they are {mean[None]:.1%}"
+    )
+
+
 def _with_matches(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     known, counts = np.unique(labels[labels >= 0], return_counts=True)
     return known[counts >= 2]

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 
 from sslpipe.errors import UserError
+from sslpipe.evaluation.choose import choose_power
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.erase import fit_erasure
 from sslpipe.evaluation.features import split_of_file
@@ -30,6 +31,7 @@ def whiten_export(
     pca: bool = False,
     erase: Sequence[str] = (),
     data: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[int, int]:
     """Fit a whitening and store it in an export with the crops of the features it was fitted on.
 
@@ -38,10 +40,12 @@ def whiten_export(
         train: A features file of the train split, by this export, not whitened.
         floor: Added to each variance, as a share of their mean; None: FLOOR.
         dims: Principal axes that are kept, the largest first; None: all.
-        power: 1 whitens, less flattens the spectrum in part; see `fit_whitening`. None: 1.
+        power: 1 whitens, less flattens the spectrum in part; see `fit_whitening`. None: what
+            `choose_power` finds on TRAIN.
         pca: Rotate to the principal axes without whitening; takes no floor and no power.
         erase: Columns of the data set that no linear probe reads from the features afterwards.
         data: The dataset.json that the features were embedded from, where its columns are.
+        say: Told which power was chosen, and why.
 
     Returns:
         The number of features before and after.
@@ -82,8 +86,13 @@ def whiten_export(
         erased = f" less {width - left} that are erased" if erase else ""
         raise UserError(f"--dims {dims} is more than the {width} features{erased}")
     kept = dims or left
-    chosen = FLOOR if floor is None else floor, kept, 1.0 if power is None else power
-    fitted = fit_pca(rows, kept) if pca else fit_whitening(rows, *chosen)
+    if pca:
+        fitted = fit_pca(rows, kept)
+    else:
+        if power is None:
+            power, why = choose_power(rows)
+            say(why)
+        fitted = fit_whitening(rows, FLOOR if floor is None else floor, kept, power)
     if erasure is not None:
         fitted = erasure.then(fitted)
     _put(export, fitted, metadata["view"])

@@ -13,6 +13,7 @@ from sslpipe.evaluation.choose import (
     POWERS,
     CornerViews,
     check_features,
+    choose_power,
     rank_with_labels,
     rank_without_labels,
     ranking_from,
@@ -128,6 +129,24 @@ def test_without_labels_the_candidate_that_knows_an_images_other_corner_is_first
     assert ranked[0].score == 1.0
     both = rank_without_labels(features, corners, [("blind",), ("blind", "seeing")])
     assert best(both) == ("blind", "seeing")
+
+
+def test_the_power_that_is_chosen_is_the_planted_one():
+    """Wide axes that say nothing want whitening; narrow ones of noise want little of it."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(CLASSES).repeat_interleave(EACH)
+    classes = torch.randn(CLASSES, 12, generator=draw)[labels]
+    noise = torch.randn(len(labels), 12, generator=draw)
+    near = classes + 0.4 * torch.randn(len(labels), 12, generator=draw)
+    for features, expected in (
+        (torch.cat([near, 12 * noise], 1), 1.0),
+        (torch.cat([near, 0.2 * noise], 1), 0.25),
+    ):
+        power, why = choose_power(rows_of(features, labels))
+        assert power == expected
+        assert why.startswith(f"power {expected:g}: MAP@R ")
+    power, why = choose_power(rows_of(features, torch.full_like(labels, -1)))
+    assert (power, "labels cannot choose: 0 classes" in why) == (0.25, True)
 
 
 def test_one_fit_gives_each_power_what_a_fit_of_its_own_does():
