@@ -98,7 +98,7 @@ EVALUATE = {
         "no-exclude-same-id per-query similarity",
         "ridge": f"{_FILES} by exclude-same grid holdout seed",
         "sgd": f"{_FILES} batch-size epochs holdout rates seed",
-        "verification": f"{_FILES} exclude-same far folds pairs seed",
+        "verification": f"{_FILES} far folds pairs seed",
     }.items()
 }
 _COLUMN_OPTIONS = ("--by", "--column", "--columns", "--cross", "--erase", "--exclude-same")

@@ -20,7 +20,6 @@ from sslpipe.evaluation.nuisance import nuisance
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.suite_file import check_report
-from sslpipe.evaluation.verification import verification
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.export.write import export_backbone, load_backbone
 from sslpipe.recipe import load_recipe
@@ -82,13 +81,6 @@ def plain(results):
         ("retrieval", ["--exclude-same", "camera"], retrieval, {}, "exclude_same"),
         ("retrieval", ["--cross", "camera"], retrieval, {}, "cross"),
         ("retrieval", ["--by", "camera"], retrieval, {}, "by"),
-        (
-            "verification",
-            ["--pairs", "300", "--far", "0.1", "--exclude-same", "camera"],
-            verification,
-            {"pairs": 300, "far": [0.1]},
-            "exclude_same",
-        ),
         ("nuisance", ["--column", "camera"], nuisance, {}, "column"),
     ],
 )

@@ -21,7 +21,7 @@ from sslpipe.evaluation.choose import (
     why_unlabelled,
 )
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.whiten import fit_powers, fit_whitening
+from sslpipe.evaluation.whiten import fit_whitening
 
 CLASSES, EACH, DIM = 30, 8, 24
 
@@ -128,13 +128,6 @@ def test_without_labels_the_candidate_that_knows_an_images_other_corner_is_first
     assert ranked[0].score == 1.0
     both = rank_without_labels(features, corners, [("blind",), ("blind", "seeing")])
     assert best(both) == ("blind", "seeing")
-
-
-def test_one_fit_gives_each_power_what_a_fit_of_its_own_does():
-    rows = planted()["good"]
-    for power, fitted in zip((0.0, 0.3, 1.0), fit_powers(rows, (0.0, 0.3, 1.0)), strict=True):
-        own = fit_whitening(rows, power=power)
-        assert torch.equal(own.projection, fitted.projection)
 
 
 def test_corners_are_crops_of_the_image_with_half_of_what_the_view_sees():
