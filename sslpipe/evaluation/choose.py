@@ -40,15 +40,11 @@ Parts = tuple[str, ...]  # names of the candidates that stand side by side
 
 
 class Ranked(NamedTuple):
-    """A row of the ranking.
+    """A row of the ranking: one candidate or the parts of a join.
 
-    Args:
-        parts: One candidate, or those of a join.
-        power: Of the flattening; None: the features as they are.
-        score: What it is ranked by: MAP@R of the choosing half, or view recall.
-        values: Metric -> mean of the reporting half; {} without labels.
-        more: Metric -> difference to the base there.
-        p: Of no difference of MAP@R, adjusted for all rows.
+    `power` is that of the flattening, None: as they are. `score` ranks: MAP@R of the choosing half,
+    or view recall. `values` are metrics of the reporting half, {} without labels, and `more` their
+    differences to the base; `p` is of no difference of MAP@R, adjusted for all rows.
     """
 
     parts: Parts
@@ -99,11 +95,9 @@ def check_features(name: str, rows: Embeddings, first: Embeddings) -> None:
     """Raise DataError where features are too few, all equal, or other images' than the first's."""
     if not torch.equal(rows.ids, first.ids):
         raise DataError(f"{name} reads other images than the first candidate; are files changing?")
+    few = f"{len(rows.ids)} images are too few to compare features on"
     if len(rows.ids) < LEAST_IMAGES:
-        raise DataError(
-            f"{len(rows.ids)} images are too few to compare features on; give {LEAST_IMAGES} or "
-            "more"
-        )
+        raise DataError(f"{few}; give {LEAST_IMAGES} or more")
     spread = (rows.features - rows.features[:1]).abs().max()
     if float(spread) <= 1e-6 * float(rows.features.abs().max()):
         raise DataError(
@@ -181,10 +175,8 @@ def best_forms(ranked: Sequence[Ranked]) -> list[int]:
 
 def to_json(ranked: Sequence[Ranked], identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return plain values: the rows, and all that decided them."""
-    rows = [
-        {**row._asdict(), "more": {m: each._asdict() for m, each in row.more.items()}}
-        for row in ranked
-    ]
+    more = ({m: each._asdict() for m, each in row.more.items()} for row in ranked)
+    rows = [{**row._asdict(), "more": own} for row, own in zip(ranked, more, strict=True)]
     return {"identity": _identity(identity), "rows": rows}
 
 

@@ -186,7 +186,7 @@ def bootstrap_means95(values: Floats, *, resamples: int = 1000, seed: int = 0) -
 
 def quantiles95(resampled: ArrayLike) -> list[Interval]:
     """Return the 2.5 % and 97.5 % quantiles of each column, (resamples, columns)."""
-    low, high = np.quantile(resampled, [0.025, 0.975], axis=0)
+    low, high = np.quantile(np.asarray(resampled), [0.025, 0.975], axis=0)
     return [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
 
 

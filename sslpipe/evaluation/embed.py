@@ -94,7 +94,7 @@ def embed(
         DataError: No sample can be read, one is bad where there is no `on_bad`, or features are not
             finite.
     """
-    places = {"device": device, "rows_on": rows_on}
+    places: dict[str, Any] = {"device": device, "rows_on": rows_on}
     local = embed_here(backbone, view, split, process=process, **places, **options)
     widths = torch.tensor([local.features.shape[1]], device=device)
     width = int(all_gather_rows(widths).max())  # a process without rows does not know it
@@ -211,12 +211,10 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
         tensors, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
     except UNREADABLE as error:
         raise DataError(f"cannot read embeddings from {path}: {error}") from error
-    missing = sorted({*Embeddings._fields} - {*tensors})
+    missing = ", ".join(sorted({*Embeddings._fields} - {*tensors}))
     if missing or text is None:
-        raise DataError(
-            f"{path} holds no embeddings (no {', '.join(missing) or 'facts'}); "
-            "write one with `sslpipe embed`"
-        )
+        write = "write one with `sslpipe embed`"
+        raise DataError(f"{path} holds no embeddings (no {missing or 'facts'}); {write}")
     checksum = tensors.pop(CHECKSUM, None)  # absent in files of earlier versions
     if checksum is not None and checksum.tolist() != [*content_sha256(tensors, text)]:
         raise DataError(f"{path} is damaged: its sha256 is another one; embed again")

@@ -94,33 +94,20 @@ def among_all(
     bank: Tensor, queries: Tensor, k: int, bank_ids: Tensor | None, ids: Tensor | None
 ) -> Neighbours:
     """Find the k nearest with every similarity computed exactly; rows in fixed point."""
-    found: list[Neighbours] = []  # of each part of the bank, the best among it and those before
+    numbers, found = EXACT_NUMBERS * (32 if bank.is_cuda else 1), list[Neighbours]()
     for first in range(0, len(bank), BANK_PART):
-        rows = slice(first, first + BANK_PART)
-        own = None if bank_ids is None else bank_ids[rows]
-        found.append(_among_some(bank[rows], queries, k, own, ids, first))
-        if len(found) > 1:
+        some = torch.arange(first, min(first + BANK_PART, len(bank)), device=bank.device)
+        wide, parts = bank[first : first + BANK_PART].double(), []
+        step = max(1, numbers // len(some))
+        for start in range(0, max(1, len(queries)), step):
+            part = slice(start, start + step)
+            similarities = (queries[part].double() @ wide.T).float()  # (q, N)
+            if bank_ids is not None and ids is not None:
+                own = bank_ids[first : first + BANK_PART] == ids[part, None]
+                similarities.masked_fill_(own, -torch.inf)
+            parts.append(best(similarities, some, min(k, len(some))))
+        found.append(Neighbours(*(torch.cat(columns) for columns in zip(*parts, strict=True))))
+        if len(found) > 1:  # the best among this part and those before
             indices, similarities = (torch.cat(side, 1) for side in zip(*found, strict=True))
             found = [best(similarities, indices, min(k, indices.shape[1]))]
     return found[0]
-
-
-def _among_some(
-    bank: Tensor,
-    queries: Tensor,
-    k: int,
-    bank_ids: Tensor | None,
-    ids: Tensor | None,
-    first: int,
-) -> Neighbours:
-    wide, parts = bank.double(), []
-    rows = torch.arange(first, first + len(bank), device=bank.device)
-    numbers = EXACT_NUMBERS * (32 if bank.is_cuda else 1)
-    step = max(1, numbers // len(bank))
-    for start in range(0, max(1, len(queries)), step):
-        part = slice(start, start + step)
-        similarities = (queries[part].double() @ wide.T).float()  # (q, N)
-        if bank_ids is not None and ids is not None:
-            similarities.masked_fill_(bank_ids == ids[part, None], -torch.inf)
-        parts.append(best(similarities, rows, min(k, len(bank))))
-    return Neighbours(*(torch.cat(columns) for columns in zip(*parts, strict=True)))

@@ -74,14 +74,9 @@ def embed_pair(
 ) -> tuple[Embeddings, Embeddings]:
     """Embed a train and a test split by one network, moved to options["device"].
 
-    Args:
-        name: Of the network, for titles and messages.
-        network: (B, 3, S, S) images to (B, F) features.
-        view: What it sees of an image.
-        splits: Train and test.
-        saved: Split -> its features, where they are known; see `saved_embeddings`.
-        progress: Makes the progress bar of each pass over a split.
-        options: Those of `embed`: batch_size, canvas_px, num_workers, device, on_bad.
+    `name` is the network's in titles and messages. `saved` has features by split, where they are
+    known; see `saved_embeddings`. `progress` makes the progress bar of each pass. options:
+    batch_size, canvas_px, num_workers, device, on_bad of `embed`.
     """
     network = network.to(options.get("device", "cpu"))
     rows = []

@@ -221,7 +221,7 @@ def _predictions(
         raise DataError(f"temperature = {temperature} must be > 0 and finite")
     check_room(max(k), exclude_same)
     bank_ids, query_ids = hidden_ids(bank, queries, same_id=exclude_same_id, same=exclude_same)
-    ids = {"bank_ids": bank_ids, "query_ids": query_ids}
+    ids: dict[str, Any] = {"bank_ids": bank_ids, "query_ids": query_ids}
     neighbours = nearest(bank.features, queries.features, max(k), **ids, **options)
     votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
     return {

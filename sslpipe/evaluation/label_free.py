@@ -5,6 +5,7 @@ trusted to rank checkpoints is measured by `benchmarks.checkpoints`.
 """
 
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
@@ -136,25 +137,24 @@ def label_free_numbers(features: Tensor, views: Tensor) -> dict[str, float]:
         return dict.fromkeys(NUMBERS, float("nan"))
     some = torch.arange(min(len(features), MOST_PAIRED), device=features.device)
     some = some * len(features) // len(some)
-    values = (
-        rankme(features),
-        lidar(views),
-        alignment(views),
-        uniformity(features[some]),
-        alpha_req(features),
-        view_recall(views[:, some]),
-    )
-    return dict(zip(NUMBERS, values, strict=True))
+    return {
+        "rankme": rankme(features),
+        "lidar": lidar(views),
+        "alignment": alignment(views),
+        "uniformity": uniformity(features[some]),
+        "alpha_req": alpha_req(features),
+        "view_recall": view_recall(views[:, some]),
+    }
 
 
 # name -> the numbers of `label_free_numbers` -> a score, larger is better
 SCORES: dict[str, Callable[[Mapping[str, float]], float]] = {
-    "rankme": lambda n: n["rankme"],
-    "lidar": lambda n: n["lidar"],
+    "rankme": itemgetter("rankme"),
+    "lidar": itemgetter("lidar"),
     "alignment": lambda n: -n["alignment"],
     "uniformity": lambda n: -n["uniformity"],
     "alpha_req": lambda n: -abs(n["alpha_req"] - 1),
-    "view_recall": lambda n: n["view_recall"],
+    "view_recall": itemgetter("view_recall"),
     # combinations; the first is what Wang and Isola's section 5 trains with
     "alignment_uniformity": lambda n: -n["alignment"] - n["uniformity"],
     "rankme_view_recall": lambda n: n["rankme"] * n["view_recall"],

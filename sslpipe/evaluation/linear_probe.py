@@ -121,7 +121,7 @@ def _probe(
     by: GroupCodes | None = None,
 ) -> list[Result]:
     if exclude_same is not None:
-        fits = fit_unlike(lambda *pair: _probe(kind, *pair, options), train, test, exclude_same)
+        fits = fit_unlike(lambda a, b: _probe(kind, a, b, options), train, test, exclude_same)
         return by_value(fits, by)
     classes, grid, name = num_classes(train, test), options["grid"], kind.value
     parameters = (train.features.shape[1] + 1) * classes

@@ -1,23 +1,26 @@
 """What the suite measures of each set of features, and on which of the classes."""
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sslpipe import __version__
 from sslpipe.errors import DataError
 from sslpipe.evaluation.against import KNN, LINEAR, PER_QUERY, has_a_match
-from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.embed import UNREADABLE, Embeddings, content_sha256
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.geometry import geometry
-from sslpipe.evaluation.kept_results import Columns, KeptResults
 from sslpipe.evaluation.knn import DINO_K, knn_results, protocol_id
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.neighbours import Search
@@ -25,8 +28,11 @@ from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.verification import draw_pairs, verification
 from sslpipe.evaluation.whiten import whiten
+from sslpipe.portable import make_folder, open_regular, replacing
 
 Pair = tuple[Embeddings, Embeddings]  # train, test
+Columns = list[tuple[str | None, Result]]  # a number, and its column of the table if it has one
+ARRAYS = ("scores", "draw_hits")  # of a result, not in its JSON
 LABELS_PER_CLASS = (100, 10)  # columns of the table
 FEWER_LABELS = (5, 1)  # measured, too
 MOST_NAMED = 5  # classes in a sentence
@@ -42,15 +48,41 @@ SPARSE_CLASSES, SPARSE_ROWS = 1000, 10  # of more classes with fewer rows each, 
 
 
 class Part(NamedTuple):
-    """One measurement of a set of features.
-
-    `linear` probes are of plain features, where they are not too many; `shape` is no accuracy.
-    """
+    """A measurement; `linear` probes are of plain features, where they are not too many."""
 
     title: str
     score: Callable[[Embeddings, Embeddings], Columns]
     linear: bool = False
     shape: bool = False
+
+
+class KeptResults:
+    """Measurements of a suite that was stopped: the same command reads them instead of measuring.
+
+    One file in `folder` each, named by a hash of the features and of the settings.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.read = folder, 0
+
+    def identity(self, pair: Pair, settings: dict[str, Any]) -> str:
+        """Hash the features of train and test, and all else that decides what is measured."""
+        text = json.dumps({**settings, "version": __version__}, sort_keys=True)
+        return "-".join(content_sha256(rows._asdict(), text).hex() for rows in pair)
+
+    def measured(self, identity: str, part: str, measure: Callable[[], Columns]) -> Columns:
+        """Return what was measured before, or measure it and keep it."""
+        name = hashlib.sha256(f"{identity} {part}".encode()).hexdigest()
+        file = self.folder / f"{name}.npz"
+        try:
+            columns = _read(file)
+        except UNREADABLE:  # absent, or damaged
+            columns = measure()
+            with suppress(OSError):  # a full disk or a planted link: measured, not kept
+                _write(file, columns)
+        else:
+            self.read += 1
+        return columns
 
 
 class FormResults(NamedTuple):
@@ -93,13 +125,8 @@ class TimeToGo:
 class Protocols:
     """What is measured of each set: the same for all, by what the first one's samples allow.
 
-    Args:
-        first: Train and test.
-        classes: Their names by label, where known.
-        left_out: Gets a sentence for each number that cannot be measured.
-        search: As in `run_suite`, and so are draws and seed.
-        draws: Of a few labels per class.
-        seed: Of all that is drawn.
+    `classes` are the classes' names by label, where known. `left_out` gets a sentence for each
+    number that cannot be measured. `search`, `draws` and `seed` as in `run_suite`.
     """
 
     def __init__(
@@ -171,14 +198,9 @@ class Protocols:
     ) -> list[FormResults]:
         """Measure a set, plain and whitened.
 
-        Args:
-            name: Of the set.
-            plain: Its features.
-            say: Called with what comes next.
-            progress: Makes the progress bar.
-            kept: Has what was measured before an interruption, and gets what is measured.
-            clock: Shown with what comes next.
-            use_up: Nobody needs the plain features later: they are whitened in place.
+        `kept` has what was measured before an interruption, and gets what is measured; `clock` is
+        shown with what comes next. With `use_up` nobody needs the plain features later: they are
+        whitened in place.
         """
         columns, found = self.columns(), list[FormResults]()
         linear = self._can_probe(name, plain)
@@ -344,3 +366,26 @@ def _knn_rows(bank: Embeddings, queries: Embeddings, *, search: Search) -> Colum
     more = [k for k in FEWER_NEIGHBOURS if k <= len(bank.ids)]
     results = knn_results(bank, queries, k=[*more, *ks], vote="both", search=search)
     return [(KNN if result.protocol == in_table else None, result) for result in results]
+
+
+def _write(file: Path, columns: Columns) -> None:
+    make_folder(file.parent.parent, file.parent.name)
+    arrays = {
+        f"{name} {at}": array
+        for at, (_, result) in enumerate(columns)
+        for name in ARRAYS
+        if (array := getattr(result, name)) is not None
+    }
+    text = json.dumps([(column, result.to_json()) for column, result in columns])
+    with replacing(file) as temporary, temporary.open("wb") as opened:
+        np.savez(opened, allow_pickle=False, columns=np.array(text), **arrays)
+
+
+def _read(file: Path) -> Columns:
+    with open_regular(file) as raw, np.load(raw, allow_pickle=False) as arrays:
+        columns = []
+        for at, (column, tree) in enumerate(json.loads(str(arrays["columns"]))):
+            own = {name: arrays[f"{name} {at}"] for name in ARRAYS if f"{name} {at}" in arrays}
+            result = replace(Result(**tree), interval95=tuple(tree["interval95"]), **own)
+            columns.append((column, result))
+    return columns

@@ -178,7 +178,7 @@ def cosines(gallery: Tensor, most: int, dtype: torch.dtype = torch.float64) -> C
 
 
 def dot_products(gallery: Tensor, most: int) -> Compare:
-    """Compare by the dot product; the gallery and each query are scaled, which ranks nothing."""
+    """Compare by the dot product; each side is scaled, which ranks nothing."""
     bank = gallery.double() * _power_of_two(gallery.abs().max())
     buffer = bank.new_empty(most, len(bank))
 

@@ -12,12 +12,11 @@ from sslpipe.errors import DataError, one_line
 from sslpipe.evaluation.against import Scores, compare_all, has_a_match
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.groups import GroupCodes
-from sslpipe.evaluation.kept_results import KeptResults
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.leakage import LeakRows
+from sslpipe.evaluation.leakage import leakage_of
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.nuisance import nuisance_rows
-from sslpipe.evaluation.protocols import FormResults, Pair, Protocols, TimeToGo
+from sslpipe.evaluation.protocols import FormResults, KeptResults, Pair, Protocols, TimeToGo
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.suite_file import SCHEMA_VERSION, content_sha256
 from sslpipe.evaluation.verdict import BASELINES, comparisons, verdict
@@ -47,14 +46,14 @@ def run_suite(
     progress: Progress | None = None,
     keep: Path | None = None,
 ) -> dict[str, Any]:
-    """Run every evaluation on each set of features.
+    """Run every evaluation on each set of features; returns an eval.json, see `suite_file`.
 
     kNN with all, 100, 10, 5 and 1 labels per class (where classes have so many), retrieval and
     verification inside test, plain and whitened, two linear probes and the geometry. The table has
     kNN with k = 20, or as many as there are labels per class where those are fewer, and the linear
     probe; Recall@1 and MAP@R where train has not the classes of most test samples. Nothing is
     chosen on test. The linear probes standardise, so they are run on plain features only.
-    Verification and retrieval take pairs of test samples, each sample against all others.
+    After Ctrl-C (KeyboardInterrupt) it has the sets that are measured by then.
 
     Args:
         sets: Name -> (train, test), all of the same samples, in the order of the table; or what
@@ -64,8 +63,7 @@ def run_suite(
         against: Those of the sets that are other networks', to compare with; see `against`.
         start: Which of those the run started from.
         not_compared: Sentences on networks that could not be.
-        columns: Columns of the data set that a probe reads from each set, by sample id of the whole
-            splits; see `nuisance.choose_columns`.
+        columns: Codes by sample id of the whole splits, which a probe reads from each set.
         not_measured: Sentences on what else could have been.
         leaked: (L,) ids of test samples that have a near-duplicate in train: each number of the
             table is given without them, too. None: nobody has looked for them.
@@ -75,16 +73,10 @@ def run_suite(
         seed: Of all that is drawn.
         say: Called with what comes next.
         progress: Makes a progress bar for each set.
-        keep: A folder for each measurement: after an interruption, the same call reads them. None:
-            nothing is kept.
-
-    Returns:
-        What eval.json holds; see `suite_file`. After Ctrl-C (KeyboardInterrupt), with the sets that
-        are measured by then.
+        keep: A folder for each measurement: after an interruption, the same call reads them.
 
     Raises:
         DataError: The sets are not of the same samples, or these have no labels.
-        KeyboardInterrupt: Before the first set is measured.
     """
     # what these samples allow
     left_out = [*not_measured]
@@ -94,7 +86,6 @@ def run_suite(
     protocols = Protocols(first, facts.get("classes") or (), left_out, search, draws, seed)
     labels = first[1].labels.cpu().numpy()
     scores = Scores({}, labels[has_a_match(labels)])
-    leaks = LeakRows(leaked, leaked_by, protocols.scored_ids(), scores.classes)
 
     # the numbers of every set
     kept = None if keep is None else KeptResults(keep)
@@ -116,14 +107,14 @@ def run_suite(
             if name not in {*measured, *incomplete}:
                 incomplete[name] = "interrupted"
         say(f"interrupted; kept: {', '.join(measured)}")
-    rows: list[dict[str, Any]] = []
     shapes: list[dict[str, Any]] = []
+    table: list[tuple[str, bool, str | None, Result]] = []
     for name, forms in measured.items():
         for whitened, results, geometries in forms:
-            rows += [_row(name, whitened, column, result) for column, result in results]
+            table += [(name, whitened, *each) for each in results]
             shapes += [_row(name, whitened, None, result) for result in geometries]
             scores.take(name, whitened, results)
-            leaks.take(name, whitened, results)
+    rows = [_row(*each) for each in table]
 
     # the answers: ours against other networks, and against baselines where kNN decides nothing
     left_out += [f"{n}: {why}" for n, why in incomplete.items() if n not in against]
@@ -152,7 +143,8 @@ def run_suite(
         **({"incomplete": incomplete} if incomplete else {}),
     }
     if leaked is not None:
-        report["leakage"] = leaks.report(len(first[1].ids))
+        scored = protocols.scored_ids()
+        report["leakage"] = leakage_of(table, leaked, leaked_by, scored, scores.classes)
     report["verdict"] = verdict(report)
     return {**report, "sha256": content_sha256(report)}
 

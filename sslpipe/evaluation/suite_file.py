@@ -66,45 +66,36 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class _Row(_Strict):
-    """What a row must have to be shown; see `result.Result`."""
+class _Number(_Strict):
+    """What rows of all kinds have; see `result.Result`."""
 
     features: str
     whitened: bool
-    column: str | None
     protocol: str
     metric: str
     value: Finite
     interval95: Ends
     queries: int
+
+
+class _Row(_Number):
+    column: str | None
     bank: int
     details: dict[str, Any]
 
 
 class _Knows(_Strict):
-    """What the details of a probe of a column must have; see `nuisance.nuisance`."""
-
     values: Annotated[int, Field(ge=2)]
     chance: Share
 
 
-class _Nuisance(_Strict):
-    """What a probe of a column must have to be shown."""
-
-    features: str
-    whitened: bool
+class _Nuisance(_Number):
     column: str
-    protocol: str
-    metric: str
     value: Share
-    interval95: Ends
-    queries: int
     details: _Knows
 
 
 class _Comparison(_Strict):
-    """What a comparison must have to be told; see `verdict.comparisons`."""
-
     features: str
     baseline: Literal["random", "pixels"]
     column: Literal["kNN", "linear"]
@@ -117,8 +108,6 @@ class _Comparison(_Strict):
 
 
 class _Against(_Strict):
-    """What a comparison with another network must have; see above."""
-
     features: str
     against: str
     start: bool
@@ -147,8 +136,6 @@ class _Against(_Strict):
 
 
 class _Other(_Strict):
-    """What is known of a network that was compared with."""
-
     name: str
     source: str
     sha256: str
@@ -160,8 +147,6 @@ class _Facts(_Strict):
 
 
 class _LeakRow(_Strict):
-    """What a number with and without leaked samples must have to be shown."""
-
     features: str
     whitened: bool
     column: str
@@ -172,8 +157,6 @@ class _LeakRow(_Strict):
 
 
 class _Leakage(_Strict):
-    """What the count of leaked samples must have to be shown."""
-
     samples: Count
     leaked: Annotated[int, Field(ge=0)]
     how: str
@@ -181,7 +164,7 @@ class _Leakage(_Strict):
 
 
 class _Report(_Strict):
-    """What an eval.json must have to be shown."""
+    """What an eval.json must have to be shown; the layout is that above."""
 
     facts: _Facts
     columns: list[str]

@@ -37,10 +37,8 @@ def comparisons(
 ) -> list[Tree]:
     """Compare all features with each baseline by kNN, linear probe and whitened kNN.
 
-    Args:
-        rows: Those of eval.json.
-        hits: Which samples were right, where known: the interval is then a paired one.
-        without: Features that are not compared: those of other networks.
+    `rows` are those of eval.json; `hits` says which samples were right, where known: the interval
+    is then a paired one. Features `without` are those of other networks.
     """
     hits = hits or {}
     cells = {
@@ -54,12 +52,11 @@ def comparisons(
                 theirs = (baseline, whitened, column)
                 if ours not in cells or theirs not in cells:
                     continue
-                paired = ours in hits and theirs in hits
-                difference, interval, p = (
-                    paired_top1(hits[ours], hits[theirs])[:3]
-                    if paired
-                    else (*unpaired_difference95(cells[ours], cells[theirs]), None)
-                )
+                paired, p = ours in hits and theirs in hits, None
+                if paired:
+                    difference, interval, p, *_ = paired_top1(hits[ours], hits[theirs])
+                else:
+                    difference, interval = unpaired_difference95(cells[ours], cells[theirs])
                 found.append(
                     {
                         "features": features,

@@ -45,12 +45,9 @@ def fit_whitening(
 ) -> Whitening:
     """Rotate to the principal axes of `train` and divide each by its spread to the `power`.
 
-    Args:
-        train: The rows to learn from.
-        floor: Added to each variance, as a share of the mean variance; 0 whitens fully and needs
-            more rows than features.
-        dims: Keep the axes of the largest variances only; by default all.
-        power: 1 whitens, less flattens the spectrum in part, 0 only centres and rotates.
+    `floor` is added to each variance, as a share of the mean variance; 0 whitens fully and needs
+    more rows than features. `dims` axes of the largest variances are kept, by default all. A power
+    of 1 whitens, less flattens the spectrum in part, 0 only centres and rotates.
     """
     return fit_powers(train, (power,), floor, dims)[0]
 
@@ -59,9 +56,8 @@ def fit_powers(
     train: Embeddings, powers: Sequence[float], floor: float = FLOOR, dims: int | None = None
 ) -> list[Whitening]:
     """Fit the principal axes once, and return what `fit_whitening` does for each power."""
-    for power in powers:
-        if not 0 <= power <= 1:
-            raise DataError(f"power = {power} must lie in 0..1: 0 only rotates, 1 whitens")
+    if wrong := [power for power in powers if not 0 <= power <= 1]:
+        raise DataError(f"power = {wrong[0]} must lie in 0..1: 0 only rotates, 1 whitens")
     mean, variances, axes = principal_axes(train.features, dims)
     spread = (variances.clamp_min(0) + floor * variances.mean()).sqrt()
     some = spread > 1e-10 * spread.max()  # an axis without variance and floor carries nothing

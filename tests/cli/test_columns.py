@@ -73,7 +73,6 @@ def plain(results):
         ("retrieval", {}, "exclude_same"),
         ("retrieval", {}, "cross"),
         ("retrieval", {}, "by"),
-        ("verification --pairs 300 --far 0.1", {"pairs": 300, "far": [0.1]}, "exclude_same"),
         ("nuisance", {}, "column"),
     ],
 )

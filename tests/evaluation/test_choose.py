@@ -22,7 +22,7 @@ from sslpipe.evaluation.choose import (
     why_unlabelled,
 )
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.whiten import fit_powers, fit_whitening
+from sslpipe.evaluation.whiten import fit_whitening
 
 CLASSES, EACH, DIM = 30, 8, 24
 
@@ -147,13 +147,6 @@ def test_the_power_that_is_chosen_is_the_planted_one():
         assert why.startswith(f"power {expected:g}: MAP@R ")
     power, why = choose_power(rows_of(features, torch.full_like(labels, -1)))
     assert (power, "labels cannot choose: 0 classes" in why) == (0.25, True)
-
-
-def test_one_fit_gives_each_power_what_a_fit_of_its_own_does():
-    rows = planted()["good"]
-    for power, fitted in zip((0.0, 0.3, 1.0), fit_powers(rows, (0.0, 0.3, 1.0)), strict=True):
-        own = fit_whitening(rows, power=power)
-        assert torch.equal(own.projection, fitted.projection)
 
 
 def test_corners_are_crops_of_the_image_with_half_of_what_the_view_sees():
