@@ -5,11 +5,11 @@ import torch
 
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.losses.clusters import k_means, merge_levels, neighbouring_classes
-from sslpipe.metric_learning.losses.pairwise import compare, positive_slots
+from sslpipe.metric_learning.losses.pairwise import compare
 from sslpipe.metric_learning.miners.triplets import DistanceWeightedMiner
 from tests.helpers import metric_loops as loops
-
-LABELS = [0, 1, 2, 0, 1, 3, 2, 0, 1, 2]
+from tests.helpers.metric_rows import LABELS
+from tests.metric_learning.test_rows import listed
 
 
 def rows(seed=0, size=10, dim=6):
@@ -21,15 +21,6 @@ def rows(seed=0, size=10, dim=6):
 def mined(name, x=None, labels=LABELS, **arguments):
     batch, pairs = compare(rows() if x is None else x, torch.tensor(labels), None, None)
     return MINERS[name](**arguments)(batch, pairs)
-
-
-def listed(pairs):
-    """{(a, p, n)} of what is left."""
-    slots = positive_slots(pairs.positive)
-    triplets = pairs.triplets
-    if triplets is None:
-        triplets = slots.filled[:, :, None] & pairs.negative[:, None]
-    return {(a, int(slots.columns[a, p]), n) for a, p, n in triplets.nonzero().tolist()}
 
 
 KINDS = {
