@@ -39,8 +39,6 @@ class AdditiveMargins(nn.Module):
         beyond: Beyond = "linear",
     ) -> None:
         super().__init__()
-        if beyond not in ("linear", "cosine"):
-            raise ValueError(f"beyond = {beyond!r} must be 'linear' or 'cosine'")
         self.scale, self.m1, self.m2, self.m3, self.beyond = scale, m1, m2, m3, beyond
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ class Configured(nn.Module):
 
     Raises:
         TypeError: an argument is unknown; the message names the nearest one.
+        ValueError: one whose type is a Literal has another value.
     """
 
     __signature__: ClassVar[inspect.Signature]
@@ -52,6 +53,11 @@ class Configured(nn.Module):
         self = super().__new__(cls)
         bound = cls.__signature__.bind_partial(*args, **kwargs)  # a copy is made without any
         bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            kind = parameters[name].annotation
+            if get_origin(kind) is Literal and value not in get_args(kind):
+                choices = ", ".join(map(repr, get_args(kind)))
+                raise ValueError(f"{name} = {value!r} must be one of {choices}")
         object.__setattr__(self, "settings", dict(bound.arguments))
         return self
 

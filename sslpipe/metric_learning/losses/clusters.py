@@ -143,8 +143,6 @@ class HardClusterLoss(MetricLoss, normalize=False):
 
 
 class _HierarchicalTripletTerms(nn.Module):
-    """Hold the weights and the formula of `HierarchicalTripletLoss`."""
-
     means: Tensor
     seen: Tensor
     self_share: Tensor

@@ -55,7 +55,6 @@ class ContrastiveLoss(MetricLoss, normalize=False):
         sides: Literal["together", "apart"] = "together",
     ) -> list[PerAnchor]:
         """Return the terms that are added up, see `MetricLoss`."""
-        _one_of("sides", sides, ("together", "apart"))
         d = batch.distances("euclidean")
         near, far = (d.new_full((len(d),), bound) for bound in (positive_margin, margin))
         factor = 0.5 if half else 1.0
@@ -92,8 +91,6 @@ class ChopraLoss(MetricLoss, normalize=True):
 
 
 class _DeepID2Terms(nn.Module):
-    """Hold the weights and the formula of `DeepID2Loss`."""
-
     def __init__(
         self, num_classes: int, dim: int, margin: float = 1.0, weight: float = 0.05
     ) -> None:
@@ -174,8 +171,6 @@ class HDCLoss(MetricLoss, normalize=False):
 
 
 class _MarginTerms(nn.Module):
-    """Hold the weights and the formula of `MarginLoss`."""
-
     def __init__(
         self,
         alpha: float = 0.2,
@@ -185,7 +180,6 @@ class _MarginTerms(nn.Module):
         num_classes: int | None = None,
     ) -> None:
         super().__init__()
-        _one_of("learn", learn, ("no", "shared", "class"))
         if learn == "class" and num_classes is None:
             raise ValueError("learn = 'class' needs num_classes")
         self.alpha, self.learn, self.nu = alpha, learn, nu
@@ -269,8 +263,3 @@ class _FarHinges(torch.autograd.Function):
 
 def _together(one: PerAnchor, two: PerAnchor) -> PerAnchor:
     return PerAnchor(*(a + b for a, b in zip(one, two, strict=True)))
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} = {value!r} is unknown; known: {', '.join(known)}")

@@ -115,8 +115,6 @@ class TripletRatioLoss(MetricLoss, normalize=False):
 
 
 class _RankingAndTagsTerms(nn.Module):
-    """Hold the weights and the formula of `RankingAndTagsLoss`."""
-
     tags: Tensor
 
     def __init__(
@@ -128,8 +126,6 @@ class _RankingAndTagsTerms(nn.Module):
         classified: Literal["negative", "anchor"] = "negative",
     ) -> None:
         super().__init__()
-        if classified not in ("negative", "anchor"):
-            raise ValueError(f"classified = {classified!r} must be 'negative' or 'anchor'")
         table = torch.arange(num_classes)[:, None] if tags is None else torch.tensor(tags)
         if table.dim() != 2 or len(table) != num_classes or int(table.min()) < 0:
             raise ValueError(f"tags must be a list of tags >= 0 for each of {num_classes} classes")
@@ -179,8 +175,6 @@ class RankingAndTagsLoss(MetricLoss, normalize=False):
 
 
 class _LargeMarginNeighboursTerms(nn.Module):
-    """Hold the weights and the formula of `LMNNLoss`."""
-
     def __init__(
         self, dim: int, margin: float = 1.0, weight: float = 1.0, neighbours: int | None = None
     ) -> None:
@@ -248,10 +242,6 @@ def triplet_sums(
     O(n M log M): negatives are sorted once a row and each positive meets a prefix of them, whose
     sum is known.
     """
-    if shape not in ("hinge", "softplus", "ratio"):
-        raise ValueError(f"shape = {shape!r} must be 'hinge', 'softplus' or 'ratio'")
-    if kind not in ("all", "violating", "hard", "semi_hard"):
-        raise ValueError(f"triplets = {kind!r} must be 'all', 'violating', 'hard' or 'semi_hard'")
     rule = _Rule(pairs, margin, shape, kind)
     return PerAnchor(*cast(tuple[Tensor, ...], _TripletSums.apply(near, far, rule)))
 

@@ -102,8 +102,6 @@ class LabelledSupConLoss(MetricLoss, normalize=True):
         form: Literal["out", "in"] = "out",
     ) -> list[PerAnchor]:
         """Return the terms that are added up, see `MetricLoss`."""
-        if form not in ("out", "in"):
-            raise ValueError(f"form = {form!r} must be 'out' or 'in'")
         s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
         positives = slots.filled.sum(1)
         everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
@@ -138,8 +136,6 @@ class NCALoss(MetricLoss, normalize=False):
         scale: float = 1.0,
     ) -> list[PerAnchor]:
         """Return the terms that are added up, see `MetricLoss`."""
-        if form not in ("log", "expected"):
-            raise ValueError(f"form = {form!r} must be 'log' or 'expected'")
         d, slots = batch.distances("squared"), positive_slots(pairs.positive, pairs.most_positives)
         gap = masked_lse(d, pairs.negative, -scale) - slots.lse(d, -scale)  # log of (1 - p) / p
         values = F.softplus(gap) if form == "log" else torch.sigmoid(gap)

@@ -11,7 +11,6 @@ from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.heads.fixed_margins import MultipliedAngle
 from tests.helpers import head_loops as loops
 from tests.helpers.head_loops import HEAD_LOOPS, arc, same, with_margin
-from tests.helpers.processes import run_processes
 
 C, D = 5, 6
 LABELS = torch.tensor([0, 1, 1, 4, 2, 0, 4])  # none of class 3
@@ -312,51 +311,6 @@ def test_the_rows_lengths_matter_only_where_the_paper_says_so(name):
     scaled = float(head(3 * x, LABELS).detach())
     same = scaled == pytest.approx(float(head(x, LABELS).detach()), rel=1e-9)
     assert same == (name not in ("modified_softmax", "sphereface", "l_softmax", "adaface"))
-
-
-def heads_in_rank(process, counts):
-    """Value, gradients as DDP makes them, and state after two steps, of every head."""
-    x, labels = rows(sum(counts)), torch.arange(sum(counts)) % (C - 1)
-    begin = sum(counts[: process.rank])
-    mine = slice(begin, begin + counts[process.rank])
-    results = {}
-    for name in HEADS:
-        head = head_of(name)
-        for _ in range(2):
-            local = x[mine].clone().requires_grad_()
-            head.zero_grad()
-            loss = head(local, labels[mine])
-            loss.backward()
-        trained = [p for p in head.parameters() if p.requires_grad]
-        value = loss.detach().clone()
-        sums = [loss.detach(), *(p.grad for p in trained)]
-        for tensor in sums:
-            torch.distributed.all_reduce(tensor)
-        # DDP's mean for what all ranks share; a row's own gradient reaches the backbone as it is,
-        # and is averaged there
-        results[name] = (
-            [tensor / process.world_size for tensor in sums],
-            local.grad / process.world_size,
-            [b.clone() for b in head.buffers()],
-            value,
-        )
-    return results
-
-
-def test_1_2_and_3_processes_with_unequal_rows_give_the_same_value_gradient_and_state():
-    [one] = run_processes(heads_in_rank, 1, (12,))
-    for counts in ((8, 4), (2, 7, 3)):
-        ranks = run_processes(heads_in_rank, len(counts), counts)
-        for name in HEADS:
-            shared, per_row, state, _ = one[name]
-            assert len({float(rank[name][3]) for rank in ranks}) == 1, name  # equal on all ranks
-            for rank in ranks:
-                for actual, expected in zip(rank[name][0], shared, strict=True):
-                    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12, msg=name)
-                for actual, expected in zip(rank[name][2], state, strict=True):
-                    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12, msg=name)
-            together = torch.cat([rank[name][1] for rank in ranks])
-            torch.testing.assert_close(together, per_row, rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_a_wrong_argument_is_an_error_that_names_it():
