@@ -185,7 +185,8 @@ def suite(
     with work.stoppable(out):
         if model is not None and index is not None:
             # what can be refused, before anything is embedded
-            probed = choose_columns(*map(index.split, names), columns, not_measured)
+            train, test = map(index.split, names)
+            probed = choose_columns(train, test, columns, not_measured)
             backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
             say_weights(backbone)
             compared = work.load_compared(against or [], model, backbone, {*own, *given})
