@@ -185,8 +185,9 @@ def suite(
     with work.stoppable(out):
         if model is not None and index is not None:
             # what can be refused, before anything is embedded
-            train, test = map(index.split, names)
-            probed = choose_columns(train, test, columns, not_measured)
+            probed = choose_columns(
+                index.split(train_split), index.split(test_split), columns, not_measured
+            )
             backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
             say_weights(backbone)
             compared = work.load_compared(against or [], model, backbone, {*own, *given})
