@@ -72,18 +72,10 @@ def test_a_drawing_stands_under_one_thing_and_synonyms_are_one_thing(icons: Path
     assert len({row.path for row in rows}) == len(rows)
 
 
-@pytest.mark.parametrize(
-    ("folders", "px"),
-    [
-        (("48x48", "apps"), 48),
-        (("apps", "32@2x"), 64),
-        (("base", "64x64@2x"), 128),
-        (("apps", "scalable"), data.SCALABLE_PX),
-        (("apps",), 0),
-    ],
-)
-def test_a_size_is_read_from_the_folders(folders: tuple[str, ...], px: int) -> None:
-    assert data.size_of(folders) == px
+def test_a_size_is_read_from_the_folders() -> None:
+    paths = ("48x48/apps", "apps/32@2x", "base/64x64@2x", "apps/scalable", "apps")
+    sizes = [data.size_of(tuple(path.split("/"))) for path in paths]
+    assert sizes == [48, 64, 128, data.SCALABLE_PX, 0]
 
 
 def test_the_splits_shares_are_met_and_depend_on_the_name_alone() -> None:

@@ -168,7 +168,8 @@ def after_embed(files: dict[str, Path], data: str, index: "DatasetIndex") -> Non
     file, samples = files[last], len(index.split(last))
     if (index.split(last).labels >= 0).all():
         if {"train", "test"} <= {*files}:
-            pair, most = [files["train"], files["test"]], len(index.split("train"))
+            pair: list[object] = [files["train"], files["test"]]
+            most = len(index.split("train"))
         else:  # each row against all others
             pair, most = [file, file, "--exclude-same-id"], samples - 1
         say_next("evaluate", "knn", *pair, "--k", min(20, most))
