@@ -27,10 +27,7 @@ PARTS = {  # name -> (files of sslpipe, files of tests)
     ),
     "losses": ("losses/*.py losses/engine/*.py", "losses/test_*"),
     "guard": ("run/guard.py", "run/test_guard"),
-    "checkpoint": (
-        "run/checkpoint*.py run/saving.py run/best.py",
-        "run/test_checkpoint run/test_saving run/test_best",
-    ),
+    "checkpoint": ("run/checkpoint*.py run/best.py", "run/test_checkpoint run/test_best"),
     "search": (
         "evaluation/neighbours.py evaluation/*search.py evaluation/knn.py evaluation/ranking.py"
         " evaluation/similarity.py evaluation/retrieval.py",
