@@ -85,14 +85,10 @@ def embed(
         process: This process, which embeds its share; every process returns all rows.
         device: Where the backbone is.
         rows_on: Where the rows are wanted: the CPU, or `device` for an evaluation there.
-        network: Names the backbone where features are not finite; None: they need not be.
+        network: Names the backbone where features are not finite, a DataError; None: they may be.
         **options: `progress`, called with the number of samples of each batch done here, and those
             of `one_pass`: ids, batch_size, canvas_px, num_workers, on_bad, reader. A sample that
-            cannot be decoded has no row where there is `on_bad`.
-
-    Raises:
-        DataError: No sample can be read, one is bad where there is no `on_bad`, or features are not
-            finite.
+            cannot be decoded has no row where there is `on_bad`, else it is a DataError.
     """
     places: dict[str, Any] = {"device": device, "rows_on": rows_on}
     local = embed_here(backbone, view, split, process=process, **places, **options)
@@ -293,11 +289,7 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None]:
 
 
 def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> None:
-    """Check shapes, types, that features are finite and, if `labelled`, that labels are there.
-
-    Raises:
-        DataError: Something is wrong; `name` says where.
-    """
+    """Check shapes, types, that features are finite and, if `labelled`, that labels are there."""
     features, labels, ids = rows
     if features.dtype != torch.float32 or features.ndim != 2 or features.shape[1] == 0:
         raise DataError(

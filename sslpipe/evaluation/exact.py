@@ -59,11 +59,8 @@ def exact_similarities(
 def float32_error(width: int) -> float:
     """Bound how far a float32 dot product of unit vectors, and its rounding, can be off.
 
-    The bound is probabilistic, with lambda = 8: exceeded with a chance of 3e-14 times the width,
-    whatever the order of the sum.
-
-    Source:
-        Higham and Mary 2019, SIAM J. Sci. Comput. 41(5).
+    Probabilistic, with lambda = 8: exceeded with a chance of 3e-14 times the width, whatever the
+    order of the sum. Source: Higham and Mary 2019, SIAM J. Sci. Comput. 41(5).
     """
     unit_roundoff = 2.0**-24
     return float((8 * width**0.5 + 2) * unit_roundoff)

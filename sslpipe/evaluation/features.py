@@ -62,6 +62,28 @@ def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, A
     return split
 
 
+def embed_with_baselines(
+    backbone: nn.Module,
+    view: EvalView,
+    splits: tuple[Split, Split],
+    *,
+    untrained: nn.Module | None,
+    **options: Any,
+) -> dict[str, tuple[Embeddings, Embeddings]]:
+    """Embed both splits by a backbone, by the same network untrained, and as pixels.
+
+    Returns name ("ssl", "random", "pixels") -> train and test features, on the CPU; the last two
+    only where there is an untrained network. options: those of `embed_pair`.
+    """
+    shared = {**options, "view": view, "splits": splits}
+    sets = {"ssl": embed_pair("ssl", backbone, **shared)}
+    shared.pop("saved", None)
+    if untrained is not None:
+        sets["random"] = embed_pair("random", untrained, **shared)
+        sets["pixels"] = embed_pixels(**shared)
+    return sets
+
+
 def embed_pair(
     name: str,
     network: nn.Module,
@@ -104,8 +126,7 @@ def pixel_features(*splits: Split, view: EvalView, **options: Any) -> list[Embed
     """Flatten each split's pixels, in [0, 1] at the view's size: (N, 3 S S) features.
 
     Views larger than PIXELS_PX are made again at that size. Where red, green and blue are equal
-    in every image of all splits, one channel is kept, (N, S S): cosines do not change. `view` is
-    that of the backbone that is compared; options are those of `embed`.
+    in every image of all splits, one channel is kept, (N, S S): cosines do not change.
     """
     scale = min(1.0, PIXELS_PX / view.crop_px)
     raw = EvalView(

@@ -99,10 +99,7 @@ def choose_columns(
     """Choose the columns that a suite probes, with the codes of both whole splits.
 
     Without `names` they are text columns of 2 to 50 values in train, at most 8, and `left_out` gets
-    a sentence on others.
-
-    Raises:
-        DataError: A column that was asked for is none, or cannot be probed.
+    a sentence on others. One that was asked for and cannot be probed is a DataError.
     """
     if names is None:
         few = range(FEWEST_VALUES, MOST_VALUES + 1)

@@ -71,8 +71,7 @@ def parse_conditions(text: str) -> list[Condition]:
 def select(conditions: list[Condition], split: Split, ids: ArrayLike) -> NDArray[np.bool_]:
     """Say for which samples all conditions hold. (n,) ids -> (n,).
 
-    Raises:
-        DataError: There is no such column, or a value is none of it; the nearest is named.
+    That there is no such column, or a value is none of it, is a DataError that names the nearest.
     """
     ids = np.asarray(ids, np.int64)
     chosen = np.ones(len(ids), bool)

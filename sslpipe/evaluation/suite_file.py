@@ -201,8 +201,8 @@ def check_report(report: dict[str, Any]) -> None:
 def with_present_names(report: dict[str, Any]) -> dict[str, Any]:
     """Return a report of any version with the names of metrics that this one has.
 
-    Earlier versions wrote the hit rate, which metric learning calls Recall@k, as "hit_rate@k", and
-    recall as information retrieval counts it as "recall@k". Where that was so, `notes` says it.
+    Earlier versions wrote "hit_rate@k" for Recall@k and "recall@k" for recall (IR)@k; `notes` says
+    so.
     """
     rows = []
     for row in report["rows"]:

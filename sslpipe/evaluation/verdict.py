@@ -18,11 +18,7 @@ Hits = Mapping[tuple[str, bool, str], NDArray[Any]]  # (features, whitened, colu
 
 
 def unfinished(facts: Tree, steps: Any = None) -> str:
-    """Say that the weights are not those of the end of training, or not the trained ones.
-
-    '' where they are both, or it is unknown. `steps` are of the whole training; None: as the facts
-    of eval.json have it.
-    """
+    """Say that the weights are not of the end of training, or not the trained ones; else ''."""
     step, steps = facts.get("step"), facts.get("steps") if steps is None else steps
     averaged = "the averaged weights (optim.ema)" if facts.get("weights") == "ema" else ""
     if not (isinstance(step, int) and isinstance(steps, int) and 0 <= step < steps):
