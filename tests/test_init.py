@@ -330,11 +330,12 @@ def continue_in_rank(process, recipe, data, folder):
     sslpipe.api.train(recipe, data, f"{folder}/source", overrides=first)
     bad = ("steps=12", "optim.peak_lr=30.0", "optim.warmup_steps=100")
     worse = ("steps=20", "optim.peak_lr=100.0", "optim.warmup_steps=100")
+    judged = ("data.validation_classes=6",)  # of three alone MAP@R stays at 1
     runs = {
         "good": (recipe, (*adamw, "steps=8", "optim.peak_lr=0.0003")),
         "bad": (recipe, (*common, *bad)),
-        "tuned good": (WITH_LABELS, ("steps=8", "optim.peak_lr=0.0003")),
-        "tuned bad": (WITH_LABELS, (*worse, "optim.kind=sgd")),
+        "tuned good": (WITH_LABELS, (*judged, "steps=8", "optim.peak_lr=0.0003")),
+        "tuned bad": (WITH_LABELS, (*judged, *worse, "optim.kind=sgd")),
     }
     for name, (source, settings) in runs.items():
         path = recipe if source is recipe else str(write_recipe(Path(folder), source))
@@ -361,7 +362,7 @@ def continued(tmp_path_factory):
 def test_a_rate_far_too_high_raises_an_alarm_before_much_is_lost(continued, good, bad, number):
     evals = [read_metrics(continued / name, "eval") for name in (good, bad)]
     (start, *_), values = ([line[number] for line in lines] for lines in evals)
-    assert values[0] == start > 0.8  # of step 0, before any step
+    assert values[0] == start > 0.6  # of step 0, before any step
     assert min(values) < start - 0.1  # the accident
     first, *_ = read_metrics(continued / bad, "alarm")
     assert first["raised"] == ["below_start"]
