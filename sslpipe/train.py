@@ -105,7 +105,7 @@ def train(
         warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)  # or refused
         run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
         augment, loss_fn = augment.to(run.device), loss_fn.to(run.device, run.dtype)
-        jpeg = jpeg_decoder(recipe.data, run.device)  # refused before anything is written
+        jpeg = jpeg_decoder(recipe.data, run.device)  # or refused
         flops = recipe_flops(recipe, model, augment.crop_px)
         model = run.place(model)
         ddp, optimizer = run.prepare(model, freeze_and_optimize(model, recipe))

@@ -260,6 +260,12 @@ def test_an_error_inside_a_plugin_names_its_line_and_shows_that_part(data, tmp_p
     assert place in (tmp_path / "run" / "FAILED").read_text()
     traced = run_program(*words, **{**here, "code": 1}, SSLPIPE_TRACE="1")
     assert "Traceback (most recent call last)" in traced
+    # called with what it does not take: no line of it is in the trace
+    text = FAULTY.replace("v, sums, anchors", "v, sums")
+    (tmp_path / "faulty_parts.py").write_text(text)
+    said = run_program(*words[:-3], tmp_path / "other", *words[-2:], **here)
+    assert "TypeError: Faulty.row_loss() takes 3 positional arguments but 4 were given" in said
+    assert f"({tmp_path / 'faulty_parts.py'}, line 6, in row_loss)" in said
     # while it is imported
     (tmp_path / "faulty_parts.py").write_text("import torch\n\nLOSSES['x'] = 1\n")
     said = run_program(*words, **here)

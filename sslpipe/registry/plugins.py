@@ -8,12 +8,15 @@ resumed after that code has changed. A part that Python code puts into a table i
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
+import re
 import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 
@@ -159,7 +162,8 @@ def remember(module: ModuleType, *, decides_weights: bool) -> None:
 def plugin_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the lines of plug-ins through which an error came, the innermost last."""
     frames = traceback.extract_tb(error.__traceback__)
-    return [frame for frame in frames if _is_inside(frame.filename, _places.values())]
+    inside = [frame for frame in frames if _is_inside(frame.filename, _places.values())]
+    return inside or _miscalled(error)
 
 
 def describe_error(error: BaseException) -> str:
@@ -168,6 +172,21 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         text = f"sys.exit({error.code!r}) was called"
     return text + _place(plugin_frames(error))
+
+
+def _miscalled(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the line of a plug-in's function that was called with arguments it does not take."""
+    called = re.match(r"([\w.]+)\(\) (?:takes|missing|got)\b", str(error))
+    if called is None or not isinstance(error, TypeError):
+        return []
+    for module in [*sys.modules.values()]:
+        file = getattr(module, "__file__", None)
+        if file and _is_inside(file, _places.values()):
+            with suppress(AttributeError):
+                code = inspect.unwrap(attrgetter(called[1])(module)).__code__
+                name = code.co_name
+                return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, name)]
+    return []
 
 
 def _place(frames: Sequence[traceback.FrameSummary]) -> str:

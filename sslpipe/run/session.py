@@ -131,9 +131,9 @@ class HeldOut(NamedTuple):
 class Run:
     """This process's part of a run: parts, log, checkpoints, and what repeats at each step.
 
-    Call in this order: `configure`, `place`, `prepare`, `restore`, `announce`, `monitor`, then
-    `steps` and, inside the loop, `guard.remember`, `backward`, `optimizer_step`, `step_done`,
-    `log`, `evaluate_if_due`, `save_if_due`; then `finish`.
+    Call in this order: `configure`, `place`, `prepare`, `restore`, `announce`, `monitor`,
+    `evaluate_start`, then `steps` and, inside the loop, `guard.remember`, `backward`,
+    `optimizer_step`, `step_done`, `log`, `evaluate_if_due`, `save_if_due`; then `finish`.
 
     Attributes:
         process: This process among all.
@@ -146,7 +146,8 @@ class Run:
         quarantine: Collects bad samples.
         guard: Decides which steps are taken.
         last_step: Steps done so far, those before a resume included.
-        began: Whether its checkpoint and its log were accepted: before that, nothing is written.
+        began: Whether its checkpoint and its log were accepted: before that, a refusal leaves the
+            run's markers as they were.
     """
 
     accelerator: Accelerator
@@ -202,7 +203,7 @@ class Run:
         alarms: Alarms | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> int:
-        """Load the newest checkpoint into the parts, and open the log at its step.
+        """Load the newest checkpoint into the parts, keep them for later saves, and open the log.
 
         Args:
             index: The data set.

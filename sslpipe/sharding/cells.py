@@ -123,7 +123,7 @@ class CellReader:
             table[:-1] = [CONVERT[kind](text) for text in texts]
         values: dict[str, list[NDArray[Any]]] = {}
         for split, chunk in self._chunks:
-            if chunk.dtype == np.int32:
+            if chunk.dtype == np.int32:  # codes of texts: no kind may be stored so
                 chunk = table[chunk]  # a missing one, -1, reads the last
             elif kind == "float" and chunk.dtype != np.float64:
                 chunk = np.where(chunk == STORED["integer"].missing, np.nan, chunk.astype(float))

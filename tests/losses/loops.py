@@ -106,9 +106,11 @@ def loops(kind: str, z_a: Tensor, z_b: Tensor, t: float, **known: Any) -> tuple[
             value = hard(own, negatives, t, beta, prior)
         elif kind == "nt_xent":  # Chen et al. 2020, algorithm 1
             value = torch.logsumexp(torch.stack([own, *negatives]), 0) - own
-        else:
+        elif kind in ("dcl", "dclw"):
             weights = (cosines / known.get("sigma", 0.5)).exp()
             value = dcl(own, negatives, 2 - weights[i] / weights.mean() if kind == "dclw" else 1.0)
+        else:
+            raise KeyError(f"{kind} has no loop here")
         total = total + value
     return total / len(views), count / len(views)
 
