@@ -198,7 +198,8 @@ def suite(
             for split in splits:
                 check_labelled(split.name, split.labels)
             # features
-            metadata |= work.model_metadata(backbone, index, names, compared.others, canvas_px)
+            others = sorted(compared.others, key=lambda other: other.name != compared.start)
+            metadata |= work.model_metadata(backbone, index, names, others, canvas_px)
             sets = work.embed_model(
                 Path(model), backbone, index, splits, compared,
                 untrained_seed=seed if baselines else None, canvas_px=canvas_px,

@@ -48,7 +48,8 @@ def main(
     the index: embed new images as a data set of their own, and name both files.
     """
     check_model(model)
-    files = [Path(features)] if Path(features).exists() else list(map(Path, features.split(",")))
+    whole = Path(features).exists()  # a name may have a comma
+    files = [Path(each.strip()) for each in ([features] if whole else features.split(","))]
     check_features(files)
     if len(data) not in (1, len(files)):
         raise UserError(f"--data names {len(data)} data sets for {len(files)} files of features")
@@ -67,7 +68,7 @@ def main(
     backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
     say_weights(backbone)
     made_by = features_metadata(backbone, backbone.view, indexes[0], search.splits[0].name)
-    search.check_network(made_by)
+    search.check_network({**made_by, "canvas_px": backbone.view.canvas_px})
     rows = backbone.to(pick_device(device, f"--device {device}")).encode(queries)
     found = search.find(rows, top, where=where, expand=expand)
     keys = [[search.key(hit) for hit in hits] for hits in found]

@@ -71,14 +71,14 @@ def split_rows(
         path: A table with the columns split and id.
         split: Its name.
         samples: How many it has.
-        columns: Which must be there, too.
+        columns: Which must be there, too; rows where one is empty are skipped.
 
     Raises:
         DataError: As `read_table`, or an id is none of the split's samples.
     """
     found = []
     for number, row in enumerate(read_table(path, ("split", "id", *columns)), 2):
-        if row["split"] != split:
+        if row["split"] != split or not all((row[name] or "").strip() for name in columns):
             continue
         try:
             value = float(row["id"])  # a spreadsheet may have made 7.0 of 7

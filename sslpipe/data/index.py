@@ -6,7 +6,7 @@ Layout of a data set, in one folder (or under one URL):
     train-000000.tar               webdataset: KEY.jpg|png|webp + optional KEY.cls, members adjacent
     train-000000.offsets.npy       (samples, 3) int64: first byte of the sample's first tar header,
                                    one past its last padded member, label (-1: none)
-    columns/NAME/...               what else is known of each sample; see `column_files.py`
+    columns/NAME/...               what else is known of each sample; see `columns.py`
 
 A sample's id is its place in its split: shards in index order, samples in file order.
 """

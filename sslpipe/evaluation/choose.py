@@ -24,7 +24,7 @@ from sslpipe.evaluation.difference import Difference, holm, paired_means
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.label_free import view_recall
 from sslpipe.evaluation.retrieval import retrieval_per_query
-from sslpipe.evaluation.whiten import fit_powers
+from sslpipe.evaluation.whiten import FLOOR, fit_powers
 from sslpipe.random import permutation
 from sslpipe.registry import REFUSALS
 
@@ -196,7 +196,9 @@ def _identity(given: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps({**given, **rules}))
 
 
-def choose_power(rows: Embeddings, seed: int = 0) -> tuple[float, str]:
+def choose_power(
+    rows: Embeddings, floor: float = FLOOR, dims: int | None = None, seed: int = 0
+) -> tuple[float, str]:
     """Choose how far to flatten the spectrum of features, and say why.
 
     With labels by MAP@R: each half of the classes is searched in itself, flattened by the spectrum
@@ -205,6 +207,8 @@ def choose_power(rows: Embeddings, seed: int = 0) -> tuple[float, str]:
 
     Args:
         rows: Features of a train split, not whitened.
+        floor: As `fit_whitening` takes it.
+        dims: As `fit_whitening` takes it.
         seed: Of the halves.
 
     Returns:
@@ -220,13 +224,14 @@ def choose_power(rows: Embeddings, seed: int = 0) -> tuple[float, str]:
         half = rows.rows(torch.from_numpy(queries[:MOST_COMPARED]))
         others = rows.rows(torch.from_numpy(~np.isin(labels, own)))
         scores[None].append(float(_scores(half)[CHOSEN_BY].mean()))
-        for power, flatten in zip(POWERS, fit_powers(others, POWERS), strict=True):
+        for power, flatten in zip(POWERS, fit_powers(others, POWERS, floor, dims), strict=True):
             scores[power].append(float(_scores(flatten(half))[CHOSEN_BY].mean()))
     mean = {power: sum(each) / 2 for power, each in scores.items()}
     best = max(POWERS, key=lambda power: mean[power])
+    worse = "; flattening does not help here: --pca keeps distances" * (mean[None] > mean[best])
     return best, (
         f"power {best:g}: {CHOSEN_BY} {mean[best]:.1%} within classes of TRAIN whose spectrum was "
-        f"not used; as they are {mean[None]:.1%}"
+        f"not used; as they are {mean[None]:.1%}{worse}"
     )
 
 

@@ -119,7 +119,7 @@ class FrozenBackbone(nn.Module):
                 try:
                     batch = self._pixels(picture, f"images[{number}]")  # (b, 3, H, W)
                 except UserError as error:
-                    if on_bad is None:
+                    if on_bad is None or not isinstance(error.__cause__, BadSample):
                         raise
                     on_bad(number, str(error))
                     continue

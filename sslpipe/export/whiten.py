@@ -89,10 +89,11 @@ def whiten_export(
     if pca:
         fitted = fit_pca(rows, kept)
     else:
+        floor = FLOOR if floor is None else floor
         if power is None:
-            power, why = choose_power(rows)
+            power, why = choose_power(rows, floor, kept)
             say(why)
-        fitted = fit_whitening(rows, FLOOR if floor is None else floor, kept, power)
+        fitted = fit_whitening(rows, floor, kept, power)
     if erasure is not None:
         fitted = erasure.then(fitted)
     _put(export, fitted, metadata["view"])

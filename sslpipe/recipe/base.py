@@ -150,7 +150,8 @@ class Tune(Section):
     """frozen: the statistics of the weights stay."""
     l2_to_init: Rate = 0.0
     """Weight decay of the backbone towards the weights that it started from, instead of
-    optim.weight_decay towards 0 (L2-SP, Li et al. 2018, arXiv:1802.01483)."""
+    optim.weight_decay towards 0 (L2-SP, Li et al. 2018, arXiv:1802.01483); of the same
+    parameters."""
     eval_crop_px: Pixels | None = None
     """Side of the images in evaluations, and of the export; none: augment.crop_px. Random crops
     show objects larger than whole images do (FixRes, Touvron et al. 2019, arXiv:1906.06423). Not
@@ -209,7 +210,8 @@ class RunConfig(Section):
     """auto: CUDA where torch sees it, else the CPU."""
     deterministic: bool = False
     """On CUDA, only algorithms that give the same bits in each run on the same GPU and versions
-    (slower, not yet measured); an op without one is an error. A CPU needs no such setting."""
+    (slower, not yet measured); an op without one is an error. TF32 stays as it is. A CPU needs no
+    such setting."""
     full_steps: NonNegative = 0
     """Steps of the whole recipe, where `sslpipe check --within` has shortened the run; said by
     console, results and report. 0: the run is the whole recipe."""

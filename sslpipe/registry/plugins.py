@@ -23,7 +23,6 @@ from types import ModuleType
 from sslpipe.errors import UserError
 
 VARIABLE = "SSLPIPE_PLUGINS"  # modules of --plugin, for processes that this one starts
-TRACE = "SSLPIPE_TRACE"  # 1: whole stack traces
 
 _fingerprints: dict[str, str] = {}
 _places: dict[str, Path] = {}  # of each plug-in by its name: its file, or its package's folder

@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
+from sslpipe.data.decode import decode
 from sslpipe.evaluation.search import Hit, ImageSearch
+from sslpipe.portable import read_regular
 from sslpipe.report.page import html_page, render
 from sslpipe.report.pictures import THUMB_PX, shortest_uri, thumbnails
 
+CANVAS_PX = 256  # of a query, before it is a thumbnail
 FOOTER = Markup("Written by <code>sslpipe search</code>.")
 
 
@@ -33,9 +37,10 @@ def search_page(
     ]
     rows = []
     for query, hits, names in zip(queries, found, keys, strict=True):
-        with Image.open(query) as image:
-            image.thumbnail((THUMB_PX, THUMB_PX))
-            own = shortest_uri(image), query.name
+        pixels = decode(read_regular(query), CANVAS_PX).transpose(1, 2, 0)  # (H, W, 3)
+        image = Image.fromarray(np.ascontiguousarray(pixels))
+        image.thumbnail((THUMB_PX, THUMB_PX))
+        own = shortest_uri(image), query.name
         cells = [
             (pictures[hit.part].get(hit.id), name, hit.score)
             for hit, name in zip(hits, names, strict=True)

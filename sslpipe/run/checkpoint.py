@@ -101,7 +101,8 @@ class Checkpointer:
             try:
                 self._write(step, states, metadata)
             except (OSError, RuntimeError, SafetensorError) as error:  # each says "full" its way
-                cause = full_disk(error) or error
+                below = error.__context__  # torch's own words hide it
+                cause = full_disk(error) or (below if isinstance(below, OSError) else error)
                 problem = f"{type(cause).__name__}: {cause}"
         problem = broadcast_object(problem)
         if problem is None:

@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import pairwise
@@ -107,10 +107,15 @@ class RunLog:
         )
         self._task = self._progress.add_task(name, total=steps, completed=first_step, status="")
         self._progress.start()
+        self._stepped = time.monotonic()
 
     def step_done(self, done: int) -> None:
         """Move the progress bar to `done` steps."""
         if self.enabled:
+            now = time.monotonic()
+            # a few steps at least, however long one takes
+            self._progress.speed_estimate_period = max(TIMED_S, 5 * (now - self._stepped))
+            self._stepped = now
             self._progress.update(self._task, completed=done)
             if done == self._cheaper_steps:  # the others are timed anew
                 self._timed_from = done
@@ -249,13 +254,15 @@ def logged_step_s(run_dir: Path) -> float:
     return step_s
 
 
-def step_seconds(lines: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the median seconds of a step over the last log lines of one start; None: too few."""
+def step_seconds(
+    lines: Sequence[Mapping[str, Any]], average: Callable[[list[float]], float] = median
+) -> float | None:
+    """Average the seconds of a step over the last log lines of one start; None: too few."""
     lines = [line for line in lines[-TIMED_LINES:] if is_number(line.get("wall"))]
     lines = [line for line in lines if line.get("restart") == lines[-1].get("restart")]
     pairs = pairwise(lines)
     each = [(b["wall"] - a["wall"]) / (b["step"] - a["step"]) for a, b in pairs]
-    return median(each) if each else None
+    return average(each) if each else None
 
 
 def quarantined_ids(path: Path) -> set[int]:

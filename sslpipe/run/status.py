@@ -5,6 +5,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from rich.console import Group
@@ -66,7 +67,7 @@ def status(run_dir: Path) -> dict[str, Any]:
         if path.name not in {f"rank-{rank}.json" for rank in ranks}:
             damaged[f"heartbeat/{path.name}"] = "cannot be read"
     step = max(last.get("step", 0), saved_step(run_dir))  # a line comes every run.log_steps
-    step_s = step_seconds(lines)
+    step_s = step_seconds(lines, mean)  # with evaluations and saves
     if step_s is not None and not 0 < step_s < LONGEST_S:
         step_s = None
     health = {key: last.get(key) for key in HEALTH_KEYS}

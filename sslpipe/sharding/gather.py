@@ -81,15 +81,16 @@ def columns_of_tars(
         cells: dict[str, list[object]] = {
             field: [tree.get(field) for tree in trees] for field in fields
         }
-        cells |= {name: [*texts] for name, texts in match_names(names, wanted.name_pattern).items()}
-        return [f"{path.name} {name}" for name in names], cells, {k for tree in trees for k in tree}
+        return names, cells, {k for tree in trees for k in tree}
 
     seen = set[str]()
     with ThreadPoolExecutor(workers) as pool:
         for split, paths in shards.items() if wanted else ():
-            for names, cells, keys in pool.map(read, paths):
+            for path, (names, cells, keys) in zip(paths, pool.map(read, paths), strict=True):
+                matched = match_names(names, wanted.name_pattern)  # here: see _time_limit
+                cells |= {group: [*texts] for group, texts in matched.items()}
                 for field, reader in readers.items():
-                    reader.add(split, cells[field], names)
+                    reader.add(split, cells[field], [f"{path.name} {name}" for name in names])
                 seen |= keys
     for field in fields:
         if wanted.required and field not in seen:

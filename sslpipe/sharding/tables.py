@@ -323,9 +323,24 @@ def _cells(cells: Any, kept: list[int], where: str) -> list[object]:
         return list(cells.take(kept).to_pylist())
     except (ArrowException, ArithmeticError, ValueError) as error:
         raise DataError(
-            f"{where}: cannot read values of {kind}: {first_line(error)}; mend it, leave it empty, "
-            "or leave the column out of --columns"
+            f"{where}: cannot read row {_unreadable(cells, kept)} of {kind}: {first_line(error)}; "
+            "mend it, leave it empty, or leave the column out of --columns"
         ) from error
+
+
+def _unreadable(cells: Any, kept: list[int]) -> str:
+    """Number the first row whose value Python does not hold; "" where all fail together."""
+    from pyarrow import ArrowException, timestamp, types
+
+    for row in kept:
+        try:
+            cell = cells.slice(row, 1)
+            if types.is_timestamp(cell.type):
+                cell = cell.cast(timestamp("us", cell.type.tz), safe=cell.type.unit != "ns")
+            cell.to_pylist()
+        except (ArrowException, ArithmeticError, ValueError):
+            return str(row)
+    return ""
 
 
 def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:

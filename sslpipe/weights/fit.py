@@ -15,7 +15,6 @@ from sslpipe.models.pooling import is_pooling
 
 Tensors = dict[str, Tensor]
 Report = dict[str, Any]  # "loaded": how many; "missing", "unexpected", "resized": lists of keys
-NOTHING: Report = {"loaded": 0, "missing": [], "unexpected": [], "resized": []}
 
 # what files carry beside a backbone, whatever their program: heads, and tables that are computed
 HEADS = ("classifier", "fc", "head", "head_dist", "heads", "last_linear")

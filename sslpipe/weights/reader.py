@@ -15,7 +15,7 @@ from sslpipe.recipe.base import Component
 from sslpipe.run.records import read_object
 from sslpipe.weights import architectures
 from sslpipe.weights.files import read_tree
-from sslpipe.weights.fit import NOTHING, Report, check_tensors, fit_tensors
+from sslpipe.weights.fit import Report, check_tensors, fit_tensors
 from sslpipe.weights.huggingface import MOST, transformers_encoder, transformers_view
 from sslpipe.weights.layouts import Encoder, find_encoder
 from sslpipe.weights.onnx_file import read_onnx
@@ -57,7 +57,8 @@ def read_weights(
         if component is not None:
             build_backbone(Component(kind=ONNX), crop_px=1)  # says that it cannot be trained
         backbone, view, sha256, notes = read_onnx(source.path, what, crop_px)
-        report = {"source": what, "format": "ONNX", "sha256": sha256, **NOTHING, "notes": notes}
+        none: Report = {"loaded": 0, "missing": [], "unexpected": [], "resized": []}
+        report = {"source": what, "format": "ONNX", "sha256": sha256, **none, "notes": notes}
         return backbone, Component(kind=ONNX), view, report
     # the tensors of one encoder, and its architecture
     tree, sha256 = read_tree(source.path)

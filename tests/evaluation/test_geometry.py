@@ -8,7 +8,7 @@ import torch
 
 from sslpipe.evaluation.geometry import geometry, uniformity
 from sslpipe.random import permutation
-from tests.evaluation.test_knn import random_rows
+from tests.evaluation.test_knn import random_rows, rows
 
 
 def by_metric(*arguments, **options):
@@ -74,3 +74,19 @@ def test_uniformity_of_collapsed_rows_keeps_its_digits(spread, dtype):
         np.mean([np.expm1(-2 * ((a - b) ** 2).sum()) for a, b in combinations(wide, 2)])
     )
     assert float(uniformity(u)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_collapsed_and_uniform_features_have_the_values_of_theory():
+    rng = np.random.default_rng(0)
+    labels = np.arange(1500) % 10
+    sphere = by_metric(*[rows(rng.normal(size=(1500, 128)), labels)] * 2)
+    # on a sphere of many dimensions distances are near sqrt(2), uniformity near -4
+    assert sphere["alignment"].value == pytest.approx(2, abs=0.02)
+    assert sphere["uniformity"].value == pytest.approx(-4, abs=0.1)
+    assert sphere["effective_rank"].value > 120
+    assert sphere["std"].value == pytest.approx(1, abs=0.01)
+    point = by_metric(*[rows(1 + 1e-6 * rng.normal(size=(300, 8)), labels[:300])] * 2)
+    assert point["alignment"].value < 1e-9
+    assert -1e-9 < point["uniformity"].value < 0
+    assert point["effective_rank"].value < 1.01
+    assert point["std"].value < 1e-4

@@ -245,3 +245,9 @@ def test_the_matmul_precision_of_training_is_restored():
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_both_votes_are_those_of_two_searches():
+    bank, queries = random_rows(60, 4, 3, seed=1), random_rows(30, 4, 3, seed=2)
+    alone = [knn_results(bank, queries, k=(1, 7), vote=vote) for vote in ("weighted", "majority")]
+    assert knn_results(bank, queries, k=(1, 7), vote="both") == alone[0] + alone[1]

@@ -230,3 +230,9 @@ def test_the_learning_rate_is_chosen_on_the_held_out_part_and_test_labels_do_not
     )
     assert a.details["holdout_top1"] == b.details["holdout_top1"]
     assert a.value > 0.5 > b.value
+
+
+def test_a_class_with_a_single_row_cannot_be_held_out():
+    data = rows(np.eye(3), [0, 0, 1])
+    with pytest.raises(DataError, match="class 1 has one train row"):
+        linear_probe(data, data)

@@ -161,3 +161,18 @@ def test_embed_writes_no_features_that_are_not_finite(tmp_path):
     assert "sample 0 of split 'test'" in str(result.exception)
     assert "resnet18" in str(result.exception)
     assert not out.exists()
+
+
+def test_what_cannot_be_decoded_is_reported_and_left_out_on_request(model, tmp_path):
+    Image.new("RGB", (20, 20), "red").save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_text("no image")
+    given, bad, done = [tmp_path / "a.png", tmp_path / "b.png", X[0]], [], []
+    rows = model.encode(given, on_bad=lambda *what: bad.append(what), advance=done.append)
+    expected = torch.cat([model.encode(given[0]), model.encode(X[0])])
+    torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-6)
+    ((place, reason),) = bad
+    assert (place, done) == (1, [3])
+    assert reason.startswith(f"{tmp_path / 'b.png'} cannot be encoded")
+    for wrong in (tmp_path / "gone.png", 7):  # what no decoder has seen stays an error
+        with pytest.raises(UserError):
+            model.encode([wrong], on_bad=lambda *what: None)

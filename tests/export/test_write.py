@@ -228,3 +228,11 @@ def test_what_a_killed_export_left_beside_its_folder_goes_with_the_next_one(
         (folder / "export").mkdir(parents=True)
     export_model(trained(), tmp_path / "backbone", ("safetensors",))
     assert set(tmp_path.iterdir()) == {tmp_path / "backbone", *others}
+
+
+def test_features_that_are_not_finite_are_not_exported(tmp_path):
+    model = trained()
+    with torch.no_grad():
+        model.backbone.network[0].weight.fill_(torch.nan)
+    with pytest.raises(ExportError, match="not finite"):
+        export_model(model, tmp_path / "out", ["safetensors"])

@@ -1,6 +1,7 @@
 """Gradient caching against one autograd graph over the same micro-batches, and the whole batch."""
 
 import copy
+import weakref
 from functools import partial
 
 import pytest
@@ -172,6 +173,32 @@ def test_every_micro_batch_takes_a_slice_of_every_stream_whatever_the_process_co
             assert torch.cat(shifted).tolist() == rows.tolist()
     with pytest.raises(ValueError, match="24 images of 4 streams do not make 4 equal"):
         micro_batch_rows(24, 4, 4)
+
+
+def test_each_view_is_made_twice_and_those_of_one_micro_batch_are_alive():
+    model, views, asked, made = network(), images(), [], []
+    seen = PooledStatistics(model, views[:2])
+    assert int(model[1].num_batches_tracked) == 0  # the probe leaves no trace
+    rows = micro_batch_rows(IMAGES, STREAMS, 3)
+
+    def make_views(part):
+        assert sum(each() is not None for each in made) <= 1
+        asked.append(part.tolist())
+        some = rows_of(views, part)
+        made.append(weakref.ref(some))
+        return some
+
+    cached_backward(
+        model,
+        seen,
+        rows,
+        make_views=make_views,
+        compute_loss=lambda a, b: NTXentLoss()(a, b),
+        backward=lambda loss: loss.backward(),
+        seed=seed,
+    )
+    assert asked == [part.tolist() for part in rows] * 2
+    assert int(model[1].num_batches_tracked) == 1
 
 
 def test_a_norm_that_is_used_twice_is_refused():

@@ -56,6 +56,13 @@ def test_the_first_steps_tell_how_long_the_others_take(tmp_path, monkeypatch, ca
     assert lines[1].endswith("wait 1%  26:32 left")
 
 
+def test_a_step_longer_than_the_estimates_window_is_timed_too(tmp_path, monkeypatch, capsys):
+    settings = {"steps": 20, "first_step": 0}
+    lines = told(tmp_path, monkeypatch, capsys, lambda step: 700.0, lambda step: True, **settings)
+    lines = [line for line in lines if line.startswith("step ")]
+    assert lines[9].endswith("  1:56:40 left")
+
+
 def test_the_time_to_go_follows_a_machine_that_becomes_faster(tmp_path, monkeypatch, capsys):
     def seconds_of(step):
         return 8.0 if step <= 50 else 2.0  # other programs end

@@ -369,3 +369,15 @@ def test_a_name_pattern_that_backtracks_for_ever_is_stopped(monkeypatch) -> None
     names = ["ab", "a\udcffb\n", ""]
     assert match_names(names, parse_pattern("(?P<all>.*)")) == {"all": names}
     assert match_names(["b"], parse_pattern("(?P<a>a)?b")) == {"a": [None]}
+
+
+def test_a_name_pattern_is_stopped_in_tars_too(tmp_path, monkeypatch) -> None:
+    """Tars are read by threads, where no signal arrives: names are matched outside of them."""
+    monkeypatch.setattr(gather, "PATTERN_S", 0.2)
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        info = tarfile.TarInfo("a" * 60 + "c.png")
+        info.size = len(body := png(picture(0)))
+        tar.addfile(info, io.BytesIO(body))
+    wanted = TarColumns(name_pattern=parse_pattern(r"(?P<x>(a+)+)\.png"))
+    with pytest.raises(DataError, match=r"too long: stopped at 'aaa"):
+        gather.columns_of_tars({"train": [tmp_path / "a.tar"]}, wanted)
