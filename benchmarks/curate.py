@@ -2,7 +2,7 @@
 
 Plants are made of pictures that deviate from a linear ramp by at least 12 levels. Pairs that are
 found before anything is planted are natural: their pictures get no plants, and a plant is not wrong
-to be paired with what its source is paired with. `--montage` shows the natural pairs.
+to be paired with what its source is paired with.
 
     apt-get download openclipart-png tuxpaint-stamps-default
     for file in *.deb; do dpkg -x $file debian; done
@@ -112,11 +112,8 @@ def drawings(folder: Path, count: int, px: int = 256) -> list[Picture]:
 
     1,375 rings of one program ("star_*") are left out: people call a series of them one picture.
     """
-    files = [
-        file
-        for file in sorted(folder.rglob("*.png"))
-        if "star_" not in file.name and file.stat().st_size < 2**20
-    ]
+    files = [file for file in sorted(folder.rglob("*.png")) if "star_" not in file.name]
+    files = [file for file in files if file.stat().st_size < 2**20]
     found = []
     for file in files[:: max(1, len(files) // count)][:count]:
         image = Image.open(file).convert("RGBA")
@@ -176,24 +173,10 @@ def measure(pictures: list[Picture], plants: int, natural: set[tuple[int, int]])
     return {"pictures": len(pictures), "natural": len(natural), "cpu_s": cpu_s, "kinds": rows}
 
 
-def montage(pictures: list[Picture], pairs: list[tuple[int, int]]) -> Image.Image:
-    """Draw pairs side by side, ten in a row."""
-    sheet = Image.new("RGB", (2050, 105 * (1 + len(pairs) // 10)), "grey")
-    for place, pair in enumerate(pairs):
-        for side, row in enumerate(pair):
-            image = Image.fromarray(np.ascontiguousarray(pictures[row]))
-            image = image.resize((100, 100 * image.height // image.width or 1)).crop(
-                (0, 0, 100, 100)
-            )
-            sheet.paste(image, (place % 10 * 205 + side * 101, place // 10 * 105))
-    return sheet
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--drawings", type=Path, help="A folder of PNG files.")
     parser.add_argument("--out", type=Path, default=Path("docs/measured/curate.json"))
-    parser.add_argument("--montage", type=Path, help="Folder for pictures of the natural pairs.")
     parser.add_argument("--pictures", type=int, default=1000)
     parser.add_argument("--plants", type=int, default=200)
     options = parser.parse_args()
@@ -202,10 +185,7 @@ def main() -> None:
         sets["drawings"] = drawings(options.drawings, options.pictures)
     results = {}
     for name, pictures in sets.items():
-        natural = found_pairs(pictures)
-        if options.montage:
-            montage(pictures, sorted(natural)).save(options.montage / f"{name}.png")
-        results[name] = measure(pictures, options.plants, natural)
+        results[name] = measure(pictures, options.plants, found_pairs(pictures))
         print(name, json.dumps(results[name], indent=1), flush=True)
     write_atomically(options.out, json.dumps(results, indent=1) + "\n")
 

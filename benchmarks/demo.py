@@ -6,10 +6,11 @@ Nothing is measured here: what eval.json and run.json of the run say is kept, of
 suite prints. A run that was shortened for a slow machine is refused.
 """
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
+
+from benchmarks.common import parser, save
 
 KEPT = ("features", "whitened", "column", "protocol", "value", "interval95")
 
@@ -36,12 +37,10 @@ def figures(run_dir: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Write the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--json", type=Path, required=True)
-    given = parser.parse_args()
-    given.json.parent.mkdir(parents=True, exist_ok=True)
-    given.json.write_text(json.dumps(figures(given.run_dir), indent=1) + "\n")
+    parse = parser(__doc__)
+    parse.add_argument("run_dir", type=Path)
+    given = parse.parse_args()
+    save(given.json, figures(given.run_dir))
 
 
 if __name__ == "__main__":

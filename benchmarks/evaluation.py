@@ -20,27 +20,30 @@ Peers that are not installed (extra `bench`) are named as skipped. Linux only (r
 """
 
 import argparse
-import importlib.util
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.documented import compare
-from benchmarks.memory import memory_mb
-from benchmarks.nt_xent import machine
+from benchmarks.common import (
+    Peak,
+    absent,
+    compare,
+    in_fresh_process,
+    machine,
+    parser,
+    print_table,
+    save,
+)
 from sslpipe.evaluation.embed import Embeddings, load_embeddings
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import C_GRID, PENALTY_GRID, linear_probe, ridge_probe
 from sslpipe.evaluation.logistic import fit_logistic
-from sslpipe.evaluation.neighbours import nearest
+from sslpipe.evaluation.neighbours import Search, nearest
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval_per_query
 
@@ -72,12 +75,8 @@ def checksum(indices: Any) -> dict[str, float]:
     return {"sum of rows": float(actual.sum()), "sum of first rows": float(actual[:, 0].sum())}
 
 
-def search_ours(bank: torch.Tensor, queries: torch.Tensor) -> Run:
-    return lambda: checksum(nearest(bank, queries, K).indices)
-
-
-def search_ours_faiss(bank: torch.Tensor, queries: torch.Tensor) -> Run:
-    return lambda: checksum(nearest(bank, queries, K, search="faiss").indices)
+def search_ours(bank: torch.Tensor, queries: torch.Tensor, search: Search = "torch") -> Run:
+    return lambda: checksum(nearest(bank, queries, K, search=search).indices)
 
 
 def search_faiss(bank: torch.Tensor, queries: torch.Tensor) -> Run:
@@ -216,34 +215,36 @@ def measure_suite(size: float, threads: int, files: list[str] | None) -> list[di
         record = {"part": "suite", "contender": name, "size": size, "features": shape}
         records.append({**record, "cpu_s": cpu_s, "wall_s": wall_s, "values": values})
     total_s = sum(record["wall_s"] for record in records)
-    print(f"\n{f'suite, {shape}':<44} {'cpu s':>7} {'wall s':>7} {'share':>6}")
-    for record in records:
-        cpu_s, wall_s = record["cpu_s"], record["wall_s"]
-        print(f"{record['contender']:<44} {cpu_s:>7.2f} {wall_s:>7.2f} {wall_s / total_s:>6.0%}")
-    print(f"{'all':<44} {sum(r['cpu_s'] for r in records):>7.2f} {total_s:>7.2f}")
+    rows = [
+        [r["contender"], f"{r['cpu_s']:.2f}", f"{r['wall_s']:.2f}", f"{r['wall_s'] / total_s:.0%}"]
+        for r in records
+    ]
+    print_table([f"suite, {shape}", "cpu s", "wall s", "share"], rows)
     return records
+
+
+def retrieval_data(size: float) -> Embeddings:
+    return clusters(int(16_000 * size), int(8_000 * size))
 
 
 PARTS: dict[str, dict[str, Callable[[float], Run]]] = {
     "search": {
         "faiss": lambda size: search_faiss(*search_data(int(60_000 * size))),
         "ours": lambda size: search_ours(*search_data(int(60_000 * size))),
-        "ours, search=faiss": lambda size: search_ours_faiss(*search_data(int(60_000 * size))),
+        "ours, search=faiss": lambda size: search_ours(*search_data(int(60_000 * size)), "faiss"),
         "scikit-learn": lambda size: search_sklearn(*search_data(int(60_000 * size))),
     },
     "retrieval": {
         "AccuracyCalculator, k=max_bin_count": lambda size: retrieval_pml(
-            clusters(int(16_000 * size), int(8_000 * size)), "max_bin_count"
+            retrieval_data(size), "max_bin_count"
         ),
         "AccuracyCalculator, k=1000": lambda size: retrieval_pml(
-            clusters(int(16_000 * size), int(8_000 * size)), min(1000, int(8_000 * size))
+            retrieval_data(size), min(1000, int(8_000 * size))
         ),
-        "AccuracyCalculator, all": lambda size: retrieval_pml(
-            clusters(int(16_000 * size), int(8_000 * size)), None
-        ),
-        "ours": lambda size: retrieval_ours(clusters(int(16_000 * size), int(8_000 * size))),
+        "AccuracyCalculator, all": lambda size: retrieval_pml(retrieval_data(size), None),
+        "ours": lambda size: retrieval_ours(retrieval_data(size)),
         "torchmetrics, 1/40 of the queries": lambda size: retrieval_torchmetrics(
-            clusters(int(16_000 * size), int(8_000 * size))
+            retrieval_data(size)
         ),
     },
     "probe": {
@@ -260,24 +261,38 @@ def measure(part: str, contender: str, size: float, threads: int) -> dict[str, A
     torch.set_num_threads(threads)
     PARTS[part][contender](0.02)()  # imports, thread pools, kernels chosen
     run = PARTS[part][contender](size)
-    before = memory_mb("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+    peak = Peak()
     times: list[tuple[float, float]] = []
     while len(times) < 2 and sum(wall for _, wall in times) < LONG_S:
         start, cpu = time.perf_counter(), time.process_time()
         values = run()
         times.append((time.process_time() - cpu, time.perf_counter() - start))
     cpu_s, wall_s = min(times)
-    extra_mb = memory_mb("VmHWM") - before
-    return {"cpu_s": cpu_s, "wall_s": wall_s, "extra_mb": extra_mb, "values": values}
+    return {"cpu_s": cpu_s, "wall_s": wall_s, "extra_mb": peak.extra_mb(), "values": values}
 
 
-def in_fresh_process(part: str, contender: str, size: float, threads: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.evaluation", "--one", contender, "--part", part]
-    command += ["--size", str(size), "--threads", str(threads)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    result: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return result
+def measure_part(part: str, size: float, threads: int, skipped: tuple[str, ...]) -> list[Any]:
+    """Print and return what each contender takes; their numbers are compared with ours."""
+    own = ("--part", part, "--size", size, "--threads", threads)
+    measured = {
+        name: in_fresh_process("benchmarks.evaluation", "--one", name, *own)
+        for name in PARTS[part]
+        if not name.startswith(skipped or ("\0",)) and size <= LARGEST.get(name, size)
+    }
+    ours, rows = measured["ours"], []
+    for name, result in measured.items():
+        common = sorted({*ours["values"]} & {*result["values"]})
+        apart = [abs(ours["values"][key] / result["values"][key] - 1) for key in common]
+        speed = ours["cpu_s"] / result["cpu_s"]
+        memory = result["extra_mb"] / max(ours["extra_mb"], 1.0)
+        cells = [name, f"{result['cpu_s']:.2f}", f"{result['wall_s']:.2f}", f"{speed:.2f}x"]
+        cells += [f"{result['extra_mb']:.0f}", f"{memory:.2f}x"]
+        rows.append([*cells, f"{max(apart):.1e} in {len(common)} numbers"])
+    print_table([part, "cpu s", "wall s", "speed", "MB", "memory", "differs by"], rows)
+    return [
+        {"part": part, "contender": name, "size": size, **result}
+        for name, result in measured.items()
+    ]
 
 
 def ratios(report: dict[str, Any]) -> dict[str, float]:
@@ -291,60 +306,32 @@ def ratios(report: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--part", default=",".join([*PARTS, "suite"]))
-    parser.add_argument(
+    parse = parser(__doc__)
+    parse.add_argument("--part", default=",".join([*PARTS, "suite"]))
+    parse.add_argument(
         "--features", nargs=2, metavar=("TRAIN", "TEST"), help="of the suite, by sslpipe embed"
     )
-    parser.add_argument("--without", default="", help="contenders to skip, by a name's start")
-    parser.add_argument("--size", type=float, default=1.0, help="share of the rows")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the records and the machine")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        result = measure(arguments.part, arguments.one, arguments.size, arguments.threads)
-        print(json.dumps(result))
+    parse.add_argument("--without", default="", help="contenders to skip, by a name's start")
+    parse.add_argument("--size", type=float, default=1.0, help="share of the rows")
+    parse.add_argument("--threads", type=int, default=1)
+    parse.add_argument("--one", help=argparse.SUPPRESS)
+    given = parse.parse_args()
+    if given.one:
+        print(json.dumps(measure(given.part, given.one, given.size, given.threads)))
         return
 
-    absent = [peer for peer, module in NEEDS.items() if importlib.util.find_spec(module) is None]
-    absent += [name for name in arguments.without.split(";") if name]
+    skipped = (*absent(NEEDS), *(name for name in given.without.split(";") if name))
     records: list[dict[str, Any]] = []
-    for part in arguments.part.split(","):
+    for part in given.part.split(","):
         if part == "suite":
-            records += measure_suite(arguments.size, arguments.threads, arguments.features)
-            continue
-        measured = {
-            name: in_fresh_process(part, name, arguments.size, arguments.threads)
-            for name in PARTS[part]
-            if not name.startswith(tuple(absent) or ("\0",))
-            and arguments.size <= LARGEST.get(name, arguments.size)
-        }
-        ours = measured["ours"]
-        print(
-            f"\n{part:<36} {'cpu s':>7} {'wall s':>7} {'speed':>7} "
-            f"{'MB':>6} {'memory':>7}  differs by"
-        )
-        for name, result in measured.items():
-            common = sorted({*ours["values"]} & {*result["values"]})
-            apart = [abs(ours["values"][key] / result["values"][key] - 1) for key in common]
-            speed = ours["cpu_s"] / result["cpu_s"]
-            memory = result["extra_mb"] / max(ours["extra_mb"], 1.0)
-            print(
-                f"{name:<36} {result['cpu_s']:>7.2f} {result['wall_s']:>7.2f} {speed:>6.2f}x "
-                f"{result['extra_mb']:>6.0f} {memory:>6.2f}x  "
-                f"{max(apart):.1e} in {len(common)} numbers"
-            )
-            records.append({"part": part, "contender": name, "size": arguments.size, **result})
-    if arguments.part != "suite":
+            records += measure_suite(given.size, given.threads, given.features)
+        else:
+            records += measure_part(part, given.size, given.threads, skipped)
+    if given.part != "suite":
         print("\nspeed: by cpu, of each against ours, above 1 is faster; memory: times ours")
-    if absent:
-        print(f"skipped: {', '.join(absent)}")
-    if arguments.size == 1:
+    if given.size == 1:
         compare("evaluation.json", {"records": records}, ratios)
-    if arguments.json:
-        message = {"machine": machine(arguments.threads), "records": records}
-        arguments.json.write_text(json.dumps(message, indent=1) + "\n")
+    save(given.json, {"machine": machine(given.threads), "records": records})
 
 
 if __name__ == "__main__":

@@ -10,17 +10,14 @@ workspaces. time: the second step. The first size is what ratios refer to. Linux
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.memory import memory_mb
+from benchmarks.common import Peak, in_fresh_process, parser, print_table, save
 from sslpipe.augment.params import draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.pipeline import Batch
@@ -49,7 +46,6 @@ def measure(images: int, micro_batch: int, px: int) -> dict[str, float]:
         def make_views(rows: Tensor) -> Tensor:
             return augment(batch.rows(rows), drawn.rows(torch.cat([rows, rows + images])))
 
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
         begin_s = time.perf_counter()
         if micro_batch == images:
             loss_fn(*model(augment(batch, drawn)).chunk(2)).backward()
@@ -67,38 +63,34 @@ def measure(images: int, micro_batch: int, px: int) -> dict[str, float]:
 
     statistics = PooledStatistics(model, torch.zeros(2, 3, px, px))
     step(4, 4)  # imports, kernels chosen, gradients allocated
-    before = memory_mb("VmRSS")
+    peak = Peak()
     step(images, micro_batch)
-    return {"mb": memory_mb("VmHWM") - before, "s": step(images, micro_batch)}
+    return {"mb": peak.extra_mb(), "s": step(images, micro_batch)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--micro", default="128,32,8")
-    parser.add_argument("--px", type=int, default=32)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(measure(arguments.batch, int(arguments.micro), arguments.px)))
+    parse = parser(__doc__)
+    parse.add_argument("--batch", type=int, default=128)
+    parse.add_argument("--micro", default="128,32,8")
+    parse.add_argument("--px", type=int, default=32)
+    parse.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    given = parse.parse_args()
+    if given.one:
+        print(json.dumps(measure(given.batch, int(given.micro), given.px)))
         return
 
     records: list[dict[str, Any]] = []
-    print(f"{'batch':>6} {'micro':>6} {'MB':>8} {'less':>7} {'s':>7} {'time':>6}")
-    for size in arguments.micro.split(","):
-        command = [sys.executable, "-m", "benchmarks.gradient_cache", "--one", "--micro", size]
-        command += ["--batch", str(arguments.batch), "--px", str(arguments.px)]
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        result = json.loads(output.splitlines()[-1])
-        records.append({"batch": arguments.batch, "micro_batch": int(size), **result})
-        less, slower = records[0]["mb"] / result["mb"], result["s"] / records[0]["s"]
-        print(
-            f"{arguments.batch:>6} {size:>6} {result['mb']:>8.1f} {less:>6.1f}x"
-            f" {result['s']:>7.2f} {slower:>5.2f}x"
-        )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(records, indent=2) + "\n")
+    for size in given.micro.split(","):
+        own = ("--one", "--micro", size, "--batch", given.batch, "--px", given.px)
+        result = in_fresh_process("benchmarks.gradient_cache", *own)
+        records.append({"batch": given.batch, "micro_batch": int(size), **result})
+    first, rows = records[0], []
+    for record in records:
+        less, slower = first["mb"] / record["mb"], record["s"] / first["s"]
+        cells = [record["micro_batch"], f"{record['mb']:.1f}", f"{less:.1f}x"]
+        rows.append([*cells, f"{record['s']:.2f}", f"{slower:.2f}x"])
+    print_table(["micro-batch", "MB", "less", "s", "time"], rows)
+    save(given.json, records)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ decoding   full RGB images (batches of one canvas count as decoded)
 one view   random resized crop to 224 px, uint8
 two views  two crops of each image from one decode; the peer decodes once as well
 
-Ours and the limits keep freed memory (sslpipe.run.allocator), as every run does.
+Ours and the limits keep freed memory (sslpipe.portable), as every run does.
 
 Contenders that need a package of the extra `bench` are named as skipped where it is missing.
 """
 
 import argparse
-import importlib.util
 import io
 import json
 import math
@@ -36,18 +35,15 @@ import numpy as np
 import simplejpeg
 import torch
 from PIL import Image
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
-from sklearn.datasets import load_sample_images
 from torch.nn import functional
 from torchvision.transforms import RandomResizedCrop
 
-from benchmarks.nt_xent import machine
-from sslpipe.run.allocator import keep_freed_memory
+from benchmarks.common import absent, in_fresh_process, machine, parser, print_table, save
+from benchmarks.photographs import write_photographs
+from sslpipe.portable import keep_freed_memory
 
-WIDTH, HEIGHT, CROP_PX, QUALITY = 500, 375, 224, 90
-PER_SHARD, CLASSES = 250, 10
+WIDTH, HEIGHT, CROP_PX, PER_SHARD = 500, 375, 224, 250
 WARM_UP = 640  # images: ten batches
 SECONDS = 1.0  # whole passes for at least so long
 Items = Callable[[Path], Iterable[object]]
@@ -55,18 +51,7 @@ Items = Callable[[Path], Iterable[object]]
 
 def write_data(folder: Path, images: int) -> None:
     """folder/images/CLASS/*.jpg, and shards with their index in folder/shards."""
-    photographs = [Image.fromarray(array) for array in load_sample_images().images]
-    rng = np.random.default_rng(0)
-    for number in track(range(images), "writing JPEGs", transient=True):
-        whole = photographs[number % 2]
-        scale = rng.uniform(0.5, 1.0)
-        width, height = int(scale * whole.width), int(scale * whole.width * HEIGHT / WIDTH)
-        height = min(height, whole.height)
-        left, top = rng.integers(whole.width - width + 1), rng.integers(whole.height - height + 1)
-        cut = whole.crop((left, top, left + width, top + height)).resize((WIDTH, HEIGHT))
-        path = folder / "images" / f"class{number % CLASSES}" / f"{number:06d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        cut.save(path, quality=QUALITY)
+    write_photographs(folder / "images", images, WIDTH, HEIGHT)
     build = [sys.executable, "-m", "sslpipe", "shards", "build", str(folder / "shards")]
     build += ["--root", str(folder / "images"), "--samples-per-shard", str(PER_SHARD)]
     subprocess.run(build, check=True, capture_output=True)
@@ -289,13 +274,8 @@ def write_litdata(folder: Path) -> None:
 
     # litdata keeps a JPEG's bytes only where it opens the file itself
     paths = sorted(map(str, (folder / "images").rglob("*.jpg")))
-    litdata.optimize(
-        fn=_litdata_sample,
-        inputs=paths,
-        output_dir=str(folder / "litdata"),
-        chunk_bytes="16MB",
-        num_workers=1,
-    )
+    where = {"output_dir": str(folder / "litdata"), "chunk_bytes": "16MB", "num_workers": 1}
+    litdata.optimize(fn=_litdata_sample, inputs=paths, **where)
 
 
 def _litdata_sample(path: str) -> dict[str, Any]:
@@ -320,50 +300,44 @@ def measure(stage: str, contender: str, folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--images", type=int, default=1500)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        stage, contender, folder = arguments.one
-        print(measure(stage, contender, Path(folder)))
+    parse = parser(__doc__)
+    parse.add_argument("--images", type=int, default=1500)
+    parse.add_argument("--rounds", type=int, default=3)
+    parse.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    given = parse.parse_args()
+    if given.one:
+        stage, contender, folder = given.one
+        print(json.dumps(measure(stage, contender, Path(folder))))
         return
 
-    has_litdata = importlib.util.find_spec("litdata") is not None
+    skipped = absent({"litdata": "litdata"})
     rates: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_data(folder, arguments.images)
-        if has_litdata:
-            write_litdata(folder)
+        write_data(Path(name), given.images)
+        if not skipped:
+            write_litdata(Path(name))
         jobs = [
             (stage, contender)
-            for _ in range(arguments.rounds)
+            for _ in range(given.rounds)
             for stage, contenders in STAGES.items()
             for contender in contenders
-            if has_litdata or contender != "litdata"
+            if contender not in skipped
         ]
         for stage, contender in track(jobs, "measuring", transient=True):
-            command = [sys.executable, "-m", "benchmarks.loader", "--one", stage, contender, name]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            rate = in_fresh_process("benchmarks.loader", "--one", stage, contender, name)
             best = rates.setdefault(stage, {}).get(contender, 0.0)
-            rates[stage][contender] = max(best, float(done.stdout.splitlines()[-1]))
+            rates[stage][contender] = max(best, rate)
 
-    table = Table("stage", "contender", "images/s", "against the second", "share of the limit")
+    rows = []
     for stage, actual in rates.items():
         _, peer, *_ = actual.values()
         limit = next(rate for name, rate in actual.items() if name.startswith("limit"))
         for name, rate in actual.items():
-            row = [f"{rate:,.0f}", f"{rate / peer:.2f}x", f"{rate / limit:.0%}"]
-            table.add_row(stage, name, *row)
-    Console().print(table)
-    if not has_litdata:
-        print("skipped, not installed (extra `bench`): litdata")
-    if arguments.json:
-        message = {"machine": machine(threads=1), "images_per_s": rates}
-        arguments.json.write_text(json.dumps(message, indent=1) + "\n")
+            shares = [f"{rate:,.0f}", f"{rate / peer:.2f}x", f"{rate / limit:.0%}"]
+            rows.append([stage, name, *shares])
+    head = ["stage", "contender", "images/s", "against the second", "share of the limit"]
+    print_table(head, rows)
+    save(given.json, {"machine": machine(threads=1), "images_per_s": rates})
 
 
 if __name__ == "__main__":

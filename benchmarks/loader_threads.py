@@ -9,8 +9,6 @@ says what the threads cost on a busy machine, too. The images are those of bench
 of 500 x 375.
 """
 
-import argparse
-import json
 import os
 import tempfile
 import time
@@ -20,13 +18,11 @@ from statistics import median
 
 import simplejpeg
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.common import machine, parser, print_table, save
 from benchmarks.loader import our_batches, raw_jpegs, write_data
-from benchmarks.nt_xent import machine
+from sslpipe.portable import keep_freed_memory
 from sslpipe.recipe.base import RunConfig
-from sslpipe.run.allocator import keep_freed_memory
 
 
 class Stopwatch:
@@ -81,34 +77,25 @@ def measure_workers(folder: Path, workers: list[int], rounds: int) -> dict[str, 
     return rates
 
 
-def show_workers(rates: dict[str, dict[str, float]]) -> None:
-    """Print the table of `measure_workers`."""
-    table = Table("threads", "loader, images/s", "decoding alone", "ratio", "ratio of CPU time")
-    for threads, row in rates.items():
-        table.add_row(
-            threads,
-            f"{row['loader']:,.0f}",
-            f"{row['decoding']:,.0f}",
-            f"{row['ratio']:.2f}",
-            f"{row['ratio_cpu']:.2f}",
-        )
-    Console().print(table)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--images", type=int, default=600)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    parse = parser(__doc__)
+    parse.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parse.add_argument("--images", type=int, default=600)
+    parse.add_argument("--rounds", type=int, default=5)
+    given = parse.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        write_data(Path(name), arguments.images)
-        rates = measure_workers(Path(name), arguments.workers, arguments.rounds)
-    show_workers(rates)
-    if arguments.json:
-        facts = {"machine": machine(threads=1), "cores": os.cpu_count(), "by_threads": rates}
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+        write_data(Path(name), given.images)
+        rates = measure_workers(Path(name), given.workers, given.rounds)
+    rows = [
+        [
+            *(threads, f"{row['loader']:,.0f}", f"{row['decoding']:,.0f}"),
+            *(f"{row['ratio']:.2f}", f"{row['ratio_cpu']:.2f}"),
+        ]
+        for threads, row in rates.items()
+    ]
+    head = ["threads", "loader, images/s", "decoding alone", "ratio", "ratio of CPU time"]
+    print_table(head, rows)
+    save(given.json, {"machine": machine(1), "cores": os.cpu_count(), "by_threads": rates})
 
 
 if __name__ == "__main__":

@@ -15,16 +15,15 @@ for its first call or more than --limit-gb of memory is ended and reported so.
 """
 
 import argparse
-import functools
 import json
 import multiprocessing
 import os
 import platform
 import resource
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +32,7 @@ import torch
 from pytorch_metric_learning import distances, losses, miners
 from torch import Tensor
 
-from benchmarks.memory import memory_mb
+from benchmarks.common import Peak, commit, machine, markdown_table, memory_mb, parser, save
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.losses.pairwise import compare
 
@@ -199,10 +198,9 @@ def measure(
     call = start()
     call(*embeddings(64))  # kernels chosen, caches of the allocator filled
     x, labels = embeddings(rows)
-    before = memory_mb("VmRSS")
     used = memory_mb("VmData") * 2**20
     resource.setrlimit(resource.RLIMIT_DATA, (int(used + gb * 2**30), resource.RLIM_INFINITY))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+    peak = Peak()
     begin = time.perf_counter()
     try:
         value = call(x, labels)
@@ -210,13 +208,13 @@ def measure(
         pipe.send({"failed": f"> {gb:g} GB" if "memory" in str(error).lower() else str(error)})
         return
     first = time.perf_counter() - begin
-    peak = memory_mb("VmHWM") - before
+    extra_mb = peak.extra_mb()
     times: list[float] = []
     while first < 10 * seconds and (not times or sum(times) < seconds):
         begin = time.perf_counter()
         call(x, labels)
         times.append(time.perf_counter() - begin)
-    pipe.send({"ms": statistics.median(times or [first]) * 1e3, "mb": peak, "value": value})
+    pipe.send({"ms": statistics.median(times or [first]) * 1e3, "mb": extra_mb, "value": value})
 
 
 def in_fresh_process(
@@ -273,84 +271,51 @@ def line(record: dict[str, Any]) -> list[str]:
     return [*cells, record["note"]]
 
 
-HEADER = [
-    "M",
-    "what",
-    "ours ms",
-    "ours MB",
-    "PML ms",
-    "PML MB",
-    "faster",
-    "less memory",
-    "differs",
-    "",
-]
+HEADER = ["M", "what", "ours ms", "ours MB", "PML ms", "PML MB", "faster", "less memory"]
+HEADER += ["differs", ""]
 
 
 def table(result: dict[str, Any]) -> str:
-    text = [
-        "# Metric-learning losses and miners against pytorch-metric-learning",
-        "",
-        "By `python -m benchmarks.metric_losses`; its docstring says what is measured. "
-        f"{result['machine']}; one thread. Commits: "
-        f"{', '.join(sorted({record['commit'] for record in result['records']}))}.",
-        "",
-        "| " + " | ".join(HEADER) + " |",
-        "|" + "---|" * len(HEADER),
-    ]
-    text += ["| " + " | ".join(line(record)) + " |" for record in result["records"]]
-    return "\n".join(text) + "\n"
+    """docs/metric_losses.md."""
+    commits = ", ".join(sorted({record["commit"] for record in result["records"]}))
+    return f"""# Metric-learning losses and miners against pytorch-metric-learning
 
+By `python -m benchmarks.metric_losses`; its docstring says what is measured. {result["machine"]}; \
+one thread. Commits: {commits}.
 
-@functools.cache
-def commit() -> str:
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    actual = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    return actual or "unknown"
-
-
-def machine() -> str:
-    model = "unknown processor"
-    for text in Path("/proc/cpuinfo").read_text().splitlines():
-        if text.startswith("model name"):
-            model = text.split(":")[1].strip()
-    from pytorch_metric_learning import __version__ as peer
-
-    return (
-        f"{model}, {os.cpu_count()} cores, {platform.system()}, "
-        f"torch {torch.__version__.split('+')[0]}, pytorch-metric-learning {peer}"
-    )
+{markdown_table(HEADER, map(line, result["records"]))}
+"""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", default="256,512,1024,4096")
-    parser.add_argument("--only", help="names, separated by commas; default: all")
-    parser.add_argument("--limit-s", type=float, default=60.0)
-    parser.add_argument("--limit-gb", type=float, default=8.0)
-    parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
-    arguments = parser.parse_args()
-    names = [name.strip() for name in arguments.only.split(",")] if arguments.only else [*CONTESTS]
-    names = [key for key in CONTESTS if key in names or arguments.only is None]
+    parse = parser(__doc__)
+    parse.add_argument("--rows", default="256,512,1024,4096")
+    parse.add_argument("--only", help="names, separated by commas; default: all")
+    parse.add_argument("--limit-s", type=float, default=60.0)
+    parse.add_argument("--limit-gb", type=float, default=8.0)
+    parse.add_argument("--seconds", type=float, default=1.0)
+    parse.add_argument("--markdown", type=Path)
+    given = parse.parse_args()
+    only = [name.strip() for name in given.only.split(",")] if given.only else [*CONTESTS]
     torch.set_num_threads(1)
 
     records: dict[tuple[int, str], dict[str, Any]] = {}
-    if arguments.json and arguments.json.exists():
-        for record in json.loads(arguments.json.read_text())["records"]:
+    if given.json and given.json.exists():
+        for record in json.loads(given.json.read_text())["records"]:
             records[record["rows"], record["name"]] = record
     print(" ".join(f"{cell:>12}" for cell in HEADER), flush=True)
-    for rows in map(int, arguments.rows.split(",")):
-        for name in names:
-            record = records[rows, name] = contest(name, rows, arguments)
+    for rows in map(int, given.rows.split(",")):
+        for name in (name for name in CONTESTS if name in only):
+            record = records[rows, name] = contest(name, rows, given)
             print(" ".join(f"{cell:>12}" for cell in line(record)), flush=True)
     ordered = sorted(records.values(), key=lambda r: (r["rows"], [*CONTESTS].index(r["name"])))
-    result = {"machine": machine(), "records": ordered}
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    if arguments.markdown:
-        arguments.markdown.write_text(table(result))
+    where = f"{machine(1)['cpu']}, {os.cpu_count()} cores, {platform.system()}"
+    peer = version("pytorch-metric-learning")
+    versions = f"torch {torch.__version__.split('+')[0]}, pytorch-metric-learning {peer}"
+    result = {"machine": f"{where}, {versions}", "records": ordered}
+    save(given.json, result)
+    if given.markdown:
+        given.markdown.write_text(table(result))
 
 
 if __name__ == "__main__":

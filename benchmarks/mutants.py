@@ -23,14 +23,11 @@ PARTS = {  # name -> (files of sslpipe, files of tests)
     "views": (
         "augment/params.py augment/ops.py augment/resample.py augment/pixels.py",
         "augment/test_params augment/test_resample augment/test_pixels augment/test_two_views"
-        " augment/test_batched",
+        " augment/test_plans",
     ),
     "losses": ("losses/*.py losses/engine/*.py", "losses/test_*"),
     "guard": ("run/guard.py", "run/test_guard"),
-    "checkpoint": (
-        "run/checkpoint*.py run/saving.py run/best.py",
-        "run/test_checkpoint run/test_saving run/test_best",
-    ),
+    "checkpoint": ("run/checkpoint*.py run/best.py", "run/test_checkpoint run/test_best"),
     "search": (
         "evaluation/neighbours.py evaluation/*search.py evaluation/knn.py evaluation/ranking.py"
         " evaluation/similarity.py evaluation/retrieval.py",

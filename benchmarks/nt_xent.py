@@ -11,7 +11,7 @@ textbook's, over the contender's. memory: peak resident memory over that before 
 this size, in MB. error: of the gradient, relative to float64. floor: share of the time that the
 bare matrix products of the symmetric algorithm take (two units of (2N)^2 D multiply-adds, 1.5 where
 tiles are kept), measured in turn with the others and with the kernels that are used. Ours keeps
-freed memory (sslpipe.run.allocator), as every run does; the peers run as they come: lightly's would
+freed memory (sslpipe.portable), as every run does; the peers run as they come: lightly's would
 gain up to an eighth by it, the textbook version loses at 8192 rows. --json keeps the sizes that are
 in FILE and were not measured now; --rows "" only draws. Peers that are not installed (extra
 `bench`) are named as skipped; those that would need more memory than this machine has are not
@@ -19,11 +19,7 @@ asked. Linux only (reads /proc).
 """
 
 import argparse
-import importlib.metadata
-import importlib.util
 import json
-import platform
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,14 +28,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.documented import compare
-from benchmarks.memory import memory_mb
-from benchmarks.nt_xent_plot import plot
-from benchmarks.views import in_turns, quietest, serve
+from benchmarks.common import (
+    Peak,
+    absent,
+    compare,
+    in_turns,
+    machine,
+    machine_bytes,
+    parser,
+    print_table,
+    quietest,
+    save,
+    serve,
+)
+from benchmarks.plots import lines_over_rows
 from sslpipe.losses import NTXentLoss
 from sslpipe.losses.engine.products import Multiply, Products
 from sslpipe.losses.engine.tiles import KEPT_TILES_BYTES
-from sslpipe.run.allocator import keep_freed_memory
+from sslpipe.portable import keep_freed_memory
 
 DIM, TEMPERATURE, TILE = 128, 0.1, 512
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -109,22 +115,13 @@ def gradient(loss_fn: Loss, z: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat(torch.autograd.grad(loss_fn(*z), z))
 
 
-def machine_bytes() -> int:
-    line = Path("/proc/meminfo").read_text().splitlines()[0]
-    return int(line.split()[1]) * 1024
-
-
 def facts(loss_fn: Loss, contender: str, rows: int) -> dict[str, float | None]:
     """Memory and error of one contender at one size, in this process."""
     gradient(loss_fn, projections(256))  # imports, thread pools, kernels chosen
     z = projections(rows)
-    before = memory_mb("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+    peak = Peak()
     grad = gradient(loss_fn, z)
-    actual: dict[str, float | None] = {
-        "extra_mb": memory_mb("VmHWM") - before,
-        "gradient_error": None,
-    }
+    actual: dict[str, float | None] = {"extra_mb": peak.extra_mb(), "gradient_error": None}
     if rows <= 16_384:
         wide = tuple(view.detach().double().requires_grad_() for view in z)
         # tests hold ours to the loops; another loss is compared with itself
@@ -197,50 +194,24 @@ def measured(
     ]
 
 
-def machine(threads: int) -> dict[str, Any]:
-    """Where and with what: the facts a number is worth nothing without."""
-    cpu = next(
-        line.split(":")[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
-    has = torch.cpu.get_capabilities()
-    peers = {
-        name: importlib.metadata.version(name)
-        for name in ("lightly", "pytorch-metric-learning")
-        if importlib.util.find_spec(name.replace("-", "_"))
-    }
-    return {
-        "cpu": cpu,
-        "amx_bf16": bool(has.get("amx_bf16")),
-        "avx512_bf16": bool(has.get("avx512_bf16")),
-        "threads": threads,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        **peers,
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-        ).stdout.strip(),
-    }
-
-
 def show(records: list[dict[str, Any]]) -> None:
-    print(
-        f"{'2N':>6} {'contender':<25} {'ms':>9} {'speed':>8} {'MB':>8} {'memory':>8}"
-        f" {'error':>8} {'floor':>6}"
-    )
+    """Print the records of one size."""
+    of_size = {record["contender"]: record for record in records}
+    base = of_size.get("lightly") or of_size.get("textbook")
+    rows = []
     for record in records:
-        of_size = {r["contender"]: r for r in records if r["rows"] == record["rows"]}
-        base = of_size.get("lightly") or of_size.get("textbook")
-        speed = f"{base['ms'] / record['ms']:.2f}x" if base else "-"
-        memory = f"{record['extra_mb'] / max(base['extra_mb'], 0.1):.4f}x" if base else "-"
-        error = "-" if (e := record["gradient_error"]) is None else f"{e:.1e}"
-        floor = "-" if (f := record["floor_ms"]) is None else f"{f / record['ms']:.0%}"
-        print(
-            f"{record['rows']:>6} {record['contender']:<25} {record['ms']:>9.2f} {speed:>8}"
-            f" {record['extra_mb']:>8.1f} {memory:>8} {error:>8} {floor:>6}",
-            flush=True,
+        error, floor = record["gradient_error"], record["floor_ms"]
+        memory = record["extra_mb"] / max(base["extra_mb"], 0.1) if base else None
+        rows.append(
+            [
+                *(record["rows"], record["contender"], f"{record['ms']:.2f}"),
+                f"{base['ms'] / record['ms']:.2f}x" if base else "-",
+                *(f"{record['extra_mb']:.1f}", "-" if memory is None else f"{memory:.4f}x"),
+                "-" if error is None else f"{error:.1e}",
+                "-" if floor is None else f"{floor / record['ms']:.0%}",
+            ]
         )
+    print_table(["2N", "contender", "ms", "speed", "MB", "memory", "error", "floor"], rows)
 
 
 def ratios(report: dict[str, Any]) -> dict[str, float]:
@@ -261,45 +232,39 @@ def ratios(report: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", default="512,2048,8192")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.6, help="a contender and round")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--svg", type=Path, help="draw what is in --json, and what was measured")
-    parser.add_argument("--one", choices=[*CONTENDERS, *FLOORS], help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    sizes = [int(rows) for rows in arguments.rows.split(",") if rows]
-    if arguments.one:
-        serve_one(arguments.one, sizes[0], arguments.threads, arguments.seconds)
+    parse = parser(__doc__)
+    parse.add_argument("--rows", default="512,2048,8192")
+    parse.add_argument("--threads", type=int, default=1)
+    parse.add_argument("--rounds", type=int, default=5)
+    parse.add_argument("--seconds", type=float, default=0.6, help="a contender and round")
+    parse.add_argument("--svg", type=Path, help="draw what is in --json, and what was measured")
+    parse.add_argument("--one", choices=[*CONTENDERS, *FLOORS], help=argparse.SUPPRESS)
+    given = parse.parse_args()
+    sizes = [int(rows) for rows in given.rows.split(",") if rows]
+    if given.one:
+        serve_one(given.one, sizes[0], given.threads, given.seconds)
         return
 
-    absent = [name for name, module in NEEDS.items() if importlib.util.find_spec(module) is None]
-    room = 0.5 * machine_bytes()
+    skipped, room = absent(NEEDS), 0.5 * machine_bytes()
     records: list[dict[str, Any]] = []
     for rows in sizes:
         names = [
             name
             for name in CONTENDERS
-            if name not in absent and NEEDED.get(name, lambda _: 0.0)(rows) < room
+            if name not in skipped and NEEDED.get(name, lambda _: 0.0)(rows) < room
         ]
-        records += measured(names, rows, arguments.threads, arguments.rounds, arguments.seconds)
+        records += measured(names, rows, given.threads, given.rounds, given.seconds)
         show(records[-len(names) :])
-    if arguments.json:
-        if arguments.json.exists():
-            earlier = json.loads(arguments.json.read_text())["records"]
-            records += [record for record in earlier if record["rows"] not in sizes]
-        records.sort(key=lambda r: (r["rows"], list(CONTENDERS).index(r["contender"])))
-        if sizes:
-            message = {"machine": machine(arguments.threads), "records": records}
-            arguments.json.write_text(json.dumps(message, indent=1) + "\n")
+    if given.json and given.json.exists():
+        earlier = json.loads(given.json.read_text())["records"]
+        records += [record for record in earlier if record["rows"] not in sizes]
+    records.sort(key=lambda r: (r["rows"], list(CONTENDERS).index(r["contender"])))
+    if sizes:
+        save(given.json, {"machine": machine(given.threads), "records": records})
     compare("nt_xent.json", {"records": records}, ratios)
     print("speed and memory: against lightly (where absent, the textbook version) in the same run")
-    if absent:
-        print(f"skipped, not installed (extra `bench`): {', '.join(absent)}")
-    if arguments.svg:
-        arguments.svg.write_text(plot(records))
+    if given.svg:
+        given.svg.write_text(lines_over_rows(records))
 
 
 if __name__ == "__main__":

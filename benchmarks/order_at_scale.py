@@ -16,19 +16,13 @@ mixing   label entropy of global batches over that of a full shuffle's, 1,000 cl
 
 import argparse
 import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.memory import memory_mb
-from sslpipe.data.mixing import mixing_score
-from sslpipe.data.order import Order
+from benchmarks.common import in_fresh_process, memory_mb, parser, print_table, save
+from sslpipe.data.order import Order, mixing_score
 from sslpipe.random import hash_integers
 
 SIZES = {"1.28 M": (1_281_167, 1_281), "1 B": (1_000_000_000, 10_000)}
@@ -95,41 +89,33 @@ def mixing(samples: int, shards: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", nargs=3, type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(measure(*arguments.one)))
+    parse = parser(__doc__)
+    parse.add_argument("--one", nargs=3, type=int, help=argparse.SUPPRESS)
+    given = parse.parse_args()
+    if given.one:
+        print(json.dumps(measure(*given.one)))
         return
-    table = Table("samples", "shards", "processes", "plan", "serve", "resume", "again", "requests")
     rows = []
-    for name, (samples, shards) in SIZES.items():
+    for samples, shards in SIZES.values():
         for world in PROCESSES:
-            command = [sys.executable, "-m", "benchmarks.order_at_scale", "--one"]
-            command += [str(samples), str(shards), str(world)]
-            row = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+            one = ("--one", samples, shards, world)
+            row = in_fresh_process("benchmarks.order_at_scale", *one)
             rows.append({"samples": samples, "shards": shards, "processes": world, **row})
-            table.add_row(
-                name,
-                f"{shards:,}",
-                f"{world:,}",
-                f"{row['plan_s']:.3f} s, {row['plan_mb']:.0f} MB",
-                f"{row['serve_s']:.1f} s",
-                f"{row['resume_s']:.3f} s",
-                f"{row['again']:,}",
-                f"{row['requests']:,} ({row['read_over_served']:.4f})",
-            )
+    cells = [
+        [
+            *(f"{row[key]:,}" for key in ("samples", "shards", "processes")),
+            f"{row['plan_s']:.3f} s, {row['plan_mb']:.0f} MB",
+            *(f"{row['serve_s']:.1f} s", f"{row['resume_s']:.3f} s", f"{row['again']:,}"),
+            f"{row['requests']:,} ({row['read_over_served']:.4f})",
+        ]
+        for row in rows
+    ]
+    head = ["samples", "shards", "processes", "plan", "serve", "resume", "again", "requests"]
+    print_table(head, cells)
     scores = {name: mixing(*size) for name, size in SIZES.items()}
-    console = Console()
-    console.print(table)
-    for name, score in scores.items():
-        console.print(
-            f"{name}: mixing {score['mixing_by_class']:.4f} with shards written class by class, "
-            f"{score['mixing_shuffled']:.4f} with shuffled ones"
-        )
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"rows": rows, "mixing": scores}, indent=1) + "\n")
+    mixed = [[name, *(f"{each:.4f}" for each in score.values())] for name, score in scores.items()]
+    print_table(["mixing", "shards written class by class", "shuffled"], mixed)
+    save(given.json, {"rows": rows, "mixing": scores})
 
 
 if __name__ == "__main__":

@@ -11,11 +11,9 @@ features standardised over the pool. All ways have the same pools. Intervals (95
 and test samples. Then the second helping: as many again, when the first have labels.
 
 random: uniform. k-centre: the greedy 2-approximation of Sener and Savarese 2018, the farthest from
-all chosen, of which the first is random. coverage, balanced, hard: `sslpipe.curate.labelling`.
+all chosen, of which the first is random. coverage, hard: `sslpipe.curate.labelling`.
 """
 
-import argparse
-import json
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sslpipe.curate.labelling import Choice, balanced, by_coverage, hard
+from benchmarks.common import parser, print_table, save
+from sslpipe.curate.labelling import Choice, by_coverage, hard
 from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.knn import knn_predictions
@@ -74,7 +73,6 @@ FIRST: dict[str, Way] = {
     "random": by_chance,
     "k-centre": k_centre,
     "coverage": ours(by_coverage),
-    "balanced": ours(balanced),
 }
 SECOND: dict[str, tuple[str, Way]] = {
     "random, then random": ("random", by_chance),
@@ -148,26 +146,24 @@ def table(
 
 
 def show(title: str, rows: dict[str, dict[str, object]]) -> None:
-    print(f"\n{title}")
-    print(f"{'':26}" + "".join(f"{what:>30}" for what in MEASURES))
+    cells = []
     for name, row in rows.items():
-        cells = ""
+        cells.append([name])
         for what in MEASURES:
             more = row[what]["more than random"]
-            cells += f"{row[what]['accuracy']['mean']:8.1f} {more['mean']:+6.1f}"
-            cells += f" [{more['low']:+5.1f}, {more['high']:+5.1f}]"
-        print(f"{name:26}{cells}")
+            ends = f"[{more['low']:+.1f}, {more['high']:+.1f}]"
+            cells[-1].append(f"{row[what]['accuracy']['mean']:.1f} {more['mean']:+.1f} {ends}")
+    print_table([title, *MEASURES], cells)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("features", nargs="*", type=Path, metavar="TRAIN TEST")
-    parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    parse = parser(__doc__)
+    parse.add_argument("features", nargs="*", type=Path, metavar="TRAIN TEST")
+    parse.add_argument("--draws", type=int, default=20)
+    args = parse.parse_args()
     paths = args.features or [DEMO / "train.safetensors", DEMO / "test.safetensors"]
     if len(paths) != 2:
-        parser.error("give two files of embeddings, TRAIN and TEST")
+        parse.error("give two files of embeddings, TRAIN and TEST")
     (train, facts), (test, test_facts) = map(load_embeddings, paths)
     check_comparable(facts, test_facts, itself=False)
     train, test = labelled(train), labelled(test)
@@ -176,23 +172,15 @@ def main() -> None:
     count = A_CLASS * len(torch.unique(train.labels))
     show(f"{count} labels: accuracy in %, difference from random", first)
     show(f"{2 * count} labels, {count} of them chosen first", second)
-    if args.json:
-        tree = {
-            "command": ("python" if args.features else "make demo && python")
-            + f" -m benchmarks.selection {' '.join([*map(str, args.features), '--json'])} "
-            f"{args.json}",
-            "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn")},
-            "data": facts["data"],
-            "backbone": facts["backbone"],
-            "backbone_sha256": facts["backbone_sha256"],
-            "pool": len(train.ids) // 2,
-            "test": len(test.ids),
-            "draws": args.draws,
-            "labels": count,
-            "first": first,
-            "second": second,
-        }
-        args.json.write_text(json.dumps(tree, indent=1) + "\n")
+    words = [*args.features, "--json", args.json]
+    tree = {
+        "command": f"python -m benchmarks.selection {' '.join(map(str, words))}",
+        "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn")},
+        **{key: facts.get(key) for key in ("data", "backbone", "backbone_sha256")},
+        **{"pool": len(train.ids) // 2, "test": len(test.ids), "draws": args.draws},
+        **{"labels": count, "first": first, "second": second},
+    }
+    save(args.json, tree)
 
 
 if __name__ == "__main__":

@@ -5,73 +5,49 @@
 Each contender has a fresh process, which waits while another measures (see benchmarks.views for
 the time that is taken); two steps of warm-up, in which the compiled ones compile. The encoder is
 ResNet-18 with the small-image stem and a projector; `bare encoder` gets ready views and a loss that
-costs nothing (the mean of z). Both keep freed memory (sslpipe.run.allocator), as every run does.
+costs nothing (the mean of z). Both keep freed memory (sslpipe.portable), as every run does.
 naive: kornia's AugmentationSequential, float32, contiguous, lightly's NTXentLoss.
 parts: views and loss (forward and backward, from z) alone, for their share of a step. Needs the
 extra `bench` for lightly.
 """
 
 import argparse
-import importlib.util
-import json
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.documented import compare, markdown_table
-from benchmarks.views import MEAN, STD, Case, chosen, hardware, in_turns, quietest, serve
-from sslpipe.augment.params import draws
-from sslpipe.augment.two_views import FusedViews
-from sslpipe.data.pipeline import Batch
+from benchmarks.common import (
+    absent,
+    chosen,
+    compare,
+    in_turns,
+    machine,
+    machine_line,
+    parser,
+    print_table,
+    quietest,
+    save,
+    serve,
+)
+from benchmarks.views import Case, kornia, ours
 from sslpipe.losses import NTXentLoss
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.simclr import SimCLR
+from sslpipe.portable import keep_freed_memory
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.pretrain import Projector
-from sslpipe.run.allocator import keep_freed_memory
 
 CROP_PX, TEMPERATURE = 32, 0.1
 Call = Callable[[], Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def our_views(images: Tensor, *, compile: bool = False) -> Callable[[], Tensor]:
-    augment = FusedViews("simclr", CROP_PX, MEAN, STD)
-    if compile:
-        augment.compile_colours()
-    images = images.contiguous(memory_format=torch.channels_last)
-    ids, sizes = torch.arange(len(images)), torch.tensor([[CROP_PX, CROP_PX]] * len(images))
-    epoch = iter(range(10**9))
-
-    def views() -> Tensor:
-        batch = Batch(images, sizes, ids, ids, ids, next(epoch))
-        return augment(batch, draws(0, batch.epoch, ids, sizes, augment.specs))
-
-    return views
-
-
-def kornia_views(images: Tensor) -> Callable[[], Tensor]:
-    import kornia.augmentation as K
-
-    augment = K.AugmentationSequential(
-        K.RandomResizedCrop((CROP_PX,) * 2, scale=(0.08, 1.0)),
-        K.RandomHorizontalFlip(),
-        K.ColorJitter(0.8, 0.8, 0.8, 0.2, p=0.8),
-        K.RandomGrayscale(p=0.2),
-        K.RandomGaussianBlur((3, 3), (0.1, 2.0), p=0.5),
-        K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
-        data_keys=["input"],
-    )
-
-    def views() -> Tensor:
-        pixels = images.float() / 255
-        return torch.cat([augment(pixels), augment(pixels)])
-
-    return views
+def kornia_views(case: Case) -> Callable[[], Tensor]:
+    views = kornia(case, "cpu", cropping="slice")
+    return lambda: torch.cat(views())
 
 
 def lightly_loss() -> Loss:
@@ -118,28 +94,29 @@ def loss_alone(loss: Loss, count: int) -> Call:
     return call
 
 
-def contenders(images: Tensor) -> dict[str, Callable[[], Call]]:
-    ready = torch.randn(2 * len(images), 3, CROP_PX, CROP_PX)
+def contenders(count: int) -> dict[str, Callable[[], Call]]:
+    case = Case(count, CROP_PX, CROP_PX, CROP_PX)
+    ready = torch.randn(2 * count, 3, CROP_PX, CROP_PX)
     ready = ready.contiguous(memory_format=torch.channels_last)
-    ours = NTXentLoss(TEMPERATURE)
+    our_views, our_loss = partial(ours, case, "cpu"), NTXentLoss(TEMPERATURE)
     found: dict[str, Callable[[], Call]] = {
-        "naive": lambda: step(kornia_views(images), lightly_loss(), bf16=False, fast=False)
+        "naive": lambda: step(kornia_views(case), lightly_loss(), bf16=False, fast=False)
     }
     for name, settings in {
         "fp32": {"bf16": False},
         "bf16": {"bf16": True},
         "bf16, compiled": {"bf16": True, "compile": True},
     }.items():
-        made = partial(our_views, images, compile="compile" in settings)
+        made = partial(our_views, compile="compile" in settings)
         whole = partial(step, fast=True, **settings)
-        found[f"ours, {name}"] = lambda whole=whole, made=made: whole(made(), ours)
+        found[f"ours, {name}"] = lambda whole=whole, made=made: whole(made(), our_loss)
         found[f"bare encoder, {name}"] = partial(whole, lambda: ready, no_loss)
     return found | {
-        "part: our views": partial(our_views, images),
-        "part: our views, compiled": partial(our_views, images, compile=True),
-        "part: kornia's views": partial(kornia_views, images),
-        "part: our loss": lambda: loss_alone(ours, len(images)),
-        "part: lightly's loss": lambda: loss_alone(lightly_loss(), len(images)),
+        "part: our views": our_views,
+        "part: our views, compiled": partial(our_views, compile=True),
+        "part: kornia's views": partial(kornia_views, case),
+        "part: our loss": lambda: loss_alone(our_loss, count),
+        "part: lightly's loss": lambda: loss_alone(lightly_loss(), count),
     }
 
 
@@ -155,57 +132,50 @@ def ratios(report: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", help="contenders by name; part: all parts")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    own = ["--batch", str(arguments.batch), "--threads", str(arguments.threads)]
-    if arguments.one:
-        if arguments.one.startswith(("ours", "bare encoder")):
+    parse = parser(__doc__)
+    parse.add_argument("--batch", type=int, default=64)
+    parse.add_argument("--threads", type=int, default=1)
+    parse.add_argument("--rounds", type=int, default=3)
+    parse.add_argument("--only", nargs="+", help="contenders by name; part: all parts")
+    parse.add_argument("--one", help=argparse.SUPPRESS)
+    given = parse.parse_args()
+    if given.one:
+        if given.one.startswith(("ours", "bare encoder")):
             keep_freed_memory()
-        torch.set_num_threads(arguments.threads)
+        torch.set_num_threads(given.threads)
         torch.manual_seed(0)
-        images = Case(arguments.batch, CROP_PX, CROP_PX, CROP_PX).images()
-        call = contenders(images)[arguments.one]()
-        serve(call, seconds=0.5, threads=arguments.threads)
+        serve(contenders(given.batch)[given.one](), seconds=0.5, threads=given.threads)
         return
 
-    absent = importlib.util.find_spec("lightly") is None
+    skipped = absent({"lightly": "lightly"})
     names = [
         name
-        for name in contenders(torch.zeros(1, 3, CROP_PX, CROP_PX, dtype=torch.uint8))
-        if chosen(name, arguments.only) and not (absent and ("naive" in name or "lightly" in name))
+        for name in contenders(1)
+        if chosen(name, given.only) and not (skipped and ("naive" in name or "lightly" in name))
     ]
-    turns = {"threads": arguments.threads, "rounds": arguments.rounds}
+    own = ["--batch", str(given.batch), "--threads", str(given.threads)]
+    turns = {"threads": given.threads, "rounds": given.rounds}
     times, _ = in_turns("benchmarks.step", names, own, **turns)
     seconds = {name: quietest(rounds)[0] for name, rounds in times.items()}
     rows = []
     for name, second in seconds.items():
         bare, naive = seconds.get(name.replace("ours", "bare encoder")), seconds.get("naive")
-        cells = [name, f"{second * 1e3:.1f}", f"{arguments.batch / second:.1f}"]
+        cells = [name, f"{second * 1e3:.1f}", f"{given.batch / second:.1f}"]
         cells.append(f"{naive / second:.2f}" if naive and "part" not in name else "")
         cells.append(f"{bare / second:.1%}" if bare and name.startswith("ours") else "")
         rows.append(cells)
-    print(f"\nResNet-18, {CROP_PX} px, {arguments.batch} images a step\n")
-    print(markdown_table(["", "ms", "images/s", "x naive", "of the bare encoder"], rows))
+    print(f"\nResNet-18, {CROP_PX} px, {given.batch} images a step")
+    print_table(["", "ms", "images/s", "x naive", "of the bare encoder"], rows)
     for name in ("ours, fp32", "ours, bf16", "ours, bf16, compiled"):
         compiled = ", compiled" if "compiled" in name else ""
         parts = [f"part: our views{compiled}", "part: our loss"]
         if all(part in seconds for part in (name, *parts)):
             share = sum(seconds[part] for part in parts) / seconds[name]
             print(f"views and loss: {share:.2%} of the step of `{name}`")
-    machine = hardware() | {"threads": str(arguments.threads), "batch": str(arguments.batch)}
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    facts = machine(given.threads) | {"batch": given.batch}
+    print(machine_line(facts))
     compare("step_speed.json", {"seconds": seconds}, ratios)
-    if absent:
-        print("skipped, not installed (extra `bench`): lightly")
-    if arguments.json:
-        record = {"machine": machine, "seconds": seconds}
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+    save(given.json, {"machine": facts, "seconds": seconds})
 
 
 if __name__ == "__main__":

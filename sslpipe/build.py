@@ -31,9 +31,9 @@ from sslpipe.optim import build_optimizer, rate_warning
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import build
 from sslpipe.run.best import check_keeping
-from sslpipe.run.flops import step_flops
 from sslpipe.run.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
 from sslpipe.run.session import Run
+from sslpipe.run.throughput import step_flops
 
 Model = SimCLR | MomentumPair
 CachedBackward = Callable[..., tuple[Tensor, Tensor, Tensor]]  # see run.gradient_cache
@@ -43,13 +43,7 @@ MOST_READ = 10**7  # labels that are read to suggest settings
 
 
 def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:
-    """Build encoder and projector: the same on every rank.
-
-    Args:
-        recipe: Random weights are drawn from its seed.
-        crop_px: Side of the views.
-        init_from: Weights that the backbone gets instead; None: random ones.
-    """
+    """Build encoder and projector, the same on every rank; `init_from`'s weights or random ones."""
     assert recipe.backbone is not None  # by `with_init`
     torch.manual_seed(recipe.seed)
     with within_memory("[backbone] and [projector]"):

@@ -53,13 +53,10 @@ def pick_device(name: str, setting: str) -> str:
     Raises:
         UserError: It is unknown, or this machine has no such device.
     """
-    available = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-    }
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if name == "auto":
-        return "cuda" if available["cuda"] else "cpu"
+        return "cuda" if cuda else "cpu"
+    available = {"cpu": True, "cuda": cuda, "mps": mps}
     if name not in available:
         raise UserError(f"{setting} is unknown; use auto, cpu, cuda or mps")
     if not available[name]:
@@ -115,15 +112,10 @@ def row_counts(rows: int) -> tuple[int, ...]:
 
 
 def all_gather_rows(x: Tensor, counts: tuple[int, ...] | None = None) -> Tensor:
-    """Join the rows of all ranks, in rank order, without gradient; on the device, or on the host.
+    """Join the rows of all ranks, in rank order, without gradient: (rows, ...) -> (all rows, ...).
 
-    Args:
-        x: This rank's rows. Their number may differ between ranks (the shorter ones are padded on
-            the way); everything behind the first dimension may not.
-        counts: What `row_counts` gave, where it is known already.
-
-    Shape:
-        (rows here, ...) -> (rows of all ranks, ...)
+    Their number may differ between ranks (shorter ones are padded on the way). counts: What
+    `row_counts` gave, where it is known already.
     """
     if current_rank().world_size == 1:
         return x.detach()
@@ -140,14 +132,10 @@ def all_gather_rows(x: Tensor, counts: tuple[int, ...] | None = None) -> Tensor:
 
 
 def gather_with_grad(x: Tensor) -> Tensor:
-    """Join the rows of all ranks, in rank order; backward sums over the ranks.
+    """Join the rows of all ranks, as `all_gather_rows`; backward sums over the ranks.
 
     A row's gradient is the sum of what every rank's loss says about it. So with a local loss that
     is a mean over the own rows, DDP's mean of the gradients is the gradient of the global mean.
-    Row counts may differ between ranks.
-
-    Shape:
-        (rows here, ...) -> (rows of all ranks, ...)
     """
     if current_rank().world_size == 1:
         return x
@@ -189,12 +177,8 @@ def global_sum(values: Tensor) -> Tensor:
 def global_mean(total: Tensor, count: Tensor) -> Tensor:
     """Divide the ranks' sum of `total` by that of `count`; 0 where nothing was counted.
 
-    The value is the same on all ranks; the gradient is W times that of the own part, so that DDP's
-    mean is one process's gradient.
-
-    Args:
-        total: Of this rank, any shape, (T,) say.
-        count: Of this rank, the same shape, in total's dtype.
+    Both are of this rank, of one shape and dtype. The value is the same on all ranks; the gradient
+    is W times that of the own part, so that DDP's mean is one process's gradient.
     """
     sums, counts = global_sum(torch.stack([total.detach(), count])).unbind()
     scale = 1 / counts.clamp_min(1)

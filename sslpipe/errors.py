@@ -94,10 +94,10 @@ def shown(value: object, most: int = 80) -> str:
     """Return a value as a message quotes it: its repr, short whatever it holds."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to print the longest
-    if isinstance(value, str | bytes | list | tuple | dict | set) and len(value) > most:
-        value = (
-            value[:most] if isinstance(value, str | bytes | list | tuple) else list(value)[:most]
-        )
+    if isinstance(value, dict | set):
+        value = value if len(value) <= most else list(value)[:most]
+    elif isinstance(value, str | bytes | list | tuple):
+        value = value[:most]
     try:
         text = repr(value)
     except ValueError:  # a list of such integers

@@ -13,17 +13,9 @@ def fault(point: str) -> None:
     """Act where the environment's SSLPIPE_FAULT names this point and this is its n-th visit.
 
     SSLPIPE_FAULT is `point:n` (`point:*`: every visit), then `@rank` for one rank alone, then
-    `=action`. Actions:
-
-    - exit (the default): at once with status 9, as a power cut would
-    - hang: for an hour, as a lost disk or network would
-    - slow: for a fifth of a second
-    - full: OSError, as a full disk gives
-    - term: SIGTERM, as a scheduler sends; or another signal by its name, as sigint
-    - memory: torch's error of a device without memory
-
-    Args:
-        point: The name of the place that calls.
+    `=action`: exit (the default: at once with status 9, as a power cut would), hang (for an hour),
+    slow (a fifth of a second), full (OSError of a full disk), term (SIGTERM), another signal by its
+    name, as sigint, or memory (torch's error of a device without memory).
     """
     # does the variable name this place, this rank and this visit?
     wanted = os.environ.get("SSLPIPE_FAULT", "")

@@ -20,13 +20,9 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def hash_integers(*words: ArrayLike) -> NDArray[np.uint64]:
-    """Hash each tuple of integers to one uniform 64-bit word.
+    """Hash each tuple of integers to one uniform 64-bit word, uint64.
 
-    Args:
-        words: integers or arrays of them, which broadcast. Order matters: (1, 2) and (2, 1) differ.
-
-    Returns:
-        An array of the broadcast shape, uint64.
+    words: integers or arrays of them, which broadcast. Order matters: (1, 2) and (2, 1) differ.
     """
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
         state = np.zeros((), np.uint64)
@@ -49,8 +45,7 @@ def uniform(
         lanes: the lanes' numbers, or how many from 0 on.
 
     Returns:
-        (n, lanes) float64; row i depends on seed, epoch, ids[i] and view, a column on its lane's
-        number too, and nothing on anything else.
+        (n, lanes) float64, each a function of seed, epoch, its id, view and its lane's number.
     """
     rows = np.asarray(ids, dtype=np.int64)[:, None]
     numbers = np.arange(lanes) if isinstance(lanes, int) else lanes

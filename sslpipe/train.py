@@ -57,21 +57,18 @@ from sslpipe.run.cuda_graph import (
     will_record,
 )
 from sslpipe.run.health import Alarms, embedding_health
-from sslpipe.run.launch import resolve_precision
+from sslpipe.run.launch import resolve_precision, seed_torch
 from sslpipe.run.launcher import check_streams
 from sslpipe.run.memory import warn_of_memory
-from sslpipe.run.monitor import HeldOut
-from sslpipe.run.open import open_run
-from sslpipe.run.seed import seed_torch
-from sslpipe.run.session import Run
+from sslpipe.run.session import HeldOut, Run, open_run
 
 
 def train(
     recipe: Recipe, index: DatasetIndex, run_dir: Path, init_from: FrozenBackbone | None = None
 ) -> int:
-    """Pretrain up to the recipe's steps, resuming at run_dir's last checkpoint.
+    """Pretrain up to the recipe's steps, resuming at run_dir's last checkpoint. Collective.
 
-    Leaves DONE, PREEMPTED or FAILED in run_dir. Collective.
+    Leaves DONE, PREEMPTED or FAILED in run_dir.
 
     Args:
         recipe: What `sslpipe.load_recipe` returns for a recipe without [sampler].
@@ -108,7 +105,7 @@ def train(
         warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)  # or refused
         run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
         augment, loss_fn = augment.to(run.device), loss_fn.to(run.device, run.dtype)
-        jpeg = jpeg_decoder(recipe.data, run.device)  # refused before anything is written
+        jpeg = jpeg_decoder(recipe.data, run.device)  # or refused
         flops = recipe_flops(recipe, model, augment.crop_px)
         model = run.place(model)
         ddp, optimizer = run.prepare(model, freeze_and_optimize(model, recipe))
@@ -161,9 +158,7 @@ def train(
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Takes a step, from images to weights.
-
-    What differs between two steps comes with the call: `run.cuda_graph` records all else.
+    """Takes a step, from images to weights; `run.cuda_graph` records all but the call's arguments.
 
     Args:
         run: Of this process.
@@ -240,10 +235,9 @@ def loss_arguments(loss_fn: Objective, batch: Batch) -> dict[str, Tensor]:
 
 
 def partner_shares(batch: Batch) -> dict[str, float]:
-    """Count whose second view is a partner's in the global batch, and who has none. Collective.
+    """Return whose second view is a partner's in the global batch, and who has none. Collective.
 
-    Returns:
-        `partners` and `without_partner`, shares of the batch; nothing without [pairs].
+    Shares of the batch, `partners` and `without_partner`; nothing without [pairs].
     """
     if batch.pairs is None:
         return {}

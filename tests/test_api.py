@@ -47,22 +47,16 @@ def test_one_line_each():
 
 
 def test_train_runs_both_kinds_from_paths_and_what_it_trained_loads(tmp_path):
-    """In a process of its own: the Accelerator of a process is made once."""
     data = write_dataset(tmp_path / "data", (40, 60, 72), classes=8)
     recipe = write_recipe(tmp_path)
     (tmp_path / "metric").mkdir()
     metric = finetunes.write_recipe(tmp_path / "metric")
-    text = f"""
-import sslpipe
-data, runs = {str(data)!r}, {str(tmp_path)!r}
-assert sslpipe.train({str(recipe)!r}, data, runs + "/ssl", overrides=["steps=2"]) == 2
-index = sslpipe.load_index(data)
-tuned = sslpipe.load_recipe({str(metric)!r}, ["steps=2", "backbone.widths=[8, 16, 16]"])
-assert sslpipe.train(tuned, index, runs + "/tuned", backbone=runs + "/ssl") == 2
-backbone = sslpipe.load_backbone(runs + "/tuned")
-assert backbone.num_features == 8
-"""
-    subprocess.run([sys.executable, "-c", text], cwd=ROOT, check=True, timeout=200)
+    runs = str(tmp_path)
+    assert sslpipe.train(str(recipe), str(data), runs + "/ssl", overrides=["steps=2"]) == 2
+    index = sslpipe.load_index(data)
+    tuned = sslpipe.load_recipe(metric, ["steps=2", "backbone.widths=[8, 16, 16]"])
+    assert sslpipe.train(tuned, index, runs + "/tuned", backbone=runs + "/ssl") == 2
+    assert sslpipe.load_backbone(runs + "/tuned").num_features == 8
     assert (tmp_path / "ssl" / "DONE").exists()
     ssl, tuned = final_weights(tmp_path / "ssl"), final_weights(tmp_path / "tuned")
     key = "backbone.network.0.weight"

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.pairs import data, scale, table
-from sslpipe.data.column_files import ColumnEntry
+from benchmarks.trainings import Found
 from sslpipe.data.columns import Column as StoredColumn
+from sslpipe.data.columns import ColumnEntry
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.erase import fit_erasure
@@ -71,18 +72,10 @@ def test_a_drawing_stands_under_one_thing_and_synonyms_are_one_thing(icons: Path
     assert len({row.path for row in rows}) == len(rows)
 
 
-@pytest.mark.parametrize(
-    ("folders", "px"),
-    [
-        (("48x48", "apps"), 48),
-        (("apps", "32@2x"), 64),
-        (("base", "64x64@2x"), 128),
-        (("apps", "scalable"), data.SCALABLE_PX),
-        (("apps",), 0),
-    ],
-)
-def test_a_size_is_read_from_the_folders(folders: tuple[str, ...], px: int) -> None:
-    assert data.size_of(folders) == px
+def test_a_size_is_read_from_the_folders() -> None:
+    paths = ("48x48/apps", "apps/32@2x", "base/64x64@2x", "apps/scalable", "apps")
+    sizes = [data.size_of(tuple(path.split("/"))) for path in paths]
+    assert sizes == [48, 64, 128, data.SCALABLE_PX, 0]
 
 
 def test_the_splits_shares_are_met_and_depend_on_the_name_alone() -> None:
@@ -105,7 +98,8 @@ def test_a_difference_is_of_the_means_over_the_seeds() -> None:
 
     def scores(share: float, above: float) -> table.Scores:
         hits = (torch.rand(40, generator=rng) < share).double().numpy()
-        return table.Scores(hits, things, 0, 0.5, 0.2, above, 0.1, 0.1, 0.5)
+        found = Found(things, {"Recall@1": hits}, 0)
+        return table.Scores(found, 0.5, 0.2, above, 0.1, 0.1, 0.5)
 
     found = {
         "ours": {0: scores(0.9, 0.2), 1: scores(0.9, 0.3)},

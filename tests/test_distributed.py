@@ -113,9 +113,8 @@ def test_gathered_rows_stand_in_rank_order_and_flags_and_objects_agree(world: in
         }
 
 
-def _mean_square_of_cosines(w: Tensor, x: Tensor, everyone: Tensor, z: Tensor) -> Tensor:
+def _mean_square_of_cosines(everyone: Tensor, z: Tensor) -> Tensor:
     """A row's value depends on all rows: what a metric loss looks like."""
-    del w, x
     return ((z @ everyone.T).tanh().square().sum(1) / everyone.shape[0]).tanh()
 
 
@@ -126,7 +125,7 @@ def _metric_loss(
     mine = shares(x, split, process)
     z = mine @ w
     z.retain_grad()
-    values = _mean_square_of_cosines(w, mine, gather_with_grad(z), z)
+    values = _mean_square_of_cosines(gather_with_grad(z), z)
     # whose mean over the ranks is the mean over all rows
     loss = values.sum() * (process.world_size / sum(row_counts(len(values))))
     loss.backward()
@@ -145,7 +144,7 @@ def test_gather_with_grad_and_row_mean_give_one_process_gradient(split: tuple[in
     w = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
     z = x @ w
     z.retain_grad()
-    expected = _mean_square_of_cosines(w, x, z, z).mean()
+    expected = _mean_square_of_cosines(z, z).mean()
     expected.backward()
     assert w.grad is not None
     assert z.grad is not None

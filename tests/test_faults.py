@@ -22,6 +22,7 @@ from tests.helpers.runs import (
     ROOT,
     at_each_step,
     command_line,
+    faulty_in_rank,
     final_weights,
     train_in_rank,
     train_over,
@@ -30,11 +31,6 @@ from tests.helpers.runs import (
 from tests.test_resume import assert_bitwise
 
 WATCHED = ("run.monitor_steps=3",)
-
-
-def faulty_in_rank(process, fault, *arguments):
-    os.environ["SSLPIPE_FAULT"] = fault
-    return train_in_rank(process, *arguments)[0]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +43,7 @@ def test_sigterm_while_evaluating_or_saving_is_heard_by_all_and_nothing_is_lost(
     """In a save it is heard after the next step: the one that is being written ends first."""
     run_dir = tmp_path / "run"
     arguments = (str(write_recipe(tmp_path)), str(data), str(run_dir), *WATCHED)
-    done = run_processes(faulty_in_rank, 2, fault, *arguments)
+    done = [last for last, _ in run_processes(faulty_in_rank, 2, fault, *arguments)]
     assert done == [stopped_at + ("checkpoint" in fault)] * 2
     assert (run_dir / "PREEMPTED").exists()
     train_over(2, Path(arguments[0]), data, run_dir, *WATCHED)
@@ -198,6 +194,7 @@ def test_a_device_without_memory_is_reported_with_what_helps(data, tmp_path):
     result = command_line(*command, SSLPIPE_FAULT="train.step:7=memory", status=2)
     assert "Traceback" not in result.stderr
     for text in (result.stderr, (run_dir / "FAILED").read_text()):
+        assert "the last checkpoint is step-00000005. The same command with more proc" in text
         assert "data.micro_batch" in text
     assert checkpoint_names(run_dir / "checkpoints") == ["step-00000005"]
 

@@ -1,9 +1,12 @@
-"""Damaged recipes, indexes, shards and images are read or refused, whatever is in them."""
+"""Damaged files are read or refused, and settings drawn from each field's own type are accepted and
+sane, or refused in one line.
+"""
 
 import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -14,24 +17,30 @@ from tests.helpers.runs import ROOT
 SLOW_COUNT = int(os.environ.get("FUZZ", "1000"))
 
 
-def fuzz(names: str, count: int, tmp_path, first: int = 0) -> dict[str, dict[str, int]]:
-    """In a process of its own: a decoder may crash it, and must not."""
+def in_a_process(tmp_path, module: str, *words: object) -> Any:
+    """What a helper prints, in a process of its own: an input may crash it, and must not."""
     progress = tmp_path / "number"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.helpers.fuzz", names, str(count), str(first)],
+        [sys.executable, "-m", f"tests.helpers.{module}", *map(str, words)],
         env={**os.environ, "FUZZ_PROGRESS": str(progress), "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=3600,
     )
-    reached = progress.read_text() if progress.exists() else names
-    assert done.returncode == 0, f"{reached}: status {done.returncode}\n{done.stderr}"
-    return json.loads(done.stdout)
+    reached = progress.read_text() if progress.exists() else words[0]
+    assert done.returncode == 0, f"{reached}: status {done.returncode}\n{done.stderr[-3000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def settings(count: int, first: int, tmp_path) -> dict[str, int]:
+    result = in_a_process(tmp_path, "random_settings", count, first)
+    assert not result["faults"], json.dumps(result["faults"], indent=1)
+    assert sum(result["outcomes"].values()) == count
+    return result["outcomes"]
 
 
 def test_damaged_input_is_read_or_refused_by_the_clean_error(tmp_path):
-    for name, outcomes in fuzz(",".join(READERS), 150, tmp_path).items():
+    for name, outcomes in in_a_process(tmp_path, "fuzz", ",".join(READERS), 150).items():
         assert sum(outcomes.values()) == 150
         assert min(outcomes["read"], outcomes["refused"]) > 5, name  # not harmless, nor hopeless
 
@@ -40,7 +49,7 @@ def test_damaged_input_is_read_or_refused_by_the_clean_error(tmp_path):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", READERS)
 def test_much_damaged_input_is_read_or_refused_by_the_clean_error(name, tmp_path):
-    outcomes = fuzz(name, SLOW_COUNT, tmp_path, first=1_000_000)[name]
+    outcomes = in_a_process(tmp_path, "fuzz", name, SLOW_COUNT, 1_000_000)[name]
     assert sum(outcomes.values()) == SLOW_COUNT
     record(f"fuzz_{name}", outcomes)
 
@@ -50,4 +59,15 @@ def test_a_crash_is_seen_and_names_its_input(tmp_path, monkeypatch):
     crash = "import os, sslpipe.data.decode as d\nd.decode = lambda *a: os.abort()\n"
     (tmp_path / "sitecustomize.py").write_text(crash)
     with pytest.raises(AssertionError, match=r"image 0: status -6"):
-        fuzz("image", 3, tmp_path)
+        in_a_process(tmp_path, "fuzz", "image", 3)
+
+
+def test_random_settings_are_accepted_and_sane_or_refused_in_one_line(tmp_path):
+    found = settings(18, 0, tmp_path)
+    assert min(found["accepted"], found["refused"]) > 2  # neither harmless nor hopeless
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_many_random_settings_are_accepted_and_sane_or_refused_in_one_line(tmp_path):
+    record("random_settings", settings(SLOW_COUNT, 1_000_000, tmp_path))

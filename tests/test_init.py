@@ -14,7 +14,7 @@ from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError, UserError, WeightsError
 from sslpipe.export.formats import FORMATS
-from sslpipe.export.initial import copy_weights, keep_init, open_init
+from sslpipe.export.initial import copy_weights, keep_init, open_init, with_init
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
 from sslpipe.models.backbones import build_backbone
@@ -96,10 +96,10 @@ def test_it_starts_from_these_weights_and_views_and_says_so(data, sources, tmp_p
 
 
 def test_a_recipes_own_mean_and_std_count(data, sources, tmp_path):
-    recipe, run_dir = write_short(tmp_path), tmp_path / "run"
-    train_from(1, sources["run"], recipe, data, run_dir, "steps=1", "augment.mean=[0.5,0.5,0.5]")
-    view = load_backbone(run_dir).view.config()
-    assert (view["mean"], view["std"]) == ([0.5] * 3, [0.3, 0.4, 0.5])
+    recipe = load_recipe(write_short(tmp_path), ["augment.mean=[0.5,0.5,0.5]"])
+    fitted = with_init(recipe, load_backbone(sources["run"]), load_index(str(data)))
+    augment = fitted.augment.arguments
+    assert (list(augment["mean"]), list(augment["std"])) == ([0.5] * 3, [0.3, 0.4, 0.5])
 
 
 def test_a_run_from_random_weights_has_the_digest_it_had(data, tmp_path):
@@ -156,38 +156,34 @@ def test_check_says_what_it_starts_from_and_what_cannot_be(data, sources, tmp_pa
 
 def test_given_weights_bring_their_own_backbone_and_it_is_said(data, sources, tmp_path):
     """The recipe's is for random weights; an override of it that contradicts them is refused."""
-    given = load_backbone(sources["run"])
-    for name, text in (("metric", METRIC), ("pretrain", RECIPE)):
+    given, start = load_backbone(sources["run"]), ("--init", str(sources["run"]))
+    few = ["sampler.classes_per_batch=2", "sampler.buffer=24"]
+    for name, text, settings in (("metric", METRIC, few), ("pretrain", RECIPE, [])):
         other = text.replace('kind = "small_resnet"', 'kind = "torchvision/resnet18"')
         other = "\n".join(line for line in other.splitlines() if not line.startswith("widths"))
         recipe, run_dir = tmp_path / f"{name}.toml", tmp_path / name
         recipe.write_text(other)
-        few = ["sampler.classes_per_batch=2", "sampler.buffer=24"] if name == "metric" else []
-        words = ("train", str(recipe), "steps=2", *few, "--data", str(data), "--run-dir",
-                 str(run_dir))  # fmt: skip
-        for start in (("--init", str(sources["run"])), ()):  # again: a resume, which keeps them
-            done = command_line(*words, *start, COLUMNS="200", status=0)
+        words = ("train", str(recipe), "steps=2", *settings, "--data", str(data), "--run-dir")
+        for init in (start, ()):  # again: a resume, which keeps them
+            done = command_line(*words, str(run_dir), *init, COLUMNS="200", status=0)
             said = " ".join((done.stdout + done.stderr).split())
             assert "backbone.kind = 'small_resnet', not 'torchvision/resnet18'" in said
         backbone = json.loads((run_dir / "recipe.json").read_text())["backbone"]
-        assert (backbone["kind"], backbone["widths"]) == (
-            "small_resnet", given.config.backbone.arguments["widths"],
-        )  # fmt: skip
-        state = state_of(run_dir)["identity"]["recipe"]
-        assert state["init"] == given.config.weights_sha256
-        assert state["backbone"] == backbone
-        checked = command_line("check", str(run_dir), "--data", str(data), COLUMNS="200")
-        assert state_of(run_dir)["identity"]["digest"] in checked.stdout, checked.stderr
-        assert "given weights" not in checked.stdout + checked.stderr  # a record has the same
-        refused = command_line(
-            "check", str(run_dir), "backbone.widths=[4]", COLUMNS="200", status=2
-        )
-        assert "backbone.widths = [4]" in refused.stderr
-        refused = command_line(*words[:-1], f"{run_dir}-b", "backbone.kind=torchvision/resnet18",
-                               "--init", str(sources["run"]), COLUMNS="200")  # fmt: skip
-        assert refused.returncode == 2
-        assert "backbone.kind = 'torchvision/resnet18'" in refused.stderr
-        assert "small_resnet" in refused.stderr
+        widths = given.config.backbone.arguments["widths"]
+        assert (backbone["kind"], backbone["widths"]) == ("small_resnet", widths)
+        identity = state_of(run_dir)["identity"]
+        assert identity["recipe"]["init"] == given.config.weights_sha256
+        assert identity["recipe"]["backbone"] == backbone
+    # a record has the same; overrides of it and of the recipe have not
+    checked = command_line("check", str(run_dir), "--data", str(data), COLUMNS="200")
+    assert identity["digest"] in checked.stdout, checked.stderr
+    assert "given weights" not in checked.stdout + checked.stderr
+    wrong = ("check", str(run_dir), "backbone.widths=[4]")
+    assert "backbone.widths = [4]" in command_line(*wrong, COLUMNS="200", status=2).stderr
+    wrong = (*words, f"{run_dir}-b", "backbone.kind=torchvision/resnet18", *start)
+    refused = command_line(*wrong, COLUMNS="200", status=2).stderr
+    assert "backbone.kind = 'torchvision/resnet18'" in refused
+    assert "small_resnet" in refused
 
 
 def test_others_weights_that_name_their_own_backbone_bring_it(tmp_path):
@@ -334,11 +330,12 @@ def continue_in_rank(process, recipe, data, folder):
     sslpipe.api.train(recipe, data, f"{folder}/source", overrides=first)
     bad = ("steps=12", "optim.peak_lr=30.0", "optim.warmup_steps=100")
     worse = ("steps=20", "optim.peak_lr=100.0", "optim.warmup_steps=100")
+    judged = ("data.validation_classes=6",)  # of three alone MAP@R stays at 1
     runs = {
         "good": (recipe, (*adamw, "steps=8", "optim.peak_lr=0.0003")),
         "bad": (recipe, (*common, *bad)),
-        "tuned good": (WITH_LABELS, ("steps=8", "optim.peak_lr=0.0003")),
-        "tuned bad": (WITH_LABELS, (*worse, "optim.kind=sgd")),
+        "tuned good": (WITH_LABELS, (*judged, "steps=8", "optim.peak_lr=0.0003")),
+        "tuned bad": (WITH_LABELS, (*judged, *worse, "optim.kind=sgd")),
     }
     for name, (source, settings) in runs.items():
         path = recipe if source is recipe else str(write_recipe(Path(folder), source))
@@ -365,7 +362,7 @@ def continued(tmp_path_factory):
 def test_a_rate_far_too_high_raises_an_alarm_before_much_is_lost(continued, good, bad, number):
     evals = [read_metrics(continued / name, "eval") for name in (good, bad)]
     (start, *_), values = ([line[number] for line in lines] for lines in evals)
-    assert values[0] == start > 0.8  # of step 0, before any step
+    assert values[0] == start > 0.6  # of step 0, before any step
     assert min(values) < start - 0.1  # the accident
     first, *_ = read_metrics(continued / bad, "alarm")
     assert first["raised"] == ["below_start"]

@@ -138,13 +138,19 @@ def assert_equal_weights(expected, actual):
         torch.testing.assert_close(actual[key], value, rtol=TOLERANCE, atol=1e-11, msg=key)
 
 
+# those of a line do not meet
 @pytest.mark.parametrize(
-    "setting", ["num_workers=0", "cache=memory", "cache=device", "window_bytes=1", "log_steps=3"]
+    "settings",
+    [
+        ("run.num_workers=0", "run.window_bytes=1", "run.log_steps=3"),
+        *(("run.cache=memory",), ("run.cache=device",)),
+    ],
+    ids=str,
 )
-def test_settings_of_run_change_no_weight(data, one_process, tmp_path, setting):
+def test_settings_of_run_change_no_weight(data, one_process, tmp_path, settings):
     run_dir, _ = one_process["sgd"]
     recipe = write_recipe(tmp_path)
-    train_over(1, recipe, data, tmp_path / "run", *FP64, *OPTIMIZERS["sgd"], f"run.{setting}")
+    train_over(1, recipe, data, tmp_path / "run", *FP64, *OPTIMIZERS["sgd"], *settings)
     actual = final_weights(tmp_path / "run")
     for key, value in final_weights(run_dir).items():
         assert torch.equal(actual[key], value), key

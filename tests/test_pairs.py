@@ -40,7 +40,6 @@ def data(tmp_path_factory):
 
 
 KINDS = {
-    "nt_xent": (),
     "micro-batches": ("data.micro_batch=4", "pairs.reach=window", "data.shuffle_window=32"),
     "sup_con": ("loss.kind=sup_con", "pairs.label=icon", "pairs.share=0.5"),
     "moco": (*MOCO, "run.cache=memory"),
@@ -87,13 +86,15 @@ def killed_in_rank(process, *arguments):
 
 def test_a_run_that_was_killed_in_mid_epoch_resumes_bitwise(data, tmp_path):
     """With a queue that keeps the groups of its keys."""
-    recipe, settings = write_recipe(tmp_path), (*PAIRS, *MOCO)
-    arguments = (str(recipe), str(data), str(tmp_path / "run"), *settings)
+
+    def run(fn, name):
+        words = (str(write_recipe(tmp_path)), str(data), str(tmp_path / name))
+        run_processes(fn, 1, *words, *PAIRS, *MOCO)
+
     with pytest.raises(AssertionError, match="ended without a word"):
-        run_processes(killed_in_rank, 1, *arguments)
-    run_processes(train_in_rank, 1, *arguments)
-    reference = (str(recipe), str(data), str(tmp_path / "reference"), *settings)
-    run_processes(train_in_rank, 1, *reference)
+        run(killed_in_rank, "run")
+    run(train_in_rank, "run")
+    run(train_in_rank, "reference")
     expected, actual = final_weights(tmp_path / "reference"), final_weights(tmp_path / "run")
     assert all(torch.equal(actual[key], value) for key, value in expected.items())
 

@@ -206,9 +206,10 @@ def test_a_module_of_the_option_plugin_adds_the_same(data, tmp_path):
         hint = f"the run was made with parts of your own: add --plugin {named} (in P"
         assert said.startswith(f"error: {hint}") or words is not train
         assert hint in said
-    # what the message says for Python does load it
+    # what the message says for Python does load it, and resumes the same run
     python = re.search(r"in Python, first: (.*?\))\)", run_program(*train, code=2, **here))[1]
     lines = f"""{python}
+assert sslpipe.train({str(recipe)!r}, {str(data)!r}, {str(run)!r}) == 6
 backbone = sslpipe.load_backbone({str(run)!r})
 sslpipe.export_backbone({str(run)!r}, "again")  # its proof is another process
 print(backbone.num_features)
@@ -227,30 +228,6 @@ def run_python(lines: str, cwd: Path) -> str:
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_python_resumes_a_run_of_the_command_line_and_the_other_way(data, tmp_path):
-    shutil.copytree(PACKAGE / "photo_parts", tmp_path / "photo_parts")
-    (tmp_path / "my_parts.py").write_text(MODULE)
-    recipe = write_recipe(tmp_path, PLUGGED)
-    alone, both = tmp_path / "python", tmp_path / "both"
-
-    def train(run: Path, code: int = 0, **options: object) -> None:
-        words = ("train", recipe, "--data", data, "--run-dir", run, "--plugin", "my_parts.py")
-        run_program(*words, code=code, path=tmp_path, cwd=tmp_path, **options)
-
-    def python(run: Path) -> None:
-        call = f"sslpipe.train({str(recipe)!r}, {str(data)!r}, {str(run)!r})"
-        run_python(f"sslpipe.load_plugins('my_parts.py')\n{call}\n", tmp_path)
-
-    python(alone)
-    train(alone)  # done: the same run
-    train(both, code=9, SSLPIPE_FAULT="train.step:3")
-    python(both)
-    assert_same(final_weights(both), final_weights(alone), 0)
-    for run in (alone, both):
-        named = json.loads((run / "run.json").read_text())["plugins"]
-        assert named == [str(tmp_path / "my_parts.py")]
 
 
 FAULTY = """

@@ -9,6 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from socket import gethostname
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.neighbours import SMALL_BANK, nearest
-from sslpipe.run.allocator import keep_freed_memory
+from sslpipe.portable import keep_freed_memory
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.lock import RunLock
 from sslpipe.run.stop import StopRequest
@@ -104,7 +105,7 @@ def test_threads_that_share_a_descriptor_read_what_they_asked_for(platform, tmp_
 
 def test_a_lock_is_held_and_a_dead_process_loses_it(platform, tmp_path):
     lock = RunLock(tmp_path)
-    with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+    with pytest.raises(UserError, match=f"in use by process {os.getpid()} on {gethostname()}"):
         RunLock(tmp_path)
     holder = json.loads(lock.path.read_text())
     lock.path.write_text(json.dumps({**holder, "start": "another start of this number"}))
@@ -123,7 +124,7 @@ IDENTITY = {"digest": "a", "recipe": {}, "index_sha256": "b"}
 def test_a_checkpoint_comes_back(platform, tmp_path):
     parts = [{"model": nn.Linear(3, 2), "loss": nn.Module()} for _ in range(2)]
     for number, part in enumerate(parts):
-        settings = {"keep": 1, "identity": IDENTITY, "process": Rank()}
+        settings = {"keep": 1, "identities": [IDENTITY], "process": Rank()}
         checkpoints = Checkpointer(tmp_path, warn=pytest.fail, **settings)
         if number == 0:
             assert checkpoints.save(5, part, {})

@@ -88,17 +88,6 @@ def test_a_table_imports_what_a_package_adds_when_it_is_named(package):
         table["lost"]
 
 
-def test_the_hash_of_a_module_follows_its_source(package):
-    path = package / "made_up_parts.py"
-    plugins.load_module("made_up_parts")
-    before = plugins.fingerprints()
-    assert list(before) == ["made_up_parts"]
-    path.write_text(path.read_text() + "# another\n")
-    del sys.modules["made_up_parts"]
-    plugins.load_module("made_up_parts")
-    assert plugins.fingerprints() != before
-
-
 def test_a_module_in_a_namespace_is_hashed_as_far_up_as_it_has_a_file(package):
     folder = package / "made_up_company" / "parts"
     folder.mkdir(parents=True)

@@ -16,6 +16,7 @@ from tests.helpers.runs import (
     ROOT,
     at_each_step,
     command_line,
+    faulty_in_rank,
     feed_equal_views,
     final_weights,
     train_in_rank,
@@ -29,11 +30,6 @@ def assert_bitwise(expected, actual):
     assert expected.keys() == actual.keys()
     for key, value in expected.items():
         assert torch.equal(actual[key], value), key
-
-
-def killed_in_rank(process, point, *arguments):
-    os.environ["SSLPIPE_FAULT"] = point
-    train_in_rank(process, *arguments)
 
 
 POINTS = (
@@ -56,7 +52,7 @@ def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(
     recipe = write_recipe(tmp_path)
     arguments = (str(recipe), str(data), str(tmp_path / "run"))
     with pytest.raises(AssertionError, match="ended without a word"):
-        run_processes(killed_in_rank, world, point, *arguments)
+        run_processes(faulty_in_rank, world, point, *arguments)
     assert not (tmp_path / "run" / "DONE").exists()
     done = [last for last, _ in train_over(world, recipe, data, tmp_path / "run")]
     assert done == [12] * world
@@ -78,7 +74,7 @@ def test_micro_batches_dropout_momentum_encoder_and_queue_resume_bitwise(data, t
     train_over(2, recipe, data, tmp_path / "straight", *settings)
     arguments = (str(recipe), str(data), str(tmp_path / "run"), *settings)
     with pytest.raises(AssertionError, match="ended without a word"):
-        run_processes(killed_in_rank, 2, "train.step:3", *arguments)
+        run_processes(faulty_in_rank, 2, "train.step:3", *arguments)
     train_over(2, recipe, data, tmp_path / "run", *settings)
     assert_bitwise(final_weights(tmp_path / "straight"), final_weights(tmp_path / "run"))
 
@@ -106,7 +102,7 @@ def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the
 
 def killed_on_equal_views(process, *arguments):
     feed_equal_views()
-    return killed_in_rank(process, *arguments)
+    return faulty_in_rank(process, *arguments)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])

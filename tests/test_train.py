@@ -24,6 +24,7 @@ from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
     at_each_step,
     command_line,
+    faulty_in_rank,
     final_weights,
     train_in_rank,
     train_over,
@@ -88,11 +89,6 @@ def doubled(folder):
     )
 
 
-def killed_in_rank(process, *arguments):
-    os.environ["SSLPIPE_FAULT"] = "train.step:10"
-    train_in_rank(process, *arguments)
-
-
 def test_of_each_group_the_first_is_trained_on_alone_also_after_a_resume(tmp_path):
     data, file = doubled(tmp_path / "data"), write_recipe(tmp_path)
     changes = ("data.holdout=0", "steps=14", "data.keep=duplicate_group first")
@@ -105,7 +101,7 @@ def test_of_each_group_the_first_is_trained_on_alone_also_after_a_resume(tmp_pat
     assert together == list(map(sorted, served)), "the same over processes"
     arguments = (str(file), str(data.folder), str(tmp_path / "run"), *changes)
     with pytest.raises(AssertionError, match="ended without a word"):
-        run_processes(killed_in_rank, 1, *arguments)
+        run_processes(faulty_in_rank, 1, "train.step:10", *arguments)
     [(_, rest)] = train_over(1, file, data.folder, tmp_path / "run", *changes)
     assert [[int(i) for i in ids] for ids, _ in rest] == served[5:], "saved at step 5 of 7"
 
@@ -117,14 +113,10 @@ def test_the_first_of_a_group_is_the_first_that_is_not_held_out(tmp_path):
     aside = set(held_out(split.labels, 40).tolist())
     first = {k % 112: k for k in reversed(range(128)) if k not in aside}
     assert set(range(128)) - set(untrained_ids(recipe, split).tolist()) == {*first.values()}
-
-
-def test_what_is_kept_is_in_the_digest_and_refused_where_it_makes_no_sense(tmp_path):
-    data, file = doubled(tmp_path / "data"), write_recipe(tmp_path)
-    recipe = load_recipe(file, [])
-    assert "keep" not in identity(recipe, "0" * 64, 1)["recipe"]["data"]  # the digest it had
-    chosen = load_recipe(file, ["data.keep=duplicate_group first"])
-    assert digest(chosen, "0" * 64, 1) != digest(recipe, "0" * 64, 1)
+    # it is in the digest, where it is used, and refused where it makes no sense
+    plain = load_recipe(file, ["data.holdout=40"])
+    assert "keep" not in identity(plain, "0" * 64, 1)["recipe"]["data"]
+    assert digest(recipe, "0" * 64, 1) != digest(plain, "0" * 64, 1)
     with pytest.raises(DataError, match=r"data.keep: .*no column 'duplicates'"):
         plan_order(load_recipe(file, ["data.keep=duplicates first"]), data)
     with pytest.raises(RecipeError, match=r"data.keep: 'duplicate_group last' is no COLUMN first"):

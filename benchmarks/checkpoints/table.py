@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from benchmarks.documented import markdown_table
+from benchmarks.common import print_table
+from benchmarks.plots import START
 from sslpipe.evaluation.label_free import SCORES
 
-START = "random weights"
 WITH_LABELS = "holdout_knn"  # of the same images: what labels would choose
 COMBINED = "combination"
 ROWS = (*SCORES, COMBINED, WITH_LABELS)
@@ -195,7 +195,7 @@ def show(tables: dict[str, Tree]) -> None:
             cells[-1] += " *" if tree[name]["reaches the goal"] else ""
             rows.append(cells)
         last = ["last", *[""] * 5, *map(text, tree["last"].values()), ""]
-        print(markdown_table(["score", *columns], [*rows, last]))
+        print_table(["score", *columns], [*rows, last])
 
 
 def show_averages(tree: Tree) -> None:

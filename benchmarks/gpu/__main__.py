@@ -16,18 +16,16 @@ import json
 import os
 import platform
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import torch
 
-from benchmarks.documented import markdown_table
+from benchmarks.common import commit, machine_line, markdown_table, save
 from benchmarks.gpu.common import Bench, Figures, SkippedError
 from benchmarks.gpu.devices import several_gpus
 from benchmarks.gpu.kernels import batchnorm, knn, nt_xent, nvjpeg
@@ -60,11 +58,9 @@ PACKAGES = ("torch", "torchvision", "triton", "kornia", "accelerate", "timm", "n
 
 def hardware(device: torch.device) -> dict[str, Any]:
     """Commit, processor, devices and versions: a number is worth nothing without them."""
-    words = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(words, capture_output=True, text=True).stdout if which("git") else ""
     versions = {name: installed(name) or "none" for name in PACKAGES}
     facts: dict[str, Any] = {
-        "commit": commit.strip() or "unknown",
+        "commit": commit(),
         "cpus": f"{os.cpu_count()} {platform.machine()}",
         "python": platform.python_version(),
         **versions,
@@ -133,7 +129,7 @@ def table(report: dict[str, Any]) -> str:
         for what, figure in {**part.get("figures", {}), **ended}.items():
             rows.append([name, what, figure if isinstance(figure, str) else _number(figure)])
         rows.append([name, "seconds of the measurement", str(part["seconds"])])
-    lines = [", ".join(f"{key} {value}" for key, value in report["machine"].items())]
+    lines = [machine_line(report["machine"])]
     lines += ["", "tiny sizes: the figures mean nothing"] * report["tiny"]
     return "\n".join([*lines, "", markdown_table(["part", "what", "figure"], rows)])
 
@@ -168,9 +164,7 @@ def main(words: list[str] | None = None) -> int:
             flush=True,
         )
         done[name] = outcome
-        if arguments.json:  # after each part: a call may be cut off
-            arguments.json.parent.mkdir(parents=True, exist_ok=True)
-            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        save(arguments.json, report)  # after each part: a call may be cut off
     print(f"\n{table(report)}")
     return int(any("error" in done[name] for name in chosen))
 

@@ -1,48 +1,24 @@
 """The data sets of the measurements, written once: photographs, and Fashion-MNIST."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-from sklearn.datasets import load_sample_images
-
+from benchmarks.photographs import write_photographs
 from sslpipe.sharding.build import build_dataset
 from sslpipe.sharding.idx import parse_idx, write_idx
 from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.writer import Layout
 
 ASSETS = Path(__file__).parents[2] / "assets" / "fashion-mnist-10k"
-CLASSES, QUALITY = 10, 90
 
 
 def photographs(folder: Path, images: int, width: int, height: int) -> Path:
-    """dataset.json of JPEGs cut from scikit-learn's two sample photographs, in shards.
-
-    The cuts are as wide as half to all of a photograph, so that files are as large as usual ones.
-    """
+    """dataset.json of `write_photographs`, in shards."""
     out = folder / f"photographs-{images}-{width}x{height}"
     if (out / "dataset.json").exists():
         return out / "dataset.json"
-    samples = [Image.fromarray(array) for array in load_sample_images().images]
     sources = out / "images"
-    for label in range(CLASSES):
-        (sources / f"class{label}").mkdir(parents=True, exist_ok=True)
-
-    def write(number: int) -> None:
-        rng, whole = np.random.default_rng(number), samples[number % 2]
-        wide = rng.uniform(0.5, 1.0) * whole.width
-        size = int(wide), min(int(wide * height / width), whole.height)
-        left, top = (
-            rng.integers(whole.width - size[0] + 1),
-            rng.integers(whole.height - size[1] + 1),
-        )
-        cut = whole.crop((left, top, left + size[0], top + size[1])).resize((width, height))
-        cut.save(sources / f"class{number % CLASSES}" / f"{number:06d}.jpg", quality=QUALITY)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(write, range(images)))
+    write_photographs(sources, images, width, height)
     layout = Layout(seed=0, samples_per_shard=256, max_shard_bytes=2**30, scatter=False)
     options = SourceOptions(root=sources, split="train")
     build_dataset(out, "folder", options, layout, workers=os.cpu_count() or 1)

@@ -26,10 +26,10 @@ from sslpipe.precision import AUTOCAST
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run import session
-from sslpipe.run.flops import peak_flops
 from sslpipe.run.guard import StepGuard
 from sslpipe.run.log import read_metrics
 from sslpipe.run.session import Run
+from sslpipe.run.throughput import peak_flops
 from sslpipe.train import train
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -9,17 +9,14 @@ points. For comparison: EfficientNet-Lite0 at 128 px as it is, and the join of i
 0.25 without any choice. The two tuning sets chose the rules; the others were read once.
 """
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.documented import markdown_table
+from benchmarks.common import machine, parser, print_table, save
 from benchmarks.graded.data import TUNING
 from benchmarks.graded.table import BASE, CANDIDATES, JOINS, METRICS, SETS, joined, network, score
-from benchmarks.nt_xent import machine
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.choose import (
@@ -36,24 +33,21 @@ Row = tuple[tuple[str, ...], float | None]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="what `benchmarks.graded.table` has measured")
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
-    args = parser.parse_args()
+    parse = parser(__doc__)
+    parse.add_argument("folder", type=Path, help="what `benchmarks.graded.table` has measured")
+    args = parse.parse_args()
     torch.set_num_threads(1)
     sets: dict[str, Any] = {}
     for name in SETS:
         sets[name] = regrets(args.folder, name)
         print(name, flush=True)
-    if args.json:
-        tree = {"machine": machine(1), "tuning": list(TUNING), "sets": sets}
-        args.json.write_text(json.dumps(tree, indent=1) + "\n")
+    save(args.json, {"machine": machine(1), "tuning": list(TUNING), "sets": sets})
     for metric in METRICS:
         lines = [
             [how, *(f"{sets[name][how][metric]:.1f}" for name in sets)]
             for how in next(iter(sets.values()))
         ]
-        print(f"{markdown_table([f'{metric}, regret', *sets], lines)}\n")
+        print_table([f"{metric}, regret", *sets], lines)
 
 
 def regrets(folder: Path, name: str) -> dict[str, dict[str, float]]:
@@ -71,7 +65,7 @@ def regrets(folder: Path, name: str) -> dict[str, dict[str, float]]:
         train, test = (joined(folder, name, split, "+".join(parts)) for split in ("train", "test"))
         for power in (None, *POWERS):
             scores = score(train, test, power)
-            found[parts, power] = {metric: float(scores[metric].mean()) for metric in METRICS}
+            found[parts, power] = {m: float(scores.values[m].mean()) for m in METRICS}
     best = {metric: max(row[metric] for row in found.values()) for metric in METRICS}
     return {
         how: {metric: 100 * (best[metric] - found[row][metric]) for metric in METRICS}

@@ -11,8 +11,6 @@ Mixing: label entropy of batches of 256 groups' samples against a uniform shuffl
 the plan alone (131,072 samples, shards of 4,096), for several numbers of streams and windows.
 """
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -24,19 +22,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.documented import markdown_table
+from benchmarks.common import machine, parser, print_table, save
 from benchmarks.loader import write_data
-from benchmarks.nt_xent import machine
 from sslpipe.data.index import Split, load_index
 from sslpipe.data.loader import batches
-from sslpipe.data.mixing import mixing_score
-from sslpipe.data.order import Order
+from sslpipe.data.order import Order, mixing_score
 from sslpipe.data.pairing import Pairing, plan_pairs
 from sslpipe.distributed import Rank
+from sslpipe.portable import keep_freed_memory
 from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.pairs import Pairs
 from sslpipe.recipe.pretrain import Data
-from sslpipe.run.allocator import keep_freed_memory
 
 LEAST, MOST = 2, 6  # images of a group
 DATA = Data(batch_size=64, num_streams=8, shuffle_window=128, canvas_px=256)
@@ -89,11 +85,10 @@ def mixing(streams: int, window: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--images", type=int, default=1500)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    parse = parser(__doc__)
+    parse.add_argument("--images", type=int, default=1500)
+    parse.add_argument("--rounds", type=int, default=7)
+    args = parse.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     keep_freed_memory()  # as every run does
@@ -133,10 +128,9 @@ def main() -> None:
         f"({ratios[0]:.3f} to {ratios[-1]:.3f}); {found.partners / found.samples:.1%} of the "
         f"samples have a partner, {1 - found.outside / found.partners:.1%} of these in the window"
     )
-    rows = [[str(streams), str(window), f"{score:.4f}"] for streams, window, score in mixed]
-    print(markdown_table(["streams", "window", "mixing score"], rows))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    rows = [[streams, window, f"{score:.4f}"] for streams, window, score in mixed]
+    print_table(["streams", "window", "mixing score"], rows)
+    save(args.json, result)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ memory     extra memory after the steps: of the process alone, and of the files'
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import time
 from hashlib import file_digest
 from math import gcd
@@ -32,10 +30,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.memory import memory_mb
+from benchmarks.common import in_fresh_process, memory_mb, parser, save
 from benchmarks.order_at_scale import BATCH, planned
-from sslpipe.data.column_files import ColumnEntry, ColumnFile, SplitColumn
-from sslpipe.data.columns import Column
+from sslpipe.data.columns import Column, ColumnEntry, ColumnFile, SplitColumn
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing
@@ -58,7 +55,7 @@ def multiplier(samples: int) -> int:
 
 
 def write_columns(folder: Path, samples: int) -> None:
-    """Write the three columns part by part, in the form of `sslpipe.data.column_files`."""
+    """Write the three columns part by part, in the form of `sslpipe.data.columns`."""
     step = multiplier(samples)
     back = pow(step, -1, samples)
 
@@ -160,35 +157,31 @@ def serve(pairing: Pairing, order: Order, step: int) -> int:
     _, ids = order.ids(step, range(STREAMS))
     drawn = pairing.drawn(step, range(STREAMS))
     assert drawn is not None
-    second = [None if a == b else b for a, b in zip(ids.tolist(), drawn.ids.tolist(), strict=True)]
     own, none = torch.from_numpy(ids), cast(Any, None)
     batch = Batch(none, none, torch.full_like(own, -1), own, own, 0)
-    pairing.describe(step, range(STREAMS), batch, second)
-    return len(ids) - second.count(None)
+    pairing.describe(step, range(STREAMS), batch, drawn.ids)
+    return int((drawn.ids != ids).sum())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="where 2.8 GB are free")
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="a multiple of 800")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.one:
-        print(json.dumps(measure(args.folder, args.samples)))
+    parse = parser(__doc__)
+    parse.add_argument("folder", type=Path, help="where 2.8 GB are free")
+    parse.add_argument("--samples", type=int, default=SAMPLES, help="a multiple of 800")
+    parse.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    given = parse.parse_args()
+    if given.one:
+        print(json.dumps(measure(given.folder, given.samples)))
         return
-    args.folder.mkdir(parents=True)
+    given.folder.mkdir(parents=True)
     try:
-        write_columns(args.folder, args.samples)
-        command = [sys.executable, "-m", "benchmarks.pairs.scale", str(args.folder), "--one"]
-        command += ["--samples", str(args.samples)]
-        result = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        write_columns(given.folder, given.samples)
+        own = (given.folder, "--one", "--samples", given.samples)
+        result = in_fresh_process("benchmarks.pairs.scale", *own)
     finally:
-        shutil.rmtree(args.folder)
+        shutil.rmtree(given.folder)
     for name, value in result.items():
         print(f"{name:>22}: {value:,.3f}")
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    save(given.json, result)
 
 
 if __name__ == "__main__":

@@ -28,32 +28,35 @@ its interval over things (`paired_means`). Settings were chosen with `--split va
 once, at the end.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.documented import markdown_table
-from benchmarks.nt_xent import machine
+from benchmarks.common import machine, print_table, save
 from benchmarks.trainings import (
     QUIET,
     RECIPES,
+    Floats,
+    Found,
     Training,
+    Tree,
     arguments,
     cpu_seconds,
     embedded,
+    mean_score,
+    paired,
     run_folder,
+    search,
     train_all,
 )
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
-from sslpipe.evaluation.difference import bootstrap_means95, paired_means
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.features import pixel_features
@@ -61,11 +64,7 @@ from sslpipe.evaluation.groups import group_codes
 from sslpipe.evaluation.knn import knn
 from sslpipe.evaluation.nuisance import nuisance
 from sslpipe.evaluation.result import Result
-from sslpipe.evaluation.retrieval import retrieval_per_query
 from sslpipe.export.load import load_backbone
-
-Floats = NDArray[np.float64]
-Tree = dict[str, Any]
 
 DATA = "icons"
 PIXELS, CROPS, PAIRS, DIFFERENT = "pixels", "two crops", "pairs", "pairs, other theme"
@@ -148,8 +147,7 @@ def main() -> None:
             for ours, theirs in COMPARED
         ],
     }
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    save(args.json, result)
     show(result)
 
 
@@ -167,9 +165,7 @@ class Scores(NamedTuple):
     """What one network's features score.
 
     Args:
-        hits: (Q,) of each query with a match in another theme, whether the nearest row is one.
-        things: (Q,) their labels.
-        lone: Queries without one.
+        found: Of each query with a match in another theme.
         theme: The share of themes that the probe reads.
         chance: Of the most frequent theme.
         above: theme above chance, of what is above chance.
@@ -178,9 +174,7 @@ class Scores(NamedTuple):
         balanced: The share of right answers of two, on things that both themes drew.
     """
 
-    hits: Floats
-    things: NDArray[np.int64]
-    lone: int
+    found: Found
     theme: float
     chance: float
     above: float
@@ -188,13 +182,16 @@ class Scores(NamedTuple):
     neighbours: float
     balanced: float
 
+    @property
+    def hits(self) -> Floats:
+        """(Q,) whether the nearest row is a match."""
+        return self.found.values["Recall@1"]
+
 
 def score(splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings) -> Scores:
     """Score one network: cross-theme search in the second split, and the theme's probe."""
     side = (splits[1], rows.ids.numpy())
     themes = group_codes("theme", side, side)
-    found = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True, exclude_same=themes)
-    has_match = found.matches > 0
     probe, other = theme_probe(splits, train_rows, rows), halves(train_rows)[1]
     chance = probe.details["chance"]
     near = group_codes("theme", (splits[0], other.ids.numpy()), side)
@@ -204,9 +201,7 @@ def score(splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings)
         for split, each in zip(splits, (train_rows, rows), strict=True)
     ]
     return Scores(
-        found.values[has_match, found.names.index("Recall@1")],
-        rows.labels.numpy()[has_match],
-        int((~has_match).sum()),
+        search(rows, exclude_same=themes),
         probe.value,
         chance,
         probe.details["above_chance"],
@@ -269,33 +264,20 @@ def told_by_the_thing(split: Split) -> float:
 
 
 def summary(row: str, runs: dict[int, Scores], folder: Path) -> Tree:
-    """Average a row's scores over its seeds; the interval is over queries."""
-    hits = np.mean([run.hits for run in runs.values()], axis=0)
-    first = next(iter(runs.values()))
-
-    def mean(name: str) -> float:
-        return float(np.mean([getattr(run, name) for run in runs.values()]))
-
+    """Average a row's scores over its seeds."""
+    every = [*runs.values()]
+    keys = {"value": "theme", "above_chance": "above", "above_chance of half": "half"}
+    keys |= {"above_chance of neighbours": "neighbours", "balanced": "balanced"}
+    theme = {
+        key: float(np.mean([getattr(run, name) for run in every])) for key, name in keys.items()
+    }
+    hits = mean_score([run.hits for run in every])
     return {
         "row": row,
         "seeds": list(runs),
         "cpu_s": cpu_seconds(folder, [row], list(runs)).get(row, []),
-        "Recall@1": {
-            "value": float(hits.mean()),
-            "interval95": list(bootstrap_means95(hits[:, None])[0]),
-            "queries": len(hits),
-            "lone": first.lone,
-            "seeds": [float(run.hits.mean()) for run in runs.values()],
-        },
-        "theme": {
-            "value": mean("theme"),
-            "chance": first.chance,
-            "above_chance": mean("above"),
-            "seeds": [run.above for run in runs.values()],
-            "above_chance of half": mean("half"),
-            "above_chance of neighbours": mean("neighbours"),
-            "balanced": mean("balanced"),
-        },
+        "Recall@1": {**hits, "lone": every[0].found.lone},
+        "theme": {**theme, "chance": every[0].chance, "seeds": [run.above for run in every]},
     }
 
 
@@ -304,18 +286,12 @@ def difference(ours: str, theirs: str, found: dict[str, dict[int, Scores]]) -> T
     runs = [[*found[row].values()] for row in (ours, theirs)]
     means = [np.mean([run.hits for run in its], axis=0) for its in runs]
     above = [float(np.mean([run.above for run in its])) for its in runs]
-    result = paired_means(means[0], means[1], runs[0][0].things)
+    pair = paired(means[0], means[1], runs[0][0].found.classes)
     return {
         "row": ours,
         "than": theirs,
         "seeds": list(found[ours]),
-        "Recall@1": {
-            "value": result.value,
-            "interval95": list(result.interval95),
-            "p": result.p,
-            result.unit: result.number,
-            "ratio": float(means[0].mean() / means[1].mean()),
-        },
+        "Recall@1": {**pair, "ratio": float(means[0].mean() / means[1].mean())},
         "theme above chance, ratio": above[0] / above[1],
     }
 
@@ -339,7 +315,7 @@ def show(result: Tree) -> None:
         for tree in result["rows"]
     ]
     head = ["", "seeds", "Recall@1", "theme", "above chance", "neighbours", "of two", "CPU s"]
-    print(markdown_table(head, rows))
+    print_table(head, rows)
     rows = [
         [
             *(f"{tree['row']} - {tree['than']}", percent(tree["Recall@1"], "+")),
@@ -348,7 +324,7 @@ def show(result: Tree) -> None:
         for tree in result["differences"]
     ]
     head = ["difference", "Recall@1", "ratio", "above chance, ratio"]
-    print(f"\n{markdown_table(head, rows)}")
+    print_table(head, rows)
 
 
 if __name__ == "__main__":

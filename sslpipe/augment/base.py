@@ -57,23 +57,7 @@ class ViewPlan(Generic[WorkT]):
 
 
 class BaseViews(nn.Module):
-    """Hold the settings of both views.
-
-    Args:
-        preset: simclr, simclr_small (no blur, weaker colours), mocov2, byol or grayscale.
-        crop_px: side of the square views.
-        mean: RGB in [0, 1]; the attribute of that name is 0 unless `normalize`.
-        std: RGB in [0, 1]; the attribute of that name is 1 unless `normalize`.
-        normalize: whether views leave as (x - mean) / std; else they stay in [0, 1].
-        extra: further augmentations of kornia, in order, one table each: name (a class of
-            kornia.augmentation), view (1, 2 or "both", the default), args (its keyword arguments).
-        overrides: fields of ViewSpec, settings of registered ops and jitter_strength: see
-            `view_specs`.
-
-    Raises:
-        RecipeError: an unknown preset or key.
-        ValueError: naming key and value.
-    """
+    """Hold the settings of both views; its arguments are those of `FusedViews`, like its errors."""
 
     mean: Tensor
     std: Tensor

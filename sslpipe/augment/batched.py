@@ -4,7 +4,7 @@ A GPU is fastest with few operations on many pixels, and when the host never wai
 are not cut into small chunks, and all that the host knows is made ahead and sent in one copy.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.augment.op import Chunk, Draws, MaskedOp, MaskedRows, Op
-from sslpipe.augment.pixels import HUE, Colours, make_blends
+from sslpipe.augment.pixels import HUE, make_blends
 from sslpipe.augment.planes import Planes, blend_weights
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.data.pipeline import send
@@ -45,7 +45,7 @@ class Passes(NamedTuple):
     pass; pass p after it does their next blends. So each pass is one slice of the views.
     """
 
-    spans: list[tuple[slice, bool, bool]]  # rows of each pass; whether gray, mean gray are needed
+    spans: list[tuple[slice, bool]]  # rows of each pass; whether the mean gray is needed
     before: int  # passes before the hue shift
     hues: slice | None  # the rows whose hue is shifted
     terms: Tensor  # (passes, 3, n) float32: factor, gray and mean of the blends; on the device
@@ -75,7 +75,6 @@ class BatchPlan:
         canvas: Height and width of the batch's images, in pixels.
         jitter_ops: The colour ops that some view may do.
         ops: What is done, in order.
-        colours: The jitter's kernels; None: products, see Planes.
         bfloat16: As in Chunk.
         shown: (VB,) int64, the image of each view; None: the views of a row show one image, which
             is read once.
@@ -88,7 +87,6 @@ class BatchPlan:
         canvas: tuple[int, int],
         jitter_ops: list[int],
         ops: Sequence[Op],
-        colours: Colours | None,
         bfloat16: bool,
         shown: Tensor | None = None,
     ) -> None:
@@ -101,7 +99,7 @@ class BatchPlan:
             _plan_part(slice(*pair), shown, draws, views, side, jitter_ops, ops)
             for pair in pairwise(bounds)
         ]
-        self._specs, self._colours, self._bfloat16 = specs, colours, bfloat16
+        self._specs, self._bfloat16 = specs, bfloat16
 
     def to(self, device: torch.device) -> "BatchPlan":
         """Move all numbers in one copy, which the host does not wait for."""
@@ -116,20 +114,14 @@ class BatchPlan:
         if self._parts and self._parts[0].rows.is_cuda:
             self._parts[0].rows.record_stream(stream)  # all are parts of one block
 
-    def __iter__(self) -> Iterator[Chunk]:
-        return self.chunks(torch.float32)
-
     def chunks(self, dtype: torch.dtype) -> Iterator[Chunk]:
-        """Give each part as a Chunk.
+        """Give each part as a Chunk, for a result of this dtype.
 
-        Args:
-            dtype: Of the result. For bfloat16, crops are products of float16: its rounding is an
-                eighth of that of the result.
+        For bfloat16, crops are products of float16, whose rounding is an eighth of the result's.
         """
         for part in self._parts:
-            views = _PartViews(
-                part, int(self._specs[0].crop_px), self._colours, dtype == torch.bfloat16
-            )
+            crops = torch.float16 if dtype == torch.bfloat16 else torch.float32
+            views = _PartViews(part, int(self._specs[0].crop_px), crops)
             yield Chunk(
                 draws=part.draws,
                 specs=self._specs,
@@ -146,37 +138,33 @@ class BatchPlan:
 class _PartViews:
     """The views of a part, from the crop to the last colour."""
 
-    def __init__(self, part: Part, crop_px: int, colours: Colours | None, half: bool) -> None:
-        self._part, self._crop_px = part, crop_px
-        self._colours, self._half = colours, half
-        self._planes: Planes | None = None
+    def __init__(self, part: Part, crop_px: int, dtype: torch.dtype) -> None:
+        self._part, self._crop_px, self._dtype = part, crop_px, dtype
 
     def cut(self, images: Tensor) -> Tensor:
         """Crop the part's views, and bring them in the order of its passes; planar again."""
         part, side = self._part, self._crop_px
         shown = part.shown
         images = images[part.images] if shown is None else images.index_select(0, shown)
-        dtype = torch.float16 if self._half else torch.float32
-        crops = crop_by_products(images, part.lines, side, dtype).index_select(0, part.gather)
+        crops = crop_by_products(images, part.lines, side, self._dtype)
+        crops = crops.index_select(0, part.gather)
         self._planes = Planes(len(crops), side, images.device)
         return torch.mul(crops.transpose(1, 2), 1 / 255, out=self._planes.views)
 
     def jitter(self, views: Tensor) -> Tensor:
         """Jitter colours, each view in its own order."""
         passes, planes = self._part.passes, self._planes
-        if self._colours is not None:
-            return _jitter(views, passes, self._colours)
-        assert planes is not None
         if views.data_ptr() != planes.views.data_ptr():  # a rotation's own memory
             planes.views.copy_(views)
-
-        def blend(number: int, rows: slice, gray: bool, mean: bool) -> None:
-            means = passes.terms[number, 2, rows] if mean else None
-            planes.blend_(rows, weights[number, rows], means)
-
         with full_float32():
             weights = blend_weights(passes.terms)
-            _in_passes(passes, blend, lambda rows: planes.shift_hue_(rows, passes.shift[rows]))
+            for number in range(len(passes.spans) + 1):
+                if number == passes.before and passes.hues is not None:
+                    planes.shift_hue_(passes.hues, passes.shift[passes.hues])
+                if number < len(passes.spans):
+                    rows, needs_mean = passes.spans[number]
+                    mean = passes.terms[number, 2, rows] if needs_mean else None
+                    planes.blend_(rows, weights[number, rows], mean)
         return planes.views
 
 
@@ -229,38 +217,6 @@ def _matrices(lines: Lines, out_px: int, in_px: int, dtype: torch.dtype) -> Tens
 def _count(most: int, device: torch.device) -> Tensor:
     """0, 1, ... most - 1 as float32. Shared by all calls: not to be changed."""
     return torch.arange(float(most), device=device)
-
-
-def _jitter(views: Tensor, passes: Passes, colours: Colours) -> Tensor:
-    """Jitter colours by compiled kernels."""
-
-    def change(rows: slice, changed: Tensor) -> None:
-        if changed.data_ptr() != views[rows].data_ptr():  # a kernel's own memory
-            views[rows] = changed
-
-    def blend(number: int, rows: slice, needs_gray: bool, needs_mean: bool) -> None:
-        factor, gray, mean = passes.terms[number, :, rows].unbind(0)
-        change(rows, colours.blend(views[rows], factor, gray, mean, needs_gray, needs_mean))
-
-    def shift_hue(rows: slice) -> None:
-        change(rows, colours.shift_hue(views[rows], passes.shift[rows] / 6))
-
-    _in_passes(passes, blend, shift_hue)
-    return views
-
-
-def _in_passes(
-    passes: Passes,
-    blend: Callable[[int, slice, bool, bool], None],
-    shift_hue: Callable[[slice], None],
-) -> None:
-    """Do all passes in their order."""
-    for number, (rows, needs_gray, needs_mean) in enumerate(passes.spans):
-        if number == passes.before and passes.hues is not None:
-            shift_hue(passes.hues)
-        blend(number, rows, needs_gray, needs_mean)
-    if len(passes.spans) == passes.before and passes.hues is not None:
-        shift_hue(passes.hues)
 
 
 def _plan_part(
@@ -330,7 +286,7 @@ def _plan_passes(order: Tensor, before: Tensor, draws: Draws, shifts: bool) -> P
         values = blends.gather(2, index)[:, :, 0].T.contiguous()  # (3, n)
         factor, gray, mean = values[:, rows]
         if (factor != 1).any() or gray.any() or mean.any():
-            spans.append((rows, bool(gray.any()), bool(mean.any())))
+            spans.append((rows, bool(mean.any())))
             terms.append(values)
             number_before += number < len(early)
     hues = slice(0, jittered) if shifts and jittered else None

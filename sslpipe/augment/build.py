@@ -16,7 +16,7 @@ def build_augment(
     Args:
         recipe: Its own mean and std win.
         index: The data set whose mean and std are used otherwise; None: 0 and 1.
-        compiled: Compile the colour operations at their first use.
+        compiled: On a CPU, compile the colour operations at their first use.
 
     Raises:
         RecipeError: A preset, key or value of [augment] is wrong.

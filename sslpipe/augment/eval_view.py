@@ -19,15 +19,6 @@ Interpolation = Literal["bilinear", "bicubic"]
 CROPS: dict[Crops, int] = {"center": 1, "flip": 2, "five": 5, "ten": 10}
 
 
-def eval_resize_px(crop_px: int) -> int:
-    """Return the shorter side before the central crop: the crop up to 96 px, else 8/7 of it.
-
-    Source:
-        256 for 224, as torchvision's and SimCLR's ImageNet evaluation.
-    """
-    return crop_px if crop_px <= 96 else round(crop_px * 8 / 7)
-
-
 class EvalView(nn.Module):
     """Resize the shorter side (antialiased), crop the centre, normalise.
 
@@ -72,29 +63,24 @@ class EvalView(nn.Module):
         if resize_px > LONGEST_SIDE_PX:
             raise ValueError(f"resize_px = {resize_px} is more than {LONGEST_SIDE_PX}")
         check_statistics(mean, std)
-        if crops not in CROPS:
-            raise ValueError(f"crops = {crops!r} is unknown; known: {', '.join(CROPS)}")
-        if reduce not in ("mean", "concat"):
-            raise ValueError(f"reduce = {reduce!r} is unknown; known: mean, concat")
-        if interpolation not in ("bilinear", "bicubic"):
-            raise ValueError(
-                f"interpolation = {interpolation!r} is unknown; known: bilinear, bicubic"
-            )
+        for name, word, known in (
+            ("crops", crops, CROPS),
+            ("reduce", reduce, ("mean", "concat")),
+            ("interpolation", interpolation, ("bilinear", "bicubic")),
+        ):
+            if word not in known:
+                raise ValueError(f"{name} = {word!r} is unknown; known: {', '.join(known)}")
+        self.crop_px, self.resize_px, self.crops, self.reduce = crop_px, resize_px, crops, reduce
+        self.interpolation, self.squash = interpolation, bool(squash)
         self._config: dict[str, Any] = {
-            "crop_px": int(crop_px),
-            "resize_px": int(resize_px),
+            "crop_px": crop_px,
+            "resize_px": resize_px,
             "mean": [float(value) for value in mean],
             "std": [float(value) for value in std],
+            **({} if crops == "center" else {"crops": crops, "reduce": reduce}),
+            **({} if interpolation == "bilinear" else {"interpolation": interpolation}),
+            **({"squash": True} if squash else {}),
         }
-        self.crops, self.reduce = crops, reduce
-        if crops != "center":
-            self._config |= {"crops": crops, "reduce": reduce}
-        self.interpolation, self.squash = interpolation, bool(squash)
-        if interpolation != "bilinear":
-            self._config["interpolation"] = interpolation
-        if squash:
-            self._config["squash"] = True
-        self.crop_px, self.resize_px = int(crop_px), int(resize_px)
         self.register_buffer("mean", torch.tensor(self._config["mean"]), persistent=False)
         self.register_buffer("std", torch.tensor(self._config["std"]), persistent=False)
 
@@ -188,9 +174,8 @@ class EvalView(nn.Module):
         """(n, 3, h, w) uint8, all of one size -> float, the shorter side of resize_px."""
         height, width = images.shape[-2:]
         longer = int(self.resize_px * max(height, width) / min(height, width))
+        longer = self.resize_px if self.squash else longer
         size = (longer, self.resize_px) if height > width else (self.resize_px, longer)
-        if self.squash:
-            size = (self.resize_px, self.resize_px)
         pixels = images.float().div_(255)
         if size != (height, width):
             pixels = F.interpolate(pixels, size, mode=self.interpolation, antialias=True)
@@ -243,5 +228,10 @@ def eval_view_for(
     mean: Sequence[float] = (0.0, 0.0, 0.0),
     std: Sequence[float] = (1.0, 1.0, 1.0),
 ) -> EvalView:
-    """Return the evaluation view that belongs to training views of crop_px."""
-    return EvalView(crop_px, eval_resize_px(crop_px), mean, std)
+    """Return the evaluation view that belongs to training views of crop_px.
+
+    It resizes the shorter side to the crop up to 96 px, else to 8/7 of it: to 256 for 224, as
+    torchvision's and SimCLR's ImageNet evaluation.
+    """
+    resize_px = crop_px if crop_px <= 96 else round(crop_px * 8 / 7)
+    return EvalView(crop_px, resize_px, mean, std)

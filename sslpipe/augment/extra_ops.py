@@ -20,8 +20,7 @@ class ExtraOps(nn.Module):
     of a batch do not touch each other.
 
     Args:
-        extra: one table an op: name (a class of kornia.augmentation), view (1, 2 or "both", the
-            default), args (its keyword arguments; its p decides whether it is done).
+        extra: as in FusedViews; an op's own argument p decides whether it is done.
 
     Raises:
         RecipeError: an unknown name or key, or arguments that kornia refuses.
@@ -36,17 +35,10 @@ class ExtraOps(nn.Module):
         self.ops = nn.ModuleList(_construct(entry, place) for place, entry in enumerate(extra))
 
     def forward(self, views: Tensor, draws: Draws) -> Tensor:
-        """Change views.
-
-        Args:
-            views: (n, 3, S, S) in [0, 1].
-            draws: their rows, on the CPU.
-
-        Returns:
-            The same shape.
+        """Change views (n, 3, S, S) in [0, 1], whose rows `draws` are on the CPU.
 
         Raises:
-            ValueError: where an op changes the shape.
+            ValueError: an op changes the shape.
         """
         devices = [views.device] if views.is_cuda else []
         finished = []

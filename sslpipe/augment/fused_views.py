@@ -14,7 +14,6 @@ from sslpipe.augment import pixels, triton_views
 from sslpipe.augment.base import BaseViews, ViewPlan
 from sslpipe.augment.batched import BatchPlan
 from sslpipe.augment.chunks import ChunkPlan
-from sslpipe.augment.compiled import compiled_colours
 from sslpipe.augment.op import Draws
 from sslpipe.augment.ops import ops_for
 from sslpipe.augment.resample import TOGETHER_PX, transposed
@@ -76,14 +75,11 @@ class FusedViews(BaseViews):
         self.colours = pixels.EAGER
 
     def compile_colours(self, **options: Any) -> None:
-        """Compile the colour ops at their first use: for batches of any size, at most four graphs.
+        """Compile a CPU's colour ops at their first use, with torch.compile's options.
 
-        Crop and blur are native kernels already. Needs a C++ compiler on a CPU.
-
-        Args:
-            options: torch.compile's.
+        For batches of any size, at most four graphs; it needs a C++ compiler.
         """
-        self.colours = compiled_colours(**options)
+        self.colours = pixels.compiled_colours(**options)
 
     def plan(self, params: Draws, batch: Batch) -> ViewPlan[Plan]:
         """Plan the views of a batch that have these parameters.
@@ -94,18 +90,17 @@ class FusedViews(BaseViews):
         return ViewPlan(params, self._planned(params, batch, self.mean.device))
 
     def _planned(self, params: Draws, batch: Batch, device: torch.device) -> Plan:
-        options = self.jitter_ops, self.colours, self.blur == "bf16"
+        bfloat16 = self.blur == "bf16"
         ops, shown = ops_for(self.specs), batch.view_images(len(self.specs))
         if triton_views.chosen(self.kernels, device, ops, self.extra is not None):
             return TritonPlan(params, self.specs, self.jitter_ops, shown)
         if device.type == "cpu":
+            options = self.jitter_ops, self.colours, bfloat16
             return ChunkPlan(params, self.specs, batch.sizes, shown, *options)
         height, width = batch.images.shape[2:]
-        jitter_ops, colours, bfloat16 = options
-        compiled = None if colours is pixels.EAGER else colours
-        canvas, each = (height, width), None if batch.pairs is None else shown
+        each = None if batch.pairs is None else shown
         return BatchPlan(
-            params, self.specs, canvas, jitter_ops, ops, compiled, bfloat16, shown=each
+            params, self.specs, (height, width), self.jitter_ops, ops, bfloat16, shown=each
         )
 
     @torch.no_grad()

@@ -16,14 +16,14 @@ from sslpipe.random import hash_integers
 class Draws:
     """The parameters of V views (1 or 2) of B samples: all first views, then all second.
 
-    `draws.sigma` is short for `draws.params["sigma"]`. Iterating gives seed, epoch, ids, views and
-    then the parameters, op by op.
+    `draws.sigma` is short for `draws.params["sigma"]`. Iterating gives the four numbers that name a
+    row's random numbers, then the parameters, op by op.
 
     Args:
         seed: of all rows.
         epoch: of all rows; in a fine-tuning, which may use a sample twice an epoch, the step.
         ids: (VB,) int64, the samples.
-        views: (VB,) int64 in {0, 1}. These four name a row's random numbers.
+        views: (VB,) int64 in {0, 1}.
         params: the parameters of each op: name -> (VB, ...).
     """
 
@@ -94,13 +94,11 @@ class Op:
 
     Attributes:
         name: in messages and `register_op(..., before=name)`.
-        settings: the recipe's keys `augment.<key>` that it brings along, each made by
-            `setting(default, doc)`. Names must be new.
+        settings: the keys `augment.<key>` that it adds, each made by `setting(default, doc)`.
         reads: the fields of ViewSpec that it reads; of a plugged-in op usually its settings.
         params: the names of what it draws, as the attributes of Draws.
-        lanes: which of a view's random numbers it takes; no two ops share one. Lanes 0 to 33
-            are those of the built-in ops and keep their meaning. An op outside of this package
-            takes `named_lanes(name, count)`.
+        lanes: which of a view's random numbers it takes; no two ops share one. 0 to 33 belong to
+            the built-in ops; others take `named_lanes(name, count)`.
     """
 
     name: ClassVar[str]
@@ -117,32 +115,27 @@ class Op:
         Args:
             u: (B, lanes) float64 in [0, 1).
             sizes: (B, 2) int64, height and width of the images in pixels.
-            spec: the view's settings, those of the op among them.
+            spec: the view's settings.
 
         Returns:
-            An array (B, ...) for each name of `params`, in that order. A row must depend on its own
-            row of `u` and `sizes` only.
+            An array (B, ...) for each name of `params`; a row depends on that of `u` and `sizes`.
         """
         raise NotImplementedError
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Change a chunk of views by their parameters.
+        """Change views (n, 3, S, S) float32 in [0, 1], planar, perhaps in place.
 
-        They stand in `chunk.draws` on the CPU, and in `chunk.params` on the device of the views,
-        where reading them does not make the host wait.
-
-        Shape:
-            views: (n, 3, S, S) float32 in [0, 1], planar; may be changed in place. The result has
-                the same shape.
+        Their parameters are in `chunk.draws` on the CPU, and in `chunk.params` on the views'
+        device, where reading them does not make the host wait.
         """
         raise NotImplementedError
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
-        """Do the same to one view, by kornia where it has it: the reference.
+        """Do the same to one view: the reference, by kornia where it has the op.
 
         Args:
-            view: (1, 3, S, S) float32 in [0, 1].
-            draw: its row, on the CPU.
+            view: (1, 3, S, S) float32 in [0, 1], as the result.
+            draw: its row, on the CPU: `draw.<parameter>` is (1, ...).
             spec: its settings.
         """
         raise NotImplementedError
@@ -168,15 +161,7 @@ class MaskedOp(Op):
         return done, *self.draw_params(u[:, 1:], spec)
 
     def draw_params(self, u: NDArray[Any], spec: ViewSpec) -> tuple[NDArray[Any], ...]:
-        """Make the parameters after the mask; they are drawn for all rows.
-
-        Args:
-            u: (B, lanes - 1) float64 in [0, 1): without the mask's.
-            spec: the view's settings, those of the op among them.
-
-        Returns:
-            An array (B, ...) for each name of `params` after the first, in that order.
-        """
+        """Make the parameters after the mask, of all rows: see `draw`; u is without its lane."""
         return ()
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
@@ -193,15 +178,10 @@ class MaskedOp(Op):
         return views
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Change all views given: those of the mask.
+        """Change the n views of the mask: see `apply`.
 
-        Args:
-            views: (n, 3, S, S) float32 in [0, 1]; may be changed in place.
-            chunk: its `draws` and `params` have a row for each, and this op's parameters only, each
-                (n, ...), in `params` on the views' device; other fields may have more rows.
-
-        Returns:
-            (n, 3, S, S), the changed views.
+        The chunk's `draws` and `params` have a row for each of them and this op's parameters only;
+        its other fields may have more rows.
         """
         raise NotImplementedError
 
@@ -210,16 +190,7 @@ class MaskedOp(Op):
         return self.change_one(view, draw, spec) if draw.params[self.name] else view
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
-        """Change one view: the reference for `change`, and what `augment.kind = "kornia"` does.
-
-        Args:
-            view: (1, 3, S, S) float32 in [0, 1].
-            draw: its row, on the CPU: `draw.<parameter>` is (1, ...).
-            spec: its settings.
-
-        Returns:
-            (1, 3, S, S).
-        """
+        """Change one view of the mask: see `apply_one`."""
         raise NotImplementedError
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:

@@ -1,8 +1,7 @@
 """The augmentations, in the order in which they are done: the list OPS.
 
-Everything iterates over it: `draws`, FusedViews, KorniaViews and the preview. To add an op, write a
-subclass of Op (or of MaskedOp, for one that is done with a probability) and give it to
-`register_op`.
+Everything iterates over it: `draws`, FusedViews, KorniaViews and the preview. To add one, give
+`register_op` a subclass of Op (or of MaskedOp: done with a probability).
 
 The reference of each op is kornia's, with these differences:
 - kornia's ColorJitter draws one order a batch: here each image's adjustments are called in its own;
@@ -12,6 +11,7 @@ The reference of each op is kornia's, with these differences:
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -45,14 +45,7 @@ class CropFlip(Op):
     def draw(
         self, u: NDArray[Any], sizes: NDArray[Any], spec: ViewSpec
     ) -> tuple[NDArray[Any], ...]:
-        """Draw the boxes and which views are flipped."""
-        return self._draw_boxes(u, sizes, spec), u[:, 22] < spec.flip_prob
-
-    @staticmethod
-    def _draw_boxes(
-        u: NDArray[np.float64], sizes: NDArray[np.int64], spec: ViewSpec
-    ) -> NDArray[np.int64]:
-        """Return (B, 4) boxes: the first of ten attempts that fits, else a central crop.
+        """Draw which views are flipped, and boxes: the first of ten that fits, else central.
 
         Source:
             torchvision.transforms.v2.RandomResizedCrop.make_params.
@@ -78,7 +71,7 @@ class CropFlip(Op):
         room_h, room_w = height - box_h, width - box_w
         top = np.where(any_fits, (u[:, 20] * (room_h + 1)).astype(np.int64), room_h // 2)
         left = np.where(any_fits, (u[:, 21] * (room_w + 1)).astype(np.int64), room_w // 2)
-        return np.stack([top, left, box_h, box_w], axis=1)
+        return np.stack([top, left, box_h, box_w], axis=1), u[:, 22] < spec.flip_prob
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Cut the chunk's views out of the batch's images."""
@@ -347,8 +340,4 @@ def _tensor(value: Any) -> Tensor:
     return tensor
 
 
-_PERMUTATIONS = np.array(
-    [[a, b, c, d] for a in range(4) for b in range(4) for c in range(4) for d in range(4)
-     if {a, b, c, d} == {0, 1, 2, 3}],
-    dtype=np.int64,
-)  # fmt: skip
+_PERMUTATIONS = np.array([*itertools.permutations(range(4))])

@@ -6,13 +6,14 @@ torchvision.transforms.v2 on float tensors; each function is tested against it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # columns of factors, values of order
+BLEND, SHIFT_HUE = 1, 2  # kinds of a colour step in Triton's tables; 0: nothing is done
 GRAY_WEIGHTS = (0.2989, 0.587, 0.114)  # of R, G, B; torchvision _rgb_to_grayscale_image
 
 
@@ -61,10 +62,6 @@ class Blends(NamedTuple):
         """Return some of the rows, in the order of `index`."""
         return Blends(*(field[index] for field in self))
 
-    def to(self, device: torch.device | str) -> "Blends":
-        """Return the same on a device."""
-        return Blends(*(field.to(device, non_blocking=True) for field in self))
-
 
 # for each step: whether some image does it, uses its gray, and its mean gray
 Needs = Sequence[tuple[bool, bool, bool]]
@@ -93,15 +90,10 @@ def make_blends(order: Tensor, factors: Tensor, jitter: Tensor) -> Blends:
 
 
 class Colours(NamedTuple):
-    """The kernels of change_colours. Each returns the changed images, perhaps its argument.
+    """The kernels of change_colours. Each returns the changed images, perhaps its argument."""
 
-    Args:
-        blend: as blend_ below.
-        shift_hue: as shift_hue_.
-    """
-
-    blend: Callable[[Tensor, Tensor, Tensor, Tensor, bool, bool], Tensor]
-    shift_hue: Callable[[Tensor, Tensor], Tensor]
+    blend: Callable[[Tensor, Tensor, Tensor, Tensor, bool, bool], Tensor]  # as blend_ below
+    shift_hue: Callable[[Tensor, Tensor], Tensor]  # as shift_hue_
 
 
 def change_colours(
@@ -135,16 +127,7 @@ def change_colours(
 def blend_(
     images: Tensor, factor: Tensor, gray: Tensor, mean: Tensor, needs_gray: bool, needs_mean: bool
 ) -> Tensor:
-    """Do one step of Blends.
-
-    Args:
-        images: (n, 3, S, S).
-        factor: (n,) float32, of the images.
-        gray: (n,) float32, of their gray.
-        mean: (n,) float32, of their mean gray.
-        needs_gray: whether some image's `gray` is not 0.
-        needs_mean: whether some image's `mean` is not 0.
-    """
+    """Do one step of Blends, (n,) each; needs_gray, needs_mean: whether some is not 0."""
     factor, gray, mean = (field[:, None, None, None] for field in (factor, gray, mean))
     if needs_gray:
         target = to_gray(images)  # (n, 1, S, S)
@@ -198,6 +181,66 @@ def _ramp(sixths: Tensor, centre: float, out: Tensor) -> Tensor:
 
 
 EAGER = Colours(blend_, shift_hue_)
+
+
+# The same formulas for a compiler, which fuses them into one pass. What eager torch does fastest,
+# changing single channels in place, has it compute the whole image again for each.
+
+# Of one kernel in a process. Views take one graph for chunks of one row and one for larger ones;
+# other views beside them (a second run in the process) take more. Past the limit, 8 by default,
+# compiling is refused.
+_GRAPHS = 16
+
+
+def compiled_colours(**options: Any) -> Colours:
+    """Return kernels that are compiled at the first use, once for batches of any size.
+
+    Args:
+        options: torch.compile's.
+    """
+    torch._dynamo.config.recompile_limit = max(_GRAPHS, torch._dynamo.config.recompile_limit)
+    blend, shift_hue = (
+        torch.compile(kernel, fullgraph=True, **options) for kernel in (_blend, _shift_hue)
+    )
+    return Colours(
+        lambda images, factor, gray, mean, needs_gray, needs_mean: _on_any_rows(
+            blend, images, factor, gray, mean
+        ),
+        lambda images, hue_shift: _on_any_rows(shift_hue, images, hue_shift),
+    )
+
+
+def _on_any_rows(kernel: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    # .data: of a view the compiler looks at what it is a view of too, and compiles for each kind
+    rows = tuple(part.contiguous().data for part in rows)
+    if len(rows[0]) > 1:  # the compiler takes 1 for a constant
+        for part in rows:
+            torch._dynamo.mark_dynamic(part, 0)
+    return kernel(*rows)
+
+
+def _blend(images: Tensor, factor: Tensor, gray: Tensor, mean: Tensor) -> Tensor:
+    factor, gray, mean = (field[:, None, None, None] for field in (factor, gray, mean))
+    own_gray = to_gray(images)  # (n, 1, S, S)
+    target = own_gray * gray + own_gray.mean((1, 2, 3), keepdim=True) * mean
+    return (images * factor + target).clamp(0.0, 1.0)
+
+
+def _shift_hue(images: Tensor, hue_shift: Tensor) -> Tensor:
+    red, green, blue = images.unbind(1)  # (n, S, S) each
+    value = torch.maximum(torch.maximum(red, green), blue)
+    least = torch.minimum(torch.minimum(red, green), blue)
+    chroma = value - least
+    sixths = torch.where(
+        value == red,
+        green - blue,
+        torch.where(value == green, blue - red + 2.0 * chroma, red - green + 4.0 * chroma),
+    )
+    sixths = sixths / chroma.clamp_min(1e-30) + 6.0 * hue_shift[:, None, None]
+    sixths = sixths - 6.0 * torch.floor(sixths * (1 / 6))
+    ramps = (((sixths - centre).abs() - 1.0).clamp(0.0, 1.0) for centre in (3.0, 2.0, 4.0))
+    of_red, of_green, of_blue = (chroma * ramp for ramp in ramps)
+    return torch.stack([least + of_red, value - of_green, value - of_blue], dim=1)
 
 
 def solarize(images: Tensor, threshold: Tensor | float) -> Tensor:

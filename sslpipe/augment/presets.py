@@ -54,11 +54,9 @@ def view_specs(
     Args:
         preset: a name of PRESETS.
         crop_px: side of the square views.
-        overrides: fields of ViewSpec or settings of registered ops. One value serves both views; a
-            list of two gives each view its own (blur_prob = [1.0, 0.1]; crop_area = [[0.3, 1],
-            [0.1, 0.3]]). `jitter_strength = s` is SimCLR's s: brightness, contrast and saturation
-            become 0.8 s, hue 0.2 s; what the preset switches off stays off; a field that is set
-            by its own name wins.
+        overrides: fields of ViewSpec, settings of registered ops, or `jitter_strength` (see
+            `setting_docs`). One value serves both views; a list of two gives each view its own
+            (blur_prob = [1.0, 0.1]; crop_area = [[0.3, 1], [0.1, 0.3]]).
 
     Raises:
         RecipeError: an unknown preset or field.
@@ -83,15 +81,8 @@ def view_specs(
     strength = overrides.pop("jitter_strength", None)
     first, second = (
         spec(
-            **{
-                "crop_px": crop_px,
-                **changed,
-                **_jitter_fields(strength, changed),
-                **{
-                    key: _value_of_view(fields[key], value, view)
-                    for key, value in overrides.items()
-                },
-            }
+            **{"crop_px": crop_px, **changed, **_jitter_fields(strength, changed)}
+            | {key: _value_of_view(fields[key], each, view) for key, each in overrides.items()}
         )
         for view, changed in enumerate(PRESETS[preset])
     )

@@ -48,19 +48,18 @@ def preview_grid(
 ) -> Image.Image:
     """Draw a row per sample: the image with the first epoch's crops framed, then the views.
 
-    More than 16 samples stand in blocks of so many, side by side.
-
-    The views are those of training, normalisation undone.
+    The views are those of training, normalisation undone. More than 16 samples stand in blocks of
+    so many, side by side.
 
     Args:
-        index: the data, for the names of its classes.
+        index: names the classes.
         split: where the samples are.
         augment: the views.
         seed: the run's.
-        epoch: the first that is shown.
+        epoch: the first of `num_epochs` that are shown.
         ids: (n,) sorted sample ids.
         canvas_px: as in training.
-        num_epochs: how many epochs are shown.
+        num_epochs: see `epoch`.
         partners: epoch and ids (n,) -> the samples (n,) that the second views show; None: their
             own.
 

@@ -30,13 +30,7 @@ _SEED = 0x5C0BE  # of no run
 
 
 class ProbeViews(nn.Module):
-    """Make two views of each image, the same ones at every call: a View of `embed`.
-
-    Args:
-        crop_px: side of the views.
-        mean: RGB in [0, 1].
-        std: RGB in [0, 1].
-    """
+    """Make two views of each image, the same at every call: a View of `embed`; see FusedViews."""
 
     def __init__(
         self,

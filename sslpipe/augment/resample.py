@@ -51,14 +51,13 @@ class Crops(NamedTuple):
 
 
 def plan_crops(source: Tensor, boxes: Tensor, flip: Tensor, apart: Tensor, crop_px: int) -> Crops:
-    """Compute the taps of n crops.
+    """Compute the taps of n crops of side crop_px.
 
     Args:
         source: as in Crops.
         boxes: as in Crops.
         flip: (n,) bool, which are mirrored.
-        apart: (n,) bool, which are for crop_apart, whose taps count from the box; the others'
-            count from the image.
+        apart: (n,) bool, which are for crop_apart: taps count from the box, not from the image.
         crop_px: side of the result.
     """
     top, left, height, width = boxes.unbind(1)

@@ -12,7 +12,7 @@ pixel by pixel, normalised, in the result's dtype.
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from sslpipe.augment.triton_views import BLEND, SHIFT_HUE
+from sslpipe.augment.pixels import BLEND, SHIFT_HUE
 
 _BLEND, _SHIFT_HUE = tl.constexpr(BLEND), tl.constexpr(SHIFT_HUE)
 

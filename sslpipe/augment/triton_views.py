@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from sslpipe.augment.op import Draws, Op
-from sslpipe.augment.pixels import CONTRAST, HUE, SATURATION
+from sslpipe.augment.pixels import BLEND, CONTRAST, HUE, SATURATION, SHIFT_HUE
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.data.pipeline import pack, unpack
 from sslpipe.errors import RecipeError
 
 COVERED = ("crop", "rotation", "jitter", "grayscale", "blur", "solarize")  # in this order
-BLEND, SHIFT_HUE = 1, 2  # kinds of a colour step; 0: nothing is done
 _WORKSPACE_BYTES = 2**31  # of float views that are changed together
 _BLOCK = 512  # pixels of a program
 _OPTIONS = {"enable_fp_fusion": True}  # Triton 3.9 warns where nothing is said

@@ -1,4 +1,4 @@
-"""Two views of each image: the table of ways to make them, and TwoViews for a notebook."""
+"""Two views of each image: by kornia, the table of both ways, and TwoViews for a notebook."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,12 +7,51 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from sslpipe.augment.base import BaseViews
 from sslpipe.augment.fused_views import FusedViews
-from sslpipe.augment.kornia_views import KorniaViews
+from sslpipe.augment.op import Draws
+from sslpipe.augment.ops import ops_for
 from sslpipe.augment.params import draws
 from sslpipe.data.pipeline import Batch
 
 __all__ = ["AUGMENTS", "FusedViews", "KorniaViews", "TwoViews", "Views"]
+
+
+class KorniaViews(BaseViews):
+    """Make FusedViews' views by kornia's ops: same arguments, draws and rows.
+
+    Slow: it loops over rows. ops.py says where kornia differs.
+    """
+
+    @torch.no_grad()
+    def forward(
+        self, batch: Batch, draws: Draws | None = None, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Return the views of a batch: see `FusedViews.forward`."""
+        import kornia
+
+        draws = self.plan_of(batch, draws).draws
+        images, shown = batch.images, batch.view_images(len(self.specs)).tolist()
+        with torch.autocast(images.device.type, enabled=False):
+            views = torch.cat(
+                [
+                    self._make_view(images[shown[row]], draws.rows(slice(row, row + 1)))
+                    for row in range(len(draws.ids))
+                ]
+            )
+            if self.extra is not None:
+                views = self.extra(views, draws)
+            views = kornia.enhance.normalize(views, self.mean, self.std)
+        out: Tensor = views.to(dtype).contiguous(memory_format=torch.channels_last)
+        return out
+
+    def _make_view(self, image: Tensor, draw: Draws) -> Tensor:
+        """(3, H, W) uint8 and one row of draws -> (1, 3, S, S) in [0, 1]."""
+        spec, view = self.specs[int(draw.views)], image[None].float() / 255
+        for op in ops_for(self.specs):
+            view = op.apply_one(view, draw, spec)
+        return view
+
 
 Views = FusedViews | KorniaViews
 AUGMENTS: dict[str, Callable[..., Views]] = {"fused": FusedViews, "kornia": KorniaViews}
@@ -24,14 +63,10 @@ class TwoViews(nn.Module):
     The views are those that training makes of the same pixels, seed, epoch and ids.
 
     Args:
-        preset: simclr, simclr_small (no blur, weaker colours), mocov2, byol or grayscale.
+        preset: as in FusedViews, like its errors.
         crop_px: side of the square views.
-        settings: those of FusedViews: mean, std, extra, blur, and fields of ViewSpec. Without mean
-            and std, views are in [0, 1].
-
-    Raises:
-        RecipeError: an unknown preset or key.
-        ValueError: naming key and value.
+        settings: its others: mean, std, extra, blur, and fields of ViewSpec. Without mean and std,
+            views are in [0, 1].
     """
 
     def __init__(self, preset: str = "simclr", crop_px: int = 224, **settings: Any) -> None:

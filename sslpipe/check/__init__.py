@@ -50,12 +50,12 @@ def check_within(
     timed_by: Path | None = None,
     whole_within_s: float | None = None,
 ) -> tuple[list[str], RenderableType]:
-    """Check a pretraining, and shorten it to the steps that this machine does in time.
+    """Check a pretraining as `check_recipe` does, and shorten it to what this machine does in time.
 
     Args:
         recipe: A pretraining whose length is given in steps.
-        index: The data set; None skips what only the data can tell.
-        init_from: The weights that the backbone starts from; None: random ones.
+        index: The data set, or None.
+        init_from: The weights that the backbone starts from, or None.
         within_s: Seconds that all steps may take.
         timed_by: The directory of a few steps of the same run on this machine; None: as the check
             itself estimates, from a few images.
@@ -63,10 +63,6 @@ def check_within(
 
     Returns:
         The overrides of `shorten`, and what `check_recipe` returns.
-
-    Raises:
-        UserError: As `check_recipe`; it is no pretraining, its length is not in steps, or the run
-            that times it is too short.
     """
     if isinstance(recipe, FinetuneRecipe) or recipe.steps is None:
         raise RecipeError("--within shortens a pretraining whose length is given in steps")

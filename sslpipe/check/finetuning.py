@@ -1,14 +1,13 @@
 """What a fine-tuning will train on and how much of it, worked out before: nothing is written."""
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 
 from sslpipe.augment.build import build_augment
-from sslpipe.check.splits import straddle_warning
-from sslpipe.check.tables import Rows, memory_text, start_text, tables
+from sslpipe.check.columns import straddle_warning
+from sslpipe.check.tables import Rows, memory_text, start_text, tables, warmup_warning
 from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex
 from sslpipe.export.initial import backbone_note
 from sslpipe.export.load import FrozenBackbone
@@ -22,18 +21,18 @@ from sslpipe.metric_learning.build import (
     validation_ids,
     with_backbone,
 )
+from sslpipe.metric_learning.model import MetricTask
 from sslpipe.metric_learning.sampling.batches import PKOrder
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.recipe.finetune import FinetuneRecipe
-from sslpipe.recipe.identity import digest, index_sha256s
+from sslpipe.recipe.identity import run_identities
 from sslpipe.run.launch import check_precision, training_device
 from sslpipe.run.memory import Memory, check_memory, estimate_memory
 
 
-@dataclass(frozen=True)
-class PlanCheck:
+class PlanCheck(NamedTuple):
     """What the index and the plan of the first epoch say."""
 
     name: str
@@ -42,16 +41,12 @@ class PlanCheck:
     digest: str
 
 
-@dataclass(frozen=True)
-class FinetuneCheck:
-    """A valid recipe's sizes. plan: None without an index."""
+class FinetuneCheck(NamedTuple):
+    """A valid recipe's sizes. plan: None without an index, and then the losses lack classes."""
 
     recipe: FinetuneRecipe
     views: tuple[dict[str, Any], ...]
-    backbone_parameters: int
-    loss_parameters: int | None  # None: they depend on the number of classes
-    trained_parameters: int
-    num_features: int
+    task: MetricTask
     groups: str
     memory: Memory  # bytes, of one process
     warnings: tuple[str, ...]
@@ -61,16 +56,7 @@ class FinetuneCheck:
 def check_finetuning(
     recipe: FinetuneRecipe, index: DatasetIndex | None, init_from: FrozenBackbone | None
 ) -> FinetuneCheck:
-    """Build every part of a fine-tuning and plan its batches; train nothing.
-
-    Args:
-        recipe: Of a fine-tuning.
-        index: The data set; None skips what only the data can tell.
-        init_from: The weights that the backbone starts from.
-
-    Raises:
-        UserError: The recipe, the data or the backbone cannot be trained on.
-    """
+    """Build every part of a fine-tuning and plan its batches, as `check_recipe`; train nothing."""
     # what the machine may refuse
     device = training_device(recipe)
     check_precision(recipe.optim.precision, device.type)
@@ -96,27 +82,19 @@ def check_finetuning(
     # sizes
     task = build_task(recipe, augment.crop_px, init_from, num_classes)
     if index is not None:  # all parts are built: the digest covers the source of plug-ins
-        of_data = index_sha256s(recipe, index, DERIVED_COLUMN)[0]
-        sha256 = digest(recipe, of_data, ORDER_AND_PK_VERSION)
-        plan = PlanCheck(index.manifest.name, order, len(held), sha256)
+        ours, *_ = run_identities(recipe, index, DERIVED_COLUMN, ORDER_AND_PK_VERSION)
+        plan = PlanCheck(index.manifest.name, order, len(held), ours["digest"])
     groups = describe_groups(freeze_and_optimize(task, recipe), task)
     precision, crop_px = recipe.optim.precision, augment.crop_px
     memory = estimate_memory(task, recipe, crop_px, precision, encoder=task.backbone)
     if too_much := check_memory(memory, recipe, device):
         warnings.append(too_much)
-    if recipe.steps is not None and recipe.optim.warmup_steps >= recipe.steps:
-        warnings.append(
-            f"optim.warmup_steps = {recipe.optim.warmup_steps} does not end before the run's "
-            f"{recipe.steps} steps: the peak rate is never used"
-        )
+    warnings += warmup_warning(recipe)
     return FinetuneCheck(
         recipe=recipe,
         views=tuple(dataclasses.asdict(spec) for spec in augment.specs[: recipe.views]),
-        backbone_parameters=count_parameters(task.backbone),
-        loss_parameters=None if plan is None else count_parameters(task.losses),
-        trained_parameters=sum(p.numel() for p in task.parameters() if p.requires_grad),
-        num_features=task.backbone.num_features,
-        groups=groups if plan is not None else "",
+        task=task,
+        groups=groups,
         memory=memory,
         warnings=(*warnings, *filter(None, [not_used])),
         plan=plan,
@@ -133,6 +111,7 @@ def _size_rows(result: FinetuneCheck) -> Rows:
     recipe, sampler = result.recipe, result.recipe.sampler
     images = f"{sampler.classes_per_batch} classes x {sampler.images_per_class}"
     images += f" + {sampler.random_images} of others" if sampler.random_images else ""
+    task = result.task
     rows = [
         ("memory", memory_text(result.memory)),
         (
@@ -142,17 +121,18 @@ def _size_rows(result: FinetuneCheck) -> Rows:
         ),
         (
             "embedding",
-            f"{result.num_features} features"
+            f"{task.backbone.num_features} features"
             + (", length 1" if recipe.embedding.normalize else ", not normalised"),
         ),
         ("starts from", start_text(recipe)),
-        ("parameters", f"backbone {result.backbone_parameters:,}"),
+        ("parameters", f"backbone {count_parameters(task.backbone):,}"),
     ]
-    if result.loss_parameters is not None:
-        rows.append(("parameters of losses", f"{result.loss_parameters:,}"))
-        rows.append(("parameters trained", f"{result.trained_parameters:,}"))
-    rows += [("parameter group", line) for line in result.groups.splitlines()]
-    return rows
+    if result.plan is None:
+        return rows
+    trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
+    rows.append(("parameters of losses", f"{count_parameters(task.losses):,}"))
+    rows.append(("parameters trained", f"{trained:,}"))
+    return rows + [("parameter group", line) for line in result.groups.splitlines()]
 
 
 def _plan_rows(plan: PlanCheck | None) -> Rows:

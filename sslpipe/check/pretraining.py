@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import RenderableType
@@ -11,20 +11,32 @@ from rich.console import RenderableType
 from sslpipe.augment.build import build_augment
 from sslpipe.build import (
     MOST_HELD_OUT,
+    Model,
     build_loss,
     build_model,
     freeze_and_optimize,
     plan_warnings,
     recipe_flops,
 )
+from sslpipe.check.columns import (
+    PairsCheck,
+    check_pairs,
+    pair_rows,
+    poorly_mixed_groups,
+    straddle_warning,
+)
 from sslpipe.check.estimate import first_images, noise_batch, step_seconds
-from sslpipe.check.pairs import PairsCheck, check_pairs, pair_rows, poorly_mixed_groups
-from sslpipe.check.splits import straddle_warning
-from sslpipe.check.tables import Rows, format_duration, memory_text, start_text, tables
+from sslpipe.check.tables import (
+    Rows,
+    format_duration,
+    memory_text,
+    start_text,
+    tables,
+    warmup_warning,
+)
 from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, Split
-from sslpipe.data.mixing import WELL_MIXED, mixing_score
 from sslpipe.data.nvjpeg import jpeg_decoder
-from sslpipe.data.order import Order
+from sslpipe.data.order import WELL_MIXED, Order, mixing_score
 from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
 from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError
@@ -35,7 +47,7 @@ from sslpipe.models.backbones import stem_warning
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.recipe.base import divisors
-from sslpipe.recipe.identity import digest, index_sha256s
+from sslpipe.recipe.identity import run_identities
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.cuda_graph import graph_refusal, will_record
 from sslpipe.run.launch import check_precision, stored_precision, training_device
@@ -45,8 +57,7 @@ from sslpipe.run.memory import Memory, check_memory, estimate_memory
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
 
 
-@dataclass(frozen=True)
-class DataCheck:
+class DataCheck(NamedTuple):
     """What the index and the order of the first epoch say."""
 
     name: str
@@ -68,11 +79,8 @@ class PretrainCheck:
 
     recipe: Recipe
     views: tuple[dict[str, Any], ...]  # each view's distribution, presets and defaults resolved
-    stem: str | None
+    model: Model
     negatives_per_anchor: int  # with a queue: once it is full
-    backbone_parameters: int
-    projector_parameters: int
-    num_features: int
     groups: str  # of parameters, as describe_groups says it
     step_flops: float
     memory: Memory  # bytes, of one process with the whole batch, or micro-batch
@@ -80,8 +88,6 @@ class PretrainCheck:
     precision: str
     step_seconds: float
     timed_by: Path | None
-    steps: int | None  # None: the recipe gives epochs, and there is no index
-    process_counts: tuple[int, ...]
     warnings: tuple[str, ...]
     data: DataCheck | None
 
@@ -92,7 +98,7 @@ def check_pretraining(
     init_from: FrozenBackbone | None = None,
     timed_by: Path | None = None,
 ) -> PretrainCheck:
-    """Build every part of a pretraining and look at its order; train nothing.
+    """Build every part of a pretraining and look at its order, as `check_recipe`; train nothing.
 
     Args:
         recipe: Of a pretraining.
@@ -100,9 +106,6 @@ def check_pretraining(
         init_from: The weights that the backbone starts from; None: random ones.
         timed_by: The directory of a few steps of this run, whose log times a step; None: a few
             images do.
-
-    Raises:
-        UserError: The recipe, the data or the weights cannot be trained on.
     """
     # what the machine may refuse
     device = training_device(recipe)
@@ -126,7 +129,7 @@ def check_pretraining(
 
     # sizes, memory, time
     loss_fn = build_loss(recipe)
-    crop_px, batch_size = augment.crop_px, recipe.data.batch_size
+    crop_px = augment.crop_px
     model = build_model(recipe, crop_px, init_from)
     if recipe.optim.precision == "fp64":
         model = model.double()
@@ -147,11 +150,8 @@ def check_pretraining(
     return PretrainCheck(
         recipe=recipe,
         views=tuple(dataclasses.asdict(spec) for spec in augment.specs),
-        stem=model.backbone.stem,
-        negatives_per_anchor=loss_fn.negatives_per_anchor(batch_size),
-        backbone_parameters=count_parameters(model.backbone),
-        projector_parameters=count_parameters(model.projector),
-        num_features=model.backbone.num_features,
+        model=model,
+        negatives_per_anchor=loss_fn.negatives_per_anchor(recipe.data.batch_size),
         groups=groups,
         step_flops=flops,
         memory=memory,
@@ -159,8 +159,6 @@ def check_pretraining(
         precision=precision,
         step_seconds=seconds,
         timed_by=timed_by,
-        steps=recipe.steps,
-        process_counts=tuple(divisors(recipe.data.num_streams)),
         warnings=(
             *_warnings(recipe, loss_fn, crop_px, data, index, pairing, too_much),
             *filter(None, [not_used]),
@@ -172,7 +170,7 @@ def check_pretraining(
 def _check_data(
     recipe: Recipe, index: DatasetIndex, split: Split, order: Order, pairing: Pairing | None
 ) -> DataCheck:
-    held_out = len(holdout_ids(recipe, split))
+    held_out, version = len(holdout_ids(recipe, split)), plan_version(recipe.pairs)
     count = min(order.steps_per_epoch, _PLANNED_STEPS)
     steps = np.linspace(0, order.steps_per_epoch - 1, count).astype(np.int64).tolist()
     batches = [order.ids(step, range(order.num_streams))[1] for step in steps]
@@ -182,7 +180,6 @@ def _check_data(
             for shard, kept in enumerate(order.kept.tolist())
         ]
     )
-    of_data = index_sha256s(recipe, index, DERIVED_COLUMN)[0]
     return DataCheck(
         name=index.manifest.name,
         samples=len(split),
@@ -194,7 +191,7 @@ def _check_data(
         batches=count,
         mixing=mixing_score([split.labels[ids] for ids in batches], split.labels[served]),
         pairs=check_pairs(pairing, order, steps),
-        digest=digest(recipe, of_data, plan_version(recipe.pairs)),
+        digest=run_identities(recipe, index, DERIVED_COLUMN, version)[0]["digest"],
     )
 
 
@@ -224,21 +221,17 @@ def _warnings(
             "batchnorm = 'local': each process normalises by its own part of the batch, so results "
             "depend on the number of processes; 'global' does not"
         )
-    if recipe.batchnorm == "local" and recipe.momentum:
-        warnings.append(
-            "batchnorm = 'local' with [momentum]: the statistics of a process's few images tell "
-            "which keys belong to its queries, and nothing is shuffled against it; use 'global'"
-        )
+        if recipe.momentum:
+            warnings.append(
+                "batchnorm = 'local' with [momentum]: the statistics of a process's few images "
+                "tell which keys belong to its queries; use 'global'"
+            )
     if recipe.optim.precision == "auto":
         warnings.append(
             "optim.precision = 'auto' picks fp32 or bf16 by speed, so results may differ between "
             "machines; set optim.precision to pin it"
         )
-    if recipe.steps is not None and recipe.optim.warmup_steps >= recipe.steps:
-        warnings.append(
-            f"optim.warmup_steps = {recipe.optim.warmup_steps} does not end before the run's "
-            f"{recipe.steps} steps: the peak rate is never used"
-        )
+    warnings += warmup_warning(recipe)
     # few images left of some classes mix badly, however the shards are: that warning comes first
     holds_out_many = data is not None and data.held_out > MOST_HELD_OUT * data.samples
     if data and (poor := poorly_mixed_groups(data.pairs)):
@@ -260,14 +253,15 @@ def render_pretraining(result: PretrainCheck) -> RenderableType:
 def _size_rows(result: PretrainCheck) -> Rows:
     data, batch = result.recipe.data, result.recipe.data.batch_size
     rows = [("time", _time_text(result)), ("memory", memory_text(result.memory))]
-    if result.steps:
-        rows.append(("steps", f"{result.steps:,}"))
+    if result.recipe.steps:  # else it gives epochs, and there is no index
+        rows.append(("steps", f"{result.recipe.steps:,}"))
     if data.micro_batches > 1:
         text = f"{data.micro_batches} of {data.micro_batch} images: activations and views of one"
         rows.append(("micro-batches", f"{text} at a time, negatives of the whole batch"))
     negatives = result.negatives_per_anchor
     source = f"2 x {batch} - 2" if negatives == 2 * batch - 2 else "the full queue"
-    stem = f", stem {result.stem}" if result.stem else ""
+    backbone, processes = result.model.backbone, divisors(data.num_streams)
+    stem = f", stem {backbone.stem}" if backbone.stem else ""
     return [
         *rows,
         (
@@ -277,17 +271,17 @@ def _size_rows(result: PretrainCheck) -> Rows:
         ("starts from", start_text(result.recipe)),
         (
             "parameters",
-            f"backbone {result.backbone_parameters:,} ({result.num_features} features{stem}), "
-            f"projector {result.projector_parameters:,}",
+            f"backbone {count_parameters(backbone):,} ({backbone.num_features} features{stem}), "
+            f"projector {count_parameters(result.model.projector):,}",
         ),
         *(("parameter group", line) for line in result.groups.splitlines()),
         ("FLOPs per step", f"{result.step_flops:.3g}, forward and backward of {2 * batch} views"),
-        ("processes", f"{', '.join(map(str, result.process_counts))} (they divide num_streams)"),
+        ("processes", f"{', '.join(map(str, processes))} (they divide num_streams)"),
     ]
 
 
 def _time_text(result: PretrainCheck) -> str:
-    seconds, steps = result.step_seconds, result.steps
+    seconds, steps = result.step_seconds, result.recipe.steps
     total = f", {format_duration(seconds * steps)} in all" if steps else ""
     how = (
         f"as measured in {result.timed_by}"

@@ -81,6 +81,17 @@ def memory_text(memory: Memory) -> str:
     )
 
 
+def warmup_warning(recipe: RunRecipe) -> list[str]:
+    """Say, of a warm-up that takes the whole run, that it does; nothing of others."""
+    warmup, steps = recipe.optim.warmup_steps, recipe.steps
+    if steps is None or warmup < steps:
+        return []
+    return [
+        f"optim.warmup_steps = {warmup} does not end before the run's {steps} steps: the peak rate "
+        "is never used"
+    ]
+
+
 def start_text(recipe: RunRecipe) -> str:
     """Say which weights a run starts from."""
     if not recipe.init:

@@ -24,13 +24,13 @@ COMMANDS = {
     "check": ("train", "Validate a recipe without training; print its settings and sizes."),
     "preview": ("train", "Draw images beside the views that training makes of them."),
     "train": ("train", "Pretrain or fine-tune, as the recipe says; or resume."),
-    "status": ("status", "Show the state of a run, from its directory alone."),
+    "status": ("train", "Show the state of a run, from its directory alone."),
     "slurm": ("slurm", "Print the SLURM batch script of a training, or submit it."),
     "embed": ("embed", "Write the features, labels and ids of every sample of a split."),
     "choose": ("choose", "Rank pretrained weights on your images: sizes, joins and flattening."),
     "search": ("search", "Show the images nearest to an image, in what `embed` has written."),
     "curate": ("curate", "Find duplicates, outliers, clusters and samples to label in a data set."),
-    "whiten": ("whiten", "Store a PCA whitening, and the crops of TRAIN, in an export."),
+    "whiten": ("export", "Store a PCA whitening, and the crops of TRAIN, in an export."),
     "evaluate": ("evaluate", "Measure frozen features: kNN, linear probes, retrieval and more."),
     "report": ("report", "Show a run, or compare several, in one HTML file."),
     "export": ("export", "Export the backbone; each format is verified in a clean process."),
@@ -47,10 +47,10 @@ _OF_THE_DISK = {
 
 def load_command(name: str) -> Any:
     """Return the command of this name; imports its module."""
-    module = COMMANDS[name][0]
-    command: Any = typer.main.get_command(import_module(f"sslpipe.cli.{module}").app)
+    module = import_module(f"sslpipe.cli.{COMMANDS[name][0]}")
+    command: Any = typer.main.get_command(module.app)
     # a module of several top-level commands holds them in a group that is no command itself
-    command = command if module == name and module != "train" else command.commands[name]
+    command = getattr(command, "commands", {}).get(name, command)
     for inner, each in getattr(command, "commands", {}).items():
         complete_help(f"{name} {inner}", each)
     return complete_help(name, command)
@@ -155,10 +155,6 @@ def _run(words: list[str]) -> Any:
             from sslpipe.registry.plugins import take_from
 
             words = take_from(words)
-        if words[:1] == ["evaluate"] and words[1:]:
-            from sslpipe.cli.inputs import check_evaluate
-
-            check_evaluate(words[1:])
         app(words, prog_name="sslpipe")
     except SystemExit as ended:
         if _plugin_frames(ended):  # it must not end the command

@@ -18,7 +18,7 @@ from sslpipe.cli.options import (
     argument,
     option,
 )
-from sslpipe.cli.terminal import new_app, progress, report_bad, say, write_json
+from sslpipe.cli.terminal import new_app, progress, report_bad, say, text_table, write_json
 from sslpipe.errors import UserError
 from sslpipe.portable import write_atomically
 
@@ -174,14 +174,8 @@ def _shards(data: str, out: Path) -> str:
 def _print(heads: list[str], cells: list[list[str]]) -> None:
     """Print the best form of each row; a log file gets lines wide enough."""
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
-    printer, table = Console(), Table()
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="right" if number else "left")
-    for row in cells:
-        table.add_row(*map(escape, row))
+    table, printer = text_table(heads, cells), Console()
     (printer if printer.is_terminal else Console(width=160)).print(table)
     if any("*" in cell for row in cells for cell in row[1:]):
         typer.echo("* clearly different, all rows taken together (Holm)")

@@ -10,26 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from sslpipe.cli.inputs import (
-    check_choice,
-    check_features,
-    check_folder,
-    check_model,
-    open_data,
-)
+from sslpipe.cli.inputs import check_choice, check_features, check_folder, check_model, open_data
 from sslpipe.cli.next_step import after_a_look, say_next, say_next_program
 from sslpipe.cli.options import NumWorkers, argument, option
-from sslpipe.cli.terminal import new_app, progress, report_bad, say, say_once, show, working
+from sslpipe.cli.terminal import new_app, progress, report_bad, say_once, show, working
 from sslpipe.errors import DataError, UserError
 from sslpipe.portable import replacing, write_atomically
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from sslpipe.curate.scan import Samples
-    from sslpipe.curate.tables import Kinds
     from sslpipe.data.index import DatasetIndex, Split
     from sslpipe.evaluation.embed import Embeddings
 
@@ -40,8 +31,6 @@ app = new_app(
     "sslpipe curate select train.safetensors --data out/photos --count 100 --out out/chosen",
 )
 
-HOW = ("coverage", "balanced", "hard")
-TOOLS = ("fiftyone", "lightly")
 TRIES = 4  # of k-means, for a map that is looked at
 _FIFTYONE = (
     "import fiftyone as fo; "
@@ -93,9 +82,9 @@ def duplicates(
     Finds exact copies, and copies that were saved again, resized, cropped to 90 % or mirrored.
     Candidates come from the lowest frequencies, and from features if given; pixels decide.
 
-    Writes groups.csv and groups.parquet (one row per sample of a group), doubt.png (look at it
-    first), and the column duplicate_group, by which training can keep one of each group or avoid
-    duplicates as negatives. The shards do not change; existing features and runs stay valid.
+    Writes groups.csv (one row per sample of a group), doubt.png (look at it first), and the column
+    duplicate_group, by which training can keep one of each group or avoid duplicates as negatives.
+    The shards do not change; existing features and runs stay valid.
     """
     check_folder(out)
     names = split or list(open_data(data).manifest.splits)
@@ -113,24 +102,25 @@ def duplicates(
     from sslpipe.curate.groups import group
     from sslpipe.curate.results import (
         COLUMN,
-        FIELDS,
         check_place,
         doubt_sheet,
-        group_rows,
         shared_sentences,
         write_column,
+        write_groups,
     )
     from sslpipe.curate.scan import scan
-    from sslpipe.run.allocator import keep_freed_memory
+    from sslpipe.portable import keep_freed_memory
 
     if column:
         check_place(index)
     # read, compare, group
     splits = [index.split(name) for name in names]
     rows = None
-    if features or init or run:
-        rows = _features(index, splits, features or [], init or run, device, num_workers)
-    if rows is None:  # else memory is what features take
+    if features:
+        rows = _features_of_files(index, splits, features)
+    elif init or run:
+        rows = _features_by(init or run, splits, device, num_workers)
+    else:  # with features, memory is what they take
         keep_freed_memory()
     with progress("read", sum(map(len, splits))) as advance:
         samples = scan(splits, num_workers=num_workers, on_bad=report_bad, progress=advance)
@@ -140,8 +130,7 @@ def duplicates(
         sheet = doubt_sheet(samples, found.doubt)
     groups = group(found.pairs, len(samples), found.apart)
     # write
-    table = group_rows(samples, groups)
-    _write_results(out / "groups", table, FIELDS)
+    count = write_groups(out / "groups.csv", samples, groups)
     if sheet is None:
         (out / "doubt.png").unlink(missing_ok=True)  # of other pairs
     else:
@@ -157,44 +146,44 @@ def duplicates(
             )
     for text in shared_sentences(samples, groups):
         show(text)
-    show(f"{len(groups.sizes())} groups of {len(table)} of {len(samples)} samples in {out}")
+    show(f"{len(groups.sizes())} groups of {count} of {len(samples)} samples in {out}")
     after_a_look(data, *(["data.keep=duplicate_group first"] if column else []))
 
 
-def _features(
-    index: "DatasetIndex",
-    splits: "Sequence[Split]",
-    files: Sequence[Path],
-    model: str | Path | None,
-    device: str,
-    num_workers: int,
+def _features_of_files(
+    index: "DatasetIndex", splits: "Sequence[Split]", files: Sequence[Path]
 ) -> "list[Embeddings]":
-    """Return a row of features a sample of each split, from files or by a backbone."""
-    from sslpipe.evaluation.embed import check_comparable, embed, load_embeddings
+    """Read a row of features a sample of each split, by id."""
+    from sslpipe.evaluation.embed import check_comparable, load_embeddings
     from sslpipe.evaluation.features import split_of_file
 
-    if model is None:
-        found, first = {}, None
-        for path in files:
-            rows, facts = load_embeddings(path)
-            name = split_of_file(index.folder, path, rows, facts).name
-            check_comparable(first or facts, facts)
-            first = first or facts
-            in_order = bool((rows.ids[1:] > rows.ids[:-1]).all())
-            found[name] = rows if in_order else rows.rows(rows.ids.argsort())
-        missing = [split.name for split in splits if split.name not in found]
-        if missing or len(found) < len(files) or len(files) > len(splits):
-            raise UserError(
-                f"--features names {len(files)} files, of split {' and '.join(found)}; give one "
-                f"for each of {' and '.join(split.name for split in splits)}"
-            )
-        return [found[split.name] for split in splits]
+    found, first = {}, None
+    for path in files:
+        rows, facts = load_embeddings(path)
+        name = split_of_file(index.folder, path, rows, facts).name
+        check_comparable(first or facts, facts)
+        first = first or facts
+        in_order = bool((rows.ids[1:] > rows.ids[:-1]).all())
+        found[name] = rows if in_order else rows.rows(rows.ids.argsort())
+    missing = [split.name for split in splits if split.name not in found]
+    if missing or len(found) < len(files) or len(files) > len(splits):
+        raise UserError(
+            f"--features names {len(files)} files, of split {' and '.join(found)}; give one "
+            f"for each of {' and '.join(split.name for split in splits)}"
+        )
+    return [found[split.name] for split in splits]
 
+
+def _features_by(
+    model: str | Path | None, splits: "Sequence[Split]", device: str, num_workers: int
+) -> "list[Embeddings]":
+    """Embed each split by a backbone."""
     from sslpipe.cli.processes import start
+    from sslpipe.evaluation.embed import embed
     from sslpipe.export.load import load_backbone
 
     target, _ = start(device, "curate")
-    backbone = load_backbone(model).to(target)
+    backbone = load_backbone(model).to(target)  # type: ignore[arg-type]
     every = []
     for split in splits:
         with progress(f"embed {split.name}", len(split)) as advance:
@@ -268,13 +257,15 @@ def outliers(
 ) -> None:
     """List samples that resemble no other, and images that are dark, blurred, tiny and so on.
 
-    Writes outliers.csv and, where pyarrow is installed, outliers.parquet: a row for each sample and
-    reason, with the value and its limit; and outliers.html, the images by reason. Nothing is
-    removed: an outlier may be your most valuable image.
+    Writes outliers.csv, a row for each sample and reason, with the value and its limit; and
+    outliers.html, the images by reason. Nothing is removed: an outlier may be your most valuable
+    image.
     """
     opened = _open(features, data, out)
 
-    from sslpipe.curate.outliers import bad_pictures, far_from_all
+    from sslpipe.curate.exports import keys_of
+    from sslpipe.curate.outliers import Outlier, bad_pictures, far_from_all
+    from sslpipe.curate.tables import write_table
     from sslpipe.report.curated import outlier_page
 
     split = opened.split
@@ -287,27 +278,19 @@ def outliers(
         tiny_px = view["resize_px"] / 2
     with progress("read", len(split)) as advance:
         bad = bad_pictures(split, tiny_px=tiny_px, num_workers=num_workers, progress=advance)
-    keys = _keys(split, [one.id for one in far])
+    keys = keys_of(split, [one.id for one in far])
     found = [*(one._replace(key=keys[one.id]) for one in far), *bad]
-
-    def number(value: float) -> float | None:
-        """Six digits; None for one that is none."""
-        return None if value != value else float(f"{value:.6g}")
-
-    rows = [
-        {"split": split.name}
-        | one._asdict()
-        | {"value": number(one.value), "limit": number(one.limit)}
-        for one in found
-    ]
-    kinds = {"split": str, "id": int, "key": str, "reason": str}
-    _write_results(out / "outliers", rows, {**kinds, "value": float, "limit": float, "detail": str})
+    rows: list[dict[str, Any]] = [{"split": split.name, **one._asdict()} for one in found]
+    for row in rows:  # six digits; none of what is none
+        for name in ("value", "limit"):
+            row[name] = None if row[name] != row[name] else float(f"{row[name]:.6g}")
+    write_table(out / "outliers.csv", rows, ("split", *Outlier._fields))
     write_atomically(out / "outliers.html", outlier_page(split, found))
     counts = Counter(one.reason for one in found)
     said = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none"
     show(f"{out}: of {len(split)} samples of {split.name}: {said}")
-    kinds_of = ["--count", min(50, len(opened.rows.ids)), "--out", out.with_name("clusters")]
-    say_next("curate", "clusters", features, "--data", data, *kinds_of)
+    words = ["--count", min(50, len(opened.rows.ids)), "--out", out.with_name("clusters")]
+    say_next("curate", "clusters", features, "--data", data, *words)
 
 
 @app.command(
@@ -322,24 +305,24 @@ def clusters(
 ) -> None:
     """Cluster a split by k-means: the kinds of images there are, and how many of each.
 
-    Writes clusters.csv (and .parquet): each sample with its cluster (0 is the largest) and the
-    distance to its centre; and clusters.html, with a map and images of each cluster.
+    Writes clusters.csv, each sample with its cluster (0 is the largest) and the distance to its
+    centre; and clusters.html, with a map and images of each cluster.
     """
     opened = _open(features, data, out)
 
     from sslpipe.curate.clusters import cluster
+    from sslpipe.curate.tables import write_table
     from sslpipe.report.curated import cluster_page
 
     split, rows = opened.split, opened.rows
     with working("clusters"):
         found = cluster(rows, count, seed=seed, tries=TRIES)
-    kinds = {"split": str, "id": int, "cluster": int, "samples": int, "distance": float}
-    found_of = zip(rows.ids.tolist(), found.of_row, found.distances, strict=True)
-    cells = (
-        (split.name, i, int(k), int(found.sizes[k]), round(float(d), 6)) for i, k, d in found_of
-    )
-    table = [dict(zip(kinds, row, strict=True)) for row in cells]
-    _write_results(out / "clusters", table, kinds)
+    ids, distances = rows.ids.tolist(), found.distances.round(6).tolist()
+    table = [
+        {"split": split.name, "id": i, "cluster": k, "samples": found.sizes[k], "distance": d}
+        for i, k, d in zip(ids, found.of_row.tolist(), distances, strict=True)
+    ]
+    write_table(out / "clusters.csv", table, ("split", "id", "cluster", "samples", "distance"))
     page = cluster_page(split, rows, found, opened.data.manifest.classes, seed)
     write_atomically(out / "clusters.html", page)
     show(
@@ -362,7 +345,7 @@ def select(
     data: Data,
     out: Folder,
     count: Annotated[int, option("Number of samples to label.", min=1)],
-    how: Annotated[str, option("coverage, balanced or hard.")] = "coverage",
+    how: Annotated[str, option("coverage or hard.")] = "coverage",
     labels: Annotated[
         Path | None,
         option(
@@ -373,25 +356,24 @@ def select(
     ignore_labels: Annotated[
         bool, option("Choose as if the data set had no labels.", "--ignore-labels")
     ] = False,
-    clusters: Annotated[int, option("For --how balanced: number of clusters.", min=1)] = 50,
     images: Annotated[bool, option("Also write the chosen images.")] = False,
     seed: Seed = 0,
 ) -> None:
     """Choose the unlabelled samples that are most worth labelling.
 
-    coverage: a typical sample of each cluster, for the first labels; balanced: equally many from
-    each cluster; hard: those that a probe on the labels so far is least sure of. With the column
-    of `sslpipe curate duplicates`, one of each group is chosen, and none of a labelled group.
+    coverage: a typical sample of each cluster, for the first labels; hard: those that a probe on
+    the labels so far is least sure of. With the column of `sslpipe curate duplicates`, one of each
+    group is chosen, and none of a labelled group.
 
-    Writes chosen.csv (and .parquet), in the order to label, with an empty column `label`;
-    chosen.html, with the images; and with --images, images/ and the column `path`. Fill in the
+    Writes chosen.csv, in the order to label, with an empty column `label`; chosen.html, with the
+    images; and with --images, images/ and the column `path`. Fill in the
     labels, then build a data set: `sslpipe shards build --source csv --csv chosen.csv`.
     """
-    check_choice("--how", how, HOW)
+    check_choice("--how", how, ("coverage", "hard"))
     if ignore_labels and (how == "hard" or labels is not None):
         raise UserError("--ignore-labels does not go with --labels or --how hard, which need them")
 
-    from sslpipe.curate.tables import read_table
+    from sslpipe.curate.tables import read_labels, read_table, write_table
 
     path = out / "chosen.csv"
     if path.is_file() and any(row["label"] for row in read_table(path, ("label",))):
@@ -400,16 +382,20 @@ def select(
 
     import torch
 
-    from sslpipe.curate.images import write_images
-    from sslpipe.curate.labelling import balanced, by_coverage, hard, one_of_each
+    from sslpipe.curate.exports import keys_of, write_images
+    from sslpipe.curate.labelling import by_coverage, hard, one_of_each
     from sslpipe.curate.results import COLUMN
     from sslpipe.report.curated import chosen_page
 
+    # what is labelled, -1 for none: by a table, else by the data set
     split, rows = opened.split, opened.rows
-    known = _known_labels(opened, labels)
-    if ignore_labels:
+    known = rows.labels.numpy()
+    if labels is not None:
+        by_id = read_labels(labels, split.name, len(split))
+        known = torch.tensor([by_id.get(i, -1) for i in rows.ids.tolist()]).numpy()
+    elif ignore_labels:
         known = known * 0 - 1
-    elif labels is None and (known >= 0).all():
+    elif (known >= 0).all():
         raise DataError(
             f"all {len(known)} samples of split {split.name!r} have a label in the data set: name "
             "a table of those that count with --labels, or choose as if there were none with "
@@ -423,31 +409,21 @@ def select(
     with working(f"select by {how}"):
         if how == "coverage":
             chosen = by_coverage(rows, count, labelled=known >= 0, seed=seed)
-        elif how == "balanced":
-            chosen = balanced(rows, count, clusters=clusters, labelled=known >= 0, seed=seed)
         else:
             chosen = hard(rows, count, labels=known)
     ids = [int(rows.ids[one.row]) for one in chosen]
     written = write_images(split, ids, out / "images") if images else []
-    paths = {one.id: {"path": one.path.relative_to(out).as_posix()} for one in written}
-    keys = _keys(split, ids)
-    table = [
-        {
-            "order": order,
-            "split": split.name,
-            "id": sample_id,
-            "key": keys[sample_id],
-            "reason": one.reason,
-            "value": round(one.value, 6),
-            **paths.get(sample_id, {}),
-            "label": None,
-        }
-        for order, (sample_id, one) in enumerate(zip(ids, chosen, strict=True))
-    ]
-    kinds: Kinds = {"order": int, "split": str, "id": int, "key": str, "reason": str}
-    kinds = {**kinds, "value": float, **({"path": str} if images else {}), "label": str}
-    _write_results(out / "chosen", table, kinds)
+    paths = {one.id: one.path.relative_to(out).as_posix() for one in written}
+    keys = keys_of(split, ids)
     captions = {i: one.reason for i, one in zip(ids, chosen, strict=True)}
+    table: list[dict[str, Any]] = [
+        {"order": order, "split": split.name, "id": i, "key": keys[i], "reason": reason}
+        for order, (i, reason) in enumerate(captions.items())
+    ]
+    for row, one in zip(table, chosen, strict=True):
+        row |= {"value": round(one.value, 6), "path": paths.get(row["id"])}
+    columns = ("order", "split", "id", "key", "reason", "value", *["path"] * images, "label")
+    write_table(path, table, columns)
     write_atomically(out / "chosen.html", chosen_page(split, captions, how))
     show(f"{out}: {count} of {len(rows.ids)} samples of {split.name} by {how}")
     when = " when its column `label` is filled in"
@@ -466,21 +442,20 @@ def export(
     features: Features,
     data: Data,
     out: Folder,
-    to: Annotated[str, option("fiftyone or lightly.")],
+    to: Annotated[str, option("fiftyone.")] = "fiftyone",
     table: Annotated[
-        list[Path] | None, option("A table (CSV, parquet) of `sslpipe curate` to show; repeatable.")
+        list[Path] | None, option("A table (CSV) of `sslpipe curate` to show; repeatable.")
     ] = None,
     listed: Annotated[bool, option("Export only samples that a table lists.")] = False,
     image_px: Annotated[
         int, option("Longer side of the JPEGs; 0: copy the original files.", min=0)
     ] = 0,
 ) -> None:
-    """Export images, features and tables for FiftyOne or LightlyStudio.
+    """Export images, features and tables for FiftyOne.
 
-    FiftyOne: fiftyone.Dataset.from_dir(OUT, fiftyone.types.FiftyOneDataset). LightlyStudio:
-    python OUT/open_lightly_studio.py.
+    It is opened by fiftyone.Dataset.from_dir(OUT, fiftyone.types.FiftyOneDataset).
     """
-    check_choice("--to", to, TOOLS)
+    check_choice("--to", to, ("fiftyone",))
     if listed and not table:
         raise UserError("--listed takes the samples of tables; name one with --table")
     opened = _open(features, data, out)
@@ -490,7 +465,6 @@ def export(
     made_by = str(opened.facts.get("backbone_sha256", opened.data.sha256))[:12]
     total = write(
         out,
-        to,
         opened.data,
         opened.split,
         opened.rows,
@@ -500,10 +474,7 @@ def export(
         most_px=image_px,
     )
     show(f"{out}: {total} samples of {opened.split.name} for {to}")
-    if to == "lightly":
-        say_next_program("python", out / "open_lightly_studio.py")
-    else:
-        say_next_program("python", "-c", _FIFTYONE.format(str(out)))
+    say_next_program("python", "-c", _FIFTYONE.format(str(out)))
 
 
 def _open(features: Path, data: str, out: Path) -> _Opened:
@@ -519,32 +490,3 @@ def _open(features: Path, data: str, out: Path) -> _Opened:
     split = split_of_file(data, features, rows, facts)
     index.check_files(split.name)
     return _Opened(index, split, rows, facts)
-
-
-def _keys(split: "Split", ids: list[int]) -> dict[int, str]:
-    """Look up the shards' keys of some samples."""
-    from sslpipe.curate.images import raw_samples
-
-    return {sample_id: raw.key for sample_id, raw in raw_samples(split, ids)}
-
-
-def _known_labels(opened: _Opened, table: Path | None) -> "NDArray[np.int64]":
-    """The labels so far, (N,), -1 for none: of a table, else the data set's own."""
-    import numpy as np
-
-    from sslpipe.curate.tables import read_labels
-
-    if table is None:
-        own: NDArray[np.int64] = opened.rows.labels.numpy()
-        return own
-    by_id = read_labels(table, opened.split.name, len(opened.split))
-    return np.array([by_id.get(i, -1) for i in opened.rows.ids.tolist()], np.int64)
-
-
-def _write_results(stem: Path, rows: list[dict[str, Any]], kinds: "Kinds") -> None:
-    """Write STEM.csv, and STEM.parquet where pyarrow is installed; else say so."""
-    from sslpipe.curate.tables import write_tables
-
-    if not write_tables(stem, rows, kinds):
-        missing = f"{stem.name}.parquet needs pyarrow and is not written"
-        say(f"{missing}: pip install 'sslpipe[parquet]'")

@@ -5,13 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sslpipe.cli.inputs import (
-    FEATURE_SUFFIXES,
-    check_choice,
-    check_file,
-    check_model,
-    open_data,
-)
+from sslpipe.cli.inputs import FEATURE_SUFFIXES, check_choice, check_file, check_model, open_data
 from sslpipe.cli.next_step import after_embed
 from sslpipe.cli.options import (
     SOURCES,
@@ -23,6 +17,7 @@ from sslpipe.cli.options import (
     NumWorkers,
     Weights,
     argument,
+    documented,
     option,
 )
 from sslpipe.cli.terminal import new_app, progress, report_bad, say, say_weights
@@ -36,35 +31,22 @@ if TYPE_CHECKING:
 app = new_app()
 
 
-@app.command(
+@documented(
+    app,
     epilog="Examples: sslpipe embed out/backbone --data out/photos/dataset.json --split test "
     "--out test.safetensors | accelerate launch --multi_gpu --num_processes 2 -m sslpipe embed "
     "out/backbone --data out/photos/dataset.json --out test.safetensors (two processes, the same "
-    "file)"
+    "file)",
 )
 def main(
     model: Annotated[Path, argument(f"A run directory, {SOURCES}, or model.onnx.")],
     data: Data,
-    out: Annotated[
-        Path,
-        option(
-            "The file to write: .safetensors, or .npz for numpy; {split} stands for the split's "
-            "name."
-        ),
-    ],
-    split: Annotated[
-        list[str], option("The split to embed; repeatable, with {split} in --out.")
-    ] = ["test"],  # noqa: B006 (typer copies it)
-    dtype: Annotated[str, option("Of the features: float32 or float16.")] = "float32",
-    crops: Annotated[
-        str | None, option("Crops per image: center, flip, five or ten. Default: the export's.")
-    ] = None,
-    reduce: Annotated[
-        str | None, option("Combine the crops' features: mean or concat. Default: the export's.")
-    ] = None,
-    resize_px: Annotated[
-        int | None, option("Shorter side before cropping. Default: the export's.")
-    ] = None,
+    out: Annotated[Path, option()],
+    split: list[str] = ["test"],  # noqa: B006 (typer copies it)
+    dtype: str = "float32",
+    crops: str | None = None,
+    reduce: str | None = None,
+    resize_px: int | None = None,
     batch_size: BatchSize = 256,
     canvas_px: CanvasPx = None,
     num_workers: NumWorkers = 2,
@@ -77,6 +59,15 @@ def main(
     One row per sample, in id order; samples that cannot be decoded are reported and left out. To
     resume an interrupted pass, run the same command, with any number of processes. Features are
     whitened where the export says so (`sslpipe whiten`).
+
+    Args:
+        out: The file to write: .safetensors, or .npz for numpy; {split} stands for the split's
+            name.
+        split: The split to embed; repeatable, with {split} in --out.
+        dtype: Of the features: float32 or float16.
+        crops: Crops per image: center, flip, five or ten. Default: the export's.
+        reduce: Combine the crops' features: mean or concat. Default: the export's.
+        resize_px: Shorter side before cropping. Default: the export's.
     """
     check_choice("--dtype", dtype, ("float32", "float16"))
     check_model(model)
@@ -139,20 +130,17 @@ def _choose_view(backbone: "FrozenBackbone", options: dict[str, Any], model: Pat
     """Return the export's view with the options instead of its own settings."""
     from sslpipe.augment.eval_view import EvalView
 
-    own = backbone.view.config()
+    own, named = backbone.view.config(), "--crops, --reduce, --resize-px"
     if options and "views" in own:
-        raise UserError(
-            f"--crops, --reduce, --resize-px: the parts of {model} have views of their own; leave "
-            "them out"
-        )
+        raise UserError(f"{named}: the parts of {model} have views of their own; leave them out")
     try:
         view = EvalView.from_config(own | options)
     except ValueError as error:
-        raise UserError(f"--crops, --reduce, --resize-px: {error}") from error
-    if backbone.whitening is not None and view.config() != backbone.view.config():
+        raise UserError(f"{named}: {error}") from error
+    if backbone.whitening is not None and view.config() != own:
         raise UserError(
-            f"--crops, --reduce, --resize-px: {model} whitens features of its own view; leave them "
-            "out, or whiten an export anew with other views"
+            f"{named}: {model} whitens features of its own view; leave them out, or whiten an "
+            "export anew with other views"
         )
     return view
 

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+from sslpipe.cli.inputs import check_file, check_model, check_seed, open_data
 from sslpipe.cli.next_step import after_suite
 from sslpipe.cli.options import (
     BatchSize,
@@ -13,13 +14,13 @@ from sslpipe.cli.options import (
     NumWorkers,
     Weights,
     argument,
+    documented,
     option,
 )
 from sslpipe.cli.terminal import (
     LazyGroup,
     new_app,
     progress,
-    report_bad,
     say,
     say_weights,
     write_json,
@@ -44,7 +45,7 @@ class Evaluations(LazyGroup):
     }
 
     def load(self, name: str) -> Any:
-        """Import an evaluation; `suite` and `sgd-augmented` import what they need themselves."""
+        """Import an evaluation; `suite` imports what it needs itself."""
         command = self.commands.get(name)
         if command is None or name in self.SUMMARIES:
             from sslpipe.cli.app import complete_help
@@ -90,49 +91,32 @@ app = new_app(
 
 TrainSplit = Annotated[str, option("The split with the labels to learn from.")]
 TestSplit = Annotated[str, option("The split to score.")]
-JsonFile = Annotated[Path | None, option("Also write the results as JSON.", "--out")]
 
 
-@app.command(
+@app.callback()
+def _group() -> None:
+    """Make typer see a group, though one command alone is listed here; the app has the help."""
+
+
+@documented(
+    app,
     epilog="Examples: sslpipe evaluate suite out/backbone --data out/photos/dataset.json "
     "--out eval.json | sslpipe evaluate suite runs/photos --data out/photos/dataset.json "
-    "--against timm:resnet50 --out runs/photos/eval.json"
+    "--against timm:resnet50 --out runs/photos/eval.json",
 )
 def suite(
-    model: Annotated[
-        str | None, argument("A run directory, an export's folder, or other weights.")
-    ] = None,
-    data: Annotated[str | None, option("The dataset.json to embed.")] = None,
-    out: Annotated[Path, option("The JSON file to write.")] = Path("eval.json"),
+    model: Annotated[str | None, argument()] = None,
+    data: str | None = None,
+    out: Path = Path("eval.json"),
     train_split: TrainSplit = "train",
     test_split: TestSplit = "test",
-    features: Annotated[
-        list[str] | None,
-        option("More features: NAME=TRAIN.safetensors,TEST.safetensors; repeatable."),
-    ] = None,
-    against: Annotated[
-        list[str] | None,
-        option(
-            "Compare with these weights: an export, a run, or anything that `sslpipe embed` "
-            "takes, with its own view, on the same samples and protocols; repeatable. A run is "
-            "always compared with the weights it started from, if they can be found.",
-            metavar="SOURCE",
-        ),
-    ] = None,
-    baselines: Annotated[bool, option("Also measure pixels and random weights.")] = True,
-    columns: Annotated[
-        list[str] | None,
-        option(
-            "Columns of the data set to predict with a linear probe, which shows what else the "
-            "features know; repeatable. Default: up to 8 text columns of 2 to 50 values.",
-            metavar="NAME",
-        ),
-    ] = None,
-    leakage: Annotated[
-        bool, option("Find test samples that are also in train, and score without them too.")
-    ] = True,
-    search: Annotated[str, option("torch or faiss: the same neighbours.")] = "torch",
-    seed: Annotated[int, option("For drawing labels and the hold-out.")] = 0,
+    features: list[str] | None = None,
+    against: Annotated[list[str] | None, option(metavar="SOURCE")] = None,
+    baselines: bool = True,
+    columns: Annotated[list[str] | None, option(metavar="NAME")] = None,
+    leakage: bool = True,
+    search: str = "torch",
+    seed: int = 0,
     batch_size: BatchSize = 256,
     canvas_px: CanvasPx = None,
     num_workers: NumWorkers = 2,
@@ -145,54 +129,86 @@ def suite(
     One table: kNN with all, 100 and 10 labels per class, plain and whitened, and a linear probe;
     Recall@1 and MAP@R if train lacks the classes of test. Every row has the same protocols, samples
     and draws. Ctrl-C or SIGTERM writes what is measured; the same command resumes.
+
+    Args:
+        model: A run directory, an export's folder, or other weights.
+        data: The dataset.json to embed.
+        out: The JSON file to write.
+        features: More features: NAME=TRAIN.safetensors,TEST.safetensors; repeatable.
+        against: Compare with these weights: an export, a run, or anything that `sslpipe embed`
+            takes, with its own view, on the same samples and protocols; repeatable. A run is always
+            compared with the weights it started from, if they can be found.
+        baselines: Also measure pixels and random weights.
+        columns: Columns of the data set to predict with a linear probe, which shows what else the
+            features know; repeatable. Default: up to 8 text columns of 2 to 50 values.
+        leakage: Find test samples that are also in train, and score without them too.
+        search: torch or faiss: the same neighbours.
+        seed: For drawing labels and the hold-out.
     """
+    if model is None or data is None:
+        if columns:
+            raise DataError(
+                "--columns are those of the data set that a model embeds; name a model and --data, "
+                "or use `sslpipe evaluate nuisance TRAIN TEST --data ... --column ...`"
+            )
+        if model is not None:
+            raise DataError("a model needs --data DIR/dataset.json to embed")
+        if against:
+            raise DataError("--against is compared with a model; name an export or a run before it")
+        if not features:
+            raise DataError(
+                "nothing is named to evaluate: give a run, an export or other weights with --data, "
+                "or --features NAME=TRAIN.safetensors,TEST.safetensors"
+            )
+    for source in [model, *(against or [])]:
+        check_model(source)
+    check_file(out)
+    check_seed(seed)
+    index = None if data is None else open_data(data)
+
     from sslpipe.cli import suite as work
-    from sslpipe.cli.against import Compared
-    from sslpipe.cli.evaluations import probed_columns
     from sslpipe.cli.processes import start
     from sslpipe.cli.suite_tables import renamed
-    from sslpipe.evaluation.suite import run_suite
+    from sslpipe.evaluation.features import two_splits
+    from sslpipe.evaluation.nuisance import choose_columns
+    from sslpipe.evaluation.suite import check_labelled, run_suite
     from sslpipe.evaluation.suite_file import own_name
     from sslpipe.evaluation.verdict import BASELINES
+    from sslpipe.export.load import load_backbone
 
     target, _ = start(device, "suite")
-    taken = () if model is None else ("ssl", *BASELINES)
-    given, splits = work.load_features(features or [], taken), (train_split, test_split)
-    probed, not_measured = probed_columns(model, data, splits, columns)
-    if model is None and against:
-        raise DataError("--against is compared with a model; name an export or a run before it")
-    if model is None and not features:
-        raise DataError(
-            "nothing is named to evaluate: give a run, an export or other weights with --data, or "
-            "--features NAME=TRAIN.safetensors,TEST.safetensors"
-        )
-    if leakage and model is None:
-        not_measured.append("test samples that are in train: name a model and --data")
+    own = () if model is None else ("ssl", *BASELINES)
+    given, names = work.load_features(features or [], own), (train_split, test_split)
     sets: work.Sets = {}  # the most wanted first: what is interrupted has these
     metadata: dict[str, Any] = {"seed": seed}
-    compared, leaks = Compared([]), None
+    not_measured: list[str] = []
+    compared, probed, leaks = work.Compared([]), [], None
+    if model is None and leakage:
+        not_measured.append("test samples that are in train: name a model and --data")
     with work.stoppable(out):
-        if model is not None:
-            sets, found, compared = work.embed_model(
-                model,
-                data,
-                splits,
-                against=against or [],
-                untrained_seed=seed if baselines else None,
-                taken={"ssl", *BASELINES, *given},
-                checkpoint=checkpoint,
-                weights=weights,
-                canvas_px=canvas_px,
-                batch_size=batch_size,
-                num_workers=num_workers,
-                device=target,
+        if model is not None and index is not None:
+            # what can be refused, before anything is embedded
+            probed = choose_columns(
+                index.split(train_split), index.split(test_split), columns, not_measured
             )
-            metadata |= found
-            if leakage:
-                leaks = work.find_leaks(str(data), splits, sets, num_workers)
+            backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
+            say_weights(backbone)
+            compared = work.load_compared(against or [], model, backbone, {*own, *given})
+            splits = two_splits(index, *names)
+            for split in splits:
+                check_labelled(split.name, split.labels)
+            # features
+            others = sorted(compared.others, key=lambda other: other.name != compared.start)
+            metadata |= work.model_metadata(backbone, index, names, others, canvas_px)
+            sets = work.embed_model(
+                Path(model), backbone, index, splits, compared,
+                untrained_seed=seed if baselines else None, canvas_px=canvas_px,
+                batch_size=batch_size, num_workers=num_workers, device=target,
+            )  # fmt: skip
+            leaks = work.find_leaks(splits, sets, num_workers) if leakage else None
             if not baselines:
                 del sets["pixels"]
-        own = own_name(metadata, [*sets, *given])
+        known_as = own_name(metadata, [*sets, *given])
         last = {name: sets.pop(name) for name in BASELINES if name in sets}
         sets |= given | last
         # the numbers
@@ -208,8 +224,8 @@ def suite(
             leaked_by="" if leaks is None else leaks.how,
             search=search,  # type: ignore[arg-type]
             seed=seed,
-            say=lambda text: say(renamed(text, own)),
-            progress=lambda title, total: progress(renamed(title, own), total),
+            say=lambda text: say(renamed(text, known_as)),
+            progress=lambda title, total: progress(renamed(title, known_as), total),
             keep=work.kept_folder(out),
         )
         write_json(out, report)
@@ -217,62 +233,3 @@ def suite(
             shutil.rmtree(work.kept_folder(out), ignore_errors=True)
         work.print_report(report, out)
     after_suite(model, data)
-
-
-@app.command(
-    "sgd-augmented",
-    epilog="Example: sslpipe evaluate sgd-augmented runs/photos --data out/photos/dataset.json "
-    "--epochs 10",
-)
-def sgd_augmented(
-    model: Annotated[Path, argument("An export's folder or a run directory.")],
-    data: Annotated[str, option("The dataset.json to embed.")],
-    train_split: TrainSplit = "train",
-    test_split: TestSplit = "test",
-    rates: Annotated[list[float], option("Learning rates for 256 rows.")] = [0.1],  # noqa: B006
-    epochs: Annotated[int, option("Passes; two share one decoding.", min=1)] = 90,
-    batch_size: Annotated[int, option("Rows per step.", min=1)] = 256,
-    smallest_crop: Annotated[float, option("Smallest share of the area.")] = 0.08,
-    flip_prob: Annotated[float, option("0 if left and right matter.")] = 0.5,
-    holdout: Annotated[float, option("Share of train to choose the rate by.")] = 0.15,
-    seed: Annotated[int, option("For views, order and hold-out.")] = 0,
-    canvas_px: CanvasPx = None,
-    num_workers: NumWorkers = 2,
-    device: Device = "auto",
-    checkpoint: Checkpoint = None,
-    weights: Weights = None,
-    out: JsonFile = None,
-) -> None:
-    """SimCLR's linear evaluation with augmented images: a linear layer on a frozen backbone."""
-    from sslpipe.cli.evaluations import print_results
-    from sslpipe.cli.inputs import open_data
-    from sslpipe.cli.processes import start
-    from sslpipe.evaluation.features import two_splits
-    from sslpipe.evaluation.sgd_probe import augmented_sgd_probe
-    from sslpipe.export.load import checkpoint_metadata, load_backbone
-
-    target, _ = start(device, "sgd-augmented")
-    backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
-    say_weights(backbone)
-    results = augmented_sgd_probe(
-        backbone.backbone.to(target),
-        backbone.view,
-        *two_splits(open_data(data), train_split, test_split),
-        rates=rates,
-        epochs=epochs,
-        batch_size=batch_size,
-        holdout=holdout,
-        seed=seed,
-        crop_area=(smallest_crop, 1.0),
-        flip_prob=flip_prob,
-        say=say,
-        canvas_px=canvas_px or backbone.view.canvas_px,
-        num_workers=num_workers,
-        device=target,
-        on_bad=report_bad,
-    )
-    print_results(f"sgd-augmented: {model}", results)
-    if out is not None:
-        named = checkpoint_metadata(backbone)
-        write_json(out, [{"whitened": False, **result.to_json(), **named} for result in results])
-    after_suite(str(model), data)

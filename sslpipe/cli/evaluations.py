@@ -8,32 +8,29 @@ from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
+import numpy as np
 import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from numpy.typing import NDArray
 
-from sslpipe.cli.evaluate import JsonFile
+from sslpipe.cli.inputs import check_file, check_seed
 from sslpipe.cli.next_step import after_evaluation
-from sslpipe.cli.options import Device, argument, option
+from sslpipe.cli.options import Device, JsonFile, argument, documentation, option
 from sslpipe.cli.processes import start
-from sslpipe.cli.suite_tables import percent
+from sslpipe.cli.suite_tables import print_results, print_values
 from sslpipe.cli.terminal import new_app, show, working, write_json
-from sslpipe.data.index import Split, load_index
+from sslpipe.data.index import Split
 from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.features import check_one_split, split_of_file
-from sslpipe.evaluation.groups import GroupCodes, group_codes, worst_sentence
-from sslpipe.evaluation.nuisance import choose_columns
-from sslpipe.evaluation.result import Result, caveats
+from sslpipe.evaluation.groups import GroupCodes, group_codes
+from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.selection import parse_conditions, select
 from sslpipe.evaluation.whiten import pca, whiten
 
 MOST_DEFAULTS = 8  # of an option, that its help lists one by one
-SHOWN_VALUES = 10  # the worst of a column
 SHARE_THE_BANK = ("few-shot", "knn")
 LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "nuisance", "ridge", "sgd")
 
@@ -88,106 +85,43 @@ _EXTRA = {  # of the examples
 _CODES = (GroupCodes, GroupCodes | None)  # arguments of evaluations that name a column
 
 
-class _File(NamedTuple):
-    """A features file, its rows, and the split that they are of; None without --data."""
+class _Side(NamedTuple):
+    """A features file, its rows, their split (None without --data); what is said of a choice."""
 
     path: Path
     rows: Embeddings
     split: Split | None
+    protocol: str = ""
+    sentence: str = ""
 
+    def column(self, asked: str) -> tuple[Split, NDArray[np.int64]]:
+        """Return the split and the ids of the rows. Raises DataError, with what asked for them."""
+        if self.split is None:
+            remedy = "name the dataset.json that both files were embedded from with --data"
+            raise DataError(f"{asked}; {remedy}")
+        return self.split, self.rows.ids.cpu().numpy()
 
-class ColumnRows:
-    """The rows of TRAIN and TEST that --gallery and --query keep, and their columns.
-
-    Args:
-        files: Paths, rows and metadata of both features files.
-        data: The dataset.json that --data names.
-        gallery: Conditions on the rows of TRAIN.
-        query: Conditions on those of TEST.
-
-    Raises:
-        DataError: The files were not embedded from that data set, or no row is left.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[tuple[Path, Embeddings, dict[str, Any]]],
-        data: str | None,
-        gallery: str | None,
-        query: str | None,
-    ) -> None:
-        self.protocol = ""
-        self.kept: list[str] = []  # sentences
-        kept = []
-        conditions = (("gallery", gallery), ("query", query))
-        for (path, rows, metadata), condition in zip(files, conditions, strict=True):
-            split = None if data is None else split_of_file(data, path, rows, metadata)
-            kept.append(self._select(_File(path, rows, split), *condition))
-        self.bank, self.queries = kept
-
-    @property
-    def apart(self) -> bool:
-        """Whether no row is on both sides, by its id."""
-        return not bool(torch.isin(self.queries.rows.ids, self.bank.rows.ids).any())
-
-    def codes(self, asked_by: str, name: str) -> GroupCodes:
-        """Look up a column for the rows kept. `asked_by`: an option, for the message."""
-        asked = f"--{asked_by.replace('_', '-')} {name} is looked up in the data set"
-        bank, queries = (
-            (_known(file.split, asked), file.rows.ids.cpu().numpy())
-            for file in (self.bank, self.queries)
-        )
-        return group_codes(name, bank, queries)
-
-    def _select(self, file: _File, side: str, text: str | None) -> _File:
+    def keep(self, name: str, text: str | None) -> "_Side":
+        """Keep the rows that meet a condition. Raises DataError where there is none."""
         if text is None:
-            return file
-        split = _known(file.split, f"--{side} {text!r} is about columns of the data set")
+            return self
+        asked = f"--{name} {text!r} is about columns of the data set"
         conditions = parse_conditions(text)
-        chosen = torch.from_numpy(select(conditions, split, file.rows.ids.numpy()))
+        chosen = torch.from_numpy(select(conditions, *self.column(asked)))
         said = " and ".join(map(str, conditions))
         total, left = len(chosen), int(chosen.sum())
         if not left:
-            raise DataError(f"--{side} {said!r}: it holds for none of {total} rows of {file.path}")
-        self.protocol += f" {side}[{said}]"
-        self.kept.append(f"{side} {said!r}: {left} of {total} rows of {file.path.name}")
-        return file._replace(rows=file.rows.rows(chosen.nonzero()[:, 0]))
+            raise DataError(f"--{name} {said!r}: it holds for none of {total} rows of {self.path}")
+        rows = self.rows.rows(chosen.nonzero()[:, 0])
+        sentence = f"{name} {said!r}: {left} of {total} rows of {self.path.name}"
+        return _Side(self.path, rows, self.split, f" {name}[{said}]", sentence)
 
 
-def _known(split: Split | None, asked: str) -> Split:
-    if split is None:
-        remedy = "name the dataset.json that both files were embedded from with --data"
-        raise DataError(f"{asked}; {remedy}")
-    return split
-
-
-def probed_columns(
-    model: Any, data: str | None, splits: tuple[str, str], names: Sequence[str] | None
-) -> tuple[Sequence[GroupCodes], list[str]]:
-    """Choose the columns of a suite, before anything is embedded.
-
-    Args:
-        model: What is embedded; None where all features come from files.
-        data: The dataset.json.
-        splits: Names of train and test.
-        names: Those of --columns; None: text columns of few values.
-
-    Returns:
-        Codes by sample id of the whole splits, and sentences on columns that are not probed.
-
-    Raises:
-        DataError: A column is asked for that is none, or nothing is embedded.
-    """
-    left_out: list[str] = []
-    if model is not None and data is not None:
-        train, test = map(load_index(data).split, splits)
-        return choose_columns(train, test, names, left_out), left_out
-    if names:
-        raise DataError(
-            "--columns are those of the data set that a model embeds; name a model and --data, "
-            "or use `sslpipe evaluate nuisance TRAIN TEST --data ... --column ...`"
-        )
-    return [], left_out
+def _codes(sides: Sequence[_Side], option: str, name: str) -> GroupCodes:
+    """Look up a column for the rows of both sides, as an option asks."""
+    asked = f"--{option.replace('_', '-')} {name} is looked up in the data set"
+    bank, queries = (side.column(asked) for side in sides)
+    return group_codes(name, bank, queries)
 
 
 class _Map(NamedTuple):
@@ -203,11 +137,11 @@ class _Map(NamedTuple):
     power: float | None
     axes: int | None
 
-    def of_rows(self, rows: ColumnRows) -> tuple[Embeddings, Embeddings]:
+    def apply(self, sides: Sequence[_Side]) -> tuple[Embeddings, Embeddings]:
         """Map the rows of both files, by what those of the first say."""
-        bank, queries = rows.bank.rows, rows.queries.rows
+        bank, queries = (side.rows for side in sides)
         if self.erased:
-            codes = {column: rows.codes("erase", column).bank for column in self.erased}
+            codes = {column: _codes(sides, "erase", column).bank for column in self.erased}
             bank, queries = erase(bank, queries, columns=codes)
         if self.power is not None:
             bank, queries = whiten(bank, queries, power=self.power)
@@ -251,6 +185,9 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         out: Path | None,
         **options: Any,
     ) -> None:
+        check_file(out)
+        check_file(options.get("per_query"), "--per-query")
+        check_seed(options.get("seed", 0))
         maps = {
             "--whiten": whiten_both,
             "--whiten-power": whiten_power is not None,
@@ -262,28 +199,35 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         target, process = start(device, "" if shared else name)
         if shared:
             options["process"] = process
-        (bank, bank_metadata), (queries, query_metadata) = map(load_embeddings, (train, test))
-        files = ((train, bank, bank_metadata), (test, queries, query_metadata))
-        rows = ColumnRows(files, data, gallery, query)
+        loaded = [(path, *load_embeddings(path)) for path in (train, test)]
+        sides = [
+            _Side(*file[:2], None if data is None else split_of_file(data, *file))
+            for file in loaded
+        ]
+        sides = [sides[0].keep("gallery", gallery), sides[1].keep("query", query)]
+        bank_facts, query_facts = (facts for _, _, facts in loaded)
+        apart = not torch.isin(sides[1].rows.ids, sides[0].rows.ids).any()
         itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
-        check_comparable(bank_metadata, query_metadata, itself=itself or rows.apart)
+        check_comparable(bank_facts, query_facts, itself=itself or bool(apart))
         if options.get("exclude_same_id"):
-            check_one_split(bank_metadata, query_metadata)
+            check_one_split(bank_facts, query_facts)
         for column in columns:
             if options[column] is not None:
-                options[column] = rows.codes(column, options[column])
+                options[column] = _codes(sides, column, options[column])
         mapped = _Map(erased or [], 1.0 if whiten_both else whiten_power, axes)
-        bank, queries = mapped.of_rows(rows)
+        bank, queries = mapped.apply(sides)
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)
         with working(name):
             results = evaluate(bank, queries.to(target), **options)
-        results = [replace(result, protocol=result.protocol + rows.protocol) for result in results]
+        kept = "".join(side.protocol for side in sides)
+        results = [replace(result, protocol=result.protocol + kept) for result in results]
         if process.rank == 0:
             print_results(f"{name}: {train.name} -> {test.name}", results, mapped.prefix)
             print_values(results)
-            for kept in rows.kept:
-                show(kept)
+            for side in sides:
+                if side.sentence:
+                    show(side.sentence)
             if out is not None:
                 write_json(out, [{**mapped.to_json(), **result.to_json()} for result in results])
         end_processes()
@@ -334,62 +278,3 @@ def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter
         text = re.sub(r"; see `[\w.]+`( and `[\w.]+`)*", "", text)
     annotation = Annotated[kind, option(text or "", show_default=shown)]  # type: ignore[valid-type]
     return _parameter(parameter.name, annotation, default)
-
-
-def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Split a docstring into what a command's help says and what each option's says.
-
-    Returns:
-        The text with its Returns block, without headings; and each argument's line of Args.
-    """
-    summary: list[str] = []
-    helps: dict[str, str] = {}
-    name = ""
-    for paragraph in inspect.cleandoc(function.__doc__ or "").split("\n\n"):
-        heading, _, block = paragraph.partition("\n")
-        if heading == "Args:":
-            for line in map(str.rstrip, inspect.cleandoc(block).splitlines()):
-                if not line.startswith(" "):
-                    name, _, line = line.partition(": ")
-                helps[name] = f"{helps.get(name, '')} {line.strip()}".strip()
-        elif heading == "Returns:":
-            summary.append(inspect.cleandoc(block))
-        elif heading not in ("Raises:", "Source:"):
-            summary.append(paragraph)
-    return "\n\n".join(summary), helps
-
-
-def print_results(title: str, results: Sequence[Result], prefix: str = "") -> None:
-    """Print a table of results, and what weakens them."""
-    table = Table(title=title)
-    for heading in ("protocol", "metric", "value", "queries", "bank"):
-        table.add_column(heading, justify="left" if heading in ("protocol", "metric") else "right")
-    for one in results:
-        low, high = one.interval95
-        value = f"{one.value:.4g} [{low:.4g}, {high:.4g}]"
-        if one.unit == "share":
-            value = f"{percent(one.value, one.interval95)} %"
-        name, metric = escape(prefix + one.protocol), escape(one.metric)
-        table.add_row(name, metric, value, str(one.queries), str(one.bank))
-    Console().print(table)
-    for one in results:
-        for said in caveats(one.details):
-            show(f"{one.protocol}: {said}")
-
-
-def print_values(results: Sequence[Result]) -> None:
-    """Print the worst values of a column, for each result of `groups.worst_value`."""
-    for result in results:
-        values = result.details.get("values")
-        if "worst" not in result.details or not isinstance(values, dict):
-            continue
-        metric = result.metric.split(" of the worst")[0]
-        table = Table(title=escape(result.protocol))
-        table.add_column(result.protocol.rpartition(" by=")[2])
-        for heading in (f"{metric} in %, 95 % interval", "queries"):
-            table.add_column(heading, justify="right")
-        for value, own in list(values.items())[:SHOWN_VALUES]:
-            shown = percent(own["value"], own["interval95"])
-            table.add_row(escape(value), shown, str(own["queries"]))
-        Console().print(table)
-        show(worst_sentence(result))

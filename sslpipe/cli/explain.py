@@ -44,11 +44,7 @@ _ANY_BACKBONE = {
 
 
 def explain(key: str) -> str:
-    """Say what a setting of a recipe means.
-
-    Args:
-        key: As in a recipe or an override: "data.micro_batch", "augment.hue", "loss.temperature",
-            "miner.kind", or a section's name.
+    """Say what a setting means: "data.micro_batch", "loss.temperature", "miner.kind", a section.
 
     Returns:
         Of an argument, one line for each meaning, with the names of the kinds that take it.
@@ -68,16 +64,12 @@ def explain(key: str) -> str:
         return "\n".join([key, *meanings[name]])
     text = None if meanings and name else explain_key(key)
     if text is None:
-        near = did_you_mean_key(key, [*setting_keys(), *_keys_of_kinds()])
+        kinds = (f"{name}.{each}" for name in SECTIONS for each in ("kind", *_meanings(name)))
+        near = did_you_mean_key(key, [*setting_keys(), *kinds])
         raise RecipeError(f"there is no setting {key!r}{near}")
     if meanings:
         text += f"\nArguments of one kind or another: {', '.join(meanings)}."
     return text
-
-
-def _keys_of_kinds() -> list[str]:
-    """List "section.name" of the kinds, and of what they take."""
-    return [f"{section}.{name}" for section in SECTIONS for name in ("kind", *_meanings(section))]
 
 
 def _meanings(section: str) -> dict[str, list[str]]:
@@ -100,9 +92,9 @@ def _meanings(section: str) -> dict[str, list[str]]:
     return meanings
 
 
-def _names(table: Mapping[str, Any]) -> list[str]:
-    names: Callable[[], list[str]] = getattr(table, "names", lambda: list(table))
-    return names()
+def _names(table: Any) -> list[str]:
+    """List the kinds of a table; one with patterns names examples."""
+    return [*(table.names() if hasattr(table, "names") else table)]
 
 
 def _arguments(constructor: Callable[..., Any]) -> Iterator[tuple[str, str]]:

@@ -1,39 +1,41 @@
-"""`sslpipe export`: a backbone in the formats of other libraries."""
+"""`sslpipe export` and `whiten`: a backbone in the formats of other libraries, and flattened."""
 
 from pathlib import Path
 from typing import Annotated
 
-from sslpipe.cli.inputs import check_folder, check_model
-from sslpipe.cli.next_step import say_next_program
-from sslpipe.cli.options import SOURCES, Checkpoint, Weights, argument, option
-from sslpipe.cli.terminal import new_app, say_weights, show, working
+from sslpipe.cli.inputs import check_features, check_folder, check_model
+from sslpipe.cli.next_step import say_next, say_next_program
+from sslpipe.cli.options import SOURCES, Checkpoint, Weights, argument, documented, option
+from sslpipe.cli.terminal import new_app, say, say_weights, show, working
+from sslpipe.errors import UserError
+
+FLOOR = 0.1  # sslpipe.evaluation.whiten.FLOOR, without its imports
 
 app = new_app()
 
 
-@app.command(
-    epilog="Example: sslpipe export runs/photos --out out/backbone --format safetensors,onnx"
+@documented(
+    app, epilog="Example: sslpipe export runs/photos --out out/backbone --format safetensors,onnx"
 )
-def main(
+def export(
     source: Annotated[Path, argument(f"A run directory, {SOURCES}.")],
-    out: Annotated[Path, option("The folder to write.")] = ...,  # type: ignore[assignment]
-    format: Annotated[
-        list[str],
-        option(
-            "safetensors, torchvision, timm, onnx, pt2 or hf, separated by commas; or all: every "
-            "format that can hold this backbone. Repeatable."
-        ),
-    ] = ["safetensors"],  # noqa: B006 (typer copies it)
-    with_projector: Annotated[
-        bool, option("Write the projector, too.", "--with-projector")
-    ] = False,
+    out: Annotated[Path, option()] = ...,  # type: ignore[assignment]
+    format: list[str] = ["safetensors"],  # noqa: B006 (typer copies it)
+    with_projector: Annotated[bool, option("", "--with-projector")] = False,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
-    overwrite: Annotated[bool, option("Replace an existing export.")] = False,
+    overwrite: bool = False,
 ) -> None:
     """Export the backbone; each format is verified in a clean process.
 
     That process loads the format with its own library and compares the features.
+
+    Args:
+        out: The folder to write.
+        format: safetensors, torchvision, timm, onnx, pt2 or hf, separated by commas; or all: every
+            format that can hold this backbone. Repeatable.
+        with_projector: Write the projector, too.
+        overwrite: Replace an existing export.
     """
     check_model(source)
     check_folder(out)
@@ -52,3 +54,59 @@ def main(
     for name, reason in refusals(model).items() if "all" in formats else ():
         show(f"{name}: skipped: {reason}")
     say_next_program("cat", out / "README.md")  # how each format is loaded
+
+
+@documented(app, epilog="Example: sslpipe whiten out/backbone train.safetensors --dims 64")
+def whiten(
+    export: Annotated[Path, argument("An export's folder.")],
+    train: Annotated[Path, argument("Features of the train split (`sslpipe embed`).")],
+    floor: Annotated[
+        float | None,
+        option(f"Add this share of the mean variance to each variance. Default: {FLOOR}.", min=0),
+    ] = None,
+    power: Annotated[
+        float | None,
+        option(
+            "Divide each axis by its spread to this power: 1 whitens, 0.25 to 0.75 flatten in "
+            "part, 0 only centres and rotates. Default: what is best on TRAIN by its labels; "
+            "without labels 0.25.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
+    dims: Annotated[int | None, option("Axes to keep. Default: all.", min=1)] = None,
+    pca: Annotated[
+        bool, option("Rotate to the principal axes without whitening.", "--pca")
+    ] = False,
+    erase: Annotated[
+        list[str] | None,
+        option(
+            "First change the features, as little as possible, so that no linear probe can read "
+            "this column of the data set. Needs --data; repeatable.",
+            metavar="COLUMN",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, option("For --erase: the dataset.json that TRAIN was embedded from.")
+    ] = None,
+) -> None:
+    """Store a PCA whitening, and the crops of TRAIN, in an export.
+
+    The whitening is fitted on TRAIN, whole or in part (--power). From then on `encode` and `sslpipe
+    embed` apply both.
+    """
+    if not (export / "config.json").is_file():
+        raise UserError(f"{export} holds no config.json; name the folder of an export")
+    check_features([train])
+    if data is not None and not erase:
+        raise UserError("--data is where --erase looks up a column; name one, or leave --data out")
+
+    from sslpipe.export.whiten import whiten_export
+
+    width, kept = whiten_export(
+        export, train, floor, dims, power=power, pca=pca, erase=erase or (), data=data, say=say
+    )
+    done = "principal axes, largest first" if pca else "spectrum flattened"
+    erased = f"{', '.join(erase)} erased, " if erase else ""
+    say(f"{export}: {width} -> {kept} features, {erased}{done}")
+    say_next("gallery", "enrol", "--help")

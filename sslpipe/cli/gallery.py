@@ -34,7 +34,7 @@ SearchBy = Annotated[str | None, option("torch or faiss: the same answers.")]
 Far = Annotated[float, option("Share of impostors that may pass.", min=0, max=1)]
 
 
-@app.command()
+@app.command(epilog="Example: sslpipe gallery enrol team.safetensors PHOTOS --model out/backbone")
 def enrol(
     gallery: GalleryFile,
     folder: Annotated[Path, argument("One folder per name: FOLDER/NAME/*.jpg.")],
@@ -48,8 +48,10 @@ def enrol(
     check_model(model)
     names, paths = find_named_images(folder)
     backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, search, must_exist=False)
+    book = _open(gallery, backbone, search)[0] if gallery.exists() else None
     kept, embeddings = _embed(backbone, paths)
+    if book is None:
+        book = _new(backbone, embeddings, search)
     book.enrol([names[k] for k in kept], embeddings)
     book.save(gallery)
     enrolled = len({names[k] for k in kept})
@@ -57,7 +59,9 @@ def enrol(
     _say_next(book, gallery, model, images=folder)
 
 
-@app.command()
+@app.command(
+    epilog='Example: sslpipe gallery add team.safetensors "Ada" ada/*.jpg --model out/backbone'
+)
 def add(
     gallery: GalleryFile,
     name: Annotated[str, argument("The person or product.")],
@@ -71,14 +75,17 @@ def add(
     check_model(model)
     _check_images(images)
     backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, None, must_exist=False)
-    book.add(name, _embed(backbone, images)[1])
+    book = _open(gallery, backbone, None)[0] if gallery.exists() else None
+    _, embeddings = _embed(backbone, images)
+    if book is None:
+        book = _new(backbone, embeddings, None)
+    book.add(name, embeddings)
     book.save(gallery)
     show(f"{gallery}: {one_line(name)} has {len(book.embeddings(name))} images")
     _say_next(book, gallery, model, images=images[0])
 
 
-@app.command()
+@app.command(epilog='Example: sslpipe gallery remove team.safetensors "Ada"')
 def remove(gallery: GalleryFile, name: Annotated[str, argument("The name to remove.")]) -> None:
     """Remove a name and its images."""
     book = _read(gallery)
@@ -88,7 +95,7 @@ def remove(gallery: GalleryFile, name: Annotated[str, argument("The name to remo
     say_next("gallery", "list", gallery)
 
 
-@app.command("list")
+@app.command("list", epilog="Example: sslpipe gallery list team.safetensors")
 def list_names(gallery: GalleryFile) -> None:
     """Print the names, the number of images of each, and the threshold."""
     book = _read(gallery)
@@ -98,7 +105,10 @@ def list_names(gallery: GalleryFile) -> None:
     show(f"threshold {threshold}")
 
 
-@app.command()
+@app.command(
+    epilog="Example: sslpipe gallery calibrate team.safetensors STRANGERS --model out/backbone "
+    "--far 0.01"
+)
 def calibrate(
     gallery: GalleryFile,
     strangers: Annotated[Path, argument("A folder of images of nobody enrolled.")],
@@ -113,8 +123,7 @@ def calibrate(
     check_model(model)
     _check_there(gallery)
     paths = find_images(strangers)
-    backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, search)
+    book, backbone = _open(gallery, _load(model, checkpoint, weights, device), search)
     _, embeddings = _embed(backbone, paths)
     threshold = book.calibrate(embeddings, far)
     book.save(gallery)
@@ -125,7 +134,9 @@ def calibrate(
     say_next("gallery", "identify", gallery, strangers, "--model", model)
 
 
-@app.command()
+@app.command(
+    epilog="Example: sslpipe gallery identify team.safetensors new.jpg --model out/backbone"
+)
 def identify(
     gallery: GalleryFile,
     images: Annotated[list[Path], argument("Images or folders of images.")],
@@ -147,8 +158,7 @@ def identify(
 
     from sslpipe.metric_learning.gallery import NO_THRESHOLD
 
-    backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, search)
+    book, backbone = _open(gallery, _load(model, checkpoint, weights, device), search)
     kept, embeddings = _embed(backbone, paths)
     for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
         print("\t".join([one_line(str(paths[k])), *(_answer(book, match) for match in matches)]))
@@ -164,7 +174,7 @@ def _answer(book: "Gallery", match: "Match") -> str:
     return f"{name}\t{score}" if match.score >= book.threshold else f"-\t{score} ({name})"
 
 
-@app.command("verify")
+@app.command("verify", epilog="Example: sslpipe gallery verify a.jpg b.jpg --model out/backbone")
 def verify_command(
     first: Annotated[Path, argument("An image.")],
     second: Annotated[Path, argument("Another one.")],
@@ -223,12 +233,12 @@ def _check_images(paths: list[Path]) -> None:
             raise UserError(f"cannot read the image {path}: No such file")
 
 
-def _read(gallery: Path, search: "Search | None" = None) -> "Gallery":
+def _read(gallery: Path, search: str | None = None) -> "Gallery":
     _check_there(gallery)
 
     from sslpipe.metric_learning.gallery import Gallery
 
-    return Gallery.load(gallery, search=search)
+    return Gallery.load(gallery, search=cast("Search | None", search))  # it refuses any other
 
 
 def _load(model: Path, checkpoint: str | None, weights: Weights, device: str) -> "FrozenBackbone":
@@ -240,31 +250,41 @@ def _load(model: Path, checkpoint: str | None, weights: Weights, device: str) ->
     return backbone.to(pick_device(device, f"--device {device}"))
 
 
-def _open(
-    path: Path, backbone: "FrozenBackbone", search: SearchBy, *, must_exist: bool = True
-) -> "Gallery":
-    """The gallery, if it was made with this backbone; a new one where none needs to be there."""
+def _made_with(backbone: "FrozenBackbone") -> dict[str, str]:
+    """What decides the embeddings: `encode` applies a whitening, too."""
+    whitening = backbone.config.whitening_sha256
+    more = {} if whitening is None else {"whitening_sha256": whitening}
+    return {"backbone_sha256": backbone.config.weights_sha256, **more}
+
+
+def _new(backbone: "FrozenBackbone", embeddings: "Tensor", search: str | None) -> "Gallery":
     from sslpipe.metric_learning.gallery import Gallery
 
-    made_with = {"backbone_sha256": backbone.config.weights_sha256}
     engine = cast("Search | None", search)  # Gallery refuses any other
-    if not path.exists() and not must_exist:
-        return Gallery(backbone.num_features, search=engine, metadata=made_with)
-    book = _read(path, engine)
-    if book.metadata != made_with:
+    return Gallery(embeddings.shape[1], search=engine, metadata=_made_with(backbone))
+
+
+def _open(
+    path: Path, backbone: "FrozenBackbone", search: str | None
+) -> "tuple[Gallery, FrozenBackbone]":
+    """Read a gallery that was made with this backbone."""
+    book = _read(path, search)
+    if book.metadata != _made_with(backbone):
         raise UserError(
-            f"{path} was made with another model; its embeddings mean nothing to this one: "
-            "give that --model, or enrol into a new file"
+            f"{path} was made with another model, or another whitening; its embeddings mean "
+            "nothing to this one: give that --model, or enrol into a new file"
         )
-    return book
+    return book, backbone
 
 
 def _embed(backbone: "FrozenBackbone", paths: list[Path]) -> tuple[list[int], "Tensor"]:
-    """`embed_images`; what cannot be read is named on stderr."""
-    from sslpipe.metric_learning.gallery_images import embed_images
+    """Encode what can be read, and name the rest on stderr: places in `paths`, and their rows."""
+    bad = set()
 
-    def report(path: Path, reason: str) -> None:
-        say(f"skipped: {path}: {reason}", "yellow")
+    def report(place: int, reason: str) -> None:
+        bad.add(place)
+        say(f"skipped: {reason}", "yellow")
 
     with progress("embed", len(paths)) as advance:
-        return embed_images(backbone, paths, on_bad=report, advance=advance)
+        rows = backbone.encode(paths, on_bad=report, advance=advance).float().cpu()
+    return [place for place in range(len(paths)) if place not in bad], rows

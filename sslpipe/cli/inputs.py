@@ -7,12 +7,11 @@ files.
 import os
 import re
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sslpipe.cli.options import MOST_SEED
-from sslpipe.errors import DataError, UserError, did_you_mean, shown
+from sslpipe.errors import DataError, UserError, shown
 
 if TYPE_CHECKING:
     from sslpipe.data.index import DatasetIndex
@@ -23,15 +22,9 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 def open_data(location: str, *splits: str, allow_pipe: bool = False) -> "DatasetIndex":
-    """Read a data set's index, and check that some of its splits are there.
+    """Read the index of a data set, a path or a URL; check that the files of some splits are there.
 
-    Args:
-        location: dataset.json or its folder, a path or a URL.
-        splits: Their names; their files are checked where they are local.
-        allow_pipe: Whether shards may be the output of commands.
-
-    Raises:
-        DataError: The index is wrong, a split is not in it, or a shard is missing.
+    Raises: DataError.
     """
     from sslpipe.data.index import load_index
     from sslpipe.data.storage import is_remote
@@ -77,86 +70,10 @@ def parse_ids(texts: Sequence[str] | None) -> list[int] | None:
     return [int(word) for word in ids]
 
 
-# of what takes two embeddings
-_FILES = "data device erase gallery help out pca query whiten whiten-power"
-_MODEL = "batch-size canvas-px checkpoint data device help num-workers out test-split train-split"
-_MODEL += " weights"
-# The options of each evaluation, which are the arguments of its function. That one needs torch; a
-# test compares both.
-EVALUATE = {
-    name: {f"--{word}" for word in text.split()}
-    for name, text in {
-        "suite": f"{_MODEL} against baselines columns features leakage no-baselines no-leakage "
-        "search seed",
-        "sgd-augmented": f"{_MODEL} epochs flip-prob holdout rates seed smallest-crop",
-        "few-shot": f"{_FILES} by draws k labels-per-class search seed temperature vote",
-        "geometry": f"{_FILES} most-rows pairs seed",
-        "knn": f"{_FILES} by exclude-same exclude-same-id k no-exclude-same-id search temperature "
-        "vote",
-        "linear": f"{_FILES} by exclude-same grid holdout seed",
-        "nuisance": f"{_FILES} column holdout most-rows probe seed",
-        "retrieval": f"{_FILES} by cross denominator exclude-same exclude-same-id ignore k lone "
-        "no-exclude-same-id per-query similarity",
-        "ridge": f"{_FILES} by exclude-same grid holdout seed",
-        "sgd": f"{_FILES} batch-size epochs holdout rates seed",
-        "verification": f"{_FILES} exclude-same far folds pairs seed",
-    }.items()
-}
-_COLUMN_OPTIONS = ("--by", "--column", "--columns", "--cross", "--erase", "--exclude-same")
-_NO_EMBEDDINGS = ("--gallery", "--query", "--out", "--features", "--against")
-
-
-def check_evaluate(words: Sequence[str]) -> None:
-    """Check what the words behind `sslpipe evaluate` name, as far as they tell by themselves.
-
-    The values of an evaluation's options are checked by its function, which needs torch.
-
-    Raises:
-        UserError: An option is unknown, a file of embeddings, a data set's index or a model is not
-            there, or --out cannot be written.
-    """
-    if "--help" in words:
-        return
-    name, pairs = words[0], list(pairwise(words))  # a word and the one behind it
-    known = EVALUATE.get(name)  # None: an evaluation of a package, or none at all
-    for word in words[1:]:
-        option = word.partition("=")[0]
-        if word.startswith("--") and word != "--" and known is not None and option not in known:
-            hint = did_you_mean(option, sorted(known))
-            raise UserError(f"No such option: {option} of `evaluate {name}`{hint}")
-
-    def given(option: str) -> list[str]:
-        """The values of an option, as OPTION VALUE and as OPTION=VALUE."""
-        start = f"{option}="
-        apart = [word for before, word in pairs if before == option]
-        return apart + [word.removeprefix(start) for word in words if word.startswith(start)]
-
-    if name in ("suite", "sgd-augmented") and len(words) > 1 and not words[1].startswith("-"):
-        check_model(words[1])
-    for option in ("--out", "--per-query"):
-        for out in given(option):
-            check_file(Path(out), option)
-    for seed in given("--seed"):
-        if re.fullmatch(r"[+-]?[0-9]+", seed) and not 0 <= int(seed) <= MOST_SEED:
-            raise UserError(f"--seed {shown(seed)}: a seed is 0 to 2^63 - 1")
-    for data in given("--data"):
-        from sslpipe.data.column_files import find_column
-
-        columns = open_data(data).manifest.columns
-        for option in _COLUMN_OPTIONS:
-            for column in given(option):
-                find_column(columns, column, data)
-    for source in given("--against"):
-        check_model(source)
-    elsewhere = {word for option, word in pairs if option in _NO_EMBEDDINGS}
-    others = (word for word in words if not word.startswith("-") and word not in elsewhere)
-    check_features(Path(word) for word in others if word.endswith(FEATURE_SUFFIXES))
-
-
-def check_export(path: Path) -> None:
-    """Raise UserError where a path is not an export's folder."""
-    if not (path / "config.json").is_file():
-        raise UserError(f"{path} holds no config.json; name the folder of an export")
+def check_seed(seed: int) -> None:
+    """Raise UserError where a seed does not fit into 63 bits."""
+    if not 0 <= seed <= MOST_SEED:
+        raise UserError(f"--seed {seed}: a seed is 0 to 2^63 - 1")
 
 
 def check_model(source: str | Path | None) -> None:
@@ -165,12 +82,6 @@ def check_model(source: str | Path | None) -> None:
 
     if source is not None:
         parse_source(source)
-
-
-def check_init(source: str | None, run_dir: Path | None = None) -> None:
-    """Raise UserError where an --init is no source of weights, and the run keeps none."""
-    if run_dir is None or not (run_dir / "init").is_dir():
-        check_model(source)
 
 
 def check_run(run_dir: Path) -> None:
@@ -191,8 +102,10 @@ def check_folder(folder: Path, option: str = "--out") -> None:
         raise UserError(f"{option} {folder}: {taken} is read-only; name another folder")
 
 
-def check_file(file: Path, option: str = "--out") -> None:
-    """Raise UserError where a file cannot be written, or replaced."""
+def check_file(file: Path | None, option: str = "--out") -> None:
+    """Raise UserError where a file cannot be written, or replaced; None: none is to be written."""
+    if file is None:
+        return
     if file.is_dir():
         raise UserError(f"{option} {file} is a folder; name a file")
     check_folder(file.parent, option)

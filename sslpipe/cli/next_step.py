@@ -42,25 +42,6 @@ DAY = """Self-supervised contrastive pretraining of image encoders. A normal day
 All commands: sslpipe --help. Options and examples: sslpipe COMMAND --help.
 What a setting of a recipe means: sslpipe check --explain KEY."""
 
-EXAMPLES = {  # of commands that state none themselves
-    "shards merge": "sslpipe shards merge out/big part1 part2",
-    "shards repack": "sslpipe shards repack photos.tar.gz out/photos --split train --folder-labels",
-    "shards index": "sslpipe shards index laion --json-fields url,width:integer",
-    "shards verify": "sslpipe shards verify out/photos",
-    "shards show": "sslpipe shards show out/photos --split test --out samples.png",
-    "shards stats": "sslpipe shards stats out/photos",
-    "shards cut-idx": "sslpipe shards cut-idx FOLDER out/small --per-class 100",
-    "shards build": "sslpipe shards build out/photos --root MY_PHOTOS --test-fraction 0.1",
-    "gallery enrol": "sslpipe gallery enrol team.safetensors PHOTOS --model out/backbone",
-    "gallery calibrate": "sslpipe gallery calibrate team.safetensors STRANGERS --model "
-    "out/backbone --far 0.01",
-    "gallery identify": "sslpipe gallery identify team.safetensors new.jpg --model out/backbone",
-    "gallery list": "sslpipe gallery list team.safetensors",
-    "gallery add": 'sslpipe gallery add team.safetensors "Ada" ada/*.jpg --model out/backbone',
-    "gallery remove": 'sslpipe gallery remove team.safetensors "Ada"',
-    "gallery verify": "sslpipe gallery verify a.jpg b.jpg --model out/backbone",
-}
-
 NEXT = {  # command -> what is typed after it; a sub-command without a row has that of its group
     "shards": _CHECK,
     "shards build": f"sslpipe shards show DIR --out samples.png, then {_CHECK}",
@@ -86,19 +67,18 @@ NEXT = {  # command -> what is typed after it; a sub-command without a row has t
 
 
 def add_next(name: str, command: Any) -> None:
-    """End the help of a command with an example and the next command.
+    """End the help of a command, "train" or "shards build", with its examples and the next command.
 
-    Args:
-        name: "train", or "shards build" of a sub-command.
-        command: The click command; its epilog is changed, once.
+    The command's epilog is changed, once.
     """
-    group = name.partition(" ")[0]
-    example = command.epilog or f"Example: {EXAMPLES.get(name, 'sslpipe ' + name)}"
+    example = command.epilog or f"Example: sslpipe {name}"
     if "Next: " not in example:
         # a line each: a reader would take the bar for a pipe, and typer joins lines
         heading, examples = example.split(": ", 1)
-        lines = [example] if heading == "Example" else [f"{heading}:", *examples.split(" | ")]
-        command.epilog = "\n\n".join([*lines, f"Next: {NEXT.get(name, NEXT[group])}"])
+        lines = [f"{heading}:", *examples.split(" | ")]
+        lines = [example] if heading == "Example" else lines
+        following = NEXT.get(name, NEXT[name.partition(" ")[0]])
+        command.epilog = "\n\n".join([*lines, f"Next: {following}"])
 
 
 def plugin_words() -> list[str]:
@@ -115,10 +95,10 @@ def say_next(*words: object, when: str = "") -> None:
         words: Of the command; those that need it are quoted.
         when: What must happen before, as in " when the job has ended".
     """
-    say_next_program("sslpipe", *plugin_words(), *words, when=when)
+    say_next_program("sslpipe", *plugin_words(), *words, title=f"Next{when}")
 
 
-def say_next_program(*words: object, when: str = "", title: str = "Next") -> None:
+def say_next_program(*words: object, title: str = "Next") -> None:
     """Print `Next: WORDS`, the command of another program; see `say_next`."""
     stream = sys.stdout
     if stream is not None:
@@ -126,7 +106,7 @@ def say_next_program(*words: object, when: str = "", title: str = "Next") -> Non
     # scripts know what comes next; a command whose output is lost has nothing after it
     lost = isinstance(stream, LastingStream) and stream.error is not None
     if os.environ.get("SSLPIPE_NEXT") != "0" and not lost:
-        say_once(f"{title}{when}: {shlex.join(map(str, words))}")
+        say_once(f"{title}: {shlex.join(map(str, words))}")
 
 
 def say_same(option: str) -> None:
@@ -136,16 +116,8 @@ def say_same(option: str) -> None:
     say_next_program("sslpipe", *words[:end], option, *words[end:])
 
 
-def after_shards(folder: Path, splits: Sequence[str]) -> None:
-    """Look at the images of a data set that was written or indexed."""
-    split = [] if "train" in splits else ["--split", splits[0]]
-    say_next("shards", "show", folder, *split, "--out", "samples.png")
-
-
 def after_a_look(data: str | Path, *overrides: str) -> None:
-    """Check a training of a data set, from random or pretrained weights.
-
-    Only where there are recipes to name.
+    """Check a training of a data set, from random or pretrained weights, where there are recipes.
 
     Args:
         data: dataset.json or its folder, a path or a URL.
@@ -162,16 +134,10 @@ def after_a_look(data: str | Path, *overrides: str) -> None:
 
 
 def training(
-    recipe: Path,
-    overrides: Sequence[str] | None,
-    data: str,
-    init: str | None = None,
-    checkpoint: str | None = None,
-    weights: str | None = None,
+    recipe: Path, overrides: Sequence[str] | None, data: str, **start: str | None
 ) -> list[object]:
-    """Return what `check`, `preview` and `train` share of their words."""
-    start = {"--init": init, "--checkpoint": checkpoint, "--weights": weights}
-    given = [word for pair in start.items() if pair[1] is not None for word in pair]
+    """Return what `check`, `preview` and `train` share of their words; `start`: --init ..."""
+    given = [word for name, value in start.items() if value for word in (f"--{name}", value)]
     return [recipe, *(overrides or []), "--data", data, *given]
 
 
@@ -199,36 +165,30 @@ def after_train(run_dir: Path, data: str, index: "DatasetIndex") -> None:
 def after_embed(files: dict[str, Path], data: str, index: "DatasetIndex") -> None:
     """Score the features, by each other where there is one split; without labels look at them."""
     last = [*files][-1]
-    run_dir, unlabelled = files[last].parent.parent, bool((index.split(last).labels < 0).any())
-    if unlabelled and last == "test" and (run_dir / "recipe.json").is_file():
-        say_next("report", run_dir, "--data", data)
-    elif unlabelled:
-        where = files[last].with_name("outliers")
-        say_next("curate", "outliers", files[last], "--data", data, "--out", where)
-    elif {"train", "test"} <= {*files}:
-        k = min(20, len(index.split("train")))
-        say_next("evaluate", "knn", files["train"], files["test"], "--k", k)
+    file, samples = files[last], len(index.split(last))
+    if (index.split(last).labels >= 0).all():
+        if {"train", "test"} <= {*files}:
+            pair: list[object] = [files["train"], files["test"]]
+            most = len(index.split("train"))
+        else:  # each row against all others
+            pair, most = [file, file, "--exclude-same-id"], samples - 1
+        say_next("evaluate", "knn", *pair, "--k", min(20, most))
+    elif last == "test" and (file.parent.parent / "recipe.json").is_file():
+        say_next("report", file.parent.parent, "--data", data)
     else:
-        k = min(20, len(index.split(last)) - 1)
-        say_next("evaluate", *_itself("knn", files[last]), "--k", k)
+        where = file.with_name("outliers")
+        say_next("curate", "outliers", file, "--data", data, "--out", where)
 
 
 def after_evaluation(name: str, train: Path, test: Path) -> None:
     """Show the run that the features are of; else measure them in another way."""
-    run_dir = test.parent.parent
+    run_dir, itself = test.parent.parent, train == test
     if (run_dir / "recipe.json").is_file():
         say_next("report", run_dir)
-    elif name == "geometry":  # the last of them
-        return
-    elif train == test:
-        say_next("evaluate", *_itself("retrieval" if name == "knn" else "geometry", test))
-    else:
+    elif name == "knn" and itself:
+        say_next("evaluate", "retrieval", test, test, "--exclude-same-id")
+    elif name != "geometry":  # the last of them
         say_next("evaluate", "linear" if name == "knn" else "geometry", train, test)
-
-
-def _itself(name: str, file: Path) -> list[object]:
-    """Return the words of an evaluation of one file, each row against all others."""
-    return [name, file, file, *([] if name == "geometry" else ["--exclude-same-id"])]
 
 
 def after_suite(model: str | None, data: str | None) -> None:
@@ -238,5 +198,4 @@ def after_suite(model: str | None, data: str | None) -> None:
     if (Path(model) / "recipe.json").is_file():
         say_next("report", model, "--data", data)
     else:
-        out = "features/{split}.safetensors"
-        say_next("embed", model, "--data", data, *_BOTH, "--out", out)
+        say_next("embed", model, "--data", data, *_BOTH, "--out", "features/{split}.safetensors")

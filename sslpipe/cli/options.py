@@ -1,19 +1,76 @@
 """The arguments and options that several commands share, each with its help."""
 
+import inspect
+from collections.abc import Callable
+from copy import copy
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 
-def option(help: str, *names: str, **settings: Any) -> Any:
-    """Declare an option; see `typer.Option`."""
+def option(help: str = "", *names: str, **settings: Any) -> Any:
+    """Declare an option; see `typer.Option`. Without `help` a docstring has it: `documented`."""
     return typer.Option(*names, help=help, **settings)
 
 
-def argument(help: str, **settings: Any) -> Any:
-    """Declare an argument; see `typer.Argument`."""
+def argument(help: str = "", **settings: Any) -> Any:
+    """Declare an argument; see `option`."""
     return typer.Argument(help=help, **settings)
+
+
+def documented(app: typer.Typer, **settings: Any) -> Callable[[Callable[..., None]], Any]:
+    """Add a command to an app whose docstring has, in `Args:`, the help of its options."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        summary, helps = documentation(function)
+        signature = inspect.signature(function)
+        parameters = [
+            parameter.replace(annotation=_with_help(parameter, helps[name]))
+            if name in helps
+            else parameter
+            for name, parameter in signature.parameters.items()
+        ]
+        of_function: Any = function
+        of_function.__signature__ = signature.replace(parameters=parameters)
+        of_function.__annotations__ = {each.name: each.annotation for each in parameters}
+        return app.command(help=summary, **settings)(function)
+
+    return register
+
+
+def _with_help(parameter: inspect.Parameter, text: str) -> Any:
+    annotation: Any = parameter.annotation
+    if get_origin(annotation) is Annotated:
+        kind, info = get_args(annotation)
+        info = copy(info)
+        info.help = text
+        return Annotated[kind, info]
+    required = parameter.default is parameter.empty
+    return Annotated[annotation, argument(text) if required else option(text)]
+
+
+def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Split a docstring into what a command's help says and what each option's says.
+
+    Returns:
+        The text with its Returns block, without headings; and each argument's line of Args.
+    """
+    summary: list[str] = []
+    helps: dict[str, str] = {}
+    name = ""
+    for paragraph in inspect.cleandoc(function.__doc__ or "").split("\n\n"):
+        heading, _, block = paragraph.partition("\n")
+        if heading == "Args:":
+            for line in map(str.rstrip, inspect.cleandoc(block).splitlines()):
+                if not line.startswith(" "):
+                    name, _, line = line.partition(": ")
+                helps[name] = f"{helps.get(name, '')} {line.strip()}".strip()
+        elif heading == "Returns:":
+            summary.append(inspect.cleandoc(block))
+        elif heading not in ("Raises:", "Source:"):
+            summary.append(paragraph)
+    return "\n\n".join(summary), helps
 
 
 SOURCES = (  # for the help of a MODEL
@@ -62,6 +119,7 @@ CanvasPx = Annotated[
 NumWorkers = Annotated[int, option("Threads that decode images.", min=0)]
 BatchSize = Annotated[int, option("Images embedded at a time.", min=1)]
 Device = Annotated[str, option("auto, cpu, cuda or mps.")]
+JsonFile = Annotated[Path | None, option("Also write the results as JSON.", "--out")]
 Ids = Annotated[
     list[str] | None,
     option("Show these samples, such as '469, 523'; repeatable.", "--ids", metavar="ID,ID,..."),

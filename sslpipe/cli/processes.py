@@ -6,7 +6,7 @@ import torch
 
 from sslpipe.distributed import Rank, pick_device
 from sslpipe.errors import UserError
-from sslpipe.run.allocator import keep_freed_memory
+from sslpipe.portable import keep_freed_memory
 
 
 def start(device: str, alone: str = "") -> tuple[str, Rank]:

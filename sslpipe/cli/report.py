@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from sslpipe.cli.inputs import check_features, check_file, check_run, open_data
 from sslpipe.cli.next_step import say_next
-from sslpipe.cli.options import argument, option
+from sslpipe.cli.options import argument, documented, option
 from sslpipe.cli.terminal import new_app, say, working
 from sslpipe.errors import UserError
 from sslpipe.portable import write_atomically
@@ -16,32 +16,20 @@ if TYPE_CHECKING:
 app = new_app(rich_markup_mode="markdown")
 
 
-@app.command(
+@documented(
+    app,
     epilog="Examples: sslpipe report runs/photos --data out/photos/dataset.json --out report.html "
-    "| sslpipe report runs/photos runs/others"
+    "| sslpipe report runs/photos runs/others",
 )
 def main(
-    run_dirs: Annotated[
-        list[Path], argument("A run directory, or several to compare.", metavar="RUN...")
-    ],
-    data: Annotated[
-        str | None, option("The dataset.json that was evaluated, to show its images.")
-    ] = None,
+    run_dirs: Annotated[list[Path], argument(metavar="RUN...")],
+    data: str | None = None,
     out: Annotated[
         Path | None,
-        option(
-            "The HTML file to write.",
-            show_default="RUN/report.html; for several, comparison.html beside the first",
-        ),
+        option(show_default="RUN/report.html; for several, comparison.html beside the first"),
     ] = None,
-    features: Annotated[
-        Path | None,
-        option("Features of the test split.", show_default="RUN/features/test.safetensors"),
-    ] = None,
-    bank: Annotated[
-        Path | None,
-        option("Features to find neighbours in.", show_default="RUN/features/train.safetensors"),
-    ] = None,
+    features: Annotated[Path | None, option(show_default="RUN/features/test.safetensors")] = None,
+    bank: Annotated[Path | None, option(show_default="RUN/features/train.safetensors")] = None,
 ) -> None:
     """Show a run, or compare several, in one HTML file.
 
@@ -50,6 +38,13 @@ def main(
 
     The page loads nothing from the network. What is missing in a run is named there, with the
     command that makes it. With --data the report also shows images.
+
+    Args:
+        run_dirs: A run directory, or several to compare.
+        data: The dataset.json that was evaluated, to show its images.
+        out: The HTML file to write.
+        features: Features of the test split.
+        bank: Features to find neighbours in.
     """
     if len(run_dirs) > 1:
         for option, value in (("--data", data), ("--features", features), ("--bank", bank)):

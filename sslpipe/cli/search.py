@@ -1,6 +1,7 @@
 """`sslpipe search`: the images nearest to an image, in what `sslpipe embed` has written."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -47,7 +48,8 @@ def main(
     the index: embed new images as a data set of their own, and name both files.
     """
     check_model(model)
-    files = [Path(features)] if Path(features).exists() else list(map(Path, features.split(",")))
+    whole = Path(features).exists()  # a name may have a comma
+    files = [Path(each.strip()) for each in ([features] if whole else features.split(","))]
     check_features(files)
     if len(data) not in (1, len(files)):
         raise UserError(f"--data names {len(data)} data sets for {len(files)} files of features")
@@ -66,7 +68,7 @@ def main(
     backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
     say_weights(backbone)
     made_by = features_metadata(backbone, backbone.view, indexes[0], search.splits[0].name)
-    search.check_network(made_by)
+    search.check_network({**made_by, "canvas_px": backbone.view.canvas_px})
     rows = backbone.to(pick_device(device, f"--device {device}")).encode(queries)
     found = search.find(rows, top, where=where, expand=expand)
     keys = [[search.key(hit) for hit in hits] for hits in found]
@@ -98,5 +100,5 @@ def main(
         say(f"{out}: open it in a browser")
 
 
-def _class(names: list[str], label: int) -> str | None:
+def _class(names: Sequence[str], label: int) -> str | None:
     return None if label < 0 else names[label] if label < len(names) else str(label)

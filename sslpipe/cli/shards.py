@@ -4,8 +4,9 @@ import os
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,9 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from sslpipe.cli.inputs import check_picture, open_data, parse_ids
-from sslpipe.cli.next_step import after_a_look, after_shards, say_next
-from sslpipe.cli.options import MOST_SEED, Ids, argument, option
-from sslpipe.cli.terminal import new_app, progress
+from sslpipe.cli.next_step import after_a_look, say_next
+from sslpipe.cli.options import MOST_SEED, Ids, argument, documented, option
+from sslpipe.cli.terminal import new_app, progress, text_table
 from sslpipe.errors import DataError
 
 if TYPE_CHECKING:
@@ -50,14 +51,9 @@ NamePattern = Annotated[
 ]
 
 
-def _read(help: str, *names: str) -> Any:
-    """An option of `build` about what is read."""
-    return typer.Option(*names, help=help, rich_help_panel="What to read")
-
-
-def _write(help: str, *names: str, **range: float) -> Any:
-    """An option of `build` about what is written."""
-    return typer.Option(*names, help=help, rich_help_panel="How to write", **range)  # type: ignore[arg-type]
+# of `build`
+_read = partial(option, "", rich_help_panel="What to read")
+_write = partial(option, "", rich_help_panel="How to write")
 
 
 @app.callback()
@@ -68,114 +64,43 @@ def _settings() -> None:
     warnings.simplefilter("error", Image.DecompressionBombWarning)  # such an image is a bad one
 
 
-@app.command()
+@documented(
+    app, epilog="Example: sslpipe shards build out/photos --root MY_PHOTOS --test-fraction 0.1"
+)
 def build(
     out: OutFolder,
-    source: Annotated[
-        str,
-        _read(
-            "folder, csv, parquet, huggingface, torchvision, idx, or a data set's own layout: "
-            "tiny-imagenet, cub, cars, products, omniglot, market, inshop."
-        ),
-    ] = "folder",
-    root: Annotated[Path | None, _read("Folder of the images or files.")] = None,
-    split: Annotated[
-        str | None, _read("Read only this split; its name where the source has none.")
-    ] = None,
-    name: Annotated[
-        str | None, _read("The data set's name; for torchvision its class, such as CIFAR10.")
-    ] = None,
-    csv: Annotated[Path | None, _read("csv: the file, one row per image.")] = None,
-    delimiter: Annotated[
-        str | None, _read("csv: such as ';' or tab. Default: a comma; for .tsv a tab.")
-    ] = None,
-    image_column: Annotated[
-        str, _read("csv: column of the paths, relative to the file; parquet: of the images.")
-    ] = "path",
-    label_column: Annotated[str, _read("csv, parquet: column of the classes.")] = "label",
-    split_column: Annotated[str | None, _read("csv: column of the splits' names.")] = None,
-    skip_missing: Annotated[
-        bool, _read("csv, parquet: skip files that do not exist, and list them.", "--skip-missing")
-    ] = False,
-    classes: Annotated[
-        Path | None, _read("idx: text file, a class name per line, by label.")
-    ] = None,
-    labels: Annotated[bool, _read("Take folder names or --label-column as classes.")] = True,
-    columns: Annotated[
-        str | None,
-        _read(
-            "Columns of metadata: patient,age:integer,shot_at:time; NAME=THEIRS:KIND renames. "
-            "Kinds: text, integer, float, time. Default: inferred."
-        ),
-    ] = None,
-    folder_levels: Annotated[
-        str | None,
-        _read("Columns from the folders an image is in, such as theme,size; - skips one."),
-    ] = None,
-    name_pattern: Annotated[
-        str | None,
-        _read("Columns from named groups of a file-name pattern, `'(?P<theme>[^/]+)/.*'`"),
-    ] = None,
-    download: Annotated[bool, _read("torchvision: download it.", "--download")] = False,
-    class_disjoint: Annotated[
-        bool,
-        _read(
-            "cub, cars: train on the first half of the classes and test on the others, or use the "
-            "published split for classification.",
-            "--class-disjoint/--published-split",
-        ),
-    ] = True,
-    test_fraction: Annotated[
-        float, _write("Share of each class to move from train to test.", min=0, max=0.9)
-    ] = 0.0,
-    split_by: Annotated[
-        str | None, _write("Keep groups of this column, such as patient, in one split.")
-    ] = None,
-    unseen_classes: Annotated[
-        str | None,
-        _write(
-            "Classes, separated by commas, to put in splits of their own, such as test_unseen "
-            "beside test."
-        ),
-    ] = None,
-    group_by: Annotated[
-        str | None, _write("Store groups of this column side by side, to read partners together.")
-    ] = None,
-    scatter: Annotated[
-        bool,
-        _write(
-            "Place each image once at random in its frame: 55-100 % of its size, shifted, rotated "
-            "by up to 20 degrees, 50-100 % as bright.",
-            "--scatter",
-        ),
-    ] = False,
-    resize_shorter: Annotated[
-        int | None,
-        _write(
-            "Shrink images to this shorter side in px; JPEGs are saved again at quality 95, all "
-            "others as PNG.",
-            min=1,
-        ),
-    ] = None,
-    background: Annotated[
-        str | None,
-        _write(
-            "Colour under transparent parts, such as white or '#ffffff'. Default: transparency is "
-            "dropped, which often leaves black."
-        ),
-    ] = None,
-    seed: Annotated[int, _write("For the shuffle, the cut and --scatter.")] = 0,
-    samples_per_shard: Annotated[int, _write("Most samples per shard.", min=1)] = 1000,
-    max_shard_bytes: Annotated[
-        int, _write("Most bytes per shard; approximate where images are converted.", min=1)
-    ] = 10**9,
-    skip_bad: Annotated[bool, _write("Skip bad images, and list them.", "--skip-bad")] = False,
-    overwrite: Annotated[bool, _write("Replace existing splits.", "--overwrite")] = False,
-    origin: Annotated[str, _write("Where the images come from, for the record.")] = "",
-    license: Annotated[str, _write("The images' license, for the record.")] = "",
-    part: Annotated[
-        str | None, _write("I/N: build only this part, on one of N machines; then `merge`.")
-    ] = None,
+    source: Annotated[str, _read()] = "folder",
+    root: Annotated[Path | None, _read()] = None,
+    split: Annotated[str | None, _read()] = None,
+    name: Annotated[str | None, _read()] = None,
+    csv: Annotated[Path | None, _read()] = None,
+    delimiter: Annotated[str | None, _read()] = None,
+    image_column: Annotated[str, _read()] = "path",
+    label_column: Annotated[str, _read()] = "label",
+    split_column: Annotated[str | None, _read()] = None,
+    skip_missing: Annotated[bool, _read("--skip-missing")] = False,
+    classes: Annotated[Path | None, _read()] = None,
+    labels: Annotated[bool, _read()] = True,
+    columns: Annotated[str | None, _read()] = None,
+    folder_levels: Annotated[str | None, _read()] = None,
+    name_pattern: Annotated[str | None, _read()] = None,
+    download: Annotated[bool, _read("--download")] = False,
+    class_disjoint: Annotated[bool, _read("--class-disjoint/--published-split")] = True,
+    test_fraction: Annotated[float, _write(min=0, max=0.9)] = 0.0,
+    split_by: Annotated[str | None, _write()] = None,
+    unseen_classes: Annotated[str | None, _write()] = None,
+    group_by: Annotated[str | None, _write()] = None,
+    scatter: Annotated[bool, _write("--scatter")] = False,
+    resize_shorter: Annotated[int | None, _write(min=1)] = None,
+    background: Annotated[str | None, _write()] = None,
+    seed: Annotated[int, _write()] = 0,
+    samples_per_shard: Annotated[int, _write(min=1)] = 1000,
+    max_shard_bytes: Annotated[int, _write(min=1)] = 10**9,
+    skip_bad: Annotated[bool, _write("--skip-bad")] = False,
+    overwrite: Annotated[bool, _write("--overwrite")] = False,
+    origin: Annotated[str, _write()] = "",
+    license: Annotated[str, _write()] = "",
+    part: Annotated[str | None, _write()] = None,
     workers: Workers = 2,
 ) -> None:
     """Write shards from images. If it is interrupted, run it again to resume.
@@ -192,6 +117,47 @@ def build(
     - photos/VENDOR/THING.png:  `... build out/icons --root photos --name-pattern
       '(?P<vendor>[^/]+)/(?P<thing>.+)[.]png' --group-by thing --split-by thing --test-fraction 0.1`
     - on machine 3 of 16: `... build out/big --root photos --part 3/16`, then `... merge out/big`
+
+    Args:
+        source: folder, csv, parquet, huggingface, torchvision, idx, or a data set's own layout:
+            tiny-imagenet, cub, cars, products, omniglot, market, inshop.
+        root: Folder of the images or files.
+        split: Read only this split; its name where the source has none.
+        name: The data set's name; for torchvision its class, such as CIFAR10.
+        csv: csv: the file, one row per image.
+        delimiter: csv: such as ';' or tab. Default: a comma; for .tsv a tab.
+        image_column: csv: column of the paths, relative to the file; parquet: of the images.
+        label_column: csv, parquet: column of the classes.
+        split_column: csv: column of the splits' names.
+        skip_missing: csv, parquet: skip files that do not exist, and list them.
+        classes: idx: text file, a class name per line, by label.
+        labels: Take folder names or --label-column as classes.
+        columns: Columns of metadata: patient,age:integer,shot_at:time; NAME=THEIRS:KIND renames.
+            Kinds: text, integer, float, time. Default: inferred.
+        folder_levels: Columns from the folders an image is in, such as theme,size; - skips one.
+        name_pattern: Columns from named groups of a file-name pattern, `'(?P<theme>[^/]+)/.*'`
+        download: torchvision: download it.
+        class_disjoint: cub, cars: train on the first half of the classes and test on the others, or
+            use the published split for classification.
+        test_fraction: Share of each class to move from train to test.
+        split_by: Keep groups of this column, such as patient, in one split.
+        unseen_classes: Classes, separated by commas, to put in splits of their own, such as
+            test_unseen beside test.
+        group_by: Store groups of this column side by side, to read partners together.
+        scatter: Place each image once at random in its frame: 55-100 % of its size, shifted,
+            rotated by up to 20 degrees, 50-100 % as bright.
+        resize_shorter: Shrink images to this shorter side in px; JPEGs are saved again at quality
+            95, all others as PNG.
+        background: Colour under transparent parts, such as white or '#ffffff'. Default:
+            transparency is dropped, which often leaves black.
+        seed: For the shuffle, the cut and --scatter.
+        samples_per_shard: Most samples per shard.
+        max_shard_bytes: Most bytes per shard; approximate where images are converted.
+        skip_bad: Skip bad images, and list them.
+        overwrite: Replace existing splits.
+        origin: Where the images come from, for the record.
+        license: The images' license, for the record.
+        part: I/N: build only this part, on one of N machines; then `merge`.
     """
     from sslpipe.sharding.build import build_dataset
     from sslpipe.sharding.cells import parse_columns
@@ -217,7 +183,7 @@ def build(
         ),
         test_fraction=test_fraction,
         split_by=split_by,
-        unseen_classes=[] if unseen_classes is None else _names(unseen_classes),
+        unseen_classes=_names(unseen_classes),
         skip_bad=skip_bad,
         overwrite=overwrite,
         part=chosen,
@@ -245,30 +211,29 @@ def _print_built(out: Path, built: "Built", part: object = None) -> None:
     _print_summary(out, built.manifest)
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
+def _names(text: str | None) -> list[str]:
+    return [] if text is None else [name.strip() for name in text.split(",")]
 
 
 def _parse_colour(text: str | None) -> tuple[int, int, int] | None:
     """Read a colour by its name or hexadecimal digits. Raises DataError."""
     from PIL import ImageColor
 
+    if text is None:
+        return None
     try:
-        if text is None:
-            return None
         red, green, blue = ImageColor.getrgb(text)[:3]
-        return red, green, blue
     except ValueError:
-        raise DataError(
-            f"--background {text!r} is no colour; for example white, '#ffffff'"
-        ) from None
+        message = f"--background {text!r} is no colour; for example white, '#ffffff'"
+        raise DataError(message) from None
+    return red, green, blue
 
 
 def _parse_levels(text: str | None) -> tuple[str, ...]:
     """Read --folder-levels. Raises DataError for what is no name of a column, or comes twice."""
     from sslpipe.sharding.columns import check_name
 
-    levels = () if text is None else tuple(_names(text))
+    levels = tuple(_names(text))
     for name in set(levels) - {"-"}:
         check_name(name)
         if levels.count(name) > 1:
@@ -287,7 +252,7 @@ def _tar_columns(json_fields: str | None, name_pattern: str | None) -> "TarColum
     )
 
 
-@app.command()
+@app.command(epilog="Example: sslpipe shards merge out/big part1 part2")
 def merge(
     out: OutFolder,
     parts: Annotated[
@@ -301,14 +266,14 @@ def merge(
     - all parts in one folder:  `sslpipe shards merge out/big`
     - each in its own:  `sslpipe shards merge out/big part1 part2 part3`
     """
-    from sslpipe.sharding.merge import merge_parts, shards_to_merge
+    from sslpipe.sharding.build import merge_parts
 
-    with progress(f"merge {out.name}", shards_to_merge(out, parts or [])) as advance:
-        built = merge_parts(out, parts or [], workers=workers, advance=advance)
-    _print_built(out, built)
+    _print_built(out, merge_parts(out, parts or [], workers=workers, progress=progress))
 
 
-@app.command()
+@app.command(
+    epilog="Example: sslpipe shards repack photos.tar.gz out/photos --split train --folder-labels"
+)
 def repack(
     source: Annotated[Path, argument("A tar, or a folder of tars.", show_default=False)],
     out: OutFolder,
@@ -361,7 +326,7 @@ def repack(
     _print_summary(out, result.manifest)
 
 
-@app.command()
+@app.command(epilog="Example: sslpipe shards index laion --json-fields url,width:integer")
 def index(
     folder: OutFolder,
     split: TarSplit = None,
@@ -393,7 +358,7 @@ def index(
     _print_summary(folder, manifest)
 
 
-@app.command()
+@app.command(epilog="Example: sslpipe shards verify out/photos")
 def verify(folder: DataSet, workers: Workers = 2) -> None:
     """Check sizes and sha256, decode every image, and list what is bad; exit status 1 if any is."""
     from sslpipe.sharding.index import verify_columns, verify_shard
@@ -417,7 +382,7 @@ def verify(folder: DataSet, workers: Workers = 2) -> None:
     after_a_look(folder)
 
 
-@app.command()
+@app.command(epilog="Example: sslpipe shards show out/photos --split test --out samples.png")
 def show(
     folder: DataSet,
     split: Annotated[str, option("The split to show.")] = "train",
@@ -447,7 +412,7 @@ def show(
         after_a_look(folder)
 
 
-@app.command()
+@app.command(epilog="Example: sslpipe shards stats out/photos")
 def stats(
     folder: DataSet,
     looked_at: Annotated[int, option("Number of samples whose size in px is read.", min=1)] = 1000,
@@ -465,7 +430,7 @@ def stats(
     after_a_look(folder)
 
 
-@app.command("cut-idx")
+@app.command("cut-idx", epilog="Example: sslpipe shards cut-idx FOLDER out/small --per-class 100")
 def cut_idx_command(
     root: Annotated[Path, argument("Folder of train-*-ubyte.gz.", show_default=False)],
     out: OutFolder,
@@ -480,13 +445,15 @@ def cut_idx_command(
 
 
 def _print_summary(folder: Path, manifest: "Manifest") -> None:
-    table = Table()
-    for heading in ("split", "samples", "shards", "MB"):
-        table.add_column(heading, justify="left" if heading == "split" else "right")
-    for key, shards in manifest.splits.items():
-        size = sum(shard.bytes for shard in shards) / 1e6
-        samples = sum(shard.samples for shard in shards)
-        table.add_row(escape(key), str(samples), str(len(shards)), f"{size:.1f}")
-    Console().print(table)
+    rows = [
+        [
+            *(key, str(sum(shard.samples for shard in shards)), str(len(shards))),
+            f"{sum(shard.bytes for shard in shards) / 1e6:.1f}",
+        ]
+        for key, shards in manifest.splits.items()
+    ]
+    Console().print(text_table(("split", "samples", "shards", "MB"), rows))
     print(f"{folder / 'dataset.json'}: {len(manifest.classes) or 'no'} classes")
-    after_shards(folder, [*manifest.splits])
+    names = [*manifest.splits]
+    split = [] if "train" in names else ["--split", names[0]]
+    say_next("shards", "show", folder, *split, "--out", "samples.png")

@@ -1,4 +1,4 @@
-"""What `sslpipe evaluate suite` and `report` print of an eval.json: its tables."""
+"""The tables of numbers that `sslpipe evaluate` and `report` print."""
 
 import re
 from collections.abc import Sequence
@@ -8,11 +8,52 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sslpipe.cli.terminal import show
+from sslpipe.cli.terminal import show, text_table
 from sslpipe.evaluation.against import RECALL
-from sslpipe.evaluation.result import measured_columns
+from sslpipe.evaluation.groups import worst_sentence
+from sslpipe.evaluation.result import Result, caveats, measured_columns
 from sslpipe.evaluation.suite_file import own_name, with_own_name
 from sslpipe.evaluation.verdict import answer_text, form_names
+
+SHOWN_VALUES = 10  # the worst of a column
+
+
+def percent(value: float, interval: tuple[float, float]) -> str:
+    """Write a share and its interval in percent."""
+    return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+
+
+def print_results(title: str, results: Sequence[Result], prefix: str = "") -> None:
+    """Print a table of results, and what weakens them."""
+    rows = []
+    for one in results:
+        low, high = one.interval95
+        value = f"{one.value:.4g} [{low:.4g}, {high:.4g}]"
+        if one.unit == "share":
+            value = f"{percent(one.value, one.interval95)} %"
+        rows.append([prefix + one.protocol, one.metric, value, str(one.queries), str(one.bank)])
+    heads = ("protocol", "metric", "value", "queries", "bank")
+    Console().print(text_table(heads, rows, title=title, left=2))
+    for one in results:
+        for said in caveats(one.details):
+            show(f"{one.protocol}: {said}")
+
+
+def print_values(results: Sequence[Result]) -> None:
+    """Print the worst values of a column, for each result of `groups.worst_value`."""
+    for result in results:
+        values = result.details.get("values")
+        if "worst" not in result.details or not isinstance(values, dict):
+            continue
+        metric = result.metric.split(" of the worst")[0]
+        column = result.protocol.rpartition(" by=")[2]
+        rows = [
+            [value, percent(own["value"], own["interval95"]), str(own["queries"])]
+            for value, own in list(values.items())[:SHOWN_VALUES]
+        ]
+        heads = (column, f"{metric} in %, 95 % interval", "queries")
+        Console().print(text_table(heads, rows, title=result.protocol))
+        show(worst_sentence(result))
 
 
 def renamed(text: str, own: str) -> str:
@@ -20,16 +61,12 @@ def renamed(text: str, own: str) -> str:
     return re.sub(r"(?<![\w.-])ssl(?![\w.-])", lambda found: own, text)
 
 
-def _named(report: dict[str, Any]) -> dict[str, Any]:
-    """Return what is printed of a report with the model's own name in each row."""
+def print_suite(report: dict[str, Any]) -> None:
+    """Print the suite's tables; a log file gets lines wide enough for an interval in a cell."""
     own = own_name(report["facts"], [row["features"] for row in report["rows"]])
     tables = {"rows", "against", "nuisance"} & report.keys()
-    return {**report, **{table: with_own_name(report[table], own) for table in tables}}
-
-
-def print_suite(report: dict[str, Any]) -> None:
-    """Print the suite's table; a log file gets lines wide enough for an interval in a cell."""
-    report, printer = _named(report), Console()
+    report = {**report, **{table: with_own_name(report[table], own) for table in tables}}
+    printer = Console()
     if not printer.is_terminal:
         printer = Console(width=110)
     printer.print(suite_table(report))
@@ -49,20 +86,31 @@ def suite_table(report: dict[str, Any]) -> Table:
     what = "Shares" if RECALL in columns else "Top-1 accuracy"
     title = f"{what} in %, 95 % interval; {queries} test samples"
     note = report["facts"].get("shortened")
-    table = Table(title=f"{title}; {note}" if note else title)
-    table.add_column("features")
-    for column in columns:
-        table.add_column(column, justify="right")
-    cells: dict[tuple[str, bool], dict[str, str]] = {}
+    cells: dict[str, dict[str, str]] = {}
     for row in report["rows"]:
-        line = cells.setdefault((row["features"], row["whitened"]), {})
+        line = cells.setdefault(row["features"] + ", whitened" * row["whitened"], {})
         if row["column"] is not None:
             mark = "" if row["details"].get("converged", True) else " *"
             line[row["column"]] = percent(row["value"], row["interval95"]) + mark
-    for (name, whitened), line in cells.items():
-        label = f"{name}, whitened" if whitened else name
-        table.add_row(Text(label), *(line.get(column, "–") for column in columns))
-    return table
+    return _by_features(columns, cells, f"{title}; {note}" if note else title, "–")
+
+
+def nuisance_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Rows: chance, and each kind of features. Columns: those of the data set that were probed."""
+    cells: dict[str, dict[str, str]] = {"chance": {}}
+    for row in rows:
+        cells["chance"][row["column"]] = f"{100 * row['details']['chance']:.1f}"
+        shown = percent(row["value"], row["interval95"])
+        cells.setdefault(row["features"], {})[row["column"]] = shown
+    title = "What else the features know: a linear probe's % right, 95 % interval"
+    return _by_features([*cells["chance"]], cells, title, "-")
+
+
+def _by_features(
+    columns: Sequence[str], cells: dict[str, dict[str, str]], title: str, absent: str
+) -> Table:
+    rows = [[name, *(line.get(each, absent) for each in columns)] for name, line in cells.items()]
+    return text_table(["features", *columns], rows, title=title)
 
 
 def against_table(compared: Sequence[dict[str, Any]]) -> Table:
@@ -89,24 +137,3 @@ def against_table(compared: Sequence[dict[str, Any]]) -> Table:
             answer_text(each),
         )
     return table
-
-
-def nuisance_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Rows: chance, and each kind of features. Columns: those of the data set that were probed."""
-    table = Table(title="What else the features know: a linear probe's % right, 95 % interval")
-    table.add_column("features")
-    cells: dict[str, dict[str, str]] = {"chance": {}}
-    for row in rows:
-        cells["chance"][row["column"]] = f"{100 * row['details']['chance']:.1f}"
-        shown = percent(row["value"], row["interval95"])
-        cells.setdefault(row["features"], {})[row["column"]] = shown
-    for column in cells["chance"]:
-        table.add_column(column, justify="right")
-    for name, line in cells.items():
-        table.add_row(Text(name), *(line.get(column, "-") for column in cells["chance"]))
-    return table
-
-
-def percent(value: float, interval: tuple[float, float]) -> str:
-    """Write a share and its interval in percent."""
-    return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"

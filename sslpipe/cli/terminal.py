@@ -4,7 +4,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +17,8 @@ from sslpipe.portable import write_atomically
 from sslpipe.run.console import LastingStream, say_last
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sslpipe.data.store import Quarantined
     from sslpipe.export.load import FrozenBackbone
 
@@ -48,6 +50,21 @@ class LazyGroup(TyperGroup):
         """Import the command that is called."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command if name is None else self.load(name), rest
+
+
+def text_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None, left: int = 1
+) -> "Table":
+    """Make a table of texts as they are; columns after the first `left` end at the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=None if title is None else Text(title))
+    for number, head in enumerate(heads):
+        table.add_column(Text(head), justify="left" if number < left else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def show(text: object) -> None:

@@ -1,5 +1,7 @@
-"""`sslpipe check`, `train` and `preview`."""
+"""`sslpipe check`, `train`, `preview` and `status`."""
 
+import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +10,7 @@ from rich.console import Console
 
 from sslpipe.cli.inputs import (
     check_folder,
-    check_init,
+    check_model,
     check_picture,
     check_run,
     load_recipe_or_run,
@@ -26,6 +28,8 @@ from sslpipe.cli.options import (
     RecipeOrRun,
     RecipePath,
     Weights,
+    argument,
+    documented,
     option,
 )
 from sslpipe.cli.terminal import console, new_app, say_once, show, working
@@ -43,57 +47,37 @@ def _explain(key: str | None) -> None:
         raise typer.Exit
 
 
-@app.command(
+@documented(
+    app,
     epilog="Examples: sslpipe check recipe.toml --data out/photos/dataset.json data.batch_size=512 "
     "| sslpipe check finetune.toml --data out/photos/dataset.json --init runs/photos | "
     "sslpipe check --explain data.micro_batch | sslpipe check --explain loss.temperature | "
-    "sslpipe check recipe.toml --data out/photos/dataset.json --within 3600"
+    "sslpipe check recipe.toml --data out/photos/dataset.json --within 3600",
 )
 def check(
     recipe: RecipeOrRun,
     overrides: Overrides = None,
-    data: Annotated[str | None, option("The data set's dataset.json: a path or a URL.")] = None,
+    data: str | None = None,
     init: Init = None,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
-    explain: Annotated[
-        str | None,
-        option(
-            "Print what a setting means, such as data.micro_batch, and exit.",
-            is_eager=True,
-            callback=_explain,
-            metavar="KEY",
-        ),
-    ] = None,
-    within: Annotated[
-        float | None,
-        option(
-            "Print settings that shorten the training to this time on this machine; nothing if "
-            "the whole recipe takes no longer. All else goes to stderr.",
-            min=1,
-            metavar="SECONDS",
-        ),
-    ] = None,
-    whole_within: Annotated[
-        float | None,
-        option(
-            "For --within: the time that the whole recipe may take. Default: 1.25 times it.",
-            min=1,
-            metavar="SECONDS",
-        ),
-    ] = None,
-    timed_by: Annotated[
-        Path | None,
-        option(
-            "For --within: a run of a few steps on this machine, to time a step by its log. "
-            "Default: a rough estimate.",
-            metavar="RUN",
-        ),
-    ] = None,
+    explain: Annotated[str | None, option(is_eager=True, callback=_explain, metavar="KEY")] = None,
+    within: Annotated[float | None, option(min=1, metavar="SECONDS")] = None,
+    whole_within: Annotated[float | None, option(min=1, metavar="SECONDS")] = None,
+    timed_by: Annotated[Path | None, option(metavar="RUN")] = None,
 ) -> None:
     """Validate a recipe without training; print its settings and sizes.
 
     For pretraining, also estimate memory and time.
+
+    Args:
+        data: The data set's dataset.json: a path or a URL.
+        explain: Print what a setting means, such as data.micro_batch, and exit.
+        within: Print settings that shorten the training to this time on this machine; nothing if
+            the whole recipe takes no longer. All else goes to stderr.
+        whole_within: For --within: the time that the whole recipe may take. Default: 1.25 times it.
+        timed_by: For --within: a run of a few steps on this machine, to time a step by its log.
+            Default: a rough estimate.
     """
     loaded = load_recipe_or_run(recipe, overrides or [])
     run_dir = recorded_in(recipe)
@@ -102,7 +86,7 @@ def check(
     index = open_data(data) if data else None
     if index is not None:
         index.split(loaded.data.split)  # an unknown one is refused
-    check_init(init)
+    check_model(init)
     for name, value in (("--timed-by", timed_by), ("--whole-within", whole_within)):
         if value is not None and within is None:
             raise UserError(f"{name} is for --within; give both")
@@ -131,15 +115,17 @@ def check(
     elif run_dir is not None or (isinstance(loaded, Recipe) and init is None):
         say_next("preview", *training(recipe, overrides, data), "--out", "views.png")
     else:
-        words = training(recipe, overrides, data, init, checkpoint, weights)
+        start = {"init": init, "checkpoint": checkpoint, "weights": weights}
+        words = training(recipe, overrides, data, **start)
         say_next("train", *words, "--run-dir", new_run_dir(loaded.name))
 
 
-@app.command(
+@documented(
+    app,
     epilog="Examples: sslpipe train recipe.toml --data out/photos/dataset.json --run-dir "
     "runs/photos | accelerate launch --multi_gpu --num_processes 2 --mixed_precision no -m sslpipe "
     "train recipe.toml --data out/photos/dataset.json --run-dir runs/photos | sslpipe train "
-    "finetune.toml --init runs/photos --data out/photos/dataset.json --run-dir runs/tuned"
+    "finetune.toml --init runs/photos --data out/photos/dataset.json --run-dir runs/tuned",
 )
 def train(
     recipe: RecipePath,
@@ -178,7 +164,8 @@ def train(
         loaded = load_recipe(recipe, overrides or [])
     index = open_data(data, loaded.data.split, allow_pipe=allow_pipe)
     check_folder(run_dir, "--run-dir")
-    check_init(init, run_dir)
+    if not (run_dir / "init").is_dir():  # else the run keeps its own
+        check_model(init)
     if note := shortened_note(loaded.model_dump()):
         say_once(note)
 
@@ -193,8 +180,9 @@ def train(
     after_train(run_dir, data, index)
 
 
-@app.command(
-    epilog="Example: sslpipe preview recipe.toml --data out/photos/dataset.json --out views.png"
+@documented(
+    app,
+    epilog="Example: sslpipe preview recipe.toml --data out/photos/dataset.json --out views.png",
 )
 def preview(
     recipe: RecipeOrRun,
@@ -229,3 +217,24 @@ def preview(
         say_next("status", run_dir)
     else:
         say_next("train", *training(recipe, overrides, data), "--run-dir", new_run_dir(loaded.name))
+
+
+@app.command(epilog="Examples: sslpipe status runs/photos | sslpipe status runs/photos --json")
+def status(
+    run: Annotated[Path, argument("A run directory, of pretraining or fine-tuning.")],
+    as_json: Annotated[bool, option("Print JSON, for programs.", "--json")] = False,
+) -> None:
+    """Show the state of a run, from its directory alone.
+
+    Progress, speed, time left, health, bad samples, last checkpoint, and each process.
+    """
+    check_run(run)
+
+    from sslpipe.run.status import render
+    from sslpipe.run.status import status as read_status
+
+    summary = read_status(run)
+    if as_json:
+        sys.stdout.write(json.dumps(summary, indent=1) + "\n")
+    else:
+        show(render(summary))

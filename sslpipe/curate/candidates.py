@@ -53,8 +53,8 @@ class ByDescriptors:
         self.descriptors, self.rows = descriptors, rows
         self.num_workers, self.least = num_workers, least
         wholes = descriptors[rows, FULL]
-        even, odd = _low_halves(wholes[:, None])
-        self.low = even[:, 0].T.contiguous(), odd[:, 0].T.contiguous()  # (14, M), (10, M)
+        low = _low_halves(wholes[:, None])
+        self.low = [half[:, 0].T.contiguous() for half in low]  # (14, M), (10, M)
         self.whole = np.ascontiguousarray(wholes[:, _HALVED], np.float32)  # (M, 64)
         # rounded descriptors are longer or shorter than 127 by up to 1 %, and of pictures that look
         # alike cosines differ by less
@@ -85,18 +85,15 @@ class ByDescriptors:
             one_thread_an_operation(),
             ThreadPoolExecutor(max(1, self.num_workers), "sslpipe-search") as pool,
         ):
-            found = list((pool.map if self.num_workers else map)(near, parts))
-        return each_once([np.zeros((0, 2), np.int64), *found])
+            return each_once(list((pool.map if self.num_workers else map)(near, parts)))
 
     def _near(self, part: Integers, k: int) -> Integers:
         count = len(self.rows)
         wide = min(max(WIDER, int(WIDER_SHARE * count), 4 * k), count - 1)
         if wide < 1:
             return np.zeros((0, 2), np.int64)
-        alike = torch.empty(len(part), count)
         descriptors = self.descriptors[self.rows[part]]
-        _most_alike(*_low_halves(descriptors[:, COARSE]), self.low, alike)
-        near = alike.numpy()
+        near = self._most_alike(descriptors[:, COARSE])
         near[np.arange(len(part)), part] = -np.inf
         floors = _floors(near, wide)
         views = np.ascontiguousarray(descriptors[:, :, _HALVED], np.float32)
@@ -107,16 +104,30 @@ class ByDescriptors:
             ]
         )
 
+    def _most_alike(self, views: NDArray[np.int8]) -> Floats:
+        """The largest products, of all views and both mirrorings, with the bank. (n, M)."""
+        even, odd = _low_halves(views)
+        rows, count = even.shape[:2]
+        even, odd = even.flatten(0, 1), odd.flatten(0, 1)
+        out = torch.empty(rows, len(self.rows))
+        buffer = torch.empty(len(even) * TILE_COLUMNS)
+        for first in range(0, out.shape[1], TILE_COLUMNS):
+            tile = out[:, first : first + TILE_COLUMNS]
+            bank = [half[:, first : first + TILE_COLUMNS] for half in self.low]
+            similar = buffer[: count * tile.numel()].view(len(even), tile.shape[1])
+            # the same, or mirrored: the odd frequencies with either sign
+            torch.mm(odd, bank[1], out=similar).abs_()
+            similar.addmm_(even, bank[0])
+            torch.amax(similar.view(rows, count, -1), 1, out=tile)
+        return out.numpy()
+
     def _finest(self, row: int, views: Floats, near: Integers, k: int) -> Integers:
         """Pair a picture with the k of its neighbours most like any of its views. (k, 2)."""
         wholes = self.whole.take(near, axis=0)
         even, odd = (
             views[:, half] @ wholes[:, half].T for half in (slice(_HALF), slice(_HALF, None))
         )  # (VIEWS, near)
-        np.abs(odd, out=odd)
-        even += odd
-        even *= 1 / _lengths(views)[:, None]
-        alike = even.max(0) / self.length[near]
+        alike = ((even + np.abs(odd)) * (1 / _lengths(views)[:, None])).max(0) / self.length[near]
         alike[near == row] = 0
         if len(near) > k:
             kept = np.flatnonzero(alike >= np.partition(alike, len(near) - k)[len(near) - k])
@@ -144,7 +155,7 @@ class ByFeatures:
     def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
         """Pair each of some samples with its k nearest, as `ByDescriptors.pairs` does."""
         rows = torch.from_numpy(np.searchsorted(self.samples, samples))
-        k, pairs = min(k, len(self.samples) - 1), [np.zeros((0, 2), np.int64)]
+        k, pairs = min(k, len(self.samples) - 1), []
         ids, every = torch.arange(len(self.samples)), len(rows) == len(self.samples)
         for part in torch.split(rows, len(rows) if every else QUERIES) if k > 0 else ():
             queries = self.units if every else self.units[part]
@@ -158,7 +169,8 @@ class ByFeatures:
 
 def each_once(pairs: list[Integers]) -> Integers:
     """Join lists of pairs, (P, 2) each: each pair once, the lower row first, in order."""
-    found: Integers = np.unique(np.sort(np.concatenate(pairs), axis=1), axis=0)
+    every = np.concatenate([np.zeros((0, 2), np.int64), *pairs])
+    found: Integers = np.unique(np.sort(every, axis=1), axis=0)
     return found
 
 
@@ -169,24 +181,6 @@ def _low_halves(descriptors: NDArray[np.int8]) -> tuple[Tensor, Tensor]:
     return low[..., even].float(), low[..., ~even].float()
 
 
-def _most_alike(even: Tensor, odd: Tensor, bank: tuple[Tensor, Tensor], out: Tensor) -> None:
-    """Write the largest products, of all views and both mirrorings, of rows with a bank.
-
-    even, odd: (n, views, 14 and 10); bank: (14, N) and (10, N); out: (n, N).
-    """
-    rows, views = even.shape[:2]
-    even, odd = even.flatten(0, 1), odd.flatten(0, 1)
-    buffer = torch.empty(len(even) * TILE_COLUMNS)
-    for first in range(0, out.shape[1], TILE_COLUMNS):
-        tile = out[:, first : first + TILE_COLUMNS]
-        columns = [half[:, first : first + TILE_COLUMNS] for half in bank]
-        similar = buffer[: views * tile.numel()].view(len(even), tile.shape[1])
-        # the same, or mirrored: the odd frequencies with either sign
-        torch.mm(odd, columns[1], out=similar).abs_()
-        similar.addmm_(even, columns[0])
-        torch.amax(similar.view(rows, views, -1), 1, out=tile)
-
-
 def _floors(rows: Floats, wide: int) -> Floats:
     """Numbers that at least `wide` of each row are not below, and few more. (n, N) -> (n,)."""
     # maxima of eight: few of the largest are in one of them
@@ -194,9 +188,7 @@ def _floors(rows: Floats, wide: int) -> Floats:
     while folds < 8 and rows.shape[1] // (2 * folds) >= 4 * wide:
         folds *= 2
     width = rows.shape[1] // folds
-    maxima = rows[:, :width].copy() if folds > 1 else rows
-    for fold in range(1, folds):
-        np.maximum(maxima, rows[:, fold * width : (fold + 1) * width], out=maxima)
+    maxima = rows[:, : folds * width].reshape(len(rows), folds, width).max(1)
     floors: Floats = np.partition(maxima, width - wide, axis=1)[:, width - wide]
     return floors
 

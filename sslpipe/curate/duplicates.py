@@ -6,7 +6,7 @@ registered and scored once (see `register`), and is one picture from a score of 
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -36,8 +36,7 @@ ALIKE = 0.5  # share of the whole that is explained, from which on a refused pai
 class Doubt(NamedTuple):
     """Pairs for people to look at, the most doubtful first.
 
-    First those refused that are most similar as a whole: they differ in one place. Then those
-    accepted, the lowest score first.
+    Those refused that are most similar as a whole: they differ in one place; then the accepted.
     """
 
     pairs: Integers  # (D, 2) rows
@@ -80,8 +79,7 @@ def find_duplicates(
     if features is not None:
         searches.append(ByFeatures(features, rows))
 
-    def bar(title: str, total: int) -> AbstractContextManager[Callable[[int], None] | None]:
-        return nullcontext() if progress is None else progress(title, total)
+    bar: Progress = progress or (lambda title, total: nullcontext(lambda count: None))
 
     def near(rows: Integers, k: int) -> Integers:
         found = []
@@ -90,10 +88,6 @@ def find_duplicates(
                 found.append(search.pairs(rows, k, advance))
         return each_once(found)
 
-    def look(pairs: Integers) -> Verdicts:
-        with bar("compare", len(pairs)) as advance:
-            return compare_all(samples, pairs, num_workers=num_workers, progress=advance)
-
     def look_further(wanted: Integers) -> tuple[Integers, Verdicts]:
         """Add to the pairs and verdicts those of pairs that are not known yet."""
         known = set(map(tuple, pairs.tolist()))
@@ -101,11 +95,15 @@ def find_duplicates(
         if not new:
             return pairs, verdicts
         more = np.array(new, np.int64)
-        return np.concatenate([pairs, more]), _concatenated([verdicts, look(more)])
+        with bar("compare", len(more)) as advance:
+            found = compare_all(samples, more, num_workers=num_workers, progress=advance)
+        return np.concatenate([pairs, more]), _concatenated([verdicts, found])
 
     # candidates; more of them for a sample whose candidates are mostly copies
-    k, pairs = NEIGHBOURS, near(rows, NEIGHBOURS)
-    verdicts = look(pairs)
+    k = NEIGHBOURS
+    pairs = np.zeros((0, 2), np.int64)
+    verdicts = Verdicts(*np.zeros((2, 0), np.float32), *np.zeros((2, 0), bool))
+    pairs, verdicts = look_further(near(rows, k))
     while k < min(MOST_NEIGHBOURS, len(rows) - 1):
         copies = np.bincount(pairs[accepted(verdicts)].ravel(), minlength=len(samples))
         crowded = np.flatnonzero(copies >= CROWD * k)

@@ -1,105 +1,97 @@
-"""Hand samples to FiftyOne and LightlyStudio, as plain files that neither has to be installed for.
+"""Take pictures out of shards, and hand samples to FiftyOne as plain files without needing it.
 
-Both get a folder of pictures and what tables of `sslpipe curate` say of each. FiftyOne reads
-`samples.json` and `metadata.json` as a `fiftyone.types.FiftyOneDataset`; LightlyStudio has a
-Python interface only, which `open_lightly_studio.py` of the folder calls.
+FiftyOne gets a folder of pictures and what tables of `sslpipe curate` say of each; it reads
+`samples.json` and `metadata.json` as a `fiftyone.types.FiftyOneDataset`.
 """
 
+import io
 import json
 import math
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
+from PIL import Image
 
-from sslpipe.curate.images import write_images
-from sslpipe.curate.tables import read_table, sample_id
+from sslpipe.curate.scan import each_part
+from sslpipe.curate.tables import split_rows
+from sslpipe.data.decode import BadSample, decode, image_kind
 from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.reader import Raw
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.portable import replacing, write_atomically
 
-IMAGES = "images"  # the folder of the pictures
 OWN_COLUMNS = ("split", "id", "key", "path")  # of a table; not what it says of a sample
 
-LIGHTLY_SCRIPT = '''"""Show this folder in LightlyStudio: pip install lightly-studio; python {name}.
 
-Written by `sslpipe curate export`; made for lightly-studio 1.2.
-"""
+class Written(NamedTuple):
+    """A picture in a folder: its sample, the key in its shard, the file."""
 
-import json
-from pathlib import Path
-
-import lightly_studio as ls
-import numpy as np
-from lightly_studio.core.annotation.annotation_create import CreateClassification
-from lightly_studio.resolvers import annotation_resolver, tag_resolver
-from lightly_studio_serve.embedder import ImagePathEmbedder
-
-FOLDER = Path(__file__).absolute().parent
-SAMPLES = json.loads((FOLDER / "samples.json").read_text(encoding="utf-8"))["samples"]
-FEATURES = np.load(FOLDER / "embeddings.npy")
-ROWS = {{(FOLDER / one["filepath"]).as_posix(): row for row, one in enumerate(SAMPLES)}}
+    id: int
+    key: str
+    path: Path
 
 
-class SavedFeatures(ImagePathEmbedder):
-    """Looks up what sslpipe embedded."""
-
-    def embedding_space_spec(self):
-        return ls.EmbeddingSpaceSpec(space_key="{space}", dimension=FEATURES.shape[1])
-
-    def embed_images(self, paths):
-        kept = [place for place, path in enumerate(paths) if path in ROWS]
-        rows = [ROWS[paths[place]] for place in kept]
-        return ls.EmbeddingResult(embeddings=FEATURES[rows], kept_indices=kept)
+def raw_samples(split: Split, ids: ArrayLike) -> Iterator[tuple[int, Raw]]:
+    """Read some samples by their ids, in ascending order. Raises: DataError."""
+    wanted = np.unique(np.asarray(ids, np.int64))
+    for part in each_part(split, lambda *sample: sample, list, ids=wanted, num_workers=0):
+        yield from (sample for sample in part if sample is not None)
 
 
-ls.register_default_embedder(embedder=SavedFeatures())
-dataset = ls.ImageDataset.create("{title}")
-dataset.add_images_from_path(path=FOLDER / "images")
-rows = {{sample.sample_id: SAMPLES[ROWS[sample.file_path_abs]] for sample in dataset}}
-dataset.update_metadata([(sample_id, one["fields"]) for sample_id, one in rows.items()])
-# all at once: sample by sample, by its public methods, takes minutes for a few thousand
-session, collection_id = dataset.session, dataset.collection_id
-annotations = [
-    CreateClassification(class_name=one["label"]).to_annotation_create(
-        session=session, dataset_id=dataset.dataset_id, parent_sample_id=sample_id
-    )
-    for sample_id, one in rows.items()
-    if one["label"] is not None
-]
-annotation_resolver.create_many(
-    session=session, parent_collection_id=collection_id, annotations=annotations
-)
-for name in dict.fromkeys(name for one in rows.values() for name in one["tags"]):
-    tag = tag_resolver.get_or_create_sample_tag_by_name(
-        session=session, collection_id=collection_id, tag_name=name
-    )
-    tagged = [sample_id for sample_id, one in rows.items() if name in one["tags"]]
-    tag_resolver.add_sample_ids_to_tag_id(session=session, tag_id=tag.tag_id, sample_ids=tagged)
-ls.start_gui()
-'''
+def keys_of(split: Split, ids: ArrayLike) -> dict[int, str]:
+    """Look up the shards' keys of some samples."""
+    return {sample_id: raw.key for sample_id, raw in raw_samples(split, ids)}
 
 
-class Sample(NamedTuple):
-    """What is said of one sample."""
+def write_images(split: Split, ids: ArrayLike, folder: Path, *, most_px: int = 0) -> list[Written]:
+    """Write pictures as FOLDER/SPLIT-ID.jpg, .png or .webp, in the order of their ids.
 
-    path: str  # of its picture, below the folder
-    label: str | None  # the name of its class
-    tags: list[str]  # the tables that list it, and the reasons that they give
-    fields: dict[str, Any]  # values by name: of a table's column, TABLE_COLUMN
+    Args:
+        split: Where they are.
+        ids: Which.
+        folder: Made where it is not there.
+        most_px: Each becomes a JPEG whose longer side is at most this; 0: each is the file that the
+            shard holds, byte by byte.
+
+    Raises:
+        DataError: A sample has no picture.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for sample_id, raw in raw_samples(split, ids):
+        try:
+            if isinstance(raw.image, BadSample):
+                raise raw.image
+            content, suffix = bytes(raw.image), image_kind(raw.image)
+            if suffix is None:
+                raise BadSample("it is no JPEG, PNG or WebP")
+            if most_px:
+                file, suffix = io.BytesIO(), "jpg"
+                pixels = np.ascontiguousarray(decode(raw.image, most_px).transpose(1, 2, 0))
+                Image.fromarray(pixels).save(file, "JPEG", quality=90)
+                content = file.getvalue()
+        except BadSample as error:
+            raise DataError(
+                f"split {split.name!r}, key {raw.key!r}: {error}; embed the split again, which "
+                "leaves out what cannot be read"
+            ) from error
+        path = folder / f"{split.name}-{sample_id:09d}.{suffix}"
+        write_atomically(path, content, sweep=False)
+        written.append(Written(sample_id, raw.key, path))
+    return written
 
 
 def export(
     out: Path,
-    tool: str,
     index: DatasetIndex,
     split: Split,
     rows: Embeddings,
@@ -109,16 +101,15 @@ def export(
     listed: bool = False,
     most_px: int = 0,
 ) -> int:
-    """Write pictures, features and what is known of them for one of the two tools.
+    """Write pictures, features and what is known of them for FiftyOne.
 
     Args:
         out: The folder; it must be empty or not there.
-        tool: One of WRITERS.
         index: The data set.
         split: Of it.
         rows: Features of the split; every row is a sample.
-        space: Names what made the features, for LightlyStudio: equal names, comparable features.
-        tables: CSV or parquet with the columns split and id, and more to show.
+        space: Names what made the features.
+        tables: CSV with the columns split and id, and more to show.
         listed: Take only the samples that a table lists.
         most_px: See `write_images`.
 
@@ -127,10 +118,14 @@ def export(
 
     Raises:
         DataError: The folder is not empty, or a table does not fit.
+
+    Source:
+        fiftyone 1.22.1, utils/data/importers.py, LegacyFiftyOneDatasetImporter, to which
+        FiftyOneDatasetImporter hands what has no version of its database.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} is there already and not empty; name another folder")
-    read = [_Table.read(path, split) for path in tables]
+    read = [_Table(path, split) for path in tables]
     _check_names(read)
     rows = rows.rows(torch.argsort(rows.ids))
     if listed:
@@ -139,19 +134,28 @@ def export(
         if not len(rows.ids):
             raise DataError("no sample of the features is in a table: there is nothing to export")
     ids, was_there = rows.ids.cpu().numpy(), out.exists()
+    classes = index.manifest.classes
     try:
-        files = write_images(split, ids, out / IMAGES, most_px=most_px)
         samples = []
-        for file, label in zip(files, class_names(index, split, ids), strict=True):
-            known = {"split": split.name, "source_id": file.id, "key": file.key}
-            path = file.path.relative_to(out).as_posix()
-            sample = Sample(path, label, [split.name], known)
+        files = write_images(split, ids, out / "images", most_px=most_px)
+        for file, label in zip(files, split.labels_of(ids).tolist(), strict=True):
+            path, tags = file.path.relative_to(out).as_posix(), [split.name]
+            sample: dict[str, Any] = {"filepath": path, "tags": tags, "split": split.name}
+            sample |= {"source_id": file.id, "key": file.key}
             for table in read:
-                _add(sample, table, table.cells.get(file.id, []))
+                table.add_to(sample, file.id)
+            if label >= 0:
+                name = classes[label] if label < len(classes) else str(label)
+                sample["ground_truth"] = {"_cls": "Classification", "label": name}
             samples.append(sample)
         with replacing(out / "embeddings.npy") as temporary, temporary.open("wb") as stream:
             np.save(stream, rows.features.cpu().numpy(), allow_pickle=False)
-        WRITERS[tool](out, index, space, samples)
+        info: dict[str, Any] = {"source": index.manifest.source, "data_sha256": index.sha256}
+        info |= {"features": space, "default_classes": list(classes)}
+        metadata = {"name": index.manifest.name, "media_type": "image", "info": info}
+        for name, tree in (("metadata", metadata), ("samples", {"samples": samples})):
+            text = json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False)
+            write_atomically(out / f"{name}.json", text + "\n")
     except BaseException:
         # else the same command would be refused, for a folder that is not empty
         shutil.rmtree(out, ignore_errors=True)
@@ -161,47 +165,44 @@ def export(
     return len(ids)
 
 
-def class_names(index: DatasetIndex, split: Split, ids: NDArray[np.int64]) -> list[str | None]:
-    """Look up the names of some samples' classes; None where a sample has none."""
-    classes = index.manifest.classes
-    return [
-        None if label < 0 else (classes[label] if label < len(classes) else str(label))
-        for label in split.labels_of(ids).tolist()
-    ]
+class _Table:
+    """A table by sample id: what FiftyOne shows as fields TABLE_COLUMN. Raises: DataError."""
 
-
-class _Table(NamedTuple):
-    """A table by sample id."""
-
-    name: str  # of the file, without its end; letters, digits and underscores
-    columns: list[str]  # but OWN_COLUMNS
-    cells: dict[int, list[dict[str, Any]]]  # sample id -> its rows, each column -> value
-    several: bool  # whether a sample has several rows, so that values are lists
-
-    @classmethod
-    def read(cls, path: Path, split: Split) -> "_Table":
-        """Read the rows of one split. Raises: DataError."""
-        rows, cells = [], defaultdict[int, list[dict[str, Any]]](list)
-        for number, row in enumerate(read_table(path, ("split", "id")), 2):
-            if row["split"] == split.name:
-                own = {k: v for k, v in row.items() if k not in OWN_COLUMNS and v is not None}
-                cells[sample_id(path, number, row["id"], len(split))].append(own)
-                rows.append(own)
-        columns = list(dict.fromkeys(column for row in rows for column in row))
-        for column in columns:
+    def __init__(self, path: Path, split: Split) -> None:
+        # letters, digits and underscores of the file's name
+        self.name = re.sub(r"\W", "_", path.stem).lstrip("_") or "table"
+        self.cells: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        rows = []
+        for _, key, row in split_rows(path, split.name, len(split)):
+            rows.append({k: v for k, v in row.items() if k not in OWN_COLUMNS and v is not None})
+            self.cells[key].append(rows[-1])
+        self.columns = list(dict.fromkeys(column for row in rows for column in row))
+        for column in self.columns:
             kind = _kind([row[column] for row in rows if column in row])
             for row in rows:
                 if column in row:
                     row[column] = kind(row[column])
-        name = re.sub(r"\W", "_", path.stem).lstrip("_") or "table"
-        return cls(name, columns, cells, any(len(own) > 1 for own in cells.values()))
+        # a sample may have several rows: then values are lists
+        self.several = any(len(own) > 1 for own in self.cells.values())
 
     def field(self, column: str) -> str:
         return re.sub(r"\W", "_", f"{self.name}_{column}")
 
+    def add_to(self, sample: dict[str, Any], key: int) -> None:
+        """Add what the table says of a sample: fields, and tags for it and for each reason."""
+        rows = self.cells.get(key, [])
+        for column in self.columns:
+            values = [row[column] for row in rows if column in row]
+            if values:
+                sample[self.field(column)] = values if self.several else values[0]
+        if rows:
+            # of chosen.csv, which has an order, reasons are sentences
+            reasons = [str(r["reason"]) for r in rows if r.get("reason") and "order" not in r]
+            sample["tags"].extend(dict.fromkeys([self.name, *reasons]))
+
 
 def _kind(values: Sequence[Any]) -> type:
-    """The one type of a column: both tools take no other value of a field afterwards."""
+    """The one type of a column: FiftyOne takes no other value of a field afterwards."""
     for kind in (int, float):
         with suppress(ValueError, TypeError):
             if all(math.isfinite(kind(value)) and kind(value) == float(value) for value in values):
@@ -212,8 +213,7 @@ def _kind(values: Sequence[Any]) -> type:
 def _check_names(tables: Sequence[_Table]) -> None:
     """Raise DataError where a table or a column would hide another one, or the class or id."""
     names = [table.name for table in tables]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
+    if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"two tables are named {twice[0]}; rename one of them")
     taken = {"ground_truth": "the class is", "source_id": "the id is"}
     for table in tables:
@@ -225,60 +225,3 @@ def _check_names(tables: Sequence[_Table]) -> None:
                     f"{taken[name]} already; rename the column or the table"
                 )
             taken[name] = f"column {column!r} of table {table.name} is"
-
-
-def _add(sample: Sample, table: _Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add what a table says of a sample."""
-    for column in table.columns:
-        values = [row[column] for row in rows if column in row]
-        if values:
-            sample.fields[table.field(column)] = values if table.several else values[0]
-    if rows:
-        # of chosen.csv, which has an order, reasons are sentences
-        reasons = [str(row["reason"]) for row in rows if row.get("reason") and "order" not in row]
-        sample.tags.extend(dict.fromkeys([table.name, *reasons]))
-
-
-def _write_json(path: Path, tree: Mapping[str, Any]) -> None:
-    write_atomically(path, json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def _fiftyone(out: Path, index: DatasetIndex, space: str, samples: Sequence[Sample]) -> None:
-    """Write FiftyOne's JSON of samples, which its importer knows by the missing version.
-
-    Source:
-        fiftyone 1.22.1, utils/data/importers.py, LegacyFiftyOneDatasetImporter, to which
-        FiftyOneDatasetImporter hands what has no version of its database.
-    """
-    info = {
-        "source": index.manifest.source,
-        "data_sha256": index.sha256,
-        "features": space,
-        "default_classes": list(index.manifest.classes),
-    }
-    metadata = {"name": index.manifest.name, "media_type": "image", "info": info}
-    documents: list[dict[str, Any]] = []
-    for one in samples:
-        documents.append({"filepath": one.path, "tags": one.tags, **one.fields})
-        if one.label is not None:
-            documents[-1]["ground_truth"] = {"_cls": "Classification", "label": one.label}
-    _write_json(out / "metadata.json", metadata)
-    _write_json(out / "samples.json", {"samples": documents})
-
-
-def _lightly(out: Path, index: DatasetIndex, space: str, samples: Sequence[Sample]) -> None:
-    """Write samples.json and the script that hands them to LightlyStudio's Python interface."""
-    documents = [
-        {"filepath": one.path, "label": one.label, "tags": one.tags, "fields": one.fields}
-        for one in samples
-    ]
-    _write_json(out / "samples.json", {"samples": documents})
-    name = "open_lightly_studio.py"
-    title, space = (
-        json.dumps(text, ensure_ascii=False)[1:-1] for text in (index.manifest.name, space)
-    )
-    write_atomically(out / name, LIGHTLY_SCRIPT.format(name=name, title=title, space=space))
-
-
-Writer = Callable[[Path, DatasetIndex, str, Sequence[Sample]], None]
-WRITERS: dict[str, Writer] = {"fiftyone": _fiftyone, "lightly": _lightly}

@@ -1,8 +1,8 @@
 """Choose the images of a split that are worth a label first.
 
-`by_coverage` with few labels or none, `balanced` for a fair sample of every kind, `hard` once there
-are labels of all classes. The same features, labels and seed give the same rows, in an order of
-which any beginning is a choice of its own.
+`by_coverage` with few labels or none, `hard` once there are labels of all classes. The same
+features, labels and seed give the same rows, in an order of which any beginning is a choice of its
+own.
 """
 
 from typing import NamedTuple
@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sslpipe.curate.clusters import Clusters, cluster
+from sslpipe.curate.clusters import cluster
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.linear_probe import FINAL_TOLERANCE, standardisation
 from sslpipe.evaluation.logistic import fit_logistic
 from sslpipe.evaluation.neighbours import nearest
-from sslpipe.random import hash_integers
 
 TYPICAL_NEIGHBOURS = 20  # TypiClust's K
 PROBE_C = 0.01  # of logistic regression: few labels leave none to choose it by
@@ -74,39 +73,6 @@ def by_coverage(
     for number in np.flatnonzero(~covered)[:count].tolist():
         row, size = _most_typical(rows, found.members(number)), int(found.sizes[number])
         chosen.append(Choice(row, f"typical of {size} samples", float(size)))
-    return chosen
-
-
-def balanced(
-    rows: Embeddings,
-    count: int,
-    *,
-    clusters: int = 50,
-    labelled: NDArray[np.bool_] | None = None,
-    seed: int = 0,
-) -> list[Choice]:
-    """Choose rows so that all clusters have as nearly the same number of labels as they can.
-
-    Args:
-        rows: Features of one split.
-        count: How many to choose.
-        clusters: How many clusters; the rows of each are taken in a random order.
-        labelled: (N,) which rows have a label, count for their cluster, and are not chosen.
-        seed: Of the clusters and of the random order.
-
-    Returns:
-        value: the number of the cluster, 0 for the largest.
-
-    Raises:
-        DataError: Fewer rows are left than `count`, or fewer distinct ones than clusters.
-    """
-    known = _check(rows, count, labelled)
-    found = cluster(rows, clusters, seed=seed)
-    chosen = []
-    for row in _in_turn(found, rows, known, seed)[:count].tolist():
-        number = int(found.of_row[row])
-        reason = f"cluster {number} of {found.sizes[number]} samples"
-        chosen.append(Choice(row, reason, float(number)))
     return chosen
 
 
@@ -174,16 +140,3 @@ def _most_typical(rows: Embeddings, members: NDArray[np.int64]) -> int:
     own = rows.rows(torch.from_numpy(members).to(rows.ids.device))
     near = nearest(own.features, own.features, neighbours, bank_ids=own.ids, query_ids=own.ids)
     return int(members[int(near.similarities.double().mean(dim=1).argmax())])
-
-
-def _in_turn(
-    found: Clusters, rows: Embeddings, known: NDArray[np.bool_], seed: int
-) -> NDArray[np.int64]:
-    """Rows without a label: of each cluster one, then of each another; least labelled first."""
-    labels = np.bincount(found.of_row[known], minlength=len(found.sizes))
-    left = np.flatnonzero(~known)
-    keys = hash_integers(seed, rows.ids.cpu().numpy()[left])
-    left = left[np.lexsort((keys, found.of_row[left]))]  # by cluster, in it at random
-    sizes = np.bincount(found.of_row[left], minlength=len(found.sizes))
-    turn = np.arange(len(left)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return left[np.lexsort((found.of_row[left], turn + labels[found.of_row[left]]))]

@@ -26,14 +26,13 @@ PIXELS_PX = 14  # side to which pixels are reduced: as many duplicates are neare
 EDGE = 1  # px of these, all around, that do not count: a border, or a small text
 # least correlation of these with which samples are compared; crops are near by features
 ALIKE = 0.95
-LARGE_BYTES = 2**14  # of a sample, from which on threads that decode are worth their price
 
 
 class Leaks(NamedTuple):
-    """What was found."""
+    """Test samples that have a near-duplicate in train, (L,) ascending, and by what, in words."""
 
-    ids: Integers  # (L,) test samples that have a near-duplicate in train, ascending
-    how: str  # by what, for people
+    ids: Integers
+    how: str
 
 
 def find_leaks(
@@ -64,14 +63,12 @@ def find_leaks(
         return Leaks(_by_column(*splits), f"by the column {COLUMN}")
     wanted = _near(rows, pixels())
     ids = [np.unique(side) for side in wanted.T]
-    shards = [shard for split in splits for shard in split.shards]
-    mean_bytes = sum(shard.bytes for shard in shards) / sum(shard.samples for shard in shards)
     count = sum(map(len, ids))
     with nullcontext() if progress is None else progress("leakage", count) as advance:
         samples = scan(
             splits,
             ids=ids,
-            num_workers=num_workers if mean_bytes >= LARGE_BYTES else 0,
+            num_workers=num_workers,
             on_bad=lambda bad: None,  # reported where features were made
             progress=advance,
         )
@@ -98,10 +95,9 @@ def _near(rows: Pair, pixels: Pair) -> Integers:
 
 
 def small_pictures(pixels: Tensor) -> Tensor:
-    """Make pictures of rows of `baselines.pixel_features`.
+    """Make pictures of rows of `baselines.pixel_features`, at most PIXELS_PX wide.
 
-    Shape:
-        (N, S S) or (N, 3 S S) -> (N, 1 or 3, side, side), side at most PIXELS_PX.
+    (N, S S) or (N, 3 S S) -> (N, 1 or 3, side, side).
     """
     width = pixels.shape[1]
     channels = 1 if isqrt(width) ** 2 == width else 3  # thrice a square is none
@@ -120,15 +116,12 @@ def _units(pictures: Tensor) -> Tensor:
 
 def _rows_of(samples: Samples, wanted: Integers) -> Integers:
     """Rows of pairs of train and test ids, (P, 2), that could both be read."""
-    sides = []
-    for number, ids in enumerate(wanted.T):
-        rows = np.flatnonzero(samples.split == number)
-        place = np.searchsorted(samples.ids[rows], ids)
-        found = np.append(rows, -1)[place]  # the last: beyond all
-        known = (found >= 0) & (samples.ids[found] == ids)
-        sides.append(np.where(known, found, -1))
-    pairs = np.stack(sides, 1)
-    return pairs[(pairs >= 0).all(1)]
+    known = [
+        {sample: row for row, sample in enumerate(samples.ids.tolist()) if samples.split[row] == k}
+        for k in (0, 1)
+    ]
+    pairs = [(known[0].get(train), known[1].get(test)) for train, test in wanted.tolist()]
+    return np.array([pair for pair in pairs if None not in pair], np.int64).reshape(-1, 2)
 
 
 def _by_column(train: Split, test: Split) -> Integers:

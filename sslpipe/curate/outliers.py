@@ -40,7 +40,7 @@ class Outlier(NamedTuple):
 
     id: int
     key: str  # of its shard; "" if not known
-    reason: str  # `NO_NEIGHBOUR`, `UNREADABLE`, or that of a `Check`
+    reason: str  # `NO_NEIGHBOUR`, `UNREADABLE`, or one of `checks`
     value: float  # NaN of an unreadable one
     limit: float  # that the value is beyond; NaN of an unreadable one
     detail: str  # what the value is, or why a sample is unreadable
@@ -94,12 +94,7 @@ def neighbour_distances(rows: Embeddings, neighbours: int) -> NDArray[np.float64
 
 
 def upper_limit(values: NDArray[np.float64], z: float) -> float:
-    """Compute the value that lies z robust standard deviations above the median, of logarithms.
-
-    Args:
-        values: (N,), at least 0.
-        z: Standard deviations of a normal distribution, by the median absolute deviation.
-    """
+    """Compute the value z robust standard deviations (MAD) above the median, of logarithms."""
     logs = np.log(np.maximum(values, LEAST_DISTANCE))
     middle = float(np.median(logs))
     spread = max(float(np.median(np.abs(logs - middle))) / 0.6745, LEAST_SPREAD)
@@ -117,15 +112,12 @@ def bad_pictures(
 
     Args:
         split: Where they are.
-        tiny_px: See `checks`.
+        tiny_px: Least shorter side.
         num_workers: Threads that decode; 0: the caller does.
         progress: Called with the number of samples of each part that is done.
 
     Returns:
-        By reason as in `checks`, the worst first; those that cannot be decoded come first.
-
-    Raises:
-        DataError: A shard cannot be read.
+        Those that cannot be decoded, then by reason as in `checks`, the worst first.
     """
     listed = checks(tiny_px)
     bad: list[Quarantined] = []
@@ -147,47 +139,35 @@ def bad_pictures(
         doubted += [one for own in part for one in own or ()]
         if progress is not None:
             progress(len(part))
-    order = {check.reason: place for place, check in enumerate(listed)}
-    doubted.sort(key=lambda one: (order[one.reason], -abs(one.value - one.limit), one.id))
+    order = [reason for reason, *_ in listed]
+    doubted.sort(key=lambda one: (order.index(one.reason), -abs(one.value - one.limit), one.id))
     nan = float("nan")
     return [*(Outlier(b.id, b.key, UNREADABLE, nan, nan, b.reason) for b in sorted(bad)), *doubted]
 
 
-class Check(NamedTuple):
-    """A reason to doubt a picture: a measure below a limit, or above it."""
-
-    reason: str
-    limit: float
-    above: bool
-    says: str  # what the measure is
-
-
-def checks(tiny_px: float) -> tuple[Check, ...]:
-    """List what a picture is doubted for, one of a shorter side below `tiny_px` among them.
+def checks(tiny_px: float) -> list[tuple[str, float, bool, str]]:
+    """List reasons to doubt a picture: a measure below a limit, or above it, and what it is.
 
     Source:
         cleanvision 0.3.7, issue_managers/image_property_issue_manager.py, get_default_params: dark
         0.32, light 0.05 from white, odd aspect ratio 0.35, blurry 0.29. `constant` and `no fine
         detail` are this project's.
     """
-    return (
-        Check("dark", 0.32, False, "99th percentile of brightness"),
-        Check("bright", 0.95, True, "5th percentile of brightness"),
-        Check("constant", LEAST_CONTRAST, False, "standard deviation of brightness"),
-        Check("blurred", 0.29, False, "score of edges and tones"),
-        Check("no fine detail", 0.025, False, "share of contrast finer than 4 px"),
-        Check("tiny", tiny_px, False, "shorter side in px"),
-        Check("odd aspect", 0.35, False, "shorter by longer side"),
-    )
+    return [
+        ("dark", 0.32, False, "99th percentile of brightness"),
+        ("bright", 0.95, True, "5th percentile of brightness"),
+        ("constant", LEAST_CONTRAST, False, "standard deviation of brightness"),
+        ("blurred", 0.29, False, "score of edges and tones"),
+        ("no fine detail", 0.025, False, "share of contrast finer than 4 px"),
+        ("tiny", tiny_px, False, "shorter side in px"),
+        ("odd aspect", 0.35, False, "shorter by longer side"),
+    ]
 
 
 def measure(pixels: NDArray[np.uint8], height: int, width: int) -> dict[str, float]:
     """Measure one picture: reason of a check -> its measure.
 
-    Args:
-        pixels: (h, w, 3) uint8, RGB, at most CANVAS_PX on the longer side.
-        height: Of the stored picture, in px.
-        width: As height.
+    pixels: (h, w, 3) uint8, reduced to CANVAS_PX; height, width: of the stored picture.
     """
     tones, image = brightness(pixels), Image.fromarray(pixels)
     darkest, brightest = np.percentile(tones, [5, 99])
@@ -233,9 +213,7 @@ def sharpness(image: Image.Image) -> float:
 def fineness(image: Image.Image) -> float:
     """Compute how much of a picture's contrast is lost where it is reduced FINE_PX times.
 
-    Returns:
-        The standard deviation of what it loses by that, as a share of its own, 0 to about 1; 1 of a
-        picture that is nearly constant, which has nothing to lose.
+    The deviation of what is lost, as a share of its own; 1 of a nearly constant picture.
     """
     grey = image.convert("L").convert("F")
     before = np.asarray(grey, np.float64)

@@ -39,19 +39,12 @@ CHROMA = 0.5  # weight of colour differences, which JPEG halves in resolution
 
 
 class Verdicts(NamedTuple):
-    """What pixels say of some pairs, (P,) each.
+    """What pixels say of some pairs, (P,) each."""
 
-    Args:
-        score: 1 minus the unexplained share of the worst window; 0 for pairs refused earlier.
-        whole: Share of the whole picture's variance that is explained.
-        mirrored: Whether one is the other's mirror image.
-        cropped: Whether one is a part of the other.
-    """
-
-    score: Floats
-    whole: Floats
-    mirrored: NDArray[np.bool_]
-    cropped: NDArray[np.bool_]
+    score: Floats  # 1 minus the unexplained share of the worst window; 0: refused earlier
+    whole: Floats  # share of the whole picture's variance that is explained
+    mirrored: NDArray[np.bool_]  # one is the other's mirror image
+    cropped: NDArray[np.bool_]  # one is a part of the other
 
 
 def compare(thumbs: NDArray[np.uint8], descriptors: NDArray[np.int8], sizes: Integers) -> Verdicts:
@@ -179,11 +172,11 @@ def _lose_pixels(
     What is lost no longer counts as a difference, for copies and look-alikes alike.
 
     Args:
-        shown: (n, 3, px, px), a box of a whole; may be overwritten.
-        sharper: (n, 3, px, px), what is added to sharpen it; overwritten at the scale of few px.
-        target: (n, 3, px, px); may be overwritten.
+        shown: (n, 3, px, px), a box of a whole; this, `sharper` and `target` are overwritten.
+        sharper: What is added to sharpen it.
+        target: What it is compared with.
         whole: (n, 2) height and width of the wholes in px.
-        part: (n, 2) height and width of the targets.
+        part: (n, 2) of the targets.
 
     Returns:
         (n,) how much more an unexplained share counts: the grid's pixels by those that are left.
@@ -206,12 +199,7 @@ def _lose_pixels(
 
 
 def _score(shown: Floats, sharper: Floats, target: Floats) -> tuple[Floats, Floats]:
-    """Score pictures against targets.
-
-    Args:
-        shown: (n, 3, px, px), luma and colour differences.
-        sharper: (n, 3, px, px), what is added to sharpen it.
-        target: (n, 3, px, px).
+    """Score pictures against targets, (n, 3, px, px) of luma and colour differences each.
 
     Returns:
         (n,) scores of the worst window, (n,) shares of the whole that are explained.
@@ -281,16 +269,10 @@ def _inner(grid: Floats, edge: int) -> Floats:
     return grid[..., edge:-edge, edge:-edge]
 
 
-def _beside(grid: Floats, edge: int) -> tuple[Floats, Floats, Floats, Floats]:
+def _beside(grid: Floats, edge: int) -> list[Floats]:
     """What lies a pixel above, below, left and right of what counts."""
-    end, inner = grid.shape[-1] - edge, slice(edge, -edge)
-    before, after = slice(edge - 1, end - 1), slice(edge + 1, end + 1)
-    return (
-        grid[..., before, inner],
-        grid[..., after, inner],
-        grid[..., inner, before],
-        grid[..., inner, after],
-    )
+    shifts = ((-1, 0), (1, 0), (0, -1), (0, 1))
+    return [_inner(np.roll(grid, (-down, -right), (-2, -1)), edge) for down, right in shifts]
 
 
 def _opponent(thumbs: NDArray[np.uint8]) -> Floats:

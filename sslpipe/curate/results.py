@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -10,32 +9,37 @@ from PIL import Image, ImageDraw, ImageFont
 from sslpipe.curate.duplicates import Doubt
 from sslpipe.curate.groups import KINDS, Groups
 from sslpipe.curate.scan import Samples
-from sslpipe.curate.tables import Kinds
-from sslpipe.data.column_files import MISSING_INTEGER
+from sslpipe.curate.tables import write_table
+from sslpipe.data.columns import MISSING_INTEGER
 from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, load_index
 from sslpipe.data.storage import scheme
 from sslpipe.errors import DataError
 from sslpipe.sharding.columns import ColumnValues, add_columns
 
 COLUMN = DERIVED_COLUMN
-FIELDS: Kinds = dict(split=str, id=int, key=str, group=int, kind=str, score=float, nearest=str)
+FIELDS = ("split", "id", "key", "group", "kind", "score", "nearest")  # of groups.csv
 # of the sheet of doubtful pairs
 CELL_PX, GAP_PX, LINE_PX, MARGIN_PX = 128, 10, 15, 20
 BACKGROUND, INK, REFUSED = (250, 250, 248), (34, 34, 34), (176, 0, 32)
 COLUMNS, MOST_PAIRS = 4, 120
 
 
-def group_rows(samples: Samples, groups: Groups) -> list[dict[str, Any]]:
-    """Return a row a sample of a group, by group; `nearest` is SPLIT:ID of the most similar one."""
+def write_groups(path: Path, samples: Samples, groups: Groups) -> int:
+    """Write a row a sample of a group, by group; nearest: SPLIT:ID of the most similar one.
+
+    Returns:
+        How many rows.
+    """
     places = np.flatnonzero(groups.group >= 0)
-    rows = []
+    table = []
     for row in places[np.argsort(groups.group[places], kind="stable")].tolist():
         kind, score = KINDS[groups.kind[row]], round(float(groups.score[row]), 6)
         near, group = samples.name(groups.nearest[row]), int(groups.group[row])
         split, sample_id = samples.splits[samples.split[row]], int(samples.ids[row])
         values = split, sample_id, samples.keys[row], group, kind, score, near
-        rows.append(dict(zip(FIELDS, values, strict=True)))
-    return rows
+        table.append(dict(zip(FIELDS, values, strict=True)))
+    write_table(path, table, FIELDS)
+    return len(table)
 
 
 def shared_sentences(samples: Samples, groups: Groups) -> list[str]:

@@ -62,6 +62,8 @@ class Samples(NamedTuple):
 
 
 class _Seen(NamedTuple):
+    """What is kept of a sample, but its thumbnail."""
+
     id: int
     key: str
     bytes_sha256: bytes
@@ -69,13 +71,8 @@ class _Seen(NamedTuple):
     size: tuple[int, int]
 
 
-class _Part(NamedTuple):
-    """The samples of a part: how many, and of those that can be read what is kept."""
-
-    samples: int
-    seen: list[_Seen]
-    thumbs: Thumbs
-    descriptors: NDArray[np.int8]
+# of a part: how many samples, and of those that can be read what is kept
+_Part = tuple[int, list[_Seen], Thumbs, NDArray[np.int8]]
 
 
 def scan(
@@ -107,7 +104,7 @@ def scan(
             ):
                 yield number, part
                 if progress is not None:
-                    progress(part.samples)
+                    progress(part[0])
 
     expected = sum(map(len, splits if ids is None else ids))
     return _collected([split.name for split in splits], parts(), expected)
@@ -131,24 +128,23 @@ def _collected(
     of_split: list[int] = []
     descriptors = [np.zeros((0, VIEWS, WIDTH), np.int8)]
     try:
-        for number, part in parts:
+        for number, (_, seen, own_thumbs, own_descriptors) in parts:
             with _temporary_file():
-                thumbs.append(part.thumbs)
-            rows += part.seen
-            of_split += [number] * len(part.seen)
-            descriptors.append(part.descriptors)
+                thumbs.append(own_thumbs)
+            rows += seen
+            of_split += [number] * len(seen)
+            descriptors.append(own_descriptors)
     except BaseException:
         thumbs.close()
         raise
-    ids, keys, of_bytes, of_pixels, sizes = zip(*rows, strict=True) if rows else [()] * 5
     return Samples(
         tuple(splits),
         np.array(of_split, np.int64),
-        np.array(ids, np.int64),
-        list(keys),
-        np.frombuffer(b"".join(of_bytes), np.uint8).reshape(-1, 32),
-        np.frombuffer(b"".join(of_pixels), np.uint8).reshape(-1, 32),
-        np.array(sizes, np.int64).reshape(-1, 2),
+        np.array([row.id for row in rows], np.int64),
+        [row.key for row in rows],
+        np.frombuffer(b"".join(row.bytes_sha256 for row in rows), np.uint8).reshape(-1, 32),
+        np.frombuffer(b"".join(row.pixels_sha256 for row in rows), np.uint8).reshape(-1, 32),
+        np.array([row.size for row in rows], np.int64).reshape(-1, 2),
         np.concatenate(descriptors),
         thumbs,
     )
@@ -240,7 +236,6 @@ def each_part(
 
 
 def _look(sample_id: int, raw: Raw) -> tuple[_Seen, Thumbs]:
-    """See `_see`. Raises: BadSample."""
     if isinstance(raw.image, BadSample):
         raise raw.image
     pixels = decode(raw.image, MAX_PIXELS).transpose(1, 2, 0)  # (h, w, 3), at full size
@@ -261,4 +256,4 @@ def _gathered(looked: list[tuple[_Seen, Thumbs] | None]) -> _Part:
     """Describe all pictures of a part."""
     known = [each for each in looked if each is not None]
     thumbs = np.array([thumb for _, thumb in known], np.uint8).reshape(-1, THUMB_PX, THUMB_PX, 3)
-    return _Part(len(looked), [seen for seen, _ in known], thumbs, describe(thumbs))
+    return len(looked), [seen for seen, _ in known], thumbs, describe(thumbs)

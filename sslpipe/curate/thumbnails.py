@@ -22,10 +22,8 @@ EVEN = np.tile(np.arange(FREQUENCIES) % 2 == 0, FREQUENCIES)  # (64,), unchanged
 # start and size of the parts of an axis: all of it, and what crops to 90 % leave
 _AXIS_PARTS = ((0.0, 1.0), *((start, 0.9) for start in (0.0, 0.025, 0.05, 0.075, 0.1)))
 _VIEW_PARTS = (
-    (0, 0),
-    *((down, right) for down in range(1, 6) for right in range(1, 6)),
-    *((part, 0) for part in (1, 3, 5)),
-    *((0, part) for part in (1, 3, 5)),
+    *((0, 0), *((down, right) for down in range(1, 6) for right in range(1, 6))),
+    *((1, 0), (3, 0), (5, 0), (0, 1), (0, 3), (0, 5)),
 )
 VIEWS = len(_VIEW_PARTS)
 FULL = 0  # the view that is the whole
@@ -35,13 +33,8 @@ Thumbs = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 # left, top, width and height of each view as shares of the sides, (VIEWS, 4)
-VIEW_BOXES: Floats = np.array(
-    [
-        (_AXIS_PARTS[right][0], _AXIS_PARTS[down][0], _AXIS_PARTS[right][1], _AXIS_PARTS[down][1])
-        for down, right in _VIEW_PARTS
-    ],
-    np.float32,
-)
+_PLACES = np.array(_AXIS_PARTS, np.float32)[np.array(_VIEW_PARTS)]  # (VIEWS, down and right, 2)
+VIEW_BOXES: Floats = _PLACES[:, ::-1].swapaxes(1, 2).reshape(-1, 4)
 
 
 def thumbnail(pixels: Thumbs) -> Thumbs:
@@ -62,14 +55,7 @@ def luminance(thumbs: NDArray[Any]) -> Floats:
 def resampling(start: float, size: float, px: int, of_px: int = THUMB_PX) -> Floats:
     """Return the matrix that resamples a part of an axis, with triangles two target px wide.
 
-    Args:
-        start: Of the part, as a share of the axis.
-        size: Of the part, as a share.
-        px: Target pixels.
-        of_px: Pixels of the axis.
-
-    Returns:
-        (px, of_px) float32, rows of sum 1.
+    start and size of the part are shares of the axis -> (px, of_px) float32, rows of sum 1.
     """
     step = size * of_px / px
     centres = start * of_px + (np.arange(px) + 0.5) * step
@@ -80,13 +66,9 @@ def resampling(start: float, size: float, px: int, of_px: int = THUMB_PX) -> Flo
 
 
 def describe(thumbs: Thumbs) -> NDArray[np.int8]:
-    """Compute the descriptors of every view.
+    """Compute the descriptors of every view. (n, 64, 64, 3) uint8 -> (n, VIEWS, 64) int8.
 
-    Args:
-        thumbs: (n, 64, 64, 3) uint8.
-
-    Returns:
-        (n, VIEWS, 64) int8 of length 127 but for rounding; zeros where a view is constant.
+    Their length is 127 but for rounding; zeros where a view is constant.
     """
     found = np.empty((len(thumbs), VIEWS, WIDTH), np.int8)
     down, right = np.array(_VIEW_PARTS).T

@@ -18,11 +18,8 @@ KEPT_SHARE = 0.9  # of the limit, after blocks were dropped: not a few at every 
 class DiskCache:
     """Serves byte ranges of files from blocks on disk; what is missing is fetched once.
 
-    A disk that is full or gone costs speed, not the run. Safe to use from several threads.
-
-    Args:
-        folder: May be shared by the processes of a machine and by runs.
-        limit_bytes: Of all blocks.
+    A disk that is full or gone costs speed, not the run. Safe to use from several threads. The
+    folder may be shared by the processes of a machine and by runs; `limit_bytes` is of all blocks.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -39,14 +36,9 @@ class DiskCache:
     def read(
         self, name: str, size: int, start: int, end: int, fetch: Callable[[int, int], bytes]
     ) -> bytes:
-        """Read bytes start to end (exclusive) of a file.
+        """Read bytes start to end (exclusive) of a file of `size` bytes, whose sha256 is `name`.
 
-        Args:
-            name: Of the content, a sha256, so that a file that changed is another one.
-            size: Bytes of the whole file.
-            start: First byte.
-            end: One past the last byte.
-            fetch: Gives the bytes of a range; neighbouring blocks that are missing are one call.
+        `fetch` gives the bytes of a range; neighbouring blocks that are missing are one call.
         """
         numbers = range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
         blocks = {number: self._load(name, number, size) for number in numbers}

@@ -1,57 +1,157 @@
 """Columns: what is known of each sample besides its label, memory-mapped, read value by value.
 
-A missing value knows nothing: it equals no other, and its sample is in no group. The files are
-those of `column_files`.
+Files of a column, in the folder columns/NAME beside dataset.json, which holds their sha256:
+
+    SPLIT.values.npy    (samples,) by sample id; dtypes and missing values are in STORED below
+    SPLIT.groups.npy    (2, G) int64: the values that occur, ascending, and where the ids of each
+                        begin in members; not for floats
+    SPLIT.members.npy   (present,) int32 or int64: ids that have a value, by (value, id)
+    strings-HASH.npy    (bytes,) uint8, text only, shared by all splits: n + 1 little-endian int64,
+                        where in this array each string begins and the last ends; then UTF-8
+
+A missing value knows nothing: it equals no other, and its sample is in no group.
 """
 
+import hashlib
+import io
+import math
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
-from sslpipe.data.column_files import (
-    REWRITE,
-    STORED,
-    ColumnEntry,
-    ColumnFile,
-    is_missing,
-    map_file,
-    members_dtype,
-    show_time,
-)
-from sslpipe.data.storage import join
-from sslpipe.data.values import PARSERS
-from sslpipe.errors import DataError, shown
+from sslpipe.data.storage import join, load_array, read_bytes, scheme, size_of
+from sslpipe.data.values import CONVERT
+from sslpipe.errors import DataError, did_you_mean, shown
+from sslpipe.portable import sha256_of
 
+# a new kind: STORED below, values.CONVERT, cells._TYPES; then what asks for `kind ==`
+Kind = Literal["text", "integer", "float", "time"]
+MISSING_INTEGER = -(2**63)
+COLUMN_NAME = r"[A-Za-z][A-Za-z0-9_.-]{0,63}"  # it names a folder, and stands in recipes
 _CHECKED = 2**20  # samples at a time
+REWRITE = "copy it again, or write the data set again"
 
 
+class Stored(NamedTuple):
+    """How the values of a kind are stored; of floats, any that is no number stands for no value."""
+
+    dtype: np.dtype[Any]
+    missing: float
+
+
+STORED: dict[str, Stored] = {
+    "text": Stored(np.dtype("<i4"), -1),  # a place in the table of strings
+    "integer": Stored(np.dtype("<i8"), MISSING_INTEGER),
+    "float": Stored(np.dtype("<f8"), math.nan),
+    "time": Stored(np.dtype("<i8"), MISSING_INTEGER),  # microseconds since 1970, UTC
+}
+
+
+class ColumnFile(BaseModel):
+    """A file of a column: relative to dataset.json, or a URL."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    file: str
+    bytes: int = Field(ge=1, le=2**53)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class SplitColumn(BaseModel):
+    """A column's files of one split; floats have no groups and no members."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    values: ColumnFile
+    groups: ColumnFile | None = None
+    members: ColumnFile | None = None
+
+
+class ColumnEntry(BaseModel):
+    """A column in dataset.json; `splits` lacks those without any value; only texts have strings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: Kind
+    strings: ColumnFile | None = None
+    splits: dict[str, SplitColumn]
+
+    def files(self, split: str | None = None) -> list[ColumnFile]:
+        """List the files of a split, or of all, with the table of strings."""
+        files = [self.strings]
+        for name, own in self.splits.items():
+            if split in (None, name):
+                files += [own.values, own.groups, own.members]
+        return [file for file in files if file is not None]
+
+
+def find_column(columns: dict[str, ColumnEntry], name: str, where: str) -> ColumnEntry:
+    """Look up a column by its name. Raises: DataError with the nearest name where there is none."""
+    if name not in columns:
+        known = ", ".join(columns) or "none: see --columns of `sslpipe shards build`"
+        writer = "; `sslpipe curate duplicates` writes it" if name == "duplicate_group" else ""
+        near = did_you_mean(name, columns)
+        raise DataError(f"{where} has no column {shown(name)}{near}{writer}; columns: {known}")
+    return columns[name]
+
+
+def show_time(micros: int) -> str:
+    """Write microseconds since 1970 in ISO 8601."""
+    return f"{np.datetime64(micros, 'us')}Z".replace(".000000Z", "Z")
+
+
+def is_missing(kind: str, values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Say which stored values stand for none."""
+    missing: NDArray[np.bool_] = (
+        np.isnan(values) if kind == "float" else values == STORED[kind].missing
+    )
+    return missing
+
+
+def members_dtype(samples: int) -> np.dtype[Any]:
+    """Return the type that ids of so many samples are stored as."""
+    return np.dtype("<i4") if samples < 2**31 else np.dtype("<i8")
+
+
+def map_file(url: str, file: ColumnFile, *, verify: bool) -> NDArray[Any]:
+    """Map a local .npy file, or hold a remote one. Raises: DataError where it is damaged."""
+    remote = bool(scheme(url))
+    raw = read_bytes(url) if remote else b""
+    size = len(raw) if remote else size_of(url)
+    if size is None:
+        raise DataError(f"{url} is missing; {REWRITE}")
+    if size != file.bytes:
+        raise DataError(f"{url} has {size} bytes, not the index's {file.bytes}; {REWRITE}")
+    if verify:
+        digest = hashlib.sha256(raw).hexdigest() if remote else sha256_of(Path(url))
+        if digest != file.sha256:
+            raise DataError(f"{url}: its sha256 is not the one in dataset.json; {REWRITE}")
+    try:
+        return load_array(io.BytesIO(raw)) if remote else load_array(url, mapped=True)
+    except Exception as error:  # numpy raises many kinds for a damaged header
+        raise DataError(f"{url} is not a .npy file: {error}; {REWRITE}") from None
+
+
+@dataclass(eq=False)
 class Column:
-    """One column of one split; files are opened when they are needed.
+    """One column of one split of `samples`, `entry` in the manifest; opened when it is needed.
 
-    Args:
-        folder: Where dataset.json is, a path or a URL. What is remote is held in memory.
-        split: Name of the split.
-        name: Of the column.
-        entry: As in the manifest.
-        samples: Of the split.
-        verify: Compare each file that is opened with its sha256, which reads it once; without, its
-            size and header are looked at and reading values touches their own pages only.
+    What is remote is held in memory. With `verify` each file that is opened is compared with its
+    sha256, which reads it once; without, its size and header are looked at and reading values
+    touches their own pages only.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        split: str,
-        name: str,
-        entry: ColumnEntry,
-        samples: int,
-        *,
-        verify: bool = True,
-    ) -> None:
-        self.folder, self.split, self.name, self.entry = folder, split, name, entry
-        self.kind, self.samples, self.verify = entry.kind, samples, verify
+    folder: str
+    split: str
+    name: str
+    entry: ColumnEntry
+    samples: int
+    verify: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.kind = self.entry.kind
 
     def __len__(self) -> int:
         return self.samples
@@ -89,21 +189,16 @@ class Column:
         return show_time(int(value)) if self.kind == "time" else str(value)
 
     def parse(self, text: str) -> int | float | None:
-        """Read a value as it is stored, such as one that a query compares with.
+        """Read a value as it is stored, such as one that a query compares with; times as `to_time`.
 
-        Args:
-            text: A string of the table; an integer, a float, or a time as `parse_time` reads it.
+        Returns None for a string that no sample of any split has.
 
-        Returns:
-            None for a string that no sample of any split has.
-
-        Raises:
-            DataError: The text is no value of this kind.
+        Raises: DataError where the text is no value of this kind.
         """
         if self.kind == "text":
             return self.strings.codes.get(text)
         try:
-            return PARSERS[self.kind](text)
+            return CONVERT[self.kind](text)
         except ValueError as error:
             raise DataError(
                 f"column {self.name!r} is of kind {self.kind}, and {shown(text)} {error}"
@@ -159,10 +254,7 @@ class Column:
 class Groups:
     """The samples of a split by value; codes 0 to G - 1 count the values that occur, ascending.
 
-    Args:
-        column: Whose values these are.
-        groups: (2, G) int64, values and first places in `members`.
-        members: (present,) ids by (value, id).
+    `groups` are (2, G) int64, values and first places in `members`: (present,) ids by (value, id).
     """
 
     def __init__(
@@ -230,19 +322,10 @@ class Groups:
             raise self._damaged()
         return np.where(codes < 0, 0, begin), np.where(codes < 0, 0, end - begin)
 
-    def size_of(self, ids: ArrayLike) -> NDArray[np.int64]:
-        """Count each sample's group with itself; 0 where its value is missing. (n,) -> (n,)."""
-        return self.spans(self.code_of(ids))[1]
-
     def sizes(self) -> NDArray[np.int64]:
         """Count the samples of every group, (G,)."""
         sizes: NDArray[np.int64] = np.diff(self.starts, append=len(self.ids))
         return sizes
-
-    def members(self, code: int) -> NDArray[np.int64]:
-        """List a group's ids, ascending."""
-        begin, size = self.spans([code])
-        return self.pick(np.arange(begin[0], begin[0] + size[0]))
 
     def pick(self, places: ArrayLike) -> NDArray[np.int64]:
         """Read ids at places of `ids`. Raises: DataError where the file names no sample."""
@@ -259,12 +342,7 @@ class Groups:
 
 
 class Strings:
-    """A table of strings by number, decoded one by one.
-
-    Args:
-        raw: (bytes,) uint8, see `column_files`.
-        url: Of the file, for messages.
-    """
+    """A table of strings by number, decoded one by one; `url` is for messages."""
 
     def __init__(self, raw: NDArray[np.uint8], url: str) -> None:
         first = int.from_bytes(raw[:8].tobytes(), "little")

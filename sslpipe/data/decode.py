@@ -40,8 +40,11 @@ class BadSample(ValueError):
     """These bytes are no image that can be used; the message says why."""
 
 
+Content = Buffer | BadSample  # of a file, or why there is none
+
+
 def decode(
-    raw: Buffer, canvas_px: int, decoded: Pixels | None = None, slot: Pixels | None = None
+    raw: Content, canvas_px: int, decoded: Pixels | None = None, slot: Pixels | None = None
 ) -> Pixels:
     """Decode a JPEG, PNG or WebP (known by its first bytes, not by its name).
 
@@ -50,7 +53,7 @@ def decode(
     bits, else less than one level off); of an animation the first frame.
 
     Args:
-        raw: The encoded image.
+        raw: The encoded image; a BadSample is raised.
         canvas_px: An image whose longer side is over it is reduced to fit (bilinear, antialiased,
             aspect kept, at least 1 px); a smaller one is not touched.
         decoded: (h, w, 3), what another decoder made of a raw for which `is_plain_jpeg`.
@@ -63,6 +66,8 @@ def decode(
     Raises:
         BadSample: With the reason.
     """
+    if isinstance(raw, BadSample):
+        raise raw
     kind = _known_kind(raw)
     if len(raw) > MAX_BYTES:
         raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
@@ -81,11 +86,13 @@ def decode(
     return (result if slot is None else _placed(result, slot)).transpose(2, 0, 1)
 
 
-def decoded_size(raw: Buffer, canvas_px: int) -> tuple[int, int]:
+def decoded_size(raw: Content, canvas_px: int) -> tuple[int, int]:
     """Tell from the header what height and width `decode` gives.
 
     It may give another size where EXIF tags of a PNG or WebP rotate it. Raises: BadSample.
     """
+    if isinstance(raw, BadSample):
+        raise raw
     width, height = header_size(raw)
     if image_kind(raw) == "jpg":
         try:
@@ -115,8 +122,10 @@ def is_plain_jpeg(raw: Buffer) -> bool:
         return False
 
 
-def header_size(raw: Buffer) -> tuple[int, int]:
+def header_size(raw: Content) -> tuple[int, int]:
     """Read width and height from the header, before any rotation. Raises: BadSample."""
+    if isinstance(raw, BadSample):
+        raise raw
     kind = _known_kind(raw)
     try:
         return _HEADER_SIZE[kind](raw)

@@ -6,7 +6,7 @@ Layout of a data set, in one folder (or under one URL):
     train-000000.tar               webdataset: KEY.jpg|png|webp + optional KEY.cls, members adjacent
     train-000000.offsets.npy       (samples, 3) int64: first byte of the sample's first tar header,
                                    one past its last padded member, label (-1: none)
-    columns/NAME/...               what else is known of each sample; see `column_files.py`
+    columns/NAME/...               what else is known of each sample; see `columns.py`
 
 A sample's id is its place in its split: shards in index order, samples in file order.
 """
@@ -25,13 +25,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from sslpipe.data.column_files import COLUMN_NAME, ColumnEntry, find_column
-from sslpipe.data.columns import Column
+from sslpipe.data.columns import COLUMN_NAME, Column, ColumnEntry, find_column
 from sslpipe.data.storage import join, load_array, read_bytes, size_of
 from sslpipe.errors import DataError
 from sslpipe.portable import forward_slashes
 from sslpipe.recipe.messages import explain_errors
 
+BLOCK = 512  # bytes of a tar header, and what members are padded to
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 SCHEMA_VERSIONS = (1, 2)  # 2 has columns; without any, 1 is written
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -57,16 +58,7 @@ def _split_name(name: str) -> str:
 
 
 class ShardFile(BaseModel):
-    """One shard of a split.
-
-    Args:
-        file: Relative to dataset.json, or a URL.
-        samples: How many it holds.
-        bytes: Its size.
-        sha256: Of the file.
-        offsets: The sidecar, relative to dataset.json.
-        offsets_sha256: Of the sidecar.
-    """
+    """One shard of a split, and its sidecar; paths are relative to dataset.json, or URLs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     file: str
@@ -78,16 +70,13 @@ class ShardFile(BaseModel):
 
 
 class Manifest(BaseModel):
-    """dataset.json.
+    """dataset.json; `source` and `license` are free text.
 
     Args:
         schema_version: One of SCHEMA_VERSIONS.
         name: Of the data set.
-        source: Free text.
-        license: Free text.
         classes: Names by label; empty where unlabelled.
-        mean: RGB in [0, 1], of the train split.
-        std: As mean.
+        mean: RGB in [0, 1], of the train split; `std` as well.
         splits: Each split's shards, in index order.
         columns: What else is known of the samples, by name.
     """
@@ -105,14 +94,9 @@ class Manifest(BaseModel):
 
 
 class Split:
-    """One split's shards in index order, and where each sample lies in them.
+    """One split's shards in index order, and where each sample lies in them; as in the manifest.
 
-    Args:
-        folder: Where dataset.json is, a path or a URL.
-        name: Of the split.
-        shards: As in the manifest.
-        columns: As in the manifest.
-        allow_pipe: Whether shards `pipe:COMMAND` may run their shell command.
+    `folder` is where dataset.json is, a path or a URL. `allow_pipe` as in `load_index`.
     """
 
     def __init__(
@@ -163,15 +147,7 @@ class Split:
         return name in self.columns and self.name in self.columns[name].splits
 
     def column(self, name: str, *, verify: bool = True) -> Column:
-        """Open a column by its name.
-
-        Args:
-            name: Of the column.
-            verify: As in `Column`.
-
-        Raises:
-            DataError: There is no such column; the nearest name is in the message.
-        """
+        """Open a column by its name; `verify` as in `Column`. Raises: DataError for no such one."""
         entry = find_column(self.columns, name, self.folder)
         return Column(self.folder, self.name, name, entry, len(self), verify=verify)
 
@@ -194,21 +170,47 @@ class Split:
         return rows
 
 
+class RelabelledSplit(Split):
+    """The same samples, whose labels number the values of a column, ascending; -1: missing.
+
+    Raises: DataError where the column is of floats.
+    """
+
+    def __init__(self, split: Split, column: Column) -> None:
+        shards, columns = split.shards, split.columns
+        super().__init__(split.folder, split.name, shards, columns, allow_pipe=split.allow_pipe)
+        self.original, self.column_of_labels, self._groups = split, column, column.groups
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """All labels, (samples,) int64."""
+        return self.labels_of(np.arange(len(self)))
+
+    def labels_of(self, ids: ArrayLike) -> NDArray[np.int64]:
+        """Look up the labels of some samples. (n,) -> (n,)."""
+        return self._groups.code_of(ids)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What each label stands for, as people write it."""
+        return tuple(
+            self.column_of_labels.show_value(value) for value in self._groups.values.tolist()
+        )
+
+
+def relabelled(split: Split, column: str | None) -> Split:
+    """Return the split with the labels of a column; None: the split itself. Raises: DataError."""
+    return split if column is None else RelabelledSplit(split, split.column(column))
+
+
 _REINDEX = "write the index again with `sslpipe shards index`"
 
 
 class DatasetIndex:
-    """A data set's manifest and where it lies.
+    """A data set's manifest and where it lies, a path or a URL; `file_sha256` is dataset.json's.
 
-    Args:
-        folder: A path or a URL.
-        manifest: What dataset.json holds.
-        file_sha256: Of dataset.json.
-        allow_pipe: Whether shards `pipe:COMMAND` may run their shell command.
-
-    Attributes:
-        sha256: Of dataset.json as it was, or would be, without DERIVED_COLUMN; part of the digest
-            of every run that does not use that column.
+    `sha256` is that of dataset.json as it was, or would be, without DERIVED_COLUMN: part of the
+    digest of every run that does not use that column. `allow_pipe` as in `load_index`.
     """
 
     def __init__(
@@ -284,10 +286,10 @@ def manifest_url(location: str | Path) -> str:
 
 
 def load_index(location: str | Path, *, allow_pipe: bool = False) -> DatasetIndex:
-    """Read dataset.json.
+    """Read dataset.json: the file or its folder, a path or a URL.
 
     Args:
-        location: The file or its folder, a path or a URL.
+        location: Where it is.
         allow_pipe: Let its shards `pipe:COMMAND` run their shell commands when they are read. Never
             for data of somebody whom you would not let type on this machine.
 

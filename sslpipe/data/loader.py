@@ -33,16 +33,11 @@ STAND_IN_TRIES = 100  # bad samples in a row before the data are given up
 
 
 class Taken(NamedTuple):
-    """One stream's part of a global step, n samples.
+    """One stream's part of a global step: the ids of n samples and their bytes, None: kept decoded.
 
-    Args:
-        ids: Theirs.
-        raws: Their bytes; None: the image is kept.
-        plan: Of the stream.
-        begin: The position of the first one in the stream.
-        partners: Of each, its own id where both views show it; None: nobody has one.
-        partner_raws: The partners' bytes, as far as they are in memory.
-        block: Where the images of the whole batch go, and the first row of these; None: nowhere.
+    `begin` is the position of the first one in the stream of `plan`. Of the partners, None where
+    nobody has one, else each sample's own id where both views show it, the bytes that are in
+    memory. `block`: where the images of the whole batch go, and the first row of these.
     """
 
     ids: list[int]
@@ -171,8 +166,9 @@ def batches(
         block = parts[0].block
         collated = collate(split, ids, rows, epoch, partners=partners, pinned=pinned, block=block)
         if pairing is not None:
-            second = [partner and partner[0] for partner in partners]
-            collated = pairing.describe(step, streams, collated, second)
+            pairs = zip(rows, partners, strict=False)
+            shown = np.array([(partner or row)[0] for row, partner in pairs], np.int64)
+            collated = pairing.describe(step, streams, collated, shown if partners else None)
         return prepare(step, collated) if prepare else collated
 
     steps = iter(count(first_step))
@@ -183,10 +179,8 @@ def batches(
 class Decoded(NamedTuple):
     """One stream's part of a global step: id and image of the sample at each position.
 
-    Args:
-        rows: Of n positions.
-        partners: The second views' where they show another sample; empty: none does.
-        block: Of the whole batch; its rows are images that need not be copied.
+    `partners` are those of second views that show another sample; empty: none does. The rows of
+    `block`, of the whole batch, are images that need not be copied.
     """
 
     rows: list[tuple[int, Image]]
@@ -198,18 +192,13 @@ def _with_block(taken: list[Taken], canvas_px: int, pinned: bool) -> list[Taken]
     """Give a batch the memory that its images are decoded to, of the size that headers tell."""
     raws = [raw for part in taken for raw in part.raws]
     try:
-        sizes = [decoded_size(_content(raw), canvas_px) for raw in raws]
+        unread = BadSample("not read")
+        sizes = [decoded_size(raw.image if raw else unread, canvas_px) for raw in raws]
     except BadSample:  # who decodes it says so
         return taken
     block = _empty_images(np.array(sizes, np.int64), pinned)
     firsts = [0, *accumulate(len(part.ids) for part in taken)]
     return [part._replace(block=(block, first)) for part, first in zip(taken, firsts, strict=False)]
-
-
-def _content(raw: Raw | None) -> bytes | memoryview:
-    if raw is None or isinstance(raw.image, BadSample):
-        raise BadSample("not read")
-    return raw.image
 
 
 def _empty_images(sizes: Integers, pinned: bool) -> Tensor:
@@ -263,14 +252,11 @@ def one_pass(
         on_bad: Called for each bad sample, which is skipped; without it, a DataError.
         reader: Of this split; by default one that runs no command and keeps nothing on disk.
         jpeg: See `ImageStore`.
-
-    Raises:
-        DataError: A shard cannot be read, or a sample is bad and there is no `on_bad`.
     """
     wanted = np.arange(len(split)) if ids is None else np.asarray(ids, dtype=np.int64)
     share = process.share(len(wanted))
     wanted = wanted[share.start : share.stop]
-    reader = reader or Reader(split, window_bytes=64 * 2**20)
+    reader = reader or Reader(split)
     store = ImageStore(reader, canvas_px=canvas_px, keep=False, on_bad=on_bad or _refuse, jpeg=jpeg)
 
     def read(start: int) -> list[tuple[Integers, list[Raw]]]:
@@ -303,12 +289,9 @@ def stand_in(get: Callable[[int], T | None], plan: StreamPlan, position: int) ->
     """Find who takes a bad sample's place: the next good one half a segment further on.
 
     Args:
-        get: Gives what there is of a sample by its id, None for a bad one.
+        get: Gives what there is of a sample by its id, None for a bad one; it is returned, too.
         plan: The bad sample's stream.
         position: Its place there.
-
-    Returns:
-        The stand-in's id, and what `get` gave for it.
 
     Raises:
         DataError: STAND_IN_TRIES samples in a row are bad.
@@ -344,10 +327,8 @@ def collate(
         rows: Id and (3, h, w) uint8 image of the sample that stands at each position.
         epoch: Of the batch.
         partners: Of the second views; the images that are there come last, in this order.
-        pinned: Write the images where a copy to a GPU begins: torch reuses such memory as soon as
-            the copies from it are done.
-        block: (n, H, W, 3) that images may have been decoded to; returned where all were, each to
-            its row, and it is no larger than they need.
+        pinned: Write to memory where a copy to a GPU begins; torch reuses it after the copies.
+        block: (n, H, W, 3) that images may have been decoded to, each to its row; used if it fits.
     """
     sources = np.array([source for source, _ in rows], np.int64)
     pictures = [image for _, image in rows] + [partner[1] for partner in partners if partner]

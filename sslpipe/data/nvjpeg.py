@@ -17,10 +17,7 @@ from sslpipe.recipe.pretrain import Data
 
 
 class DeviceDecoder:
-    """torchcodec's decoder: JPEGs in grey or YCbCr -> (h, w, 3) uint8, not EXIF-oriented.
-
-    Args:
-        device: Where it decodes; the pixels come back to the host.
+    """torchcodec's decoder: JPEGs in grey or YCbCr -> (h, w, 3) uint8 on the host, as stored.
 
     Raises:
         ImportError: torchcodec is not installed.

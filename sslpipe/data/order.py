@@ -8,7 +8,7 @@ global step takes `batch_size / num_streams` samples from every stream. Neither 
 workers appear anywhere here, so they cannot change the order.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from sslpipe.random import hash_integers, permutation
 
 ORDER_VERSION = 1  # part of every digest: raise it whenever an order below changes
 
+WELL_MIXED = 0.98  # mixing score below which `sslpipe check` warns
+_UNIFORM = 0x5F  # names the draw of a uniform shuffle
 _SHARDS, _OFFSET, _WINDOWS, _SAMPLES, _HOLDOUT, _GROUPS, _CLASSES = range(7)  # names of draws
 
 Integers = NDArray[np.int64]
@@ -29,12 +31,12 @@ def held_out(labels: Integers, count: int, groups: Integers | None = None) -> In
 
     Args:
         labels: (N,) int64. Samples without a label (-1) are never taken, but with their group.
-        count: Of the slice. Each class gives its share, rounded to nearest.
+        count: Of the slice; each class gives its share, rounded. 0: nobody.
         groups: (N,) number of each sample's group, which is taken whole or not at all; then the
             slice has as nearly `count` labelled samples as that allows; see `choose_groups`.
 
     Returns:
-        Sorted ids; empty where count is 0 or nothing is labelled.
+        Sorted ids.
 
     Raises:
         DataError: Nothing is left to train on, or with groups nothing is taken.
@@ -78,10 +80,8 @@ def suggest_holdout(labels: Integers) -> tuple[str, bool]:
     """Suggest settings that hold out about a tenth, at most 2,000, so that kNN can be scored.
 
     Such a slice has two classes or more, and most of its samples have a partner. Whole classes are
-    held out where classes are too small for that.
-
-    Args:
-        labels: (N,) int64 of the whole split, -1 without.
+    held out where classes are too small for that. `labels` (N,) int64 are the whole split's, -1
+    without.
 
     Returns:
         The settings, and whether kNN can be scored there: not with a single class, nor where each
@@ -112,14 +112,9 @@ def suggest_holdout(labels: Integers) -> tuple[str, bool]:
 
 
 def repeated(groups: Integers, without: Integers) -> Integers:
-    """List the samples that are not the first of their group.
+    """List the samples that are not the first of their group, (N,) numbers; sorted ids.
 
-    Args:
-        groups: (N,) number of each sample's group.
-        without: Sorted ids that count as not there.
-
-    Returns:
-        Sorted ids, none of them in `without`.
+    Those of `without`, sorted ids, count as not there.
     """
     there = np.ones(len(groups), bool)
     there[without] = False
@@ -212,7 +207,7 @@ class Order:
                 f"data.batch_size = {batch_size} is more than the {self.samples} samples to "
                 f"train on; use at most {self.samples}"
             )
-        self.epoch = lru_cache(maxsize=2)(self._plan)
+        self.epoch = lru_cache(maxsize=2)(partial(EpochPlan, self))
 
     def rows(self, shard: int, kept: Integers) -> Integers:
         """Find the rows in the shard's file of its samples number `kept` among those served."""
@@ -226,17 +221,9 @@ class Order:
         parts = [plan.stream(s).ids(within * share, (within + 1) * share) for s in streams]
         return epoch, np.concatenate(parts)
 
-    def _plan(self, epoch: int) -> "EpochPlan":
-        return EpochPlan(self, epoch)
-
 
 class EpochPlan:
-    """One epoch's line of samples and its segments.
-
-    Args:
-        order: Of the run.
-        epoch: From 0.
-    """
+    """One epoch's line of samples and its segments; epochs count from 0."""
 
     def __init__(self, order: Order, epoch: int) -> None:
         self.order, self.epoch = order, epoch
@@ -246,29 +233,20 @@ class EpochPlan:
         starts = ends - order.kept[shards]
         # The rotated line: the shard at `offset` gives its later part first, its earlier part last.
         first = int(np.searchsorted(ends, offset, side="right"))
-        pieces = [
-            np.stack([shards, np.zeros_like(shards), order.kept[shards]], axis=1)[first:],
-            np.stack([shards, np.zeros_like(shards), order.kept[shards]], axis=1)[: first + 1],
-        ]
-        line = np.concatenate(pieces)  # (shards + 1, 3): shard, first and last + 1 kept sample
+        whole = np.stack([shards, np.zeros_like(shards), order.kept[shards]], axis=1)
+        line = np.concatenate(
+            [whole[first:], whole[: first + 1]]
+        )  # (shards + 1, 3): shard, first and last + 1 kept sample
         line[0, 1] = line[-1, 2] = offset - starts[first]
         line = line[line[:, 1] < line[:, 2]]
         self.line = line
         self.line_ends = np.cumsum(line[:, 2] - line[:, 1])
         self.segment = order.steps_per_epoch * order.batch_size // order.num_streams
-        self.stream = lru_cache(maxsize=None)(self._stream)
-
-    def _stream(self, number: int) -> "StreamPlan":
-        return StreamPlan(self, number)
+        self.stream = lru_cache(maxsize=None)(partial(StreamPlan, self))
 
 
 class StreamPlan:
-    """One segment's windows in the order they are read, and the samples inside each.
-
-    Args:
-        plan: Of the epoch.
-        number: Of the segment.
-    """
+    """One segment's windows in the order they are read, and the samples inside each."""
 
     def __init__(self, plan: EpochPlan, number: int) -> None:
         order = plan.order
@@ -276,24 +254,13 @@ class StreamPlan:
         begin, end = number * plan.segment, (number + 1) * plan.segment
         first, last = np.searchsorted(plan.line_ends, [begin, end - 1], side="right")
         windows = []
-        for (shard, low, high), stop in zip(
-            plan.line[first : last + 1].tolist(),
-            plan.line_ends[first : last + 1].tolist(),
-            strict=True,
-        ):
+        pieces, stops = plan.line[first : last + 1], plan.line_ends[first : last + 1]
+        for (shard, low, high), stop in zip(pieces.tolist(), stops.tolist(), strict=True):
             start = stop - (high - low)  # where this piece begins on the line
             low, high = low + max(0, begin - start), high - max(0, stop - end)
             edges = np.arange(low, high, order.window)
-            windows.append(
-                np.stack(
-                    [
-                        np.full_like(edges, shard),
-                        edges,
-                        np.minimum(edges + order.window, high),
-                    ],
-                    axis=1,
-                )
-            )
+            ends = np.minimum(edges + order.window, high)
+            windows.append(np.stack([np.full_like(edges, shard), edges, ends], axis=1))
         unshuffled = np.concatenate(windows)  # (windows, 3): shard, first and last + 1 kept sample
         shuffle = permutation(len(unshuffled), order.seed, plan.epoch, _WINDOWS, number)
         self.windows = unshuffled[shuffle]
@@ -322,3 +289,29 @@ class StreamPlan:
             parts.append(self.window_ids(window)[begin - start : min(end, stop) - start])
             begin = min(end, stop)
         return np.concatenate(parts)
+
+
+def mixing_score(batches: list[NDArray[np.int64]], pool: NDArray[np.int64]) -> float | None:
+    """Divide the mean label entropy of batches by that of as many uniform shuffles'.
+
+    Returns 1 for batches (B,) as mixed as a uniform shuffle of the pool (N,), 0 where each has one
+    class; None where a label is missing (-1), or the pool has one class.
+    """
+    if (pool < 0).any() or (pool == pool[0]).all():
+        return None
+    rows = len(batches[0])
+    uniform: list[NDArray[np.int64]] = []
+    while len(uniform) < len(batches):
+        shuffled = pool[permutation(len(pool), _UNIFORM, len(uniform))]
+        uniform += list(shuffled[: len(pool) // rows * rows].reshape(-1, rows))
+    return _mean_entropy(batches) / _mean_entropy(uniform[: len(batches)])
+
+
+def _mean_entropy(batches: list[NDArray[np.int64]]) -> float:
+    """In nats."""
+    values = []
+    for labels in batches:
+        shares = np.bincount(labels) / len(labels)
+        shares = shares[shares > 0]
+        values.append(-(shares * np.log(shares)).sum())
+    return float(np.mean(values))

@@ -10,11 +10,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from sslpipe.data.columns import Column
-from sslpipe.data.index import Split
+from sslpipe.data.index import Split, relabelled
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.partners import PARTNERS_VERSION, Drawn, Near, Partners
 from sslpipe.data.pipeline import Batch, PairRows
-from sslpipe.data.relabelled import relabelled
 from sslpipe.errors import DataError, naming
 from sslpipe.recipe.pairs import Pairs
 
@@ -28,8 +27,7 @@ _STEPS_KEPT = 64  # drawn partners: of the batches that are being read and colla
 def plan_pairs(pairs: Pairs | None, split: Split, order: Order) -> "Pairing | None":
     """Open the columns of [pairs]; None without the section.
 
-    Raises:
-        DataError: A column does not exist, or its kind cannot serve.
+    Raises: DataError where a column does not exist, or its kind cannot serve.
     """
     if pairs is None:
         return None
@@ -46,12 +44,8 @@ def plan_version(pairs: Pairs | None) -> int:
 class Survey(NamedTuple):
     """Who finds a partner, of the samples of some global steps.
 
-    Args:
-        samples: Looked at.
-        partners: That have one.
-        lonely: That should have one and have none.
-        outside: Partners outside of the window that a stream holds in memory.
-        outside_bytes: To read these.
+    `lonely` ones should have a partner and have none; `outside` are partners outside of the window
+    that a stream holds in memory, and `outside_bytes` what reading them takes.
     """
 
     samples: int = 0
@@ -74,15 +68,9 @@ class Survey(NamedTuple):
 
 
 class Pairing:
-    """What a recipe's [pairs] says of a split's samples.
+    """What a recipe's [pairs] says of a split's samples; `split.labels_of` are what the loss sees.
 
-    Args:
-        split: Whose `labels_of` are the labels that the loss sees.
-        order: Of the run.
-        pairs: The section.
-
-    Raises:
-        DataError: A column does not exist, or its kind cannot serve.
+    Raises: DataError where a column does not exist, or its kind cannot serve.
     """
 
     def __init__(self, split: Split, order: Order, pairs: Pairs) -> None:
@@ -111,44 +99,30 @@ class Pairing:
         """Return the partners of what the streams serve in a global step; None: nobody has one."""
         return None if self.partners is None else self.partners.of_step(step, streams)
 
-    def describe(
-        self, step: int, streams: range, batch: Batch, second: Sequence[int | None]
-    ) -> Batch:
-        """Return the batch with its `pairs`.
+    def describe(self, step: int, streams: range, batch: Batch, shown: Integers | None) -> Batch:
+        """Return the batch of a step and of this process's streams with its `pairs`.
 
-        Args:
-            step: Of the batch.
-            streams: Of this process.
-            batch: B rows, with the images of the partners behind theirs.
-            second: The sample that the second view of each row shows, None for the row's own;
-                empty: so it is for all.
+        The images of the partners are behind the rows' own. `shown` (B,) are the samples that the
+        second views show; None: nobody has a partner.
         """
         own, count = batch.source_ids.numpy(), len(batch.ids)
-        image, shown, lonely = np.arange(count), own.copy(), np.zeros(count, bool)
-        if second:
-            drawn = self.drawn(step, streams)
-            assert drawn is not None
+        image, lonely = np.arange(count), np.zeros(count, bool)
+        if shown is not None and (drawn := self.drawn(step, streams)) is not None:
             lonely = drawn.lonely
-            partner = np.array([i is not None for i in second])
-            shown[partner] = [i for i in second if i is not None]
-            image[partner] = count + np.arange(partner.sum())
+        shown = own if shown is None else shown
+        differs = own != shown
+        image[differs] = count + np.arange(differs.sum())
         ids = np.stack([own, shown], axis=1)  # (B, 2)
         groups = np.empty((count, 2, len(self._masks)), np.int64)
         for number, columns in enumerate(self._masks):
             groups[:, :, number] = joint_codes(columns, ids.ravel()).reshape(-1, 2)
         labels = np.stack([batch.labels.numpy(), batch.labels.numpy()], axis=1)
-        differs = own != shown
         labels[differs, 1] = self.split.labels_of(shown[differs])
         parts = (image, ids, labels, groups, lonely)
         return batch._replace(pairs=PairRows(*(torch.from_numpy(part) for part in parts)))
 
     def survey(self, steps: Sequence[int], reach: str | None = None) -> Survey:
-        """Count who finds a partner, and where, in some global steps.
-
-        Args:
-            steps: Of an epoch.
-            reach: As pairs.reach, which is taken without.
-        """
+        """Count who finds a partner in some global steps, and where; `reach` as pairs.reach."""
         assert self.partners is not None
         streams, found = range(self.order.num_streams), Survey()
         bytes_each = np.array([shard.bytes / shard.samples for shard in self.split.shards])

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.column_files import is_missing
-from sslpipe.data.columns import Column, Groups
+from sslpipe.data.columns import Column, Groups, is_missing
 from sslpipe.data.order import Order
 from sslpipe.errors import DataError
 from sslpipe.random import hash_integers
@@ -41,11 +40,9 @@ Values = NDArray[Any]
 
 
 class Drawn(NamedTuple):
-    """The partners of n samples.
+    """The partners of n samples, (n,) int64 ids; a sample's own where both views show it.
 
-    Args:
-        ids: (n,) int64; a sample's own id where both views show it.
-        lonely: (n,) bool, those that should have a partner and have none.
+    `lonely` (n,) bool are those that should have a partner and have none.
     """
 
     ids: Integers
@@ -92,19 +89,14 @@ class _Runs(NamedTuple):
 
 
 class Partners:
-    """Draw the partners of an order's samples.
+    """Draw the partners of an order's samples: none that the order never serves, by its seed.
 
-    Args:
-        order: Of the run; its seed names the draws, and whom it never serves is no partner.
-        same: Columns in all of which partners have the same value.
-        near: What they are near in, too; needed where `same` is empty.
-        different: Columns in each of which they differ.
-        share: Of the samples for whom a partner is drawn at all, anew in each epoch.
-        reach: "split": among all samples. "window": among those that the order shuffles together,
-            which a stream holds in memory.
+    They have the same value in all columns of `same`, are `near` in another (needed without any),
+    and differ in each of `different`. `share` of the samples have one drawn, anew in each epoch.
+    With reach "split" it is among all samples, with "window" among those that the order shuffles
+    together, which a stream holds in memory.
 
-    Raises:
-        DataError: A column's kind cannot serve.
+    Raises: DataError where a column's kind cannot serve.
     """
 
     def __init__(
@@ -119,10 +111,10 @@ class Partners:
     ) -> None:
         self.order, self.share, self.reach = order, share, reach
         self.same, self.near, self.different = tuple(same), near, tuple(different)
-        self._bases = [column.groups for column in same]
+        self.bases = [column.groups for column in same]
         if near is not None and near.column.kind != "float":
-            self._bases.append(near.column.groups)
-        if reach == "split" and not self._bases:
+            self.bases.append(near.column.groups)
+        if reach == "split" and not self.bases:
             raise DataError(
                 "pairs.time is a column of floats, which are in no groups: give pairs.positive "
                 'as well, or pairs.reach = "window"'
@@ -157,11 +149,6 @@ class Partners:
         for rows, key in self._windows_of(step, streams):
             inside[rows] = np.isin(partners[rows], self._window(*key).ids)
         return inside
-
-    @property
-    def has_bases(self) -> bool:
-        """Whether partners can be looked for in all of the split."""
-        return bool(self._bases)
 
     # the draw
 
@@ -207,7 +194,7 @@ class Partners:
         return others
 
     def _list(self, own: tuple[float, ...], base: int, begin: int, size: int) -> Integers:
-        return self._filter(own, self._bases[base].pick(np.arange(begin, begin + size)))
+        return self._filter(own, self.bases[base].pick(np.arange(begin, begin + size)))
 
     def _filter(self, own: tuple[float, ...], candidates: Integers) -> Integers:
         return candidates[self._fit([np.array(value) for value in own], candidates)]
@@ -259,7 +246,7 @@ class Partners:
         base = sizes.argmin(0)
         columns = np.arange(len(ids))
         begin = np.stack([begin for begin, _ in spans])[base, columns]
-        arrays = tuple(groups.ids for groups in self._bases)
+        arrays = tuple(groups.ids for groups in self.bases)
         return _Runs(arrays, base, begin, sizes[base, columns])
 
     def _runs_in_windows(

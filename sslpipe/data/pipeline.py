@@ -166,12 +166,7 @@ def _padded(tensor: Tensor) -> int:
 
 
 class Upload:
-    """Copies images and their views' plan to a CUDA device on a stream of its own.
-
-    So the device computes meanwhile.
-
-    On any other device there is nothing to do.
-    """
+    """Copies images and their views' plan to a CUDA device on a stream of its own; else nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, None
@@ -222,17 +217,9 @@ def pipelined(
 ) -> Iterator[Batch]:
     """Yield collate_parts(item, [decode_part(p) for p in read(item)]) for each item, in order.
 
-    One thread reads in order, `num_workers` decode, one for every four of them makes batches.
-
-    Args:
-        items: What the batches are made of: step numbers, say.
-        read: The parts of an item, as bytes.
-        decode_part: One part, decoded; called in several threads at once.
-        collate_parts: The batch of an item and its decoded parts; what it launches on the device
-            goes to the stream of the copies.
-        num_workers: Threads that decode; 0: everything happens in the caller.
-        prefetch: How many items are prepared ahead.
-        device: Where the batches' images are.
+    One thread reads in order, `num_workers` decode, one for every four of them makes batches; with
+    none everything happens in the caller. `prefetch` items are prepared ahead. What `collate_parts`
+    launches on the device goes to the stream of the copies.
     """
     upload = Upload(device)
     if not num_workers:

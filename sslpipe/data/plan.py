@@ -65,13 +65,7 @@ def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
 
 
 def holdout_doubt(recipe: Recipe, split: Split, ids: NDArray[np.int64]) -> str:
-    """Say why kNN among the held-out samples says nothing, or little; '' where it does.
-
-    Args:
-        recipe: Of the run.
-        split: That is trained on.
-        ids: Those of `holdout_ids`.
-    """
+    """Say why kNN among the held-out samples, `ids`, says nothing, or little; '' where it does."""
     count, labels = recipe.data.holdout, split.labels_of(ids)
     labels = labels[labels >= 0]
     classes, paired = len(np.unique(labels)), with_a_partner(labels)

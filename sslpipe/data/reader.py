@@ -19,23 +19,19 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from sslpipe.data.cache import DiskCache
 from sslpipe.data.decode import BadSample
-from sslpipe.data.index import Split
+from sslpipe.data.index import BLOCK, IMAGE_SUFFIXES, Split
 from sslpipe.data.storage import is_remote, read_range
 
-BLOCK = 512  # bytes of a tar header, and what member sizes are rounded up to
 ADLER_PRIME = 65521
-IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 _EXTENSIONS = (b"x", b"g", b"X", b"L", b"K")  # pax and GNU: types of members that extend the next
 _MOST_EXTENSION = 64 * 1024  # bytes; a name takes up to 4096
 GAP_BYTES = 256 * 1024  # reading past fewer unwanted bytes is cheaper than another request
 
 
 class Raw(NamedTuple):
-    """A sample as it lies in its shard.
+    """A sample as in its shard: webdataset's key, and its encoded image or why there is none.
 
-    Args:
-        key: webdataset's; "" where it could not be read.
-        image: The encoded image, or why there is none. A view keeps all of its read in memory.
+    A view keeps all of its read in memory. The key is "" where it could not be read.
     """
 
     key: str
@@ -52,25 +48,14 @@ class Reader:
     """
 
     def __init__(
-        self,
-        split: Split,
-        *,
-        window_bytes: int,
-        cache: DiskCache | None = None,
+        self, split: Split, *, window_bytes: int = 64 * 2**20, cache: DiskCache | None = None
     ) -> None:
         self.split, self.window_bytes, self._cache = split, window_bytes, cache
         self._piped = lru_cache(maxsize=2)(_run_pipe)
         self._pipe_lock = threading.Lock()
 
     def rows(self, shard: int, rows: NDArray[np.int64]) -> list[Raw]:
-        """Read the samples at some rows of a shard, in the requested order.
-
-        Args:
-            shard: Its number in the split.
-            rows: (n,) rows of the shard, any order.
-
-        Returns:
-            One `Raw` a row; a sample that cannot be read as one holds a BadSample.
+        """Read the samples at some rows of a shard, (n,) in any order; bad ones are BadSamples.
 
         Raises:
             DataError: The shard itself cannot be read.

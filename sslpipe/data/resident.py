@@ -42,26 +42,10 @@ def resident_batches(
     prepare: Prepare | None = None,
     pairing: Pairing | None = None,
 ) -> Generator[Batch]:
-    """Yield the batches of `batches`, with the images on the device.
+    """Yield the batches of `batches`, with the images on the device; arguments as there.
 
-    Every process holds all images that are served.
-
-    Args:
-        split: Where the samples are.
-        order: Which sample stands where.
-        data: The recipe's [data].
-        run: The recipe's [run].
-        process: This process.
-        first_step: The global step to begin with.
-        device: Where the images are held.
-        on_bad: Called for every bad sample while the split is read, before the first batch.
-        on_progress: Called with the number of images of each decoded batch.
-        jpeg: See `ImageStore`.
-        prepare: As in `batches`.
-        pairing: As in `batches`.
-
-    Raises:
-        DataError: The images do not fit, or a place has no good stand-in.
+    Every process holds all images that are served. `on_progress` is called with the number of
+    images of each decoded batch. Raises: DataError, also where the images do not fit.
     """
     # decode everything once, into the device's memory
     bad: set[int] = set()
@@ -70,9 +54,7 @@ def resident_batches(
         bad.add(record.id)
         on_bad(record)
 
-    ids = np.concatenate(
-        [start + order.rows(k, np.arange(n)) for k, (start, n) in _shards(order, split)]
-    )
+    ids = np.setdiff1d(np.arange(len(split)), order.without)
     images, sizes, held = _read(split, ids, data, run, device, remember, on_progress, jpeg)
     place = np.full(len(split), -1, np.int64)  # of a sample among the images held
     place[held] = np.arange(len(held))
@@ -83,15 +65,12 @@ def resident_batches(
     def batch(step: int, parts: list[None]) -> Batch:
         epoch, ids = order.ids(step, streams)
         sources = _with_stand_ins(order, step, streams, ids, bad) if bad else ids
-        second = list[int | None]()
+        shown, partners = None, ids[:0]
         if pairing is not None and (drawn := pairing.drawn(step, streams)) is not None:
-            paired = (drawn.ids != ids) & (sources == ids) & (place[drawn.ids] >= 0)
-            second = [
-                i if there else None
-                for i, there in zip(drawn.ids.tolist(), paired.tolist(), strict=True)
-            ]
-        shown = np.append(sources, [i for i in second if i is not None]).astype(np.int64)
-        rows = torch.from_numpy(place[shown])
+            paired = (sources == ids) & (place[drawn.ids] >= 0)
+            shown = np.where(paired, drawn.ids, sources)
+            partners = shown[shown != sources]
+        rows = torch.from_numpy(place[np.append(sources, partners)])
         selected = Batch(
             images.index_select(0, send([rows], device)[0]).permute(0, 3, 1, 2),
             sizes[rows],
@@ -101,7 +80,7 @@ def resident_batches(
             epoch,
         )
         if pairing is not None:
-            selected = pairing.describe(step, streams, selected, second)
+            selected = pairing.describe(step, streams, selected, shown)
         return prepare(step, selected) if prepare else selected
 
     if device.type == "cuda":
@@ -128,12 +107,6 @@ def _with_stand_ins(
 
     pairs = zip(positions, ids.tolist(), strict=True)
     return np.array([source(*at, sample_id) for at, sample_id in pairs], np.int64)
-
-
-def _shards(order: Order, split: Split) -> list[tuple[int, tuple[int, int]]]:
-    """(shard, (its first id, how many of its samples are served)) for each."""
-    pairs = zip(split.starts[:-1].tolist(), order.kept.tolist(), strict=True)
-    return list(enumerate(pairs))
 
 
 def _read(

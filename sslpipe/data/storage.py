@@ -98,13 +98,10 @@ def read_bytes(url: str) -> bytes:
 
 
 def load_array(file: str | BinaryIO, *, mapped: bool = False) -> NDArray[Any]:
-    """Read or map a .npy file, one thread at a time.
+    """Read or map a .npy file, one thread at a time. Raises: many kinds, where it is damaged.
 
     numpy evaluates the header as Python, and where two threads do so before Python 3.11.8 or 3.12.2
     one of them may fail with "AST constructor recursion depth mismatch" (python/cpython 106905).
-
-    Raises:
-        Exception: Of many kinds, where it is damaged.
     """
     with _ONE_HEADER:
         array: NDArray[Any] = np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
@@ -114,8 +111,7 @@ def load_array(file: str | BinaryIO, *, mapped: bool = False) -> NDArray[Any]:
 def read_range(url: str, start: int, end: int) -> bytes:
     """Read bytes `start` (inclusive) to `end` (exclusive), by one read or range request.
 
-    Raises:
-        DataError: They cannot be read, or fewer come back.
+    Raises: DataError where they cannot be read, or fewer come back.
     """
     fault("storage.read_range")
     try:
@@ -185,8 +181,7 @@ def _cannot_read(url: str, error: Exception) -> DataError:
 def _retry(call: Callable[[], T], url: str) -> T:
     """The call's value; tried again, after a while, where it fails, but not for a missing file.
 
-    Every error counts as one that may pass: each store's package has its own, also for a
-    connection that broke.
+    Every error counts as one that may pass: each store's package has its own.
     """
     for attempt in range(RETRIES + 1):
         try:

@@ -36,8 +36,7 @@ class ImageStore:
         on_bad: Called once for each bad sample, from any thread.
         recent_bytes: Of the images decoded last, which stay even without `keep`: where partners
             are drawn, an image is soon wanted again.
-        jpeg: Decodes plain JPEGs, many at once (see nvjpeg.py); by default they are decoded one by
-            one on the CPU.
+        jpeg: Decodes plain JPEGs, many at once (nvjpeg.py); else the CPU does, one by one.
     """
 
     def __init__(
@@ -84,16 +83,10 @@ class ImageStore:
         decoded: Image | None = None,
         slot: NDArray[np.uint8] | None = None,
     ) -> Image | None:
-        """Decode one sample, or take it from the cache.
+        """Decode one sample, or take it from the cache: (3, h, w) uint8, or None where it is bad.
 
-        Args:
-            sample_id: Its place in the split.
-            raw: Its bytes, where they are read already.
-            decoded: Its pixels, where another decoder made them; see `decode`.
-            slot: See `decode`; only where the store `keeps_nothing`.
-
-        Returns:
-            (3, h, w) uint8, or None where the sample is bad.
+        `raw` are its bytes, where they are read already, and `decoded` its pixels, where another
+        decoder made them. `slot` as in `decode`, only where the store `keeps_nothing`.
         """
         if sample_id in self._kept:
             return self._kept[sample_id]
@@ -103,8 +96,6 @@ class ImageStore:
             return recent
         raw = raw or self.reader.one(sample_id)
         try:
-            if isinstance(raw.image, BadSample):
-                raise raw.image
             image = decode(raw.image, self.canvas_px, decoded, slot)
         except BadSample as error:
             self._report(sample_id, raw.key, str(error))

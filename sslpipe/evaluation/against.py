@@ -33,10 +33,8 @@ LEVEL = 0.05
 class Scores(NamedTuple):
     """What each test sample scored.
 
-    Args:
-        of: (features, whitened, measure) -> (Q,) bool of "kNN" and "linear", (q,) float64 of
-            "Recall@1" and "MAP@R".
-        classes: (q,) int64, labels of the retrieval's queries.
+    `of` maps (features, whitened, measure) to (Q,) bool of "kNN" and "linear", to (q,) float64 of
+    "Recall@1" and "MAP@R"; `classes` are the (q,) labels of the retrieval's queries.
     """
 
     of: dict[tuple[str, bool, str], NDArray[Any]]
@@ -69,15 +67,9 @@ def compare_all(
 ) -> list[Tree]:
     """Compare each of our features with each other network's, on every measure there is.
 
-    Args:
-        names: Ours.
-        others: Theirs.
-        start: Which of them the run started from.
-        scores: Of all of them.
-        known_classes: Whether train has the classes of most test samples.
-
-    Returns:
-        A plain value each, see `suite_file`; of two networks the one that decides first.
+    `start` is the network that the run started from; `known_classes` says whether train has the
+    classes of most test samples. Rows are those of `suite_file`; of two networks the one that
+    decides is first.
     """
     found: list[Tree] = []
     joint_p: list[float] = []  # of the deciding rows
@@ -103,12 +95,7 @@ def compare_all(
 
 
 def _decide(scores: Scores, forms: Sequence[Tree]) -> tuple[Tree, float]:
-    """Choose the form that decides, and the p-value of an answer that scale does not make.
-
-    Args:
-        scores: Of all networks.
-        forms: The comparison of two networks in each form.
-    """
+    """Choose the form that decides, and the p-value of an answer that scale does not make."""
     # the form in which both together score more: it stays the same if the two change places
     deciding = max(forms, key=lambda row: row["value"] + row["against_value"])
     p, ahead = deciding["p"], deciding["difference"] > 0

@@ -24,7 +24,7 @@ from sslpipe.evaluation.difference import Difference, holm, paired_means
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.label_free import view_recall
 from sslpipe.evaluation.retrieval import retrieval_per_query
-from sslpipe.evaluation.whiten import fit_powers
+from sslpipe.evaluation.whiten import FLOOR, fit_powers
 from sslpipe.random import permutation
 from sslpipe.registry import REFUSALS
 
@@ -40,15 +40,11 @@ Parts = tuple[str, ...]  # names of the candidates that stand side by side
 
 
 class Ranked(NamedTuple):
-    """A row of the ranking.
+    """A row of the ranking: one candidate or the parts of a join.
 
-    Args:
-        parts: One candidate, or those of a join.
-        power: Of the flattening; None: the features as they are.
-        score: What it is ranked by: MAP@R of the choosing half, or view recall.
-        values: Metric -> mean of the reporting half; {} without labels.
-        more: Metric -> difference to the base there.
-        p: Of no difference of MAP@R, adjusted for all rows.
+    `power` is that of the flattening, None: as they are. `score` ranks: MAP@R of the choosing half,
+    or view recall. `values` are metrics of the reporting half, {} without labels, and `more` their
+    differences to the base; `p` is of no difference of MAP@R, adjusted for all rows.
     """
 
     parts: Parts
@@ -68,13 +64,8 @@ class Ranked(NamedTuple):
 class CornerViews(EvalView):
     """Two views of an image: its top-left corner, and its bottom-right one, mirrored.
 
-    Each has half of the area that the given view sees. Features are those of both views, (B, 2 F).
-
-    Args:
-        view: Of the network: size, mean, std and interpolation are its own.
-
-    Raises:
-        DataError: It is of a join of several.
+    Each has half of the area that the given view sees, whose size, mean and std it keeps. Features
+    are those of both, (B, 2 F). The view of a join is a DataError.
     """
 
     def __init__(self, view: EvalView) -> None:
@@ -101,20 +92,12 @@ def side_by_side(features: Mapping[str, Embeddings], parts: Parts) -> Embeddings
 
 
 def check_features(name: str, rows: Embeddings, first: Embeddings) -> None:
-    """Raise DataError where features cannot be compared: too few, all equal, or other images'.
-
-    Args:
-        name: Of the candidate.
-        rows: Its features.
-        first: Those of the first candidate.
-    """
+    """Raise DataError where features are too few, all equal, or other images' than the first's."""
     if not torch.equal(rows.ids, first.ids):
         raise DataError(f"{name} reads other images than the first candidate; are files changing?")
+    few = f"{len(rows.ids)} images are too few to compare features on"
     if len(rows.ids) < LEAST_IMAGES:
-        raise DataError(
-            f"{len(rows.ids)} images are too few to compare features on; give {LEAST_IMAGES} or "
-            "more"
-        )
+        raise DataError(f"{few}; give {LEAST_IMAGES} or more")
     spread = (rows.features - rows.features[:1]).abs().max()
     if float(spread) <= 1e-6 * float(rows.features.abs().max()):
         raise DataError(
@@ -136,12 +119,8 @@ def rank_with_labels(
     """Rank rows, each as it is and flattened by POWERS, by the labels of half the classes.
 
     Each half is searched in itself; its spectrum is that of all images that are not in it. Images
-    without a label, or alone in their class, are in neither.
-
-    Args:
-        features: Candidate -> features of the same images, as `check_features` passes them.
-        rows: What to rank; the first, as it is, is what the others are compared with.
-        seed: Of the halves.
+    without a label, or alone in their class, are in neither. The first row, as it is, is what the
+    others are compared with; `seed` cuts the halves.
     """
     labels = next(iter(features.values())).labels.cpu().numpy()
     halves = [torch.from_numpy(np.isin(labels, own)) for own in _halves(labels, seed)]
@@ -172,10 +151,7 @@ def rank_without_labels(
 ) -> list[Ranked]:
     """Rank rows, flattened by UNLABELLED_POWER, by how well they know an image's other corner.
 
-    Args:
-        features: Candidate -> features of the same images.
-        corners: Candidate -> features (N, 2 F) by its `CornerViews`.
-        rows: What to rank.
+    `corners` has each candidate's features (N, 2 F) by its `CornerViews`.
     """
     ranked = []
     for parts in rows:
@@ -199,10 +175,8 @@ def best_forms(ranked: Sequence[Ranked]) -> list[int]:
 
 def to_json(ranked: Sequence[Ranked], identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return plain values: the rows, and all that decided them."""
-    rows = [
-        {**row._asdict(), "more": {m: each._asdict() for m, each in row.more.items()}}
-        for row in ranked
-    ]
+    more = ({m: each._asdict() for m, each in row.more.items()} for row in ranked)
+    rows = [{**row._asdict(), "more": own} for row, own in zip(ranked, more, strict=True)]
     return {"identity": _identity(identity), "rows": rows}
 
 
@@ -220,6 +194,45 @@ def _identity(given: Mapping[str, Any]) -> Any:
     """Add the rules to what is ranked, and write it as JSON has it."""
     rules = {"powers": POWERS, "unlabelled": UNLABELLED_POWER, "by": CHOSEN_BY}
     return json.loads(json.dumps({**given, **rules}))
+
+
+def choose_power(
+    rows: Embeddings, floor: float = FLOOR, dims: int | None = None, seed: int = 0
+) -> tuple[float, str]:
+    """Choose how far to flatten the spectrum of features, and say why.
+
+    With labels by MAP@R: each half of the classes is searched in itself, flattened by the spectrum
+    of all rows that are not in it. Of many rows each class has its share of MOST_COMPARED. Without
+    labels UNLABELLED_POWER, which docs/graded.md measures.
+
+    Args:
+        rows: Features of a train split, not whitened.
+        floor: As `fit_whitening` takes it.
+        dims: As `fit_whitening` takes it.
+        seed: Of the halves.
+
+    Returns:
+        One of POWERS, and a sentence.
+    """
+    labels = rows.labels.cpu().numpy()
+    if (lacking := why_unlabelled(labels)) is not None:
+        return UNLABELLED_POWER, f"power {UNLABELLED_POWER:g}, as labels cannot choose: {lacking}"
+    scores: dict[float | None, list[float]] = {power: [] for power in (None, *POWERS)}
+    for own in _halves(labels, seed):
+        each = max(2, MOST_COMPARED // len(own))  # images of a class
+        queries = np.concatenate([np.flatnonzero(labels == label)[:each] for label in own])
+        half = rows.rows(torch.from_numpy(queries[:MOST_COMPARED]))
+        others = rows.rows(torch.from_numpy(~np.isin(labels, own)))
+        scores[None].append(float(_scores(half)[CHOSEN_BY].mean()))
+        for power, flatten in zip(POWERS, fit_powers(others, POWERS, floor, dims), strict=True):
+            scores[power].append(float(_scores(flatten(half))[CHOSEN_BY].mean()))
+    mean = {power: sum(each) / 2 for power, each in scores.items()}
+    best = max(POWERS, key=lambda power: mean[power])
+    worse = "; flattening does not help here: --pca keeps distances" * (mean[None] > mean[best])
+    return best, (
+        f"power {best:g}: {CHOSEN_BY} {mean[best]:.1%} within classes of TRAIN whose spectrum was "
+        f"not used; as they are {mean[None]:.1%}{worse}"
+    )
 
 
 def _with_matches(labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Z95 = 1.959963984540054  # the normal distribution's 97.5 % quantile
 MOST_KEPT = 2**22  # numbers of resamples that are drawn once, 32 MB
@@ -26,14 +26,10 @@ Hits = NDArray[np.bool_]
 
 
 class Difference(NamedTuple):
-    """Ours minus theirs.
+    """Ours minus theirs, of two means.
 
-    Args:
-        value: Of the two means.
-        interval95: Its 95 % interval, in [-1, 1].
-        p: Two-sided p-value of no difference; below 0.05 just where the interval excludes 0.
-        unit: What the interval is over: "images", "classes" or "seeds".
-        number: How many of them.
+    `interval95` lies in [-1, 1]; `p` is two-sided, below 0.05 just where the interval excludes 0;
+    `unit` is what the interval is over: "images", "classes" or "seeds", and `number` how many.
     """
 
     value: float
@@ -62,10 +58,7 @@ def paired_top1(ours: Hits, theirs: Hits) -> Difference:
 def paired_means(ours: Floats, theirs: Floats, classes: Integers) -> Difference:
     """Compare two means over the same queries by leaving out a class at a time.
 
-    Args:
-        ours: (Q,) in [0, 1], what each query scores.
-        theirs: (Q,) the same for the other features.
-        classes: (Q,) labels, of two classes or more.
+    `ours` and `theirs` are (Q,) in [0, 1]; `classes` (Q,) labels, of two classes or more.
 
     Source:
         Shao and Tu 1995, The Jackknife and Bootstrap, section 1.4 (delete-one-group, for a ratio);
@@ -103,12 +96,7 @@ def mean_over_seeds(values: Sequence[float]) -> tuple[float, float, Interval]:
 
 
 def class_means95(values: Floats, classes: Integers) -> list[Interval]:
-    """Compute the columns' intervals as `paired_means` does, against nothing.
-
-    Args:
-        values: (Q, columns) in [0, 1], what each query scores.
-        classes: (Q,) labels, of two classes or more.
-    """
+    """Compute (Q, columns)' intervals as `paired_means` does, against nothing."""
     nothing = np.zeros(len(values))
     ends = (paired_means(column, nothing, classes).interval95 for column in values.T)
     return [(max(0.0, low), high) for low, high in ends]
@@ -193,7 +181,12 @@ def bootstrap_means95(values: Floats, *, resamples: int = 1000, seed: int = 0) -
     for resample in range(resamples):
         times = np.bincount(generator.integers(rows, size=rows), minlength=rows)
         means[resample] = times @ values / rows
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+    return quantiles95(means)
+
+
+def quantiles95(resampled: ArrayLike) -> list[Interval]:
+    """Return the 2.5 % and 97.5 % quantiles of each column, (resamples, columns)."""
+    low, high = np.quantile(np.asarray(resampled), [0.025, 0.975], axis=0)
     return [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
 
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from sslpipe.data.index import Split
 from sslpipe.data.loader import one_pass
 from sslpipe.data.pipeline import Batch
-from sslpipe.data.reader import Reader
 from sslpipe.data.store import OnBad, Quarantined
 from sslpipe.distributed import Rank, agree, all_gather_rows
 from sslpipe.errors import DataError, shown
@@ -55,19 +54,14 @@ class Embeddings(NamedTuple):
 
 
 class View(Protocol):
-    """A module that makes images for the backbone, and one row a sample of their features."""
+    """A module that makes a batch's images for the backbone, (n B, 3, S, S), and joins features.
 
-    def to(self, device: torch.device | str) -> Any:
-        """Move to where the backbone is."""
-        ...
+    `reduced` makes one row a sample of the features of its n images, (n B, F).
+    """
 
-    def make_views(self, batch: Batch) -> Tensor:
-        """Make the backbone's images, (n B, 3, S, S)."""
-        ...
-
-    def reduced(self, features: Tensor) -> Tensor:
-        """Join the features of a sample's n images: (n B, F) -> one row a sample."""
-        ...
+    def to(self, device: torch.device | str) -> Any: ...  # noqa: D102
+    def make_views(self, batch: Batch) -> Tensor: ...  # noqa: D102
+    def reduced(self, features: Tensor) -> Tensor: ...  # noqa: D102
 
 
 def embed(
@@ -75,17 +69,11 @@ def embed(
     view: View,
     split: Split,
     *,
-    ids: ArrayLike | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
-    batch_size: int = 256,
-    canvas_px: int = 256,
-    num_workers: int = 2,
     device: torch.device | str = "cpu",
     rows_on: torch.device | str = "cpu",
-    progress: Callable[[int], None] | None = None,
-    on_bad: OnBad | None = None,
-    reader: Reader | None = None,
     network: str | None = "the backbone",
+    **options: Any,
 ) -> Embeddings:
     """Compute features of each sample, exactly once, in id order. Collective.
 
@@ -94,39 +82,22 @@ def embed(
             is restored, and neither its parameters nor its buffers change (checked by hash).
         view: Makes its images.
         split: Where the samples are.
-        ids: (n,) the samples wanted, sorted; all of the split by default.
         process: This process, which embeds its share; every process returns all rows.
-        batch_size: Samples a forward.
-        canvas_px: Images with a longer side are reduced to it when they are decoded.
-        num_workers: Threads that decode.
         device: Where the backbone is.
         rows_on: Where the rows are wanted: the CPU, or `device` for an evaluation there.
-        progress: Called with the number of samples of each batch done on this process.
-        on_bad: Called for each sample that cannot be decoded, which then has no row; without it, a
-            DataError.
-        reader: Of the split, where how it reads matters; see `one_pass`.
-        network: Names the backbone where features are not finite; None: they need not be.
-
-    Raises:
-        DataError: No sample can be read, one is bad where there is no `on_bad`, or features are not
-            finite.
+        network: Names the backbone where features are not finite, a DataError; None: they may be.
+        **options: `progress`, called with the number of samples of each batch done here, and those
+            of `one_pass`: ids, batch_size, canvas_px, num_workers, on_bad, reader. A sample that
+            cannot be decoded has no row where there is `on_bad`, else it is a DataError.
     """
-    local = embed_here(
-        backbone,
-        view,
-        split,
-        ids=ids,
-        process=process,
-        batch_size=batch_size,
-        canvas_px=canvas_px,
-        num_workers=num_workers,
-        device=device,
-        rows_on=rows_on,
-        progress=progress,
-        on_bad=on_bad,
-        reader=reader,
-    )
-    together = _gather(local, device, rows_on)
+    places: dict[str, Any] = {"device": device, "rows_on": rows_on}
+    local = embed_here(backbone, view, split, process=process, **places, **options)
+    widths = torch.tensor([local.features.shape[1]], device=device)
+    width = int(all_gather_rows(widths).max())  # a process without rows does not know it
+    if len(local.ids) == 0:
+        local = local._replace(features=local.features.new_zeros(0, width))
+    rows = (all_gather_rows(tensor.to(device)).to(rows_on) for tensor in local)
+    together = Embeddings(*rows)
     if len(together.ids) == 0:
         raise DataError(f"split {split.name!r}: no sample of it could be read")
     if not bool((together.ids[1:] > together.ids[:-1]).all()):
@@ -149,8 +120,8 @@ def embed_here(
     view: View,
     split: Split,
     *,
-    ids: ArrayLike | None,
-    device: torch.device | str,
+    ids: ArrayLike | None = None,
+    device: torch.device | str = "cpu",
     rows_on: torch.device | str = "cpu",
     progress: Callable[[int], None] | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
@@ -184,17 +155,6 @@ def embed_here(
     return Embeddings(*(tensor[:done].to(rows_on) for tensor in made))
 
 
-def _gather(
-    local: Embeddings, device: torch.device | str, rows_on: torch.device | str
-) -> Embeddings:
-    """Every process's rows on every process; the numbers of rows may differ."""
-    widths = torch.tensor([local.features.shape[1]], device=device)
-    width = int(all_gather_rows(widths).max())  # a process without rows does not know it
-    if len(local.ids) == 0:
-        local = local._replace(features=local.features.new_zeros(0, width))
-    return Embeddings(*(all_gather_rows(tensor.to(device)).to(rows_on) for tensor in local))
-
-
 def save_embeddings(
     path: str | Path,
     embeddings: Embeddings,
@@ -203,14 +163,8 @@ def save_embeddings(
 ) -> None:
     """Write a safetensors file, or numpy's npz where the name ends so.
 
-    Args:
-        path: Its folder is made where it is not there.
-        embeddings: The rows.
-        facts: Where they come from (backbone hash, data, view, split).
-        dtype: Of the features in the file, float32 or float16.
-
-    Raises:
-        DataError: Features are beyond float16.
+    `facts` say where the rows come from (backbone hash, data, view, split); `dtype` is that of the
+    features in the file. Features beyond float16 are a DataError.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -237,9 +191,8 @@ def save_embeddings(
 def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
     """Read rows, features as float32, and facts as they were saved; nothing is unpickled.
 
-    Raises:
-        DataError: The file is none of ours, is damaged, has no rows, or features that are not
-            finite.
+    A file that is none of ours, damaged, empty, or with features that are not finite is a
+    DataError.
     """
     rows, facts = read_embeddings(Path(path))
     check_embeddings(rows, str(path), labelled=False)
@@ -254,12 +207,10 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
         tensors, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
     except UNREADABLE as error:
         raise DataError(f"cannot read embeddings from {path}: {error}") from error
-    missing = sorted({*Embeddings._fields} - {*tensors})
+    missing = ", ".join(sorted({*Embeddings._fields} - {*tensors}))
     if missing or text is None:
-        raise DataError(
-            f"{path} holds no embeddings (no {', '.join(missing) or 'facts'}); "
-            "write one with `sslpipe embed`"
-        )
+        write = "write one with `sslpipe embed`"
+        raise DataError(f"{path} holds no embeddings (no {missing or 'facts'}); {write}")
     checksum = tensors.pop(CHECKSUM, None)  # absent in files of earlier versions
     if checksum is not None and checksum.tolist() != [*content_sha256(tensors, text)]:
         raise DataError(f"{path} is damaged: its sha256 is another one; embed again")
@@ -297,15 +248,9 @@ COMPARED = ("backbone_sha256", "view", "whitening_sha256", "canvas_px", "dtype")
 
 
 def check_comparable(train: dict[str, Any], test: dict[str, Any], *, itself: bool = True) -> None:
-    """Check that two files' features were made alike.
+    """Check, from the facts of two files, that their features were made alike. Raises: DataError.
 
-    Args:
-        train: Facts of the one file.
-        test: Facts of the other.
-        itself: Whether both may be of one split.
-
-    Raises:
-        DataError: They were not.
+    Unless `itself`, both may not be of one split.
     """
     for key in COMPARED:
         if train.get(key) != test.get(key):
@@ -344,11 +289,7 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None]:
 
 
 def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> None:
-    """Check shapes, types, that features are finite and, if `labelled`, that labels are there.
-
-    Raises:
-        DataError: Something is wrong; `name` says where.
-    """
+    """Check shapes, types, that features are finite and, if `labelled`, that labels are there."""
     features, labels, ids = rows
     if features.dtype != torch.float32 or features.ndim != 2 or features.shape[1] == 0:
         raise DataError(
@@ -383,9 +324,6 @@ def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> N
 
 PART_SAMPLES = 4096
 
-Finish = Callable[[Embeddings], Embeddings]
-Bar = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-
 
 def embed_to_file(
     out: Path,
@@ -397,19 +335,17 @@ def embed_to_file(
     network: str = "the backbone",
     process: Rank = Rank(),  # noqa: B008 (immutable)
     dtype: torch.dtype = torch.float32,
-    finish: Finish | None = None,
-    batch_size: int = 256,
+    finish: Callable[[Embeddings], Embeddings] | None = None,
     canvas_px: int = 256,
-    num_workers: int = 2,
-    device: torch.device | str = "cpu",
-    bar: Bar | None = None,
+    bar: Callable[[int], AbstractContextManager[Callable[[int], None]]] | None = None,
     on_bad: OnBad | None = None,
+    **reading: Any,
 ) -> None:
     """Write features, labels and ids of each sample of the split, once, in id order. Collective.
 
     Args:
         out: The file; see `save_embeddings` for its kinds.
-        backbone: Images (B, 3, S, S) -> (B, F).
+        backbone: As in `embed`.
         view: Makes its images.
         split: Where the samples are.
         facts: What decides the features, plain values; parts of other facts are thrown away. The
@@ -418,59 +354,64 @@ def embed_to_file(
         process: This process, which embeds every world_size-th part.
         dtype: Of the features in the file, float32 or float16.
         finish: What is done to the rows of each part: whitening, say.
-        batch_size: Samples a forward.
-        canvas_px: Images with a longer side are reduced to it when they are decoded.
-        num_workers: Threads that decode.
-        device: Where the backbone is.
+        canvas_px: As in `embed`.
         bar: Takes the number of samples left to this process and gives a context; what that yields
             is called with the size of each batch done.
         on_bad: As in `embed`.
+        **reading: batch_size, num_workers and device of `embed`.
 
     Raises:
-        DataError: As `embed`, or features are not finite; what was done until then is kept.
+        DataError: As `embed`; what was done until then is kept.
     """
     # which parts are missing: one answer on all processes
     parts = out.with_name(f".{out.name}.parts")
     facts = {**facts, "canvas_px": canvas_px, "dtype": str(dtype).removeprefix("torch.")}
-    numbers = range(-(-len(split) // PART_SAMPLES))
+    all_ids = np.arange(len(split), dtype=np.int64)
+    ids = [all_ids[at : at + PART_SAMPLES] for at in range(0, len(split), PART_SAMPLES)]
+    files = [parts / f"{number:06d}.safetensors" for number in range(len(ids))]
     if process.rank == 0:
         with _room_for(out):
             _open(parts, {**facts, "part_samples": PART_SAMPLES, "samples": len(split)})
     agree(False)  # the others wait for rank 0
-    done = {number for number in numbers if _part(parts, number).is_file()}
+    todo = [part for part in zip(files, ids, strict=True) if not part[0].is_file()]
     agree(False)  # all have looked before the first writes
 
     # each process embeds its share of them
-    todo = [number for number in numbers if number not in done][process.rank :: process.world_size]
-    left = sum(len(_ids(split, number)) for number in todo)
+    todo = todo[process.rank :: process.world_size]
+    left = sum(len(own) for _, own in todo)
+    bad: list[Quarantined] = []
+
+    def report(one: Quarantined) -> None:
+        bad.append(one)
+        assert on_bad is not None
+        on_bad(one)
+
     with nullcontext() if bar is None else bar(left) as progress:
-        for number in todo:
-            bad: list[Quarantined] = []
+        for file, own in todo:
+            bad.clear()
             rows = embed_here(
                 backbone,
                 view,
                 split,
-                ids=_ids(split, number),
+                ids=own,
                 process=Rank(),
-                batch_size=batch_size,
                 canvas_px=canvas_px,
-                num_workers=num_workers,
-                device=device,
                 progress=progress,
-                on_bad=None if on_bad is None else _both(on_bad, bad),
+                on_bad=None if on_bad is None else report,
+                **reading,
             )
             check_rows(rows, split.name, network)
             if finish is not None and len(rows.ids):
                 rows = finish(rows)
             left_out = [one._asdict() for one in sorted(bad)]
             with _room_for(out):
-                save_embeddings(_part(parts, number), rows, {"left_out": left_out}, dtype)
+                save_embeddings(file, rows, {"left_out": left_out}, dtype)
     agree(False)
 
     # rank 0 joins them into one file
     if process.rank == 0:
         with _room_for(out):
-            _join(out, [_part(parts, number) for number in numbers], split, facts, dtype)
+            _join(out, files, split, facts, dtype)
         shutil.rmtree(parts)
     agree(False)
 
@@ -498,23 +439,6 @@ def _open(parts: Path, identity: dict[str, Any]) -> None:
     shutil.rmtree(parts, ignore_errors=True)
     make_folder(parts.parent, parts.name)
     write_atomically(path, text)
-
-
-def _part(parts: Path, number: int) -> Path:
-    return parts / f"{number:06d}.safetensors"
-
-
-def _ids(split: Split, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    first = number * PART_SAMPLES
-    return np.arange(first, min(first + PART_SAMPLES, len(split)), dtype=np.int64)
-
-
-def _both(on_bad: OnBad, bad: list[Quarantined]) -> OnBad:
-    def report(one: Quarantined) -> None:
-        bad.append(one)
-        on_bad(one)
-
-    return report
 
 
 def _join(

@@ -20,10 +20,7 @@ NO_CORRELATION = 1e-8  # with the values: rounding
 class Erasure(NamedTuple):
     """An affine map of features: x - left right^T (x - mean), all float64.
 
-    Args:
-        mean: (F,).
-        left: (F, R), the directions that are taken away.
-        right: (F, R), what reads how much of each there is; right^T left is the identity.
+    `left` (F, R) are the directions taken away, `right` (F, R) reads how much of each there is.
     """
 
     mean: Tensor
@@ -54,10 +51,7 @@ def fit_erasure(train: Embeddings, columns: Mapping[str, ArrayLike]) -> Erasure:
 
     No linear probe that is fitted on these rows, by any convex loss, then tells the values apart
     better than a constant does. A reader that is not linear may, and on other rows a little stays.
-
-    Args:
-        train: Rows.
-        columns: Name -> (N,) integers, negative where the row has no value. All are erased.
+    `columns` has (N,) integers by name, negative where the row has no value; all are erased.
 
     Raises:
         DataError: A column has other than N numbers or fewer than two values, or nothing is left.

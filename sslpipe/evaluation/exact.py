@@ -59,11 +59,8 @@ def exact_similarities(
 def float32_error(width: int) -> float:
     """Bound how far a float32 dot product of unit vectors, and its rounding, can be off.
 
-    The bound is probabilistic, with lambda = 8: exceeded with a chance of 3e-14 times the width,
-    whatever the order of the sum.
-
-    Source:
-        Higham and Mary 2019, SIAM J. Sci. Comput. 41(5).
+    Probabilistic, with lambda = 8: exceeded with a chance of 3e-14 times the width, whatever the
+    order of the sum. Source: Higham and Mary 2019, SIAM J. Sci. Comput. 41(5).
     """
     unit_roundoff = 2.0**-24
     return float((8 * width**0.5 + 2) * unit_roundoff)
@@ -72,9 +69,7 @@ def float32_error(width: int) -> float:
 def rank_keys(similarities: Tensor, rows: Tensor) -> Tensor:
     """Make int64 keys, all different in a row: larger is nearer, of equal ones the first.
 
-    Args:
-        similarities: (q, N) float32; -inf is smaller than every number; there are no NaN.
-        rows: (N,) the bank's row of each column.
+    `similarities` (q, N) float32 have no NaN; `rows` (N,) are the bank's.
     """
     bits = (similarities + 0.0).view(torch.int32).long()  # + 0.0: -0 and 0 are equal
     ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
@@ -84,10 +79,7 @@ def rank_keys(similarities: Tensor, rows: Tensor) -> Tensor:
 def best(similarities: Tensor, rows: Tensor, k: int) -> Neighbours:
     """Keep the k nearest of the columns, nearest first.
 
-    Args:
-        similarities: (q, n) float32; -inf for what may not be found.
-        rows: (n,) or (q, n) int64, the bank's row of each column.
-        k: At most n.
+    `similarities` (q, n) are -inf for what may not be found; `rows` (n,) or (q, n) are the bank's.
     """
     columns = rank_keys(similarities, rows).topk(k, dim=1).indices  # (q, k)
     return Neighbours(
@@ -99,33 +91,20 @@ def among_all(
     bank: Tensor, queries: Tensor, k: int, bank_ids: Tensor | None, ids: Tensor | None
 ) -> Neighbours:
     """Find the k nearest with every similarity computed exactly; rows in fixed point."""
-    found: list[Neighbours] = []  # of each part of the bank, the best among it and those before
+    numbers, found = EXACT_NUMBERS * (32 if bank.is_cuda else 1), list[Neighbours]()
     for first in range(0, len(bank), BANK_PART):
-        rows = slice(first, first + BANK_PART)
-        own = None if bank_ids is None else bank_ids[rows]
-        found.append(_among_some(bank[rows], queries, k, own, ids, first))
-        if len(found) > 1:
+        some = torch.arange(first, min(first + BANK_PART, len(bank)), device=bank.device)
+        wide, parts = bank[first : first + BANK_PART].double(), []
+        step = max(1, numbers // len(some))
+        for start in range(0, max(1, len(queries)), step):
+            part = slice(start, start + step)
+            similarities = (queries[part].double() @ wide.T).float()  # (q, N)
+            if bank_ids is not None and ids is not None:
+                own = bank_ids[first : first + BANK_PART] == ids[part, None]
+                similarities.masked_fill_(own, -torch.inf)
+            parts.append(best(similarities, some, min(k, len(some))))
+        found.append(Neighbours(*(torch.cat(columns) for columns in zip(*parts, strict=True))))
+        if len(found) > 1:  # the best among this part and those before
             indices, similarities = (torch.cat(side, 1) for side in zip(*found, strict=True))
             found = [best(similarities, indices, min(k, indices.shape[1]))]
     return found[0]
-
-
-def _among_some(
-    bank: Tensor,
-    queries: Tensor,
-    k: int,
-    bank_ids: Tensor | None,
-    ids: Tensor | None,
-    first: int,
-) -> Neighbours:
-    wide, parts = bank.double(), []
-    rows = torch.arange(first, first + len(bank), device=bank.device)
-    numbers = EXACT_NUMBERS * (32 if bank.is_cuda else 1)
-    step = max(1, numbers // len(bank))
-    for start in range(0, max(1, len(queries)), step):
-        part = slice(start, start + step)
-        similarities = (queries[part].double() @ wide.T).float()  # (q, N)
-        if bank_ids is not None and ids is not None:
-            similarities.masked_fill_(bank_ids == ids[part, None], -torch.inf)
-        parts.append(best(similarities, rows, min(k, len(bank))))
-    return Neighbours(*(torch.cat(columns) for columns in zip(*parts, strict=True)))

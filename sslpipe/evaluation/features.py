@@ -12,7 +12,6 @@ from torch import nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split, load_index
-from sslpipe.data.store import OnBad
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings
 from sslpipe.models.backbones import Backbone, build_backbone
@@ -25,11 +24,7 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 def two_splits(index: DatasetIndex, train_split: str, test_split: str) -> tuple[Split, Split]:
-    """Return both splits, with their files checked.
-
-    Raises:
-        DataError: Where they are one split, absent, or their files are not as indexed.
-    """
+    """Return both splits, with their files checked; that they are one is a DataError."""
     if train_split == test_split:
         raise DataError(
             f"--train-split and --test-split are both {test_split!r}: every sample would find "
@@ -44,9 +39,7 @@ def two_splits(index: DatasetIndex, train_split: str, test_split: str) -> tuple[
 def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, Any]) -> Split:
     """Open the split that a features file was embedded from.
 
-    Raises:
-        DataError: The file is of another data set, or of none that is known, or its ids are no
-            different samples of the split.
+    It is a DataError where the data set is another one, or the ids are no different samples of it.
     """
     index = load_index(data)
     if not index.has_sha256(metadata.get("data_sha256")) or "split" not in metadata:
@@ -75,31 +68,19 @@ def embed_with_baselines(
     splits: tuple[Split, Split],
     *,
     untrained: nn.Module | None,
-    saved: Mapping[str, Embeddings] = MappingProxyType({}),
-    progress: Progress | None = None,
-    on_bad: OnBad | None = None,
     **options: Any,
 ) -> dict[str, tuple[Embeddings, Embeddings]]:
-    """Embed a train and a test split by a backbone, by the same network untrained, and as pixels.
+    """Embed both splits by a backbone, by the same network untrained, and as pixels.
 
-    Args:
-        backbone: (B, 3, S, S) images to (B, F) features; moved to options["device"].
-        view: What the backbone sees of an image.
-        splits: Train and test.
-        untrained: The same network with random weights; None: no baselines.
-        saved: Split -> what the backbone makes of it, where that is known: see `saved_embeddings`.
-        progress: Makes the progress bar of each pass over a split.
-        on_bad: Called with each sample that cannot be decoded.
-        options: Those of `embed`: batch_size, canvas_px, num_workers, device.
-
-    Returns:
-        Name ("ssl", "random", "pixels") -> train and test features, on the CPU.
+    Returns name ("ssl", "random", "pixels") -> train and test features, on the CPU; the last two
+    only where there is an untrained network. options: those of `embed_pair`.
     """
-    options |= {"view": view, "splits": splits, "progress": progress, "on_bad": on_bad}
-    sets = {"ssl": embed_pair("ssl", backbone, saved=saved, **options)}
+    shared = {**options, "view": view, "splits": splits}
+    sets = {"ssl": embed_pair("ssl", backbone, **shared)}
+    shared.pop("saved", None)
     if untrained is not None:
-        sets["random"] = embed_pair("random", untrained, **options)
-        sets["pixels"] = embed_pixels(**options)
+        sets["random"] = embed_pair("random", untrained, **shared)
+        sets["pixels"] = embed_pixels(**shared)
     return sets
 
 
@@ -111,10 +92,14 @@ def embed_pair(
     splits: tuple[Split, Split],
     saved: Mapping[str, Embeddings] = MappingProxyType({}),
     progress: Progress | None = None,
-    on_bad: OnBad | None = None,
     **options: Any,
 ) -> tuple[Embeddings, Embeddings]:
-    """Embed a train and a test split by one network; arguments as in `embed_with_baselines`."""
+    """Embed a train and a test split by one network, moved to options["device"].
+
+    `name` is the network's in titles and messages. `saved` has features by split, where they are
+    known; see `saved_embeddings`. `progress` makes the progress bar of each pass. options:
+    batch_size, canvas_px, num_workers, device, on_bad of `embed`.
+    """
     network = network.to(options.get("device", "cpu"))
     rows = []
     for split in splits:
@@ -123,22 +108,17 @@ def embed_pair(
             continue
         title = f"{name}: {split.name}"
         with nullcontext() if progress is None else progress(title, len(split)) as advance:
-            rows.append(
-                embed(
-                    network, view, split, progress=advance, on_bad=on_bad, network=name, **options
-                )
-            )
+            rows.append(embed(network, view, split, progress=advance, network=name, **options))
     return rows[0], rows[1]
 
 
 def embed_pixels(
     *, view: EvalView, splits: tuple[Split, Split], **options: Any
 ) -> tuple[Embeddings, Embeddings]:
-    """Take the pixels of a train and a test split as features; see `embed_with_baselines`."""
+    """Take the pixels of a train and a test split as features; arguments as in `embed_pair`."""
+    options.pop("progress", None)
     # the samples that cannot be decoded have been reported before
-    options = {key: value for key, value in options.items() if key != "progress"}
-    quiet = {**options, "on_bad": lambda bad: None}
-    train, test = pixel_features(*splits, view=view, **quiet)
+    train, test = pixel_features(*splits, view=view, **options | {"on_bad": lambda bad: None})
     return train, test
 
 
@@ -147,11 +127,6 @@ def pixel_features(*splits: Split, view: EvalView, **options: Any) -> list[Embed
 
     Views larger than PIXELS_PX are made again at that size. Where red, green and blue are equal
     in every image of all splits, one channel is kept, (N, S S): cosines do not change.
-
-    Args:
-        *splits: Whose samples to take.
-        view: Of the backbone that is compared.
-        **options: Those of `embed`.
     """
     scale = min(1.0, PIXELS_PX / view.crop_px)
     raw = EvalView(
@@ -182,18 +157,9 @@ def saved_embeddings(
 ) -> Embeddings | None:
     """Read what `embed_to_file` wrote earlier, where it is just what would be computed now.
 
-    Args:
-        file: Of embeddings, or not there.
-        identity: All that decides the features, as the file carries it: weights, view, data, split,
-            canvas and dtype.
-        split: Whose samples they are.
-        whole: Whether all of them must be there; else those that could not be decoded may lack.
-
-    Returns:
-        None where there is no file, it differs in anything, or samples are missing in a `whole`.
-
-    Raises:
-        DataError: The file is damaged.
+    `identity` is all that decides the features, as the file carries it: weights, view, data, split,
+    canvas and dtype. None without a file, or where it differs in anything; with `whole`, also where
+    samples could not be decoded. A damaged file is a DataError.
     """
     if not file.is_file():
         return None
@@ -201,21 +167,17 @@ def saved_embeddings(
     left_out = facts.pop("left_out", None)
     if facts != json.loads(json.dumps(dict(identity))):
         return None
-    if not whole:
-        return rows
-    if left_out != []:
+    if whole and (
+        left_out != []
+        or not torch.equal(rows.ids, torch.arange(len(split)))
+        or not torch.equal(rows.labels, torch.from_numpy(split.labels))
+    ):
         return None
-    ids = torch.arange(len(split))
-    same = torch.equal(rows.ids, ids) and torch.equal(rows.labels, torch.from_numpy(split.labels))
-    return rows if same else None
+    return rows
 
 
 def check_one_split(train: dict[str, Any], test: dict[str, Any]) -> None:
-    """Check, from what two files say of themselves, that equal ids are the same sample.
-
-    Raises:
-        DataError: They are of two splits, or data sets.
-    """
+    """Check, from what two files say of themselves, that equal ids are the same sample."""
     sources = [(each.get("data"), each.get("split")) for each in (train, test)]
     if not any(None in source for source in sources) and sources[0] != sources[1]:
         first, second = (f"split {split!r} of {data}" for data, split in sources)

@@ -1,10 +1,10 @@
 """kNN with a few labels per class, averaged over draws of them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.distributed import Rank
@@ -68,25 +68,12 @@ def few_shot_knn(
     if draws < 2:
         raise DataError(f"draws = {draws}: a spread needs at least 2")
     labels = queries.labels.cpu().numpy()
-    right: dict[int, list[NDArray[np.bool_]]] = {each: [] for each in sorted(set(k))}
-    size = 0
-    for draw in range(draws):
-        few = bank.rows(few_rows(bank, labels_per_class, seed, draw))
-        size = len(few.ids)
-        predicted = knn_predictions(
-            few,
-            queries,
-            k=k,
-            temperature=temperature,
-            vote=vote,
-            search=search,
-            process=process,
-        )
-        for each, rows in predicted.items():
-            right[each].append(rows == labels)
+    options: dict[str, Any] = {"k": k, "temperature": temperature, "vote": vote, "search": search}
+    banks = (bank.rows(few_rows(bank, labels_per_class, seed, draw)) for draw in range(draws))
+    predicted = [knn_predictions(few, queries, process=process, **options) for few in banks]
     results = []
-    for each, per_draw in right.items():
-        hits = np.stack(per_draw)  # (draws, Q)
+    for each in predicted[0]:
+        hits = np.stack([of_draw[each] == labels for of_draw in predicted])  # (draws, Q)
         accuracies = hits.mean(axis=1)
         results.append(
             Result(
@@ -96,7 +83,7 @@ def few_shot_knn(
                 float(accuracies.mean()),
                 bootstrap95(hits),
                 len(labels),
-                size,
+                labels_per_class * len(torch.unique(bank.labels)),
                 {"draws": accuracies.tolist(), "spread": float(accuracies.std(ddof=1))},
                 draw_hits=hits,
             )

@@ -69,29 +69,28 @@ def geometry(
     )
     values, ranks = singular_values(gram), [float(rank_of(singular_values(g))) for g in grams]
 
-    def result(name: str, value: float, interval: Interval, count: int, **details: Any) -> Result:
-        protocol = f"geometry seed={seed}"
-        protocol += f" same-label pairs={len(squared)}" if name == "alignment" else ""
-        return Result(protocol, name, value, interval, count, 0, details, unit="number")
-
+    jackknifed: dict[str, tuple[float, Sequence[float], int, dict[str, Any]]] = {
+        "uniformity": (float(uniformity(some)), _uniformities(some), len(some), {}),
+        "effective_rank": (
+            float(rank_of(values)),
+            ranks,
+            len(unit),
+            {"singular_values": values.tolist()},
+        ),
+        "std": (
+            _spread(unit),
+            [_spread(unit[each]) for each in kept],
+            len(unit),
+            {"std_spectrum": unit.std(dim=0, correction=0).sort(descending=True).values.tolist()},
+        ),
+    }
+    protocol, (interval,) = f"geometry seed={seed}", bootstrap_means95(squared[:, None])
+    of_pairs, mean = f"{protocol} same-label pairs={len(squared)}", float(squared.mean())
     return [
-        result(
-            "alignment", float(squared.mean()), bootstrap_means95(squared[:, None])[0], len(unit)
-        ),
-        result(
-            "uniformity", *_jackknife95(float(uniformity(some)), _uniformities(some)), len(some)
-        ),
-        result(
-            "effective_rank",
-            *_jackknife95(float(rank_of(values)), ranks),
-            len(unit),
-            singular_values=values.tolist(),
-        ),
-        result(
-            "std",
-            *_jackknife95(_spread(unit), [_spread(unit[each]) for each in kept]),
-            len(unit),
-            std_spectrum=unit.std(dim=0, correction=0).sort(descending=True).values.tolist(),
+        Result(of_pairs, "alignment", mean, interval, len(unit), 0, unit="number"),
+        *(
+            Result(protocol, name, whole, _jackknife95(whole, without), count, 0, details, "number")
+            for name, (whole, without, count, details) in jackknifed.items()
         ),
     ]
 
@@ -114,14 +113,14 @@ def _spread(unit: Tensor) -> float:
     return float(unit.std(dim=0, correction=0).mean() * unit.shape[1] ** 0.5)
 
 
-def _jackknife95(whole: float, without: Sequence[float]) -> tuple[float, Interval]:
-    """The value of all rows, and an interval from its values without each group of them.
+def _jackknife95(whole: float, without: Sequence[float]) -> Interval:
+    """Interval of a value of all rows from its values without each group of them.
 
     Source: Efron and Stein 1981, Annals of Statistics 9(3), for groups.
     """
     spread = np.array(without) - np.mean(without)
     error = float(np.sqrt((GROUPS - 1) / GROUPS * (spread**2).sum()))
-    return whole, (whole - Z95 * error, whole + Z95 * error)
+    return whole - Z95 * error, whole + Z95 * error
 
 
 def effective_rank(rows: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sslpipe.data.column_files import is_missing
+from sslpipe.data.columns import is_missing
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import Interval, bootstrap95, wilson95
@@ -32,11 +32,8 @@ Integers = NDArray[np.int64]
 class GroupCodes(NamedTuple):
     """The value of one column that each row has.
 
-    Args:
-        name: Of the column.
-        bank: (N,) codes by row of the bank, -1 where the value is missing.
-        queries: (Q,) codes by row of the queries.
-        values: What each code stands for, written for people.
+    `bank` (N,) and `queries` (Q,) are codes by row, -1 where the value is missing; `values` says
+    what each code stands for.
     """
 
     name: str
@@ -63,8 +60,7 @@ def group_codes(
 ) -> GroupCodes:
     """Look up a text, integer or time column for some ids of one or two splits of a data set.
 
-    Raises:
-        DataError: There is no such column, or it holds floats, which make no groups.
+    That there is no such column, or it holds floats, is a DataError.
     """
     column = bank[0].column(name)
     if column.kind == "float":
@@ -89,13 +85,8 @@ def hidden_ids(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Number the rows, (N,) and (Q,) int64, so that a query finds none of its own number.
 
-    None and None where nothing is excluded.
-
-    Args:
-        bank: The rows that are searched.
-        queries: The rows that search.
-        same_id: Exclude the row of the query's own id: both are of one split.
-        same: Exclude the rows that have the query's value.
+    That is the row of its own id with `same_id`, and all rows of its value of `same`; None and None
+    where nothing is excluded.
     """
     if same is None:
         return (bank.ids, queries.ids) if same_id else (None, None)
@@ -127,9 +118,8 @@ def check_room(k: int, same: GroupCodes | None) -> None:
 
 def by_value(results: Sequence[Result], by: GroupCodes | None) -> list[Result]:
     """Put the worst value of a column beside each accuracy; see `worst_value`."""
-    if by is None:
-        return list(results)
-    return [one for result in results for one in (result, worst_value(result, by))]
+    pairs = ((one, None if by is None else worst_value(one, by)) for one in results)
+    return [one for pair in pairs for one in pair if one is not None]
 
 
 def worst_value(
@@ -144,21 +134,14 @@ def worst_value(
     The lowest of several measured accuracies was selected, so it is mostly below the lowest true
     one. The interval is therefore simultaneous: each of the G values has one of level 1 - 0.05 / G
     (Bonferroni), and the lowest true accuracy lies between the lowest of their lower and of their
-    upper ends.
-
-    Args:
-        result: A mean over queries, each of which scores 0 to 1: an accuracy, say.
-        by: The column; its queries are those of the result.
-        draws: (draws, queries), which were right in each draw; else the result's `scores`.
-        least: Queries that a value needs.
+    upper ends. `result` is a mean over queries that score 0 to 1 each; `draws` (draws, queries)
+    says which were right in each draw, else its `scores` do. No value with `least` queries is a
+    DataError.
 
     Returns:
         details: "worst", the value; "values", each with mean, queries and its own 95 % interval
         (Wilson's; of several draws the wider of it and a bootstrap), the worst first; "too_few",
         values with fewer than `least` queries; "missing", queries without a value.
-
-    Raises:
-        DataError: No value has enough queries.
     """
     right = result.scores if draws is None else draws
     assert right is not None, f"{result.protocol}: it is not known which queries were right"
@@ -176,25 +159,27 @@ def worst_value(
             f"itself; the most frequent has {counts.max(initial=0)}"
         )
     joint = NormalDist().inv_cdf(1 - 0.025 / len(counted))
-    values: list[tuple[str, dict[str, Any]]] = []
-    ends: list[Interval] = []
+    values: dict[str, dict[str, Any]] = {}
+    lows, highs = [], []
     for code in counted.tolist():
         hits = right[:, by.queries == code]  # (draws, q)
-        own, together = _intervals(hits, joint)
-        ends.append(together)
+        own, (low, high) = _intervals(hits, joint)
+        lows.append(low)
+        highs.append(high)
         each = {"value": float(hits.mean()), "interval95": own, "queries": hits.shape[1]}
-        values.append((by.values[code], each))
-    values.sort(key=lambda named: named[1]["value"])
+        values[by.values[code]] = each
+    values = dict(sorted(values.items(), key=lambda named: named[1]["value"]))
+    worst = next(iter(values))
     return Result(
         f"{result.protocol} by={by.name}",
         f"{result.metric} of the worst {by.name}",
-        values[0][1]["value"],
-        (min(low for low, _ in ends), min(high for _, high in ends)),
+        values[worst]["value"],
+        (min(lows), min(highs)),
         int(counts[counted].sum()),
         result.bank,
         {
-            "worst": values[0][0],
-            "values": dict(values),
+            "worst": worst,
+            "values": values,
             "least_queries": least,
             "too_few": int(((counts > 0) & (counts < least)).sum()),
             "missing": int((by.queries < 0).sum()),
@@ -205,16 +190,16 @@ def worst_value(
 def worst_sentence(result: Result) -> str:
     """Say what `worst_value` compared, in a sentence."""
     details = result.details
-    name = result.protocol.rpartition(" by=")[2]
-    clauses = [
-        f"{details['worst']} is the worst of {len(details['values'])} values of {name} with at "
-        f"least {details['least_queries']} queries; the interval allows for the choice"
-    ]
-    if details["too_few"]:
-        clauses.append(f"values with fewer queries: {details['too_few']}")
-    if details["missing"]:
-        clauses.append(f"queries without a value: {details['missing']}")
-    return "; ".join(clauses)
+    text = (
+        f"{details['worst']} is the worst of {len(details['values'])} values of "
+        f"{result.protocol.rpartition(' by=')[2]} with at least {details['least_queries']} "
+        "queries; the interval allows for the choice"
+    )
+    others = {
+        "values with fewer queries": details["too_few"],
+        "queries without a value": details["missing"],
+    }
+    return text + "".join(f"; {what}: {number}" for what, number in others.items() if number)
 
 
 def fit_unlike(
@@ -225,11 +210,8 @@ def fit_unlike(
 ) -> list[Result]:
     """Score a probe whose every prediction was learned from rows of other values than its own.
 
-    One fit for each value that test has, on the train rows that do not have it; test rows without
-    a value meet a fit on all of train. details["fits"] has each value's accuracy.
-
-    Raises:
-        DataError: There are more than MOST_FITS values, or all of train has one of them.
+    One fit for each value that test has, MOST_FITS at most, on the train rows that do not have it;
+    test rows without a value meet a fit on all of train. details["fits"] has each value's accuracy.
     """
     unlike.check(train, test)
     codes = np.unique(unlike.queries)

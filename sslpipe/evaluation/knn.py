@@ -1,7 +1,7 @@
 """k nearest neighbours by cosine: the label of a query from the labels around it."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.exact import Neighbours
 from sslpipe.evaluation.groups import GroupCodes, by_value, check_room, hidden_ids
 from sslpipe.evaluation.neighbours import Search, nearest
-from sslpipe.evaluation.result import Result, accuracy
+from sslpipe.evaluation.result import Result, accuracy, check_known
 
 Vote = Literal["weighted", "majority"]
 Votes = Literal["weighted", "majority", "both"]
@@ -79,13 +79,8 @@ def embeddings_from_arrays(
 ) -> Embeddings:
     """Make float32 features and int64 labels of arrays, numbering the rows 0, 1, ...
 
-    Args:
-        features: (N, F) of any float dtype; float64 is rounded to float32.
-        labels: (N,) of any integer dtype.
-        side: What the arguments' names begin with, for messages: "train" or "test".
-
-    Raises:
-        DataError: A shape or dtype does not fit, or a number is beyond float32 or int64.
+    `side`, "train" or "test", begins the arguments' names in messages. A shape or dtype that does
+    not fit, or a number beyond float32 or int64, is a DataError.
     """
     rows = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features))
     if rows.dim() != 2 or not rows.dtype.is_floating_point or not rows.numel():
@@ -154,31 +149,23 @@ def knn_results(
     Raises:
         DataError: Labels are missing, features are not finite, or k is larger than the bank.
     """
-    if vote not in ("weighted", "majority", "both"):
-        raise DataError(f"vote = {vote!r} is unknown; known: weighted, majority, both")
-    votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
-    neighbours = _neighbours(
+    predicted = _predictions(
         bank,
         queries,
         k,
         temperature,
+        vote,
         search=search,
         exclude_same_id=exclude_same_id,
         exclude_same=exclude_same,
         process=process,
     )
-    labels = queries.labels.cpu().numpy()
     suffix = " leave-one-out" if exclude_same_id else ""
     suffix += f" not-same={exclude_same.name}" if exclude_same is not None else ""
+    labels, size = queries.labels.cpu().numpy(), len(bank.ids)
     results = [
-        accuracy(
-            protocol_id(each, temperature, one) + suffix,
-            _vote(neighbours, bank.labels, each, temperature, one),
-            labels,
-            bank=len(bank.ids),
-        )
-        for one in votes
-        for each in sorted(set(k))
+        accuracy(protocol_id(each, temperature, one) + suffix, rows, labels, bank=size)
+        for (one, each), rows in predicted.items()
     ]
     return by_value(results, by)
 
@@ -193,10 +180,8 @@ def knn_predictions(
     **options: Any,
 ) -> dict[int, NDArray[np.int64]]:
     """Predict the label of each query, (Q,) int64, for each k; arguments as in `knn_results`."""
-    neighbours = _neighbours(bank, queries, k, temperature, **options)
-    return {
-        each: _vote(neighbours, bank.labels, each, temperature, vote) for each in sorted(set(k))
-    }
+    predicted = _predictions(bank, queries, k, temperature, vote, **options)
+    return {each: rows for (_, each), rows in predicted.items()}
 
 
 def protocol_id(k: int, temperature: float, vote: Vote) -> str:
@@ -216,18 +201,19 @@ def check_pair(bank: Embeddings, queries: Embeddings) -> None:
         )
 
 
-def _neighbours(
+def _predictions(
     bank: Embeddings,
     queries: Embeddings,
     k: Sequence[int],
     temperature: float,
+    vote: Votes,
     *,
-    search: Search = "torch",
     exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
-    process: Rank = Rank(),  # noqa: B008 (immutable)
-) -> Neighbours:
-    """The max(k) nearest of each query, after all arguments are checked."""
+    **options: Any,
+) -> dict[tuple[Vote, int], NDArray[np.int64]]:
+    """What each vote says for each k, all from one search, after all arguments are checked."""
+    check_known("vote", vote, get_args(Votes))
     check_pair(bank, queries)
     if not k:
         raise DataError("k is empty; name at least one number of neighbours")
@@ -235,15 +221,14 @@ def _neighbours(
         raise DataError(f"temperature = {temperature} must be > 0 and finite")
     check_room(max(k), exclude_same)
     bank_ids, query_ids = hidden_ids(bank, queries, same_id=exclude_same_id, same=exclude_same)
-    return nearest(
-        bank.features,
-        queries.features,
-        max(k),
-        search=search,
-        bank_ids=bank_ids,
-        query_ids=query_ids,
-        process=process,
-    )
+    ids: dict[str, Any] = {"bank_ids": bank_ids, "query_ids": query_ids}
+    neighbours = nearest(bank.features, queries.features, max(k), **ids, **options)
+    votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
+    return {
+        (one, each): _vote(neighbours, bank.labels, each, temperature, one)
+        for one in votes
+        for each in sorted(set(k))
+    }
 
 
 def _vote(

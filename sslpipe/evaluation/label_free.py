@@ -5,6 +5,7 @@ trusted to rank checkpoints is measured by `benchmarks.checkpoints`.
 """
 
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +23,9 @@ LEAST_EIGENVALUE = 1e-10  # of the largest: below it are the roundings of float3
 
 
 def rankme(features: Tensor) -> float:
-    """Compute RankMe: exp of the entropy of the normalised singular values, not centred.
+    """Compute RankMe of (N, D): exp of the entropy of the normalised singular values, not centred.
 
-    Args:
-        features: (N, D).
-
-    Returns:
-        1 (one direction) to min(N, D).
+    It is 1 (one direction) to min(N, D).
 
     Source:
         Garrido et al. 2023, arXiv:2210.02885, eq. 1, without its epsilon.
@@ -41,14 +38,8 @@ def lidar(views: Tensor, delta: float = LIDAR_DELTA) -> float:
 
     S_w^(-1/2) S_b S_w^(-1/2), S_b the covariance of the images' means, S_w that of views about the
     mean of their image, plus delta on its diagonal; exp of the entropy of its eigenvalues, which
-    are made to sum to 1. A direction counts as far as it tells images apart and views not.
-
-    Args:
-        views: (q, N, D) features of q >= 2 views of each image.
-        delta: In units of the squared features.
-
-    Returns:
-        1 to min(N - 1, D).
+    are made to sum to 1. A direction counts as far as it tells images apart and views not. `views`
+    are (q, N, D) of q >= 2 views of each image; the value is 1 to min(N - 1, D).
 
     Source:
         Thilak et al. 2023, arXiv:2312.04000, section 3, without its epsilon; its delta.
@@ -70,11 +61,7 @@ def lidar(views: Tensor, delta: float = LIDAR_DELTA) -> float:
 def alignment(views: Tensor) -> float:
     """Compute the mean squared distance of unit features of two views of one image.
 
-    Args:
-        views: (q, N, D) features of q >= 2 views; the mean is over their pairs.
-
-    Returns:
-        0 (views do not matter) to 4.
+    `views` are (q, N, D), the mean over their pairs; the value is 0 (views do not matter) to 4.
 
     Source:
         Wang and Isola 2020, arXiv:2005.10242, eq. 4, alpha = 2.
@@ -89,13 +76,9 @@ def alignment(views: Tensor) -> float:
 
 
 def uniformity(features: Tensor) -> float:
-    """Compute the log of the mean of exp(-2 squared distance) over pairs of unit features.
+    """Compute the log of the mean of exp(-2 squared distance) over pairs of unit features (N, D).
 
-    Args:
-        features: (N, D).
-
-    Returns:
-        -4 (a sphere of many dimensions) to 0 (one point).
+    It is -4 (a sphere of many dimensions) to 0 (one point).
 
     Source:
         Wang and Isola 2020, arXiv:2005.10242, eq. 5, t = 2.
@@ -104,18 +87,12 @@ def uniformity(features: Tensor) -> float:
 
 
 def alpha_req(features: Tensor, ranks: tuple[int, int] = ALPHA_RANKS) -> float:
-    """Compute alpha-ReQ: how fast the eigenvalues of the covariance fall, as rank^-alpha.
+    """Compute alpha-ReQ of (N, D): how fast the covariance's eigenvalues fall, as rank^-alpha.
 
-    The slope of log eigenvalue over log rank, by least squares with weights 1 / rank.
-
-    Args:
-        features: (N, D).
-        ranks: First and last rank of the fit, counted from 1; it ends before eigenvalues that are
-            rounding errors.
-
-    Returns:
-        0 (all directions alike) upwards; near 1 is good. Infinite where the covariance has fewer
-        than two eigenvalues from the first rank on: the features lie in a few directions.
+    The slope of log eigenvalue over log rank, from the first to the last of `ranks`, by least
+    squares with weights 1 / rank; it ends before eigenvalues that are rounding errors. The value is
+    0 (all directions alike) upwards; near 1 is good. Infinite where the features lie in a few
+    directions.
 
     Source:
         Agrawal et al. 2022 (NeurIPS), "alpha-ReQ: Assessing Representation Quality in
@@ -138,14 +115,10 @@ def alpha_req(features: Tensor, ranks: tuple[int, int] = ALPHA_RANKS) -> float:
 
 
 def view_recall(views: Tensor) -> float:
-    """Compute how often an image's other view is the nearest of all, by cosine.
+    """Compute how often an image's other view is the nearest of all, by cosine, of (2, N, D).
 
-    Args:
-        views: (2, N, D).
-
-    Returns:
-        0 to 1: the mean over both views; of equal similarities the first counts, so that one point
-        for all images gives 1 / N.
+    The mean over both views, 0 to 1; of equal similarities the first counts, so that one point for
+    all images gives 1 / N.
     """
     a, b = _unit(views)
     cosines = a @ b.T  # (N, N)
@@ -155,39 +128,33 @@ def view_recall(views: Tensor) -> float:
 
 
 def label_free_numbers(features: Tensor, views: Tensor) -> dict[str, float]:
-    """Compute all of them.
+    """Compute all of them, NaN where a feature is not finite.
 
-    Args:
-        features: (N, D) of the images as evaluation sees them.
-        views: (2, N, D) of two views of each. What compares all pairs takes MOST_PAIRED evenly
-            spaced images at most.
-
-    Returns:
-        Name -> value; NaN where a feature is not finite.
+    `features` (N, D) are of the images as evaluation sees them, `views` (2, N, D) of two views of
+    each. What compares all pairs takes MOST_PAIRED evenly spaced images at most.
     """
     if not bool(torch.isfinite(features).all() & torch.isfinite(views).all()):
         return dict.fromkeys(NUMBERS, float("nan"))
     some = torch.arange(min(len(features), MOST_PAIRED), device=features.device)
     some = some * len(features) // len(some)
-    values = (
-        rankme(features),
-        lidar(views),
-        alignment(views),
-        uniformity(features[some]),
-        alpha_req(features),
-        view_recall(views[:, some]),
-    )
-    return dict(zip(NUMBERS, values, strict=True))
+    return {
+        "rankme": rankme(features),
+        "lidar": lidar(views),
+        "alignment": alignment(views),
+        "uniformity": uniformity(features[some]),
+        "alpha_req": alpha_req(features),
+        "view_recall": view_recall(views[:, some]),
+    }
 
 
 # name -> the numbers of `label_free_numbers` -> a score, larger is better
 SCORES: dict[str, Callable[[Mapping[str, float]], float]] = {
-    "rankme": lambda n: n["rankme"],
-    "lidar": lambda n: n["lidar"],
+    "rankme": itemgetter("rankme"),
+    "lidar": itemgetter("lidar"),
     "alignment": lambda n: -n["alignment"],
     "uniformity": lambda n: -n["uniformity"],
     "alpha_req": lambda n: -abs(n["alpha_req"] - 1),
-    "view_recall": lambda n: n["view_recall"],
+    "view_recall": itemgetter("view_recall"),
     # combinations; the first is what Wang and Isola's section 5 trains with
     "alignment_uniformity": lambda n: -n["alignment"] - n["uniformity"],
     "rankme_view_recall": lambda n: n["rankme"] * n["view_recall"],

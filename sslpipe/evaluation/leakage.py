@@ -1,6 +1,6 @@
 """Headline numbers without the test samples that train has, too, as near-duplicates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,60 +12,43 @@ from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import means95
 
 
-class LeakRows:
-    """Each number of the table, with and without the leaked test samples.
+def leakage_of(
+    measured: Iterable[tuple[str, bool, str | None, Result]],
+    leaked: NDArray[np.int64],
+    how: str,
+    scored: Mapping[str, NDArray[np.int64]],
+    classes: NDArray[np.int64],
+) -> dict[str, Any]:
+    """Return what eval.json holds, see `suite_file`: numbers with and without leaked samples.
 
-    Args:
-        leaked: (L,) int64 ids of test samples; None: nobody has looked for them.
-        how: By what they were found.
-        scored: Column of the table -> (Q,) ids of the test samples that it scores.
-        classes: (q,) labels of those that retrieval inside test scores.
+    `measured` are features, whether they are whitened, column of the table or None, and result;
+    `scored` maps a column to the (Q,) ids of the test samples that it scores; `classes` are the
+    (q,) labels of those that retrieval inside test scores.
     """
-
-    def __init__(
-        self,
-        leaked: NDArray[np.int64] | None,
-        how: str,
-        scored: Mapping[str, NDArray[np.int64]],
-        classes: NDArray[np.int64],
-    ) -> None:
-        self.how, self.rows = how, list[dict[str, Any]]()
-        self._leaked, self._classes = leaked, classes
-        none = np.zeros(0, np.int64)
-        self._clean = {
-            column: ~np.isin(ids, none if leaked is None else leaked)
-            for column, ids in scored.items()
-        }
-
-    def take(
-        self, features: str, whitened: bool, results: Sequence[tuple[str | None, Result]]
-    ) -> None:
-        """Add the numbers of the table, each with its column; others stay out."""
-        for column, result in results:
-            if self._leaked is None or column is None:
-                continue
-            clean = self._clean[column]
-            classes = self._classes if result.metric in PER_QUERY else None
-            value, interval = _restricted(result, clean, classes)
-            self.rows.append(
-                {
-                    "features": features,
-                    "whitened": whitened,
-                    "column": column,
-                    "protocol": result.protocol,
-                    "value": result.value,
-                    "interval95": list(result.interval95),
-                    "queries": result.queries,
-                    "clean_value": value,
-                    "clean_interval95": interval,
-                    "clean_queries": int(clean.sum()),
-                }
-            )
-
-    def report(self, samples: int) -> dict[str, Any]:
-        """Return what eval.json holds, see `suite_file`. samples: Of the test."""
-        leaked = int((~self._clean[KNN]).sum())
-        return {"samples": samples, "leaked": leaked, "how": self.how, "rows": self.rows}
+    clean = {column: ~np.isin(ids, leaked) for column, ids in scored.items()}
+    rows = []
+    for features, whitened, column, result in measured:
+        if column is None:
+            continue
+        kept = clean[column]
+        value, interval = _restricted(result, kept, classes if result.metric in PER_QUERY else None)
+        rows.append(
+            {
+                "features": features,
+                "whitened": whitened,
+                "column": column,
+                "protocol": result.protocol,
+                "value": result.value,
+                "interval95": list(result.interval95),
+                "queries": result.queries,
+                "clean_value": value,
+                "clean_interval95": interval,
+                "clean_queries": int(kept.sum()),
+            }
+        )
+    all_samples = clean[KNN]
+    missing = int((~all_samples).sum())
+    return {"samples": len(all_samples), "leaked": missing, "how": how, "rows": rows}
 
 
 def leakage_sentence(leakage: dict[str, Any]) -> str:

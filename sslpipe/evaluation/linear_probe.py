@@ -1,8 +1,8 @@
 """A linear classifier on frozen features: logistic regression or ridge, chosen inside train."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,51 +61,8 @@ def linear_probe(
     Raises:
         DataError: There are more than MOST_PARAMETERS parameters, or a class has a single row.
     """
-    if exclude_same is not None:
-        probe = partial(linear_probe, grid=grid, holdout=holdout, seed=seed)
-        return by_value(fit_unlike(probe, train, test, exclude_same), by)
-    classes = num_classes(train, test)
-    parameters = (train.features.shape[1] + 1) * classes
-    if parameters > MOST_PARAMETERS:
-        raise DataError(
-            f"{classes} classes of {train.features.shape[1]} features are {parameters} parameters, "
-            f"above {MOST_PARAMETERS} of the logistic probe; use kNN or `sgd`"
-        )
-    chosen, scores = choose_c(train, grid=grid, holdout=holdout, seed=seed, num_classes=classes)
-    mean, scale = standardisation(train.features)
-    train_x = (train.features - mean) / scale
-    (fitted,) = fit_logistic(train_x, train.labels, [chosen], classes, tolerance=FINAL_TOLERANCE)
-    results = [
-        probe_result(
-            f"linear-lbfgs standardised C-by-{chosen_by(holdout, grid, seed)}",
-            predict(fitted, (test.features - mean) / scale),
-            test,
-            classes,
-            bank=len(train.ids),
-            C=chosen,
-            C_at_edge=at_edge(chosen, grid),
-            converged=fitted.converged,
-            holdout_top1={f"{c:g}": score for c, score in scores.items()},
-        )
-    ]
-    return by_value(results, by)
-
-
-def choose_c(
-    train: Embeddings, *, grid: Sequence[float], holdout: float, seed: int, num_classes: int
-) -> tuple[float, dict[float, float]]:
-    """Find the best C of the grid on a held-out part of train. Returns it and each accuracy."""
-    if not grid or min(grid) <= 0:
-        raise DataError(f"grid = {tuple(grid)} must hold values of C > 0")
-    fit, check = split_train(train, holdout, seed)
-    mean, scale = standardisation(fit.features)
-    fit_x, check_x = (fit.features - mean) / scale, (check.features - mean) / scale
-    path = sorted(set(grid))
-    solutions = fit_logistic(
-        fit_x, fit.labels, path, num_classes, tolerance=SEARCH_TOLERANCE, dtype=torch.float32
-    )
-    scores = holdout_top1(path, solutions, check_x, check.labels)
-    return min(c for c, score in scores.items() if score == max(scores.values())), scores
+    options = {"grid": grid, "holdout": holdout, "seed": seed}
+    return _probe(LOGISTIC, train, test, options, exclude_same, by)
 
 
 def ridge_probe(
@@ -137,33 +94,66 @@ def ridge_probe(
     Returns:
         details: as the logistic probe's, with `penalty` for C.
     """
+    options = {"grid": grid, "holdout": holdout, "seed": seed}
+    return _probe(RIDGE, train, test, options, exclude_same, by)
+
+
+class _Kind(NamedTuple):
+    """A probe of standardised features with a grid.
+
+    `search` and `fit` take features, labels, grid and the number of classes; of equally good values
+    `prefer` takes the one that penalises most.
+    """
+
+    name: str
+    value: str
+    prefer: Callable[[Iterable[float]], float]
+    search: Callable[..., list[Linear]]
+    fit: Callable[..., list[Linear]]
+
+
+def _probe(
+    kind: _Kind,
+    train: Embeddings,
+    test: Embeddings,
+    options: dict[str, Any],
+    exclude_same: GroupCodes | None = None,
+    by: GroupCodes | None = None,
+) -> list[Result]:
     if exclude_same is not None:
-        probe = partial(ridge_probe, grid=grid, holdout=holdout, seed=seed)
-        return by_value(fit_unlike(probe, train, test, exclude_same), by)
-    classes = num_classes(train, test)
-    if not grid or min(grid) <= 0:
-        raise DataError(f"grid = {tuple(grid)} must hold penalties > 0")
-    fit, check = split_train(train, holdout, seed)
-    mean, scale = standardisation(fit.features)
-    path = sorted(set(grid))
-    solutions = fit_ridge((fit.features - mean) / scale, fit.labels, path, classes)
-    scores = holdout_top1(path, solutions, (check.features - mean) / scale, check.labels)
-    chosen = max(penalty for penalty, score in scores.items() if score == max(scores.values()))
-    mean, scale = standardisation(train.features)
-    (fitted,) = fit_ridge((train.features - mean) / scale, train.labels, [chosen], classes)
-    results = [
-        probe_result(
-            f"linear-ridge standardised penalty-by-{chosen_by(holdout, grid, seed)}",
-            predict(fitted, (test.features - mean) / scale),
-            test,
-            classes,
-            bank=len(train.ids),
-            penalty=chosen,
-            penalty_at_edge=at_edge(chosen, grid),
-            holdout_top1={f"{penalty:g}": score for penalty, score in scores.items()},
+        fits = fit_unlike(lambda a, b: _probe(kind, a, b, options), train, test, exclude_same)
+        return by_value(fits, by)
+    classes, grid, name = num_classes(train, test), options["grid"], kind.value
+    parameters = (train.features.shape[1] + 1) * classes
+    if kind is LOGISTIC and parameters > MOST_PARAMETERS:
+        raise DataError(
+            f"{classes} classes of {train.features.shape[1]} features are {parameters} parameters, "
+            f"above {MOST_PARAMETERS} of the logistic probe; use kNN or `sgd`"
         )
-    ]
-    return by_value(results, by)
+    if not grid or min(grid) <= 0:
+        raise DataError(f"grid = {tuple(grid)} must hold values of {name} > 0")
+
+    # the value that is best on a held-out part of train
+    held, path = holdout_rows(train, options["holdout"], options["seed"]), sorted(set(grid))
+    fit, check = train.rows(~held), train.rows(held)
+    mean, scale = standardisation(fit.features)
+    solutions = kind.search((fit.features - mean) / scale, fit.labels, path, classes)
+    standardised = check._replace(features=(check.features - mean) / scale)
+    chosen, scores = best_value(path, solutions, standardised, kind.prefer)
+
+    # all of train, then test once
+    mean, scale = standardisation(train.features)
+    (fitted,) = kind.fit((train.features - mean) / scale, train.labels, [chosen], classes)
+    result = probe_result(
+        f"linear-{kind.name} standardised {name}-by-{chosen_by(**options)}",
+        predict(fitted, (test.features - mean) / scale),
+        test,
+        classes,
+        len(train.ids),
+        details_of(name, chosen, grid, scores)
+        | ({"converged": fitted.converged} if kind is LOGISTIC else {}),
+    )
+    return by_value([result], by)
 
 
 def fit_ridge(
@@ -171,13 +161,7 @@ def fit_ridge(
 ) -> list[Linear]:
     """Find each penalty's minimiser of mean |x W + b - onehot|^2 + penalty |W|^2; b is free.
 
-    It is scikit-learn's Ridge(alpha=penalty * N), in float64.
-
-    Args:
-        features: (N, F), standardised.
-        labels: (N,) int64, below num_classes.
-        grid: Penalties > 0.
-        num_classes: C, the columns of W.
+    It is scikit-learn's Ridge(alpha=penalty * N), in float64, of standardised features (N, F).
     """
     x = features.double()
     mean = x.mean(dim=0)
@@ -214,9 +198,8 @@ def probe_result(
     predicted: Tensor,
     test: Embeddings,
     classes: int,
-    *,
     bank: int,
-    **details: Any,
+    details: dict[str, Any],
 ) -> Result:
     """Make a Result with the details that every linear probe gives. predicted: (Q,) int64."""
     labels: NDArray[np.int64] = test.labels.cpu().numpy()
@@ -227,56 +210,50 @@ def probe_result(
     if classes <= CONFUSION_CLASSES:
         pairs = np.bincount(labels * classes + rows, minlength=classes**2)
         confusion = pairs.reshape(classes, classes).tolist()
-    return accuracy(
-        protocol,
-        rows,
-        labels,
-        bank=bank,
-        **details,
-        bootstrap95=bootstrap95((rows == labels)[None]),
-        per_class=[h / n if n else None for h, n in zip(hits, totals, strict=True)],
-        confusion=confusion,
-    )
+    details = details | {
+        "bootstrap95": bootstrap95((rows == labels)[None]),
+        "per_class": [h / n if n else None for h, n in zip(hits, totals, strict=True)],
+        "confusion": confusion,
+    }
+    return accuracy(protocol, rows, labels, bank=bank, **details)
 
 
-def holdout_top1(
-    grid: Sequence[float], solutions: Sequence[Linear], features: Tensor, labels: Tensor
-) -> dict[float, float]:
-    """Score the solution of each value of a grid on rows that are held out: value -> top-1."""
-    return {
-        value: float((predict(fitted, features) == labels).double().mean())
+def best_value(
+    grid: Sequence[float],
+    solutions: Sequence[Linear],
+    check: Embeddings,
+    prefer: Callable[[Iterable[float]], float],
+) -> tuple[float, dict[float, float]]:
+    """Choose the value of a grid whose solution is best on held-out rows, and give each top-1."""
+    scores = {
+        value: float((predict(fitted, check.features) == check.labels).double().mean())
         for value, fitted in zip(grid, solutions, strict=True)
+    }
+    most = max(scores.values())
+    return prefer(value for value, score in scores.items() if score == most), scores
+
+
+def details_of(
+    name: str, chosen: float, grid: Sequence[float], scores: dict[float, float]
+) -> dict[str, Any]:
+    """Return what was chosen, and whether it is an end of its grid, which may be too narrow."""
+    return {
+        name: chosen,
+        f"{name}_at_edge": len(grid) > 1 and chosen in (min(grid), max(grid)),
+        "holdout_top1": {f"{value:g}": score for value, score in scores.items()},
     }
 
 
-def chosen_by(holdout: float, grid: Sequence[float], seed: int) -> str:
+def chosen_by(grid: Sequence[float], holdout: float, seed: int) -> str:
     """Name the rule by which a value of the grid was chosen, for the protocol."""
     return f"holdout={holdout:g} grid={min(grid):g}..{max(grid):g}/{len(set(grid))} seed={seed}"
-
-
-def at_edge(chosen: float, grid: Sequence[float]) -> bool:
-    """Say whether the value chosen is an end of a grid of several: it may be too narrow."""
-    return len(grid) > 1 and chosen in (min(grid), max(grid))
-
-
-def split_train(train: Embeddings, fraction: float, seed: int) -> tuple[Embeddings, Embeddings]:
-    """Split train into what is fitted on and what is held out."""
-    held = holdout_rows(train, fraction, seed)
-    return train.rows(~held), train.rows(held)
 
 
 def holdout_rows(train: Embeddings, fraction: float, seed: int) -> Tensor:
     """Choose the rows that are held out, (N,) bool: in each class a share, at least one row.
 
-    A function of ids and seed, so the same samples for every backbone.
-
-    Args:
-        train: Labelled rows.
-        fraction: The share, in (0, 1).
-        seed: Of the choice.
-
-    Raises:
-        DataError: A class has a single row.
+    A function of ids and seed, so the same samples for every backbone. A class with a single row is
+    a DataError.
     """
     if not 0 < fraction < 1:
         raise DataError(f"holdout = {fraction} must lie between 0 and 1")
@@ -308,3 +285,13 @@ def standardisation(features: Tensor) -> tuple[Tensor, Tensor]:
     spread, mean = torch.std_mean(features.double(), dim=0, correction=0)
     constant = spread <= 1e-7 * (mean.abs() + 1)
     return mean.float(), torch.where(constant, torch.ones_like(spread), spread).float()
+
+
+LOGISTIC = _Kind(
+    "lbfgs",
+    "C",
+    min,
+    search=partial(fit_logistic, tolerance=SEARCH_TOLERANCE, dtype=torch.float32),
+    fit=partial(fit_logistic, tolerance=FINAL_TOLERANCE),
+)
+RIDGE = _Kind("ridge", "penalty", max, search=fit_ridge, fit=fit_ridge)

@@ -43,20 +43,13 @@ def fit_logistic(
 ) -> list[Linear]:
     """Find each C's minimiser of sum of cross entropies + |weight|^2 / (2 C); the bias is free.
 
-    It is the objective of scikit-learn's LogisticRegression(C=C).
+    It is the objective of scikit-learn's LogisticRegression(C=C), of standardised features (N, F).
     All C are solved together, each by its own L-BFGS with backtracking: one matrix product scores
     the rows for every C that is not done. The weight is sought as P v in principal axes,
     P = (h covariance + I / (C N))^-1/2, h the mean curvature p (1 - p) at zero: the Hessian in v is
     then near the identity, and what is left to gain when a C is done, no entry of the mean loss's
-    gradient in v above `tolerance`, is about half that gradient's square.
-
-    Args:
-        features: (N, F), standardised.
-        labels: (N,) int64, below num_classes.
-        grid: Values of C > 0.
-        num_classes: Columns of the weight.
-        tolerance: See above.
-        dtype: Of scores and gradients; the steps themselves are in float64.
+    gradient in v above `tolerance`, is about half that gradient's square. `dtype` is that of scores
+    and gradients; the steps themselves are in float64.
     """
     # principal axes, in which the problem is well conditioned
     curvature = max((num_classes - 1) / num_classes**2, 1e-3)

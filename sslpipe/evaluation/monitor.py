@@ -11,7 +11,6 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.probe_view import ProbeViews, by_view
 from sslpipe.data.index import Split
 from sslpipe.data.order import with_a_partner
-from sslpipe.data.store import Quarantined
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.embed import Embeddings, View, embed
 from sslpipe.evaluation.knn import knn_accuracies
@@ -33,19 +32,9 @@ def monitor(
 ) -> dict[str, float]:
     """Score held-out samples: leave-one-out weighted kNN, and scores without labels. Collective.
 
-    k is 20, but 1 where no class has more than SMALL_CLASS held-out images.
-
-    Every rank embeds its share; train or eval mode, weights and buffers are as before. A sample
-    that cannot be decoded is skipped. Three forwards an image: as evaluation sees it, and the two
-    `ProbeViews` of the label-free scores, which the same ids always have.
-
-    Args:
-        backbone: Images (B, 3, S, S) -> (B, F).
-        view: Makes its images.
-        split: Where the samples are.
-        ids: (n,) the samples.
-        process: This process.
-        **options: canvas_px, num_workers, device and reader, as in `embed`.
+    k is 20, but 1 where no class has more than SMALL_CLASS held-out images. Three forwards an
+    image: as evaluation sees it, and the two `ProbeViews` of the label-free scores, which the same
+    ids always have. options: canvas_px, num_workers, device, reader of `embed`.
 
     Returns:
         On rank 0 {"holdout_knn": top-1 in [0, 1] of the labelled samples, "holdout_" + each name of
@@ -79,15 +68,7 @@ def retrieval_monitor(
     process: Rank,
     **options: Any,
 ) -> dict[str, float]:
-    """Score leave-one-out retrieval among samples of held-out classes. Collective.
-
-    Args:
-        backbone: As in `monitor`, and so is all else.
-        view: Makes its images.
-        split: Where the samples are.
-        ids: (n,) the samples.
-        process: This process.
-        **options: canvas_px, num_workers, device and reader, as in `embed`.
+    """Score leave-one-out retrieval among samples of held-out classes; see `monitor`. Collective.
 
     Returns:
         On rank 0 {"validation_recall_at_1": share of queries whose nearest other sample is of their
@@ -114,12 +95,11 @@ def _embedded(
     process: Rank,
     options: dict[str, Any],
 ) -> Embeddings:
-    """Embed on options["device"]; the rows stay there, to be searched, where it has float64."""
+    """Embed on options["device"]; the rows stay there, to be searched, where it has float64.
+
+    Bad samples are skipped, as quarantine.jsonl lists what training meets, and a run may diverge.
+    """
     device = torch.device(options.get("device", "cpu"))
     rows_on = device if wide_dtype(device) == torch.float64 else "cpu"
-    options = options | {"on_bad": _skip, "rows_on": rows_on, "network": None}  # a run may diverge
+    options = options | {"on_bad": lambda bad: None, "rows_on": rows_on, "network": None}
     return embed(backbone, view, split, ids=ids, process=process, **options)
-
-
-def _skip(bad: Quarantined) -> None:
-    """Nothing: quarantine.jsonl lists what training meets, and this is a monitor."""

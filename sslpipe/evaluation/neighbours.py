@@ -24,6 +24,7 @@ from sslpipe.evaluation.exact import (
     fixed_point_units,
     float32_error,
 )
+from sslpipe.evaluation.result import check_known
 from sslpipe.precision import full_float32
 
 Search = Literal["torch", "faiss"]
@@ -50,7 +51,7 @@ def nearest(
     query_ids: Tensor | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> Neighbours:
-    """Find the k nearest rows of the bank for each query. Collective.
+    """Find the k nearest rows of the bank for each query, the same bit for bit on all. Collective.
 
     Of several processes, each moves its share of the bank to where the queries are and searches it;
     one process searches a large bank on the CPU part by part. What the shares or parts name as
@@ -59,24 +60,20 @@ def nearest(
     Args:
         bank: (N, F) float32, any scale, on any device.
         queries: (Q, F) float32, any scale.
-        k: At least 1.
+        k: At least 1; more than a query may find is a DataError.
         search: "torch" or "faiss"; both find the same neighbours.
         bank_ids: (N,) int64; with query_ids, a query never finds a row of its own id.
         query_ids: (Q,) int64.
         process: This process; the other arguments are the same on all.
-
-    Returns:
-        The same neighbours on every process, bit for bit.
-
-    Raises:
-        DataError: As `check_k`.
     """
     device = queries.device
     if bank_ids is not None and query_ids is not None:
-        large = _large_groups(bank_ids, query_ids)
-        if large:
+        known, times = torch.unique(bank_ids, return_counts=True)
+        crowded = known[times > CROWDED * len(bank_ids)]
+        crowded = crowded[torch.isin(crowded, query_ids.to(crowded.device))]
+        if len(bank_ids) > SMALL_BANK and len(crowded):
             ids = bank_ids, query_ids
-            return _group_by_group(bank, queries, k, large, *ids, search=search, process=process)
+            return _group_by_group(bank, queries, k, crowded.tolist(), *ids, search, process)
     own_rows = check_k(len(bank), k, bank_ids, query_ids)
     whole = device.type == "cuda" or own_rows > SPARE  # the parts' lists would be long
     parts = 1 if whole else -(-bank.nbytes // PART_BYTES)
@@ -123,14 +120,11 @@ def nearest_units(
     Both are on one device, and queries may be the bank itself; `progress` is called with the number
     of each part that is done.
     """
-    if search not in ENGINES:
-        raise DataError(f"search = {search!r} is unknown; known: {', '.join(ENGINES)}")
+    check_known("search", search, ENGINES)
     own_rows = check_k(len(bank), k, bank_ids, query_ids)
     if len(bank) <= SMALL_BANK and search == "torch":
         found = among_all(bank, queries, k, bank_ids, query_ids)
     elif bank.is_cuda:
-        if search == "faiss":
-            _faiss()
         with full_float32():
             propose = PROPOSALS[search](bank)
             found = search_on_device(bank, queries, k, own_rows, bank_ids, query_ids, propose)
@@ -144,11 +138,7 @@ def nearest_units(
 
 
 def check_k(rows: int, k: int, bank_ids: Tensor | None, query_ids: Tensor | None) -> int:
-    """Return how many rows of the bank have a query's own id, at most.
-
-    Raises:
-        DataError: k is larger than the number of rows a query may find.
-    """
+    """Return how many rows have a query's own id, at most; too large a k is a DataError."""
     own_rows = 0
     if bank_ids is not None and query_ids is not None:
         known, times = torch.unique(bank_ids, return_counts=True)
@@ -160,16 +150,6 @@ def check_k(rows: int, k: int, bank_ids: Tensor | None, query_ids: Tensor | None
     return own_rows
 
 
-def _large_groups(bank_ids: Tensor, query_ids: Tensor) -> list[int]:
-    """List the ids that so many rows of the bank share that finding them first would be slow."""
-    if len(bank_ids) <= SMALL_BANK:
-        return []
-    known, times = torch.unique(bank_ids, return_counts=True)
-    large = known[times > CROWDED * len(bank_ids)]
-    numbers: list[int] = large[torch.isin(large, query_ids.to(large.device))].tolist()
-    return numbers
-
-
 def _group_by_group(
     bank: Tensor,
     queries: Tensor,
@@ -177,7 +157,8 @@ def _group_by_group(
     large: list[int],
     bank_ids: Tensor,
     query_ids: Tensor,
-    **options: Any,
+    search: Search,
+    process: Rank,
 ) -> Neighbours:
     """Search for the queries of each large group in a bank without its rows; then the others."""
     indices = torch.empty(len(queries), k, dtype=torch.int64, device=queries.device)
@@ -186,14 +167,15 @@ def _group_by_group(
     for number in large:
         own = query_ids == number
         rows = (bank_ids != number).nonzero()[:, 0]
-        found = nearest(bank[rows.to(bank.device)], queries[own], k, **options)
-        indices[own] = rows.to(indices.device)[found.indices]  # in the bank's order: so are ties
-        similarities[own] = found.similarities
+        some = bank[rows.to(bank.device)], queries[own]
+        near = nearest(*some, k, search=search, process=process)
+        indices[own] = rows.to(indices.device)[near.indices]  # in the bank's order: so are ties
+        similarities[own] = near.similarities
         rest &= ~own
     if bool(rest.any()):
-        indices[rest], similarities[rest] = nearest(
-            bank, queries[rest], k, bank_ids=bank_ids, query_ids=query_ids[rest], **options
-        )
+        ids = {"bank_ids": bank_ids, "query_ids": query_ids[rest]}
+        near = nearest(bank, queries[rest], k, search=search, process=process, **ids)
+        indices[rest], similarities[rest] = near
     return Neighbours(indices, similarities)
 
 
@@ -212,15 +194,16 @@ def _search_on_cpu(
     progress: Callable[[int], None] | None,
 ) -> Neighbours:
     """Rank each query's candidates by their exact similarities."""
-    rows, values = bank.numpy(), queries.numpy()
-    own = None if bank_ids is None or query_ids is None else bank_ids.numpy()
-    own_of = np.empty(0) if query_ids is None else query_ids.numpy()
+    values = queries.numpy()
+    ids = None
+    if bank_ids is not None and query_ids is not None:
+        ids = bank_ids.numpy(), query_ids.numpy()
     indices = np.empty((len(values), k), np.int64)
     similarities = np.empty((len(values), k), np.float32)
-    exactly = exact_similarities(rows)
+    exactly = exact_similarities(bank.numpy())
     for query, candidates in enumerate(named):
-        if own is not None:
-            candidates = candidates[own[candidates] != own_of[query]]
+        if ids is not None:
+            candidates = candidates[ids[0][candidates] != ids[1][query]]
         far = -exactly(candidates, values[query])
         near = np.flatnonzero(far <= np.partition(far, k - 1)[k - 1])  # k, or more by ties
         first = near[np.argsort(far[near], kind="stable")[:k]]  # candidates ascend: ties by row
@@ -349,16 +332,10 @@ def tile_numbers(device: torch.device) -> int:
 
 
 def torch_proposals(bank: Tensor) -> Propose:
-    """Propose by products of torch, in a buffer that is used again."""
-    buffer = bank.new_empty(0)
+    """Propose by products of torch."""
 
     def propose(queries: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        nonlocal buffer
-        size = len(queries) * len(bank)
-        if len(buffer) < size:
-            buffer = bank.new_empty(size)
-        tile = buffer[:size].view(len(queries), len(bank))
-        products, rows = torch.mm(queries, bank.T, out=tile).topk(width, dim=1)
+        products, rows = torch.mm(queries, bank.T).topk(width, dim=1)
         return products, rows
 
     return propose
@@ -366,6 +343,7 @@ def torch_proposals(bank: Tensor) -> Propose:
 
 def faiss_proposals(bank: Tensor) -> Propose:
     """Propose by faiss's search on the GPU, over the bank as it lies there: no second copy."""
+    _faiss()
     import faiss
     import faiss.contrib.torch_utils
 
@@ -382,14 +360,11 @@ def faiss_proposals(bank: Tensor) -> Propose:
                 f'search = "faiss" finds at most {FAISS_MOST - SPARE} neighbours on a GPU, and '
                 f'{width - SPARE} are needed; search = "torch" finds as many as wanted'
             )
-        products, rows = faiss.knn_gpu(
-            resources,
-            queries,
-            bank,
-            width,
-            metric=faiss.METRIC_INNER_PRODUCT,
-            device=queries.device.index or 0,
-        )
+        options: dict[str, Any] = {
+            "metric": faiss.METRIC_INNER_PRODUCT,
+            "device": queries.device.index or 0,
+        }
+        products, rows = faiss.knn_gpu(resources, queries, bank, width, **options)
         return products, rows
 
     return propose

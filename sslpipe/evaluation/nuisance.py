@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.data.index import Split
-from sslpipe.errors import DataError, did_you_mean
+from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import FIT_DETAILS, GroupCodes, group_codes
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
-from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.result import Result, check_known
 from sslpipe.random import permutation
 
 Probe = Literal["ridge", "logistic"]
@@ -53,10 +53,7 @@ def nuisance(
     Raises:
         DataError: Fewer than two values are left, or none of test.
     """
-    if probe not in _PROBES:
-        raise DataError(
-            f"probe = {probe!r} is unknown{did_you_mean(probe, _PROBES)}; known: ridge, logistic"
-        )
+    check_known("probe", probe, _PROBES)
     column.check(train, test)
     counts = np.bincount(column.bank[column.bank >= 0], minlength=len(column.values))
     usable = np.flatnonzero(counts >= ROWS_OF_VALUE)
@@ -101,15 +98,8 @@ def choose_columns(
 ) -> list[GroupCodes]:
     """Choose the columns that a suite probes, with the codes of both whole splits.
 
-    Args:
-        train: Where the probe is fitted.
-        test: Where it is read.
-        names: Those asked for; None: text columns of 2 to 50 values in train, at most 8, and
-            `left_out` gets a sentence on others.
-        left_out: Sentences.
-
-    Raises:
-        DataError: A column that was asked for is none, or cannot be probed.
+    Without `names` they are text columns of 2 to 50 values in train, at most 8, and `left_out` gets
+    a sentence on others. One that was asked for and cannot be probed is a DataError.
     """
     if names is None:
         few = range(FEWEST_VALUES, MOST_VALUES + 1)
@@ -140,9 +130,7 @@ def nuisance_rows(
 ) -> list[tuple[str, Result]]:
     """Probe every column of `choose_columns` on every set of features, all of the same samples.
 
-    Returns:
-        The set's name and the result, column by column; `left_out` gets a sentence for each column
-        that cannot be probed.
+    `left_out` gets a sentence for each column that cannot be probed.
     """
     found = []
     for codes in columns:

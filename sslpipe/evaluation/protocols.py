@@ -1,23 +1,26 @@
 """What the suite measures of each set of features, and on which of the classes."""
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sslpipe import __version__
 from sslpipe.errors import DataError
 from sslpipe.evaluation.against import KNN, LINEAR, PER_QUERY, has_a_match
-from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.embed import UNREADABLE, Embeddings, content_sha256
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.geometry import geometry
-from sslpipe.evaluation.kept_results import Columns, KeptResults
 from sslpipe.evaluation.knn import DINO_K, knn_results, protocol_id
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.neighbours import Search
@@ -25,8 +28,11 @@ from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.verification import draw_pairs, verification
 from sslpipe.evaluation.whiten import whiten
+from sslpipe.portable import make_folder, open_regular, replacing
 
 Pair = tuple[Embeddings, Embeddings]  # train, test
+Columns = list[tuple[str | None, Result]]  # a number, and its column of the table if it has one
+ARRAYS = ("scores", "draw_hits")  # of a result, not in its JSON
 LABELS_PER_CLASS = (100, 10)  # columns of the table
 FEWER_LABELS = (5, 1)  # measured, too
 MOST_NAMED = 5  # classes in a sentence
@@ -37,19 +43,46 @@ LEAST_LEFT_S = 5.0  # a shorter time to go is not shown
 # rows x features x classes, above which linear probes are not part of a suite: some 15 minutes a
 # set on two CPU cores; ImageNet on a GPU is below
 PROBE_WORK, GPU_PROBE_WORK = 2**36, 2**42
+_FORMS = (False, True)  # whitened
 SPARSE_CLASSES, SPARSE_ROWS = 1000, 10  # of more classes with fewer rows each, too
 
 
 class Part(NamedTuple):
-    """One measurement of a set of features.
-
-    `linear` probes are of plain features, where they are not too many; `shape` is no accuracy.
-    """
+    """A measurement; `linear` probes are of plain features, where they are not too many."""
 
     title: str
     score: Callable[[Embeddings, Embeddings], Columns]
     linear: bool = False
     shape: bool = False
+
+
+class KeptResults:
+    """Measurements of a suite that was stopped: the same command reads them instead of measuring.
+
+    One file in `folder` each, named by a hash of the features and of the settings.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.read = folder, 0
+
+    def identity(self, pair: Pair, settings: dict[str, Any]) -> str:
+        """Hash the features of train and test, and all else that decides what is measured."""
+        text = json.dumps({**settings, "version": __version__}, sort_keys=True)
+        return "-".join(content_sha256(rows._asdict(), text).hex() for rows in pair)
+
+    def measured(self, identity: str, part: str, measure: Callable[[], Columns]) -> Columns:
+        """Return what was measured before, or measure it and keep it."""
+        name = hashlib.sha256(f"{identity} {part}".encode()).hexdigest()
+        file = self.folder / f"{name}.npz"
+        try:
+            columns = _read(file)
+        except UNREADABLE:  # absent, or damaged
+            columns = measure()
+            with suppress(OSError):  # a full disk or a planted link: measured, not kept
+                _write(file, columns)
+        else:
+            self.read += 1
+        return columns
 
 
 class FormResults(NamedTuple):
@@ -92,13 +125,8 @@ class TimeToGo:
 class Protocols:
     """What is measured of each set: the same for all, by what the first one's samples allow.
 
-    Args:
-        first: Train and test.
-        classes: Their names by label, where known.
-        left_out: Gets a sentence for each number that cannot be measured.
-        search: As in `run_suite`, and so are draws and seed.
-        draws: Of a few labels per class.
-        seed: Of all that is drawn.
+    `classes` are the classes' names by label, where known. `left_out` gets a sentence for each
+    number that cannot be measured. `search`, `draws` and `seed` as in `run_suite`.
     """
 
     def __init__(
@@ -110,51 +138,51 @@ class Protocols:
         draws: int,
         seed: int,
     ) -> None:
-        self._first, self._search = first, search
-        self.left_out, self.seed = left_out, seed
-        self.enough = ClassesWithEnough(*first, classes, left_out)
-        known = self.enough.known()
+        self._first, self._names, self.left_out, self.seed = first, classes, left_out, seed
+        labels, counts = np.unique(first[0].labels.cpu().numpy(), return_counts=True)
+        self._counts = dict(zip(labels.tolist(), counts.tolist(), strict=True))  # of train
+        self._test_labels = first[1].labels.cpu().numpy()
+        self._drawn: dict[str, Any] = {"draws": draws, "seed": seed, "search": search}
+
+        # share of the test samples whose class train has
+        known, total = float(np.isin(self._test_labels, labels).mean()), len(self._test_labels)
+        self.known_classes = known >= 0.5
         if not known:
             left_out.append("kNN and linear probes: no test class occurs in train")
-        elif known < 0.5:
-            total = len(first[1].ids)
+        elif not self.known_classes:
             left_out.append(
                 "kNN and linear probes in the table: train has the classes of only "
                 f"{round(known * total):,} of {total:,} test samples"
             )
-        few = [n for n in (*LABELS_PER_CLASS, *FEWER_LABELS) if known and self.enough.few(n)]
-        self._few = [n for n in few if n in LABELS_PER_CLASS]
+        self._parts = [Part(KNN, partial(_knn_rows, search=search))] if known else []
+        for n in (*LABELS_PER_CLASS, *FEWER_LABELS) if known else ():
+            if self._measurable(n, f"kNN, {n} label{'s' * (n > 1)} per class"):
+                self._parts.append(Part(few_column(n), partial(self._few_shot, n)))
         inside = _inside_test(first[1], seed, left_out)
-        # geometry takes pairs of one label
-        shapes = [Part("geometry", lambda *pair: _plain(geometry(*pair, seed=seed)), shape=True)]
-        probes = [
-            Part("ridge", lambda *pair: self._probe(None, ridge_probe, *pair), linear=True),
-            Part("linear", lambda *pair: self._probe(LINEAR, linear_probe, *pair), linear=True),
-        ]
-        self._inside = bool(inside)
-        self._parts = [
-            *([Part(KNN, lambda *pair: _knn_rows(*pair, search=search))] if known else []),
-            *(Part(few_column(n), partial(self._few_shot, n)) for n in few),
-            *inside,
-            *(probes if known and self.enough.linear() else []),
-            *(shapes if inside else []),
-        ]
-        self._drawn: dict[str, Any] = {"draws": draws, "seed": seed, "search": search}
+        self._parts += inside
+        if known and self._measurable(2, "linear probes"):  # a row to fit and one to check
+            self._parts += [
+                Part("ridge", partial(self._probe, "ridge"), linear=True),
+                Part("linear", partial(self._probe, LINEAR), linear=True),
+            ]
+        if inside:  # it takes pairs of one label, too
+            score = lambda *pair: _plain(geometry(*pair, seed=seed))  # noqa: E731
+            self._parts.append(Part("geometry", score, shape=True))
 
     def columns(self) -> list[str]:
         """Return the headings of the table; they begin with what decides."""
-        if not self.enough.known_classes():
-            return list(PER_QUERY.values()) if self._inside else []
-        return [KNN, *(few_column(n) for n in self._few), LINEAR]
+        titles = [part.title for part in self._parts]
+        if not self.known_classes:
+            return list(PER_QUERY.values()) if "retrieval" in titles else []
+        few = [few_column(n) for n in LABELS_PER_CLASS]
+        return [KNN, *(column for column in few if column in titles), LINEAR]
 
     def scored_ids(self) -> dict[str, NDArray[np.int64]]:
         """Return each column's (q,) ids of the test samples that it scores."""
-        needed = {KNN: 0, LINEAR: 2, **{few_column(n): n for n in self._few}}  # labels per class
-        test = self._first[1]
-        matched = test.ids.cpu().numpy()[has_a_match(test.labels.cpu().numpy())]
-        return dict.fromkeys(PER_QUERY.values(), matched) | {
-            column: self.enough.rows(*self._first, n)[1].ids.cpu().numpy()
-            for column, n in needed.items()
+        ids = self._first[1].ids.cpu().numpy()
+        needed = {KNN: 0, LINEAR: 2, **{few_column(n): n for n in LABELS_PER_CLASS}}
+        return dict.fromkeys(PER_QUERY.values(), ids[has_a_match(self._test_labels)]) | {
+            column: self._rows(*self._first, n)[1].ids.cpu().numpy() for column, n in needed.items()
         }
 
     def measure(
@@ -163,44 +191,36 @@ class Protocols:
         plain: Pair,
         say: Callable[[str], None],
         progress: Progress | None,
-        kept: KeptResults | None = None,
-        time_to_go: TimeToGo | None = None,
-        use_up: bool = False,
+        kept: KeptResults | None,
+        clock: TimeToGo,
+        *,
+        use_up: bool,
     ) -> list[FormResults]:
         """Measure a set, plain and whitened.
 
-        Args:
-            name: Of the set.
-            plain: Its features.
-            say: Called with what comes next.
-            progress: Makes the progress bar.
-            kept: Has what was measured before an interruption, and gets what is measured.
-            time_to_go: Shown with what comes next.
-            use_up: Nobody needs the plain features later: they are whitened in place.
+        `kept` has what was measured before an interruption, and gets what is measured; `clock` is
+        shown with what comes next. With `use_up` nobody needs the plain features later: they are
+        whitened in place.
         """
-        clock = time_to_go or TimeToGo(1)
         columns, found = self.columns(), list[FormResults]()
-        forms = (False, True)
-        too_large = self._too_large(name, plain)
-        parts = {w: [p for p in self._parts if not p.linear or not (w or too_large)] for w in forms}
-        total = sum(map(len, parts.values()))
+        linear = self._can_probe(name, plain)
+        forms = {w: [p for p in self._parts if not p.linear or (linear and not w)] for w in _FORMS}
+        total = sum(map(len, forms.values()))
         with nullcontext() if progress is None else progress(f"evaluate {name}", total) as advance:
-            identity = None if kept is None else kept.identity(plain, self._drawn)
-            for whitened in forms:
+            identity = "" if kept is None else kept.identity(plain, self._drawn)
+            for whitened, parts in forms.items():
                 title = f"{name}{', whitened' if whitened else ''}"
                 say(f"{title}: kNN, retrieval, verification{clock.text()}")
                 with clock.part(f"whitening {whitened}"):
                     pair = whiten(*plain, in_place=use_up) if whitened else plain
                 form = FormResults(whitened, [], [])
-                for part in parts[whitened]:
+                for part in parts:
                     if part.title == "ridge":
                         say(f"{name}: linear probes{clock.text()}")
-                    with clock.part(f"{part.title} {whitened}"):
+                    key = f"{part.title} {whitened}"
+                    with clock.part(key):
                         score = partial(part.score, *pair)
-                        if kept is not None and identity is not None:
-                            results = kept.measured(identity, f"{part.title} {whitened}", score)
-                        else:
-                            results = score()
+                        results = score() if kept is None else kept.measured(identity, key, score)
                     if part.shape:
                         form.geometry.extend(result for _, result in results)
                     else:
@@ -210,135 +230,95 @@ class Protocols:
                 found.append(form)
         return found
 
-    def _too_large(self, name: str, plain: Pair) -> bool:
-        """Say in `left_out` where the linear probes of a set would take hours."""
+    def _can_probe(self, name: str, plain: Pair) -> bool:
+        """Whether linear probes are run; says in `left_out` where they would take hours."""
         rows, width = plain[0].features.shape
-        classes = len(self.enough.counts)
+        classes = len(self._counts)
         most = PROBE_WORK if plain[0].features.device.type == "cpu" else GPU_PROBE_WORK
-        sparse = classes > SPARSE_CLASSES and rows < SPARSE_ROWS * classes
         if not any(part.linear for part in self._parts):
-            return True
-        if sparse:
+            return False
+        if classes > SPARSE_CLASSES and rows < SPARSE_ROWS * classes:
             self.left_out.append(
                 f"linear probes: {classes:,} classes have fewer than {SPARSE_ROWS} images in train "
                 "on average; kNN and Recall@1 say more"
             )
-        elif rows * min(rows, width) * classes > most:
+            return False
+        if rows * min(rows, width) * classes > most:
             self.left_out.append(
                 f"{name}, linear probes: {rows:,} rows x {width:,} features x {classes:,} classes "
                 f"are above {most:.1e}, which takes hours; `sslpipe evaluate linear` measures them"
             )
-            return True
-        return sparse
+            return False
+        return True
 
     def _few_shot(self, labels: int, bank: Embeddings, queries: Embeddings) -> Columns:
         """KNN with few labels per class; a column of the table where most classes have so many."""
-        in_table = labels in LABELS_PER_CLASS and self.enough.most(labels)
         results = few_shot_knn(
-            *self.enough.rows(bank, queries, labels),
+            *self._rows(bank, queries, labels),
             labels_per_class=labels,
             k=[min(20, labels)],
             **self._drawn,
         )
+        in_table = labels in LABELS_PER_CLASS and self._most_have(labels)
         column = few_column(labels) if in_table else None
-        return [(column, self.enough.named(result, labels)) for result in results]
+        return [(column, self._named(result, labels)) for result in results]
 
-    def _probe(
-        self,
-        column: str | None,
-        probe: Callable[..., list[Result]],
-        bank: Embeddings,
-        queries: Embeddings,
-    ) -> Columns:
+    def _probe(self, title: str, bank: Embeddings, queries: Embeddings) -> Columns:
         """Run a linear probe on the classes with enough rows."""
-        results = probe(*self.enough.rows(bank, queries, 2), seed=self.seed)
-        return [(column, self.enough.named(result, 2)) for result in results]
+        probe = linear_probe if title == LINEAR else ridge_probe
+        results = probe(*self._rows(bank, queries, 2), seed=self.seed)
+        column = LINEAR if title == LINEAR else None
+        return [(column, self._named(result, 2)) for result in results]
 
-
-class ClassesWithEnough:
-    """Which classes have enough labelled rows, on both sides, for a number that needs some.
-
-    Args:
-        train: The bank.
-        test: The queries; those of a class that is left out are not scored.
-        names: Of the classes by label, where known.
-        left_out: Gets a sentence for each number that goes without some classes, or altogether.
-    """
-
-    def __init__(
-        self, train: Embeddings, test: Embeddings, names: Sequence[str], left_out: list[str]
-    ) -> None:
-        self.labels, counts = np.unique(train.labels.cpu().numpy(), return_counts=True)
-        self.counts = dict(zip(self.labels.tolist(), counts.tolist(), strict=True))
-        self.test_labels = test.labels.cpu().numpy()
-        self.names, self.left_out = names, left_out
-
-    def few(self, count: int) -> bool:
-        """Say whether kNN with so many labels per class can be measured on two classes or more."""
-        return self._measurable(count, f"kNN, {count} label{'s' * (count > 1)} per class")
-
-    def most(self, count: int) -> bool:
-        """Say whether at least half of the classes have so many: numbers of fewer are no column."""
-        return 2 * len(self._kept(count)) >= len(self.counts)
-
-    def linear(self) -> bool:
-        """Say whether linear probes can be: each class needs a row to fit and one to check."""
-        return self._measurable(2, "linear probes")
-
-    def known(self) -> float:
-        """Return the share of the test samples whose class the bank has."""
-        return float(np.isin(self.test_labels, self.labels).mean())
-
-    def known_classes(self) -> bool:
-        """Say whether the bank has the classes of at least half of the test samples."""
-        return self.known() >= 0.5
-
-    def rows(
-        self, bank: Embeddings, queries: Embeddings, count: int
-    ) -> tuple[Embeddings, Embeddings]:
-        """Return the rows of both sides whose class has at least `count` rows in the bank."""
-        if len(self._kept(count)) == len(self.counts):
-            return bank, queries
-        kept = torch.tensor(self._kept(count), device=bank.labels.device)
-        return tuple(  # type: ignore[return-value]
-            side.rows(torch.nonzero(torch.isin(side.labels, kept)).flatten())
-            for side in (bank, queries)
-        )
-
-    def named(self, result: Result, count: int) -> Result:
-        """Say in a result's protocol that it is of some classes only."""
-        kept = len(self._kept(count))
-        if kept == len(self.counts):
-            return result
-        protocol = f"{result.protocol} classes={kept}/{len(self.counts)}"
-        return replace(result, protocol=protocol)
+    # of a number that needs some rows of each class in train: the classes that have them
 
     def _kept(self, count: int) -> list[int]:
-        return [label for label, rows in self.counts.items() if rows >= count]
+        return [label for label, rows in self._counts.items() if rows >= count]
+
+    def _most_have(self, count: int) -> bool:
+        return 2 * len(self._kept(count)) >= len(self._counts)
+
+    def _rows(self, bank: Embeddings, queries: Embeddings, count: int) -> Pair:
+        """Rows of both sides whose class has at least `count` rows in the bank."""
+        if len(self._kept(count)) == len(self._counts):
+            return bank, queries
+        kept = torch.tensor(self._kept(count), device=bank.labels.device)
+        some = [torch.nonzero(torch.isin(rows.labels, kept))[:, 0] for rows in (bank, queries)]
+        return bank.rows(some[0]), queries.rows(some[1])
+
+    def _named(self, result: Result, count: int) -> Result:
+        """Say in a result's protocol that it is of some classes only."""
+        kept, total = len(self._kept(count)), len(self._counts)
+        if kept == total:
+            return result
+        return replace(result, protocol=f"{result.protocol} classes={kept}/{total}")
 
     def _measurable(self, count: int, what: str) -> bool:
-        kept, total = self._kept(count), len(self.counts)
-        most = max(self.counts.values())
+        """Whether two classes or more have so many rows; what is missing is said in `left_out`."""
+        kept, counts = self._kept(count), self._counts
+        tested = bool(np.isin(self._test_labels, kept).any())
+        why = ""
         if not kept:
-            self.left_out.append(f"{what}: the largest train class has {most} samples")
+            why = f": the largest train class has {max(counts.values())} samples"
         elif len(kept) < 2:
-            self.left_out.append(f"{what}: only one train class has {count} samples or more")
-        elif not np.isin(self.test_labels, kept).any():
+            why = f": only one train class has {count} samples or more"
+        elif not tested:
             enough = f" with {count} samples or more" if count > 1 else ""
-            self.left_out.append(f"{what}: no test class occurs in train{enough}")
-        elif len(kept) < total:
-            smaller = sorted(set(self.counts) - set(kept), key=lambda label: self.counts[label])
-            named = ", ".join(f"{self._name(k)} ({self.counts[k]})" for k in smaller[:MOST_NAMED])
+            why = f": no test class occurs in train{enough}"
+        elif len(kept) < len(counts):
+            smaller = sorted(set(counts) - set(kept), key=lambda label: counts[label])
+            named = ", ".join(f"{self._name(k)} ({counts[k]})" for k in smaller[:MOST_NAMED])
             more = f" and {len(smaller) - MOST_NAMED} more" if len(smaller) > MOST_NAMED else ""
-            self.left_out.append(
-                f"{what} for {len(smaller)} of {total} classes, which have fewer than {count} rows "
+            why = (
+                f" for {len(smaller)} of {len(counts)} classes, which have fewer than {count} rows "
                 f"in the bank: {named}{more}; its numbers are of the other {len(kept)}"
-                + ("" if self.most(count) else ", too few for the table")
-            )
-        return len(kept) >= 2 and bool(np.isin(self.test_labels, kept).any())
+            ) + ("" if self._most_have(count) else ", too few for the table")
+        if why:
+            self.left_out.append(what + why)
+        return len(kept) >= 2 and tested
 
     def _name(self, label: int) -> str:
-        return str(self.names[label]) if 0 <= label < len(self.names) else f"class {label}"
+        return str(self._names[label]) if 0 <= label < len(self._names) else f"class {label}"
 
 
 def _inside_test(test: Embeddings, seed: int, left_out: list[str]) -> list[Part]:
@@ -379,12 +359,33 @@ def few_column(labels_per_class: int) -> str:
     return f"{KNN}, {labels_per_class}/class"
 
 
-def _knn_rows(
-    bank: Embeddings, queries: Embeddings, *, search: Search
-) -> list[tuple[str | None, Result]]:
+def _knn_rows(bank: Embeddings, queries: Embeddings, *, search: Search) -> Columns:
     """KNN with all labels, each with its column; the table's has k = 20 where there are so many."""
     ks = [k for k in DINO_K if k <= len(bank.ids)] or [len(bank.ids)]
     in_table = protocol_id(20 if 20 in ks else ks[0], 0.07, "weighted")
     more = [k for k in FEWER_NEIGHBOURS if k <= len(bank.ids)]
     results = knn_results(bank, queries, k=[*more, *ks], vote="both", search=search)
     return [(KNN if result.protocol == in_table else None, result) for result in results]
+
+
+def _write(file: Path, columns: Columns) -> None:
+    make_folder(file.parent.parent, file.parent.name)
+    arrays = {
+        f"{name} {at}": array
+        for at, (_, result) in enumerate(columns)
+        for name in ARRAYS
+        if (array := getattr(result, name)) is not None
+    }
+    text = json.dumps([(column, result.to_json()) for column, result in columns])
+    with replacing(file) as temporary, temporary.open("wb") as opened:
+        np.savez(opened, allow_pickle=False, columns=np.array(text), **arrays)
+
+
+def _read(file: Path) -> Columns:
+    with open_regular(file) as raw, np.load(raw, allow_pickle=False) as arrays:
+        columns = []
+        for at, (column, tree) in enumerate(json.loads(str(arrays["columns"]))):
+            own = {name: arrays[f"{name} {at}"] for name in ARRAYS if f"{name} {at}" in arrays}
+            result = replace(Result(**tree), interval95=tuple(tree["interval95"]), **own)
+            columns.append((column, result))
+    return columns

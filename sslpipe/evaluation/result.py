@@ -1,12 +1,13 @@
 """What every evaluation returns."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sslpipe.errors import DataError, did_you_mean
 from sslpipe.evaluation.difference import Interval, wilson95
 
 
@@ -53,6 +54,14 @@ class Result:
         tree = asdict(replace(self, scores=None, draw_hits=None))
         del tree["scores"], tree["draw_hits"]
         return tree
+
+
+def check_known(name: str, value: str, known: Iterable[str]) -> None:
+    """Raise DataError where a value is none of those that are known."""
+    names = [*known]
+    if value not in names:
+        near = did_you_mean(value, names)
+        raise DataError(f"{name} = {value!r} is unknown{near}; known: {', '.join(names)}")
 
 
 def caveats(details: Mapping[str, Any]) -> list[str]:

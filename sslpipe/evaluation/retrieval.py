@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -14,13 +14,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from sslpipe.distributed import Rank, all_gather_rows, message_device
-from sslpipe.errors import DataError, did_you_mean
+from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import Interval, bootstrap_means95, class_means95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, worst_value
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.ranking import SIMILARITIES, Integers, Ranks, Similarity, ranks_of_matches
-from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.result import Result, check_known
 from sslpipe.portable import replacing
 
 Denominator = Literal["min(k,R)", "R", "hits"]
@@ -112,16 +112,16 @@ def retrieval(
         ignore=None if ignore is None else read_pairs(ignore),
         process=process,
     )
-    if process.world_size > 1:
-        scores = gathered(scores)
+    if process.world_size > 1:  # all tables, in rank order, on every process
+        parts = (torch.from_numpy(array).to(message_device()) for array in scores[1:])
+        gathered = (all_gather_rows(rows).cpu().numpy() for rows in parts)
+        scores = PerQuery(scores.names, *gathered)
     if per_query is not None and process.rank == 0:
         save_per_query(per_query, scores)
-    rules = f"{similarity} lone={lone}"
-    rules += " self-removed" if exclude_same_id else ""
-    rules += f" not-same={exclude_same.name}" if exclude_same is not None else ""
-    rules += f" cross={cross.name}" if cross is not None else ""
-    rules += f" ignoring={ignore.name}" if ignore is not None else ""
-    results = summary(scores, f"retrieval {rules}", lone=lone, bank=len(gallery.ids))
+    protocol = f"retrieval {similarity} lone={lone}" + " self-removed" * exclude_same_id
+    named = {"not-same": exclude_same, "cross": cross, "ignoring": ignore}
+    protocol += "".join(f" {rule}={it.name}" for rule, it in named.items() if it is not None)
+    results = summary(scores, protocol, lone=lone, bank=len(gallery.ids))
     if by is None:
         return results
     scored = by.of_queries(scores.matches > 0) if lone == "skip" else by
@@ -147,7 +147,7 @@ def retrieval_per_query(
     ignore: Integers | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> PerQuery:
-    """Score this process's share of the queries, in order of their rows; see `gathered`.
+    """Score this process's share of the queries, in order of their rows.
 
     Arguments are those of `retrieval`; ignore: (P, 2) int64, ids of a query and of a hidden row.
     """
@@ -155,14 +155,8 @@ def retrieval_per_query(
     ks = sorted(set(k))
     if not ks or ks[0] < 1 or ks[-1] > len(gallery.ids):
         raise DataError(f"k = {tuple(k)} must lie in 1..{len(gallery.ids)}, the gallery's rows")
-    if denominator not in ("min(k,R)", "R", "hits"):
-        raise DataError(f"denominator = {denominator!r} is unknown; known: min(k,R), R, hits")
-    if similarity not in SIMILARITIES:
-        known = ", ".join(SIMILARITIES)
-        raise DataError(
-            f"similarity = {similarity!r} is unknown{did_you_mean(similarity, SIMILARITIES)}; "
-            f"known: {known}"
-        )
+    check_known("denominator", denominator, get_args(Denominator))
+    check_known("similarity", similarity, SIMILARITIES)
     same = gallery.features.shape == queries.features.shape and all(
         torch.equal(a, b) for a, b in zip(gallery, queries, strict=True)
     )
@@ -176,18 +170,15 @@ def retrieval_per_query(
             codes.check(gallery, queries)
     share = process.share(len(queries.ids))
     queries = queries.rows(torch.arange(share.start, share.stop, device=queries.ids.device))
-    ids = queries.ids.cpu().numpy()
-    pairs = [] if ignore is None else [ignore]
-    pairs += [np.stack([ids, ids], axis=1)] if exclude_same_id else []
-    removed = np.concatenate(pairs) if pairs else None
+    ids, part = queries.ids.cpu().numpy(), slice(share.start, share.stop)
+    own = np.stack([ids, ids], axis=1)[: len(ids) * exclude_same_id]
     names = metric_names(ks, denominator)
     values, matches = [np.zeros((0, len(names)))], [np.zeros(0, np.int64)]
-    part = slice(share.start, share.stop)
     tiles = ranks_of_matches(
         gallery,
         queries,
         similarity=similarity,
-        removed=removed,
+        removed=own if ignore is None else np.concatenate([ignore, own]),
         unlike=None if exclude_same is None else exclude_same.of_queries(part),
         cross=None if cross is None else cross.of_queries(part),
     )
@@ -234,21 +225,13 @@ def _sum(columns: Floats) -> Floats:
     return np.cumsum(columns, axis=1)[:, -1:]
 
 
-def gathered(part: PerQuery) -> PerQuery:
-    """Join all processes' tables, in rank order, on every process. Collective."""
-    device = message_device()
-    parts = (torch.from_numpy(array).to(device) for array in part[1:])
-    return PerQuery(part.names, *(all_gather_rows(rows).cpu().numpy() for rows in parts))
-
-
 def summary(scores: PerQuery, protocol: str, *, lone: Lone = "skip", bank: int = 0) -> list[Result]:
     """Average each metric, with a 95 % interval that the protocol names.
 
     Queries of a class stand or fall together: of LEAST_CLASSES classes or more the interval is over
     classes (`paired_means`), else a bootstrap over queries, which is too short where they do.
     """
-    if lone not in ("skip", "zero", "one"):
-        raise DataError(f"lone = {lone!r} is unknown; known: skip, zero, one")
+    check_known("lone", lone, get_args(Lone))
     alone = scores.matches == 0
     kept = ~alone if lone == "skip" else np.ones_like(alone)
     values, labels = scores.values[kept], scores.labels[kept]

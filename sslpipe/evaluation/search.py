@@ -57,6 +57,7 @@ class ImageSearch:
 
     def __init__(self, *files: tuple[str | Path, str]) -> None:
         self.splits: list[Split] = []
+        self.facts: dict[str, Any] = {}
         self._rows: list[Embeddings] = []
         for path, data in files:
             rows, facts = load_embeddings(path)
@@ -70,8 +71,8 @@ class ImageSearch:
             raise UserError("no features file to search; write one with `sslpipe embed`")
 
     def check_network(self, facts: Mapping[str, Any]) -> None:
-        """Raise DataError where queries of this network, view and whitening are of another kind."""
-        for key in ("backbone_sha256", "view", "whitening_sha256"):
+        """Raise DataError where these facts of the queries' network and view are others."""
+        for key in ("backbone_sha256", "view", "whitening_sha256", "canvas_px"):
             if facts.get(key) != self.facts.get(key):
                 raise DataError(
                     f"the features differ from the queries' in {key}: {self.facts.get(key)} and "
@@ -106,7 +107,7 @@ class ImageSearch:
             raise UserError(f"queries are {tuple(queries.shape)}, not finite rows of {width}")
         if top < 1 or expand < 0 or alpha < 0:
             raise UserError(f"top = {top}, expand = {expand}, alpha = {alpha}: negative, or no row")
-        kept = self._where(where)
+        queries, kept = queries.cpu().float(), self._where(where)
         if expand:
             near = self._nearest(queries, expand, kept)
             queries = torch.stack(
@@ -143,7 +144,7 @@ class ImageSearch:
             bank = rows.features if some is None else rows.features[some]
             if not len(bank):
                 continue
-            near = nearest(bank, queries.cpu().float(), min(top, len(bank)))
+            near = nearest(bank, queries, min(top, len(bank)))
             places = near.indices if some is None else some[near.indices]
             for query, pairs in enumerate(
                 zip(near.similarities.tolist(), places.tolist(), strict=True)

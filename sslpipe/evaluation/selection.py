@@ -8,7 +8,7 @@ value knows nothing: no condition holds for it, != neither.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,19 +26,16 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": np.greater_equal,
 }
 _UNORDERED = ("=", "!=", "in")
-_TOKEN = re.compile(
-    r"""\s*(?:(?P<quoted>"[^"]*"|'[^']*')|(?P<sign>[=!<>]+)|(?P<comma>,)|(?P<word>[^\s"',=!<>]+))"""
+_WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"',=!<>]+)"""
+_CONDITION = re.compile(
+    rf"""\s*({_WORD})\s*([=!<>]+|(?<=[\s"'])in\b)"""
+    rf"""\s*({_WORD}(?:\s*,\s*{_WORD})*)\s*(?:(?<=[\s"'])and\b(?=.*\S)|\Z)""",
+    re.DOTALL,
 )
 
 
 class Condition(NamedTuple):
-    """One comparison.
-
-    Args:
-        column: Its name.
-        operator: One of OPERATORS, or "in".
-        values: One, or several of "in", as written.
-    """
+    """One comparison of a column, by one of OPERATORS with a value or by "in" with several."""
 
     column: str
     operator: str
@@ -49,54 +46,32 @@ class Condition(NamedTuple):
 
 
 def parse_conditions(text: str) -> list[Condition]:
-    """Read what stands behind --query or --gallery.
-
-    Raises:
-        DataError: It is none; the message says what was expected where.
-    """
-    tokens, conditions = _tokens(text), list[Condition]()
-
-    def following(expected: str) -> _Token:
-        if (token := next(tokens, None)) is None:
+    """Read what stands behind --query or --gallery; what is none is a DataError."""
+    conditions: list[Condition] = []
+    end = 0
+    while not conditions or end < len(text):
+        match = _CONDITION.match(text, end)
+        if match is None:
             raise DataError(
-                f"{shown(text)} ends where {expected} is expected; write COLUMN = VALUE, as in "
-                "theme = papirus"
+                f"{shown(text)}: cannot read {shown(text[end:].strip())}; write COLUMN = VALUE, as "
+                "in theme = papirus, joined by `and`; a value with spaces or signs stands in quotes"
             )
-        return token
-
-    def value(behind: str) -> str:
-        token = following(f"a value behind {behind}")
-        if not token.quoted and (token.text == "," or token.text in OPERATORS):
-            raise DataError(f"{shown(text)}: behind {behind} stands {token.text!r}, not a value")
-        return token.text
-
-    while True:
-        column = following("a column").text
-        operator = following(f"an operator behind {column!r}")
-        if operator.quoted or operator.text not in (*OPERATORS, "in"):
-            hint = "; for equality write a single =" if operator.text == "==" else ""
+        column, operator, end = _plain(match[1]), match[2], match.end()
+        values = tuple(map(_plain, re.findall(_WORD, match[3])))
+        if operator not in (*OPERATORS, "in") or (operator != "in" and len(values) > 1):
+            hint = "; for equality write a single =" if operator == "==" else ""
             raise DataError(
-                f"{shown(text)}: {operator.text!r} is no operator{hint}; known: "
-                f"{' '.join([*OPERATORS, 'in'])}"
+                f"{shown(text)}: {operator!r} is no operator for {len(values)} values{hint}; "
+                f"known: {' '.join([*OPERATORS, 'in'])}, of which `in` takes several"
             )
-        values = [value(operator.text)]
-        while (token := next(tokens, None)) == _Token(",") and operator.text == "in":
-            values.append(value("a comma"))
-        conditions.append(Condition(column, operator.text, tuple(values)))
-        if token is None:
-            return conditions
-        if token != _Token("and"):
-            raise DataError(
-                f"{shown(text)}: behind {values[-1]!r} stands {token.text!r}; conditions are "
-                "joined by `and`, and a value with spaces or signs stands in quotes"
-            )
+        conditions.append(Condition(column, operator, values))
+    return conditions
 
 
 def select(conditions: list[Condition], split: Split, ids: ArrayLike) -> NDArray[np.bool_]:
     """Say for which samples all conditions hold. (n,) ids -> (n,).
 
-    Raises:
-        DataError: There is no such column, or a value is none of it; the nearest is named.
+    That there is no such column, or a value is none of it, is a DataError that names the nearest.
     """
     ids = np.asarray(ids, np.int64)
     chosen = np.ones(len(ids), bool)
@@ -121,21 +96,8 @@ def select(conditions: list[Condition], split: Split, ids: ArrayLike) -> NDArray
     return chosen
 
 
-class _Token(NamedTuple):
-    text: str
-    quoted: bool = False
-
-
-def _tokens(text: str) -> Iterator[_Token]:
-    end = 0
-    for match in _TOKEN.finditer(text):
-        if match.start() != end:
-            break
-        end = match.end()
-        quoted = match["quoted"]
-        yield _Token(quoted[1:-1], True) if quoted else _Token(match[match.lastgroup or 0])
-    if text[end:].strip():
-        raise DataError(f"{shown(text)}: cannot read {shown(text[end:].strip())}; a quote is open")
+def _plain(word: str) -> str:
+    return word[1:-1] if word[0] in "\"'" else word
 
 
 def _quoted(value: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,15 +10,13 @@ from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, one_line
 from sslpipe.evaluation.against import Scores, compare_all, has_a_match
-from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.groups import GroupCodes
-from sslpipe.evaluation.kept_results import KeptResults
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.leakage import LeakRows
+from sslpipe.evaluation.leakage import leakage_of
 from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.nuisance import nuisance_rows
-from sslpipe.evaluation.protocols import FormResults, Pair, Protocols, TimeToGo
+from sslpipe.evaluation.protocols import FormResults, KeptResults, Pair, Protocols, TimeToGo
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.suite_file import SCHEMA_VERSION, content_sha256
 from sslpipe.evaluation.verdict import BASELINES, comparisons, verdict
@@ -48,14 +46,14 @@ def run_suite(
     progress: Progress | None = None,
     keep: Path | None = None,
 ) -> dict[str, Any]:
-    """Run every evaluation on each set of features.
+    """Run every evaluation on each set of features; returns an eval.json, see `suite_file`.
 
     kNN with all, 100, 10, 5 and 1 labels per class (where classes have so many), retrieval and
     verification inside test, plain and whitened, two linear probes and the geometry. The table has
     kNN with k = 20, or as many as there are labels per class where those are fewer, and the linear
     probe; Recall@1 and MAP@R where train has not the classes of most test samples. Nothing is
     chosen on test. The linear probes standardise, so they are run on plain features only.
-    Verification and retrieval take pairs of test samples, each sample against all others.
+    After Ctrl-C (KeyboardInterrupt) it has the sets that are measured by then.
 
     Args:
         sets: Name -> (train, test), all of the same samples, in the order of the table; or what
@@ -65,8 +63,7 @@ def run_suite(
         against: Those of the sets that are other networks', to compare with; see `against`.
         start: Which of those the run started from.
         not_compared: Sentences on networks that could not be.
-        columns: Columns of the data set that a probe reads from each set, by sample id of the whole
-            splits; see `nuisance.choose_columns`.
+        columns: Codes by sample id of the whole splits, which a probe reads from each set.
         not_measured: Sentences on what else could have been.
         leaked: (L,) ids of test samples that have a near-duplicate in train: each number of the
             table is given without them, too. None: nobody has looked for them.
@@ -76,16 +73,10 @@ def run_suite(
         seed: Of all that is drawn.
         say: Called with what comes next.
         progress: Makes a progress bar for each set.
-        keep: A folder for each measurement: after an interruption, the same call reads them. None:
-            nothing is kept.
-
-    Returns:
-        What eval.json holds; see `suite_file`. After Ctrl-C (KeyboardInterrupt), with the sets that
-        are measured by then.
+        keep: A folder for each measurement: after an interruption, the same call reads them.
 
     Raises:
         DataError: The sets are not of the same samples, or these have no labels.
-        KeyboardInterrupt: Before the first set is measured.
     """
     # what these samples allow
     left_out = [*not_measured]
@@ -95,134 +86,103 @@ def run_suite(
     protocols = Protocols(first, facts.get("classes") or (), left_out, search, draws, seed)
     labels = first[1].labels.cpu().numpy()
     scores = Scores({}, labels[has_a_match(labels)])
-    leaks = LeakRows(leaked, leaked_by, protocols.scored_ids(), scores.classes)
 
     # the numbers of every set
     kept = None if keep is None else KeptResults(keep)
-    measured = _measure(sets, ready, protocols, columns, say, progress, kept)
-    rows: list[dict[str, Any]] = []
+    measured: dict[str, list[FormResults]] = {}
+    probed: list[tuple[str, Result]] = []  # name of a set, and of a column's probe
+    incomplete: dict[str, str] = {}  # name -> why this set, or the probes of columns, are missing
+    try:
+        _measure(sets, ready, protocols, bool(columns), measured, incomplete, say, progress, kept)
+        if columns:  # what else the features know
+            say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
+            pairs = {name: ready[name] for name in measured}
+            probed += nuisance_rows(pairs, columns, left_out, seed=seed)
+        if kept is not None and kept.read:
+            say(f"{kept.read} measurements were read from {kept.folder}")
+    except KeyboardInterrupt:  # what was measured is kept; a second one ends it
+        if not measured:
+            raise
+        for name in (*sets, *(("probes of columns",) if columns else ())):
+            if name not in {*measured, *incomplete}:
+                incomplete[name] = "interrupted"
+        say(f"interrupted; kept: {', '.join(measured)}")
     shapes: list[dict[str, Any]] = []
-    for name, forms in measured.sets.items():
+    table: list[tuple[str, bool, str | None, Result]] = []
+    for name, forms in measured.items():
         for whitened, results, geometries in forms:
-            rows += [_row(name, whitened, column, result) for column, result in results]
+            table += [(name, whitened, *each) for each in results]
             shapes += [_row(name, whitened, None, result) for result in geometries]
             scores.take(name, whitened, results)
-            leaks.take(name, whitened, results)
+    rows = [_row(*each) for each in table]
 
-    # the answers
-    left_out += [f"{n}: {why}" for n, why in measured.incomplete.items() if n not in against]
+    # the answers: ours against other networks, and against baselines where kNN decides nothing
+    left_out += [f"{n}: {why}" for n, why in incomplete.items() if n not in against]
+    known = protocols.known_classes
+    others = [name for name in (*against, *(() if known else BASELINES)) if name in measured]
+    ours = [name for name in measured if name not in (*against, *BASELINES)]
     try:
-        compared, missing = _compare(measured, protocols, scores, against, start)
+        compared = compare_all(ours, others, start, scores, known_classes=known)
     except KeyboardInterrupt:  # all is measured, and this takes seconds; a second one ends it
-        compared, missing = _compare(measured, protocols, scores, against, start)
-    known = protocols.enough.known_classes()
+        compared = compare_all(ours, others, start, scores, known_classes=known)
+    missing = [f"Not compared with {n}: {incomplete[n]}." for n in against if n in incomplete]
+    met = {each["against"] for each in compared}
+    unmet = [BASELINES.get(name, name) for name in others if ours and name not in met]
+    missing += [_NOTHING_TO_COMPARE.format(" and ".join(unmet))] if unmet else []
     report = {
         "schema_version": SCHEMA_VERSION,
         "facts": facts,
         "columns": protocols.columns(),
         "rows": rows,
         "geometry": shapes,
-        "nuisance": [_row(n, False, one.details["column"], one) for n, one in measured.nuisance],
+        "nuisance": [_row(n, False, one.details["column"], one) for n, one in probed],
         "left_out": list(dict.fromkeys(left_out)),
         "comparisons": comparisons(rows, scores.of, without=against) if known else [],
         "against": compared,
         "not_compared": [*not_compared, *missing],
-        **({"incomplete": measured.incomplete} if measured.incomplete else {}),
+        **({"incomplete": incomplete} if incomplete else {}),
     }
     if leaked is not None:
-        report["leakage"] = leaks.report(len(first[1].ids))
+        scored = protocols.scored_ids()
+        report["leakage"] = leakage_of(table, leaked, leaked_by, scored, scores.classes)
     report["verdict"] = verdict(report)
     return {**report, "sha256": content_sha256(report)}
 
 
-class _Measured(NamedTuple):
-    """What became of the sets.
-
-    Args:
-        sets: Name -> what was measured.
-        pairs: Name -> train and test, where columns are probed; else they are freed.
-        nuisance: The set's name and the result, column by column.
-        incomplete: Name -> why this set, or the probes of columns, are not there.
-    """
-
-    sets: dict[str, list[FormResults]]
-    pairs: dict[str, Pair]
-    nuisance: list[tuple[str, Result]]
-    incomplete: dict[str, str]
-
-
 def _measure(
     sets: Mapping[str, Pair | Callable[[], Pair]],
-    ready: Mapping[str, Pair],
+    ready: dict[str, Pair],
     protocols: Protocols,
-    columns: Sequence[GroupCodes],
+    keep_pairs: bool,
+    measured: dict[str, list[FormResults]],
+    incomplete: dict[str, str],
     say: Callable[[str], None],
     progress: Progress | None,
     kept: KeptResults | None,
-) -> _Measured:
-    """Measure each set as a whole or not at all, then probe columns; until Ctrl-C, if one comes."""
-    measured = _Measured({}, {}, [], {})
+) -> None:
+    """Measure each set as a whole, or say in `incomplete` why not."""
     first, clock = next(iter(ready)), TimeToGo(len(sets))
-    try:
-        for name, given in sets.items():
-            clock.next_set()
-            try:
-                if callable(given):
-                    say(f"{name}: features{clock.text()}")
-                    with clock.part("features"):
-                        made = given()
-                    pair = _labelled(made, protocols.left_out)
-                    _check_same_samples({first: ready[first], name: pair})
-                else:
-                    pair = ready[name]
-                used_up = callable(given) and not columns  # made for this, and not probed later
-                measured.sets[name] = protocols.measure(
-                    name, pair, say, progress, kept, clock, use_up=used_up
-                )
-                if columns:
-                    measured.pairs[name] = pair
-            except FAILURES as error:
-                if name == first:
-                    raise
-                measured.incomplete[name] = one_line(str(error) or type(error).__name__)
-
-        # what else the features know
-        if columns:
-            say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
-        probed = nuisance_rows(measured.pairs, columns, protocols.left_out, seed=protocols.seed)
-        measured.nuisance.extend(probed)
-        if kept is not None and kept.read:
-            say(f"{kept.read} measurements were read from {kept.folder}")
-    except KeyboardInterrupt:  # what was measured is kept; a second one ends it
-        if not measured.sets:
-            raise
-        done = {*measured.sets, *measured.incomplete}
-        for name in (*sets, *(("probes of columns",) if columns else ())):
-            if name not in done:
-                measured.incomplete[name] = "interrupted"
-        say(f"interrupted; kept: {', '.join(measured.sets)}")
-    return measured
-
-
-def _compare(
-    measured: _Measured,
-    protocols: Protocols,
-    scores: Scores,
-    against: Sequence[str],
-    start: str | None,
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Compare ours with other networks; with baselines where train has not test's classes."""
-    incomplete, sets = measured.incomplete, measured.sets
-    known = protocols.enough.known_classes()
-    others = [name for name in against if name in sets]
-    others += [] if known else [name for name in BASELINES if name in sets]
-    ours = [name for name in sets if name not in (*against, *BASELINES)]
-    compared = compare_all(ours, others, start, scores, known_classes=known)
-    missing = [f"Not compared with {n}: {incomplete[n]}." for n in against if n in incomplete]
-    met = {each["against"] for each in compared}
-    unmet = [BASELINES.get(name, name) for name in others if ours and name not in met]
-    missing += [_NOTHING_TO_COMPARE.format(" and ".join(unmet))] if unmet else []
-    return compared, missing
+    for name, given in sets.items():
+        clock.next_set()
+        try:
+            if callable(given):
+                say(f"{name}: features{clock.text()}")
+                with clock.part("features"):
+                    made = given()
+                pair = _labelled(made, protocols.left_out)
+                _check_same_samples({first: ready[first], name: pair})
+            else:
+                pair = ready[name]
+            if keep_pairs:  # for probes of columns
+                ready[name] = pair
+            used_up = callable(given) and not keep_pairs
+            measured[name] = protocols.measure(
+                name, pair, say, progress, kept, clock, use_up=used_up
+            )
+        except FAILURES as error:
+            if name == first:
+                raise
+            incomplete[name] = one_line(str(error) or type(error).__name__)
 
 
 def check_labelled(split: str, labels: NDArray[np.int64]) -> None:
@@ -235,9 +195,7 @@ def check_labelled(split: str, labels: NDArray[np.int64]) -> None:
         )
 
 
-def _labelled(
-    pair: tuple[Embeddings, Embeddings], left_out: list[str]
-) -> tuple[Embeddings, Embeddings]:
+def _labelled(pair: Pair, left_out: list[str]) -> Pair:
     """Return the rows of both sides that have a label; the others are counted in `left_out`."""
     sides = []
     for side, rows in zip(("train", "test"), pair, strict=True):
@@ -254,7 +212,7 @@ def _row(name: str, whitened: bool, column: str | None, result: Result) -> dict[
     return {"features": name, "whitened": whitened, "column": column, **result.to_json()}
 
 
-def _check_same_samples(sets: Mapping[str, tuple[Embeddings, Embeddings]]) -> None:
+def _check_same_samples(sets: Mapping[str, Pair]) -> None:
     if not sets:
         raise DataError("no set of features to evaluate")
     first_name, first = next(iter(sets.items()))

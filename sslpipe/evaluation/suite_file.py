@@ -66,45 +66,36 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class _Row(_Strict):
-    """What a row must have to be shown; see `result.Result`."""
+class _Number(_Strict):
+    """What rows of all kinds have; see `result.Result`."""
 
     features: str
     whitened: bool
-    column: str | None
     protocol: str
     metric: str
     value: Finite
     interval95: Ends
     queries: int
+
+
+class _Row(_Number):
+    column: str | None
     bank: int
     details: dict[str, Any]
 
 
 class _Knows(_Strict):
-    """What the details of a probe of a column must have; see `nuisance.nuisance`."""
-
     values: Annotated[int, Field(ge=2)]
     chance: Share
 
 
-class _Nuisance(_Strict):
-    """What a probe of a column must have to be shown."""
-
-    features: str
-    whitened: bool
+class _Nuisance(_Number):
     column: str
-    protocol: str
-    metric: str
     value: Share
-    interval95: Ends
-    queries: int
     details: _Knows
 
 
 class _Comparison(_Strict):
-    """What a comparison must have to be told; see `verdict.comparisons`."""
-
     features: str
     baseline: Literal["random", "pixels"]
     column: Literal["kNN", "linear"]
@@ -117,8 +108,6 @@ class _Comparison(_Strict):
 
 
 class _Against(_Strict):
-    """What a comparison with another network must have; see above."""
-
     features: str
     against: str
     start: bool
@@ -147,8 +136,6 @@ class _Against(_Strict):
 
 
 class _Other(_Strict):
-    """What is known of a network that was compared with."""
-
     name: str
     source: str
     sha256: str
@@ -160,8 +147,6 @@ class _Facts(_Strict):
 
 
 class _LeakRow(_Strict):
-    """What a number with and without leaked samples must have to be shown."""
-
     features: str
     whitened: bool
     column: str
@@ -172,8 +157,6 @@ class _LeakRow(_Strict):
 
 
 class _Leakage(_Strict):
-    """What the count of leaked samples must have to be shown."""
-
     samples: Count
     leaked: Annotated[int, Field(ge=0)]
     how: str
@@ -181,7 +164,7 @@ class _Leakage(_Strict):
 
 
 class _Report(_Strict):
-    """What an eval.json must have to be shown."""
+    """What an eval.json must have to be shown; the layout is that above."""
 
     facts: _Facts
     columns: list[str]
@@ -204,14 +187,7 @@ class _Report(_Strict):
 
 
 def check_report(report: dict[str, Any]) -> None:
-    """Check that what was read is what `run_suite` returned.
-
-    Args:
-        report: Plain values, as JSON gives them.
-
-    Raises:
-        ValueError: It is not, in one line.
-    """
+    """Check that what was read is what `run_suite` returned; else a ValueError of one line."""
     if report.get("sha256", content_sha256(report)) != content_sha256(report):
         raise ValueError("its sha256 is another one")
     try:
@@ -225,8 +201,8 @@ def check_report(report: dict[str, Any]) -> None:
 def with_present_names(report: dict[str, Any]) -> dict[str, Any]:
     """Return a report of any version with the names of metrics that this one has.
 
-    Earlier versions wrote the hit rate, which metric learning calls Recall@k, as "hit_rate@k", and
-    recall as information retrieval counts it as "recall@k". Where that was so, `notes` says it.
+    Earlier versions wrote "hit_rate@k" for Recall@k and "recall@k" for recall (IR)@k; `notes` says
+    so.
     """
     rows = []
     for row in report["rows"]:
@@ -248,12 +224,7 @@ def content_sha256(report: dict[str, Any]) -> str:
 
 
 def own_name(facts: Mapping[str, Any], others: Iterable[str]) -> str:
-    """Return what the model's own features, "ssl" in eval.json, are called where people read.
-
-    Args:
-        facts: Of eval.json, or of a backbone.
-        others: Names of other features, which it must not have.
-    """
+    """Return what "ssl" is called where people read; none of the `others`."""
     name = facts.get("name")
     return one_line(name) if isinstance(name, str) and name not in ("", *others) else "this model"
 

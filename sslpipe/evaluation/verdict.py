@@ -18,14 +18,7 @@ Hits = Mapping[tuple[str, bool, str], NDArray[Any]]  # (features, whitened, colu
 
 
 def unfinished(facts: Tree, steps: Any = None) -> str:
-    """Say that the weights are not those of the end of training, or not the trained ones.
-
-    '' where they are both, or it is unknown.
-
-    Args:
-        facts: Those of eval.json.
-        steps: Of the whole training; None: as the facts have it.
-    """
+    """Say that the weights are not of the end of training, or not the trained ones; else ''."""
     step, steps = facts.get("step"), facts.get("steps") if steps is None else steps
     averaged = "the averaged weights (optim.ema)" if facts.get("weights") == "ema" else ""
     if not (isinstance(step, int) and isinstance(steps, int) and 0 <= step < steps):
@@ -40,14 +33,8 @@ def comparisons(
 ) -> list[Tree]:
     """Compare all features with each baseline by kNN, linear probe and whitened kNN.
 
-    Args:
-        rows: Those of eval.json.
-        hits: Which samples were right, where known: the interval is then a paired one.
-        without: Features that are not compared: those of other networks.
-
-    Returns:
-        A plain value each: features, baseline, column, whitened, value, baseline_value, difference,
-        interval95 (of the difference), p (two-sided; None where not paired), paired.
+    `rows` are those of eval.json; `hits` says which samples were right, where known: the interval
+    is then a paired one. Features `without` are those of other networks.
     """
     hits = hits or {}
     cells = {
@@ -61,12 +48,11 @@ def comparisons(
                 theirs = (baseline, whitened, column)
                 if ours not in cells or theirs not in cells:
                     continue
-                paired = ours in hits and theirs in hits
-                difference, interval, p = (
-                    paired_top1(hits[ours], hits[theirs])[:3]
-                    if paired
-                    else (*unpaired_difference95(cells[ours], cells[theirs]), None)
-                )
+                paired, p = ours in hits and theirs in hits, None
+                if paired:
+                    difference, interval, p, *_ = paired_top1(hits[ours], hits[theirs])
+                else:
+                    difference, interval = unpaired_difference95(cells[ours], cells[theirs])
                 found.append(
                     {
                         "features": features,
@@ -87,8 +73,7 @@ def comparisons(
 def verdict(evaluation: Tree) -> str:
     """Say in a sentence for each other network, then for the baselines, which is better.
 
-    Args:
-        evaluation: eval.json, or what becomes it; its own `comparisons` are used where it has them.
+    The `comparisons` of an eval.json are used where it has them.
     """
     said = [*against_sentences(evaluation), *evaluation.get("not_compared", ())]
     names = {row["features"] for row in evaluation["rows"]}

@@ -9,16 +9,14 @@ from numpy.typing import NDArray
 
 from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
-from sslpipe.evaluation.difference import Interval
+from sslpipe.evaluation.difference import Interval, quantiles95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.exact import fixed_point_units
-from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.result import Result
 from sslpipe.random import hash_integers
 
 RESAMPLES = 300
-MOST_DRAWS = 256  # times the pairs wanted, where most pairs may not be used
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -51,7 +49,6 @@ def verification(
     far: Sequence[float] = (1e-1, 1e-2, 1e-3),
     folds: int = 10,
     seed: int = 0,
-    exclude_same: GroupCodes | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Decide "one label or two" by the cosine of two of the queries; the bank takes no part.
@@ -67,8 +64,6 @@ def verification(
         far: False accept rates, each in (0, 1).
         folds: Parts of the k-fold accuracy, at least 2.
         seed: Of the pairs and of the resamples.
-        exclude_same: A column (camera, say): two rows of one value are no pair, of either kind; a
-            missing value excludes nothing.
         process: This process.
 
     Returns:
@@ -83,17 +78,12 @@ def verification(
         DataError: A FAR is below one different pair, or there are no pairs of a kind.
     """
     check_pair(bank, queries)
-    if pairs < 1:
-        raise DataError(f"pairs = {pairs} must be at least 1")
     if not all(0 < each < 1 for each in far):
         raise DataError(f"far = {tuple(far)} must lie between 0 and 1")
 
     # pairs and their scores: each process scores its share
-    if exclude_same is not None:
-        exclude_same.check(bank, queries)
-    chosen = draw_pairs(queries, pairs, seed, exclude_same)
-    same_count = int(chosen.same.sum())
-    different_count = len(chosen.same) - same_count
+    chosen = draw_pairs(queries, pairs, seed)
+    same_count, different_count = int(chosen.same.sum()), int((~chosen.same).sum())
     for each in far:
         if each * different_count < 1:
             raise DataError(
@@ -101,12 +91,11 @@ def verification(
                 f"least {1 / each:.0f} pairs, or name a larger far"
             )
     scores = pair_cosines(queries, chosen, process)
-    if process.world_size > 1:
-        scores = gathered_scores(scores)
+    if process.world_size > 1:  # all shares, in order, on every process
+        scores = all_gather_rows(torch.from_numpy(scores).to(message_device())).cpu().numpy()
 
     # numbers of the ROC, with intervals
     protocol = f"verification cosine pairs={same_count}+{different_count} seed={seed}"
-    protocol += f" not-same={exclude_same.name}" if exclude_same is not None else ""
     counts = {"same_pairs": same_count, "different_pairs": different_count}
     rows = len(queries.ids)
     names = ("fpr@95tpr", *(f"tar@far={each:g}" for each in far), "auc")
@@ -151,87 +140,35 @@ def _roc_numbers(
         weights = [np.bincount(generator.integers(n, size=n), minlength=n) for n in kinds]
         return numbers(np.concatenate(weights).astype(np.float64))
 
-    low, high = np.quantile([resampled() for _ in range(RESAMPLES)], [0.025, 0.975], axis=0)
-    intervals = [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
-    return numbers().tolist(), intervals
+    return numbers().tolist(), quantiles95([resampled() for _ in range(RESAMPLES)])
 
 
-def draw_pairs(
-    rows: Embeddings, count: int, seed: int, unlike: GroupCodes | None = None
-) -> LabelledPairs:
+def draw_pairs(rows: Embeddings, count: int, seed: int) -> LabelledPairs:
     """Draw `count` pairs of one label and `count` of two, each uniform among all, none twice.
 
-    They are the same pairs of samples for every backbone and every order of the rows.
-
-    Args:
-        rows: Labelled rows.
-        count: Pairs of a kind; all, where there are fewer.
-        seed: Of the draws.
-        unlike: A column by row of the queries: rows of one value are no pair.
-
-    Raises:
-        DataError: There is no pair of a kind, or none is asked for.
+    They are the same pairs of samples for every backbone and every order of the rows, and all where
+    there are fewer. That there is none of a kind is a DataError.
     """
     if count < 1:
         raise DataError(f"pairs = {count} must be at least 1")
     ids, labels = rows.ids.cpu().numpy(), rows.labels.cpu().numpy()
-    codes = np.full(len(ids), -1) if unlike is None else unlike.queries
-    order = np.lexsort((ids, codes, labels))
-    labels, codes = labels[order], codes[order]
-    starts = np.flatnonzero(np.concatenate([[True], labels[1:] != labels[:-1]]))
-    sizes = np.diff(np.concatenate([starts, [len(labels)]]))
-    class_index = np.repeat(np.arange(len(starts)), sizes)
+    order = np.lexsort((ids, labels))
+    _, starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)
+    size, start = np.repeat(sizes, sizes), np.repeat(starts, sizes)  # of each row's label
 
-    # of its label, a row has those before and behind its block: itself, or all of its value
-    begin, size = _blocks(labels, codes)
-    first, offset = _draw_partners(sizes[class_index] - size, 4 * count, seed, 0)
-    own = begin[first] - starts[class_index[first]]
-    second = starts[class_index[first]] + offset + np.where(offset >= own, size[first], 0)
-    same = _distinct(first, second, count)
-    different = _pairs_of_two_labels(starts, sizes, codes, count, seed)
-    apart = "" if unlike is None else f" and two values of {unlike.name}"
+    # of one label: a row's partners are those before and behind it; of two: all other rows
+    first, offset = _draw_partners(size - 1, 4 * count, seed, 0)
+    second = start[first] + offset
+    same = _distinct(first, second + (second >= first), count)
+    first, offset = _draw_partners(len(ids) - size, 4 * count, seed, 1)
+    second = offset + np.where(offset >= start[first], size[first], 0)
+    different = _distinct(first, second, count)
     for name, kind in (("one label", same), ("two labels", different)):
         if kind.shape[1] == 0:
-            raise DataError(f"there is no pair of {name}{apart} among {len(labels)} rows")
+            raise DataError(f"there is no pair of {name} among {len(labels)} rows")
     both = order[np.concatenate([same, different], axis=1)]
     is_same = np.arange(both.shape[1]) < same.shape[1]
     return LabelledPairs(both[0], both[1], is_same)
-
-
-def _blocks(labels: Integers, codes: Integers) -> tuple[Integers, Integers]:
-    """Where the block of each row begins, and its size: rows of one label and value, or itself."""
-    rows = np.arange(len(labels))
-    new = np.ones(len(labels), bool)  # a row of another label or value than the one before it
-    new[1:] = (labels[1:] != labels[:-1]) | (codes[1:] != codes[:-1]) | (codes[1:] < 0)
-    begins = np.flatnonzero(new)
-    block = np.searchsorted(begins, rows, "right") - 1
-    return begins[block], np.diff(begins, append=len(rows))[block]
-
-
-def _pairs_of_two_labels(
-    starts: Integers, sizes: Integers, codes: Integers, count: int, seed: int
-) -> Integers:
-    """Draw pairs from all pairs of two labels, without those of one value. Returns (2, n)."""
-    class_index = np.repeat(np.arange(len(starts)), sizes)
-    partners = len(codes) - sizes[class_index]
-    draws = 4 * count
-    while True:
-        first, offset = _draw_partners(partners, draws, seed, 1)
-        later = offset >= starts[class_index[first]]
-        second = offset + np.where(later, sizes[class_index[first]], 0)
-        usable = (codes[first] != codes[second]) | (codes[first] < 0)
-        pairs = _distinct(first[usable], second[usable], count)
-        # enough; or all are known; or none was taken away, and the few that repeat are not replaced
-        if pairs.shape[1] == count or len(first) == int(partners.sum()) or bool(usable.all()):
-            return pairs
-        if draws >= MOST_DRAWS * count and not pairs.shape[1]:
-            return pairs
-        if draws >= MOST_DRAWS * count:
-            raise DataError(
-                f"of {len(first)} pairs of two labels, {pairs.shape[1]} may be used, as the others "
-                f"share their value; ask for fewer than {count} pairs"
-            )
-        draws *= 4  # the draws until now are the first of these
 
 
 def _draw_partners(
@@ -261,7 +198,7 @@ def pair_cosines(
     pairs: LabelledPairs,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> NDArray[np.float32]:
-    """Compute the exact cosines of this process's share of the pairs; see `gathered_scores`."""
+    """Compute the exact cosines of this process's share of the pairs; in order."""
     units = fixed_point_units(rows.features).cpu().numpy()
     share = process.share(len(pairs.same))
     part = slice(share.start, share.stop)
@@ -275,11 +212,6 @@ def pair_cosines(
             units[second[some]].astype(np.float64),
         )
     return scores
-
-
-def gathered_scores(scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Join the scores of all processes' shares, in order, on every process. Collective."""
-    return all_gather_rows(torch.from_numpy(scores).to(message_device())).cpu().numpy()
 
 
 def roc(scores: NDArray[np.float32], same: NDArray[np.bool_], weights: Floats | None = None) -> Roc:
@@ -319,9 +251,6 @@ def kfold_accuracy(
     """Compute the mean accuracy over the folds, each at the threshold best on the others.
 
     Fold f has every folds-th pair of each kind. Of equal thresholds the highest is taken.
-
-    Raises:
-        DataError: Fewer pairs of a kind than folds, or fewer than 2 folds.
     """
     kinds = [np.flatnonzero(same), np.flatnonzero(~same)]
     if folds < 2 or min(map(len, kinds)) < folds:

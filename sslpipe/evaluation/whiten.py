@@ -19,12 +19,7 @@ PART_NUMBERS = 2**23  # of features, in float64 at a time: 64 MiB
 
 
 class Whitening(NamedTuple):
-    """A map of features, whitening or not: (features - mean) @ projection.
-
-    Args:
-        mean: (F,) float64.
-        projection: (F, D) float64.
-    """
+    """A map of features: (features - mean) @ projection, (F,) and (F, D) float64."""
 
     mean: Tensor
     projection: Tensor
@@ -50,15 +45,9 @@ def fit_whitening(
 ) -> Whitening:
     """Rotate to the principal axes of `train` and divide each by its spread to the `power`.
 
-    Args:
-        train: The rows to learn from.
-        floor: Added to each variance, as a share of the mean variance; 0 whitens fully and needs
-            more rows than features.
-        dims: Keep the axes of the largest variances only; by default all.
-        power: 1 whitens, less flattens the spectrum in part, 0 only centres and rotates.
-
-    Raises:
-        DataError: dims is not one of 1 to F, or power not in 0..1.
+    `floor` is added to each variance, as a share of the mean variance; 0 whitens fully and needs
+    more rows than features. `dims` axes of the largest variances are kept, by default all. A power
+    of 1 whitens, less flattens the spectrum in part, 0 only centres and rotates.
     """
     return fit_powers(train, (power,), floor, dims)[0]
 
@@ -67,9 +56,8 @@ def fit_powers(
     train: Embeddings, powers: Sequence[float], floor: float = FLOOR, dims: int | None = None
 ) -> list[Whitening]:
     """Fit the principal axes once, and return what `fit_whitening` does for each power."""
-    for power in powers:
-        if not 0 <= power <= 1:
-            raise DataError(f"power = {power} must lie in 0..1: 0 only rotates, 1 whitens")
+    if wrong := [power for power in powers if not 0 <= power <= 1]:
+        raise DataError(f"power = {wrong[0]} must lie in 0..1: 0 only rotates, 1 whitens")
     mean, variances, axes = principal_axes(train.features, dims)
     spread = (variances.clamp_min(0) + floor * variances.mean()).sqrt()
     some = spread > 1e-10 * spread.max()  # an axis without variance and floor carries nothing
@@ -82,14 +70,7 @@ def fit_pca(train: Embeddings, dims: int | None = None) -> Whitening:
     """Rotate to the principal axes of `train`, that of the largest variance first; no scaling.
 
     With all axes distances are those of the features. Each axis points to where its largest
-    component is positive.
-
-    Args:
-        train: The rows to learn from.
-        dims: Keep so many axes; by default all.
-
-    Raises:
-        DataError: dims is not one of 1 to F.
+    component is positive. `dims` axes are kept; by default all.
     """
     mean, _, axes = principal_axes(train.features, dims)
     axes = axes.flip(1)[:, :dims]  # (F, D)
@@ -124,12 +105,7 @@ def beside_whitening(path: Path, sha256: str) -> Path:
 def load_whitening(path: Path, sha256: str) -> Whitening:
     """Read the whitening of an export, also where `sslpipe whiten` was stopped as it put it there.
 
-    Args:
-        path: The file.
-        sha256: Its own, or that of the file beside it, which `beside_whitening` names.
-
-    Raises:
-        ValueError: There is no such file.
+    `sha256` is the file's own, or that of the one beside it; without such a file, a ValueError.
     """
     for file in (path, beside_whitening(path, sha256)):
         raw = file.read_bytes() if file.is_file() else b""

@@ -28,21 +28,13 @@ TIMED = 8  # images of the forward pass that is timed
 
 
 class Candidate(NamedTuple):
-    """A network at a size.
+    """A network at a size."""
 
-    Args:
-        name: Of its rows: the architecture or run, and the size.
-        source: SOURCE or SOURCE@PX, as `load_backbone` takes it.
-        model: As it was loaded, on the device.
-        ms: Milliseconds that the network takes for an image on this device.
-        megabytes: Of its weights.
-    """
-
-    name: str
-    source: str
-    model: FrozenBackbone
-    ms: float
-    megabytes: float
+    name: str  # of its rows: the architecture or run, and the size
+    source: str  # SOURCE or SOURCE@PX, as `load_backbone` takes it
+    model: FrozenBackbone  # as it was loaded, on the device
+    ms: float  # milliseconds that the network takes for an image on this device
+    megabytes: float  # of its weights
 
     @property
     def identity(self) -> tuple[str, dict[str, Any]]:
@@ -70,29 +62,28 @@ def load_candidate(source: str, taken: Collection[Candidate], device: str) -> Ca
     name = f"{model.name}@{model.view.crop_px}"
     if any(name == other.name for other in taken):
         name = f"{name} of {source}"
-    tensors = model.backbone.state_dict().values()
-    megabytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6
+    megabytes = sum(tensor.nbytes for tensor in model.backbone.state_dict().values()) / 1e6
     one = Candidate(name, source, model.to(device), 0.0, megabytes)
     for other in taken:
         if one.identity == other.identity:
             raise UserError(f"it is {other.name} again: the same weights and view")
-    return one._replace(ms=_milliseconds(one, device))
+    return one._replace(ms=_milliseconds(one.model, device))
 
 
 @torch.no_grad()
-def _milliseconds(one: Candidate, device: str) -> float:
+def _milliseconds(model: FrozenBackbone, device: str) -> float:
     """Time the network on black images, the fastest of three passes. Raises: UserError."""
-    view, times = one.model.view, []
-    images = torch.zeros(TIMED, *view.image_shape, device=device)
+    images = torch.zeros(TIMED, *model.view.image_shape, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
+    times = []
     try:
         for _ in range(3):
             started = time.perf_counter()
-            float(one.model(images).sum())  # a GPU is waited for
+            float(model(images).sum())  # a GPU is waited for
             times.append(time.perf_counter() - started)
     except RuntimeError as error:  # of layers that find too few pixels, or of memory
         raise UserError(
-            f"its network takes no images of {view.crop_px} px here: {one_line(str(error))}"
+            f"its network takes no images of {model.view.crop_px} px here: {one_line(str(error))}"
         ) from error
     return 1000 * min(times) / TIMED
 
@@ -136,7 +127,7 @@ def embed_kept(
     say: Callable[[str], None],
     **options: Any,
 ) -> tuple[Embeddings, str]:
-    """Embed some images by a candidate, or read the features that an earlier call kept.
+    """Embed images by a candidate, or read the features that an earlier call kept in `folder`.
 
     Args:
         one: The network.
@@ -144,13 +135,10 @@ def embed_kept(
         index: The data set.
         split: Of it.
         ids: (n,) the samples, sorted.
-        folder: Of the files, one for all that decides the features.
+        folder: Has a file for all that decides the features, whose hash is returned, too.
         progress: Makes the progress bar.
         say: Called where a kept file is damaged; it is made anew.
         options: batch_size, num_workers, device and on_bad of `embed`.
-
-    Returns:
-        The features, and a hash of all that decides them.
     """
     identity = {
         "backbone_sha256": one.model.config.weights_sha256,

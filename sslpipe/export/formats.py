@@ -7,9 +7,11 @@ import copy
 import importlib.util
 import io
 import json
+import tomllib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from sslpipe.export.load import SSLPIPE_KEY, FrozenBackbone
-from sslpipe.export.model_card import HUB_USAGE, TIMM_HUB_USAGE, hub_card, model_card
+from sslpipe.export.model_card import hub_card, model_card
 from sslpipe.export.verify import TOLERANCE, outputs, proof_images, relative_difference
 from sslpipe.models.backbones import build_backbone, is_timm_vit
 from sslpipe.recipe.base import Component
@@ -26,60 +28,59 @@ from sslpipe.recipe.base import Component
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # the extra `onnx`
 ONNX_OPSET = 20
 MOST_ONNX_BYTES = 2**31 - 2**20  # protobuf's limit of one message, with room for the graph
+USAGE = tomllib.loads((resources.files(__package__) / "templates/usage.toml").read_text("utf-8"))
 TRACED_IMAGES = 2  # neither 1 nor the sizes that the proof uses: the batch size must stay free
 
 
 @dataclass(frozen=True)
 class Format:
-    """One export format.
+    """One export format."""
 
-    Args:
-        write: Writes a backbone into a folder and returns the main file or folder.
-        usage: Lines of Python for the model card.
-        refuses: Says why this backbone, or this machine, cannot have the format; None: it can.
-    """
-
-    write: Callable[[FrozenBackbone, Path], Path]
-    usage: str
+    write: Callable[[FrozenBackbone, Path], Path]  # into a folder; returns the main file or folder
+    usage: str  # lines of Python that load it, for the model card
+    # says why this backbone, or this machine, cannot have the format; None: it can
     refuses: Callable[[FrozenBackbone], str | None] = lambda model: None
 
 
 def _write_safetensors(model: FrozenBackbone, folder: Path) -> Path:
-    _write_tensors(model.backbone, folder / "model.safetensors")
+    (folder / "config.json").write_text(model.config.model_dump_json(indent=1) + "\n")
+    return _write_weights(model, model.backbone, folder)
+
+
+def _write_weights(model: FrozenBackbone, network: nn.Module, folder: Path) -> Path:
     if model.projector is not None:
         _write_tensors(model.projector, folder / "projector.safetensors")
-    (folder / "config.json").write_text(model.config.model_dump_json(indent=1) + "\n")
-    return folder / "model.safetensors"
+    return _write_tensors(network, folder / "model.safetensors")
 
 
-def _write_tensors(module: nn.Module, path: Path) -> None:
+def _write_tensors(module: nn.Module, path: Path) -> Path:
     tensors = {key: t.contiguous().clone() for key, t in module.state_dict().items()}
     # bytes: save_file gives a file that only its owner may read
     path.write_bytes(save(tensors, metadata={"format": "pt"}))
+    return path
 
 
-def _extra_layers(model: FrozenBackbone) -> str | None:
+def _extra_layers(model: FrozenBackbone, theirs: str) -> str | None:
     """Name what a backbone has that its library's network has not, if any."""
-    if model.backbone.embedding is not None:
+    backbone = model.backbone
+    if backbone.embedding is not None:
         return f"it has an embedding layer of {model.num_features} behind the network's features"
-    if model.backbone.normalize:
+    if backbone.normalize:
         return "its features are normalised to length 1"
-    pool = model.backbone.pool
-    return None if pool == "avg" else f"it has backbone.pool = {pool!r}, and that library averages"
+    if backbone.pool != "avg":
+        return f"it has backbone.pool = {backbone.pool!r}, and that library averages"
+    if backbone.stem not in (None, "imagenet"):
+        return f"this backbone has the small-image stem {backbone.stem!r}, which {theirs} has not"
+    return None
 
 
 def _refuses_torchvision(model: FrozenBackbone) -> str | None:
-    component, stem = model.config.backbone, model.backbone.stem
-    family, _, architecture = component.kind.partition("/")
-    if (extra := _extra_layers(model)) is not None:
+    kind = model.config.backbone.kind
+    family, _, architecture = kind.partition("/")
+    if (extra := _extra_layers(model, f"torchvision.models.{architecture}")) is not None:
         return extra
     if family != "torchvision":
-        return f"a {component.kind!r} backbone is none of torchvision's"
-    if stem not in (None, "imagenet"):
-        return (
-            f"this backbone has the small-image stem {stem!r}, which "
-            f"torchvision.models.{architecture} has not"
-        )
+        return f"a {kind!r} backbone is none of torchvision's"
     if architecture.startswith("vit_") and model.config.crop_px != 224:
         return (
             f"{architecture} at {model.config.crop_px} px has another position table than "
@@ -91,23 +92,18 @@ def _refuses_torchvision(model: FrozenBackbone) -> str | None:
 def _write_torchvision(model: FrozenBackbone, folder: Path) -> Path:
     path = folder / "torchvision" / f"{model.config.backbone.kind.partition('/')[2]}.safetensors"
     path.parent.mkdir()
-    _write_tensors(model.backbone.network, path)
-    return path
+    return _write_tensors(model.backbone.network, path)
 
 
 def _refuses_timm(model: FrozenBackbone) -> str | None:
-    component, stem = model.config.backbone, model.backbone.stem
-    family, _, architecture = component.kind.partition("/")
-    if (extra := _extra_layers(model)) is not None:
+    kind = model.config.backbone.kind
+    family, _, architecture = kind.partition("/")
+    if (extra := _extra_layers(model, f"timm's {architecture}")) is not None:
         return extra
-    if family != "timm" and not _is_torchvision_resnet(model.backbone.network):
-        return (
-            f"a {component.kind!r} backbone is none of timm's, nor a ResNet, whose keys it shares"
-        )
-    if stem not in (None, "imagenet"):
-        return (
-            f"this backbone has the small-image stem {stem!r}, which timm's {architecture} has not"
-        )
+    # by name: to import torchvision takes a second, and who has such a network has imported it
+    bases = {f"{each.__module__}.{each.__name__}" for each in type(model.backbone.network).__mro__}
+    if family != "timm" and "torchvision.models.resnet.ResNet" not in bases:
+        return f"a {kind!r} backbone is none of timm's, nor a ResNet, whose keys it shares"
     return _other_epsilon(model) if family == "timm" else None
 
 
@@ -142,12 +138,6 @@ def _untold(component: Component) -> set[str]:
     return keys & component.arguments.keys()
 
 
-def _is_torchvision_resnet(network: nn.Module) -> bool:
-    # by name: to import torchvision takes a second, and who has such a network has imported it
-    names = {f"{each.__module__}.{each.__name__}" for each in type(network).__mro__}
-    return "torchvision.models.resnet.ResNet" in names
-
-
 def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
     """Return what timm.create_model("local-dir:...") and "hf-hub:..." read from config.json."""
     family, _, architecture = model.config.backbone.kind.partition("/")
@@ -160,11 +150,8 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
 
         # where its own epsilons matter, the format was refused
         not_timm = {"stem", "embedding_dim", "normalize", "pool", *_untold(model.config.backbone)}
-        arguments = {
-            key: value
-            for key, value in model.config.backbone.arguments.items()
-            if key not in not_timm
-        }
+        told = model.config.backbone.arguments
+        arguments = {key: value for key, value in told.items() if key not in not_timm}
         timm_config: Any = network.pretrained_cfg
         layers = {key: timm_config.get(key) for key in layers}
         fixed_size = isinstance(network, timm.models.VisionTransformer)
@@ -190,17 +177,10 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
     }
 
 
-def _write_hub_folder(model: FrozenBackbone, folder: Path) -> Path:
-    """Write weights and a config.json for `load_backbone` and, where it can be, for timm.
-
-    Where it can, the weights have the keys of timm's network.
-    """
+def _write_hub_folder(model: FrozenBackbone, folder: Path, by_timm: bool) -> Path:
+    """Write weights, with timm's keys where it can load them, and a config.json for both."""
     folder.mkdir()
-    by_timm = _refuses_timm(model) is None
-    backbone = model.backbone.network if by_timm else model.backbone
-    _write_tensors(backbone, folder / "model.safetensors")
-    if model.projector is not None:
-        _write_tensors(model.projector, folder / "projector.safetensors")
+    _write_weights(model, model.backbone.network if by_timm else model.backbone, folder)
     timm_config = _timm_config(model) if by_timm else {}
     tree = {**timm_config, SSLPIPE_KEY: model.config.model_dump(mode="json")}
     (folder / "config.json").write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
@@ -208,14 +188,14 @@ def _write_hub_folder(model: FrozenBackbone, folder: Path) -> Path:
 
 
 def _write_timm(model: FrozenBackbone, folder: Path) -> Path:
-    return _write_hub_folder(model, folder / "timm")
+    return _write_hub_folder(model, folder / "timm", by_timm=True)
 
 
 def _write_hf(model: FrozenBackbone, folder: Path) -> Path:
-    path = _write_hub_folder(model, folder / "hf")
     by_timm = _refuses_timm(model) is None
+    path = _write_hub_folder(model, folder / "hf", by_timm)
     config = model.config.model_dump(mode="json")
-    usage = {SSLPIPE_KEY: HUB_USAGE, **({"timm": TIMM_HUB_USAGE} if by_timm else {})}
+    usage = {key: USAGE[f"hub_{key}"] for key in (SSLPIPE_KEY, "timm")[: 1 + by_timm]}
     card = hub_card(config, model_card(config, usage), library="timm" if by_timm else SSLPIPE_KEY)
     (path / "README.md").write_text(card, encoding="utf-8")
     return path
@@ -263,10 +243,10 @@ def _write_onnx(model: FrozenBackbone, folder: Path) -> Path:
             f"(batch, {', '.join(map(str, model.view.image_shape))}): for each of `views` such "
             f"images, {images}, flattened to (batch, 3, 1, crop_px * crop_px); side by side"
         )
+    length = "of length 1" if model.backbone.normalize else "not normalised"
     metadata = {
         "images": images,
-        "features": f"(batch, {model.num_features}) float32, "
-        + ("of length 1" if model.backbone.normalize else "not normalised"),
+        "features": f"(batch, {model.num_features}) float32, {length}",
         **{key: json.dumps(value) for key, value in view.items()},
         "weights_sha256": model.config.weights_sha256,
     }
@@ -299,60 +279,12 @@ def _free_batch() -> dict[str, dict[int, Any]]:
     return {"images": {0: torch.export.Dim("batch")}}
 
 
+# sslpipe/export/templates/usage.toml says how each is loaded
 FORMATS: dict[str, Format] = {
-    "safetensors": Format(
-        _write_safetensors,
-        """import sslpipe
-
-backbone = sslpipe.load_backbone("FOLDER")
-features = backbone.encode(images)  # (B, 3, H, W) uint8 RGB -> (B, F), not normalised
-""",
-    ),
-    "torchvision": Format(
-        _write_torchvision,
-        """import torchvision
-from safetensors.torch import load_file
-
-model = torchvision.models.get_model("ARCHITECTURE", weights=None, num_classes=10)  # a new head
-tensors = load_file("FOLDER/torchvision/ARCHITECTURE.safetensors")
-print(model.load_state_dict(tensors, strict=False))  # missing: only the head's keys
-""",
-        _refuses_torchvision,
-    ),
-    "timm": Format(
-        _write_timm,
-        """import timm
-
-model = timm.create_model("local-dir:FOLDER/timm", pretrained=True)  # images -> features
-model = timm.create_model("local-dir:FOLDER/timm", pretrained=True, num_classes=10)  # a new head
-transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-""",
-        _refuses_timm,
-    ),
-    "onnx": Format(
-        _write_onnx,
-        """import onnxruntime
-
-session = onnxruntime.InferenceSession("FOLDER/model.onnx")
-(features,) = session.run(["features"], {"images": images})  # (B, 3, S, S) float32, normalised
-""",
-        _refuses_onnx,
-    ),
-    "pt2": Format(
-        _write_pt2,
-        """import torch
-
-model = torch.export.load("FOLDER/model.pt2").module()
-features = model(images)  # (B, 3, S, S) float32, normalised; any B
-""",
-    ),
-    "hf": Format(
-        _write_hf,
-        """# the folder hf/ as it is, uploaded: hf upload USER/NAME FOLDER/hf
-import sslpipe
-from huggingface_hub import snapshot_download
-
-backbone = sslpipe.load_backbone(snapshot_download("USER/NAME"))
-""",
-    ),
+    "safetensors": Format(_write_safetensors, USAGE["safetensors"]),
+    "torchvision": Format(_write_torchvision, USAGE["torchvision"], _refuses_torchvision),
+    "timm": Format(_write_timm, USAGE["timm"], _refuses_timm),
+    "onnx": Format(_write_onnx, USAGE["onnx"], _refuses_onnx),
+    "pt2": Format(_write_pt2, USAGE["pt2"]),
+    "hf": Format(_write_hf, USAGE["hf"]),
 }

@@ -42,17 +42,14 @@ def open_init(
     weights: Weights | None = None,
     run_dir: Path | None = None,
 ) -> FrozenBackbone | None:
-    """Load the weights that a run is to start from.
+    """Load the weights that a run is to start from; None: random ones, or it keeps its own.
 
     Args:
         recipe: Its views count; its [backbone], where weights of another program fit it.
-        source: What `load_backbone` takes, or what is loaded already; None: random weights.
+        source: What `load_backbone` takes, or what is loaded already.
         checkpoint: As in `load_backbone`; only with a run directory.
         weights: As in `load_backbone`; only with a run directory.
         run_dir: Of the run: once it keeps its start, a source that has gone is not missed.
-
-    Returns:
-        The backbone; None: none is named, or the run keeps its own and the source has gone.
 
     Raises:
         UserError: There is no run directory for `checkpoint` or `weights`, or as `load_backbone`.
@@ -85,22 +82,35 @@ def open_init(
     if "recipe" in facts or "init" not in facts:  # a run of ours: its own start is another matter
         report: dict[str, Any] = {"source": str(source), "format": "sslpipe"}
         report |= {key: facts[key] for key in ("name", "step", "weights") if key in facts}
-        model.config = model.config.model_copy(update={"facts": {"init": report}})
+        model.update_config(facts={"init": report})
     return model
+
+
+def _is_kept(source: str, run_dir: Path) -> bool:
+    """Whether a run can do without a source: it has gone, or is a hub's, and the run's own."""
+    kept = init_facts(load_backbone(run_dir / KEPT))["source"]
+    try:
+        return parse_source(source).scheme in HUBS and bool(kept == source)
+    except WeightsError:
+        if kept != source:
+            raise UserError(
+                f"--init {source} is not there, and {run_dir} started from {kept}, which it keeps: "
+                "leave --init out to resume it, or use another --run-dir"
+            ) from None
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{source} is gone: resumed from the copy in {run_dir / KEPT}", file=sys.stderr)
+    return True
 
 
 def keep_init(
     run_dir: Path, init_from: FrozenBackbone | None, *, is_main: bool
 ) -> FrozenBackbone | None:
-    """Return the weights that a run starts from or has started from; rank 0 keeps them in RUN/init.
+    """Return the weights in RUN/init; else `init_from`, which rank 0 keeps there. Collective.
 
     Args:
         run_dir: The run directory, its lock held.
         init_from: The weights that the command names, if any.
         is_main: Whether this rank writes.
-
-    Returns:
-        Those in RUN/init where it is there; else `init_from`. Collective.
 
     Raises:
         UserError: RUN/init holds others, from which checkpoints came, is damaged, or cannot be
@@ -108,9 +118,8 @@ def keep_init(
     """
     folder = run_dir / KEPT
     kept = load_backbone(folder) if folder.exists() else None
-    own, named = (
-        None if each is None else each.config.weights_sha256 for each in (kept, init_from)
-    )
+    own = None if kept is None else kept.config.weights_sha256
+    named = None if init_from is None else init_from.config.weights_sha256
     if agree(None not in (own, named) and own != named):
         if checkpoint_names(run_dir / "checkpoints"):
             raise UserError(
@@ -124,16 +133,13 @@ def keep_init(
         return kept
     if init_from is None or begun_without(run_dir) or not is_main:
         return init_from
-    facts = {"init": init_facts(init_from)}
-    bare = init_from.config.model_copy(
-        update={
-            "facts": facts,
-            "projector": None,
-            "projector_sha256": None,
-            "whitening_sha256": None,
-        }
+    start = FrozenBackbone(init_from.backbone, init_from.view, init_from.config)
+    start.update_config(
+        facts={"init": init_facts(init_from)},
+        projector=None,
+        projector_sha256=None,
+        whitening_sha256=None,
     )
-    start = FrozenBackbone(init_from.backbone, init_from.view, bare)
     scratch = run_dir / f".{KEPT}.{secrets.token_hex(8)}.tmp"
     try:
         for left in run_dir.glob(f".{KEPT}.*tmp"):  # of starts that were killed: we hold the lock
@@ -181,18 +187,17 @@ def with_init(
         RecipeError: No backbone at all, or an override names another one, or the recipe other
             weights.
     """
-    if init_from is not None and init_from.config.backbone.kind == JOIN:
-        raise UserError(
-            f"--init: {init_from.name} is a join, and a join is not trained; name one part"
-        )
-    wanted = recipe.backbone
     if init_from is None:
-        if wanted is None:
+        if recipe.backbone is None:
             raise RecipeError(
                 "the recipe has no [backbone]; give one, or name weights to start from with --init"
             )
-        component, sha256 = wanted, ""
+        component, sha256 = recipe.backbone, ""
         _needs_init(recipe)
+    elif init_from.config.backbone.kind == JOIN:
+        raise UserError(
+            f"--init: {init_from.name} is a join, and a join is not trained; name one part"
+        )
     else:
         component, sha256 = _fitted(recipe, init_from), init_from.config.weights_sha256
     if recipe.init not in ("", sha256):
@@ -205,8 +210,13 @@ def with_init(
         changes["augment"] = {**_own_view(recipe, init_from, index), **recipe.augment.model_dump()}
     tree = {**recipe.model_dump(), **changes}
     fitted = type(recipe).model_validate(tree, context="recorded")  # its words were checked
-    if fitted.tune.eval_crop_px is not None:
-        _takes_both_sides(component, fitted.augment.arguments["crop_px"], fitted.tune.eval_crop_px)
+    eval_crop_px = fitted.tune.eval_crop_px
+    crop_px: Any = fitted.augment.arguments.get("crop_px")
+    if eval_crop_px is not None and not _takes_both_sides(component, crop_px, eval_crop_px, "meta"):
+        raise RecipeError(
+            f"tune.eval_crop_px = {eval_crop_px}, but a {component.kind} trained on {crop_px} px "
+            "takes images of no other size; leave it out, or set augment.crop_px to it"
+        )
     return fitted
 
 
@@ -224,40 +234,26 @@ def _needs_init(recipe: Recipe | FinetuneRecipe) -> None:
             )
 
 
-def _takes_both_sides(component: Component, crop_px: int, eval_crop_px: int) -> None:
-    """Raise RecipeError for a network that is another one for images of another size."""
-    try:
-        same = _is_same_network(component, crop_px, eval_crop_px, "meta")
-    except RecipeError:  # some constructors read what they compute, which meta tensors are without
-        same = _is_same_network(component, crop_px, eval_crop_px, "cpu")
-    if not same:
-        raise RecipeError(
-            f"tune.eval_crop_px = {eval_crop_px}, but a {component.kind} trained on {crop_px} px "
-            "takes images of no other size; leave it out, or set augment.crop_px to it"
-        )
-
-
-def _is_same_network(component: Component, crop_px: int, eval_crop_px: int, device: str) -> bool:
+def _takes_both_sides(component: Component, crop_px: int, eval_crop_px: int, device: str) -> bool:
     """Say whether a network for images of one size has the weights for another, and takes them."""
-    with torch.device(device):
-        trained = build_backbone(component, crop_px=crop_px).eval()
-        tensors = trained.state_dict()
-        others = build_backbone(component, crop_px=eval_crop_px).state_dict()
-        try:
-            with torch.no_grad():
-                trained(torch.empty(1, 3, eval_crop_px, eval_crop_px))
-        except (AssertionError, RuntimeError, ValueError):
-            return False
-    return {k: v.shape for k, v in tensors.items()} == {k: v.shape for k, v in others.items()}
+    try:
+        with torch.device(device), torch.no_grad():
+            trained = build_backbone(component, crop_px=crop_px).eval()
+            other = build_backbone(component, crop_px=eval_crop_px).state_dict()
+            own = trained.state_dict()
+            trained(torch.empty(1, 3, eval_crop_px, eval_crop_px))
+    except RecipeError:
+        if device == "cpu":
+            raise
+        # some constructors read what they compute, which meta tensors are without
+        return _takes_both_sides(component, crop_px, eval_crop_px, "cpu")
+    except (AssertionError, RuntimeError, ValueError):
+        return False
+    return {k: t.shape for k, t in own.items()} == {k: t.shape for k, t in other.items()}
 
 
 def backbone_note(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone | None) -> str | None:
-    """Say which settings of [backbone] the weights replace; None: they have the same.
-
-    Args:
-        recipe: As it was given, not as `with_init` returns it.
-        init_from: The weights.
-    """
+    """Say which settings of a [backbone] as it was given the weights replace; None: none."""
     unlike = [] if init_from is None else _unlike(recipe, init_from)
     if not unlike:
         return None
@@ -274,21 +270,21 @@ def _unlike(
     recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone
 ) -> list[tuple[str, Any, Any]]:
     """List (key, the recipe's value, the weights') where a [backbone] names another network."""
-    wanted = recipe.backbone
-    if wanted is None:
-        return []
     any_fit = {"pool"}
     if isinstance(recipe, FinetuneRecipe):  # its [embedding] says these; a record repeats them
         any_fit |= {"embedding_dim", "normalize"}
-    source = init_from.config.backbone
-    theirs, found = {"kind": source.kind, **source.arguments}, []
-    for key, value in {"kind": wanted.kind, **wanted.arguments}.items():
+    theirs, found = _settings(init_from.config.backbone), []
+    wanted = {} if recipe.backbone is None else _settings(recipe.backbone)
+    for key, value in wanted.items():
         present = theirs.get(key)
-        if key in any_fit or (key, value) == ("stem", "auto"):
-            continue
-        if (list(present) if isinstance(present, tuple) else present) != value:
+        same = (list(present) if isinstance(present, tuple) else present) == value
+        if not same and key not in any_fit and (key, value) != ("stem", "auto"):
             found.append((key, value, present))
     return found
+
+
+def _settings(component: Component) -> dict[str, Any]:
+    return {"kind": component.kind, **component.arguments}
 
 
 def _fitted(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone) -> Component:
@@ -299,14 +295,11 @@ def _fitted(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone) -> Compo
                 f"backbone.{key} = {value!r}, but the given backbone has {present!r}; leave "
                 f"backbone.{key} out, or give other weights"
             )
-    source = init_from.config.backbone
-    theirs = {"kind": source.kind, **source.arguments}
     own = {} if recipe.backbone is None else recipe.backbone.arguments
     heads = {"embedding_dim", "normalize"} - {*own}  # of a fine-tuning: the network is what counts
-    arguments = {key: value for key, value in theirs.items() if key not in heads}
-    return Component.model_validate(
-        {**arguments, **({"pool": own["pool"]} if "pool" in own else {})}
-    )
+    theirs = _settings(init_from.config.backbone).items()
+    tree = {key: value for key, value in theirs if key not in heads}
+    return Component.model_validate(tree | {key: own[key] for key in ("pool",) if key in own})
 
 
 def _own_view(
@@ -323,15 +316,10 @@ def _own_view(
 
 
 def copy_weights(source: Backbone, target: Backbone, kind: str) -> None:
-    """Copy a pretrained network; its embedding layer too where it has the same width.
+    """Copy a pretrained network into another, of the kind `kind`, in place.
 
-    Position tables for other crops are resized. A learned pooling that only one of them has starts
-    anew, or is dropped.
-
-    Args:
-        source: With the weights.
-        target: Changed in place.
-        kind: Of the target, in recipes.
+    Position tables for other crops are resized. An embedding layer of the same width is copied;
+    a learned pooling that only one of them has starts anew, or is dropped.
 
     Raises:
         WeightsError: The network is another one.
@@ -355,13 +343,7 @@ def run_view(
 ) -> EvalView:
     """Return the view of a run's evaluations: its training's mean and std, and crop or its own.
 
-    Started from weights, it resizes as they are used to.
-
-    Args:
-        recipe: As `with_init` returns it.
-        index: The data set whose mean and std are used where the recipe has none.
-        crop_px: Side of the views.
-        init_from: The weights.
+    Started from weights, it resizes as they are used to. The recipe is one of `with_init`.
     """
     settings = recipe.augment.arguments
     mean_std: dict[str, Any] = {}
@@ -391,27 +373,3 @@ def describe_init(init_from: FrozenBackbone | None, tune: Tune) -> str:
     source = f"{facts['source'] or 'a model'} (sha256 {facts['weights_sha256'][:16]})"
     kind = "averaged weights" if facts.get("weights") == "ema" else "weights"
     return f"; {kind} of {source}{frozen}"
-
-
-def _is_kept(source: str, run_dir: Path) -> bool:
-    """Whether a run can do without a source: it has gone, or is a hub's, and the run's own.
-
-    Raises:
-        UserError: It has gone, and was not the run's.
-    """
-    kept = init_facts(load_backbone(run_dir / KEPT))["source"]
-    try:
-        if parse_source(source).scheme in HUBS:
-            return bool(kept == source)
-    except WeightsError:
-        if kept != source:
-            raise UserError(
-                f"--init {source} is not there, and {run_dir} started from {kept}, which it keeps: "
-                "leave --init out to resume it, or use another --run-dir"
-            ) from None
-    else:
-        return False
-    if os.environ.get("RANK", "0") == "0":
-        text = f"{source} is gone: resumed from the copy in {run_dir / KEPT}"
-        print(text, file=sys.stderr)
-    return True

@@ -1,19 +1,18 @@
 """Several backbones side by side as one, and one backbone for images of another size."""
 
 import hashlib
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from sslpipe.augment.eval_view import EvalView, JoinedView
 from sslpipe.errors import UserError
 from sslpipe.export.model import FrozenBackbone, freeze
-from sslpipe.models.backbones import JOIN, ONNX, Backbone, JoinedBackbone, build_backbone
+from sslpipe.models.backbones import JOIN, ONNX, JoinedBackbone, build_backbone
 from sslpipe.models.limits import check_side, within_memory
 from sslpipe.recipe.base import Component
 from sslpipe.weights.fit import fit_tensors
+from sslpipe.weights.views import scaled_resize
 
 
 def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
@@ -30,7 +29,7 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
     """
     networks: list[FrozenBackbone] = []
     views: list[EvalView] = []
-    parts: list[tuple[int, int]] = []
+    parts: list[tuple[int, int]] = []  # (network, view)
     for model in models:
         if model.whitening is not None or model.view.crops != "center":
             has = "a whitening" if model.whitening is not None else "several crops an image"
@@ -56,17 +55,14 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
         {"kind": JOIN, "networks": trees, "parts": [list(part) for part in parts], "sides": sides}
     )
     backbone = JoinedBackbone([each.backbone for each in networks], parts, sides)
-    notes = [_describe(model) for model in models]
-    metadata: dict[str, Any] = {
-        "name": " + ".join(f"{model.name} {model.view.crop_px} px" for model in models)
-    }
-    metadata["init"] = {"source": source, "format": JOIN, "notes": notes}
+    init = {"source": source, "format": JOIN, "notes": [_describe(model) for model in models]}
+    name = " + ".join(f"{model.name} {model.view.crop_px} px" for model in models)
     whole = views[0] if len(views) == 1 else JoinedView(views)
-    joined = freeze(backbone, component, whole, metadata)
+    joined = freeze(backbone, component, whole, {"name": name, "init": init})
     if any(each.config.backbone.kind == ONNX for each in networks):  # it has no tensors to hash
         together = " ".join(each.config.weights_sha256 for each in networks)
         sha256 = hashlib.sha256(together.encode()).hexdigest()
-        joined.config = joined.config.model_copy(update={"weights_sha256": sha256})
+        joined.update_config(weights_sha256=sha256)
     return joined
 
 
@@ -90,24 +86,19 @@ def _same(one: FrozenBackbone, other: FrozenBackbone) -> bool:
 
 def _describe(model: FrozenBackbone) -> str:
     """Name a part in one sentence for reports and the model card."""
-    facts, view = model.config.facts, model.view
+    facts = model.config.facts
     init = facts.get("init")
     source = init.get("source") if isinstance(init, dict) and "digest" not in facts else None
     return (
-        f"{source or model.name}: {model.num_features} features of {view.crop_px} px, weights "
-        f"sha256 {model.config.weights_sha256[:16]}"
+        f"{source or model.name}: {model.num_features} features of {model.view.crop_px} px, "
+        f"weights sha256 {model.config.weights_sha256[:16]}"
     )
 
 
 def at_size(model: FrozenBackbone, crop_px: int, source: str) -> FrozenBackbone:
-    """Build an export's or run's backbone anew for images of another size.
+    """Build an export's or run's backbone anew for images of `crop_px`; `source` names it.
 
     The view keeps its share of the image; a vision transformer's position table is resized.
-
-    Args:
-        model: With a view of its own.
-        crop_px: Side of the images.
-        source: Names it.
 
     Raises:
         UserError: It is whitened, or the network cannot take images of this size.
@@ -119,11 +110,11 @@ def at_size(model: FrozenBackbone, crop_px: int, source: str) -> FrozenBackbone:
         raise UserError(f"{source}: it {has}, which is for its own images; leave @{crop_px} out")
     check_side(source, crop_px)
     view = model.view.config()
-    resize_px = max(crop_px, math.floor(crop_px * view["resize_px"] / view["crop_px"]))
+    resize_px = scaled_resize(crop_px, view["crop_px"], view["resize_px"])
     sized = EvalView.from_config({**view, "crop_px": crop_px, "resize_px": resize_px})
     component = model.config.backbone
     with within_memory("backbone"):
-        backbone: Backbone = build_backbone(component, crop_px=crop_px)
+        backbone = build_backbone(component, crop_px=crop_px)
     own, given = backbone.state_dict(), model.backbone.state_dict()
     if any(own[key].shape != given[key].shape for key in own):  # a position table: resized
         fit_tensors(backbone, component.kind, model.backbone.network.state_dict(), source)

@@ -17,13 +17,7 @@ from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
 from sslpipe.export.join import at_size, join
 from sslpipe.export.model import Config, FrozenBackbone, freeze
-from sslpipe.models.backbones import (
-    JOIN,
-    Backbone,
-    JoinedBackbone,
-    build_backbone,
-    build_joined,
-)
+from sslpipe.models.backbones import JOIN, Backbone, JoinedBackbone, build_backbone, build_joined
 from sslpipe.models.limits import check_side, within_memory
 from sslpipe.models.simclr import build_projector
 from sslpipe.models.state import module_sha256
@@ -47,7 +41,6 @@ __all__ = [
     "Config",
     "FrozenBackbone",
     "Weights",
-    "check_sums",
     "checkpoint_metadata",
     "freeze",
     "load_backbone",
@@ -55,18 +48,9 @@ __all__ = [
 ]
 
 # files of an export that are read here
-LOADED = (
-    "config.json",
-    "model.safetensors",
-    "projector.safetensors",
-    "whitening.safetensors",
-)
+LOADED = ("config.json", "model.safetensors", "projector.safetensors", "whitening.safetensors")
 PREFIXES: dict[Weights, str] = {"trained": "backbone.", "ema": "ema."}  # in a checkpoint's file
 SSLPIPE_KEY = "sslpipe"  # where this Config lies inside the config.json of another library
-
-
-# what reading and building raise for files that are not what they should be
-_DAMAGES = (SafetensorError, *REFUSALS)
 
 
 def load_backbone(
@@ -87,19 +71,17 @@ def load_backbone(
             images of PX px, A+B several side by side: see `export.join`.
         checkpoint: Of a run directory, as in `load_run`.
         weights: Of a run directory, as in `load_run`.
-        component: A recipe's [backbone]: weights of another program are put into it; None: into
-            the architecture that the source names.
+        component: A recipe's [backbone], which weights of another program must fit; None: the
+            architecture that the source names.
         crop_px: Side of the images that weights of another program will see; None: of those that
             they were trained with. An export and a run have their own.
 
     Returns:
-        The backbone; where another program wrote it, `config.facts["init"]` says what was loaded:
-        source, format, sha256, loaded (a number of tensors), missing, unexpected, resized (keys)
-        and notes.
+        The backbone; `config.facts["init"]` reports what another program's had: see
+        `weights.reader.read_weights`.
 
     Raises:
-        ExportError: Files of an export are missing, damaged, or not what config.json or SHA256SUMS
-            says.
+        ExportError: An export is damaged, or not what its config.json or SHA256SUMS says.
         WeightsError: Weights of another program cannot be read, or do not fit the whole backbone.
         UserError: See `load_run`.
     """
@@ -112,24 +94,26 @@ def load_backbone(
         raise UserError(f"{source}: a join is not trained, and each part has a size; name one part")
     if parsed.scheme in HUBS:
         parsed = replace(fetch(parsed), px=parsed.px)
-    path = parsed.path
-    if parsed.scheme == "sslpipe" and (path / "recipe.json").exists():
-        run = load_run(path, checkpoint=checkpoint, weights=weights)
-        return run if parsed.px is None else at_size(run, parsed.px, parsed.text)
+    is_run = parsed.scheme == "sslpipe" and (parsed.path / "recipe.json").exists()
     for option, value in (("--checkpoint", checkpoint), ("--weights", weights)):
-        if value is not None:
+        if value is not None and not is_run:
             raise UserError(f"{option} {value} is for a run directory, and {source} is none")
     if parsed.scheme == "join":
         return join([load_backbone(part.text) for part in parsed.parts], parsed.text)
     if parsed.scheme == "sslpipe":
-        export = _load_export(path)
-        return export if parsed.px is None else at_size(export, parsed.px, parsed.text)
-    read = read_weights(parsed, component, crop_px if parsed.px is None else parsed.px)
-    metadata = {"name": read.name, "init": read.report}
-    model = freeze(read.backbone, read.component, read.view, metadata)
-    if parsed.scheme == "onnx":  # the module has no tensors
-        sha256 = {"weights_sha256": read.report["sha256"]}
-        model.config = model.config.model_copy(update=sha256)
+        ours = (
+            load_run(parsed.path, checkpoint=checkpoint, weights=weights)
+            if is_run
+            else _load_export(parsed.path)
+        )
+        return ours if parsed.px is None else at_size(ours, parsed.px, parsed.text)
+    px = crop_px if parsed.px is None else parsed.px
+    backbone, component, view, report = read_weights(parsed, component, px)
+    is_onnx = parsed.scheme == "onnx"
+    name = parsed.path.stem if is_onnx else component.kind.rpartition("/")[2]
+    model = freeze(backbone, component, view, {"name": name, "init": report})
+    if is_onnx:  # the module has no tensors
+        model.update_config(weights_sha256=report["sha256"])
     return model
 
 
@@ -139,10 +123,9 @@ def _load_export(path: Path) -> FrozenBackbone:
         if file.exists() and not file.is_file():
             raise ExportError(f"{file} is no regular file; copy the export again")
     try:
-        check_sums(path)
-        raw = (path / "config.json").read_bytes()
+        _check_sums(path)
         try:
-            tree = parse_object(raw)
+            tree = parse_object((path / "config.json").read_bytes())
         except ValueError as error:
             raise ExportError(f"{path}/config.json: {error}; copy the export again") from error
         # build the network and what goes with it, then load the weights
@@ -160,7 +143,7 @@ def _load_export(path: Path) -> FrozenBackbone:
                 f"{path}/config.json: num_features = {config.num_features}, but its backbone has "
                 f"{backbone.num_features}"
             )
-        tensors = _tensors(path / "model.safetensors")
+        tensors = load_file(path / "model.safetensors")
         (backbone.network if bare else backbone).load_state_dict(tensors, strict=True)
         view = EvalView.from_config(config.view)
         check_side(f"{path}/config.json", view.resize_px)
@@ -176,7 +159,7 @@ def _load_export(path: Path) -> FrozenBackbone:
         if config.projector is not None:
             with within_memory("projector"):
                 projector = build_projector(config.num_features, config.projector)
-            projector.load_state_dict(_tensors(path / "projector.safetensors"), strict=True)
+            projector.load_state_dict(load_file(path / "projector.safetensors"), strict=True)
     except FileNotFoundError as error:
         raise ExportError(
             f"{path} is neither an export in the safetensors, timm or hf format nor a run: "
@@ -190,14 +173,15 @@ def _load_export(path: Path) -> FrozenBackbone:
         raise
     except OSError as error:
         raise ExportError(f"cannot read {error.filename}: {error.strerror}") from error
-    except _DAMAGES as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise ExportError(f"{path}: {text}") from error
+    except SafetensorError as error:
+        raise ExportError(f"{path}: {error}; copy the export again") from error
+    except REFUSALS as error:
+        raise ExportError(
+            f"{path}: {' '.join(str(error).split()) or type(error).__name__}"
+        ) from error
     # the weights are those that were proved
-    for module, sha256 in (
-        (backbone, config.weights_sha256),
-        (projector, config.projector_sha256),
-    ):
+    sums = ((backbone, config.weights_sha256), (projector, config.projector_sha256))
+    for module, sha256 in sums:
         if module is not None and module_sha256(module) != sha256:
             raise ExportError(
                 f"{path}: the weights are not those that config.json names; copy the export again"
@@ -205,29 +189,25 @@ def _load_export(path: Path) -> FrozenBackbone:
     return FrozenBackbone(backbone, view, config, projector, whitening)
 
 
-def check_sums(folder: Path) -> None:
-    """Check the files that `load_backbone` reads against the folder's SHA256SUMS, if it has one.
+def _check_sums(folder: Path) -> None:
+    """Check the files that are read here against SHA256SUMS, if there is one. Raises: ExportError.
 
-    Raises:
-        ExportError: One is not as it was written.
+    A whitening that is being written has two lines for a file: see `whiten_export`.
     """
     path = folder / "SHA256SUMS"
     if not path.exists():  # of an earlier version, in the folders timm and hf
         return
-    listed: dict[str, set[str]] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        sha256, _, name = line.partition("  ")
-        listed.setdefault(name, set()).add(sha256)
+    listed = set(path.read_text(encoding="utf-8", errors="replace").splitlines())
+    names = {line.partition("  ")[2] for line in listed}
     for name in LOADED:
-        file = folder / name
-        if not file.is_file():
+        if not (folder / name).is_file():
             continue
-        if name not in listed:
+        if name not in names:
             raise ExportError(f"{path} does not list {name}: it is damaged; copy the export again")
-        if sha256_of(file) not in listed[name]:
+        if f"{sha256_of(folder / name)}  {name}" not in listed:
             raise ExportError(
-                f"{file} is not the file that SHA256SUMS beside it names: one of them is damaged; "
-                "copy the export again"
+                f"{folder / name} is not the file that SHA256SUMS beside it names: one of them is "
+                "damaged; copy the export again"
             )
 
 
@@ -254,68 +234,64 @@ def load_run(
             and there is none.
     """
     with made_with(plugins_of(run_dir)):
-        return _load_run(run_dir, with_projector, checkpoint, weights)
-
-
-def _load_run(
-    run_dir: Path, with_projector: bool, checkpoint: str | None, wanted: Weights | None
-) -> FrozenBackbone:
-    # what the run wrote down; what the checkpoint says of it counts
-    folder, weights = choose(run_dir, checkpoint, wanted)
-    state = read_state(folder)
-    identity = state["identity"]
-    tree = {**read_description(run_dir, "recipe.json"), **identity["recipe"]}
-    recipe = parse_recipe(tree, f"{run_dir}/recipe.json", recorded=True)
-    assert recipe.backbone is not None  # a run has written down what it built
-    data = _read_data(run_dir, identity["index_sha256"])
-    # the view of evaluation: the training's crop and normalisation, without its distortions
-    views = build(AUGMENTS, recipe.augment, section="augment", mean=data["mean"], std=data["std"])
-    crop_px = int(views.crop_px)
-    settings = recipe.augment.arguments
-    mean_std = (settings.get("mean", data["mean"]), settings.get("std", data["std"]))
-    view = eval_view_for(crop_px, *(mean_std if settings.get("normalize", True) else ()))
-    if "view" in state:  # of a run that started from weights: resized as they are used to
-        view = EvalView(**state["view"])
-    # the weights
-    if weights == "ema" and recipe.optim.ema is None:
-        raise ExportError(
-            f"{run_dir} keeps no average of its weights: it was trained without optim.ema"
+        # what the run wrote down; what the checkpoint says of it counts
+        folder, weights = choose(run_dir, checkpoint, weights)
+        state = read_state(folder)
+        identity = state["identity"]
+        tree = {**read_description(run_dir, "recipe.json"), **identity["recipe"]}
+        recipe = parse_recipe(tree, f"{run_dir}/recipe.json", recorded=True)
+        assert recipe.backbone is not None  # a run has written down what it built
+        data = _read_data(run_dir, identity["index_sha256"])
+        # the view of evaluation: the training's crop and normalisation, without its distortions
+        views = build(
+            AUGMENTS, recipe.augment, section="augment", mean=data["mean"], std=data["std"]
         )
-    backbone = build_backbone(recipe.backbone, crop_px=crop_px)
-    projector = None
-    projector_config = recipe.projector if isinstance(recipe, Recipe) else None
-    if with_projector:
-        if projector_config is None:
-            raise ExportError(f"{run_dir} was fine-tuned: it has no projector to export")
-        projector = build_projector(backbone.num_features, projector_config)
-    try:
-        tensors = load_file(folder / "model.safetensors")
-        backbone.load_state_dict(_part(tensors, PREFIXES[weights]), strict=True)
-        if projector is not None:
-            projector.load_state_dict(_part(tensors, "projector."), strict=True)
-    except (SafetensorError, RuntimeError) as error:
-        raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from error
-    # what a reader of the export should know
-    metadata = {
-        "name": recipe.name,
-        "recipe": recipe.model_dump(mode="json"),
-        "digest": identity["digest"],
-        "step": state["step"],
-        "data": {key: data[key] for key in ("name", "license", "classes", "index_sha256")},
-    }
-    if checkpoint is not None:
-        metadata["checkpoint"] = folder.name
-    if weights != "trained":
-        metadata["weights"] = weights
-    if "init" in state:  # the weights that the run started from
-        metadata["init"] = state["init"]
-    if plugins := plugins_of(run_dir):  # whoever gets an export has them elsewhere
-        metadata["plugins"] = [Path(name).name for name in plugins]
-    if "classes" in state:  # of a fine-tuning
-        metadata["classes_seen"] = state["classes"]
-    if (run_dir / "eval.json").exists():
-        metadata |= _evaluation(run_dir / "eval.json", module_sha256(backbone))
-    return freeze(backbone, recipe.backbone, view, metadata, projector, projector_config)
+        crop_px = int(views.crop_px)
+        settings = recipe.augment.arguments
+        mean_std = (settings.get("mean", data["mean"]), settings.get("std", data["std"]))
+        view = eval_view_for(crop_px, *(mean_std if settings.get("normalize", True) else ()))
+        if "view" in state:  # of a run that started from weights: resized as they are used to
+            view = EvalView(**state["view"])
+        # the weights
+        if weights == "ema" and recipe.optim.ema is None:
+            raise ExportError(
+                f"{run_dir} keeps no average of its weights: it was trained without optim.ema"
+            )
+        backbone = build_backbone(recipe.backbone, crop_px=crop_px)
+        projector = None
+        projector_config = recipe.projector if isinstance(recipe, Recipe) else None
+        if with_projector:
+            if projector_config is None:
+                raise ExportError(f"{run_dir} was fine-tuned: it has no projector to export")
+            projector = build_projector(backbone.num_features, projector_config)
+        try:
+            tensors = load_file(folder / "model.safetensors")
+            backbone.load_state_dict(_part(tensors, PREFIXES[weights]), strict=True)
+            if projector is not None:
+                projector.load_state_dict(_part(tensors, "projector."), strict=True)
+        except (SafetensorError, RuntimeError) as error:
+            raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from error
+        # what a reader of the export should know
+        metadata = {
+            "name": recipe.name,
+            "recipe": recipe.model_dump(mode="json"),
+            "digest": identity["digest"],
+            "step": state["step"],
+            "data": {key: data[key] for key in ("name", "license", "classes", "index_sha256")},
+        }
+        if checkpoint is not None:
+            metadata["checkpoint"] = folder.name
+        if weights != "trained":
+            metadata["weights"] = weights
+        if "init" in state:  # the weights that the run started from
+            metadata["init"] = state["init"]
+        if plugins := plugins_of(run_dir):  # whoever gets an export has them elsewhere
+            metadata["plugins"] = [Path(name).name for name in plugins]
+        if "classes" in state:  # of a fine-tuning
+            metadata["classes_seen"] = state["classes"]
+        if (run_dir / "eval.json").exists():
+            metadata |= _evaluation(run_dir / "eval.json", module_sha256(backbone))
+        return freeze(backbone, recipe.backbone, view, metadata, projector, projector_config)
 
 
 def checkpoint_metadata(model: FrozenBackbone) -> dict[str, str]:
@@ -327,13 +303,6 @@ def checkpoint_metadata(model: FrozenBackbone) -> dict[str, str]:
     """
     facts = model.config.facts
     return {key: facts[key] for key in ("checkpoint", "weights") if key in facts}
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ExportError(f"{path}: {error}; copy the export again") from error
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -365,22 +334,19 @@ def _evaluation(path: Path, weights_sha256: str) -> dict[str, Any]:
     Numbers of other weights (the run was resumed after it was evaluated) are not taken.
     """
     suite = read_suite(path)
-    if suite["facts"].get("backbone_sha256") != weights_sha256:
-        return {"evaluation_left_out": "eval.json is not of these weights; evaluate the run again"}
-    rows = [
-        {key: value for key, value in row.items() if key != "details"}
-        for row in suite["rows"]
-        if row["column"] is not None
-    ]
-    keys = ("data", "data_sha256", "split", "train_split")
     facts = suite["facts"]
-    others = [
-        {k: each[k] for k in ("name", "format", "sha256")} for each in facts.get("against", [])
-    ]
+    if facts.get("backbone_sha256") != weights_sha256:
+        return {"evaluation_left_out": "eval.json is not of these weights; evaluate the run again"}
+    rows = [row for row in suite["rows"] if row["column"] is not None]
+    against = facts.get("against", [])
+    keys = ("data", "data_sha256", "split", "train_split")
+    optional = {
+        "evaluation_against": [{k: o[k] for k in ("name", "format", "sha256")} for o in against],
+        "evaluation_nuisance": suite.get("nuisance"),
+        "evaluation_verdict": against_sentences(suite),
+    }
     return {
-        "evaluation": rows,
+        "evaluation": [{k: row[k] for k in row if k != "details"} for row in rows],
         "evaluation_data": {key: facts[key] for key in keys if key in facts},
-        **({"evaluation_against": others} if others else {}),
-        **({"evaluation_nuisance": probes} if (probes := suite.get("nuisance")) else {}),
-        **({"evaluation_verdict": said} if (said := against_sentences(suite)) else {}),
+        **{key: value for key, value in optional.items() if value},
     }

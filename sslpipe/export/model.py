@@ -1,6 +1,6 @@
 """A backbone to use, with everything that an export writes beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from sslpipe.errors import UserError, shown
 from sslpipe.evaluation.whiten import Whitening
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.state import check_finite, module_sha256
+from sslpipe.portable import read_regular
 from sslpipe.recipe.base import Component, Pixels, Positive, Section
 from sslpipe.recipe.pretrain import Projector
 
@@ -25,30 +26,19 @@ ENCODED_AT_ONCE = 64  # images of a list
 class Config(Section):
     """The keys of config.json; unknown ones are an error, as a newer format has a higher version.
 
-    Args:
-        format_version: 1.
-        backbone: Kind and arguments that build the same network, with the stem of the training.
-        crop_px: Side of the images that the network was built for.
-        num_features: Length of a feature vector.
-        view: Arguments of EvalView; features are those of images seen through it.
-        weights_sha256: `module_sha256` of the backbone.
-        facts: Run name, recipe, digest, steps, data set, labels that a fine-tuning saw, and
-            evaluation numbers, for people.
-        projector: Settings of the projector, where it was requested.
-        projector_sha256: `module_sha256` of the projector.
-        whitening_sha256: Of whitening.safetensors, which `sslpipe whiten` adds.
+    A sha256 of weights is `module_sha256`'s.
     """
 
     format_version: Literal[1]
-    backbone: Component
-    crop_px: Pixels
+    backbone: Component  # builds the same network, with the stem of the training
+    crop_px: Pixels  # side of the images that the network was built for
     num_features: Positive
-    view: dict[str, Any]
+    view: dict[str, Any]  # arguments of EvalView, through which the network saw images
     weights_sha256: str
-    facts: dict[str, Any]
-    projector: Projector | None = None
+    facts: dict[str, Any]  # for people: run, recipe, digest, data, classes seen, evaluation
+    projector: Projector | None = None  # its settings, where it was requested
     projector_sha256: str | None = None
-    whitening_sha256: str | None = None
+    whitening_sha256: str | None = None  # of the file that `sslpipe whiten` adds
 
 
 class FrozenBackbone(nn.Module):
@@ -56,7 +46,7 @@ class FrozenBackbone(nn.Module):
 
     Args:
         backbone: Normalised images -> features.
-        view: Images of any size -> normalised images of the size that the network was built for.
+        view: Images of any size -> normalised images of the network's size.
         config: What an export writes beside the weights.
         projector: (B, num_features) -> (B, out_dim), what the loss saw; None if not requested.
         whitening: Applied by `encode`; None: none.
@@ -71,18 +61,17 @@ class FrozenBackbone(nn.Module):
         whitening: Whitening | None = None,
     ) -> None:
         super().__init__()
-        self.whitening = whitening
         self.backbone, self.view, self.config = backbone, view, config
-        self.projector = projector
+        self.projector, self.whitening = projector, whitening
         self.num_features = backbone.num_features
         self.eval().requires_grad_(False)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Compute features, neither normalised nor whitened.
+    def update_config(self, **changes: Any) -> None:
+        """Replace keys of `config`, which may be shared with other backbones."""
+        self.config = self.config.model_copy(update=changes)
 
-        Shape:
-            images: (B, 3, S, S) normalised floats; the result: (B, num_features).
-        """
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute features, not whitened: (B, 3, S, S) normalised floats -> (B, num_features)."""
         features: Tensor = self.backbone(images)  # (B, F)
         return features
 
@@ -92,15 +81,21 @@ class FrozenBackbone(nn.Module):
         return str(self.config.facts.get("name", self.config.backbone.kind))
 
     @torch.no_grad()
-    def encode(self, images: Picture | Sequence[Picture]) -> Tensor:
-        """Compute features of images as they are, through `view` and its crops.
-
-        Whitened where the export has a whitening. Without gradient.
+    def encode(
+        self,
+        images: Picture | Sequence[Picture],
+        *,
+        on_bad: Callable[[int, str], None] | None = None,
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> Tensor:
+        """Compute features of images as they are: through `view`, whitened where the export is.
 
         Args:
-            images: The path of a JPEG, PNG or WebP file, which is decoded as `sslpipe embed` does;
-                a PIL image; uint8 RGB or grey pixels, (C, H, W) or (B, C, H, W); or a list of
-                these, of any sizes.
+            images: The path of a JPEG, PNG or WebP file; a PIL image; uint8 RGB or grey pixels,
+                (C, H, W) or (B, C, H, W); or a list of these, of any sizes.
+            on_bad: Called with the place in a list of what cannot be decoded, and why; it is left
+                out of the rows. None: an error.
+            advance: Called with the number of entries of each part of a list that is done.
 
         Returns:
             (B, num_features), a row an image; a single image has one row.
@@ -121,17 +116,25 @@ class FrozenBackbone(nn.Module):
         for first in range(0, len(given), ENCODED_AT_ONCE):
             views, samples = [], []
             for number, picture in enumerate(given[first : first + ENCODED_AT_ONCE], first):
-                for pixels in self._pixels(picture, f"images[{number}]"):  # (3, H, W)
+                try:
+                    batch = self._pixels(picture, f"images[{number}]")  # (b, 3, H, W)
+                except UserError as error:
+                    if on_bad is None or not isinstance(error.__cause__, BadSample):
+                        raise
+                    on_bad(number, str(error))
+                    continue
+                for pixels in batch:  # (3, H, W)
                     image = pixels[None].to(device)
                     views.append(self.view(image, torch.tensor([image.shape[-2:]])))  # (n, 3, S, S)
                     samples.append(picture if isinstance(picture, str | Path) else number)
             if views:
                 # all first crops, then all second
-                batch = torch.stack(views, dim=1).flatten(0, 1)  # (n B, 3, S, S)
-                batch = batch.contiguous(memory_format=torch.channels_last)
-                rows.append(self._features(batch, samples))
+                stacked = torch.stack(views, dim=1).flatten(0, 1)  # (n B, 3, S, S)
+                stacked = stacked.contiguous(memory_format=torch.channels_last)
+                rows.append(self._features(stacked, samples))
+            advance(min(ENCODED_AT_ONCE, len(given) - first))
         if not rows:
-            raise UserError("encode: images holds no image; give at least one")
+            raise UserError("encode: images holds no image that can be decoded; give at least one")
         return torch.cat(rows)
 
     def _features(self, views: Tensor, samples: Sequence[object]) -> Tensor:
@@ -149,15 +152,15 @@ class FrozenBackbone(nn.Module):
         if not isinstance(picture, str | Path | Image.Image):
             raise UserError(_refusal(picture, what))
         try:
-            if isinstance(picture, Image.Image):
-                if picture.mode == "F":
-                    raise BadSample("a PIL image of mode 'F' holds no 8-bit or 16-bit levels")
+            if not isinstance(picture, Image.Image):
+                what = str(picture)
+                pixels = decode(read_regular(picture), self.view.canvas_px)
+            elif picture.mode == "F":
+                raise BadSample("a PIL image of mode 'F' holds no 8-bit or 16-bit levels")
+            else:
                 check_size(*picture.size)
                 pixels = reduce_to(np.ascontiguousarray(rgb_pixels(picture)), self.view.canvas_px)
                 pixels = pixels.transpose(2, 0, 1)
-            else:
-                what = str(picture)
-                pixels = decode(Path(picture).read_bytes(), self.view.canvas_px)
         except OSError as error:
             raise UserError(f"cannot read {what}: {error.strerror or error}") from error
         except ValueError as error:  # BadSample is one, and Pillow's own
@@ -177,29 +180,26 @@ def _rgb(images: Tensor, what: str) -> Tensor:
 
 def _refusal(value: object, what: str) -> str:
     """Say why `encode` does not take a value, and what to give instead."""
-    shape = f" of shape {tuple(getattr(value, 'shape', ()))}" if hasattr(value, "shape") else ""
+    kind = type(value).__name__
     remedy = "give paths, PIL images, uint8 tensors (C, H, W) or (B, C, H, W), or a list of these"
-    if isinstance(value, Tensor) and value.dtype != torch.uint8:
-        given = f"a tensor of {value.dtype}{shape}"
-        remedy = (
-            "give uint8 pixels in 0..255, as in (x * 255).round().to(torch.uint8) for x in [0, 1]; "
-            "normalised images are for backbone(x)"
-        )
-    elif isinstance(value, Tensor):
-        given = f"a tensor{shape}"
-        if value.ndim in (3, 4) and value.shape[-1] in (1, 3, 4):
+    if isinstance(value, Tensor):
+        kind = "tensor" if value.dtype == torch.uint8 else f"tensor of {value.dtype}"
+        if value.dtype != torch.uint8:
+            remedy = (
+                "give uint8 pixels in 0..255, as in (x * 255).round().to(torch.uint8) for x in "
+                "[0, 1]; normalised images are for backbone(x)"
+            )
+        elif value.ndim in (3, 4) and value.shape[-1] in (1, 3, 4):
             order = "2, 0, 1" if value.ndim == 3 else "0, 3, 1, 2"
             remedy = f"channels come first: x.permute({order})"
         elif value.ndim in (3, 4):
             remedy = "it takes 3 channels, or 1 of grey: choose them, as in x[..., :3, :, :]"
-    elif hasattr(value, "__array_interface__"):
-        given = f"a {type(value).__name__}{shape}"
-        remedy = "give torch.from_numpy(x).permute(2, 0, 1) of (H, W, 3) uint8 pixels"
     elif isinstance(value, list | tuple):
-        given, remedy = "an empty list", "give at least one image"
-    else:
-        given = f"a {type(value).__name__} ({shown(value)})"
-    return f"encode: {what} is {given}; {remedy}"
+        return f"encode: {what} is an empty list; give at least one image"
+    elif hasattr(value, "__array_interface__"):
+        remedy = "give torch.from_numpy(x).permute(2, 0, 1) of (H, W, 3) uint8 pixels"
+    has = f"of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"({shown(value)})"
+    return f"encode: {what} is a {kind} {has}; {remedy}"
 
 
 def freeze(
@@ -210,14 +210,14 @@ def freeze(
     projector: nn.Sequential | None = None,
     projector_config: Projector | None = None,
 ) -> FrozenBackbone:
-    """Wrap a backbone with everything that an export writes.
+    """Wrap a backbone, and a projector if any, with what an export writes beside them.
 
     Args:
         backbone: The network with its weights.
         component: What it was built from.
         view: The view that its features need.
         metadata: `Config.facts`.
-        projector: Exported too, if any.
+        projector: Exported too.
         projector_config: What the projector was built from.
     """
     arguments = component.arguments

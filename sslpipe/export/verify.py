@@ -1,21 +1,25 @@
-"""Load each export format as a stranger would: what the clean process of a proof runs.
+"""Prove a format: a clean process loads it as a stranger would, and computes features.
 
-python -m sslpipe.export.verify FOLDER IMAGES OUT, with the name of a format on each line of its
-input: OUT/FORMAT-0, OUT/FORMAT-1, ... are what the format's readers make of the images, and
+python -m sslpipe.export.verify FOLDER OUT, with the name of a format on each line of its input:
+OUT/FORMAT-0, OUT/FORMAT-1, ... are what the format's readers make of OUT/images, and
 OUT/FORMAT.error says why one could not.
 
-Each format is read in a child process of its own. Each reader imports what it needs and nothing
-else: torchvision's, timm's, onnxruntime's and torch.export's files are read without the rest of
-this package.
+It reads each format in a child of its own, the fork of a process that has imported torch and what
+this file imports: torchvision's, timm's, onnxruntime's and torch.export's files are read without
+the rest of this package, and a format starts from there, whatever the others needed.
 """
 
 import json
 import multiprocessing
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -29,6 +33,7 @@ from sslpipe.run.launcher import watch_launcher
 
 TOLERANCE = 1e-5  # largest difference of two features, relative to the largest feature
 PROOF_IMAGES = 4  # fixed random images that a reloaded backbone is compared on, 1 and then 3
+PROOF_TIMEOUT_S = 600  # from the last format on
 
 
 def proof_images(shape: Sequence[int]) -> Tensor:
@@ -43,22 +48,76 @@ def relative_difference(value: Tensor, expected: Tensor) -> float:
 
 
 def outputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    """Compute what a proof compares.
+    """Compute what a proof compares: "features", (B, F), and of a projector "projections", (B, D).
 
     The first image goes alone, then the others: a batch size that became part of a file shows.
-
-    Args:
-        model: Images -> features; its child `projector`, if any: features -> projections.
-        images: (B, 3, S, S) normalised floats.
-
-    Returns:
-        "features", (B, F), and, where the model has a projector, "projections", (B, D).
     """
     features = torch.cat([model(images[:1]), model(images[1:])])  # (B, F)
     projector = dict(model.named_children()).get("projector")
     if projector is None:
         return {"features": features}
     return {"features": features, "projections": projector(features)}
+
+
+class CleanProcess:
+    """Compute `outputs` by each library that reads a format of `folder`, in new processes."""
+
+    def __init__(self, folder: Path, images: Tensor) -> None:
+        self._names: list[str] = []
+        self._scratch = tempfile.TemporaryDirectory(dir=folder.parent)
+        self._out = Path(self._scratch.name)
+        save_file({"images": images}, self._out / "images")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "sslpipe.export.verify", folder, self._out],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0 if os.name == "posix" else None,  # with its children, to end all
+        )
+
+    def __enter__(self) -> "CleanProcess":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process.poll() is None:  # an error here: what it does is of no use now
+            if os.name == "posix":
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
+        self._process.communicate()
+        self._scratch.cleanup()
+
+    def start(self, name: str) -> None:
+        """Begin to read a format that has been written; returns at once."""
+        assert self._process.stdin is not None
+        self._names.append(name)
+        with suppress(BrokenPipeError):  # it has ended: `outputs` says why
+            self._process.stdin.write(f"{name}\n")
+            self._process.stdin.flush()
+
+    def outputs(self) -> dict[str, list[dict[str, Tensor]]]:
+        """Wait for all that was begun: format -> the outputs of each of its readers.
+
+        Raises:
+            ExportError: A format could not be read.
+        """
+        try:
+            _, stderr = self._process.communicate(timeout=PROOF_TIMEOUT_S)
+        except subprocess.TimeoutExpired as late:
+            raise ExportError(
+                f"a clean process had not read {', '.join(self._names)} after {PROOF_TIMEOUT_S} s"
+            ) from late
+        for name in self._names:
+            message = self._out / f"{name}.error"
+            if message.is_file() or self._process.returncode:
+                said = message.read_text(encoding="utf-8") if message.is_file() else stderr
+                last = (said.strip().splitlines() or ["no message"])[-1]
+                raise ExportError(f"format {name}: a clean process could not load it: {last}")
+        return {
+            name: [load_file(file) for file in sorted(self._out.glob(f"{name}-*"))]
+            for name in self._names
+        }
 
 
 def _read_torchvision(folder: Path) -> list[nn.Module]:
@@ -74,8 +133,7 @@ def _read_torchvision(folder: Path) -> list[nn.Module]:
     result = network.load_state_dict(load_file(path), strict=False)
     if sorted(result.missing_keys) != sorted(in_head) or result.unexpected_keys:
         raise ExportError(f"{path.name}: missing {result.missing_keys}, {result.unexpected_keys}")
-    parent, _, name = head.rpartition(".")
-    setattr(network.get_submodule(parent), name, nn.Identity())
+    network.set_submodule(head, nn.Identity())
     return [network]
 
 
@@ -99,13 +157,7 @@ def _read_both(folder: Path) -> list[nn.Module]:
     return models
 
 
-class OnnxSession(nn.Module):
-    """An ONNX file as a module, run by onnxruntime on the CPU.
-
-    Args:
-        path: The .onnx file.
-    """
-
+class _OnnxSession(nn.Module):
     def __init__(self, path: Path) -> None:
         super().__init__()
         import onnxruntime
@@ -113,7 +165,6 @@ class OnnxSession(nn.Module):
         self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute features: (B, 3, S, S) normalised float32 -> (B, F)."""
         (features,) = self.session.run(["features"], {"images": images.numpy()})
         return torch.from_numpy(features)
 
@@ -123,7 +174,7 @@ READERS: dict[str, Callable[[Path], list[nn.Module]]] = {
     "safetensors": _read_sslpipe,
     "torchvision": _read_torchvision,
     "timm": lambda folder: _read_both(folder / "timm"),
-    "onnx": lambda folder: [OnnxSession(folder / "model.onnx")],
+    "onnx": lambda folder: [_OnnxSession(folder / "model.onnx")],
     "pt2": lambda folder: [torch.export.load(folder / "model.pt2").module()],
     "hf": lambda folder: _read_both(folder / "hf"),
 }
@@ -136,7 +187,7 @@ def read(name: str, folder: Path) -> list[nn.Module]:
     return modules if name == "pt2" else [module.eval() for module in modules]
 
 
-def main(folder: str, images_file: str, out: str) -> None:
+def main(folder: str, out: str) -> None:
     """Read each format that the input names in a child of this process, several at a time."""
     # a fork has what is imported here already; elsewhere than on Linux, libraries forbid it
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
@@ -146,7 +197,7 @@ def main(folder: str, images_file: str, out: str) -> None:
         if len(running) >= (os.cpu_count() or 1):
             wait(running)
         name = line.strip()
-        started[name] = context.Process(target=_read_alone, args=(name, folder, images_file, out))  # type: ignore[attr-defined]
+        started[name] = context.Process(target=_read_alone, args=(name, folder, out))  # type: ignore[attr-defined]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the launcher's watch is a thread
             started[name].start()
@@ -157,11 +208,11 @@ def main(folder: str, images_file: str, out: str) -> None:
             message.write_text(f"it ended with status {child.exitcode}")
 
 
-def _read_alone(name: str, folder: str, images_file: str, out: str) -> None:
+def _read_alone(name: str, folder: str, out: str) -> None:
     """Load one format and write what each of its readers makes of the images."""
     watch_launcher()
     try:
-        images = load_file(images_file)["images"]
+        images = load_file(f"{out}/images")["images"]
         for number, model in enumerate(read(name, Path(folder))):
             with torch.no_grad():
                 result = outputs(model, images)

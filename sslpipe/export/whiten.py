@@ -2,24 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import Embeddings, load_embeddings
-from sslpipe.evaluation.erase import Erasure, fit_erasure
+from sslpipe.evaluation.choose import choose_power
+from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.evaluation.erase import fit_erasure
 from sslpipe.evaluation.features import split_of_file
 from sslpipe.evaluation.groups import group_codes
-from sslpipe.evaluation.whiten import (
-    FLOOR,
-    Whitening,
-    beside_whitening,
-    fit_pca,
-    fit_whitening,
-)
+from sslpipe.evaluation.whiten import FLOOR, Whitening, beside_whitening, fit_pca, fit_whitening
 from sslpipe.export.load import SSLPIPE_KEY, load_backbone
 from sslpipe.export.model_card import sha256_sums
 from sslpipe.portable import write_atomically
@@ -36,20 +31,21 @@ def whiten_export(
     pca: bool = False,
     erase: Sequence[str] = (),
     data: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[int, int]:
     """Fit a whitening and store it in an export with the crops of the features it was fitted on.
 
     Args:
-        export: The folder of an export; whitening.safetensors is added, config.json and
-            SHA256SUMS are written anew.
+        export: Its folder: whitening.safetensors is added, config.json and SHA256SUMS change.
         train: A features file of the train split, by this export, not whitened.
         floor: Added to each variance, as a share of their mean; None: FLOOR.
         dims: Principal axes that are kept, the largest first; None: all.
-        power: 1 whitens, less flattens the spectrum in part; see `fit_whitening`. None: 1.
-        pca: Rotate to the principal axes, the largest first, without whitening; takes no floor and
-            no power.
+        power: 1 whitens, less flattens the spectrum in part; see `fit_whitening`. None: what
+            `choose_power` finds on TRAIN.
+        pca: Rotate to the principal axes without whitening; takes no floor and no power.
         erase: Columns of the data set that no linear probe reads from the features afterwards.
         data: The dataset.json that the features were embedded from, where its columns are.
+        say: Told which power was chosen, and why.
 
     Returns:
         The number of features before and after.
@@ -78,49 +74,43 @@ def whiten_export(
     width = left = rows.features.shape[1]
     erasure = None
     if erase:
-        erasure = _fit_erasure(train, rows, metadata, erase, data)
+        if data is None:
+            raise UserError(
+                f"--erase {erase[0]} is looked up in the data set; name the dataset.json that "
+                f"{train} was embedded from with --data"
+            )
+        side = (split_of_file(data, train, rows, metadata), rows.ids.numpy())
+        erasure = fit_erasure(rows, {name: group_codes(name, side, side).bank for name in erase})
         rows, left = erasure(rows), width - erasure.left.shape[1]
     if dims is not None and dims > left:
         erased = f" less {width - left} that are erased" if erase else ""
         raise UserError(f"--dims {dims} is more than the {width} features{erased}")
     kept = dims or left
-    chosen = FLOOR if floor is None else floor, kept, 1.0 if power is None else power
-    fitted = fit_pca(rows, kept) if pca else fit_whitening(rows, *chosen)
+    if pca:
+        fitted = fit_pca(rows, kept)
+    else:
+        floor = FLOOR if floor is None else floor
+        if power is None:
+            power, why = choose_power(rows, floor, kept)
+            say(why)
+        fitted = fit_whitening(rows, floor, kept, power)
     if erasure is not None:
         fitted = erasure.then(fitted)
-    tree = json.loads(config_json.read_text(encoding="utf-8"))
-    _put(export, fitted, tree, metadata["view"])
+    _put(export, fitted, metadata["view"])
     return width, kept
 
 
-def _fit_erasure(
-    train: Path, rows: Embeddings, metadata: dict[str, Any], names: Sequence[str], data: str | None
-) -> Erasure:
-    """Look up columns by the ids of a features file, and fit what erases them."""
-    if data is None:
-        raise UserError(
-            f"--erase {names[0]} is looked up in the data set; name the dataset.json that {train} "
-            "was embedded from with --data"
-        )
-    side = (split_of_file(data, train, rows, metadata), rows.ids.numpy())
-    return fit_erasure(rows, {name: group_codes(name, side, side).bank for name in names})
+def _put(export: Path, fitted: Whitening, view: dict[str, Any]) -> None:
+    """Write a whitening, and the view that it was fitted on, into an export.
 
-
-def _put(export: Path, fitted: Whitening, tree: dict[str, Any], view: dict[str, Any]) -> None:
-    """Write all files; at every instant the folder is the export before or the one after.
-
-    Until config.json names it, the new whitening lies beside the old one (see `load_whitening`),
-    and SHA256SUMS lists what both exports have.
-
-    Args:
-        export: The folder.
-        fitted: What is stored.
-        tree: What config.json holds; altered.
-        view: Of the features that it was fitted on.
+    At every instant the folder is the export before or the one after: until config.json names it,
+    the new whitening lies beside the old one (see `load_whitening`), and SHA256SUMS lists what both
+    exports have.
     """
     file, config_json, sums = (
         export / name for name in ("whitening.safetensors", "config.json", "SHA256SUMS")
     )
+    tree = json.loads(config_json.read_text(encoding="utf-8"))
     content = save(fitted._asdict())
     sha256 = hashlib.sha256(content).hexdigest()
     ours = tree.get(SSLPIPE_KEY, tree)  # inside another library's, or alone
@@ -138,8 +128,5 @@ def _put(export: Path, fitted: Whitening, tree: dict[str, Any], view: dict[str, 
     beside.replace(file)
     for left in export.glob(f"{file.stem}-*{file.suffix}"):  # of one that was stopped
         left.unlink()
-    write_atomically(sums, "".join(_without(sums.name, sha256_sums(export))))
-
-
-def _without(name: str, lines: str) -> list[str]:
-    return [line for line in lines.splitlines(keepends=True) if not line.endswith(f"  {name}\n")]
+    others = sha256_sums(export).splitlines(keepends=True)
+    write_atomically(sums, "".join(line for line in others if not line.endswith("  SHA256SUMS\n")))

@@ -27,24 +27,18 @@ import torch
 from torch import Tensor
 
 from sslpipe.errors import ExportError, did_you_mean
-from sslpipe.export.clean_process import CleanProcess
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone, load_run
 from sslpipe.export.model_card import model_card, sha256_sums
-from sslpipe.export.verify import TOLERANCE, outputs, proof_images, relative_difference
+from sslpipe.export.verify import (
+    TOLERANCE,
+    CleanProcess,
+    outputs,
+    proof_images,
+    relative_difference,
+)
 from sslpipe.models.backbones import ONNX
-from sslpipe.models.state import evaluating
 from sslpipe.portable import full_disk, process_start
-
-__all__ = [
-    "FORMATS",
-    "TOLERANCE",
-    "export_backbone",
-    "export_model",
-    "load_backbone",
-    "load_for_export",
-    "refusals",
-]
 
 _SCRATCH = ".exporting"  # the end of the name of a folder that is being written
 WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits into
@@ -64,15 +58,12 @@ def export_backbone(
 
     Args:
         run_dir: The run directory.
-        out: The folder to write.
-        formats: Names of FORMATS, or "all".
+        out: As in `export_model`, which also says what is returned.
+        formats: As there.
         with_projector: Write the projector, too.
-        checkpoint: "step-00000012", or "best": this one instead of the newest.
-        weights: "trained", or "ema", the moving average of optim.ema; None: see `load_run`.
-        overwrite: Replace a folder that is there.
-
-    Returns:
-        Format -> where it lies.
+        checkpoint: As in `load_run`.
+        weights: As there.
+        overwrite: As in `export_model`.
 
     Raises:
         ExportError: See `export_model`.
@@ -91,17 +82,9 @@ def load_for_export(
     checkpoint: str | None = None,
     weights: Weights | None = None,
 ) -> FrozenBackbone:
-    """Load what is to be exported: a run, an export, or weights of another program.
+    """Load a run, an export or weights of another program, with its projector or without.
 
-    Args:
-        source: As `load_backbone` takes it.
-        with_projector: Keep the projector; else it is left out.
-        checkpoint: Of a run.
-        weights: Of a run; see `load_run`.
-
-    Raises:
-        ExportError: There is no projector, or no average.
-        UserError: See `load_backbone`.
+    Arguments and errors are those of `load_backbone`; also ExportError: there is no projector.
     """
     path = Path(source)
     if (path / "recipe.json").is_file():
@@ -111,8 +94,7 @@ def load_for_export(
         raise ExportError(f"{source} has no projector to export")
     if not with_projector:
         model.projector = None
-        without = {"projector": None, "projector_sha256": None}
-        model.config = model.config.model_copy(update=without)
+        model.update_config(projector=None, projector_sha256=None)
     return model
 
 
@@ -213,14 +195,13 @@ def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str
             "a whitened export is not exported on: export what it was made from, then whiten that"
         )
     known = f"known: {', '.join(FORMATS)}, all"
-    for name in formats:
-        if name not in (*FORMATS, "all"):
-            raise ExportError(f"unknown format {name!r}{did_you_mean(name, FORMATS)}; {known}")
     if not formats:
         raise ExportError(f"no format is named; {known}")
     refused = refusals(model)
     possible = [name for name in FORMATS if name not in refused]
     for name in formats:
+        if name not in (*FORMATS, "all"):
+            raise ExportError(f"unknown format {name!r}{did_you_mean(name, FORMATS)}; {known}")
         if name in refused:
             raise ExportError(
                 f"format {name}: {refused[name]}; this backbone can have {', '.join(possible)}"
@@ -235,13 +216,9 @@ def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str
 
 
 def _proof(model: FrozenBackbone) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return fixed random images, and what `verify.outputs` makes of them.
-
-    Raises:
-        ExportError: It is not finite, or all zero: equal features would prove nothing.
-    """
+    """Return random images and their `outputs`. Raises: ExportError, where they prove nothing."""
     images = proof_images(model.view.image_shape)
-    with evaluating(model), torch.no_grad():
+    with torch.no_grad():
         expected = outputs(model, images)
     for key, value in expected.items():
         if not (torch.isfinite(value).all() and value.any()):
@@ -254,16 +231,14 @@ def _proof(model: FrozenBackbone) -> tuple[Tensor, dict[str, Tensor]]:
 
 def _compare(name: str, all_reloaded: list[dict[str, Tensor]], expected: dict[str, Tensor]) -> None:
     """Raise ExportError unless each reader of a format found the expected features."""
-    for number, reloaded in enumerate(all_reloaded):
+    for number, reloaded in enumerate(all_reloaded, 1):
         for key, value in reloaded.items():
-            if value.shape != expected[key].shape:
-                raise ExportError(
-                    f"format {name}: {key} are {tuple(value.shape)}, "
-                    f"not {tuple(expected[key].shape)}"
-                )
+            ours, theirs = tuple(expected[key].shape), tuple(value.shape)
+            if theirs != ours:
+                raise ExportError(f"format {name}: {key} are {theirs}, not {ours}")
             difference = relative_difference(value, expected[key])
             if not difference <= TOLERANCE:
                 raise ExportError(
                     f"format {name}: {key} in a clean process differ by {difference:.2g} of the "
-                    f"largest, more than {TOLERANCE:g} (reader {number + 1}); nothing was written"
+                    f"largest, more than {TOLERANCE:g} (reader {number}); nothing was written"
                 )

@@ -74,11 +74,6 @@ class Objective(nn.Module):
         `run.cuda_graph` records one call, and replays it for others on which this says None. Those
         may differ in the embeddings, and with `ids_on_device` in the ids, alone: nothing else that
         they compute may come from the host.
-
-        Args:
-            ids: As in `forward`.
-            labels: As in `forward`.
-            groups: As in `forward`.
         """
         del ids, labels, groups
         return "it does not say (Objective.unlike) that its operations are those of every batch"
@@ -115,19 +110,7 @@ def check_scale(name: str, value: float) -> None:
 class ContrastiveObjective(Objective):
     """An objective that tells positives from negatives by cosines over a temperature.
 
-    Args:
-        temperature: divides cosine similarities; > 0, no unit.
-        products: "float32", or "bfloat16", which lets float32 tiles multiply in bfloat16 on CPUs
-            that can, in TF32 on CUDA (loss within 1e-3, gradient within 2e-2); sums stay float32.
-            float64 inputs stay float64.
-        tile_rows: rows and columns of a tile of similarities; None: chosen for the device.
-
-    Attributes:
-        masked_pairs: pairs of the last call that were masked, over all ranks.
-        last_negatives: mean number of negatives of an anchor in the last call.
-
-    Raises:
-        ValueError: a setting is out of its range.
+    Its arguments are those of `NTXentLoss`, like its attributes and errors.
     """
 
     def __init__(self, temperature: float, products: Products, tile_rows: int | None) -> None:
@@ -171,14 +154,8 @@ class ContrastiveObjective(Objective):
 class InBatchLoss(ContrastiveObjective):
     """A contrastive loss whose negatives are the views of other images in the global batch.
 
-    A subclass writes `row_loss`, the formula of its paper. Shapes, gradient, distribution and
-    errors are those of NTXentLoss.
-
-    Args:
-        temperature: as in NTXentLoss.
-        mask_labels: images of one label >= 0 are no negatives of each other either.
-        products: as in NTXentLoss.
-        tile_rows: as in NTXentLoss.
+    A subclass writes `row_loss`, the formula of its paper. Its arguments are those of `NTXentLoss`,
+    unless it says otherwise, and so are shapes, gradient, distribution and errors.
     """
 
     def __init__(

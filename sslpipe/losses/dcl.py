@@ -22,9 +22,6 @@ class DCLLoss(InBatchLoss):
         sigma: None for DCL, w = 1; a number > 0 for DCLW, where hard positives (far apart) weigh
             more: w_i = 2 - exp(c_i / sigma) / mean_k exp(c_k / sigma), c the cosine of an image's
             two views, the mean over the global batch. The gradient goes through w.
-        mask_labels: as in NTXentLoss.
-        products: as in NTXentLoss.
-        tile_rows: as in NTXentLoss.
 
     Source:
         Yeh et al. 2022, arXiv:2110.06848, eq. 6 (DCL) and 7 (DCLW), over both views.

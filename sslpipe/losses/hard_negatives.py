@@ -28,9 +28,6 @@ class HardNegativeLoss(InBatchLoss):
             same.
         class_prior: probability in [0, 1) that a "negative" is of the anchor's class; that share of
             e^(s+) is taken out of g, which stays at least e^(-1 / temperature).
-        mask_labels: as in NTXentLoss.
-        products: as in NTXentLoss.
-        tile_rows: as in NTXentLoss.
 
     Source:
         Robinson et al. 2021, arXiv:2010.04592, eq. 4 and section 3.3, with M for their Q; Chuang et

@@ -34,19 +34,12 @@ class MoCoLoss(ContrastiveObjective):
         dim: D, numbers of an embedding.
         queue_rows: keys kept, over all ranks the same.
         temperature: as in NTXentLoss.
-        products: as in NTXentLoss.
-        tile_rows: as in NTXentLoss.
         group_columns: columns of `groups` in each call; their numbers are kept with the keys.
 
     Shape:
         z_a: queries (B, D), with gradient; z_b: keys (B, D) of the same images through the momentum
         encoder, without. Any scale. Output: (), the mean over the N queries of all ranks, equal on
         all ranks.
-
-    Attributes:
-        masked_pairs: after a call, the (query, queue entry) pairs masked because of equal ids or
-            groups.
-        last_negatives: after a call, the mean number of negatives of a query.
 
     Source:
         He et al. 2020, arXiv:1911.05722, eq. 1 and algorithm 1; temperature of Chen et al. 2020,
@@ -204,16 +197,12 @@ class _Numbers(NamedTuple):
 
 
 class _Queue(NamedTuple):
-    """The queue as the tiles' columns, and which of its entries are no negatives of a query.
+    """The queue as the tiles' columns, and which of its entries are no negatives of a query."""
 
-    keys: (Q, D). same: (B,) how many entries are masked for a query, in the order of the batch.
-    query_order: of the tiles' rows. masks, absent: for Tiles.
-    """
-
-    keys: Tensor
-    same: Tensor
-    query_order: Tensor | slice = slice(None)
-    masks: Masks | None = None
+    keys: Tensor  # (Q, D)
+    same: Tensor  # (B,) how many entries are masked for a query, in the order of the batch
+    query_order: Tensor | slice = slice(None)  # of the tiles' rows
+    masks: Masks | None = None  # like absent, for Tiles
     absent: Tensor | None = None
 
 

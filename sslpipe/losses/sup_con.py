@@ -19,11 +19,6 @@ class SupConLoss(InBatchLoss):
     The mean over 2N anchors, shapes, processes, gradient and errors are as in NTXentLoss;
     `last_negatives` does not count positives.
 
-    Args:
-        temperature: as in NTXentLoss.
-        products: as in NTXentLoss.
-        tile_rows: as in NTXentLoss.
-
     Source:
         Khosla et al. 2020, arXiv:2004.11362, eq. 2 (their loss times 1: no tau / base_tau).
     """

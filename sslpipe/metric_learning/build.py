@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.index import DatasetIndex, RelabelledSplit, Split
 from sslpipe.data.order import ORDER_VERSION, with_a_partner
-from sslpipe.data.relabelled import RelabelledSplit
 from sslpipe.errors import RecipeError, did_you_mean, naming
 from sslpipe.export.initial import copy_weights, with_init
 from sslpipe.export.load import FrozenBackbone

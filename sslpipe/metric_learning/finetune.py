@@ -35,16 +35,13 @@ from sslpipe.metric_learning.losses.base import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import LabelCounts, unit
 from sslpipe.metric_learning.model import MetricTask
 from sslpipe.metric_learning.sampling.batches import PKOrder, pk_batches
-from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
 from sslpipe.models.averaged import follow_average
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.recipe.base import Tune
 from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.run.launch import seed_torch
 from sslpipe.run.memory import warn_of_memory
-from sslpipe.run.monitor import HeldOut
-from sslpipe.run.open import open_run
-from sslpipe.run.seed import seed_torch
-from sslpipe.run.session import Run
+from sslpipe.run.session import HeldOut, Run, open_run
 
 MOST_VALIDATED = 4000  # samples of the validation classes that are scored: evenly spaced ones
 
@@ -135,8 +132,10 @@ def finetune(
             with run.optimizer_step(loss) as decision:
                 if task.ema is not None and recipe.optim.ema:
                     follow_average(task.ema, task.backbone, recipe.optim.ema, step)
-                taken = labels.masked_fill(decision.skipped, -1)
-                update_neighbours(neighbours, embeddings, taken, step + 1, order)
+                if neighbours is not None:  # at an epoch's end the next table is made
+                    neighbours.follow(embeddings, labels.masked_fill(decision.skipped, -1))
+                    if (step + 1) % order.steps_per_epoch == 0:
+                        neighbours.begin((step + 1) // order.steps_per_epoch)
             run.step_done(step, batch, decision)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
                 run.log(step, {**mining_stats(task), **similarities(embeddings, labels)})
@@ -159,29 +158,6 @@ def monitored_ids(recipe: FinetuneRecipe, index: DatasetIndex) -> NDArray[np.int
     split, names = labelled_split(recipe, index)
     ids = validation_ids(split, recipe.data.validation_classes, names)
     return ids[:: -(-len(ids) // MOST_VALIDATED) or 1]
-
-
-def update_neighbours(
-    neighbours: ClassNeighbours | None,
-    embeddings: Tensor,
-    labels: Tensor,
-    done: int,
-    order: PKOrder,
-) -> None:
-    """Take a step's rows into the classes' means, and at an epoch's end make the next table.
-
-    Args:
-        neighbours: Changed in place; None: there is no table.
-        embeddings: (B, D) of this rank.
-        labels: (B,) int64; rows of -1 are skipped.
-        done: Steps so far.
-        order: Of the batches.
-    """
-    if neighbours is None:
-        return
-    neighbours.follow(embeddings, labels)
-    if done % order.steps_per_epoch == 0:
-        neighbours.begin(done // order.steps_per_epoch)
 
 
 def open_batches(
@@ -245,22 +221,14 @@ def view_labels(
 
     Returns:
         Class indices, -1 for a class that is not trained on, and sample ids: both (views * B,)
-        int64, view by view. And what losses ask of the labels of all ranks.
+        int64, view by view. And what losses ask of the labels of all ranks, counted on the host.
     """
     labels, ids = index_of[batch.labels].repeat(views), batch.source_ids.repeat(views)
-    return to_device(labels, device), to_device(ids, device), count_labels(labels)
-
-
-def count_labels(labels: Tensor) -> LabelCounts:
-    """Count what losses ask of a step's labels. Collective.
-
-    Args:
-        labels: (n,) int64, this rank's; on the host, so that no device has to be waited for.
-    """
     everyone = all_gather_rows(labels)
     sizes = everyone[everyone >= 0].bincount()  # of the classes
     most_positives = int(sizes.max()) - 1 if len(sizes) else 0
-    return LabelCounts(int((labels < 0).sum()), most_positives)
+    counts = LabelCounts(int((labels < 0).sum()), most_positives)
+    return to_device(labels, device), to_device(ids, device), counts
 
 
 def mining_stats(task: MetricTask) -> Mapping[str, float]:

@@ -44,16 +44,13 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe | Fin
 def parse_recipe(
     tree: dict[str, Any], origin: str, *, recorded: bool = False, overrides: Sequence[str] = ()
 ) -> Recipe | FinetuneRecipe:
-    """Validate a tree of plain values, of either kind.
+    """Validate a tree of plain values, of either kind. Raises: RecipeError, as `load_recipe`.
 
     Args:
         tree: As TOML or JSON gives it; a table `sampler` makes it a fine-tuning.
         origin: Where it came from, for messages.
         recorded: It is of a run that is there: its trackers need not be installed here.
         overrides: What was put into the tree.
-
-    Raises:
-        RecipeError: As `load_recipe`.
     """
     kind = FinetuneRecipe if is_finetune(tree) else Recipe
     try:
@@ -77,13 +74,10 @@ def setting_keys() -> list[str]:
 
 
 def explain_key(key: str) -> str | None:
-    """Say what a setting means, its type and its default, for each kind of run that has it.
+    """Say what a setting means, its type and default, for each kind of run; None: none has it.
 
     Args:
         key: As in a recipe or an override: "data.micro_batch", or a section's name.
-
-    Returns:
-        The text; None where no kind of run has it.
     """
     texts: dict[str, list[str]] = {}
     for kind, model in KINDS.items():

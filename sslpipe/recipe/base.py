@@ -110,16 +110,14 @@ class Optim(Section):
     clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Largest norm of the global gradient; none: not clipped."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Keep a moving average of the encoder's weights beside them: its part of itself at each step,
-    0.999 say; less at the start, (1 + step) / (10 + step) at most. It is saved with each
-    checkpoint, scored by the monitor (`ema_...`), may be the better ones of the best checkpoint
-    (`run.keep`), and is what `--weights ema` takes; none: off."""
+    """Keep a moving average of the encoder's weights: its part of itself at each step, 0.999 say;
+    at the start (1 + step) / (10 + step) at most. It is saved and scored (`ema_...`), too, may be
+    the better one for `run.keep`, and is what `--weights ema` takes; none: off."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto"
-    """Of the model's arithmetic. auto: the faster of fp32 and bf16 that fits the memory, two steps
-    of each timed at the start (fp16 instead of bf16 on a GPU older than Ampere); fp16 needs CUDA;
-    fp64: for reference runs, exact to rounding. On CUDA, fp32 is torch's: convolutions round their
-    factors to TF32 (a relative 2^-11) unless `torch.backends.cudnn.conv.fp32_precision = "ieee"`;
-    views, searches and statistics do not."""
+    """Of the model's arithmetic. auto: the faster of fp32 and bf16 that fits the memory, timed at
+    the start (fp16 instead of bf16 on a GPU older than Ampere); fp16 needs CUDA; fp64: for
+    reference runs, exact to rounding. On CUDA, convolutions in fp32 round their factors to TF32 (a
+    relative 2^-11) unless `torch.backends.cudnn.conv.fp32_precision = "ieee"`."""
     gradient_compression: Literal["none", "bf16"] = "none"
     """bf16: processes exchange gradients in bfloat16, half the traffic, each rounded to a relative
     2^-9 (not yet measured); no effect on one process."""
@@ -136,9 +134,8 @@ class Tune(Section):
 
     projector_first_steps: NonNegative = 0
     """First steps in which only what stands behind the backbone is trained: the projector, or a
-    fine-tuning's embedding layer and loss. The backbone is in eval mode, its BatchNorms too: with
-    batchnorm = "train" they change over to the batch's statistics afterwards, and what was trained
-    meets other features; leave it 0 there, and use `ramp_steps`."""
+    fine-tuning's embedding layer and loss. The backbone is in eval mode: with batchnorm = "train"
+    what was trained meets other features afterwards; leave it 0 there, and use `ramp_steps`."""
     ramp_steps: NonNegative = 0
     """Steps, from the backbone's first one on, over which its rate rises linearly to the full one;
     on top of optim.warmup_steps."""
@@ -156,9 +153,9 @@ class Tune(Section):
     optim.weight_decay towards 0 (L2-SP, Li et al. 2018, arXiv:1802.01483); of the same
     parameters."""
     eval_crop_px: Pixels | None = None
-    """Side of the images in evaluations, and of the export; none: augment.crop_px. Training on
-    smaller ones takes less time, and random crops show objects larger than whole images do (FixRes,
-    Touvron et al. 2019, arXiv:1906.06423). Not for networks built for one size, such as ViTs."""
+    """Side of the images in evaluations, and of the export; none: augment.crop_px. Random crops
+    show objects larger than whole images do (FixRes, Touvron et al. 2019, arXiv:1906.06423). Not
+    for networks built for one size, such as ViTs."""
 
 
 class RunConfig(Section):
@@ -173,17 +170,16 @@ class RunConfig(Section):
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
     """How many checkpoints stay; one of them may be in the middle of being written."""
     keep: Literal["last", "best"] = "last"
-    """best: the checkpoint of the best evaluation is saved and stays too, under the name `best`
-    (`--checkpoint best`). With `optim.ema` the trained and the averaged weights both compete, and
-    it is those that were better. Every command takes the last one unless told otherwise."""
+    """best: the checkpoint of the best evaluation stays too, as `--checkpoint best`. With
+    `optim.ema` the trained and the averaged weights both compete. Every command takes the last one
+    unless told otherwise."""
     keep_by: KeepBy = "auto"
     """Which number of an evaluation says what is best, for `keep` and `patience`; no effect without
     either. auto: held-out kNN (fine-tuning: MAP@R of the validation classes). The others need no
     labels and are advice: docs/checkpoints.md says how well each finds the best checkpoint."""
     patience: NonNegative = 0
-    """End the run, as done, when so many evaluations in a row were no better than the best one,
-    averaged weights (`optim.ema`) counted, too; 0: never. The learning rate still follows the whole
-    length of the run."""
+    """End the run, as done, when so many evaluations in a row were no better than the best one; 0:
+    never. The learning rate still follows the whole length of the run."""
     trackers: tuple[str, ...] = ()
     """Where metrics are copied to, beside metrics.jsonl: wandb, tensorboard, trackio, or what an
     installed package adds."""
@@ -199,12 +195,11 @@ class RunConfig(Section):
     cache_gb: Rate = 50.0
     """Gigabytes of blocks kept in `cache_dir`."""
     compile: bool = False
-    """torch.compile the model and the colour operations of the views."""
+    """torch.compile the model and the colour operations of views made on a CPU."""
     cuda_graph: bool = False
-    """On one GPU, record a step as a CUDA graph, from its views to the weights, and replay it: one
-    launch instead of hundreds, for encoders that compute faster than the host launches (not yet
-    measured, nor run on a GPU). Where that cannot be, the log says why, and the run is as without
-    it. It keeps the memory of a step for itself. Pretraining only."""
+    """On one GPU, record a step as a CUDA graph and replay it: one launch instead of hundreds, for
+    encoders that compute faster than the host launches (not yet measured, nor run on a GPU). Where
+    that cannot be, the log says why. It keeps the memory of a step for itself. Pretraining only."""
     window_bytes: Annotated[int, Field(gt=0, le=2**40)] = 64 * 2**20
     """Bytes of the largest single read of a shard."""
     max_bad_steps: Positive = 10
@@ -214,13 +209,12 @@ class RunConfig(Section):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: CUDA where torch sees it, else the CPU."""
     deterministic: bool = False
-    """On CUDA, only algorithms that give the same bits in each run on the same GPU and versions,
-    slower where there is a faster one (not yet measured); an op without one is an error. TF32 stays
-    as it is. A CPU needs no such setting."""
+    """On CUDA, only algorithms that give the same bits in each run on the same GPU and versions
+    (slower, not yet measured); an op without one is an error. TF32 stays as it is. A CPU needs no
+    such setting."""
     full_steps: NonNegative = 0
-    """Steps of the whole recipe, where a run has fewer to end in time: filled in by
-    `sslpipe check --within`, and said by console, results and report. 0: the run is the whole
-    recipe."""
+    """Steps of the whole recipe, where `sslpipe check --within` has shortened the run; said by
+    console, results and report. 0: the run is the whole recipe."""
     timeout_s: Positive = 1800
     """Seconds; a collective, a loader or a save that takes longer ends the job."""
 
@@ -302,12 +296,7 @@ class RunRecipe(Section):
         return self
 
     def resolved(self, steps_per_epoch: int, **changes: Any) -> Self:
-        """Return the same recipe with `epochs` converted to `steps`, validated anew.
-
-        Args:
-            steps_per_epoch: Optimizer steps of one pass over the data.
-            **changes: Fields to replace.
-        """
+        """Return the recipe, validated anew, with `epochs` as `steps` and these fields replaced."""
         tree = {**self.model_dump(), **changes}
         if self.epochs is not None:
             steps = max(1, round(self.epochs * steps_per_epoch))

@@ -173,37 +173,31 @@ class FinetuneRecipe(RunRecipe):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        rows = self.sampler.batch_size * self.views
-        if self.queue is not None and self.queue.size < rows:
-            raise ValueError(
-                f"queue.size = {self.queue.size} holds less than one batch of {rows} rows; "
-                f"use at least {rows}"
-            )
-        if self.data.holdout_by is not None and not self.data.validation_classes:
-            raise ValueError(
-                f"data.holdout_by = {self.data.holdout_by!r} needs data.validation_classes, the "
-                "classes to hold out"
-            )
-        group, classes = self.sampler.neighbours + 1, self.sampler.classes_per_batch
-        if classes % group:
-            raise ValueError(
-                f"sampler.neighbours = {group - 1} makes groups of {group}, which do not divide "
-                f"sampler.classes_per_batch = {classes}; use {classes // group * group or group}"
-            )
-        if self.tune.backbone == "frozen" and self.tune.last_blocks is not None:
-            raise ValueError(
-                "tune.backbone = 'frozen' trains no block, tune.last_blocks = "
-                f"{self.tune.last_blocks} some: leave one of them out"
-            )
-        if self.tune.layer_decay_by != "blocks" and self.tune.layer_decay == 1:
-            raise ValueError(
-                f"tune.layer_decay_by = {self.tune.layer_decay_by!r} says which layers "
-                "tune.layer_decay counts, and it is 1: set it below 1, or leave both out"
-            )
-        for key in ("projector_first_steps", "ramp_steps", "l2_to_init"):
-            if self.tune.backbone == "frozen" and getattr(self.tune, key):
-                raise ValueError(
-                    f"tune.{key} is for a backbone that is trained, and tune.backbone = 'frozen': "
-                    "leave one of them out"
-                )
+        sampler, data, tune = self.sampler, self.data, self.tune
+        rows = sampler.batch_size * self.views
+        group, classes = sampler.neighbours + 1, sampler.classes_per_batch
+        frozen = tune.backbone == "frozen"
+        untrained = ("last_blocks", "projector_first_steps", "ramp_steps", "l2_to_init")
+        refused = {
+            f"queue.size = {self.queue and self.queue.size} holds less than one batch of {rows} "
+            f"rows; use at least {rows}": self.queue is not None and self.queue.size < rows,
+            f"data.holdout_by = {data.holdout_by!r} needs data.validation_classes, the classes to "
+            "hold out": data.holdout_by is not None and not data.validation_classes,
+            f"sampler.neighbours = {group - 1} makes groups of {group}, which do not divide "
+            f"sampler.classes_per_batch = {classes}; use {classes // group * group or group}": (
+                classes % group
+            ),
+            f"tune.layer_decay_by = {tune.layer_decay_by!r} says which layers tune.layer_decay "
+            "counts, and it is 1: set it below 1, or leave both out": (
+                tune.layer_decay_by != "blocks" and tune.layer_decay == 1
+            ),
+            **{
+                f"tune.{key} is for a backbone that is trained, and tune.backbone = 'frozen': "
+                "leave one of them out": frozen and getattr(tune, key)
+                for key in untrained
+            },
+        }
+        for text, holds in refused.items():
+            if holds:
+                raise ValueError(text)
         return self

@@ -24,18 +24,23 @@ class Hashed(Protocol):
     file_sha256: str
 
 
-def index_sha256s(recipe: RunRecipe, index: Hashed, derived: str) -> list[str]:
-    """Return the sha256 of the data that a run records, then others that it may have recorded.
+def run_identities(
+    recipe: RunRecipe, index: Hashed, derived: str, order_version: int
+) -> list[dict[str, Any]]:
+    """Return `identity` and digest as a run records them, then others that it may have recorded.
 
     Args:
         recipe: Of the run.
         index: The data set.
         derived: The column; where a setting names it, its values are part of the run.
+        order_version: Of the order's algorithm.
     """
     settings = recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST)
-    if derived in json.dumps(settings):
-        return [index.file_sha256]
-    return list(dict.fromkeys([index.sha256, index.file_sha256]))
+    hashes = [index.file_sha256]
+    if derived not in json.dumps(settings):
+        hashes = list(dict.fromkeys([index.sha256, index.file_sha256]))
+    keys = [(recipe, sha256, order_version) for sha256 in hashes]
+    return [{"digest": digest(*key), **identity(*key)} for key in keys]
 
 
 def identity(recipe: RunRecipe, index_sha256: str, order_version: int) -> dict[str, Any]:
@@ -47,11 +52,7 @@ def identity(recipe: RunRecipe, index_sha256: str, order_version: int) -> dict[s
     """
     settings = recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST)
     _leave_out(settings, recipe.ADDED_LATER)
-    tree = {
-        "recipe": settings,
-        "index_sha256": index_sha256,
-        "order_version": order_version,
-    }
+    tree = {"recipe": settings, "index_sha256": index_sha256, "order_version": order_version}
     loaded = fingerprints()
     return {**tree, "plugins": loaded} if loaded else tree
 
@@ -68,14 +69,10 @@ def _leave_out(settings: dict[str, Any], defaults: Mapping[str, Any]) -> None:
 def same_run(
     stored: Mapping[str, Any], ours: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> bool:
-    """Say whether two identities are of one run.
+    """Say whether two identities, with their digests, are of one run.
 
-    A run may have been recorded with a default written out that stands in no digest today.
-
-    Args:
-        stored: The tree of `identity`, and its digest.
-        ours: As `stored`, of today.
-        defaults: `ADDED_LATER` of the recipe.
+    A run may have been recorded with a default (`ADDED_LATER`) written out that stands in no digest
+    today.
     """
     if stored["digest"] == ours["digest"]:
         return True
@@ -91,12 +88,7 @@ def digest(recipe: RunRecipe, index_sha256: str, order_version: int) -> str:
 
 
 def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Say in what two identities differ, for people, and what would make them one again.
-
-    Args:
-        stored: The tree of `identity` that a run began with.
-        ours: The one of today.
-    """
+    """Say in what the identities of a run, stored and today's, differ, and what mends it."""
     texts, overrides, added = [], [], []
     for key, old, new in differing_keys(stored, ours):
         name = key.removeprefix("recipe.")
@@ -108,9 +100,12 @@ def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
         elif name == "init":
             texts.append(f"the weights it starts from, --init, are others ({_hashes(old, new)})")
         elif key == "plugins" or key.startswith("plugins."):
-            texts += _plugin_differences(name.partition(".")[2], old, new)
+            name = name.partition(".")[2]
+            pairs = [(name, old, new)] if name else differing_keys(old or {}, new or {})
+            texts += [_plugin_difference(*pair) for pair in pairs]
         else:
-            texts.append(f"{name} = {_shown(old)} when it began, {_shown(new)} now")
+            then, now = ("not set" if each is None else shown(each) for each in (old, new))
+            texts.append(f"{name} = {then} when it began, {now} now")
             if old is None:
                 added.append(name)
             elif not isinstance(old, dict):
@@ -136,20 +131,12 @@ def differing_keys(
     return found
 
 
-def _plugin_differences(name: str, old: Any, new: Any) -> list[str]:
-    """Say what differs of a plug-in, or of all of them where one side has none (name: "")."""
-    if not name:
-        names = sorted({*(old or {}), *(new or {})})
-        return [
-            text
-            for each in names
-            for text in _plugin_differences(each, (old or {}).get(each), (new or {}).get(each))
-        ]
+def _plugin_difference(name: str, old: Any, new: Any) -> str:
     if new is None:
-        return [f"the plug-in {name}, which it began with, is not there{plugin_hint()}"]
+        return f"the plug-in {name}, which it began with, is not there{plugin_hint()}"
     if old is None:
-        return [f"the plug-in {name} was not there when it began; leave its --plugin out"]
-    return [f"the source of the plug-in {name} has changed ({_hashes(old, new)})"]
+        return f"the plug-in {name} was not there when it began; leave its --plugin out"
+    return f"the source of the plug-in {name} has changed ({_hashes(old, new)})"
 
 
 def _hashes(old: Any, new: Any) -> str:
@@ -161,7 +148,3 @@ def _toml(value: Any) -> str:
     """Write a value as an override has it; a word that TOML reads as no other type stays bare."""
     is_word = isinstance(value, str) and re.fullmatch(r"[a-z_]\w*", value)
     return value if is_word and value not in ("true", "false", "inf", "nan") else json.dumps(value)
-
-
-def _shown(value: Any) -> str:
-    return "not set" if value is None else shown(value)

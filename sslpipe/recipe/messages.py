@@ -2,52 +2,81 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic_core import ErrorDetails, PydanticUndefined
 
 from sslpipe.errors import did_you_mean, did_you_mean_key, lost_quotes, shown
 from sslpipe.recipe.base import Component
 from sslpipe.registry import alternatives
 
+MOST_LINES = 10
+_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+Loc = tuple[int | str, ...]
+
 
 def explain_errors(error: ValidationError, model: type[BaseModel], origin: str) -> str:
     """Rewrite a pydantic error for users: key, value, what is wrong, nearest valid key."""
-    lines: list[str] = []
     items = sorted(error.errors(), key=lambda item: [str(part) for part in item["loc"]])
-    unions: set[str] = set()
-    for item in items:
-        key = ".".join(str(part) for part in item["loc"])
-        union = _union_at(model, item["loc"])
-        if union is not None:  # each alternative has its own errors, of its own key
-            depth, field = union
-            key = ".".join(str(part) for part in item["loc"][:depth])
-            if key not in unions:
-                alike = [other for other in items if other["loc"][:depth] == item["loc"][:depth]]
-                whole = min(alike, key=lambda other: len(other["loc"]))["input"]
-                words = " nor ".join(_in_words(field))
-                lines.append(f"{key} = {shown(whole)} is neither {words}{lost_quotes(whole)}")
-            unions.add(key)
-        elif item["type"] == "extra_forbidden":
-            known = _fields_at(model, item["loc"][:-1])
-            near = did_you_mean(str(item["loc"][-1]), known)
+    lines = list(dict.fromkeys(_explain(item, items, model) for item in items))
+    more = f"; and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
+    return f"{origin}: " + "; ".join(lines[:MOST_LINES]) + more
+
+
+def _explain(item: ErrorDetails, items: list[ErrorDetails], model: type[BaseModel]) -> str:
+    loc, key = item["loc"], _dotted(item["loc"])
+    for depth in range(1, len(loc)):  # of several types, each has errors of its own: one line
+        field = _field_at(model, loc[:depth])
+        if field is not None and len(kinds := _type_names(field)) > 1:
+            alike = [other for other in items if other["loc"][:depth] == loc[:depth]]
+            whole = min(alike, key=lambda other: len(other["loc"]))["input"]
+            neither = f"is neither {' nor '.join(kinds)}{lost_quotes(whole)}"
+            return f"{_dotted(loc[:depth])} = {shown(whole)} {neither}"
+    match item["type"]:
+        case "extra_forbidden":
+            known = list(_model_at(model, loc[:-1]).model_fields)
+            near = did_you_mean(str(loc[-1]), known)
             near = near or did_you_mean_key(key, known_keys(model), most=1, cutoff=0.7)
-            lines.append(f"unknown key {key}{near}; known here: {', '.join(known)}")
-        elif item["type"] == "missing":
-            lines.append(f"{key} is missing{_what_to_give(model, item['loc'])}")
-        elif item["type"] == "model_type":
-            lines.append(f"{key} = {shown(item['input'])} is no section{_as_section(model, item)}")
-        elif item["type"] == "value_error":
-            lines.append(f"{key + ': ' if key else ''}{item['ctx']['error']}")
-        else:
-            wrong = item["msg"].lower().replace("a valid tuple", "a list")  # as TOML calls it
-            lines.append(f"{key} = {shown(item['input'])}: {wrong}{lost_quotes(item['input'])}")
-    more = f"; and {len(lines) - 10} more" if len(lines) > 10 else ""
-    return f"{origin}: " + "; ".join(lines[:10]) + more
+            return f"unknown key {key}{near}; known here: {', '.join(known)}"
+        case "missing":
+            return f"{key} is missing{_what_to_give(model, loc)}"
+        case "model_type":
+            field, value = _field_at(model, loc), item["input"]
+            usage = ""
+            if field is not None and _section_of(field) is Component:
+                kind = value if isinstance(value, str) else (field.examples or ["..."])[0]
+                usage = f"; write {key}.kind={json.dumps(kind)}"
+            return f"{key} = {shown(value)} is no section{usage}"
+        case "value_error":
+            return f"{key + ': ' if key else ''}{item['ctx']['error']}"
+    wrong = item["msg"].lower().replace("a valid tuple", "a list")  # as TOML calls it
+    return f"{key} = {shown(item['input'])}: {wrong}{lost_quotes(item['input'])}"
+
+
+def _what_to_give(model: type[BaseModel], loc: Loc) -> str:
+    """Say what a missing setting takes and an example; "" of what is no recipe's."""
+    # of a component, whose kind is missing, the section that it is of says what it may be
+    is_kind = _model_at(model, loc[:-1]) is Component
+    loc = loc[:-1] if is_kind else loc
+    field = _field_at(model, loc)
+    if field is None or not field.description:
+        return ""
+    text, section = f": {' '.join(field.description.split()).rstrip('.')}", _section_of(field)
+    if field.examples:
+        key = _dotted(loc) + (".kind" if section is Component else "")
+        usual = f"the usual one: {key}={json.dumps(field.examples[0])}"
+        public = re.sub(r"\.\d+\b", "", key)
+        return f"{text}; {usual}; all of them: sslpipe check --explain {public}"
+    if section is None:
+        return f"{text} ({_written_type(field)})"
+    fields = section.model_fields.items()
+    needed = [f"{loc[-1]}.{key}" for key, each in fields if each.is_required()]
+    return f"{text}; give {' and '.join(needed)}"
 
 
 def known_keys(model: type[BaseModel]) -> list[str]:
@@ -56,12 +85,7 @@ def known_keys(model: type[BaseModel]) -> list[str]:
 
 
 def describe_key(model: type[BaseModel], key: str) -> str | None:
-    """Say what a setting means, with its type, default and range; None where there is no such key.
-
-    Args:
-        model: The recipe class.
-        key: "section.key", or a key or section of the top.
-    """
+    """Say what "section.key" means, with type, default and range; None: there is no such key."""
     fields = dict(_all_fields(model))
     if key not in fields:
         parent = fields.get(key.rpartition(".")[0])
@@ -69,19 +93,16 @@ def describe_key(model: type[BaseModel], key: str) -> str | None:
             return "An argument of the constructor that `kind` names; see its documentation."
         return None
     field = fields[key]
-    text = " ".join((field.description or "").split())
-    section = _section_of(field)
+    text, section = " ".join((field.description or "").split()), _section_of(field)
     if section is not None:
-        names = ", ".join(section.model_fields)
-        what = "Sections" if _is_list(field) else "A section"
-        return f"{text}\n{what}: {names}{', and arguments' if section is Component else ''}."
-    lines = [text, f"type: {_written_type(field)}"]
-    if field.is_required():
-        lines.append("no default: it has to be given")
-    else:
-        default = None if field.default is PydanticUndefined else field.default
-        lines.append(f"default: {'none' if default is None else json.dumps(default)}")
-    return "\n".join(lines)
+        several = any(get_origin(kind) is tuple for kind in alternatives(field.annotation))
+        names = ", ".join(section.model_fields) + ", and arguments" * (section is Component)
+        return f"{text}\n{'Sections' if several else 'A section'}: {names}."
+    default = "no default: it has to be given"
+    if not field.is_required():
+        value = None if field.default is PydanticUndefined else field.default
+        default = f"default: {'none' if value is None else json.dumps(value)}"
+    return "\n".join([text, f"type: {_written_type(field)}", default])
 
 
 def _all_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -90,48 +111,6 @@ def _all_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
         section = _section_of(field)
         if section is not None and section is not Component:
             yield from _all_fields(section, f"{prefix}{name}.")
-
-
-def _what_to_give(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
-    """Say what a missing setting takes and an example; "" of what is no recipe's."""
-    *parents, name = loc
-    owner = _model_at(model, tuple(parents))
-    field = owner.model_fields.get(str(name))
-    if owner is Component:  # its kind: what it may be, the section that it is of says
-        field = _model_at(model, tuple(parents[:-1])).model_fields.get(str(parents[-1]))
-    if field is None or not field.description:
-        return ""
-    text = f": {_sentence(field.description)}"
-    if field.examples:
-        key = ".".join(map(str, parents if owner is Component else loc))
-        key += ".kind" if owner is Component or _section_of(field) is Component else ""
-        text += f"; the usual one: {key}={json.dumps(field.examples[0])}"
-        public = re.sub(r"\.\d+\b", "", key)
-        text += f"; all of them: sslpipe check --explain {public}"
-        return text
-    section = _section_of(field)
-    if section is None:
-        return f"{text} ({_written_type(field)})"
-    needed = [f"{name}.{key}" for key, each in section.model_fields.items() if each.is_required()]
-    return f"{text}; give {' and '.join(needed)}"
-
-
-def _as_section(model: type[BaseModel], item: Any) -> str:
-    """Say how a section is written, where a plain value stands in its place."""
-    *parents, name = item["loc"]
-    field = _model_at(model, tuple(parents)).model_fields.get(str(name))
-    if field is None or _section_of(field) is not Component:
-        return ""
-    value = item["input"] if isinstance(item["input"], str) else (field.examples or ["..."])[0]
-    return f"; write {'.'.join(map(str, item['loc']))}.kind={json.dumps(value)}"
-
-
-def _sentence(text: str) -> str:
-    return " ".join(text.split()).rstrip(".")
-
-
-def _is_list(field: FieldInfo) -> bool:
-    return any(get_origin(kind) is tuple for kind in alternatives(field.annotation))
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:
@@ -143,46 +122,21 @@ def _section_of(field: FieldInfo) -> type[BaseModel] | None:
     return None
 
 
-_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-
-
-_WORDS = {"float": "a number", "int": "a whole number", "str": "a text"}
-
-
 def _written_type(field: FieldInfo) -> str:
-    """As a user would say it: "int, > 0, or none"; '"a" | "b"'; "list of float"."""
-    kinds = [_name_and_bounds(kind) for kind in _not_none(field)]
-    if len(kinds) == 1:
-        ((text, bounds),) = kinds
-        text = ", ".join([text, *bounds])
-    else:
-        text = " or ".join(name + _bracketed(bounds) for name, bounds in kinds)
-    text = ", ".join([text, *_bounds(field.metadata)])
+    """As a user would say it: "int (> 0), or none"; '"a" | "b"'; "list of float"."""
+    text = " or ".join(_type_names(field))
     return text + (", or none" if NoneType in alternatives(field.annotation) else "")
 
 
-def _in_words(field: FieldInfo) -> list[str]:
-    """Say what each alternative of a union is: ["a whole number (>= 0)", "a list of texts"]."""
-    texts = []
-    for name, bounds in map(_name_and_bounds, _not_none(field)):
-        many = name.removeprefix("list of ")
-        word = _WORDS.get(many, many)
-        word = word if many == name else f"a list of {word.removeprefix('a ')}s"
-        texts.append(word + _bracketed(bounds))
-    return texts
+def _type_names(field: FieldInfo) -> list[str]:
+    """Name each type of a setting but None, with the bounds of its values."""
+    kinds = [kind for kind in alternatives(field.annotation) if kind is not NoneType]
+    of_all = field.metadata if len(kinds) == 1 else []
+    return [_type_name(kind, of_all) for kind in kinds]
 
 
-def _bracketed(bounds: list[str]) -> str:
-    return f" ({', '.join(bounds)})" if bounds else ""
-
-
-def _not_none(field: FieldInfo) -> list[Any]:
-    return [kind for kind in alternatives(field.annotation) if kind is not NoneType]
-
-
-def _name_and_bounds(kind: Any) -> tuple[str, list[str]]:
-    """Name one type without a union, and list the bounds of its values."""
-    metadata: list[Any] = []
+def _type_name(kind: Any, metadata: list[Any]) -> str:
+    metadata = [*metadata]
 
     def bare(annotated: Any) -> Any:
         if get_origin(annotated) is not Annotated:
@@ -200,32 +154,24 @@ def _name_and_bounds(kind: Any) -> tuple[str, list[str]]:
         name = f"list of {names or inner.__name__}"
     else:
         name = getattr(kind, "__name__", str(kind))
-    return name, _bounds(metadata)
-
-
-def _bounds(metadata: Iterable[Any]) -> list[str]:
-    return [
-        f"{sign} {getattr(entry, name)}"
+    bounds = [
+        f"{sign} {getattr(entry, key)}"
         for entry in metadata
-        for name, sign in _BOUNDS.items()
-        if getattr(entry, name, None) is not None
+        for key, sign in _BOUNDS.items()
+        if getattr(entry, key, None) is not None
     ]
+    return name + (f" ({', '.join(bounds)})" if bounds else "")
 
 
-def _union_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[int, FieldInfo] | None:
-    """Find the setting of several types that an error is inside of: the depth of its key."""
-    for depth in range(1, len(loc)):
-        field = _model_at(model, loc[: depth - 1]).model_fields.get(str(loc[depth - 1]))
-        if field is not None and len(_not_none(field)) > 1:
-            return depth, field
-    return None
+def _dotted(loc: Loc) -> str:
+    return ".".join(map(str, loc))
 
 
-def _fields_at(model: type[BaseModel], parents: tuple[int | str, ...]) -> list[str]:
-    return list(_model_at(model, parents).model_fields)
+def _field_at(model: type[BaseModel], loc: Loc) -> FieldInfo | None:
+    return _model_at(model, loc[:-1]).model_fields.get(str(loc[-1])) if loc else None
 
 
-def _model_at(model: type[BaseModel], parents: tuple[int | str, ...]) -> type[BaseModel]:
+def _model_at(model: type[BaseModel], parents: Loc) -> type[BaseModel]:
     """Return the model at a place of the tree: in a field, a dict or a tuple; else BaseModel."""
     at: Any = model
     for parent in parents:

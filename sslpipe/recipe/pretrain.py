@@ -129,15 +129,12 @@ class Recipe(RunRecipe):
                 "data.holdout = 1 leaves the kNN monitor no neighbour; use 0 (no monitor), or at "
                 "least 2"
             )
-        if self.data.holdout_by is not None and not self.data.holdout:
-            raise ValueError(
-                f"data.holdout_by = {self.data.holdout_by!r} needs data.holdout, the number of "
-                "samples to hold out"
-            )
-        if self.data.holdout_from == "all" and not self.data.holdout:
-            raise ValueError(
-                "data.holdout_from = 'all' needs data.holdout, the number of samples to hold out"
-            )
+        for key, none in (("holdout_by", None), ("holdout_from", "labelled")):
+            value = getattr(self.data, key)
+            if value != none and not self.data.holdout:
+                raise ValueError(
+                    f"data.{key} = {value!r} needs data.holdout, the number of samples to hold out"
+                )
         batch, streams = self.data.batch_size, self.data.num_streams
         if batch % streams:
             near = sorted(divisors(batch), key=lambda s: abs(s - streams))[:4]
@@ -147,11 +144,8 @@ class Recipe(RunRecipe):
             )
         share, micro = batch // streams, self.data.micro_batch
         if micro is not None and (batch % micro or share % (batch // micro)):
-            valid = sorted(
-                sorted((batch // count for count in divisors(share)), key=lambda m: abs(m - micro))[
-                    :8
-                ]
-            )
+            every = (batch // count for count in divisors(share))
+            valid = sorted(sorted(every, key=lambda m: abs(m - micro))[:8])
             raise ValueError(
                 f"data.micro_batch = {micro} does not cut the {share} images that each of "
                 f"{streams} streams gives to a batch of {batch} into equal slices; use "

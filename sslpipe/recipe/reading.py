@@ -41,11 +41,11 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
         with open(path, "rb") as file:
             raw = file.read(MOST_BYTES + 1)
         tree = _parse(raw.decode("utf-8"), str(path))
+    except RecipeError:
+        raise
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        if isinstance(error, RecipeError):
-            raise
         raise RecipeError(f"{path} is not valid TOML: {error}") from error
     apply_overrides(tree, overrides)
     return tree
@@ -58,7 +58,6 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
-    """Put one `section.key=value` into the tree."""
     key, equals, text = override.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):

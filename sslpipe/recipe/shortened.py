@@ -38,13 +38,9 @@ def shorten(
 
 
 def shortened_warning(recipe: RunRecipe, overrides: Sequence[str]) -> str:
-    """Say with which rate a shortened run from weights learns as much; "" for any other run.
+    """Say with which rate a run from weights learns as much by `shorten`'s overrides; else "".
 
     Steps times rate is what counts there: docs/adapting.md has the measurement.
-
-    Args:
-        recipe: The whole one, with the hash of the weights that it starts from.
-        overrides: What `shorten` returned for it.
     """
     rate = recipe.tune.backbone_lr
     if not overrides or not recipe.init or not 0 < rate < 1:
@@ -59,11 +55,7 @@ def shortened_warning(recipe: RunRecipe, overrides: Sequence[str]) -> str:
 
 
 def shortened_note(recipe: Mapping[str, Any]) -> str:
-    """Say that a run had fewer steps than its recipe; "" where it had all.
-
-    Args:
-        recipe: As plain values: a recipe's `model_dump()`, recipe.json, an export's facts.
-    """
+    """Say that a run (its `model_dump()`, recipe.json) had fewer steps than its recipe; else ""."""
     run = recipe.get("run")
     whole = run.get("full_steps") if isinstance(run, Mapping) else None
     if not whole:

@@ -49,14 +49,8 @@ DECIDE_WEIGHTS = (
 _EMPTY = inspect.Parameter.empty
 # what a constructor raises for arguments that it cannot work with
 REFUSALS = (
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RuntimeError,
+    *(TypeError, ValueError, ArithmeticError, AssertionError),
+    *(AttributeError, LookupError, MemoryError, RuntimeError),
 )
 _tables: dict[str, "Table[Any]"] = {}  # group -> the table, once its module is imported
 
@@ -65,12 +59,10 @@ class Entry(Protocol):
     """A recipe's section that names an entry of a table and the arguments of its constructor."""
 
     @property
-    def kind(self) -> str:
-        """The entry's name."""
+    def kind(self) -> str: ...  # noqa: D102
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """The constructor's keyword arguments."""
+    def arguments(self) -> dict[str, Any]: ...  # noqa: D102
 
 
 class UnknownName(UserError, KeyError):
@@ -88,9 +80,6 @@ class Table(dict[str, T]):
         what: "loss", "miner": for the message of an unknown name.
         entries: The built-in names.
         group: Of entry points, see GROUPS; None: packages cannot add to this table.
-
-    Raises:
-        UnknownName: By `table[name]`; says which name is near.
     """
 
     def __init__(self, what: str, entries: Mapping[str, T], group: str | None = None) -> None:
@@ -130,19 +119,16 @@ def build(
     """Call the constructor that `component.kind` names with the recipe's arguments.
 
     Args:
-        table: names and constructors.
-        component: the recipe's section.
-        section: its name ("loss"), for messages.
-        fixed: arguments that other settings decide (the length of an embedding). Where the
+        table: Names and constructors.
+        component: The recipe's section.
+        section: Its name ("loss"), for messages.
+        fixed: Arguments that other settings decide (the length of an embedding). Where the
             constructor takes one, the recipe may give no other value.
-        defaults: arguments that come from the program (mean and std of the data, say). The recipe's
+        defaults: Arguments that come from the program (mean and std of the data, say). The recipe's
             own value wins; one that the constructor does not take is dropped.
 
-    Returns:
-        What the constructor returns.
-
     Raises:
-        RecipeError: naming the key, its value and the nearest valid one.
+        RecipeError: Naming the key, its value and the nearest valid one.
     """
     if component.kind not in table:
         known = table.names() if isinstance(table, Table) else list(table)
@@ -189,13 +175,8 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
 def typed(annotation: Any, value: Any, key: str) -> Any:
     """Return a recipe's value as a constructor's annotation has it; no annotation takes any.
 
-    Args:
-        annotation: a type, as `inspect.signature` gives it.
-        value: what the recipe says.
-        key: "loss.temperature", for messages.
-
     Raises:
-        RecipeError: it is no such value.
+        RecipeError: It is no such value; names the key ("loss.temperature").
     """
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(Any if annotation is _EMPTY else annotation)
@@ -221,19 +202,12 @@ def installed(group: str | None) -> dict[str, EntryPoint]:
 
 
 def added(group: str) -> list[str]:
-    """Return the names of a group's table without importing its module.
-
-    Those of installed packages, of modules of `--plugin` and, where it is imported, the built-in.
-    """
+    """Return the names of a group's table, without importing its module."""
     return _tables[group].names() if group in _tables else list(installed(group))
 
 
 def load(group: str, name: str) -> Any:
-    """Import what an entry point names.
-
-    Raises:
-        UserError: The import fails; names package and module.
-    """
+    """Import what an entry point names. Raises: UserError where that fails, with its package."""
     entry = installed(group)[name]
     try:
         part = entry.load()

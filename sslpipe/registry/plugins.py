@@ -23,7 +23,6 @@ from types import ModuleType
 from sslpipe.errors import UserError
 
 VARIABLE = "SSLPIPE_PLUGINS"  # modules of --plugin, for processes that this one starts
-TRACE = "SSLPIPE_TRACE"  # 1: whole stack traces
 
 _fingerprints: dict[str, str] = {}
 _places: dict[str, Path] = {}  # of each plug-in by its name: its file, or its package's folder
@@ -50,11 +49,7 @@ def load_module(name: str) -> ModuleType:
 
 
 def take_from(arguments: Iterable[str]) -> list[str]:
-    """Import every `--plugin MODULE` among a command line's words, and return the other words.
-
-    Raises:
-        UserError: A module is missing or fails.
-    """
+    """Import every `--plugin MODULE` among a command line's words, and return the other words."""
     words, rest, names = iter(arguments), [], []
     for word in words:
         if word == "--plugin":
@@ -75,7 +70,7 @@ def load_plugins(*names: str) -> None:
     """Do in Python what `--plugin` does for a command: import modules with parts of one's own.
 
     Their source is in the digest of runs; runs and exports name them; processes that this one
-    starts load them, too. Call it first, before such a run is trained, resumed or loaded.
+    starts load them, too. Call it before such a run is trained, resumed or loaded.
 
     Args:
         names: Of modules, also of the working directory; or .py files.
@@ -105,11 +100,7 @@ def fingerprints() -> dict[str, str]:
 
 @contextmanager
 def made_with(names: object) -> Iterator[None]:
-    """Let an error inside, about an unknown name, name the plug-ins that a run was made with.
-
-    Args:
-        names: What `requested` returned then, as a run or an export has it; or nothing.
-    """
+    """Let an error about an unknown name name the plug-ins (`requested`) a run was made with."""
     before = [*_recorded]
     _recorded[:] = [name for name in (names if isinstance(names, list) else []) if name]
     try:
@@ -210,15 +201,9 @@ def _at_import(error: BaseException) -> str:
         text = f"it calls sys.exit({error.code!r})"
     if isinstance(error, SyntaxError):  # its text has file and line
         return text
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen importlib") and frame.filename != __file__
-    ]
-    if not frames or "importlib" in Path(frames[0].filename).parts:
-        return text
-    inside = Path(frames[0].filename).parent
-    return text + _place([frame for frame in frames if _is_inside(frame.filename, [inside])])
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
+    return text + _place(own[:1])
 
 
 def _is_inside(file: str, places: Iterable[Path]) -> bool:

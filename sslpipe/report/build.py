@@ -4,32 +4,39 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.plan import holdout_ids
 from sslpipe.errors import UserError
+from sslpipe.evaluation.against import LINEAR
 from sslpipe.recipe import is_finetune, parse_recipe
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.report.confusion import confusion
-from sslpipe.report.curves import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts, steps_note
+from sslpipe.recipe.shortened import shortened_note
+from sslpipe.report.curves import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts, few_shot_chart
 from sslpipe.report.embeddings import (
-    EMBED,
     Features,
     embedding_map,
     embedding_quality,
     found_neighbours,
     nearest_neighbours,
-    neighbour_picture,
+    no_embeddings,
 )
-from sslpipe.report.label_curve import few_shot_chart
-from sslpipe.report.leakage import leakage
-from sslpipe.report.page import html, html_page, missing, render
+from sslpipe.report.page import html_page, render
 from sslpipe.report.pictures import png_uri
-from sslpipe.report.results import result_table
-from sslpipe.report.run import RunFiles
-from sslpipe.report.sections import alarms, header, quarantine, settings
-from sslpipe.report.tables import OTHER_MEASURES, task_tables
+from sslpipe.report.results import (
+    OTHER_MEASURES,
+    first_number,
+    headline,
+    leakage,
+    result_table,
+    summary,
+    table_lines,
+    task_tables,
+    unfinished_text,
+)
+from sslpipe.report.run import RunFiles, Tree
 from sslpipe.run.preview import preview_recipe
 
 SUITE = "sslpipe evaluate suite RUN --data DIR/dataset.json --out RUN/eval.json"
@@ -38,10 +45,16 @@ NEEDS_RESULTS = Markup(
 )
 OPENED = ("Results", "Embedding map", "Nearest neighbours")  # the others are folded
 PREVIEWED = 4  # images of the view grid where the run has none of its own
+MOST_CLASSES = 20  # of a confusion matrix that is shown whole
+COMPARED = {
+    "negatives_per_anchor": "negatives an anchor",
+    "active": "pairs or triplets still active",
+    "partners": "of the second views show a partner",
+}
 
 
 def build_page(
-    facts: RunFiles,
+    run: RunFiles,
     index: DatasetIndex | None,
     queries: Features | None,
     bank: Features | None,
@@ -50,7 +63,7 @@ def build_page(
     """Return the whole HTML file of a run; it loads nothing from the network.
 
     Args:
-        facts: What the run directory holds.
+        run: What the run directory holds.
         index: The data set that was evaluated, for pictures; None: no pictures.
         queries: Embeddings of the test split.
         bank: Embeddings to search in.
@@ -59,95 +72,123 @@ def build_page(
     Raises:
         UserError: Where the embeddings are of another data set.
     """
-    evaluation, split = facts.evaluation, _split_of(index, queries, "--features")
+    evaluation, split = run.evaluation, _split_of(index, queries, "--features")
     bank_split = _split_of(index, bank, "--bank")
+    trained_on = index if index and index.has_sha256(run.data["index_sha256"]) else None
+    named = {run.recipe["name"]: run}
     shared: dict[str, Any] = {}
-    rows = found_neighbours(facts, queries, split, bank, bank_split)
+    found = found_neighbours(run, queries, split, bank, bank_split)
     builders: dict[str, Callable[[], Markup]] = {
-        "Results": lambda: (
-            result_table(evaluation)
-            + leakage(evaluation)
-            + render("folded", title=OTHER_MEASURES, text=task_tables(evaluation))
+        "Results": lambda: _results(run),
+        "Nearest neighbours": lambda: nearest_neighbours(queries, split, bank, found),
+        "Embedding map": lambda: embedding_map(run, queries, split, shared),
+        "Few labels": lambda: (
+            render("run.few_labels", chart=few_shot_chart(evaluation))
             if evaluation
-            else missing("No eval.json yet.", SUITE)
-            if facts.data["classes"]
-            else missing(
-                "Without labels there is no accuracy. Scores without labels: see Training."
-            )
+            else NEEDS_RESULTS
         ),
-        "Nearest neighbours": lambda: nearest_neighbours(queries, split, bank, rows),
-        "Embedding map": lambda: embedding_map(facts, queries, split, shared),
-        "Few labels": lambda: few_labels(facts),
-        "Confusion": lambda: confusion(evaluation, facts.classes) if evaluation else NEEDS_RESULTS,
-        "Training": lambda: (
-            charts(facts, FINETUNE_CHARTS if is_finetune(facts.recipe) else CHARTS)
-            + steps_note(facts)
-        ),
-        "Views": lambda: views(facts, index),
+        "Confusion": lambda: confusion(evaluation, run.classes) if evaluation else NEEDS_RESULTS,
+        "Training": lambda: training(run),
+        "Views": lambda: render("run.views", uri=_views(run, trained_on)),
         "Separation": lambda: (
-            embedding_quality({facts.recipe["name"]: queries}, evaluation)
+            embedding_quality({run.recipe["name"]: queries}, evaluation)
             if queries
-            else missing("No embeddings of the test split yet.", EMBED.format("test"))
+            else no_embeddings()
         ),
-        "Alarms": lambda: alarms(facts),
-        "Speed": lambda: charts(facts, SPEED_CHARTS),
-        "Quarantine": lambda: quarantine(facts),
-        "Settings": lambda: settings(facts),
+        "Alarms": lambda: render("run.alarms", run=run),
+        "Speed": lambda: charts(named, SPEED_CHARTS),
+        "Quarantine": lambda: render("run.quarantine", run=run),
+        "Settings": lambda: render("run.settings", run=run),
     }
-    if not (evaluation or facts.data["classes"]):  # nothing to compare with
+    if not (evaluation or run.data["classes"]):  # nothing to compare with
         del builders["Few labels"], builders["Confusion"]
     sections = {}
     for name, build in builders.items():
         say(name.lower())
         sections[name] = build()
-    opened = [*OPENED, *(["Alarms"] if facts.alarms else [])]
-    head = header(facts, held_out(facts, index), neighbour_picture(rows))
-    return html_page(facts.recipe["name"], head, sections, opened=opened, shared=shared)
+    opened = [*OPENED, *(["Alarms"] if run.alarms else [])]
+    picture = render("embeddings.first", found=found) if found else ""
+    head = header(run, held_out(run, trained_on), picture)
+    return html_page(run.recipe["name"], head, sections, opened=opened, shared=shared)
 
 
-def held_out(facts: RunFiles, index: DatasetIndex | None) -> int | None:
+def header(run: RunFiles, held_out: int | None = None, picture: Markup | str = "") -> Markup:
+    """Begin the page: one sentence, one number with its interval, one picture; the rest folds."""
+    note = shortened_note(run.recipe)
+    return render(
+        "run.header",
+        run=run,
+        headline=headline(run),
+        summary=summary(run, held_out),
+        first=first_number(run.evaluation),
+        shortened=note and f"{note.capitalize()}.",
+        unfinished=unfinished_text(run),
+        picture=picture,
+    )
+
+
+def held_out(run: RunFiles, trained_on: DatasetIndex | None) -> int | None:
     """Count the images that were held out, which classes round; None without the data set."""
-    if index is None or not index.has_sha256(facts.data["index_sha256"]):
+    recipe = parse_recipe(run.given_recipe, "recipe.json", recorded=True) if trained_on else None
+    if trained_on is None or not isinstance(recipe, Recipe):
         return None
-    recipe = parse_recipe(facts.given_recipe, "recipe.json", recorded=True)
-    if not isinstance(recipe, Recipe):
-        return None
-    return len(holdout_ids(recipe, index.split(recipe.data.split)))
+    return len(holdout_ids(recipe, trained_on.split(recipe.data.split)))
 
 
-def few_labels(facts: RunFiles) -> Markup:
-    """Return the section about kNN with few labels per class."""
-    if facts.evaluation is None:
-        return NEEDS_RESULTS
-    chart = few_shot_chart(facts.evaluation)
-    if not chart:
-        return missing("eval.json has no kNN with few labels per class.")
-    return html(
-        "<p>How many labels the features need: the same kNN vote, with few labels per class "
-        "(mean over several draws) and with all. Bars: 95 % intervals.</p><div class='charts one'>"
-        "{}</div>",
-        chart,
+def training(run: RunFiles) -> Markup:
+    """Draw what training logged, and say what it means."""
+    finetune = is_finetune(run.recipe)
+    return render(
+        "run.training",
+        charts=charts({"": run}, FINETUNE_CHARTS if finetune else CHARTS),
+        run=run,
+        comparisons=COMPARED.items(),
+        not_finite=sum(line["loss"] is None for line in run.train),  # as null
+        finetune=finetune,
     )
 
 
-def views(facts: RunFiles, index: DatasetIndex | None) -> Markup:
-    """Return the grid that `sslpipe preview` left in the run, else one made from the data set."""
-    raw = facts.views_png
-    if raw is None and index is not None and index.has_sha256(facts.data["index_sha256"]):
-        raw = _preview(facts, index)
-    if raw is None:
-        return missing(
-            "No views.png yet, and no --data of the data set that was trained on.",
-            "sslpipe preview RECIPE --data DIR/dataset.json --out RUN/views.png",
+def confusion(evaluation: Tree, classes: list[str]) -> Markup:
+    """Return the linear probe's matrix, or the most frequent confusions where classes are many."""
+    lines = table_lines(evaluation["rows"])
+    cells = [line.cells[LINEAR] for line in lines if LINEAR in line.cells]
+    cell = next((each for each in cells if each["details"].get("confusion")), None)
+    if cell is None:
+        return render("missing", text="No linear probe in eval.json, so no confusion matrix.")
+    counts = np.array(cell["details"]["confusion"], dtype=np.int64)  # (C, C) [true][predicted]
+    names = [*classes, *(f"class {label}" for label in range(len(classes), len(counts)))]
+    matrix = len(counts) <= MOST_CLASSES
+    # the most frequent confusions, and the classes of the lowest recall
+    off = counts - np.diag(counts.diagonal())
+    order = np.argsort(off, axis=None, kind="stable")[::-1][: 8 if matrix else 20]
+    pairs = [divmod(int(place), len(off)) for place in order]
+    totals = counts.sum(axis=1)
+    recall = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), np.inf)
+    lowest = [int(label) for label in np.argsort(recall, kind="stable")[:10] if totals[label]]
+    return render(
+        "run.confusion",
+        cell=cell,
+        names=names[: len(counts)],
+        counts=counts.tolist(),
+        matrix=matrix,
+        pairs=[f"{names[t]} predicted as {names[p]}: {off[t, p]}" for t, p in pairs if off[t, p]],
+        worst=[f"{names[label]}: recall {100 * recall[label]:.0f} %" for label in lowest],
+    )
+
+
+def _results(run: RunFiles) -> Markup:
+    if run.evaluation:
+        return render(
+            "run.results",
+            table=result_table(run.evaluation),
+            leakage=leakage(run.evaluation),
+            others_title=OTHER_MEASURES,
+            others=task_tables(run.evaluation),
         )
-    alt = "A row for each image: the image with the crops framed, and the views training made of it"
-    return html(
-        "<p>What training sees: images, and beside each the two views of an epoch with the "
-        "parameters that were drawn.</p>"
-        "<div class='wide views'><img src='{}' alt='{}'></div>",
-        png_uri(raw),
-        alt,
-    )
+    if run.data["classes"]:
+        return render("missing", text="No eval.json yet.", command=SUITE)
+    text = "Without labels there is no accuracy. Scores without labels: see Training."
+    return render("missing", text=text)
 
 
 def _split_of(index: DatasetIndex | None, features: Features | None, option: str) -> Split | None:
@@ -162,10 +203,14 @@ def _split_of(index: DatasetIndex | None, features: Features | None, option: str
     return index.split(str(features.facts["split"]))
 
 
-def _preview(facts: RunFiles, index: DatasetIndex) -> bytes:
-    """The grid of `sslpipe preview`, of the run's own recipe, as PNG."""
-    recipe = parse_recipe(facts.given_recipe, "recipe.json", recorded=True)
-    grid, _ = preview_recipe(recipe, index, images=PREVIEWED)
+def _views(run: RunFiles, trained_on: DatasetIndex | None) -> str:
+    """The grid that `sslpipe preview` left in the run, else one made from the data set, or ''."""
+    if run.views_png is not None:
+        return png_uri(run.views_png)
+    if trained_on is None:
+        return ""
+    recipe = parse_recipe(run.given_recipe, "recipe.json", recorded=True)
+    grid, _ = preview_recipe(recipe, trained_on, images=PREVIEWED)
     file = io.BytesIO()
     grid.save(file, "PNG")
-    return file.getvalue()
+    return png_uri(file.getvalue())

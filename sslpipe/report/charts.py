@@ -1,5 +1,6 @@
 """Charts as Vega-Lite specifications in the page's own colours, light or dark; see `page`."""
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from sslpipe.report.page import number, render
+from sslpipe.report.page import number, packaged, render
 
 MOST_POINTS = 600  # of a line; more would not be seen on 300 px
 MOST_DOTS = 30  # of a line whose points are marked
@@ -30,43 +31,23 @@ ZOOM = {
         "> window:pointermove!",
     },
 }
-STYLE = {
-    "background": "transparent",
-    "font": "inherit",
-    "view": {"stroke": None, "cursor": "default"},
-    "axis": {
-        "labelColor": "var(--faint)",
-        "titleColor": "var(--faint)",
-        "gridColor": "var(--rule)",
-        "domainColor": "var(--rule)",
-        "tickColor": "var(--rule)",
-        "titleFontWeight": "normal",
-        "labelFontSize": 11,
-        "titleFontSize": 11,
-    },
+NEAR = {
+    "name": "near",
+    "select": {"type": "point", "nearest": True, "on": "pointermove", "clear": "pointerout"},
 }
 
 Numbers = NDArray[np.float64]
+Spec = dict[str, Any]
 
 
 class Series(NamedTuple):
-    """A line of a chart.
+    """A line of a chart; all arrays are (n,)."""
 
-    Args:
-        name: For the legend.
-        x: (n,).
-        y: (n,), NaN for "none".
-        colour: A CSS value.
-        low: (n,) lower ends of intervals; None: none are drawn.
-        high: (n,) upper ends.
-        dashed: Whether the line is.
-    """
-
-    name: str
+    name: str  # for the legend
     x: Numbers
-    y: Numbers
-    colour: str = "var(--series-1)"
-    low: Numbers | None = None
+    y: Numbers  # NaN for "none"
+    colour: str = "var(--series-1)"  # a CSS value
+    low: Numbers | None = None  # ends of intervals, if they are drawn
     high: Numbers | None = None
     dashed: bool = False
 
@@ -86,24 +67,34 @@ def line_chart(
     Args:
         title: Above the chart.
         series: The lines.
-        x_label: Below the x axis.
+        x_label: Below the axis.
         x_ticks: Place -> text, instead of round numbers.
         log: Logarithmic axes: "x", "y", "xy" or "".
         last_values: Whether the caption says each line's last value.
         within: Values that the y axis shows in any case.
     """
-    series = [thinned(each) for each in series]
-    shown = [each for each in series if np.isfinite(each.y).any()]
+    shown = [thinned(each) for each in series if np.isfinite(each.y).any()]
+    ends = [[number(float(each.y[np.isfinite(each.y)][k])) for k in (0, -1)] for each in shown]
     several = len(series) > 1
-    last = ", ".join(f"{each.name} " * several + _text(each.y, -1) for each in shown)
-    keys = [(each.name, each.colour, "dash" if each.dashed else "") for each in series]
+    alt = []  # for those who do not see it
+    for each, (first, last) in zip(shown, ends, strict=True):
+        begin, end = each.x[np.isfinite(each.y)][[0, -1]].tolist()
+        alt.append(f"{each.name} {first} at {number(begin)}, {last} at {number(end)}")
+    lasts = [f"{s.name} " * several + last for s, (_, last) in zip(shown, ends, strict=True)]
+    spec = None
+    if shown:
+        x_axis: Spec = {"grid": False, "tickCount": 5, "labelOverlap": True}
+        if x_ticks is not None:
+            texts = ",".join(f"{place!r}:{text!r}" for place, text in x_ticks.items())
+            x_axis |= {"values": list(x_ticks), "labelExpr": f"({{{texts}}})[datum.value]"}
+        spec = _line_spec(title, shown, x_label, x_axis, log, within)
     return render(
         "chart",
         title=title,
-        last=(last if last_values else "") if shown else "no finite value",
-        alt=f"{title}: " + "; ".join(_in_words(each) for each in shown),
-        spec=_line_spec(title, shown, x_label, x_ticks, log, within) if shown else None,
-        keys=keys if several and shown else [],
+        last=(", ".join(lasts) if last_values else "") if shown else "no finite value",
+        alt=f"{title}: " + "; ".join(alt),
+        spec=spec,
+        keys=[(s.name, s.colour, "dash" if s.dashed else "") for s in series if several and shown],
         kind="chart",
     )
 
@@ -112,92 +103,64 @@ def _line_spec(
     title: str,
     shown: Sequence[Series],
     x_label: str,
-    x_ticks: Mapping[float, str] | None,
+    x_axis: Spec,
     log: str,
     within: tuple[float, ...],
-) -> dict[str, Any]:
-    """Return the Vega-Lite specification of lines, their intervals, and what hovering shows."""
-    rows = []
-    for number_of, each in enumerate(shown):
+) -> Spec:
+    """Return the specification of lines, their intervals, and what hovering shows."""
+    rows: list[Spec] = []
+    for place, each in enumerate(shown):
         for k, (x, y) in enumerate(zip(each.x.tolist(), each.y.tolist(), strict=True)):
-            row = {"s": number_of, "n": each.name, "x": x, "y": y if np.isfinite(y) else None}
+            row = {"s": place, "n": each.name, "x": x, "y": y if np.isfinite(y) else None}
             if each.low is not None and each.high is not None:
                 row |= {"low": float(each.low[k]), "high": float(each.high[k])}
             rows.append(row)
-    ends = np.array(
-        [v for r in rows for v in (r["y"], r.get("low"), r.get("high")) if v is not None]
-    )
-    x_axis: dict[str, Any] = {"grid": False, "tickCount": 5, "labelOverlap": True}
-    if x_ticks is not None:
-        texts = ",".join(f"{place!r}:{text!r}" for place, text in x_ticks.items())
-        x_axis |= {"values": list(x_ticks), "labelExpr": f"({{{texts}}})[datum.value]"}
-    scales: list[dict[str, Any]] = [
+    scales: list[Spec] = [
         {"type": "log", "nice": False} if axis in log else {"nice": False, "zero": False}
         for axis in "xy"
     ]
     x_scale, y_scale = scales
-    if within or "y" not in log:
-        both = np.append(ends, within)
+    y_axis: Spec = {"tickCount": 5, "domain": False}
+    if "y" in log:
+        y_axis["format"] = "~g"
+        if within:
+            y_scale["domain"] = list(map(float, within))
+    else:
+        ends = [row.get(key) for row in rows for key in ("y", "low", "high")]
+        both = np.array([*(end for end in ends if end is not None), *within])
         room = 0.05 * float(np.ptp(both)) or 0.1 * abs(float(both[0])) or 1e-6
-        y_scale["domain"] = (
-            list(map(float, within))
-            if "y" in log
-            else [float(both.min()) - room, float(both.max()) + room]
-        )
+        y_scale["domain"] = [float(both.min()) - room, float(both.max()) + room]
+    y = _place("y", scale=y_scale, axis=y_axis, title=None)
     order = list(range(len(shown)))
-    encoding: dict[str, dict[str, Any]] = {
-        "x": {
-            "field": "x",
-            "type": "quantitative",
-            "title": x_label,
-            "axis": x_axis,
-            "scale": x_scale,
-        },
-        "y": {
-            "field": "y",
-            "type": "quantitative",
-            "title": None,
-            "axis": {"tickCount": 5, "domain": False} | ({"format": "~g"} if "y" in log else {}),
-            "scale": y_scale,
-        },
-        "color": _legendless("s", order, [each.colour for each in shown]),
-    }
-    dashes = [[5, 4] if each.dashed else [1, 0] for each in shown]
-    hover: list[dict[str, Any]] = [
-        {"field": "n", "title": " "},
+    hover = [
+        *([{"field": "n", "title": " "}] if len(shown) > 1 else []),
         {"field": "x", "title": x_label},
         {"field": "y", "title": title, "format": ".4~g"},
     ]
-    few = max(len(each.x) for each in shown) <= MOST_DOTS
-    near = {
-        "name": "near",
-        "select": {"type": "point", "nearest": True, "on": "pointermove", "clear": "pointerout"},
-    }
-    dot = {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0.9 if few else 0}
-    layers: list[dict[str, Any]] = [
+    seen = 0.9 if max(len(each.x) for each in shown) <= MOST_DOTS else 0
+    dot = {"condition": {"param": "near", "empty": False, "value": 1}, "value": seen}
+    dashes = _nominal("s", order, [[5, 4] if each.dashed else [1, 0] for each in shown])
+    layers: list[Spec] = [
         {
             "params": [ZOOM],
             "mark": {"type": "line", "strokeWidth": 1.8, "clip": True},
-            "encoding": {"strokeDash": _legendless("s", order, dashes)},
+            "encoding": {"strokeDash": dashes},
         },
         {
-            "params": [near],
+            "params": [NEAR],
             "mark": {"type": "point", "filled": True, "size": 28, "clip": True},
-            "encoding": {"opacity": dot, "tooltip": hover[0 if len(shown) > 1 else 1 :]},
+            "encoding": {"opacity": dot, "tooltip": hover},
         },
     ]
     if any("low" in row for row in rows):
-        ends_of = {"y": {**encoding["y"], "field": "low"}, "y2": {"field": "high"}}
-        layers.insert(0, {"mark": {"type": "rule", "clip": True}, "encoding": ends_of})
-    return {
-        "data": {"values": rows},
-        "width": "container",
-        "height": 190,
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "encoding": encoding,
-        "layer": layers,
-        "config": STYLE,
+        interval = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
+        layers.insert(0, {"mark": {"type": "rule", "clip": True}, "encoding": interval})
+    encoding = {
+        "x": _place("x", scale=x_scale, axis=x_axis, title=x_label),
+        "y": y,
+        "color": _nominal("s", order, [each.colour for each in shown]),
     }
+    return _spec({"values": rows}, 190, encoding, layers)
 
 
 def scatter(
@@ -207,7 +170,6 @@ def scatter(
     places: tuple[str, str],
     colours: Sequence[str],
     pictures: bool = False,
-    height: int = 420,
 ) -> Markup:
     """Draw a map of points, coloured by label; hovering shows a point's class and thumbnail.
 
@@ -218,62 +180,42 @@ def scatter(
         places: Fields of the rows with x and y.
         colours: CSS colours of the labels 0, 1, ...; grey for -1.
         pictures: Whether the pictures that rows have under "shown" are drawn, too.
-        height: CSS pixels.
     """
-    axes = {
-        axis: {
-            "field": field,
-            "type": "quantitative",
-            "axis": None,
-            "scale": {"zero": False, "nice": False, "padding": 24},
-        }
-        for axis, field in zip("xy", places, strict=True)
-    }
-    domain, range_ = [-1, *range(len(colours))], ["var(--faint)", *colours]
+    scale = {"zero": False, "nice": False, "padding": 24}
+    axes = {axis: _place(f, scale=scale, axis=None) for axis, f in zip("xy", places, strict=True)}
+    colour = _nominal("l", [-1, *range(len(colours))], ["var(--faint)", *colours])
     tooltip = [{"field": "class"}, {"field": "image"}]
-    layers: list[dict[str, Any]] = [
-        {
-            "params": [ZOOM],
-            "mark": {
-                "type": "point",
-                "filled": True,
-                "size": 34,
-                "opacity": 0.4 if pictures else 0.8,
-            },
-            "encoding": {"color": _legendless("l", domain, range_), "tooltip": tooltip},
-        }
+    dots = {"type": "point", "filled": True, "size": 34, "opacity": 0.4 if pictures else 0.8}
+    layers: list[Spec] = [
+        {"params": [ZOOM], "mark": dots, "encoding": {"color": colour, "tooltip": tooltip}}
     ]
     if pictures:
-        size = {"width": PICTURE_PX, "height": PICTURE_PX}
-        seen = [{"filter": "isValid(datum.shown)"}]
-        frame: dict[str, Any] = {
-            "type": "square",
-            "filled": False,
-            "size": PICTURE_PX**2,
-            "strokeWidth": 2,
-        }
-        layers += [
-            {
-                "transform": seen,
-                "mark": {"type": "image", **size},
-                "encoding": {"url": {"field": "shown"}, "tooltip": tooltip},
-            },
-            {
-                "transform": seen,
-                "mark": {**frame, "tooltip": None},
-                "encoding": {"color": _legendless("l", domain, range_)},
-            },
+        image = {"type": "image", "width": PICTURE_PX, "height": PICTURE_PX}
+        frame = {"type": "square", "filled": False, "size": PICTURE_PX**2, "strokeWidth": 2}
+        both: list[tuple[Spec, Spec]] = [
+            (image, {"url": {"field": "shown"}, "tooltip": tooltip}),
+            ({**frame, "tooltip": None}, {"color": colour}),
         ]
-    spec = {
-        "data": {"name": data},
-        "width": "container",
-        "height": height,
-        "autosize": {"type": "fit-x", "contains": "padding"},
-        "encoding": axes,
-        "layer": layers,
-        "config": STYLE,
-    }
+        seen = [{"filter": "isValid(datum.shown)"}]
+        layers += [{"transform": seen, "mark": mark, "encoding": each} for mark, each in both]
+    spec = _spec({"name": data}, 420, axes, layers)
     return render("chart", title=title, last="", alt=alt, spec=spec, keys=[], kind="map")
+
+
+def _spec(data: Spec, height: int, encoding: Spec, layers: list[Spec]) -> Spec:
+    """Return a whole specification, in the page's style."""
+    base: Spec = json.loads(packaged("templates/base.json"))
+    return base | {"data": data, "height": height, "encoding": encoding, "layer": layers}
+
+
+def _place(field: str, **options: Any) -> Spec:
+    return {"field": field, "type": "quantitative", **options}
+
+
+def _nominal(field: str, domain: Sequence[int], values: Sequence[Any]) -> Spec:
+    """Encode a nominal field by these values, without Vega's own legend: the page has one."""
+    scale = {"domain": list(domain), "range": list(values)}
+    return {"field": field, "type": "nominal", "scale": scale, "legend": None}
 
 
 def map_rows(
@@ -297,8 +239,10 @@ def map_rows(
         tree: dict[str, Any] = {"l": label, "class": names[label] if label >= 0 else "no label"}
         for name, (x, y) in ((name, each[row].tolist()) for name, each in places.items()):
             tree |= {f"{name}_x": float(f"{x:.4g}"), f"{name}_y": float(f"{y:.4g}")}
-        tree |= {"image": hovered[row]} if row in hovered else {}
-        rows.append(tree | ({"shown": shown[row]} if row in shown else {}))
+        for key, pictures in (("image", hovered), ("shown", shown)):
+            if row in pictures:
+                tree[key] = pictures[row]
+        rows.append(tree)
     return rows
 
 
@@ -333,20 +277,3 @@ def class_colour(label: int, classes: int) -> str:
     if classes <= len(TEN_COLOURS):
         return TEN_COLOURS[label]
     return f"hsl({360 * label / classes:.0f} 65% {45 + 14 * (label % 2)}%)"
-
-
-def _legendless(field: str, domain: Sequence[int], values: Sequence[Any]) -> dict[str, Any]:
-    """Encode a nominal field by these values, without Vega's own legend: the page has one."""
-    scale = {"domain": list(domain), "range": list(values)}
-    return {"field": field, "type": "nominal", "scale": scale, "legend": None}
-
-
-def _text(values: Numbers, place: int) -> str:
-    return number(float(values[np.isfinite(values)][place]))
-
-
-def _in_words(series: Series) -> str:
-    """Describe a series for those who do not see it."""
-    x = series.x[np.isfinite(series.y)]
-    first, last = (f"{_text(series.y, end)} at {number(float(x[end]))}" for end in (0, -1))
-    return f"{series.name} {first}, {last}"

@@ -1,7 +1,6 @@
 """Make the page of `sslpipe choose`: the answer, the ranking, and the same queries under each."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from markupsafe import Markup
@@ -9,21 +8,16 @@ from markupsafe import Markup
 from sslpipe.data.index import Split
 from sslpipe.evaluation.choose import Parts, Ranked, best_forms, side_by_side
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.neighbours import nearest
 from sslpipe.evaluation.whiten import fit_powers
 from sslpipe.export.candidates import Candidate
 from sslpipe.random import permutation
-from sslpipe.report.page import html, html_page, joined, render, table
-from sslpipe.report.pictures import NEIGHBOURS, thumbnails
+from sslpipe.report.embeddings import search
+from sslpipe.report.page import html_page, percent, render
+from sslpipe.report.pictures import thumbnails
 
 Candidates = Mapping[str, Candidate]
 COSTS = ("ms an image", "MB", "numbers")
 QUERIES = 8
-NOTE = (
-    "The best form of each row. With labels, half the classes choose a row, and all other numbers "
-    "are of the other half; * is clearly different, all rows taken together (Holm). Milliseconds "
-    "are of this machine; numbers are those of one feature."
-)
 MOST_ROWS = 5  # of the ranking that the queries are shown under
 
 
@@ -69,18 +63,18 @@ def answer(
         ]
     gains = []
     for metric, more in best.more.items():
-        low, high = (100 * end for end in more.interval95)
+        value, low, high = (percent(each, True) for each in (more.value, *more.interval95))
         gains.append(
             f"{metric} {best.values[metric]:.1%} against {plain.values[metric]:.1%} "
-            f"({100 * more.value:+.1f}, 95 % interval {low:+.1f} to {high:+.1f})"
+            f"({value}, 95 % interval {low} to {high})"
         )
-    classes = best.more["MAP@R"].number
+    more = best.more["MAP@R"]
     sentences = [
-        f"Use {best.name}: {'; '.join(gains)}, against {plain.name}, on {classes} classes that did "
-        "not choose it.",
+        f"Use {best.name}: {'; '.join(gains)}, against {plain.name}, on {more.number} classes that "
+        "did not choose it.",
         costs,
     ]
-    if best.more["MAP@R"].interval95[0] <= 0:
+    if more.interval95[0] <= 0:
         text = f"That is not clearly better than {plain.name}, which costs "
         sentences.append(text + _priced(plain, found) + ".")
     return sentences
@@ -97,19 +91,12 @@ def table_cells(
     cells = []
     for row in ranked:
         more = row.more["MAP@R"]
-        low, high = (100 * end for end in more.interval95)
+        value, low, high = (percent(each, True) for each in (more.value, *more.interval95))
+        clear = f"{value} ({low} to {high}){' *' if row.p <= 0.05 else ''}"
         is_base = row.parts == base and row.power is None
-        clear = " *" if row.p <= 0.05 and not is_base else ""
-        cells.append(
-            [
-                row.name,
-                f"{row.score:.1%}",
-                f"{row.values['MAP@R']:.1%}",
-                f"{row.values['Recall@1']:.1%}",
-                "-" if is_base else f"{100 * more.value:+.1f} ({low:+.1f} to {high:+.1f}){clear}",
-                *_costs(row, found),
-            ]
-        )
+        shares = [row.score, row.values["MAP@R"], row.values["Recall@1"]]
+        texts = [f"{share:.1%}" for share in shares]
+        cells.append([row.name, *texts, "-" if is_base else clear, *_costs(row, found)])
     return heads, cells
 
 
@@ -127,7 +114,7 @@ def choice_page(
 
     Args:
         split: Of the images.
-        sentences: The answer; the first is the heading's.
+        sentences: The answer.
         heads: Of the table's columns.
         cells: Its rows, the best first.
         ranked: The same rows.
@@ -137,66 +124,30 @@ def choice_page(
     """
     best = best_forms(ranked)
     shown = [ranked[place] for place in best[:MOST_ROWS]]
-    rows = next(iter(features.values()))
-    some = torch.from_numpy(permutation(len(rows.ids), seed, 1)[:QUERIES])
-    found = {row.name: _neighbours(features, row.parts, row.power, some) for row in shown}
-    wanted = {int(rows.ids[n]) for near, _ in found.values() for n in near.flatten().tolist()}
-    pictures = thumbnails(split, wanted | {*rows.ids[some].tolist()})
-
-    def cell(number: int, cosine: float | None, query: int) -> dict[str, Any]:
-        label, sample = int(rows.labels[number]), int(rows.ids[number])
-        known = label >= 0 and int(rows.labels[query]) >= 0 and cosine is not None
-        same = label == int(rows.labels[query])
-        return {
-            "uri": pictures.get(sample),
-            "alt": f"sample {sample}",
-            "name": names[label] if 0 <= label < len(names) else "",
-            "word": ("right" if same else "wrong") if known else "",
-            "sign": ("✓" if same else "✗") if known else "",
-            "cosine": "" if cosine is None else f"{cosine:.2f}",
-        }
-
-    tables = []
-    for place, query in enumerate(some.tolist()):
-        lines = []
-        for name, (near, cosines) in found.items():
-            pairs = zip(near[place].tolist(), cosines[place].tolist(), strict=True)
-            head = {**cell(query, None, query), "name": name}
-            lines.append((head, [cell(n, cosine, query) for n, cosine in pairs]))
-        of_class = cell(query, None, query)["name"]
-        title = html("<h3>{} {}</h3>", f"sample {int(rows.ids[query])}", of_class)
-        sheet = render(
-            "neighbours", rows=lines, heads=[f"{n}." for n in range(1, near.shape[1] + 1)]
-        )
-        tables.append(title + sheet)
-    ranking = table(heads, [cells[place] for place in best])
-    sections = {"Ranking": html("{}<p class='note'>{}</p>", ranking, NOTE)}
-    sections["Neighbours"] = html(
-        "<p>{}</p>{}",
-        f"The {near.shape[1]} nearest images of {len(some)} queries, chosen at random, under each "
-        "of the best rows; the number is the cosine.",
-        joined(tables),
-    )
-    sections["All rows"] = table(heads, cells)
-    heading = html(
-        "<h1>{}</h1><p class='verdict'>{}</p>",
-        f"Features for {split.name}: {len(rows.ids):,} images",
-        " ".join(sentences),
-    )
+    ids = next(iter(features.values())).ids
+    queries = torch.from_numpy(permutation(len(ids), seed, 1)[:QUERIES])
+    found = []
+    for row in shown:
+        rows = side_by_side(features, row.parts)
+        if row.power is not None:
+            rows = fit_powers(rows, (row.power,))[0](rows)
+        found.append(search(rows, rows.rows(queries), same_split=True))
+    each_query = list(zip(*found, strict=True))
+    wanted = {near for rows in found for row in rows for near, *_ in row.near}
+    pictures = thumbnails(split, wanted | {row.id for row in found[0]})
+    sections = {
+        "Ranking": render("choice.ranking", heads=heads, rows=[cells[place] for place in best]),
+        "Neighbours": render(
+            "choice.neighbours",
+            each_query=each_query,
+            pictures=(pictures, pictures),
+            names=names,
+            titles=[row.name for row in shown],
+        ),
+        "All rows": render("table", heads=heads, rows=cells),
+    }
+    title = f"Features for {split.name}: {len(ids):,} images"
+    head = render("choice.header", title=title, sentences=" ".join(sentences))
     footer = Markup("Written by <code>sslpipe choose</code>.")
-    return html_page(
-        "Which features", heading, sections, footer=footer, opened=("Ranking", "Neighbours")
-    )
-
-
-def _neighbours(
-    features: Mapping[str, Embeddings], parts: Parts, power: float | None, queries: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Search the nearest rows of some, (Q, k), and their cosines, by features of a row."""
-    rows = side_by_side(features, parts)
-    if power is not None:
-        rows = fit_powers(rows, (power,))[0](rows)
-    k = min(NEIGHBOURS, len(rows.ids) - 1)
-    own = rows.rows(queries)
-    near, cosines = nearest(rows.features, own.features, k, bank_ids=rows.ids, query_ids=own.ids)
-    return near, cosines
+    opened = ("Ranking", "Neighbours")
+    return html_page("Which features", head, sections, footer=footer, opened=opened)

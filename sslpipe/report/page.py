@@ -12,64 +12,29 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from sslpipe.evaluation.result import caveats
+from sslpipe.evaluation.verdict import BASELINES, answer_text, form_names
+
 FOOTER = Markup(
     "Written by <code>sslpipe report</code> of sslpipe. Intervals are over test images (and draws "
     "of labels), not over training seeds."
 )
 LIBRARY = ("vega/vega.min.js", "vega/vega-lite.min.js", "vega/vega-embed.min.js")
-
-_TEMPLATES = Environment(
-    loader=PackageLoader("sslpipe.report"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+NAMES = {"ssl": "this run", **BASELINES}
 
 
-def render(part: str, /, **values: Any) -> Markup:
-    """Render a macro of parts.html; every value that is no Markup is escaped."""
-    macro = getattr(_TEMPLATES.get_template("parts.html").module, part)
-    return Markup(macro(**values))
-
-
-def html(text: str, *values: object) -> Markup:
-    """Fill values into HTML of our own; each value that is no Markup is escaped."""
-    return Markup(text).format(*values)
-
-
-def joined(parts: Iterable[Markup], between: str = "") -> Markup:
-    """Join HTML."""
-    return Markup(between).join(parts)
-
-
-def table(
-    heads: Iterable[object],
-    rows: Iterable[Sequence[object]],
-    kind: str = "numbers",
-    row_kinds: Sequence[str] = (),
-) -> Markup:
-    """Tabulate rows, whose first cells are their headings.
-
-    Args:
-        heads: Of the columns.
-        rows: Cells: text, or Markup.
-        kind: CSS class of the table.
-        row_kinds: CSS class of each row.
-    """
-    return render("table", heads=list(heads), rows=list(rows), kind=kind, row_kinds=row_kinds)
-
-
-def missing(text: str, command: str = "") -> Markup:
-    """Say what is missing, and the command that makes it."""
-    return render("missing", text=text, command=command)
+def render(name: str, /, **values: Any) -> Markup:
+    """Render a macro, "FILE.MACRO" or one of parts.html; what is no Markup is escaped."""
+    file, _, macro = name.rpartition(".")
+    template = _TEMPLATES.get_template(f"{file or 'parts'}.html")
+    return Markup(getattr(template.module, macro)(**values))
 
 
 def number(value: float | None) -> str:
@@ -82,6 +47,38 @@ def number(value: float | None) -> str:
         if abs(value) >= size:
             return f"{value / (1e6 if unit == 'M' else 1e3):.4g}{unit}"
     return f"{0.0 if abs(value) < 1e-12 else value:.4g}".replace("-", "−")
+
+
+def percent(value: float, signed: bool = False) -> str:
+    """Write a share in percent with one digit, "71.0"; signed: as a difference, "+1.5"."""
+    return f"{100 * value:{'+' if signed else ''}.1f}"
+
+
+def duration(seconds: float) -> str:
+    """Write '43 s', '3 min 5 s', '2 h 10 min'."""
+    whole = round(seconds)
+    for size, unit, smaller, small_unit in ((3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit}" + (f" {rest} {small_unit}" if rest else "")
+    return f"{whole} s"
+
+
+def feature_title(row: Mapping[str, Any]) -> str:
+    """Say what the features of a row of eval.json are, in words."""
+    features = row["features"]
+    return f"{NAMES.get(features, features)}{', whitened' if row['whitened'] else ''}"
+
+
+def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield ("data.batch_size", "256") and so on; lists as one text."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            yield prefix + key, ", ".join(map(str, value)) or "none"
+        else:
+            yield prefix + key, "none" if value is None or value == {} else str(value)
 
 
 def html_page(
@@ -103,24 +100,31 @@ def html_page(
         opened: Headings of the sections that are not folded; None: all.
         shared: Data sets that several charts draw, by name.
     """
-    anchors = {heading: heading.lower().replace(" ", "-") for heading in sections}
     scripts: list[str] = []
     if any("class='plot'" in each for each in (head, *sections.values())):
-        scripts = [_file(name) for name in LIBRARY] + [_file("templates/draw.js")]
+        scripts = [packaged(name) for name in (*LIBRARY, "templates/draw.js")]
+    digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
     return _TEMPLATES.get_template("page.html").render(
         title=title,
         head=head,
-        sections=[(name, anchors[name], Markup(text)) for name, text in sections.items()],
+        sections={heading: Markup(text) for heading, text in sections.items()},
         opened=set(sections if opened is None else opened),
         footer=Markup(footer),
-        style=Markup(_file("templates/report.css")),
+        style=Markup(packaged("templates/report.css")),
         shared=dict(shared or {}),
         scripts=[Markup(each) for each in scripts],
-        hashes=[_csp_hash(each) for each in scripts],
+        hashes=[f"'sha256-{base64.b64encode(each).decode()}'" for each in digests],
     )
 
 
-def dumped(tree: object) -> Markup:
+@functools.cache
+def packaged(name: str) -> str:
+    """Read a file of this package."""
+    text = (resources.files("sslpipe.report") / name).read_text(encoding="utf-8")
+    return text.split("\n//# sourceMappingURL")[0]
+
+
+def _dumped(tree: object) -> Markup:
     """Write JSON that may stand inside <script>: no text in it ends the element."""
     text = json.dumps(tree, separators=(",", ":"), allow_nan=False)
     for sign in "<>&":
@@ -128,14 +132,24 @@ def dumped(tree: object) -> Markup:
     return Markup(text)
 
 
-@functools.cache
-def _file(name: str) -> str:
-    text = (resources.files("sslpipe.report") / name).read_text(encoding="utf-8")
-    return text.split("\n//# sourceMappingURL")[0]
-
-
-def _csp_hash(script: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-_TEMPLATES.filters["dumped"] = dumped
+_TEMPLATES = Environment(
+    loader=PackageLoader("sslpipe.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.globals |= {"number": number, "percent": percent}
+_TEMPLATES.filters |= {
+    "answer": answer_text,
+    "caveats": lambda row: caveats(row["details"]),
+    "count": "{:,}".format,
+    "dumped": _dumped,
+    "duration": duration,
+    "feature_title": feature_title,
+    "flat": flat,
+    "forms": lambda row: " / ".join(dict.fromkeys(form_names(row))),
+    "named": lambda features: NAMES.get(features, features),
+    "number": number,
+    "percent": percent,
+}

@@ -1,62 +1,85 @@
 """Show what eval.json holds: verdict, sentences, tables."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup
 
 from sslpipe.evaluation.against import KNN, RECALL
-from sslpipe.evaluation.result import caveats, measured_columns
-from sslpipe.evaluation.verdict import answer_text, comparisons, form_names, unfinished, verdict
-from sslpipe.report.page import html, joined, number, render, table
+from sslpipe.evaluation.leakage import leakage_sentence
+from sslpipe.evaluation.result import measured_columns
+from sslpipe.evaluation.verdict import comparisons, unfinished, verdict
+from sslpipe.report.page import NAMES, feature_title, percent, render
 from sslpipe.report.run import RunFiles, Tree
 from sslpipe.run.records import is_number
 
-NAMES = {"ssl": "this run", "random": "random weights", "pixels": "raw pixels"}
 BASELINES = ("pixels", "random")
 COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
 OTHER_COLOURS = tuple(f"var(--series-{number})" for number in (4, 5, 6))
 SMALL_IS_GOOD = ("fpr@", "alignment", "uniformity")  # how such metrics begin; others: large is
+OTHER_MEASURES = "Retrieval, verification, geometry, and what else the features know"
+TABLES = (  # heading, what it is, and metric -> title of its column
+    (
+        "Retrieval",
+        "Each test image against all others, in %.",
+        {name: name for name in ("Recall@1", "Recall@10", "precision@10")}
+        | {"r_precision": "R-precision", "map_at_r": "MAP@R", "mrr": "MRR"},
+    ),
+    (
+        "Verification",
+        "Same class or not, by the cosine of pairs, in %. Of FPR at 95 % TPR the smallest is best.",
+        {
+            "auc": "area under the ROC",
+            "fpr@95tpr": "FPR at 95 % TPR",
+            "tar@far=0.01": "TAR at 1 % FAR",
+            "accuracy 10-fold best threshold": "10-fold accuracy",
+        },
+    ),
+    (
+        "Geometry",
+        "How the features lie; no accuracies, and more is not always better.",
+        {name: name.replace("_", " ") for name in ("alignment", "uniformity", "effective_rank")}
+        | {"std": "std"},
+    ),
+)
 
 
 class Line(NamedTuple):
-    """A row of the table.
+    """A row of the table."""
 
-    Args:
-        features: "ssl" for the run's own, "pixels", "random", or another name.
-        whitened: Whether they are.
-        cells: Results by column.
-        baseline: Whether they are a baseline.
-    """
-
-    features: str
+    features: str  # "ssl" for the run's own, "pixels", "random", or another name
     whitened: bool
-    cells: dict[str, Tree]
+    cells: dict[str, Tree]  # results by column
     baseline: bool = False
 
     @property
     def title(self) -> str:
         """Say what the features are, in words."""
-        return NAMES.get(self.features, self.features) + (", whitened" if self.whitened else "")
+        return feature_title(self._asdict())
 
 
-def table_lines(evaluation: Tree) -> list[Line]:
+class First(NamedTuple):
+    """The number that the page begins with, of plain features, and the baselines beside it."""
+
+    measure: str  # the column
+    cell: Tree
+    beside: list[tuple[str, str, str]]  # title, colour and percent of each baseline
+
+
+def table_lines(rows: Iterable[Tree]) -> list[Line]:
     """Return the run's own rows first, then whatever else was measured, then the baselines."""
     lines: dict[tuple[str, bool], Line] = {}
-    for row in evaluation["rows"]:
+    for row in rows:
         key = (row["features"], row["whitened"])
         baseline = row.get("baseline", row["features"] in BASELINES)
         line = lines.setdefault(key, Line(*key, {}, baseline))
         if row["column"] is not None:
             line.cells[row["column"]] = row
+    order = {name: place for place, name in enumerate(BASELINES)}
     return sorted(
         lines.values(),
-        key=lambda line: (
-            line.baseline,
-            line.features != "ssl",
-            BASELINES.index(line.features) if line.features in BASELINES else len(BASELINES),
-        ),
+        key=lambda line: (line.baseline, line.features != "ssl", order.get(line.features, 2)),
     )
 
 
@@ -116,262 +139,139 @@ def headline(run: RunFiles) -> str:
     return f"{text}{': use the model you have' if 'worse' in said else ''}."
 
 
-def first_number(run: RunFiles) -> tuple[Line, str, list[Line]] | None:
-    """Find the number that the page begins with, of plain features.
-
-    Returns:
-        The run's own line, the column, and the lines of the baselines that have it; None: nothing
-        was measured.
-    """
-    lines = [line for line in table_lines(run.evaluation or {"rows": []}) if not line.whitened]
+def first_number(evaluation: Tree | None) -> First | None:
+    """Find the number that the page begins with; None: nothing was measured."""
+    rows = evaluation["rows"] if evaluation else []
+    lines = [line for line in table_lines(rows) if not line.whitened]
     ours = next((line for line in lines if line.features not in BASELINES), None)
     measure = next((each for each in (KNN, RECALL) if ours and each in ours.cells), None)
     if ours is None or measure is None:
         return None
-    return ours, measure, [e for e in lines if e.features in BASELINES and measure in e.cells]
-
-
-def score(run: RunFiles) -> Markup:
-    """Show the first number with its interval, and the baselines on the same scale."""
-    found = first_number(run)
-    if found is None:
-        return Markup()
-    ours, measure, beside = found
-    cell = ours.cells[measure]
-    low, high = map(_percent, cell["interval95"])
-    how = "by a vote of their nearest training images" if measure == KNN else "by the nearest other"
-    marks = [
-        {
-            "at": _percent(line.cells[measure]["value"]),
-            "text": _percent(line.cells[measure]["value"]),
-            "name": line.title,
-            "colour": COLOURS[line.features],
-        }
-        for line in beside
+    beside = [
+        (line.title, COLOURS[line.features], percent(line.cells[measure]["value"]))
+        for line in lines
+        if line.features in BASELINES and measure in line.cells
     ]
-    what = f"of {cell['queries']:,} test images get the right class {how} ({measure})"
-    value = _percent(cell["value"])
-    return render("score", value=value, low=low, high=high, what=what, marks=marks)
+    return First(measure, ours.cells[measure], beside)
 
 
-def verdict_sentence(run: RunFiles) -> Markup:
-    """Say first whether the features beat random weights and raw pixels, where that is known."""
+def summary(run: RunFiles, held_out: int | None = None) -> Markup:
+    """Say whether the weights are the end's, the verdict, what was trained, and the first number.
+
+    Which is better is the verdict's to say, by paired intervals; those of the table overlap sooner.
+    held_out: Images that were held out, where counted.
+    """
     if run.evaluation is None:
         reason = "it has no eval.json" if run.data["classes"] else "its images have no labels"
         said = f"Whether it is better than random weights is not known: {reason}."
     else:
         own = [row for row in run.evaluation["rows"] if row["column"] is not None]
         said = verdict({**run.evaluation, "rows": own})
-    return html("<b>{}</b> ", said)
+    leaked = run.evaluation.get("leakage") if run.evaluation else None
+    return render(
+        "run.summary",
+        run=run,
+        held_out=held_out,
+        unfinished=unfinished_text(run),
+        verdict=said,
+        first=first_number(run.evaluation),
+        leaked=leaked,
+        clean=[row["clean_value"] for row in _own_first(leaked)],
+    )
+
+
+def unfinished_text(run: RunFiles) -> str:
+    """Say that the weights were not those of the end of training; '' where they were."""
+    return unfinished(run.facts, run.recipe.get("steps"))
 
 
 def evaluated_weights(run: RunFiles) -> str:
     """Say "evaluated at step 30 of 60, with averaged weights"; '' of the end's trained ones."""
-    facts: Tree = run.evaluation["facts"] if run.evaluation else {}
-    step: Any = facts.get("step")
-    steps: Any = run.recipe.get("steps")
-    said = ["with averaged weights (optim.ema)"] if facts.get("weights") == "ema" else []
-    if is_number(step) and is_number(steps) and step < steps:
+    step, steps = run.facts.get("step"), run.recipe.get("steps")
+    said = ["with averaged weights (optim.ema)"] if run.facts.get("weights") == "ema" else []
+    if is_number(step) and is_number(steps) and step < steps:  # type: ignore[operator]
         said.insert(0, f"at step {step:,} of {steps:,}")
     return f"evaluated {', '.join(said)}" if said else ""
 
 
-def unfinished_sentence(run: RunFiles) -> Markup:
-    """Say before all else that the weights were not those of the end of training; else ''."""
-    facts = run.evaluation["facts"] if run.evaluation else {}
-    note = unfinished(facts, run.recipe.get("steps"))
-    return html("<b>{}</b> ", note) if note else Markup()
-
-
-def accuracy_sentence(run: RunFiles) -> Markup:
-    """Say how good the features are by the first number, beside the baselines in the same form.
-
-    Which is better is the verdict's to say, by paired intervals; those of the table overlap sooner.
-    """
-    if run.evaluation is None:
-        return Markup("It has not been evaluated yet.")
-    found = first_number(run)
-    if found is None:
-        return Markup("Its own features have not been evaluated.")
-    ours, measure, beside = found
-    cell = ours.cells[measure]
-    others = [f"{line.title}: {_percent(line.cells[measure]['value'])} %" for line in beside]
-    return html(
-        "{} <b>{} %</b> of {:,} test images right (95\u00a0% interval {}–{}); {}.{}",
-        "kNN on its frozen features gets" if measure == KNN else "The nearest other image gets",
-        _percent(cell["value"]),
-        cell["queries"],
-        *map(_percent, cell["interval95"]),
-        "; ".join(others) or "no baseline was measured",
-        _leaked(run.evaluation),
-    )
-
-
-def _leaked(evaluation: Tree) -> str:
-    """Say what the first number is without the test images that train has, too; '' without any."""
-    found = evaluation.get("leakage")
-    if not found or not found["leaked"]:
-        return ""
-    said = f" {found['leaked']:,} of {found['samples']:,} test images are in train, too"
-    for row in found["rows"]:
-        if row["features"] == "ssl" and not row["whitened"] and row["column"] in (KNN, RECALL):
-            clean = row["clean_value"]
-            said += "" if clean is None else f"; without them it gets {_percent(clean)} %"
-    return f"{said}."
-
-
 def result_table(evaluation: Tree) -> Markup:
     """Tabulate features by the columns of eval.json, in percent with intervals; protocols below."""
-    queries = next((row["queries"] for row in evaluation["rows"] if row["column"]), 0)
-    # what a reader should know more of, as a fit at its grid's edge
-    below = [
-        html(
-            "<p class='note'>{}, <code>{}</code>: {}.</p>",
-            Line(row["features"], row["whitened"], {}).title,
-            row["protocol"],
-            text,
-        )
-        for row in evaluation["rows"]
-        for text in caveats(row["details"])
-    ]
-    if evaluation["left_out"]:
-        left_out = "; ".join(evaluation["left_out"])
-        below.append(html("<p class='note'>Not measured: {}.</p>", left_out))
-    below += [html("<p class='note'>{}</p>", note) for note in evaluation.get("notes", [])]
-    return joined(
-        [
-            feature_table(table_lines(evaluation), measured_columns(evaluation)),
-            html(
-                "<p class='note'>{}, with 95 % intervals over {:,} test images (over classes where "
-                "the protocol says so). <b class='best'>Marked</b> only where the whole interval "
-                "is better than those of all other features; a column without a mark has no clear "
-                "best.</p>",
-                _measured(evaluation),
-                queries,
-            ),
-            against_table(evaluation.get("against", [])),
-            *below,
-            render("folded", title="How each column was measured", text=_protocols(evaluation)),
-            _all_numbers(evaluation),
-        ]
-    )
-
-
-def against_table(compared: Sequence[Tree]) -> Markup:
-    """Tabulate the differences from other networks, with their answers; '' where there are none."""
-    if not compared:
-        return Markup()
-    several = len({each["features"] for each in compared}) > 1
-    rows = []
-    for each in compared:
-        low, high = (f"{100 * end:+.1f}" for end in each["interval95"])
-        other = str(NAMES.get(each["against"], each["against"]))
-        rows.append(
-            (
-                f"{other} ({each['features']})" if several else other,
-                f"{each['measure']}, {' / '.join(dict.fromkeys(form_names(each)))}",
-                _percent(each["value"]),
-                _percent(each["against_value"]),
-                html("{:+.1f} <small>{} to {}</small>", 100 * each["difference"], low, high),
-                f"{each['count']:,} {each['unit']}",
-                html("<b>{}</b>" if each["primary"] else "{}", answer_text(each)),
-            )
-        )
-    heads = "against, measure, ours in %, theirs in %, difference in points, over, answer"
-    return html(
-        "<h3>Against other networks</h3><p class='note'>The answer stands on one measure that was "
-        "fixed before, and must be clear in both forms, as they are and whitened. It holds for all "
-        "comparisons together (Holm, 5 %); each interval is a 95 % one of its own row, over test "
-        "images or, where test images find each other, over classes.</p>{}",
-        table(heads.split(", "), rows),
+    rows = evaluation["rows"]
+    shown = [row for row in rows if row["column"] is not None]
+    metrics = {row["metric"] for row in shown}
+    small = ", ".join(sorted(each for each in metrics if each.startswith(SMALL_IS_GOOD)))
+    measured = "Shares in %" + (f" (small is good: {small})" if small else "")
+    columns = evaluation["columns"]
+    used = {(r["column"], r["protocol"], r["bank"]) for r in shown if r["column"] in columns}
+    compared = evaluation.get("against", [])
+    return render(
+        "results.result_table",
+        evaluation=evaluation,
+        table=feature_table(table_lines(rows), measured_columns(evaluation)),
+        measured="Top-1 accuracy in %" if metrics == {"top1"} else measured,
+        queries=next((row["queries"] for row in rows if row["column"]), 0),
+        protocols=sorted(used, key=lambda each: (columns.index(each[0]), *each[1:])),
+        compared=compared,
+        several=len({each["features"] for each in compared}) > 1,
     )
 
 
 def feature_table(
     lines: list[Line],
-    columns: list[str],
+    columns: Iterable[str],
     titles: Mapping[str, str] | None = None,
     *,
     mark: bool = True,
 ) -> Markup:
     """Tabulate features by columns, results with intervals.
 
-    Args:
-        lines: The rows.
-        columns: The keys of their cells to show.
-        titles: Of columns, where not their keys.
-        mark: Whether a clear best is marked.
+    titles: Of columns, where not their keys; mark: whether a clear best is marked.
     """
     winners = {column: clear_best(lines, column) if mark else [] for column in columns}
-    return table(
-        ["features", *((titles or {}).get(column, column) for column in columns)],
-        [
-            [line.title, *(_cell(line.cells.get(c), line in winners[c]) for c in columns)]
-            for line in lines
-        ],
-        "results more" if titles else "results",
-        ["baseline" if line.baseline else "ours" for line in lines],
-    )
+    return render("results.feature_table", lines=lines, winners=winners, titles=titles or {})
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
+def task_tables(evaluation: Tree) -> Markup:
+    """Return all tables but that of accuracies as HTML; '' where nothing was measured."""
+    every = [*evaluation["rows"], *evaluation.get("geometry", [])]
+    tables = []
+    for heading, note, titles in TABLES:
+        rows = [{**row, "column": row["metric"]} for row in every if row["metric"] in titles]
+        if rows:
+            columns = [each for each in titles if any(row["metric"] == each for row in rows)]
+            shown = feature_table(table_lines(rows), columns, titles, mark=heading != "Geometry")
+            protocols = ", ".join(sorted({row["protocol"] for row in rows}))
+            tables.append((heading, note, protocols, shown))
+    # how well a probe predicts columns of the data set
+    probed = evaluation.get("nuisance", [])
+    titles = {
+        row["column"]: f"{row['column']} ({row['details']['values']} values, "
+        f"chance {100 * row['details']['chance']:.1f})"
+        for row in probed
+    }
+    known = feature_table(table_lines(probed), titles, titles, mark=False) if probed else ""
+    return render("results.task_tables", tables=tables, known=known)
 
 
-def _cell(row: Tree | None, is_best: bool) -> Markup:
-    if row is None:
-        return Markup("–")
-    text, to = (number, " to ") if row.get("unit") == "number" else (_percent, "–")
-    low, high = map(text, row["interval95"])
-    shown = html("<data value='{!r}'>{}</data>", row["value"], text(row["value"]))
-    if is_best:
-        shown = html("<b class='best'>{}</b>", shown)
-    converged = row.get("details", {}).get("converged", True)
-    mark = Markup("" if converged else " <b>not converged</b>")
-    return html("{} <small>{}{}{}{}</small>", shown, low, to, high, mark)
+def leakage(evaluation: Tree) -> Markup:
+    """Tabulate each number of the table with and without leaked test samples; '' where unknown."""
+    found = evaluation.get("leakage")
+    if not found:
+        return Markup()
+    return render("results.leakage", sentence=leakage_sentence(found).split("`"), found=found)
 
 
-def _measured(evaluation: Tree) -> str:
-    metrics = {row["metric"] for row in evaluation["rows"] if row["column"] is not None}
-    if metrics == {"top1"}:
-        return "Top-1 accuracy in %"
-    small = sorted(each for each in metrics if each.startswith(SMALL_IS_GOOD))
-    return "Shares in %" + (f" (small is good: {', '.join(small)})" if small else "")
+def leakage_of_runs(evaluations: Mapping[str, Tree]) -> Markup:
+    """Tabulate the leaked samples of runs and their first number without; '' where unknown."""
+    found = {name: tree.get("leakage") for name, tree in evaluations.items()}
+    rows = [(name, each, _own_first(each)) for name, each in found.items() if each]
+    return render("results.leakage_of_runs", rows=rows) if rows else Markup()
 
 
-def _protocols(evaluation: Tree) -> Markup:
-    """Say what each column is: protocol, and the labelled images it used."""
-    items = [
-        html(
-            "<dt>{}</dt><dd><code>{}</code>, {:,} labelled train images</dd>",
-            column,
-            protocol,
-            bank,
-        )
-        for column in evaluation["columns"]
-        for protocol, bank in sorted(
-            {
-                (row["protocol"], row["bank"])
-                for row in evaluation["rows"]
-                if row["column"] == column
-            }
-        )
+def _own_first(leakage: Tree | None) -> list[Tree]:
+    """The rows of leakage that are of the run's own first number."""
+    return [
+        row
+        for row in (leakage["rows"] if leakage else ())
+        if row["features"] == "ssl" and not row["whitened"] and row["column"] in (KNN, RECALL)
     ]
-    return html("<dl class='protocols'>{}</dl>", joined(items))
-
-
-def _all_numbers(evaluation: Tree) -> Markup:
-    rows = [
-        (
-            Line(row["features"], row["whitened"], {}).title,
-            html("<code>{}</code>", row["protocol"]),
-            row["metric"],
-            _cell(row, False),
-            f"{row['queries']:,}",
-            f"{row['bank']:,}",
-        )
-        for row in evaluation["rows"]
-    ]
-    heads = ("features", "protocol", "metric", "value", "queries", "bank")
-    title = f"All {len(rows)} numbers, with every protocol"
-    return render("folded", title=title, text=table(heads, rows, "all"))

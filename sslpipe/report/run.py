@@ -26,68 +26,111 @@ _QUERY = re.compile(r"(\w+://[^\s?#'\"]+)[?#][^\s'\",]*")  # where signed URLs c
 _FOLDERS = re.compile(
     r"(?<![\w.:/~…-])(?:~?/|[A-Za-z]:[\\/])(?:[^\s/\\'\",;:<>]+[/\\])+(?=[^\s/\\])"
 )
+# what the page computes with, in its own type
+_DATA = {"name": str, "license": str, "classes": list, "samples": dict, "index_sha256": str}
+_ENVIRONMENT = {"cuda_device": (str, NoneType), "machine": str}
+_RUN = {"precision": str, "world": int, "environment": _ENVIRONMENT}
+_SAMPLER = dict.fromkeys(("classes_per_batch", "images_per_class", "random_images"), int)
+
+
+class Speed(NamedTuple):
+    """How fast a run trained, over all its steps; evaluation and saving are not counted."""
+
+    seconds: float
+    images_per_s: float
+    data_wait_percent: float
 
 
 class RunFiles(NamedTuple):
-    """A run as a report shows it.
+    """A run as a report shows it: secrets and folders are taken out of all but `given_recipe`."""
 
-    Args:
-        given_recipe: recipe.json as it stands.
-        recipe: recipe.json, cleaned to be shown.
-        data: data.json, cleaned.
-        environment: run.json, cleaned.
-        train: Lines of metrics.jsonl with what training logged, by step.
-        evals: Lines of metrics.jsonl with what evaluations during training logged, by step.
-        alarms: Lines of metrics.jsonl with alarms raised and over, by step.
-        quarantine: Lines of quarantine.jsonl, cleaned.
-        evaluation: eval.json, cleaned; None while there is none.
-        views_png: views.png; None while there is none.
-        classes: Names by label, not cleaned, of the data set that was evaluated; empty: none.
-        damaged: Name of a log -> how many of its lines were skipped as damaged.
-        saved_step: Of the newest checkpoint; 0 without one.
-        best: The best checkpoint; None: none is kept.
-    """
-
-    given_recipe: Tree
+    given_recipe: Tree  # recipe.json as it stands
     recipe: Tree
-    data: Tree
-    environment: Tree
-    train: list[Tree]
-    evals: list[Tree]
-    alarms: list[Tree]
-    quarantine: list[Tree]
-    evaluation: Tree | None
+    data: Tree  # data.json
+    environment: Tree  # run.json
+    train: list[Tree]  # lines of metrics.jsonl by step: what training logged
+    evals: list[Tree]  # what evaluations during training logged
+    alarms: list[Tree]  # alarms raised and over
+    quarantine: list[Tree]  # lines of quarantine.jsonl
+    evaluation: Tree | None  # eval.json, while there is one
     views_png: bytes | None
-    classes: list[str]
-    damaged: dict[str, int]
-    saved_step: int = 0
-    best: BestOf | None = None
+    classes: list[str]  # names by label, as they stand, of the data set that was evaluated
+    damaged: dict[str, int]  # name of a log -> how many of its lines were skipped as damaged
+    saved_step: int = 0  # of the newest checkpoint
+    best: BestOf | None = None  # the best checkpoint, where one is kept
+
+    @property
+    def facts(self) -> Tree:
+        """Metadata of eval.json; {} while there is none."""
+        facts: Tree = self.evaluation["facts"] if self.evaluation else {}
+        return facts
+
+    @property
+    def steps(self) -> int:
+        """Steps of training: to the last save, or to the last line where that came later."""
+        evaluated = self.facts.get("step")
+        logged = [int(line["step"]) for line in (*self.train[-1:], *self.evals[-1:])]
+        return max(self.saved_step, evaluated if isinstance(evaluated, int) else 0, *logged)
+
+    @property
+    def epochs(self) -> float:
+        """How often all images were seen."""
+        last = self.train[-1] if self.train else {}
+        return last["epoch"] / last["step"] * self.steps if last.get("step") else 0.0
+
+    @property
+    def batch_images(self) -> int:
+        """Images of a global step: the recipe's number, or a fine-tuning's PK batch."""
+        if (sampler := self.recipe.get("sampler")) is None:
+            return int(self.recipe["data"]["batch_size"])
+        grouped = sampler["classes_per_batch"] * sampler["images_per_class"]
+        return int(grouped + sampler["random_images"])
+
+    @property
+    def speed(self) -> Speed | None:
+        """Sum over metrics.jsonl: steps between two lines, at the speed that the later one says."""
+        before, seconds, waited_s = 0, 0.0, 0.0
+        for line in self.train:
+            passed_s = (line["step"] - before) * self.batch_images / line["images_per_s"]
+            seconds += passed_s
+            waited_s += passed_s * line["data_wait_percent"] / 100
+            before = line["step"]
+        if not seconds:
+            return None
+        return Speed(seconds, before * self.batch_images / seconds, 100 * waited_s / seconds)
+
+    @property
+    def standing(self) -> str:
+        """Names of the alarms that were raised and are not over."""
+        standing: dict[str, None] = {}
+        for line in self.alarms:
+            standing |= dict.fromkeys(line["raised"])
+            standing = {name: None for name in standing if name not in line["over"]}
+        return ", ".join(standing).replace("_", " ")
 
 
 def read_run(run_dir: Path) -> RunFiles:
-    """Read everything that a report needs of a run.
-
-    Raises:
-        UserError: The directory is no run, or a file is not readable.
-    """
+    """Read what a report needs. Raises: UserError: it is no run, or a file is not readable."""
     if not (run_dir / "recipe.json").exists():
         raise UserError(
             f"{run_dir} holds no run: it has no recipe.json; name the --run-dir of `sslpipe train`"
         )
     # what every run has
-    recipe, data, environment = _read_recipe(run_dir), _read_data(run_dir), _read_run(run_dir)
+    recipe = read_description(run_dir, "recipe.json")
+    _checked(recipe, _recipe_kinds(recipe), run_dir / "recipe.json")
+    data = _checked(read_description(run_dir, "data.json"), _DATA, run_dir / "data.json")
+    environment = _checked(read_description(run_dir, "run.json"), _RUN, run_dir / "run.json")
     # what it may have
     eval_json = run_dir / "eval.json"
     evaluation = read_suite(eval_json) if eval_json.exists() else None
     classes = evaluation["facts"].get("classes") if evaluation else None
     bad_samples, _ = read_records(run_dir / "quarantine.jsonl", QUARANTINED)
-    train = [line for line in read_metrics(run_dir, "train") if _is_complete(line)]
     return RunFiles(
         given_recipe=recipe,
         recipe=cleaned(recipe),
         data=cleaned(data),
         environment=cleaned(environment),
-        train=train,
+        train=[line for line in read_metrics(run_dir, "train") if _is_complete(line)],
         evals=read_metrics(run_dir, "eval"),
         alarms=[line for line in read_metrics(run_dir, "alarm") if _is_alarm(line)],
         quarantine=[_without_places(line) for line in bad_samples],
@@ -98,14 +141,6 @@ def read_run(run_dir: Path) -> RunFiles:
         saved_step=saved_step(run_dir),
         best=newest_best(run_dir),
     )
-
-
-def trained_steps(run: RunFiles) -> int:
-    """Count the steps of training: to the last save, or to the last line where that came later."""
-    evaluated: Any = run.evaluation["facts"].get("step") if run.evaluation else 0
-    logged = [line["step"] for line in (*run.train[-1:], *run.evals[-1:])]
-    done: int = max(run.saved_step, evaluated if isinstance(evaluated, int) else 0, *logged)
-    return done
 
 
 def cleaned(tree: Tree) -> Tree:
@@ -131,72 +166,48 @@ def _without_places(value: Any) -> Any:
     return without_places(value) if isinstance(value, str) else value
 
 
-def _read_data(run_dir: Path) -> Tree:
-    data = read_description(run_dir, "data.json")
-    kinds = {"name": str, "license": str, "classes": list, "samples": dict, "index_sha256": str}
-    return _checked(data, kinds, run_dir / "data.json")
-
-
-def _read_recipe(run_dir: Path) -> Tree:
-    """Read recipe.json, with what the sections compute with in its own type."""
-    path = run_dir / "recipe.json"
-    tree = read_description(run_dir, "recipe.json")
-    kinds: dict[str, dict[str, type]] = {
-        "data": {"split": str, "holdout": int},
-        **{section: {"kind": str} for section in ("augment", "backbone", "loss")},
-    }
+def _recipe_kinds(tree: Tree) -> Tree:
+    data: Tree = {"split": str}
+    if isinstance(tree.get("data"), dict) and "holdout" in tree["data"]:
+        data["holdout"] = int
+    named = {"name": str} | {key: {"kind": str} for key in ("augment", "backbone", "loss")}
     if is_finetune(tree):
-        counts = ("classes_per_batch", "images_per_class", "random_images")
-        kinds["sampler"] = dict.fromkeys(counts, int)
-    else:
-        kinds["data"]["batch_size"] = int
-    _checked(tree, {"name": str, **dict.fromkeys(kinds, dict)}, path)
-    for section, entries in kinds.items():
-        _checked({"holdout": 0, **tree[section]}, entries, path)
-    return tree
+        return {**named, "data": data, "sampler": _SAMPLER}
+    return {**named, "data": {**data, "batch_size": int}}
 
 
-def _read_run(run_dir: Path) -> Tree:
-    path = run_dir / "run.json"
-    tree = read_description(run_dir, "run.json")
-    _checked(tree, {"precision": str, "world": int, "environment": dict}, path)
-    _checked(tree["environment"], {"cuda_device": (str, NoneType), "machine": str}, path)
-    return tree
-
-
-def _checked(tree: Tree, kinds: dict[str, Any], path: Path) -> Tree:
+def _checked(tree: Tree, kinds: Tree, path: Path) -> Tree:
+    """Check the types of entries, nested ones too."""
     for key, kind in kinds.items():
-        if key not in tree or not isinstance(tree[key], kind):
+        wanted = dict if isinstance(kind, dict) else kind
+        if key not in tree or not isinstance(tree[key], wanted):
             raise UserError(f"{path} is damaged: {key} = {tree.get(key)!r:.40}; restore a copy")
+        if isinstance(kind, dict):
+            _checked(tree[key], kind, path)
     return tree
 
 
 def _is_complete(line: Tree) -> bool:
     """Whether a line of training has what the report computes with."""
+    numbers = ("epoch", "images_per_s", "data_wait_percent")
     return (
-        is_number(line.get("epoch"))
-        and is_number(line.get("images_per_s"))
+        all(is_number(line.get(key)) for key in numbers)
         and line["images_per_s"] > 0
-        and is_number(line.get("data_wait_percent"))
         and {"loss", "skipped_steps"} <= set(line)
     )
 
 
 def _is_alarm(line: Tree) -> bool:
     names = [line.get("raised"), line.get("over")]
-    tables = [line.get("value"), line.get("threshold")]
     if not all(isinstance(each, list) for each in names):
         return False
+    tables = [line.get("value"), line.get("threshold")]
     numbers = [(t, name) for t in tables for each in names for name in each]  # type: ignore[union-attr]
     return all(isinstance(t, dict) and is_number(t.get(str(name))) for t, name in numbers)
 
 
 def _read_png(path: Path) -> bytes | None:
-    """Read a PNG, whose parts have checksums; None where there is none.
-
-    Raises:
-        UserError: It is damaged.
-    """
+    """Read a PNG, whose parts have checksums; None where there is none. Raises: UserError."""
     if not path.exists():
         return None
     try:

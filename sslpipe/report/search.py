@@ -3,11 +3,18 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+from markupsafe import Markup
 from PIL import Image
 
+from sslpipe.data.decode import decode
 from sslpipe.evaluation.search import Hit, ImageSearch
-from sslpipe.report.page import html, html_page, render
-from sslpipe.report.pictures import THUMB_PX, data_uri, thumbnails
+from sslpipe.portable import read_regular
+from sslpipe.report.page import html_page, render
+from sslpipe.report.pictures import THUMB_PX, shortest_uri, thumbnails
+
+CANVAS_PX = 256  # of a query, before it is a thumbnail
+FOOTER = Markup("Written by <code>sslpipe search</code>.")
 
 
 def search_page(
@@ -30,25 +37,15 @@ def search_page(
     ]
     rows = []
     for query, hits, names in zip(queries, found, keys, strict=True):
+        pixels = decode(read_regular(query), CANVAS_PX).transpose(1, 2, 0)  # (H, W, 3)
+        image = Image.fromarray(np.ascontiguousarray(pixels))
+        image.thumbnail((THUMB_PX, THUMB_PX))
+        own = shortest_uri(image), query.name
         cells = [
-            {
-                "uri": pictures[hit.part].get(hit.id),
-                "alt": f"sample {hit.id}",
-                "name": name,
-                "word": "",
-                "sign": "",
-                "cosine": f"{hit.score:.3f}",
-            }
+            (pictures[hit.part].get(hit.id), name, hit.score)
             for hit, name in zip(hits, names, strict=True)
         ]
-        with Image.open(query) as image:
-            image.thumbnail((THUMB_PX, THUMB_PX))
-            head = {"uri": data_uri(image), "alt": query.name, "name": query.name}
-        rows.append((head, cells))
-    most = max(map(len, found))
-    sheet = render("neighbours", rows=rows, heads=[f"{n}." for n in range(1, most + 1)])
-    heading = html(
-        "<h1>{}</h1><p>{}</p>", "Nearest images", f"Of {len(search):,}; the number is the cosine."
-    )
-    footer = html("Written by <code>{}</code>.", "sslpipe search")
-    return html_page("Nearest images", heading, {"Found": sheet}, footer=footer)
+        rows.append((own, cells))
+    head = render("search.header", count=f"{len(search):,}")
+    sheet = render("search.found", rows=rows)
+    return html_page("Nearest images", head, {"Found": sheet}, footer=FOOTER)

@@ -15,13 +15,8 @@ Kind = Literal["train", "shards"]
 
 # Options that every script of a kind has, unless given; sbatch's long names.
 _TRAIN = {
-    "job-name": "sslpipe",
-    "nodes": "1",
-    "ntasks-per-node": "1",
-    "signal": "B:USR1@120",
-    "requeue": "",
-    "open-mode": "append",
-    "output": "%x-%j.out",
+    **{"job-name": "sslpipe", "nodes": "1", "ntasks-per-node": "1", "signal": "B:USR1@120"},
+    **{"requeue": "", "open-mode": "append", "output": "%x-%j.out"},
 }
 _SHARDS = {name: value for name, value in _TRAIN.items() if name != "signal"}
 DEFAULTS: dict[Kind, dict[str, str]] = {
@@ -67,15 +62,10 @@ def batch_script(
         arguments: Of `sslpipe train` or `sslpipe shards build`, the folder first.
         settings: Variables that the site's part would otherwise default.
         site: A shell file to include before the defaults: modules, network, containers.
-        kind: Of the job. Without an array the one of shards merges what tasks of an array built.
-
-    Returns:
-        Bash. The programs are those of the Python environment that runs this; all nodes must see
-        it, and the files that the arguments name.
+        kind: Of the job. Without an array the one of shards merges what an array built.
 
     Raises:
-        UserError: For an option that is not in OPTIONS, a value that it cannot have, or a file
-            that cannot be read.
+        UserError: For an unknown option, a value that it cannot have, or an unreadable file.
     """
     for name, value in options.items():
         if name not in OPTIONS:

@@ -1,7 +1,7 @@
 """Which evaluation of a run was the best, and for how many since nothing was better."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -25,8 +25,7 @@ Values = Mapping[str, float]
 class Best:
     """Follows the evaluations of a run; the same on all ranks.
 
-    With optim.ema an evaluation scores trained and averaged weights: the better ones count, of
-    equal ones the trained.
+    With optim.ema the better ones of trained and averaged weights count, of equal ones the trained.
 
     Args:
         config: The recipe's [run].
@@ -42,8 +41,8 @@ class Best:
 
     def __init__(self, config: RunConfig, state: Mapping[str, Any] | None = None) -> None:
         state = state or {}
-        self._score, self._patience = scorer(config.keep_by), config.patience
         self._by, self._keeps = config.keep_by, config.keep == "best"
+        self._patience = config.patience
         # else other numbers were compared, or the best weights were not kept
         same = state.get("by") == self._by and (not self._keeps or "name" in state)
         self.step: int | None = state.get("step") if same else None
@@ -54,12 +53,7 @@ class Best:
         self._before = (self.step, self.weights, self.value, self.since)
 
     def read(self, done: int, values: Values) -> None:
-        """Take in an evaluation's numbers, which rank 0 has. Collective.
-
-        Args:
-            done: Steps done.
-            values: Names and numbers, as they are logged.
-        """
+        """Take in an evaluation's numbers after `done` steps; rank 0 has them. Collective."""
         if not self._keeps and not self._patience:
             return
         averaged = {k.removeprefix(EMA): v for k, v in values.items() if k.startswith(EMA)}
@@ -72,6 +66,15 @@ class Best:
                 self.is_new = True
         if not self.is_new:
             self.since += 1
+
+    def _score(self, values: Values) -> float | None:
+        """Score an evaluation by run.keep_by, larger is better; None: it has no score."""
+        value = math.nan
+        if self._by == "auto":
+            value = next((values[name] for name in LABELLED if name in values), value)
+        elif all(HOLDOUT + name in values for name in NUMBERS):
+            value = SCORES[self._by]({name: values[HOLDOUT + name] for name in NUMBERS})
+        return None if math.isnan(value) else value
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -105,25 +108,6 @@ class Best:
         return f"no evaluation since step {self.step} was better by run.keep_by = {self._by!r}"
 
 
-def scorer(by: str) -> Callable[[Values], float | None]:
-    """Return what makes a score, larger is better, of an evaluation's numbers; None: it has none.
-
-    Args:
-        by: run.keep_by.
-    """
-
-    def score(values: Values) -> float | None:
-        if by == "auto":
-            value = next((values[name] for name in LABELLED if name in values), math.nan)
-        elif all(HOLDOUT + name in values for name in NUMBERS):
-            value = SCORES[by]({name: values[HOLDOUT + name] for name in NUMBERS})
-        else:
-            value = math.nan
-        return None if math.isnan(value) else value
-
-    return score
-
-
 class Chosen(NamedTuple):
     """A checkpoint of a run, and which weights of its encoder are meant."""
 
@@ -136,8 +120,8 @@ def choose(run_dir: Path, checkpoint: str | None, weights: Weights | None) -> Ch
 
     Args:
         run_dir: The run directory.
-        checkpoint: As `checkpoint_files.named` takes it; "best": what the newest one says is the
-            best so far; None: the newest.
+        checkpoint: A name for `named`; "best": what the newest one says is the best so far; None:
+            the newest.
         weights: None: of "best" those that were better there, else the trained ones.
 
     Raises:
@@ -171,24 +155,17 @@ def check_keeping(
         labels: Of its images, -1 without. With a single class every evaluation is right, and
             without two images of one class none is.
         remedy: Settings that give it such images.
-
-    Raises:
-        RecipeError: Naming setting and remedy.
     """
-    wanted = [
-        name
-        for name, on in (("keep = 'best'", config.keep == "best"), ("patience", config.patience))
-        if on
-    ]
-    if not wanted:
+    setting = "run.keep = 'best'" if config.keep == "best" else "run.patience"
+    if config.keep != "best" and not config.patience:
         return
     if not config.monitor_steps:
-        raise RecipeError(f"run.{wanted[0]} needs evaluations to choose by; set run.monitor_steps")
+        raise RecipeError(f"{setting} needs evaluations to choose by; set run.monitor_steps")
     classes = len(np.unique(labels[labels >= 0]))
     if config.keep_by == "auto" and (classes < 2 or not with_a_partner(labels)):
         names = " or ".join(map(repr, SCORES))
         raise RecipeError(
-            f"run.{wanted[0]} has no labelled held-out images of two classes, two of one class, to "
+            f"{setting} has no labelled held-out images of two classes, two of one class, to "
             f"choose by; {remedy and remedy + ', or '}name a score without labels: "
             f"run.keep_by = {names}"
         )

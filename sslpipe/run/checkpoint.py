@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_map
 from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import CheckpointError
 from sslpipe.faults import fault
-from sslpipe.portable import make_folder, sha256_of, sync, write_atomically
+from sslpipe.portable import full_disk, make_folder, sha256_of, sync, write_atomically
 from sslpipe.recipe.identity import differences, same_run
 from sslpipe.run.checkpoint_files import best_of, checkpoint_names, damage_of, read_state
 from sslpipe.run.fsdp import load_whole_state, whole_state
@@ -50,14 +50,16 @@ class Checkpointer:
 
     Args:
         run_dir: Of the run.
-        keep: How many checkpoints stay, beside those that they name as the best; older ones are
-            deleted.
-        identity: What must agree for a resume: {"digest": ..., "recipe": {...}, "index_sha256":
-            ...}.
+        keep: How many checkpoints stay, beside those that they name as the best.
+        identities: What must agree for a resume, {"digest": ..., "recipe": {...}, "index_sha256":
+            ...}: the run's own, then others that it may have been recorded with.
         process: This process.
         warn: Shows a message to the user.
         defaults: `ADDED_LATER` of the recipe: what a stored identity may say or not.
-        also: Other identities that the run may have been recorded with.
+
+    Attributes:
+        identity: What the run records: its own, or what it was recorded with.
+        best: What the restored state.json says of the best checkpoint.
     """
 
     def __init__(
@@ -65,16 +67,15 @@ class Checkpointer:
         run_dir: Path,
         *,
         keep: int,
-        identity: dict[str, Any],
+        identities: Sequence[dict[str, Any]],
         process: Rank,
         warn: Callable[[str], None],
         defaults: Mapping[str, Any] = MappingProxyType({}),
-        also: Sequence[dict[str, Any]] = (),
     ) -> None:
-        self.folder = run_dir / "checkpoints"
-        self.defaults, self.also = defaults, also
-        self.keep, self.identity, self.process, self.warn = keep, identity, process, warn
-        self.best: dict[str, Any] = {}  # what the restored state.json says of the best one
+        self.folder, self.keep = run_dir / "checkpoints", keep
+        self.identities, self.identity, self.defaults = identities, identities[0], defaults
+        self.process, self.warn = process, warn
+        self.best: dict[str, Any] = {}
         self._failed_saves = 0
 
     def save(
@@ -100,7 +101,8 @@ class Checkpointer:
             try:
                 self._write(step, states, metadata)
             except (OSError, RuntimeError, SafetensorError) as error:  # each says "full" its way
-                cause = _of_the_disk(error)
+                below = error.__context__  # torch's own words hide it
+                cause = full_disk(error) or (below if isinstance(below, OSError) else error)
                 problem = f"{type(cause).__name__}: {cause}"
         problem = broadcast_object(problem)
         if problem is None:
@@ -116,12 +118,7 @@ class Checkpointer:
         return False
 
     def restore(self, parts: dict[str, Any]) -> int:
-        """Load the newest whole checkpoint into the parts.
-
-        A damaged one is renamed bad-..., and the next older one is taken.
-
-        Args:
-            parts: As in `save`.
+        """Load the newest whole checkpoint into the parts; damaged ones are set aside.
 
         Returns:
             The step it was written after; 0 where there is none.
@@ -166,10 +163,12 @@ class Checkpointer:
 
     def _same_run(self, name: str) -> None:
         stored = read_state(self.folder / name)["identity"]
-        if any(same_run(stored, each, self.defaults) for each in (self.identity, *self.also)):
+        if any(same_run(stored, each, self.defaults) for each in self.identities):
             self.identity = stored  # a run keeps the digest that it began with
         else:
-            ours, theirs = ({k: i[k] for k in i if k != "digest"} for i in (self.identity, stored))
+            ours, theirs = (
+                {k: i[k] for k in i if k != "digest"} for i in (self.identities[0], stored)
+            )
             differ = differences(theirs, ours)
             raise CheckpointError(f"{self.folder.parent} holds a run with other settings: {differ}")
 
@@ -252,11 +251,3 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def _of_the_disk(error: BaseException) -> BaseException:
-    """Return the OSError behind an error: torch's own says only that a file came out too short."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__context__
-    return cause or error

@@ -17,11 +17,7 @@ FILES = {"model.safetensors", "parts.pt", "state.json"}  # of a checkpoint, besi
 
 
 def checkpoint_names(folder: Path) -> list[str]:
-    """List the names of the checkpoints in RUN/checkpoints, oldest first.
-
-    Raises:
-        CheckpointError: It is no folder.
-    """
+    """List the names of the checkpoints in RUN/checkpoints, oldest first."""
     if not folder.exists():
         return []
     if not folder.is_dir():
@@ -61,21 +57,17 @@ def latest(run_dir: Path) -> Path:
     """
     folder = run_dir / "checkpoints"
     names = checkpoint_names(folder)
-    aside = [p.name for p in folder.glob("bad-step-*")] if names else []
-    lost = [name for name in aside if _step_of(name) > _step_of(names[-1])]
     if not names:
         raise CheckpointError(f"{run_dir} holds no checkpoint; has it saved one yet?")
-    damage = damage_of(folder / names[-1])
-    if damage is None and not lost:
+    last = max((p.name for p in folder.glob("bad-step-*")), key=_step_of, default="")
+    if damage := damage_of(folder / names[-1]):
+        found = f"newest checkpoint, {names[-1]}, is damaged ({damage})"
+    elif _step_of(last) > _step_of(names[-1]):
+        found = f"last checkpoint was damaged ({last}), and it has not come as far again"
+    else:
         return folder / names[-1]
-    found = (
-        f"newest checkpoint, {names[-1]}, is damaged ({damage})"
-        if damage
-        else f"last checkpoint was damaged ({max(lost, key=_step_of)}), and it has not come as far "
-        "again"
-    )
-    older = [name for name in reversed(names) if damage_of(folder / name) is None]
-    other = f", or take an older one by --checkpoint {older[0]}" if older else ""
+    older = _whole(folder, names)
+    other = f", or take an older one by --checkpoint {older[-1]}" if older else ""
     raise CheckpointError(
         f"{folder}: the {found}; resume the run with its own `sslpipe train` command, restore a "
         f"copy{other}"
@@ -83,11 +75,7 @@ def latest(run_dir: Path) -> Path:
 
 
 def named(run_dir: Path, name: str) -> Path:
-    """Find one checkpoint of a run, whole.
-
-    Args:
-        run_dir: The run directory.
-        name: As the folder is called, "step-00000012"; fewer zeros, or the number alone, will do.
+    """Find one checkpoint of a run, whole, by "step-00000012", fewer zeros, or the number alone.
 
     Raises:
         CheckpointError: It is not there, or damaged.
@@ -100,13 +88,14 @@ def named(run_dir: Path, name: str) -> Path:
         raise CheckpointError(
             f"{folder} has no checkpoint {name!r}; there are: {', '.join(names) or 'none'}"
         )
-    damage = damage_of(folder / full)
-    if damage is not None:
-        others = [each for each in names if damage_of(folder / each) is None]
-        raise CheckpointError(
-            f"{folder / full} is damaged ({damage}); whole ones: {', '.join(others) or 'none'}"
-        )
+    if damage := damage_of(folder / full):
+        others = ", ".join(_whole(folder, names)) or "none"
+        raise CheckpointError(f"{folder / full} is damaged ({damage}); whole ones: {others}")
     return folder / full
+
+
+def _whole(folder: Path, names: list[str]) -> list[str]:
+    return [name for name in names if damage_of(folder / name) is None]
 
 
 def damage_of(checkpoint: Path) -> str | None:
@@ -128,11 +117,7 @@ def damage_of(checkpoint: Path) -> str | None:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Read state.json of a checkpoint whose files are whole.
-
-    Raises:
-        CheckpointError: It was not written by this program.
-    """
+    """Read a checkpoint's state.json. Raises: CheckpointError where it is none of this program."""
     path = checkpoint / "state.json"
     try:
         state = read_object(path)

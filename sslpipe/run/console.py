@@ -15,10 +15,7 @@ GONE = (errno.EPIPE, errno.EIO)  # nobody will read again; a full disk may have 
 
 
 class LastingStream:
-    """A text stream whose `write` and `flush` do not raise.
-
-    Args:
-        stream: Where it writes; everything else is asked of it.
+    """A text stream whose `write` and `flush` do not raise; all else is the inner stream's.
 
     Attributes:
         error: The first error that lost text; None: none was lost.
@@ -60,11 +57,7 @@ class LastingStream:
 
 @contextmanager
 def lasting_streams() -> Iterator[list[LastingStream]]:
-    """Let sys.stdout and sys.stderr last inside; both are flushed at the end.
-
-    Yields:
-        The two; none where the process has no console.
-    """
+    """Let sys.stdout and sys.stderr last inside; gives the two, none where there is no console."""
     before = sys.stdout, sys.stderr
     if None in before:  # a program without a console
         yield []

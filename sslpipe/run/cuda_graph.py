@@ -25,17 +25,12 @@ from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.guard import Decision, StepGuard
 from sslpipe.run.launch import training_device
 
+NO_EFFECT = "run.cuda_graph = true has no effect"
 WARM_UP = 3  # steps that are launched before one is recorded, the last of them as it is compared
 
 
 class Step(NamedTuple):
-    """What a step leaves, on its device.
-
-    Args:
-        z_a: (B, D), embeddings of the first views.
-        z_b: (B, D), of the second.
-        decision: Its loss and gradient norm, and whether it was skipped.
-    """
+    """What a step leaves: (B, D) embeddings of either view, and what became of it."""
 
     z_a: Tensor
     z_b: Tensor
@@ -83,17 +78,13 @@ def graph_refusal(
         "the weights are of several dtypes, so the host decides each step": not on_device,
     }
     reason = next((text for text, holds in reasons.items() if holds), None)
-    return _launched_singly(reason) if reason and recipe.run.cuda_graph else None
+    return f"{NO_EFFECT}: {reason}" if reason and recipe.run.cuda_graph else None
 
 
 def will_record(recipe: Recipe, world_size: int, loss_fn: Objective) -> bool:
     """Say, before the device is used, whether steps are likely to be recorded."""
     kind = training_device(recipe).type
     return recipe.run.cuda_graph and graph_refusal(recipe, kind, world_size, loss_fn) is None
-
-
-def _launched_singly(reason: str) -> str:
-    return f"run.cuda_graph = true has no effect: {reason}"
 
 
 class StepGraph:
@@ -104,8 +95,7 @@ class StepGraph:
     operations launch for them depends on the batch, so those are made before.
 
     Args:
-        take_step: Called with batch, seed and numbers as here, and with `views` where those are
-            made already; it launches the whole step.
+        take_step: Launches the whole step: (batch, seed, *numbers, views=None).
         make_views: batch -> (2B, 3, S, S).
         optimizer: That it steps. Learning rates are read before each call.
         loss_fn: That it computes; plain attributes are set as the recorded call has set them.
@@ -136,15 +126,12 @@ class StepGraph:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, batch: Batch, seed: Seed, *numbers: float) -> Step:
-        """Take a step.
+        """Take a step, from a batch on the device; the next call overwrites what it returns.
 
         Args:
-            batch: Of this step, on the device.
+            batch: Of this step.
             seed: Handed on to take_step; torch's generators are seeded already.
             numbers: What else differs between steps; take_step gets () float64 on the device.
-
-        Returns:
-            What the next call overwrites.
         """
         before = torch.cuda.current_stream()
         self._stream.wait_stream(before)
@@ -167,7 +154,11 @@ class StepGraph:
         if self._guard.last_may_end_it:
             reason = "it must know how the last step went"
         if reason:
-            self._warn_once(reason)
+            if not self._warned:
+                self._warn(
+                    f"run.cuda_graph: a step is launched, not replayed: {reason} (told once)"
+                )
+            self._warned = True
             return self._take_step(batch, seed, *numbers, views=views)
 
         self._inputs.fill(batch, views)
@@ -211,13 +202,8 @@ class StepGraph:
         self._optimizer.zero_grad(set_to_none=True)  # in memory of what was being recorded
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        self._warn(_launched_singly(reason))
+        self._warn(f"{NO_EFFECT}: {reason}")
         return None
-
-    def _warn_once(self, reason: str) -> None:
-        if not self._warned:
-            self._warn(f"run.cuda_graph: a step is launched, not replayed: {reason} (told once)")
-        self._warned = True
 
 
 class _Recorded(NamedTuple):
@@ -259,14 +245,7 @@ class _Numbers:
 
 
 class _Inputs:
-    """The memory that a recorded step reads: images and their views' tables, or views; ids.
-
-    Args:
-        batch: One of those that are to be copied into it.
-        views: Its views, where they are made before.
-        canvas_px: The longest side of an image.
-        ids_on_device: Whether the objective reads the ids there.
-    """
+    """The memory that a recorded step reads: images and their views' tables, or views; ids."""
 
     def __init__(
         self, batch: Batch, views: Tensor | None, canvas_px: int, *, ids_on_device: bool
@@ -321,13 +300,8 @@ def _triton_plan(batch: Batch) -> TritonPlan | None:
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lists the operations on the device inside, with shapes and the numbers that they are given.
 
-    Two steps whose lists are equal launch the same. A number that the host makes anew in each step
-    shows in the lists; a tensor that it makes, when it is copied.
-
-    Attributes:
-        calls: One line each.
-        of_host: The first that takes a tensor of the host, or gives the host one; None: there is
-            none.
+    Two steps whose lists are equal launch the same. `of_host` is the first operation that takes a
+    tensor of the host, or gives the host one.
     """
 
     def __init__(self) -> None:

@@ -11,10 +11,7 @@ _AGAIN = "write it again with `sslpipe evaluate suite`"
 
 
 def read_suite(path: Path) -> dict[str, Any]:
-    """Read an eval.json.
-
-    Returns:
-        What `run_suite` returned; of a file of an earlier version with the names of this one.
+    """Read an eval.json; one of an earlier version gets the names of this one.
 
     Raises:
         UserError: It is damaged, or of another version; names the file and the remedy.

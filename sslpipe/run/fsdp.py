@@ -16,7 +16,7 @@ from accelerate.utils import patch_environment
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sslpipe.distributed import current_rank, is_cut
+from sslpipe.distributed import current_rank, is_cut, local_part
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.blocks import block_names, count_parameters
@@ -51,12 +51,7 @@ def unknown_to_accelerate() -> AbstractContextManager[None]:
 
 
 def check_recipe(recipe: RunRecipe) -> None:
-    """Refuse what a sharded run cannot do, where the launcher asks for one.
-
-    Raises:
-        UserError: Naming the launcher's setting.
-        RecipeError: Naming the recipe's.
-    """
+    """Refuse, by name, what a sharded run cannot do, where the launcher asks for one."""
     if not is_asked_for():
         return
     for variable, value in _LAUNCHER.items():
@@ -78,13 +73,11 @@ def check_recipe(recipe: RunRecipe) -> None:
 
 
 def check_precision(precision: str) -> None:
-    """Refuse a run's precision that a sharded one does not have, where the launcher asks for one.
+    """Refuse a precision that a sharded run does not have, where the launcher asks for one.
 
     Args:
-        precision: '' where a new run has optim.precision = "auto".
-
-    Raises:
-        RecipeError: It is that, or fp16, whose gradient scaler is not tested with parts.
+        precision: '' where a new run has optim.precision = "auto"; fp16's gradient scaler is not
+            tested with parts.
     """
     if is_asked_for() and precision in ("", "fp16"):
         why = "is not there under FSDP" if precision else "times the whole model on one device"
@@ -137,7 +130,7 @@ def shard(model: ModuleT, device: torch.device, *, sent_as: torch.dtype | None =
     if isinstance(average := getattr(model, "ema", None), nn.Module):
         _cut_average(average, model.get_submodule("backbone"), device)
     if process.rank == 0:
-        own = sum(_local_numel(parameter) for parameter in model.parameters())
+        own = sum(local_part(parameter).numel() for parameter in model.parameters())
         print(
             f"FSDP: each of {process.world_size} processes holds {own:,} of the "
             f"{count_parameters(model):,} weights, and as much of gradients and optimizer",
@@ -187,23 +180,14 @@ def gathered(module: nn.Module) -> Iterator[None]:
 def whole_state(part: Any) -> dict[str, Any]:
     """Return a part's state_dict with whole tensors, as an unsharded run's; collective.
 
-    Args:
-        part: A module, an optimizer, or what else has a state_dict; it may be sharded.
-
-    Returns:
-        On rank 0; what was gathered is on the CPU there, and None on the others.
+    What was gathered is on the CPU of rank 0, and None on the others.
     """
     state: dict[str, Any] = part.state_dict()
     return _whole(state) if any(map(is_cut, _parameters(part))) else state
 
 
 def load_whole_state(part: Any, state: dict[str, Any]) -> None:
-    """Load what `whole_state` returned, on any number of ranks, each its own share.
-
-    Args:
-        part: As there, sharded or not.
-        state: The same on all ranks.
-    """
+    """Load what `whole_state` returned, the same on all ranks: each its own share."""
     parameters = _parameters(part)
     if any(map(is_cut, parameters)):
         if isinstance(part, Optimizer):
@@ -246,7 +230,3 @@ def _like(own: Any, value: Any) -> Any:
 
     part = distribute_tensor(value, own.device_mesh, own.placements, src_data_rank=None)
     return part.clone()  # else it is a view, and all of the whole tensor stays
-
-
-def _local_numel(parameter: Any) -> int:
-    return int(parameter.to_local().numel()) if is_cut(parameter) else parameter.numel()

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,7 @@ from sslpipe.precision import to_float64, wide_dtype
 def micro_batch_rows(images: int, streams: int, micro_batches: int) -> list[Tensor]:
     """Choose which of a rank's rows each micro-batch takes: the k-th slice of every stream.
 
-    A stream belongs to one rank, so a micro-batch has the same members over all ranks whatever
-    their number.
+    A stream belongs to one rank, so a micro-batch has the same members whatever their number.
 
     Args:
         images: B rows on this rank, stream-major.
@@ -29,9 +27,6 @@ def micro_batch_rows(images: int, streams: int, micro_batches: int) -> list[Tens
 
     Returns:
         micro_batches tensors (B / micro_batches,) int64.
-
-    Raises:
-        ValueError: The slices are not equal.
     """
     if images % (streams * micro_batches):
         raise ValueError(
@@ -51,15 +46,12 @@ def cached_backward(
     backward: Callable[[Tensor], None],
     seed: Callable[[int], None],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add the gradient of the whole batch's loss to .grad, one micro-batch at a time.
+    """Add the gradient of the whole batch's loss to .grad, one micro-batch at a time. Collective.
 
     Pass 1 embeds every micro-batch without gradient. The loss of all embeddings gives dL/dz. Pass 2
-    embeds every micro-batch again, now with gradient, and carries its part of dL/dz back. So the
-    activations and the float views of one micro-batch are alive at a time, and the gradient is that
-    of one autograd graph over the same micro-batches. BatchNorm normalises over a micro-batch;
-    without BatchNorm it is the gradient of the whole batch in one piece.
-
-    Collective.
+    embeds every micro-batch again, now with gradient, and carries its part of dL/dz back. The
+    activations and the float views of one micro-batch are alive at a time; the gradient is that of
+    one autograd graph over the same micro-batches, over each of which BatchNorm normalises.
 
     Args:
         wrapped: The model, or DDP around it; ranks exchange gradients once.
@@ -131,9 +123,6 @@ class PooledStatistics:
     Args:
         model: Bare; left as it was.
         views: (2, 3, S, S), two views as the model takes them; their values do not matter.
-
-    Raises:
-        TypeError: A forward uses a BatchNorm twice: which use counts is not defined.
     """
 
     def __init__(self, model: nn.Module, views: Tensor) -> None:
@@ -157,8 +146,7 @@ class PooledStatistics:
     def over_micro_batches(self, images: int) -> Iterator[Callable[[], None]]:
         """Yield what to call after each micro-batch of `images` images on this rank.
 
-        The running statistics are those of the last micro-batch then; on leaving, what they were
-        before, moved on by one step.
+        On leaving, the running statistics are what they were before, moved on by one step.
         """
         norms = self._norms
         if not norms:
@@ -167,7 +155,7 @@ class PooledStatistics:
         momenta = [norm.momentum for norm in norms]
         before = self._running()
         steps = torch.stack([_tracked(norm) for norm in norms])  # (norms,)
-        moments: list[_Moments] = []  # of each micro-batch
+        moments: list[Tensor] = []  # of each micro-batch
         for norm in norms:
             norm.momentum = 1.0  # a forward leaves its own moments
         try:
@@ -182,43 +170,30 @@ class PooledStatistics:
         if not all(norm.training for norm in norms):  # a frozen one keeps its statistics
             frozen = torch.tensor([not norm.training for norm in norms], device=rates.device)
             rates, steps = rates.masked_fill(frozen, 0), steps - frozen.to(steps)
-        rate = rates.to(before.mean.dtype)[self._norm_of]
-        self._write(before.mean.lerp(pooled.mean, rate), before.var.lerp(pooled.var, rate))
+        rate = rates.to(before.dtype)[self._norm_of]
+        now = before.lerp(pooled, rate)
+        for norm, mean, var in zip(norms, *(row.split(self._widths) for row in now), strict=True):
+            _kept(norm.running_mean).copy_(mean)
+            _kept(norm.running_var).copy_(var)
         torch._foreach_copy_([_tracked(norm) for norm in norms], list(steps.unbind()))
 
-    def _running(self) -> "_Moments":
-        return _Moments(
-            torch.cat([_kept(norm.running_mean) for norm in self._norms]),
-            torch.cat([_kept(norm.running_var) for norm in self._norms]),
-        )
+    def _running(self) -> Tensor:
+        """(2, C): means and unbiased variances, the norms' channels one after another."""
+        means = torch.cat([_kept(norm.running_mean) for norm in self._norms])
+        return torch.stack([means, torch.cat([_kept(norm.running_var) for norm in self._norms])])
 
-    def _write(self, mean: Tensor, var: Tensor) -> None:
-        parts = (torch.split(moment, self._widths) for moment in (mean, var))
-        for norm, m, v in zip(self._norms, *parts, strict=True):
-            _kept(norm.running_mean).copy_(m)
-            _kept(norm.running_var).copy_(v)
-
-    def _pooled(self, parts: list["_Moments"], images: int) -> "_Moments":
-        """Mean and unbiased variance (C,) of all values, from those of equal parts of them."""
+    def _pooled(self, parts: list[Tensor], images: int) -> Tensor:
+        """Mean and unbiased variance (2, C) of all values, from those of equal parts of them."""
         n = self._per_image * images  # (C,) values of a channel in one part
-        means = to_float64(torch.stack([part.mean for part in parts]))  # (K, C)
-        variances = to_float64(torch.stack([part.var for part in parts]))
+        means, variances = to_float64(torch.stack(parts)).unbind(1)  # (K, C) each
         mean = means.mean(0)
         squares = ((n - 1) * variances + n * (means - mean).square()).sum(0)
         var = squares / (n * len(parts) - 1).clamp_min(1)
-        return _Moments(mean.to(parts[0].mean), var.to(parts[0].var))  # dtype and device
-
-
-class _Moments(NamedTuple):
-    mean: Tensor  # (C,) the norms' channels one after another
-    var: Tensor  # (C,) unbiased
+        return torch.stack([mean, var]).to(parts[0])  # dtype and device
 
 
 def _values_per_channel(model: nn.Module, views: Tensor) -> list[tuple[_BatchNorm, int]]:
-    """How many values a channel sees for one image, both views, of each norm that a forward uses.
-
-    Only BatchNorms with running statistics count.
-    """
+    """Count the values a channel sees for one image, both views, of each norm in use."""
     seen: dict[_BatchNorm, int] = {}
 
     def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -20,7 +20,6 @@ from sslpipe.distributed import local_part
 from sslpipe.errors import UserError
 from sslpipe.optim import takes_found_inf
 from sslpipe.recipe.base import Optim
-from sslpipe.run.advice import advice
 from sslpipe.run.checkpoint_files import describe_newest
 from sslpipe.run.log import read_metrics, read_skipped
 from sslpipe.run.records import append_records
@@ -55,14 +54,12 @@ class StepGuard:
     """Decides every step, from numbers that are equal on all ranks, whether the optimizer steps.
 
     With an fp16 scaler above 1, infinite gradients of a finite loss are its overflow: it lowers its
-    scale, and the step is counted apart. At 1 and below, lowering it further does not help: a bad
-    step.
+    scale, and the step is counted apart. At 1 and below, lowering does not help: a bad step.
 
     Attributes:
-        skipped: Non-finite steps so far, those of the folder's file before first_step among them;
-            on CUDA, as far as they are read: `settle` reads all.
-        on_device: Whether the device decides, and the host does not wait for it.
+        skipped: Non-finite steps, those before first_step included; `settle` reads the last.
         overflows: Steps that an fp16 scaler lowered its scale for, which are none of those.
+        on_device: Whether the device decides, and the host does not wait for it.
 
     Args:
         modules: Those whose buffers are restored after a skipped step.
@@ -73,9 +70,9 @@ class StepGuard:
         first_step: Where the run begins or is resumed.
         rank: Of this process.
         on_device: Decide there. None: on CUDA, with an optimizer that takes `found_inf`.
-        warn: Tells of a skipped step when its numbers are read, by its number in the log.
-        optim: The recipe's section, for what ends a run.
-        precision: That the run computes in.
+        warn: Tells of a skipped step when its numbers are read.
+        optim: The recipe's section, for the message that ends a run.
+        precision: That the run computes in; "": not known.
     """
 
     def __init__(
@@ -115,15 +112,8 @@ class StepGuard:
     def step(self, loss: Tensor, grad_norm: Tensor) -> Iterator["Decision"]:
         """Step the optimizer; on leaving, restore the buffers of a bad step, clear the gradients.
 
-        So what the block does to buffers is undone in a bad step. Deciding on the device, all of
-        it is launches, which a CUDA graph may record. `count` comes next.
-
-        Args:
-            loss: (), equal on all ranks.
-            grad_norm: (), equal on all ranks.
-
-        Yields:
-            What was decided.
+        What the block does to buffers is undone in a bad step. Deciding on the device, all of it is
+        launches, which a CUDA graph may record. Loss and norm are (), equal on all ranks.
         """
         numbers = torch.cat([loss.detach().view(1), grad_norm.view(1)])
         bad = self._is_bad(numbers)
@@ -156,9 +146,9 @@ class StepGuard:
         Args:
             step: The global step.
             ids: (B,) int64, of this rank's places; on the host.
-            source_ids: (B,) int64, of the images really used.
+            source_ids: (B,) int64, of the images used.
             decision: Of that step.
-            epoch: Of the batch, which names its views.
+            epoch: Of the batch.
 
         Raises:
             UserError: max_bad_steps non-finite steps in a row, overflows not counted. On CUDA a
@@ -166,7 +156,11 @@ class StepGuard:
         """
         if self.on_device:
             self._last = decision
-        self._unread.append(_Record.begin(step, epoch, ids, source_ids, decision.values))
+        values, copied = decision.values, None
+        if values.is_cuda:
+            values = values.to("cpu", non_blocking=True)  # into pinned memory
+            copied = torch.cuda.current_stream().record_event()
+        self._unread.append(_Record(step, epoch, ids, source_ids, values, copied))
         self._read(keep=int(self.on_device))
 
     def settle(self) -> None:
@@ -206,7 +200,7 @@ class StepGuard:
         if self._in_a_row >= self._max_bad_steps:
             self._unread.clear()  # they changed nothing
             run_dir = self._file.parent
-            remedy = advice(run_dir, self._optim, self._precision, moved=self._moved)
+            remedy = advice(self._optim, self._precision, moved=self._moved)
             last = f"step {record.step + 1}, loss {value}, gradient norm {norm}"
             raise UserError(
                 f"{self._in_a_row} steps in a row had a non-finite loss or gradient (the last: "
@@ -224,6 +218,27 @@ class StepGuard:
         files = self._file.name if alone else "bad_steps.*.jsonl"
         so_far = f" ({number} skipped since this start)" if number > WARNED_SINGLY else ""
         self._warn(f"step {done} skipped: {what}; its samples are in {files}{so_far}")
+
+
+def advice(optim: Optim | None, precision: str, *, moved: bool) -> str:
+    """Say what to change, of what is not set already, after a row of skipped steps."""
+    rounded = precision not in ("fp32", "fp64")
+    if not moved:
+        other = "; or begin in a new run directory with optim.precision = 'fp32'" if rounded else ""
+        return (
+            "No step has changed the weights, so the rate is not the cause: look at the samples "
+            "with `sslpipe preview --ids` (their ids are in bad_steps.*.jsonl) and at the weights "
+            f"of --init, if any{other}"
+        )
+    lower = "a lower optim.peak_lr"
+    if optim is not None:
+        lower += f" (it is {optim.peak_lr:g}; try optim.peak_lr={optim.peak_lr / 10:.3g})"
+    clip = ["optim.clip_norm"] if optim is None or optim.clip_norm is None else []
+    changes = [lower, *clip, *(["optim.precision = 'fp32'"] if rounded else [])]
+    return (
+        f"Every step since then was skipped, so the rate{' or the precision' if rounded else ''} "
+        f"is the likely cause: begin in a new run directory with {', or with '.join(changes)}"
+    )
 
 
 def _before(run_dir: Path) -> str:
@@ -244,16 +259,6 @@ class _Record(NamedTuple):
     source_ids: Tensor
     values: Tensor
     copied: torch.cuda.Event | None
-
-    @classmethod
-    def begin(
-        cls, step: int, epoch: int, ids: Tensor, source_ids: Tensor, values: Tensor
-    ) -> "_Record":
-        if not values.is_cuda:
-            return cls(step, epoch, ids, source_ids, values, None)
-        values = values.to("cpu", non_blocking=True)  # into pinned memory
-        copied = torch.cuda.current_stream().record_event()
-        return cls(step, epoch, ids, source_ids, values, copied)
 
     def read(self) -> list[float]:
         """Wait for the copy, which mostly has arrived."""
@@ -338,8 +343,8 @@ def _flat(buffer: Tensor) -> Tensor:
 def _lowered(scaler: Any) -> Tensor:
     """Update the scaler without a step; () bool, whether its scale was above 1 and went down.
 
-    It looked before clipping, which makes NaN of finite gradients whose norm is infinite: its own
-    step() would put those into the weights.
+    It looked before clipping, which makes NaN of finite gradients of infinite norm: its own step()
+    would put those into the weights.
     """
     before = scaler._get_scale_async().clone()
     scaler.update()

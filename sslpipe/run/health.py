@@ -26,14 +26,10 @@ MOST_FALL = 0.02  # of held-out kNN or MAP@R, below what the run's weights had a
 
 @torch.no_grad()
 def embedding_health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
-    """Measure the directions u of the two views' projections.
+    """Measure the directions u of the two views' projections z_a, z_b, (B, D) each. Collective.
 
     The effective rank is over all rows of the global batch, the rest over at most 512 images at
-    evenly spaced places of it. Collective.
-
-    Args:
-        z_a: (B, D) projections of the first views, any scale.
-        z_b: (B, D), of the second views.
+    evenly spaced places of it.
 
     Returns:
         Equal on all ranks.
@@ -43,10 +39,9 @@ def embedding_health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
         over the views; 0 when all are one point, near -4 on a uniform sphere of many dimensions.
         embedding_std: mean over the dimensions of the standard deviation, times sqrt(D); 1 when
         spread over the sphere, 0 when collapsed.
-        effective_rank: exp of the entropy of the normalised singular values of all rows, not
-        centred; 1 (collapsed) to D.
+        effective_rank: exp of the entropy of the normalised singular values, not centred; 1 to D.
         positive_similarity, negative_similarity: mean cosine of the views of one image, and of
-        views of two different images (any views).
+        views of two different images.
 
     Source:
         Wang & Isola 2020, arXiv:2005.10242, eq. 4 and 5 (alpha = t = 2); Garrido et al. 2023
@@ -79,49 +74,37 @@ def embedding_health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
 
 
 class Alarm(NamedTuple):
-    """A change: an alarm is raised, or it has ended.
-
-    Args:
-        name: "embedding_collapse", "rank_collapse" or "below_start".
-        raised: Whether it begins.
-        value: The reading that changed it.
-        threshold: A reading below it counts towards an alarm, or raises it.
-        measured: Which number was read.
-    """
+    """A change of "embedding_collapse", "rank_collapse" or "below_start": raised, or over."""
 
     name: str
     raised: bool
-    value: float
+    value: float  # the reading that changed it
     threshold: float
     measured: str
 
     def __str__(self) -> str:
-        reading = f"{self.name}: {self.measured} is {self.value:.3g}"
+        text = f"{self.name}: {self.measured} is {self.value:.3g}"
         if self.name == "below_start":
             start = self.threshold + MOST_FALL
-            if not self.raised:
-                return f"{reading}, back above the start"
-            return (
-                f"{reading}, {start - self.value:.3g} below the {start:.3g} that the run started "
-                "from: training makes these weights worse. Begin again with a smaller "
-                "optim.peak_lr or tune.backbone_lr, or with tune.projector_first_steps"
+            over = "back above the start"
+            raised = (
+                f"{start - self.value:.3g} below the {start:.3g} that the run started from: "
+                "training makes these weights worse. Begin again with a smaller optim.peak_lr or "
+                "tune.backbone_lr, or with tune.projector_first_steps"
             )
-        if not self.raised:
-            return f"{reading}, above {OVER * self.threshold:.3g} again"
-        return (
-            f"{reading}, under {self.threshold:.3g} for {PATIENCE} readings: {_MEANING[self.name]}."
-            " Lower optim.peak_lr, lengthen optim.warmup_steps, or look at the views with "
-            "`sslpipe preview`"
-        )
+        else:
+            over = f"above {OVER * self.threshold:.3g} again"
+            raised = (
+                f"under {self.threshold:.3g} for {PATIENCE} readings: {_COLLAPSES[self.name][1]}. "
+                "Lower optim.peak_lr, lengthen optim.warmup_steps, or look at the views with "
+                "`sslpipe preview`"
+            )
+        return f"{text}, {raised if self.raised else over}"
 
 
-_MEASURED = {
-    "embedding_collapse": "embedding_std",
-    "rank_collapse": "effective_rank",
-}
-_MEANING = {
-    "embedding_collapse": "all images get nearly the same embedding",
-    "rank_collapse": "embeddings vary in a few directions only",
+_COLLAPSES = {  # what is measured, and what it means
+    "embedding_collapse": ("embedding_std", "all images get nearly the same embedding"),
+    "rank_collapse": ("effective_rank", "embeddings vary in a few directions only"),
 }
 
 
@@ -129,9 +112,8 @@ class Alarms:
     """Embedding collapse and rank collapse, from what `embedding_health` says.
 
     An alarm is raised when its number was under its threshold in PATIENCE readings in a row, and is
-    over when it was above OVER times the threshold as often: a number at the edge, or a few bad
-    readings at the start, raise none, and a long collapse is reported once. A reading that is not
-    a number (a skipped step) counts as none. Nothing is stored: a resumed run begins anew.
+    over when it was above OVER times the threshold as often, so that a long collapse is reported
+    once. NaN (a skipped step) counts as no reading. A resumed run begins anew.
 
     Args:
         highest_rank: That the embeddings can have: min(dimensions, rows).
@@ -147,7 +129,7 @@ class Alarms:
         """Take in the numbers of `embedding_health`. Returns what changes; mostly nothing."""
         changes = []
         for name, threshold in self._thresholds.items():
-            measured = _MEASURED[name]
+            measured = _COLLAPSES[name][0]
             value = numbers[measured]
             if math.isnan(value):
                 continue
@@ -161,11 +143,10 @@ class Alarms:
 
 
 class StartAlarm:
-    """Held-out kNN of a run that starts from weights has fallen below the start's.
+    """Held-out kNN (fine-tuning: MAP@R) of a run that starts from weights fell below the start's.
 
-    In a fine-tuning it is MAP@R of the validation classes. Raised at the first reading MOST_FALL
-    below the start, over at the first that is not below it: a fall is reported once. A rate made
-    for training from scratch is the usual reason.
+    Raised at the first reading MOST_FALL below the start, over at the first that is not below it. A
+    rate made for training from scratch is the usual reason.
 
     Args:
         start: What the evaluation of step 0 measured; without either number there is no alarm.

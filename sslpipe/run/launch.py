@@ -3,11 +3,15 @@
 import gc
 import math
 import os
+import platform
+import re
+import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +23,20 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from sslpipe.data.index import DatasetIndex
 from sslpipe.distributed import Rank, broadcast_object, current_rank, host_group, pick_device
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.sync_batchnorm import sync_batchnorm
+from sslpipe.portable import keep_freed_memory
 from sslpipe.precision import AUTOCAST
+from sslpipe.random import hash_integers
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.registry.plugins import requested
 from sslpipe.run import fsdp
-from sslpipe.run.allocator import keep_freed_memory
 from sslpipe.run.checkpoint_files import checkpoint_names, damage_of, read_state
 from sslpipe.run.launcher import launch_command, launched_processes, watch_launcher
-from sslpipe.run.records import read_description
+from sslpipe.run.records import read_description, write_description
 
 _COMPRESSION = {"none": DDPCommunicationHookType.NO, "bf16": DDPCommunicationHookType.BF16}
 _SHARDED = {  # what accelerate's launcher sets, and who would cut the model into parts
@@ -44,8 +51,7 @@ def start_processes(recipe: RunRecipe) -> Rank:
     """Join the process group, if a launcher made one. Called once, before anything else.
 
     Raises:
-        UserError: The launcher's processes are not the ones accelerate sees, or it asks for FSDP
-            and the recipe for what that cannot do.
+        UserError: See `join_processes`; or it asks for FSDP and the recipe for what that cannot do.
     """
     fsdp.check_recipe(recipe)
     cpu = training_device(recipe).type == "cpu"
@@ -128,12 +134,8 @@ def place(
 ) -> nn.Module:
     """Return a model on the device: whole and channels_last, or this process's part of it.
 
-    Args:
-        module: On the CPU.
-        device: Where it computes.
-        dtype: Of its weights.
-        recipe: Whether its BatchNorms take the statistics of all processes, and how these exchange
-            gradients.
+    The recipe says whether its BatchNorms take the statistics of all processes, and how these
+    exchange gradients.
     """
     module = module.to(dtype=dtype)
     if recipe.batchnorm == "global":
@@ -213,7 +215,7 @@ def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: 
     if recipe.optim.precision != "auto":
         return recipe.optim.precision
     state = PartialState()
-    precision, timing = "", ""
+    precision = ""
     if state.is_main_process:
         precision = stored_precision(run_dir)
         if not precision and not fsdp.is_asked_for():
@@ -253,18 +255,16 @@ def stored_precision(run_dir: Path) -> str:
 def _time_precisions(
     model: nn.Module, rows: int, crop_px: int, device: torch.device
 ) -> dict[str, float]:
-    """Seconds of one forward and backward in each candidate; infinite where memory is too small.
-
-    Raises:
-        torch.OutOfMemoryError: None of them fits.
-    """
+    """Seconds of one forward and backward in each candidate; infinite where memory is too small."""
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model = model.to(device).to(memory_format=torch.channels_last)
     views = torch.rand(rows, 3, crop_px, crop_px, device=device)
     views = views.contiguous(memory_format=torch.channels_last)
     times_s: dict[str, float] = {}
     failure: torch.OutOfMemoryError | None = None
-    for name in (_half_precision(device), "fp32"):  # the one that takes less memory first
+    # V100 and T4 only emulate bf16: fp16 alone has tensor cores there
+    emulated = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+    for name in ("fp16" if emulated else "bf16", "fp32"):  # the smaller first
         try:
             times_s[name] = _time_step(model, views, AUTOCAST.get(name))
         except torch.OutOfMemoryError as error:
@@ -293,19 +293,59 @@ def _time_step(model: nn.Module, views: Tensor, dtype: torch.dtype | None) -> fl
     return min(tries[1:])
 
 
-def _half_precision(device: torch.device) -> str:
-    """bf16, or fp16 on a GPU that only emulates bf16 (V100, T4: fp16 alone has tensor cores)."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        return "fp16"
-    return "bf16"
+def seed_torch(device: torch.device, *words: int) -> None:
+    """Seed the CPU's and a device's generator, for dropout and the like, by a hash of integers.
+
+    torch.manual_seed seeds every kind of device there is, and notes who asked for it where it
+    cannot yet: most of a millisecond.
+    """
+    seed = int(hash_integers(*words) >> 1)  # a positive int64
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
+def describe_run(
+    run_dir: Path,
+    recipe: RunRecipe,
+    index: DatasetIndex,
+    index_sha256: str,
+    metadata: Mapping[str, Any],
+) -> None:
+    """Write recipe.json, data.json and run.json: what export and report need, without the shards.
+
+    Args:
+        run_dir: The run directory.
+        recipe: Resolved.
+        index: The data set; its splits are written as sample counts.
+        index_sha256: Of it, as the checkpoints record it.
+        metadata: `precision`, `world` and, of a run from weights, `init`.
+    """
+    manifest = index.manifest.model_dump(mode="json", exclude={"splits"})
+    manifest["samples"] = {
+        name: sum(shard.samples for shard in shards)
+        for name, shards in index.manifest.splits.items()
+    }
+    manifest["index_sha256"] = index_sha256
+    run = {key: metadata[key] for key in ("precision", "world")} | {"environment": environment()}
+    run |= {"plugins": requested()} if requested() else {}
+    if Path(sys.argv[0]).name in ("sslpipe", "__main__.py") and "train" in sys.argv:
+        # recipe and overrides as they were given; of a URL, name and query may hold a secret
+        run["command"] = [_without_secrets(word) for word in sys.argv[1:]]
+    run |= {"init": dict(metadata["init"])} if metadata.get("init") is not None else {}
+    tree = recipe.model_dump(mode="json")
+    write_description(run_dir, {"recipe.json": tree, "data.json": manifest, "run.json": run})
+
+
+def _without_secrets(word: str) -> str:
+    """Leave out what may be secret of a URL: user and password, and the query."""
+    word = re.sub(r"(://[^?]*\?).*", r"\1...", word)
+    return re.sub(r"://[^/?#@]*@", "://...@", word)
 
 
 def environment() -> dict[str, Any]:
     """List versions and devices that a result depends on; nothing of the shell or its user."""
-    import platform
-    from importlib.metadata import version  # importing them all would take seconds
-
-    packages = ("torchvision", "kornia", "webdataset", "accelerate")
+    packages = ("torchvision", "kornia", "webdataset", "accelerate")  # slow to import
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

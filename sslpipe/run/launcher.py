@@ -18,10 +18,7 @@ LOST_STATUS = 70  # sysexits.h: an internal error of the system, not of the user
 
 
 def launch_command(processes: int) -> str:
-    """Return a command that starts `processes` on one machine, with or without GPUs.
-
-    It needs no file of a clone, takes any free port, and reads no settings of the user's.
-    """
+    """Return a command that starts `processes` on one machine, on any free port, without a file."""
     return f"torchrun --standalone --nproc_per_node {processes} -m sslpipe train"
 
 
@@ -45,60 +42,52 @@ def launched_processes() -> int:
     return int(text)
 
 
-class _Watch:
-    """A thread that ends this process when its parent is gone."""
-
-    def __init__(self) -> None:
-        self.last_words: Callable[[str], None] | None = None
-        self._parent = os.getppid()
-        # the parent may have died before this line; torchrun's processes know whom they had
-        by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-        self._adopted = by_torchrun and adopts(self._parent, command_of(self._parent))
-        threading.Thread(target=self._look, name="sslpipe-launcher", daemon=True).start()
-
-    def _look(self) -> None:
-        pause = threading.Event()
-        while not self._adopted and os.getppid() == self._parent:
-            pause.wait(LOOK_EVERY_S)
-        saying = threading.Thread(target=self._say, daemon=True)
-        saying.start()
-        saying.join(SAY_WITHIN_S)  # its disk may be as lost as the launcher
-        os._exit(LOST_STATUS)  # the main thread may wait for a rendezvous, deep in C++
-
-    def _say(self) -> None:
-        text = "LauncherLost: the process that started it is gone"
-        if self.last_words is not None:
-            self.last_words(text)
-        else:
-            say_last(f"rank {os.environ.get('RANK', '0')}: {text}")
-
-
-_watches: dict[int, _Watch] = {}  # by process id: a thread does not survive a fork
+# by process id, as a thread does not survive a fork: what is called before the end; None: a line
+_last_words: dict[int, Callable[[str], None] | None] = {}
 
 
 def watch_launcher(last_words: Callable[[str], None] | None = None) -> None:
     """End this process within seconds of its launcher's end; else it would wait for the others.
 
-    The launcher is the parent. One thread looks after it, from the first call on, through imports,
-    rendezvous and training; a later call only changes what is said.
-
-    Args:
-        last_words: Called with the reason before the end; None: a line on stderr.
+    The launcher is the parent. One thread looks after it, from the first call on; a later call only
+    changes what is called with the reason before the end (None: a line on stderr).
     """
-    watch = _watches.get(os.getpid())
-    if watch is None:
-        watch = _watches[os.getpid()] = _Watch()
-    watch.last_words = last_words
+    watched = os.getpid() in _last_words
+    _last_words[os.getpid()] = last_words
+    if not watched:
+        parent = os.getppid()
+        # it may have died before this line; torchrun's processes know whom they had
+        by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        lost = by_torchrun and adopts(parent, command_of(parent))
+        arguments = parent, lost
+        threading.Thread(
+            target=_watch, args=arguments, name="sslpipe-launcher", daemon=True
+        ).start()
+
+
+def _watch(parent: int, lost: bool) -> None:
+    pause = threading.Event()
+    while not lost and os.getppid() == parent:
+        pause.wait(LOOK_EVERY_S)
+    saying = threading.Thread(target=_say_lost, daemon=True)
+    saying.start()
+    saying.join(SAY_WITHIN_S)  # its disk may be as lost as the launcher
+    os._exit(LOST_STATUS)  # the main thread may wait for a rendezvous, deep in C++
+
+
+def _say_lost() -> None:
+    text = "LauncherLost: the process that started it is gone"
+    say = _last_words[os.getpid()]
+    if say is not None:
+        say(text)
+    else:
+        say_last(f"rank {os.environ.get('RANK', '0')}: {text}")
 
 
 def adopts(pid: int, command: str | None) -> bool:
     """Say whether a parent took over an orphan of a launcher: process 1, or a user's systemd.
 
-    In a container, process 1 may be the launcher itself.
-
-    Args:
-        pid: Of the parent.
-        command: Its command line; None: unknown.
+    In a container, process 1 may be the launcher itself; command: None where it is unknown.
     """
     if not command or any(name in command for name in ("python", "torchrun", "accelerate")):
         return False

@@ -28,13 +28,7 @@ class RunLock:
     """RUN/lock names the job that holds the directory; a thread touches it while the job lives.
 
     A batch job that was killed and started again (the environment's SSLPIPE_JOB_ID is the same)
-    takes its own lock over, also from another host.
-
-    Args:
-        run_dir: Made where it is not there.
-
-    Raises:
-        UserError: Another living job holds it.
+    takes its own lock over, also from another host. Raises: UserError where a living job holds it.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -66,14 +60,10 @@ class RunLock:
                 os.utime(self.path)
 
     def _refuse_if_alive(self) -> None:
+        if (damage := lock_damage(self.path)) is not None:
+            print(f"warning: {self.path} is damaged ({damage}); replaced", file=sys.stderr)
         holder = holder_of(self.path.parent)
         if holder is None:
-            try:
-                read_lock(self.path)
-            except FileNotFoundError:
-                return
-            except (OSError, ValueError) as error:
-                print(f"warning: {self.path} is damaged ({error}); replaced", file=sys.stderr)
             return
         elsewhere = holder["host"] != socket.gethostname()
         if elsewhere and holder.get("job") and holder["job"] == os.environ.get("SSLPIPE_JOB_ID"):
@@ -85,30 +75,35 @@ class RunLock:
         )
 
 
-def read_lock(path: Path) -> dict[str, Any]:
-    """Read what a lock says: host, pid, start, job.
-
-    Raises:
-        ValueError: It is damaged, or was cut off while it was written.
-        OSError: It cannot be read, or went away.
-    """
+def _read_lock(path: Path) -> dict[str, Any]:
     holder = unseal(read_regular(path, MOST_LOCK_BYTES))
     check_types(holder, HOLDER)
     return holder
 
 
+def lock_damage(path: Path) -> str | None:
+    """Say what is wrong with a lock; None: nothing, or it is not there."""
+    try:
+        _read_lock(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
+
 def holder_of(run_dir: Path) -> dict[str, Any] | None:
     """Find the living process that holds a run directory.
 
-    On this host it is alive if it is there; on another if it touched the lock STALE_AFTER_S ago
-    or later. A damaged lock (`read_lock`) names nobody, and stops no resume.
+    On this host it is alive if it is there; on another if it touched the lock in the last
+    STALE_AFTER_S. A damaged lock names nobody, and stops no resume.
 
     Returns:
         host, pid, job, age_s (seconds since it touched the lock); None where no process holds it.
     """
     path = run_dir / "lock"
     try:
-        holder = read_lock(path)
+        holder = _read_lock(path)
         holder["age_s"] = time.time() - path.stat().st_mtime
     except (OSError, ValueError):
         return None
@@ -121,12 +116,7 @@ def holder_of(run_dir: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def take_lock(run_dir: Path, process: "Rank") -> Iterator[dict[str, bytes]]:
-    """Hold the run directory inside, on rank 0. Collective.
-
-    The markers of the start before are removed, since this one leaves its own.
-
-    Yields:
-        Those markers, on rank 0; see `restore_markers`.
+    """Hold the run directory inside, on rank 0; gives the markers that it removes. Collective.
 
     Raises:
         UserError: On every rank, where rank 0 cannot have it.

@@ -14,6 +14,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -26,7 +28,6 @@ from sslpipe.errors import UserError
 from sslpipe.portable import make_folder
 from sslpipe.registry import Table
 from sslpipe.run.records import append_records, is_number, open_log, read_records, seal
-from sslpipe.run.throughput import StepTimer, clock
 
 if TYPE_CHECKING:  # who only reads a log needs no torch
     from sslpipe.data.store import Quarantined
@@ -36,10 +37,18 @@ if TYPE_CHECKING:  # who only reads a log needs no torch
 METRIC = {"step": int, "kind": str}
 SKIPPED: dict[str, type] = {"step": int}
 QUARANTINED = {"id": int, "shard": str, "key": str, "reason": str}
+TIMED_S = 600.0  # past seconds that the remaining time is estimated from
+TIMED_LINES = 20  # log lines that a step is timed by
 LEAST_TIMED = 3  # steps that an estimate of the time needs
 NUMBERS_ONLY = ("train", "eval")  # kinds of lines
 
 _SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
+
+
+def clock(seconds: float) -> str:
+    """Write a duration as 2:34 (minutes, seconds) or 1:02:34, with days where there are any."""
+    text = str(timedelta(seconds=round(seconds)))
+    return text.removeprefix("0:").removeprefix("0") if text.startswith("0:") else text
 
 
 class RunLog:
@@ -84,8 +93,7 @@ class RunLog:
             self.warn(f"{run_dir / name}: skipped {count} damaged lines")
         self._file = open_log(self.path)  # for the whole run
         self._trackers = _start_trackers(trackers, run_dir, name, config, self.warn)
-        self._steps = steps
-        self._timer, self._said_speed = StepTimer(), False
+        self._steps, self._timed_from, self._said_speed = steps, first_step, False
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -94,17 +102,24 @@ class RunLog:
             TextColumn("{task.fields[status]}"),
             console=self.console,
             disable=not self.console.is_terminal,
+            get_time=time.monotonic,
+            speed_estimate_period=TIMED_S,
         )
         self._task = self._progress.add_task(name, total=steps, completed=first_step, status="")
         self._progress.start()
+        self._stepped = time.monotonic()
 
     def step_done(self, done: int) -> None:
         """Move the progress bar to `done` steps."""
         if self.enabled:
+            now = time.monotonic()
+            # a few steps at least, however long one takes
+            self._progress.speed_estimate_period = max(TIMED_S, 5 * (now - self._stepped))
+            self._stepped = now
             self._progress.update(self._task, completed=done)
-            if done == self._cheaper_steps:
-                self._timer = StepTimer()  # the others are timed anew
-            self._timer.step_done(done)
+            if done == self._cheaper_steps:  # the others are timed anew
+                self._timed_from = done
+                self._progress.reset(self._task, completed=done)
 
     def train(self, step: int, values: Mapping[str, float]) -> None:
         """Write numbers of the steps since the last call, under the number of steps done."""
@@ -116,18 +131,14 @@ class RunLog:
             f"wait {values['data_wait_percent']:.0f}%"
         )
         self._progress.update(self._task, status=status)
-        step_s, timed = self._timer.read(step)
-        known = timed >= LEAST_TIMED and step < self._steps
-        cheaper = step < self._cheaper_steps
-        left = clock(step_s * (self._steps - step))
+        speed = self._progress.tasks[0].speed  # steps a second; the first one warms up
+        left = f"{clock((self._steps - step) / speed)} left" if speed else ""
+        known = step - self._timed_from > LEAST_TIMED and self._cheaper_steps <= step < self._steps
         if not self.console.is_terminal:  # a log file: a line now and then, not a bar
-            to_go = f"  {left} left" if known else ""
-            if known and cheaper:
-                to_go = f"  more than {left} left: the first {self._cheaper_steps} steps are faster"
-            self.say(f"step {step}/{self._steps}  {status}{to_go}")
-        if known and not cheaper and not self._said_speed:
+            self.say(f"step {step}/{self._steps}  {status}{f'  {left}' * known}")
+        if known and speed and not self._said_speed:
             self._said_speed = True
-            self.say(f"{step_s:.2g} s/step, about {left} left")
+            self.say(f"{1 / speed:.2g} s/step, about {left}")
 
     def evals(self, step: int, values: Mapping[str, float]) -> None:
         """Write what an evaluation measured; nothing where it measured nothing."""
@@ -173,17 +184,14 @@ class RunLog:
         """Read the ids that quarantine.jsonl lists, of this start and those before."""
         return sorted(quarantined_ids(self._quarantine)) if self.enabled else []
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: str | None = None) -> None:
         """Print a line on stderr."""
         if self.enabled:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning on stderr."""
-        if self.enabled:
-            self.console.print(
-                f"warning: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True
-            )
+        self.say(f"warning: {text}", "yellow")
 
     def close(self) -> None:
         """End the bar, the file and the trackers."""
@@ -235,24 +243,26 @@ def read_metrics(run_dir: Path, kind: str = "train") -> list[dict[str, Any]]:
 
 
 def logged_step_s(run_dir: Path) -> float:
-    """Read how long a step took: the median over the lines of metrics.jsonl but the first.
-
-    Evaluations and saves between them count, and what a machine does only once does not.
-
-    Raises:
-        UserError: Fewer than four lines are logged.
-    """
+    """Read how long a step of a run took, without the first. Raises: UserError: too few."""
     lines = read_metrics(run_dir)[1:]  # the first steps warm up
-    if len(lines) < LEAST_TIMED:
+    step_s = step_seconds(lines)
+    if step_s is None or len(lines) < LEAST_TIMED:
         raise UserError(
             f"{run_dir} has logged too few steps to time one; train it with more steps, or a "
             "smaller run.log_steps"
         )
-    step_s: float = median(
-        (later["wall"] - line["wall"]) / (later["step"] - line["step"])
-        for line, later in pairwise(lines)
-    )
     return step_s
+
+
+def step_seconds(
+    lines: Sequence[Mapping[str, Any]], average: Callable[[list[float]], float] = median
+) -> float | None:
+    """Average the seconds of a step over the last log lines of one start; None: too few."""
+    lines = [line for line in lines[-TIMED_LINES:] if is_number(line.get("wall"))]
+    lines = [line for line in lines if line.get("restart") == lines[-1].get("restart")]
+    pairs = pairwise(lines)
+    each = [(b["wall"] - a["wall"]) / (b["step"] - a["step"]) for a, b in pairs]
+    return average(each) if each else None
 
 
 def quarantined_ids(path: Path) -> set[int]:
@@ -300,25 +310,22 @@ def _has_numbers_only(line: dict[str, Any]) -> bool:
     return all(value is None or is_number(value) for value in values)
 
 
-def _accelerate_tracker(kind: str) -> Callable[[str, Path], Any]:
-    def start(name: str, run_dir: Path) -> Any:
-        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+def _accelerate_tracker(kind: str, name: str, run_dir: Path) -> Any:
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-        if kind == "wandb":
-            _import_wandb(run_dir)
-        arguments: dict[str, dict[str, Any]] = {
-            "wandb": {"dir": str(run_dir), "name": name, "settings": {"init_timeout": 60}},
-            "tensorboard": {"logging_dir": str(run_dir / "tensorboard")},
-        }
-        return LOGGER_TYPE_TO_CLASS[kind](name, **arguments.get(kind, {}))
-
-    return start
+    if kind == "wandb":
+        _import_wandb(run_dir)
+    arguments: dict[str, dict[str, Any]] = {
+        "wandb": {"dir": str(run_dir), "name": name, "settings": {"init_timeout": 60}},
+        "tensorboard": {"logging_dir": str(run_dir / "tensorboard")},
+    }
+    return LOGGER_TYPE_TO_CLASS[kind](name, **arguments.get(kind, {}))
 
 
 def _import_wandb(run_dir: Path) -> None:
     """Import wandb so that its temporary folders, which a kill leaves, lie in the run.
 
-    It makes two at import; the next start of the run removes them.
+    The next start of the run removes them.
     """
     shutil.rmtree(make_folder(run_dir, "wandb") / "tmp", ignore_errors=True)
     before, tempfile.tempdir = tempfile.tempdir, str(make_folder(run_dir, "wandb", "tmp"))
@@ -332,7 +339,7 @@ def _import_wandb(run_dir: Path) -> None:
 # log(values, step=) and finish(), as accelerate.tracking.GeneralTracker
 TRACKERS = Table(
     "tracker",
-    {kind: _accelerate_tracker(kind) for kind in ("wandb", "tensorboard", "trackio")},
+    {kind: partial(_accelerate_tracker, kind) for kind in ("wandb", "tensorboard", "trackio")},
     "sslpipe.trackers",
 )
 

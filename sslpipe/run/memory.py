@@ -3,7 +3,7 @@
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -130,16 +130,13 @@ def estimate_memory(
 def check_memory(
     memory: Memory, recipe: RunRecipe, device: torch.device, world: int = 1
 ) -> str | None:
-    """Compare an estimate with what this machine has.
+    """Return a warning where an estimate exceeds what is free on this machine; else None.
 
     Args:
         memory: Of one process, its weights not yet on the device.
         recipe: Named in the remedy.
         device: Where it will compute.
         world: All processes; those of this machine share its memory.
-
-    Returns:
-        A warning where the estimate exceeds what is free now; else None.
 
     Raises:
         RecipeError: It exceeds all there is HOPELESS times.
@@ -174,18 +171,7 @@ def check_memory(
 def warn_of_memory(
     recipe: RunRecipe, crop_px: int, model: nn.Module, process: Rank, **modules: Any
 ) -> None:
-    """Warn on rank 0 where a step of a run is likely to need more memory than is free.
-
-    Args:
-        recipe: Of the run.
-        crop_px: Side of the views.
-        model: On the CPU, as yet.
-        process: This process.
-        **modules: encoder, others and recorded, as in `estimate_memory`.
-
-    Raises:
-        RecipeError: It needs many times more than the machine has.
-    """
+    """Warn on rank 0 where a step is likely to need more memory than is free."""
     precision, world = recipe.optim.precision, process.world_size
     named = "fp32" if precision == "auto" else precision
     memory = estimate_memory(model, recipe, crop_px, named, world, **modules)
@@ -210,18 +196,15 @@ def saved_bytes(model: nn.Module, rows: int, crop_px: int, precision: str) -> in
 
     The forward runs on fake tensors: shapes and dtypes as on the CPU, no numbers and no memory. A
     network that reads numbers, as one of a plug-in may, cannot: for it the forward is a real one.
-
-    Raises:
-        RecipeError: The network cannot take such views.
     """
     try:
         with FakeTensorMode():
-            return _kept_by_forward(model, rows, crop_px, precision, _empty_like)
+            return _kept_by_forward(model, rows, crop_px, precision, real=False)
     except Exception:  # of the network, or of what fakes cannot do: a real forward tells which
         pass
     try:
         with torch.random.fork_rng(devices=[]):
-            return _kept_by_forward(model, rows, crop_px, precision, _copy)
+            return _kept_by_forward(model, rows, crop_px, precision, real=True)
     except Exception as error:  # a network may fail in any way
         raise RecipeError(
             f"[backbone] cannot take views of augment.crop_px = {crop_px}: "
@@ -230,13 +213,15 @@ def saved_bytes(model: nn.Module, rows: int, crop_px: int, precision: str) -> in
 
 
 def _kept_by_forward(
-    model: nn.Module,
-    rows: int,
-    crop_px: int,
-    precision: str,
-    copy: Callable[[Tensor], Tensor],
+    model: nn.Module, rows: int, crop_px: int, precision: str, *, real: bool
 ) -> int:
     """Run a forward on copies of the model's state, and count what it keeps."""
+
+    def copy(tensor: Tensor) -> Tensor:
+        if real:
+            return tensor.detach().clone()
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+
     kept: dict[int, Tensor] = {}  # the tensors stay alive, so no address is used twice
     named = [*model.named_parameters(), *model.named_buffers()]
     state = {name: copy(tensor).requires_grad_(tensor.requires_grad) for name, tensor in named}
@@ -257,14 +242,6 @@ def _kept_by_forward(
         for module, mode in modes.items():
             module.training = mode
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-
-
-def _empty_like(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
 
 
 def _address(tensor: Tensor) -> Any:

@@ -25,16 +25,12 @@ def preview_recipe(
     Args:
         recipe: Of either kind; its seed decides the views and, without `ids`, the images.
         index: The data set.
-        images: How many, at most; drawn from the seed, each once.
+        images: How many, at most.
         ids: These samples instead.
         epoch: Whose views are shown, alone; None: those of the first two.
 
     Returns:
         The picture, and the ids of the images on it, ascending.
-
-    Raises:
-        UserError: For an id that is not in the split.
-        DataError: Where a sample cannot be read.
     """
     split = index.split(recipe.data.split)
     chosen = choose_ids(split, ids, count=images, seed=recipe.seed)

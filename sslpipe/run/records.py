@@ -9,12 +9,10 @@ import hashlib
 import json
 import math
 import re
-import shlex
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from io import FileIO
-from itertools import count
 from pathlib import Path
 from typing import Any, Never
 
@@ -46,11 +44,7 @@ def parse_object(raw: bytes) -> Tree:
 
 
 def read_object(path: Path, remedy: str = "restore a copy") -> Tree:
-    """Read a JSON file that holds an object.
-
-    Raises:
-        UserError: It cannot be read, or holds something else; names the file and the remedy.
-    """
+    """Read a JSON file that holds an object. Raises: UserError with the file and the remedy."""
     try:
         return parse_object(read_regular(path, MOST_BYTES))
     except OSError as error:
@@ -66,14 +60,7 @@ def seal(record: Mapping[str, Any]) -> str:
 
 
 def unseal(raw: bytes) -> Tree:
-    """Parse a sealed record, or one that was written without a checksum.
-
-    Returns:
-        The record without its checksum.
-
-    Raises:
-        ValueError: It is damaged.
-    """
+    """Parse a sealed record, or one written without a checksum. Raises: ValueError if damaged."""
     sealed = _SEALED.fullmatch(raw.strip())
     if sealed is None:
         record = parse_object(raw)
@@ -97,15 +84,7 @@ def is_number(value: Any) -> bool:
 
 
 def check_types(record: Tree, kinds: Mapping[str, type]) -> Tree:
-    """Return the record's entries that `kinds` names.
-
-    Args:
-        record: Of JSON.
-        kinds: Key -> int, float (any number) or str.
-
-    Raises:
-        ValueError: One is missing, or of another type.
-    """
+    """Return the entries that `kinds` names (int, float: any number, str). Raises: ValueError."""
     for key, kind in kinds.items():
         value = record.get(key)
         good = isinstance(value, str) if kind is str else is_number(value)
@@ -115,15 +94,11 @@ def check_types(record: Tree, kinds: Mapping[str, type]) -> Tree:
 
 
 def read_records(path: Path, kinds: Mapping[str, type]) -> tuple[list[Tree], int]:
-    """Read the lines of a log of records.
-
-    Args:
-        path: The log; it need not be there.
-        kinds: As in `check_types`; other entries may stand beside them.
+    """Read the lines of a log of records; it need not be there.
 
     Returns:
-        The records in order, and how many lines were skipped: cut off by a kill, or damaged. A file
-        that cannot be read at all counts as one.
+        The records that have what `check_types` wants, in order, and how many lines were skipped:
+        cut off by a kill, or damaged. A file that cannot be read at all counts as one.
     """
     try:
         raw = read_regular(path)
@@ -146,11 +121,7 @@ def read_records(path: Path, kinds: Mapping[str, type]) -> tuple[list[Tree], int
 
 
 def open_log(path: Path) -> FileIO:
-    """Open a log of records to append to, unbuffered; what a kill cut off becomes a line alone.
-
-    Raises:
-        UserError: It cannot be written.
-    """
+    """Open a log to append to, unbuffered; what a kill cut off becomes a line alone."""
     try:
         with ExitStack() as stack:
             file = stack.enter_context(open_to_append(path))
@@ -179,9 +150,6 @@ def write_description(run_dir: Path, trees: Mapping[str, Tree]) -> None:
     Args:
         run_dir: The run directory.
         trees: Content of each file of DESCRIPTION.
-
-    Raises:
-        UserError: A file cannot be written.
     """
     texts = {name: json.dumps(tree, indent=1) + "\n" for name, tree in trees.items()}
     try:
@@ -227,50 +195,6 @@ def plugins_of(run_dir: Path) -> list[str]:
     except UserError:  # none yet, or who needs it says what is wrong with it
         return []
     return named if isinstance(named, list) else []
-
-
-def retry_command(run_dir: Path, *overrides: str, without: str) -> str:
-    """Return the command that trained a run, in a new run directory and with other settings.
-
-    Args:
-        run_dir: Of the run.
-        overrides: `section.key=value`, to be added.
-        without: `section.key`, whose override is left out, if there is one.
-
-    Returns:
-        `sslpipe train ...`; "" where the run was not started by that command.
-    """
-    words = _command(run_dir)
-    if not words:
-        return ""
-    tries = (run_dir.with_name(f"{run_dir.name}-{k}") for k in count(2))
-    given = iter(words)
-    kept = []
-    for word in given:
-        if word.partition("=")[0] == "--run-dir":
-            kept += ["--run-dir", str(next(path for path in tries if not path.exists()))]
-            if "=" not in word:
-                next(given, None)
-        elif word.partition("=")[0] != without:
-            kept.append(word)
-    return shlex.join(["sslpipe", *kept, *overrides])
-
-
-def trained_recipe(run_dir: Path) -> Path | None:
-    """Return the recipe's file that the command of a run names, where it is still there."""
-    files = (Path(word) for word in _command(run_dir) if word.endswith(".toml"))
-    return next((file for file in files if file.is_file()), None)
-
-
-def _command(run_dir: Path) -> list[str]:
-    """Read the words behind `sslpipe` that started a run; none where that did not."""
-    try:
-        words = read_description(run_dir, "run.json").get("command")
-    except UserError:
-        return []
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        return []
-    return words
 
 
 def _read_manifest(run_dir: Path) -> dict[str, list[str]]:

@@ -6,48 +6,134 @@
 
 import os
 import signal
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, Split
+from sslpipe.data.loader import open_reader
 from sslpipe.data.pipeline import Batch
 from sslpipe.data.plan import RunPlan
-from sslpipe.distributed import Rank, agree
+from sslpipe.data.store import Quarantined
+from sslpipe.distributed import Rank, agree, broadcast_object, gather_objects
+from sslpipe.errors import DataError, UserError
 from sslpipe.faults import fault
 from sslpipe.optim import clip_gradient, describe_groups, lr_at, ramp_at, set_lr
 from sslpipe.portable import ignores_hang_up
 from sslpipe.recipe.base import RunRecipe
-from sslpipe.recipe.identity import index_sha256s
-from sslpipe.run.flops import peak_flops
+from sslpipe.recipe.identity import run_identities
+from sslpipe.registry.plugins import describe_error, made_with
+from sslpipe.run.best import EMA, Best
+from sslpipe.run.checkpoint import Checkpointer
+from sslpipe.run.checkpoint_files import describe_newest
+from sslpipe.run.console import run_console, say_last
+from sslpipe.run.fsdp import gathered
 from sslpipe.run.guard import Decision, StepGuard
-from sslpipe.run.health import Alarms
-from sslpipe.run.launch import place, start_accelerator, wrap
-from sslpipe.run.log import RunLog
-from sslpipe.run.metadata import describe_run
-from sslpipe.run.monitor import HeldOut, Monitor, Score
-from sslpipe.run.quarantine import Quarantine
-from sslpipe.run.saving import RunCheckpoints
-from sslpipe.run.stop import StopRequest, note_stop, write_marker, write_stop
-from sslpipe.run.throughput import Meter
+from sslpipe.run.health import Alarms, StartAlarm
+from sslpipe.run.launch import (
+    describe_run,
+    deterministic_algorithms,
+    place,
+    start_accelerator,
+    start_processes,
+    training_device,
+    wrap,
+)
+from sslpipe.run.lock import take_lock
+from sslpipe.run.log import RunLog, read_metrics
+from sslpipe.run.records import plugins_of
+from sslpipe.run.stop import (
+    FROM_A_KEYBOARD,
+    StopRequest,
+    note_stop,
+    restore_markers,
+    write_failure,
+    write_marker,
+    write_refusal,
+)
+from sslpipe.run.throughput import Meter, peak_flops
 from sslpipe.run.watchdog import Watchdog
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+_LESS_MEMORY = (
+    "The same command with more processes needs less memory each. Or begin in a new run directory "
+    "with data.micro_batch, a part of data.batch_size (pretraining: the same negatives), a smaller "
+    "sampler.classes_per_batch (fine-tuning), or optim.precision = 'bf16'"
+)
+
+
+@contextmanager
+def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator["Run"]:
+    """Join the launcher's processes and hold the run directory; on leaving, close what was opened.
+
+    Inside, no other job can use `run_dir`, and a rank that hangs is ended. A failure leaves FAILED
+    there with its text; what is refused, or stopped, before it continues a run of the directory
+    leaves that run's markers. Collective.
+
+    Raises:
+        UserError: The directory is in use, the launcher's processes are not accelerate's, or the
+            device has no memory left.
+    """
+    process = start_processes(recipe)
+    deterministic = deterministic_algorithms(recipe, training_device(recipe).type)
+    plugins = plugins_of(run_dir)
+    with run_console(), take_lock(run_dir, process) as markers, deterministic, made_with(plugins):
+        holds_run = (run_dir / "recipe.json").exists()
+        watchdog = Watchdog(run_dir, process, recipe.run.timeout_s)
+        run = Run(recipe, run_dir, process, watchdog)
+        try:
+            with watchdog:
+                try:
+                    yield run
+                except SystemExit as error:  # of a part of the user's own: nothing is done
+                    raise UserError(describe_error(error)) from error
+                finally:
+                    run.close()
+        except torch.OutOfMemoryError as error:
+            text = f"{error}; {describe_newest(run_dir)}. {_LESS_MEMORY}"
+            write_failure(run_dir, f"rank {process.rank}: UserError: {text}")
+            raise UserError(text) from error
+        except BaseException as error:
+            text = f"rank {process.rank}: {describe_error(error)}"
+            stopped = isinstance(error, KeyboardInterrupt)
+            refused = holds_run and isinstance(error, UserError)
+            if run.began or not (stopped or refused):
+                write_failure(run_dir, text)
+                raise
+            if refused:
+                write_refusal(text)
+            if process.rank == 0:
+                restore_markers(run_dir, markers)
+                if stopped:
+                    say_last("stopped before the first step; the same command starts it")
+            raise
+
+
+class HeldOut(NamedTuple):
+    """Samples that a run scores and never trains on: the view of them, their split, (n,) ids."""
+
+    view: EvalView
+    split: Split
+    ids: NDArray[np.int64]
+    canvas_px: int
 
 
 class Run:
     """This process's part of a run: parts, log, checkpoints, and what repeats at each step.
 
-    Call in this order: `configure`, `place`, `prepare`, `restore`, `announce`, `monitor`, then
-    `steps` and, inside the loop, `guard.remember`, `backward`, `optimizer_step`, `step_done`,
-    `log`, `evaluate_if_due`, `save_if_due`; then `finish`. A checkpoint holds the parts and the
-    step. What is counted in a row (skipped steps, an alarm's readings) starts anew with a start.
+    Call in this order: `configure`, `place`, `prepare`, `restore`, `announce`, `monitor`,
+    `evaluate_start`, then `steps` and, inside the loop, `guard.remember`, `backward`,
+    `optimizer_step`, `step_done`, `log`, `evaluate_if_due`, `save_if_due`; then `finish`.
 
     Attributes:
         process: This process among all.
@@ -56,12 +142,12 @@ class Run:
         dtype: Of the model's weights.
         view_dtype: Of the views that go into the model. On CUDA under bf16 they are written in it,
             as the first convolution would round them anyway.
-        accelerator: Hugging Face's, over the joined group.
         reporter: metrics.jsonl, the console and trackers; rank 0 writes.
         quarantine: Collects bad samples.
         guard: Decides which steps are taken.
         last_step: Steps done so far, those before a resume included.
-        began: Whether its checkpoint and its log were accepted: before that, nothing is written.
+        began: Whether its checkpoint and its log were accepted: before that, a refusal leaves the
+            run's markers as they were.
     """
 
     accelerator: Accelerator
@@ -69,7 +155,7 @@ class Run:
     dtype: torch.dtype
     view_dtype: torch.dtype
     reporter: RunLog
-    quarantine: Quarantine
+    quarantine: "Quarantine"
     guard: StepGuard
 
     def __init__(self, recipe: RunRecipe, run_dir: Path, process: Rank, watchdog: Watchdog) -> None:
@@ -77,20 +163,13 @@ class Run:
         self.last_step, self.first_step, self.began = 0, 0, False
         self._watchdog, self._opened = watchdog, ExitStack()
         self._stopping, self._lr, self._numbers = False, 0.0, torch.zeros(2)
-        self._monitor: Monitor | None = None
+        self._backbones: dict[str, nn.Module] = {}
+        self._start_alarm: StartAlarm | None = None
 
     # before the first step
 
     def configure(self, recipe: RunRecipe, precision: str) -> None:
-        """Start the Accelerator: from here on device and dtype are known.
-
-        Args:
-            recipe: With its number of steps.
-            precision: fp64, fp32, bf16 or fp16.
-
-        Raises:
-            RecipeError: The device cannot compute in this precision.
-        """
+        """Start the Accelerator in fp64, fp32, bf16 or fp16: from here on the device is known."""
         self.recipe, self.precision = recipe, precision
         self.accelerator = start_accelerator(recipe, precision)
         self.device = self.accelerator.device
@@ -124,13 +203,12 @@ class Run:
         alarms: Alarms | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> int:
-        """Load the newest checkpoint into the parts, and open the log at its step.
+        """Load the newest checkpoint into the parts, keep them for later saves, and open the log.
 
         Args:
             index: The data set.
             order: The plan of the batches.
-            parts: What a checkpoint holds: `model`, a module, and others with a `state_dict`; None
-                is skipped.
+            parts: What a checkpoint holds: `model`, and others with a `state_dict`, or None.
             order_version: Of the order's algorithm; part of the digest.
             guarded: Modules whose buffers a non-finite step must not change.
             alarms: Read the numbers of each log line.
@@ -145,21 +223,26 @@ class Run:
         recipe, run_config, world = self.recipe, self.recipe.run, self.process.world_size
         is_main = self.process.rank == 0
         self._order, self._alarms = order, alarms
-        metadata = {"world": world, "precision": self.precision, **(metadata or {})}
+        self._metadata = {"world": world, "precision": self.precision, **(metadata or {})}
 
         # weights, optimizer, loss; the gradient scaler where fp16 needs one
         everything = {**parts, "scaler": self.accelerator.scaler}
-        hashes = index_sha256s(recipe, index, DERIVED_COLUMN)
-        self._checkpoints = RunCheckpoints(
-            self.run_dir, recipe, hashes, order_version, self.process, everything, metadata
+        self._parts = {name: part for name, part in everything.items() if part is not None}
+        self._checkpoints = Checkpointer(
+            self.run_dir,
+            keep=run_config.keep_checkpoints,
+            identities=run_identities(recipe, index, DERIVED_COLUMN, order_version),
+            defaults=recipe.ADDED_LATER,
+            process=self.process,
+            warn=lambda text: print(f"warning: {text}", flush=True),
         )
-        self.first_step = self.last_step = self._checkpoints.restore()
-        self._best = self._checkpoints.best
+        self.first_step = self.last_step = self._checkpoints.restore(self._parts)
+        self._best = Best(run_config, self._checkpoints.best)
 
         # the log, at that step; rank 0 writes it
         if is_main:
-            sha256, init = self._checkpoints.index_sha256, metadata.get("init")
-            describe_run(self.run_dir, recipe, index, sha256, self.precision, world, init)
+            sha256 = self._checkpoints.identity["index_sha256"]
+            describe_run(self.run_dir, recipe, index, sha256, self._metadata)
         self.reporter = RunLog(
             self.run_dir,
             name=recipe.name,
@@ -193,12 +276,7 @@ class Run:
         return self.first_step
 
     def announce(self, what: str, remarks: Sequence[str | None] = ()) -> None:
-        """Say on the console what begins: machine, data, parameter groups, then warnings.
-
-        Args:
-            what: Data and start, in a few words.
-            remarks: Warnings; None is skipped.
-        """
+        """Say on the console what begins: machine, data, parameter groups, then warnings."""
         world, total = self.process.world_size, self.recipe.total_steps
         start = f"resumed at step {self.first_step}" if self.first_step else "from the start"
         self.reporter.say(
@@ -215,32 +293,55 @@ class Run:
                 self.reporter.warn(remark)
 
     def monitor(
-        self, score: Score, backbone: nn.Module, held_out: HeldOut, ema: nn.Module | None = None
+        self,
+        score: Callable[..., dict[str, float]],
+        backbone: nn.Module,
+        held_out: HeldOut,
+        ema: nn.Module | None = None,
     ) -> None:
         """Have held-out samples scored by `evaluate_if_due`; without any, none are.
 
         Args:
-            score: As in `Monitor`, and so is all else.
+            score: One of `evaluation.monitor`.
             backbone: Images (B, 3, S, S) -> (B, F).
             held_out: The samples, and how they are seen.
-            ema: An average of the backbone.
+            ema: An average of the backbone, scored likewise: its numbers begin with "ema_".
         """
-        if len(held_out.ids):
-            place = self.process, self.recipe.run, self.device
-            self._monitor = Monitor(score, backbone, held_out, *place, ema=ema)
+        if not len(held_out.ids):
+            return
+        view, split, ids, canvas_px = held_out
+        config = self.recipe.run
+        self._score, self._samples = score, (view, split, ids, self.process)
+        self._score_options = {
+            "canvas_px": canvas_px,
+            "device": self.device,
+            "num_workers": config.num_workers,
+            "reader": open_reader(split, config),
+        }
+        self._backbones = {"": backbone} if ema is None else {"": backbone, EMA: ema}
+
+    def _evaluate(self) -> dict[str, float]:
+        """Embed on all ranks, score on rank 0; the others get no numbers."""
+        numbers: dict[str, float] = {}
+        for prefix, backbone in self._backbones.items():
+            with gathered(backbone):
+                scores = self._score(backbone, *self._samples, **self._score_options)
+            numbers |= {f"{prefix}{name}": value for name, value in scores.items()}
+        return numbers
 
     def evaluate_start(self) -> None:
         """Score held-out samples before the first step of a run that starts from weights.
 
         A resumed run reads what was scored then: an alarm compares with it.
         """
-        if self._monitor is None or not self.recipe.init or not self.recipe.run.monitor_steps:
+        if not (self._backbones and self.recipe.init and self.recipe.run.monitor_steps):
             return
         if self.first_step == 0:
             self._watchdog(0, "evaluating")
-            self.reporter.evals(0, self._monitor())
-        if self.process.rank == 0:
-            self._monitor.compare_with_start(self.run_dir)
+            self.reporter.evals(0, self._evaluate())
+        lines = read_metrics(self.run_dir, "eval") if self.process.rank == 0 else []
+        if lines and lines[0]["step"] == 0:
+            self._start_alarm = StartAlarm(lines[0])
 
     # each step
 
@@ -289,12 +390,7 @@ class Run:
             yield decision
 
     def step_done(self, step: int, batch: Batch, decision: Decision) -> None:
-        """Count a step as taken or skipped.
-
-        Args:
-            step: The step's number.
-            batch: The step's batch: its ids are written where the step is skipped.
-            decision: What became of it.
+        """Count a step as taken or skipped; the ids of a skipped one are written.
 
         Raises:
             UserError: After run.max_bad_steps skipped steps in a row, on CUDA one step later.
@@ -310,12 +406,7 @@ class Run:
         return self._is_due(step, self.recipe.run.log_steps)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Write a log line and read the alarms. All ranks call it, rank 0 writes.
-
-        Args:
-            step: The step's number, whose loss and gradient are logged.
-            numbers: Further ones, of the embeddings and the loss.
-        """
+        """Write a log line of this step, with further numbers, and read the alarms. Collective."""
         self.guard.settle()
         loss_value, grad_norm = self._numbers.tolist()
         values = {
@@ -335,15 +426,16 @@ class Run:
 
     def evaluate_if_due(self, step: int) -> None:
         """Score held-out samples every run.monitor_steps and at the end. All ranks call it."""
-        if self._monitor is None or not self._is_due(step, self.recipe.run.monitor_steps):
+        if not self._backbones or not self._is_due(step, self.recipe.run.monitor_steps):
             return
         self._watchdog(self.last_step, "evaluating")
         fault("train.monitor")
         with self._meter.paused():
-            values = self._monitor()
+            values = self._evaluate()
             self.reporter.evals(self.last_step, values)
         self._best.read(self.last_step, values)
-        self.reporter.alarms(self.last_step, self._monitor.alarms(values))
+        if self._start_alarm is not None:
+            self.reporter.alarms(self.last_step, self._start_alarm.read(values))
 
     def save_if_due(self, step: int) -> None:
         """Save every run.save_steps, at the end, where any rank was asked to stop, and the best.
@@ -356,17 +448,15 @@ class Run:
         if needed or due:
             self._watchdog(self.last_step, "saving")
             self.guard.settle()
+            metadata = {**self._metadata, **self._best.state()}
             with self._meter.paused():
-                self._checkpoints.save(self.last_step, needed=needed)
+                save = self._checkpoints.save
+                self._best.saved(save(self.last_step, self._parts, metadata, needed=needed))
 
     # after the last step
 
     def finish(self) -> int:
-        """Leave DONE; STOPPED or PREEMPTED where a stop came first. Collective.
-
-        Returns:
-            The last step done.
-        """
+        """Leave DONE, STOPPED or PREEMPTED, and return the last step done. Collective."""
         done, total, early = self.last_step, self.recipe.total_steps, self._best.exhausted
         preempted = done < total and not early
         self._watchdog(done, "ended")
@@ -375,10 +465,9 @@ class Run:
         self.reporter.event(done, "stop" if self._stopping and not early else "end", **reason)
         number = self._stop_requested.signal or signal.SIGTERM  # another rank was asked
         note_stop(number if preempted else None)
-        if self.process.rank == 0 and preempted:
-            write_stop(self.run_dir, number, done)
-        elif self.process.rank == 0:
-            write_marker(self.run_dir, "DONE", f"step {done}")
+        if self.process.rank == 0:
+            stopped = "STOPPED" if number in FROM_A_KEYBOARD else "PREEMPTED"
+            write_marker(self.run_dir, stopped if preempted else "DONE", f"step {done}")
         self.reporter.say(
             f"stopped at step {done} of {total}; the same command resumes it"
             if preempted
@@ -396,3 +485,43 @@ class Run:
     def _is_due(self, step: int, interval: int) -> bool:
         """Whether what is done every `interval` steps and at the end is done; 0: never."""
         return interval > 0 and (self._is_last(step) or (step + 1) % interval == 0)
+
+
+class Quarantine:
+    """Collects the bad samples that the loader reports; rank 0's log lists them once. Collective.
+
+    Args:
+        log: Writes the list.
+        samples: Served in an epoch.
+        max_fraction: The share of them that may be bad.
+    """
+
+    def __init__(self, log: RunLog, samples: int, max_fraction: float) -> None:
+        self._log, self._samples, self._limit = log, samples, max_fraction
+        self._new: list[Quarantined] = []
+        self._ids = set(broadcast_object(log.quarantined_ids()))  # of the starts before
+
+    def add(self, record: Quarantined) -> None:
+        """Note a bad sample; safe to call from the loader's threads."""
+        self._new.append(record)
+
+    def collect(self) -> int:
+        """List what every rank reported since the last call; return how many are bad. Collective.
+
+        Raises:
+            DataError: They are more than the run allows.
+        """
+        new, self._new = self._new, []
+        for records in gather_objects(new):
+            self._ids.update(record.id for record in records)
+            self._log.quarantined(records)
+        if len(self._ids) > self._limit * self._samples:
+            raise DataError(
+                f"{len(self._ids)} of {self._samples} samples are bad, more than "
+                f"run.max_bad_fraction = {self._limit}; see quarantine.jsonl, or raise it"
+            )
+        return len(self._ids)
+
+    def write_own(self) -> None:
+        """List what this rank reported, if it writes: for an end without the others."""
+        self._log.quarantined(self._new)

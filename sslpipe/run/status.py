@@ -5,6 +5,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from rich.console import Group
@@ -13,27 +14,23 @@ from rich.table import Table
 from sslpipe.errors import UserError
 from sslpipe.portable import read_regular
 from sslpipe.run.checkpoint_files import BestOf, best_of, checkpoint_names
-from sslpipe.run.lock import holder_of, read_lock
+from sslpipe.run.lock import holder_of, lock_damage
 from sslpipe.run.log import (
     bad_step_files,
+    clock,
     quarantined_ids,
     read_metrics,
     read_skipped,
+    step_seconds,
     unreadable_lines,
 )
-from sslpipe.run.records import is_number, read_description
+from sslpipe.run.records import read_description
 from sslpipe.run.stop import MARKERS, MOST_MARKER_BYTES
-from sslpipe.run.throughput import clock
 from sslpipe.run.watchdog import read_heartbeats
 
-SPEED_LINES = 20  # of metrics.jsonl, for the speed that the estimate uses
 HEALTH_KEYS = (
-    "loss",
-    "grad_norm",
-    "embedding_std",
-    "effective_rank",
-    "skipped_steps",
-    "quarantined",
+    *("loss", "grad_norm", "embedding_std", "effective_rank"),
+    *("skipped_steps", "quarantined"),
 )
 EXPECTED_BEAT_S = 60  # an older heartbeat is pointed out
 LONGEST_S = 100 * 365 * 86400  # of a time that is shown: clocks jump
@@ -46,10 +43,8 @@ def status(run_dir: Path) -> dict[str, Any]:
         state: running, done, stopped (from a keyboard), preempted (by another signal or the stop
         file), failed, or lost (it ended without a marker). eta_s: seconds to the end at the
         present speed, evaluations and saves included. ranks: see `read_heartbeats`. first_skipped,
-        last_skipped: numbers of the first and the last skipped
-        step, as the log counts them; health.skipped_steps counts to the last, also where no log
-        line came since. damaged: name of a
-        file -> what of it was not used. The rest says what its keys say.
+        last_skipped: numbers of steps as the log counts them. damaged: name of a file -> what of
+        it was not used. The rest says what its keys say.
 
     Raises:
         UserError: run_dir holds no run, or its recipe.json is damaged.
@@ -72,7 +67,9 @@ def status(run_dir: Path) -> dict[str, Any]:
         if path.name not in {f"rank-{rank}.json" for rank in ranks}:
             damaged[f"heartbeat/{path.name}"] = "cannot be read"
     step = max(last.get("step", 0), saved_step(run_dir))  # a line comes every run.log_steps
-    step_s = _step_seconds(lines)
+    step_s = step_seconds(lines, mean)  # with evaluations and saves
+    if step_s is not None and not 0 < step_s < LONGEST_S:
+        step_s = None
     health = {key: last.get(key) for key in HEALTH_KEYS}
     # steps after the last line: a line comes every run.log_steps, and none at all where it failed
     skipped = read_skipped(bad_step_files(run_dir))
@@ -102,32 +99,22 @@ def status(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def _step_seconds(lines: list[dict[str, Any]]) -> float | None:
-    """Seconds of a step over the last lines of this start; None where they do not say."""
-    recent = [
-        line
-        for line in lines[-SPEED_LINES:]
-        if line.get("restart") == lines[-1].get("restart") and is_number(line.get("wall"))
-    ]
-    if len(recent) < 2:
-        return None
-    first, last = recent[0], recent[-1]
-    step_s = (last["wall"] - first["wall"]) / (last["step"] - first["step"])
-    return step_s if 0 < step_s < LONGEST_S else None
+def _newest(run_dir: Path) -> Path | None:
+    folder = run_dir / "checkpoints"
+    names = checkpoint_names(folder) if folder.is_dir() else []
+    return folder / names[-1] if names else None
 
 
 def saved_step(run_dir: Path) -> int:
     """Return the number of steps done at the newest checkpoint; 0 without one."""
-    folder = run_dir / "checkpoints"
-    names = checkpoint_names(folder) if folder.is_dir() else []
-    return int(names[-1].removeprefix("step-")) if names else 0
+    newest = _newest(run_dir)
+    return int(newest.name.removeprefix("step-")) if newest else 0
 
 
 def newest_best(run_dir: Path) -> BestOf | None:
     """Return what the newest checkpoint says is the best one; None: none is kept."""
-    folder = run_dir / "checkpoints"
-    names = checkpoint_names(folder) if folder.is_dir() else []
-    return best_of(folder / names[-1]) if names else None
+    newest = _newest(run_dir)
+    return best_of(newest) if newest else None
 
 
 def _newest_checkpoint(folder: Path) -> dict[str, Any] | None:
@@ -155,13 +142,8 @@ def _state(run_dir: Path, checkpoint: dict[str, Any] | None) -> tuple[str, str, 
     holder = holder_of(run_dir)
     if holder is not None:
         return "running", f"process {holder['pid']} on {holder['host']}", {}
-    damaged = {}
-    try:
-        read_lock(run_dir / "lock")
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        damaged["lock"] = getattr(error, "strerror", None) or str(error)
+    damage = lock_damage(run_dir / "lock")
+    damaged = {} if damage is None else {"lock": damage}
     for marker in MARKERS:
         path = run_dir / marker
         if not path.exists():
@@ -190,12 +172,13 @@ def render(summary: dict[str, Any]) -> Group:
     if summary["eta_s"] is not None:
         speed.append(f"{clock(summary['eta_s'])} left")
     checkpoint = summary["checkpoint"]
-    waits = summary["state"] in ("stopped", "preempted")
+    waits, times = summary["state"] in ("stopped", "preempted"), summary["restarts"]
+    restarted = {0: "never restarted", 1: "restarted once"}.get(times, f"restarted {times} times")
     rows = {
         "state": f"{summary['state']}: {summary['detail']}"
         + ("; the same `sslpipe train` command resumes it" if waits else ""),
         "progress": f"step {summary['step']} of {summary['steps']} ({done:.1f} %)"
-        + (f", {_restarted(summary['restarts'])}" if summary["restarts"] or not waits else ""),
+        + (f", {restarted}" if times or not waits else ""),
         "speed": ", ".join(speed) or "nothing logged yet",
         "health": _numbers(summary["health"]),
         "evaluation": _numbers(summary["evals"]) or "none yet",
@@ -222,11 +205,6 @@ def render(summary: dict[str, Any]) -> Group:
     return Group(table)
 
 
-def _restarted(times: int) -> str:
-    """Say how often a run was started again."""
-    return {0: "never restarted", 1: "restarted once"}.get(times, f"restarted {times} times")
-
-
 def _beat(beat: dict[str, Any], state: str) -> str:
     """Say what a rank does and since when, or what it did last."""
     if state != "running":
@@ -239,16 +217,10 @@ def _skipped(summary: dict[str, Any]) -> dict[str, str]:
     """Say how many steps were skipped and where to look, where any were."""
     if summary["last_skipped"] is None:
         return {}
-    count, first, last = (
-        summary["health"]["skipped_steps"],
-        summary["first_skipped"],
-        summary["last_skipped"],
-    )
-    where = f"{summary['run']}/bad_steps.*.jsonl"  # which counts from 0
-    steps = f"the first step {first}, the last step {last}" if first < last else f"step {last}"
-    numbers = f"{first - 1} to {last - 1}" if first < last else f"{last - 1}"
-    text = f'{count:.0f}, {steps}; their samples: "step" {numbers} in {where}'
-    return {"skipped steps": text}
+    count = summary["health"]["skipped_steps"]
+    first, last = summary["first_skipped"], summary["last_skipped"]
+    where = f'"step" {first - 1} to {last - 1} in {summary["run"]}/bad_steps.*.jsonl'  # from 0
+    return {"skipped steps": f"{count:.0f}, steps {first} to {last}; their samples: {where}"}
 
 
 def _numbers(values: dict[str, Any]) -> str:

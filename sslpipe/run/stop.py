@@ -24,11 +24,10 @@ class StopRequest:
     keyboard, ends at once.
 
     Args:
-        stop_file: Looked for at most once a second (the environment's SSLPIPE_STOP_FILE); None: not
-            at all, as on all ranks but 0.
+        stop_file: Looked for at most once a second; None: not at all.
 
     Attributes:
-        signal: The first that asked; SIGTERM for the stop file, or for another rank's; None: none.
+        signal: The first that asked; SIGTERM for the stop file; None: none did.
     """
 
     def __init__(self, stop_file: str | None) -> None:
@@ -55,12 +54,6 @@ class StopRequest:
             raise KeyboardInterrupt
         if self.signal is None:
             self.signal = number
-
-
-def write_stop(run_dir: Path, number: int | None, step: int) -> None:
-    """Leave STOPPED, where a keyboard asked for the stop, else PREEMPTED, with the step."""
-    marker = "STOPPED" if number in FROM_A_KEYBOARD else "PREEMPTED"
-    write_marker(run_dir, marker, f"step {step}")
 
 
 def note_stop(number: int | None) -> None:

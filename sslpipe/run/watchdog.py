@@ -8,7 +8,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sslpipe.errors import UserError
@@ -23,13 +22,8 @@ if TYPE_CHECKING:  # `sslpipe status` needs no torch
 
 WRITE_EVERY_S = 10
 BEAT: dict[str, type] = {  # what a heartbeat says, and in which types
-    "rank": int,
-    "host": str,
-    "pid": int,
-    "step": int,
-    "phase": str,
-    "since_s": float,
-    "wall": float,
+    **{"rank": int, "host": str, "pid": int, "step": int, "phase": str},
+    **{"since_s": float, "wall": float},
 }
 
 
@@ -39,13 +33,8 @@ class Watchdog:
     Call it at each change of place: `beat(step, "waiting for data")`. Without a call for half of
     timeout_s every thread's stack goes to rank-N.stacks.txt beside it; after timeout_s it goes
     to stderr too, FAILED says where each rank stood, and the process ends with status 70. A rank
-    whose launcher died without ending it ends as well: else it would hold the run directory.
-    The time before the first call is not limited, nor is it after a fork.
-
-    Args:
-        run_dir: Of the run.
-        process: This process.
-        timeout_s: run.timeout_s, seconds without progress.
+    whose launcher died ends as well: else it would hold the run directory. The time before the
+    first call is not limited, nor is it after a fork.
     """
 
     def __init__(self, run_dir: Path, process: "Rank", timeout_s: float) -> None:
@@ -73,12 +62,7 @@ class Watchdog:
             watch_launcher(lambda text: self._end(f"rank {self._rank}: {text}"))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._launched:
             watch_launcher()
         self._ended.set()
@@ -147,11 +131,9 @@ class Watchdog:
 
 
 def read_heartbeats(run_dir: Path) -> dict[int, dict[str, Any]]:
-    """Read each rank's last heartbeat.
+    """Read each rank's last heartbeat: rank -> the entries of BEAT, of files that are whole.
 
-    Returns:
-        Rank -> rank, host, pid, step, phase, since_s (seconds in that phase), wall (seconds since
-        the epoch when it was written); only ranks that wrote one, and whose file is whole.
+    since_s: seconds in that phase; wall: seconds since the epoch when it was written.
     """
     beats = {}
     for path in (run_dir / "heartbeat").glob("rank-*.json"):

@@ -1,17 +1,16 @@
 """Make a data set from images: webdataset tars (shards) beside an index, for everyone with images.
 
-A source gives encoded images with names, labels and columns (`sources`, `csv_file`, `layouts`,
-`parquet`, `idx`, `vision_datasets`; `cells` finds the kinds of columns); `splits` cuts them into
-splits; `writer` plans and writes the shards, `record` remembers which are done; `gather` reads
-columns from images and from shards, `columns` writes them; `manifest` writes the index,
-dataset.json, which `sslpipe.data` reads. Several machines build parts (`parts`), which `merge` puts
-together. Tars made by others are indexed as they are (`index`, `scan`), or written again first
-(`repack`); `show` looks at the result. Start reading at
-SOURCES below, then at `build.build_dataset`.
+A source gives encoded images with names, labels and columns (`sources`, `tables`, `layouts`, `idx`;
+`cells` finds the kinds of columns); `splits` cuts them into splits; `members` makes what a shard
+holds of an image, and `writer` plans and writes the shards; `gather` reads columns from images and
+from shards, `columns` writes them; `record` remembers what is done and writes the index,
+dataset.json, which `sslpipe.data` reads. Tars made by others are indexed as they are (`scan`,
+`index`), or written again first (`repack`); `show` looks at the result. Start reading at SOURCES
+below, then at `build.build_dataset`.
 """
 
 from sslpipe.registry import Table
-from sslpipe.sharding.csv_file import read_csv
+from sslpipe.sharding.idx import read_idx
 from sslpipe.sharding.layouts import (
     read_cars,
     read_cub,
@@ -20,14 +19,10 @@ from sslpipe.sharding.layouts import (
     read_omniglot,
     read_products,
     read_tiny_imagenet,
+    read_torchvision,
 )
-from sslpipe.sharding.parquet import read_parquet
-from sslpipe.sharding.sources import (
-    SourceReader,
-    read_folder,
-    read_idx,
-)
-from sslpipe.sharding.vision_datasets import read_torchvision
+from sslpipe.sharding.sources import SourceReader, read_folder
+from sslpipe.sharding.tables import read_csv, read_parquet
 
 # `--source NAME`; a source of one's own: a function of SourceOptions, and a line here
 _BUILT_IN: dict[str, SourceReader] = {

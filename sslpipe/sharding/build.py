@@ -1,8 +1,11 @@
-"""Images of a source -> shards of a data set: what `sslpipe shards build` does."""
+"""Images of a source -> shards of a data set, on one machine, or on several whose parts merge."""
 
+import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -11,29 +14,35 @@ import numpy as np
 
 from sslpipe.data.index import Manifest
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import write_atomically
+from sslpipe.portable import replacing, write_atomically
 from sslpipe.sharding import LISTS, SOURCES
 from sslpipe.sharding.cells import ColumnSpec
-from sslpipe.sharding.columns import check_kinds, remove_unnamed, without_splits, write_columns
+from sslpipe.sharding.columns import check_kinds, save_columns, without_splits
 from sslpipe.sharding.gather import TarColumns, columns_of_images, columns_of_tars, describe
-from sslpipe.sharding.manifest import load_manifest, merge_classes, new_manifest, save_manifest
 from sslpipe.sharding.members import Conversion, describe_conversion
-from sslpipe.sharding.parts import PartFile, SplitRecord, save_part
 from sslpipe.sharding.record import (
+    FOLDER,
     Done,
     Part,
+    PartFile,
+    SplitRecord,
     forget_split,
+    load_manifest,
+    load_parts,
+    merge_classes,
+    new_manifest,
+    part_path,
     part_records,
     record_path,
     recorded_plan,
     shards_in,
+    write_record,
 )
 from sslpipe.sharding.sources import Images, SourceOptions
 from sslpipe.sharding.splits import cut_classes, cut_test, describe_test, relabel
 from sslpipe.sharding.writer import (
     Layout,
     SplitImages,
-    SplitPlan,
     mean_and_std,
     plan_split,
     shards_of,
@@ -43,20 +52,17 @@ from sslpipe.sharding.writer import (
 # (title, number of samples) -> a context that is called with the number written since
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
-MOST_SUFFIXES = 5  # of ignored files, that are named
+MOST_NAMED = 5  # of many, in a message
 MISSING = "missing.txt"  # beside dataset.json: SPLIT, tab, the file as the list names it
 _SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it begins the names of files
 
 
 class Built(NamedTuple):
-    """What a build made.
+    """The manifest in dataset.json (of a part: as it was), and what to say of the build.
 
-    Args:
-        manifest: As in dataset.json; of a part: as it was before.
-        skipped: "NAME: reason" for each image that cannot be decoded.
-        missing: Files that a list names and that are not there, by split.
-        notes: Which files were ignored, what was read into columns, how they cut the splits, and
-            how many images have transparent parts; a line each.
+    `skipped` is "NAME: reason" for each image that cannot be decoded, `missing` the files that a
+    list names and that are not there, by split. Notes are lines about files ignored, columns, the
+    cut into splits, and images converted.
     """
 
     manifest: Manifest
@@ -103,7 +109,7 @@ def build_dataset(
     Raises:
         DataError: An unknown source, unreadable images, other classes, shards of another build.
     """
-    check_source(source, options)
+    _check_source(source, options)
     if split_by and not test_fraction:
         raise DataError(f"--split-by {split_by} needs --test-fraction, the share that is cut")
     if part and overwrite:
@@ -126,26 +132,30 @@ def build_dataset(
     drawn = describe_test(splits, test_fraction) if test_fraction and not split_by else []
     if unseen_classes:
         splits = cut_classes(splits, list(unseen_classes), classes)
-    _check_splits(splits, without_splits(manifest, splits))
+    for key in splits:
+        if not _SPLIT_NAME.fullmatch(key):
+            raise DataError(f"split {key!r}: a name is letters, digits and . + - _, as in train")
+    check_kinds(
+        without_splits(manifest, splits), {key: split.columns for key, split in splits.items()}
+    )
     plans = [plan_split(key, value, layout) for key, value in splits.items()]
 
     # the shards; until dataset.json names them, nobody reads them
     if overwrite:
-        manifest = _forget(out, manifest, plans)
-    check_free(out, manifest, {plan.split: plan.fingerprint for plan in plans}, part=part)
+        manifest = _forget(out, manifest, [*splits])
+    _check_free(out, manifest, {plan.split: plan.fingerprint for plan in plans}, part)
     out.mkdir(parents=True, exist_ok=True)
     written: dict[str, list[Done]] = {}
     for plan in plans:
         total = sum(len(plan.shards[k]) for k in shards_of(plan, part))
-        bar = progress(f"{out.name} {plan.split}", total) if progress else nullcontext(_ignore)
-        with bar as advance:
+        with _bar(progress, f"{out.name} {plan.split}", total) as advance:
             written[plan.split] = write_split(
                 out, plan, part=part, workers=workers, skip_bad=skip_bad, advance=advance
             )
 
     # dataset.json, last
     text = origin or (f"torchvision {options.name}" if source == "torchvision" else source)
-    facts = PartFile(
+    build = PartFile(
         name=options.name,
         source=text + (f", scattered with seed {layout.seed}" if layout.scatter else ""),
         license=license or manifest.license,
@@ -156,78 +166,97 @@ def build_dataset(
         columns={name: each.kind for own in columns.values() for name, each in own.items()},
         done=written,
     )
-    notes = (*_describe_ignored(images), *describe(columns), *drawn)
-    notes = (*notes, *_describe_cut(splits, split_by))
     if part is None:
-        built = finish(out, manifest, facts, workers=workers)
-        return built._replace(notes=(*notes, *built.notes))
-    save_part(out, facts)
-    notes = (*notes, *_describe_conversions(written), *_describe_transparent(written))
-    return Built(manifest, _skipped(written), facts.missing, notes)
+        built = _finish(out, manifest, build, workers)
+    else:
+        write_atomically(part_path(out, part), build.model_dump_json(), fsync=True)
+        built = _built(manifest, build)
+    notes = (
+        *_describe_ignored(images),
+        *describe(columns),
+        *drawn,
+        *_describe_cut(splits, split_by),
+    )
+    return built._replace(notes=(*notes, *built.notes))
 
 
-def _describe_ignored(images: Mapping[str, Images]) -> list[str]:
-    """Say how many files of a folder are no images, by suffix, the most frequent first."""
-    ignored = sum((Counter(value.ignored) for value in images.values()), Counter[str]())
-    if not ignored:
-        return []
-    kinds = sorted(ignored.items(), key=lambda kind: (-kind[1], kind[0]))
-    parts = [f"{suffix or 'no extension'} {count:,}" for suffix, count in kinds[:MOST_SUFFIXES]]
-    rest = sum(count for _, count in kinds[MOST_SUFFIXES:])
-    parts += [f"others {rest:,}"] * bool(rest)
-    return [f"ignored {ignored.total():,} files: {', '.join(parts)}"]
+def merge_parts(
+    out: Path, folders: Sequence[Path] = (), *, workers: int = 2, progress: Progress | None = None
+) -> Built:
+    """Make the data set of all parts of a build, in any order, as one machine would have.
 
+    Shards of other folders are linked where they lie on one file system, else copied; those folders
+    stay as they are. `out` may hold parts itself, and all without `folders`.
 
-def _describe_conversions(written: Mapping[str, list[Done]]) -> list[str]:
-    """Say how images were converted that are not 8-bit grey or RGB, a line a kind."""
-    shards = [done for each in written.values() for done in each]
-    total = sum(done.entry.samples for done in shards if done.entry is not None)
-    lines = []
-    for kind in sorted({kind for done in shards for kind in done.conversions}):
-        found = [done.conversions[kind] for done in shards if kind in done.conversions]
-        counts, lows, highs = zip(*found, strict=True)
-        conversion = Conversion(kind, min(lows), max(highs))
-        lines.append(describe_conversion(conversion, sum(counts), total))
-    return lines
+    Raises:
+        DataError: A part is missing, there twice, of another build, or its shards have changed.
+    """
+    # all parts of one build, each once
+    found = [(folder, part) for folder in folders or [out] for part in load_parts(folder)]
+    _check_whole(found, [*folders] or [out])
+    first = found[0][1]
+    manifest = load_manifest(out) or new_manifest(first.name or out.resolve().name)
+    if merge_classes(manifest.classes, first.classes) != first.classes:
+        raise DataError(
+            f"{out} has other classes than the parts; build the parts into folders that hold its "
+            "dataset.json, so that they share one list of classes"
+        )
+    plans = {each.split: each.plan for each in first.splits}
+    _check_free(out, manifest, plans, first.part, remedy="remove them first")
 
-
-def _describe_transparent(written: Mapping[str, list[Done]]) -> list[str]:
-    """Say how many images have transparent parts, which decoders show as what lies under them."""
-    shards = [done for each in written.values() for done in each]
-    count = sum(done.transparent for done in shards)
-    if not count:
-        return []
-    total = sum(done.entry.samples for done in shards if done.entry is not None)
-    return [
-        f"{count:,} of {total:,} images have transparent parts, which show what is stored under "
-        "them, mostly black; build with --background white --overwrite to put them on white"
+    # their shards, checked and brought together
+    out.mkdir(parents=True, exist_ok=True)
+    jobs = [
+        (folder, part, done)
+        for folder, part in found
+        for shards in part.done.values()
+        for done in shards
     ]
 
+    def bring(job: tuple[Path, PartFile, Done]) -> None:
+        folder, part, done = job
+        if not done.is_unharmed(folder):
+            file = done.entry.file if done.entry else ""
+            raise DataError(
+                f"{folder / file} is missing, or not as part {part.part} wrote it; build that "
+                "part again"
+            )
+        if done.entry is not None and folder.resolve() != out.resolve():
+            for name in (done.entry.file, done.entry.offsets):
+                _link_or_copy(folder / name, out / name)
 
-def _describe_cut(splits: Mapping[str, SplitImages], by: str | None) -> list[str]:
-    """Say what share of samples and of groups went to test; groups are not cut, so it is rough."""
-    if by is None:
-        return []
-    counts = {
-        key: (len(split.numbers), len(np.unique(split.columns[by].groups()[split.numbers])))
-        for key, split in splits.items()
+    with (
+        _bar(progress, f"merge {out.name}", len(jobs)) as advance,
+        ThreadPoolExecutor(workers) as pool,
+    ):
+        for _ in pool.map(bring, jobs):
+            advance(1)
+
+    # what a whole build leaves, then the parts' own notes may go
+    whole = {
+        split: sorted((d for _, part in found for d in part.done[split]), key=lambda d: d.shard)
+        for split in plans
     }
-    total = sum(samples for samples, _ in counts.values())
-    return [
-        f"split {key}: {samples:,} samples ({samples / total:.1%}) of {groups:,} groups of {by}"
-        for key, (samples, groups) in counts.items()
-    ]
+    for split, plan in plans.items():
+        write_record(record_path(out, split), plan, whole[split])
+    build = first.model_copy(update={"part": None, "done": whole})
+    built = _finish(out, manifest, build, workers)
+    for folder, part in found:
+        if folder.resolve() == out.resolve() and part.part is not None:
+            shutil.rmtree(part_path(folder, part.part).parent)
+    return built
 
 
-def _check_splits(splits: Mapping[str, SplitImages], manifest: Manifest) -> None:
-    """Raise DataError for a name that is no split's, or a column of another kind than it has."""
-    for key in splits:
-        if not _SPLIT_NAME.fullmatch(key):
-            raise DataError(f"split {key!r}: a name is letters, digits and . + - _, as in train")
-    check_kinds(manifest, {key: split.columns for key, split in splits.items()})
+def _bar(
+    progress: Progress | None, title: str, total: int
+) -> AbstractContextManager[Callable[[int], None]]:
+    return progress(title, total) if progress else nullcontext(lambda count: None)
 
 
-def check_source(source: str, options: SourceOptions) -> None:
+# --- what may be written
+
+
+def _check_source(source: str, options: SourceOptions) -> None:
     """Raise DataError for an unknown source, or an option that it would ignore."""
     if source not in SOURCES:
         known = SOURCES.names()
@@ -249,17 +278,13 @@ def check_source(source: str, options: SourceOptions) -> None:
             )
 
 
-def check_free(
-    out: Path, manifest: Manifest, plans: Mapping[str, str], *, part: Part | None, remedy: str = ""
+def _check_free(
+    out: Path, manifest: Manifest, plans: Mapping[str, str], part: Part | None, remedy: str = ""
 ) -> None:
     """Raise DataError where a folder holds shards of these splits that another build wrote.
 
-    Args:
-        out: The folder.
-        manifest: Its own.
-        plans: Fingerprint of each split that is to be written.
-        part: Which part is to be written; None: all.
-        remedy: Beside another folder; '': --overwrite, and what it does.
+    `plans` are the fingerprints of what is to be written, as this part or as a whole (None);
+    `remedy` is named beside another folder, and '' stands for --overwrite.
     """
     held = [key for key, plan in plans.items() if _is_held(out, manifest, key, plan, part)]
     if not held:
@@ -275,41 +300,6 @@ def check_free(
     )
 
 
-def finish(out: Path, manifest: Manifest, facts: PartFile, *, workers: int = 2) -> Built:
-    """Write columns, missing.txt and dataset.json, once all shards are there.
-
-    Args:
-        out: The folder of the data set.
-        manifest: As it was before; splits that `facts` does not have stay.
-        facts: Of the whole build.
-        workers: Threads that read columns.
-    """
-    update = {"source": facts.source, "license": facts.license, "classes": facts.classes}
-    manifest = _with_splits(manifest.model_copy(update=update), facts.done)
-    specs = tuple(ColumnSpec(name, name, kind) for name, kind in facts.columns.items())
-    shards = {key: [out / shard.file for shard in manifest.splits[key]] for key in facts.done}
-    columns = columns_of_tars(shards, TarColumns(specs, required=False), workers=workers)
-    manifest = write_columns(out, manifest, {key: columns.get(key, {}) for key in facts.done})
-    _list_missing(out / MISSING, facts)
-    save_manifest(out, manifest)
-    remove_unnamed(out, manifest)
-    notes = (*_describe_conversions(facts.done), *_describe_transparent(facts.done))
-    return Built(manifest, _skipped(facts.done), facts.missing, notes)
-
-
-def _forget(out: Path, manifest: Manifest, plans: Sequence[SplitPlan]) -> Manifest:
-    """Remove the splits that are to be written anew; returns the manifest without them."""
-    written = [plan.split for plan in plans]
-    kept = {key: value for key, value in manifest.splits.items() if key not in written}
-    manifest = without_splits(manifest, written).model_copy(update={"splits": kept})
-    if out.is_dir():
-        save_manifest(out, manifest)
-        remove_unnamed(out, manifest)
-        for key in written:
-            forget_split(out, key)
-    return manifest
-
-
 def _is_held(out: Path, manifest: Manifest, split: str, plan: str, part: Part | None) -> bool:
     """Say whether a folder has shards of a split that a build of this plan did not write."""
     recorded = recorded_plan(record_path(out, split))
@@ -323,41 +313,147 @@ def _is_held(out: Path, manifest: Manifest, split: str, plan: str, part: Part | 
     return bool(others) or (out.is_dir() and bool(shards_in(out, split)))
 
 
-def _with_splits(manifest: Manifest, written: Mapping[str, list[Done]]) -> Manifest:
-    """Add splits; mean and std are train's, or the first split's while there is no train."""
+def _forget(out: Path, manifest: Manifest, written: Sequence[str]) -> Manifest:
+    """Remove the splits that are to be written anew; returns the manifest without them."""
+    kept = {key: value for key, value in manifest.splits.items() if key not in written}
+    manifest = manifest.model_copy(update={"splits": kept})
+    if not out.is_dir():
+        return without_splits(manifest, written)
+    manifest = save_columns(out, manifest, {key: {} for key in written})
+    for key in written:
+        forget_split(out, key)
+    return manifest
+
+
+def _check_whole(found: Sequence[tuple[Path, PartFile]], folders: Sequence[Path]) -> None:
+    """Raise DataError unless these are all parts of one build, each once."""
+    where = ", ".join(map(str, folders[:MOST_NAMED]))
+    if not found:
+        begun = any((folder / FOLDER).glob("part-*-of-*") for folder in folders)
+        raise DataError(
+            f"{where} has no finished part"
+            + ("; the parts there are not finished, run them again" if begun else "")
+            + ": write them with `sslpipe shards build ... --part I/N`"
+        )
+    # one build
+    folder, first = found[0]
+    shared = first.shared()
+    for other_folder, other in found[1:]:
+        differing = [key for key, value in other.shared().items() if value != shared[key]]
+        if differing:
+            raise DataError(
+                f"part {other.part} in {other_folder} is not of the build of part "
+                f"{first.part} in {folder}: {' and '.join(differing)} differ; build all parts "
+                "with one command, of the same images"
+            )
+    # each part once
+    seen: dict[Part, Path] = {}
+    for folder, part_file in found:
+        assert part_file.part is not None
+        if part_file.part in seen:
+            raise DataError(
+                f"part {part_file.part} is in {seen[part_file.part]} and in {folder}; name one"
+            )
+        seen[part_file.part] = folder
+    count = next(iter(seen)).total
+    absent = [str(p) for p in (Part(k, count) for k in range(1, count + 1)) if p not in seen]
+    if absent:
+        more = f" and {len(absent) - MOST_NAMED} more" if len(absent) > MOST_NAMED else ""
+        raise DataError(
+            f"{where}: {len(absent)} of {count} parts are missing: "
+            f"{', '.join(absent[:MOST_NAMED])}{more}; run them with --part, or name their folders"
+        )
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Put a file in its place, whole or not at all."""
+    with replacing(target, fsync=True) as temporary:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(source, temporary)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(source, temporary)
+
+
+# --- once all shards are there
+
+
+def _finish(out: Path, manifest: Manifest, build: PartFile, workers: int) -> Built:
+    """Write columns, missing.txt and dataset.json; splits that the build does not have stay."""
     splits = dict(manifest.splits)
-    for key, shards in written.items():
-        entries = tuple(done.entry for done in shards if done.entry is not None)
-        if not entries:
+    for key, each in build.done.items():
+        splits[key] = tuple(done.entry for done in each if done.entry is not None)
+        if not splits[key]:
             raise DataError(f"split {key!r} has no image that can be decoded")
-        splits[key] = entries
-    update: dict[str, object] = {"splits": splits}
-    if "train" in written or not manifest.splits:
-        measured = written["train"] if "train" in written else next(iter(written.values()))
+    update: dict[str, object] = {"source": build.source, "license": build.license}
+    # mean and std are train's, or the first split's while there is no train
+    if "train" in build.done or not manifest.splits:
+        measured = build.done.get("train") or next(iter(build.done.values()))
         update["mean"], update["std"] = mean_and_std(measured)
-    return manifest.model_copy(update=update)
+    update |= {"classes": build.classes, "splits": splits}
+    manifest = manifest.model_copy(update=update)
+    _list_missing(out / MISSING, build)
+    specs = tuple(ColumnSpec(name, name, kind) for name, kind in build.columns.items())
+    shards = {key: [out / shard.file for shard in splits[key]] for key in build.done}
+    columns = columns_of_tars(shards, TarColumns(specs, required=False), workers=workers)
+    return _built(save_columns(out, manifest, columns), build)
 
 
-def _list_missing(path: Path, facts: PartFile) -> None:
+def _list_missing(path: Path, build: PartFile) -> None:
     """Write the files that are missing, in the list's order; other splits' lines stay."""
-    own = {*facts.missing, *(each.split for each in facts.splits)}
+    own = {*build.missing, *(each.split for each in build.splits)}
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     lines = [line for line in lines if line.partition("\t")[0] not in own]
-    for split, names in facts.missing.items():
-        lines += [f"{split}\t{_on_one_line(name)}" for name in names]
+    for split, names in build.missing.items():
+        lines += [f"{split}\t{n if n.isprintable() else ascii(n)[1:-1]}" for n in names]
     if lines:
         write_atomically(path, "\n".join(lines) + "\n")
     else:
         path.unlink(missing_ok=True)
 
 
-def _on_one_line(name: str) -> str:
-    return name if name.isprintable() else ascii(name)[1:-1]
+def _built(manifest: Manifest, build: PartFile) -> Built:
+    """Say what was skipped, and how images were converted or lost transparent parts."""
+    shards = [done for each in build.done.values() for done in each]
+    total = sum(done.entry.samples for done in shards if done.entry is not None)
+    notes = []
+    for kind in sorted({kind for done in shards for kind in done.conversions}):
+        found = [done.conversions[kind] for done in shards if kind in done.conversions]
+        counts, lows, highs = zip(*found, strict=True)
+        conversion = Conversion(kind, min(lows), max(highs))
+        notes.append(describe_conversion(conversion, sum(counts), total))
+    transparent = sum(done.transparent for done in shards)
+    if transparent:
+        notes.append(
+            f"{transparent:,} of {total:,} images have transparent parts, which show what is "
+            "stored under them, mostly black; build with --background white --overwrite to put "
+            "them on white"
+        )
+    return Built(manifest, [line for done in shards for line in done.bad], build.missing, (*notes,))
 
 
-def _skipped(written: Mapping[str, list[Done]]) -> list[str]:
-    return [line for shards in written.values() for done in shards for line in done.bad]
+def _describe_ignored(images: Mapping[str, Images]) -> list[str]:
+    """Say how many files of a folder are no images, by suffix, the most frequent first."""
+    ignored = sum((Counter(value.ignored) for value in images.values()), Counter[str]())
+    if not ignored:
+        return []
+    kinds = sorted(ignored.items(), key=lambda kind: (-kind[1], kind[0]))
+    parts = [f"{suffix or 'no extension'} {count:,}" for suffix, count in kinds[:MOST_NAMED]]
+    rest = sum(count for _, count in kinds[MOST_NAMED:])
+    parts += [f"others {rest:,}"] * bool(rest)
+    return [f"ignored {ignored.total():,} files: {', '.join(parts)}"]
 
 
-def _ignore(count: int) -> None:
-    """Stand in for a progress bar."""
+def _describe_cut(splits: Mapping[str, SplitImages], by: str | None) -> list[str]:
+    """Say what share of samples and of groups went to test; groups are not cut, so it is rough."""
+    if by is None:
+        return []
+    counts = {
+        key: (len(split.numbers), len(np.unique(split.columns[by].groups()[split.numbers])))
+        for key, split in splits.items()
+    }
+    total = sum(samples for samples, _ in counts.values())
+    return [
+        f"split {key}: {samples:,} samples ({samples / total:.1%}) of {groups:,} groups of {by}"
+        for key, (samples, groups) in counts.items()
+    ]

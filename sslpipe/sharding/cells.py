@@ -6,7 +6,7 @@ it is the one of all cells, and cells of different kinds are an error that names
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple, get_args
@@ -14,28 +14,26 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.column_files import STORED, Kind
+from sslpipe.data.columns import STORED, Kind
 from sslpipe.data.values import (
-    PARSERS,
-    fit_float,
-    fit_integer,
+    CONVERT,
+    EXACT_FLOAT,
+    Value,
     has_offset,
-    micros_of,
-    parse_float,
-    parse_integer,
-    parse_time,
-    time_of_seconds,
+    to_float,
+    to_integer,
+    to_time,
 )
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.sharding.columns import ColumnValues, check_name
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-EXACT_FLOAT = 2**53  # integers up to it are floats, too
 _CODE = re.compile(r"0[0-9]+")  # 007: digits that are no number
 _DIGITS = re.compile(r"[+-]?[0-9]+")
 _CODES = ("code", "long integer")  # the latter: beyond 64 bits; as floats, two would become one
 _DATE = re.compile(r"\d{4}[-:]\d\d[-:]\d\d", re.ASCII)  # 20240501 may be anything
 _NOTES = {"in UTC", "with an offset", "large integer"}  # of cells, beside their kinds
+_TYPES: dict[type, Kind] = {int: "integer", float: "float", datetime: "time", str: "text"}
 
 # typed: "12" is a text (JSON, parquet); table: it may be a number (CSV); name: so, and where one
 # cell is a text, all are (folders, names of files)
@@ -43,21 +41,11 @@ Origin = Literal["typed", "table", "name"]
 
 
 class ColumnSpec(NamedTuple):
-    """A column that is asked for.
-
-    Args:
-        name: In the data set.
-        field: In the source.
-        kind: None: inferred.
-    """
+    """A column that is asked for: its name here and in the source; kind None: inferred."""
 
     name: str
     field: str
     kind: Kind | None
-
-    def __str__(self) -> str:
-        renamed = self.name if self.name == self.field else f"{self.name}={self.field}"
-        return f"{renamed}:{self.kind}" if self.kind else renamed
 
 
 def parse_columns(text: str, option: str) -> tuple[ColumnSpec, ...]:
@@ -110,16 +98,15 @@ class CellReader:
             return
         if kind is None:
             kind = self._kind_of(rows, names)
-        convert, missing = _CONVERT[kind], STORED[kind].missing
-        values = np.full(len(rows), missing, STORED[kind].dtype)
+        values = np.full(len(rows), STORED[kind].missing, STORED[kind].dtype)
         for place, row in enumerate(rows):
             if row is not None:
                 try:
-                    values[place] = convert(row)
+                    values[place] = CONVERT[kind](row)
                 except ValueError as error:
-                    raise self._wrong(names[place], row, str(error)) from None
+                    raise self._wrong(names[place], row, f"{error}", text_helps=True) from None
                 if kind == "time" and isinstance(row, str):
-                    self._meet("with an offset" if has_offset(row) else "in UTC", names[place], row)
+                    self._meet_offset(row, names[place], row)
         self._chunks.append((split, values))
 
     def finish(self) -> dict[str, ColumnValues]:
@@ -133,10 +120,10 @@ class CellReader:
         if kind == "text":
             table[ranked] = np.arange(len(texts))
         elif self.spec.kind is None:
-            table[:-1] = [PARSERS[kind](text) for text in texts]
+            table[:-1] = [CONVERT[kind](text) for text in texts]
         values: dict[str, list[NDArray[Any]]] = {}
         for split, chunk in self._chunks:
-            if chunk.dtype == np.int32:
+            if chunk.dtype == np.int32:  # codes of texts: no kind may be stored so
                 chunk = table[chunk]  # a missing one, -1, reads the last
             elif kind == "float" and chunk.dtype != np.float64:
                 chunk = np.where(chunk == STORED["integer"].missing, np.nan, chunk.astype(float))
@@ -147,7 +134,7 @@ class CellReader:
             for split, chunks in values.items()
         }
 
-    def _plain(self, cell: object, name: str) -> str | int | float | datetime | None:
+    def _plain(self, cell: object, name: str) -> Value | None:
         """Return what a cell means whatever its library; None where it is missing."""
         if isinstance(cell, np.generic):
             cell = cell.item()
@@ -155,7 +142,7 @@ class CellReader:
             try:
                 cell = cell.decode()
             except UnicodeDecodeError:
-                raise self._no_value(name, cell, "is bytes that are no text in UTF-8") from None
+                raise self._wrong(name, cell, "is bytes that are no text in UTF-8") from None
         if isinstance(cell, str):
             return cell if cell.strip() else None
         if isinstance(cell, bool):
@@ -167,7 +154,7 @@ class CellReader:
             return None if math.isnan(cell) else cell
         if isinstance(cell, date):
             return datetime(cell.year, cell.month, cell.day)
-        raise self._no_value(name, cell, f"is a {type(cell).__name__}, no value of a column")
+        raise self._wrong(name, cell, f"is a {type(cell).__name__}, no value of a column")
 
     def _encode(self, rows: Sequence[Any], names: Sequence[str]) -> NDArray[np.int32]:
         """Number texts by first appearance, -1 where one is missing."""
@@ -186,36 +173,35 @@ class CellReader:
     def _look_at(self, text: str, name: str) -> None:
         """Note what a text may be, where its kind is to be inferred."""
         plain, found = text.strip(), "text"
-        if _DATE.match(plain) and _reads(parse_time, plain):
+        if _DATE.match(plain) and _reads(to_time, plain):
             found = "time"
-            self._meet("with an offset" if has_offset(plain) else "in UTC", name, text)
+            self._meet_offset(plain, name, text)
         elif self.origin != "typed":
             if plain.lower() == "nan":
                 return
             if _CODE.fullmatch(plain):
                 found = "code"
-            elif _reads(parse_integer, plain):
+            elif _reads(to_integer, plain):
                 found = "integer"
-                self._meet_large(parse_integer(plain), name)
+                self._meet_large(to_integer(plain), name)
             elif _DIGITS.fullmatch(plain):
                 found = "long integer"
-            elif _reads(parse_float, plain):
+            elif _reads(to_float, plain):
                 found = "float"
         self._meet(found, name, text)
 
     def _kind_of(self, rows: Sequence[Any], names: Sequence[str]) -> Kind:
         """Note the types of some cells and return the kind that holds those of this chunk."""
-        kinds = {int: "integer", float: "float", datetime: "time", str: "text"}
-        found = set[str]()
+        found = set[Kind]()
         for row, name in zip(rows, names, strict=True):
             if row is not None:
-                kind = kinds[type(row)]
+                kind = _TYPES[type(row)]
                 found.add(kind)
                 if type(row) is int:
                     self._meet_large(row, name)
                 self._meet(kind if kind != "time" else "moment", name, row)
         self._inferred()  # refuses a mixture
-        return "float" if found == {"integer", "float"} else self._as_kind(found.pop())
+        return "float" if found == {"integer", "float"} else found.pop()
 
     def _inferred(self) -> Kind:
         """Return the kind of all that was met. Raises: DataError where there is more than one."""
@@ -237,23 +223,24 @@ class CellReader:
         one, *_, other = sorted(met, key=lambda kind: (kind == "text", kind))
         raise self._mixed(one, other, f"mend them, or give {self.spec.name}:text")
 
-    def _as_kind(self, text: str) -> Kind:
-        return next(kind for kind in KINDS if kind == text)
+    def _meet(self, what: str, name: str, cell: object) -> None:
+        self._first.setdefault(what, (name, cell))
 
     def _meet_large(self, number: int, name: str) -> None:
         if abs(number) > EXACT_FLOAT:
             self._meet("large integer", name, number)
 
-    def _meet(self, what: str, name: str, cell: object) -> None:
-        self._first.setdefault(what, (name, cell))
+    def _meet_offset(self, text: str, name: str, cell: object) -> None:
+        self._meet("with an offset" if has_offset(text) else "in UTC", name, cell)
 
-    def _no_value(self, name: str, cell: object, reason: str) -> DataError:
+    def _wrong(
+        self, name: str, cell: object, reason: str, *, text_helps: bool = False
+    ) -> DataError:
+        remedy = f", or give {self.spec.name}:text" if text_helps else ""
         return DataError(
-            f"{name}: {self.spec.field} = {shown(cell)} {reason}; mend it, or leave it empty"
+            f"{name}: {self.spec.field} = {shown(cell)} {reason}; mend it, or "
+            f"leave it empty{remedy}"
         )
-
-    def _wrong(self, name: str, cell: object, reason: str) -> DataError:
-        return DataError(f"{self._no_value(name, cell, reason)}, or give {self.spec.name}:text")
 
     def _mixed(self, one: str, other: str, remedy: str) -> DataError:
         words = {"code": "text", "moment": "time"}
@@ -268,38 +255,9 @@ class CellReader:
         )
 
 
-def _reads(parse: Callable[[str], object], text: str) -> bool:
+def _reads(convert: Callable[[Value], object], text: str) -> bool:
     try:
-        parse(text)
+        convert(text)
     except ValueError:
         return False
     return True
-
-
-def _to_integer(cell: str | int | float | datetime) -> int:
-    if isinstance(cell, str):
-        return parse_integer(cell)
-    if isinstance(cell, float) and cell.is_integer() and abs(cell) <= EXACT_FLOAT:
-        return int(cell)  # pandas makes floats of integers with gaps
-    if not isinstance(cell, int):
-        raise ValueError("is not an integer")
-    return fit_integer(cell)
-
-
-def _to_float(cell: str | int | float | datetime) -> float:
-    if isinstance(cell, datetime):
-        raise ValueError("is not a number")
-    return parse_float(cell) if isinstance(cell, str) else fit_float(cell)
-
-
-def _to_time(cell: str | int | float | datetime) -> int:
-    if isinstance(cell, datetime):
-        return micros_of(cell)
-    return parse_time(cell) if isinstance(cell, str) else time_of_seconds(cell)
-
-
-_CONVERT: Mapping[str, Callable[[Any], int | float]] = {
-    "integer": _to_integer,
-    "float": _to_float,
-    "time": _to_time,
-}

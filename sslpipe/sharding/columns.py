@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.column_files import (
+from sslpipe.data.columns import (
     COLUMN_NAME,
     STORED,
+    Column,
     ColumnEntry,
     ColumnFile,
     Kind,
@@ -25,14 +26,7 @@ from sslpipe.data.column_files import (
     members_dtype,
     show_time,
 )
-from sslpipe.data.columns import Column
-from sslpipe.data.index import (
-    DERIVED_COLUMN,
-    LAYOUT_KEPT,
-    Manifest,
-    load_index,
-    manifest_text,
-)
+from sslpipe.data.index import DERIVED_COLUMN, LAYOUT_KEPT, Manifest, load_index, manifest_text
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import (
     make_folder,
@@ -41,19 +35,16 @@ from sslpipe.portable import (
     remove_abandoned,
     write_atomically,
 )
-from sslpipe.sharding.manifest import save_manifest
+from sslpipe.sharding.record import save_manifest
 
 FOLDER = "columns"
 _OWN_FILE = re.compile(r".+\.(values|groups|members)\.npy|strings-[0-9a-f]{16}\.npy")
 
 
 class ColumnValues(NamedTuple):
-    """One column of some samples, in memory.
+    """One column of some samples, in memory: values as `sslpipe.data.columns.STORED` says.
 
-    Args:
-        kind: Of the values.
-        values: (n,) as `sslpipe.data.column_files.STORED` says; of a text, places in `strings`.
-        strings: The distinct texts.
+    Of a text, `values` (n,) are places in `strings`, the distinct texts.
     """
 
     kind: Kind
@@ -78,8 +69,7 @@ class ColumnValues(NamedTuple):
     def groups(self) -> NDArray[np.int64]:
         """Number the samples by value, (n,); each missing value has a number of its own.
 
-        Raises:
-            DataError: The values are floats.
+        Raises: DataError where the values are floats.
         """
         if self.kind == "float":
             raise DataError("floats make no groups; give a text, an integer or a time")
@@ -89,7 +79,10 @@ class ColumnValues(NamedTuple):
         return codes
 
 
-def find_groups(columns: Mapping[str, ColumnValues], name: str, option: str) -> NDArray[np.int64]:
+Columns = Mapping[str, ColumnValues]  # by name
+
+
+def find_groups(columns: Columns, name: str, option: str) -> NDArray[np.int64]:
     """Number samples by the column that an option names. Raises: DataError with the option."""
     if name not in columns:
         known = ", ".join(columns) or "none; name it with --columns"
@@ -103,7 +96,7 @@ def find_groups(columns: Mapping[str, ColumnValues], name: str, option: str) -> 
         raise DataError(f"{option} {name!r}: {error}") from None
 
 
-def check_kinds(manifest: Manifest, columns: Mapping[str, Mapping[str, ColumnValues]]) -> None:
+def check_kinds(manifest: Manifest, columns: Mapping[str, Columns]) -> None:
     """Raise DataError where a split's column has another kind in the manifest's other splits."""
     for split, own in columns.items():
         for name, column in own.items():
@@ -118,20 +111,15 @@ def check_kinds(manifest: Manifest, columns: Mapping[str, Mapping[str, ColumnVal
 def write_columns(
     folder: Path,
     manifest: Manifest,
-    columns: Mapping[str, Mapping[str, ColumnValues]],
+    columns: Mapping[str, Columns],
     named: Mapping[str, str] = MappingProxyType({}),
 ) -> Manifest:
-    """Write the columns of whole splits and return the manifest that names them.
+    """Write the columns of whole splits, by split and name; return the manifest with them.
 
-    Args:
-        folder: Of dataset.json, which is not written.
-        manifest: With the shards of these splits; columns of its other splits stay.
-        columns: By split, then by name; values by sample id. What the manifest had of these splits
-            is forgotten.
-        named: File -> sha256 of those that stay as they are, for a dataset.json that names them.
+    What the manifest had of these splits is forgotten, columns of its other splits stay. `named`
+    files (-> sha256) stay as they are, for a dataset.json that names them.
 
-    Raises:
-        DataError: A name is no column's, or a column has another kind in other splits.
+    Raises: DataError where a name is no column's, or another split has it of another kind.
     """
     others = without_splits(manifest, columns)
     check_kinds(others, columns)
@@ -143,43 +131,37 @@ def write_columns(
     return manifest.model_copy(update={"columns": entries})
 
 
-def add_columns(
-    folder: Path, columns: Mapping[str, Mapping[str, ColumnValues]], *, alone: bool = False
-) -> Manifest:
-    """Give splits of a data set that is there columns; shards and all other columns stay.
-
-    Args:
-        folder: Of dataset.json, which is written anew.
-        columns: By split, then by name; values by sample id. One of a name that is there is
-            replaced in these splits.
-        alone: Other splits lose their columns of these names.
-
-    Raises:
-        DataError: As `write_columns`.
-    """
-    with one_at_a_time(folder):
-        return _add_columns(folder, columns, alone)
-
-
-def _add_columns(
-    folder: Path, columns: Mapping[str, Mapping[str, ColumnValues]], alone: bool
-) -> Manifest:
-    manifest = load_index(folder).manifest
-    names = {name for own in columns.values() for name in own}
-    if DERIVED_COLUMN in names - {*manifest.columns}:
-        _keep_layout(folder, manifest)
-    others = {name: entry for name, entry in manifest.columns.items() if name not in names}
-    known = {} if alone else {n: e for n, e in manifest.columns.items() if n in names}
-    replaced = manifest.model_copy(update={"columns": known})
-    # a kill before dataset.json is written leaves the old one and all that it names
-    named = {file.file: file.sha256 for e in manifest.columns.values() for file in e.files()}
-    entries = write_columns(folder, replaced, columns, named).columns
-    for name in names:
-        check_name(name, others)
-    manifest = manifest.model_copy(update={"columns": {**others, **entries}})
+def save_columns(folder: Path, manifest: Manifest, columns: Mapping[str, Columns]) -> Manifest:
+    """Write columns as `write_columns` does, then dataset.json; remove what it names no more."""
+    manifest = write_columns(folder, manifest, columns)
     save_manifest(folder, manifest)
     remove_unnamed(folder, manifest)
     return manifest
+
+
+def add_columns(folder: Path, columns: Mapping[str, Columns], *, alone: bool = False) -> Manifest:
+    """Give splits of a data set that is there columns, and write its dataset.json anew.
+
+    One of a name that is there is replaced in these splits; with `alone` other splits lose it.
+    Shards and all other columns stay. Raises: DataError as `write_columns`.
+    """
+    with one_at_a_time(folder):
+        manifest = load_index(folder).manifest
+        names = {name for own in columns.values() for name in own}
+        if DERIVED_COLUMN in names - {*manifest.columns}:
+            _keep_layout(folder, manifest)
+        others = {name: entry for name, entry in manifest.columns.items() if name not in names}
+        known = {} if alone else {n: e for n, e in manifest.columns.items() if n in names}
+        replaced = manifest.model_copy(update={"columns": known})
+        # a kill before dataset.json is written leaves the old one and all that it names
+        named = {file.file: file.sha256 for e in manifest.columns.values() for file in e.files()}
+        entries = write_columns(folder, replaced, columns, named).columns
+        for name in names:
+            check_name(name, others)
+        manifest = manifest.model_copy(update={"columns": {**others, **entries}})
+        save_manifest(folder, manifest)
+        remove_unnamed(folder, manifest)
+        return manifest
 
 
 def _keep_layout(folder: Path, manifest: Manifest) -> None:
@@ -240,8 +222,8 @@ def group_rows(column: ColumnValues) -> tuple[NDArray[np.int64], NDArray[np.inte
     """Sort the samples by value.
 
     Returns:
-        groups: (2, G) int64, the values that occur and where each begins in members.
-        members: (present,) rows by (value, row).
+        (2, G) int64, the values that occur and where each begins in the rows by (value, row),
+        (present,), which follow.
     """
     present = np.flatnonzero(~column.missing)
     members = present[np.argsort(column.values[present], kind="stable")]

@@ -6,50 +6,29 @@ was stopped, another machine, another program), its columns are read from it.
 
 import json
 import re
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import read_at
 from sslpipe.sharding.cells import CellReader, ColumnSpec, Origin
-from sslpipe.sharding.columns import ColumnValues, check_name
+from sslpipe.sharding.columns import Columns, check_name
 from sslpipe.sharding.scan import Sample, open_tar, scan_tar
 from sslpipe.sharding.sources import Images, SourceOptions
 
-Columns = Mapping[str, ColumnValues]  # by name
-PATTERN_S = 2  # CPU time that --name-pattern may take for one name
-# signals interrupt a match in the main thread of a process only; CPU time, as machines are busy
-_MATCHER = """
-import json, re, signal, sys, time
-text, flags, limit, names = json.load(sys.stdin)
-def stop(*_): raise TimeoutError
-signal.signal(signal.SIGVTALRM, stop)
-pattern, found = re.compile(text, flags), []
-try:
-    for name in names:
-        signal.setitimer(signal.ITIMER_VIRTUAL, limit)
-        match = pattern.fullmatch(name)
-        if time.process_time() > limit + 0.001 * len(names): raise TimeoutError
-        found.append(match and match.groupdict())
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-except TimeoutError:
-    found = len(found)
-json.dump(found, sys.stdout)
-"""
+PATTERN_S = 2  # CPU time that --name-pattern may take, and a millisecond for each name
 MOST_JSON_BYTES = 2**24  # of a member; what is larger is no description of an image
 
 
 class TarColumns(NamedTuple):
-    """What is read from the samples of tars.
+    """What is read from the samples of tars: fields of KEY.json, named groups of an image's name.
 
-    Args:
-        fields: Of KEY.json.
-        name_pattern: Of the image's name in the tar; its named groups are columns.
-        required: Whether a field that no sample has is an error.
+    With `required` a field that no sample has is an error.
     """
 
     fields: tuple[ColumnSpec, ...] = ()
@@ -62,13 +41,6 @@ class TarColumns(NamedTuple):
 
 def columns_of_images(images: Mapping[str, Images], options: SourceOptions) -> dict[str, Columns]:
     """Read the columns of all splits of a source, so that each has one kind.
-
-    Args:
-        images: By split.
-        options: Which columns are read, and where from.
-
-    Returns:
-        By split, one value an image.
 
     Raises:
         DataError: A column that is not there, a name that the pattern does not match, a value of
@@ -88,47 +60,37 @@ def columns_of_images(images: Mapping[str, Images], options: SourceOptions) -> d
         for field, reader in readers.items():
             cells = matched[field] if field in matched else own.cells[field]
             reader.add(split, cells, own.names)
-    return _by_split(readers.values())
+    return _by_split(images, readers.values())
 
 
 def columns_of_tars(
     shards: Mapping[str, Sequence[Path]], wanted: TarColumns, *, workers: int = 2
 ) -> dict[str, Columns]:
-    """Read columns from the samples of tars; nothing else of them is read.
+    """Read columns from the samples of tars, by split, in order; nothing else of them is read.
 
-    Args:
-        shards: Tars by split, in order.
-        wanted: Which columns.
-        workers: Threads.
-
-    Raises:
-        DataError: As `columns_of_images`, or a KEY.json is no JSON object.
+    Raises: DataError as `columns_of_images`, or where a KEY.json is no JSON object.
     """
-    if not wanted:
-        return {}
     groups = list(wanted.name_pattern.groupindex) if wanted.name_pattern else []
     fields = [spec.field for spec in wanted.fields if spec.field not in groups]
     readers = _readers(wanted.fields, groups, "typed")
 
-    def read(path: Path) -> tuple[list[str], dict[str, Sequence[object]], set[str]]:
+    def read(path: Path) -> tuple[list[str], dict[str, list[object]], set[str]]:
         samples = scan_tar(path)
-        trees = read_json(path, samples) if fields else []
+        trees = _read_json(path, samples) if fields else []
         names = [sample.name for sample in samples]
-        cells: dict[str, Sequence[object]] = {
+        cells: dict[str, list[object]] = {
             field: [tree.get(field) for tree in trees] for field in fields
         }
-        seen = {key for tree in trees for key in tree}
-        return [f"{path.name} {name}" for name in names], cells | matched(names), seen
-
-    def matched(names: list[str]) -> dict[str, Sequence[object]]:
-        return {**match_names(names, wanted.name_pattern)}
+        return names, cells, {k for tree in trees for k in tree}
 
     seen = set[str]()
     with ThreadPoolExecutor(workers) as pool:
-        for split, paths in shards.items():
-            for names, cells, keys in pool.map(read, paths):
+        for split, paths in shards.items() if wanted else ():
+            for path, (names, cells, keys) in zip(paths, pool.map(read, paths), strict=True):
+                matched = match_names(names, wanted.name_pattern)  # here: see _time_limit
+                cells |= {group: [*texts] for group, texts in matched.items()}
                 for field, reader in readers.items():
-                    reader.add(split, cells[field], names)
+                    reader.add(split, cells[field], [f"{path.name} {name}" for name in names])
                 seen |= keys
     for field in fields:
         if wanted.required and field not in seen:
@@ -136,7 +98,7 @@ def columns_of_tars(
                 f"--json-fields {field!r}: no sample has it{did_you_mean(field, seen)}; in their "
                 f"JSON is: {', '.join(sorted(seen)[:20]) or 'nothing'}"
             )
-    return _by_split(readers.values())
+    return _by_split(shards, readers.values())
 
 
 def match_names(
@@ -145,11 +107,22 @@ def match_names(
     """Match whole names; returns the named groups' texts, None where a group took no part.
 
     Raises:
-        DataError: A name that the pattern does not match.
+        DataError: A name that the pattern does not match, or all take more than PATTERN_S of CPU
+            time and a millisecond each.
     """
     if pattern is None:
         return {}
-    matches = _match_in_time(names, pattern)
+    matches: list[re.Match[str] | None] = []
+    try:
+        with _time_limit(PATTERN_S + 0.001 * len(names)):
+            for name in names:
+                matches.append(pattern.fullmatch(name))
+    except TimeoutError as error:
+        raise DataError(
+            f"--name-pattern {pattern.pattern!r} takes too long: stopped at "
+            f"{names[len(matches)]!r}, with {len(matches):,} of {len(names):,} names matched; "
+            "avoid a repeat inside a repeat, as in (a+)+: write [^/]+ for a part between slashes"
+        ) from error
     failed = [name for name, match in zip(names, matches, strict=True) if match is None]
     if failed:
         raise DataError(
@@ -160,34 +133,23 @@ def match_names(
     return {name: [match[name] for match in matches if match] for name in pattern.groupindex}
 
 
-def _match_in_time(
-    names: Sequence[str], pattern: re.Pattern[str]
-) -> list[dict[str, str | None] | None]:
-    """Match whole names in a process of its own, which a pattern that backtracks cannot hold up.
+@contextmanager
+def _time_limit(cpu_s: float) -> Iterator[None]:
+    """Raise TimeoutError after so much CPU time: in the main thread, where `re` heeds signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
-    Returns:
-        The named groups of each name; None where it does not match.
+    def stop(*_: object) -> None:
+        raise TimeoutError
 
-    Raises:
-        DataError: A name took more than PATTERN_S of CPU time, or all took more than that and a
-            millisecond each.
-    """
-    task = json.dumps([pattern.pattern, pattern.flags, PATTERN_S, list(names)])
-    command = [sys.executable, "-I", "-S", "-c", _MATCHER]
-    done = subprocess.run(command, input=task.encode(), capture_output=True, check=False)
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise DataError(f"--name-pattern: its process failed: {' '.join(last)}")
-    found = json.loads(done.stdout)
-    if isinstance(found, int):
-        raise DataError(
-            f"--name-pattern {pattern.pattern!r} takes too long, with {found:,} of {len(names):,} "
-            f"names matched: stopped at {names[found]!r} (limit: {PATTERN_S} s of CPU time a name, "
-            "and 1 ms for each in all); avoid a repeat inside a repeat, as in (a+)+: write [^/]+ "
-            "for a part between slashes"
-        )
-    result: list[dict[str, str | None] | None] = found
-    return result
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def parse_pattern(text: str) -> re.Pattern[str]:
@@ -205,7 +167,7 @@ def parse_pattern(text: str) -> re.Pattern[str]:
     return pattern
 
 
-def read_json(path: Path, samples: Sequence[Sample]) -> list[dict[str, object]]:
+def _read_json(path: Path, samples: Sequence[Sample]) -> list[dict[str, object]]:
     """Read the KEY.json of samples of a tar; {} where there is none. Raises: DataError."""
     trees = []
     with open_tar(path) as file:
@@ -227,11 +189,8 @@ def read_json(path: Path, samples: Sequence[Sample]) -> list[dict[str, object]]:
 
 def to_json(columns: Columns, number: int) -> bytes:
     """Write a sample's values as its KEY.json; missing ones are left out; b'' where all are."""
-    tree: dict[str, object] = {}
-    for name, column in columns.items():
-        value = column.cell(number)
-        if value is not None:
-            tree[name] = value
+    values = {name: column.cell(number) for name, column in columns.items()}
+    tree = {name: value for name, value in values.items() if value is not None}
     return json.dumps(tree, separators=(",", ":")).encode() if tree else b""
 
 
@@ -263,9 +222,9 @@ def _readers(
     }
 
 
-def _by_split(readers: Iterable[CellReader]) -> dict[str, Columns]:
-    columns: dict[str, dict[str, ColumnValues]] = {}
+def _by_split(splits: Iterable[str], readers: Iterable[CellReader]) -> dict[str, Columns]:
+    columns: dict[str, Columns] = {split: {} for split in splits}
     for reader in readers:
         for split, values in reader.finish().items():
-            columns.setdefault(split, {})[reader.spec.name] = values
-    return {**columns}
+            columns[split] = {**columns[split], reader.spec.name: values}
+    return columns

@@ -11,27 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError
-from sslpipe.portable import read_regular, write_atomically
+from sslpipe.portable import write_atomically
+from sslpipe.sharding.members import encode_png, png_bytes
+from sslpipe.sharding.sources import Images, SourceOptions, class_names, read_file, root_folder
 
 
 def parse_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an idx file of uint8, plain or gzip.
+    """Read an idx file of uint8, plain or gzip, of so many dimensions. Raises DataError for others.
 
-    Args:
-        path: The file.
-        dimensions: How many the array must have.
-
-    Raises:
-        DataError: The file is anything else.
-
-    Source:
-        The format's description by LeCun, Cortes and Burges: 00 00 08 (uint8) dimensions, then
-        each size as a big-endian int32, then the data, last index fastest.
+    Source: LeCun, Cortes and Burges: 00 00 08 (uint8) dimensions, each size as a big-endian int32,
+    the data, last index fastest.
     """
-    try:
-        raw = read_regular(path)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    raw = read_file(path)
     if raw[:2] == b"\x1f\x8b":
         try:
             raw = gzip.decompress(raw)
@@ -51,6 +42,43 @@ def parse_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
+def read_idx(options: SourceOptions) -> dict[str, Images]:
+    """Read MNIST's idx files, plain or .gz: *images*idx3* and *labels*idx1*.
+
+    A file with "t10k" or "test" in its name is of the split test, any other of train. Class names
+    come from `options.class_file`, else from classes.txt where there is one, else they are the
+    numbers.
+    """
+    root = root_folder(options)
+    class_file = options.class_file or root / "classes.txt"
+    classes = class_names(class_file) if options.class_file or class_file.exists() else ()
+    result = {}
+    for path in sorted(root.glob("*images*idx3*")):
+        split = "test" if "t10k" in path.name or "test" in path.name else "train"
+        if options.split in (None, split):
+            labels = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
+            if split in result:
+                raise DataError(f"{root} has several image files for split {split!r}: {path.name}")
+            result[split] = _from_idx(path, labels, classes)
+    if not result:
+        which = f" of split {options.split!r}" if options.split else ""
+        raise DataError(f"{root} has no *images*idx3* file{which}")
+    return result
+
+
+def _from_idx(path: Path, label_path: Path, classes: tuple[str, ...]) -> Images:
+    pixels, labels = parse_idx(path, 3), parse_idx(label_path, 1).astype(np.int64)
+    if len(pixels) != len(labels):
+        raise DataError(f"{path} has {len(pixels)} images, {label_path.name} {len(labels)} labels")
+    highest = int(labels.max(initial=-1))
+    if classes and highest >= len(classes):
+        raise DataError(f"{label_path}: label {highest}, but only {len(classes)} class names")
+    classes = classes or tuple(str(k) for k in range(highest + 1))
+    sizes = np.full(len(pixels), png_bytes(pixels.shape[1], pixels.shape[2], 1), np.int64)
+    names = [f"{path.name}[{i}]" for i in range(len(pixels))]
+    return Images(names, labels, sizes, classes, lambda i: encode_png(pixels[i]))
+
+
 def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
     """Write uint8 values as a gzip idx file without time or name in its header."""
     header = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape)
@@ -66,14 +94,8 @@ def cut_idx(root: Path, out: Path, per_class: int) -> list[Path]:
     Args:
         root: Folder of train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz; a test file is
             never read.
-        out: Folder for two files of the same names.
-        per_class: How many images to keep of each class.
-
-    Returns:
-        The files written.
-
-    Raises:
-        DataError: A class has fewer images.
+        out: Folder for two files of the same names, which are returned.
+        per_class: How many images to keep of each class; with fewer, a DataError.
     """
     names = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
     pixels, labels = parse_idx(root / names[0], 3), parse_idx(root / names[1], 1)

@@ -13,16 +13,10 @@ from sslpipe.data.index import DatasetIndex, Manifest, ShardFile
 from sslpipe.data.storage import join, read_range
 from sslpipe.errors import DataError
 from sslpipe.portable import sha256_of
-from sslpipe.sharding.columns import remove_unnamed, write_columns
+from sslpipe.sharding.columns import save_columns
 from sslpipe.sharding.gather import TarColumns, columns_of_tars
-from sslpipe.sharding.manifest import (
-    load_manifest,
-    merge_classes,
-    new_manifest,
-    save_manifest,
-    shard_file,
-)
-from sslpipe.sharding.scan import offset_rows, scan_tar
+from sslpipe.sharding.record import load_manifest, merge_classes, new_manifest
+from sslpipe.sharding.scan import index_tar, offset_rows, scan_tar
 from sslpipe.sharding.writer import Advance
 
 _TAR_SUFFIX = re.compile(r"\.(tar|tgz|tbz2|txz|tar\.[a-z0-9]+)$", re.IGNORECASE)
@@ -31,13 +25,7 @@ DECODE_PX = 256
 
 
 class Fault(NamedTuple):
-    """Something wrong with a shard or a sample.
-
-    Args:
-        shard: The shard's file.
-        key: The sample's key; empty: the shard itself.
-        reason: What is wrong.
-    """
+    """Something wrong with a shard, or with the sample of a key."""
 
     shard: str
     key: str
@@ -45,11 +33,7 @@ class Fault(NamedTuple):
 
 
 def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
-    """List a folder's tars by split: all of them in `split`, else by how their names begin.
-
-    Raises:
-        DataError: There is none, or one is compressed.
-    """
+    """List a folder's tars as `by_split`. Raises: DataError for none, or a compressed one."""
     paths = any_tars(folder)
     packed = [path for path in paths if not path.name.endswith(".tar")]
     if packed:
@@ -84,10 +68,10 @@ def index_folder(
     classes: tuple[str, ...],
     *,
     columns: TarColumns = TarColumns(),  # noqa: B008  # a tuple
-    workers: int,
-    advance: Advance,
+    workers: int = 2,
+    advance: Advance = lambda count: None,
 ) -> Manifest:
-    """Write sidecars for all tars, then dataset.json; other splits in it stay as they are.
+    """Write sidecars for all tars, then dataset.json; its other splits stay as they are.
 
     Args:
         folder: Of the tars and of dataset.json.
@@ -97,35 +81,24 @@ def index_folder(
         workers: Threads.
         advance: Called with 1 for each tar done.
 
-    Returns:
-        The manifest written.
-
     Raises:
         DataError: A tar is compressed, cut, or not laid out for webdataset; it is named.
     """
 
     def index(path: Path) -> ShardFile:
-        samples = scan_tar(path)
-        if not samples:
-            raise DataError(f"{path} has no member KEY.jpg, KEY.png or KEY.webp")
-        entry = shard_file(path, offset_rows(samples), sha256_of(path))
+        entry = index_tar(path)
         advance(1)
         return entry
 
     manifest = load_manifest(folder) or new_manifest(folder.resolve().name)
     with ThreadPoolExecutor(workers) as pool:
         splits = {name: tuple(pool.map(index, paths)) for name, paths in groups.items()}
-    manifest = manifest.model_copy(
-        update={
-            "classes": merge_classes(manifest.classes, classes),
-            "splits": {**manifest.splits, **splits},
-        }
-    )
+    update = {
+        "classes": merge_classes(manifest.classes, classes),
+        "splits": {**manifest.splits, **splits},
+    }
     found = columns_of_tars(groups, columns, workers=workers)
-    manifest = write_columns(folder, manifest, {name: found.get(name, {}) for name in groups})
-    save_manifest(folder, manifest)
-    remove_unnamed(folder, manifest)
-    return manifest
+    return save_columns(folder, manifest.model_copy(update=update), found)
 
 
 def check_columns(folder: Path, splits: Iterable[str], columns: TarColumns) -> None:

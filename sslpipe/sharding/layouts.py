@@ -5,23 +5,29 @@ Cars-196 take the first half of the classes for training and the rest for test (
 arXiv:1511.06452), Stanford Online Products, Omniglot, Market-1501 and In-shop come so.
 """
 
+import inspect
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sslpipe.errors import DataError
-from sslpipe.portable import open_regular
-from sslpipe.sharding.image_files import images_under
+import numpy as np
+
+from sslpipe.errors import DataError, did_you_mean
+from sslpipe.portable import forward_slashes, open_regular
+from sslpipe.sharding.members import encode_png
 from sslpipe.sharding.sources import (
     Images,
+    Row,
     SourceOptions,
     from_files,
+    images_under,
     read_file,
     root_folder,
 )
 
-Rows = list[tuple[Path, str, *tuple[str, ...]]]  # image, class, and what else is known of it
+_LABEL_NAMES = ("targets", "labels", "_labels")  # torchvision's datasets do not agree on one
 _MARKET_NAME = re.compile(r"(-?\d+)_c(\d+)s(\d+)_")
 
 
@@ -32,15 +38,14 @@ def read_tiny_imagenet(options: SourceOptions) -> dict[str, Images]:
     train = [(p, wnid) for wnid in wnids for p in images_under(root / "train" / wnid / "images")]
     annotated = _table(root / "val" / "val_annotations.txt", 2)
     val = [(root / "val" / "images" / fields[0], fields[1]) for fields in annotated]
-    groups: dict[str, Rows] = {"train": [*train], "val": [*val]}
+    groups: dict[str, list[Row]] = {"train": [*train], "val": [*val]}
     return _splits(options, root, groups)
 
 
 def read_cub(options: SourceOptions) -> dict[str, Images]:
     """Read CUB_200_2011: images.txt, image_class_labels.txt, classes.txt, train_test_split.txt.
 
-    With `options.class_disjoint`, train has the first half of the classes, test the others;
-    without, the published split for classification.
+    Train has the first half of the classes; without `class_disjoint` the split is as published.
     """
     root = root_folder(options)
     names = {number: name for number, name in _table(root / "classes.txt", 2)}
@@ -52,7 +57,7 @@ def read_cub(options: SourceOptions) -> dict[str, Images]:
         is_train = {image: label[image] in train for image in paths}
     else:
         is_train = {image: flag == "1" for image, flag in _table(root / "train_test_split.txt", 2)}
-    groups: dict[str, Rows] = {"train": [], "test": []}
+    groups: dict[str, list[Row]] = {"train": [], "test": []}
     for image, path in paths.items():
         groups["train" if is_train[image] else "test"].append((path, names[label[image]]))
     return _splits(options, root, groups)
@@ -61,11 +66,10 @@ def read_cub(options: SourceOptions) -> dict[str, Images]:
 def read_cars(options: SourceOptions) -> dict[str, Images]:
     """Read Cars-196: car_ims with cars_annos.mat, or cars_train and cars_test with the devkit.
 
-    With `options.class_disjoint`, train has the first half of the classes, test the others;
-    without, the published split for classification.
+    Train has the first half of the classes; without `class_disjoint` the split is as published.
     """
     root = root_folder(options)
-    groups: dict[str, Rows] = {"train": [], "test": []}
+    groups: dict[str, list[Row]] = {"train": [], "test": []}
     # (image, label from 1, whether in test), from either of the two ways it is published
     if (root / "cars_annos.mat").is_file():
         annotations = _matlab(root / "cars_annos.mat")
@@ -100,7 +104,7 @@ def read_products(options: SourceOptions) -> dict[str, Images]:
     A class is a product; `options.columns` may name "kind", of product, such as bicycle.
     """
     root = root_folder(options)
-    groups: dict[str, Rows] = {}
+    groups: dict[str, list[Row]] = {}
     for split in ("train", "test"):
         rows = _table(root / f"Ebay_{split}.txt", 4)[1:]  # the first names the columns
         groups[split] = [
@@ -113,11 +117,11 @@ def read_products(options: SourceOptions) -> dict[str, Images]:
 def read_omniglot(options: SourceOptions) -> dict[str, Images]:
     """Read Omniglot: ALPHABET/characterNN/*.png in images_background and images_evaluation.
 
-    The first is train, the second test; a class is a character of an alphabet. `options.columns`
-    may name "alphabet" and "drawer", whose number is in the file's name: 0709_05.png.
+    The first is train, the second test; a class is a character of an alphabet. Columns are
+    "alphabet" and "drawer", whose number is in the file's name: 0709_05.png.
     """
     root = root_folder(options)
-    groups: dict[str, Rows] = {}
+    groups: dict[str, list[Row]] = {}
     for split, name in (("train", "images_background"), ("test", "images_evaluation")):
         folder = root / name
         if not folder.is_dir():
@@ -134,15 +138,13 @@ def read_market(options: SourceOptions) -> dict[str, Images]:
     """Read Market-1501's layout: bounding_box_train, query, bounding_box_test; 0002_c1s1_....jpg.
 
     Splits are train, query and gallery; a class is a person. Gallery's persons 0000 and -1 are
-    distractors and junk, and have no label. `options.columns` may name "person", "camera" and
-    "sequence".
+    distractors and junk, and have no label. Columns are "person", "camera" and "sequence".
 
-    Source:
-        Zheng et al. 2015, Scalable person re-identification: a benchmark, and the data's readme.
+    Source: Zheng et al. 2015, Scalable person re-identification: a benchmark, and its readme.
     """
     root = root_folder(options)
     folders = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
-    groups: dict[str, Rows] = {}
+    groups: dict[str, list[Row]] = {}
     for split, name in folders.items():
         groups[split] = []
         for path in images_under(root / name):
@@ -157,16 +159,13 @@ def read_market(options: SourceOptions) -> dict[str, Images]:
 def read_inshop(options: SourceOptions) -> dict[str, Images]:
     """Read DeepFashion's In-shop Clothes Retrieval: list_eval_partition.txt and its images.
 
-    Splits are train, query and gallery; a class is a product. `options.columns` may name "kind", of
-    clothes, and "view", such as front.
-
-    Source:
-        Liu et al. 2016, DeepFashion, and Eval/README: image, item, evaluation status.
+    Splits are train, query and gallery; a class is a product. Columns are "kind", of clothes, and
+    "view", such as front. Source: Liu et al. 2016, DeepFashion, and Eval/README.
     """
     root = root_folder(options)
     places = [root / "Eval" / "list_eval_partition.txt", root / "list_eval_partition.txt"]
     path = next((path for path in places if path.is_file()), places[1])
-    groups: dict[str, Rows] = {"train": [], "query": [], "gallery": []}
+    groups: dict[str, list[Row]] = {"train": [], "query": [], "gallery": []}
     # the first line counts the images, the second names the columns
     for number, line in enumerate(read_file(path).decode().splitlines()[2:], 3):
         row = line.split()
@@ -179,29 +178,99 @@ def read_inshop(options: SourceOptions) -> dict[str, Images]:
     return _splits(options, root, groups, ("kind", "view"))
 
 
+def read_torchvision(options: SourceOptions) -> dict[str, Images]:
+    """Read a class of torchvision.datasets by its name.
+
+    Images are the original files where the class takes a loader, else they are encoded as PNG.
+    """
+    import torchvision.datasets
+
+    known = torchvision.datasets.__all__
+    if options.name not in known:
+        hint = did_you_mean(options.name or "", known)
+        raise DataError(f"--name {options.name!r} is not a dataset of torchvision{hint}")
+    constructor = getattr(torchvision.datasets, str(options.name))
+    takes = inspect.signature(constructor).parameters
+    if not {"train", "split"} & set(takes):
+        raise DataError(f"torchvision's {options.name} has no train or split argument to choose by")
+    splits = [options.split] if options.split else ["train", "test"] if "train" in takes else None
+    if splits is None:
+        raise DataError(f"torchvision's {options.name} needs --split NAME; one run for each split")
+    return {split: _from_torchvision(constructor, takes, split, options) for split in splits}
+
+
+def _from_torchvision(
+    constructor: Any, takes: Iterable[str], split: str, options: SourceOptions
+) -> Images:
+    # the constructor's arguments: not two of these classes take the same
+    root = root_folder(options, must_exist=not options.download)
+    arguments: dict[str, Any] = {"root": str(root)}
+    if "train" in takes:
+        if split not in ("train", "test"):
+            raise DataError(f"torchvision's {options.name} has no split {split!r}: train, test")
+        arguments["train"] = split == "train"
+    else:
+        arguments["split"] = split
+    if "download" in takes:
+        arguments["download"] = options.download
+    if "loader" in takes:
+        arguments["loader"] = read_file
+    try:
+        dataset = constructor(**arguments)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise DataError(f"torchvision's {options.name}: {error}") from error
+    # labels: from the attribute where there is one, else by reading every image
+    stored = next((getattr(dataset, k) for k in _LABEL_NAMES if hasattr(dataset, k)), None)
+    if stored is None:
+        stored = [label for _, label in dataset]
+    labels = np.array(stored if isinstance(stored, list) else stored.tolist())  # array or tensor
+    if labels.shape != (len(dataset),) or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(f"torchvision's {options.name} does not give one integer label an image")
+    names = getattr(dataset, "classes", None) or range(int(labels.max(initial=-1)) + 1)
+    classes = tuple(
+        n if isinstance(n, str) else str(n) if isinstance(n, int) else n[0] for n in names
+    )
+
+    def read(i: int) -> bytes:
+        image = dataset[i][0]
+        if isinstance(image, bytes):
+            return image
+        return encode_png(np.asarray(image if image.mode == "L" else image.convert("RGB")))
+
+    first = len(read(0)) if len(dataset) else 0
+    sizes = np.full(len(dataset), first, np.int64)
+    numbers = [f"{split}/{i}" for i in range(len(dataset))]
+    files = _files(dataset, root)
+    return Images(numbers, labels.astype(np.int64), sizes, classes, read, files=files)
+
+
+def _files(dataset: Any, root: Path) -> Sequence[str]:
+    """Find the image files of a data set, relative to --root; () where it has none of its own.
+
+    Its list of paths, or of (path, label), has another name in almost every class.
+    """
+    for _, listed in sorted(vars(dataset).items()):
+        if isinstance(listed, list) and len(listed) == len(dataset) and listed:
+            paths = [row[0] if isinstance(row, tuple) and row else row for row in listed]
+            if all(isinstance(path, str | Path) and Path(path).suffix for path in paths):
+                return [forward_slashes(os.path.relpath(path, root)) for path in paths]
+    return ()
+
+
 def _splits(
-    options: SourceOptions, root: Path, groups: dict[str, Rows], columns: Sequence[str] = ()
+    options: SourceOptions, root: Path, groups: dict[str, list[Row]], columns: Sequence[str] = ()
 ) -> dict[str, Images]:
     """Describe the rows of each split; `columns` name what follows image and class."""
-    all_labels = [row[1] or None for rows in groups.values() for row in rows]
-    if options.split is not None:
-        if options.split not in groups:
-            raise DataError(f"--split {options.split!r}: {root} has {', '.join(groups)}")
-        groups = {options.split: groups[options.split]}
-    for split, rows in groups.items():
-        if not rows:
+    if options.split is not None and options.split not in groups:
+        raise DataError(f"--split {options.split!r}: {root} has {', '.join(groups)}")
+    splits = {}
+    for split in [options.split] if options.split is not None else groups:
+        if not groups[split]:
             raise DataError(f"{root} has no image of split {split!r}")
-    return {
-        split: from_files(
-            root,
-            [row[0] for row in rows],
-            [row[1] or None for row in rows],
-            all_labels,
-            skip_missing=options.skip_missing,
-            cells={name: [row[2 + k] for row in rows] for k, name in enumerate(columns)},
+        splits[split] = from_files(
+            root, groups[split], groups, columns, skip_missing=options.skip_missing
         )
-        for split, rows in groups.items()
-    }
+    return splits
 
 
 def _table(path: Path, columns: int) -> list[list[str]]:

@@ -1,7 +1,10 @@
 """Turn an image as its source has it into what the shard holds."""
 
 import io
-from collections.abc import Callable
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +23,8 @@ from sslpipe.data.decode import (
     is_plain_jpeg,
     looks_like,
 )
-from sslpipe.sharding.png import encode_png
 
+_COLOUR_TYPE = {1: 0, 3: 2}  # of a PNG, by channels: grey, RGB
 _OTHER_FORMATS = ("BMP", "GIF", "PPM", "TIFF")
 _WITH_ALPHA = ("PNG", "WEBP", "GIF", "TIFF")
 _TIFF_BITS, _TIFF_BANDS = 258, 277  # tags: BitsPerSample, SamplesPerPixel
@@ -34,12 +37,9 @@ Change = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
 def to_member(raw: bytes, change: Change | None = None) -> tuple[Kind, bytes]:
     """Return suffix and bytes to store: JPEG, PNG and WebP as they are, other formats as PNG.
 
-    Args:
-        raw: The encoded image.
-        change: (h, w, C) uint8 -> the same shape, C = 1 for grey; its result is stored as PNG.
+    With `change` ((h, w, C) uint8 -> the same shape, C = 1 for grey) its result is stored as PNG.
 
-    Raises:
-        BadSample: The image cannot be decoded.
+    Raises: BadSample where the image cannot be decoded.
     """
     kind = image_kind(raw)
     if kind is None:
@@ -53,12 +53,9 @@ def to_member(raw: bytes, change: Change | None = None) -> tuple[Kind, bytes]:
 
 
 class Conversion(NamedTuple):
-    """What of an image's pixels is lost on the way to 8-bit RGB.
+    """What of an image's pixels is lost on the way to 8-bit RGB, such as "16-bit grey PNG".
 
-    Args:
-        kind: Such as "16-bit grey PNG".
-        low: Lowest value found; 0 where `kind` is not about a range.
-        high: Highest value found.
+    `low` and `high` are the values found; 0 where `kind` is not about a range.
     """
 
     kind: str
@@ -143,26 +140,17 @@ def _with_alpha(raw: bytes) -> Image.Image | None:
 
 
 def flatten(raw: bytes, background: tuple[int, int, int]) -> bytes:
-    """Put an image with transparent parts on a colour, as a PNG; any other stays as it is.
+    """Put an image with transparent parts on a colour, 0 to 255, as a PNG; others stay as they are.
 
     Decoders drop alpha, and what lies under it is often black: a black drawing vanishes.
 
-    Args:
-        raw: The encoded image.
-        background: Red, green and blue, 0 to 255.
-
-    Raises:
-        BadSample: The image cannot be decoded.
+    Raises: BadSample where the image cannot be decoded.
     """
-    try:
+    with _readable():
         image = _with_alpha(raw)
         if image is None:
             return raw
         rgba = np.asarray(ImageOps.exif_transpose(image).convert("RGBA")).astype(np.uint16)
-    except BadSample:
-        raise
-    except Exception as error:  # damaged bytes make the decoders raise almost anything
-        raise BadSample(f"not a readable image: {first_line(error)}") from error
     alpha = rgba[:, :, 3:]  # (h, w, 1)
     if (alpha == 255).all():
         return raw
@@ -175,10 +163,7 @@ def downscale(raw: bytes, shorter_px: int) -> bytes:
     """Downscale an image to a shorter side of `shorter_px`; a smaller one stays as it is.
 
     Antialiased (Lanczos), aspect kept, EXIF-oriented. A JPEG stays one (quality 95, full chroma),
-    any other becomes a PNG.
-
-    Raises:
-        BadSample: The image cannot be decoded.
+    any other becomes a PNG. Raises: BadSample.
     """
     kind = image_kind(raw)
     pixels = _open_other(raw) if kind is None else decode(raw, _FULL_SIZE_PX).transpose(1, 2, 0)
@@ -197,9 +182,8 @@ def downscale(raw: bytes, shorter_px: int) -> bytes:
 
 def _open_other(raw: bytes) -> NDArray[np.uint8]:
     """Decode a BMP, GIF, PPM or TIFF to (h, w) grey or (h, w, 3) RGB."""
-    try:
-        image = _open(raw, _OTHER_FORMATS)
-        image = ImageOps.exif_transpose(image)
+    with _readable():
+        image = ImageOps.exif_transpose(_open(raw, _OTHER_FORMATS))
         if image.mode.startswith("I;16"):
             return (np.asarray(image) >> 8).astype(np.uint8)
         if image.mode in ("I", "F"):
@@ -211,6 +195,12 @@ def _open_other(raw: bytes) -> NDArray[np.uint8]:
         if image.mode == "P":
             image = image.convert("RGBA")  # straight to RGB warns about transparency
         return np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
     except BadSample:
         raise
     except Exception as error:  # damaged bytes make the decoders raise almost anything
@@ -245,3 +235,46 @@ def _tiff_layout(raw: bytes) -> str:
         return f"{int(tags.get(_TIFF_BANDS, 1))} bands of {max(bits)} bits"
     except Exception:  # damaged tags make the parser raise almost anything
         return ""
+
+
+def encode_png(pixels: NDArray[np.uint8]) -> bytes:
+    """Encode (h, w) or (h, w, 1) grey or (h, w, 3) RGB uint8 as PNG, without compression.
+
+    Compressed bytes differ between zlib, zlib-ng and their versions, and shards are named by their
+    sha256; a small image in a tar is padded to 512 bytes anyway, and reads faster like this.
+
+    Source: PNG specification (ISO/IEC 15948), RFC 1950 and RFC 1951 section 3.2.4.
+    """
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    height, width, channels = pixels.shape
+    rows = np.zeros((height, 1 + width * channels), np.uint8)  # first byte: filter 0, none
+    rows[:, 1:] = pixels.reshape(height, -1)
+    header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPE[channels], 0, 0, 0)
+    data = _stored(rows.tobytes())
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + _chunk(b"IHDR", header)
+        + _chunk(b"IDAT", data)
+        + _chunk(b"IEND", b"")
+    )
+
+
+def png_bytes(height: int, width: int, channels: int) -> int:
+    """Return the length of what encode_png returns."""
+    data = height * (1 + width * channels)
+    return 8 + 3 * 12 + 13 + 2 + 5 * -(-data // 0xFFFF) + data + 4
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _stored(data: bytes) -> bytes:
+    """Make a zlib stream of stored blocks, written here: zlib's own differ between versions."""
+    blocks = [b"\x78\x01"]
+    for start in range(0, len(data), 0xFFFF):
+        block = data[start : start + 0xFFFF]
+        last = start + 0xFFFF >= len(data)
+        blocks += [struct.pack("<BHH", last, len(block), len(block) ^ 0xFFFF), block]
+    return b"".join(blocks) + struct.pack(">I", zlib.adler32(data))

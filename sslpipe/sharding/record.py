@@ -1,6 +1,7 @@
-"""What of a split's shards is finished: .build/SPLIT.jsonl, the plan and then a line a shard.
+"""What a data set has beside its shards: dataset.json, and in .build how far a build has come.
 
-A part of a build over several machines has .build/part-3-of-16/SPLIT.jsonl for its own shards.
+.build/SPLIT.jsonl holds the plan of a split, then a line for each finished shard. A part of a build
+over several machines has its own in .build/part-3-of-16, and there part.json once it is finished.
 """
 
 import json
@@ -8,17 +9,12 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-)
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sslpipe.data.index import ShardFile
+from sslpipe.data.columns import Kind
+from sslpipe.data.index import SCHEMA_VERSIONS, Manifest, ShardFile, load_index, manifest_text
 from sslpipe.errors import DataError
 from sslpipe.portable import (
     make_folder,
@@ -31,14 +27,45 @@ from sslpipe.portable import (
 
 FOLDER = ".build"
 
+# --- dataset.json
+
+
+def load_manifest(folder: Path) -> Manifest | None:
+    """Read the manifest of a folder; None where it has none yet."""
+    return load_index(folder).manifest if (folder / "dataset.json").exists() else None
+
+
+def save_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write dataset.json into the folder, atomically, in the oldest schema that holds it."""
+    write_atomically(folder / "dataset.json", manifest_text(manifest), fsync=True)
+
+
+def new_manifest(name: str) -> Manifest:
+    """Return a manifest without splits."""
+    return Manifest(schema_version=SCHEMA_VERSIONS[0], name=name, splits={})
+
+
+def merge_classes(known: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the class names of a data set to which a split is added.
+
+    Raises: DataError where the new split has classes that the data set does not.
+    """
+    if not known or not new:
+        return known or new
+    extra = [name for name in new if name not in known]
+    if extra:
+        raise DataError(
+            f"classes {', '.join(extra[:5])} are not among the {len(known)} of dataset.json; "
+            "build all splits in one run, so that they share one list of classes"
+        )
+    return known
+
+
+# --- the record of a split
+
 
 class Part(NamedTuple):
-    """Which shards one of several machines writes: every `total`-th one.
-
-    Args:
-        number: 1 to `total`.
-        total: How many parts there are.
-    """
+    """Which shards one of several machines writes: every `total`-th one; `number` from 1 on."""
 
     number: int
     total: int
@@ -62,13 +89,7 @@ class Part(NamedTuple):
 
 
 class Moments(BaseModel):
-    """Exact sums over pixels of RGB values 0 to 255, so that no order of adding matters.
-
-    Args:
-        pixels: How many.
-        sums: Of the values, by channel.
-        squares: Of the squared values, by channel.
-    """
+    """Exact sums over pixels, of values 0 to 255 by channel: no order of adding matters."""
 
     pixels: int
     sums: list[int]
@@ -76,16 +97,16 @@ class Moments(BaseModel):
 
 
 class Done(BaseModel):
-    """One finished shard, a line of the build record.
+    """One finished shard; `entry`, its line in dataset.json, is None where every image was bad.
 
     Args:
         shard: Its number.
-        entry: Its line in dataset.json; None where every image was bad.
+        entry: As above.
         moments: Of its pixels.
         bad: "NAME: reason" for each image that was skipped.
         transparent: How many images have transparent parts and were put on no colour.
-        conversions: Of images that are not 8-bit grey or RGB: kind -> (count, lowest value,
-            highest value); see `conversion_of`.
+        conversions: Of images that are not 8-bit grey or RGB, by kind: count, least and largest
+            value; see `conversion_of`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -96,11 +117,13 @@ class Done(BaseModel):
     transparent: int = 0  # records of earlier versions do not say
     conversions: dict[str, tuple[int, int, int]] = {}
 
-    @model_serializer(mode="wrap")
-    def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `conversions` where there are none: most records stay as they were."""
-        tree: dict[str, Any] = write(self)
-        return tree if self.conversions else {k: v for k, v in tree.items() if k != "conversions"}
+    def is_unharmed(self, folder: Path) -> bool:
+        """Say whether shard and sidecar are in the folder, with their sha256."""
+        entry = self.entry
+        return entry is None or all(
+            (folder / name).is_file() and sha256_of(folder / name) == sha256
+            for name, sha256 in ((entry.file, entry.sha256), (entry.offsets, entry.offsets_sha256))
+        )
 
 
 def record_path(folder: Path, split: str, part: Part | None = None) -> Path:
@@ -120,13 +143,7 @@ def recorded_plan(record: Path) -> str | None:
         return ""
 
 
-def start_record(record: Path, fingerprint: str) -> None:
-    """Write the record of a plan without a shard, where there is none."""
-    if recorded_plan(record) is None:
-        write_record(record, fingerprint, [])
-
-
-def write_record(record: Path, fingerprint: str, done: Iterable[Done]) -> None:
+def write_record(record: Path, fingerprint: str, done: Iterable[Done] = ()) -> None:
     """Write the record of a plan with the shards that are finished."""
     above = record.parent if record.parent.name == FOLDER else record.parent.parent
     make_folder(above.parent, FOLDER, *record.parent.relative_to(above).parts)
@@ -146,26 +163,16 @@ def append(record: Path, done: Done) -> None:
 
 def read_finished(folder: Path, record: Path) -> dict[int, Done]:
     """Return the shards of a record, by number, that are in the folder and unharmed."""
-    if not record.exists():
-        return {}
-    done = {}
-    for line in read_regular(record).decode(errors="replace").splitlines()[1:]:
+    done: dict[int, Done] = {}
+    lines = read_regular(record).decode(errors="replace").splitlines() if record.exists() else []
+    for line in lines[1:]:
         try:
             finished = Done.model_validate_json(line)
         except ValidationError:  # the line that a kill cut short
             continue
-        if is_unharmed(folder, finished):
+        if finished.is_unharmed(folder):
             done[finished.shard] = finished
     return done
-
-
-def is_unharmed(folder: Path, done: Done) -> bool:
-    """Say whether a finished shard and its sidecar are in the folder, with their sha256."""
-    entry = done.entry
-    return entry is None or (
-        _has_sha256(folder / entry.file, entry.sha256)
-        and _has_sha256(folder / entry.offsets, entry.offsets_sha256)
-    )
 
 
 def shards_in(folder: Path, split: str) -> list[Path]:
@@ -186,5 +193,55 @@ def forget_split(folder: Path, split: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _has_sha256(path: Path, sha256: str) -> bool:
-    return path.is_file() and sha256_of(path) == sha256
+# --- part.json
+
+
+class SplitRecord(BaseModel):
+    """A split of the whole build, and the fingerprint of what decides its bytes."""
+
+    model_config = ConfigDict(frozen=True)
+    split: str
+    plan: str
+
+
+class PartFile(BaseModel):
+    """A finished part, or with `part` None a whole build; all but `part` and `done` is shared.
+
+    `missing` are files that a list names and that are not there, `columns` the kinds of columns
+    whose values are in the shards, `done` the part's shards, by split.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    name: str | None
+    source: str
+    license: str
+    classes: tuple[str, ...]
+    splits: list[SplitRecord]
+    missing: dict[str, list[str]]
+    columns: dict[str, Kind] = {}
+    part: Part | None
+    done: dict[str, list[Done]]
+
+    def shared(self) -> dict[str, object]:
+        """Return what all parts of one build have in common."""
+        own = self.model_dump(exclude={"part", "done"})
+        return {**own, "number of parts": self.part and self.part.total}
+
+
+def part_path(folder: Path, part: Part) -> Path:
+    """Return where a part says that it is finished."""
+    return folder / FOLDER / part.folder / "part.json"
+
+
+def load_parts(folder: Path) -> list[PartFile]:
+    """Read the finished parts in a folder, by number. Raises DataError for a damaged file."""
+    found = []
+    for path in sorted((folder / FOLDER).glob("part-*-of-*/part.json")):
+        try:
+            part_file = PartFile.model_validate_json(read_regular(path))
+        except (OSError, ValidationError) as error:
+            raise DataError(f"{path} cannot be read; build that part again") from error
+        if part_file.part is None or part_path(folder, part_file.part) != path:
+            raise DataError(f"{path} is of part {part_file.part}; build that part again")
+        found.append(part_file)
+    return sorted(found, key=lambda each: each.part or Part(0, 0))

@@ -14,43 +14,26 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from sslpipe.data.index import Manifest
+from sslpipe.data.index import BLOCK, IMAGE_SUFFIXES, Manifest
 from sslpipe.errors import DataError
 from sslpipe.portable import replacing
 from sslpipe.sharding.gather import TarColumns
 from sslpipe.sharding.index import any_tars, by_split, index_folder
-from sslpipe.sharding.manifest import load_manifest
-from sslpipe.sharding.record import forget_split, shards_in
-from sslpipe.sharding.scan import (
-    BLOCK,
-    IMAGE_SUFFIXES,
-    HeaderFile,
-    Member,
-    compression,
-    list_members,
-    to_sample,
-)
+from sslpipe.sharding.record import forget_split, load_manifest, shards_in
+from sslpipe.sharding.scan import HeaderFile, Member, compression, list_members, to_sample
 from sslpipe.sharding.sources import number_labels
-from sslpipe.sharding.writer import Advance, add_label, add_member, shard_name
+from sslpipe.sharding.writer import Advance, add_label, add_member, cut_shards, shard_name
 
-_OPENERS: dict[str, Callable[[Path], Any]] = {
-    "gzip": gzip.open,
-    "bzip2": bz2.open,
-    "xz": lzma.open,
-}
+_OPENERS: dict[str, Callable[[Path], Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
 _CHUNK = 2**20
 
 
 class Repacked(NamedTuple):
-    """What was written.
-
-    Args:
-        manifest: As in dataset.json.
-        left_out: Members that belong to no image, "TAR: NAME".
-    """
+    """The manifest written, and members that belong to no image, "TAR: NAME"."""
 
     manifest: Manifest
     left_out: list[str]
@@ -78,14 +61,14 @@ def repack(
     workers: int = 2,
     advance: Advance = lambda count: None,
 ) -> Repacked:
-    """Write tars again as shards with an index.
+    """Write tars again as shards with an index, `out`, which is another folder.
 
     A shard holds samples of one tar, in its order. A compressed tar is unpacked into `out` while it
     is read, so that memory holds its list of members and nothing else.
 
     Args:
         source: A tar, plain or compressed with gzip, bzip2 or xz; or a folder of them.
-        out: Another folder.
+        out: As above.
         split: Of all tars; else by how their names begin.
         samples_per_shard: At most so many.
         max_shard_bytes: At most so many, unless one sample is larger.
@@ -97,8 +80,8 @@ def repack(
         advance: Called with 1 for each tar.
 
     Raises:
-        DataError: A tar is damaged, a sample has two images or a label that is no integer, or `out`
-            holds these splits.
+        DataError: A tar is damaged, a sample has two images or a label that is no integer, or
+            `out` holds these splits.
     """
     # the tars by split, and a place for their shards
     paths = [source] if source.is_file() else any_tars(source)
@@ -110,7 +93,7 @@ def repack(
     _make_room(out, list(groups), overwrite)
     # classes, where folders name them: of all tars together
     if folder_labels:
-        folders = (each.folder for path in paths for each in _list(path, out, [], folder_labels))
+        folders = (each.folder for path in paths for each in _list(path, out))
         classes = number_labels([], folders)[1]
     # the shards, tar by tar
     left_out: list[str] = []
@@ -119,7 +102,7 @@ def repack(
         for path in members:
             with _plain(path, out) as plain:
                 samples = _samples(plain, path.name, left_out, folder_labels)
-                with HeaderFile(plain) as file, _opened(plain, file) as tar:
+                with HeaderFile(plain) as file, tarfile.open(fileobj=file, mode="r:") as tar:
                     for part in _cut(samples, samples_per_shard, max_shard_bytes):
                         shard = out / shard_name(key, len(written[key]))
                         _write(shard, part, file, tar, classes if folder_labels else None)
@@ -128,9 +111,7 @@ def repack(
     written = {key: shards for key, shards in written.items() if shards}
     if not written:
         raise DataError(f"{source} has no image: *.jpg, *.jpeg, *.png or *.webp")
-    manifest = index_folder(
-        out, written, classes, columns=columns, workers=workers, advance=lambda count: None
-    )
+    manifest = index_folder(out, written, classes, columns=columns, workers=workers)
     return Repacked(manifest, left_out)
 
 
@@ -148,9 +129,9 @@ def _make_room(out: Path, splits: Sequence[str], overwrite: bool) -> None:
             )
 
 
-def _list(path: Path, out: Path, left_out: list[str], folder_labels: bool) -> list[_Sample]:
+def _list(path: Path, out: Path) -> list[_Sample]:
     with _plain(path, out) as plain:
-        return _samples(plain, path.name, left_out, folder_labels)
+        return _samples(plain, path.name, [], True)
 
 
 @contextmanager
@@ -179,13 +160,8 @@ def _samples(plain: Path, name: str, left_out: list[str], folder_labels: bool) -
     """Group the members of a tar by key, in the order in which the keys appear.
 
     A member a.b.jpg has webdataset's key a and is an image of no suffix; where such a key has no
-    other image, its members are samples of their own: a_b.
-
-    Args:
-        plain: The tar.
-        name: Of the tar, for messages.
-        left_out: Gets the names that belong to no image.
-        folder_labels: Whether a label of its own is refused.
+    other image, its members are samples of their own: a_b. `left_out` gets the names that belong to
+    no image; with `folder_labels` a label of its own is refused.
     """
     listing = list_members(plain)
     left_out += [f"{name}: {other}" for other in listing.others]
@@ -246,23 +222,14 @@ def _unique(key: str, used: set[str]) -> str:
     return free
 
 
-def _cut(samples: Sequence[_Sample], count: int, size: int) -> Iterator[list[_Sample]]:
+def _cut(samples: Sequence[_Sample], count: int, size: int) -> Iterator[Sequence[_Sample]]:
     """Cut samples, in order, into shards of at most so many samples and bytes."""
-    shard: list[_Sample] = []
-    filled = 0
-    for sample in samples:
-        own = sum(BLOCK * (1 + -(-member.size // BLOCK)) for member in sample.members)
-        if shard and (len(shard) == count or filled + own > size):
-            yield shard
-            shard, filled = [], 0
-        shard.append(sample)
-        filled += own
-    if shard:
-        yield shard
-
-
-def _opened(plain: Path, file: HeaderFile) -> tarfile.TarFile:
-    return tarfile.open(fileobj=cast(IO[bytes], file), mode="r:", name=str(plain))
+    sizes = [
+        sum(BLOCK - member.size // -BLOCK * BLOCK for member in each.members) for each in samples
+    ]
+    cuts = cut_shards([1] * len(sizes), sizes, count, size)
+    for begin, end in pairwise([0, *cuts, len(samples)] if samples else ()):
+        yield samples[begin:end]
 
 
 def _write(

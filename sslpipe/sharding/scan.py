@@ -1,5 +1,6 @@
 """Find the samples of a tar by their offsets, without extracting or unpickling anything."""
 
+import hashlib
 import io
 import re
 import tarfile
@@ -10,11 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sslpipe.data.index import BLOCK, IMAGE_SUFFIXES, ShardFile
 from sslpipe.errors import DataError
-from sslpipe.portable import open_regular, read_at
+from sslpipe.portable import open_regular, read_at, sha256_of, write_atomically
 
-BLOCK = 512  # bytes: a tar header, and what data are padded to
-IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 # webdataset 1.0.2 splits names like this (filters.py, base_plus_ext; tariterators.py, skip_meta)
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
@@ -26,16 +26,10 @@ _REPACK = "write it again: sslpipe shards repack"
 
 
 class Sample(NamedTuple):
-    """Where one sample lies in its tar.
+    """Where one sample lies in its tar: from `start`, its header, to `end`, behind its padding.
 
-    Args:
-        key: webdataset's.
-        start: First byte in the tar, with its header.
-        end: The byte after its last, with padding.
-        image: First byte and length of the image itself.
-        label: -1 for none.
-        name: Of the image's file.
-        json: First byte and length of KEY.json; None where there is none.
+    `image` and `json` are first byte and length of the image, called `name`, and of KEY.json, None
+    where there is none. The key is webdataset's; label -1 is none.
     """
 
     key: str
@@ -48,16 +42,10 @@ class Sample(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A regular file of a tar.
+    """A regular file of a tar, whose name is never a path on this machine.
 
-    Args:
-        name: As in the tar; it is never a path on this machine.
-        key: webdataset's.
-        suffix: What follows the key and a dot, in lower case.
-        start: First byte of its header.
-        data: First byte of its content.
-        size: Of the content.
-        sparse: The header of a file with holes, whose content is not as stored; else None.
+    The suffix follows webdataset's key and a dot, in lower case. The header begins at `start`, the
+    content at `data`. `sparse` is the header of a file with holes, whose content is not as stored.
     """
 
     name: str
@@ -75,12 +63,7 @@ class Member(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """What a tar holds.
-
-    Args:
-        members: The regular members that webdataset would see, in file order.
-        others: Names of the rest but folders: links, devices, names without a suffix.
-    """
+    """The regular members that webdataset would see in a tar, and the names of all others."""
 
     members: list[Member]
     others: list[str]
@@ -130,6 +113,25 @@ def scan_tar(path: Path) -> list[Sample]:
 def offset_rows(samples: list[Sample]) -> NDArray[np.int64]:
     """Return what the sidecar holds: (samples, 3) int64 of start, end, label."""
     return np.array([(s.start, s.end, s.label) for s in samples], np.int64).reshape(-1, 3)
+
+
+def index_tar(path: Path) -> ShardFile:
+    """Write the sidecar of a finished tar and describe both. Raises: as `scan_tar`."""
+    rows = offset_rows(scan_tar(path))
+    if not len(rows):
+        raise DataError(f"{path} has no member KEY.jpg, KEY.png or KEY.webp")
+    buffer = io.BytesIO()
+    np.save(buffer, rows, allow_pickle=False)
+    sidecar = path.with_suffix(".offsets.npy")
+    write_atomically(sidecar, buffer.getvalue(), fsync=True)
+    return ShardFile(
+        file=path.name,
+        samples=len(rows),
+        bytes=path.stat().st_size,
+        sha256=sha256_of(path),
+        offsets=sidecar.name,
+        offsets_sha256=hashlib.sha256(buffer.getvalue()).hexdigest(),
+    )
 
 
 def open_tar(path: Path) -> BufferedReader:
@@ -187,15 +189,9 @@ def list_members(path: Path) -> Listing:
 
 
 def to_sample(path: Path, descriptor: int, group: list[Member]) -> Sample | None:
-    """Make a sample of its members; None where none of them is an image.
+    """Make a sample of the members of one key; None where none of them is an image.
 
-    Args:
-        path: The tar, for messages.
-        descriptor: Of the open tar.
-        group: Members of one key.
-
-    Raises:
-        DataError: There are two images, two members of one suffix, or a label that is no integer.
+    Raises: DataError for two images, two members of a suffix, or a label that is no integer.
     """
     key = group[0].key
     suffixes = [member.suffix for member in group]

@@ -22,14 +22,10 @@ _STEP = 2.0**-16
 
 
 class Placement(NamedTuple):
-    """Where and how an image is placed in its frame.
+    """Where an image is placed in its frame, and how.
 
-    Args:
-        scale: Side of the placed image over its original side.
-        degrees: Rotation, counter-clockwise.
-        brightness: Factor of the pixels.
-        dx: Shift of the centre to the right, px.
-        dy: Shift of the centre down, px.
+    Its side is `scale` of what it was, it is rotated by `degrees` counter-clockwise, its centre
+    shifted by dx px to the right and dy px down, its pixels multiplied by `brightness`.
     """
 
     scale: float
@@ -46,12 +42,6 @@ def draw_placement(pixels: NDArray[np.uint8], seed: int, split: str, number: int
     that keep all that is not black inside the frame. Where the largest scale does not fit at its
     angle, the range of scales ends at the largest that does; only a picture too long for its frame
     at any scale in the range goes below 0.55.
-
-    Args:
-        pixels: (h, w, C) uint8.
-        seed: Of the data set.
-        split: Of the source.
-        number: Of the image in the source.
     """
     numbers = uniform(seed, zlib.crc32(split.encode()), [number], 0, 5)[0]
     degrees = MAX_DEGREES * (2 * numbers[0] - 1)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from sslpipe.data.column_files import is_missing
+from sslpipe.data.columns import is_missing
 from sslpipe.data.decode import BadSample, decode, header_size
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import Reader
@@ -17,20 +17,13 @@ from sslpipe.random import permutation
 
 CELL_PX, GAP_PX, LINE_PX, MARGIN_PX = 128, 12, 16, 20
 BACKGROUND, INK, FAINT, BAD = (250, 250, 248), (34, 34, 34), (120, 120, 116), (190, 30, 30)
-WINDOW_BYTES = 64 * 2**20
 _ORDER = "(min / median / max)"
 
 
 def choose_ids(
     split: Split, ids: Sequence[int] | None, *, count: int, seed: int
 ) -> NDArray[np.int64]:
-    """Return samples in ascending order, each once: those of `ids`, or some drawn from the seed.
-
-    Args:
-        split: Where they are.
-        ids: Which; None: drawn.
-        count: How many are drawn, at most.
-        seed: Of the draw.
+    """Return samples in ascending order, each once: those of `ids`, or `count` drawn from the seed.
 
     Raises:
         UserError: For an id that is not in the split.
@@ -45,7 +38,7 @@ def choose_ids(
 def sample_lines(index: DatasetIndex, split_name: str, ids: Sequence[int]) -> list[str]:
     """Name samples, a line each: id, key in its shard, class."""
     split = index.split(split_name)
-    reader, classes = Reader(split, window_bytes=WINDOW_BYTES), _classes(index, split, ids)
+    reader, classes = Reader(split), _classes(index, split, ids)
     return [
         f"id {sample_id}: {one_line(reader.one(sample_id).key)}, {one_line(name)}"
         for sample_id, name in zip(ids, classes, strict=True)
@@ -69,22 +62,13 @@ def sample_sheet(
     seed: int,
     ids: Sequence[int] | None = None,
 ) -> Image.Image:
-    """Draw a grid of samples, each with its id, key, class and size.
+    """Draw a grid of samples, each with its id, key, class and size; of a bad one, what is wrong.
 
-    Args:
-        index: The data set.
-        split_name: The split to show.
-        count: How many samples are chosen at random, at most.
-        columns: How many in a row.
-        seed: Of the choice.
-        ids: These samples instead.
-
-    Returns:
-        An RGB image; where a sample is bad, its cell says why.
+    At most `count` are drawn at random, unless `ids` names them; `columns` stand in a row.
     """
     # the samples, and the sheet's size
     split = index.split(split_name)
-    reader = Reader(split, window_bytes=WINDOW_BYTES)
+    reader = Reader(split)
     chosen = choose_ids(split, ids, count=count, seed=seed)
     classes = _classes(index, split, chosen)
     font = ImageFont.load_default(size=12)
@@ -99,8 +83,6 @@ def sample_sheet(
         top = MARGIN_PX + place // columns * step_y
         raw = reader.one(sample_id)
         try:
-            if isinstance(raw.image, BadSample):
-                raise raw.image
             pixels = decode(raw.image, 2 * CELL_PX).transpose(1, 2, 0)
             width, height = header_size(raw.image)
             sheet.paste(_fitted(pixels), (left, top))
@@ -115,14 +97,7 @@ def sample_sheet(
 
 
 def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tuple[str, str]]:
-    """Describe a split as (name, text) pairs.
-
-    Args:
-        index: The data set.
-        split_name: The split.
-        sampled: How many samples' headers are read for the image sizes, at most; all other
-            numbers are of the whole split.
-    """
+    """Describe a split as (name, text) pairs; at most `sampled` headers are read for sizes."""
     # counts and bytes
     split = index.split(split_name)
     labels = split.labels
@@ -190,14 +165,11 @@ def save_sheet(sheet: Image.Image, path: Path) -> None:
 def _sizes(index: DatasetIndex, split_name: str, count: int) -> tuple[np.ndarray, int]:
     """Return (n, 2) width and height of random samples, and how many have no readable header."""
     split = index.split(split_name)
-    reader = Reader(split, window_bytes=WINDOW_BYTES)
+    reader = Reader(split)
     sizes, bad = [], 0
     for sample_id in np.sort(permutation(len(split), 0)[:count]).tolist():
-        raw = reader.one(sample_id)
         try:
-            if isinstance(raw.image, BadSample):
-                raise raw.image
-            sizes.append(header_size(raw.image))
+            sizes.append(header_size(reader.one(sample_id).image))
         except BadSample:
             bad += 1
     return np.array(sizes, np.int64).reshape(-1, 2), bad  # (n, 2)

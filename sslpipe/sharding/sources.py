@@ -17,17 +17,11 @@ from numpy.typing import NDArray
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import forward_slashes, open_regular
 from sslpipe.sharding.cells import ColumnSpec, Origin
-from sslpipe.sharding.idx import parse_idx
-from sslpipe.sharding.image_files import (
-    count_others,
-    folders_in,
-    images_under,
-    is_image,
-    suffixes,
-    use_of,
-)
-from sslpipe.sharding.png import encode_png, png_bytes
 
+SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".gif")
+)
+_SUFFIXES = " ".join(sorted(SUFFIXES))
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test", "unlabeled", "unlabelled")
 
 
@@ -45,8 +39,7 @@ class Images:
         cells: What else is known of each image, by the source's names of its columns.
         origin: What a text among `cells` may mean.
         files: Paths that --name-pattern is matched with; empty: `names`.
-        ignored: How many files beside them are none of SUFFIXES, by suffix; the first split's are
-            those of all.
+        ignored: Of other files than images, how many by suffix; the first split's are of all.
     """
 
     names: Sequence[str]
@@ -118,6 +111,7 @@ class SourceOptions:
         return list(dict.fromkeys(own))
 
 
+Row = tuple[Path, str | None, *tuple[str | None, ...]]  # an image, its class, what else is known
 SourceReader = Callable[[SourceOptions], dict[str, Images]]  # images by split; raises DataError
 
 
@@ -142,89 +136,36 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
                 )
             roots = {options.split: roots[options.split]}
         count_others(ignored, root.iterdir())
-    files = {
-        split: _labelled_files(folder, options.labels, ignored) for split, folder in roots.items()
+    levels = options.folder_levels
+    rows = {
+        split: [
+            _with_levels(row, folder, levels) for row in _labelled_files(folder, options, ignored)
+        ]
+        for split, folder in roots.items()
     }
-    all_labels = [label for pairs in files.values() for _, label in pairs]
-    images = {
-        split: from_files(
-            root,
-            [path for path, _ in pairs],
-            [label for _, label in pairs],
-            all_labels,
-            cells=_levels([path for path, _ in pairs], roots[split], options.folder_levels),
-        )
-        for split, pairs in files.items()
-    }
+    columns = [level for level in levels if level != "-"]
+    images = {split: from_files(root, own, rows, columns) for split, own in rows.items()}
     first = next(iter(images))
     return {**images, first: replace(images[first], ignored=ignored)}
 
 
-def _levels(paths: Sequence[Path], root: Path, levels: Sequence[str]) -> dict[str, list[str]]:
-    """Name the folders that each image is in, by level. Raises: DataError where there are fewer."""
-    folders = [path.relative_to(root).parts[:-1] for path in paths] if levels else []
-    for path, parts in zip(paths, folders, strict=False):
-        if len(parts) < len(levels):
-            raise DataError(
-                f"{path} lies {len(parts)} folders below {root}, but --folder-levels names "
-                f"{len(levels)}: {', '.join(levels)}"
-            )
-    return {
-        name: [parts[depth] for parts in folders]
-        for depth, name in enumerate(levels)
-        if name != "-"
-    }
+def _with_levels(row: Row, root: Path, levels: Sequence[str]) -> Row:
+    """Add the folders that an image is in, by level. Raises: DataError where there are fewer."""
+    folders = row[0].relative_to(root).parts[:-1]
+    if len(folders) < len(levels):
+        raise DataError(
+            f"{row[0]} lies {len(folders)} folders below {root}, but --folder-levels names "
+            f"{len(levels)}: {', '.join(levels)}"
+        )
+    named = zip(folders, levels, strict=False)
+    return (row[0], row[1], *(folder for folder, level in named if level != "-"))
 
 
-def read_idx(options: SourceOptions) -> dict[str, Images]:
-    """Read MNIST's idx files, plain or .gz: *images*idx3* and *labels*idx1*.
-
-    A file with "t10k" or "test" in its name is of the split test, any other of train. Class names
-    come from `options.class_file`, else from classes.txt where there is one, else they are the
-    numbers.
-    """
-    root = root_folder(options)
-    class_file = options.class_file or root / "classes.txt"
-    classes = class_names(class_file) if options.class_file or class_file.exists() else ()
-    result = {}
-    for path in sorted(root.glob("*images*idx3*")):
-        split = "test" if "t10k" in path.name or "test" in path.name else "train"
-        if options.split in (None, split):
-            labels = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
-            if split in result:
-                raise DataError(f"{root} has several image files for split {split!r}: {path.name}")
-            result[split] = _from_idx(path, labels, classes)
-    if not result:
-        which = f" of split {options.split!r}" if options.split else ""
-        raise DataError(f"{root} has no *images*idx3* file{which}")
-    return result
-
-
-def _from_idx(path: Path, label_path: Path, classes: tuple[str, ...]) -> Images:
-    pixels, labels = parse_idx(path, 3), parse_idx(label_path, 1).astype(np.int64)
-    if len(pixels) != len(labels):
-        raise DataError(f"{path} has {len(pixels)} images, {label_path.name} {len(labels)} labels")
-    highest = int(labels.max(initial=-1))
-    if classes and highest >= len(classes):
-        raise DataError(f"{label_path}: label {highest}, but only {len(classes)} class names")
-    classes = classes or tuple(str(k) for k in range(highest + 1))
-    sizes = np.full(len(pixels), png_bytes(pixels.shape[1], pixels.shape[2], 1), np.int64)
-    names = [f"{path.name}[{i}]" for i in range(len(pixels))]
-    return Images(names, labels, sizes, classes, lambda i: encode_png(pixels[i]))
-
-
-def _labelled_files(
-    folder: Path, use_labels: bool, ignored: Counter[str]
-) -> list[tuple[Path, str | None]]:
-    """List all images under a folder, sorted, with the name of their class folder.
-
-    Other files are counted in `ignored`.
-    """
+def _labelled_files(folder: Path, options: SourceOptions, ignored: Counter[str]) -> list[Row]:
+    """List all images below a folder, sorted, with their class folders; count other files."""
     children = folders_in(folder)
-    if not children or not use_labels:
-        pairs: list[tuple[Path, str | None]] = [
-            (path, None) for path in images_under(folder, ignored)
-        ]
+    if not children or not options.labels:
+        rows: list[Row] = [(path, None) for path in images_under(folder, ignored)]
     else:
         loose = [p for p in folder.iterdir() if is_image(p)]
         if loose:
@@ -232,71 +173,72 @@ def _labelled_files(
                 f"{folder} holds class folders and loose images ({loose[0].name}); "
                 "move the images into a class, or give --no-labels to use all without labels"
             )
-        pairs = []
+        rows = []
         count_others(ignored, folder.iterdir())
         for child in children:
             paths = images_under(child, ignored)
             if not paths:
-                raise DataError(f"class folder {child} has no images ({suffixes()})")
-            pairs += [(path, child.name) for path in paths]
-    if not pairs:
+                raise DataError(f"class folder {child} has no images ({_SUFFIXES})")
+            rows += [(path, child.name) for path in paths]
+    if not rows:
         uses = filter(None, map(use_of, sorted(folder.iterdir())))
         hint = next((f"; {use}" for use in uses), "")
-        raise DataError(f"{folder} has no images ({suffixes()}){hint}")
-    return pairs
+        raise DataError(f"{folder} has no images ({_SUFFIXES}){hint}")
+    return rows
 
 
 def from_files(
     root: Path,
-    paths: Sequence[Path],
-    labels: Sequence[str | None],
-    all_labels: Sequence[str | None],
+    rows: Sequence[Row],
+    splits: Mapping[str, Sequence[Row]],
+    columns: Sequence[str] = (),
     *,
     skip_missing: bool = False,
-    cells: Mapping[str, Sequence[object]] | None = None,
     origin: Origin = "name",
 ) -> Images:
     """Describe image files as one split.
 
     Args:
         root: Names of the images are relative to it.
-        paths: The image files.
-        labels: Class name of each; None for none.
-        all_labels: Labels of all splits; see `number_labels`.
+        rows: Of the split: image, class name ('' or None: none), and a cell for each column.
+        splits: The rows of all splits, whose labels are the classes; see `number_labels`.
+        columns: Names of the cells.
         skip_missing: List files that are not there in `Images.missing`, instead of raising.
-        cells: As in `Images`, of all paths.
         origin: As in `Images`.
 
     Raises:
         DataError: A file is missing or not readable.
     """
-    sizes, there, missing = [], [], []
-    for row, path in enumerate(paths):
+    sizes, there, missing = list[int](), list[Row](), list[Path]()
+    for row in rows:
+        path = row[0]
         try:
             status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise DataError(f"cannot read {path}: it is not a file")
         except (FileNotFoundError, NotADirectoryError):
             missing.append(path)
+            continue
         except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-            if isinstance(error, DataError):
-                raise
             raise DataError(f"cannot read {str(path)!r}: {error}") from error
-        else:
-            there.append(row)
-            sizes.append(status.st_size)
-    check_missing(list(map(str, missing)), len(paths), skip_missing)
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"cannot read {path}: it is not a file")
+        there.append(row)
+        sizes.append(status.st_size)
+    check_missing(list(map(str, missing)), len(rows), skip_missing)
     # the split
-    numbers, classes = number_labels([labels[row] for row in there], all_labels)
-    kept = [paths[row] for row in there]
+    all_labels = [row[1] or None for own in splits.values() for row in own]
+    numbers, classes = number_labels([row[1] or None for row in there], all_labels)
+
+    def relative(path: Path) -> str:
+        return forward_slashes(os.path.relpath(path, root))
+
     return Images(
-        [_relative(path, root) for path in kept],
+        [relative(row[0]) for row in there],
         numbers,
         np.array(sizes, np.int64),
         classes,
-        lambda i: read_file(kept[i]),
-        [_relative(path, root) for path in missing],
-        {name: [values[row] for row in there] for name, values in (cells or {}).items()},
+        lambda i: read_file(there[i][0]),
+        list(map(relative, missing)),
+        {name: [row[2 + k] for row in there] for k, name in enumerate(columns)},
         origin,
     )
 
@@ -304,14 +246,9 @@ def from_files(
 def number_labels(
     labels: Sequence[str | None], all_labels: Iterable[str | None]
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Number labels that are texts.
+    """Number labels that are texts, None for none: (n,) int64, -1 for none, and the classes.
 
-    Args:
-        labels: Class name of each image; None for none.
-        all_labels: Labels of all splits; sorted, they are the classes (integers by value).
-
-    Returns:
-        (n,) int64 indices into the classes, -1 for none; and the classes.
+    The classes are the labels of all splits, sorted; integers by value.
     """
     names = {label for label in all_labels if label is not None}
     by_value = all(name.isdecimal() for name in names)
@@ -329,10 +266,6 @@ def check_missing(missing: Sequence[str], total: int, skip_missing: bool) -> Non
         f"cannot read {missing[0]}: No such file or directory; {len(missing):,} of {total:,} "
         f"listed files are missing: mend the list or --root{hint}"
     )
-
-
-def _relative(path: Path, root: Path) -> str:
-    return forward_slashes(os.path.relpath(path, root))
 
 
 def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:
@@ -370,3 +303,51 @@ def read_file(path: str | Path, *, pipe: bool = False) -> bytes:
             return file.read()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
+# --- files of a folder by their names
+
+
+def images_under(folder: Path, ignored: Counter[str] | None = None) -> list[Path]:
+    """List the image files below a folder, sorted, no hidden ones; count others by suffix."""
+    paths = []
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        here = [path for name in files if is_image(path := Path(parent) / name)]
+        if ignored is not None and len(here) < len(files):
+            count_others(ignored, {Path(parent) / name for name in files}.difference(here))
+        paths += here
+    return sorted(paths)
+
+
+def count_others(ignored: Counter[str], paths: Iterable[Path]) -> None:
+    """Count the files among some paths by suffix; hidden ones are nobody's data."""
+    files = (path for path in paths if path.is_file() and not path.name.startswith("."))
+    ignored.update(path.suffix.lower() for path in files)
+
+
+def is_image(path: Path) -> bool:
+    """Say whether a file is named as an image, and not hidden."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """List the folders in a folder, sorted, but the hidden ones."""
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def use_of(path: Path) -> str:
+    """Say how a file that is no image is read; '' for all others."""
+    name = path.name.lower()
+    if name.endswith((".csv", ".tsv")):
+        return f"for a table of files give --source csv --csv {path}"
+    if name.endswith(".parquet"):
+        return f"for parquet files give --source parquet --root {path.parent}"
+    if re.search(r"idx[13]-ubyte(\.gz)?$", name):
+        return f"for MNIST's files give --source idx --root {path.parent}"
+    if re.search(r"\.(tar|tgz|tbz2|txz)$|\.tar\.", name):
+        return (
+            f"tars of webdataset are ready: sslpipe shards index {path.parent}; others, and "
+            f"compressed ones: sslpipe shards repack {path} OUT"
+        )
+    return "unpack it first" if name.endswith((".zip", ".7z", ".rar")) else ""

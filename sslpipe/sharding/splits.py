@@ -26,13 +26,8 @@ def cut_test(
     """Move a share of each class (rounded) from train to a new split, test.
 
     Where rounding leaves a split empty, as of four images per class, the remainders of classes are
-    carried over to the next class, so that the share of all images is met.
-
-    Args:
-        splits: train, and nothing else.
-        fraction: The share.
-        seed: Of the draw.
-        by: A column whose groups stay whole: then the share is met as well as they allow.
+    carried over to the next class, so that the share of all images is met. With `by`, a column, its
+    groups stay whole, and the share is met as well as they allow.
 
     Raises:
         DataError: There are other splits, or one would be empty.
@@ -99,13 +94,8 @@ def cut_classes(
 ) -> dict[str, SplitImages]:
     """Move every image of the unseen classes from each split S to a split S_unseen.
 
-    Args:
-        splits: The splits to cut.
-        unseen: Class names to hold out.
-        classes: All class names, by label.
-
     Raises:
-        DataError: A name is no class, or a split would be empty.
+        DataError: A name is none of `classes`, or a split would be empty.
     """
     for name in unseen:
         if name not in classes:

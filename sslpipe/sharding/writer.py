@@ -13,7 +13,7 @@ import re
 import tarfile
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import MappingProxyType
@@ -23,13 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.decode import BadSample, decode
-from sslpipe.data.index import Triple
+from sslpipe.data.index import BLOCK, Triple
 from sslpipe.errors import DataError
-from sslpipe.portable import replacing, sha256_of
+from sslpipe.portable import replacing
 from sslpipe.random import permutation
-from sslpipe.sharding.columns import find_groups
-from sslpipe.sharding.gather import Columns, to_json
-from sslpipe.sharding.manifest import shard_file
+from sslpipe.sharding.columns import Columns, find_groups
+from sslpipe.sharding.gather import to_json
 from sslpipe.sharding.members import (
     conversion_of,
     downscale,
@@ -45,9 +44,9 @@ from sslpipe.sharding.record import (
     read_finished,
     record_path,
     recorded_plan,
-    start_record,
+    write_record,
 )
-from sslpipe.sharding.scan import BLOCK, offset_rows, scan_tar
+from sslpipe.sharding.scan import index_tar
 from sslpipe.sharding.scatter import draw_placement, place
 from sslpipe.sharding.sources import Images
 
@@ -81,13 +80,9 @@ class Layout(NamedTuple):
 
 
 class SplitImages(NamedTuple):
-    """A split to write.
+    """A split to write: which of a source's images, (n,) int64, and columns of all of `images`.
 
-    Args:
-        images: A split of the source.
-        numbers: (n,) int64, which of `images` are written.
-        origin: The source's name of its split, by which scattering is seeded.
-        columns: What else is known of all of `images`.
+    `origin` is the source's name of its split, by which scattering is seeded.
     """
 
     images: Images
@@ -99,12 +94,7 @@ class SplitImages(NamedTuple):
 class SplitPlan(NamedTuple):
     """Which image lies in which shard: a pure function of the source and the layout.
 
-    Args:
-        split: Its name.
-        source: Its images.
-        layout: What else decides the bytes.
-        shards: Numbers of the images of each shard, int64.
-        fingerprint: sha256 of all that decides the bytes.
+    `shards` are the numbers of the images of each, `fingerprint` is of all that decides the bytes.
     """
 
     split: str
@@ -136,22 +126,16 @@ def write_split(
 ) -> list[Done]:
     """Write what is missing of a split's shards and return all of them, in shard order.
 
-    Files are the same for any number of workers, and for any number of parts.
+    Files are the same for any number of workers, which are threads, and of parts (None: all
+    shards). With `skip_bad` an image that cannot be decoded is listed in `Done.bad`. `advance` is
+    called with the number of images that each finished shard has.
 
-    Args:
-        folder: Of the data set.
-        plan: Of the split.
-        part: Which shards to write; None: all.
-        workers: Threads.
-        skip_bad: Skip an image that cannot be decoded, and list it in `Done.bad`.
-        advance: Called with the number of images that each finished shard has.
-
-    Raises:
-        DataError: An image cannot be decoded (it is named), or the record is of another plan.
+    Raises: DataError for a bad image, which it names, or the record of another plan.
     """
     # what an earlier call has finished
     record = record_path(folder, plan.split, part)
-    start_record(record, plan.fingerprint)
+    if recorded_plan(record) is None:
+        write_record(record, plan.fingerprint)
     done: dict[int, Done] = {}
     for path in {record, record_path(folder, plan.split)}:  # parts may have been merged since
         if recorded_plan(path) not in (None, plan.fingerprint):
@@ -197,14 +181,10 @@ def mean_and_std(shards: list[Done]) -> tuple[Triple, Triple]:
 def _order(
     split: str, source: SplitImages, layout: Layout
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Shuffle a split's images; with `layout.group_by`, those of a group lie together.
+    """Shuffle a split's images: their numbers (n,), and where the pieces begin that lie together.
 
-    A group of more than MOST_TOGETHER is written in pieces of so many: its samples have partners
-    beside them all the same, and no shard is of one group only.
-
-    Returns:
-        order: (n,) numbers of the images.
-        starts: Where in `order` the pieces begin, which lie together.
+    With `layout.group_by` a piece is a group, or MOST_TOGETHER of a larger one: its samples have
+    partners beside them all the same, and no shard is of one group only.
     """
     numbers, seed = source.numbers, (layout.seed, zlib.crc32(split.encode()))
     order = numbers[permutation(len(numbers), *seed)]
@@ -243,17 +223,25 @@ def _cut(split: str, source: SplitImages, layout: Layout) -> list[NDArray[np.int
     inside = [np.arange(starts[k], starts[k] + lengths[k]) for k in large]
     starts = np.unique(np.concatenate([starts, *inside]))
     totals = np.add.reduceat(sizes, starts) if len(starts) else sizes
-    cuts, count, filled = [], 0, 0
-    for at, length, size in zip(
-        starts.tolist(), np.diff(starts, append=len(order)).tolist(), totals.tolist(), strict=True
-    ):
-        if count and (
-            count + length > layout.samples_per_shard or filled + size > layout.max_shard_bytes
-        ):
+    lengths = np.diff(starts, append=len(order))
+    cuts = cut_shards(lengths, totals, layout.samples_per_shard, layout.max_shard_bytes)
+    return list(np.split(order, starts[cuts]))
+
+
+def cut_shards(
+    lengths: Sequence[int] | NDArray[np.int64],
+    sizes: Sequence[int] | NDArray[np.int64],
+    most_samples: int,
+    most_bytes: int,
+) -> list[int]:
+    """Say at which pieces, of so many samples and bytes each, another shard begins."""
+    cuts, count, filled = list[int](), 0, 0
+    for at, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
+        if count and (count + length > most_samples or filled + size > most_bytes):
             cuts.append(at)
             count = filled = 0
-        count, filled = count + length, filled + size
-    return list(np.split(order, cuts))
+        count, filled = count + int(length), filled + int(size)
+    return cuts
 
 
 def _fingerprint(split: str, source: SplitImages, layout: Layout) -> str:
@@ -273,11 +261,7 @@ def _fingerprint(split: str, source: SplitImages, layout: Layout) -> str:
 
 
 def _write_shard(
-    folder: Path,
-    shard: int,
-    plan: SplitPlan,
-    skip_bad: bool,
-    stop: threading.Event,
+    folder: Path, shard: int, plan: SplitPlan, skip_bad: bool, stop: threading.Event
 ) -> Done:
     """Write one tar and its sidecar, each atomically; no tar where every image is bad."""
     source, layout = plan.source, plan.layout
@@ -323,16 +307,12 @@ def _write_shard(
             described = to_json(source.columns, number)
             if described:
                 add_member(tar, f"{key}.json", io.BytesIO(described), len(described))
-    # its sidecar is written when it is whole and on disk
-    moments = Moments(pixels=pixels, sums=sums.tolist(), squares=squares.tolist())
     if not pixels:
         path.unlink()
-        return Done(shard=shard, entry=None, moments=moments, bad=bad)
-    entry = shard_file(path, offset_rows(scan_tar(path)), sha256_of(path))
     return Done(
         shard=shard,
-        entry=entry,
-        moments=moments,
+        entry=index_tar(path) if pixels else None,  # now that it is whole and on disk
+        moments=Moments(pixels=pixels, sums=sums.tolist(), squares=squares.tolist()),
         bad=bad,
         transparent=transparent,
         conversions=conversions,

@@ -8,7 +8,7 @@ counts only after the weights fit it. Written anew for later versions of both li
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -44,8 +44,16 @@ def candidates(tensors: Mapping[str, Tensor]) -> list[str]:
     return index.get(fingerprint(tensors), [])
 
 
-def write_index(kinds: Iterable[str]) -> None:
-    """Write the fingerprint of each kind; those that cannot be built here are left out."""
+def write_index() -> None:
+    """Write the fingerprint of every backbone of torchvision and timm that can be built here."""
+    import timm
+    import torchvision
+
+    from sslpipe.models.backbones import PREFIXES
+
+    names = torchvision.models.list_models(module=torchvision.models)
+    kinds = [f"torchvision/{name}" for name in names if name.startswith(PREFIXES)]
+    kinds += [f"timm/{name}" for name in timm.list_models()]
     found: dict[str, list[str]] = {}
     for kind in kinds:
         arguments = {"num_classes": 0} if kind.startswith("timm/") else {}
@@ -59,17 +67,5 @@ def write_index(kinds: Iterable[str]) -> None:
     INDEX.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def all_kinds() -> list[str]:
-    """List every classifier of torchvision that can be a backbone, and every model of timm."""
-    import timm
-    import torchvision
-
-    from sslpipe.models.backbones import PREFIXES
-
-    names = torchvision.models.list_models(module=torchvision.models)
-    kinds = [f"torchvision/{name}" for name in names if name.startswith(PREFIXES)]
-    return [*kinds, *(f"timm/{name}" for name in timm.list_models())]
-
-
 if __name__ == "__main__":
-    write_index(all_kinds())
+    write_index()

@@ -3,7 +3,7 @@
 import argparse
 import hashlib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from sslpipe.errors import WeightsError
 from sslpipe.portable import sha256_of
 from sslpipe.run.records import parse_object
-from sslpipe.weights.source import MOST_JSON_BYTES, check_file, weights_files
+from sslpipe.weights.source import MOST_JSON_BYTES, check_file, weights_file
 
 _POINTER = b"version https://git-lfs.github.com/spec/"  # what a clone without git LFS holds
 
@@ -33,14 +33,14 @@ def read_tree(path: Path) -> tuple[Tree, str]:
     Raises:
         WeightsError: It is damaged, of no known kind, or a pickle that needs more than tensors.
     """
-    (file,) = weights_files(path) if path.is_dir() else [path]
-    check_file(file, MOST_JSON_BYTES if file.name.endswith(".index.json") else None)
-    if not file.name.endswith(".index.json"):
+    file = weights_file(path) if path.is_dir() else path
+    is_index = file.name.endswith(".index.json")
+    check_file(file, MOST_JSON_BYTES if is_index else None)
+    if not is_index:
         return _read_file(file), sha256_of(file)
     try:
-        names = sorted(
-            {str(name) for name in parse_object(file.read_bytes())["weight_map"].values()}
-        )
+        weight_map = parse_object(file.read_bytes())["weight_map"]
+        names = sorted({str(name) for name in weight_map.values()})
     except (OSError, ValueError, LookupError, AttributeError) as error:
         raise WeightsError(f"{file} is no index of weights: {error}; copy it again") from error
     tree: Tree = {}
@@ -49,8 +49,18 @@ def read_tree(path: Path) -> tuple[Tree, str]:
         if Path(name).name != name or not part.is_file():
             raise WeightsError(f"{file} names {name!r}, which is not beside it; copy the folder")
         tree |= _read_file(part)
-    lines = "".join(f"{sha256_of(file.parent / name)}  {name}\n" for name in names)
-    return tree, hashlib.sha256(lines.encode()).hexdigest()
+    return tree, sha256_of_lines(file.parent, [file.parent / name for name in names])
+
+
+def sha256_lines(folder: Path, files: Iterable[Path]) -> str:
+    """Return lines of `sha256sum` for files under a folder."""
+    lines = (f"{sha256_of(file)}  {file.relative_to(folder).as_posix()}\n" for file in files)
+    return "".join(lines)
+
+
+def sha256_of_lines(folder: Path, files: Iterable[Path]) -> str:
+    """Hash several files: the lines "sha256  name" of all."""
+    return hashlib.sha256(sha256_lines(folder, files).encode()).hexdigest()
 
 
 def _read_file(path: Path) -> Tree:
@@ -108,7 +118,7 @@ def _dense_tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
 def _refusal(path: Path) -> str:
     """Say what of a pickle was not run, and what to do."""
     try:
-        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
     except Exception:  # not even its list of names can be read
         names = []
     if not names:
@@ -117,9 +127,9 @@ def _refusal(path: Path) -> str:
             "it; copy it again, or save a state dict as .safetensors"
         )
     return (
-        f"{path} asks to run code when it is read ({', '.join(sorted(names)[:3])}), and nothing is "
-        "run; where you trust it, load it with the program that wrote it and save the weights "
-        "alone: safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
+        f"{path} asks to run code when it is read ({', '.join(names[:3])}), and nothing is run; "
+        "where you trust it, load it with the program that wrote it and save the weights alone: "
+        "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
     )
 
 

@@ -3,7 +3,7 @@
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,9 +34,6 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
         tensors: With the keys of the architecture's own library, a classifier's with them.
         what: Names the source in messages.
 
-    Returns:
-        How many were loaded, and which were missing, unexpected or resized.
-
     Raises:
         WeightsError: Less than the whole backbone fits; nothing was loaded then.
     """
@@ -44,7 +41,7 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
     family, _, architecture = kind.partition("/")
     own = {key: t for key, t in network.state_dict().items() if not is_pooling(key)}
     given = dict(tensors)
-    if not _fits(own, given):
+    if not all(key in given and given[key].shape == own[key].shape for key in own):
         given = _converted(family, architecture, network, given)
     given = _with_three_channels(own, given)
     # what is missing on each side
@@ -58,7 +55,7 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
         foreign = [key for key in foreign if key not in heads]
     if lacking or foreign or wrong:
         raise WeightsError(_misfit(backbone, kind, what, own, given, lacking, foreign, wrong))
-    for key in own.keys() & given.keys():
+    for key in [key for key in own if key in given]:
         if given[key].is_floating_point() != own[key].is_floating_point():
             raise WeightsError(f"{what}: {key} is of type {given[key].dtype}, not {own[key].dtype}")
         if not torch.isfinite(given[key]).all():
@@ -89,24 +86,20 @@ def check_tensors(tensors: Mapping[str, Tensor], what: str) -> None:
             )
 
 
-def _fits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> bool:
-    return all(key in given and given[key].shape == own[key].shape for key in own)
-
-
 def is_leftover(key: str) -> bool:
     """Say whether a key is of a head, of a computed table or of a pretext task, by its name."""
-    parts = key.split(".")
-    return (
-        parts[0] in HEADS
-        or parts[-1] in _COMPUTED
-        or any(part.startswith(_PRETEXT) for part in parts[:1])
-    )
+    first, last = key.split(".")[0], key.split(".")[-1]
+    return first in HEADS or last in _COMPUTED or first.startswith(_PRETEXT)
 
 
 def _converted(family: str, architecture: str, network: nn.Module, given: Tensors) -> Tensors:
     """Rename and resize as the architecture's own library does for files of other layouts."""
     if family == "timm":
-        convert = _timm_filter(architecture)
+        import timm
+
+        module = sys.modules[timm.models.model_entrypoint(architecture).__module__]
+        names = ("checkpoint_filter_fn", "_filter_fn", "_filter_torchvision_pretrained")
+        convert = next((getattr(module, name) for name in names if hasattr(module, name)), None)
         if convert is None:
             return given
         takes_model = len(inspect.signature(convert).parameters) > 1
@@ -137,21 +130,11 @@ def _resized_table(table: Tensor, own: Tensor) -> Tensor:
     """Resize torchvision's position table, (1, 1 + n n, D), as timm does its own."""
     from timm.layers import resample_abs_pos_embed
 
-    sides = [round((t.shape[1] - 1) ** 0.5) for t in (table, own)]
-    square = all(t.shape[1] == 1 + s * s for t, s in zip((table, own), sides, strict=True))
-    if table.ndim != 3 or table.shape[2] != own.shape[2] or not square:
+    theirs, ours = (round((t.shape[1] - 1) ** 0.5) for t in (table, own))
+    if table.shape != (1, 1 + theirs**2, own.shape[2]):
         return table
-    resized: Tensor = resample_abs_pos_embed(table, [sides[1], sides[1]], num_prefix_tokens=1)
+    resized: Tensor = resample_abs_pos_embed(table, [ours, ours], num_prefix_tokens=1)
     return resized
-
-
-def _timm_filter(architecture: str) -> Callable[..., Mapping[str, Any]] | None:
-    """Return what timm itself passes files of this architecture's family through, if anything."""
-    import timm
-
-    module = sys.modules[timm.models.model_entrypoint(architecture).__module__]
-    names = ("checkpoint_filter_fn", "_filter_fn", "_filter_torchvision_pretrained")
-    return next((getattr(module, name) for name in names if hasattr(module, name)), None)
 
 
 def skeleton(kind: str, **arguments: Any) -> nn.Module:
@@ -191,20 +174,15 @@ def _misfit(
     wrong: list[str],
 ) -> str:
     """Say what does not fit: the first keys on both sides, and the remedy."""
-    first = given.get("conv1.weight")
-    if (
-        first is not None
-        and first.ndim == 4
-        and backbone.stem is not None
-        and wrong == ["conv1.weight"]
-        and first.shape[2:] != own["conv1.weight"].shape[2:]
-    ):
-        theirs = "imagenet" if first.shape[-1] == 7 else "small"
-        return (
-            f"{what}: its first convolution is {first.shape[-1]}x{first.shape[-2]}, and the "
-            f"stem {backbone.stem!r} of this backbone has {own['conv1.weight'].shape[-1]}x"
-            f"{own['conv1.weight'].shape[-2]}; set backbone.stem = {theirs!r}"
-        )
+    if wrong == ["conv1.weight"] and backbone.stem is not None:
+        first, ours = given["conv1.weight"], own["conv1.weight"]
+        if first.ndim == 4 and first.shape[2:] != ours.shape[2:]:
+            theirs = "imagenet" if first.shape[-1] == 7 else "small"
+            return (
+                f"{what}: its first convolution is {first.shape[-1]}x{first.shape[-2]}, and the "
+                f"stem {backbone.stem!r} of this backbone has {ours.shape[-1]}x{ours.shape[-2]}; "
+                f"set backbone.stem = {theirs!r}"
+            )
     fitting = len(own) - len(lacking) - len(wrong)
     parts = []
     if lacking:
@@ -217,7 +195,6 @@ def _misfit(
     return f"{what} does not fit {kind}: {fitting} of {len(own)} tensors do; {'; '.join(parts)}"
 
 
-def _first(keys: Iterable[str]) -> str:
-    keys = list(keys)
+def _first(keys: list[str]) -> str:
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     return ", ".join(map(repr, keys[:_SHOWN])) + more

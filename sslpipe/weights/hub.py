@@ -1,6 +1,8 @@
 """Weights by name, with a network: the files come from the hubs' own clients and their caches."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sslpipe.errors import WeightsError, did_you_mean
@@ -36,22 +38,19 @@ def _of_timm(source: Source) -> Source:
         hint = did_you_mean(architecture, timm.list_models())
         raise WeightsError(f"{source.text}: timm has no {architecture!r}{hint}")
     names = timm.list_pretrained(f"{architecture}.*")
-    if not names or (source.name != architecture and source.name not in names):
+    if not names or source.name not in (architecture, *names):
         raise WeightsError(
             f"{source.text}: timm has no such weights; it has: {', '.join(names) or 'none'}"
         )
     config = timm.get_pretrained_cfg(source.name)
     assert config is not None
-    kind = f"timm/{architecture}.{config.tag}" if config.tag else f"timm/{architecture}"
-    if config.hf_hub_id:
+    name = f"{architecture}.{config.tag}" if config.tag else architecture
+    if hub_id := config.hf_hub_id:
         # an id without its name is that of a collection
-        hub_id = config.hf_hub_id
-        path = _snapshot(
-            source, f"{hub_id}{architecture}.{config.tag}" if hub_id[-1] == "/" else hub_id
-        )
+        path = _snapshot(source, hub_id + name if hub_id[-1] == "/" else hub_id)
     else:
         path = _download(source, config.url)
-    return Source(source.text, "path", path, kind)
+    return Source(source.text, "path", path, f"timm/{name}")
 
 
 def _of_torchvision(source: Source) -> Source:
@@ -68,21 +67,18 @@ def _of_torchvision(source: Source) -> Source:
             f"{', '.join(releases.__members__)}"
         )
     weights = releases[release] if release else releases.DEFAULT
-    path = _download(source, weights.url)
-    return Source(source.text, "path", path, f"torchvision/{name}")
+    return Source(source.text, "path", _download(source, weights.url), f"torchvision/{name}")
 
 
 def _snapshot(source: Source, name: str, revision: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
 
     folder = Path()
-    try:
+    with _reaching(source):
         for patterns in (SAFE, PICKLED):
             folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
             if any(path.suffix != ".json" for path in folder.iterdir()):
                 break
-    except Exception as error:  # its client raises whatever requests, urllib and the disk do
-        raise WeightsError(_unreachable(source, error)) from error
     return folder
 
 
@@ -92,20 +88,22 @@ def _download(source: Source, url: str) -> Path:
 
     path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
     digits = path.stem.rpartition("-")[2]
-    try:
+    with _reaching(source):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             torch.hub.download_url_to_file(
                 url, os.fspath(path), digits if len(digits) >= 8 else None, progress=False
             )
-    except Exception as error:  # of urllib, of the disk, or another hash
-        raise WeightsError(_unreachable(source, error)) from error
     return path
 
 
-def _unreachable(source: Source, error: Exception) -> str:
-    text = " ".join(str(error).split())[:200] or type(error).__name__
-    return (
-        f"{source.text} cannot be had: {text}; without a network, download it elsewhere and name "
-        "the folder or the file"
-    )
+@contextmanager
+def _reaching(source: Source) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever requests, urllib and the disk raise, or another hash
+        text = " ".join(str(error).split())[:200] or type(error).__name__
+        raise WeightsError(
+            f"{source.text} cannot be had: {text}; without a network, download it elsewhere and "
+            "name the folder or the file"
+        ) from error

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import WeightsError, did_you_mean, shown
 from sslpipe.recipe.base import Component
 from sslpipe.registry import REFUSALS
 from sslpipe.weights.layouts import Encoder
+from sslpipe.weights.views import make_view, unknown_view
 
 Config = Mapping[str, Any]
 Tensors = dict[str, Tensor]
@@ -55,12 +57,11 @@ _RESNET: Rules = (
     (r"embedder\.embedder\." + _NORM, r"bn1.\1"),
     (_STAGE + r"layers\.(\d+)\.shortcut\.convolution\.(.*)", r"layer{}.\2.downsample.0.\3"),
     (_STAGE + r"layers\.(\d+)\.shortcut\." + _NORM, r"layer{}.\2.downsample.1.\3"),
-    (_STAGE + r"layers\.(\d+)\.layer\.0\.convolution\.(.*)", r"layer{}.\2.conv1.\3"),
-    (_STAGE + r"layers\.(\d+)\.layer\.1\.convolution\.(.*)", r"layer{}.\2.conv2.\3"),
-    (_STAGE + r"layers\.(\d+)\.layer\.2\.convolution\.(.*)", r"layer{}.\2.conv3.\3"),
-    (_STAGE + r"layers\.(\d+)\.layer\.0\." + _NORM, r"layer{}.\2.bn1.\3"),
-    (_STAGE + r"layers\.(\d+)\.layer\.1\." + _NORM, r"layer{}.\2.bn2.\3"),
-    (_STAGE + r"layers\.(\d+)\.layer\.2\." + _NORM, r"layer{}.\2.bn3.\3"),
+    *(
+        (_STAGE + rf"layers\.(\d+)\.layer\.{n}\.{theirs}\.(.*)", rf"layer{{}}.\2.{ours}{n + 1}.\3")
+        for n in range(3)
+        for theirs, ours in (("convolution", "conv"), ("normalization", "bn"))
+    ),
     (r"classifier\.1\.(.*)", r"fc.\1"),
 )
 
@@ -95,11 +96,6 @@ _RESNETS: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {
 def transformers_encoder(config: Config, tensors: Tensors, what: str) -> Encoder:
     """Rename the tensors of a folder of transformers, and name timm's or torchvision's network.
 
-    Args:
-        config: Its config.json.
-        tensors: Of its weights.
-        what: Names the source in messages.
-
     Raises:
         WeightsError: A model that is not read, or a variant that timm and torchvision have not.
     """
@@ -124,6 +120,51 @@ def transformers_encoder(config: Config, tensors: Tensors, what: str) -> Encoder
     if dropped:
         encoder.notes.append("features are those before the model's own pooler")
     return encoder
+
+
+def transformers_view(
+    what: str, crop_px: int | None, config: Config, stated: Config
+) -> tuple[EvalView, list[str]]:
+    """Make the view of a folder of transformers; `stated`: its preprocessor_config.json, if any."""
+    name = "preprocessor_config.json" if stated else "config.json"
+    try:
+        if not stated:
+            return unknown_view(what, crop_px, _whole({"image_size": 224, **config}, "image_size"))
+        size, crop = _sides(stated.get("size", 224)), _sides(stated.get("crop_size", 224))
+        cropped = bool(stated.get("do_center_crop", False))
+        share = stated.get("crop_pct")  # of ConvNeXt: a crop below 384 px, squashed from there on
+        if share is not None and size < (384,):
+            cropped, crop, size = True, size, (int(size[0] / float(share)),)
+        normalised = bool(stated.get("do_normalize", True))
+        return make_view(
+            what,
+            crop_px,
+            size=crop[0] if cropped else size[0],
+            resize=size[0],
+            mean=stated["image_mean"] if normalised else (0, 0, 0),
+            std=stated["image_std"] if normalised else (1, 1, 1),
+            interpolation=_PIL[int(stated.get("resample", 2))],
+            squash=len(size) == 2 or (share is not None and not cropped),
+        )
+    except WeightsError:
+        raise
+    except REFUSALS as error:
+        raise WeightsError(f"{what}: its {name} is garbled: {error!r}") from error
+
+
+_PIL = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by PIL's numbers
+
+
+def _sides(value: Any) -> tuple[int, ...]:
+    """Take a size of transformers: (shorter side,), or (height, width)."""
+    if not isinstance(value, Mapping):
+        return (int(value), int(value))
+    if "shortest_edge" in value:
+        return (int(value["shortest_edge"]),)
+    height, width = int(value["height"]), int(value["width"])
+    if height != width:
+        raise ValueError(f"images of {height} x {width}, and only square ones are made")
+    return height, width
 
 
 def _rename(tensors: Tensors, rules: Rules) -> tuple[Tensors, list[str]]:
@@ -162,7 +203,9 @@ def _whole(config: Config, key: str) -> int:
     """Read a positive number, or two equal ones of height and width."""
     sides = config[key] if isinstance(config[key], list) else [config[key]]
     if len({*sides}) != 1 or type(sides[0]) is not int or not 0 < sides[0] <= MOST:
-        raise ValueError(f"{key} = {shown(config[key])} is none of 1 to {MOST:,}")
+        raise ValueError(
+            f"{key} = {shown(config[key])} is no number, or two equal ones, of 1 to {MOST:,}"
+        )
     return int(sides[0])
 
 
@@ -174,48 +217,42 @@ def _require(config: Config, **expected: Any) -> None:
 
 def _vit(config: Config, tensors: Tensors) -> Component:
     _require(config, hidden_act="gelu", num_channels=3)
-    size = _SIZES.get(_width_depth_heads(config), "")
-    patch, width = _whole(config, "patch_size"), _whole(config, "hidden_size")
-    ratio = _whole(config, "intermediate_size") / width
+    size, sizes = _sizes(config)
+    ratio = _whole(config, "intermediate_size") / sizes["embed_dim"]
     bias = bool(config.get("qkv_bias", True))
-    kind = f"vit_{size}_patch{patch}_224"
-    if _in_timm(kind) and ratio == 4 and bias:
-        return _component(f"timm/{kind}", _eps(config))
-    others = {**_sizes(config), "mlp_ratio": ratio, "qkv_bias": bias, **_eps(config)}
-    return _component("timm/vit_base_patch16_224", others)
+    others = {**sizes, "mlp_ratio": ratio, "qkv_bias": bias}
+    name = f"vit_{size}_patch{sizes['patch_size']}_224"
+    usual = ratio == 4 and bias
+    return _timm(name if usual else "", "vit_base_patch16_224", others, _eps(config))
 
 
 def _dinov2(config: Config, tensors: Tensors) -> Component:
     _require(config, hidden_act="gelu", num_channels=3, qkv_bias=True)
-    size = _SIZES.get(_width_depth_heads(config), "")
+    size, sizes = _sizes(config)
     registers = int(config.get("num_register_tokens", 0))
-    gated = bool(config.get("use_swiglu_ffn", False))
-    middle = {0: "", 4: "reg4_"}.get(registers)
-    if middle is None:
+    if registers not in (0, 4):
         raise ValueError(f"num_register_tokens = {registers}, and only 0 and 4 are read")
-    kind = f"vit_{size}_patch14_{middle}dinov2"
-    usual = _whole(config, "patch_size") == 14 and gated == (size == "giant")
-    if _in_timm(kind) and usual and config.get("mlp_ratio", 4) == 4:
-        return _component(f"timm/{kind}", _eps(config))
+    family = "patch14_reg4_dinov2" if registers else "patch14_dinov2"
+    gated = bool(config.get("use_swiglu_ffn", False))
+    usual = sizes["patch_size"] == 14 and gated == (size == "giant")
+    usual = usual and config.get("mlp_ratio", 4) == 4
     inner = tensors[f"encoder.layer.0.mlp.{'weights_in' if gated else 'fc1'}.weight"].shape[0]
-    width = _whole(config, "hidden_size")
+    width = sizes["embed_dim"]
     ratio = inner / width
     if int(width * ratio) != inner:  # as timm computes it
         ratio = (inner + 0.5) / width
-    kind = f"timm/vit_{'giant' if gated else 'base'}_patch14_{middle}dinov2"
-    return _component(kind, {**_sizes(config), "mlp_ratio": ratio, **_eps(config)})
+    general = f"vit_{'giant' if gated else 'base'}_{family}"
+    others = {**sizes, "mlp_ratio": ratio}
+    return _timm(f"vit_{size}_{family}" if usual else "", general, others, _eps(config))
 
 
 def _convnext(config: Config, tensors: Tensors) -> Component:
     _require(config, hidden_act="gelu", num_channels=3, patch_size=4)
-    second = any(".grn." in key for key in tensors)
+    family = "convnextv2" if any(".grn." in key for key in tensors) else "convnext"
     depths, dims = (tuple(map(int, config[key])) for key in ("depths", "hidden_sizes"))
-    name = f"convnext{'v2' * second}_{_CONVNEXTS.get((depths, dims), '')}"
-    if _in_timm(name):
-        return _component(f"timm/{name}", _eps(config, "head_norm_eps"))
-    kind = f"timm/convnext{'v2' * second}_tiny"
-    others = {"depths": list(depths), "dims": list(dims), **_eps(config, "head_norm_eps")}
-    return _component(kind, others)
+    name = f"{family}_{_CONVNEXTS.get((depths, dims), '')}"
+    others = {"depths": list(depths), "dims": list(dims)}
+    return _timm(name, f"{family}_tiny", others, _eps(config, "head_norm_eps"))
 
 
 def _resnet(config: Config, tensors: Tensors) -> Component:
@@ -236,21 +273,24 @@ def _resnet(config: Config, tensors: Tensors) -> Component:
     return Component(kind=f"torchvision/resnet{layers}")
 
 
-def _component(kind: str, arguments: Mapping[str, Any]) -> Component:
-    return Component.model_validate({"kind": kind, **arguments})
+def _timm(name: str, general: str, sizes: Mapping[str, Any], eps: Mapping[str, float]) -> Component:
+    """Name timm's network of these sizes; where it has none, a general one with all sizes."""
+    import timm
+
+    tree = {"kind": f"timm/{name}"} if timm.is_model(name) else {"kind": f"timm/{general}", **sizes}
+    return Component.model_validate({**tree, **eps})
 
 
-def _width_depth_heads(config: Config) -> tuple[int, int, int]:
-    width, depth, heads = (
-        _whole(config, key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    )
-    return width, depth, heads
-
-
-def _sizes(config: Config) -> dict[str, int]:
-    width, depth, heads = _width_depth_heads(config)
-    patch = _whole(config, "patch_size")
-    return {"embed_dim": width, "depth": depth, "num_heads": heads, "patch_size": patch}
+def _sizes(config: Config) -> tuple[str, dict[str, int]]:
+    """Return the size in timm's names, "" for others, and timm's arguments."""
+    keys = {
+        "embed_dim": "hidden_size",
+        "depth": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "patch_size": "patch_size",
+    }
+    sizes = {argument: _whole(config, key) for argument, key in keys.items()}
+    return _SIZES.get((sizes["embed_dim"], sizes["depth"], sizes["num_heads"]), ""), sizes
 
 
 def _eps(config: Config, argument: str = "norm_eps") -> dict[str, float]:
@@ -259,12 +299,6 @@ def _eps(config: Config, argument: str = "norm_eps") -> dict[str, float]:
     if not 0 <= eps < 1:
         raise ValueError(f"layer_norm_eps = {eps}")
     return {} if eps == _TIMM_EPS else {argument: eps}
-
-
-def _in_timm(name: str) -> bool:
-    import timm
-
-    return bool(timm.is_model(name))
 
 
 # model_type -> how keys are renamed, and what names the network

@@ -20,88 +20,57 @@ Tensors = dict[str, Tensor]
 
 @dataclass
 class Encoder:
-    """The tensors of one encoder, with the keys of a library's network.
+    """The tensors of one encoder, with the keys of a library's network."""
 
-    Args:
-        format: The name of the layout, for reports.
-        tensors: Key -> tensor; a classifier may be among them.
-        component: The network that has these keys, where the layout tells.
-        dropped: Keys of the file that are not the encoder's.
-        notes: Sentences for people: what was chosen.
-        stem: Of a ResNet whose first convolution is 3x3, where the layout tells.
-    """
-
-    format: str
-    tensors: Tensors
-    component: Component | None = None
-    dropped: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    stem: str | None = None
+    format: str  # the layout, for reports
+    tensors: Tensors  # a classifier's may be among them
+    component: Component | None = None  # the network, where the layout tells
+    dropped: list[str] = field(default_factory=list)  # keys that are not the encoder's
+    notes: list[str] = field(default_factory=list)  # what was chosen, for people
+    stem: str | None = None  # of a ResNet whose first convolution is 3x3, where the layout tells
 
 
 class Prefix(NamedTuple):
-    """Where a program keeps its encoder.
-
-    Args:
-        format: The program.
-        encoder: Prefix of the encoder's keys.
-        beside: Prefixes of what stands beside it, one of which has to be there; (): nothing has.
-        note: What was chosen, where there is a choice.
-        stem: See Encoder.
-    """
+    """Where a program keeps its encoder."""
 
     format: str
-    encoder: str
-    beside: tuple[str, ...]
-    note: str = ""
-    stem: str | None = None
+    encoder: str  # prefix of the encoder's keys
+    beside: tuple[str, ...] = ()  # prefixes of others, one of which has to be there, if any
+    note: str = ""  # what was chosen, where there is a choice
+    stem: str | None = None  # see Encoder
 
 
 _QUERY = "the query encoder is taken, as {}'s own evaluation does; {} is its momentum copy"
+_TEACHER = "the teacher is taken, as DINO's own evaluation does: the momentum copy of the student"
+_TRAINED = "the trained encoder is taken; backbone_momentum is its momentum copy"
+_ONLINE = (
+    "the online encoder is taken, as solo-learn's own evaluation does; {} is its momentum copy"
+)
 PREFIXES = (
     Prefix("MoCo", "encoder_q.", ("encoder_k.",), _QUERY.format("MoCo v2", "encoder_k")),
-    Prefix("MoCo", "encoder_q.", ()),
+    Prefix("MoCo", "encoder_q."),
     Prefix(
         "MoCo v3",
         "base_encoder.",
         ("momentum_encoder.", "predictor."),
         _QUERY.format("MoCo v3", "momentum_encoder"),
     ),
-    Prefix(
-        "lightly",
-        "teacher_backbone.",
-        ("student_backbone.",),
-        "the teacher is taken, as DINO's own evaluation does: the momentum copy of the student",
-    ),
-    Prefix(
-        "lightly",
-        "backbone.",
-        ("backbone_momentum.",),
-        "the trained encoder is taken; backbone_momentum is its momentum copy",
-    ),
+    Prefix("lightly", "teacher_backbone.", ("student_backbone.",), _TEACHER),
+    Prefix("lightly", "backbone.", ("backbone_momentum.",), _TRAINED),
     Prefix("lightly", "backbone.", ("projection_head.", "prediction_head.", "prototypes.")),
-    Prefix(
-        "solo-learn",
-        "backbone.",
-        ("momentum_backbone.",),
-        "the online encoder is taken, as solo-learn's own evaluation does; momentum_backbone is "
-        "its momentum copy",
-        stem="small",
+    *(
+        Prefix("solo-learn", own, beside, note, "small")
+        for own, beside, note in (
+            ("backbone.", ("momentum_backbone.",), _ONLINE.format("momentum_backbone")),
+            ("backbone.", ("projector.", "classifier."), ""),
+            ("encoder.", ("momentum_encoder.",), _ONLINE.format("momentum_encoder")),
+            ("encoder.", ("projector.",), ""),
+        )
     ),
-    Prefix("solo-learn", "backbone.", ("projector.", "classifier."), stem="small"),
-    Prefix(
-        "solo-learn",
-        "encoder.",
-        ("momentum_encoder.",),
-        "the online encoder is taken, as solo-learn's own evaluation does; momentum_encoder is its "
-        "momentum copy",
-        stem="small",
-    ),
-    Prefix("solo-learn", "encoder.", ("projector.",), stem="small"),
-    Prefix("VISSL", "_feature_blocks.", ()),
-    Prefix("VISSL", "base_model._feature_blocks.", ()),
-    Prefix("part of a larger model", "backbone.", ()),
-    Prefix("part of a larger model", "model.", ()),
+    Prefix("VISSL", "_feature_blocks."),
+    Prefix("VISSL", "base_model._feature_blocks."),
+    Prefix("part of a larger model", "backbone."),
+    Prefix("part of a larger model", "model."),
 )
 
 # modules of torchvision's ResNet as lightly's nn.Sequential(*list(resnet.children())[:-1]) has them
@@ -116,11 +85,11 @@ def find_encoder(tree: Tree, what: str) -> Encoder:
     """
     state, program, note = _state_dict(tree)
     if state is None:
-        tables = [repr(key) for key, value in tree.items() if is_state_dict(value)]
+        tables = ", ".join([repr(key) for key in tree if is_state_dict(tree[key])][:5])
         if tables:
             raise WeightsError(
-                f"{what} holds several tables of tensors, {', '.join(tables[:5])}, and none that "
-                "is known to be the encoder's; save that one alone"
+                f"{what} holds several tables of tensors, {tables}, and none that is known to be "
+                "the encoder's; save that one alone"
             )
         keys = ", ".join(map(repr, list(tree)[:5]))
         raise WeightsError(f"{what} holds no table of tensors; it has {keys or 'nothing'}")
@@ -134,25 +103,26 @@ def find_encoder(tree: Tree, what: str) -> Encoder:
 
 def _state_dict(tree: Tree) -> tuple[Any, str, str]:
     """Return the table of tensors of a checkpoint, its program, and which one was chosen."""
-    if is_state_dict(tree):
-        return tree, "", ""
-    if is_state_dict(tree.get("teacher")):
-        note = "the teacher is taken, as DINO's own evaluation does: the momentum copy"
-        return tree["teacher"], "DINO", note
     trunk = tree.get("classy_state_dict")
     for key in ("base_model", "model", "trunk"):
         trunk = trunk.get(key) if isinstance(trunk, dict) else None
-    if is_state_dict(trunk):
-        return trunk, "VISSL", "the trunk of VISSL's base_model is taken"
-    for key in ("state_dict_ema", "model_ema"):  # the order of timm
-        if is_state_dict(tree.get(key)):
-            return tree[key], "timm", f"the averaged weights are taken, {key}"
-    for key in ("state_dict", "model"):
-        if is_state_dict(tree.get(key)):
-            return tree[key], "", ""
-    tables = [key for key, value in tree.items() if is_state_dict(value)]
-    if len(tables) == 1:  # "model_state_dict", "net", ...: every program has a word of its own
-        return tree[tables[0]], "", ""
+    teacher = "the teacher is taken, as DINO's own evaluation does: the momentum copy"
+    tables = [value for value in tree.values() if is_state_dict(value)]
+    for table, program, note in (
+        (tree, "", ""),
+        (tree.get("teacher"), "DINO", teacher),
+        (trunk, "VISSL", "the trunk of VISSL's base_model is taken"),
+        *(  # the order of timm
+            (tree.get(key), "timm", f"the averaged weights are taken, {key}")
+            for key in ("state_dict_ema", "model_ema")
+        ),
+        (tree.get("state_dict"), "", ""),
+        (tree.get("model"), "", ""),
+        # "model_state_dict", "net", ...: every program has a word of its own
+        (tables[0] if len(tables) == 1 else None, "", ""),
+    ):
+        if is_state_dict(table):
+            return table, program, note
     return None, "", ""
 
 

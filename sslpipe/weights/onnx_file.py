@@ -3,12 +3,11 @@
 The graph is read before it runs, and first runs in a process of its own, with limits.
 """
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,7 +19,8 @@ from sslpipe.errors import WeightsError, shown
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.limits import check_side, most_image_bytes
 from sslpipe.portable import sha256_of
-from sslpipe.weights.views import make_view, unknown_view
+from sslpipe.weights.files import sha256_of_lines
+from sslpipe.weights.views import scaled_resize, unknown_view
 
 _VIEW = ("crop_px", "resize_px", "mean", "std", "crops", "reduce", "interpolation", "squash")
 _REPEATS = ("Loop", "Scan", "SequenceMap")  # may run for ever, and no backbone needs them
@@ -31,17 +31,14 @@ BASE_BYTES = 2**30  # what Python and onnxruntime take beside the file
 class OnnxNetwork(nn.Module):
     """A network that onnxruntime runs on the CPU; it has no parameters.
 
-    Args:
-        path: The .onnx file.
-
     Attributes:
         size: Side of the images, or None where any will do.
         metadata: What the file says of itself.
         files: It and those with its external data.
 
     Raises:
-        WeightsError: onnxruntime is not installed or refuses the file, or it is no network from
-            images to one row of features an image.
+        WeightsError: onnxruntime is not installed, or the file is damaged or no network from images
+            to one row of features an image.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,44 +75,31 @@ class OnnxNetwork(nn.Module):
         if shape[1] not in (3, None) or len(sides) > 1 or min(sides, default=1) < 1:
             raise WeightsError(f"{path} takes images of {shape}; a backbone takes square RGB ones")
         self.input, self.size = inputs[0].name, next(iter(sides), None)
-        if shape[0] is not None and not 1 <= shape[0] <= MOST_FIXED_BATCH:
-            raise WeightsError(
-                f"{path} takes {shape[0]} images at a time, not 1 to {MOST_FIXED_BATCH}; export it "
-                "with a free batch size"
-            )
         self.fixed_batch = shape[0]
-        # one output: a tensor of floats
+        # one output; `open` sees its type and shape
         named = [each for each in graph.output if each.name == "features"] or list(graph.output)
         if len(named) != 1:
             names = ", ".join(each.name for each in named[:5]) or "none"
             raise WeightsError(f"{path} has several outputs ({names}), none called 'features'")
         self.output = named[0].name
-        if named[0].type.tensor_type.elem_type not in _float_types():
-            raise WeightsError(
-                f"{path}: its output {shown(self.output)} is no tensor of floats; features are"
-            )
         self.session: Any = None  # once `open` has judged what it takes
 
     def open(self, side: int) -> int:
         """Run one batch of black images in a process of its own, then open the file in this one.
 
-        Args:
-            side: Of the images, in px.
-
-        Returns:
-            F, the number of features.
+        Returns the number of features of an image of `side` px.
 
         Raises:
             WeightsError: It takes too long or too much memory, or gives no row of features.
         """
         most = most_image_bytes() + BASE_BYTES + 3 * sum(file.stat().st_size for file in self.files)
+        batch = 1 if self.fixed_batch is None else self.fixed_batch
         program = Path(__file__).with_name("onnx_probe.py")
-        sizes = [self.fixed_batch or 1, side, most]
-        command = [sys.executable, program, self.path, self.input, self.output]
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        arguments = [self.input, self.output, str(batch), str(side), str(most)]
         try:
             done = subprocess.run(
-                [*command, *map(str, sizes)],
+                [sys.executable, program, self.path, *arguments],
                 capture_output=True,
                 text=True,
                 timeout=PROBE_TIMEOUT_S,
@@ -134,7 +118,7 @@ class OnnxNetwork(nn.Module):
             )
         dtype, shape = json.loads(done.stdout.splitlines()[-1])
         pooled = shape[2:] in ([], [1, 1]) and len(shape) in (2, 4)
-        if not pooled or shape[0] != (self.fixed_batch or 1) or not shape[1]:
+        if not pooled or shape[0] != batch or 0 in shape:
             raise WeightsError(
                 f"{self.path}: its output {shown(self.output)} is {tuple(shape)}, not one row of "
                 "features an image; export the network without what follows the pooling"
@@ -163,21 +147,8 @@ class OnnxNetwork(nn.Module):
         return torch.cat(rows).to(images.device)
 
 
-MOST_FIXED_BATCH = 1024
-
-
-def _float_types() -> tuple[int, ...]:
-    from onnx import TensorProto
-
-    return TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.UNDEFINED
-
-
 def _external_files(path: Path, model: Any) -> list[Path]:
-    """Find the files with a model's external data, sorted.
-
-    Raises:
-        WeightsError: One is missing or lies elsewhere, or the graph repeats a part of itself.
-    """
+    """Find the files with a model's external data, sorted. Raises: WeightsError."""
     names = set()
     for tensor in _tensors(path, [model.graph, *model.functions]):
         if tensor.data_location != tensor.EXTERNAL:
@@ -214,19 +185,12 @@ def _tensors(path: Path, graphs: Sequence[Any]) -> Iterator[Any]:
                 waiting += [attribute.g, *attribute.graphs]
 
 
-def _sha256(files: Sequence[Path]) -> str:
-    """Hash a file; of several, the lines "sha256  name" of all."""
-    if len(files) == 1:
-        return sha256_of(files[0])
-    folder = files[0].parent
-    lines = [f"{sha256_of(file)}  {file.relative_to(folder).as_posix()}\n" for file in files]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
 def read_onnx(
     path: Path, what: str, crop_px: int | None
-) -> tuple[Backbone, EvalView, dict[str, Any]]:
-    """Read an ONNX file: the backbone, its view, and what was loaded.
+) -> tuple[Backbone, EvalView, str, list[str]]:
+    """Read an ONNX file: the backbone, its view, its sha256, and notes.
+
+    The view is what the file names, as exports of sslpipe do; else ImageNet's.
 
     Raises:
         WeightsError: See OnnxNetwork; or images of `crop_px` do not fit.
@@ -234,56 +198,27 @@ def read_onnx(
     network = OnnxNetwork(path)
     if network.size is not None and crop_px not in (None, network.size):
         raise WeightsError(f"{what} takes images of {network.size} px only, not of {crop_px}")
-    view, notes = _view(what, crop_px, network)
+    notes = ["the file is run as it is: it can be embedded with, not trained"]
+    try:
+        stated = {
+            key: json.loads(network.metadata[key]) for key in _VIEW if key in network.metadata
+        }
+        named = {"crop_px", "resize_px", "mean", "std"} <= stated.keys()
+        view = EvalView(**stated) if named else None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise WeightsError(f"{what}: its metadata are garbled: {error}") from error
+    if view is None:
+        view, more = unknown_view(what, crop_px, size=network.size or 224)
+        notes += more
+    elif crop_px not in (None, view.crop_px):
+        resize_px = scaled_resize(crop_px, view.crop_px, view.resize_px)
+        view = EvalView(**{**stated, "crop_px": crop_px, "resize_px": resize_px})
     if crop_px is None:
         check_side(what, max(view.resize_px, network.size or 1))
     if network.size not in (None, view.crop_px):
         raise WeightsError(
             f"{what} takes images of {network.size} px, and its metadata say {view.crop_px}"
         )
-    sha256 = _sha256(network.files)
-    features = network.open(view.crop_px)
-    report = {
-        "source": what,
-        "format": "ONNX",
-        "sha256": sha256,
-        "loaded": 0,
-        "missing": [],
-        "unexpected": [],
-        "resized": [],
-        "notes": ["the file is run as it is: it can be embedded with, not trained", *notes],
-    }
-    return Backbone(network, features), view, report
-
-
-def _view(what: str, crop_px: int | None, network: OnnxNetwork) -> tuple[EvalView, list[str]]:
-    """Make the view that the file names, as exports of sslpipe do; else ImageNet's."""
-    stated: dict[str, Any] = {}
-    try:
-        stated = {
-            key: json.loads(network.metadata[key]) for key in _VIEW if key in network.metadata
-        }
-        if {"crop_px", "resize_px", "mean", "std"} <= stated.keys():
-            return _own_view(what, crop_px, stated), []
-    except (ValueError, TypeError, RecursionError) as error:
-        raise WeightsError(f"{what}: its metadata are garbled: {error}") from error
-    size = 224 if network.size is None else network.size
-    return unknown_view(what, crop_px, size=size)
-
-
-def _own_view(what: str, crop_px: int | None, stated: Mapping[str, Any]) -> EvalView:
-    own = EvalView(**stated)
-    if crop_px in (None, own.crop_px):
-        return own
-    mean: Sequence[float] = stated["mean"]
-    view, _ = make_view(
-        what,
-        crop_px,
-        size=own.crop_px,
-        resize=own.resize_px,
-        mean=mean,
-        std=stated["std"],
-        interpolation=own.interpolation,
-        squash=own.squash,
-    )
-    return view
+    files = network.files
+    sha256 = sha256_of(path) if len(files) == 1 else sha256_of_lines(path.parent, files)
+    return Backbone(network, network.open(view.crop_px)), view, sha256, notes

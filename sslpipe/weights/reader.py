@@ -1,26 +1,26 @@
 """Read a SOURCE of another program: the network with its weights, its view, and a report."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import UserError, WeightsError, did_you_mean, shown
 from sslpipe.models.backbones import ONNX, Backbone, build_backbone
 from sslpipe.models.limits import TooLarge, within_memory
 from sslpipe.recipe.base import Component
-from sslpipe.run.records import parse_object
+from sslpipe.run.records import read_object
 from sslpipe.weights import architectures
 from sslpipe.weights.files import read_tree
-from sslpipe.weights.fit import check_tensors, fit_tensors
-from sslpipe.weights.huggingface import MOST, transformers_encoder
+from sslpipe.weights.fit import Report, check_tensors, fit_tensors
+from sslpipe.weights.huggingface import MOST, transformers_encoder, transformers_view
 from sslpipe.weights.layouts import Encoder, find_encoder
 from sslpipe.weights.onnx_file import read_onnx
 from sslpipe.weights.source import Source
-from sslpipe.weights.views import timm_view, torchvision_view, transformers_view, unknown_view
+from sslpipe.weights.views import timm_view, torchvision_view, unknown_view
 
 MOST_CANDIDATES = 12  # networks that are built to tell which one a file is of
 # layouts of weights that were trained as the architecture's own library trains them
@@ -33,51 +33,20 @@ MOST_ASKED = 2  # numbers that a network may have for each of the file; tables a
 _SAME = 1e-5  # features of two networks differ by less, relative to the largest: they are one
 
 
-class Weights(NamedTuple):
-    """What was read.
-
-    Args:
-        backbone: With its weights.
-        component: What it was built from.
-        view: That of the weights.
-        report: `Config.facts["init"]`: source, format, sha256, loaded, missing, unexpected,
-            resized, notes.
-    """
-
-    backbone: Backbone
-    component: Component
-    view: EvalView
-    report: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """For titles: the architecture, or an ONNX file's name."""
-        if self.component.kind == ONNX:
-            return Path(self.report["source"]).stem
-        return self.component.kind.rpartition("/")[2]
-
-
-class Named(NamedTuple):
-    """The architecture that a source itself is of.
-
-    Args:
-        component: The network.
-        tag: Of timm's weights, "" where none is named.
-        by_keys: Nobody named it: it was told from keys and shapes.
-    """
-
-    component: Component
-    tag: str = ""
-    by_keys: bool = False
-
-
-def read_weights(source: Source, component: Component | None, crop_px: int | None) -> Weights:
+def read_weights(
+    source: Source, component: Component | None, crop_px: int | None
+) -> tuple[Backbone, Component, EvalView, Report]:
     """Read a file or folder of another program.
 
     Args:
         source: Of the scheme "path" or "onnx".
         component: The backbone that the weights must fit; None: the source's own.
         crop_px: Side of the images; None: that of the weights.
+
+    Returns:
+        The network with its weights; what it was built from; the view of the weights; and for
+        `Config.facts["init"]` what was loaded: source, format, sha256, loaded (a number of
+        tensors), missing, unexpected, resized (keys), and notes.
 
     Raises:
         WeightsError: It cannot be read, or less than the whole backbone fits.
@@ -87,8 +56,10 @@ def read_weights(source: Source, component: Component | None, crop_px: int | Non
     if source.scheme == "onnx":
         if component is not None:
             build_backbone(Component(kind=ONNX), crop_px=1)  # says that it cannot be trained
-        backbone, view, report = read_onnx(source.path, what, crop_px)
-        return Weights(backbone, Component(kind=ONNX), view, report)
+        backbone, view, sha256, notes = read_onnx(source.path, what, crop_px)
+        none: Report = {"loaded": 0, "missing": [], "unexpected": [], "resized": []}
+        report = {"source": what, "format": "ONNX", "sha256": sha256, **none, "notes": notes}
+        return backbone, Component(kind=ONNX), view, report
     # the tensors of one encoder, and its architecture
     tree, sha256 = read_tree(source.path)
     config = _read_object(source.path, "config.json")
@@ -98,13 +69,15 @@ def read_weights(source: Source, component: Component | None, crop_px: int | Non
     if "model_type" in config:
         encoder = transformers_encoder(config, encoder.tensors, what)
     own = _stated(source, config) or encoder.component
-    named = _named(source, config, own, encoder, component)
+    theirs, tag = _named(source, config, own or component, encoder)
+    by_keys = source.kind is None and own is None  # nobody named it
     # images as it knows them
-    view, notes = _view(source, crop_px, named, config, encoder, sha256)
+    usual = encoder.format in _OF_ITS_LIBRARY and not by_keys
+    view, notes = _view(source, crop_px, theirs.kind, tag, usual, config, encoder.format, sha256)
     # the network, with its weights
     layout = "timm" if "architecture" in config else encoder.format
     try:
-        wanted = _computing_as(component or named.component, own)
+        wanted = _computing_as(component or theirs, own)
         backbone, wanted = _build(wanted, view.crop_px, encoder, fixed=component is not None)
     except UserError as error:
         if component is not None:  # the recipe's own
@@ -113,21 +86,17 @@ def read_weights(source: Source, component: Component | None, crop_px: int | Non
     report = fit_tensors(backbone, wanted.kind, encoder.tensors, f"{what} (format: {layout})")
     report["unexpected"] += encoder.dropped
     notes = [*encoder.notes, *notes]
-    if named.by_keys and component is None:
-        notes.insert(0, f"keys and shapes are those of {named.component.kind}; nobody named it")
+    if by_keys and component is None:
+        notes.insert(0, f"keys and shapes are those of {theirs.kind}; nobody named it")
     found = {"source": what, "format": layout, "sha256": sha256}
-    return Weights(backbone, wanted, view, {**found, **report, "notes": notes})
+    return backbone, wanted, view, {**found, **report, "notes": notes}
 
 
 def _read_object(path: Path, name: str) -> dict[str, Any]:
-    """Read a JSON file of a folder; {} where there is none. Raises: WeightsError for damage."""
-    file = path / name
-    if not path.is_dir() or not file.is_file():
+    """Read a JSON file of a folder; {} where there is none. Raises: UserError for damage."""
+    if not path.is_dir() or not (path / name).is_file():
         return {}
-    try:
-        return parse_object(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{file} is damaged ({error}); copy the folder again") from error
+    return read_object(path / name, "copy the folder again")
 
 
 def _stated(source: Source, config: dict[str, Any]) -> Component | None:
@@ -147,8 +116,7 @@ def _stated(source: Source, config: dict[str, Any]) -> Component | None:
             if any(isinstance(each, int) and abs(each) > MOST for each in _leaves(value)):
                 raise ValueError(f"{key} = {shown(value)} is more than {MOST:,}")
         tree = {key: value for key, value in stated.items() if key not in _NOT_BUILT}
-        tree["kind"] = "timm/" + config["architecture"]
-        return Component.model_validate(tree)
+        return Component.model_validate({**tree, "kind": "timm/" + config["architecture"]})
     except (TypeError, ValueError) as error:  # pydantic's are of the latter
         text = " ".join(str(error).split())
         raise WeightsError(f"{source.path}/config.json: model_args: {text}") from error
@@ -156,34 +124,28 @@ def _stated(source: Source, config: dict[str, Any]) -> Component | None:
 
 def _leaves(value: Any) -> Iterator[Any]:
     """Walk through what lies in lists and tables."""
-    inner = value.values() if isinstance(value, Mapping) else value
-    if isinstance(value, Mapping | list):
-        for each in inner:
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
             yield from _leaves(each)
     else:
         yield value
 
 
 def _named(
-    source: Source,
-    config: dict[str, Any],
-    own: Component | None,
-    encoder: Encoder,
-    wanted: Component | None,
-) -> Named:
-    """Find the source's own architecture: by the user, the folder, the layout, or its keys."""
-    if source.kind is not None:
-        kind, _, tag = source.kind.partition(".")
-        if not kind.startswith("timm/"):
-            return Named(Component(kind=source.kind))
-        if tag:
-            _check_tag(source, kind.removeprefix("timm/"), tag, config)
-        return Named(Component(kind=kind), tag)
-    if own is not None:
-        return Named(own)
-    if wanted is not None:
-        return Named(wanted, by_keys=True)
-    return Named(Component(kind=_identified(source, encoder)), by_keys=True)
+    source: Source, config: dict[str, Any], stated: Component | None, encoder: Encoder
+) -> tuple[Component, str]:
+    """Find the source's own architecture: by the user, `stated` by it, or by its keys.
+
+    Also the tag of timm's weights that the user named, or "".
+    """
+    if source.kind is None:
+        return stated or Component(kind=_identified(source, encoder)), ""
+    kind, _, tag = source.kind.partition(".")
+    if not kind.startswith("timm/"):
+        return Component(kind=source.kind), ""
+    if tag:
+        _check_tag(source, kind.removeprefix("timm/"), tag, config)
+    return Component(kind=kind), tag
 
 
 def _check_tag(source: Source, architecture: str, tag: str, config: dict[str, Any]) -> None:
@@ -249,38 +211,32 @@ def _identified(source: Source, encoder: Encoder) -> str:
     reference: Tensor | None = None
     fitting: list[str] = []
     for kind in sorted(kinds, key=len)[:MOST_CANDIDATES]:
+        size = own_size(kind)
         try:
-            features, resized = _features(kind, encoder)
+            backbone, _ = _build(Component(kind=kind), size, encoder, fixed=False)
+            resized = fit_tensors(backbone, kind, encoder.tensors, kind)["resized"]
         except WeightsError:
             continue
         if resized:  # made for another size
             continue
-        if reference is not None and not _equal(features, reference):
+        image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            features: Tensor = backbone.eval()(image)
+        if reference is None:
+            reference = features
+        elif features.shape != reference.shape or not (
+            (features - reference).abs().max() <= _SAME * reference.abs().max()
+        ):
             raise WeightsError(
                 f"{source.text} names no architecture, and its keys and shapes are those of "
                 f"several that give other features: {', '.join(kinds)}; {remedy}"
             )
-        reference = features
         fitting.append(kind)
     if not fitting or len(kinds) > MOST_CANDIDATES:
         raise WeightsError(
             f"{source.text} names no architecture; it may be of {', '.join(kinds)}; {remedy}"
         )
     return fitting[0]
-
-
-@torch.no_grad()
-def _features(kind: str, encoder: Encoder) -> tuple[Tensor, list[str]]:
-    """Compute features of one noise image at the architecture's own size."""
-    size = own_size(kind)
-    backbone, _ = _build(Component(kind=kind), size, encoder, fixed=False)
-    report = fit_tensors(backbone, kind, encoder.tensors, kind)
-    image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
-    return backbone.eval()(image), report["resized"]
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool((a - b).abs().max() <= _SAME * b.abs().max())
 
 
 def own_size(kind: str) -> int:
@@ -297,12 +253,17 @@ def own_size(kind: str) -> int:
 def _view(
     source: Source,
     crop_px: int | None,
-    named: Named,
+    kind: str,
+    tag: str,
+    usual: bool,
     config: dict[str, Any],
-    encoder: Encoder,
+    layout: str,
     sha256: str,
 ) -> tuple[EvalView, list[str]]:
-    """Make the view that the weights were trained for, or ImageNet's and say so."""
+    """Make the view that the weights were trained for, or ImageNet's and say so.
+
+    `usual`: without a tag, they may be the library's usual weights of this kind.
+    """
     what = source.text
     if "model_type" in config:
         stated = _read_object(source.path, "preprocessor_config.json")
@@ -311,27 +272,43 @@ def _view(
         stated = config.get("pretrained_cfg", config)
         arguments = config.get("model_args") or {}  # a table, or it was refused
         return timm_view(what, crop_px, stated, arguments.get("img_size"))
-    family, _, architecture = named.component.kind.partition("/")
-    of_its_library = encoder.format in _OF_ITS_LIBRARY and not named.by_keys
-    if family == "timm" and (of_its_library or named.tag):
+    family, _, architecture = kind.partition("/")
+    if family == "timm" and (usual or tag):
         import timm
 
-        name = f"{architecture}.{named.tag}" if named.tag else architecture
+        name = f"{architecture}.{tag}" if tag else architecture
         if timm.models.is_model_pretrained(name):
             of_release = timm.get_pretrained_cfg(name)
             view, notes = timm_view(what, crop_px, of_release.to_dict())
             said = f"the view is that of {architecture}.{of_release.tag}, timm's usual weights"
-            return view, notes if named.tag else [said, *notes]
-    if family == "torchvision" and encoder.format == "state dict":
+            return view, notes if tag else [said, *notes]
+    if family == "torchvision" and layout == "state dict":
         return torchvision_view(what, crop_px, architecture, sha256)
-    return unknown_view(what, crop_px, size=own_size(named.component.kind))
+    return unknown_view(what, crop_px, size=own_size(kind))
 
 
 def _build(
     component: Component, crop_px: int, encoder: Encoder, *, fixed: bool
 ) -> tuple[Backbone, Component]:
-    """Build the network; the weights decide a ResNet's stem, unless a recipe does."""
-    _check_size(component, crop_px, encoder)
+    """Build the network; the weights decide a ResNet's stem, unless a recipe does.
+
+    Raises:
+        TooLarge: It has far more numbers than the file; nothing was allocated.
+    """
+    try:
+        with within_memory("backbone"), torch.device("meta"):
+            network = build_backbone(component, crop_px=crop_px).network
+    except TooLarge:
+        raise
+    except UserError:  # some constructors read what they compute: the real one decides
+        network = nn.Identity()
+    asked = sum(tensor.numel() for tensor in network.state_dict().values())
+    given = sum(tensor.numel() for tensor in encoder.tensors.values())
+    if asked > MOST_ASKED * given + 2**26:
+        raise TooLarge(
+            f"{component.kind} is configured with {asked:,} numbers, and the file has {given:,}; "
+            "its configuration is of other weights"
+        )
     with within_memory("backbone"):
         backbone = build_backbone(component, crop_px=crop_px)
     first = encoder.tensors.get("conv1.weight")
@@ -347,21 +324,3 @@ def _build(
         component = Component(kind=component.kind, **{**component.arguments, "stem": stem})
         backbone = build_backbone(component, crop_px=crop_px)
     return backbone, component
-
-
-def _check_size(component: Component, crop_px: int, encoder: Encoder) -> None:
-    """Raise TooLarge for a network with far more numbers than the file; nothing is allocated."""
-    try:
-        with within_memory("backbone"), torch.device("meta"):
-            network = build_backbone(component, crop_px=crop_px).network
-    except TooLarge:
-        raise
-    except UserError:  # some constructors read what they compute: the real one decides
-        return
-    asked = sum(tensor.numel() for tensor in network.state_dict().values())
-    given = sum(tensor.numel() for tensor in encoder.tensors.values())
-    if asked > MOST_ASKED * given + 2**26:
-        raise TooLarge(
-            f"{component.kind} is configured with {asked:,} numbers, and the file has {given:,}; "
-            "its configuration is of other weights"
-        )

@@ -1,12 +1,12 @@
 """What a SOURCE of weights is, told from its words and from names of files: torch is not needed."""
 
-import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from sslpipe.errors import WeightsError
+from sslpipe.run.records import parse_object
 
 Scheme = Literal["sslpipe", "path", "onnx", "timm", "torchvision", "hf-hub", "join"]
 HUBS = ("timm", "torchvision", "hf-hub")  # need a network, or what was downloaded before
@@ -36,26 +36,15 @@ EXPECTED = (
 
 @dataclass(frozen=True)
 class Source:
-    """Where weights come from.
+    """Where weights come from."""
 
-    Args:
-        text: As the user wrote it, for messages and reports.
-        scheme: "sslpipe", an export or run; "path", a file or folder of another program; "onnx";
-            or the name of a hub.
-        path: Of all but hubs.
-        kind: "timm/resnet50": the network that the user named, or none.
-        name: Of hubs: what follows the colon.
-        px: Side of the images that the user asked for; None: the weights' own.
-        parts: Of the scheme "join": the sources that stand side by side.
-    """
-
-    text: str
-    scheme: Scheme
-    path: Path = Path()
-    kind: str | None = None
-    name: str = ""
-    px: int | None = None
-    parts: "tuple[Source, ...]" = ()
+    text: str  # as the user wrote it, for messages and reports
+    scheme: Scheme  # "sslpipe": an export or run; "path": a file or folder of another program
+    path: Path = Path()  # of all but hubs and joins
+    kind: str | None = None  # "timm/resnet50": the network that the user named
+    name: str = ""  # of hubs: what follows the colon
+    px: int | None = None  # side of the images that the user asked for
+    parts: "tuple[Source, ...]" = ()  # of a join
 
 
 def parse_source(text: str | Path) -> Source:
@@ -66,50 +55,49 @@ def parse_source(text: str | Path) -> Source:
     Raises:
         WeightsError: It is none, its file is missing, or a join has one part twice.
     """
-    given, text = text, str(text)
+    path, text = Path(text), str(text)
     named = _NAMED.fullmatch(text)
     file = None if named is None else Path(named[2].removeprefix("local-dir:"))
-    if not Path(given).exists() and (file is None or not file.exists()):
-        if "+" in text and all(text.split("+")):
+    scheme, _, rest = text.partition(":")
+    kind = None
+    if not path.exists():
+        if file is not None and named is not None and file.exists():
+            kind, path = named[1], file
+        elif "+" in text and all(text.split("+")):
             parts = tuple(parse_source(part) for part in text.split("+"))
             if len({part.text for part in parts}) < len(parts):
                 raise WeightsError(f"{text} joins one network with itself; give each another size")
             return Source(text, "join", parts=parts)
-        if (sized := _SIZED.fullmatch(text)) is not None:
+        elif (sized := _SIZED.fullmatch(text)) is not None:
             whole = parse_source(sized[1])
             if whole.px is not None:
                 raise WeightsError(f"{text} names two sizes; write one, as in {sized[1]}")
             return replace(whole, text=text, px=int(sized[2]))
-    scheme, _, rest = text.partition(":")
-    if scheme in HUBS and rest and not Path(given).exists():
-        return Source(text, scheme, name=rest)  # type: ignore[arg-type]
-    path, kind = Path(given), None
-    if scheme == "local-dir" and not path.exists():
-        path = Path(rest)
-    elif named is not None and file is not None and not path.exists():
-        kind, path = named[1], file
+        elif scheme in HUBS and rest:
+            return Source(text, scheme, name=rest)  # type: ignore[arg-type]
+        elif scheme == "local-dir":
+            path = Path(rest)
+        elif file is not None:
+            path = file
     if not path.exists():
         raise WeightsError(
             f"{text} is neither an export nor a run, nor other weights: there is no {path}; a "
             f"source of weights is {EXPECTED}"
         )
-    if not path.is_dir():
-        check_file(path)
     if path.is_dir():
         ours = kind is None and (
             (path / "recipe.json").is_file()
             or ((path / "config.json").exists() and is_export(path / "config.json"))
         )
         if not ours:
-            weights_files(path)
+            weights_file(path)
         return Source(text, "sslpipe" if ours else "path", path, kind)
+    check_file(path)
     if path.name == INDEX or (path.suffix == ".tar" and (path.parent / INDEX).is_file()):
         raise WeightsError(_of_images(path, "is of a data set of shards"))
-    if path.suffix == ".onnx":
-        if kind is not None:
-            raise WeightsError(f"{text}: an ONNX file is its own network; write {path}")
-        return Source(text, "onnx", path)
-    return Source(text, "path", path, kind)
+    if path.suffix == ".onnx" and kind is not None:
+        raise WeightsError(f"{text}: an ONNX file is its own network; write {path}")
+    return Source(text, "onnx" if path.suffix == ".onnx" else "path", path, kind)
 
 
 def check_file(path: Path, most_bytes: int | None = None) -> None:
@@ -134,21 +122,21 @@ def is_export(config: Path) -> bool:
     """Say whether a config.json is of an export of sslpipe; a damaged one may be, too."""
     check_file(config, MOST_JSON_BYTES)
     try:
-        tree = json.loads(config.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        tree = parse_object(config.read_bytes())
+    except (OSError, ValueError):
         return True
-    return not isinstance(tree, dict) or "sslpipe" in tree or not tree.keys() & _OF_OTHERS
+    return "sslpipe" in tree or not tree.keys() & _OF_OTHERS
 
 
-def weights_files(folder: Path) -> list[Path]:
-    """Find the weights of a folder of another program: one file, or an index and its parts.
+def weights_file(folder: Path) -> Path:
+    """Find the weights of a folder of another program: a file, or the index of its parts.
 
     Raises:
         WeightsError: There are none, or several and no rule says which.
     """
     for name in PREFERRED:
         if (folder / name).is_file():
-            return [folder / name]
+            return folder / name
     if (folder / INDEX).is_file():
         raise WeightsError(_of_images(folder, f"is a data set of shards (it has {INDEX})"))
     for suffix in SUFFIXES:
@@ -157,7 +145,7 @@ def weights_files(folder: Path) -> list[Path]:
             names = ", ".join(p.name for p in found[:5])
             raise WeightsError(f"{folder} holds several files of weights ({names}); name one")
         if found:
-            return found
+            return found[0]
     raise WeightsError(
         f"{folder} is neither an export nor a run: it has no {' and no '.join(OF_SSLPIPE)}; and it "
         f"has no weights of another program ({', '.join(PREFERRED[:3])}, ...)"

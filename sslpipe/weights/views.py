@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import IMAGENET_MEAN, IMAGENET_STD
 from sslpipe.errors import WeightsError, shown
 from sslpipe.models.limits import check_side
 from sslpipe.registry import REFUSALS
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 UNKNOWN = (
     "mean, std and the crop (7/8 of the image) are ImageNet's usual ones: the source names none"
 )
@@ -26,7 +26,7 @@ def make_view(
     interpolation: str = "bilinear",
     squash: bool = False,
 ) -> tuple[EvalView, list[str]]:
-    """Make a view from what a library says of its weights.
+    """Make a view from what a library says of its weights; and notes on what it could not take.
 
     Args:
         what: Names the source in messages.
@@ -35,68 +35,53 @@ def make_view(
         resize: Shorter side before the crop, at `size`; keeps its share at other sizes.
         mean: RGB in [0, 1].
         std: RGB in [0, 1].
-        interpolation: The library's name of it; others than bilinear and bicubic become bicubic.
+        interpolation: The library's name; others than bilinear and bicubic become bicubic.
         squash: See EvalView.
-
-    Returns:
-        The view, and sentences on what it could not take over.
     """
     notes = []
     mean, std = (list(each) * 3 if len(each) == 1 else each for each in (mean, std))  # of grey
     if interpolation not in ("bilinear", "bicubic"):
         notes.append(f"images are resized bicubically, not by the weights' own {interpolation}")
         interpolation = "bicubic"
-    crop = size if crop_px is None else crop_px
     resize_px = size if resize is None else resize
     if crop_px is None:
+        crop_px = size
         check_side(what, size)
         check_side(what, resize_px)
-    if crop != size:
-        resize_px = math.floor(crop * resize_px / size)
-    resize_px = crop if squash else max(crop, resize_px)
+    resize_px = crop_px if squash else scaled_resize(crop_px, size, resize_px)
+    own: dict[str, Any] = {"interpolation": interpolation, "squash": squash}
     try:
-        view = EvalView(
-            crop,
-            resize_px,
-            mean,
-            std,
-            interpolation=interpolation,  # type: ignore[arg-type]
-            squash=squash,
-        )
+        return EvalView(crop_px, resize_px, mean, std, **own), notes
     except (ValueError, TypeError) as error:
         raise WeightsError(f"{what}: its own view cannot be made: {error}") from error
-    return view, notes
 
 
-def unknown_view(
-    what: str, crop_px: int | None, *, size: int = 224, **known: Any
-) -> tuple[EvalView, list[str]]:
+def scaled_resize(crop_px: int, own_crop_px: int, own_resize_px: int) -> int:
+    """Return the shorter side before another crop that keeps the crop's share of the image."""
+    if crop_px == own_crop_px:
+        return max(crop_px, own_resize_px)
+    return max(crop_px, math.floor(crop_px * own_resize_px / own_crop_px))
+
+
+def unknown_view(what: str, crop_px: int | None, size: int = 224) -> tuple[EvalView, list[str]]:
     """Make ImageNet's view for weights that name none, and say so."""
-    view, notes = make_view(what, crop_px, size=size, resize=round(size * 8 / 7), **known)
+    view, notes = make_view(what, crop_px, size=size, resize=round(size * 8 / 7))
     return view, [UNKNOWN, *notes]
 
 
 def timm_view(
     what: str, crop_px: int | None, config: Mapping[str, Any], img_size: Any = None
 ) -> tuple[EvalView, list[str]]:
-    """Make the view of a pretrained_cfg of timm.
-
-    Args:
-        what: Names the source in messages.
-        crop_px: Side of the views; None: its own.
-        config: The pretrained_cfg.
-        img_size: That the network was built for, a side or two, if it says so.
-    """
+    """Make the view of a pretrained_cfg of timm; `img_size`: a side or two of the network's own."""
     from timm.data import resolve_data_config
 
-    kinds = {"interpolation": str, "crop_mode": str, "crop_pct": int | float}
+    kinds = {"interpolation": (str,), "crop_mode": (str,), "crop_pct": (int, float)}
     try:  # as create_transform reads it
         if not isinstance(config, Mapping):
             raise TypeError(f"{shown(config)} is no table")
-        for key, kind in kinds.items():
+        for key, allowed in kinds.items():
             value = config.get(key)
-            wrong = isinstance(value, bool) or not isinstance(value, kind) or value == 0
-            if value is not None and wrong:
+            if value is not None and (type(value) not in allowed or value == 0):
                 raise TypeError(f"{key} = {shown(value)}")
         data = resolve_data_config({}, pretrained_cfg=dict(config))
         sides = data["input_size"][-2:] if img_size is None else img_size
@@ -129,85 +114,18 @@ def torchvision_view(
 
     if architecture not in torchvision.models.list_models(module=torchvision.models):
         return unknown_view(what, crop_px)  # it will be refused when it is built
-    weights = list(torchvision.models.get_model_weights(architecture))
-    # the URL of a release ends with the first digits of its sha256
-    digits = [w.url.rpartition("/")[2].rpartition("-")[2].partition(".")[0] for w in weights]
-    known = [
-        w for w, d in zip(weights, digits, strict=True) if len(d) >= 8 and sha256.startswith(d)
-    ]
-    if not known:
-        return unknown_view(what, crop_px)
-    transforms = known[0].transforms()
-    return make_view(
-        what,
-        crop_px,
-        size=transforms.crop_size[0],
-        resize=transforms.resize_size[0],
-        mean=transforms.mean,
-        std=transforms.std,
-        interpolation=transforms.interpolation.value,
-    )
-
-
-def transformers_view(
-    what: str, crop_px: int | None, config: Mapping[str, Any], stated: Mapping[str, Any]
-) -> tuple[EvalView, list[str]]:
-    """Make the view of a folder of transformers.
-
-    Args:
-        what: Names the source in messages.
-        crop_px: Side of the views; None: its own.
-        config: Its config.json.
-        stated: Its preprocessor_config.json; {} where it has none.
-    """
-    if not stated:
-        return unknown_view(what, crop_px, size=_image_size(what, config))
-    try:
-        size, crop = _sides(stated.get("size", 224)), _sides(stated.get("crop_size", 224))
-        cropped = bool(stated.get("do_center_crop", False))
-        share = stated.get("crop_pct")  # of ConvNeXt: a crop below 384 px, squashed from there on
-        if share is not None and size < (384,):
-            cropped, crop, size = True, size, (int(size[0] / float(share)),)
-        normalised = bool(stated.get("do_normalize", True))
-        return make_view(
-            what,
-            crop_px,
-            size=crop[0] if cropped else size[0],
-            resize=size[0],
-            mean=stated["image_mean"] if normalised else (0, 0, 0),
-            std=stated["image_std"] if normalised else (1, 1, 1),
-            interpolation=_PIL[int(stated.get("resample", 2))],
-            squash=len(size) == 2 or (share is not None and not cropped),
-        )
-    except WeightsError:
-        raise
-    except REFUSALS as error:
-        raise WeightsError(f"{what}: its preprocessor_config.json is garbled: {error!r}") from error
-
-
-def _image_size(what: str, config: Mapping[str, Any]) -> int:
-    """Take transformers' image_size: a number, or a list of height and width."""
-    stated = config.get("image_size", 224)
-    sides = stated if isinstance(stated, list) else [stated]
-    whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
-    if not whole or len(set(sides)) != 1:
-        raise WeightsError(
-            f"{what}: its config.json has image_size = {shown(stated)}; one number, or two equal "
-            "ones, is read"
-        )
-    return int(sides[0])
-
-
-_PIL = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by PIL's numbers
-
-
-def _sides(value: Any) -> tuple[int, ...]:
-    """Take a size of transformers: (shorter side,), or (height, width)."""
-    if not isinstance(value, Mapping):
-        return (int(value), int(value))
-    if "shortest_edge" in value:
-        return (int(value["shortest_edge"]),)
-    height, width = int(value["height"]), int(value["width"])
-    if height != width:
-        raise ValueError(f"images of {height} x {width}, and only square ones are made")
-    return height, width
+    for release in torchvision.models.get_model_weights(architecture):
+        # its URL ends with the first digits of its sha256
+        digits = release.url.rpartition("-")[2].partition(".")[0]
+        if len(digits) >= 8 and sha256.startswith(digits):
+            transforms = release.transforms()
+            return make_view(
+                what,
+                crop_px,
+                size=transforms.crop_size[0],
+                resize=transforms.resize_size[0],
+                mean=transforms.mean,
+                std=transforms.std,
+                interpolation=transforms.interpolation.value,
+            )
+    return unknown_view(what, crop_px)

@@ -43,28 +43,17 @@ def test_other_libraries_resizes_equal_torchvisions(interpolation: str, squash: 
     assert (view(images, torch.tensor([[40, 52]]))[0] - expected).abs().max() <= 1e-6
 
 
-def test_the_usual_view_has_no_word_of_other_resizes() -> None:
-    assert set(EvalView(28, 32).config()) == {"crop_px", "resize_px", "mean", "std"}
-
-
-def test_an_image_of_the_right_size_is_only_normalised() -> None:
+def test_the_usual_view_only_normalises_images_of_its_size_and_names_no_other_resizes() -> None:
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
-    ours = EvalView(32, 32)(images, torch.tensor([[32, 32]] * 3))
-    assert torch.equal(ours, images / 255)
+    view = EvalView(32, 32)
+    assert torch.equal(view(images, torch.tensor([[32, 32]] * 3)), images / 255)
+    assert set(view.config()) == {"crop_px", "resize_px", "mean", "std"}
 
 
 def test_the_resize_belongs_to_the_crop() -> None:
-    sides = {crop_px: eval_view_for(crop_px).resize_px for crop_px in (28, 32, 96, 128, 160, 224)}
-    assert sides == {28: 28, 32: 32, 96: 96, 128: 146, 160: 183, 224: 256}
-
-
-def test_a_view_is_made_again_from_its_config() -> None:
-    view = eval_view_for(96, MEAN, STD)
-    again = EvalView(**json.loads(json.dumps(view.config())))
-    images = torch.randint(0, 256, (2, 3, 120, 150), dtype=torch.uint8)
-    sizes = torch.tensor([[120, 150], [99, 111]])
-    assert again.config() == view.config()
-    assert torch.equal(again(images, sizes), view(images, sizes))
+    views = [eval_view_for(crop_px, MEAN, STD) for crop_px in (28, 32, 96, 128, 160, 224)]
+    assert [view.resize_px for view in views] == [28, 32, 96, 146, 183, 256]
+    assert all(view.config() == EvalView(**view.config()).config() for view in views)
 
 
 def test_a_crop_larger_than_the_resize_is_refused() -> None:
@@ -87,12 +76,12 @@ def test_crops_equal_torchvisions_and_their_features_are_reduced_image_by_image(
     for row, (height, width) in enumerate(SIZES):
         pixels = images[row, :, :height, :width].float() / 255
         pixels = reference.resize(pixels, [33], antialias=True)
-        if crops == "flip":
-            centre = reference.center_crop(pixels, [28, 28])
-            expected = [centre, reference.horizontal_flip(centre)]
-        else:
-            several = reference.five_crop if crops == "five" else reference.ten_crop
-            expected = list(several(pixels, [28, 28]))
+        centre = reference.center_crop(pixels, [28, 28])
+        expected = {
+            "flip": [centre, reference.horizontal_flip(centre)],
+            "five": reference.five_crop(pixels, [28, 28]),
+            "ten": reference.ten_crop(pixels, [28, 28]),
+        }[crops]
         normal = [reference.normalize(crop, list(MEAN), list(STD)) for crop in expected]
         for number, crop in enumerate(normal):
             assert (ours[number * 7 + row] - crop).abs().max() <= 1e-6

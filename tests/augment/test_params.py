@@ -4,6 +4,7 @@ Kolmogorov-Smirnov and binomial tests: 20,000 draws a side under fixed seeds, p 
 """
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -11,10 +12,13 @@ import torch
 import torchvision.transforms.v2 as transforms
 from scipy import stats
 
+from sslpipe.augment.build import build_augment
 from sslpipe.augment.params import Draws, ViewSpec, draws
 from sslpipe.augment.pixels import HUE
 from sslpipe.augment.presets import PRESETS, view_specs
 from sslpipe.errors import RecipeError
+from sslpipe.recipe import load_recipe
+from tests.helpers.runs import write_recipe
 
 COUNT = 20_000
 P_VALUE = 1e-4
@@ -68,9 +72,8 @@ def test_the_central_fallback_is_torchvisions(size: tuple[int, int]) -> None:
 
 def test_jitter_factors_follow_torchvisions_distribution() -> None:
     torch.manual_seed(0)
-    spec = dataclasses.replace(
-        SIMCLR, contrast=1.4, saturation=0.3
-    )  # 1.4: the interval is cut at 0
+    # 1.4: the interval is cut at 0
+    spec = dataclasses.replace(SIMCLR, contrast=1.4, saturation=0.3)
     jitter = transforms.ColorJitter(*spec.jitter_strengths)
     params = [jitter.make_params([]) for _ in range(COUNT)]
     ours = draw_params(spec).factors.numpy()
@@ -98,15 +101,9 @@ def test_blur_sigma_and_rotation_follow_torchvisions_distribution() -> None:
 def test_ops_are_done_as_often_as_the_spec_says() -> None:
     spec = dataclasses.replace(SIMCLR, solarize_prob=0.2, flip_prob=0.35)
     ours = draw_params(spec)
-    for name, field in (
-        ("flip", "flip_prob"),
-        ("jitter", "jitter_prob"),
-        ("grayscale", "grayscale_prob"),
-        ("blur", "blur_prob"),
-        ("solarize", "solarize_prob"),
-    ):
-        done = int(getattr(ours, name).sum())
-        assert stats.binomtest(done, COUNT, getattr(spec, field)).pvalue > P_VALUE, name
+    for name in ("flip", "jitter", "grayscale", "blur", "solarize"):
+        done, prob = int(getattr(ours, name).sum()), getattr(spec, f"{name}_prob")
+        assert stats.binomtest(done, COUNT, prob).pvalue > P_VALUE, name
 
 
 def test_no_two_parameters_of_a_view_are_correlated() -> None:
@@ -144,16 +141,9 @@ def test_a_row_depends_on_its_own_image_only() -> None:
 @pytest.mark.parametrize("change", ["seed", "epoch", "id", "view"])
 def test_another_seed_epoch_id_or_view_gives_other_numbers(change: str) -> None:
     specs, sizes = view_specs("simclr", 96), np.array([[100, 100]])
-    one = draws(0, 0, [0], sizes, specs)
-    a, b = (
-        one.rows(slice(0, 1)),
-        {
-            "seed": lambda: draws(1, 0, [0], sizes, specs).rows(slice(0, 1)),
-            "epoch": lambda: draws(0, 1, [0], sizes, specs).rows(slice(0, 1)),
-            "id": lambda: draws(0, 0, [1], sizes, specs).rows(slice(0, 1)),
-            "view": lambda: one.rows(slice(1, 2)),
-        }[change](),
-    )
+    seed, epoch, sample, view = (int(change == name) for name in ("seed", "epoch", "id", "view"))
+    a = draws(0, 0, [0], sizes, specs).rows(slice(0, 1))
+    b = draws(seed, epoch, [sample], sizes, specs).rows(slice(view, view + 1))
     assert not torch.equal(a.boxes, b.boxes)
     assert (a.factors != b.factors).all()
     assert a.sigma != b.sigma
@@ -193,13 +183,8 @@ def test_the_blur_kernel_is_simclrs(crop_px: int, kernel_px: int) -> None:
 
 
 def test_overrides_serve_both_views_or_each_its_own() -> None:
-    settings = {
-        "crop_area": [0.2, 1.0],
-        "blur_prob": [0.9, 0.1],
-        "crop_ratio": [[0.5, 2.0], [1.0, 1.0]],
-        "jitter_strength": 0.5,
-        "hue": 0.05,
-    }
+    settings = {"crop_area": [0.2, 1.0], "crop_ratio": [[0.5, 2.0], [1.0, 1.0]]}
+    settings |= {"blur_prob": [0.9, 0.1], "jitter_strength": 0.5, "hue": 0.05}
     first, second = view_specs("simclr", 64, settings)
     assert first.crop_area == second.crop_area == (0.2, 1.0)
     assert (first.blur_prob, second.blur_prob) == (0.9, 0.1)
@@ -210,26 +195,17 @@ def test_overrides_serve_both_views_or_each_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("key", "value"),
     [
-        ({"crop_area": [1.0, 0.2]}, "crop_area = [1.0, 0.2]"),
-        ({"crop_area": [0.2, 1.5]}, "crop_area = [0.2, 1.5]"),
-        ({"crop_area": [0.0, 1.0]}, "crop_area = [0.0, 1.0]"),
-        ({"crop_area": 0.5}, "crop_area = 0.5"),
-        ({"flip_prob": 2}, "flip_prob = 2"),
-        ({"flip_prob": -0.1}, "flip_prob = -0.1"),
-        ({"flip_prob": "0.5"}, "flip_prob = '0.5'"),
-        ({"blur_prob": [0.1, 0.2, 0.3]}, "blur_prob = [0.1, 0.2, 0.3]"),
-        ({"hue": 0.6}, "hue = 0.6"),
-        ({"brightness": float("nan")}, "brightness = nan"),
-        ({"blur_sigma": [0, 2]}, "blur_sigma = [0, 2]"),
-        ({"solarize_threshold": 128}, "solarize_threshold = 128"),
-        ({"jitter_strength": -1}, "jitter_strength = -1"),
+        *(("crop_area", value) for value in ([1.0, 0.2], [0.2, 1.5], [0.0, 1.0], 0.5)),
+        *(("flip_prob", value) for value in (2, -0.1, "0.5")),
+        *(("blur_prob", [0.1, 0.2, 0.3]), ("hue", 0.6), ("brightness", float("nan"))),
+        *(("blur_sigma", [0, 2]), ("solarize_threshold", 128), ("jitter_strength", -1)),
     ],
 )
-def test_a_bad_value_is_named(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(ValueError, match="^" + words.replace("[", r"\[").replace("]", r"\]")):
-        view_specs("simclr", 96, settings)
+def test_a_bad_value_is_named(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(f"{key} = {value!r}")):
+        view_specs("simclr", 96, {key: value})
 
 
 def test_an_unknown_preset_or_key_names_the_nearest() -> None:
@@ -237,3 +213,24 @@ def test_an_unknown_preset_or_key_names_the_nearest() -> None:
         view_specs("simcrl", 96)
     with pytest.raises(RecipeError, match=r"augment\.crop_aera .* did you mean 'crop_area'"):
         view_specs("simclr", 96, {"crop_aera": [0.2, 1.0]})
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("mean=[1, 2]", "mean=[0.5, 0.5, 0.5, 0.5]", "mean=0.5", "mean=[true, 0, 0]"),
+        *("std=[0.5, 0.5, 0]", "std=[0.5, 0.5, -1]", "std=[0.5, 0.5, 1e9]", "normalize=3"),
+        *("crop_px=65536", "crop_px=true", "contrast=1e300", "crop_ratio=[1e-3, 1e300]"),
+        *("crop_area=[true, true]", "blur_sigma=[1, 1e9]", "preset=7"),
+    ],
+)
+def test_a_value_that_gives_no_views_is_one_line_that_names_the_key(tmp_path, override):
+    recipe = load_recipe(write_recipe(tmp_path), [f"augment.{override}"])
+    with pytest.raises(RecipeError, match=override.partition("=")[0]):
+        build_augment(recipe)
+
+
+@pytest.mark.parametrize("override", ["augment.mean=[nan, 0, 0]", "augment.std=[1, 1, inf]"])
+def test_what_is_not_finite_is_refused_when_the_recipe_is_read(tmp_path, override):
+    with pytest.raises(RecipeError, match=r"augment: (mean|std) = .* not a finite number"):
+        load_recipe(write_recipe(tmp_path), [override])

@@ -57,12 +57,9 @@ def test_second_views_are_of_the_partners(tmp_path: Path) -> None:
     split, ids = index.split("train"), np.array([1, 2, 6])
     augment = AUGMENTS["fused"]("byol", 16, (0.4, 0.5, 0.6), (0.2, 0.3, 0.2))
     shown = {5: np.array([1, 2, 6]), 6: np.array([7, 2, 0])}
-    page = np.asarray(
-        preview_grid(
-            index, split, augment, seed=3, epoch=5, ids=ids, canvas_px=64,
-            partners=lambda epoch, wanted: shown[epoch],
-        )
-    )  # fmt: skip
+    arguments = {"seed": 3, "epoch": 5, "ids": ids, "canvas_px": 64}
+    drawn = preview_grid(index, split, augment, **arguments, partners=lambda epoch, _: shown[epoch])
+    page = np.asarray(drawn)
     plain = AUGMENTS["fused"]("byol", 16, normalize=False)
     for epoch in (5, 6):
         for row, sample in enumerate(ids.tolist()):
@@ -90,14 +87,13 @@ def _contains(page: np.ndarray, view: np.ndarray, scale: int = 11) -> bool:
     )
 
 
-def test_every_preset_can_be_drawn_with_all_ops_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("crop_px", [16, 224])
+def test_views_with_all_ops_at_once_can_be_drawn(crop_px: int, tmp_path: Path) -> None:
     index = load_index(write_dataset(tmp_path / "data", (4, 4)))
-    for crop_px in (16, 224):
-        augment = AUGMENTS["fused"](
-            "byol", crop_px, jitter_prob=1, blur_prob=1, solarize_prob=1, grayscale_prob=1,
-            flip_prob=1, rotation_deg=30,
-        )  # fmt: skip
-        arguments = {"seed": 0, "epoch": 0, "ids": [0, 5], "canvas_px": 64}
-        page = preview_grid(index, index.split("train"), augment, **arguments)
-        assert page.mode == "RGB"
-        assert page.width > 5 * max(176, crop_px)
+    names = ("jitter", "blur", "solarize", "grayscale", "flip")
+    every = {f"{name}_prob": 1 for name in names} | {"rotation_deg": 30}
+    augment = AUGMENTS["fused"]("byol", crop_px, **every)
+    arguments = {"seed": 0, "epoch": 0, "ids": [0, 5], "canvas_px": 64}
+    page = preview_grid(index, index.split("train"), augment, **arguments)
+    assert page.mode == "RGB"
+    assert page.width > 5 * max(176, crop_px)

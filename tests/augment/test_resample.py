@@ -5,14 +5,12 @@ The images are white noise, the worst case of every tolerance below (in units of
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2.functional as reference
 from torch import Tensor
 
 from sslpipe.augment.batched import crop_by_products, plan_lines
-from sslpipe.augment.params import Draws, ViewSpec, draws
 from sslpipe.augment.resample import (
     blur_by_products,
     blur_taps,
@@ -25,19 +23,12 @@ from sslpipe.augment.resample import (
     transposed,
 )
 from sslpipe.precision import full_float32
+from tests.augment.test_pixels import COUNT, gap, noise, parameters
 
-COUNT = 12
 CROPS = (crop_together, crop_apart, crop_by_products)
 
 
-def cropped(
-    by: Callable[..., Tensor],
-    images: Tensor,
-    source: Tensor,
-    boxes: Tensor,
-    flip: Tensor,
-    side: int,
-) -> Tensor:
+def cropped(by, images, source, boxes, flip, side) -> Tensor:  # type: ignore[no-untyped-def]
     if by is crop_by_products:
         lines = crop_by_products(images[source], plan_lines(boxes, flip, side), side)
         return lines.transpose(1, 2) / 255
@@ -45,27 +36,9 @@ def cropped(
     return by(images, plan_crops(source, boxes, flip, apart, side))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def noise(side: int, count: int = COUNT) -> Tensor:
-    return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(side))
-
-
 def canvas(height: int, width: int, count: int = COUNT) -> Tensor:
     generator = torch.Generator().manual_seed(height)
     return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=generator)
-
-
-def parameters(side: int, height: int = 50, width: int = 60) -> Draws:
-    sizes = [[height - row % 4, width - row % 7] for row in range(COUNT)]
-    return draws(0, 0, np.arange(COUNT), sizes, (ViewSpec(crop_px=side),))
-
-
-def gap(ours: Tensor, expected: list[Tensor]) -> float:
-    return float((ours - torch.stack(expected)).abs().max())
 
 
 @pytest.mark.parametrize("crop", CROPS)
@@ -75,14 +48,7 @@ def gap(ours: Tensor, expected: list[Tensor]) -> float:
     ("height", "width", "side"),
     [(32, 32, 32), (28, 40, 32), (150, 90, 32), (70, 60, 96), (96, 96, 96), (375, 300, 224)],
 )
-def test_crop_and_flip_equal_torchvisions(
-    height: int,
-    width: int,
-    side: int,
-    dtype: torch.dtype,
-    memory_format: torch.memory_format,
-    crop: Callable[..., Tensor],
-) -> None:
+def test_crop_and_flip_equal_torchvisions(height, width, side, dtype, memory_format, crop):  # type: ignore[no-untyped-def]
     images, params = canvas(height, width), parameters(side, height, width)
     images = images.to(dtype, memory_format=memory_format)
     # a box of every kind: all of the image, one pixel, one line
@@ -106,9 +72,8 @@ def test_a_crop_of_the_whole_image_at_its_own_size_is_the_image(
     side: int, crop: Callable[..., Tensor]
 ) -> None:
     images, boxes = canvas(side, side), torch.tensor([[0, 0, side, side]] * COUNT)
-    ours = cropped(
-        crop, images, torch.arange(COUNT), boxes, torch.zeros(COUNT, dtype=torch.bool), side
-    )
+    flip = torch.zeros(COUNT, dtype=torch.bool)
+    ours = cropped(crop, images, torch.arange(COUNT), boxes, flip, side)
     assert (ours - images / 255).abs().max() <= 2e-7
 
 

@@ -6,6 +6,7 @@ A GPU's own rounding is checked where there is one.
 import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from sslpipe.augment.two_views import FusedViews
 from sslpipe.errors import RecipeError
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import digest
-from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of, params_for
+from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of, views_of
 from tests.helpers.runs import write_recipe
 from tests.helpers.triton_views import bytes_moved, in_a_process
 
@@ -28,36 +29,34 @@ PTXAS = TRITON and Path(str(TRITON.origin)).parent / "backends" / "nvidia" / "bi
 needs_ptxas = pytest.mark.skipif(not PTXAS or not PTXAS.exists(), reason="needs triton's ptxas")
 
 
-def interpreted(name: str, *arguments: object) -> object:
-    return in_a_process(name, *arguments, TRITON_INTERPRET="1")
+KINDS = ["simclr", "byol", "grayscale"]  # the other presets draw what these do, with other numbers
+SMALL = [(150, 61), (9, 70), (32, 32)]
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, Any]:
+    """The results of the helper's functions in Triton's interpreter; views of two programs each."""
+    calls: dict[str, Any] = {"whole_views": [KINDS, 20, SIZES[:2], 256], "colours": [16]}
+    calls |= {"crops": [24, SMALL], "blurs": [24, SMALL]}
+    calls |= {"moved": [24, [(110, 45), (50, 70), (30, 24)]]}
+    found: dict[str, Any] = in_a_process(calls, TRITON_INTERPRET="1")
+    return found
 
 
 @needs_triton
-def test_the_kernels_make_the_views_of_torchs_operations_in_five_launches_at_most() -> None:
-    found = interpreted("whole_views", list(PRESETS), 24, SIZES[:2], 512)  # two programs a view
-    assert isinstance(found, dict)
-    for preset, (error, launches) in found.items():
+def test_the_kernels_make_the_views_of_torchs_operations_in_five_launches_at_most(
+    interpreted: dict[str, Any],
+) -> None:
+    for preset, (error, launches) in interpreted["whole_views"].items():
         assert error <= 2e-5, preset
         assert launches <= 5, preset
+    # colours in every order, crops, blurs
+    assert all(interpreted[name] <= 2e-6 for name in ("colours", "crops", "blurs")), interpreted
 
 
 @needs_triton
-def test_colours_in_every_order_are_those_of_torchs_operations() -> None:
-    assert interpreted("colours", 16) <= 2e-6  # type: ignore[operator]
-
-
-@needs_triton
-@pytest.mark.parametrize("name", ["crops", "blurs"])
-def test_crops_and_blurs_are_those_of_torchs_operations(name: str) -> None:
-    sizes = [(150, 61), (9, 70), (32, 32)]
-    assert interpreted(name, 32, sizes) <= 2e-6  # type: ignore[operator]
-
-
-@needs_triton
-def test_the_kernels_move_the_bytes_of_their_boxes_and_views() -> None:
-    found = interpreted("moved", 32, [(150, 61), (70, 90), (40, 33)])
-    assert isinstance(found, list)
-    counted, expected, states = found
+def test_the_kernels_move_the_bytes_of_their_boxes_and_views(interpreted: dict[str, Any]) -> None:
+    counted, expected, states = interpreted["moved"]
     assert states == [0, 1, 2]  # not blurred, blurred, blurred alone
     assert expected <= counted <= 1.02 * expected  # a little is tables
 
@@ -92,12 +91,11 @@ def test_plans_of_all_batches_are_blocks_of_one_size_that_a_copy_replaces() -> N
 @pytest.mark.parametrize("crop_px", [28, 64, 96, 224] if FULL else [28])
 def test_the_kernels_make_views_of_every_size(crop_px: int) -> None:
     sizes = [(375, 500), (500, 333), (224, 224)] if crop_px == 224 else SIZES[: 6 if FULL else 3]
-    found = interpreted("whole_views", list(PRESETS), crop_px, sizes, 4096)
-    assert isinstance(found, dict)
-    assert max(error for error, _ in found.values()) <= 2e-5
-    assert interpreted("crops", crop_px, sizes) <= 2e-5  # type: ignore[operator]
-    assert interpreted("blurs", crop_px, sizes) <= 2e-5  # type: ignore[operator]
-    assert interpreted("colours", crop_px) <= 2e-6  # type: ignore[operator]
+    calls: dict[str, Any] = {"whole_views": [list(PRESETS), crop_px, sizes, 4096]}
+    calls |= {"crops": [crop_px, sizes], "blurs": [crop_px, sizes], "colours": [crop_px]}
+    found = in_a_process(calls, TRITON_INTERPRET="1")
+    assert max(error for error, _ in found.pop("whole_views").values()) <= 2e-5
+    assert max(found.values()) <= 2e-5
 
 
 @needs_triton
@@ -106,7 +104,7 @@ def test_the_kernels_make_views_of_every_size(crop_px: int) -> None:
 def test_every_kernel_compiles_for_a_card_that_is_not_there(
     capability: int, tmp_path: Path
 ) -> None:
-    sizes = in_a_process("compiled", capability, TRITON_CACHE_DIR=str(tmp_path))
+    sizes = in_a_process({"compiled": [capability]}, TRITON_CACHE_DIR=str(tmp_path))["compiled"]
     assert set(sizes) == {"crop", "rotate", "colour", "blur_down", "blur_across"}
     assert min(sizes.values()) > 1000
 
@@ -128,8 +126,7 @@ def test_the_kernels_are_refused_where_they_cannot_run(monkeypatch: pytest.Monke
 def test_a_cpu_makes_the_same_views_whatever_a_gpu_would_use() -> None:
     auto, plain = (FusedViews("byol", 32, kernels=kernels) for kernels in ("auto", "torch"))
     batch = batch_of(SIZES[:4])
-    params = params_for(batch, plain)
-    assert torch.equal(auto(batch, params), plain(batch, params))
+    assert torch.equal(views_of(batch, auto), views_of(batch, plain))
 
 
 def test_the_kernels_are_no_part_of_a_runs_digest(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""sslpipe.augment.two_views and kornia_views: whole pipelines."""
+"""sslpipe.augment.two_views: whole pipelines, fused and by kornia."""
 
 import shutil
 from typing import Any
@@ -12,20 +12,16 @@ from torch._dynamo.testing import CompileCounter
 from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment.params import Draws, draws
+from sslpipe.augment.pixels import EAGER, compiled_colours
 from sslpipe.augment.presets import PRESETS
 from sslpipe.augment.resample import bfloat16_pays
-from sslpipe.augment.two_views import AUGMENTS, FusedViews, KorniaViews, Views
+from sslpipe.augment.two_views import AUGMENTS, FusedViews, Views
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import RecipeError
 from sslpipe.recipe.base import Component
 from sslpipe.registry import build
 
 MEAN, STD = (0.48, 0.45, 0.40), (0.22, 0.23, 0.25)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def batch_of(sizes: list[tuple[int, int]], first_id: int = 0, epoch: int = 0) -> Batch:
@@ -43,8 +39,19 @@ def params_for(batch: Batch, augment: Views, seed: int = 0) -> Draws:
     return draws(seed, batch.epoch, batch.ids, batch.sizes, augment.specs)
 
 
+def views_of(batch: Batch, augment: Views) -> Tensor:
+    return augment(batch, params_for(batch, augment))
+
+
 def rows_of(batch: Batch, index: list[int]) -> Batch:
     return Batch(*(part[index] for part in batch[:5]), batch.epoch)
+
+
+def torchvision_jitter(image: Tensor, factors: list[float], order: list[int]) -> Tensor:
+    for op in order:
+        name = ("brightness", "contrast", "saturation", "hue")[op]
+        image = getattr(reference, f"adjust_{name}")(image, factors[op])
+    return image
 
 
 def torchvision_view(batch: Batch, params: Draws, row: int, augment: Views) -> Tensor:
@@ -60,15 +67,8 @@ def torchvision_view(batch: Batch, params: Draws, row: int, augment: Views) -> T
         angle = float(params.angle_deg[row])
         view = reference.rotate(view, angle, interpolation=InterpolationMode.BILINEAR)
     if params.jitter[row]:
-        adjust = (
-            reference.adjust_brightness,
-            reference.adjust_contrast,
-            reference.adjust_saturation,
-            reference.adjust_hue,
-        )
-        for op in params.order[row].tolist():
-            if spec.jitter_strengths[op]:
-                view = adjust[op](view, float(params.factors[row, op]))
+        order = [op for op in params.order[row].tolist() if spec.jitter_strengths[op]]
+        view = torchvision_jitter(view, params.factors[row].tolist(), order)
     if params.grayscale[row]:
         view = reference.rgb_to_grayscale(view, 3)
     if params.blur[row]:
@@ -102,9 +102,8 @@ def test_a_huge_sigma_does_not_mix_up_the_rows() -> None:
     augment, batch = FusedViews("simclr", 32), batch_of(SIZES)
     params = params_for(batch, augment)
     params = params.replace(sigma=torch.where(torch.arange(48) % 3 == 0, 1e7, params.sigma))
-    views = augment(batch, params)
     expected = torch.stack([torchvision_view(batch, params, row, augment) for row in range(48)])
-    assert (views - expected).abs().max() <= 1e-5
+    assert (augment(batch, params) - expected).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -127,41 +126,25 @@ def test_large_images_equal_torchvision_at_224_px() -> None:
 
 @pytest.mark.parametrize("kind", AUGMENTS)
 def test_strength_zero_is_a_plain_resize(kind: str) -> None:
-    nothing = {
-        "flip_prob": 0,
-        "jitter_prob": 0,
-        "grayscale_prob": 0,
-        "blur_prob": 0,
-        "crop_area": [1.0, 1.0],
-        "crop_ratio": [1.0, 1.0],
-    }
-    for crop_px in (32, 48):
-        augment = AUGMENTS[kind]("simclr", crop_px, **nothing)
-        batch = batch_of([(32, 32)] * 4)
+    names = "flip_prob", "jitter_prob", "grayscale_prob", "blur_prob"
+    nothing = {**dict.fromkeys(names, 0), "crop_area": [1.0, 1.0], "crop_ratio": [1.0, 1.0]}
+    batch = batch_of([(32, 32)] * 4)
+    for crop_px, settings in ((32, {}), (48, {}), (32, {"jitter_prob": 1, "jitter_strength": 0})):
+        augment = AUGMENTS[kind]("simclr", crop_px, **{**nothing, **settings})
         expected = reference.resize(batch.images.float() / 255, [crop_px] * 2, antialias=True)
-        views = augment(batch, params_for(batch, augment))
-        assert (views - torch.cat([expected, expected])).abs().max() <= 1e-6
-    augment = AUGMENTS[kind]("simclr", 32, **{**nothing, "jitter_prob": 1}, jitter_strength=0)
-    assert (augment(batch, params_for(batch, augment))[:4] - batch.images / 255).abs().max() <= 1e-6
+        assert (views_of(batch, augment) - expected.repeat(2, 1, 1, 1)).abs().max() <= 1e-6
 
 
-def test_the_two_views_of_an_image_differ_and_so_do_equal_images() -> None:
-    augment = FusedViews("simclr", 32)
-    batch = batch_of([(40, 40)] * 24)
+def test_views_of_equal_images_and_of_epochs_differ_and_the_same_epoch_has_the_same() -> None:
+    augment, batch = FusedViews("simclr", 32), batch_of([(40, 40)] * 24)
     batch = batch._replace(images=batch.images[:1].expand(24, -1, -1, -1))
-    views = augment(batch, params_for(batch, augment))
+    views = views_of(batch, augment)
     # crop boxes alone repeat with probability < 1e-4 for a pair; 1128 pairs share a seed
     distances = torch.cdist(views.flatten(1), views.flatten(1)).fill_diagonal_(9.0)
     assert distances.min() > 0.1
-
-
-def test_the_next_epoch_has_other_views_and_the_same_one_the_same() -> None:
-    augment, batch = FusedViews("simclr", 32), batch_of([(40, 40)] * 8)
-    first, again = (augment(batch, params_for(batch, augment)) for _ in range(2))
-    later = batch._replace(epoch=1)
-    other = augment(later, params_for(later, augment))
-    assert torch.equal(first, again)
-    assert ((first - other).abs().amax((1, 2, 3)) > 0.05).all()
+    assert torch.equal(views, views_of(batch, augment))
+    other = views_of(batch._replace(epoch=1), augment)
+    assert ((views - other).abs().amax((1, 2, 3)) > 0.05).all()
 
 
 MIXED = [*SIZES[:6], (80, 80), (81, 40), (120, 90), (7, 100)]  # both ways to crop
@@ -170,61 +153,45 @@ MIXED = [*SIZES[:6], (80, 80), (81, 40), (120, 90), (7, 100)]  # both ways to cr
 @pytest.mark.parametrize("kind", AUGMENTS)
 def test_a_row_depends_neither_on_its_batch_nor_on_the_order(kind: str) -> None:
     augment, batch = AUGMENTS[kind]("byol", 32, rotation_deg=15), batch_of(MIXED)
-    whole = augment(batch, params_for(batch, augment))
-    reversed_rows = rows_of(batch, list(range(9, -1, -1)))
-    backwards = augment(reversed_rows, params_for(reversed_rows, augment))
-    assert (
-        backwards.unflatten(0, (2, 10)).flip(1) - whole.unflatten(0, (2, 10))
-    ).abs().max() <= 1e-6
+    whole = views_of(batch, augment)
+    backwards = views_of(rows_of(batch, list(range(9, -1, -1))), augment)
+    flipped = backwards.unflatten(0, (2, 10)).flip(1).flatten(0, 1)
+    assert (flipped - whole).abs().max() <= 1e-6
     for row in range(10):  # alone, and on a canvas of its own size
         height, width = batch.sizes[row].tolist()
         one = rows_of(batch, [row])
-        one = one._replace(images=one.images[:, :, :height, :width])
-        alone = augment(one, params_for(one, augment))
+        alone = views_of(one._replace(images=one.images[:, :, :height, :width]), augment)
         assert (alone - whole[[row, row + 10]]).abs().max() <= 1e-6
 
 
-def test_images_of_different_sizes_do_not_see_the_padding() -> None:
-    augment, batch = FusedViews("simclr", 32), batch_of(SIZES[:8])
+def test_neither_padding_nor_chunks_nor_autocast_change_the_views(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    augment, batch = FusedViews("byol", 32, rotation_deg=10), batch_of(SIZES)
     bright = batch.images.clone()
     for row, (height, width) in enumerate(batch.sizes.tolist()):
         bright[row, :, height:] = 255
         bright[row, :, :, width:] = 255
-    params = params_for(batch, augment)
-    assert torch.equal(augment(batch, params), augment(batch._replace(images=bright), params))
-
-
-def test_chunks_do_not_change_the_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    augment, batch = FusedViews("byol", 32, rotation_deg=10), batch_of(SIZES)
-    params = params_for(batch, augment)
-    whole = augment(batch, params)
+    whole = views_of(batch, augment)
+    assert not whole.requires_grad
+    assert torch.equal(views_of(batch._replace(images=bright), augment), whole)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(views_of(batch, augment), whole)
     monkeypatch.setattr("sslpipe.augment.chunks._CHUNK_BYTES", 3 * 4 * 32 * 32 * 2)
-    assert (augment(batch, params) - whole).abs().max() <= 1e-6
+    assert (views_of(batch, augment) - whole).abs().max() <= 1e-6
 
 
 def test_on_gray_images_the_grayscale_preset_keeps_the_channels_equal() -> None:
     augment, batch = FusedViews("grayscale", 28), batch_of([(28, 28)] * 16)
-    batch = batch._replace(images=batch.images[:, :1].expand(-1, 3, -1, -1))
-    views = augment(batch, params_for(batch, augment))
+    views = views_of(batch._replace(images=batch.images[:, :1].expand(-1, 3, -1, -1)), augment)
     assert augment.jitter_ops == [0, 1]  # saturation and hue are not computed at all
     assert torch.equal(views[:, 0], views[:, 1])
     assert torch.equal(views[:, 0], views[:, 2])
 
 
-def test_views_carry_no_gradient_and_ignore_autocast() -> None:
-    augment, batch = FusedViews("simclr", 32), batch_of(SIZES[:4])
-    params = params_for(batch, augment)
-    plain = augment(batch, params)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = augment(batch, params)
-    assert torch.equal(plain, mixed)
-    assert not plain.requires_grad
-
-
 def test_without_normalize_views_are_in_zero_to_one() -> None:
     augment = FusedViews("byol", 32, MEAN, STD, normalize=False)
-    batch = batch_of(SIZES)
-    views = augment(batch, params_for(batch, augment))
+    views = views_of(batch_of(SIZES), augment)
     assert (augment.mean.tolist(), augment.std.tolist()) == ([0, 0, 0], [1, 1, 1])
     assert views.min() >= -1e-6
     assert views.max() <= 1 + 1e-6
@@ -232,14 +199,12 @@ def test_without_normalize_views_are_in_zero_to_one() -> None:
 
 def test_views_are_float32_or_bfloat16_channels_last_from_either_layout() -> None:
     augment, batch = FusedViews("simclr", 32, MEAN, STD), batch_of(MIXED)
-    params = params_for(batch, augment)
-    whole = augment(batch, params)
-    half = augment(batch, params, torch.bfloat16)
-    assert half.dtype == torch.bfloat16
+    whole = views_of(batch, augment)
+    half = augment(batch, params_for(batch, augment), torch.bfloat16)
     assert half.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(half, whole.bfloat16())
     images = batch.images.contiguous(memory_format=torch.channels_last)
-    assert (augment(batch._replace(images=images), params) - whole).abs().max() <= 1e-6
+    assert (views_of(batch._replace(images=images), augment) - whole).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize("crop_px", [64, 96])
@@ -265,25 +230,26 @@ def test_compiled_views_have_no_graph_break_and_are_compiled_once_for_all_batche
     augment.compile_colours(backend=graphs)
     for epoch, sizes in enumerate([SIZES * 4, SIZES * 3, SIZES[:7], MIXED, SIZES[3:4]]):
         batch = batch_of(sizes, first_id=epoch, epoch=epoch)
-        params = params_for(batch, augment)
-        assert (augment(batch, params) - plain(batch, params)).abs().max() <= 2e-6
+        assert (views_of(batch, augment) - views_of(batch, plain)).abs().max() <= 2e-6
         assert 2 <= graphs.frame_count <= 4  # blend and hue, of more rows and of one
 
 
 @pytest.mark.filterwarnings(
     "ignore:.torch.jit.script_method:DeprecationWarning"
 )  # torch 2.11's own
+@pytest.mark.slow  # to compile takes half a minute
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
-def test_views_compiled_to_native_code_equal_the_eager_ones() -> None:
-    augment, plain = FusedViews("simclr", 32), FusedViews("simclr", 32)
+def test_colours_compiled_to_native_code_equal_the_eager_ones() -> None:
     torch._dynamo.reset()
     # without precompiled headers: they take 20 s once and save 2
-    augment.compile_colours(options={"cpp_cache_precompile_headers": False})
-    batch = batch_of(SIZES)
-    params = params_for(batch, augment)
-    compiled = augment(batch, params)
-    assert (compiled - plain(batch, params)).abs().max() <= 5e-6
-    assert torch.equal(compiled, augment(batch, params))
+    colours = compiled_colours(options={"cpp_cache_precompile_headers": False})
+    images = torch.rand(4, 3, 17, 17, generator=torch.Generator().manual_seed(0))
+    terms = torch.tensor([[1.3, 0.8, 1.0, 0.5], [0.0, 0.2, 0.0, 0.3], [-0.3, 0.0, 0.0, 0.2]])
+    for kernel, *rest in (("blend", *terms, True, True), ("shift_hue", terms[1] - 0.4)):
+        expected = getattr(EAGER, kernel)(images.clone(), *rest)
+        made = getattr(colours, kernel)(images, *rest)
+        assert (made - expected).abs().max() <= 2e-6
+        assert torch.equal(made, getattr(colours, kernel)(images, *rest))
 
 
 ERASE = {"name": "RandomErasing", "view": 2, "args": {"p": 1.0, "scale": [0.2, 0.3]}}
@@ -302,9 +268,8 @@ def test_extra_ops_touch_their_view_and_depend_on_the_sample_only(kind: str) -> 
     erased = ((after[6:] == 0) & (before[6:] != 0)).all(1).flatten(1)  # (6, S S)
     assert (erased.float().mean(1) > 0.1).all()
     assert len(erased.unique(dim=0)) == 6
-    part = rows_of(batch, [4])
     torch.manual_seed(99)  # another state of torch's generator, the same boxes
-    assert (extra(part, params_for(part, extra))[1] - after[10]).abs().max() <= 1e-6
+    assert (views_of(rows_of(batch, [4]), extra)[1] - after[10]).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize(
@@ -323,40 +288,38 @@ def test_a_wrong_extra_is_named(entry: dict[str, Any], words: str) -> None:
 
 def test_an_extra_that_changes_the_shape_is_refused() -> None:
     augment = FusedViews("simclr", 32, extra=[{"name": "CenterCrop", "args": {"size": 16}}])
-    batch = batch_of(SIZES[:1])
     with pytest.raises(ValueError, match=r"extra\[0\] \(CenterCrop\) changes \(1, 3, 32, 32\)"):
-        augment(batch, params_for(batch, augment))
+        views_of(batch_of(SIZES[:1]), augment)
 
 
 @pytest.mark.parametrize("kind", AUGMENTS)
 def test_a_recipes_section_builds_the_views(kind: str) -> None:
     section = {"kind": kind, "preset": "mocov2", "crop_px": 64, "crop_area": [0.5, 1.0]}
-    component = Component.model_validate(section)
-    augment = build(AUGMENTS, component, section="augment", mean=MEAN, std=STD)
-    assert isinstance(augment, FusedViews | KorniaViews)
+
+    def made(**settings: Any) -> Views:
+        component = Component.model_validate({**section, **settings})
+        return build(AUGMENTS, component, section="augment", mean=MEAN, std=STD)
+
+    augment = made()
     assert augment.crop_px == augment.specs[1].crop_px == 64
     assert augment.specs[0].crop_area == (0.5, 1.0)
     assert augment.mean.tolist() == pytest.approx(MEAN)
-    for key, value, words in (
-        ("crop_aera", [0.5, 1.0], "did you mean 'crop_area'"),
-        ("flip_prob", 2, r"flip_prob = 2 is not a probability"),
+    for key, words in (
+        ("crop_aera", "did you mean 'crop_area'"),
+        ("flip_prob", "flip_prob = 2 is not a probability"),
     ):
-        wrong = Component.model_validate({**section, key: value})
         with pytest.raises(RecipeError, match=words):
-            build(AUGMENTS, wrong, section="augment", mean=MEAN, std=STD)
+            made(**{key: 2})
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("crop_px", [32, 96])
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_gpu_makes_the_views_of_a_cpu(preset: str, compiled: bool, crop_px: int) -> None:
+def test_a_gpu_makes_the_views_of_a_cpu(preset: str, crop_px: int) -> None:
     augment, batch = FusedViews(preset, crop_px, MEAN, STD), batch_of(SIZES)
     params = params_for(batch, augment)
     on_cpu = augment(batch, params)
-    if compiled:
-        augment.compile_colours()
     on_gpu = augment.cuda()(batch.to(torch.device("cuda")), params)
     assert on_gpu.is_cuda
     assert (on_gpu.cpu() - on_cpu).abs().max() <= 4e-4

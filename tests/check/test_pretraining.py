@@ -20,18 +20,17 @@ from sslpipe.check import pretraining
 from sslpipe.check.estimate import noise_batch, step_seconds
 from sslpipe.check.pretraining import check_pretraining, render_pretraining
 from sslpipe.data.index import Split, load_index
-from sslpipe.data.mixing import mixing_score
-from sslpipe.data.order import ORDER_VERSION, Order
+from sslpipe.data.order import ORDER_VERSION, Order, mixing_score
 from sslpipe.data.plan import holdout_ids, plan_order
-from sslpipe.errors import DataError, RecipeError, UserError
+from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import build_optimizer
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.identity import digest
-from sslpipe.run.flops import step_flops
 from sslpipe.run.memory import estimate_memory
+from sslpipe.run.throughput import step_flops
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import command_line, write_recipe
@@ -65,10 +64,10 @@ def test_the_sizes_are_those_of_the_recipe_and_the_data(recipe_of, index):
     assert result.data.samples == 128
     assert result.data.held_out == 16
     assert result.data.steps_per_epoch == 7  # (128 - 16) / 16
-    assert result.steps == result.recipe.steps == 21
+    assert result.recipe.steps == 21
     assert result.data.epochs == 3
     assert result.negatives_per_anchor == 30
-    assert result.process_counts == (1, 2, 4)
+    assert "1, 2, 4 (they divide" in shown(result)
     assert result.data.digest == digest(recipe.resolved(7), index.sha256, ORDER_VERSION)
 
 
@@ -77,9 +76,9 @@ def test_the_parameters_are_counted_as_on_paper(recipe_of):
     stem = 3 * 8 * 16 + 2 * 8
     first = 2 * (8 * 8 * 9 + 2 * 8)
     second = (8 * 16 * 9 + 2 * 16) + (16 * 16 * 9 + 2 * 16) + (8 * 16 + 2 * 16)
-    assert result.backbone_parameters == stem + first + second
-    assert result.projector_parameters == 16 * 16 + 2 * 16 + 16 * 8
-    assert result.num_features == 16
+    projector = 16 * 16 + 2 * 16 + 16 * 8
+    said = f"backbone {stem + first + second:,} (16 features), projector {projector:,}"
+    assert said in shown(result)
 
 
 def test_resnet18_has_torchvisions_parameters_and_flops():
@@ -91,35 +90,28 @@ def test_resnet18_has_torchvisions_parameters_and_flops():
     assert step_flops(backbone, 1, 224) == pytest.approx(2 * 3 * 2 * multiply_adds, rel=0.01)
 
 
-def test_a_holdout_that_leaves_little_to_train_on_is_told_with_one_to_set(recipe_of, index):
-    """Of 128 images 32 are a quarter."""
-    said = [check_pretraining(recipe_of(f"data.holdout={n}"), index).warnings for n in (32, 36)]
-    quiet, told = ([text for text in texts if "holds out" in text] for texts in said)
-    assert not quiet
-    (warning,) = told
-    assert warning.startswith("data.holdout = 36 ")
-    assert "36 of 128 images" in warning
-    assert "'train' (28%)" in warning
+def test_a_holdout_that_leaves_little_to_train_on_is_told_with_one_to_set(
+    recipe_of, index, monkeypatch
+):
+    """Of 128 images 32 are a quarter. The shards are not blamed, too."""
+    monkeypatch.setattr(pretraining, "mixing_score", lambda *given: 0.5)
+    few, many = (
+        check_pretraining(recipe_of(f"data.holdout={n}"), index).warnings for n in (32, 36)
+    )
+    kinds = ("holds out", "mixing score")
+    assert [[key for text in each for key in kinds if key in text] for each in (few, many)] == [
+        ["mixing score"],
+        ["holds out"],
+    ]
+    (warning,) = (text for text in many if "holds out" in text)
+    assert "data.holdout = 36 holds out 36 of 128 images of the split 'train' (28%)" in warning
     assert warning.endswith("set data.holdout=12")
 
 
-def test_a_large_holdout_is_not_blamed_on_the_shards_too(recipe_of, index, monkeypatch):
-    monkeypatch.setattr(pretraining, "mixing_score", lambda *given: 0.5)
-    said = [check_pretraining(recipe_of(f"data.holdout={n}"), index).warnings for n in (32, 36)]
-    kinds = [
-        [key for text in texts for key in ("holds out", "mixing score") if key in text]
-        for texts in said
-    ]
-    assert kinds == [["mixing score"], ["holds out"]]
-
-
-def test_flops_of_a_small_network_are_those_on_paper():
+def test_flops_of_a_small_network_are_those_on_paper(recipe_of):
     model = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10))
     view = 2 * (8 * 8) * 8 * (3 * 3 * 3) + 2 * 512 * 10
     assert step_flops(model, 5, 8) == 5 * 2 * 3 * view  # images, views, forward + 2 x backward
-
-
-def test_check_scales_the_flops_to_the_batch(recipe_of):
     small, large = (
         check_pretraining(recipe_of(f"data.batch_size={n}"), None).step_flops for n in (16, 64)
     )
@@ -316,8 +308,7 @@ def test_labels_of_a_column_that_no_loss_sees_are_said(recipe_of, tmp_path, sett
 def test_unlabelled_data_say_so(recipe_of, tmp_path):
     index = load_index(write_dataset(tmp_path / "plain", labelled=False))
     result = check_pretraining(recipe_of("run.monitor_steps=5"), index)
-    assert result.data.mixing is None
-    assert result.data.held_out == 0
+    assert (result.data.mixing, result.data.held_out) == (None, 0)
     assert "unlabelled" in shown(result)
     assert any("no image has a label" in warning for warning in result.warnings)
 
@@ -362,36 +353,28 @@ def test_why_the_monitor_says_nothing_is_told_and_the_advice_followed_works(
         monitor_warnings(recipe_of(*small, *advised, "run.keep=best"), index)
 
 
-def test_one_labelled_image_is_no_monitor_by_labels(recipe_of, index, monkeypatch):
-    """Only the first of those held out has a label, so that it has no neighbour."""
-    monkeypatch.setattr(Split, "labels_of", lambda self, ids: np.arange(len(ids)) * -1)
+def test_one_labelled_image_or_one_class_chooses_no_checkpoint(recipe_of, index, tmp_path):
+    one = load_index(write_dataset(tmp_path / "one", classes=1))
     settings = ("run.monitor_steps=5", "data.holdout=16")
-    assert monitor_warnings(recipe_of(*settings), index)
-    with pytest.raises(RecipeError, match="keep = 'best' has no labelled held-out images"):
-        check_pretraining(recipe_of(*settings, "run.keep=best"), index)
-
-
-def test_images_of_one_class_choose_no_checkpoint(recipe_of, tmp_path):
-    index = load_index(write_dataset(tmp_path / "one", classes=1))
-    settings = ("run.monitor_steps=5", "data.holdout=16")
-    assert "one class" in monitor_warnings(recipe_of(*settings), index)[0]
+    assert "one class" in monitor_warnings(recipe_of(*settings), one)[0]
     with pytest.raises(RecipeError, match="patience has no labelled held-out images of two"):
-        check_pretraining(recipe_of(*settings, "run.patience=2"), index)
-
-
-def test_the_column_of_duplicates_is_named_with_what_writes_it(recipe_of, index):
-    with pytest.raises(DataError, match="`sslpipe curate duplicates` writes it"):
-        check_pretraining(recipe_of("data.keep=duplicate_group first"), index)
+        check_pretraining(recipe_of(*settings, "run.patience=2"), one)
+    # only the first of those held out has a label, so that it has no neighbour
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Split, "labels_of", lambda self, ids: np.arange(len(ids)) * -1)
+        assert monitor_warnings(recipe_of(*settings), index)
+        with pytest.raises(RecipeError, match="keep = 'best' has no labelled held-out images"):
+            check_pretraining(recipe_of(*settings, "run.keep=best"), index)
 
 
 def test_without_data_only_what_needs_them_is_skipped(recipe_of):
     result = check_pretraining(recipe_of("epochs=3"), None)
     assert result.data is None
-    assert result.steps is None
+    assert result.recipe.steps is None
     assert result.negatives_per_anchor == 30
     assert result.step_seconds > 0
     assert "--data" in shown(result)
-    assert check_pretraining(recipe_of(), None).steps == 12
+    assert check_pretraining(recipe_of(), None).recipe.steps == 12
 
 
 @pytest.mark.parametrize(
@@ -400,19 +383,16 @@ def test_without_data_only_what_needs_them_is_skipped(recipe_of):
         ("batchnorm=local", "results depend on the number of processes"),
         ("optim.precision=auto", "set optim.precision"),
         ("optim.warmup_steps=12", "does not end before the run's 12 steps"),
+        (
+            "backbone={kind = 'torchvision/resnet18', stem = 'imagenet'}",
+            "backbone.stem = 'imagenet'",
+        ),
     ],
 )
 def test_what_a_setting_costs_is_reported(recipe_of, override, message):
     assert check_pretraining(recipe_of(), None).warnings == ()
     (warning,) = check_pretraining(recipe_of(override), None).warnings
     assert message in warning
-
-
-@pytest.mark.parametrize("override", ["optim.precision=fp16", "data.decoder=nvjpeg"])
-def test_what_needs_a_cuda_device_is_refused_on_a_cpu(recipe_of, override):
-    key, value = override.split("=")
-    with pytest.raises(RecipeError, match=f"{key} = '{value}' needs a CUDA device"):
-        check_pretraining(recipe_of(override, "run.device=cpu"), None)
 
 
 def test_a_queue_needs_a_momentum_encoder_and_is_what_the_negatives_come_from(recipe_of):
@@ -427,19 +407,12 @@ def test_a_queue_needs_a_momentum_encoder_and_is_what_the_negatives_come_from(re
 def test_a_momentum_encoder_costs_its_weights_and_a_forward(recipe_of):
     plain = check_pretraining(recipe_of(), None)
     pair = check_pretraining(recipe_of("momentum.start=0.99", "batchnorm=local"), None)
-    assert pair.backbone_parameters == plain.backbone_parameters
     assert pair.memory.weights == 2 * plain.memory.weights
     assert pair.memory.gradients == plain.memory.gradients
     assert pair.memory.activations < 0.6 * plain.memory.activations  # keys keep none
     # both views forward, backward (twice a forward) for one of them only
     assert pair.step_flops == pytest.approx(plain.step_flops * 4 / 6)
     assert any("which keys belong to its queries" in warning for warning in pair.warnings)
-
-
-def test_a_stem_that_does_not_fit_is_a_warning(recipe_of):
-    settings = ("backbone={kind = 'torchvision/resnet18', stem = 'imagenet'}", "augment.crop_px=32")
-    (warning,) = check_pretraining(recipe_of(*settings), None).warnings
-    assert "backbone.stem = 'imagenet'" in warning
 
 
 def test_every_promised_number_is_shown(recipe_of, index):
@@ -454,16 +427,13 @@ def test_every_promised_number_is_shown(recipe_of, index):
     decides, rest = text.split("settings")
     assert "s/step" in decides
     assert "optim.peak_lr" in rest
+    rows = shown(check_pretraining(recipe_of("augment.preset=byol"), None)).splitlines()
+    (row,) = [row for row in rows if row.strip().startswith("blur_prob")]
+    assert "1 | 0.1" in row  # views that differ, side by side
     narrow = Console(file=io.StringIO(), width=60)
     result = check_pretraining(recipe_of(), index)
     narrow.print(render_pretraining(result))
     assert result.data.digest in "".join(narrow.file.getvalue().split())  # folded, never cut
-
-
-def test_views_that_differ_are_shown_side_by_side(recipe_of):
-    rows = shown(check_pretraining(recipe_of("augment.preset=byol"), None)).splitlines()
-    (row,) = [row for row in rows if row.strip().startswith("blur_prob")]
-    assert "1 | 0.1" in row
 
 
 @pytest.mark.parametrize(
@@ -472,13 +442,19 @@ def test_views_that_differ_are_shown_side_by_side(recipe_of):
         (("data.split=valid",), "has no split 'valid'; it has: train"),
         (("data.batch_size=256",), "data.batch_size = 256 is more than the 112 samples"),
         (("data.holdout=128",), "data.holdout = 128 leaves nothing to train on"),
+        (("data.keep=duplicate_group first",), "`sslpipe curate duplicates` writes it"),
+        (("data.holdout_by=patients",), "no column 'patients'; did you mean 'patient'"),
         (("backbone={kind = 'torchvision/resnet19'}",), "did you mean 'resnet1"),
         (("augment.crop_pixels=3",), "augment.crop_pixels is not a setting of the views"),
         (("loss.temperature=0",), "temperature = 0"),
         (("data.holdout=1",), "data.holdout = 1 leaves the kNN monitor no neighbour; use 0"),
+        (("data.holdout_by=patient", "data.holdout=0"), "= 'patient' needs data.holdout"),
+        (("optim.precision=fp16", "run.device=cpu"), "precision = 'fp16' needs a CUDA device"),
+        (("data.decoder=nvjpeg", "run.device=cpu"), "decoder = 'nvjpeg' needs a CUDA device"),
     ],
 )
-def test_what_cannot_be_trained_is_one_user_error(recipe_of, index, overrides, message):
+def test_what_cannot_be_trained_is_one_user_error(recipe_of, tmp_path, overrides, message):
+    index = add_columns(write_dataset(tmp_path / "data"), patient=["a", "b"] * 64)
     with pytest.raises(UserError) as caught:
         check_pretraining(recipe_of(*overrides), index)
     assert message in str(caught.value)
@@ -498,7 +474,7 @@ def test_missing_and_truncated_shards_are_one_user_error(recipe_of, tmp_path):
 def test_the_first_images_may_be_bad_but_not_all_sixteen(recipe_of, tmp_path):
     some = write_dataset(tmp_path / "some", broken={0: b"", 3: b"no picture"})
     assert check_pretraining(recipe_of(), load_index(some)).step_seconds > 0
-    every = write_dataset(tmp_path / "every", broken={k: b"no picture" for k in range(16)})
+    every = write_dataset(tmp_path / "every", broken=dict.fromkeys(range(16), b"no picture"))
     with pytest.raises(UserError, match="none of the first 16 images"):
         check_pretraining(recipe_of(), load_index(every))
 
@@ -528,11 +504,3 @@ def test_columns_whose_groups_straddle_splits_are_named(recipe_of, tmp_path):
     assert "1 of 2 values of patient in test are in train, too" in warning
     assert "place" not in warning
     assert "age" not in warning
-
-
-def test_a_holdout_by_no_column_names_the_nearest(recipe_of, tmp_path):
-    index = add_columns(write_dataset(tmp_path / "data"), patient=["a", "b"] * 64)
-    with pytest.raises(DataError, match="no column 'patients'; did you mean 'patient'"):
-        check_pretraining(recipe_of("data.holdout_by=patients"), index)
-    with pytest.raises(RecipeError, match=r"data.holdout_by = 'patient' needs data.holdout"):
-        recipe_of("data.holdout_by=patient", "data.holdout=0")

@@ -6,7 +6,6 @@ import os
 import signal
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -77,7 +76,7 @@ def test_outliers_have_reasons_values_and_a_page(curate, unlabelled, tmp_path):
         ("7", "train000007", "blurred"),
     ]
     assert float(rows[0]["value"]) > float(rows[0]["limit"])
-    assert pq.read_table(tmp_path / "outliers.parquet").to_pylist()[1]["value"] == 0
+    assert float(rows[1]["value"]) == 0
     page = (tmp_path / "outliers.html").read_text()
     assert page.count("<img src='data:image/") == 4
     assert "No neighbour" in page
@@ -103,14 +102,14 @@ def test_clusters_are_listed_and_mapped(curate, labelled, tmp_path):
     assert all(f"{name} 100 %" in page for name in names)
 
 
-@pytest.mark.parametrize("how", ["coverage", "balanced", "hard"])
+@pytest.mark.parametrize("how", ["coverage", "hard"])
 def test_of_copies_one_is_chosen_and_none_of_what_has_a_label(curate, tmp_path, how):
     data = write_dataset(tmp_path / "data", (20, 20))
     add_columns(data, duplicate_group=(np.arange(SAMPLES) // 4).tolist())  # 0..3 are one picture
     folder = write(tmp_path, data)
     words = ["--ignore-labels"] if how != "hard" else ["--labels", tmp_path / "labels.csv"]
     (tmp_path / "labels.csv").write_text("split,id,label\ntrain,1,a\ntrain,6,b\n")
-    words += ["--count", 8, "--how", how, "--clusters", 4, "--out", tmp_path / "out"]
+    words += ["--count", 8, "--how", how, "--out", tmp_path / "out"]
     status, shown, _ = curate(folder, "select", *words)
     assert status == 0
     left_out = 10 * 3  # of those with a label, the others
@@ -139,8 +138,8 @@ def test_what_is_chosen_and_labelled_becomes_a_data_set(curate, call, unlabelled
         writer.writerows(rows)
 
     # the next choice takes others; one by the probe, too
-    for how in ("coverage", "balanced", "hard"):
-        words = ("--how", how, "--clusters", 4, "--labels", chosen / "chosen.csv")
+    for how in ("coverage", "hard"):
+        words = ("--how", how, "--labels", chosen / "chosen.csv")
         words = ("select", "--count", 6, "--out", tmp_path / how, *words)
         assert curate(unlabelled, *words)[0] == 0, how
         later = {row["id"] for row in table(tmp_path / how / "chosen.csv")}
@@ -194,8 +193,8 @@ def test_tables_are_exported(curate, labelled, tmp_path):
         (("select", "--count", 4, "--seed", -1), "--seed"),
         (("clusters", "--count", 4, "--seed", 2**32), "--seed"),
         (("outliers", "--z", "nan"), "--z"),
-        (("export", "--to", "excel"), "--to excel is unknown; known: fiftyone, lightly"),
-        (("export", "--to", "lightly", "--listed"), "name one with --table"),
+        (("export", "--to", "excel"), "--to excel is unknown; known: fiftyone"),
+        (("export", "--listed"), "name one with --table"),
     ],
 )
 def test_wrong_words_are_refused(curate, labelled, tmp_path, words, message):
@@ -232,7 +231,7 @@ def test_features_of_no_samples_of_the_split_are_refused(
     rows = Embeddings(torch.ones(4, width), torch.full((4,), -1), torch.tensor(ids))
     facts = {"data_sha256": index.sha256, "split": "train", "view": {"resize_px": 16}}
     save_embeddings(tmp_path / "f.npz", rows, facts)
-    for command in (("outliers",), ("clusters",), ("export", "--to", "lightly")):
+    for command in (("outliers",), ("clusters",), ("export",)):
         words = (*command, "--out", tmp_path / "out")
         status, _, error = curate(unlabelled, *words, features=tmp_path / "f.npz")
         assert status == 2

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from sslpipe.__main__ import main
 from sslpipe.augment.presets import PRESETS, setting_docs
 from sslpipe.cli.explain import SECTIONS, _meanings, explain
 from sslpipe.errors import RecipeError
@@ -53,22 +52,19 @@ def test_the_kinds_that_are_called_usual_are_in_the_tables_and_in_a_shipped_reci
             assert f'kind = "{name}"' in shipped
 
 
-def test_a_further_loss_is_explained_as_the_loss_is():
+def test_what_stands_elsewhere_is_explained_as_it_is_there():
     assert "head: adaface" in explain("also.loss.kind")
     assert explain("also.loss.margin").splitlines()[1:] == explain("loss.margin").splitlines()[1:]
     assert "default: 1.0" in explain("also.weight")
-
-
-def test_the_presets_are_listed():
     assert not [name for name in PRESETS if name not in explain("augment.preset")]
-
-
-def test_a_section_lists_the_arguments_of_its_kinds():
+    # a section lists the arguments of its kinds
     assert "cutoff" in explain("miner")
     assert "architecture" not in explain("backbone")
 
 
 def test_an_unknown_argument_names_the_nearest():
+    with pytest.raises(RecipeError, match=r"^there is no setting 'zzz'$"):
+        explain("zzz")
     with pytest.raises(RecipeError, match=r"did you mean 'loss\.temperature'"):
         explain("loss.temperatur")
     with pytest.raises(RecipeError, match=r"did you mean 'augment\.flip_prob'"):
@@ -98,14 +94,6 @@ def test_an_unknown_setting_names_the_three_nearest_whole_keys(key, wanted):
         assert "." in other or "." not in key  # a section is no answer to a whole key
 
 
-def test_what_is_like_no_setting_suggests_none():
-    with pytest.raises(RecipeError, match=r"^there is no setting 'zzz'$"):
-        explain("zzz")
-
-
-def test_the_command_prints_it_without_a_recipe(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["sslpipe", "check", "--explain", "augment.hue"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert not end.value.code
-    assert capsys.readouterr().out == f"augment.hue\n{setting_docs()['hue']}\n"
+def test_the_command_prints_it_without_a_recipe(call):
+    status, shown, _ = call("check", "--explain", "augment.hue")
+    assert (status, shown) == (0, f"augment.hue\n{setting_docs()['hue']}\n")

@@ -1,5 +1,7 @@
 """The gallery's command line: a folder of images a name is all that it needs."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,9 @@ from safetensors.torch import save_file
 
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.data.decode import decode
+from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.export.load import freeze, load_backbone
+from sslpipe.export.whiten import whiten_export
 from sslpipe.metric_learning.gallery import Gallery
 from sslpipe.models.backbones import build_backbone
 from sslpipe.recipe.base import Component
@@ -86,6 +90,32 @@ def test_enrol_calibrate_identify_remove(photos, model, gallery):
         ["3", "bob"],
         ["1", "cy"],
     ]
+
+
+def test_a_gallery_takes_the_whitening_and_the_crops_of_its_export(
+    photos, model, gallery, tmp_path
+):
+    """Enrolled rows are those of `encode`, and an export that was whitened since is another one."""
+    own, book = tmp_path / "own", photos / "book.safetensors"
+    shutil.copytree(model, own)
+    plain = load_backbone(own)
+    files = sorted((photos / "photos").rglob("*.png"))
+    assert gallery("enrol", book, photos / "photos", "--model", own)[0] == 0
+    features = plain.encode(files)
+    rows = Embeddings(features, torch.zeros(9, dtype=torch.int64), torch.arange(9))
+    view = {**plain.view.config(), "crops": "flip"}
+    metadata = {"backbone_sha256": plain.config.weights_sha256, "view": view}
+    save_embeddings(tmp_path / "train.safetensors", rows, metadata)
+    whiten_export(own, tmp_path / "train.safetensors", dims=4)
+
+    status, _, said = gallery("identify", book, files[0], "--model", own)
+    assert status == 2
+    assert "another model" in said
+    fresh = photos / "fresh.safetensors"
+    assert gallery("enrol", fresh, photos / "photos", "--model", own)[0] == 0
+    enrolled = torch.cat([Gallery.load(fresh).embeddings(name) for name in ("ann", "bob", "cy")])
+    expected = torch.nn.functional.normalize(load_backbone(own).encode(files))
+    torch.testing.assert_close(enrolled, expected, rtol=0, atol=1e-6)
 
 
 def test_without_a_threshold_every_answer_says_so_and_calibrate_comes_next(photos, model, gallery):

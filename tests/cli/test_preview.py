@@ -38,8 +38,12 @@ def test_a_run_is_shown_and_checked_as_it_was_trained(call, data, tmp_path):
     assert status == 0, err
 
     def views(*words):
-        status, _, err = call("preview", *words, *data, "--out", "views.png", "--ids", "1,4")
+        words = (*words, *data, "--out", "views.png", "--ids", "4, 1,5")
+        status, shown, err = call("preview", *words)
         assert status == 0, err
+        lines = [line.partition(":")[0] for line in shown.splitlines()]
+        assert lines[:3] == ["id 1", "id 4", "id 5"]
+        assert lines[3].startswith("3 images and their views")
         return pixels("views.png"), err
 
     wanted, _ = views(recipe, *CHANGED)

@@ -54,6 +54,15 @@ def test_an_image_finds_itself_then_its_class(call, shop, model):
     assert "<cy>" not in (shop / "found.html").read_text()  # escaped
 
 
+def test_a_query_of_16_bits_is_on_the_page(call, shop, model):
+    deep = np.arange(640 * 480, dtype=np.uint32).astype(np.uint16).reshape(480, 640)
+    Image.fromarray(deep).save(shop / "deep.png")
+    words = ["search", shop / "all.safetensors", shop / "deep.png", "--model", model]
+    status, _, errors = call(*words, "--data", shop / "data", "--out", shop / "found.html")
+    assert status == 0, errors
+    assert (shop / "found.html").read_text().count("<img") == 10  # the query and nine images
+
+
 def test_mistakes_are_one_line(call, shop, model, tmp_path):
     features, data = shop / "all.safetensors", shop / "data"
     query, other = shop / "photos/bob/1.png", tmp_path / "other"

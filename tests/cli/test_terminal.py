@@ -91,22 +91,17 @@ def watcher():
     return [t for t in threading.enumerate() if t.name == "sslpipe-first-sign"][-1]
 
 
-def test_a_command_that_is_silent_says_once_that_it_is_at_work(said):
+def test_only_a_command_that_is_silent_says_once_that_it_is_at_work(said, capsys):
     assert said(lambda lines: watcher().join(60)) == [LINE]
 
-
-def test_one_that_has_printed_something_does_not(said, capsys):
-    def work(lines):
+    def prints(lines):
         thread = watcher()
         print("a line")
         thread.join(60)
 
-    assert said(work) == []
+    assert said(prints) == []
     assert capsys.readouterr().out == "a line\n"
-
-
-def test_one_that_ends_sooner_does_not(said):
-    ended = []
+    ended = []  # sooner
     assert said(lambda lines: ended.append(watcher()), silent_s=600.0) == []
     ended[0].join(60)
 

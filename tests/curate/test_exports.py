@@ -1,11 +1,6 @@
-"""Exports: the files that FiftyOne's importer and LightlyStudio's interface are said to read."""
+"""Exports: the files that FiftyOne's importer is said to read."""
 
-import ast
 import json
-import runpy
-import sys
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -47,19 +42,18 @@ def rows():
     return Embeddings(features, ids % 4, ids)
 
 
-def call(tmp_path, tool, index, rows, space="sslpipe/x", **options):
+def call(tmp_path, index, rows, **options):
     tables = [tmp_path / "outliers.csv", tmp_path / "chosen.csv"]
     out = tmp_path / "out"
     split = index.split("train")
-    total = export(out, tool, index, split, rows, space=space, tables=tables, **options)
+    total = export(out, index, split, rows, space="sslpipe/x", tables=tables, **options)
     samples = json.loads((out / "samples.json").read_text())["samples"]
     assert total == len(samples)
     return out, samples
 
 
-@pytest.mark.parametrize("tool", ["fiftyone", "lightly"])
-def test_pictures_and_features_are_in_the_order_of_the_samples(tmp_path, data, rows, tool):
-    out, samples = call(tmp_path, tool, data, rows)
+def test_pictures_and_features_are_in_the_order_of_the_samples(tmp_path, data, rows):
+    out, samples = call(tmp_path, data, rows)
     ids = [0, 1, 2, 4, 5, 6, 7]
     assert len(samples) == len(ids)
     for one, sample_id in zip(samples, ids, strict=True):
@@ -72,7 +66,7 @@ def test_pictures_and_features_are_in_the_order_of_the_samples(tmp_path, data, r
 
 
 def test_fiftyone_samples_hold_what_tables_and_labels_say(tmp_path, data, rows):
-    out, samples = call(tmp_path, "fiftyone", data, rows)
+    out, samples = call(tmp_path, data, rows)
     metadata = json.loads((out / "metadata.json").read_text())
     assert "version" not in metadata  # by that the importer knows a format without its database
     assert metadata["media_type"] == "image"
@@ -97,99 +91,15 @@ def test_fiftyone_samples_hold_what_tables_and_labels_say(tmp_path, data, rows):
 
 
 def test_listed_samples_alone_as_small_jpegs(tmp_path, data, rows):
-    out, samples = call(tmp_path, "fiftyone", data, rows, listed=True, most_px=8)
+    # where no sample has two rows a reason is still a tag
+    single = [line for line in OUTLIERS.splitlines() if "blurred" not in line]
+    (tmp_path / "outliers.csv").write_text("\n".join(single))
+    out, samples = call(tmp_path, data, rows, listed=True, most_px=8)
     assert [one["source_id"] for one in samples] == [1, 5, 6]
+    assert samples[0]["tags"] == ["train", "outliers", "dark", "chosen"]
     for one in samples:
         with Image.open(out / one["filepath"]) as image:
             assert (image.format, image.size) == ("JPEG", (8, 8))
-
-
-def test_the_script_hands_all_to_lightly_studio(tmp_path, data, rows, monkeypatch):
-    """As much of lightly-studio 1.2.0 as the script uses; the script was run with the real one."""
-    out, _ = call(tmp_path, "lightly", data, rows)
-    files = [file.absolute().as_posix() for file in sorted((out / "images").iterdir())[::-1]]
-    studio, create, resolvers = MagicMock(), MagicMock(), MagicMock()
-    studio.EmbeddingSpaceSpec = studio.EmbeddingResult = SimpleNamespace
-    dataset = studio.ImageDataset.create.return_value
-    dataset.__iter__.side_effect = lambda: iter(
-        [SimpleNamespace(sample_id=k, file_path_abs=file) for k, file in enumerate(files)]
-    )
-    made = {"session": dataset.session, "dataset_id": dataset.dataset_id}
-    listed = {"session": dataset.session, "collection_id": dataset.collection_id}
-
-    def annotation(class_name):
-        def to_annotation_create(parent_sample_id, **words):
-            assert words == made
-            return parent_sample_id, class_name
-
-        return SimpleNamespace(to_annotation_create=to_annotation_create)
-
-    def tag_named(tag_name, **words):
-        assert words == listed
-        return SimpleNamespace(tag_id=f"tag {tag_name}")
-
-    create.CreateClassification = lambda *, class_name: annotation(class_name)
-    tags = resolvers.tag_resolver
-    tags.get_or_create_sample_tag_by_name.side_effect = tag_named
-    modules = {
-        "lightly_studio": studio,
-        "lightly_studio.core": MagicMock(),
-        "lightly_studio.core.annotation": MagicMock(),
-        "lightly_studio.core.annotation.annotation_create": create,
-        "lightly_studio.resolvers": resolvers,
-        "lightly_studio_serve": MagicMock(),
-        "lightly_studio_serve.embedder": SimpleNamespace(ImagePathEmbedder=object),
-    }
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    runpy.run_path(str(out / "open_lightly_studio.py"))
-    studio.start_gui.assert_called_once_with()
-    studio.ImageDataset.create.assert_called_once_with(data.manifest.name)
-    dataset.add_images_from_path.assert_called_once_with(path=(out / "images").absolute())
-    # features
-    embedder = studio.register_default_embedder.call_args.kwargs["embedder"]
-    spec, embedded = embedder.embedding_space_spec(), embedder.embed_images(files)
-    ids = [7, 6, 5, 4, 2, 1, 0]  # as it lists the files
-    assert (spec.space_key, spec.dimension) == ("sslpipe/x", 2)
-    assert embedded.embeddings[:, 0].tolist() == ids
-    assert embedded.kept_indices == list(range(7))
-    assert embedder.embed_images(["/elsewhere.png"]).kept_indices == []
-    # what is said of each
-    (metadata,) = dataset.update_metadata.call_args.args
-    assert [dict(metadata)[k]["source_id"] for k in range(7)] == ids
-    tagged = [each.kwargs for each in tags.add_sample_ids_to_tag_id.call_args_list]
-    assert {each["session"] for each in tagged} == {dataset.session}
-    found = {k: [each["tag_id"] for each in tagged if k in each["sample_ids"]] for k in (5, 6)}
-    names = ["train", "outliers", "dark", "blurred", "chosen"]
-    assert sorted(found[5]) == sorted(f"tag {name}" for name in names)
-    assert found[6] == ["tag train"]
-    resolvers.annotation_resolver.create_many.assert_called_once_with(
-        session=dataset.session,
-        parent_collection_id=dataset.collection_id,
-        annotations=[(k, data.manifest.classes[i % 4]) for k, i in enumerate(ids)],
-    )
-
-
-def test_a_reason_is_a_tag_though_no_sample_has_two(tmp_path, data, rows):
-    single = [line for line in OUTLIERS.splitlines() if "blurred" not in line]
-    (tmp_path / "outliers.csv").write_text("\n".join(single))
-    _, samples = call(tmp_path, "fiftyone", data, rows)
-    assert samples[1]["tags"] == ["train", "outliers", "dark", "chosen"]
-
-
-@pytest.mark.parametrize("name", ["plain", 'a "quoted" \\ name', "{title}", "smile \U0001f600"])
-def test_the_name_of_the_data_set_stands_in_the_script_as_it_is(tmp_path, data, rows, name):
-    data.manifest = data.manifest.model_copy(update={"name": name})
-    out, _ = call(tmp_path, "lightly", data, rows, space=name)  # of a file of features
-    tree = ast.parse((out / "open_lightly_studio.py").read_text(encoding="utf-8"))
-    spaces = [n.value.value for n in ast.walk(tree) if getattr(n, "arg", "") == "space_key"]
-    assert spaces == [name]
-    names = [
-        n.args[0].value
-        for n in ast.walk(tree)
-        if ast.unparse(n).startswith("ls.ImageDataset.create(") and isinstance(n, ast.Call)
-    ]
-    assert names == [name]
 
 
 @pytest.mark.parametrize(("file", "columns"), [("ground", "truth"), ("chosen", "a b,a_b")])
@@ -198,9 +108,7 @@ def test_columns_that_would_be_one_field_are_refused(tmp_path, data, rows, file,
     table.parent.mkdir()
     table.write_text(f"split,id,{columns}\ntrain,1,{columns.replace(' ', '')}\n")
     with pytest.raises(DataError, match="would be the field"):
-        export(
-            tmp_path / "out", "fiftyone", data, data.split("train"), rows, space="", tables=[table]
-        )
+        export(tmp_path / "out", data, data.split("train"), rows, space="", tables=[table])
     assert not (tmp_path / "out").exists()
 
 
@@ -209,7 +117,7 @@ def test_what_does_not_fit_is_refused(tmp_path, data, rows):
 
     def refused(out, tables, rows=rows):
         with pytest.raises(DataError) as error:
-            export(out, "fiftyone", data, split, rows, space="", tables=tables, listed=True)
+            export(out, data, split, rows, space="", tables=tables, listed=True)
         return str(error.value)
 
     assert "not empty" in refused(tmp_path / "data", [])
@@ -238,8 +146,8 @@ def test_an_export_that_was_ended_leaves_nothing_and_can_be_repeated(
     with monkeypatch.context() as patch:
         patch.setattr(np, "save", full)
         with pytest.raises(KeyboardInterrupt):
-            export(out, "lightly", data, data.split("train"), rows, space="")
+            export(out, data, data.split("train"), rows, space="")
     assert out.exists() == was_there
     assert not was_there or not list(out.iterdir())
-    export(out, "lightly", data, data.split("train"), rows, space="")
-    assert (out / "open_lightly_studio.py").is_file()
+    export(out, data, data.split("train"), rows, space="")
+    assert (out / "samples.json").is_file()

@@ -53,17 +53,14 @@ def test_what_is_equal_to_a_member_is_a_member():
     assert found.nearest[5:].tolist() == [6, 5, 5, 5]
 
 
-def test_a_chain_is_no_group():
+def test_a_chain_is_no_group_and_the_nearest_is_of_the_highest_score():
+    found = group(pairs_of([(0, 1), (0, 2), (1, 2)], [0.9, 0.95, 0.99]), 4)
+    assert found.nearest.tolist() == [2, 2, 1, -1]
+    np.testing.assert_allclose(found.score, [0.95, 0.99, 0.99, 0], rtol=1e-6)
     found = group(pairs_of([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]), 6)
     assert max(found.sizes()) <= 3
     for row, near in enumerate(found.nearest.tolist()):
         assert near < 0 or abs(row - near) == 1
-
-
-def test_nearest_is_the_member_of_the_highest_score():
-    found = group(pairs_of([(0, 1), (0, 2), (1, 2)], [0.9, 0.95, 0.99]), 4)
-    assert found.nearest.tolist() == [2, 2, 1, -1]
-    np.testing.assert_allclose(found.score, [0.95, 0.99, 0.99, 0], rtol=1e-6)
 
 
 def test_a_pair_that_occurs_twice_counts_once_as_its_first():

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ttest_1samp
 
 from sslpipe.curate.clusters import cluster
-from sslpipe.curate.labelling import balanced, by_coverage, hard, one_of_each
+from sslpipe.curate.labelling import by_coverage, hard, one_of_each
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 
@@ -39,27 +38,10 @@ def test_coverage_takes_the_most_typical_of_each_cluster_the_largest_first(rows)
         np.fill_diagonal(cosines, -np.inf)
         near = np.sort(cosines, axis=1)[:, -min(20, size - 1) :].mean(axis=1)
         assert one.row == first + near.argmax()
-
-
-def test_coverage_leaves_what_a_label_covers(rows):
+    # what a label covers is left
     labelled = np.zeros(len(rows.ids), bool)
     labelled[[5, 110]] = True  # of the largest blob and of the third
     assert [blob(one.row) for one in by_coverage(rows, 2, labelled=labelled)] == [1, 3]
-
-
-def test_balanced_takes_as_many_of_each_cluster_and_counts_labels(rows):
-    chosen = balanced(rows, 22, clusters=4)
-    counts = np.bincount([blob(one.row) for one in chosen])
-    assert counts.tolist() == [6, 6, 5, 5]
-    assert np.bincount([blob(one.row) for one in chosen[:8]]).tolist() == [2, 2, 2, 2]
-    labelled = np.zeros(len(rows.ids), bool)
-    labelled[:3] = True
-    later = balanced(rows, 9, clusters=4, labelled=labelled)
-    assert np.bincount([blob(one.row) for one in later]).tolist() == [0, 3, 3, 3]
-    assert not {one.row for one in later} & {0, 1, 2}
-    assert [one.row for one in balanced(rows, 9, clusters=4, seed=1)] != [
-        one.row for one in chosen[:9]
-    ]
 
 
 def test_hard_takes_what_lies_between_two_classes():
@@ -94,36 +76,10 @@ def test_what_cannot_be_chosen_is_refused(rows):
         hard(rows, 2, labels=labels)
 
 
-@pytest.mark.parametrize("choose", [by_coverage, balanced])
-def test_the_same_seed_chooses_the_same_in_any_order_of_the_rows(rows, choose):
+def test_the_same_seed_chooses_the_same_in_any_order_of_the_rows(rows):
     shuffled = torch.randperm(len(rows.ids), generator=torch.Generator().manual_seed(0))
-    options = {"clusters": 10} if choose is balanced else {}
-    plain = [one.row for one in choose(rows, 10, seed=2, **options)]
-    other = [int(shuffled[one.row]) for one in choose(rows.rows(shuffled), 10, seed=2, **options)]
+    plain = [one.row for one in by_coverage(rows, 10, seed=2)]
+    other = [int(shuffled[one.row]) for one in by_coverage(rows.rows(shuffled), 10, seed=2)]
     assert plain == other
     assert len({*plain}) == 10
     assert cluster(rows, 10, seed=2).sizes.sum() == len(rows.ids)
-
-
-def test_coverage_of_kinds_of_unequal_size_beats_a_random_choice_by_three_points():
-    """Twenty draws of 12 kinds, 20 labels each; the nearest of them classifies all kinds alike."""
-    sizes = np.linspace(15, 120, 12).astype(int)
-    gains = []
-    for draw in range(20):
-        chance = np.random.default_rng(draw)
-        centres = chance.normal(size=(12, 16))
-        labels = np.repeat(np.arange(12), sizes)
-        pool = centres[labels] + 0.5 * chance.normal(size=(len(labels), 16))
-        test_labels = np.repeat(np.arange(12), 30)
-        test = centres[test_labels] + 0.5 * chance.normal(size=(360, 16))
-        ids = torch.arange(len(labels))
-        rows = Embeddings(torch.from_numpy(pool).float(), torch.from_numpy(labels), ids)
-        ways = (
-            [one.row for one in by_coverage(rows, 20, seed=draw)],
-            chance.permutation(len(labels))[:20],
-        )
-        unit = pool / np.linalg.norm(pool, axis=1, keepdims=True)
-        right = [(labels[w][(test @ unit[w].T).argmax(1)] == test_labels).mean() for w in ways]
-        gains.append(right[0] - right[1])
-    interval = ttest_1samp(gains, 0).confidence_interval(0.95)
-    assert interval.low > 0.03

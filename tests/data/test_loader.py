@@ -1,5 +1,6 @@
+"""Batches along the planned order: from disk, and from the device's memory (`resident`)."""
+
 import io
-from itertools import islice
 from threading import Event
 
 import numpy as np
@@ -11,76 +12,61 @@ from sslpipe.data import loader
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import batches, collate, one_pass
-from sslpipe.data.order import Order
 from sslpipe.data.pipeline import Batch, Upload, pipelined
+from sslpipe.data.reader import Reader
+from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.recipe.base import RunConfig
-from sslpipe.recipe.pretrain import Data
-from tests.helpers.dataset import picture, write_dataset
+from tests.helpers.batches import order_of, same, stream, take, take_all
+from tests.helpers.dataset import picture, png, write_dataset
 
-DATA = Data(batch_size=16, num_streams=4, shuffle_window=6, canvas_px=32)
-
-
-def an_order(split):
-    return Order(split.starts, seed=1, batch_size=16, num_streams=4, window=6)
+SIZES = (40, 3, 60, 25)
+BROKEN = {5: b"", 17: b"<html>", 40: b"\x89PNG\r\n\x1a\n" + b"\0" * 40}
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-ONE = Rank()
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    return load_index(write_dataset(tmp_path_factory.mktemp("data"), SIZES))
 
 
-def take(index, steps, *, first=0, process=ONE, bad=None, **run):
-    split = index.split("train")
-    stream = batches(
-        split,
-        an_order(split),
-        DATA,
-        RunConfig(**run),
-        process,
-        first_step=first,
-        on_bad=(bad if bad is not None else []).append,
-    )
-    actual = list(islice(stream, steps))
-    stream.close()
-    return actual
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    return load_index(write_dataset(tmp_path_factory.mktemp("broken"), broken=BROKEN))
 
 
-def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a[:5], b[:5], strict=True)) and a[5] == b[5]
+def pixels(image):
+    return image.permute(1, 2, 0).numpy()
 
 
-def test_a_batch_holds_the_planned_pictures(tmp_path):
-    index = load_index(write_dataset(tmp_path))
+def test_a_batch_holds_the_planned_pictures(index):
     batch = take(index, 1)[0]
     assert batch.images.shape == (16, 3, 16, 16)
     for image, label, sample_id in zip(batch.images, batch.labels, batch.ids, strict=True):
-        assert np.array_equal(image.permute(1, 2, 0).numpy(), picture(int(sample_id)))
+        assert np.array_equal(pixels(image), picture(int(sample_id)))
         assert int(label) == int(sample_id) % 4
     assert torch.equal(batch.ids, batch.source_ids)
     assert (batch.sizes == 16).all()
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 @pytest.mark.parametrize("workers", [0, 2])
-def test_images_reach_the_device_in_order(tmp_path, workers):
-    index = load_index(write_dataset(tmp_path, (40, 3, 60, 25)))
-    split, run = index.split("train"), RunConfig(num_workers=workers)
-    device = torch.device("cuda")
-    stream = batches(split, an_order(split), DATA, run, ONE, device=device, on_bad=[].append)
-    for wanted, batch in zip(take(index, 20, num_workers=0), stream, strict=False):
+def test_images_reach_the_device_in_order(index, workers):
+    made = stream(index, device="cuda", run={"num_workers": workers})
+    for wanted, batch in zip(take(index, 20, run={"num_workers": 0}), made, strict=False):
         assert batch.images.is_cuda
         assert not batch.ids.is_cuda
         assert batch.images.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(batch.images.cpu(), wanted.images)
-    stream.close()
+    made.close()
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_what_computes_waits_for_the_copy_and_the_next_copy_for_it(tmp_path):
+@needs_cuda
+def test_what_computes_waits_for_the_copy_and_the_next_copy_for_it(index):
     """With either stream held up: else uninitialised or later images are read."""
-    wanted = take(load_index(write_dataset(tmp_path, (40, 3, 60, 25))), 6, num_workers=0)
+    wanted = take(index, 6, run={"num_workers": 0})
     upload, clones = Upload(torch.device("cuda")), []
     for number, batch in enumerate(wanted):
         with torch.cuda.stream(upload._stream if number % 2 else torch.cuda.current_stream()):
@@ -88,9 +74,7 @@ def test_what_computes_waits_for_the_copy_and_the_next_copy_for_it(tmp_path):
         moved = upload.end(*upload.begin(batch))
         clones.append(moved.images.clone())
         del moved
-    assert all(
-        torch.equal(clone.cpu(), batch.images) for clone, batch in zip(clones, wanted, strict=True)
-    )
+    assert all(map(torch.equal, [c.cpu() for c in clones], [b.images for b in wanted]))
 
 
 @pytest.mark.parametrize(
@@ -104,56 +88,41 @@ def test_what_computes_waits_for_the_copy_and_the_next_copy_for_it(tmp_path):
         {"window_bytes": 1},
     ],
 )
-def test_settings_of_run_change_no_batch(tmp_path, run):
-    index = load_index(write_dataset(tmp_path, (40, 3, 60, 25)))
-    plain = take(index, 20, num_workers=0)
-    assert all(same(a, b) for a, b in zip(plain, take(index, 20, **run), strict=True))
+def test_settings_of_run_change_no_batch(index, run):
+    assert all(map(same, take(index, 20, run={"num_workers": 0}), take(index, 20, run=run)))
 
 
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("sizes", [(128,), (40, 3, 60, 25), (1,) * 128])
+@pytest.mark.parametrize("sizes", [(128,), SIZES, (1,) * 128])
 def test_the_ranks_batches_put_together_are_the_one_process_batch(tmp_path, world, sizes):
     index = load_index(write_dataset(tmp_path, sizes))
-    whole = take(index, 12, num_workers=0)
-    parts = [take(index, 12, process=Rank(rank, world)) for rank in range(world)]
-    for step, batch in enumerate(whole):
-        for field in ("images", "sizes", "labels", "ids", "source_ids"):
-            joined = torch.cat([getattr(part[step], field) for part in parts])
-            assert torch.equal(joined, getattr(batch, field))
+    whole = take(index, 12, run={"num_workers": 0})
+    for batch, joined in zip(whole, take_all(index, 12, world), strict=True):
+        assert all(torch.equal(part, getattr(batch, name)) for name, part in joined.items())
 
 
-def test_resuming_at_a_step_equals_having_run_to_it(tmp_path):
-    index = load_index(write_dataset(tmp_path, (40, 3, 60, 25)))
+def test_resuming_at_a_step_equals_having_run_to_it(index):
     straight = take(index, 20)
     for first in (1, 5, 8, 13):
-        assert all(
-            same(a, b)
-            for a, b in zip(straight[first:], take(index, 20 - first, first=first), strict=True)
-        )
+        assert all(map(same, straight[first:], take(index, 20 - first, first=first)))
 
 
 def test_resuming_seeks_and_does_not_replay(tmp_path, monkeypatch):
-    from sslpipe.data.reader import Reader
-
-    index = load_index(write_dataset(tmp_path, (128,)))
-    rows_read = []
-    original = Reader.rows
+    index, rows_read, original = load_index(write_dataset(tmp_path, (128,))), [], Reader.rows
     monkeypatch.setattr(
         Reader, "rows", lambda self, k, rows: rows_read.extend(rows) or original(self, k, rows)
     )
-    take(index, 1, first=7, num_workers=0)
+    take(index, 1, first=7, run={"num_workers": 0})
     assert len(rows_read) <= 4 * 6  # at most one window of each stream
 
 
 def test_images_of_different_sizes_lie_in_the_corner_and_the_rest_is_zero(tmp_path):
-    from tests.helpers.dataset import png
-
     wide = picture(0, 24)[:10]
     index = load_index(write_dataset(tmp_path, (8,), broken={3: png(wide)}))
     batch = next(one_pass(index.split("train")))
     assert batch.images.shape == (8, 3, 16, 24)
     assert batch.sizes.tolist() == [[16, 16]] * 3 + [[10, 24]] + [[16, 16]] * 4
-    assert np.array_equal(batch.images[3, :, :10].permute(1, 2, 0).numpy(), wide)
+    assert np.array_equal(pixels(batch.images[3, :, :10]), wide)
     assert not batch.images[3, :, 10:].any()
     assert not batch.images[0, :, :, 16:].any()
 
@@ -164,8 +133,8 @@ def photographs(sizes, form="JPEG", orientation=1, spoil=None):
     for number, (width, height) in enumerate(sizes):
         content, exif = io.BytesIO(), Image.Exif()
         exif[0x0112] = orientation if number == 2 else 1
-        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(content, form, exif=exif)
+        noise = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(content, form, exif=exif)
         contents[number] = content.getvalue()
     return {**contents, 3: spoil(contents[3])} if spoil else contents
 
@@ -196,16 +165,11 @@ def test_images_are_decoded_where_the_batch_holds_them(
 ):
     """The batch is that of images decoded one by one, in memory that held something else."""
     contents = photographs(**files)
-    split = load_index(write_dataset(tmp_path, (16,), broken=contents)).split("train")
+    index = load_index(write_dataset(tmp_path, (16,), broken=contents))
     copied, copy, empty = [], loader._copy, loader._empty_images
     monkeypatch.setattr(loader, "_copy", lambda *given: (copied.append(1), copy(*given)))
     monkeypatch.setattr(loader, "_empty_images", lambda *given: empty(*given).fill_(255))
-    order = Order(split.starts, seed=1, batch_size=16, num_streams=4, window=4)
-    data = Data(batch_size=16, num_streams=4, shuffle_window=4, canvas_px=canvas_px)
-    run = RunConfig(num_workers=num_workers)
-    stream = batches(split, order, data, run, ONE, on_bad=lambda bad: None)
-    (batch,) = islice(stream, 1)
-    stream.close()
+    (batch,) = take(index, 1, window=4, canvas_px=canvas_px, run={"num_workers": num_workers})
     images = [decode(contents[i], canvas_px) for i in batch.source_ids.tolist()]
     assert batch.images.shape[2:] == tuple(np.max([image.shape[1:] for image in images], axis=0))
     assert batch.sizes.tolist() == [list(image.shape[1:]) for image in images]
@@ -217,19 +181,15 @@ def test_images_are_decoded_where_the_batch_holds_them(
     assert bool(copied) != in_place
 
 
-BROKEN = {5: b"", 17: b"<html>", 40: b"\x89PNG\r\n\x1a\n" + b"\0" * 40}
-
-
-def test_the_rest_of_a_canvas_is_zero_in_memory_that_held_something(tmp_path, monkeypatch):
-    split = load_index(write_dataset(tmp_path, (40,))).split("train")
+def test_the_rest_of_a_canvas_is_zero_in_memory_that_held_something(index, monkeypatch):
     pictures = [np.full((3, *size), 7, np.uint8) for size in ((2, 5), (4, 3), (4, 5))]
     monkeypatch.setattr(torch, "empty", lambda shape, **kwargs: torch.full(shape, 255, **kwargs))
-    batch = collate(split, np.arange(3), list(enumerate(pictures)), 0)
+    batch = collate(index.split("train"), np.arange(3), list(enumerate(pictures)), 0)
     assert batch.images.shape == (3, 3, 4, 5)
-    for image, pixels in zip(batch.images.numpy(), pictures, strict=True):
-        height, width = pixels.shape[1:]
+    for image, given in zip(batch.images.numpy(), pictures, strict=True):
+        height, width = given.shape[1:]
         assert (image[:, :height, :width] == 7).all()
-        assert image.sum() == 7 * pixels.size
+        assert image.sum() == 7 * given.size
 
 
 def test_batches_are_made_side_by_side_and_come_in_order():
@@ -248,81 +208,98 @@ def test_batches_are_made_side_by_side_and_come_in_order():
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_a_bad_sample_is_replaced_by_the_same_good_one_everywhere(tmp_path, world):
-    clean = take(load_index(write_dataset(tmp_path / "clean")), 8)
-    index = load_index(write_dataset(tmp_path / "bad", broken=BROKEN))
-    bad = []
-    parts = [take(index, 8, process=Rank(rank, world), bad=bad) for rank in range(world)]
-    order, replacements = an_order(index.split("train")), 0
-    for step, batch in enumerate(clean):
-        ids = torch.cat([part[step].ids for part in parts])
-        source_ids = torch.cat([part[step].source_ids for part in parts])
-        images = torch.cat([part[step].images for part in parts])
-        labels = torch.cat([part[step].labels for part in parts])
+def test_a_bad_sample_is_replaced_by_the_same_good_one_everywhere(tmp_path, broken, world):
+    clean = take(load_index(write_dataset(tmp_path)), 8)
+    bad, replacements, order = [], 0, order_of(broken.split("train"))
+    for step, (batch, actual) in enumerate(
+        zip(clean, take_all(broken, 8, world, bad=bad), strict=True)
+    ):
+        ids, source_ids = actual["ids"], actual["source_ids"]
         assert torch.equal(ids, batch.ids)  # the order never shifts
         replaced = torch.tensor([int(i) in BROKEN for i in ids])
         assert torch.equal(source_ids != ids, replaced)
-        assert torch.equal(images[~replaced], batch.images[~replaced])
-        for source, image, label in zip(source_ids, images, labels, strict=True):
-            assert np.array_equal(image.permute(1, 2, 0).numpy(), picture(int(source)))
-            assert int(label) == int(source) % 4
+        assert torch.equal(actual["images"][~replaced], batch.images[~replaced])
+        assert actual["labels"].tolist() == (source_ids % 4).tolist()
         for row in torch.nonzero(replaced).flatten().tolist():
-            plan = order.epoch(0).stream(row // 4)  # 4 rows a stream
-            place = (step * 4 + row % 4 + plan.length // 2) % plan.length
-            assert int(source_ids[row]) == int(plan.ids(place, place + 1)[0])
+            source = int(source_ids[row])
+            assert np.array_equal(pixels(actual["images"][row]), picture(source))
+            of_stream = order.epoch(0).stream(row // 4)  # 4 rows a stream
+            place = (step * 4 + row % 4 + of_stream.length // 2) % of_stream.length
+            assert source == int(of_stream.ids(place, place + 1)[0])
             replacements += 1
     assert replacements == 3
-    assert {record.id for record in bad} == set(BROKEN)
     by_id = {record.id: record for record in bad}
-    assert by_id[17].shard == "train-000001.tar"
-    assert by_id[17].key == "train000017"
+    assert set(by_id) == set(BROKEN)
+    assert (by_id[17].shard, by_id[17].key) == ("train-000001.tar", "train000017")
 
 
-def test_a_bad_sample_is_reported_once_over_epochs(tmp_path):
-    index = load_index(write_dataset(tmp_path, broken=BROKEN))
+@pytest.mark.parametrize(("source", "steps"), [(batches, 24), (resident_batches, 1)])
+def test_a_bad_sample_is_reported_once_over_epochs(broken, source, steps):
     bad = []
-    take(index, 24, bad=bad, cache="memory")
+    take(broken, steps, source=source, bad=bad, run={"cache": "memory"})
     assert sorted(record.id for record in bad) == sorted(BROKEN)
 
 
-def test_nothing_but_bad_samples_ends_with_a_clear_error(tmp_path):
-    broken = dict.fromkeys(range(128), b"junk")
-    index = load_index(write_dataset(tmp_path, broken=broken))
-    with pytest.raises(DataError, match=r"32 samples in a row cannot be decoded"):
-        take(index, 1)
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (batches, "32 samples in a row cannot be decoded"),
+        (resident_batches, "none of the 128 samples can be decoded"),
+    ],
+)
+def test_nothing_but_bad_samples_ends_with_a_clear_error(tmp_path, source, message):
+    index = load_index(write_dataset(tmp_path, broken=dict.fromkeys(range(128), b"junk")))
+    with pytest.raises(DataError, match=message):
+        take(index, 1, source=source)
 
 
-def test_one_pass_gives_each_sample_once_over_any_number_of_ranks(tmp_path):
-    index = load_index(write_dataset(tmp_path, (40, 3, 60, 25)))
+def test_one_pass_gives_each_sample_once_over_any_number_of_ranks(index):
     split = index.split("train")
     for world in (1, 2, 3, 5):
-        ids = [
-            i
-            for rank in range(world)
-            for batch in one_pass(split, process=Rank(rank, world), batch_size=7)
-            for i in batch.ids.tolist()
-        ]
+        passes = [one_pass(split, process=Rank(r, world), batch_size=7) for r in range(world)]
+        ids = [i for each in passes for batch in each for i in batch.ids.tolist()]
         assert ids == list(range(128))
-
-
-def test_one_pass_over_chosen_ids_reads_those(tmp_path):
-    index = load_index(write_dataset(tmp_path))
     wanted = np.array([3, 4, 90, 127])
-    batch = next(one_pass(index.split("train"), ids=wanted))
+    batch = next(one_pass(split, ids=wanted))
     assert batch.ids.tolist() == wanted.tolist()
-    assert np.array_equal(batch.images[2].permute(1, 2, 0).numpy(), picture(90))
+    assert np.array_equal(pixels(batch.images[2]), picture(90))
 
 
-def test_one_pass_skips_and_reports_a_bad_sample_or_refuses_it(tmp_path):
-    index = load_index(write_dataset(tmp_path, broken=BROKEN))
+def test_one_pass_skips_and_reports_a_bad_sample_or_refuses_it(broken):
     bad = []
-    ids = [i for b in one_pass(index.split("train"), on_bad=bad.append) for i in b.ids.tolist()]
+    ids = [i for b in one_pass(broken.split("train"), on_bad=bad.append) for i in b.ids.tolist()]
     assert sorted({*ids, *BROKEN}) == list(range(128))
     assert sorted(record.id for record in bad) == sorted(BROKEN)
     with pytest.raises(DataError, match=r"train-000000.tar, key 'train000005' \(id 5\)"):
-        list(one_pass(index.split("train")))
+        list(one_pass(broken.split("train")))
 
 
 def test_unlabelled_shards_give_label_minus_one(tmp_path):
     index = load_index(write_dataset(tmp_path, labelled=False))
     assert (take(index, 1)[0].labels == -1).all()
+
+
+@pytest.mark.parametrize("holdout", [0, 16])
+@pytest.mark.parametrize(("rank", "world"), [(0, 1), (0, 2), (1, 2)])
+@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize("broken", [{}, {5: b"", 17: b"<html>", 90: png(picture(90, 24)[:10])}])
+def test_batches_from_the_devices_memory_are_those_that_are_streamed(
+    tmp_path, holdout, rank, world, first, broken
+):
+    index = load_index(write_dataset(tmp_path, SIZES, broken=broken))
+    settings = {"rank": rank, "world": world, "holdout": holdout, "first": first}
+    held = take(index, 20, source=resident_batches, **settings)
+    for a, b in zip(take(index, 20, **settings), held, strict=True):
+        height, width = a.images.shape[2:]
+        assert not b.images[:, :, height:].any()  # canvases may be larger
+        assert not b.images[:, :, :, width:].any()
+        assert same(a, b._replace(images=b.images[:, :, :height, :width]))
+
+
+def test_images_that_do_not_fit_the_device_are_one_clear_error(index, monkeypatch):
+    needed = 128 * 16 * 16 * 3
+    monkeypatch.setattr("sslpipe.data.resident.free_bytes", lambda device: 2 * needed - 1)
+    with pytest.raises(DataError, match=r'run.cache = "device": 128 images of 16 x 16 px are'):
+        take(index, 1, source=resident_batches)
+    monkeypatch.setattr("sslpipe.data.resident.free_bytes", lambda device: 2 * needed)
+    take(index, 1, source=resident_batches)

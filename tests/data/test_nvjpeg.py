@@ -1,26 +1,20 @@
 """data.decoder = "nvjpeg", tried with torchcodec's decoder for the CPU; on a GPU where one is."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from sslpipe.data.decode import Buffer, Pixels, decode, is_plain_jpeg
-from sslpipe.data.index import Split, load_index
+from sslpipe.data.index import load_index
 from sslpipe.data.loader import batches
 from sslpipe.data.nvjpeg import DeviceDecoder, jpeg_decoder
-from sslpipe.data.order import Order
-from sslpipe.data.pipeline import Batch
 from sslpipe.data.resident import resident_batches
 from sslpipe.data.store import Quarantined
-from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError
-from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.pretrain import Data
 from tests.data.test_decode import encoded, photo
+from tests.helpers.batches import take
 from tests.helpers.dataset import picture, write_dataset
 
 
@@ -82,18 +76,15 @@ def test_only_whole_upright_jpegs_of_an_allowed_size_are_decoded_elsewhere() -> 
 
 
 @pytest.mark.parametrize("source", [batches, resident_batches])
-def test_the_loaders_decode_together_what_it_can_and_the_rest_themselves(
-    tmp_path: Path, source: Callable[..., Iterator[Batch]]
-) -> None:
+def test_the_loaders_decode_together_what_it_can_and_the_rest_themselves(tmp_path, source):
     jpegs = {n: encoded(photo(16, 16, seed=n), "JPEG") for n in range(32) if n % 4}
-    split = load_index(write_dataset(tmp_path, (16, 16), broken=jpegs)).split("train")
     calls: list[int] = []
 
     def decoder(raws: list[Buffer]) -> list[Pixels]:
         calls.append(len(raws))
         return [np.full((16, 16, 3), len(raw) % 256, np.uint8) for raw in raws]
 
-    batch = first_batch(source, split, decoder)
+    batch = first_batch(tmp_path, jpegs, source, decoder, batch_size=8)
     for image, sample in zip(batch.images, batch.ids.tolist(), strict=True):
         expected = torch.from_numpy(picture(sample)).permute(2, 0, 1)
         if sample % 4:
@@ -104,11 +95,10 @@ def test_the_loaders_decode_together_what_it_can_and_the_rest_themselves(
 
 @pytest.mark.parametrize("source", [batches, resident_batches])
 def test_what_it_refuses_is_decoded_as_ever_and_one_cut_short_is_never_given_to_it(
-    tmp_path: Path, source: Callable[..., Iterator[Batch]]
-) -> None:
+    tmp_path, source
+):
     jpegs = {number: encoded(photo(16, 16, seed=number), "JPEG") for number in range(32)}
     jpegs[5] = jpegs[5][:-20]
-    split = load_index(write_dataset(tmp_path, (16, 16), broken=jpegs)).split("train")
     bad: list[Quarantined] = []
     asked: set[bytes] = set()
 
@@ -116,35 +106,17 @@ def test_what_it_refuses_is_decoded_as_ever_and_one_cut_short_is_never_given_to_
         asked.update(map(bytes, raws))
         raise RuntimeError("nvJPEG: status 5")
 
-    batch = first_batch(source, split, decoder, bad, batch_size=32)
+    batch = first_batch(tmp_path, jpegs, source, decoder, batch_size=32, bad=bad)
     assert [record.id for record in bad] == [5]
     assert asked == set(jpegs.values()) - {jpegs[5]}
     for image, sample in zip(batch.images, batch.source_ids.tolist(), strict=True):
         assert torch.equal(image, torch.from_numpy(decode(jpegs[sample], 16)))
 
 
-def first_batch(
-    source: Callable[..., Iterator[Batch]],
-    split: Split,
-    decoder: Callable[[list[Buffer]], list[Pixels]],
-    bad: list[Quarantined] | None = None,
-    batch_size: int = 8,
-) -> Batch:
-    settings = {"batch_size": batch_size, "num_streams": 2}
-    return next(
-        iter(
-            source(
-                split,
-                Order(split.starts, seed=0, window=4, **settings),
-                Data(shuffle_window=4, canvas_px=16, **settings),
-                RunConfig(num_workers=0),
-                Rank(),
-                device=torch.device("cpu"),
-                on_bad=([] if bad is None else bad).append,
-                jpeg=decoder,
-            )
-        )
-    )
+def first_batch(folder, jpegs, source, decoder, **settings):
+    index = load_index(write_dataset(folder, (16, 16), broken=jpegs))
+    settings |= {"num_streams": 2, "window": 4, "canvas_px": 16, "run": {"num_workers": 0}}
+    return take(index, 1, source=source, jpeg=decoder, seed=0, **settings)[0]
 
 
 def test_without_a_cuda_device_the_run_ends_before_it_begins() -> None:

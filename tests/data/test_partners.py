@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sslpipe.data.column_files import MISSING_INTEGER
+from sslpipe.data.columns import MISSING_INTEGER
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order
 from sslpipe.data.partners import Near, Partners

@@ -9,25 +9,19 @@ import time
 import urllib.request
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from sslpipe.data import cache as disk_cache
 from sslpipe.data import storage
 from sslpipe.data.cache import DiskCache
 from sslpipe.data.index import load_index
-from sslpipe.data.loader import batches
-from sslpipe.data.order import Order
 from sslpipe.data.reader import Reader
 from sslpipe.data.storage import read_bytes, read_range, size_of
-from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.recipe.base import RunConfig
-from sslpipe.recipe.pretrain import Data
+from tests.helpers.batches import same, take
 from tests.helpers.dataset import write_dataset
 
 
@@ -118,27 +112,15 @@ def server(folder, monkeypatch):
     server.close()
 
 
-SETTINGS = Data(batch_size=16, num_streams=4, shuffle_window=6, canvas_px=16)
-
-
-def some_batches(location: str, *, first_step: int = 0, count: int = 12, **run):
-    split = load_index(location).split("train")
-    order = Order(split.starts, seed=3, batch_size=16, num_streams=4, window=6)
-    bad: list[object] = []
-    stream = batches(
-        split, order, SETTINGS, RunConfig(**run), Rank(), first_step=first_step, on_bad=bad.append
-    )
-    actual = list(islice(stream, count))
-    stream.close()
+def some_batches(location, *, first=0, count=12, **run):
+    bad = []
+    actual = take(load_index(location), count, first=first, canvas_px=16, bad=bad, seed=3, run=run)
     assert not bad
     return actual
 
 
 def assert_same(one, other):
-    for ours, theirs in zip(one, other, strict=True):
-        assert torch.equal(ours.ids, theirs.ids)
-        assert torch.equal(ours.images, theirs.images)
-        assert torch.equal(ours.labels, theirs.labels)
+    assert all(map(same, one, other))
 
 
 def test_a_server_that_breaks_connections_gives_the_batches_of_the_disk(folder, server):
@@ -183,7 +165,7 @@ def test_a_server_without_ranges_is_reported_not_taken_for_a_truncated_shard(ser
 
 
 def test_resuming_at_a_late_step_fetches_what_follows_and_not_what_was(folder, server):
-    some_batches(server.url, first_step=6, count=1, num_workers=0)
+    some_batches(server.url, first=6, count=1, num_workers=0)
     fetched = sum(end - start for path, start, end in server.served if path.endswith(".tar"))
     whole = sum(path.stat().st_size for path in folder.glob("*.tar"))
     assert fetched < whole / 2  # four windows of six of 128 samples

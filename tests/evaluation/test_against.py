@@ -128,7 +128,7 @@ def unseen(generator, test, kind):
     return tuple((each.rows(ids[:bank]), each.rows(ids[bank:])) for each in rows)
 
 
-@pytest.mark.parametrize("test", [100, 300, 500])
+@pytest.mark.parametrize("test", [100, 500])
 @pytest.mark.parametrize(
     "kind", ["8 steps at rate 0", "other statistics", "as good as before", "useful"]
 )
@@ -366,15 +366,13 @@ def test_a_file_with_comparisons_is_checked_and_one_without_is_as_before():
             with pytest.raises(ValueError, match=r"against\.0") as refused:
                 check_report(whole_file(against=[compared(**{key: value})]))
             assert "\n" not in str(refused.value)
-    for facts in ({"against": "x"}, {"against": [{}]}, {"against": [{"name": 1}]}):
-        with pytest.raises(ValueError, match=r"facts\.against"):
-            check_report(whole_file(facts=facts))
-    rows = whole_file()["rows"]
-    with pytest.raises(ValueError, match=r"rows\.0\.value"):
-        check_report(whole_file(rows=[{**rows[0], "value": "0.5"}]))
-    with pytest.raises(ValueError, match="rows are missing"):
-        check_report(whole_file(rows=[]))
-    with pytest.raises(ValueError, match="notes"):
-        check_report(whole_file(notes=[1]))
-    with pytest.raises(ValueError, match="not_compared"):
-        check_report(whole_file(not_compared=[1]))
+    (row,) = whole_file()["rows"]
+    for changed, message in (
+        *(({"facts": {"against": x}}, r"facts\.against") for x in ("x", [{}], [{"name": 1}])),
+        ({"rows": [{**row, "value": "0.5"}]}, r"rows\.0\.value"),
+        ({"rows": []}, "rows are missing"),
+        ({"notes": [1]}, "notes"),
+        ({"not_compared": [1]}, "not_compared"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_report(whole_file(**changed))

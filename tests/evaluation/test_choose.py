@@ -13,6 +13,7 @@ from sslpipe.evaluation.choose import (
     POWERS,
     CornerViews,
     check_features,
+    choose_power,
     rank_with_labels,
     rank_without_labels,
     ranking_from,
@@ -21,7 +22,7 @@ from sslpipe.evaluation.choose import (
     why_unlabelled,
 )
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.whiten import fit_powers, fit_whitening
+from sslpipe.evaluation.whiten import fit_whitening
 
 CLASSES, EACH, DIM = 30, 8, 24
 
@@ -130,11 +131,22 @@ def test_without_labels_the_candidate_that_knows_an_images_other_corner_is_first
     assert best(both) == ("blind", "seeing")
 
 
-def test_one_fit_gives_each_power_what_a_fit_of_its_own_does():
-    rows = planted()["good"]
-    for power, fitted in zip((0.0, 0.3, 1.0), fit_powers(rows, (0.0, 0.3, 1.0)), strict=True):
-        own = fit_whitening(rows, power=power)
-        assert torch.equal(own.projection, fitted.projection)
+def test_the_power_that_is_chosen_is_the_planted_one():
+    """Wide axes that say nothing want whitening; narrow ones of noise want little of it."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(CLASSES).repeat_interleave(EACH)
+    classes = torch.randn(CLASSES, 12, generator=draw)[labels]
+    noise = torch.randn(len(labels), 12, generator=draw)
+    near = classes + 0.4 * torch.randn(len(labels), 12, generator=draw)
+    for features, expected in (
+        (torch.cat([near, 12 * noise], 1), 1.0),
+        (torch.cat([near, 0.2 * noise], 1), 0.25),
+    ):
+        power, why = choose_power(rows_of(features, labels))
+        assert power == expected
+        assert why.startswith(f"power {expected:g}: MAP@R ")
+    power, why = choose_power(rows_of(features, torch.full_like(labels, -1)))
+    assert (power, "labels cannot choose: 0 classes" in why) == (0.25, True)
 
 
 def test_corners_are_crops_of_the_image_with_half_of_what_the_view_sees():

@@ -54,28 +54,6 @@ def test_afterwards_all_values_of_each_column_have_one_mean():
         assert np.ptp(means, axis=0).max() < 1e-6
 
 
-def test_no_other_map_that_erases_moves_the_rows_less():
-    """Every rival adds to the map something that reads no value's mean: it moves the rows more."""
-    train, camera, _ = stained(400, seed=3)
-    train, camera = train.rows(torch.from_numpy(camera >= 0)), camera[camera >= 0]
-    x = train.features.double().numpy()
-    centred = x - x.mean(0)
-    means = np.stack([centred[camera == value].mean(0) for value in range(4)])
-    ours = fit_erasure(train, {"camera": camera}).apply(train.features).double().numpy()
-    moved = np.square(ours - x).sum(1).mean()
-    _, lengths, axes = np.linalg.svd(means)
-    unread = axes[(lengths > 1e-9).sum() :]  # directions in which all means agree
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        rival = ours + 0.05 * centred @ unread.T @ rng.normal(size=(len(unread), 8))
-        left = np.stack([rival[camera == value].mean(0) for value in range(4)])
-        np.testing.assert_allclose(left, left[:1].repeat(4, 0), atol=1e-5)
-        assert np.square(rival - x).sum(1).mean() > moved
-    # nor does taking the means' plain span away at right angles
-    q, _ = np.linalg.qr(means[:3].T)
-    assert np.square(centred @ q).sum(1).mean() > 1.05 * moved
-
-
 def test_linear_probes_are_at_chance_and_a_probe_on_other_rows_nearly():
     (train, camera, _), (test, asked, _) = stained(3000, seed=4), stained(2000, seed=5)
     codes = GroupCodes("camera", camera, asked, tuple("abcd"))

@@ -37,33 +37,6 @@ def test_every_number_equals_its_definition_by_loops():
         assert result.unit == "number"
 
 
-def test_collapsed_and_uniform_features_have_the_values_of_theory():
-    rng = np.random.default_rng(0)
-    labels = np.arange(1500) % 10
-    sphere = by_metric(*[rows(rng.normal(size=(1500, 128)), labels)] * 2)
-    # on a sphere of many dimensions distances are near sqrt(2), uniformity near -4
-    assert sphere["alignment"].value == pytest.approx(2, abs=0.02)
-    assert sphere["uniformity"].value == pytest.approx(-4, abs=0.1)
-    assert sphere["effective_rank"].value > 120
-    assert sphere["std"].value == pytest.approx(1, abs=0.01)
-    point = by_metric(*[rows(1 + 1e-6 * rng.normal(size=(300, 8)), labels[:300])] * 2)
-    assert point["alignment"].value < 1e-9
-    assert -1e-9 < point["uniformity"].value < 0
-    assert point["effective_rank"].value < 1.01
-    assert point["std"].value < 1e-4
-
-
-def test_an_intervals_width_is_that_of_independent_samples():
-    # 40 samples of 500 rows: the spread of uniformity over them against the mean half width
-    values, widths = [], []
-    for seed in range(40):
-        result = by_metric(*[random_rows(500, 6, 4, seed)] * 2, pairs=10)["uniformity"]
-        values.append(result.value)
-        widths.append((result.interval95[1] - result.interval95[0]) / 2)
-    # 40 values know a spread to 11 %, ten groups to 24 % each: 0.5 to 2 is beyond 4 of both
-    assert 0.5 < np.mean(widths) / (1.96 * np.std(values, ddof=1)) < 2
-
-
 def rank_by_svd(x):
     share = np.linalg.svd(x, compute_uv=False)
     share = share / share.sum()
@@ -101,3 +74,19 @@ def test_uniformity_of_collapsed_rows_keeps_its_digits(spread, dtype):
         np.mean([np.expm1(-2 * ((a - b) ** 2).sum()) for a, b in combinations(wide, 2)])
     )
     assert float(uniformity(u)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_collapsed_and_uniform_features_have_the_values_of_theory():
+    rng = np.random.default_rng(0)
+    labels = np.arange(1500) % 10
+    sphere = by_metric(*[rows(rng.normal(size=(1500, 128)), labels)] * 2)
+    # on a sphere of many dimensions distances are near sqrt(2), uniformity near -4
+    assert sphere["alignment"].value == pytest.approx(2, abs=0.02)
+    assert sphere["uniformity"].value == pytest.approx(-4, abs=0.1)
+    assert sphere["effective_rank"].value > 120
+    assert sphere["std"].value == pytest.approx(1, abs=0.01)
+    point = by_metric(*[rows(1 + 1e-6 * rng.normal(size=(300, 8)), labels[:300])] * 2)
+    assert point["alignment"].value < 1e-9
+    assert -1e-9 < point["uniformity"].value < 0
+    assert point["effective_rank"].value < 1.01
+    assert point["std"].value < 1e-4

@@ -1,7 +1,5 @@
 """Numbers by a column against loops in float64: who may not find whom, and the worst value."""
 
-from collections import Counter
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +24,8 @@ from sslpipe.evaluation.knn import knn_predictions, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval, retrieval_per_query
-from sslpipe.evaluation.verification import draw_pairs, verification
-from tests.evaluation.test_knn import brute_similarities, random_rows, tied_rows
-from tests.evaluation.test_retrieval import brute
+from tests.evaluation.test_knn import brute_knn, random_rows, tied_rows
+from tests.evaluation.test_retrieval import assert_equals_loops
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 
@@ -58,26 +55,12 @@ def pairs_unlike(bank, queries, codes, same_label=False):
 
 
 def brute_accuracy(bank, queries, k, removed):
-    """Majority of the k nearest that are not removed, of equal classes the one met first."""
-    table, removed, right = brute_similarities(bank, queries), set(removed), 0
-    for q, similarities in enumerate(table):
-        seen = [
-            b
-            for b in range(len(bank.ids))
-            if (int(queries.ids[q]), int(bank.ids[b])) not in removed
-        ]
-        near = sorted(seen, key=lambda b: (-similarities[b], b))[:k]
-        votes = Counter(int(bank.labels[b]) for b in near)
-        predicted = next(c for c in votes if votes[c] == max(votes.values()))
-        right += predicted == int(queries.labels[q])
-    return right / len(table)
+    return (brute_knn(bank, queries, k, 1, "majority", removed) == queries.labels.numpy()).mean()
 
 
-@pytest.mark.parametrize("way", ["whole", "candidates", "group by group"])
+@pytest.mark.parametrize("way", ["whole", "group by group"])
 @pytest.mark.parametrize("make", [random_rows, tied_rows])
 def test_knn_without_rows_of_the_querys_value_equals_loops(make, way, monkeypatch):
-    if way != "whole":
-        monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
     if way == "group by group":
         monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
     bank, queries = make(120, 5, 4, seed=1), make(40, 5, 4, seed=2, first_id=1000)
@@ -120,10 +103,7 @@ def test_retrieval_across_values_equals_loops(make, kind, counted, monkeypatch):
     codes = codes_for(gallery, queries, values=3)
     actual = retrieval_per_query(gallery, queries, k=(1, 5), **{kind: codes})
     removed = pairs_unlike(gallery, queries, codes, same_label=kind == "cross")
-    expected = brute(gallery, queries, (1, 5), "min(k,R)", removed)
-    assert actual.matches.tolist() == [total for total, _ in expected.values()]
-    table = [[values[name] for name in actual.names] for _, values in expected.values()]
-    np.testing.assert_allclose(actual.values, table, rtol=0, atol=1e-12)
+    assert_equals_loops(actual, gallery, queries, (1, 5), removed=removed)
 
 
 def test_re_identification_ignores_the_identity_in_its_own_camera_and_keeps_distractors():
@@ -147,44 +127,6 @@ def test_re_identification_ignores_the_identity_in_its_own_camera_and_keeps_dist
     # no row of its camera at all: the distractor is gone, too
     by_name = {r.metric: r for r in retrieval(gallery, query, exclude_same=cameras, **options)}
     assert by_name["map"].value == pytest.approx((1 / 1 + 2 / 3) / 2)
-
-
-@pytest.mark.parametrize("wanted", [30, 2000])
-def test_pairs_of_one_value_are_none_and_all_others_are_drawn(wanted):
-    rows = random_rows(60, 4, 6, seed=1)
-    codes = codes_for(rows, rows, values=3)
-    pairs = draw_pairs(rows, wanted, 0, codes)
-    drawn = {0: set(), 1: set()}
-    for a, b, same in zip(pairs.first, pairs.second, pairs.same, strict=True):
-        drawn[int(same)].add((min(a, b), max(a, b)))
-    allowed = {0: set(), 1: set()}
-    for a, b in combinations(range(60), 2):
-        if codes.queries[a] < 0 or codes.queries[a] != codes.queries[b]:
-            allowed[int(rows.labels[a] == rows.labels[b])].add((a, b))
-    for kind, every in allowed.items():
-        assert len(drawn[kind]) == min(wanted, len(every))
-        assert drawn[kind] <= every
-    results = verification(rows, rows, pairs=200, far=(0.1,), exclude_same=codes)
-    assert results[0].protocol.endswith("not-same=camera")
-
-
-def test_pairs_are_drawn_evenly_where_most_share_their_value():
-    # 39 of 40 pairs of two labels share the value: many more draws than usual are needed
-    rows = random_rows(4000, 2, 4, seed=1)
-    codes = np.where(np.arange(4000) < 3950, 0, 1)
-    column = GroupCodes("camera", codes, codes, ("a", "b"))
-    pairs = draw_pairs(rows, 1500, 0, column)
-    assert (codes[pairs.first] != codes[pairs.second]).all()
-    assert int((~pairs.same).sum()) == 1500
-    rare = np.where(codes[pairs.first] == 1, pairs.first, pairs.second)[~pairs.same]
-    times = np.bincount(rare - 3950, minlength=50)
-    assert ((times - 30) ** 2 / 30).sum() < 90  # chi square, 49 degrees: 0.03 % above
-    lonely = codes.copy()
-    lonely[:3999] = 0
-    with pytest.raises(DataError, match="ask for fewer than 1000 pairs"):
-        draw_pairs(rows, 1000, 0, column._replace(queries=lonely))
-    with pytest.raises(DataError, match="no pair of one label and two values of camera"):
-        draw_pairs(rows, 5, 0, column._replace(queries=0 * codes))
 
 
 @pytest.mark.parametrize("probe", [linear_probe, ridge_probe])

@@ -94,18 +94,6 @@ def test_view_recall_counts_own_other_views_that_are_nearest():
     assert view_recall(views) == pytest.approx(np.mean(hits))
 
 
-def test_an_isotropic_gaussian_has_the_values_of_theory():
-    x = gaussian(1500, 60)
-    views = torch.tensor(np.stack([x, x + 1e-3 * gaussian(1500, 60, seed=1)]))
-    numbers = label_free_numbers(views[0], views)
-    assert numbers["rankme"] == pytest.approx(60, rel=0.02)
-    assert numbers["lidar"] == pytest.approx(60, rel=0.05)
-    assert numbers["alpha_req"] == pytest.approx(0, abs=0.25)
-    assert numbers["alignment"] == pytest.approx(0, abs=1e-5)
-    assert numbers["uniformity"] == pytest.approx(-4, abs=0.15)
-    assert numbers["view_recall"] == 1
-
-
 def test_features_of_one_direction_have_the_worst_numbers():
     x = torch.tensor(gaussian(200, 1) @ gaussian(1, 40, seed=1))
     views = torch.stack([x, x * 1.01])
@@ -114,20 +102,6 @@ def test_features_of_one_direction_have_the_worst_numbers():
     assert numbers["lidar"] == pytest.approx(1, rel=1e-3)
     assert numbers["alpha_req"] == float("inf")
     assert SCORES["alpha_req"](numbers) == -float("inf")
-
-
-def test_one_point_for_all_images_is_told_from_spread_features():
-    point = torch.ones(50, 4)
-    collapsed = label_free_numbers(point, torch.stack([point, point]))
-    assert collapsed["rankme"] == pytest.approx(1)
-    assert collapsed["alignment"] == pytest.approx(0, abs=1e-12)
-    assert collapsed["uniformity"] == pytest.approx(0, abs=1e-12)
-    assert collapsed["view_recall"] == pytest.approx(1 / 50)
-    assert collapsed["alpha_req"] == float("inf")
-    spread = torch.tensor(gaussian(50, 8))
-    healthy = label_free_numbers(spread, torch.stack([spread, spread + 0.1]))
-    for name in ("rankme", "uniformity", "view_recall", "alpha_req", "rankme_view_recall"):
-        assert SCORES[name](healthy) > SCORES[name](collapsed), name
 
 
 def test_scales_and_rotations_change_no_score_but_that_with_a_unit():
@@ -139,10 +113,3 @@ def test_scales_and_rotations_change_no_score_but_that_with_a_unit():
     for name, value in plain.items():
         tolerance = 0.01 if name == "lidar" else 1e-8  # its delta has a unit
         assert moved[name] == pytest.approx(value, rel=tolerance), name
-
-
-def test_features_of_float32_are_computed_in_float64():
-    x = torch.tensor(5 + gaussian(80, 16), dtype=torch.float32)
-    views = torch.stack([x, x + 0.1])
-    wide = label_free_numbers(x.double(), views.double())
-    assert label_free_numbers(x, views) == wide

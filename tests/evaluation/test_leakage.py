@@ -13,7 +13,7 @@ from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.evaluation.linear_probe import linear_probe
 from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.suite_file import check_report, content_sha256
-from sslpipe.report.leakage import leakage
+from sslpipe.report.results import leakage
 
 LEAKED = 60
 

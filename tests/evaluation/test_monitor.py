@@ -21,13 +21,14 @@ from tests.helpers.runs import train_over, write_recipe
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.25, 0.3)
 IDS = np.arange(3, 90, 2)
+OPTIONS = {"canvas_px": 16, "num_workers": 0}
 
 
 def scored(process, data, ids=IDS):
     torch.manual_seed(0)
     backbone, view = small_resnet((8, 16)), EvalView(16, 16, MEAN, STD)
     split = load_index(str(data)).split("train")
-    return monitor(backbone, view, split, ids, process, canvas_px=16, num_workers=0)
+    return monitor(backbone, view, split, ids, process, **OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +41,8 @@ def test_the_numbers_are_those_of_features_and_of_two_fixed_views(data):
     assert set(found) == {"holdout_knn", *(f"holdout_{name}" for name in NUMBERS)}
     torch.manual_seed(0)
     backbone, split = small_resnet((8, 16)), load_index(str(data)).split("train")
-    options = {"ids": IDS, "canvas_px": 16, "num_workers": 0}
-    rows = embed(backbone, EvalView(16, 16, MEAN, STD), split, **options)
-    views = embed(backbone, ProbeViews(16, MEAN, STD), split, **options)
+    rows = embed(backbone, EvalView(16, 16, MEAN, STD), split, ids=IDS, **OPTIONS)
+    views = embed(backbone, ProbeViews(16, MEAN, STD), split, ids=IDS, **OPTIONS)
     (knn,) = knn_accuracies(rows, rows, k=(20,), exclude_same_id=True).values()
     assert found["holdout_knn"] == knn
     expected = label_free_numbers(rows.features, by_view(views.features))
@@ -67,19 +67,18 @@ def test_without_two_images_of_a_class_all_but_knn_is_there(tmp_path, images):
 def test_of_small_classes_the_nearest_image_decides(data):
     """3 classes of 4: with all 11 others voting, the own class has 3 votes and each other 4."""
     view, split = EvalView(16, 16, MEAN, STD), load_index(str(data)).split("train")
-    ids, options = np.arange(16)[np.arange(16) % 4 < 3], {"canvas_px": 16, "num_workers": 0}
+    ids = np.arange(16)[np.arange(16) % 4 < 3]
     backbone = torch.nn.Flatten()
-    found = monitor(backbone, view, split, ids, Rank(), **options)
-    rows = embed(backbone, view, split, ids=ids, **options)
+    found = monitor(backbone, view, split, ids, Rank(), **OPTIONS)
+    rows = embed(backbone, view, split, ids=ids, **OPTIONS)
     (nearest,) = knn_accuracies(rows, rows, k=(1,), exclude_same_id=True).values()
     assert found["holdout_knn"] == nearest
 
 
 def test_retrieval_is_scored_where_two_images_are_of_a_class(data):
     view, split = EvalView(16, 16, MEAN, STD), load_index(str(data)).split("train")
-    options = {"canvas_px": 16, "num_workers": 0}
     for ids, scores in ((np.arange(4), 0), (np.arange(8), 2)):  # 4 classes
-        found = retrieval_monitor(small_resnet((8, 16)), view, split, ids, Rank(), **options)
+        found = retrieval_monitor(small_resnet((8, 16)), view, split, ids, Rank(), **OPTIONS)
         assert len(found) == scores
         assert all(0 <= value <= 1 for value in found.values())
 
@@ -107,12 +106,8 @@ def test_views_of_an_image_depend_on_its_id_alone(data):
     probe = ProbeViews(12, MEAN, STD)
 
     def views(ids, batch_size):
-        options = {"ids": np.array(ids), "canvas_px": 16, "num_workers": 0}
-        parts = [
-            probe.make_views(batch).view(2, -1, 3, 12, 12)
-            for batch in one_pass(split, batch_size=batch_size, **options)
-        ]
-        return torch.cat(parts, dim=1)
+        batches = one_pass(split, ids=np.array(ids), batch_size=batch_size, **OPTIONS)
+        return torch.cat([probe.make_views(b).view(2, -1, 3, 12, 12) for b in batches], dim=1)
 
     together, alone = views(range(20), 20), views(range(20), 1)
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)

@@ -24,13 +24,9 @@ from tests.evaluation.test_knn import brute_similarities, random_rows, rows, tie
 
 def ranked(gallery, queries, removed=()):
     """For each query, nearest first: is the row it may see one of its own label?"""
-    table, removed, actual = brute_similarities(gallery, queries), set(removed), []
-    for q, similarities in enumerate(table):
-        seen = [
-            j
-            for j in range(len(similarities))
-            if (int(queries.ids[q]), int(gallery.ids[j])) not in removed
-        ]
+    actual = []
+    for q, similarities in enumerate(brute_similarities(gallery, queries, removed)):
+        seen = np.flatnonzero(similarities > -np.inf).tolist()
         seen.sort(key=lambda j: (-similarities[j], j))
         actual.append([int(gallery.labels[j]) == int(queries.labels[q]) for j in seen])
     return actual
@@ -62,6 +58,14 @@ def brute(gallery, queries, ks, denominator, removed=()):
     return actual
 
 
+def assert_equals_loops(actual, gallery, queries, ks, denominator="min(k,R)", removed=()):
+    expected = brute(gallery, queries, ks, denominator, removed)
+    assert actual.ids.tolist() == list(expected)
+    assert actual.matches.tolist() == [total for total, _ in expected.values()]
+    table = [[values[name] for name in actual.names] for _, values in expected.values()]
+    np.testing.assert_allclose(actual.values, table, rtol=0, atol=1e-12)
+
+
 def mixed(make):
     """A gallery with duplicates, ties and singletons; queries of which some are lone."""
     gallery, queries = make(90, 4, 9, seed=1), make(40, 4, 12, seed=2, first_id=1000)
@@ -71,7 +75,8 @@ def mixed(make):
     gallery.labels[5] = 10  # a singleton
     queries.labels[3] = 10
     queries.labels[4] = 77  # lone
-    return gallery, queries
+    # labels that floats do not tell apart
+    return [rows._replace(labels=rows.labels + 2**62) for rows in (gallery, queries)]
 
 
 PAIRS = np.array([[1000, 7], [1000, 8], [1003, 12], [1005, 99], [1005, 54321], [1, 9]])
@@ -90,11 +95,7 @@ def test_every_metric_of_every_query_equals_the_loops(make, denominator, counted
             gallery, queries, k=ks, denominator=denominator, ignore=removed
         )
         pairs = [] if removed is None else [tuple(pair) for pair in removed.tolist()]
-        expected = brute(gallery, queries, ks, denominator, pairs)
-        assert actual.ids.tolist() == list(expected)
-        assert actual.matches.tolist() == [total for total, _ in expected.values()]
-        table = [[values[name] for name in actual.names] for _, values in expected.values()]
-        np.testing.assert_allclose(actual.values, table, rtol=0, atol=1e-12)
+        assert_equals_loops(actual, gallery, queries, ks, denominator, pairs)
     assert 1 <= (actual.matches == 0).sum() < 40
 
 
@@ -103,60 +104,9 @@ def test_a_split_searched_in_itself_excludes_the_query_by_its_global_id():
     shuffled = data.rows(torch.randperm(len(data.ids), generator=torch.Generator().manual_seed(0)))
     actual = retrieval_per_query(data, shuffled, k=(1, 5), exclude_same_id=True)
     pairs = [(i, i) for i in data.ids.tolist()]
-    expected = brute(data, shuffled, (1, 5), "min(k,R)", pairs)
-    table = [[values[name] for name in actual.names] for _, values in expected.values()]
-    np.testing.assert_allclose(actual.values, table, rtol=0, atol=1e-12)
+    assert_equals_loops(actual, data, shuffled, (1, 5), removed=pairs)
     with pytest.raises(DataError, match="each would find itself"):
         retrieval_per_query(data, data)
-
-
-def beside(metric, **options):
-    """A metric of each query, and what `ranked` says of it; lone queries skipped."""
-    gallery, queries = mixed(random_rows)
-    actual = retrieval_per_query(gallery, queries, k=(1, 3, 50), **options)
-    values = actual.values[:, actual.names.index(metric)]
-    pairs = zip(values.tolist(), ranked(gallery, queries), strict=True)
-    return [(value, relevant) for value, relevant in pairs if any(relevant)]
-
-
-def average_precision(relevant, k):
-    """The sum over hits i <= k of precision@i."""
-    return sum(sum(relevant[: i + 1]) / (i + 1) for i in range(k) if relevant[i])
-
-
-@pytest.mark.parametrize("k", [1, 3, 50])
-def test_recall_divides_by_the_relevant_rows_not_by_the_gallery(k):
-    for value, relevant in beside(f"recall (IR)@{k}"):
-        assert value == pytest.approx(sum(relevant[:k]) / sum(relevant))
-        assert value != sum(relevant[:k]) / len(relevant) or value == 0
-
-
-@pytest.mark.parametrize("k", [1, 3, 50])
-def test_the_hit_rate_is_one_match_among_k_and_another_number_than_recall(k):
-    pairs = beside(f"Recall@{k}")
-    assert all(value == float(any(relevant[:k])) for value, relevant in pairs)
-    recall = [sum(relevant[:k]) / sum(relevant) for _, relevant in pairs]
-    assert np.mean([value for value, _ in pairs]) > np.mean(recall) + 0.01
-
-
-def test_precision_divides_by_k_even_where_fewer_rows_are_relevant():
-    pairs = beside("precision@50")
-    assert any(sum(relevant) < 50 for _, relevant in pairs)
-    for value, relevant in pairs:
-        assert value == pytest.approx(sum(relevant[:50]) / 50)
-        assert value < sum(relevant[:50]) / min(50, sum(relevant)) or value == 0
-
-
-@pytest.mark.parametrize("denominator", ["min(k,R)", "R", "hits"])
-def test_average_precision_has_a_named_denominator(denominator):
-    differ = 0
-    for value, relevant in beside(f"map@3 /{denominator}", denominator=denominator):
-        total, hits = sum(relevant), sum(relevant[:3])
-        below = {"min(k,R)": min(3, total), "R": total, "hits": max(hits, 1)}
-        expected = average_precision(relevant, 3) / below[denominator]
-        assert value == pytest.approx(expected)
-        differ += len({value * below[denominator] / other for other in below.values()}) > 1
-    assert differ > 5
 
 
 @pytest.mark.parametrize("denominator", ["min(k,R)", "R", "hits"])
@@ -170,26 +120,6 @@ def test_the_tutorials_example_is_1_and_a_half_and_not_a_quarter_and_an_eighth(d
         assert values.mean() == 3 / 4
 
 
-def test_cmc_is_the_share_of_queries_not_of_gallery_rows_and_rises_with_k():
-    gallery, queries = mixed(random_rows)
-    seen = [relevant for relevant in ranked(gallery, queries) if any(relevant)]
-    ours = retrieval(gallery, queries, k=range(1, 20))
-    curve = [r.value for r in ours if r.metric.startswith("Recall@")]
-    first = [relevant.index(True) for relevant in seen]
-    assert curve == pytest.approx([sum(f < k for f in first) / len(seen) for k in range(1, 20)])
-    assert curve == sorted(curve)
-    assert abs(curve[0] - sum(f < 1 for f in first) / len(gallery.ids)) > 0.01
-
-
-def test_r_precision_and_map_at_r_look_at_as_many_as_there_are_and_p_at_1_at_one():
-    for value, relevant in beside("r_precision"):
-        assert value == pytest.approx(sum(relevant[: sum(relevant)]) / sum(relevant))
-    for value, relevant in beside("map_at_r"):
-        assert value == pytest.approx(average_precision(relevant, sum(relevant)) / sum(relevant))
-    for value, relevant in beside("precision@1"):
-        assert value == float(relevant[0])
-
-
 def test_the_full_map_equals_scikit_learns_average_precision():
     gallery, queries = random_rows(200, 8, 5, seed=1), random_rows(20, 8, 5, seed=2, first_id=1000)
     actual = retrieval_per_query(gallery, queries, k=(1,))
@@ -197,18 +127,6 @@ def test_the_full_map_equals_scikit_learns_average_precision():
     same = queries.labels.numpy()[:, None] == gallery.labels.numpy()
     theirs = [average_precision_score(a, b) for a, b in zip(same, similarities, strict=True)]
     np.testing.assert_allclose(actual.values[:, actual.names.index("map")], theirs, atol=1e-9)
-
-
-def test_labels_above_2_to_the_53_stay_apart():
-    features = [[1, 0.0], [0.9, 0.1], [0, 1]]
-    gallery = rows(features, [2**53 + 1, 2**53, 2**53 + 1])
-    queries = rows([[1, 0.05]], [2**53], first_id=9)
-    assert dict(zip(*_of(gallery, queries), strict=True))["mrr"] == 0.5
-
-
-def _of(gallery, queries):
-    actual = retrieval_per_query(gallery, queries, k=(1,))
-    return actual.names, actual.values[0]
 
 
 @pytest.mark.parametrize(("lone", "share"), [("skip", 4 / 5), ("zero", 4 / 6), ("one", 5 / 6)])
@@ -282,18 +200,6 @@ def test_intervals_over_classes_hold_the_mean_of_other_classes_and_those_over_qu
 
     assert (covered(of_classes) >= least).all()  # a share of 0.93 has a standard error of 0.018
     assert (covered(of_queries) <= 0.78).all()
-
-
-def test_the_interval_of_a_mean_holds_it_and_narrows_with_more_queries():
-    gallery = random_rows(100, 4, 4, seed=1)
-    few, many = random_rows(50, 4, 4, 2, 1000), random_rows(1250, 4, 4, 3, 1000)
-    widths = []
-    for queries in (few, many):
-        result = retrieval(gallery, queries, k=(1,))[0]
-        low, high = result.interval95
-        assert low < result.value < high
-        widths.append(high - low)
-    assert 3 < widths[0] / widths[1] < 8  # 5, as 25 times the queries
 
 
 @pytest.mark.parametrize(

@@ -85,19 +85,6 @@ def test_the_table_has_one_number_a_cell_and_knn_there_has_k_20(report):
     assert in_table == {"knn-weighted k=20 T=0.07 cosine"}
 
 
-def test_what_cannot_be_measured_is_reported():
-    train, test = pair(n=80)
-    report = run_suite({"ssl": (train, test)}, {})
-    assert report["columns"] == ["kNN", "kNN, 10/class", "linear"]
-    assert len(report["left_out"]) == 1
-    assert report["left_out"][0].startswith("kNN, 100 labels per class: the largest train class")
-
-
-def test_the_report_is_plain_json(report):
-    assert json.loads(json.dumps(report)) == json.loads(json.dumps(report, allow_nan=False))
-    assert report["schema_version"] == 1
-
-
 def test_sets_of_other_samples_are_refused():
     train, test = pair()
     other = test._replace(ids=test.ids + 1)
@@ -209,22 +196,13 @@ def test_a_file_of_an_earlier_version_is_read_with_the_names_of_this_one(report,
     assert read_suite(tmp_path / "eval.json") == json.loads(json.dumps(report))
 
 
-def test_recall_at_1_means_one_thing(report):
-    """The hit rate, as metric learning has it; what else is called recall says so."""
-    named = [r for r in report["rows"] if "recall" in r["metric"].lower()]
-    assert {r["metric"].partition("@")[0] for r in named} == {"Recall", "recall (IR)"}
-    assert not any(r["metric"].startswith(("hit_rate", "recall@")) for r in report["rows"])
-    values = {
-        r["metric"]: r["value"] for r in named if r["features"] == "ssl" and not r["whitened"]
-    }
-    assert values["Recall@1"] > values["recall (IR)@1"]
-
-
 def test_a_small_class_leaves_the_columns_to_the_larger_ones_and_is_named():
     train, test = with_small_classes()
     names = ["ape", "bee", "cat", "dog", "eel", "fox"]
     report = run_suite({"ssl": (train, test)}, {"classes": names})
     assert report["columns"] == ["kNN", "kNN, 10/class", "linear"]
+    assert report["comparisons"] == []
+    assert "not known" in report["verdict"], "alone the features have nothing to beat"
     counts = torch.bincount(train.labels).tolist()
     assert counts[4:] == [12, 1]
     said = report["left_out"]

@@ -99,9 +99,3 @@ def test_the_suite_compares_sample_by_sample_and_an_older_file_by_its_intervals(
         assert said in verdict(older)
         assert said in report["verdict"]
     assert [c["paired"] for c in comparisons(older["rows"])] == [False] * 3
-
-
-def test_alone_the_features_have_nothing_to_beat():
-    report = run_suite({"ssl": pair()}, {})
-    assert report["comparisons"] == []
-    assert "not known" in report["verdict"]

@@ -58,13 +58,6 @@ def test_fpr_tar_and_auc_equal_loops_over_all_thresholds(seed, ties):
     np.testing.assert_allclose(curve.true, true[1:], atol=1e-12)
 
 
-def test_tied_scores_are_accepted_together_in_any_order():
-    scores, same = np.zeros(100, np.float32), np.arange(100) < 50
-    for order in (np.arange(100), np.arange(100)[::-1]):
-        assert fpr_at_tpr(roc(scores[order], same[order]), 0.95) == 1.0
-        assert tar_at_far(roc(scores[order], same[order]), 0.5) == 0.0
-
-
 @pytest.mark.parametrize("ties", [False, True])
 def test_each_fold_is_scored_at_the_threshold_that_is_best_on_the_others(ties):
     scores, same = scored(3, ties)
@@ -188,8 +181,8 @@ def in_rank(process, per_query):
     return len(part.ids), len(scores), results
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_several_processes_share_queries_and_pairs_and_have_the_results_of_one(world, tmp_path):
+def test_several_processes_share_queries_and_pairs_and_have_the_results_of_one(tmp_path):
+    world = 4
     queries, pairs, results = in_rank(Rank(), tmp_path)
     alone = (tmp_path / "0").read_bytes()
     (tmp_path / "0").unlink()

@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import DataError
-from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.whiten import fit_pca, fit_whitening, pca, whiten
 from tests.evaluation.test_knn import random_rows
 
@@ -70,15 +67,6 @@ def test_in_place_gives_the_same_numbers_in_the_memory_of_the_features():
         assert torch.equal(after.features, whole.features)
 
 
-def test_it_is_fitted_on_the_first_argument_alone_and_keeps_labels_and_ids():
-    train, test = random_rows(200, 5, 3, seed=1), random_rows(40, 5, 3, seed=2, first_id=900)
-    together = whiten(train, test)
-    assert torch.equal(together[0].features, whiten(train)[0].features)
-    assert torch.equal(together[1].features, fit_whitening(train)(test).features)
-    assert torch.equal(together[1].labels, test.labels)
-    assert torch.equal(together[1].ids, test.ids)
-
-
 def test_constant_features_stay_finite():
     train = random_rows(50, 4, 3, seed=1)
     flat = train._replace(features=torch.cat([train.features, torch.ones(50, 3)], 1))
@@ -86,29 +74,12 @@ def test_constant_features_stay_finite():
         assert torch.isfinite(whiten(flat, floor=floor)[0].features).all()
 
 
-def test_features_of_several_crops_side_by_side_are_reduced_by_pca():
-    """As DeepID2's patches: 5 crops of 4 features each, then the 7 first principal axes."""
-    torch.manual_seed(0)
-    images = torch.randint(0, 256, (60, 3, 12, 12), dtype=torch.uint8)
-    layer = nn.Linear(3 * 8 * 8, 4)
-    view = EvalView(8, 12, crops="five", reduce="concat")
-    with torch.no_grad():
-        features = view.reduced(layer(view(images, torch.full((60, 2), 12)).flatten(1)))
-    weight, bias = layer.weight.detach().double(), layer.bias.detach().double()
-    rows = []
-    for image in images.double() / 255:
-        corners = ((0, 0), (0, 4), (4, 0), (4, 4), (2, 2))
-        crops = [image[:, top : top + 8, left : left + 8].flatten() for top, left in corners]
-        rows.append(torch.cat([weight @ crop + bias for crop in crops]))
-    expected = torch.stack(rows)  # (60, 20)
-    torch.testing.assert_close(features.double(), expected, rtol=0, atol=1e-5)
-
-    numbers = torch.arange(60)
-    reduced = fit_whitening(Embeddings(features, numbers, numbers), floor=0, dims=7)(
-        Embeddings(features, numbers, numbers)
-    ).features.double()
-    axes = torch.linalg.svd(expected - expected.mean(0), full_matrices=False).U[:, :7]
-    # scores on the axes, at variance 1; products of rows do not see the axes' signs
+def test_the_largest_axes_are_those_of_an_svd_at_variance_1():
+    train = random_rows(60, 20, 3, seed=1)
+    reduced = fit_whitening(train, floor=0, dims=7)(train).features.double()
+    wide = train.features.double()
+    axes = torch.linalg.svd(wide - wide.mean(0), full_matrices=False).U[:, :7]
+    # products of rows do not see the axes' signs
     torch.testing.assert_close(reduced @ reduced.T, 60 * axes @ axes.T, rtol=0, atol=1e-3)
     assert reduced.shape == (60, 7)
 

@@ -15,7 +15,7 @@ from sslpipe.export.write import export_model
 from sslpipe.models.backbones import build_backbone
 from sslpipe.recipe.base import Component
 from tests.export.test_load import OLD
-from tests.export.test_write import trained
+from tests.helpers.exports import trained
 
 
 @pytest.fixture(scope="module")
@@ -39,35 +39,29 @@ def first(image):
 
 
 def test_files_and_pil_images_are_decoded_as_they_are_embedded(model, tmp_path):
-    colour, grey, deep = pixels(), pixels(channels=1)[..., 0], pixels(channels=1)[..., 0]
+    colour, grey = pixels(), pixels(channels=1)[..., 0]
     exif = Image.Exif()
     exif[0x0112] = 6
+    three = np.repeat(grey[..., None], 3, 2)
     cases = {
-        "rgb.png": (Image.fromarray(colour), {}, colour),
-        "exif.png": (Image.fromarray(colour), {"exif": exif}, np.rot90(colour, -1)),
-        "grey.png": (Image.fromarray(grey), {}, np.repeat(grey[..., None], 3, 2)),
-        "deep.png": (
-            Image.fromarray(deep.astype(np.uint16) * 257),
-            {},
-            np.repeat(deep[..., None], 3, 2),
-        ),
-        "alpha.png": (Image.fromarray(np.dstack([colour, grey])), {}, colour),
-        "lossless.webp": (Image.fromarray(colour), {"lossless": True}, colour),
+        "rgb.png": (colour, {}, colour),
+        "exif.png": (colour, {"exif": exif}, np.rot90(colour, -1)),
+        "grey.png": (grey, {}, three),
+        "deep.png": (grey.astype(np.uint16) * 257, {}, three),
+        "alpha.png": (np.dstack([colour, grey]), {}, colour),
+        "lossless.webp": (colour, {"lossless": True}, colour),
     }
     for name, (image, options, expected) in cases.items():
         path = tmp_path / name
-        image.save(path, **options)
+        Image.fromarray(image).save(path, **options)
         wanted = through(model, first(expected))
         with Image.open(path) as opened:
             for given in (path, str(path), opened, [path], first(expected), first(expected)[None]):
-                torch.testing.assert_close(
-                    model.encode(given), wanted, rtol=1e-5, atol=1e-6, msg=name
-                )
-    Image.fromarray(pixels(900, 700)).save(tmp_path / "large.jpg")
-    canvas = torch.from_numpy(
-        decode((tmp_path / "large.jpg").read_bytes(), model.view.canvas_px).copy()
-    )
-    torch.testing.assert_close(model.encode(tmp_path / "large.jpg"), through(model, canvas))
+                torch.testing.assert_close(model.encode(given), wanted, rtol=1e-5, atol=1e-6)
+    large = tmp_path / "large.jpg"
+    Image.fromarray(pixels(900, 700)).save(large)
+    canvas = torch.from_numpy(decode(large.read_bytes(), model.view.canvas_px).copy())
+    torch.testing.assert_close(model.encode(large), through(model, canvas))
 
 
 @pytest.mark.parametrize("crops", ["center", "five"])
@@ -137,20 +131,14 @@ def test_a_file_that_is_no_image_is_named(model, tmp_path):
             model.encode([X[0], tmp_path / name])
 
 
-def broken(damage):
+@pytest.mark.parametrize("damage", ["negative variance", "1e38"])
+def test_features_that_are_not_finite_are_refused_before_they_are_written(damage, tmp_path):
     model = trained()
     state = model.backbone.state_dict()
     if damage == "negative variance":
         state["network.1.running_var"].fill_(-1)
-    else:
-        for tensor in state.values():
-            tensor.mul_(1e38 if tensor.is_floating_point() else 1)
-    return model
-
-
-@pytest.mark.parametrize("damage", ["negative variance", "1e38"])
-def test_features_that_are_not_finite_are_refused_before_they_are_written(damage, tmp_path):
-    model = broken(damage)
+    for tensor in state.values() if damage == "1e38" else ():
+        tensor.mul_(1e38 if tensor.is_floating_point() else 1)
     with pytest.raises(UserError, match=rf"image 0 .*not finite.*{model.name}"):
         model.encode(X + 100)
     with pytest.raises(UserError, match="not finite"):
@@ -173,3 +161,18 @@ def test_embed_writes_no_features_that_are_not_finite(tmp_path):
     assert "sample 0 of split 'test'" in str(result.exception)
     assert "resnet18" in str(result.exception)
     assert not out.exists()
+
+
+def test_what_cannot_be_decoded_is_reported_and_left_out_on_request(model, tmp_path):
+    Image.new("RGB", (20, 20), "red").save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_text("no image")
+    given, bad, done = [tmp_path / "a.png", tmp_path / "b.png", X[0]], [], []
+    rows = model.encode(given, on_bad=lambda *what: bad.append(what), advance=done.append)
+    expected = torch.cat([model.encode(given[0]), model.encode(X[0])])
+    torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-6)
+    ((place, reason),) = bad
+    assert (place, done) == (1, [3])
+    assert reason.startswith(f"{tmp_path / 'b.png'} cannot be encoded")
+    for wrong in (tmp_path / "gone.png", 7):  # what no decoder has seen stays an error
+        with pytest.raises(UserError):
+            model.encode([wrong], on_bad=lambda *what: None)

@@ -9,32 +9,27 @@ from typer.testing import CliRunner
 
 import sslpipe.cli.export
 from sslpipe.errors import UserError
-from sslpipe.export import write
 from sslpipe.export.load import load_backbone
 from sslpipe.export.whiten import whiten_export
 from sslpipe.portable import sha256_of
-from tests.export.test_write import ReadHere
 from tests.helpers.weights import randomised, saved
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+def exported(tmp_path_factory, proved_here):
     """A file of timm's, its export in two formats, and that export's own."""
     folder = tmp_path_factory.mktemp("foreign")
     network = randomised(timm.create_model("mobilenetv3_small_050"))
     file = saved(network.state_dict(), folder)
-    monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr(write, "CleanProcess", ReadHere)  # test_write.py has real ones
     source = f"timm/mobilenetv3_small_050.lamb_in1k@{file}"
     for given, out, formats in (
         (source, "first", ("safetensors", "timm")),
         (str(folder / "first" / "timm"), "second", ("safetensors",)),
     ):
-        words = [given, "--out", str(folder / out)]
+        words = ["export", given, "--out", str(folder / out)]
         words += [word for name in formats for word in ("--format", name)]
         result = CliRunner().invoke(sslpipe.cli.export.app, words)
         assert result.exit_code == 0, result.output
-    monkeypatch.undo()
     return source, file, folder
 
 

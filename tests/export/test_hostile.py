@@ -9,13 +9,13 @@ import pytest
 from sslpipe.errors import ExportError, WeightsError
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_model
-from tests.export.test_write import trained
+from tests.helpers.exports import trained
 
 SLOWEST_S = 120.0  # without the limits for ever; a busy machine is slow, too
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+def exported(tmp_path_factory, proved_here):
     """The files of a good export by name."""
     out = tmp_path_factory.mktemp("export") / "out"
     export_model(trained(), out, ["safetensors"])
@@ -81,9 +81,15 @@ def changed(folder, **keys) -> str:
         ({"num_features": 2**40}, "num_features"),
         ({"projector": {"num_layers": 10**6}}, "num_layers"),
         ({"projector": {"hidden_dim": 2**31 - 1, "num_layers": 3}}, "GiB|memory"),
-        ({"weights_sha256": "\x1b[31m\n"}, "weights"),
+        ({"weights_sha256": "\x1b[31m\n"}, "not those that config.json names"),
+        ({"format_version": 2}, "format_version"),
+        ({"extra": 1}, "extra"),
+        ({"view": None}, "view"),
+        ({"backbone__kind": "small_resnt"}, "did you mean"),
+        ({"backbone__widths": [8]}, "num_features = 128, but its backbone has 8"),
+        ({"view__crop_px": 99}, "crop_px"),
     ],
-    ids=range(23),
+    ids=range(29),
 )
 def test_a_hostile_config_is_one_line(folder, keys, text):
     assert re.search(text, changed(folder, **keys))

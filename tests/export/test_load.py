@@ -142,7 +142,7 @@ def test_the_commands_take_the_named_checkpoint_and_write_it_down(run_dir, tmp_p
     features, results = tmp_path / "x.safetensors", tmp_path / "eval.json"
     embed = [str(run_dir), *data, "--out", str(features)]
     suite = ["suite", str(run_dir), *data, "--no-baselines", "--out", str(results)]
-    export = [str(run_dir), "--out", str(tmp_path / "out")]
+    export = ["export", str(run_dir), "--out", str(tmp_path / "out")]
     for command, arguments in (("embed", embed), ("evaluate", suite), ("export", export)):
         app = getattr(sslpipe.cli, command).app
         refused = runner.invoke(app, arguments)

@@ -16,9 +16,9 @@ from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import load_backbone
 from sslpipe.export.whiten import whiten_export
 from sslpipe.export.write import export_model
-from tests.export.test_write import ReadHere, trained, tree
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
+from tests.helpers.exports import trained, tree
 
 IMAGES = torch.randint(0, 256, (3, 3, 40, 40), generator=torch.Generator().manual_seed(0)).byte()
 
@@ -27,12 +27,10 @@ class Killed(BaseException): ...
 
 
 @pytest.fixture(scope="module")
-def export(tmp_path_factory):
+def export(tmp_path_factory, proved_here):
     """An export, and a features file of its own."""
     folder = tmp_path_factory.mktemp("whiten")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sslpipe.export.write.CleanProcess", ReadHere)
-        export_model(trained(), folder / "out", ["safetensors"])
+    export_model(trained(), folder / "out", ["safetensors"])
     config = load_backbone(folder / "out").config
     rows = torch.randn(50, config.num_features, generator=torch.Generator().manual_seed(0))
     facts = {"backbone_sha256": config.weights_sha256, "view": config.view}
@@ -56,6 +54,18 @@ def test_a_power_flattens_what_the_export_encodes(export, tmp_path):
         whiten_export(out, train, power=0.5, pca=True)
 
 
+def test_the_default_power_is_chosen_on_train(export, tmp_path):
+    out, train = export
+    shutil.copytree(out, tmp_path / "out")
+    said = []
+    whiten_export(tmp_path / "out", train, say=said.append)  # of two classes
+    assert said == ["power 0.25, as labels cannot choose: 2 classes have two images or more, and "
+                    "choosing takes 4"]  # fmt: skip
+    rows = load_embeddings(train)[0]
+    expected = fit_whitening(rows, power=0.25).apply(encoded(out))
+    torch.testing.assert_close(encoded(tmp_path / "out"), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_an_erased_column_is_in_the_export_with_the_whitening_after_it(export, tmp_path):
     out, train = export
     shutil.copytree(out, tmp_path / "out")
@@ -65,7 +75,7 @@ def test_an_erased_column_is_in_the_export_with_the_whitening_after_it(export, t
     rows, metadata = load_embeddings(train)
     file = tmp_path / "train.safetensors"
     save_embeddings(file, rows, {**metadata, **data_metadata(index, "train")})
-    options = {"erase": ["camera"], "data": str(manifest)}
+    options = {"erase": ["camera"], "data": str(manifest), "power": 1.0}
     width = rows.features.shape[1]
     assert whiten_export(tmp_path / "out", file, **options) == (width, width - 2)
 

@@ -8,7 +8,7 @@ from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
 pytestmark = needs_fakecuda
 
 
-def _measured(names: list[str], folder: Path, *, waiting: bool = False):
+def _measured(names: list[str], folder: Path, waiting: bool = False):
     """The outcomes of the parts; `waiting`: the loss makes the host wait for the device."""
     import torch
 
@@ -29,22 +29,17 @@ def _measured(names: list[str], folder: Path, *, waiting: bool = False):
 
 
 def test_parts_run_on_cuda(tmp_path):
-    trained, others = ["resnet18", "resnet50"], ["nt_xent", "knn", "batchnorm"]
-    names = ["waits", *trained, *others, "precisions", "quality"]
+    names = ["waits", "resnet18", "nt_xent", "knn", "batchnorm", "precisions", "quality"]
     (found,) = run_on_cuda(_measured, names, tmp_path)
     # of a ViT's attention there are no values
     found |= run_on_cuda(_measured, ["vit"], tmp_path, env={"FAKE_VALUES": "0"})[0]
     assert {name: part["error"] for name, part in found.items() if "error" in part} == {}
     assert found["waits"]["figures"] == {"steps without a wait": 3}  # of 8: 3 first, 2 of log lines
-    for name in (*trained, "vit"):
+    for name in ("resnet18", "vit"):
         figures = found[name]["figures"]
         assert {"images/s", "MFU %", "peak GiB", "bare encoder: MFU %"} <= figures.keys()
 
 
-def _waiting(folder: Path):
-    return _measured(["waits"], folder, waiting=True)
-
-
 def test_a_wait_in_a_step_is_an_error(tmp_path):
-    (found,) = run_on_cuda(_waiting, tmp_path)
+    (found,) = run_on_cuda(_measured, ["waits"], tmp_path, True)
     assert "synchronizing CUDA operation" in found["waits"]["error"]

@@ -1,4 +1,4 @@
-"""Optimizers on "cuda": the weights of a CPU's, in few launches, undone by found_inf alone."""
+"""Optimizers and guard on "cuda": a CPU's weights, in few launches, undone by found_inf alone."""
 
 import math
 from copy import deepcopy
@@ -44,29 +44,24 @@ def _steps(device: str, kind: str, most: float | None, l2_to_init: float) -> lis
     return [p.cpu() for p in before]
 
 
-def _both(*arguments: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    return _steps("cpu", *arguments), _steps("cuda", *arguments)
+STEPS = [
+    *(("lars", None, 0.0), ("lars", 1.5, 0.1), ("lars", 1e6, 0.0)),  # no gradient is so long
+    *(("sgd", None, 0.0), ("sgd", 1.5, 0.1), ("adamw", 1.5, 0.0)),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "most", "l2_to_init"),
-    [
-        ("lars", None, 0.0),
-        ("lars", 1.5, 0.1),
-        ("lars", 1e6, 0.0),  # no gradient is so long
-        ("sgd", None, 0.0),
-        ("sgd", 1.5, 0.1),
-        ("adamw", 1.5, 0.0),
-    ],
-)
-def test_steps_on_cuda_give_the_weights_of_a_cpu(kind, most, l2_to_init):
-    ((expected, got),) = run_on_cuda(_both, kind, most, l2_to_init)
-    for a, b in zip(expected, got, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+def _all_steps() -> Any:
+    return [[_steps(device, *case) for device in ("cpu", "cuda")] for case in STEPS]
+
+
+def test_steps_on_cuda_give_the_weights_of_a_cpu():
+    (found,) = run_on_cuda(_all_steps)
+    for case, (expected, got) in zip(STEPS, found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-7, msg=str(case))
 
 
 def _lars(
-    device: str, lr: float, trust_coefficient: float, *, two_momenta: bool, sent: bool = False
+    lr: float, trust_coefficient: float, two_momenta: bool, device: str, sent: bool
 ) -> list[Tensor]:
     """Weights after two steps in which some lengths are 0; `sent`: the rate is on the device."""
     from sslpipe.optim import LARS
@@ -93,23 +88,22 @@ def _lars(
     return [p.detach().cpu() for p in tensors]
 
 
-def _lars_on_both(lr: float, coefficient: float, two_momenta: bool) -> list[list[Tensor]]:
-    arguments, settings = (lr, coefficient), {"two_momenta": two_momenta}
-    on_both = [_lars(device, *arguments, **settings) for device in ("cpu", "cuda")]
-    return [*on_both, _lars("cuda", *arguments, **settings, sent=True)]
+RATES = [
+    *((0.1, 0.02, False), (0.0, 0.02, False), (0.1, 0.0, False), (1e-12, 1e-6, False)),
+    (0.1, 0.02, True),
+]
 
 
-@pytest.mark.parametrize(
-    ("lr", "coefficient", "two_momenta"),
-    [
-        *((0.1, 0.02, False), (0.0, 0.02, False), (0.1, 0.0, False), (1e-12, 1e-6, False)),
-        (0.1, 0.02, True),
-    ],
-)
-def test_weights_and_gradients_of_length_0_are_stepped_as_on_a_cpu(lr, coefficient, two_momenta):
-    ((expected, *found),) = run_on_cuda(_lars_on_both, lr, coefficient, two_momenta)
-    for got in found:
-        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
+def _all_lars() -> Any:
+    places = ("cpu", False), ("cuda", False), ("cuda", True)
+    return [[_lars(*rate, *place) for place in places] for rate in RATES]
+
+
+def test_weights_and_gradients_of_length_0_are_stepped_as_on_a_cpu():
+    (found,) = run_on_cuda(_all_lars)
+    for rate, (expected, *others) in zip(RATES, found, strict=True):
+        for got in others:
+            torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9, msg=str(rate))
 
 
 def _gathered() -> tuple[list[float], list[bool]]:
@@ -210,3 +204,70 @@ def test_a_step_with_guard_and_norm_takes_few_operations_and_no_wait(clip_norm, 
     for kind, (operations, waits) in found.items():
         assert operations <= most[kind] + MORE, found
         assert waits == 0
+
+
+# -- what the guard remembers: buffers of any kind, in one launch each way -------------------------
+
+
+def _module() -> nn.Module:
+    """Buffers of several dtypes and layouts; each has other values."""
+    generator = torch.Generator().manual_seed(0)
+    module = nn.Module()
+    for name, buffer in {
+        "floats": torch.randn(3, 5, generator=generator),
+        "transposed": torch.randn(7, 2, generator=generator).T,
+        "count": torch.tensor(2**40),
+        "flags": torch.tensor([True, False, True]),
+        "bytes": torch.arange(33, dtype=torch.uint8),
+        "wide": torch.randn(9, dtype=torch.float64, generator=generator),
+        "rounded": torch.randn(1, 2, 3, 3, generator=generator).bfloat16(),
+    }.items():
+        module.register_buffer(name, buffer.cuda())
+    return module
+
+
+def _changed(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Change every buffer in place; copies of what they were."""
+    before = {name: buffer.cpu().clone() for name, buffer in module.named_buffers()}
+    for buffer in module.buffers():
+        buffer.copy_(buffer == 0)
+    return before
+
+
+def _remembered(tie: bool) -> tuple[list[bool], list[bool], list[tuple[int, ...]], list[int]]:
+    """Whether buffers are kept and restored, their strides, and operations of either."""
+    from sslpipe.run.guard import _Memory
+    from tests.fakecuda.runtime import events, operations, reset
+
+    module = _module()
+    if tie:  # two buffers of one memory stay in it
+        assert isinstance(module.wide, torch.Tensor)
+        module.register_buffer("part", module.wide[2:5])
+    owned = list(module.buffers())
+    memory = _Memory(owned)
+    assert all(own is buffer for own, buffer in zip(owned, module.buffers(), strict=True))
+    kept, restored, counts = [], [], []
+    for bad, outcome in ((False, kept), (True, restored)):
+        reset()
+        memory.remember()
+        counts.append(operations(events()))
+        before = _changed(module)
+        after = {name: buffer.cpu().clone() for name, buffer in module.named_buffers()}
+        flag = torch.tensor(bad, device="cuda")
+        reset()
+        memory.restore_where(flag)
+        counts.append(operations(events()))
+        expected = before if bad else after
+        outcome += [buffer.cpu().equal(expected[name]) for name, buffer in module.named_buffers()]
+        memory.restore()
+    return kept, restored, [buffer.stride() for buffer in owned], counts
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_the_guard_restores_buffers_of_every_kind_where_the_device_says_so(tie):
+    ((kept, restored, strides, counts),) = run_on_cuda(_remembered, tie)
+    assert all(kept)
+    assert all(restored)
+    if not tie:
+        assert strides[:2] == [(5, 1), (1, 2)]
+        assert counts == [1] * 4

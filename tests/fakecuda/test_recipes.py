@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu.runs import TINY
-from tests.fakecuda.test_waits import counted_waits
+from tests.fakecuda.test_waits import Waits, counted_waits
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
 from tests.helpers.runs import ROOT, final_weights, forget_accelerator
@@ -41,13 +41,13 @@ OWN = {
 }
 
 
-def _trained(names: list[str], data: Path, folder: Path) -> dict[str, tuple[int, dict[str, int]]]:
+def _trained(names: list[str], data: Path, folder: Path) -> dict[str, Waits]:
     """Train, resume and evaluate each recipe; how often the host waits in a step, and where."""
-    with counted_waits(COUNTED) as read:
+    with counted_waits(COUNTED) as (_, read):
         return {name: _waits_of(name, data, folder, read) for name in names}
 
 
-def _waits_of(name: str, data: Path, folder: Path, read: Any) -> tuple[int, dict[str, int]]:
+def _waits_of(name: str, data: Path, folder: Path, read: Any) -> Waits:
     from sslpipe.data.index import load_index
     from sslpipe.distributed import current_rank
     from sslpipe.evaluation.embed import embed

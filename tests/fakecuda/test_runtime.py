@@ -45,13 +45,11 @@ def test_what_the_device_does_and_what_the_host_waits_for_is_counted():
     assert name == "NVIDIA A100-SXM4-80GB"
     assert 0 < peak < 2**26  # cuBLAS takes 32 MiB
     assert table["kernel"] == {"operations": 1}
-    assert table["product"]["operations"] == 1
-    assert table["pageable copy"]["operations"] == 1
-    assert table["pageable copy"]["waits"] == 1
-    assert table["pinned copy"]["operations"] == 1
-    assert "waits" not in table["pinned copy"]
-    assert table["item"]["waits"] == 1
     assert table["replay"] == {"graphs": 1}
+    for part, waits in (("product", None), ("pageable copy", 1), ("pinned copy", 0)):
+        assert table[part]["operations"] == 1
+        assert waits is None or table[part].get("waits", 0) == waits
+    assert table["item"]["waits"] == 1
 
 
 def _values():

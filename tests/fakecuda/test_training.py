@@ -1,21 +1,31 @@
 """Whole runs on "cuda": torch's CUDA code takes every step's calls, and the numbers are right."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import PartialState
 
+from sslpipe.run.log import read_metrics
 from sslpipe.run.session import Run
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
-from tests.helpers.runs import final_weights, train_over, write_recipe
+from tests.helpers.runs import (
+    at_each_step,
+    final_weights,
+    forget_accelerator,
+    train_over,
+    write_recipe,
+)
 
 pytestmark = needs_fakecuda
 
 Tiny = tuple[Path, Path]
 # a small rate: views that differ in their last bits would be driven apart
-OVERRIDES = ("steps=3", "run.log_steps=3", "run.save_steps=3", "optim.peak_lr=0.002")
+SMALL_RATE = "optim.peak_lr=0.002"
+OVERRIDES = ("steps=3", "run.log_steps=3", "run.save_steps=3", SMALL_RATE)
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +55,24 @@ def train_and_count(recipe: Path, data: Path, run_dir: Path, *overrides: str):
 SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
 
-# two ranks: with the BatchNorm of both, and with half of all weights on each
-@pytest.mark.parametrize(("ranks", "launcher"), [(1, {}), (2, {}), (2, SHARDED)])
-def test_the_tiny_recipe_trains_to_the_weights_of_a_cpu(ranks, launcher, tiny, tmp_path):
+def assert_close_weights(run: Path, expected: Path) -> None:
+    theirs = final_weights(expected)
+    for name, weight in final_weights(run).items():
+        torch.testing.assert_close(weight, theirs[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+# with the BatchNorm of both, and with half of all weights on each
+@pytest.mark.parametrize("launcher", [{}, SHARDED])
+def test_the_tiny_recipe_trains_on_two_ranks_to_the_weights_of_a_cpu(launcher, tiny, tmp_path):
     run = tmp_path / "run"
-    trained = run_on_cuda(train_and_count, *tiny, run, *OVERRIDES, ranks=ranks, env=launcher)
+    trained = run_on_cuda(train_and_count, *tiny, run, *OVERRIDES, ranks=2, env=launcher)
     for done, table in trained:
         assert done == 3
         assert table["step 1"]["operations"] > 100
-        assert ("collectives" in table["step 1"]) == (ranks > 1)
+        assert "collectives" in table["step 1"]
     assert (run / "DONE").is_file()
-    train_over(ranks, *tiny, tmp_path / "cpu", *OVERRIDES, "run.device=cpu")
-    expected = final_weights(tmp_path / "cpu")
-    for name, weight in final_weights(run).items():
-        torch.testing.assert_close(weight, expected[name], rtol=1e-4, atol=1e-5, msg=name)
+    train_over(2, *tiny, tmp_path / "cpu", *OVERRIDES, "run.device=cpu")
+    assert_close_weights(run, tmp_path / "cpu")
 
 
 def _train_deterministically(recipe: Path, data: Path, run_dir: Path):
@@ -84,7 +98,7 @@ def test_a_deterministic_run_has_only_such_algorithms_while_it_lasts(tiny, tmp_p
 
 def _seeded() -> list[torch.Tensor]:
     from sslpipe.random import hash_integers
-    from sslpipe.run.seed import seed_torch
+    from sslpipe.run.launch import seed_torch
 
     device, found = torch.device("cuda", 0), []
     for own in (False, True):
@@ -101,3 +115,62 @@ def test_the_generators_are_seeded_as_torch_does():
     ((host, device, own_host, own_device),) = run_on_cuda(_seeded)
     assert own_host.equal(host)
     assert own_device.equal(device)
+
+
+# -- steps that are decided on the device leave the weights that a CPU's host decides --------------
+
+EACH_STEP = ("steps=4", "run.log_steps=1", "run.save_steps=4", SMALL_RATE)
+RUNS = {
+    "lars": (
+        *("optim.kind=lars", "optim.clip_norm=1"),
+        *("loss.kind=hard_negatives", "loss.mask_labels=true"),
+    ),
+    "moco": ("loss.kind=moco", "loss.queue_rows=24", "momentum.start=0.9"),
+    "micro-batches": ("data.micro_batch=8", "loss.kind=sup_con"),
+}
+
+
+def train_poisoned(recipe: Path, data: Path, folder: Path, device: str) -> None:
+    """Train each of RUNS in turn; the views of a run's third step are NaN."""
+    from sslpipe.augment.two_views import FusedViews
+    from sslpipe.data.index import load_index
+    from sslpipe.recipe import load_recipe
+    from sslpipe.train import train
+
+    poisoned = False
+
+    def poison(step, batch):
+        nonlocal poisoned
+        poisoned = step == 2
+
+    def views(self, *args, **kwargs):
+        made = make_views(self, *args, **kwargs)
+        return made * float("nan") if poisoned else made
+
+    at_each_step(poison)
+    make_views, FusedViews.forward = FusedViews.forward, views
+    for name, overrides in RUNS.items():
+        settings = (*EACH_STEP, *overrides, f"run.device={device}")
+        train(load_recipe(recipe, settings), load_index(data), folder / device / name)
+        forget_accelerator()
+        PartialState._reset_state()
+
+
+@pytest.fixture(scope="module")
+def poisoned(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for device in ("cuda", "cpu"):
+        run_on_cuda(train_poisoned, *tiny, folder, device, timeout_s=600)
+    return folder
+
+
+@pytest.mark.parametrize("name", list(RUNS))
+def test_a_bad_step_among_good_ones_gives_the_weights_of_a_cpu(name, poisoned):
+    on_cuda, on_cpu = (poisoned / device / name for device in ("cuda", "cpu"))
+    assert_close_weights(on_cuda, on_cpu)
+    for run in (on_cuda, on_cpu):
+        lines = read_metrics(run)
+        assert [line["skipped_steps"] for line in lines] == [0, 0, 1, 1]
+        assert [line["loss"] is None for line in lines] == [False, False, True, False]
+    records = [(run / "bad_steps.0.jsonl").read_text().splitlines() for run in (on_cuda, on_cpu)]
+    assert json.loads(records[0][0])["ids"] == json.loads(records[1][0])["ids"]

@@ -23,13 +23,11 @@ pytestmark = needs_fakecuda
 Settings = tuple[str, ...]
 COMMON = ("run.log_steps=99", "run.save_steps=99", "run.max_bad_steps=99")
 RUNS: dict[str, Settings] = {
-    "nt_xent sgd fp32": (),
-    "nt_xent lars bf16, clipped": ("optim.kind=lars", "optim.precision=bf16", "optim.clip_norm=1"),
+    "lars bf16, clipped": ("optim.kind=lars", "optim.precision=bf16", "optim.clip_norm=1"),
     "dcl adamw fp16": ("loss.kind=dcl", "optim.kind=adamw", "optim.precision=fp16"),
     "sup_con lars": ("loss.kind=sup_con", "optim.kind=lars"),
-    "hard_negatives": ("loss.kind=hard_negatives",),
     "a ViT": ("backbone={kind='timm/test_vit'}", "augment.crop_px=32", "data.canvas_px=32"),
-    "masked labels": ("loss.mask_labels=true",),
+    "nt_xent sgd fp32, masked labels": ("loss.mask_labels=true",),
     "moco": ("loss.kind=moco", "loss.queue_rows=24", "momentum.start=0.9"),
     "micro-batches": ("data.micro_batch=8",),
     "micro-batches of one image a stream": ("data.micro_batch=4",),
@@ -45,12 +43,18 @@ RUNS: dict[str, Settings] = {
 }
 
 
+Waits = tuple[int, dict[str, int]]
+
+
 @contextmanager
-def counted_waits(counted: tuple[int, ...]) -> Iterator[Callable[[], tuple[int, dict[str, int]]]]:
+def counted_waits(
+    counted: tuple[int, ...],
+) -> Iterator[tuple[Callable[[str], None], Callable[[], Waits]]]:
     """Watch the counted steps of the trainings inside.
 
-    Yields: a function that says how often the host has waited in them since its last call, and in
-        which lines of the package by torch's own count.
+    Yields: a function that begins a section, of which "counted" is watched; and one that says how
+        often the host has waited in these since its last call, and in which lines of the package by
+        torch's own count.
     """
     import torch
 
@@ -75,7 +79,7 @@ def counted_waits(counted: tuple[int, ...]) -> Iterator[Callable[[], tuple[int, 
             yield step, batch
             enter("")
 
-    def read() -> tuple[int, dict[str, int]]:
+    def read() -> Waits:
         log = [event for event in events() if event.main_thread and event.section == "counted"]
         # a copy from or to memory that is not pinned may wait as well, asynchronous or not
         paged = [event for event in log if event.name in ("H2D", "D2H") and not event.flag]
@@ -91,12 +95,12 @@ def counted_waits(counted: tuple[int, ...]) -> Iterator[Callable[[], tuple[int, 
         patch.object(warnings, "showwarning", show),
     ):
         warnings.simplefilter("always")
-        yield read
+        yield enter, read
 
 
 def waits_of_steps(
     recipe: Path, data: Path, folder: Path, runs: dict[str, Settings], counted: tuple[int, ...]
-) -> dict[str, tuple[int, dict[str, int]]]:
+) -> dict[str, Waits]:
     """Train, or fine-tune, each of the runs: how often the host waited when counted, and where."""
     from sslpipe.data.index import load_index
     from sslpipe.metric_learning.finetune import finetune
@@ -105,7 +109,7 @@ def waits_of_steps(
     from sslpipe.train import train
 
     found = {}
-    with counted_waits(counted) as read:
+    with counted_waits(counted) as (_, read):
         for name, overrides in runs.items():
             loaded = load_recipe(recipe, (*COMMON, *overrides))
             run: Any = train if isinstance(loaded, Recipe) else finetune
@@ -117,7 +121,7 @@ def waits_of_steps(
 
 @pytest.mark.parametrize(
     ("ranks", "names"),
-    [(1, list(RUNS)), (2, ["nt_xent lars bf16, clipped", "sup_con lars", "moco", "pairs"])],
+    [(1, list(RUNS)), (2, ["lars bf16, clipped", "near pairs in micro-batches", "pairs moco"])],
 )
 def test_no_step_between_log_lines_waits_for_the_device(ranks, names, tmp_path):
     # the last step is a log line's; in the first ten, DDP times itself

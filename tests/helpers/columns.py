@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sslpipe.data.column_files import MISSING_INTEGER
+from sslpipe.data.columns import MISSING_INTEGER
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.sharding.columns import ColumnValues, write_columns
-from sslpipe.sharding.manifest import save_manifest
+from sslpipe.sharding.record import save_manifest
 
 
 def column_of(values: Sequence[str | int | float | None], *, time: bool = False) -> ColumnValues:

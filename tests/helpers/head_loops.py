@@ -64,14 +64,12 @@ def psi(cos, m=4):
     return (-1) ** k * torch.cos(m * angle) - 2 * k
 
 
-def multiplied(with_weight):
+def multiplied(with_weight, m=4, lam=0.0, psi=psi):
     def logits(row, label, head):
-        return [
-            length(row)
-            * (length(w) if with_weight else 1)
-            * (psi if c == label else same)(cosine(row, w))
-            for c, w in enumerate(head.weight)
-        ]
+        cosines = [cosine(row, w) for w in head.weight]
+        cosines[label] = (lam * cosines[label] + psi(cosines[label], m)) / (1 + lam)
+        lengths = [length(row) * (length(w) if with_weight else 1) for w in head.weight]
+        return [a * v for a, v in zip(lengths, cosines, strict=True)]
 
     return classified(logits)
 
@@ -81,112 +79,152 @@ def softmax(row, label, head):
     return [row @ w + b for w, b in zip(layer.weight, layer.bias, strict=True)]
 
 
-def sub_centers(row, label, head):
-    groups = head.weight.unflatten(0, (-1, 3))
-    cosines = [max(cosine(row, w) for w in group) for group in groups]
-    return [64 * (arc if c == label else same)(v) for c, v in enumerate(cosines)]
-
-
-def curricular(x, y, head):
-    targets = [cosine(row, head.weight[label]).detach() for row, label in zip(x, y, strict=True)]
-    t = 0.01 * mean(targets)
-
+def sub_centers(of_class=max):
     def logits(row, label, head):
-        cosines = [cosine(row, w) for w in head.weight]
-        threshold = torch.cos(torch.acos(cosines[label]) + 0.5)
-        return [
-            64 * (arc(v) if c == label else v * (t + v) if v > threshold else v)
-            for c, v in enumerate(cosines)
-        ]
+        groups = head.weight.unflatten(0, (-1, 3))
+        cosines = [of_class([cosine(row, w) for w in group]) for group in groups]
+        return [64 * (arc if c == label else same)(v) for c, v in enumerate(cosines)]
 
-    return classified(logits)(x, y, head)
+    return classified(logits)
 
 
-def adaptive(x, y, head):
-    norms = torch.stack([length(row).detach().clamp(0.001, 100) for row in x])
-    center = 0.99 * 20 + 0.01 * norms.mean()
-    spread = 0.99 * 100 + 0.01 * norms.std()
+def mean_target(x, y, head):
+    targets = [cosine(row, head.weight[label]) for row, label in zip(x, y, strict=True)]
+    return mean(targets).detach()
 
+
+def curricular(hard=lambda v, t: v * (t + v), of_all=False, momentum=0.01, before=0.0):
+    """A hard negative's cosine becomes hard(cos, t)."""
+
+    def value(x, y, head):
+        t = momentum * mean_target(x, y, head) + (1 - momentum) * before
+
+        def logits(row, label, head):
+            cosines = [cosine(row, w) for w in head.weight]
+            threshold = torch.cos(torch.acos(cosines[label]) + 0.5)
+            return [
+                64 * (arc(v) if c == label else hard(v, t) if of_all or v > threshold else v)
+                for c, v in enumerate(cosines)
+            ]
+
+        return classified(logits)(x, y, head)
+
+    return value
+
+
+def adaptive(sign=-1, momentum=0.01, quality=None, before=(20.0, 100.0)):
+    """quality: one for all rows, in place of that of the length."""
+
+    def value(x, y, head):
+        norms = torch.stack([length(row).detach().clamp(0.001, 100) for row in x])
+        center = (1 - momentum) * before[0] + momentum * norms.mean()
+        spread = (1 - momentum) * before[1] + momentum * norms.std()
+
+        def logits(row, label, head):
+            norm = length(row).detach().clamp(0.001, 100)
+            q = (0.333 * (norm - center) / (spread + 0.001)).clamp(-1, 1)
+            q = q if quality is None else quality
+            cosines = [cosine(row, w) for w in head.weight]
+            angle = (torch.acos(cosines[label]) + sign * 0.4 * q).clamp(0, math.pi)
+            cosines[label] = torch.cos(angle) - 0.4 * (1 + q)
+            return [64 * v for v in cosines]
+
+        return classified(logits)(x, y, head)
+
+    return value
+
+
+def circle(gamma=256, own_optimum=1.25, other_optimum=-0.25, weighted=True):
     def logits(row, label, head):
-        norm = length(row).detach().clamp(0.001, 100)
-        quality = (0.333 * (norm - center) / (spread + 0.001)).clamp(-1, 1)
-        cosines = [cosine(row, w) for w in head.weight]
-        angle = (torch.acos(cosines[label]) - 0.4 * quality).clamp(0, math.pi)
-        cosines[label] = torch.cos(angle) - 0.4 * (1 + quality)
-        return [64 * v for v in cosines]
-
-    return classified(logits)(x, y, head)
-
-
-def circle(row, label, head):
-    logits = []
-    for c, w in enumerate(head.weight):
-        v = cosine(row, w)
-        weight = max(1.25 - v.item(), 0) if c == label else max(v.item() + 0.25, 0)
-        logits.append(256 * weight * (v - 0.75 if c == label else v - 0.25))
-    return logits
-
-
-def proxy_nca(x, y, head):
-    values = []
-    for row, label in zip(x, y, strict=True):
-        d = [d2(*unit([row, p])) for p in head.proxies]
-        others = sum(torch.exp(-v) for c, v in enumerate(d) if c != label)
-        values.append(d[label] + torch.log(others))
-    return mean(values)
-
-
-def proxy_anchor(x, y, head):
-    pulls, pushes = [], []
-    for c, p in enumerate(head.proxies):
-        s = [cosine(row, p) for row in x]
-        own = [torch.exp(-32 * (v - 0.1)) for v, label in zip(s, y, strict=True) if label == c]
-        far = [torch.exp(32 * (v + 0.1)) for v, label in zip(s, y, strict=True) if label != c]
-        pulls += [torch.log1p(sum(own))] if own else []
-        pushes.append(torch.log1p(sum(far)) if far else 0 * p.sum())
-    return mean(pulls) + mean(pushes)
-
-
-def soft_triple(x, y, head):
-    values = []
-    for row, label in zip(x, y, strict=True):
         logits = []
-        for c, centers in enumerate(head.weight):
-            s = torch.stack([cosine(row, w) for w in centers])
-            share = torch.softmax(s / 0.1, 0)
-            logits.append(20 * ((share * s).sum() - 0.01 * (c == label)))
-        values.append(entropy(logits, label))
-    classes, k = head.weight.shape[:2]
-    spread = [
-        length(a / length(a) - b / length(b))
-        for centers in head.weight
-        for n, a in enumerate(centers)
-        for b in centers[:n]
-    ]
-    return mean(values) + 0.2 * sum(spread) / (classes * k * (k - 1))
+        for c, w in enumerate(head.weight):
+            v = cosine(row, w)
+            gap = own_optimum - v.item() if c == label else v.item() - other_optimum
+            weight = max(gap, 0) if weighted else 1
+            logits.append(gamma * weight * (v - 0.75 if c == label else v - 0.25))
+        return logits
+
+    return classified(logits)
 
 
-def center(x, y, head):
-    return 0.003 / 2 * mean([d2(row, head.centers[label]) for row, label in zip(x, y, strict=True)])
+def proxy_nca(form="paper", scale=1.0):
+    def value(x, y, head):
+        values = []
+        for row, label in zip(x, y, strict=True):
+            d = [scale * d2(*unit([row, p])) for p in head.proxies]
+            below = [torch.exp(-v) for c, v in enumerate(d) if form == "all" or c != label]
+            values.append(d[label] + torch.log(sum(below)))
+        return mean(values)
+
+    return value
+
+
+def proxy_anchor(alpha=32, over="present", pushed="all", sign=1):
+    def value(x, y, head):
+        pulls, pushes = [], []
+        for c, p in enumerate(head.proxies):
+            s = [cosine(row, p) for row in x]
+            own = [torch.exp(-alpha * (v - 0.1)) for v, at in zip(s, y, strict=True) if at == c]
+            far = [alpha * (v + sign * 0.1) for v, at in zip(s, y, strict=True) if at != c]
+            pulls += [torch.log1p(sum(own))] if own else [0 * p.sum()] * (over == "all")
+            if own or pushed == "all":
+                pushes.append(torch.log1p(sum(map(torch.exp, far))) if far else 0 * p.sum())
+        return mean(pulls) + mean(pushes)
+
+    return value
+
+
+def soft_triple(tau=0.2, hard=False):
+    def value(x, y, head):
+        values = []
+        for row, label in zip(x, y, strict=True):
+            logits = []
+            for c, centers in enumerate(head.weight):
+                s = torch.stack([cosine(row, w) for w in centers])
+                soft = s.max() if hard else (torch.softmax(s / 0.1, 0) * s).sum()
+                logits.append(20 * (soft - 0.01 * (c == label)))
+            values.append(entropy(logits, label))
+        classes, k = head.weight.shape[:2]
+        spread = [
+            length(a / length(a) - b / length(b))
+            for centers in head.weight
+            for n, a in enumerate(centers)
+            for b in centers[:n]
+        ]
+        return mean(values) + tau * sum(spread) / (classes * k * (k - 1))
+
+    return value
+
+
+def center(weight=0.003, over=len):
+    """over: what the sum over the rows is divided by."""
+
+    def value(x, y, head):
+        far = [d2(row, head.centers[label]) for row, label in zip(x, y, strict=True)]
+        return weight / 2 * sum(far) / over(x)
+
+    return value
 
 
 HEAD_LOOPS = {
-    "adaface": adaptive,
+    "adaface": adaptive(),
     "arcface": with_margin(arc, same),
-    "center": center,
-    "circle_softmax": classified(circle),
+    "center": center(),
+    "circle_softmax": circle(),
     "combined_margin": with_margin(lambda v: torch.cos(torch.acos(v) + 0.3) - 0.2, same),
     "cosface": with_margin(lambda v: v - 0.35, same),
-    "curricularface": curricular,
+    "curricularface": curricular(),
     "l_softmax": multiplied(with_weight=True),
     "modified_softmax": classified(
         lambda row, label, head: [length(row) * cosine(row, w) for w in head.weight]
     ),
-    "normface": with_margin(same, same, 20.0),
-    "proxy_anchor": proxy_anchor,
-    "proxy_nca": proxy_nca,
-    "soft_triple": soft_triple,
+    "normface": classified(
+        lambda row, label, head: [head.rule.scale * cosine(row, w) for w in head.weight]
+    ),
+    "proxy_anchor": proxy_anchor(),
+    "proxy_nca": proxy_nca(),
+    "soft_triple": soft_triple(),
     "softmax": classified(softmax),
     "sphereface": multiplied(with_weight=False),
-    "sub_center_arcface": classified(sub_centers),
+    "sub_center_arcface": sub_centers(),
 }

@@ -170,32 +170,24 @@ def _timm(folder: Path, stated: dict[str, Any]) -> Path:
     return folder
 
 
+_ARGUMENTS: tuple[Any, ...] = (
+    *([["img_size", 224], ["depth", 3]], [["a", "b", "c"]], "img_size", {"img_size": {"a": 1}}),
+    *({"layers": [10**6] * 4}, {"width": 10**9}),
+)
+_OF_VIT: tuple[dict[str, Any], ...] = (
+    *({"depth": 10**9}, {"embed_dim": 3 * 2**20}, {"img_size": 48000}, {"img_size": "x"}),
+    *({"num_heads": 0}, {"mlp_ratio": 1e300}),
+)
+_PRETRAINED: tuple[Any, ...] = (
+    *({"crop_pct": value} for value in (1e-320, 0, -1, float("nan"))),
+    *({"input_size": value} for value in ([3, 20000, 20000], [3, 0, 0], [3, 2**70, 2**70], "abc")),
+    *({"mean": "abc"}, {"std": [0, 0, 0]}, {"interpolation": [1]}, {"crop_mode": [1]}),
+    [["crop_pct", 1]],
+)
 for _stated in (
-    {"model_args": [["img_size", 224], ["depth", 3]]},
-    {"model_args": [["a", "b", "c"]]},
-    {"model_args": "img_size"},
-    {"model_args": {"img_size": {"a": 1}}},
-    {"model_args": {"layers": [10**6] * 4}},
-    {"model_args": {"width": 10**9}},
-    {"architecture": "vit_tiny_patch16_224", "model_args": {"depth": 10**9}},
-    {"architecture": "vit_tiny_patch16_224", "model_args": {"embed_dim": 3 * 2**20}},
-    {"architecture": "vit_tiny_patch16_224", "model_args": {"img_size": 48000}},
-    {"architecture": "vit_tiny_patch16_224", "model_args": {"img_size": "x"}},
-    {"architecture": "vit_tiny_patch16_224", "model_args": {"num_heads": 0}},
-    {"architecture": "vit_tiny_patch16_224", "model_args": {"mlp_ratio": 1e300}},
-    {"pretrained_cfg": {"crop_pct": 1e-320}},
-    {"pretrained_cfg": {"crop_pct": 0}},
-    {"pretrained_cfg": {"crop_pct": -1}},
-    {"pretrained_cfg": {"crop_pct": float("nan")}},
-    {"pretrained_cfg": {"input_size": [3, 20000, 20000]}},
-    {"pretrained_cfg": {"input_size": [3, 0, 0]}},
-    {"pretrained_cfg": {"input_size": [3, 2**70, 2**70]}},
-    {"pretrained_cfg": {"input_size": "abc"}},
-    {"pretrained_cfg": {"mean": "abc"}},
-    {"pretrained_cfg": {"std": [0, 0, 0]}},
-    {"pretrained_cfg": {"interpolation": [1]}},
-    {"pretrained_cfg": {"crop_mode": [1]}},
-    {"pretrained_cfg": [["crop_pct", 1]]},
+    *({"model_args": arguments} for arguments in _ARGUMENTS),
+    *({"architecture": "vit_tiny_patch16_224", "model_args": each} for each in _OF_VIT),
+    *({"pretrained_cfg": stated} for stated in _PRETRAINED),
 ):
     hostile(f"timm {json.dumps(_stated)[:90]}", _stated)(_timm)
 
@@ -211,12 +203,22 @@ def onnx_model(nodes: list[Any], inputs: Any = None, outputs: Any = None, **grap
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def _pooled(name: str = "features") -> Any:
-    return helper.make_node("ReduceMean", ["x", "axes"], [name], keepdims=0)
+def _node(words: str, out: str = "features", **attributes: Any) -> Any:
+    """Make a node: its kind and inputs in words."""
+    kind, *inputs = words.split()
+    return helper.make_node(kind, inputs, [out], **attributes)
+
+
+def _pooled(out: str = "features") -> Any:
+    return _node("ReduceMean x axes", out, keepdims=0)
+
+
+def _integers_named(**numbers: list[int]) -> list[Any]:
+    return [helper.make_tensor(k, TensorProto.INT64, [len(v)], v) for k, v in numbers.items()]
 
 
 def _axes() -> list[Any]:
-    return [helper.make_tensor("axes", TensorProto.INT64, [2], [2, 3])]
+    return _integers_named(axes=[2, 3])
 
 
 def pooling(side: Any = "h", batch: Any = "b", **metadata: str) -> Any:
@@ -253,31 +255,28 @@ for _name, _model in {
 def _text(folder: Path) -> Path:
     value = helper.make_tensor("t", TensorProto.STRING, [1], [b"hello"])
     outputs = [helper.make_tensor_value_info("features", TensorProto.STRING, [1])]
-    node = helper.make_node("Identity", ["t"], ["features"])
-    return _write(folder, onnx_model([node], outputs=outputs, initializer=[value]))
+    return _write(folder, onnx_model([_node("Identity t")], outputs=outputs, initializer=[value]))
 
 
 @hostile("ONNX sequence output")
 def _sequence(folder: Path) -> Path:
-    node = helper.make_node("SequenceConstruct", ["x"], ["features"])
     element = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
     output = helper.make_value_info("features", helper.make_sequence_type_proto(element))
-    return _write(folder, onnx_model([node], outputs=[output]))
+    return _write(folder, onnx_model([_node("SequenceConstruct x")], outputs=[output]))
 
 
 @hostile("ONNX integers")
 def _integers(folder: Path) -> Path:
-    nodes = [_pooled("y"), helper.make_node("Cast", ["y"], ["features"], to=TensorProto.INT64)]
+    nodes = [_pooled("y"), _node("Cast y", to=TensorProto.INT64)]
     outputs = [helper.make_tensor_value_info("features", TensorProto.INT64, None)]
     return _write(folder, onnx_model(nodes, outputs=outputs, initializer=_axes()))
 
 
 @hostile("ONNX 0 features")
 def _no_features(folder: Path) -> Path:
-    numbers = {"start": [0], "end": [0], "along": [1]}
-    initial = [helper.make_tensor(k, TensorProto.INT64, [1], v) for k, v in numbers.items()]
-    nodes = [_pooled("y"), helper.make_node("Slice", ["y", "start", "end", "along"], ["features"])]
-    return _write(folder, onnx_model(nodes, initializer=[*initial, *_axes()]))
+    initial = _integers_named(start=[0], end=[0], along=[1], axes=[2, 3])
+    nodes = [_pooled("y"), _node("Slice y start end along")]
+    return _write(folder, onnx_model(nodes, initializer=initial))
 
 
 @hostile("ONNX one row whatever the batch", [4, 8])
@@ -285,21 +284,15 @@ def _no_features(folder: Path) -> Path:
 @hostile("ONNX ConstantOfShape 6 GB", [1, 3 * 2**29])
 @hostile("ONNX ConstantOfShape -1", [1, -1])
 def _constant_of_shape(folder: Path, shape: list[int]) -> Path:
-    initial = [helper.make_tensor("s", TensorProto.INT64, [len(shape)], shape)]
-    node = helper.make_node("ConstantOfShape", ["s"], ["features"])
-    return _write(folder, onnx_model([node], initializer=initial))
+    nodes = [_node("ConstantOfShape s")]
+    return _write(folder, onnx_model(nodes, initializer=_integers_named(s=shape)))
 
 
 @hostile("ONNX 6 GB on the way")
 def _large_inside(folder: Path) -> Path:
-    initial = [helper.make_tensor("s", TensorProto.INT64, [3], [2**15, 3, 2**14]), *_axes()]
-    nodes = [
-        _pooled("y"),
-        helper.make_node("ConstantOfShape", ["s"], ["c"]),
-        helper.make_node("ReduceSum", ["c"], ["d"], keepdims=0),
-        helper.make_node("Add", ["y", "d"], ["features"]),
-    ]
-    return _write(folder, onnx_model(nodes, initializer=initial))
+    initial = _integers_named(s=[2**15, 3, 2**14], axes=[2, 3])
+    nodes = [_pooled("y"), _node("ConstantOfShape s", "c"), _node("ReduceSum c", "d", keepdims=0)]
+    return _write(folder, onnx_model([*nodes, _node("Add y d")], initializer=initial))
 
 
 @hostile("ONNX loop of 2^60", False)
@@ -307,7 +300,7 @@ def _large_inside(folder: Path) -> Path:
 def _loop(folder: Path, inside: bool) -> Path:
     info, kinds = helper.make_tensor_value_info, TensorProto
     body = helper.make_graph(
-        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["v", "v"], ["w"])],
+        [_node("Identity go", "on"), _node("Add v v", "w")],
         "body",
         [info("i", kinds.INT64, []), info("go", kinds.BOOL, []), info("v", kinds.FLOAT, None)],
         [info("on", kinds.BOOL, []), info("w", kinds.FLOAT, None)],
@@ -317,11 +310,11 @@ def _loop(folder: Path, inside: bool) -> Path:
         helper.make_tensor("yes", TensorProto.BOOL, [], [True]),
         *_axes(),
     ]
-    loop = helper.make_node("Loop", ["n", "yes", "y"], ["features"], body=body)
+    loop = _node("Loop n yes y", body=body)
     if inside:
         out = [info("features", kinds.FLOAT, None)]
         branch = helper.make_graph([loop], "branch", [], out)
-        loop = helper.make_node("If", ["yes"], ["features"], then_branch=branch, else_branch=branch)
+        loop = _node("If yes", then_branch=branch, else_branch=branch)
     return _write(folder, onnx_model([_pooled("y"), loop], initializer=initial))
 
 

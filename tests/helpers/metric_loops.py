@@ -93,37 +93,31 @@ def deep_id2(x, y, linear, margin=1.0, weight=0.05):
     return mean(identification) + weight * mean(verification)
 
 
-def triplet(x, y, margin=0.2, distance=d2):
+def near_and_far(x, y, distance=d2):
+    """Of each triplet: how far the positive and the negative are from the anchor, of unit rows."""
     x = unit(x)
-    return mean(
-        [hinge(distance(x[a], x[p]) - distance(x[a], x[n]) + margin) for a, p, n in triplets(y)]
-    )
+    return [(distance(x[a], x[p]), distance(x[a], x[n])) for a, p, n in triplets(y)]
+
+
+def triplet(x, y, margin=0.2, distance=d2):
+    return mean([hinge(near - far + margin) for near, far in near_and_far(x, y, distance)])
 
 
 def soft_triplet(x, y, margin=0.0):
-    x = unit(x)
-    return mean([soft(d2(x[a], x[p]) - d2(x[a], x[n]) + margin) for a, p, n in triplets(y)])
+    return mean([soft(near - far + margin) for near, far in near_and_far(x, y)])
 
 
 def semi_hard_triplet(x, y, margin=0.2):
-    x, kept = unit(x), []
-    for a, p, n in triplets(y):
-        if d2(x[a], x[p]) < d2(x[a], x[n]) < d2(x[a], x[p]) + margin:
-            kept.append(d2(x[a], x[p]) - d2(x[a], x[n]) + margin)
-    return mean(kept)
+    pairs = near_and_far(x, y)
+    return mean([near - far + margin for near, far in pairs if near < far < near + margin])
 
 
 def hard_triplet(x, y, margin=0.2):
-    x, kept = unit(x), []
-    for a, p, n in triplets(y):
-        if d2(x[a], x[n]) < d2(x[a], x[p]):
-            kept.append(d2(x[a], x[p]) - d2(x[a], x[n]) + margin)
-    return mean(kept)
+    return mean([near - far + margin for near, far in near_and_far(x, y) if far < near])
 
 
 def active_triplet(x, y, margin=0.2):
-    x = unit(x)
-    values = [hinge(d2(x[a], x[p]) - d2(x[a], x[n]) + margin) for a, p, n in triplets(y)]
+    values = [hinge(near - far + margin) for near, far in near_and_far(x, y)]
     return mean([v for v in values if v > 0])
 
 
@@ -164,17 +158,12 @@ def lmnn(x, y, matrix, margin=1.0, weight=1.0, neighbours=None):
         gap = x[i] - x[j]
         return gap @ matrix @ gap
 
-    def similar(i):
+    pull = push = 0
+    for i in range(len(y)):
         near = sorted(positives(y, i), key=lambda j: d2(x[i], x[j]).item())
-        return near[:neighbours]
-
-    pull = sum(d_a(i, j) for i in range(len(y)) for j in similar(i))
-    push = sum(
-        hinge(margin + d_a(i, j) - d_a(i, k))
-        for i in range(len(y))
-        for j in similar(i)
-        for k in negatives(y, i)
-    )
+        for j in near[:neighbours]:
+            pull = pull + d_a(i, j)
+            push = push + sum(hinge(margin + d_a(i, j) - d_a(i, k)) for k in negatives(y, i))
     return pull + weight * push
 
 
@@ -355,11 +344,9 @@ def tree_margins(x, y, beta, levels):
 
 
 def hierarchical_triplet(x, y, beta=0.1, levels=16):
-    margins, x = tree_margins(x, y, beta, levels), unit(x)
-    values = [
-        hinge(d2(x[a], x[p]) - d2(x[a], x[n]) + margins[y[a], y[n]]) for a, p, n in triplets(y)
-    ]
-    return mean(values) / 2
+    margins, apart = tree_margins(x, y, beta, levels), near_and_far(x, y)
+    each = zip(apart, triplets(y), strict=True)
+    return mean([hinge(p - n + margins[y[i], y[k]]) for (p, n), (i, _, k) in each]) / 2
 
 
 def magnet(x, y, clusters=None, alpha=1.0):

@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel
 
-from benchmarks.memory import memory_mb
+from benchmarks.common import memory_mb
 from sslpipe import portable
 from sslpipe.augment.build import build_augment
 from sslpipe.augment.fused_views import FusedViews

@@ -78,6 +78,12 @@ def train_in_rank(process: Rank, recipe: str, data: str, run_dir: str, *override
     return done, seen
 
 
+def faulty_in_rank(process: Rank, fault: str, *arguments: str):
+    """As `train_in_rank`, with a fault as SSLPIPE_FAULT names it."""
+    os.environ["SSLPIPE_FAULT"] = fault
+    return train_in_rank(process, *arguments)
+
+
 def at_each_step(call):
     """Have the loops of this process call it with each step and its batch; gives Run.steps as it
     was."""

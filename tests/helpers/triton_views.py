@@ -1,6 +1,6 @@
 """The Triton kernels in a process of their own, interpreted on a CPU or compiled for a card.
 
-`python -m tests.helpers.triton_views NAME ARGUMENTS`: one function below, its result as JSON.
+`python -m tests.helpers.triton_views CALLS`: functions below, their results by name as JSON.
 """
 
 import itertools
@@ -16,10 +16,10 @@ import torch
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def in_a_process(name: str, *arguments: object, **environment: str) -> Any:
-    """Call a function of this module in a process with these variables."""
+def in_a_process(calls: dict[str, Any], **environment: str) -> Any:
+    """Call functions of this module, each with a list of arguments, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.helpers.triton_views", name, json.dumps(arguments)],
+        [sys.executable, "-m", "tests.helpers.triton_views", json.dumps(calls)],
         env={**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1", **environment},
         cwd=ROOT,
         capture_output=True,
@@ -102,10 +102,7 @@ def _both(side: int, *, preset: str = "simclr", **settings: Any) -> Any:
 def bytes_moved(tables: Any, side: int, itemsize: int) -> int:
     """Bytes of images and views that the kernels read and write, each once a view and kernel.
 
-    Args:
-        tables: Of triton_views, of views that are not rotated.
-        side: Of the views, in pixels.
-        itemsize: Bytes of a number of the result.
+    tables: of triton_views, of views that are not rotated; itemsize: bytes of a result's number.
     """
     pixels = 3 * side**2
     work, written = 4 * pixels, itemsize * pixels
@@ -196,4 +193,4 @@ def _difference(side: int, sizes: list[list[int]], **settings: Any) -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(globals()[sys.argv[1]](*json.loads(sys.argv[2]))))
+    print(json.dumps({name: globals()[name](*a) for name, a in json.loads(sys.argv[1]).items()}))

@@ -8,10 +8,9 @@ from torch import Tensor
 from sslpipe.losses import LOSSES, DCLLoss, InBatchLoss, MoCoLoss, NTXentLoss, Objective, SupConLoss
 from sslpipe.losses.base import positive_similarities
 from sslpipe.losses.engine.contrast import Anchors, Sums
-from sslpipe.losses.engine.queue import enqueue
 from sslpipe.recipe.base import Component
 from sslpipe.registry import build
-from tests.losses.test_nt_xent import pair, value_and_grad
+from tests.losses.loops import assert_same, pair, value_and_grad
 
 
 class Alignment(Objective):
@@ -57,10 +56,8 @@ def test_a_contrastive_objective_is_its_row_loss() -> None:
     z_a, z_b = pair(9, 4)
     ids = torch.tensor([0, 1, 2, 0, 4, 5, 6, 7, 2])
     ours, theirs = NTXentByHand(0.2, tile_rows=4), NTXentLoss(0.2)
-    loss, grad = value_and_grad(ours(z_a, z_b, ids=ids), z_a, z_b)
-    expected, expected_grad = value_and_grad(theirs(z_a, z_b, ids=ids), z_a, z_b)
-    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
-    torch.testing.assert_close(grad, expected_grad, rtol=1e-9, atol=1e-12)
+    found, expected = (value_and_grad(each(z_a, z_b, ids=ids), z_a, z_b) for each in (ours, theirs))
+    assert_same(found, expected)
     assert ours.stats() == theirs.stats() == {"negatives_per_anchor": 16 - 16 / 18}
 
 
@@ -102,19 +99,3 @@ def test_a_temperature_that_is_changed_counts() -> None:
     loss_fn = NTXentLoss(0.5)
     loss_fn.temperature = 0.1
     assert torch.equal(loss_fn(z_a, z_b), NTXentLoss(0.1)(z_a, z_b))
-
-
-@pytest.mark.parametrize("counts", [[2, 2, 2], [5, 0, 1], [7, 3], [13, 4]])
-def test_a_queue_is_the_last_rows_of_a_list(counts: list[int]) -> None:
-    buffers = torch.full((5, 2), -1.0), torch.full((5,), -1)
-    next_row, filled = torch.tensor(0), torch.tensor(0)
-    history: list[int] = []
-    for count in counts:
-        ids = torch.arange(len(history), len(history) + count)
-        enqueue(buffers, (ids[:, None].double().expand(-1, 2), ids), next_row, filled)
-        history += ids.tolist()
-    at = int(next_row)
-    kept = torch.cat([buffers[1][at:], buffers[1][:at]]).tolist()  # oldest first
-    assert [i for i in kept if i >= 0] == history[-5:]
-    assert int(filled) == min(5, len(history))
-    assert torch.equal(buffers[0][:, 0].long(), buffers[1])

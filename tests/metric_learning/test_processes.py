@@ -1,4 +1,4 @@
-"""Metric losses and miners in 2 and 3 real processes with unequal rows equal one process."""
+"""Metric losses, heads and miners in 2 and 3 real processes with unequal rows equal one process."""
 
 import inspect
 
@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from sslpipe.distributed import Rank, all_gather_rows, global_sum
-from sslpipe.metric_learning import METRIC_LOSSES, MINERS
+from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.losses.pairwise import References
 from tests.helpers.processes import run_processes
 
 LABELS = torch.tensor([0, 0, 2, 1, 1, 3, 2, 0, -1, 1, 2, 0])
 COUNTS = {1: [12], 2: [9, 3], 3: [2, 7, 3]}  # rows of each rank; classes are split between them
-OURS = sorted(set(METRIC_LOSSES) - {"pml"})
+TABLE = {**METRIC_LOSSES, **HEADS}
+OURS = sorted(set(TABLE) - {"pml"})
 CASES = [
     *((name, {}, None, None) for name in OURS),
     ("triplet", {"reduction": "sum"}, None, None),
@@ -45,10 +46,10 @@ def every_case(process):
     mine = slice(start, start + counts[process.rank])
     for name, arguments, miner_name, with_ref in CASES:
         torch.manual_seed(1)
-        asked = inspect.signature(METRIC_LOSSES[name]).parameters
+        asked = inspect.signature(TABLE[name]).parameters
         sizes = {"num_classes": 4, "dim": 6} if name != "margin" else {}
         sizes = {key: size for key, size in sizes.items() if key in asked}
-        loss = METRIC_LOSSES[name](**sizes, **arguments).double()
+        loss = TABLE[name](**sizes, **arguments).double()
         miner = None
         if miner_name:
             miner = MINERS[miner_name](**({"rows": 8} if miner_name == "maximum_loss" else {}))
@@ -69,7 +70,8 @@ def every_case(process):
             shared = global_sum(torch.cat([g.flatten() for g in grads[1:]]))
             rows = all_gather_rows(grads[0])
             record += [value.detach(), shared / process.world_size, rows / process.world_size]
-            record += [torch.tensor([loss.last_count, loss.last_active])]
+            if name in METRIC_LOSSES:
+                record += [torch.tensor([loss.last_count, loss.last_active])]
         record += [buffer.double() for buffer in loss.buffers()]
         results.append(record)
     return results

@@ -13,8 +13,7 @@ from sslpipe.models.tuning import freeze_layers
 from sslpipe.recipe.base import Component
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import final_weights, train_over, write_recipe
-from tests.test_resume import killed_in_rank
+from tests.helpers.runs import faulty_in_rank, final_weights, train_over, write_recipe
 
 PLACES = {  # a network, its side, and the module whose output is the last map
     "small_resnet": (32, "network.5"),
@@ -184,7 +183,7 @@ def test_a_run_with_a_learned_power_trains_it_resumes_bitwise_and_is_loaded_with
     train_over(1, recipe, data, tmp_path / "straight", override)
     arguments = (str(recipe), str(data), str(tmp_path / "run"), override)
     with pytest.raises(AssertionError, match="ended without a word"):
-        run_processes(killed_in_rank, 1, "train.step:7", *arguments)
+        run_processes(faulty_in_rank, 1, "train.step:7", *arguments)
     train_over(1, recipe, data, tmp_path / "run", override)
     expected, actual = (final_weights(tmp_path / name) for name in ("straight", "run"))
     assert all(torch.equal(expected[key], value) for key, value in actual.items())

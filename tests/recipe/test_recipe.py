@@ -10,7 +10,7 @@ from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.models.backbones import BACKBONES
 from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe, parse_recipe
-from sslpipe.recipe.identity import differences, differing_keys, digest, identity
+from sslpipe.recipe.identity import differences, digest, identity
 from sslpipe.recipe.reading import read_tree
 from tests.helpers import finetunes
 
@@ -67,7 +67,7 @@ def test_a_key_missing_in_the_file_has_its_default(path):
         ("data.micro_batch=7", r"micro_batch = 7 .* use micro_batch = .* or 32 or 64$"),
         ("run.keep_checkpoints=1", r"run\.keep_checkpoints = 1: .*greater than or equal to 2"),
         ("loss.kind=3", r"loss\.kind = 3: .*string"),
-        ("pairs.within=[3]", r": pairs\.within = \[3\] is neither a number \(>= 0\) nor a text$"),
+        ("pairs.within=[3]", r": pairs\.within = \[3\] is neither float \(>= 0\) nor str$"),
         ("run.trackers=[wandb]", r"= '\[wandb\]': input should be a list; a shell takes quotes"),
         ("peak_lr", r"override 'peak_lr' is not section\.key=value"),
         ("name.first=3", r"override 'name\.first=3': name is a value, not a section"),
@@ -79,11 +79,9 @@ def test_a_wrong_key_or_value_is_named_with_the_remedy(path, override, message):
 
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "[3]", "x"])
-def test_what_no_alternative_of_a_setting_takes_is_one_mistake_in_plain_words(tmp_path, value):
-    text = (
-        "validation_classes = .* is neither a whole number \\(>= 0, <= 2147483647\\) nor a list of"
-    )
-    with pytest.raises(RecipeError, match=f"{text} texts$"):
+def test_what_no_alternative_of_a_setting_takes_is_one_mistake(tmp_path, value):
+    kinds = r"neither int \(>= 0, <= 2147483647\) nor list of str$"
+    with pytest.raises(RecipeError, match=rf"validation_classes = .* is {kinds}"):
         load_recipe(finetunes.write_recipe(tmp_path), [f"data.validation_classes={value}"])
 
 
@@ -130,12 +128,6 @@ def test_the_usual_kind_of_each_section_is_one_of_its_table():
         assert usual in table, section
 
 
-def test_a_missing_key_is_named(path):
-    path.write_text(TEXT.replace("peak_lr = 1e-1", ""))
-    with pytest.raises(RecipeError, match=r"tiny\.toml: optim\.peak_lr is missing"):
-        load_recipe(path)
-
-
 def test_two_mistakes_are_reported_at_once(path):
     with pytest.raises(RecipeError, match=r"data\.batch_sise.*optim\.momentum = 2"):
         load_recipe(path, ["data.batch_sise=1", "optim.momentum=2"])
@@ -161,20 +153,14 @@ def test_an_override_has_the_type_it_would_have_in_the_file(path, override, read
     assert read(load_recipe(path, [override]))
 
 
-def test_the_later_override_wins(path):
-    assert load_recipe(path, ["seed=1", "seed=2"]).seed == 2
-
-
-def test_steps_and_epochs_replace_each_other(path):
-    recipe = load_recipe(path, ["steps=10"])
+def test_steps_and_epochs_replace_each_other_and_the_later_override_wins(path):
+    recipe = load_recipe(path, ["steps=5", "steps=10"])
     assert (recipe.steps, recipe.epochs) == (10, None)
     assert load_recipe(path, ["steps=10", "epochs=0.5"]).epochs == 0.5
-    path.write_text("steps = 5\n" + TEXT)
-    with pytest.raises(RecipeError, match="exactly one of steps and epochs"):
-        load_recipe(path)
-    path.write_text(TEXT.replace("epochs = 3", ""))
-    with pytest.raises(RecipeError, match="exactly one of steps and epochs"):
-        load_recipe(path)
+    for text in ("steps = 5\n" + TEXT, TEXT.replace("epochs = 3", "")):
+        path.write_text(text)
+        with pytest.raises(RecipeError, match="exactly one of steps and epochs"):
+            load_recipe(path)
 
 
 def test_epochs_become_steps_by_the_steps_of_an_epoch(path):
@@ -212,22 +198,10 @@ def test_the_digest_ignores_the_name_and_run_and_nothing_else(path):
     assert len({*same, *(of(change) for change in changes)}) == 1 + len(changes)
     recipe = load_recipe(path)
     assert len({of(), digest(recipe, "b" * 64, 1), digest(recipe, "a" * 64, 2)}) == 3
-
-
-def test_the_digest_does_not_depend_on_the_order_in_the_file(path):
-    first = digest(load_recipe(path), "a" * 64, 1)
-    path.write_text(
-        TEXT.replace("batch_size = 64\nnum_streams = 8", "num_streams = 8\nbatch_size = 64")
-    )
-    assert digest(load_recipe(path), "a" * 64, 1) == first
-
-
-def test_the_keys_that_differ_are_listed_with_both_values(path):
-    old, new = load_recipe(path), load_recipe(path, ["optim.peak_lr=0.2", "loss.products=bfloat16"])
-    assert differing_keys(old.model_dump(), new.model_dump()) == [
-        ("loss.products", None, "bfloat16"),
-        ("optim.peak_lr", 0.1, 0.2),
-    ]
+    # nor does the order in the file count
+    lines = "batch_size = 64\nnum_streams = 8", "num_streams = 8\nbatch_size = 64"
+    path.write_text(TEXT.replace(*lines))
+    assert of() in same
 
 
 def test_what_differs_is_said_with_what_mends_it(path):
@@ -262,12 +236,9 @@ def test_a_recipe_survives_being_stored_and_parsed_again(path):
     assert parse_recipe(recipe.model_dump(mode="json"), "recipe.json") == recipe
 
 
-def test_a_missing_recipe_names_those_beside_it(path):
+def test_a_missing_recipe_names_those_beside_it_and_no_toml_its_line(path):
     with pytest.raises(RecipeError, match=r"no recipe at .*other\.toml; recipes in .*: tiny"):
         load_recipe(path.with_name("other.toml"))
-
-
-def test_what_is_not_toml_is_reported_with_its_line(path):
     path.write_text("name = \n")
     with pytest.raises(RecipeError, match=r"not valid TOML.*line 1"):
         load_recipe(path)

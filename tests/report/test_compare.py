@@ -12,32 +12,24 @@ from sklearn.metrics import roc_auc_score
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.verification import verification
 from sslpipe.report.compare import merged, names_apart
-from sslpipe.report.embeddings import evaluated_curves, measured_curve, spectrum
-from sslpipe.report.label_curve import few_shot_chart
-from sslpipe.report.pictures import unit_rows
-from sslpipe.report.results import clear_best, result_table, table_lines
+from sslpipe.report.embeddings import evaluated_curves, measured_curve, spectrum, unit_rows
+from sslpipe.report.results import clear_best, result_table, table_lines, task_tables
 from sslpipe.report.run import RunFiles
-from sslpipe.report.tables import task_tables
 from sslpipe.run.evaluated import read_suite
-from tests.report.test_report import row, spec_of
-
-
-def evaluation_of(*rows) -> dict:
-    facts = {"data_sha256": "d", "split": "test", "train_split": "train"}
-    return {"schema_version": 1, "facts": facts, "columns": ["kNN"], "rows": rows, "left_out": []}
+from tests.report.test_report import evaluation_of, row
 
 
 def test_a_column_is_split_where_its_protocols_differ_and_a_baseline_where_its_numbers_do():
     a = evaluation_of(row("ssl", 0.8, 0.7, 0.9), row("random", 0.3, 0.2, 0.4))
     b = evaluation_of(row("ssl", 0.6, 0.5, 0.65), row("random", 0.3, 0.2, 0.4))
     together = merged({"a": a, "b": b})
-    lines = table_lines(together)
+    lines = table_lines(together["rows"])
     assert [line.title for line in lines] == ["a", "b", "random weights"]
     assert [line.baseline for line in lines] == [False, False, True]
     assert clear_best(lines, "kNN") == [lines[0]]
 
     b["rows"][1]["value"] = 0.35
-    lines = table_lines(merged({"a": a, "b": b}))
+    lines = table_lines(merged({"a": a, "b": b})["rows"])
     assert [line.title for line in lines] == [
         "a",
         "b",
@@ -50,9 +42,11 @@ def test_a_column_is_split_where_its_protocols_differ_and_a_baseline_where_its_n
         line["protocol"] = "q"
     together = merged({"a": a, "b": b})
     assert together["columns"] == ["kNN: p", "kNN: q"]
-    for line in table_lines(together):
+    for line in table_lines(together["rows"]):
         assert len(line.cells) == 1  # nobody stands in a column of another protocol
-    assert clear_best(table_lines(together), "kNN: p") == [table_lines(together)[0]]  # above random
+    assert clear_best(table_lines(together["rows"]), "kNN: p") == [
+        table_lines(together["rows"])[0]
+    ]  # above random
 
 
 def test_an_eval_json_without_the_kind_of_its_intervals_loads_and_stands_apart(tmp_path):
@@ -85,21 +79,18 @@ def test_the_roc_of_a_report_is_that_of_scikit_learn_over_the_same_pairs():
     labels = torch.arange(60) % 4 - 1  # a quarter has none
     features[labels == 0, 0] += 2
     rows = Embeddings(features, labels, torch.arange(60))
-    found = measured_curve("a", rows)
+    _, note = measured_curve("a", rows)
     unit = unit_rows(rows)
     pairs = [(i, j) for i in range(60) for j in range(i) if labels[i] >= 0 and labels[j] >= 0]
     same = [bool(labels[i] == labels[j]) for i, j in pairs]
     area = roc_auc_score(same, [float(unit[i] @ unit[j]) for i, j in pairs])
-    assert f"area under the ROC {area:.3f}" in found.note
-    assert f"{sum(same):,} pairs of one class" in found.note
+    assert f"area under the ROC {area:.3f}" in note
+    assert f"{sum(same):,} pairs of one class" in note
     assert 0.5 < area < 1
-
-
-def test_a_number_that_is_no_share_is_shown_as_it_is():
-    rank = row("ssl", 12.5, 11.0, 14.0, column="rank", metric="effective_rank", unit="number")
-    html = result_table({**evaluation_of(row("ssl", 0.5, 0.4, 0.6), rank), "columns": ["rank"]})
-    assert "<data value='12.5'>12.5</data> <small>11 to 14</small>" in html
-    assert "<data value='0.5'>50.0</data> <small>40.0–60.0</small>" in html
+    # none without pairs of both kinds
+    for labels in (torch.zeros(6), torch.arange(6), torch.full((6,), -1)):
+        few = Embeddings(torch.randn(6, 4), labels.long(), torch.arange(6))
+        assert measured_curve("a", few) is None
 
 
 def test_retrieval_verification_and_geometry_have_tables_with_their_better_side():
@@ -110,26 +101,13 @@ def test_retrieval_verification_and_geometry_have_tables_with_their_better_side(
     ]
     shape = row("ssl", 12.5, 11.0, 14.0, column=None, metric="effective_rank", unit="number")
     html = task_tables({**evaluation_of(*rows), "geometry": [shape]})
-    assert [title for title in ("Retrieval", "Verification", "Geometry") if title in html] == [
-        "Retrieval",
-        "Verification",
-        "Geometry",
-    ]
+    titles = ("Retrieval", "Verification", "Geometry")
+    assert [title for title in titles if title in html] == list(titles)
     best = re.findall(r"<b class='best'><data value='([^']*)'", html)
     assert best == ["0.6", "0.7"]  # most MAP@R, fewest errors; geometry has no best
-    assert "<data value='12.5'>12.5</data>" in html
+    assert "<data value='12.5'>12.5</data> <small>11 to 14</small>" in html  # no share
+    assert "<data value='0.6'>60.0</data></b> <small>59.0–61.0</small>" in html
     assert task_tables(evaluation_of(row("ssl", 0.5, 0.4, 0.6))) == ""
-
-
-def test_few_labels_that_are_in_no_column_are_on_the_curve():
-    cells = {100: "kNN, 100/class", 10: "kNN, 10/class", 5: None, 1: None}
-    rows = [
-        row("ssl", 0.5, 0.4, 0.6, column=column, bank=10 * n)
-        | {"protocol": f"knn-weighted k={min(20, n)} T=0.07 cosine {n}/class draws=5 seed=0"}
-        for n, column in cells.items()
-    ]
-    html = few_shot_chart(evaluation_of(*rows))
-    assert spec_of(html)["encoding"]["x"]["axis"]["values"] == [1, 5, 10, 100]
 
 
 def test_rocs_in_eval_json_are_drawn_with_the_baselines():
@@ -149,12 +127,6 @@ def test_rocs_in_eval_json_are_drawn_with_the_baselines():
     true = np.concatenate([[0], curves[0].y / 100])
     assert np.trapezoid(true, false) == pytest.approx(area, abs=0.01)  # 200 of its points
     assert evaluated_curves(None) == []
-
-
-def test_no_roc_without_pairs_of_both_kinds():
-    features = torch.randn(6, 4)
-    for labels in (torch.zeros(6), torch.arange(6), torch.full((6,), -1)):
-        assert measured_curve("a", Embeddings(features, labels.long(), torch.arange(6))) is None
 
 
 def test_the_spectrum_is_that_of_the_covariance():

@@ -57,7 +57,7 @@ def two_recipes():
     return ours + [a_run(seed, value, temperature=0.5) for seed, value in enumerate(B)]
 
 
-def test_the_paired_interval_and_p_value_are_those_of_the_paired_t_test():
+def test_means_intervals_and_p_values_are_those_of_the_t_test():
     found = paired_seeds(A, B)
     expected = ttest_rel(A, B)
     interval = expected.confidence_interval(0.95)
@@ -67,9 +67,6 @@ def test_the_paired_interval_and_p_value_are_those_of_the_paired_t_test():
     assert (found.unit, found.number) == ("seeds", 4)
     assert paired_seeds([0.5, 0.5], [0.4, 0.4]).p == 0
     assert paired_seeds([0.5, 0.5], [0.5, 0.5]).p == 1
-
-
-def test_mean_and_spread_are_those_of_a_sample():
     mean, spread, interval = mean_over_seeds(A)
     assert (mean, spread) == pytest.approx((np.mean(A), np.std(A, ddof=1)))
     expected = ttest_1samp(A, 0).confidence_interval(0.95)
@@ -88,16 +85,10 @@ def test_runs_belong_together_where_seed_name_and_run_settings_alone_differ():
     assert len(group_by_recipe([runs[0], other_init])) == 2
 
 
-def test_recipes_of_one_name_are_told_apart_by_what_differs():
-    recipes = group_by_recipe(two_recipes())
-    assert [recipe.name for recipe in recipes] == [
-        "tiny (loss.temperature = 0.2)",
-        "tiny (loss.temperature = 0.5)",
-    ]
-
-
 def test_a_difference_that_all_seeds_show_is_said():
     recipes = group_by_recipe(two_recipes())
+    names = [f"tiny (loss.temperature = {value})" for value in (0.2, 0.5)]
+    assert [recipe.name for recipe in recipes] == names  # of one name, told apart by what differs
     (found,) = verdicts(recipes)
     assert found.answer == "better"
     assert found.means == pytest.approx((np.mean(A), np.mean(B)))
@@ -141,7 +132,7 @@ def test_a_page_on_seeds_begins_with_the_answer_and_gives_a_recipe_one_colour():
     colours = re.findall(r"--c:(var\(--series-\d\))'></i><b>run", html)
     assert colours == ["var(--series-1)"] * 4 + ["var(--series-2)"] * 4
     assert seeds_head(recipes[:1])[0] == f"{recipes[0].name}, 4 seeds"
-    assert lines(recipes)[0] in seeds_head(recipes[:1])[1]
+    assert f"{lines(recipes)[0]}." in seeds_head(recipes[:1])[1]
 
     alone = build_comparison([runs[0], runs[4]], ["a", "b"], [None, None])
     assert "<h1>a against b</h1>" in alone
@@ -180,20 +171,16 @@ def test_what_counts_for_nothing_or_is_not_of_the_end_is_said():
     assert "have no two seeds with the same protocol in common: no verdict" in said
 
 
-def test_a_difference_within_the_spread_of_seeds_is_none():
+def test_only_seeds_of_both_are_paired_by_number_and_within_their_spread_nothing_is_clear():
     runs = [a_run(seed, value) for seed, value in enumerate((0.5, 0.6, 0.7))]
     runs += [a_run(s, value, temperature=0.5) for s, value in enumerate((0.62, 0.5, 0.65))]
     (found,) = verdicts(group_by_recipe(runs))
     assert found.answer == "no clear difference"
     assert "is not clearly different from" in str(found)
-
-
-def test_only_seeds_that_both_have_are_paired_by_number_not_by_place():
     runs = [a_run(seed, 0.5 + seed / 100) for seed in (5, 1, 3)]
     runs += [a_run(seed, 0.4 + seed / 100, temperature=0.5) for seed in (3, 7, 5)]
     (found,) = verdicts(group_by_recipe(runs))
-    assert found.difference.number == 2
-    assert found.difference.value == pytest.approx(0.1)
+    assert (found.difference.number, found.difference.value) == (2, pytest.approx(0.1))
 
 
 def test_answers_of_several_pairs_hold_together():
@@ -207,14 +194,6 @@ def test_answers_of_several_pairs_hold_together():
     assert [each.answer != "no clear difference" for each in found] == [p <= 0.05 for p in adjusted]
 
 
-def test_numbers_of_other_protocols_or_other_test_data_are_not_averaged():
-    mixed = group_by_recipe([a_run(0, 0.5), a_run(1, 0.6, protocol="q")])
-    assert ">–</td>" in over_seeds(mixed)
-    assert lines(mixed) == []
-    other = {**FACTS, "split": "val"}
-    assert group_by_recipe([a_run(0, 0.5), a_run(1, 0.6, facts=other)]) == []
-
-
 def test_recipes_are_compared_over_the_seeds_with_one_protocol():
     ours = [a_run(seed, value) for seed, value in enumerate(A)]
     theirs = [a_run(seed, value, temperature=0.5, protocol="q") for seed, value in enumerate(B)]
@@ -224,15 +203,18 @@ def test_recipes_are_compared_over_the_seeds_with_one_protocol():
     theirs[:2] = [a_run(seed, B[seed], temperature=0.5) for seed in (0, 1)]
     (found,) = verdicts(group_by_recipe([*ours, *theirs]))
     assert (found.difference.number, found.difference.value) == (2, pytest.approx(0.045))
+    # within a recipe there is no mean of them, nor of other test data
+    mixed = group_by_recipe([a_run(0, 0.5), a_run(1, 0.6, protocol="q")])
+    assert ">–</td>" in over_seeds(mixed)
+    assert lines(mixed) == []
+    other = {**FACTS, "split": "val"}
+    assert group_by_recipe([a_run(0, 0.5), a_run(1, 0.6, facts=other)]) == []
 
 
 def test_single_seeds_say_that_nothing_is_known_of_seeds():
-    recipes = group_by_recipe([a_run(0, 0.5), a_run(0, 0.6, temperature=0.5)])
+    recipes = group_by_recipe([a_run(0, 0.5, name="<b>x"), a_run(0, 0.6, temperature=0.5)])
     assert "is not known" in over_seeds(recipes)
     assert lines(recipes) == []
     assert verdicts(recipes) == []
-
-
-def test_names_of_strangers_are_escaped():
     runs = [a_run(seed, 0.5, name="<b>x") for seed in (0, 1)]
     assert "<b>x" not in over_seeds(group_by_recipe(runs))

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
@@ -22,33 +23,32 @@ import sslpipe.cli.app
 import sslpipe.cli.embed
 import sslpipe.cli.evaluate
 import sslpipe.cli.report
+import sslpipe.train
 from sslpipe.cli.suite_tables import against_table
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.report.build import held_out
+from sslpipe.recipe import load_recipe
+from sslpipe.report.build import confusion, header, held_out
 from sslpipe.report.charts import MOST_POINTS, Series, line_chart, thinned
-from sslpipe.report.compare import charts as compared_charts
 from sslpipe.report.compare import differences, results
-from sslpipe.report.confusion import confusion
-from sslpipe.report.curves import CHARTS, charts
-from sslpipe.report.label_curve import few_shot_chart
-from sslpipe.report.leakage import leakage, leakage_of_runs
-from sslpipe.report.page import LIBRARY
-from sslpipe.report.pictures import NEIGHBOURS, RANDOM_QUERIES, neighbour_rows, thumbnails
+from sslpipe.report.curves import CHARTS, charts, few_shot_chart
+from sslpipe.report.embeddings import NEIGHBOURS, RANDOM_QUERIES, neighbour_rows
+from sslpipe.report.page import LIBRARY, render
+from sslpipe.report.pictures import thumbnails
 from sslpipe.report.results import (
     Line,
-    accuracy_sentence,
     clear_best,
     feature_colours,
     headline,
+    leakage,
+    leakage_of_runs,
     result_table,
-    verdict_sentence,
+    summary,
 )
 from sslpipe.report.run import read_run, without_places
-from sslpipe.report.sections import alarms, header, standing_alarms
 from tests.evaluation.test_against import compared
 from tests.helpers.dataset import picture, write_dataset
-from tests.helpers.runs import RECIPE, train_over, write_recipe
+from tests.helpers.runs import RECIPE, write_recipe
 
 EVIL = "<script>alert('1')<script>"  # a run's name may hold no slash
 QUOTES = "' onload='alert(2)' \"><img src=x onerror='alert(3)'>"
@@ -62,56 +62,47 @@ VOID = {"meta", "img", "br"}
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, all text outside <style>, and the cells of table.results."""
+    """Tags with their attributes, all text outside scripts, and the cells of table.results."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str]]] = []
         self.text, self.style = "", ""
-        self.rows: list[list[dict]] = []
         self._open: list[str] = []
-        self._in_results = False
         self.feed(str(html))
         self.close()
         assert not self._open, f"not closed: {self._open}"
+        tables = re.findall(r"<table class='results'>(.*?)</table>", str(html), re.DOTALL)
+        self.rows = [
+            [_cell(cell) for cell in re.findall(r"<t[hd][ >].*?</t[hd]>", row)]
+            for table in tables
+            for row in re.findall(r"<tr.*?</tr>", table, re.DOTALL)
+        ]
 
     def handle_starttag(self, tag, attrs):
-        attrs = {key: value or "" for key, value in attrs}
-        self.tags.append((tag, attrs))
+        self.tags.append((tag, {key: value or "" for key, value in attrs}))
         if tag not in VOID:
             self._open.append(tag)
-        if tag == "table":
-            self._in_results = attrs.get("class") == "results"
-        if self._in_results and tag == "tr":
-            self.rows.append([])
-        if self._in_results and tag in ("td", "th"):
-            self.rows[-1].append({"text": "", "value": None, "best": False})
-        if self._in_results and tag == "data":
-            self.rows[-1][-1]["value"] = attrs["value"]
-        if self._in_results and attrs.get("class") == "best":
-            self.rows[-1][-1]["best"] = True
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, {key: value or "" for key, value in attrs}))
 
     def handle_endtag(self, tag):
         assert self._open.pop() == tag
-        if tag == "table":
-            self._in_results = False
 
     def handle_data(self, data):
-        if self._open and self._open[-1] in ("style", "script"):
-            self.style += data if self._open[-1] == "style" else ""
-            return
-        self.text += data
-        if self._in_results and self.rows and self.rows[-1]:
-            self.rows[-1][-1]["text"] += data
+        if self._open and self._open[-1] == "style":
+            self.style += data
+        elif not self._open or self._open[-1] != "script":
+            self.text += data
 
     def plots(self) -> list[dict[str, str]]:
         return [attrs for attrs in self.all("div") if attrs.get("class") == "plot"]
 
     def all(self, tag: str) -> list[dict[str, str]]:
         return [attrs for name, attrs in self.tags if name == tag]
+
+
+def _cell(html: str) -> dict[str, str | None]:
+    value = re.search(r"<data value='([^']*)'", html)
+    return {"text": unescape(re.sub(r"<[^>]*>", "", html)), "value": value and value[1]}
 
 
 def report(*arguments: object) -> None:
@@ -143,7 +134,9 @@ def whole(tmp_path_factory) -> SimpleNamespace:
     data.write_text(json.dumps(manifest))
     recipe = write_recipe(folder, RECIPE.replace('name = "tiny"', f'name = "{EVIL}"'))
     run_dir = folder / "run"
-    train_over(1, recipe, data, run_dir, "steps=8", "run.monitor_steps=4")
+    sslpipe.train.train(
+        load_recipe(recipe, ["steps=8", "run.monitor_steps=4"]), load_index(data), run_dir
+    )
     bad = {"id": 3, "shard": "train-000000.tar", "key": EVIL, "reason": "no image in /home/ann/x"}
     (run_dir / "quarantine.jsonl").write_text(json.dumps(bad) + "\n" + '{"id": 4, "sha')
     runner = CliRunner()
@@ -203,7 +196,7 @@ def test_the_chart_library_is_what_npm_has_and_carries_its_licence():
 
 def test_alarms_are_told_with_their_step_and_whether_they_stand(whole, tmp_path):
     run_dir = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
-    assert "No alarm" in alarms(read_run(run_dir))
+    assert "No alarm" in render("run.alarms", run=read_run(run_dir))
     lines = [
         {"step": 30, "raised": ["rank_collapse"], "over": [], "value": {"rank_collapse": 1.2}},
         {"step": 60, "raised": [EVIL], "over": [], "value": {EVIL: 0.01}},
@@ -213,7 +206,7 @@ def test_alarms_are_told_with_their_step_and_whether_they_stand(whole, tmp_path)
         for line in lines:
             threshold = dict.fromkeys(line["value"], 2.5)
             file.write(json.dumps({"kind": "alarm", "threshold": threshold, **line}) + "\n")
-    assert standing_alarms(read_run(run_dir)) == [EVIL]
+    assert read_run(run_dir).standing == EVIL
     report(run_dir)
     html = (run_dir / "report.html").read_text()
     page = Page(html)
@@ -221,12 +214,6 @@ def test_alarms_are_told_with_their_step_and_whether_they_stand(whole, tmp_path)
     assert "step 30: rank collapse raised, at 1.2 (threshold 2.5)" in page.text
     assert "step 90: rank collapse over, at 9.5" in page.text
     assert page.text.count(f"Standing at the end: {EVIL}.") == 1
-
-
-def test_links_inside_the_page_lead_somewhere(whole):
-    ids = [attrs["id"] for _, attrs in whole.page.tags if "id" in attrs]
-    assert len(ids) == len(set(ids))
-    assert {attrs["href"][1:] for attrs in whole.page.all("a")} <= set(ids)
 
 
 def test_texts_from_files_are_shown_as_text(whole):
@@ -240,7 +227,10 @@ def test_texts_from_files_are_shown_as_text(whole):
     assert not [a for a in whole.page.all("img") if a.get("src") == "x"]
 
 
-def test_every_picture_has_an_alternative_text(whole):
+def test_links_lead_somewhere_and_every_picture_has_an_alternative_text(whole):
+    ids = [attrs["id"] for _, attrs in whole.page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert {attrs["href"][1:] for attrs in whole.page.all("a")} <= set(ids)
     assert all(attrs.get("alt") for attrs in whole.page.all("img"))
     plots = whole.page.plots()
     assert all(attrs.get("aria-label") for attrs in plots)
@@ -306,12 +296,6 @@ def test_a_run_that_stopped_between_two_log_lines_is_shown_at_its_last_save(whol
     assert "held-out kNN, step 4 of 7" in text  # which is not the run's result
 
 
-def test_places_and_secrets_are_not_told(whole):
-    assert str(whole.run_dir.parent) not in whole.html
-    assert "/home/ann" not in whole.html
-    assert "no image in …/x" in whole.page.text
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -330,7 +314,10 @@ def test_texts_lose_absolute_folders_and_credentials_only(text, shown):
     assert without_places(text) == shown
 
 
-def test_the_recipe_shown_has_no_secret(whole, tmp_path):
+def test_places_and_secrets_are_not_told(whole, tmp_path):
+    assert str(whole.run_dir.parent) not in whole.html
+    assert "/home/ann" not in whole.html
+    assert "no image in …/x" in whole.page.text
     run_dir = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
     recipe = json.loads((run_dir / "recipe.json").read_text())
     recipe["run"] |= {"api_key": "hunter2", "cache": "/scratch/ann/cache"}
@@ -360,6 +347,12 @@ def test_a_bare_run_names_everything_that_is_missing(whole, tmp_path):
     ):
         assert words in page.text, words
     assert not page.all("img")
+    # a grid of views in the run is shown as it is
+    Image.new("RGB", (7, 5), (1, 2, 3)).save(run_dir / "views.png")
+    report(run_dir)
+    (image,) = Page((run_dir / "report.html").read_text()).all("img")
+    raw = base64.b64decode(image["src"].removeprefix("data:image/png;base64,"))
+    assert raw == (run_dir / "views.png").read_bytes()
 
 
 def test_a_run_is_shown_without_its_data_set(whole, tmp_path):
@@ -373,18 +366,13 @@ def test_a_run_is_shown_without_its_data_set(whole, tmp_path):
     assert page.rows == whole.page.rows
 
 
-def test_a_grid_of_views_in_the_run_is_shown_as_it_is(whole, tmp_path):
-    run_dir = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
-    Image.new("RGB", (7, 5), (1, 2, 3)).save(run_dir / "views.png")
-    report(run_dir)
-    (image,) = Page((run_dir / "report.html").read_text()).all("img")
-    raw = base64.b64decode(image["src"].removeprefix("data:image/png;base64,"))
-    assert raw == (run_dir / "views.png").read_bytes()
-
-
 def test_mistakes_are_one_line(whole, tmp_path, monkeypatch, capsys):
-    line = error_line(monkeypatch, capsys, tmp_path)
-    assert "holds no run" in line
+    assert "holds no run" in error_line(monkeypatch, capsys, tmp_path)
+    again = whole.run_dir / ".." / "run"
+    line = error_line(monkeypatch, capsys, whole.run_dir, again)
+    assert "is named twice; name each run once" in line
+    line = error_line(monkeypatch, capsys, whole.run_dir, tmp_path, "--data", whole.data)
+    assert "--data is for the report of one run" in line
     other = write_dataset(tmp_path / "other", (4,), split="test")
     line = error_line(monkeypatch, capsys, whole.run_dir, "--data", other)
     assert "not the data set of --features" in line
@@ -405,23 +393,14 @@ def _copy(source: Path, folder: Path, *names: str) -> Path:
 
 
 def row(features, value, low, high, *, whitened=False, column="kNN", **more) -> dict:
-    return {
-        "features": features,
-        "whitened": whitened,
-        "column": column,
-        "protocol": "p",
-        "metric": "top1",
-        "value": value,
-        "interval95": [low, high],
-        "queries": 1000,
-        "bank": 50,
-        "details": {},
-        **more,
-    }
+    place = {"features": features, "whitened": whitened, "column": column}
+    number = {"protocol": "p", "metric": "top1", "value": value, "interval95": [low, high]}
+    return {**place, **number, "queries": 1000, "bank": 50, "details": {}, **more}
 
 
 def evaluation_of(*rows) -> dict:
-    return {"schema_version": 1, "facts": {}, "columns": ["kNN"], "rows": rows, "left_out": []}
+    facts = {"data_sha256": "d", "split": "test", "train_split": "train"}
+    return {"schema_version": 1, "facts": facts, "columns": ["kNN"], "rows": rows, "left_out": []}
 
 
 def test_the_best_is_marked_only_where_no_interval_of_other_features_overlaps():
@@ -435,20 +414,15 @@ def test_the_best_is_marked_only_where_no_interval_of_other_features_overlaps():
                 cell = row(name, value, value - 0.05, value + 0.05, whitened=whitened)
                 lines.append(Line(name, whitened, {"kNN": cell}))
         best = clear_best(lines, "kNN")
+        ends = {id(line): line.cells["kNN"]["interval95"] for line in lines}
         for ours in lines:
-            clear = True
-            for theirs in lines:
-                if theirs.features != ours.features:
-                    high = theirs.cells["kNN"]["interval95"][1]
-                    clear = clear and ours.cells["kNN"]["interval95"][0] > high
-            assert (ours in best) == clear
+            highs = [ends[id(each)][1] for each in lines if each.features != ours.features]
+            assert (ours in best) == all(ends[id(ours)][0] > high for high in highs)
         marked += bool(best)
     assert 30 < marked < 270
-    for line in lines:
-        line.cells["kNN"]["metric"] = "fpr@95tpr"  # of errors the fewest are best
-        line.cells["kNN"]["interval95"] = [
-            1 - high for high in line.cells["kNN"]["interval95"][::-1]
-        ]
+    for line in lines:  # of errors the fewest are best
+        low, high = line.cells["kNN"]["interval95"]
+        line.cells["kNN"] |= {"metric": "fpr@95tpr", "interval95": [1 - high, 1 - low]}
     assert clear_best(lines, "kNN") == best
     assert clear_best(lines[:2], "kNN") == []  # nothing to compare with
     assert clear_best(lines, "linear") == []
@@ -483,7 +457,9 @@ def test_the_first_sentence_without_other_networks_is_of_the_baselines():
     assert "not known" in headline(SimpleNamespace(evaluation=None, data={"classes": ["a"]}))
 
 
-def test_the_first_paragraph_names_baselines_in_the_same_form_and_judges_once(whole):
+def test_the_first_paragraph_names_baselines_in_the_same_form_judges_once_and_says_what_leaked(
+    whole,
+):
     # paired, they are apart; one by one their intervals overlap
     evaluation = evaluation_of(
         row("random", 0.4, 0.38, 0.42),
@@ -493,38 +469,36 @@ def test_the_first_paragraph_names_baselines_in_the_same_form_and_judges_once(wh
         row("ssl", 0.63, 0.61, 0.65),
         row("ssl", 0.99, 0.98, 1.0, whitened=True),
     )
-    said = accuracy_sentence(read_run(whole.run_dir)._replace(evaluation=evaluation))
-    assert "<b>63.0 %</b> of 1,000 test images" in said
-    assert said.endswith("raw pixels: 60.0 %; random weights: 40.0 %.")
-    assert not any(word in said for word in ("distinguish", "above", "below", "better"))
-
-
-def test_the_first_paragraph_says_what_leaked(whole):
-    evaluation = evaluation_of(row("ssl", 0.63, 0.61, 0.65), row("pixels", 0.6, 0.58, 0.62))
     others = {"features": "pixels", "column": "kNN", "whitened": False, "clean_value": 0.1}
     own = {**others, "features": "ssl", "clean_value": 0.55}
     found = {"samples": 1000, "leaked": 340, "how": "by pixels", "rows": [others, own]}
 
-    def said(**leakage):
-        tree = {**evaluation, "leakage": {**found, **leakage}}
-        return accuracy_sentence(read_run(whole.run_dir)._replace(evaluation=tree))
+    def said(leakage=None):
+        run = read_run(whole.run_dir)._replace(evaluation={**evaluation, "leakage": leakage})
+        return summary(run).split("kNN on ")[1]
 
+    assert "<b>63.0 %</b> of 1,000 test images" in said()
+    assert said().endswith("raw pixels: 60.0 %; random weights: 40.0 %.")
+    assert not any(word in said() for word in ("distinguish", "above", "below", "better"))
     without = "340 of 1,000 test images are in train, too; without them it gets 55.0 %."
-    assert said().endswith(f"raw pixels: 60.0 %. {without}")
-    assert said(leaked=0).endswith("raw pixels: 60.0 %.")
-    assert said(rows=[{**own, "clean_value": None}]).endswith("are in train, too.")
+    assert said(found).endswith(f"random weights: 40.0 %. {without}")
+    assert said({**found, "leaked": 0}) == said()
+    none = {**found, "rows": [{**own, "clean_value": None}]}
+    assert said(none).endswith("are in train, too.")
 
 
-def test_the_few_shot_curve_stands_at_the_labels_a_class():
+def test_the_few_shot_curve_stands_at_the_labels_a_class_in_a_column_or_not():
     cells = {"kNN, 10/class": (0.5, 100), "kNN, 100/class": (0.6, 1000), "kNN": (0.7, 8000)}
     rows = [
         row("ssl", v, v - 0.01, v + 0.01, column=column, bank=bank)
         for column, (v, bank) in cells.items()
     ]
-    html = few_shot_chart(evaluation_of(*rows))
-    axis = spec_of(html)["encoding"]["x"]["axis"]
-    assert axis["values"] == [10, 100, 800]
-    assert axis["labelExpr"] == "({10.0:'10',100.0:'100',800.0:'all (800)'})[datum.value]"
+    protocol = "knn-weighted k=5 T=0.07 cosine 5/class draws=5 seed=0"
+    rows.append(row("ssl", 0.4, 0.3, 0.5, column=None, bank=50, protocol=protocol))
+    axis = spec_of(few_shot_chart(evaluation_of(*rows)))["encoding"]["x"]["axis"]
+    assert axis["values"] == [5, 10, 100, 800]
+    ticks = "5.0:'5',10.0:'10',100.0:'100',800.0:'all (800)'"
+    assert axis["labelExpr"] == f"({{{ticks}}})[datum.value]"
     assert few_shot_chart(evaluation_of(row("ssl", 0.5, 0.4, 0.6))) == ""
 
 
@@ -555,7 +529,7 @@ def test_a_fit_at_its_grids_edge_or_cut_short_is_told_below_the_table():
         assert EVIL not in html
 
 
-def test_other_networks_stand_in_the_table_with_their_answers_and_colours_of_their_own():
+def test_other_networks_stand_in_the_table_with_their_answers_and_colours_of_their_own(whole):
     others = [f"{EVIL}{number}" for number in range(2)]
     rows = [row("ssl", 0.5, 0.4, 0.6), *(row(name, 0.6, 0.5, 0.7) for name in others)]
     answers = [
@@ -575,7 +549,7 @@ def test_other_networks_stand_in_the_table_with_their_answers_and_colours_of_the
     assert list(table.columns[-1].cells) == ["worse", "better", "does not decide"]
     colours = feature_colours(evaluation["rows"])
     assert len({colours[name] for name in ("ssl", "random", "pixels", *others)}) == 5
-    said = Page(verdict_sentence(SimpleNamespace(evaluation=evaluation))).text
+    said = Page(summary(read_run(whole.run_dir)._replace(evaluation=evaluation))).text
     assert said.startswith(f"Worse than {others[0]}: use the model you have: kNN")
     assert f"Better than {others[1]}, which it started from: " in said
     assert f"gone: {QUOTES}" in said
@@ -625,9 +599,10 @@ def test_neighbours_are_those_of_a_loop_over_all_cosines(same_split):
             if not (same_split and i == r.id)
         }
         nearest = sorted(cosines, key=lambda i: -cosines[i])[:NEIGHBOURS]
-        assert r.neighbour_ids == nearest
-        assert r.neighbour_labels == bank.labels[nearest].tolist()
-        assert r.similarities == pytest.approx([cosines[i] for i in nearest], abs=1e-6)
+        ids, labels, similarities = zip(*r.near, strict=True)
+        assert list(ids) == nearest
+        assert list(labels) == bank.labels[nearest].tolist()
+        assert similarities == pytest.approx([cosines[i] for i in nearest], abs=1e-6)
     assert all(r.wrong for r in rows[RANDOM_QUERIES:])
 
 
@@ -709,12 +684,12 @@ def test_a_comparison_shows_both_runs_their_numbers_and_what_differs(whole, othe
 
 def test_what_the_averaged_weights_scored_is_drawn_beside_the_trained_ones(whole):
     run = read_run(whole.run_dir)
-    assert "averaged weights" not in charts(run, CHARTS)
+    assert "averaged weights" not in charts({"": run}, CHARTS)
     lines = [{**line, "ema_holdout_knn": 0.625} for line in run.evals]
     averaged = run._replace(evals=lines)
     label = f"top-1 of averaged weights 0.625 at {lines[0]['step']}"
-    assert charts(averaged, CHARTS).count(label) == 1
-    together = compared_charts({"a": run, "b": averaged}, CHARTS, {"a": "red", "b": "blue"})
+    assert charts({"": averaged}, CHARTS).count(label) == 1
+    together = charts({"a": run, "b": averaged}, CHARTS, {"a": "red", "b": "blue"})
     assert f"b, {label}" in together
     assert "a, top-1 of averaged weights" not in together
 
@@ -751,12 +726,6 @@ def test_an_evaluation_of_weights_before_the_last_is_said(whole):
     assert "Evaluated at step 4 of 8." in header(run)
 
 
-def test_a_run_that_is_named_twice_is_refused(whole, monkeypatch, capsys):
-    again = whole.run_dir / ".." / "run"
-    line = error_line(monkeypatch, capsys, whole.run_dir, again)
-    assert "is named twice; name each run once" in line
-
-
 def test_a_comparison_has_the_leaked_samples_of_each_run(whole):
     evaluation = read_run(whole.run_dir).evaluation
     row = {"features": "ssl", "whitened": False, "column": "kNN", "protocol": "p", "value": 0.5}
@@ -771,8 +740,3 @@ def test_a_comparison_has_the_leaked_samples_of_each_run(whole):
     alone = leakage(evaluation)
     assert "<code>sslpipe curate duplicates DATA --out DIR</code> lists the pairs" in alone
     assert "`" not in alone
-
-
-def test_options_of_one_run_are_refused_for_several(whole, other, monkeypatch, capsys):
-    line = error_line(monkeypatch, capsys, whole.run_dir, other, "--data", whole.data)
-    assert "--data is for the report of one run" in line

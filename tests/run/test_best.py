@@ -34,66 +34,52 @@ from tests.test_resume import assert_bitwise
 KEEP = RunConfig(keep="best", monitor_steps=1)
 
 
-def after(best: Best, *scores: float, every: int = 2) -> Best:
+def after(best: Best, *scores: float | None, every: int = 2, written: bool = True) -> Best:
     for number, score in enumerate(scores, 1):
-        best.read(every * number, {"holdout_knn": score})
-        best.saved(True)
+        best.read(every * number, {} if score is None else {"holdout_knn": score})
+        best.saved(written)
     return best
 
 
-def test_the_best_is_the_first_of_the_highest_scores():
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        scores = rng.integers(0, 4, 10).tolist()
-        best = after(Best(KEEP), *scores)
-        assert best.step == 2 * (1 + int(np.argmax(scores)))
-        assert best.since == 9 - int(np.argmax(scores))
-        assert best.state()["best"]["name"] == f"step-{best.step:08d}"
+def again(best: Best, config: RunConfig) -> Best:
+    """The same, as a resumed run has it from state.json."""
+    return Best(config, json.loads(json.dumps(best.state())).get("best"))
 
 
-def test_of_trained_and_averaged_weights_the_better_ones_are_the_best():
+@pytest.mark.parametrize("columns", [1, 2])
+def test_the_best_is_the_first_of_the_highest_scores_of_trained_and_averaged_weights(columns):
     rng = np.random.default_rng(0)
     for _ in range(40):
-        table = rng.integers(0, 4, (10, 2))  # trained, averaged
+        table = rng.integers(0, 4, (10, columns))  # trained, averaged
         best, since = Best(KEEP), []
-        for row, (trained, averaged) in enumerate(table.tolist()):
-            best.read(2 * row + 2, {"holdout_knn": trained, "ema_holdout_knn": averaged})
+        for row, scores in enumerate(table.tolist()):
+            names = ("holdout_knn", "ema_holdout_knn")[:columns]
+            best.read(2 * row + 2, dict(zip(names, scores, strict=True)))
             best.saved(True)
             since.append(best.since)
-            best = Best(KEEP, json.loads(json.dumps(best.state()))["best"])  # resumed each time
+            best = again(best, KEEP)
         # of equal scores the first, and of one evaluation's the trained
         row, column = np.unravel_index(np.argmax(table), table.shape)
         state = best.state()["best"]
         assert (best.step, best.weights) == (2 * row + 2, ("trained", "ema")[column])
-        assert state.get("weights", "trained") == best.weights
-        assert ("weights" in state) == (column == 1)  # as before where the trained ones are
-        assert since == [
-            at - int(np.argmax(table[: at + 1].max(axis=1))) for at in range(len(table))
-        ]
+        assert state["name"] == f"step-{best.step:08d}"
+        assert state.get("weights") == ("ema" if column else None)  # none: as before averages
+        highest = [int(np.argmax(table[: at + 1].max(axis=1))) for at in range(len(table))]
+        assert since == [at - first for at, first in enumerate(highest)]
 
 
-def test_patience_waits_for_averaged_weights_too():
-    best = Best(RunConfig(patience=2, monitor_steps=1))
-    for done, (trained, averaged) in enumerate(((0.5, 0.1), (0.4, 0.6), (0.4, 0.6)), 1):
-        best.read(done, {"holdout_knn": trained, "ema_holdout_knn": averaged})
-        assert not best.exhausted
-    best.read(4, {"holdout_knn": 0.55, "ema_holdout_knn": float("nan")})
-    assert best.exhausted
-    assert (best.step, best.weights) == (2, "ema")
-
-
-def test_an_average_that_was_not_written_is_not_the_best():
+def test_what_was_not_written_is_not_the_best_and_the_next_one_may_be():
     best = after(Best(KEEP), 0.5)
     best.read(4, {"holdout_knn": 0.1, "ema_holdout_knn": 0.9})
-    assert (best.step, best.weights) == (4, "ema")
+    assert (best.step, best.weights, best.wants_checkpoint) == (4, "ema", True)
     best.saved(False)
     assert (best.step, best.weights, best.value, best.since) == (2, "trained", 0.5, 1)
+    best.read(6, {"holdout_knn": 0.6})
+    assert best.wants_checkpoint
 
 
 def test_a_score_that_is_no_number_is_never_the_best():
-    best = after(Best(KEEP), float("nan"), 0.2, float("nan"))
-    assert (best.step, best.since) == (4, 1)
-    best.read(8, {})  # nobody could be scored
+    best = after(Best(KEEP), float("nan"), 0.2, float("nan"), None)
     assert (best.step, best.since) == (4, 2)
     assert str(best) == "no evaluation since step 4 was better by run.keep_by = 'auto'"
     none = after(Best(KEEP), float("nan"), float("nan"))
@@ -101,40 +87,24 @@ def test_a_score_that_is_no_number_is_never_the_best():
     assert str(none) == "none of 2 evaluations had a number for run.keep_by = 'auto'"
 
 
-def test_a_checkpoint_that_was_not_written_is_not_the_best():
-    best = after(Best(KEEP), 0.5)
-    best.read(4, {"holdout_knn": 0.9})
-    assert best.wants_checkpoint
-    best.saved(False)
-    assert (best.step, best.value, best.since) == (2, 0.5, 1)
-    best.read(6, {"holdout_knn": 0.6})
-    assert best.wants_checkpoint
-
-
 def test_patience_counts_over_a_resume_and_waits_for_all_its_evaluations():
     config = RunConfig(patience=3, monitor_steps=1)
-    scores = [0.1, 0.4, 0.4, 0.2, 0.3, 0.9]
     best = Best(config)
-    for done, score in enumerate(scores[:5], 1):
+    for done, score in enumerate([0.1, 0.4, 0.4, 0.2, 0.3], 1):
         assert not best.exhausted
-        best.read(done, {"holdout_knn": score})
-        stored = json.loads(json.dumps(best.state()))["best"]
+        best.read(done, {"holdout_knn": score, "ema_holdout_knn": 0.1})
+        stored = best.state()["best"]
         assert "name" not in stored  # no checkpoint is promised
-        best = Best(config, stored)
+        best = again(best, config)
     assert best.exhausted
     assert not Best(RunConfig(patience=5, monitor_steps=1), stored).exhausted
     other = RunConfig(patience=3, monitor_steps=1, keep_by="rankme")
     assert not Best(other, stored).exhausted  # other numbers
     kept = Best(RunConfig(keep="best", patience=3, monitor_steps=1), stored)
-    assert kept.step is None  # nobody has kept that checkpoint
-    assert kept.state() == {}
-
-
-def test_nothing_is_followed_by_default():
-    best = after(Best(RunConfig()), 0.5, 0.1)
-    assert best.state() == {}
-    assert not best.exhausted
-    assert not best.wants_checkpoint
+    assert (kept.step, kept.state()) == (None, {})  # nobody has kept that checkpoint
+    # nothing is followed by default
+    none = after(Best(RunConfig()), 0.5, 0.1)
+    assert (none.state(), none.exhausted, none.wants_checkpoint) == ({}, False, False)
 
 
 def test_every_score_without_labels_can_be_named_and_decides():
@@ -210,13 +180,8 @@ def test_a_best_checkpoint_that_somebody_removed_is_said_and_forgotten(tmp_path)
     assert "step-00000001, the best checkpoint so far, is gone" in warnings[0]
     with pytest.raises(CheckpointError, match="has no checkpoint 'step-00000001'"):
         choose(tmp_path, "best", None)
-
-
-def test_a_run_that_keeps_none_says_so_and_what_there_is(tmp_path):
-    saved(a_checkpointer(tmp_path), 1)
-    with pytest.raises(
-        CheckpointError, match=r"run.keep = 'last', or no evaluation had .*step-00000001$"
-    ):
+    saved(again, 4)
+    with pytest.raises(CheckpointError, match=r"run.keep = 'last', or no .*step-00000004$"):
         choose(tmp_path, "best", None)
 
 
@@ -384,40 +349,22 @@ def test_the_commands_take_the_better_weights_of_the_best_and_say_so(
 @pytest.mark.parametrize(
     "fault", ["checkpoint.before_rename:4", "checkpoint.before_prune:4", "train.step:9"]
 )
-def test_a_kill_around_the_best_average_changes_no_choice(data, averaged, tmp_path, fault):
+def test_a_kill_around_the_best_checkpoint_loses_nothing(data, averaged, tmp_path, fault):
     """Saved are steps 2, 3, 4, 6, 8 (the best, averaged), 9 and 12; killed at 6, or after 8."""
-    run_dir = tmp_path / "run"
+    expected, run_dir = averaged, tmp_path / "run"
     with pytest.raises(AssertionError):
         scripted(1, data, run_dir, *EMA, fault=fault)
     assert scripted(1, data, run_dir, *EMA) == [12]
-    for name in checkpoint_names(averaged / "checkpoints"):
-        ours, theirs = (
-            json.loads((each / "checkpoints" / name / "state.json").read_text())["best"]
-            for each in (averaged, run_dir)
-        )
-        assert ours == theirs
-    sha256 = [
-        load_run(each, checkpoint="best").config.weights_sha256 for each in (averaged, run_dir)
-    ]
-    assert sha256[0] == sha256[1]
-
-
-@pytest.mark.parametrize(
-    "fault", ["checkpoint.before_rename:3", "checkpoint.before_prune:3", "train.step:6"]
-)
-def test_a_kill_around_the_best_checkpoint_loses_nothing(data, kept, tmp_path, fault):
-    """Saved are steps 2 (the best so far), 3, 4 (the best), 6, 9 and 12."""
-    run_dir = tmp_path / "run"
-    with pytest.raises(AssertionError):
-        scripted(1, data, run_dir, "run.keep=best", fault=fault)
-    assert scripted(1, data, run_dir, "run.keep=best") == [12]
-    folders = [each / "checkpoints" for each in (kept, run_dir)]
-    assert checkpoint_names(folders[0]) == checkpoint_names(folders[1])
-    assert choose(run_dir, "best", None).folder.name == "step-00000004"
-    for name in checkpoint_names(folders[0]):
+    folders = [each / "checkpoints" for each in (expected, run_dir)]
+    names = checkpoint_names(folders[0])
+    assert names == checkpoint_names(folders[1])
+    assert choose(run_dir, "best", None).folder == folders[1] / names[0]
+    for name in names:
         ours, theirs = (json.loads((each / name / "state.json").read_text()) for each in folders)
         assert ours["best"] == theirs["best"]
-    assert_bitwise(final_weights(kept), final_weights(run_dir))
+    assert_bitwise(final_weights(expected), final_weights(run_dir))
+    ours, theirs = (load_run(each, checkpoint="best").config for each in (expected, run_dir))
+    assert ours.weights_sha256 == theirs.weights_sha256
 
 
 def test_a_run_that_no_longer_improves_is_done_with_its_reason(data, tmp_path):
@@ -438,18 +385,13 @@ def test_a_run_that_no_longer_improves_is_done_with_its_reason(data, tmp_path):
     assert [line["step"] for line in read_metrics(run_dir, "eval")] == list(SCRIPT)
 
 
-def test_a_run_that_could_choose_no_best_writes_no_recipe(data, tmp_path):
+def test_a_disk_that_is_full_at_the_best_step_leaves_the_older_best(data, tmp_path):
     run_dir = tmp_path / "run"
     with pytest.raises(AssertionError, match=r"run\.keep = 'best' needs evaluations"):
         scripted(1, data, run_dir, "run.keep=best", "run.monitor_steps=0")
     assert not (run_dir / "recipe.json").exists()
-
-
-def test_a_disk_that_is_full_at_the_best_step_leaves_the_older_best(data, tmp_path):
-    run_dir = tmp_path / "run"
     assert scripted(1, data, run_dir, "run.keep=best", fault="checkpoint.model:3=full") == [12]
-    assert (
-        choose(run_dir, "best", None).folder.name == "step-00000008"
-    )  # 0.4, better than 0.3 and 0.1
+    # 0.4, better than 0.3 and 0.1
+    assert choose(run_dir, "best", None).folder.name == "step-00000008"
     state = json.loads((latest(run_dir) / "state.json").read_text())
     assert (state["best"]["value"], state["best"]["since"]) == (0.4, 2)

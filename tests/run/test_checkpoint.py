@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import subprocess
@@ -8,10 +9,16 @@ import pytest
 import torch
 from torch import nn
 
+from sslpipe.data.index import DERIVED_COLUMN, load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import CheckpointError
+from sslpipe.recipe import load_recipe
+from sslpipe.recipe.identity import digest, identity, run_identities
 from sslpipe.run.checkpoint import Checkpointer
-from sslpipe.run.checkpoint_files import checkpoint_names, damage_of, latest, named
+from sslpipe.run.checkpoint_files import checkpoint_names, damage_of, latest, named, read_state
+from tests.helpers.columns import add_columns, as_built
+from tests.helpers.dataset import write_dataset
+from tests.helpers.runs import write_recipe
 
 IDENTITY = {"digest": "a", "recipe": {"loss": {"temperature": 0.1}}, "index_sha256": "x"}
 
@@ -29,12 +36,18 @@ def some_parts(seed=0):
 def a_checkpointer(run_dir, warnings=None, identity=IDENTITY, keep=2, defaults=None):
     warn = (warnings if warnings is not None else []).append
     return Checkpointer(
-        run_dir, keep=keep, identity=identity, process=Rank(), warn=warn, defaults=defaults or {}
+        run_dir,
+        keep=keep,
+        identities=[identity],
+        process=Rank(),
+        warn=warn,
+        defaults=defaults or {},
     )
 
 
 def test_everything_comes_back_bit_for_bit(tmp_path):
     parts, others = some_parts(), some_parts(seed=1)
+    assert a_checkpointer(tmp_path).restore(others) == 0
     a_checkpointer(tmp_path).save(7, parts, {"world": 1})
     assert a_checkpointer(tmp_path).restore(others) == 7
     for key, value in parts["model"].state_dict().items():
@@ -58,19 +71,12 @@ def test_buffers_that_lie_in_one_memory_are_saved_alone(tmp_path):
     assert saved["place"].equal(loss.place)
 
 
-def test_a_fresh_directory_starts_at_zero(tmp_path):
-    assert a_checkpointer(tmp_path).restore(some_parts()) == 0
-
-
 def test_the_last_k_are_kept_and_latest_names_the_newest(tmp_path):
     checkpoints = a_checkpointer(tmp_path, keep=3)
     for step in (1, 2, 3, 10, 20):
         checkpoints.save(step, some_parts(), {})
-    assert checkpoint_names(tmp_path / "checkpoints") == [
-        "step-00000003",
-        "step-00000010",
-        "step-00000020",
-    ]
+    names = [f"step-{step:08d}" for step in (3, 10, 20)]
+    assert checkpoint_names(tmp_path / "checkpoints") == names
     assert (tmp_path / "checkpoints" / "latest").read_text() == "step-00000020"
     assert latest(tmp_path).name == "step-00000020"
 
@@ -88,22 +94,9 @@ def flip_a_byte(path):
 @pytest.mark.parametrize("damage", [cut_in_half, flip_a_byte, Path.unlink])
 @pytest.mark.parametrize("name", ["model.safetensors", "parts.pt", "MANIFEST.json", "state.json"])
 def test_a_damaged_newest_is_set_aside_and_the_older_one_taken(tmp_path, damage, name):
-    warnings = []
+    """By a resume; whoever only loads the run takes it where it is named."""
+    warnings, folder = [], tmp_path / "checkpoints"
     checkpoints = a_checkpointer(tmp_path, warnings)
-    checkpoints.save(1, some_parts(), {})
-    checkpoints.save(2, some_parts(), {})
-    newest = tmp_path / "checkpoints" / "step-00000002"
-    damage(newest / name)
-    assert damage_of(newest) is not None
-    assert checkpoints.restore(some_parts()) == 1
-    assert len(list((tmp_path / "checkpoints").glob("bad-step-00000002-*"))) == 1
-    assert "step-00000002 is damaged" in warnings[0]
-
-
-@pytest.mark.parametrize("damage", [cut_in_half, flip_a_byte, Path.unlink])
-@pytest.mark.parametrize("name", ["model.safetensors", "parts.pt", "MANIFEST.json", "state.json"])
-def test_an_older_one_is_taken_for_the_newest_only_where_it_is_named(tmp_path, damage, name):
-    checkpoints, folder = a_checkpointer(tmp_path), tmp_path / "checkpoints"
     checkpoints.save(1, some_parts(), {})
     checkpoints.save(2, some_parts(), {})
     damage(folder / "step-00000002" / name)
@@ -115,8 +108,10 @@ def test_an_older_one_is_taken_for_the_newest_only_where_it_is_named(tmp_path, d
     with pytest.raises(CheckpointError, match=r"step-00000002 is damaged .*: step-00000001$"):
         named(tmp_path, "step-2")
 
-    # set aside by a resume: the run has to come as far again
     assert checkpoints.restore(some_parts()) == 1
+    assert len(list(folder.glob("bad-step-00000002-*"))) == 1
+    assert "step-00000002 is damaged" in warnings[0]
+    # the run has to come as far again
     with pytest.raises(CheckpointError, match=r"last checkpoint was damaged \(bad-step-00000002"):
         latest(tmp_path)
     checkpoints.save(2, some_parts(), {})
@@ -203,12 +198,12 @@ def test_a_run_recorded_with_a_default_that_is_in_no_digest_today_resumes_under_
     assert again.restore(some_parts()) == 3
     again.save(4, some_parts(), {})
     assert a_checkpointer(tmp_path, identity=recorded).restore(some_parts()) == 4
-    for identity in (
+    for other in (
         {**IDENTITY, "digest": "c", "recipe": {"loss": {"temperature": 0.2}}},
         {**IDENTITY, "digest": "c", "index_sha256": "y"},
     ):
         with pytest.raises(CheckpointError, match="a run with other settings"):
-            a_checkpointer(tmp_path, identity=identity, defaults=defaults).restore(some_parts())
+            a_checkpointer(tmp_path, identity=other, defaults=defaults).restore(some_parts())
     with pytest.raises(CheckpointError, match=r"loss\.kind = 'nt_xent' when it began, not set"):
         a_checkpointer(tmp_path).restore(some_parts())
 
@@ -225,8 +220,6 @@ def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path):
 
     torch.save({"optimizer": Bomb(), "loss": {}}, folder / "parts.pt")
     manifest = json.loads((folder / "MANIFEST.json").read_text())
-    import hashlib
-
     raw = (folder / "parts.pt").read_bytes()
     manifest["parts.pt"] = [len(raw), hashlib.sha256(raw).hexdigest()]
     (folder / "MANIFEST.json").write_text(json.dumps(manifest))
@@ -283,3 +276,70 @@ def test_a_kill_inside_a_save_leaves_a_whole_checkpoint(tmp_path, point):
     assert all(torch.equal(v, expected[k]) for k, v in parts["model"].state_dict().items())
     assert a_checkpointer(tmp_path).save(4, parts, {})
     assert not list((tmp_path / "checkpoints").glob(".tmp-*"))
+
+
+# of which data a run is: a column that is computed from the images later changes nothing
+
+
+@pytest.fixture
+def data(tmp_path):
+    return as_built(write_dataset(tmp_path / "data", (16,)))
+
+
+def checkpoints(tmp_path, data, *overrides, run="run"):
+    """The checkpoints of a run as it is opened on the data set of today."""
+    recipe, index = load_recipe(write_recipe(tmp_path), overrides), load_index(data)
+    return opened(tmp_path / run, run_identities(recipe, index, DERIVED_COLUMN, 1))
+
+
+def opened(folder, identities):
+    folder.mkdir(exist_ok=True)
+    return Checkpointer(folder, keep=2, identities=identities, process=Rank(), warn=print)
+
+
+def test_a_column_that_a_run_does_not_use_may_come_change_and_go(tmp_path, data):
+    before = load_index(data)
+    checkpoints(tmp_path, data).save(3, some_parts(), {})
+    for values in ([0, 0, *[None] * 14], [None] * 14 + [5, 5]):
+        index = add_columns(data, duplicate_group=values)
+        assert index.sha256 == before.sha256 == before.file_sha256 != index.file_sha256
+        assert index.has_sha256(before.sha256)
+        again = checkpoints(tmp_path, data)
+        assert again.restore(some_parts()) == 3
+        assert again.identity["index_sha256"] == before.sha256
+    # one begun with the column there, and none later, too
+    checkpoints(tmp_path, data, run="other").save(4, some_parts(), {})
+    assert checkpoints(tmp_path, data, run="other").identity["index_sha256"] == before.sha256
+    # any other column is part of the data
+    add_columns(data, camera=["a"] * 16)
+    with pytest.raises(CheckpointError, match="the data set is not the one"):
+        checkpoints(tmp_path, data).restore(some_parts())
+
+
+@pytest.mark.parametrize(
+    "use", ["data.keep=duplicate_group first", "pairs.never_negative=['duplicate_group']"]
+)
+def test_a_run_that_uses_the_column_records_its_values(tmp_path, data, use):
+    index = add_columns(data, duplicate_group=[0, 0, *[None] * 14])
+    first = checkpoints(tmp_path, data, use)
+    assert first.identity["index_sha256"] == index.file_sha256
+    first.save(3, some_parts(), {})
+    assert checkpoints(tmp_path, data, use).restore(some_parts()) == 3
+    add_columns(data, duplicate_group=[None] * 14 + [5, 5])
+    with pytest.raises(CheckpointError, match="the data set is not the one"):
+        checkpoints(tmp_path, data, use).restore(some_parts())
+
+
+def test_a_run_that_recorded_the_whole_file_keeps_that(tmp_path, data):
+    """Earlier versions recorded the sha256 of dataset.json, whatever the run used."""
+    index = add_columns(data, duplicate_group=[0, 0, *[None] * 14])
+    recipe = load_recipe(write_recipe(tmp_path))
+    key = recipe, index.file_sha256, 1
+    whole = {"digest": digest(*key), **identity(*key)}
+    opened(tmp_path / "run", [whole]).save(3, some_parts(), {})
+    again = checkpoints(tmp_path, data)
+    assert again.restore(some_parts()) == 3
+    assert again.identity["index_sha256"] == index.file_sha256
+    again.save(5, some_parts(), {})
+    state = read_state(tmp_path / "run" / "checkpoints" / "step-00000005")
+    assert state["identity"]["digest"] == digest(recipe, index.file_sha256, 1)

@@ -126,21 +126,29 @@ def test_nor_does_a_tuned_run_change(data, tmp_path):
     assert first[0]["holdout_knn"] == first[1]["holdout_knn"]
 
 
-def test_bf16_rounds_what_ddp_rounds(data, tmp_path):
-    """In float32 they would differ more: autocast reaches the sharded model."""
-    recipe = write_recipe(tmp_path)
-    arguments = str(recipe), str(data)
-    settings = ("optim.precision=bf16", "steps=3", "run.save_steps=3")
-    for name, fn in (("ddp", train_on_equal_views), ("sharded", sharded_in_rank)):
-        run_processes(fn, 2, *arguments, str(tmp_path / name), *settings)
-    run_processes(sharded_in_rank, 2, *arguments, str(tmp_path / "fp32"), *settings[1:])
-    losses = {
-        name: torch.tensor([line["loss"] for line in read_metrics(tmp_path / name)])
-        for name in ("ddp", "sharded", "fp32")
-    }
-    apart = (losses["ddp"] - losses["sharded"]).abs().max()
-    assert apart < 1e-4
-    assert (losses["fp32"] - losses["sharded"]).abs().max() > 1e-3
+@pytest.mark.parametrize(
+    ("changes", "bf16", "same", "apart"),
+    [
+        # in float32 they would differ more: autocast reaches the sharded model
+        ((), "optim.precision=bf16", {"rtol": 0, "atol": 1e-4}, "optim.precision=fp32"),
+        # with the gradients that are sent in float64, everything else in it
+        (
+            ("optim.precision=fp64",),
+            "optim.gradient_compression=bf16",
+            {"rtol": 1e-6, "atol": 0},
+            "optim.gradient_compression=none",
+        ),
+    ],
+)
+def test_bf16_rounds_what_ddp_rounds(data, tmp_path, changes, bf16, same, apart):
+    losses = {}
+    runs = (("ddp", train_on_equal_views, bf16), ("sharded", sharded_in_rank, bf16))
+    for name, fn, setting in (*runs, ("exact", sharded_in_rank, apart)):
+        where = str(write_recipe(tmp_path)), str(data), str(tmp_path / name)
+        run_processes(fn, 2, *where, "steps=3", "run.save_steps=3", *changes, setting)
+        losses[name] = torch.tensor([line["loss"] for line in read_metrics(tmp_path / name)])
+    torch.testing.assert_close(losses["sharded"], losses["ddp"], **same)
+    assert (losses["exact"] - losses["sharded"]).abs().max() > 1e-3
 
 
 def test_checkpoints_go_from_layout_to_layout(data, tmp_path):
@@ -217,22 +225,6 @@ def test_a_nan_in_one_shard_moves_no_weight_on_any_rank(data, tmp_path, poison, 
     for rank in range(2):
         (line,) = (run_dir / f"bad_steps.{rank}.jsonl").read_text().splitlines()
         assert json.loads(line)["step"] == 2
-
-
-def test_bf16_sums_are_those_of_ddp(data, tmp_path):
-    """With the gradients that are sent in float64, everything else in it."""
-    recipe = write_recipe(tmp_path)
-    arguments = str(recipe), str(data)
-    settings = ("optim.precision=fp64", "steps=3", "optim.gradient_compression=bf16")
-    for name, fn in (("ddp", train_on_equal_views), ("sharded", sharded_in_rank)):
-        run_processes(fn, 2, *arguments, str(tmp_path / name), *settings)
-    run_processes(sharded_in_rank, 2, *arguments, str(tmp_path / "exact"), *settings[:2])
-    losses = {
-        name: torch.tensor([line["loss"] for line in read_metrics(tmp_path / name)])
-        for name in ("ddp", "sharded", "exact")
-    }
-    torch.testing.assert_close(losses["sharded"], losses["ddp"], rtol=1e-6, atol=0)
-    assert (losses["exact"] - losses["ddp"]).abs().max() > 1e-3
 
 
 def held_in_rank(process, *arguments):
@@ -316,43 +308,32 @@ def asked(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        (("momentum.start=0.99",), r"\[momentum\]"),
-        (("run.compile=true",), "run.compile = true"),
-        (("run.cuda_graph=true",), "run.cuda_graph = true"),
+        ("momentum.start=0.99", r"\[momentum\] is not there under FSDP; leave it out, or "),
+        ("run.compile=true", "run.compile = true is not there under FSDP"),
+        ("run.cuda_graph=true", "run.cuda_graph = true is not there under FSDP"),
+        (None, r"\[sampler\]: a fine-tuning cannot be sharded by FSDP"),
+        ("FSDP_VERSION=1", "fsdp_version: 1 is not there; set fsdp_version: 2"),
+        ("FSDP_OFFLOAD_PARAMS=true", "set fsdp_offload_params: false"),
+        ("FSDP_ACTIVATION_CHECKPOINTING=true", "set fsdp_activation_checkpointing: false"),
+        ("FSDP_RESHARD_AFTER_FORWARD=false", "set fsdp_reshard_after_forward: true"),
+        ("FSDP_STATE_DICT_TYPE=SHARDED_STATE_DICT", "set fsdp_state_dict_type: FULL_STATE"),
+        ("FSDP_AUTO_WRAP_POLICY=NO_WRAP", "leave it out, as launch/fsdp.yaml does"),
     ],
 )
-def test_a_setting_that_cannot_be_sharded_is_refused_by_name(asked, tmp_path, changes, named):
-    recipe = load_recipe(write_recipe(tmp_path), changes)
-    with pytest.raises(RecipeError, match=rf"^{named} is not there under FSDP; leave it out, or "):
+def test_what_cannot_be_sharded_is_refused_by_name(asked, tmp_path, changes, named):
+    """A setting of the recipe, or one of the launcher that would have no effect."""
+    if changes is None:
+        recipe = load_recipe(finetunes.write_recipe(tmp_path))
+    elif changes.startswith("FSDP_"):
+        recipe = load_recipe(write_recipe(tmp_path))
+        check_recipe(recipe)
+        asked.setenv(*changes.split("="))
+    else:
+        recipe = load_recipe(write_recipe(tmp_path), [changes])
+    with pytest.raises(UserError, match=named):
         check_recipe(recipe)
     asked.setenv("WORLD_SIZE", "1")  # then nothing is sharded
     check_recipe(recipe)
-
-
-def test_so_are_finetunings(asked, tmp_path):
-    with pytest.raises(RecipeError, match=r"\[sampler\]: a fine-tuning cannot be sharded by FSDP"):
-        check_recipe(load_recipe(finetunes.write_recipe(tmp_path)))
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "remedy"),
-    [
-        ("FSDP_VERSION", "1", "fsdp_version: 1 is not there; set fsdp_version: 2"),
-        ("FSDP_OFFLOAD_PARAMS", "true", "set fsdp_offload_params: false"),
-        ("FSDP_ACTIVATION_CHECKPOINTING", "true", "set fsdp_activation_checkpointing: false"),
-        ("FSDP_RESHARD_AFTER_FORWARD", "false", "set fsdp_reshard_after_forward: true"),
-        ("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT", "set fsdp_state_dict_type: FULL_STATE"),
-        ("FSDP_AUTO_WRAP_POLICY", "NO_WRAP", "leave it out, as launch/fsdp.yaml does"),
-    ],
-)
-def test_a_setting_of_the_launcher_that_has_no_effect_is_refused(
-    asked, tmp_path, variable, value, remedy
-):
-    recipe = load_recipe(write_recipe(tmp_path))
-    check_recipe(recipe)
-    asked.setenv(variable, value)
-    with pytest.raises(UserError, match=remedy):
-        check_recipe(recipe)
 
 
 def test_a_precision_that_is_timed_or_scaled_is_refused(asked):

@@ -50,25 +50,12 @@ def test_health_equals_loops(images: int, dim: int) -> None:
     )
 
 
-def test_a_collapsed_batch_looks_collapsed() -> None:
-    z = torch.tensor([[1.0, -2.0, 3.0]]).expand(20, 3)
-    numbers = embedding_health(z, z)
-    assert numbers == pytest.approx(
-        {
-            "alignment": 0.0,
-            "uniformity": 0.0,
-            "embedding_std": 0.0,
-            "effective_rank": 1.0,
-            "positive_similarity": 1.0,
-            "negative_similarity": 1.0,
-        },
-        abs=1e-3,
-    )
-
-
-def test_orthogonal_images_have_full_rank_and_no_negative_similarity() -> None:
-    z = torch.eye(8) * 3
-    numbers = embedding_health(z, z)
+def test_a_collapsed_batch_looks_collapsed_and_an_orthogonal_one_spread() -> None:
+    point, spread = torch.tensor([[1.0, -2.0, 3.0]]).expand(20, 3), torch.eye(8) * 3
+    similar = {"positive_similarity": 1.0, "negative_similarity": 1.0}
+    collapsed = {"alignment": 0.0, "uniformity": 0.0, "embedding_std": 0.0, "effective_rank": 1.0}
+    assert embedding_health(point, point) == pytest.approx({**collapsed, **similar}, abs=1e-3)
+    numbers = embedding_health(spread, spread)
     assert numbers["effective_rank"] == pytest.approx(8)
     assert numbers["negative_similarity"] == pytest.approx(0, abs=1e-7)
     assert numbers["uniformity"] == pytest.approx(-4)
@@ -94,9 +81,12 @@ def test_a_large_batch_is_judged_by_rows_at_fixed_places() -> None:
     )
 
 
-def test_one_image_and_half_precision_give_finite_numbers() -> None:
+def test_few_or_rounded_rows_give_finite_numbers_and_a_non_finite_batch_nan() -> None:
     for z in (torch.randn(1, 4), torch.randn(6, 4).bfloat16(), torch.zeros(3, 4)):
         assert all(math.isfinite(value) for value in embedding_health(z, z).values())
+    z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    z[2, 1] = math.nan
+    assert math.isnan(embedding_health(z, z)["effective_rank"])
 
 
 def _on_ranks(process: Rank, split: tuple[int, ...], z_a: Tensor, z_b: Tensor) -> dict[str, float]:
@@ -108,12 +98,6 @@ def test_all_ranks_say_what_one_process_says(split: tuple[int, ...]) -> None:
     z_a, z_b = views(12, 5)
     for numbers in run_processes(_on_ranks, len(split), split, z_a, z_b):
         assert numbers == pytest.approx(embedding_health(z_a, z_b), rel=1e-12)
-
-
-def test_a_non_finite_batch_is_reported_as_nan_instead_of_failing() -> None:
-    z = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
-    z[2, 1] = math.nan
-    assert math.isnan(embedding_health(z, z)["effective_rank"])
 
 
 def changes_of(readings: list[tuple[float, float]], highest_rank: int = 21) -> list[str]:

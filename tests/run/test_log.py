@@ -29,64 +29,60 @@ def test_of_a_step_logged_twice_the_later_line_counts(tmp_path):
     assert [(line["step"], line["loss"], line["restart"]) for line in lines] == [(5, 2.0, 1)]
 
 
-def test_the_first_steps_tell_how_long_the_others_take(tmp_path, monkeypatch, capsys):
+def told(tmp_path, monkeypatch, capsys, seconds_of, logged, **settings) -> list[str]:
+    """What the console says of steps that take so many seconds, logged where `logged`."""
     now = 100.0
-    monkeypatch.setattr("sslpipe.run.throughput.time.monotonic", lambda: now)
-    log = RunLog(tmp_path, name="tiny", config={}, steps=1000, first_step=200)
-    for step in range(201, 231):
-        now += 60.0 if step == 201 else 2.0  # the first one warms up
+    monkeypatch.setattr("sslpipe.run.log.time.monotonic", lambda: now)
+    log = RunLog(tmp_path, name="tiny", config={}, **settings)
+    for step in range(settings["first_step"] + 1, settings["steps"] + 1):
+        now += seconds_of(step)
         log.step_done(step)
-        if step % 2 == 0:
+        if logged(step):
             log.train(step, VALUES)
     log.close()
-    lines = capsys.readouterr().err.splitlines()
-    said = [line for line in lines if "s/step" in line]
+    return capsys.readouterr().err.splitlines()
+
+
+def test_the_first_steps_tell_how_long_the_others_take(tmp_path, monkeypatch, capsys):
+    def seconds_of(step):
+        return 60.0 if step == 201 else 2.0  # the first one warms up
+
+    settings = {"steps": 1000, "first_step": 200}
+    lines = told(tmp_path, monkeypatch, capsys, seconds_of, lambda step: step % 2 == 0, **settings)
     # after step 204: 796 others of 2 s
-    assert said == ["2 s/step, about 26:32 left"]
+    assert [line for line in lines if "s/step" in line] == ["2 s/step, about 26:32 left"]
     # a line has the time left once there are so many
     assert lines[0].endswith("wait 1%")
     assert lines[1].endswith("wait 1%  26:32 left")
 
 
+def test_a_step_longer_than_the_estimates_window_is_timed_too(tmp_path, monkeypatch, capsys):
+    settings = {"steps": 20, "first_step": 0}
+    lines = told(tmp_path, monkeypatch, capsys, lambda step: 700.0, lambda step: True, **settings)
+    lines = [line for line in lines if line.startswith("step ")]
+    assert lines[9].endswith("  1:56:40 left")
+
+
 def test_the_time_to_go_follows_a_machine_that_becomes_faster(tmp_path, monkeypatch, capsys):
-    now = 100.0
-    monkeypatch.setattr("sslpipe.run.throughput.time.monotonic", lambda: now)
-    log = RunLog(tmp_path, name="tiny", config={}, steps=200, first_step=0)
-    for step in range(1, 101):
-        now += 8.0 if step <= 50 else 2.0  # other programs end
-        log.step_done(step)
-        log.train(step, VALUES)
-    log.close()
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
-    assert lines[49].endswith("  20:00 left")
-    assert lines[-1].endswith("  3:20 left")
+    def seconds_of(step):
+        return 8.0 if step <= 50 else 2.0  # other programs end
+
+    settings = {"steps": 500, "first_step": 0}
+    lines = told(tmp_path, monkeypatch, capsys, seconds_of, lambda step: True, **settings)
+    lines = [line for line in lines if line.startswith("step ")]
+    assert lines[49].endswith("  1:00:00 left")
+    assert lines[399].endswith("  3:20 left")
 
 
 def test_steps_that_cost_less_do_not_tell_how_long_the_others_take(tmp_path, monkeypatch, capsys):
-    now = 100.0
-    monkeypatch.setattr("sslpipe.run.throughput.time.monotonic", lambda: now)
-    log = RunLog(tmp_path, name="tiny", config={}, steps=40, first_step=0, cheaper_steps=10)
-    for step in range(1, 21):
-        now += 1.0 if step <= 10 else 3.0
-        log.step_done(step)
-        if step % 5 == 0:
-            log.train(step, VALUES)
-    log.close()
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].endswith("  more than 0:35 left: the first 10 steps are faster")
-    assert lines[1].endswith("wait 1%")  # the others are not timed yet
-    assert lines[2].endswith("  1:15 left")
-    assert lines[3] == "3 s/step, about 1:15 left"
-    assert lines[4].endswith("  1:00 left")
+    def seconds_of(step):
+        return 1.0 if step <= 10 else 3.0
 
-
-def test_a_line_cut_off_by_a_kill_is_skipped(tmp_path):
-    log = a_log(tmp_path)
-    log.train(1, VALUES)
-    log.close()
-    with open(tmp_path / "metrics.jsonl", "a") as file:
-        file.write('{"step": 2, "kind": "tr')
-    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+    settings = {"steps": 40, "first_step": 0, "cheaper_steps": 10}
+    lines = told(tmp_path, monkeypatch, capsys, seconds_of, lambda step: step % 5 == 0, **settings)
+    assert [line.rpartition("  ")[2] for line in lines[:5]] == [
+        *("wait 1%", "wait 1%", "1:15 left", "3 s/step, about 1:15 left", "1:00 left"),
+    ]
 
 
 def test_quarantine_lists_a_sample_once_also_after_a_restart(tmp_path):

@@ -51,16 +51,13 @@ def test_a_step_that_does_not_fit_is_a_warning_with_numbers_and_remedy(recipe, m
     text = check_memory(memory, recipe, CPU)
     for expected in ("10.0 GiB", "8.0 GiB free of 16.0 GiB", "data.micro_batch", "data.batch_size"):
         assert expected in text
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert "4 processes of a step need an estimated 40.0 GiB" in check_memory(memory, recipe, CPU)
-
-
-def test_what_exceeds_the_machine_many_times_is_an_error_but_no_canvas_is(recipe, monkeypatch):
-    machine(monkeypatch, 8 * GIB, 16 * GIB)
+    # many times too much is an error, but no canvas is
     hopeless = Memory(0, 0, 0, 4 * 16 * GIB, GIB, 0)
-    with pytest.raises(RecipeError, match=r"cannot run here.*|data\.micro_batch"):
+    with pytest.raises(RecipeError, match=r"cannot run here"):
         check_memory(hopeless, recipe, CPU)
     assert check_memory(hopeless._replace(activations=0, batches=999 * GIB), recipe, CPU)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert "4 processes of a step need an estimated 40.0 GiB" in check_memory(memory, recipe, CPU)
 
 
 def test_the_limits_of_a_container_count(monkeypatch, tmp_path):
@@ -74,24 +71,23 @@ def test_the_limits_of_a_container_count(monkeypatch, tmp_path):
     monkeypatch.setattr(portable, "CGROUPS", groups)
     assert portable.free_memory_bytes() == 32000 * 1024
     assert portable.total_memory_bytes() == 65000 * 1024
-    inner = groups / "job" / "step"
-    inner.mkdir(parents=True)
-    (proc / "self" / "cgroup").write_text("0::/job/step\n")
-    (inner / "memory.max").write_text("max\n")
-    (inner / "memory.current").write_text("5\n")
-    (inner / "memory.stat").write_text("anon 5\ninactive_file 0\n")
+
+    def group(path, groups_file, **files):
+        (proc / "self" / "cgroup").write_text(groups_file)
+        (groups / path).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (groups / path / name.replace("__", ".")).write_text(text)
+
+    step = {"memory__max": "max\n", "memory__current": "5\n"}
+    group("job/step", "0::/job/step\n", **step, memory__stat="anon 5\ninactive_file 0\n")
     assert portable.free_memory_bytes() == 32000 * 1024
-    (groups / "job" / "memory.max").write_text("10000000\n")
-    (groups / "job" / "memory.current").write_text("7000000\n")
-    (groups / "job" / "memory.stat").write_text("anon 5000000\ninactive_file 2000000\n")
+    job = {"memory__max": "10000000\n", "memory__current": "7000000\n"}
+    group("job", "0::/job/step\n", **job, memory__stat="anon 5000000\ninactive_file 2000000\n")
     assert portable.free_memory_bytes() == 10_000_000 - (7_000_000 - 2_000_000)
     assert portable.total_memory_bytes() == 10_000_000 + 1000 * 1024
-    (proc / "self" / "cgroup").write_text("3:cpu,memory:/box\n1:name=systemd:/\n")
-    box = groups / "memory" / "box"
-    box.mkdir(parents=True)
-    (box / "memory.limit_in_bytes").write_text("4000\n")
-    (box / "memory.usage_in_bytes").write_text("3000\n")
-    (box / "memory.stat").write_text("cache 7\ntotal_inactive_file 500\n")
+    box = {"memory__limit_in_bytes": "4000\n", "memory__usage_in_bytes": "3000\n"}
+    stat = "cache 7\ntotal_inactive_file 500\n"
+    group("memory/box", "3:cpu,memory:/box\n1:name=systemd:/\n", **box, memory__stat=stat)
     assert portable.free_memory_bytes() == 1500
 
 

@@ -42,35 +42,15 @@ def test_no_flipped_bit_of_a_record_changes_what_is_read():
         assert "\n" not in str(error.value)
 
 
-def test_a_record_without_a_checksum_is_one_of_an_earlier_version():
-    assert unseal(json.dumps(RECORD).encode()) == RECORD
-
-
 @pytest.mark.parametrize(
     "line",
     [
-        b'{"step": NaN}',
-        b'{"step": Infinity}',
-        b'{"step": 1e400}',
-        b'{"step": 1.5}',
-        b'{"step": true}',
-        b'{"step": "1"}',
-        b'{"step": [1]}',
-        b'{"step": null}',
-        b"{}",
-        b"[1]",
-        b"1",
-        b"null",
-        b'{"step": 1',
-        b'{"step": 1}}',
-        b'{"step": \xff}',
-        b'{"st\xfftep": 1}',
-        b"\0\0\0",
-        b'{"step": ' + b"9" * 5000 + b"}",
-        b'{"step": ' + b"9" * 400 + b"}",
-        b'{"a": ' * 100_000,
-        b"[" * 100_000,
+        *(b'{"step": %b}' % value for value in (b"NaN", b"Infinity", b"1e400", b"1.5", b"true")),
+        *(b'{"step": %b}' % value for value in (b'"1"', b"[1]", b"null", b"\xff", b"9" * 5000)),
+        *(b"{}", b"[1]", b"1", b"null", b'{"step": 1', b'{"step": 1}}', b'{"st\xfftep": 1}'),
+        *(b"\0\0\0", b'{"step": ' + b"9" * 400 + b"}", b'{"a": ' * 100_000, b"[" * 100_000),
     ],
+    ids=range(21),
 )
 def test_a_line_that_is_none_is_skipped_and_counted(line, tmp_path):
     log = tmp_path / "log.jsonl"
@@ -85,12 +65,6 @@ def test_what_a_kill_cut_off_takes_no_later_line_with_it(tmp_path):
     with open_log(log) as file:
         file.write(seal({"step": 3}).encode() + b"\n")
     assert read_records(log, {"step": int}) == ([{"step": 1}, {"step": 2}, {"step": 3}], 1)
-
-
-def test_a_log_that_is_a_folder_is_named(tmp_path):
-    assert read_records(tmp_path, {}) == ([], 1)
-    with pytest.raises(UserError, match=rf"cannot write {tmp_path}"):
-        append_records(tmp_path, [{}])
 
 
 @pytest.mark.parametrize("name", [*TREES, "MANIFEST.json"])
@@ -135,9 +109,10 @@ def test_a_kill_between_two_files_leaves_a_description_that_is_read(tmp_path, mo
     assert read_description(tmp_path, "run.json") == {"world": 2}
 
 
-def test_a_run_of_an_earlier_version_has_no_manifest(tmp_path):
+def test_files_of_an_earlier_version_have_no_checksum_and_no_manifest(tmp_path):
     (tmp_path / "data.json").write_text('{"mean": 1}')
     assert read_description(tmp_path, "data.json") == {"mean": 1}
+    assert unseal(json.dumps(RECORD).encode()) == RECORD
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"\xff", b"\0", b"NaN", b'{"a": NaN}', b"[" * 10**5])

@@ -2,7 +2,7 @@
 
 import io
 import struct
-import zlib
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from sslpipe.sharding.members import conversion_of, describe_conversion, flatten
 from sslpipe.sharding.sources import Images
 from sslpipe.sharding.splits import cut_test
 from sslpipe.sharding.writer import SplitImages
+from tests.data.test_decode import png16
 from tests.sharding.test_shards import BUILD, add, error_of, jpeg, photos, read_all, run, tree
 from tests.sharding.test_sources import png
 
@@ -22,8 +23,8 @@ __all__ = ["photos"]
 
 
 def test_a_test_fraction_after_the_first_build_says_what_is_kept_and_what_is_written_anew(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    photos, tmp_path, capsys
+):
     out, later = tmp_path / "set", tmp_path / "later"
     assert run("build", out, "--root", photos, *BUILD) == 0
     png(later / "cat" / "x.png", 3)
@@ -37,40 +38,35 @@ def test_a_test_fraction_after_the_first_build_says_what_is_kept_and_what_is_wri
     assert run(*words, "--overwrite") == 0
     assert set(load_index(out).manifest.splits) == {"train", "test", "val"}
     assert tree(out)["val-000000.tar"] == before["val-000000.tar"]
+    assert run("build", tmp_path / "new", *words[2:]) == 0
+    shards = {name: sha256 for name, sha256 in tree(tmp_path / "new").items() if "-" in name}
+    assert shards.items() <= tree(out).items()
 
 
-def test_tars_of_others_are_not_overwritten_by_a_build(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import tarfile
-
-    for name in ("train-000000.tar", "00000.tar"):
-        out = tmp_path / name
-        out.mkdir()
-        with tarfile.open(out / name, "w") as tar:
-            add(tar, "a.jpg", jpeg(0))
-        assert run("index", out) == 0
-        before = tree(out)
-        assert "already holds train" in error_of(capsys, "build", out, "--root", photos)
-        assert tree(out) == before
+@pytest.mark.parametrize("name", ["train-000000.tar", "00000.tar"])
+def test_tars_of_others_are_not_overwritten_by_a_build(photos, tmp_path, capsys, name):
+    out = tmp_path / "out"
+    out.mkdir()
+    with tarfile.open(out / name, "w") as tar:
+        add(tar, "a.jpg", jpeg(0))
+    assert run("index", out) == 0
+    before = tree(out)
+    assert "already holds train" in error_of(capsys, "build", out, "--root", photos)
+    assert tree(out) == before
 
 
-def test_a_damaged_record_is_another_build(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "set"
-    assert run("build", out, "--root", photos, *BUILD) == 0
+def test_a_damaged_record_is_another_build(photos, tmp_path, capsys):
+    words = ["build", tmp_path / "set", "--root", photos, *BUILD]
+    assert run(*words) == 0
     for text in ('{"plan": ', '["plan"]\n', "null\n"):
-        (out / ".build" / "train.jsonl").write_text(text)
-        assert "--overwrite" in error_of(capsys, "build", out, "--root", photos, *BUILD)
+        (tmp_path / "set" / ".build" / "train.jsonl").write_text(text)
+        assert "--overwrite" in error_of(capsys, *words)
 
 
 # --- --root
 
 
-def test_a_root_that_is_no_folder_says_what_to_use(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_root_that_is_no_folder_says_what_to_use(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HOME", "/home/ann")
     files = ("a.csv", "b.tar", "c.tar.gz", "d.tgz", "e.parquet", "f.zip", "g.png")
     for name in (*files, "train-images-idx3-ubyte.gz"):
@@ -97,9 +93,7 @@ def test_a_root_that_is_no_folder_says_what_to_use(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_with_other_files_than_images_says_what_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_with_other_files_than_images_says_what_they_are(tmp_path, capsys):
     for name, remedy in (
         ("0.parquet", "--source parquet"),
         ("0.tar", "sslpipe shards index"),
@@ -113,9 +107,7 @@ def test_a_folder_with_other_files_than_images_says_what_they_are(
 
 
 @pytest.mark.parametrize("options", [(), ("--no-labels",), ("--part", "1/1")])
-def test_files_that_are_no_images_are_counted_by_extension(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
-) -> None:
+def test_files_that_are_no_images_are_counted_by_extension(tmp_path, capsys, options):
     root = tmp_path / "in"
     others = ("list.txt", "cat/a.OGG", "cat/deep/b.ogg", "dog/c.ogg", "dog/c.txt", "dog/LICENSE")
     others = (*others, "a.x1", "a.x2", "a.x3", "cat/.hidden.ogg", ".git/d.ogg")
@@ -129,109 +121,75 @@ def test_files_that_are_no_images_are_counted_by_extension(
     assert said == ["ignored 9 files: .ogg 3, .txt 2, no extension 1, .x1 1, .x2 1, others 1"]
 
 
-def test_files_beside_the_splits_are_counted_and_without_any_nothing_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_beside_the_splits_are_counted_and_without_any_nothing_is_said(tmp_path, capsys):
     root = tmp_path / "in"
     for split in ("train", "test"):
         png(root / split / "cat" / "1.png", 9)
     assert run("build", tmp_path / "plain", "--root", root) == 0
     assert "ignored" not in capsys.readouterr().out
     png(root / "loose.png", 9)  # in no split
-    for split in ("train", "test"):
-        (root / split / "cat" / "1.wav").write_bytes(b"")
+    (root / "train" / "cat" / "1.wav").write_bytes(b"")
     assert run("build", tmp_path / "out", "--root", root) == 0
-    assert "ignored 3 files: .wav 2, .png 1\n" in capsys.readouterr().out
+    assert "ignored 2 files: .png 1, .wav 1\n" in capsys.readouterr().out
 
 
 # --- --background
 
 
-def test_the_page_says_how_to_read_a_file_as_the_shards_have_it(tmp_path: Path) -> None:
-    rgba = np.random.default_rng(0).integers(0, 256, (5, 7, 4), dtype=np.uint8)
-    (tmp_path / "in").mkdir()
-    Image.fromarray(rgba).save(tmp_path / "in" / "a.png")
-    build = ["build", tmp_path / "out", "--root", tmp_path / "in", "--background", "white"]
-    assert run(*build) == 0
-    ((_, stored, _),) = read_all(tmp_path / "out", "train")
-    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
-    line = "decode(flatten(Path(name).read_bytes(), (255, 255, 255)), 4096)"
-    assert f"`{line}`" in page
-    names = {"decode": decode, "flatten": flatten, "Path": Path, "name": tmp_path / "in" / "a.png"}
-    np.testing.assert_array_equal(
-        eval(line, names), np.asarray(Image.open(io.BytesIO(stored))).transpose(2, 0, 1)
-    )
-
-
-def test_transparent_parts_get_the_colour_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_transparent_parts_are_counted_once_and_get_the_colour_asked_for(tmp_path, capsys):
     root = tmp_path / "in"
     root.mkdir()
     rgba = np.random.default_rng(0).integers(0, 256, (5, 7, 4), dtype=np.uint8)
-    rgba[:2, :, 3], rgba[2, :, 3] = 0, 255
-    solid = rgba.copy()
-    solid[:, :, 3] = 255
+    rgba[:, :, 3] = 255
     palette = Image.fromarray(np.array([[0, 1, 0], [1, 1, 0]], np.uint8))
     palette.putpalette([10, 20, 30, 200, 100, 50])
-    Image.fromarray(rgba).save(root / "a.png")
-    Image.fromarray(solid).save(root / "b.png")
-    palette.save(root / "c.png", transparency=0)
-    Image.fromarray(rgba[:, :, :3]).save(root / "d.jpg")
-    words = ["build", tmp_path / "out", "--root", root]
-    assert run(*words, "--background", "#ff8000") == 0
-    written = {key[9:]: raw for key, raw, _ in read_all(tmp_path / "out", "train")}
-    share = rgba[:, :, 3:] / 255
-    mixed = rgba[:, :, :3] * share + np.array([255, 128, 0]) * (1 - share)
-    actual = decode(written["a"], 64).transpose(1, 2, 0)
-    assert np.abs(actual - mixed).max() <= 0.5
-    expected = np.array([[255, 128, 0], [200, 100, 50]])[[[0, 1, 0], [1, 1, 0]]]
-    np.testing.assert_array_equal(decode(written["c"], 64).transpose(1, 2, 0), expected)
-    assert written["b"] == (root / "b.png").read_bytes()  # nothing is transparent
-    assert written["d"] == (root / "d.jpg").read_bytes()
-    assert "is no colour" in error_of(capsys, *words, "--background", "whiet")
-    # without it the bytes are as they were
-    assert run("build", tmp_path / "plain", "--root", root) == 0
-    plain = {key[9:]: raw for key, raw, _ in read_all(tmp_path / "plain", "train")}
-    assert plain["a"] == (root / "a.png").read_bytes()
-
-
-def test_images_with_transparent_parts_are_counted_once_whatever_their_mode(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = tmp_path / "in"
-    root.mkdir()
-    rgba = np.full((5, 7, 4), 255, np.uint8)
     Image.fromarray(rgba).save(root / "opaque.png")
     Image.fromarray(rgba[:, :, :3]).save(root / "rgb.png")
-    Image.fromarray(rgba[:, :, :3]).save(root / "rgb.jpg")
-    palette = Image.fromarray(np.array([[0, 1, 0], [1, 1, 0]], np.uint8))
-    palette.putpalette([10, 20, 30, 200, 100, 50])
+    Image.fromarray(rgba[:, :, :3]).save(root / "jpeg.jpg")
     palette.save(root / "palette.png")
-    words = ["build", "--root", root]
+    words = ["build", "--root", root, "--samples-per-shard", "3"]
 
     def said(name: str, *options: object) -> list[str]:
         assert run(*words, tmp_path / name, *options) == 0
         lines = capsys.readouterr().out.splitlines()
         return [line.partition(",")[0] for line in lines if "transparent parts" in line]
 
+    def written(name: str) -> dict[str, bytes]:
+        return {key[9:]: raw for key, raw, _ in read_all(tmp_path / name, "train")}
+
     assert said("solid") == []
-    rgba[4, 6, 3] = 254
+    rgba[:2, :, 3], rgba[2, :, 3] = 0, 99
     clear = Image.fromarray(rgba)
-    for name in ("rgba.png", "rgba.webp", "rgba.tiff"):
+    for name in ("rgba.png", "webp.webp", "tiff.tiff"):
         clear.save(root / name, lossless=True)
     clear.convert("LA").save(root / "la.png")
-    palette.save(root / "palette2.png", transparency=0)
-    palette.save(root / "palette.gif", transparency=0)
+    palette.save(root / "clear.png", transparency=0)
+    palette.save(root / "gif.gif", transparency=0)
     wanted = ["6 of 10 images have transparent parts"]
-    assert said("out", "--samples-per-shard", "3") == wanted
-    assert said("out", "--samples-per-shard", "3") == wanted  # nothing is left to write
-    assert said("white", "--background", "white") == []
+    assert said("out") == wanted
+    assert said("out") == wanted  # nothing is left to write
     # parts say their own, merging says all
-    parts = [said("parts", "--samples-per-shard", "3", "--part", part) for part in ("1/2", "2/2")]
+    parts = [said("parts", "--part", part) for part in ("1/2", "2/2")]
     assert sum(int(line.split()[0]) for lines in parts for line in lines) == 6
     assert run("merge", tmp_path / "parts") == 0
     assert f"{wanted[0]}, which show" in capsys.readouterr().out
+    # on a colour nothing is transparent; without it the bytes are as they were
+    assert said("orange", "--background", "#ff8000") == []
+    orange = written("orange")
+    share = rgba[:, :, 3:] / 255
+    mixed = rgba[:, :, :3] * share + np.array([255, 128, 0]) * (1 - share)
+    for name in ("rgba", "webp", "tiff"):
+        assert np.abs(decode(orange[name], 64).transpose(1, 2, 0) - mixed).max() <= 0.5
+    expected = np.array([[255, 128, 0], [200, 100, 50]])[[[0, 1, 0], [1, 1, 0]]]
+    np.testing.assert_array_equal(decode(orange["clear"], 64).transpose(1, 2, 0), expected)
+    for name in ("opaque.png", "rgb.png", "jpeg.jpg", "palette.png"):
+        assert orange[name.partition(".")[0]] == (root / name).read_bytes()
+    assert written("out")["rgba"] == (root / "rgba.png").read_bytes()
+    # the page says how to read a file as the shards have it
+    line = "decode(flatten(Path(name).read_bytes(), (255, 255, 255)), 4096)"
+    assert f"`{line}`" in (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    again = decode(flatten((root / "rgba.png").read_bytes(), (255, 128, 0)), 4096)
+    np.testing.assert_array_equal(again, decode(orange["rgba"], 64))
 
 
 @pytest.mark.parametrize(
@@ -252,9 +210,7 @@ def test_small_classes_share_a_test_split_drawn_over_all_images(sizes, fraction,
     assert per_class.max() <= -(-max(sizes) * fraction // 1) + 1  # spread, not a few whole classes
 
 
-def test_a_fraction_of_small_classes_is_met_and_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fraction_of_small_classes_is_met_and_said(tmp_path, capsys):
     for number in range(40):
         png(tmp_path / "photos" / f"c{number // 4}" / f"{number}.png", number)
     words = ["--root", tmp_path / "photos", "--test-fraction", "0.1"]
@@ -276,9 +232,7 @@ DEEP = {
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_what_happens_to_images_that_are_not_8_bit_rgb_is_said(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_happens_to_images_that_are_not_8_bit_rgb_is_said(name, tmp_path, capsys):
     image, words = DEEP[name]
     (tmp_path / "photos").mkdir()
     image.save(tmp_path / "photos" / name)
@@ -292,7 +246,7 @@ def test_what_happens_to_images_that_are_not_8_bit_rgb_is_said(
 
 
 def test_colour_of_16_bits_and_pages_are_found() -> None:
-    deep = png_of_16_bits(np.full((4, 6, 3), 4094, ">u2"))
+    deep = png16(np.full((4, 6, 3), 4094, ">u2"))
     assert conversion_of(deep) == ("16-bit colour PNG", 3840, 3840)
     file = io.BytesIO()
     pages = [Image.new("L", (4, 4), level) for level in (1, 2)]
@@ -300,21 +254,6 @@ def test_colour_of_16_bits_and_pages_are_found() -> None:
     found = conversion_of(file.getvalue())
     assert found is not None
     assert "first page" in describe_conversion(found, 1, 1)
-
-
-def png_of_16_bits(pixels: np.ndarray) -> bytes:
-    """(h, w, 3) big-endian uint16 -> PNG, by the specification; Pillow writes none."""
-    height, width, _ = pixels.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
-    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + body
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.float32])

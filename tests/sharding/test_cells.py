@@ -140,15 +140,6 @@ def test_chunks_and_splits_share_kind_and_strings():
     assert columns["test"].values.tolist() == [0, 1]
 
 
-def test_a_million_distinct_strings():
-    cells = [f"{(k * 2654435761) % 2**32:08x}" for k in range(1_000_000)]
-    reader = CellReader(ColumnSpec("name", "name", "text"), "table")
-    reader.add("train", cells, cells)
-    column = reader.finish()["train"]
-    assert list(column.strings) == sorted(cells)
-    assert [column.strings[c] for c in column.values[:1000]] == cells[:1000]
-
-
 @pytest.mark.parametrize(
     ("text", "specs"),
     [

@@ -1,16 +1,19 @@
-"""sharding.csv_file: delimiters, rows that lack something, files that are not there."""
+"""sharding.tables, CSV: delimiters, rows that lack something, files that are not there."""
 
 import os
 from pathlib import Path
 
 import pytest
 
+from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding import SOURCES
 from sslpipe.sharding.sources import SourceOptions
 from tests.sharding.test_shards import error_of, run
 from tests.sharding.test_sources import png
+
+BIRDS = "file,species,fold\n0.png,8,a\n1.png,9,b\n2.png,10,a\n3.png,11,b\n"
 
 
 @pytest.fixture
@@ -28,13 +31,8 @@ def table(tmp_path: Path) -> Path:
     [(";", "semicolons", "';'"), ("\t", "tabs", "tab"), ("|", "vertical bars", "'|'")],
 )
 def test_another_delimiter_is_named_with_its_remedy_which_works(
-    table: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    delimiter: str,
-    word: str,
-    argument: str,
-) -> None:
+    table, tmp_path, capsys, delimiter, word, argument
+):
     table.write_text(table.read_text().replace(";", delimiter))
     words = ["build", tmp_path / "out", "--source", "csv", "--csv", table]
     message = error_of(capsys, *words)
@@ -73,26 +71,45 @@ def test_the_output_of_a_command_is_a_table_too(table: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "options", "message"),
     [
-        ("path,label\n", "has no rows"),
-        ("", "has no column 'path'; it has: none"),
-        ("path,label\n0.png,a\n,b\n", r"list\.csv, line 3: no value of 'path'"),
-        ("label,path\na\n", r"list\.csv, line 2: no value of 'path'"),
-        ("path,class\n0.png,a\n", "name one with --label-column, or give --no-labels"),
-        ("path,label\n\0.png,a\n", "cannot read"),
-        ("path,label\n.,a\n", "it is not a file"),
+        ("path,label\n", {}, "has no rows"),
+        ("", {}, "has no column 'path'; it has: none"),
+        ("path,label\n0.png,a\n,b\n", {}, r"list\.csv, line 3: no value of 'path'"),
+        ("label,path\na\n", {}, r"list\.csv, line 2: no value of 'path'"),
+        ("path,class\n0.png,a\n", {}, "name one with --label-column, or give --no-labels"),
+        ("path,label\n\0.png,a\n", {}, "cannot read"),
+        ("path,label\n.,a\n", {}, "it is not a file"),
         # of two columns of one name nobody knows which is meant
-        ("path,label,label\n0.png,a,b\n", "has 2 columns 'label', and --label-column reads one"),
-        ("path,label,path\n0.png,a,1.png\n", "has 2 columns 'path', and --image-column reads one"),
+        ("path,label,label\n0.png,a,b\n", {}, "has 2 columns 'label', and --label-column reads"),
+        ("path,label,path\n0.png,a,1.png\n", {}, "has 2 columns 'path', and --image-column reads"),
+        (BIRDS, {"image_column": "fle"}, "no column 'fle'; did you mean 'file'"),
+        (BIRDS, {"label_column": "class"}, "no column 'class'.*it has: file, species, fold"),
+        (BIRDS, {"split_column": "sp", "split": "x"}, "no column 'sp'"),
+        (BIRDS, {"split_column": "fold", "split": "x"}, "no row has fold = 'x'"),
+        (BIRDS.replace("2.png", "9.png"), {}, r"cannot read .*9\.png: No such file"),
+        ("path,label\n0.png,größe\n".encode("latin-1"), {}, "save it as UTF-8"),
     ],
 )
-def test_a_row_or_column_that_lacks_something_is_named(
-    table: Path, text: str, message: str
-) -> None:
-    table.write_text(text)
+def test_a_row_or_column_that_lacks_something_is_named(table, text, options, message):
+    table.write_bytes(text if isinstance(text, bytes) else text.encode())
+    columns = {"image_column": "file", "label_column": "species"} if "species" in str(text) else {}
     with pytest.raises(DataError, match=message):
-        SOURCES["csv"](SourceOptions(csv=table))
+        SOURCES["csv"](SourceOptions(csv=table, **{**columns, **options}))
+    with pytest.raises(DataError, match=r"cannot read .*no\.csv"):
+        SOURCES["csv"](SourceOptions(csv=table.with_name("no.csv")))
+
+
+def test_numbers_sort_by_value_and_splits_share_their_classes(table):
+    table.write_text("\ufeff" + BIRDS, encoding="utf-8")
+    options = {"csv": table, "image_column": "file", "label_column": "species"}
+    images = SOURCES["csv"](SourceOptions(**options))["train"]
+    assert images.classes == ("8", "9", "10", "11")
+    assert images.labels.tolist() == [0, 1, 2, 3]
+    assert [decode(images.read(i), 8)[0, 0, 0] for i in range(4)] == [0, 10, 20, 30]
+    splits = SOURCES["csv"](SourceOptions(**options, split_column="fold"))
+    assert {k: v.labels.tolist() for k, v in splits.items()} == {"a": [0, 2], "b": [1, 3]}
+    assert splits["a"].classes == splits["b"].classes == ("8", "9", "10", "11")
 
 
 def test_labels_need_no_column_where_they_are_not_wanted(table: Path) -> None:
@@ -101,16 +118,8 @@ def test_labels_need_no_column_where_they_are_not_wanted(table: Path) -> None:
     assert images.labels.tolist() == [-1, -1]
 
 
-def test_a_table_in_another_encoding_says_what_to_do(table: Path) -> None:
-    table.write_bytes("path,label\n0.png,größe\n".encode("latin-1"))
-    with pytest.raises(DataError, match="save it as UTF-8"):
-        SOURCES["csv"](SourceOptions(csv=table))
-
-
 @pytest.mark.parametrize("split", ["../x", "a/b", "", ".x", "a b"])
-def test_a_split_cannot_lead_out_of_the_folder(
-    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str
-) -> None:
+def test_a_split_cannot_lead_out_of_the_folder(table, tmp_path, capsys, split):
     table.write_text(f"path,label,fold\n0.png,a,{split}\n")
     out = tmp_path / "deep" / "out"
     words = ["build", out, "--source", "csv", "--csv", table, "--split-column", "fold"]
@@ -123,8 +132,8 @@ def test_a_split_cannot_lead_out_of_the_folder(
 
 
 def test_missing_files_end_the_build_with_a_count_or_are_skipped_and_listed(
-    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    table, tmp_path, capsys
+):
     for name in ("1.png", "4.png"):
         (tmp_path / name).unlink()
     out = tmp_path / "out"
@@ -151,11 +160,3 @@ def test_a_list_of_which_no_file_is_there_is_refused_all_the_same(table: Path) -
     options = SourceOptions(csv=table, delimiter=";", skip_missing=True, root=table / "elsewhere")
     with pytest.raises(DataError, match="6 of 6 listed files are missing: mend the list or --root"):
         SOURCES["csv"](options)
-
-
-def test_a_source_that_lists_nothing_does_not_take_the_option(
-    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for option in ("--skip-missing", "--delimiter=x"):
-        message = error_of(capsys, "build", tmp_path / "o", "--root", table.parent, option)
-        assert f"{option.partition('=')[0]} needs --source csv" in message

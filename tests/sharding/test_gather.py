@@ -3,15 +3,17 @@
 import io
 import json
 import re
+import signal
 import tarfile
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sslpipe.data.column_files import MISSING_INTEGER
+from sslpipe.data.columns import MISSING_INTEGER
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding import gather
@@ -19,20 +21,14 @@ from sslpipe.sharding.build import build_dataset
 from sslpipe.sharding.cells import parse_columns
 from sslpipe.sharding.columns import ColumnValues
 from sslpipe.sharding.gather import TarColumns, match_names, parse_pattern
-from sslpipe.sharding.index import (
-    check_columns,
-    find_tars,
-    index_folder,
-    verify_columns,
-)
-from sslpipe.sharding.merge import merge_parts
+from sslpipe.sharding.index import check_columns, find_tars, index_folder, verify_columns
 from sslpipe.sharding.record import Part
 from sslpipe.sharding.repack import repack
 from sslpipe.sharding.sources import Images, SourceOptions
 from sslpipe.sharding.splits import cut_test
 from sslpipe.sharding.writer import MOST_TOGETHER, Layout, SplitImages
 from tests.helpers.dataset import picture, png
-from tests.sharding.test_shards import error_of, run
+from tests.sharding.test_shards import run, tree
 
 LAYOUT = Layout(0, 7, 10**9, False)
 PATIENTS = ["p1", "p2", "", "p/3\n", "p1", "ü", "", "p2"] * 4
@@ -76,112 +72,57 @@ def check_values(folder: Path) -> None:
         assert verify_columns(index, split) == []
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and ".build" not in path.parts
-    }
-
-
-def test_a_table_fills_columns(tmp_path: Path) -> None:
-    options = write_csv(tmp_path / "in")
-    built = build_dataset(tmp_path / "out", "csv", options, LAYOUT, test_fraction=0.25)
+def test_a_table_fills_columns(tmp_path):
+    options, out = write_csv(tmp_path / "in"), tmp_path / "out"
+    built = build_dataset(out, "csv", options, LAYOUT, test_fraction=0.25)
     assert built.notes == (
         "column patient: text, missing in 8 of 32 samples",
         "column age: integer, missing in 7 of 32 samples",
         "column shot_at: time, missing in 8 of 32 samples",
     )
-    check_values(tmp_path / "out")
-    manifest = json.loads((tmp_path / "out/dataset.json").read_bytes())
-    assert manifest["schema_version"] == 2
+    check_values(out)
+    assert json.loads((out / "dataset.json").read_bytes())["schema_version"] == 2
 
 
-def test_bad_and_missing_images_take_their_values_along(tmp_path: Path) -> None:
-    options = write_csv(tmp_path / "in", bad=11)
+def test_bad_and_missing_images_take_their_values_along(tmp_path):
+    options, out = write_csv(tmp_path / "in", bad=11), tmp_path / "out"
     (tmp_path / "in/5.png").unlink()
-    for skip_missing in (False, True):
-        chosen = SourceOptions(**{**vars(options), "skip_missing": skip_missing})
-        if not skip_missing:
-            with pytest.raises(DataError, match="listed files are missing"):
-                build_dataset(tmp_path / "out", "csv", chosen, LAYOUT, skip_bad=True)
-        else:
-            build_dataset(tmp_path / "out", "csv", chosen, LAYOUT, skip_bad=True)
-    assert sorted(rows_of(tmp_path / "out", "train")) == [k for k in range(32) if k not in (5, 11)]
-    check_values(tmp_path / "out")
+    with pytest.raises(DataError, match="listed files are missing"):
+        build_dataset(out, "csv", options, LAYOUT, skip_bad=True)
+    build_dataset(out, "csv", replace(options, skip_missing=True), LAYOUT, skip_bad=True)
+    assert sorted(rows_of(out, "train")) == [k for k in range(32) if k not in (5, 11)]
+    check_values(out)
 
 
-def test_a_stopped_build_and_parts_make_the_same_files(tmp_path: Path, monkeypatch) -> None:
-    options = write_csv(tmp_path / "in")
-    whole = tmp_path / "whole"
-    build_dataset(whole, "csv", options, LAYOUT)
-    expected = files_of(whole)
-    # stopped after two shards, resumed
-    half = tmp_path / "half"
-    from sslpipe.sharding import writer
-
-    original, written = writer._write_shard, []
-
-    def stopping(folder, shard, *rest):
-        if len(written) == 2:
-            raise KeyboardInterrupt
-        written.append(shard)
-        return original(folder, shard, *rest)
-
-    monkeypatch.setattr(writer, "_write_shard", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        build_dataset(half, "csv", options, LAYOUT, workers=1)
-    monkeypatch.undo()
-    assert not (half / "dataset.json").exists()
-    build_dataset(half, "csv", options, LAYOUT)
-    # parts, each in a folder of its own
-    parts = [tmp_path / f"part{k}" for k in (1, 2, 3)]
-    for k, folder in enumerate(parts, 1):
-        build_dataset(folder, "csv", options, LAYOUT, part=Part(k, 3))
-    merge_parts(tmp_path / "merged", parts)
-    for folder in (half, tmp_path / "merged"):
-        assert files_of(folder) | {"dataset.json": b""} == expected | {"dataset.json": b""}
-        ours, theirs = (json.loads((f / "dataset.json").read_bytes()) for f in (folder, whole))
-        assert ours | {"name": ""} == theirs | {"name": ""}
-
-
-def test_a_half_done_build_with_other_columns_is_not_resumed(tmp_path: Path) -> None:
+def test_a_half_done_build_with_other_columns_is_not_resumed(tmp_path):
     options, out = write_csv(tmp_path / "in"), tmp_path / "out"
     build_dataset(out, "csv", options, LAYOUT, part=Part(1, 2))
-    fewer = SourceOptions(csv=options.csv, columns=options.columns[:1])
+    fewer = replace(options, columns=options.columns[:1])
     with pytest.raises(DataError, match="shards of other images or options"):
         build_dataset(out, "csv", fewer, LAYOUT, part=Part(1, 2))
 
 
-def test_repacked_and_indexed_shards_have_the_same_values(tmp_path: Path) -> None:
-    options = write_csv(tmp_path / "in")
-    build_dataset(tmp_path / "out", "csv", options, LAYOUT)
+def test_repacked_and_indexed_shards_have_the_same_values(tmp_path):
+    out, again = tmp_path / "out", tmp_path / "again"
+    build_dataset(out, "csv", write_csv(tmp_path / "in"), LAYOUT)
     fields = TarColumns(parse_columns("patient,age,shot_at", "--json-fields"))
-    again = tmp_path / "again"
-    repack(tmp_path / "out", again, samples_per_shard=5, columns=fields)
+    repack(out, again, samples_per_shard=5, columns=fields)
     check_values(again)
     # indexed anew: the same files; without a word about columns it is refused, as it loses them
-    before = files_of(tmp_path / "out")
-    groups = find_tars(tmp_path / "out", None)
+    before, groups = tree(out), find_tars(out, None)
     with pytest.raises(DataError, match="--json-fields age:integer,patient:text,shot_at:time"):
-        check_columns(tmp_path / "out", groups, TarColumns())
-    index_folder(
-        tmp_path / "out", groups, (), columns=fields, workers=1, advance=lambda count: None
-    )
-    after = files_of(tmp_path / "out")
-    assert {k: v for k, v in after.items() if k.startswith("columns")} == {
-        k: v for k, v in before.items() if k.startswith("columns")
-    }
-    index_folder(tmp_path / "out", groups, (), workers=1, advance=lambda count: None)
-    assert not (tmp_path / "out/columns").exists()
-    assert json.loads((tmp_path / "out/dataset.json").read_bytes())["schema_version"] == 1
+        check_columns(out, groups, TarColumns())
+    index_folder(out, groups, (), columns=fields)
+    assert {**tree(out), "dataset.json": ""} == {**before, "dataset.json": ""}
+    index_folder(out, groups, ())
+    assert not (out / "columns").exists()
+    assert json.loads((out / "dataset.json").read_bytes())["schema_version"] == 1
 
 
 def test_splits_written_anew_replace_their_columns(tmp_path: Path) -> None:
     options, out = write_csv(tmp_path / "in"), tmp_path / "out"
     build_dataset(out, "csv", options, LAYOUT, test_fraction=0.25)
-    fewer = SourceOptions(csv=options.csv, columns=options.columns[:1])
-    build_dataset(out, "csv", fewer, LAYOUT, overwrite=True)
+    build_dataset(out, "csv", replace(options, columns=options.columns[:1]), LAYOUT, overwrite=True)
     manifest = load_index(out).manifest
     assert set(manifest.columns["patient"].splits) == {"train", "test"}
     assert set(manifest.columns["age"].splits) == {"test"}
@@ -211,7 +152,7 @@ def index_foreign(folder: Path, fields: str = "", pattern: str = "") -> None:
         parse_pattern(pattern) if pattern else None,
     )
     groups = find_tars(folder, None)
-    index_folder(folder, groups, (), columns=columns, workers=1, advance=lambda count: None)
+    index_folder(folder, groups, (), columns=columns)
 
 
 def test_json_and_names_of_foreign_tars(tmp_path: Path) -> None:
@@ -227,10 +168,7 @@ def test_json_and_names_of_foreign_tars(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("trees", "words"),
     [
-        (
-            [{"sku": "a"}, {"sku": 7}],
-            r"v1/s1.png holds 7 \(integer\), .*s0.png 'a'",
-        ),
+        ([{"sku": "a"}, {"sku": 7}], r"v1/s1.png holds 7 \(integer\), .*s0.png 'a'"),
         ([{"sku": ["a"]}], "s0.png: sku = .* is a list"),
         ([[1]], r"s0.json is \[1\], not an object"),
         ([b"{"], "s0.json is no JSON"),
@@ -322,15 +260,7 @@ def test_groups_lie_side_by_side_and_in_an_order_of_their_own(tmp_path: Path) ->
     themes = split.column("theme").show(range(len(split)))
     change = np.flatnonzero([a != b for a, b in pairwise(themes)])
     assert np.diff(change).max() <= 3 * MOST_TOGETHER
-    assert sorted(rows_of_icons(tmp_path / "themes")) == sorted(rows_of_icons(tmp_path / "icons"))
-
-
-def rows_of_icons(folder: Path) -> list[str]:
-    names = []
-    for shard in load_index(folder).manifest.splits["train"]:
-        with tarfile.open(folder / shard.file) as tar:
-            names += [name for name in tar.getnames() if name.endswith(".png")]
-    return names
+    assert sorted(split.column("icon").show(range(160))) == sorted(icons)
 
 
 @pytest.mark.parametrize(
@@ -379,15 +309,6 @@ def test_damaged_column_files_are_faults(tmp_path: Path) -> None:
     assert re.search(r"train.members.npy: its sha256 is not the one", faults[1].reason)
 
 
-def test_without_columns_nothing_is_written_for_them(tmp_path: Path) -> None:
-    options = write_csv(tmp_path / "in")
-    build_dataset(tmp_path / "out", "csv", SourceOptions(csv=options.csv), LAYOUT)
-    assert not (tmp_path / "out/columns").exists()
-    assert "columns" not in json.loads((tmp_path / "out/dataset.json").read_bytes())
-    with tarfile.open(tmp_path / "out/train-000000.tar") as tar:
-        assert {name.rpartition(".")[2] for name in tar.getnames()} == {"png", "cls"}
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_a_split_never_cuts_a_group(seed: int) -> None:
     """Random group sizes, kinds, missing values (each a group of its own), classes, fractions."""
@@ -430,32 +351,33 @@ def test_the_command_line_reads_groups_cuts_and_shows_columns(tmp_path: Path, ca
     assert load_index(out).manifest.columns == {}
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--folder-levels", "theme,,x"), "column ''"),
-        (("--folder-levels", "a,a"), "names 'a' twice"),
-        (("--folder-levels", "a", "--source", "csv"), "--folder-levels needs --source folder"),
-        (("--columns", "them:txt"), "'txt' is no kind; did you mean 'text'"),
-        (("--name-pattern", "("), "is no regular expression"),
-        (("--split-by", "theme"), "needs --test-fraction"),
-        (("--group-by", "theme"), "columns: none; name it with --columns"),
-    ],
-)
-def test_a_mistake_on_the_command_line_is_one_line(tmp_path, capsys, options, words) -> None:
-    write_icons(tmp_path / "in")
-    line = error_of(capsys, "build", tmp_path / "out", "--root", tmp_path / "in", *options)
-    assert words in line
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_name_pattern_that_backtracks_for_ever_is_stopped(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(gather, "PATTERN_S", 0.2)
-    pattern = parse_pattern(r"(?P<word>(a+)+)b")
-    begin = time.monotonic()
-    with pytest.raises(DataError, match=r"(?s)too long.*aaac"):
-        match_names(["ab", "a" * 200 + "c"], pattern)
-    assert time.monotonic() - begin < 20
+def test_a_name_that_is_no_text_or_lacks_a_group_is_matched() -> None:
     names = ["ab", "a\udcffb\n", ""]
     assert match_names(names, parse_pattern("(?P<all>.*)")) == {"all": names}
     assert match_names(["b"], parse_pattern("(?P<a>a)?b")) == {"a": [None]}
+
+
+def test_a_name_pattern_that_backtracks_for_ever_is_stopped(monkeypatch) -> None:
+    monkeypatch.setattr(gather, "PATTERN_S", 0.2)
+    before = signal.getsignal(signal.SIGVTALRM)
+    begin = time.process_time()
+    with pytest.raises(DataError, match=r"(?s)too long: stopped at 'aaa.*with 1 of 2 names"):
+        match_names(["ab", "a" * 200 + "c"], parse_pattern(r"(?P<word>(a+)+)b"))
+    assert time.process_time() - begin < 10
+    assert signal.getsignal(signal.SIGVTALRM) is before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+    names = ["ab", "a\udcffb\n", ""]
+    assert match_names(names, parse_pattern("(?P<all>.*)")) == {"all": names}
+    assert match_names(["b"], parse_pattern("(?P<a>a)?b")) == {"a": [None]}
+
+
+def test_a_name_pattern_is_stopped_in_tars_too(tmp_path, monkeypatch) -> None:
+    """Tars are read by threads, where no signal arrives: names are matched outside of them."""
+    monkeypatch.setattr(gather, "PATTERN_S", 0.2)
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        info = tarfile.TarInfo("a" * 60 + "c.png")
+        info.size = len(body := png(picture(0)))
+        tar.addfile(info, io.BytesIO(body))
+    wanted = TarColumns(name_pattern=parse_pattern(r"(?P<x>(a+)+)\.png"))
+    with pytest.raises(DataError, match=r"too long: stopped at 'aaa"):
+        gather.columns_of_tars({"train": [tmp_path / "a.tar"]}, wanted)

@@ -1,6 +1,5 @@
-"""sharding.layouts and sharding.parquet: data sets laid out by hand as their owners unpack them."""
+"""sharding.layouts, and parquet files: data sets laid out by hand as their owners unpack them."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,15 @@ def read(kind: str, root: Path, **options: object) -> dict[str, list[tuple[int, 
     splits = SOURCES[kind](SourceOptions(root=root, **options))  # type: ignore[arg-type]
     assert len({images.classes for images in splits.values()}) == 1  # labels mean the same
     return {split: seen(images) for split, images in splits.items()}
+
+
+def cells(kind: str, root: Path, **options: object) -> dict[str, dict[str, list[object]]]:
+    """What else is known of the images, by split."""
+    splits = SOURCES[kind](SourceOptions(root=root, **options))  # type: ignore[arg-type]
+    return {
+        split: {name: list(values) for name, values in images.cells.items()}
+        for split, images in splits.items()
+    }
 
 
 def test_tiny_imagenet_takes_the_labels_of_val_from_its_annotations(tmp_path: Path) -> None:
@@ -104,13 +112,15 @@ def test_products_come_class_disjoint(tmp_path: Path) -> None:
         text = "image_id class_id super_class_id path\n" + row
         (tmp_path / f"Ebay_{split}.txt").write_text(text)
     assert read("products", tmp_path) == {"train": [(1, "7")], "test": [(2, "11319")]}
+    assert cells("products", tmp_path)["test"] == {"kind": ["bicycle"]}
 
 
 def test_omniglot_characters_are_classes(tmp_path: Path) -> None:
-    picture(tmp_path / "images_background" / "Greek" / "character01" / "1.png", 1)
+    picture(tmp_path / "images_background" / "Greek" / "character01" / "0709_05.png", 1)
     picture(tmp_path / "images_evaluation" / "Tengwar" / "character01" / "2.png", 2)
     expected = {"train": [(1, "Greek/character01")], "test": [(2, "Tengwar/character01")]}
     assert read("omniglot", tmp_path) == expected
+    assert cells("omniglot", tmp_path)["train"] == {"alphabet": ["Greek"], "drawer": ["05"]}
 
 
 @pytest.mark.parametrize(
@@ -121,76 +131,11 @@ def test_omniglot_characters_are_classes(tmp_path: Path) -> None:
         ("cars", r"cannot read .*cars_meta\.mat"),
         ("products", r"cannot read .*Ebay_train\.txt"),
         ("omniglot", "has no folder images_background"),
-        ("parquet", r"has no \*\.parquet file"),
     ],
 )
 def test_another_layout_is_one_clear_error(tmp_path: Path, kind: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         SOURCES[kind](SourceOptions(root=tmp_path))
-
-
-# --- parquet
-
-
-def write_parquet(path: Path, levels: list[int], labels: list[int], names: list[str]) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    cells = []
-    for level in levels:
-        picture(path.parent / f"{level}.png", level)
-        raw = (path.parent / f"{level}.png").read_bytes()
-        if level % 2:  # `datasets` may keep a path instead of the bytes
-            cells.append({"bytes": None, "path": f"{level}.png"})
-        else:
-            cells.append({"bytes": raw, "path": "x.png"})
-    features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
-    metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
-    table = pyarrow.table({"image": cells, "label": labels}).replace_schema_metadata(metadata)
-    parquet.write_table(table, path)
-
-
-def test_parquet_files_give_bytes_labels_and_class_names(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "train-00000-of-00002-ab.parquet", [0, 1], [1, 0], ["cat", "dog"])
-    write_parquet(tmp_path / "train-00001-of-00002-cd.parquet", [2], [1], ["cat", "dog"])
-    write_parquet(tmp_path / "test.parquet", [3], [0], ["cat", "dog"])
-    expected = {"test": [(3, "cat")], "train": [(0, "dog"), (1, "cat"), (2, "dog")]}
-    assert read("parquet", tmp_path) == expected
-    unlabelled = SOURCES["parquet"](SourceOptions(root=tmp_path, split="test", labels=False))
-    assert unlabelled["test"].labels.tolist() == [-1]
-
-
-def test_a_wrong_column_or_split_names_what_there_is(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "train.parquet", [0], [0], ["cat"])
-    with pytest.raises(DataError, match=r"no column 'lable'.*label"):
-        SOURCES["parquet"](SourceOptions(root=tmp_path, label_column="lable"))
-    with pytest.raises(DataError, match=r"no file trian\*\.parquet.*train"):
-        SOURCES["parquet"](SourceOptions(root=tmp_path, split="trian"))
-    (tmp_path / "train.parquet").write_bytes(b"PAR1 but not really")
-    with pytest.raises(DataError, match=r"cannot read .*train\.parquet"):
-        SOURCES["parquet"](SourceOptions(root=tmp_path))
-
-
-def cells(kind: str, root: Path, **options: object) -> dict[str, dict[str, list[object]]]:
-    """What else is known of the images, by split."""
-    splits = SOURCES[kind](SourceOptions(root=root, **options))  # type: ignore[arg-type]
-    return {
-        split: {name: list(values) for name, values in images.cells.items()}
-        for split, images in splits.items()
-    }
-
-
-def test_products_and_omniglot_say_what_else_they_know(tmp_path: Path) -> None:
-    head = "image_id class_id super_class_id path\n"
-    for split, number in (("train", 1), ("test", 2)):
-        picture(tmp_path / "p" / "bicycle_final" / f"{number}.JPG", number)
-        rows = f"{number} {number} 1 bicycle_final/{number}.JPG\n"
-        (tmp_path / "p" / f"Ebay_{split}.txt").write_text(head + rows)
-    assert cells("products", tmp_path / "p")["test"] == {"kind": ["bicycle"]}
-    for name in ("images_background", "images_evaluation"):
-        picture(tmp_path / "o" / name / "Greek" / "character01" / "0709_05.png", 1)
-    expected = {"alphabet": ["Greek"], "drawer": ["05"]}
-    assert cells("omniglot", tmp_path / "o") == {"train": expected, "test": expected}
 
 
 def test_market_has_persons_and_cameras_and_junk_without_a_label(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""sharding.parquet: labels that are texts, columns with gaps, images that are not there."""
+"""sharding.tables, parquet: labels that are texts, columns with gaps, images that are not there."""
 
 import io
+import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,16 @@ def image(level: int) -> bytes:
     return file.getvalue()
 
 
-def write(path: Path, labels: Any, images: Any = None) -> None:
+def write(path: Path, labels: Any, images: Any = None, names: list[str] | None = None) -> None:
+    """A parquet file; `names` of the classes go into the metadata, as `datasets` writes them."""
     if images is None:
         images = [{"bytes": image(i), "path": None} for i in range(len(labels))]
-    parquet.write_table(pa.table({"image": images, "label": labels}), path)
+    table = pa.table({"image": images, "label": labels})
+    if names:
+        features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
+        metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+        table = table.replace_schema_metadata(metadata)
+    parquet.write_table(table, path)
 
 
 def read(root: Path, **options: Any) -> dict[str, Images]:
@@ -81,9 +88,7 @@ def test_texts_are_classes_as_a_csv_takes_them(tmp_path: Path, labels: Any) -> N
     ],
     ids=str,
 )
-def test_gaps_are_no_label_and_whole_numbers_stay(
-    tmp_path: Path, labels: Any, numbers: list[int], classes: tuple[str, ...]
-) -> None:
+def test_gaps_are_no_label_and_whole_numbers_stay(tmp_path, labels, numbers, classes):
     write(tmp_path / "train.parquet", labels)
     (images,) = read(tmp_path).values()
     assert images.labels.tolist() == numbers
@@ -100,9 +105,7 @@ def test_gaps_are_no_label_and_whole_numbers_stay(
     ],
     ids=str,
 )
-def test_other_labels_are_refused_with_their_type(
-    tmp_path: Path, labels: Any, message: str
-) -> None:
+def test_other_labels_are_refused_with_their_type(tmp_path, labels, message):
     write(tmp_path / "train.parquet", labels)
     with pytest.raises(DataError, match=message):
         read(tmp_path)
@@ -119,27 +122,21 @@ def test_the_splits_share_their_classes_also_when_one_is_read(tmp_path: Path) ->
         assert (images.labels.tolist(), images.classes) == (numbers, ("a", "b", "c", "d"))
 
 
-def test_images_are_bytes_structs_or_paths(tmp_path: Path) -> None:
+def test_images_are_bytes_structs_or_paths(tmp_path):
     for i in range(2):
         (tmp_path / f"{i}.png").write_bytes(image(i))
-    kinds = {
-        "bytes": pa.array([image(0), image(1)]),
-        "large": pa.array([image(0), image(1)], pa.large_binary()),
-        "path": pa.array(["0.png", "1.png"]),
-        "struct": pa.array([{"bytes": image(0), "path": None}, {"bytes": None, "path": "1.png"}]),
-    }
-    for name, cells in kinds.items():
-        (tmp_path / name).mkdir()
-        write(tmp_path / name / "train.parquet", ["x", "y"], cells)
-        for i in range(2):
-            (tmp_path / name / f"{i}.png").write_bytes(image(i))
-        (images,) = read(tmp_path / name).values()
-        assert [int(decode(images.read(i), 8)[0, 0, 0]) for i in range(2)] == [0, 1], name
+    for cells in (
+        pa.array([image(0), image(1)]),
+        pa.array([image(0), image(1)], pa.large_binary()),
+        pa.array(["0.png", "1.png"]),
+        pa.array([{"bytes": image(0), "path": None}, {"bytes": None, "path": "1.png"}]),
+    ):
+        write(tmp_path / "train.parquet", ["x", "y"], cells)
+        (images,) = read(tmp_path).values()
+        assert [int(decode(images.read(i), 8)[0, 0, 0]) for i in range(2)] == [0, 1]
 
 
-def test_images_that_are_not_there_are_counted_or_skipped_and_listed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_that_are_not_there_are_counted_or_skipped_and_listed(tmp_path, capsys):
     cells = [{"bytes": image(i), "path": "x"} for i in range(4)]
     cells[1] = {"bytes": None, "path": "gone/1.png"}  # type: ignore[dict-item]
     write(tmp_path / "in.parquet", WORDS, pa.array([*cells[:3], None]))
@@ -154,23 +151,37 @@ def test_images_that_are_not_there_are_counted_or_skipped_and_listed(
     assert index.manifest.classes == ("ape", "cat", "dog")  # as the list says
 
 
-def test_a_file_without_a_column_is_named_also_behind_the_first(tmp_path: Path) -> None:
+def test_files_of_a_split_give_class_names(tmp_path):
+    names = ["cat", "dog"]
+    write(tmp_path / "train-00000-of-00002-ab.parquet", [1, 0], names=names)
+    write(tmp_path / "train-00001-of-00002-cd.parquet", [1], names=names)
+    write(tmp_path / "test.parquet", [0], names=names)
+    found = {split: images.labels.tolist() for split, images in read(tmp_path).items()}
+    assert found == {"test": [0], "train": [1, 0, 1]}
+    assert {images.classes for images in read(tmp_path).values()} == {("cat", "dog")}
+
+
+def test_a_wrong_column_split_or_file_names_what_there_is(tmp_path):
+    with pytest.raises(DataError, match=r"has no \*\.parquet file"):
+        read(tmp_path)
     write(tmp_path / "train-0.parquet", WORDS)
+    with pytest.raises(DataError, match=r"no column 'lable'.*label"):
+        read(tmp_path, label_column="lable")
+    with pytest.raises(DataError, match=r"no file trian\*\.parquet.*train"):
+        read(tmp_path, split="trian")
     parquet.write_table(pa.table({"label": ["a"]}), tmp_path / "train-1.parquet")
     with pytest.raises(DataError, match=r"train-1\.parquet has no column 'image'; it has: label"):
         read(tmp_path)
+    (tmp_path / "train-0.parquet").write_bytes(b"PAR1 but not really")
+    with pytest.raises(DataError, match=r"cannot read .*train-0\.parquet"):
+        read(tmp_path)
 
 
-def test_what_people_type_for_the_hub_is_accepted_and_explained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_people_type_for_the_hub_is_accepted_and_explained(tmp_path, capsys):
     assert SOURCES["huggingface"] is SOURCES["parquet"]
     words = ["build", tmp_path / "o", "--source", "huggingface", "--name", "user/beans"]
     message = error_of(capsys, *words)
     assert "hf download USER/NAME --repo-type dataset --local-dir DIR" in message
-    for typed in ("webdataset", "tar"):
-        message = error_of(capsys, "build", tmp_path / "o", "--source", typed)
-        assert "sslpipe shards index" in message
 
 
 def test_columns_keep_their_types_gaps_and_time_zones(tmp_path: Path) -> None:
@@ -226,9 +237,7 @@ def test_a_column_of_bytes_that_are_no_text_names_the_row(tmp_path: Path, capsys
         (1, pa.time64("ns")),
     ],
 )
-def test_times_beyond_pythons_are_refused_by_column(
-    tmp_path: Path, number: int, kind: pa.DataType
-) -> None:
+def test_times_beyond_pythons_are_refused_by_column(tmp_path, number, kind):
     column = pa.array([0, number, None], pa.int32() if kind.bit_width == 32 else pa.int64())
     table = {
         "image": [image(i) for i in range(3)],
@@ -236,7 +245,7 @@ def test_times_beyond_pythons_are_refused_by_column(
         "shot_at": column.view(kind),
     }
     parquet.write_table(pa.table(table), tmp_path / "train.parquet")
-    with pytest.raises(DataError, match=r"'shot_at'"):
+    with pytest.raises(DataError, match=r"'shot_at': cannot read row 1 of "):
         read(tmp_path, columns=parse_columns("shot_at:time", "--columns"))
 
 

@@ -25,6 +25,13 @@ def tar_of(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.PAX
     return path
 
 
+def repacked(source: Path, *words: object) -> list[tuple[str, bytes, int]]:
+    """Key, image and label of each sample in "out" beside a tar's folder."""
+    out = source.parent / "out"
+    assert run("repack", source, out, *words) == 0
+    return read_all(out, "train")
+
+
 def samples(prefix: str = "") -> list[tuple[str, bytes, bytes]]:
     """Key, image, label; keys in an order of their own."""
     return [(f"{prefix}{(5 * i) % COUNT:04d}", jpeg(i), b" %d\n" % (i % 3)) for i in range(COUNT)]
@@ -36,19 +43,17 @@ def apart(prefix: str = "") -> list[tuple[str, bytes]]:
     return [(f"{k}.jpg", x) for k, x, _ in rows] + [(f"{k}.cls", y) for k, _, y in rows[::-1]]
 
 
-@pytest.mark.parametrize("kind", ["plain", "gz", "bz2", "xz", "nested", "v7"])
-def test_images_labels_and_order_stay_and_the_result_is_indexed(tmp_path: Path, kind: str) -> None:
-    prefix = "photos/2020.01/cats/" if kind == "nested" else ""
-    form = tarfile.USTAR_FORMAT if kind == "v7" else tarfile.PAX_FORMAT
-    tar = tar_of(tmp_path / "in" / "train-00.tar", apart(prefix), form)
-    pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}.get(kind)
-    if pack:
-        tar.with_name(f"train-00.tar.{kind}").write_bytes(pack(tar.read_bytes()))
-        tar.unlink()
-    out = tmp_path / "out"
-    assert run("repack", tmp_path / "in", out, "--samples-per-shard", 3) == 0
+PACKS = {"tgz": gzip.compress, "tar.gz": gzip.compress, "tar.bz2": bz2.compress}
+PACKS["tar.xz"] = lzma.compress
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("prefix", ["", "photos/2020.01/cats/"])
+def test_images_labels_and_order_stay_and_the_result_is_indexed(tmp_path, prefix, form):
+    tar, out = tar_of(tmp_path / "in" / "train-00.tar", apart(prefix), form), tmp_path / "out"
     expected = [(key, image, int(label)) for key, image, label in samples(prefix)]
-    assert read_all(out, "train") == expected  # by webdataset's own reader, in order
+    # by webdataset's own reader, in order
+    assert repacked(tmp_path / "in", "--samples-per-shard", 3) == expected
     assert [s.samples for s in load_index(out).manifest.splits["train"]] == [3, 3, 1]
     assert load_index(out).split("train").labels.tolist() == [row[2] for row in expected]
     # the index command of its own accepts it, and says the same
@@ -57,39 +62,26 @@ def test_images_labels_and_order_stay_and_the_result_is_indexed(tmp_path: Path, 
     assert run("index", out) == 0
     assert tree(out) == before
     assert run("verify", out) == 0
-    assert not [p for p in out.rglob("*") if p.name.startswith(".") and p.is_file()]
+    # a tar instead of its folder, packed and elsewhere: the same bytes
+    for suffix, pack in PACKS.items():
+        packed = tmp_path / suffix / f"train-00.{suffix}"
+        packed.parent.mkdir()
+        packed.write_bytes(pack(tar.read_bytes()))
+        assert repacked(packed, "--samples-per-shard", 3) == expected
+        assert tree(packed.parent / "out") == before
+        assert not [p for p in packed.parent.rglob(".*") if p.is_file()]
 
 
-def test_the_bytes_are_the_same_from_any_packing_and_in_any_folder(tmp_path: Path) -> None:
-    tar = tar_of(tmp_path / "a" / "train-00.tar", apart())
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "train-00.tgz").write_bytes(gzip.compress(tar.read_bytes(), mtime=77))
-    trees = []
-    for name in ("a", "b"):
-        out = tmp_path / f"out-{name}" / "set"
-        assert run("repack", tmp_path / name, out) == 0
-        trees.append(tree(out))
-    assert trees[0] == trees[1]
-    single = tmp_path / "single" / "set"
-    assert run("repack", tar, single) == 0  # a tar instead of its folder
-    assert tree(single) == trees[0]
-
-
-def test_folders_become_classes_where_that_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_become_classes_where_that_is_asked_for(tmp_path, capsys):
     members = [(f"photos/{name}/{i}.jpg", jpeg(i)) for i in range(3) for name in ("cat", "ape")]
     tar = tar_of(tmp_path / "photos.tar", members)
-    with tarfile.open(tmp_path / "photos.tar.gz", "w:gz") as packed:
-        for name, raw in members:
-            add(packed, name, raw)
-    tar.unlink()
-    words = ["repack", tmp_path / "photos.tar.gz", tmp_path / "out", "--split", "train"]
-    assert run(*words, "--folder-labels") == 0
-    index = load_index(tmp_path / "out")
-    assert index.manifest.classes == ("ape", "cat")
-    assert [row[2] for row in read_all(tmp_path / "out", "train")] == [1, 0] * 3
-    assert [row[1] for row in read_all(tmp_path / "out", "train")] == [raw for _, raw in members]
+    packed = tar.rename(tmp_path / "photos.tar.gz")
+    packed.write_bytes(gzip.compress(packed.read_bytes()))
+    rows = repacked(packed, "--split", "train", "--folder-labels")
+    assert load_index(tmp_path / "out").manifest.classes == ("ape", "cat")
+    assert [row[1:] for row in rows] == [
+        (raw, k) for (_, raw), k in zip(members, [1, 0] * 3, strict=True)
+    ]
     # labels of its own, or no folder
     tar_of(tmp_path / "own" / "t.tar", [("a/0.jpg", jpeg(0)), ("a/0.cls", b"4")])
     tar_of(tmp_path / "flat" / "t.tar", [("0.jpg", jpeg(0))])
@@ -98,9 +90,7 @@ def test_folders_become_classes_where_that_is_asked_for(
         assert why in message
 
 
-def test_dots_in_names_and_all_that_belongs_to_a_sample(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dots_in_names_and_all_that_belongs_to_a_sample(tmp_path, capsys):
     tar = tmp_path / "in" / "00.tar"
     members = [
         ("IMG.2020.01.jpg", jpeg(0)),
@@ -130,8 +120,7 @@ def test_hostile_names_lead_nowhere_and_stay_apart(tmp_path: Path) -> None:
         "/", "//", "x/../b",
     ]  # fmt: skip
     tar_of(tmp_path / "in" / "0.tar", [(f"{name}.jpg", jpeg(i)) for i, name in enumerate(names)])
-    assert run("repack", tmp_path / "in", tmp_path / "out") == 0
-    rows = read_all(tmp_path / "out", "train")
+    rows = repacked(tmp_path / "in")
     keys = [row[0] for row in rows]
     assert len(set(keys)) == len(keys)
     for key in keys:
@@ -159,10 +148,7 @@ def test_a_file_with_holes_is_written_whole(tmp_path: Path) -> None:
         add(tar, "b.jpg", jpeg(4))
     assert run("index", tmp_path) == 2
     assert run("repack", tmp_path / "0.tar", tmp_path / "out") == 0
-    assert [row[1] for row in read_all(tmp_path / "out", "train")] == [
-        bytes(512) + image,
-        jpeg(4),
-    ]
+    assert [row[1] for row in read_all(tmp_path / "out", "train")] == [bytes(512) + image, jpeg(4)]
 
 
 @pytest.mark.parametrize(
@@ -176,9 +162,7 @@ def test_a_file_with_holes_is_written_whole(tmp_path: Path) -> None:
         (lambda raw: raw * 2, "several tars"),
     ],
 )
-def test_a_damaged_tar_is_named_and_leaves_no_index(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: object, reason: str
-) -> None:
+def test_a_damaged_tar_is_named_and_leaves_no_index(tmp_path, capsys, damage, reason):
     tar = tar_of(tmp_path / "in" / "train-1.tar", apart())
     tar.write_bytes(damage(tar.read_bytes()))  # type: ignore[operator]
     message = error_of(capsys, "repack", tmp_path / "in", tmp_path / "out")
@@ -190,9 +174,7 @@ def test_a_damaged_tar_is_named_and_leaves_no_index(
 
 @pytest.mark.parametrize("command", ["index", "repack"])
 @pytest.mark.parametrize("size", [2**63, 2**62, -512, -1024])
-def test_a_header_with_an_impossible_size_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, size: int
-) -> None:
+def test_a_header_with_an_impossible_size_is_refused(tmp_path, capsys, command, size):
     tar = tar_of(tmp_path / "in" / "0.tar", apart())
     raw = bytearray(tar.read_bytes())
     with tarfile.open(tar) as opened:
@@ -206,9 +188,7 @@ def test_a_header_with_an_impossible_size_is_refused(
     assert "0.tar" in error_of(capsys, command, tmp_path / "in", *words)
 
 
-def test_a_huge_pax_header_is_refused_unread(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_huge_pax_header_is_refused_unread(tmp_path, capsys):
     folder = tmp_path / "in"
     folder.mkdir()
     header = tarfile.TarInfo("x")
@@ -235,9 +215,7 @@ def test_memory_is_bounded_and_images_are_copied_in_pieces(tmp_path: Path) -> No
     assert [row[1] == big for row in read_all(tmp_path / "out", "train")] == [True, True]
 
 
-def test_what_is_there_is_not_overwritten_unasked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_there_is_not_overwritten_unasked(tmp_path, capsys):
     tar = tar_of(tmp_path / "in" / "train-0.tar", apart())
     out = tmp_path / "out"
     assert run("repack", tar, out) == 0
@@ -253,9 +231,7 @@ def test_what_is_there_is_not_overwritten_unasked(
     assert "has no image" in error_of(capsys, "repack", tmp_path / "text", tmp_path / "y")
 
 
-def test_the_errors_of_index_name_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_errors_of_index_name_the_command(tmp_path, capsys):
     tar = tar_of(tmp_path / "in" / "0.tar", apart())
     assert "sslpipe shards repack" in error_of(capsys, "index", tmp_path / "in")
     (tmp_path / "in" / "0.tar").rename(tmp_path / "in" / "0.tar.gz")

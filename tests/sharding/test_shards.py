@@ -1,10 +1,11 @@
 """Data sets: what is written, byte for byte; resuming; foreign tars; faults by name."""
 
+import dataclasses
 import gzip
 import hashlib
 import io
 import json
-import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.data.storage import read_range
 from sslpipe.sharding import SOURCES, show, sources
 from sslpipe.sharding.idx import parse_idx, write_idx
-from sslpipe.sharding.png import encode_png
+from sslpipe.sharding.members import encode_png
 from sslpipe.sharding.scan import scan_tar
 from sslpipe.sharding.scatter import draw_placement, place
 from tests.helpers.dataset import picture, write_dataset
@@ -57,11 +57,11 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """sha256 of every visible file."""
+    """sha256 of every file but the records of the build."""
     return {
-        p.name: hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in sorted(folder.iterdir())
-        if p.is_file()
+        p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and ".build" not in p.parts
     }
 
 
@@ -80,10 +80,8 @@ def read_all(folder: Path, split: str) -> list[tuple[str, bytes, int]]:
     return actual
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def write_photos(root: Path) -> Path:
     """Three classes of small JPEGs, PNGs and WebPs, and one BMP; names that need care."""
-    root = tmp_path / "photos"
     for k, name in enumerate(("ape", "bee", "cat")):
         (root / name).mkdir(parents=True)
         for i in range(PER_CLASS):
@@ -96,42 +94,51 @@ def photos(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return write_photos(tmp_path / "photos")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The photos' data set, and beside it the photos; to read only."""
+    folder = tmp_path_factory.mktemp("built")
+    write_photos(folder / "photos")
+    assert run("build", folder / "set", "--root", folder / "photos", *BUILD) == 0
+    return folder / "set"
+
+
 @pytest.fixture(scope="module")
 def fashion(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 of the shipped images per class."""
+    """50 of the shipped images per class."""
     folder = tmp_path_factory.mktemp("fashion")
-    assert run("cut-idx", ASSETS, folder, "--per-class", "200") == 0
+    assert run("cut-idx", ASSETS, folder, "--per-class", "50") == 0
     (folder / "classes.txt").write_bytes((ASSETS / "classes.txt").read_bytes())
     return folder
 
 
-BUILD = ("--samples-per-shard", "8")
+BUILD = ("--samples-per-shard", "8", "--folder-levels", "kind")
 
 
-def test_a_folder_gives_the_samples_of_torchvisions_image_folder(
-    photos: Path, tmp_path: Path
-) -> None:
+def test_a_folder_gives_the_samples_of_torchvisions_image_folder(built):
     from torchvision.datasets import ImageFolder
 
-    (photos / "ape" / "._a.jpg").unlink()  # which ImageFolder would try to read
-    out = tmp_path / "out"
-    assert run("build", out, "--root", photos, *BUILD) == 0
-    reference = ImageFolder(str(photos))
-    index = load_index(out)
+    hidden = built.parent / "photos" / "ape" / "._a.jpg"
+    hidden.unlink()  # which ImageFolder would try to read
+    reference = ImageFolder(str(built.parent / "photos"))
+    hidden.write_text("no image either")
+    index, written = load_index(built), read_all(built, "train")
     assert list(index.manifest.classes) == reference.classes
-    written = read_all(out, "train")
     assert len({key for key, _, _ in written}) == len(written) == len(reference) == 37
-    got = Counter((image, label) for _, image, label in written)
     expected: Counter[tuple[bytes, int]] = Counter()
     for path, label in reference.samples:
         if path.endswith(".bmp"):
-            match = [i for _, i, y in written if y == label and decode(i, 64).shape == (3, 5, 6)]
-            assert len(match) == 1
-            assert (decode(match[0], 64) == 77).all()
-            expected[match[0], label] += 1
+            [match] = [i for _, i, y in written if y == label and decode(i, 64).shape == (3, 5, 6)]
+            assert (decode(match, 64) == 77).all()
+            expected[match, label] += 1
         else:
             expected[Path(path).read_bytes(), label] += 1  # original bytes are kept
-    assert got == expected
+    assert Counter((image, label) for _, image, label in written) == expected
     assert index.split("train").labels.tolist() == [label for _, _, label in written]
 
 
@@ -150,7 +157,15 @@ def test_the_files_of_a_build_are_these_on_every_machine(tmp_path: Path) -> None
     digest = hashlib.sha256()
     for name, options in {"plain": (), "scattered": ("--scatter", "--seed", "3")}.items():
         out = tmp_path / name
-        arguments = ("--root", tmp_path / "photos", "--test-fraction", "0.25", *BUILD, *options)
+        arguments = (
+            "--root",
+            tmp_path / "photos",
+            "--test-fraction",
+            "0.25",
+            "--samples-per-shard",
+            "8",
+            *options,
+        )
         assert run("build", out, *arguments) == 0
         digest.update(json.dumps(tree(out)).encode())
     assert digest.hexdigest() == (
@@ -158,10 +173,8 @@ def test_the_files_of_a_build_are_these_on_every_machine(tmp_path: Path) -> None
     )
 
 
-def test_offsets_sizes_and_hashes_describe_the_tars(photos: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run("build", out, "--root", photos, *BUILD) == 0
-    index = load_index(out)
+def test_offsets_sizes_and_hashes_describe_the_tars(built):
+    out, index = built, load_index(built)
     index.check_files("train")
     split = index.split("train")
     assert [s.samples for s in split.shards] == [8, 8, 8, 8, 5]
@@ -171,44 +184,25 @@ def test_offsets_sizes_and_hashes_describe_the_tars(photos: Path, tmp_path: Path
         assert (len(raw), hashlib.sha256(raw).hexdigest()) == (entry.bytes, entry.sha256)
         with tarfile.open(out / entry.file) as tar:
             members = tar.getmembers()
-            for (start, end, label), image, text in zip(
-                split.offsets(k).tolist(), members[::2], members[1::2], strict=True
-            ):
-                assert start == image.offset
-                assert end == text.offset_data + 512
-                stream = tar.extractfile(text)
-                assert stream is not None
-                assert int(stream.read()) == label
-            for m in members:
-                assert (m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) == (0, 0, 0, "", "", 0o444)
-                assert m.name.isascii()
+        assert {m.name.rpartition(".")[2] for m in members[1::3]} == {"cls"}
+        images, columns = members[::3], members[2::3]
+        ends = [m.offset_data + 512 for m in columns]
+        places = [(image.offset, end) for image, end in zip(images, ends, strict=True)]
+        assert places == list(map(tuple, split.offsets(k)[:, :2].tolist()))
+        for m in members:
+            assert (m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) == (0, 0, 0, "", "", 0o444)
+            assert m.name.isascii()
 
 
-def test_classes_are_mixed_over_shards(fashion: Path, tmp_path: Path) -> None:
-    options = ("--source", "idx", "--root", fashion, "--samples-per-shard", "500")
-    assert run("build", tmp_path / "d", *options) == 0
-    split = load_index(tmp_path / "d").split("train")
-    assert len(split.shards) == 4
-    for k in range(4):
-        counts = np.bincount(split.offsets(k)[:, 2], minlength=10)
-        # hypergeometric: mean 50, standard deviation 5.8; six of them
-        assert np.abs(counts - 50).max() < 35
-
-
-def test_mean_and_std_are_those_of_all_decoded_pixels(photos: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run("build", out, "--root", photos, *BUILD) == 0
-    pixels = [decode(image, 256).reshape(3, -1) / 255 for _, image, _ in read_all(out, "train")]
-    everything = np.concatenate(pixels, axis=1)
-    manifest = load_index(out).manifest
+def test_mean_and_std_are_those_of_all_decoded_pixels(built):
+    pixels = [decode(image, 256).reshape(3, -1) / 255 for _, image, _ in read_all(built, "train")]
+    everything, manifest = np.concatenate(pixels, axis=1), load_index(built).manifest
     np.testing.assert_allclose(manifest.mean, everything.mean(axis=1), atol=1e-6)
     np.testing.assert_allclose(manifest.std, everything.std(axis=1), atol=1e-6)
 
 
 @pytest.mark.parametrize("scatter", [(), ("--scatter",)])
-def test_bytes_do_not_depend_on_workers_or_on_where_things_lie(
-    photos: Path, tmp_path: Path, scatter: tuple[str, ...]
-) -> None:
+def test_bytes_do_not_depend_on_workers_or_on_where_things_lie(photos, tmp_path, scatter):
     trees = []
     for k, workers in enumerate(("1", "2", "5")):
         root = tmp_path / f"elsewhere{k}" / "photos"
@@ -222,14 +216,10 @@ def test_bytes_do_not_depend_on_workers_or_on_where_things_lie(
     assert trees[0] == trees[1] == trees[2]
 
 
-def test_the_seed_and_only_the_seed_changes_the_order(photos: Path, tmp_path: Path) -> None:
-    keys = []
-    for seed in ("0", "1"):
-        assert run("build", tmp_path / seed, "--root", photos, "--seed", seed, *BUILD) == 0
-        keys.append([sample[0] for sample in read_all(tmp_path / seed, "train")])
-    assert sorted(keys[0]) == sorted(keys[1])
-    assert keys[0] != keys[1]
-    assert keys[0] != sorted(keys[0])
+def test_the_seed_and_only_the_seed_changes_the_order(built, tmp_path):
+    assert run("build", tmp_path, "--root", built.parent / "photos", "--seed", "1", *BUILD) == 0
+    keys = [[sample[0] for sample in read_all(folder, "train")] for folder in (built, tmp_path)]
+    assert sorted(keys[0]) == sorted(keys[1]) != keys[0] != keys[1]
 
 
 def test_shards_are_cut_by_bytes_too(photos: Path, tmp_path: Path) -> None:
@@ -242,6 +232,12 @@ def test_shards_are_cut_by_bytes_too(photos: Path, tmp_path: Path) -> None:
     assert len(split.shards) < 20
 
 
+def flip(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
 class Interrupted(BaseException):
     """Like a kill, as far as the program can see."""
 
@@ -251,42 +247,39 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, sample: int) -> None:
     original = SOURCES["folder"]
 
     def reader(options: sources.SourceOptions) -> dict[str, sources.Images]:
-        result = {}
-        for split, images in original(options).items():
+        [(split, images)] = original(options).items()
 
-            def read(i: int, images: sources.Images = images) -> bytes:
-                if i == sample:
-                    raise Interrupted
-                return images.read(i)
+        def read(i: int) -> bytes:
+            if i == sample:
+                raise Interrupted
+            return images.read(i)
 
-            fields = images.names, images.labels, images.sizes, images.classes
-            result[split] = sources.Images(*fields, read)
-        return result
+        return {split: dataclasses.replace(images, read=read)}
 
     monkeypatch.setitem(SOURCES, "folder", reader)
 
 
 @pytest.mark.parametrize("sample", [0, 17, 36])
 def test_a_build_stopped_at_any_sample_resumes_to_the_same_bytes(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: int
-) -> None:
-    whole, out = tmp_path / "a" / "set", tmp_path / "b" / "set"
-    assert run("build", whole, "--root", photos, *BUILD) == 0
+    built, tmp_path, monkeypatch, sample
+):
+    out = tmp_path / "set"
+    build = ("build", out, "--root", built.parent / "photos", *BUILD)
     with monkeypatch.context() as patch:
         fail_at(patch, sample)
         with pytest.raises(Interrupted):
-            run("build", out, "--root", photos, "--workers", "1", *BUILD)
+            run(*build, "--workers", "1")
     assert not (out / "dataset.json").exists()
     before = {p.name: p.stat().st_mtime_ns for p in out.glob("[!.]*.tar")}
-    assert run("build", out, "--root", photos, *BUILD) == 0
-    assert tree(out) == tree(whole)
+    assert run(*build) == 0
+    assert tree(out) == tree(built)
     after = {p.name: p.stat().st_mtime_ns for p in out.glob("[!.]*.tar")}
     assert before.items() <= after.items()  # finished shards were not written again
 
 
 def test_a_killed_build_resumes_to_the_same_bytes(fashion: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "a" / "set", tmp_path / "b" / "set"
-    options = ("--source", "idx", "--root", str(fashion), "--samples-per-shard", "100")
+    options = ("--source", "idx", "--root", str(fashion), "--samples-per-shard", "25")
     with subprocess.Popen(
         [sys.executable, "-m", "sslpipe", "shards", "build", str(out), *options],
         cwd=Path(__file__).parents[2],
@@ -308,74 +301,55 @@ def test_a_killed_build_resumes_to_the_same_bytes(fashion: Path, tmp_path: Path)
     assert tree(out) == tree(whole)
 
 
-def test_a_torn_record_or_a_changed_shard_is_written_again(photos: Path, tmp_path: Path) -> None:
+def test_a_torn_record_or_a_changed_shard_is_written_again(photos, tmp_path):
     out = tmp_path / "out"
     assert run("build", out, "--root", photos, *BUILD) == 0
-    expected = tree(out)
-    record = out / ".build" / "train.jsonl"
+    expected, record = tree(out), out / ".build" / "train.jsonl"
     record.write_bytes(record.read_bytes()[:-40])
-    raw = bytearray((out / "train-000001.tar").read_bytes())
-    raw[600] ^= 1
-    (out / "train-000001.tar").write_bytes(raw)
+    flip(out / "train-000001.tar", 600)
     assert run("build", out, "--root", photos, *BUILD) == 0
     assert tree(out) == expected
     assert len(record.read_text().splitlines()) >= 6
 
 
-def test_another_build_into_the_same_folder_needs_overwrite(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, fresh = tmp_path / "a" / "set", tmp_path / "b" / "set"
-    assert run("build", out, "--root", photos, "--samples-per-shard", "4") == 0
-    assert "--overwrite" in error_of(capsys, "build", out, "--root", photos, *BUILD)
-    assert run("build", out, "--root", photos, "--overwrite", *BUILD) == 0
-    assert run("build", fresh, "--root", photos, *BUILD) == 0
-    assert tree(out) == tree(fresh)
-
-
-def test_split_folders_are_built_at_once_and_share_their_classes(
-    photos: Path, tmp_path: Path
-) -> None:
-    root = tmp_path / "set"
+def test_split_folders_are_built_at_once_and_share_their_classes(photos, tmp_path):
     for split, names in (("train", ("ape", "cat")), ("test", ("bee", "cat"))):
         for name in names:
-            (root / split / name).mkdir(parents=True)
+            (tmp_path / "set" / split / name).mkdir(parents=True)
             for path in sorted((photos / name).glob("a*"))[:4]:
-                (root / split / name / path.name).write_bytes(path.read_bytes())
-    assert run("build", tmp_path / "out", "--root", root) == 0
+                shutil.copy(path, tmp_path / "set" / split / name)
+    assert run("build", tmp_path / "out", "--root", tmp_path / "set") == 0
     index = load_index(tmp_path / "out")
     assert index.manifest.classes == ("ape", "bee", "cat")
     assert Counter(index.split("train").labels.tolist()) == {0: 4, 2: 4}
     assert Counter(index.split("test").labels.tolist()) == {1: 4, 2: 4}
 
 
-def test_a_split_added_later_gets_the_labels_of_the_first(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_split_added_later_gets_the_labels_of_the_first(photos, tmp_path, capsys):
     out, later = tmp_path / "out", tmp_path / "later"
     assert run("build", out, "--root", photos) == 0
-    mean = load_index(out).manifest.mean
+    before = load_index(out).manifest
     (later / "cat").mkdir(parents=True)
-    source = next((photos / "cat").glob("*.png"))
-    (later / "cat" / "x.png").write_bytes(source.read_bytes())
+    shutil.copy(next((photos / "cat").glob("*.png")), later / "cat")
     assert run("build", out, "--root", later, "--split", "test") == 0
     index = load_index(out)
     assert index.split("test").labels.tolist() == [2]
-    assert len(index.split("train")) == 37
-    assert index.manifest.mean == mean
+    assert (index.manifest.mean, index.manifest.splits["train"]) == (
+        before.mean,
+        before.splits["train"],
+    )
     (later / "cat").rename(later / "dog")
     assert "dog" in error_of(capsys, "build", out, "--root", later, "--split", "val")
 
 
-def test_a_flat_folder_and_no_labels_give_unlabelled_samples(photos: Path, tmp_path: Path) -> None:
+def test_a_flat_folder_and_no_labels_give_unlabelled_samples(built, tmp_path):
+    photos = built.parent / "photos"
     for k, arguments in enumerate(((photos / "bee",), (photos, "--no-labels"))):
-        out = tmp_path / str(k)
-        assert run("build", out, "--root", *arguments) == 0
-        index = load_index(out)
+        assert run("build", tmp_path / str(k), "--root", *arguments) == 0
+        index = load_index(tmp_path / str(k))
         assert index.manifest.classes == ()
-        assert len(index.split("train")) == (12, 37)[k]
-        assert (index.split("train").labels == -1).all()
-        assert [label for _, _, label in read_all(out, "train")] == [-1] * len(index.split("train"))
+        assert index.split("train").labels.tolist() == [-1] * (12, 37)[k]
+        assert {label for _, _, label in read_all(tmp_path / str(k), "train")} == {-1}
 
 
 def test_test_fraction_takes_the_same_share_of_every_class(fashion: Path, tmp_path: Path) -> None:
@@ -383,10 +357,10 @@ def test_test_fraction_takes_the_same_share_of_every_class(fashion: Path, tmp_pa
     options = ("--source", "idx", "--root", fashion, "--test-fraction", "0.2", "--scatter")
     assert run("build", out, *options) == 0
     index = load_index(out)
-    assert Counter(index.split("train").labels.tolist()) == dict.fromkeys(range(10), 160)
-    assert Counter(index.split("test").labels.tolist()) == dict.fromkeys(range(10), 40)
+    assert Counter(index.split("train").labels.tolist()) == dict.fromkeys(range(10), 40)
+    assert Counter(index.split("test").labels.tolist()) == dict.fromkeys(range(10), 10)
     keys = [sample[0] for split in ("train", "test") for sample in read_all(out, split)]
-    assert len(set(keys)) == 2000
+    assert len(set(keys)) == 500
     assert index.manifest.classes[9] == "Ankle boot"
     # every image is the original at the placement of its own number
     pixels = parse_idx(fashion / "train-images-idx3-ubyte.gz", 3)
@@ -400,31 +374,30 @@ def test_test_fraction_takes_the_same_share_of_every_class(fashion: Path, tmp_pa
     assert run("verify", out) == 0
 
 
-def test_unseen_classes_go_to_splits_of_their_own_and_nothing_is_lost(
-    fashion: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unseen_classes_go_to_splits_of_their_own_and_nothing_is_lost(fashion, tmp_path, capsys):
     out, names = tmp_path / "unseen", "Shirt,Sneaker, Bag,Ankle boot"
     options = ("--source", "idx", "--root", fashion, "--test-fraction", "0.2")
     assert run("build", out, *options, "--unseen-classes", names) == 0
     index = load_index(out)
-    seen, unseen = dict.fromkeys(range(6), 160), dict.fromkeys(range(6, 10), 160)
+    seen, unseen = dict.fromkeys(range(6), 40), dict.fromkeys(range(6, 10), 40)
     assert Counter(index.split("train").labels.tolist()) == seen
     assert Counter(index.split("train_unseen").labels.tolist()) == unseen
-    assert Counter(index.split("test").labels.tolist()) == {k: 40 for k in seen}
-    assert Counter(index.split("test_unseen").labels.tolist()) == {k: 40 for k in unseen}
+    assert Counter(index.split("test").labels.tolist()) == {k: 10 for k in seen}
+    assert Counter(index.split("test_unseen").labels.tolist()) == {k: 10 for k in unseen}
     keys = [key for split in index.manifest.splits for key, *_ in read_all(out, split)]
-    assert len(set(keys)) == 2000
+    assert len(set(keys)) == 500
     assert len(index.manifest.classes) == 10
     pixels = np.concatenate(
         [decode(image, 28)[0].ravel() for _, image, _ in read_all(out, "train")]
     )
     assert index.manifest.mean[0] == pytest.approx(pixels.mean() / 255, abs=1e-6)  # of train
 
-    assert run("build", tmp_path / "x", *options, "--unseen-classes", "Sandals") == 2
-    assert "no class; did you mean 'Sandal'" in capsys.readouterr().err
-    every = ",".join(index.manifest.classes)
-    assert run("build", tmp_path / "x", *options, "--unseen-classes", every) == 2
-    assert "leaves train or train_unseen without an image" in capsys.readouterr().err
+    for wrong, reason in (
+        ("Sandals", "no class; did you mean 'Sandal'"),
+        (",".join(index.manifest.classes), "leaves train or train_unseen without an image"),
+    ):
+        message = error_of(capsys, "build", tmp_path / "x", *options, "--unseen-classes", wrong)
+        assert reason in message
 
 
 def test_the_shipped_images_are_the_first_thousand_of_each_class(tmp_path: Path) -> None:
@@ -435,22 +408,16 @@ def test_the_shipped_images_are_the_first_thousand_of_each_class(tmp_path: Path)
     labels = parse_idx(ASSETS / "train-labels-idx1-ubyte.gz", 1)
     assert np.bincount(labels).tolist() == [1000] * 10
     assert run("cut-idx", ASSETS, tmp_path, "--per-class", "3") == 0
-    small = parse_idx(tmp_path / "train-labels-idx1-ubyte.gz", 1)
-    pixels = parse_idx(ASSETS / "train-images-idx3-ubyte.gz", 3)
-    seen: Counter[int] = Counter()
-    kept = []
-    for i, label in enumerate(labels.tolist()):
-        seen[label] += 1
-        if seen[label] <= 3:
-            kept.append(i)
-    np.testing.assert_array_equal(small, labels[kept])
-    cut = parse_idx(tmp_path / "train-images-idx3-ubyte.gz", 3)
-    np.testing.assert_array_equal(cut, pixels[kept])
+    kept = np.sort([i for k in range(10) for i in np.flatnonzero(labels == k)[:3]])
+    for kind, dimensions in (("labels-idx1", 1), ("images-idx3", 3)):
+        whole, cut = (
+            parse_idx(folder / f"train-{kind}-ubyte.gz", dimensions)
+            for folder in (ASSETS, tmp_path)
+        )
+        np.testing.assert_array_equal(cut, whole[kept])
 
 
-def test_a_corrupt_image_is_refused_by_name_or_skipped_and_listed(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_corrupt_image_is_refused_by_name_or_skipped_and_listed(photos, tmp_path, capsys):
     (photos / "bee" / "broken.jpg").write_text("<html>404</html>")
     (photos / "cat" / "empty.png").write_bytes(b"")
     out = tmp_path / "out"
@@ -465,18 +432,32 @@ def test_a_corrupt_image_is_refused_by_name_or_skipped_and_listed(
     assert run("verify", out) == 0
 
 
-def test_an_option_of_another_source_is_refused(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    message = error_of(capsys, "build", tmp_path / "o", "--csv", "a.csv", "--root", photos)
-    assert "--csv needs --source csv" in message
-    message = error_of(capsys, "build", tmp_path / "o", "--source", "foldr")
-    assert "did you mean 'folder'" in message
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--csv", "a.csv"], "--csv needs --source csv"),
+        (["--skip-missing"], "--skip-missing needs --source csv or parquet"),
+        (["--delimiter=x"], "--delimiter needs --source csv"),
+        (["--folder-levels", "a", "--source", "csv"], "--folder-levels needs --source folder"),
+        (["--source", "foldr"], "did you mean 'folder'"),
+        (["--source", "webdataset"], "sslpipe shards index"),
+        (["--source", "tar"], "sslpipe shards index"),
+        (["--split-by", "theme"], "needs --test-fraction"),
+        (["--group-by", "theme"], "columns: none; name it with --columns"),
+        (["--folder-levels", "theme,,x"], "column ''"),
+        (["--folder-levels", "a,a"], "names 'a' twice"),
+        (["--columns", "them:txt"], "'txt' is no kind; did you mean 'text'"),
+        (["--name-pattern", "("], "is no regular expression"),
+        (["--background", "whiet"], "is no colour"),
+    ],
+)
+def test_options_that_do_not_fit_are_one_line(built, tmp_path, capsys, options, message):
+    words = ["build", tmp_path / "out", "--root", built.parent / "photos", *options]
+    assert message in error_of(capsys, *words)
+    assert not (tmp_path / "out").exists()
 
 
-def test_a_bomb_of_another_format_is_refused_without_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bomb_of_another_format_is_refused_without_a_warning(tmp_path, capsys):
     root = tmp_path / "in"
     root.mkdir()
     for name, side in (("a", 8500), ("b", 10000), ("c", 30000)):  # past our limit, and Pillow's two
@@ -568,29 +549,18 @@ def test_splits_come_from_file_names_or_from_the_option(tmp_path: Path) -> None:
     assert {k: len(v) for k, v in load_index(tmp_path).manifest.splits.items()} == {"all": 4}
 
 
-def _cut(at: Callable[[bytes, list[tarfile.TarInfo]], int]) -> Callable[[Path], None]:
+def damaged(change):
+    """Rewrite a tar's bytes, given them and its members."""
+
     def damage(path: Path) -> None:
         with tarfile.open(path) as tar:
             members = tar.getmembers()
-        raw = path.read_bytes()
-        path.write_bytes(raw[: at(raw, members)])
+        path.write_bytes(change(path.read_bytes(), members))
 
     return damage
 
 
-def _compress(path: Path) -> None:
-    path.write_bytes(gzip.compress(path.read_bytes()))
-
-
-def _flip_header(path: Path) -> None:
-    with tarfile.open(path) as tar:
-        at = tar.getmembers()[5].offset
-    raw = bytearray(path.read_bytes())
-    raw[at] ^= 1
-    path.write_bytes(raw)
-
-
-def _rewritten(*members: tuple[str, bytes]) -> Callable[[Path], None]:
+def rewritten(*members: tuple[str, bytes]) -> Callable[[Path], None]:
     def damage(path: Path) -> None:
         with tarfile.open(path, "w") as tar:
             for name, raw in members:
@@ -599,35 +569,36 @@ def _rewritten(*members: tuple[str, bytes]) -> Callable[[Path], None]:
     return damage
 
 
-def _twice(path: Path) -> None:
-    path.write_bytes(path.read_bytes() * 2)
+def cut_at(at):
+    return damaged(lambda raw, members: raw[: at(members)])
 
 
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "cut in data": (_cut(lambda raw, m: m[5].offset_data + 3), "truncated"),
-    "cut in the last data": (_cut(lambda raw, m: m[-1].offset_data + 3), "truncated"),
-    "cut in a header": (_cut(lambda raw, m: m[5].offset + 100), "truncated"),
-    "cut between members": (_cut(lambda raw, m: m[6].offset), "truncated"),
-    "cut before the end mark": (_cut(lambda raw, m: m[-1].offset_data + 512), "truncated"),
-    "empty": (_cut(lambda raw, m: 0), "truncated or no tar"),
-    "compressed": (_compress, "compressed"),
-    "flipped header": (_flip_header, "damaged"),
-    "two tars in one": (_twice, "several tars"),
+    "cut in data": (cut_at(lambda m: m[5].offset_data + 3), "truncated"),
+    "cut in the last data": (cut_at(lambda m: m[-1].offset_data + 3), "truncated"),
+    "cut in a header": (cut_at(lambda m: m[5].offset + 100), "truncated"),
+    "cut between members": (cut_at(lambda m: m[6].offset), "truncated"),
+    "cut before the end mark": (cut_at(lambda m: m[-1].offset_data + 512), "truncated"),
+    "empty": (cut_at(lambda m: 0), "truncated or no tar"),
+    "compressed": (damaged(lambda raw, m: gzip.compress(raw)), "compressed"),
+    "flipped header": (
+        damaged(lambda raw, m: raw[: m[5].offset] + b"?" + raw[m[5].offset + 1 :]),
+        "damaged",
+    ),
+    "two tars in one": (damaged(lambda raw, m: raw * 2), "several tars"),
     "not adjacent": (
-        _rewritten(("a.jpg", b""), ("b.jpg", b""), ("a.cls", b"1"), ("b.cls", b"1")),
+        rewritten(("a.jpg", b""), ("b.jpg", b""), ("a.cls", b"1"), ("b.cls", b"1")),
         "do not lie together",
     ),
-    "two images": (_rewritten(("a.jpg", b""), ("a.png", b"")), "has 2 images"),
-    "same name twice": (_rewritten(("a.jpg", b""), ("a.JPG", b"")), "same suffix"),
-    "no integer": (_rewritten(("a.jpg", b""), ("a.cls", b"cat")), "not an integer"),
-    "no images": (_rewritten(("a.txt", b"")), "has no member"),
+    "two images": (rewritten(("a.jpg", b""), ("a.png", b"")), "has 2 images"),
+    "same name twice": (rewritten(("a.jpg", b""), ("a.JPG", b"")), "same suffix"),
+    "no integer": (rewritten(("a.jpg", b""), ("a.cls", b"cat")), "not an integer"),
+    "no images": (rewritten(("a.txt", b"")), "has no member"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_foreign_tar_that_cannot_be_trusted_is_refused_by_name(
-    foreign: Path, capsys: pytest.CaptureFixture[str], fault: str
-) -> None:
+def test_a_foreign_tar_that_cannot_be_trusted_is_refused_by_name(foreign, capsys, fault):
     damage, reason = FAULTS[fault]
     damage(foreign / "00001.tar")
     message = error_of(capsys, "index", foreign)
@@ -636,30 +607,14 @@ def test_a_foreign_tar_that_cannot_be_trusted_is_refused_by_name(
     assert not (foreign / "dataset.json").exists()
 
 
-def test_a_compressed_tar_is_refused_by_its_name(
-    foreign: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (foreign / "00002.tar.gz").write_bytes(b"")
-    assert "00002.tar.gz is compressed" in error_of(capsys, "index", foreign)
-
-
-class Canary:
-    """Touches a file when unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
-def test_nothing_is_unpickled_or_extracted(tmp_path: Path) -> None:
+def test_nothing_is_unpickled_or_extracted(tmp_path):
     folder, canary = tmp_path / "in", tmp_path / "canary"
     folder.mkdir()
+    bomb = b"cos\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR."
     with tarfile.open(folder / "train-0.tar", "w") as tar:
         add(tar, "../evil.jpg", jpeg(0))
         for suffix in ("pyd", "pickle", "pth"):
-            add(tar, f"../evil.{suffix}", pickle.dumps(Canary(canary)))
+            add(tar, f"../evil.{suffix}", bomb)
     assert run("index", folder) == 0
     assert run("verify", folder) == 0
     assert not canary.exists()
@@ -669,9 +624,7 @@ def test_nothing_is_unpickled_or_extracted(tmp_path: Path) -> None:
 # --- verify
 
 
-def test_verify_names_shard_and_key_of_every_bad_sample(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_names_shard_and_key_of_every_bad_sample(photos, tmp_path, capsys):
     out = tmp_path / "out"
     assert run("build", out, "--root", photos, *BUILD) == 0
     sample = scan_tar(out / "train-000002.tar")[3]
@@ -693,18 +646,10 @@ def test_verify_names_shard_and_key_of_every_bad_sample(
     assert not any("train-000001" in line for line in lines)
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--help") == 0
-    text = capsys.readouterr().out
-    assert all(command in text for command in ("build", "index", "verify", "cut-idx"))
-
-
 # --- show, stats, --resize-shorter
 
 
-def test_resized_images_have_the_shorter_side_asked_for_and_small_ones_their_bytes(
-    tmp_path: Path,
-) -> None:
+def test_resized_images_have_the_shorter_side_asked_for_and_small_ones_their_bytes(tmp_path):
     rng = np.random.default_rng(0)
     smooth = Image.fromarray(rng.integers(0, 256, (6, 9, 3), dtype=np.uint8)).resize((90, 60))
     (tmp_path / "photos").mkdir()
@@ -733,29 +678,27 @@ def test_stats_counts_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "headers not read 1 of 13" in text
 
 
+def cell_of(sheet: Path, column: int) -> np.ndarray:
+    left = show.MARGIN_PX + column * (show.CELL_PX + show.GAP_PX)
+    return np.asarray(Image.open(sheet))[show.MARGIN_PX :, left:][:128, :128]
+
+
 def test_show_draws_the_chosen_samples_enlarged_by_a_whole_factor(tmp_path: Path) -> None:
     write_dataset(tmp_path, (5,), broken={2: b"junk"})
     run("show", tmp_path, "--out", tmp_path / "sheet.png", "--count", 5, "--columns", 5)
-    sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
     for number in (0, 1, 3, 4):
-        left = show.MARGIN_PX + number * (show.CELL_PX + show.GAP_PX)
-        cell = sheet[show.MARGIN_PX :, left:][:128, :128]
+        cell = cell_of(tmp_path / "sheet.png", number)
         assert np.array_equal(cell[4::8, 4::8], picture(number))
-    left = show.MARGIN_PX + 2 * (show.CELL_PX + show.GAP_PX)
-    assert tuple(sheet[show.MARGIN_PX, left + 5]) == show.BAD  # framed, nothing else
+    assert tuple(cell_of(tmp_path / "sheet.png", 2)[0, 5]) == show.BAD  # framed, nothing else
 
 
-def test_show_draws_and_names_the_samples_of_a_list(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_draws_and_names_the_samples_of_a_list(tmp_path, capsys):
     names = load_index(write_dataset(tmp_path, (3, 3))).manifest.classes
     run("show", tmp_path, "--out", tmp_path / "sheet.png", "--ids", "[4, 1,", "--ids", "3]")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("id ")]
     assert lines == [f"id {i}: train{i:06d}, {names[i % 4]}" for i in (1, 3, 4)]
-    sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
     for column, number in enumerate((1, 3, 4)):
-        left = show.MARGIN_PX + column * (show.CELL_PX + show.GAP_PX)
-        cell = sheet[show.MARGIN_PX :, left:][:128, :128]
+        cell = cell_of(tmp_path / "sheet.png", column)
         assert np.array_equal(cell[4::8, 4::8], picture(number))
     for wrong, reason in (
         ("6", "--ids 6 is not in the split's 0 to 5"),

@@ -6,7 +6,6 @@ import os
 import re
 import struct
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -77,9 +76,7 @@ def test_written_idx_files_have_no_time_and_read_back(tmp_path: Path) -> None:
         (lambda raw: b"", "magic"),
     ],
 )
-def test_a_wrong_idx_file_is_refused_by_name(
-    tmp_path: Path, change: Callable[[bytes], bytes], message: str
-) -> None:
+def test_a_wrong_idx_file_is_refused_by_name(tmp_path, change, message):
     raw = b"\0\0\x08\x03" + struct.pack(">3I", 6, 5, 4) + PIXELS.tobytes()
     (tmp_path / "images").write_bytes(change(raw))
     with pytest.raises(DataError, match=rf"images: .*{message}"):
@@ -96,64 +93,6 @@ def test_idx_labels_must_match_images_and_class_names(mnist: Path) -> None:
     (mnist / "train-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(DataError, match=r"cannot read .*train-labels"):
         SOURCES["idx"](SourceOptions(root=mnist))
-
-
-# --- csv
-
-
-@pytest.fixture
-def birds(tmp_path: Path) -> Path:
-    for i in range(4):
-        png(tmp_path / "images" / f"{i}.png", 10 * i)
-    rows = [
-        "file,species,fold",
-        *(f"images/{i}.png,{i * 9 % 4 + 8},{'ab'[i % 2]}" for i in range(4)),
-    ]
-    (tmp_path / "birds.csv").write_text("\ufeff" + "\n".join(rows) + "\n", encoding="utf-8")
-    return tmp_path / "birds.csv"
-
-
-def test_csv_paths_are_relative_to_it_and_numbers_sort_by_value(birds: Path) -> None:
-    options = SourceOptions(csv=birds, image_column="file", label_column="species")
-    images = SOURCES["csv"](options)["train"]
-    assert images.classes == ("8", "9", "10", "11")
-    assert images.labels.tolist() == [0, 1, 2, 3]
-    assert [decode(images.read(i), 8)[0, 0, 0] for i in range(4)] == [0, 10, 20, 30]
-
-
-def test_a_split_column_gives_splits_that_share_their_classes(birds: Path) -> None:
-    options = SourceOptions(
-        csv=birds, image_column="file", label_column="species", split_column="fold"
-    )
-    splits = SOURCES["csv"](options)
-    assert {k: v.labels.tolist() for k, v in splits.items()} == {"a": [0, 2], "b": [1, 3]}
-    assert splits["a"].classes == splits["b"].classes == ("8", "9", "10", "11")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"image_column": "fle"}, "no column 'fle'; did you mean 'file'"),
-        (
-            {"label_column": "class"},
-            r"birds\.csv has no column 'class'.*it has: file, species, fold",
-        ),
-        ({"split_column": "sp", "split": "x"}, "no column 'sp'"),
-        ({"split_column": "fold", "split": "x"}, "no row has fold = 'x'"),
-    ],
-)
-def test_a_wrong_column_is_named(birds: Path, options: dict[str, str], message: str) -> None:
-    whole = {"image_column": "file", "label_column": "species", **options}
-    with pytest.raises(DataError, match=message):
-        SOURCES["csv"](SourceOptions(csv=birds, **whole))  # type: ignore[arg-type]
-
-
-def test_a_missing_csv_and_a_missing_image_are_named(birds: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot read .*no\.csv"):
-        SOURCES["csv"](SourceOptions(csv=birds.with_name("no.csv")))
-    (birds.parent / "images" / "2.png").unlink()
-    with pytest.raises(DataError, match=r"cannot read .*2\.png: No such file"):
-        SOURCES["csv"](SourceOptions(csv=birds, image_column="file", label_column="species"))
 
 
 # --- folder
@@ -231,9 +170,7 @@ def test_torchvision_files_are_kept_as_they_are(tmp_path: Path) -> None:
         ("FakeData", None, "no train or split argument"),
     ],
 )
-def test_torchvision_mistakes_are_named(
-    tmp_path: Path, name: str | None, split: str | None, message: str
-) -> None:
+def test_torchvision_mistakes_are_named(tmp_path, name, split, message):
     with pytest.raises(DataError, match=message):
         SOURCES["torchvision"](SourceOptions(root=tmp_path, name=name, split=split))
 
@@ -281,9 +218,7 @@ def test_float_images_have_no_known_range_and_are_refused() -> None:
         ("OUT/.build/part-1-of-2/part.json", ["merge", "OUT"]),
     ],
 )
-def test_a_fifo_instead_of_a_file_is_refused_at_once(
-    name: str, words: list[str], tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_a_fifo_instead_of_a_file_is_refused_at_once(name, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     png(tmp_path / "photos" / "x.png", 3)
     if name == "names.txt":

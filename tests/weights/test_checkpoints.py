@@ -12,6 +12,7 @@ from torch import nn
 
 from sslpipe.errors import WeightsError
 from sslpipe.export.load import load_backbone
+from sslpipe.recipe.base import Component
 from tests.helpers.weights import difference, equals, randomised, saved
 
 
@@ -62,26 +63,26 @@ def solo_learn(online, momentum):
     return {"state_dict": {**tree, **head("projector."), **head("classifier.")}, "epoch": 3}
 
 
-def solo_learn_old(online, momentum):
-    return {"state_dict": {**prefixed("encoder.", online, "fc"), **head("projector.")}}
+def children(network):
+    """A ResNet as lightly takes it apart."""
+    return nn.Sequential(*list(network.children())[:-1])
 
 
-def lightly(online, momentum):
-    children = nn.Sequential(*list(online.children())[:-1])
-    copy = nn.Sequential(*list(momentum.children())[:-1])
-    tree = {**prefixed("backbone.", children), **prefixed("backbone_momentum.", copy)}
-    return {"state_dict": {**tree, **head("projection_head.layers.")}}
+def lightly(online, momentum, own="backbone.", copy="backbone_momentum.", beside="projection_head"):
+    tree = {**prefixed(own, children(online)), **prefixed(copy, children(momentum))}
+    return {"state_dict": {**tree, **head(f"{beside}.layers.")}}
 
 
 def lightly_dino(online, momentum):
-    student = nn.Sequential(*list(online.children())[:-1])
-    teacher = nn.Sequential(*list(momentum.children())[:-1])
-    tree = {**prefixed("student_backbone.", student), **prefixed("teacher_backbone.", teacher)}
-    return {"state_dict": {**tree, **head("student_head.layers.")}}
+    return lightly(online, momentum, "student_backbone.", "teacher_backbone.", "student_head")
 
 
 def barlow_twins(online, momentum):
     return {"model": {**prefixed("module.backbone.", online, "fc"), **head("module.projector.")}}
+
+
+def solo_learn_old(online, momentum):
+    return {"state_dict": {**prefixed("encoder.", online, "fc"), **head("projector.")}}
 
 
 def tutorial(online, momentum):
@@ -117,19 +118,16 @@ def encoders():
 def test_the_encoder_is_found_and_said(tmp_path, encoders, program):
     layout, name, of_momentum, word = PROGRAMS[program]
     model = load_backbone(saved(layout(*encoders), tmp_path, "checkpoint.pth.tar"), crop_px=32)
-    taken, other = encoders[of_momentum], encoders[not of_momentum]
-    assert equals(model, taken)
-    assert not equals(model, other)
-    assert model.config.backbone.model_dump() == {
-        "kind": "torchvision/resnet18",
-        "stem": "imagenet",
-    }
+    assert equals(model, encoders[of_momentum])
+    assert not equals(model, encoders[not of_momentum])
+    assert model.config.backbone == Component(kind="torchvision/resnet18", stem="imagenet")
     init = model.config.facts["init"]
     assert (init["format"], init["loaded"], init["missing"]) == (name, 120, [])
-    assert word in " ".join(init["notes"])
-    assert "torchvision/resnet18" in " ".join(init["notes"])  # nobody named it
-    assert all("layer1" not in key or "momentum" in key or "student" in key or "encoder_k" in key
-               for key in init["unexpected"])  # fmt: skip
+    notes = " ".join(init["notes"])
+    assert word in notes
+    assert "torchvision/resnet18" in notes  # nobody named it
+    copies = ("momentum", "student", "encoder_k")
+    assert all("layer1" not in key or any(c in key for c in copies) for key in init["unexpected"])
 
 
 def test_a_vit_of_moco_v3_is_timms(tmp_path):
@@ -147,25 +145,24 @@ def test_a_vit_of_moco_v3_is_timms(tmp_path):
 
 
 def test_a_tag_that_timm_has_not_is_refused_of_a_file_and_of_a_folder(tmp_path):
-    network = timm.create_model("vit_tiny_patch16_224", num_classes=0)
-    path = saved(network.state_dict(), tmp_path)
-    source = f"timm/vit_tiny_patch16_224.augreg_in21@{path}"
-    known = "did you mean 'augreg_in21k'\\?; tags of vit_tiny_patch16_224: augreg_in21k, aug"
-    with pytest.raises(WeightsError, match=f"no weights vit_tiny_patch16_224.augreg_in21; {known}"):
-        load_backbone(source)
+    name, tag = "vit_tiny_patch16_224", "augreg_in21k"
+    path = saved(timm.create_model(name, num_classes=0).state_dict(), tmp_path)
+    known = f"did you mean '{tag}'\\?; tags of {name}: {tag}, aug"
+    with pytest.raises(WeightsError, match=f"no weights {name}.augreg_in21; {known}"):
+        load_backbone(f"timm/{name}.augreg_in21@{path}")
     # a folder has its own view, and the tag is checked all the same
     folder = tmp_path / "folder"
     folder.mkdir()
     path.rename(folder / "weights.pth")
-    config = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {"tag": "augreg_in21k"}}
-    for written in (config, {**config, "pretrained_cfg": {"crop_pct": 1}}):
-        (folder / "config.json").write_text(json.dumps(written))
-        load_backbone(f"timm/vit_tiny_patch16_224.augreg_in21k@{folder}")
-    with pytest.raises(WeightsError, match="augreg_in21; did you mean"):
-        load_backbone(f"timm/vit_tiny_patch16_224.augreg_in21@{folder}")
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(WeightsError, match="are 'augreg_in21k', not 'augreg_in21'; leave the tag"):
-        load_backbone(f"timm/vit_tiny_patch16_224.augreg_in21@{folder}")
+    for cfg, said in (
+        ({"crop_pct": 1}, "augreg_in21; did you mean"),
+        ({"tag": tag}, f"are '{tag}', not 'augreg_in21'; leave the tag"),
+    ):
+        config = {"architecture": name, "pretrained_cfg": cfg}
+        (folder / "config.json").write_text(json.dumps(config))
+        load_backbone(f"timm/{name}.{tag}@{folder}")
+        with pytest.raises(WeightsError, match=said):
+            load_backbone(f"timm/{name}.augreg_in21@{folder}")
 
 
 def test_a_small_stem_is_taken_where_the_program_tells(tmp_path):

@@ -4,15 +4,18 @@ import json
 import os
 import pickle
 import re
+import resource
+import time
 
 import pytest
 import torch
 import torchvision
 from safetensors.torch import save_file
 
-from sslpipe.errors import UserError, WeightsError
+from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe.base import Component
+from tests.helpers.hostile_weights import HOSTILE
 from tests.helpers.weights import randomised, saved
 
 
@@ -50,10 +53,10 @@ def test_a_pickle_that_runs_a_command_does_not_run_it(tmp_path, state, form):
         torch.save({"conv1.weight": malice}, path, _use_new_zipfile_serialization=form == "torch")
     text = refused(f"torchvision/resnet18@{path}")
     assert not proof.exists()
-    assert "weights.pth" in text
+    said = ["weights.pth"]
     if form in ("torch", "inside a checkpoint"):
-        assert "system" in text
-        assert "safetensors.torch.save_file" in text  # what to do
+        said += ["system", "safetensors.torch.save_file"]  # what to do
+    assert all(word in text for word in said)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".bin", ".ckpt"])
@@ -120,12 +123,10 @@ def test_a_larger_network_of_the_same_keys_is_not_cut(tmp_path, state):
     )
 
 
-def test_an_architecture_that_nobody_names_is_told_or_asked_for(tmp_path, state):
+def test_an_architecture_that_nobody_names_is_told_or_asked_for(tmp_path):
     path = saved({"a.weight": torch.ones(2), "b.weight": torch.ones(3)}, tmp_path)
     text = refused(path)
-    assert "names no architecture" in text
-    assert "'a.weight'" in text
-    assert f"timm/resnet50@{path}" in text
+    assert all(w in text for w in ("names no architecture", "'a.weight'", f"timm/resnet50@{path}"))
 
 
 def test_a_small_stem_in_the_recipe_is_named_with_the_remedy(tmp_path, state):
@@ -154,29 +155,31 @@ def test_files_that_are_not_there_or_too_many_are_named(tmp_path, state):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    "stated",
     [
-        ("config.json", '{"architecture": "resnet18", "pretrained_cfg": {"crop_pct": "x"}}'),
-        ("config.json", '{"architecture": "resnet18", "pretrained_cfg": {"input_size": 3}}'),
-        ("config.json", '{"architecture": "resnet18", "pretrained_cfg": {"mean": [1, 2]}}'),
-        ("config.json", '{"architecture": "resnet18", "pretrained_cfg": 3}'),
-        ("config.json", '{"architecture": "resnet18", "pretrained_cfg": {}}'),
-        ("config.json", '{"architecture": "resnet18", "model_args": 3}'),
-        ("config.json", '{"architecture": "resnet18", "model_args": {"x": {"y": "\\u0000"}}}'),
-        ("config.json", '{"architecture": ["resnet18"]}'),
-        ("config.json", '{"architecture": "resnet81"}'),
-        ("config.json", '{"architecture": "resnet18", "model_args": {"depht": 3}}'),
-        ("config.json", '{"model_type": "resnet"}'),
-        ("config.json", '{"model_type": "resnet", "depths": 3, "hidden_sizes": [1]}'),
-        ("config.json", '{"model_type": "vit", "patch_size": 0, "hidden_size": 0}'),
-        ("config.json", '{"model_type": 7}'),
-        ("config.json", '{"model_type": '),
+        *({"pretrained_cfg": cfg} for cfg in ({"crop_pct": "x"}, {"input_size": 3}, 3, {})),
+        {"pretrained_cfg": {"mean": [1, 2]}},
+        *({"model_args": stated} for stated in (3, {"x": {"y": "\0"}}, {"depht": 3})),
+        *({"architecture": name} for name in (["resnet18"], "resnet81")),
+        {"architecture": 18},
+        {"model_type": "resnet"},
+        {"model_type": "resnet", "depths": 3, "hidden_sizes": [1]},
+        {"model_type": "vit", "patch_size": 0, "hidden_size": 0},
+        {"model_type": 7},
+        '{"model_type": ',
     ],
+    ids=str,
 )
-def test_a_folder_of_another_program_with_a_garbled_config_is_one_line(tmp_path, state, name, text):
+def test_a_folder_of_another_program_with_a_garbled_config_is_one_line(tmp_path, state, stated):
+    if isinstance(stated, dict) and "model_type" not in stated:
+        stated = {"architecture": "resnet18", **stated}
     save_file(state, tmp_path / "model.safetensors")
-    (tmp_path / name).write_text(text)
-    assert str(tmp_path) in refused(tmp_path)
+    text = stated if isinstance(stated, str) else json.dumps(stated)
+    (tmp_path / "config.json").write_text(text)
+    message = refused(tmp_path)
+    assert str(tmp_path) in message
+    if "18}" in text:
+        assert "config.json: architecture = 18 is no name" in message
 
 
 def test_an_index_of_parts_reads_only_what_lies_beside_it(tmp_path, state):
@@ -198,22 +201,37 @@ def test_an_index_of_parts_reads_only_what_lies_beside_it(tmp_path, state):
     assert "no index of weights" in refused(f"torchvision/resnet18@{tmp_path / 'parts'}")
 
 
-def test_a_wrong_kind_of_file_is_one_line(tmp_path):
-    for name, raw in (("a.pth", b"text"), ("b.safetensors", b"{}"), ("c.bin", b"\x00" * 100)):
-        (tmp_path / name).write_bytes(raw)
-        with pytest.raises(WeightsError, match=name):
-            load_backbone(f"torchvision/resnet18@{tmp_path / name}")
+LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
 
 
-def test_a_pointer_of_git_lfs_is_told_from_damage(tmp_path):
-    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        (tmp_path / name).write_text(pointer)
-        assert "run: git lfs pull" in refused(tmp_path)
-        (tmp_path / name).unlink()
+@pytest.mark.parametrize(
+    ("name", "raw", "text"),
+    [
+        ("a.pth", b"text", "a.pth"),
+        ("b.safetensors", b"{}", "b.safetensors"),
+        ("c.bin", b"\0" * 100, "c.bin"),
+        ("model.safetensors", LFS.encode(), "run: git lfs pull"),
+        ("pytorch_model.bin", LFS.encode(), "run: git lfs pull"),
+    ],
+)
+def test_a_wrong_kind_of_file_is_one_line(tmp_path, name, raw, text):
+    (tmp_path / name).write_bytes(raw)
+    assert text in refused(tmp_path)
+    assert text in refused(f"torchvision/resnet18@{tmp_path / name}")
 
 
-def test_an_architecture_that_is_no_text_is_named(tmp_path, state):
-    save_file(state, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text('{"architecture": 18}')
-    assert "config.json: architecture = 18 is no name" in refused(tmp_path)
+# --- files of the generator
+
+
+SLOWEST_S = 30.0  # of a busy machine: a quiet one takes a tenth
+MOST_GROWTH_KIB = 2 * 2**20
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_one_line_at_once_in_little_memory(name, tmp_path):
+    source = HOSTILE[name](tmp_path)
+    begin_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused(source)
+    assert time.monotonic() - begin_s < SLOWEST_S
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_GROWTH_KIB

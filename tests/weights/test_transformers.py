@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from sslpipe.errors import WeightsError
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe.base import Component
-from sslpipe.weights.views import transformers_view
+from sslpipe.weights.huggingface import transformers_view
 from tests.helpers.weights import difference, randomised
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -79,9 +79,7 @@ def written(network, model_type, config, folder: Path) -> Path:
         tree["embeddings.mask_token"] = torch.zeros(1, 32)
     else:  # as a classifier has them
         tree = {f"{model_type}.{key}": t for key, t in tree.items()}
-        tree["classifier.1.weight" if model_type == "resnet" else "classifier.weight"] = torch.ones(
-            2, 32
-        )
+        tree[f"classifier.{'1.' * (model_type == 'resnet')}weight"] = torch.ones(2, 32)
     save_file(tree, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
     return folder
@@ -178,23 +176,18 @@ def test_the_view_is_that_of_its_preprocessor(stated, expected):
 
 @pytest.mark.parametrize("initialised", [False, True], ids=["random", "as transformers begins"])
 def test_features_equal_those_of_transformers_own_models(tmp_path, initialised):
-    transformers = pytest.importorskip("transformers")
+    hf = pytest.importorskip("transformers")
     tiny = {**CONFIG, "image_size": 56, "patch_size": 14}
+    stages = {"depths": [1, 1, 2, 1], "hidden_sizes": [8, 16, 24, 32]}
     cases = {
-        "vit": transformers.ViTModel(transformers.ViTConfig(**tiny, intermediate_size=64)),
-        "dinov2": transformers.Dinov2Model(transformers.Dinov2Config(**tiny)),
-        "swiglu": transformers.Dinov2Model(transformers.Dinov2Config(**tiny, use_swiglu_ffn=True)),
-        "registers": transformers.Dinov2WithRegistersModel(
-            transformers.Dinov2WithRegistersConfig(**tiny, num_register_tokens=4)
+        "vit": hf.ViTModel(hf.ViTConfig(**tiny, intermediate_size=64)),
+        "dinov2": hf.Dinov2Model(hf.Dinov2Config(**tiny)),
+        "swiglu": hf.Dinov2Model(hf.Dinov2Config(**tiny, use_swiglu_ffn=True)),
+        "registers": hf.Dinov2WithRegistersModel(
+            hf.Dinov2WithRegistersConfig(**tiny, num_register_tokens=4)
         ),
-        "convnextv2": transformers.ConvNextV2Model(
-            transformers.ConvNextV2Config(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 2, 1])
-        ),
-        "resnet": transformers.ResNetModel(
-            transformers.ResNetConfig(
-                hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic"
-            )
-        ),
+        "convnextv2": hf.ConvNextV2Model(hf.ConvNextV2Config(**stages)),
+        "resnet": hf.ResNetModel(hf.ResNetConfig(**CASES["resnet"][1])),
     }
     for name, network in cases.items():
         network = network.eval() if initialised else randomised(network)
@@ -216,22 +209,34 @@ KINDS = {
 
 
 @pytest.mark.parametrize("model_type", KINDS)
-def test_a_backbone_that_the_user_names_has_the_epsilon_of_the_config(tmp_path, model_type):
+def test_the_epsilon_of_norms_is_the_configs_also_for_a_backbone_that_the_user_names(
+    tmp_path, model_type
+):
     create, config, crop_px = CASES[model_type]
-    said = {**config, "layer_norm_eps": 0.01}
-    folder = written(randomised(create()), model_type, said, tmp_path)
-    alone = load_backbone(folder, crop_px=crop_px)
+    network, said = randomised(create()), {**config, "layer_norm_eps": 0.01}
+    folder = written(network, model_type, said, tmp_path)
     kind, sizes = KINDS[model_type]
     of_recipe = Component.model_validate({"kind": f"timm/{kind}", **sizes})
     model = load_backbone(folder, component=of_recipe, crop_px=crop_px)
-    assert difference(model, alone, crop_px) <= 1e-6
-    # and an export of it is the same network again
+    alone = load_backbone(folder, crop_px=crop_px)
+    assert difference(alone, network, crop_px) > 1e-3  # timm's own is 1e-6
+    # transformers: all of a vision transformer's, and that behind the pooling of a ConvNeXt
+    norms = [network.head.norm] if model_type == "convnext" else network.modules()
+    for module in norms:
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = 0.01
+    for each in (alone, model):
+        assert difference(each, network, crop_px) <= 1e-5
+    # an export of it is the same network again; what the recipe says itself counts
     key = "head_norm_eps" if model_type == "convnext" else "norm_eps"
     assert model.config.backbone.arguments[key] == 0.01
-    # what the recipe says itself counts
     another = Component.model_validate({**of_recipe.model_dump(), key: 0.1})
     model = load_backbone(folder, component=another, crop_px=crop_px)
     assert model.config.backbone.arguments[key] == 0.1
+    stated = {**said, "layer_norm_eps": -1, "model_type": model_type}
+    (folder / "config.json").write_text(json.dumps(stated))
+    with pytest.raises(WeightsError, match=r"layer_norm_eps = -1"):
+        load_backbone(folder, crop_px=crop_px)
 
 
 def test_a_kind_before_the_folder_has_the_epsilon_of_the_config(tmp_path):
@@ -254,23 +259,3 @@ def test_a_backbone_of_a_recipe_has_the_activation_of_timms_config(tmp_path):
     component = Component.model_validate({"kind": "timm/convnext_tiny", **arguments})
     model = load_backbone(tmp_path, component=component, crop_px=64)
     assert difference(model, network, 64) <= 1e-5
-
-
-@pytest.mark.parametrize("model_type", ["vit", "dinov2", "convnext"])
-def test_the_epsilon_of_norms_is_the_configs(tmp_path, model_type):
-    create, config, crop_px = CASES[model_type]
-    network, said = randomised(create()), {**config, "layer_norm_eps": 0.01}
-    folder = written(network, model_type, said, tmp_path)
-    model = load_backbone(folder, crop_px=crop_px)
-    assert difference(model, network, crop_px) > 1e-3  # timm's own is 1e-6
-    # transformers: all of a vision transformer's, and that behind the pooling of a ConvNeXt
-    norms = [network.head.norm] if model_type == "convnext" else network.modules()
-    for module in norms:
-        if isinstance(module, torch.nn.LayerNorm):
-            module.eps = 0.01
-    assert difference(model, network, crop_px) <= 1e-5
-    (folder / "config.json").write_text(
-        json.dumps({**said, "layer_norm_eps": -1, "model_type": model_type})
-    )
-    with pytest.raises(WeightsError, match=r"layer_norm_eps = -1"):
-        load_backbone(folder, crop_px=crop_px)

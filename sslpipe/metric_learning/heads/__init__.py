@@ -3,9 +3,9 @@
 For fine-tuning recipes (`loss.kind` may be a name of HEADS) and for notebooks:
 `ArcFace(num_classes=10, dim=128)(embeddings, labels)`. They compare rows with weights, so `ref` and
 `miner` mean nothing to them. Their weights are trained with the model, their state lies in buffers,
-and an export leaves them out. Start with `margin_softmax.MarginSoftmax`, whose logits are made in
-`margins`; `fixed_margins` and `adaptive_margins` have it with each paper's rule, `proxies` the
-other heads. A new head is a class on `base.Head` and a line below.
+and an export leaves them out. Start with `margin_softmax.MarginSoftmax`; `fixed_margins` and
+`adaptive_margins` have it with each paper's rule, `proxies` the other heads. A new head is a class
+on `base.Head` and a line below.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.distributed import global_mean
-from sslpipe.metric_learning.configured import Configured
+from sslpipe.metric_learning.losses.base import Configured
 from sslpipe.metric_learning.losses.pairwise import LabelCounts, References, labelled_rows
 
 

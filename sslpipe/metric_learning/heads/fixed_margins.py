@@ -1,9 +1,65 @@
 """Softmax losses whose margin stays as it is set: on the target's cosine, or on its angle."""
 
+import math
 from typing import Literal
 
-from sslpipe.metric_learning.heads.margin_softmax import Lengths, MarginSoftmax
-from sslpipe.metric_learning.heads.margins import AdditiveMargins, MultipliedAngle
+import torch
+from torch import Tensor, nn
+
+from sslpipe.metric_learning.heads.margin_softmax import (
+    MarginSoftmax,
+    angle,
+    take_target,
+    with_target,
+)
+
+Beyond = Literal["linear", "cosine"]
+
+
+class AdditiveMargins(nn.Module):
+    """Use scale * (cos(m1 th + m2) - m3) for the target, scale * cos th for the others.
+
+    Args:
+        scale: Of all.
+        m1: A factor on the angle.
+        m2: Added to the angle, in radians.
+        m3: Taken off the cosine.
+        beyond: What the target is where m1 th + m2 > pi, and the cosine rises again: "linear" takes
+            scale * (cos th - m2 sin m2 - m3), which keeps falling (ArcFace's released code; needs
+            m1 = 1), "cosine" the formula as it stands.
+    """
+
+    def __init__(
+        self,
+        scale: float,
+        *,
+        m1: float = 1.0,
+        m2: float = 0.0,
+        m3: float = 0.0,
+        beyond: Beyond = "linear",
+    ) -> None:
+        super().__init__()
+        self.scale, self.m1, self.m2, self.m3, self.beyond = scale, m1, m2, m3, beyond
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
+        target = take_target(cosines, labels)
+        return self.scale * with_target(cosines, labels, self.with_margin(target) - self.m3)
+
+    def with_margin(self, target: Tensor) -> Tensor:
+        """Return cos(m1 th + m2) of cos th."""
+        if self.m1 == 1 and self.m2 == 0:  # exact, without the way through the angle
+            return target
+        shifted = self.m1 * angle(target) + self.m2
+        if self.beyond == "cosine":
+            return torch.cos(shifted)
+        return torch.where(
+            shifted <= math.pi, torch.cos(shifted), target - self.m2 * math.sin(self.m2)
+        )
+
+
+def _cosine_margin(scale: float = 64.0, margin: float = 0.35) -> nn.Module:
+    return AdditiveMargins(scale, m3=margin)
 
 
 class CosFace(MarginSoftmax):
@@ -20,16 +76,13 @@ class CosFace(MarginSoftmax):
         Wang et al. 2018, arXiv:1801.09414, eq. 4.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        scale: float = 64.0,
-        margin: float = 0.35,
-        focal_gamma: float = 0.0,
-    ) -> None:
-        rule = AdditiveMargins(scale, 1.0, 0.0, margin, "linear")
-        super().__init__(num_classes, dim, rule, focal_gamma=focal_gamma)
+    rule_class = staticmethod(_cosine_margin)
+
+
+def _angle_margin(
+    scale: float = 64.0, margin: float = 0.5, beyond: Beyond = "linear"
+) -> AdditiveMargins:
+    return AdditiveMargins(scale, m2=margin, beyond=beyond)
 
 
 class ArcFace(MarginSoftmax):
@@ -47,17 +100,13 @@ class ArcFace(MarginSoftmax):
         Deng et al. 2019, arXiv:1801.07698, eq. 3.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        scale: float = 64.0,
-        margin: float = 0.5,
-        beyond: Literal["linear", "cosine"] = "linear",
-        focal_gamma: float = 0.0,
-    ) -> None:
-        rule = AdditiveMargins(scale, 1.0, margin, 0.0, beyond)
-        super().__init__(num_classes, dim, rule, focal_gamma=focal_gamma)
+    rule_class = staticmethod(_angle_margin)
+
+
+def _nearest_angle_margin(
+    scale: float = 64.0, margin: float = 0.5, beyond: Beyond = "linear", sub_centers: int = 3
+) -> nn.Module:
+    return _angle_margin(scale, margin, beyond)
 
 
 class SubCenterArcFace(MarginSoftmax):
@@ -76,18 +125,13 @@ class SubCenterArcFace(MarginSoftmax):
         Deng et al. 2020 (sub-center ArcFace), eq. 3.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        scale: float = 64.0,
-        margin: float = 0.5,
-        beyond: Literal["linear", "cosine"] = "linear",
-        sub_centers: int = 3,
-        focal_gamma: float = 0.0,
-    ) -> None:
-        rule = AdditiveMargins(scale, 1.0, margin, 0.0, beyond)
-        super().__init__(num_classes, dim, rule, sub_centers=sub_centers, focal_gamma=focal_gamma)
+    rule_class = staticmethod(_nearest_angle_margin)
+
+
+def _combined_margins(
+    scale: float = 64.0, m1: float = 1.0, m2: float = 0.3, m3: float = 0.2
+) -> nn.Module:
+    return AdditiveMargins(scale, m1=m1, m2=m2, m3=m3, beyond="cosine")
 
 
 class CombinedMargin(MarginSoftmax):
@@ -106,61 +150,70 @@ class CombinedMargin(MarginSoftmax):
         Deng et al. 2019, arXiv:1801.07698, eq. 4.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        scale: float = 64.0,
-        m1: float = 1.0,
-        m2: float = 0.3,
-        m3: float = 0.2,
-        focal_gamma: float = 0.0,
-    ) -> None:
-        rule = AdditiveMargins(scale, m1, m2, m3, "cosine")
-        super().__init__(num_classes, dim, rule, focal_gamma=focal_gamma)
+    rule_class = staticmethod(_combined_margins)
 
 
-class _MultipliedAngleSoftmax(MarginSoftmax):
-    """What A-Softmax and large-margin softmax share; they differ in which lengths count."""
+class MultipliedAngle(nn.Module):
+    """Use lengths * (lam cos th + psi(th)) / (1 + lam) for the target, see `SphereFace`."""
 
-    counted: Lengths
+    steps: Tensor
 
     def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        m: int = 4,
-        lam_first: float = 0.0,
-        lam_last: float = 0.0,
-        lam_decay: float = 0.12,
-        focal_gamma: float = 0.0,
+        self, m: int = 4, lam_first: float = 0.0, lam_last: float = 0.0, lam_decay: float = 0.12
     ) -> None:
-        rule = MultipliedAngle(m, lam_first, lam_last, lam_decay)
-        super().__init__(num_classes, dim, rule, lengths=self.counted, focal_gamma=focal_gamma)
+        super().__init__()
+        if m < 1 or m != int(m):
+            raise ValueError(f"m = {m} must be a whole number of at least 1")
+        lams = {"lam_first": lam_first, "lam_last": lam_last, "lam_decay": lam_decay}
+        for name, value in lams.items():
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} = {value:g} must be a finite number of at least 0")
+        self.m, self.lam_first, self.lam_last, self.lam_decay = m, lam_first, lam_last, lam_decay
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
+        if self.training:
+            self.steps += 1
+        lam = max(self.lam_last, self.lam_first / (1 + self.lam_decay * int(self.steps)))
+        cos = take_target(cosines, labels)
+        target = (lam * cos + self.psi(cos)) / (1 + lam)
+        return lengths * with_target(cosines, labels, target)
+
+    def psi(self, cos: Tensor) -> Tensor:
+        """Return psi of the angle whose cosine is given, (B,) -> (B,)."""
+        k = (angle(cos.detach()) * self.m / math.pi).floor().clamp_max(self.m - 1)
+        before, multiple = torch.ones_like(cos), cos  # cos(0 th), cos(1 th)
+        for _ in range(self.m - 1):  # cos((j + 1) th) = 2 cos th cos(j th) - cos((j - 1) th)
+            before, multiple = multiple, 2 * cos * multiple - before
+        return (1 - 2 * (k % 2)) * multiple - 2 * k
 
 
-class SphereFace(_MultipliedAngleSoftmax):
+class SphereFace(MarginSoftmax):
     """Multiply the target's angle (A-Softmax): |x| psi(th), weights of length 1.
+
+    psi = (-1)^k cos(m th) - 2k on [k pi / m, (k + 1) pi / m] falls from 1 to 1 - 2m over 0 to pi;
+    cos(m th) alone would rise again at pi / m. With lam > 0 it is (lam cos th + psi) / (1 + lam),
+    lam = max(lam_last, lam_first / (1 + lam_decay * steps)), steps = training forwards so far.
 
     Args:
         num_classes: C.
         dim: D.
-        m: What the angle is multiplied by.
-        lam_first: See `MultipliedAngle`; 0 and 0 are the paper's, 1000 and 5 what it was trained
-            with.
-        lam_last: See `MultipliedAngle`.
-        lam_decay: See `MultipliedAngle`.
+        m: What the angle is multiplied by, a whole number of at least 1.
+        lam_first: At least 0; 0 is the paper's formula, 1000 what it was trained with.
+        lam_last: At least 0; 0 is the paper's formula, 5 what it was trained with.
+        lam_decay: At least 0; 0.12 is what it was trained with.
         focal_gamma: See `MarginSoftmax`.
 
     Source:
-        Liu et al. 2017, arXiv:1704.08063, eq. 7; psi: `MultipliedAngle`.
+        Liu et al. 2017, arXiv:1704.08063, eq. 7.
     """
 
-    counted = "embedding"
+    rule_class = MultipliedAngle
 
 
-class LSoftmax(_MultipliedAngleSoftmax):
-    """Multiply the target's angle, weights with their lengths: |w| |x| psi(th).
+class LSoftmax(MarginSoftmax):
+    """Multiply the target's angle, weights with their lengths: |w| |x| psi(th), see `SphereFace`.
 
     Args:
         num_classes: C.
@@ -172,7 +225,8 @@ class LSoftmax(_MultipliedAngleSoftmax):
         focal_gamma: See `MarginSoftmax`.
 
     Source:
-        Liu et al. 2016, arXiv:1612.02295, eq. 5 and 6; psi: `MultipliedAngle`.
+        Liu et al. 2016, arXiv:1612.02295, eq. 5 and 6.
     """
 
-    counted = "both"
+    rule_class = MultipliedAngle
+    lengths = "both"

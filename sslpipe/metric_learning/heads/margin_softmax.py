@@ -1,30 +1,38 @@
 """Classification losses for embeddings: a softmax of cosines that a rule changes, or plain."""
 
+import inspect
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sslpipe.metric_learning.heads.base import Head, row_mean
-from sslpipe.metric_learning.heads.margins import NoMargin, Scaled
 from sslpipe.metric_learning.losses.pairwise import linear, unit
 
-Lengths = Literal["embedding", "both"]
+COSINE_LIMIT = 1e-7  # acos has an infinite slope at 1 and -1: angles are taken this far inside
 
 
 class MarginSoftmax(Head):
-    """Take the cross entropy of cosines to one weight a class, changed by a rule of `margins`.
+    """Take the cross entropy of cosines to one weight a class, changed by a rule.
+
+    A subclass defines `rule_class`, a module `forward(cosines, labels, *, norms, lengths)`, all
+    float32 or wider, or a function that makes one. Its arguments, between dim and focal_gamma, are
+    those of the head; `sub_centers` is for the head itself.
+
+        cosines (B, C)  cosine of each embedding and each class's weight
+        labels (B,)     int64, in 0..C-1
+        norms (B,)      lengths of the embeddings before they were normalised
+        lengths (B, C)  what a cosine is multiplied by where the rule has no scale of its own
+        -> (B, C)       logits; rules with a state keep it in buffers
+
+    Only the target's logit changes, except in CurricularFace.
 
     Args:
         num_classes: C.
         dim: D.
-        rule: What becomes of the cosines.
-        lengths: What NoMargin and MultipliedAngle multiply a cosine by: the embedding's length, or
-            also the weight's ("both").
-        sub_centers: Weights a class; the nearest counts (Deng et al. 2020, sub-center ArcFace,
-            eq. 3).
         focal_gamma: The cross entropy -log p is multiplied by (1 - p)^gamma (Lin et al. 2017,
             arXiv:1708.02002, eq. 4); 0: it is not.
 
@@ -33,24 +41,31 @@ class MarginSoftmax(Head):
         has cosine 0 with everything and gets no gradient.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        rule: nn.Module,
-        *,
-        lengths: Lengths = "embedding",
-        sub_centers: int = 1,
-        focal_gamma: float = 0.0,
-    ) -> None:
+    rule_class: ClassVar[Callable[..., nn.Module]]
+    lengths: ClassVar[Literal["embedding", "both"]] = "embedding"  # "both": also the weight's
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        rule = inspect.signature(cls.rule_class).parameters.values()
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        gamma = inspect.Parameter("focal_gamma", kind, default=0.0, annotation=float)
+        sizes = list(inspect.signature(Head.__init__).parameters.values())[1:]
+        cls.__signature__ = inspect.Signature([*sizes, *rule, gamma])
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        bound = self.__signature__.bind(*args, **kwargs)  # raises a TypeError for one that lacks
+        bound.apply_defaults()
+        settings = bound.arguments
+        num_classes, dim = settings.pop("num_classes"), settings.pop("dim")
         super().__init__(num_classes, dim)
-        if sub_centers < 1:
-            raise ValueError(f"sub_centers = {sub_centers} must be at least 1")
-        if not 0 <= focal_gamma < math.inf:
-            raise ValueError(f"focal_gamma = {focal_gamma} must be 0 or more")
-        self.sub_centers = sub_centers
-        self.rule, self.lengths, self.focal_gamma = rule, lengths, focal_gamma
-        self.weight = nn.Parameter(torch.empty(num_classes * sub_centers, dim))
+        self.sub_centers = settings.get("sub_centers", 1)
+        self.focal_gamma = settings.pop("focal_gamma")
+        if self.sub_centers < 1:
+            raise ValueError(f"sub_centers = {self.sub_centers} must be at least 1")
+        if not 0 <= self.focal_gamma < math.inf:
+            raise ValueError(f"focal_gamma = {self.focal_gamma} must be 0 or more")
+        self.rule = type(self).rule_class(**settings)
+        self.weight = nn.Parameter(torch.empty(num_classes * self.sub_centers, dim))
         nn.init.xavier_uniform_(self.weight)
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
@@ -74,12 +89,24 @@ class MarginSoftmax(Head):
 def focal_cross_entropy(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
     """Return (B,) of (1 - p)^gamma * -log p, p the target's probability."""
     values = F.cross_entropy(logits, labels, reduction="none")
-    if gamma:
-        wrong = -torch.expm1(-values)  # 1 - p
-        values = (
-            values * wrong.clamp_min(1e-12) ** gamma
-        )  # its slope at 0 is infinite for gamma < 1
+    if gamma:  # 1 - p is kept above 0, where its slope is infinite for gamma < 1
+        values = values * (-torch.expm1(-values)).clamp_min(1e-12) ** gamma
     return values
+
+
+def angle(cosines: Tensor) -> Tensor:
+    """Take acos, finite with its gradient everywhere; the gradient is 0 at 1 and -1."""
+    return torch.acos(cosines.clamp(-1 + COSINE_LIMIT, 1 - COSINE_LIMIT))
+
+
+def take_target(cosines: Tensor, labels: Tensor) -> Tensor:
+    """Take each row's entry at its label: (B, C), (B,) -> (B,)."""
+    return cosines.gather(1, labels[:, None])[:, 0]
+
+
+def with_target(logits: Tensor, labels: Tensor, target: Tensor) -> Tensor:
+    """Replace each row's entry at its label: (B, C), (B,), (B,) -> (B, C)."""
+    return logits.scatter(1, labels[:, None], target[:, None].to(logits.dtype))
 
 
 class Softmax(Head):
@@ -104,6 +131,14 @@ class Softmax(Head):
         return row_mean(focal_cross_entropy(linear(self.linear, x), labels, self.focal_gamma))
 
 
+class _NoMargin(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()  # nn.Module's own signature takes anything
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        return lengths * cosines
+
+
 class ModifiedSoftmax(MarginSoftmax):
     """Use weights of length 1 and no bias: logits |x| cos.
 
@@ -116,14 +151,16 @@ class ModifiedSoftmax(MarginSoftmax):
         SphereFace (Liu et al. 2017, arXiv:1704.08063), eq. 4.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        focal_gamma: float = 0.0,
-    ) -> None:
-        rule = NoMargin()
-        super().__init__(num_classes, dim, rule, focal_gamma=focal_gamma)
+    rule_class = _NoMargin
+
+
+class _Scaled(nn.Module):
+    def __init__(self, scale: float = 20.0, learn_scale: bool = True) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(float(scale)), requires_grad=learn_scale)
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        return self.scale * cosines
 
 
 class NormFace(MarginSoftmax):
@@ -143,13 +180,4 @@ class NormFace(MarginSoftmax):
         Wang et al. 2017, arXiv:1704.06369, eq. 6 and section 3.3.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        scale: float = 20.0,
-        learn_scale: bool = True,
-        focal_gamma: float = 0.0,
-    ) -> None:
-        rule = Scaled(scale, learn_scale)
-        super().__init__(num_classes, dim, rule, focal_gamma=focal_gamma)
+    rule_class = _Scaled

@@ -39,8 +39,6 @@ class ProxyNCA(Head):
         scale: float = 1.0,
     ) -> None:
         super().__init__(num_classes, dim)
-        if form not in ("paper", "all"):
-            raise ValueError(f"form = {form!r} must be 'paper' or 'all'")
         if not 0 < scale < math.inf:
             raise ValueError(f"scale = {scale} must be above 0")
         self.form, self.scale = form, scale
@@ -180,8 +178,6 @@ class CenterLoss(Head):
         reduction: Literal["sum", "mean"] = "mean",
     ) -> None:
         super().__init__(num_classes, dim)
-        if reduction not in ("sum", "mean"):
-            raise ValueError(f"reduction = {reduction!r} must be 'sum' or 'mean'")
         self.weight, self.alpha, self.reduction = weight, alpha, reduction
         self.register_buffer("centers", torch.zeros(num_classes, dim))
 

@@ -10,9 +10,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from sslpipe.metric_learning.losses.angular import AngularLoss
 from sslpipe.metric_learning.losses.base import MetricLoss
-from sslpipe.metric_learning.losses.cascade import HDCLoss
 from sslpipe.metric_learning.losses.clusters import (
     HardClusterLoss,
     HierarchicalTripletLoss,
@@ -22,6 +20,7 @@ from sslpipe.metric_learning.losses.pair import (
     ChopraLoss,
     ContrastiveLoss,
     DeepID2Loss,
+    HDCLoss,
     MarginLoss,
 )
 from sslpipe.metric_learning.losses.pml import DelegatedLoss
@@ -33,6 +32,7 @@ from sslpipe.metric_learning.losses.triplet import (
     TripletRatioLoss,
 )
 from sslpipe.metric_learning.losses.tuplet import (
+    AngularLoss,
     CircleLoss,
     InfoNCELoss,
     LabelledNTXentLoss,

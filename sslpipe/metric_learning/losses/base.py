@@ -1,14 +1,14 @@
-"""MetricLoss: what all losses of pairs, triplets and tuples share; each adds its own terms."""
+"""Configured: what losses, heads and miners share; MetricLoss: what all losses do."""
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
 
 from sslpipe.distributed import current_rank, global_mean, global_sum
-from sslpipe.metric_learning.configured import Configured
+from sslpipe.errors import did_you_mean
 from sslpipe.metric_learning.losses.pairwise import (
     LabelCounts,
     LabelledRows,
@@ -20,6 +20,53 @@ from sslpipe.metric_learning.losses.pairwise import (
 )
 
 Reduction = Literal["mean", "mean_active", "sum", "none"]
+
+
+class Configured(nn.Module):
+    """Remember the constructor's arguments: for the repr, and to refuse those that do not exist.
+
+    `settings` maps each argument's name to its value, defaults included.
+
+    Raises:
+        TypeError: an argument is unknown; the message names the nearest one.
+        ValueError: one whose type is a Literal has another value.
+    """
+
+    __signature__: ClassVar[inspect.Signature]
+    settings: dict[str, Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Take the signature from the constructor."""
+        super().__init_subclass__(**kwargs)
+        own = list(inspect.signature(cls.__init__).parameters.values())[1:]  # without self
+        cls.__signature__ = inspect.Signature(own)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Check and remember the arguments."""
+        parameters = cls.__signature__.parameters
+        for name in kwargs:
+            if name not in parameters:
+                raise TypeError(
+                    f"{cls.__name__} takes no {name}{did_you_mean(name, parameters)}; "
+                    f"it takes: {', '.join(parameters) or 'nothing'}"
+                )
+        self = super().__new__(cls)
+        bound = cls.__signature__.bind_partial(*args, **kwargs)  # a copy is made without any
+        bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            kind = parameters[name].annotation
+            if get_origin(kind) is Literal and value not in get_args(kind):
+                choices = ", ".join(map(repr, get_args(kind)))
+                raise ValueError(f"{name} = {value!r} must be one of {choices}")
+        object.__setattr__(self, "settings", dict(bound.arguments))
+        return self
+
+    def __init__(self) -> None:
+        super().__init__()  # nn.Module's own signature takes anything
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+        return f"{type(self).__name__}({arguments})"
 
 
 class MetricLoss(Configured):

@@ -13,7 +13,7 @@ from sslpipe.metric_learning.losses.pairwise import (
     occurrence,
     per_row,
 )
-from sslpipe.metric_learning.losses.triplet_sums import triplet_sums
+from sslpipe.metric_learning.losses.triplet import triplet_sums
 from sslpipe.precision import to_float64
 
 
@@ -143,8 +143,6 @@ class HardClusterLoss(MetricLoss, normalize=False):
 
 
 class _HierarchicalTripletTerms(nn.Module):
-    """Hold the weights and the formula of `HierarchicalTripletLoss`."""
-
     means: Tensor
     seen: Tensor
     self_share: Tensor

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sslpipe.distributed import all_gather_rows, gather_with_grad
 from sslpipe.errors import UserError, did_you_mean
-from sslpipe.metric_learning.configured import Configured
+from sslpipe.metric_learning.losses.base import Configured
 from sslpipe.metric_learning.losses.pairwise import References, occurrence, unit
 
 # Their class, and what it is built with: num_classes and dim under its own names.
@@ -41,11 +41,9 @@ class DelegatedLoss(Configured):
     Rows are brought to length 1 first (not for losses of logits or of lengths) and are float32,
     also under autocast. Rows with a label < 0 are skipped. ManifoldLoss takes the labels as its
     meta classes; VICRegLoss compares each class's first row with its second; SmoothAPLoss wants
-    classes of equal size. What the library counts is not known, so there is no last_active.
-    DynamicSoftMarginLoss keeps a histogram outside its state.
-
-    Each rank computes the whole batch's loss: the value is equal on all, and the gathered rows sum
-    W equal gradients, so that DDP's mean is one process's. Collective: all ranks call it.
+    classes of equal size. There is no last_active. DynamicSoftMarginLoss keeps a histogram outside
+    its state. Each rank computes the whole batch's loss, so that DDP's mean of the gradients is one
+    process's. Collective: all ranks call it.
 
     Args:
         name: One of DELEGATED.

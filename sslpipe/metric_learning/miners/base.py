@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sslpipe.metric_learning.configured import Configured
+from sslpipe.metric_learning.losses.base import Configured
 from sslpipe.metric_learning.losses.pairwise import (
     LabelledRows,
     Pairs,

@@ -46,10 +46,6 @@ class TripletMiner(RandomMiner):
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
-        if kind not in ("semi_hard", "hard", "violating", "easy"):
-            raise ValueError(f"kind = {kind!r} must be semi_hard, hard, violating or easy")
-        if pick not in ("all", "hardest", "random"):
-            raise ValueError(f"pick = {pick!r} must be 'all', 'hardest' or 'random'")
         self.kind, self.margin, self.distance = kind, margin, distance
         self.pick: Pick = pick
 

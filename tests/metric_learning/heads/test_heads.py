@@ -5,14 +5,15 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torchvision.ops import sigmoid_focal_loss
 
 from sslpipe.metric_learning.heads import HEADS
-from sslpipe.metric_learning.heads.margins import MultipliedAngle
-from sslpipe.metric_learning.losses.pairwise import unit
-from tests.helpers.processes import run_processes
+from sslpipe.metric_learning.heads.fixed_margins import MultipliedAngle
+from tests.helpers import head_loops as loops
+from tests.helpers.head_loops import HEAD_LOOPS, arc, same, with_margin
 
 C, D = 5, 6
-LABELS = torch.tensor([0, 1, 1, 4, 2, 0, 4])
+LABELS = torch.tensor([0, 1, 1, 4, 2, 0, 4])  # none of class 3
 
 
 def rows(count=7, seed=0):
@@ -25,102 +26,160 @@ def head_of(name, seed=1, **arguments):
     return HEADS[name](num_classes=C, dim=D, **arguments).double()
 
 
-def cosine(a, b):
-    a, b = plain(a), plain(b)
-    dot = sum(p * q for p, q in zip(a, b, strict=True))
-    return dot / (length(a) * length(b))
+def by_loop(loop, head, x):
+    return loop(list(x), LABELS.tolist(), head)
 
 
-def length(a):
-    return math.sqrt(sum(p**2 for p in plain(a)))
+def raw_angle(cos, m):
+    return torch.cos(m * torch.acos(cos))
 
 
-def plain(a):
-    return a.tolist() if isinstance(a, torch.Tensor) else a
+# head, its arguments, the loop: with its defaults, and with others
+CASES = [
+    *((name, {}, loop) for name, loop in HEAD_LOOPS.items()),
+    ("normface", {"scale": 30.0, "learn_scale": False}, with_margin(same, same, 30.0)),
+    ("normface", {"learn_scale": False}, with_margin(same, same, 20.0)),
+    (
+        "combined_margin",
+        {"m1": 0.9, "m2": 0.4, "m3": 0.15},
+        with_margin(lambda v: torch.cos(0.9 * torch.acos(v) + 0.4) - 0.15, same),
+    ),
+    *(("sphereface", {"m": m}, loops.multiplied(False, m)) for m in (1, 2, 3)),
+    *(("l_softmax", {"m": m}, loops.multiplied(True, m)) for m in (2, 3)),
+    # lam = max(5, 1000 / (1 + 0.12 it))
+    (
+        "sphereface",
+        {"lam_first": 1000.0, "lam_last": 5.0},
+        loops.multiplied(False, lam=1000 / 1.12),
+    ),
+    ("circle_softmax", {"gamma": 16.0}, loops.circle(gamma=16)),
+    *(
+        ("proxy_nca", {"form": form, "scale": scale}, loops.proxy_nca(form, scale))
+        for form in ("paper", "all")
+        for scale in (1.0, 9.0)
+    ),
+    ("proxy_anchor", {"alpha": 8.0}, loops.proxy_anchor(alpha=8)),
+    ("soft_triple", {"tau": 0.0, "centers": 4}, loops.soft_triple(tau=0.0)),
+    ("center", {"weight": 0.01, "reduction": "sum"}, loops.center(0.01, lambda x: 1)),
+]
 
 
-def cross_entropy(logits, label):
-    top = max(logits)
-    return top + math.log(sum(math.exp(z - top) for z in logits)) - logits[label]
-
-
-def loop(name, logits_of_row, **arguments):
-    """Our value and the mean of the rows' cross entropies, logits from a loop over classes."""
-    head, x = head_of(name, **arguments), rows()
-    values = [
-        cross_entropy(logits_of_row(row, head.weight, label), label)
-        for row, label in zip(x, LABELS.tolist(), strict=True)
-    ]
-    return float(head(x, LABELS).detach()), sum(values) / len(values)
-
-
-def margin_logits(target, other=None):
-    """logits of a row from functions of (cos, |x|, |w|)."""
-    other = other or (lambda cos, nx, nw: cos)
-
-    def logits(row, weight, label):
-        return [
-            (target if c == label else other)(cosine(row, w), length(row), length(w))
-            for c, w in enumerate(weight)
-        ]
-
-    return logits
-
-
-def psi(cos, m):
-    """L-Softmax, eq. 6: the piece of theta is looked for, not computed."""
-    theta = math.acos(cos)
-    k = next(k for k in range(m) if k * math.pi / m <= theta <= (k + 1) * math.pi / m)
-    return (-1) ** k * math.cos(m * theta) - 2 * k
-
-
-def test_softmax_is_the_cross_entropy_of_a_linear_classifier():
-    head, x = head_of("softmax"), rows()
-    values = [
-        cross_entropy(
-            [
-                sum(p * q for p, q in zip(row, w, strict=True)) + b
-                for w, b in zip(head.linear.weight.tolist(), head.linear.bias.tolist(), strict=True)
-            ],
-            label,
+@pytest.mark.parametrize(("name", "arguments", "loop"), CASES)
+def test_a_head_equals_the_loops_of_its_paper(name, arguments, loop):
+    head, x = head_of(name, **arguments), rows().requires_grad_()
+    trained = [x, *(p for p in head.parameters() if p.requires_grad)]
+    expected = by_loop(loop, head, x)  # first: the call moves running statistics
+    exact = torch.autograd.grad(expected, trained, materialize_grads=True)
+    value = head(x, LABELS)
+    rtol = 1e-6 if name == "adaface" else 1e-9  # its statistics start in float32
+    torch.testing.assert_close(value, expected, rtol=rtol, atol=0)
+    grads = torch.autograd.grad(value, trained, materialize_grads=True)
+    for ours, theirs in zip(grads, exact, strict=True):
+        torch.testing.assert_close(
+            ours, theirs, rtol=10 * rtol, atol=rtol * float(theirs.abs().max())
         )
-        for row, label in zip(x.tolist(), LABELS.tolist(), strict=True)
-    ]
-    assert float(head(x, LABELS).detach()) == pytest.approx(sum(values) / len(values), rel=1e-12)
 
 
-def test_softmax_gradient_of_a_logit_is_p_minus_1_for_the_target_and_p_elsewhere():
-    head, x = head_of("softmax"), rows(1)
-    head(x, torch.tensor([2])).backward()
-    p = F.linear(x, head.linear.weight, head.linear.bias).softmax(1)[0].detach()
-    expected = p.clone()
-    expected[2] -= 1  # and not label - 1
-    torch.testing.assert_close(head.linear.bias.grad, expected)
+def sigmoid_focal(x, y, head):
+    """torchvision's: a binary focal loss of each class."""
+    logits = F.linear(torch.stack(x), head.linear.weight, head.linear.bias)
+    one_hot = F.one_hot(LABELS, C).double()
+    return sigmoid_focal_loss(logits, one_hot, alpha=-1, gamma=2).sum(1).mean()
 
 
-def test_softmax_logsumexp_lies_between_the_maximum_and_the_maximum_plus_log_c():
-    z = 40 * rows()
-    lse, top = z.logsumexp(1), z.amax(1)
-    assert bool(((lse >= top) & (lse <= top + math.log(D))).all())
-    soft_min = -(-8.0 * z).logsumexp(1) / 8  # with the sign and the factor that make it a minimum
-    assert bool(((soft_min <= z.amin(1)) & (soft_min >= z.amin(1) - math.log(D) / 8)).all())
+def normalised(row, label, head):
+    return [loops.cosine(row, w) for w in head.linear.weight]
 
 
-def test_modified_softmax_drops_the_weights_length_and_keeps_the_embeddings():
-    ours, expected = loop("modified_softmax", margin_logits(*[lambda cos, nx, nw: nx * cos] * 2))
-    assert ours == pytest.approx(expected, rel=1e-12)
+BY_BATCH = {"momentum": 1.0}  # t is the batch's mean
+# what is wrong -> head, its arguments, the formula that it is not; those in circulation, and those
+# that a slip would give
+TRAPS = {
+    "softmax_normalised": ("softmax", {"bias": False}, loops.classified(normalised)),
+    "center_without_lambda": ("center", {}, loops.center(1.0)),
+    "center_mean_over_the_batch": ("center", {"reduction": "sum"}, loops.center()),
+    "l_softmax_raw_cosine": ("l_softmax", {}, loops.multiplied(True, psi=raw_angle)),
+    "l_softmax_is_not_sphereface": ("l_softmax", {}, loops.multiplied(False)),
+    "sphereface_raw_cosine": ("sphereface", {}, loops.multiplied(False, psi=raw_angle)),
+    "modified_softmax_is_not_the_plain_softmax": (
+        "modified_softmax",
+        {},
+        loops.multiplied(True, psi=lambda v, m: v),
+    ),
+    "normface_without_scale": ("normface", {}, with_margin(same, same, 1)),
+    "cosface_without_scale_on_the_others": (
+        "cosface",
+        {},
+        with_margin(lambda v: v - 0.35, lambda v: v / 64),
+    ),
+    "cosface_margin_outside_the_scale": ("cosface", {}, with_margin(lambda v: v - 0.35 / 64, same)),
+    "cosface_margin_of_the_angle": ("cosface", {}, with_margin(lambda v: arc(v, 0.35), same)),
+    "arcface_without_scale_on_the_others": ("arcface", {}, with_margin(arc, lambda v: v / 64)),
+    "arcface_without_scale": ("arcface", {}, with_margin(arc, same, 1)),
+    "arcface_margin_of_the_cosine": ("arcface", {}, with_margin(lambda v: v - 0.5, same)),
+    "arcface_in_degrees": ("arcface", {}, with_margin(lambda v: arc(v, 0.49), same)),
+    "combined_margin_m3_inside_the_cosine": (
+        "combined_margin",
+        {},
+        with_margin(lambda v: torch.cos(torch.acos(v) + 0.3 - 0.2), same),
+    ),
+    "combined_margin_m3_outside_the_scale": (
+        "combined_margin",
+        {},
+        with_margin(lambda v: torch.cos(torch.acos(v) + 0.3) - 0.2 / 64, same),
+    ),
+    "circle_without_its_weights": ("circle_softmax", {}, loops.circle(weighted=False)),
+    "circle_optimum_1": ("circle_softmax", {}, loops.circle(own_optimum=1.0, other_optimum=0.0)),
+    "proxy_nca_of_all": ("proxy_nca", {}, loops.proxy_nca("all")),
+    "proxy_anchor_pulls_over_all_proxies": ("proxy_anchor", {}, loops.proxy_anchor(over="all")),
+    "proxy_anchor_pushes_of_present_classes_only": (
+        "proxy_anchor",
+        {},
+        loops.proxy_anchor(pushed="present"),
+    ),
+    "proxy_anchor_negatives_margin_sign_flipped": ("proxy_anchor", {}, loops.proxy_anchor(sign=-1)),
+    "soft_triple_without_the_regulariser": ("soft_triple", {}, loops.soft_triple(tau=0.0)),
+    "soft_triple_hard_maximum": ("soft_triple", {"tau": 0.0}, loops.soft_triple(0.0, hard=True)),
+    "focal_sigmoid": ("softmax", {"focal_gamma": 2.0}, sigmoid_focal),
+    "sub_center_mean": ("sub_center_arcface", {}, loops.sub_centers(lambda s: sum(s) / 3)),
+    "sub_center_farthest": ("sub_center_arcface", {}, loops.sub_centers(min)),
+    "curricularface_without_t": (
+        "curricularface",
+        BY_BATCH,
+        loops.curricular(lambda v, t: v * v, **BY_BATCH),
+    ),
+    "curricularface_t_alone": (
+        "curricularface",
+        BY_BATCH,
+        loops.curricular(lambda v, t: t * v, **BY_BATCH),
+    ),
+    "curricularface_easy_negatives_too": (
+        "curricularface",
+        BY_BATCH,
+        loops.curricular(of_all=True, **BY_BATCH),
+    ),
+    "curricularface_is_not_arcface": ("curricularface", BY_BATCH, with_margin(arc, same)),
+    "adaface_angle_turned_round": ("adaface", {}, loops.adaptive(sign=1)),
+    "adaface_momentum_of_the_text": ("adaface", {}, loops.adaptive(momentum=0.99)),
+    "adaface_fixed_margin": ("adaface", {}, loops.adaptive(quality=torch.zeros(()))),
+}
 
 
-def test_normface_scales_cosines_and_learns_the_scale():
-    ours, expected = loop(
-        "normface", margin_logits(*[lambda cos, nx, nw: 30 * cos] * 2), scale=30.0
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_wrong_formula_is_not_what_a_head_computes(trap):
+    name, arguments, loop = TRAPS[trap]
+    head = head_of(name, **arguments)
+    wrong = float(by_loop(loop, head, rows()).detach())
+    assert math.isfinite(wrong)
+    assert abs(float(head(rows(), LABELS).detach()) - wrong) > 1e-3 * abs(wrong)
+
+
+def test_proxy_nca_of_scale_9_is_that_of_rows_of_length_3():
+    head, x = head_of("proxy_nca", form="all", scale=9.0), rows()
+    p, z = 3 * F.normalize(head.proxies), 3 * F.normalize(x)  # as in ProxyNCA++
+    torch.testing.assert_close(
+        head(x, LABELS), F.cross_entropy(-torch.cdist(z, p).square(), LABELS)
     )
-    assert ours == pytest.approx(expected, rel=1e-12)
-    head = head_of("normface")
-    head(rows(), LABELS).backward()
-    assert float(head.rule.scale.grad) != 0
-    fixed = head_of("normface", learn_scale=False)
-    assert [p for p in fixed.parameters() if p.requires_grad] == [fixed.weight]
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0, 20.0])
@@ -137,31 +196,6 @@ def test_normface_cannot_fall_below_the_papers_bound(scale):
     assert float(head(rows(n), torch.arange(n)).detach()) > bound
 
 
-def test_cosface_subtracts_its_margin_from_the_cosine():
-    target, other = lambda c, nx, nw: 64 * (c - 0.35), lambda c, nx, nw: 64 * c
-    ours, expected = loop("cosface", margin_logits(target, other))
-    assert ours == pytest.approx(expected, rel=1e-12)
-
-
-def arc(cos, m=0.5):
-    theta = math.acos(cos)
-    return math.cos(theta + m) if theta + m <= math.pi else cos - m * math.sin(m)
-
-
-def test_arcface_adds_its_margin_to_the_angle():
-    target, other = lambda c, nx, nw: 64 * arc(c), lambda c, nx, nw: 64 * c
-    ours, expected = loop("arcface", margin_logits(target, other))
-    assert ours == pytest.approx(expected, rel=1e-10)
-    # the ones in circulation: no scale on the others; no scale; a margin on the cosine; degrees
-    for trap in (
-        margin_logits(target, lambda c, nx, nw: c),
-        margin_logits(lambda c, nx, nw: arc(c), lambda c, nx, nw: c),
-        margin_logits(lambda c, nx, nw: 64 * (c - 0.5), other),
-        margin_logits(lambda c, nx, nw: 64 * arc(c, 0.49916), other),
-    ):
-        assert abs(loop("arcface", trap)[1] - ours) > 1e-3
-
-
 def test_arcface_keeps_falling_beyond_pi_minus_its_margin_and_the_bare_cosine_does_not():
     angles = torch.linspace(0.01, math.pi - 0.01, 400, dtype=torch.float64)
     target = head_of("arcface").rule.with_margin(angles.cos())
@@ -173,40 +207,10 @@ def test_arcface_keeps_falling_beyond_pi_minus_its_margin_and_the_bare_cosine_do
     torch.testing.assert_close(bare, torch.cos(angles + 0.5))
 
 
-def test_combined_margin_is_all_three():
-    def target(c, nx, nw):
-        return 64 * (math.cos(0.9 * math.acos(c) + 0.4) - 0.15)
-
-    arguments = {"m1": 0.9, "m2": 0.4, "m3": 0.15}
-    logits = margin_logits(target, lambda c, nx, nw: 64 * c)
-    ours, expected = loop("combined_margin", logits, **arguments)
-    assert ours == pytest.approx(expected, rel=1e-10)
-
-
-@pytest.mark.parametrize("m", [1, 2, 3, 4])
-def test_sphereface_multiplies_the_angle_by_psi_not_by_the_raw_cosine(m):
-    target, other = lambda c, nx, nw: nx * psi(c, m), lambda c, nx, nw: nx * c
-    ours, expected = loop("sphereface", margin_logits(target, other), m=m)
-    assert ours == pytest.approx(expected, rel=1e-10)
-
-    def raw(c, nx, nw):
-        return nx * math.cos(m * math.acos(c))
-
-    if m > 1:
-        assert abs(loop("sphereface", margin_logits(raw, other), m=m)[1] - ours) > 1e-3
-
-
-@pytest.mark.parametrize("m", [2, 3, 4])
-def test_l_softmax_multiplies_both_lengths(m):
-    target, other = lambda c, nx, nw: nw * nx * psi(c, m), lambda c, nx, nw: nw * nx * c
-    ours, expected = loop("l_softmax", margin_logits(target, other), m=m)
-    assert ours == pytest.approx(expected, rel=1e-10)
-
-
 def test_sphereface_psi_falls_from_1_to_1_minus_2m_where_the_raw_cosine_rises_again():
     angles = torch.linspace(0, math.pi, 1000, dtype=torch.float64)
     for m in (2, 3, 4):
-        values = MultipliedAngle(m, 0, 0, 0).psi(angles.cos())
+        values = MultipliedAngle(m).psi(angles.cos())
         assert bool((values.diff() < 1e-12).all())
         assert float(values[0]) == pytest.approx(1)
         assert float(values[-1]) == pytest.approx(1 - 2 * m)
@@ -214,93 +218,48 @@ def test_sphereface_psi_falls_from_1_to_1_minus_2m_where_the_raw_cosine_rises_ag
     assert bool((raw[angles > math.pi / 4].diff() > 0).any())
 
 
-def test_sphereface_anneals_as_it_was_trained():
-    """lam = max(5, 1000 / (1 + 0.12 it)); counted in training only, and saved."""
+def test_sphereface_counts_training_steps_and_saves_them():
     head = head_of("sphereface", lam_first=1000.0, lam_last=5.0)
-    x = rows()
     for _ in range(3):
-        value = float(head(x, LABELS).detach())
-    lam = 1000 / (1 + 0.12 * 3)
-    logits = margin_logits(
-        lambda c, nx, nw: nx * (lam * c + psi(c, 4)) / (1 + lam), lambda c, nx, nw: nx * c
-    )
-    expected = [
-        cross_entropy(logits(row, head.weight, label), label)
-        for row, label in zip(x, LABELS.tolist(), strict=True)
-    ]
-    assert value == pytest.approx(sum(expected) / len(expected), rel=1e-10)
+        value = head(rows(), LABELS)
+    expected = by_loop(loops.multiplied(False, lam=1000 / (1 + 0.12 * 3)), head, rows())
+    torch.testing.assert_close(value, expected)
+    head.eval()(rows(), LABELS)
     assert int(head.state_dict()["rule.steps"]) == 3
-    head.eval()
-    head(x, LABELS)
-    assert int(head.rule.steps) == 3
     head.rule.steps.fill_(10**6)
-    assert max(head.rule.lam_last, 1000 / (1 + 0.12 * 10**6)) == 5
+    torch.testing.assert_close(
+        head(rows(), LABELS), by_loop(loops.multiplied(False, lam=5), head, rows())
+    )
 
 
-def test_sub_center_arcface_counts_the_nearest_of_a_classes_weights():
-    head, x = head_of("sub_center_arcface", sub_centers=3), rows()
-    values = []
-    for row, label in zip(x, LABELS.tolist(), strict=True):
-        nearest = [max(cosine(row, head.weight[3 * c + k]) for k in range(3)) for c in range(C)]
-        logits = [64 * (arc(v) if c == label else v) for c, v in enumerate(nearest)]
-        values.append(cross_entropy(logits, label))
-    assert float(head(x, LABELS).detach()) == pytest.approx(sum(values) / len(values), rel=1e-10)
-
-
-def test_curricularface_weighs_hard_negatives_by_the_running_mean_of_targets():
-    head, x = head_of("curricularface"), rows()
-    t, any_hard = 0.0, False
+def test_curricularface_and_adaface_follow_their_batches():
+    head, x, t = head_of("curricularface"), rows(), 0.0
     for _ in range(3):
-        ours = float(head(x, LABELS).detach())
-        cosines = [[cosine(row, w) for w in head.weight] for row in x]
-        targets = [row[label] for row, label in zip(cosines, LABELS.tolist(), strict=True)]
-        t = 0.01 * sum(targets) / len(targets) + 0.99 * t
-        values = []
-        for row, label in zip(cosines, LABELS.tolist(), strict=True):
-            threshold = math.cos(math.acos(row[label]) + 0.5)
-            any_hard |= any(c > threshold for j, c in enumerate(row) if j != label)
-            logits = [64 * (c if c <= threshold else c * (t + c)) for c in row]
-            logits[label] = 64 * arc(row[label])
-            values.append(cross_entropy(logits, label))
-        assert ours == pytest.approx(sum(values) / len(values), rel=1e-9)
-    assert any_hard
+        expected = by_loop(loops.curricular(before=t), head, x)
+        torch.testing.assert_close(head(x, LABELS), expected)
+        t = 0.01 * float(loops.mean_target(list(x), LABELS.tolist(), head)) + 0.99 * t
     assert float(head.state_dict()["rule.t"]) == pytest.approx(t)
 
-
-def test_adaface_takes_its_margin_from_the_length_of_the_embedding():
-    head, x = head_of("adaface"), rows() * 20
-    mean, std = 20.0, 100.0
-    for _ in range(2):
-        ours = float(head(x, LABELS).detach())
-        norms = [min(max(length(row), 0.001), 100) for row in x]
-        centre = sum(norms) / len(norms)
-        spread = math.sqrt(sum((n - centre) ** 2 for n in norms) / (len(norms) - 1))
-        mean, std = 0.01 * centre + 0.99 * mean, 0.01 * spread + 0.99 * std
-        values = []
-        for row, norm, label in zip(x, norms, LABELS.tolist(), strict=True):
-            q = min(max(0.333 * (norm - mean) / (std + 0.001), -1), 1)
-            logits = [64 * cosine(row, w) for w in head.weight]
-            theta = min(max(math.acos(logits[label] / 64) - 0.4 * q, 0), math.pi)
-            logits[label] = 64 * (math.cos(theta) - 0.4 * q - 0.4)
-            values.append(cross_entropy(logits, label))
-        assert ours == pytest.approx(
-            sum(values) / len(values), rel=1e-6
-        )  # mean, std: float32 start
-    assert float(head.rule.mean) == pytest.approx(mean)
-    assert float(head.rule.std) == pytest.approx(std)
+    head, x, before = head_of("adaface"), rows() * 20, (20.0, 100.0)
+    for _ in range(3):
+        expected = by_loop(loops.adaptive(before=before), head, x)
+        torch.testing.assert_close(head(x, LABELS), expected, rtol=1e-6, atol=0)
+        norms = x.norm(dim=1).clamp(0.001, 100)
+        new = float(norms.mean()), float(norms.std())
+        before = tuple(0.01 * n + 0.99 * b for n, b in zip(new, before, strict=True))
+    assert (float(head.rule.mean), float(head.rule.std)) == pytest.approx(before)
 
 
-def test_circle_softmax_is_circle_loss_with_one_positive():
-    head, x, m, gamma = head_of("circle_softmax", margin=0.25, gamma=16.0), rows(), 0.25, 16.0
-    values = []
-    for row, label in zip(x, LABELS.tolist(), strict=True):
-        s = [cosine(row, w) for w in head.weight]
-        negatives = sum(
-            math.exp(gamma * max(0, c + m) * (c - m)) for j, c in enumerate(s) if j != label
-        )
-        positive = math.exp(-gamma * max(0, 1 + m - s[label]) * (s[label] - (1 - m)))
-        values.append(math.log(1 + negatives * positive))
-    assert float(head(x, LABELS).detach()) == pytest.approx(sum(values) / len(values), rel=1e-12)
+def test_center_loss_moves_the_centres_by_the_papers_rule():
+    head, x = head_of("center", alpha=0.5), rows()
+    centers = torch.zeros(C, D, dtype=torch.float64)
+    for _ in range(3):
+        expected = by_loop(loops.center(), head, x)
+        torch.testing.assert_close(head(x, LABELS), expected)
+        for c in range(C):
+            own = [row for row, y in zip(x, LABELS.tolist(), strict=True) if y == c]
+            centers[c] -= 0.5 * sum(centers[c] - row for row in own) / (1 + len(own))
+        torch.testing.assert_close(head.centers, centers)
 
 
 @pytest.mark.parametrize(("name", "arguments"), [("softmax", {}), ("arcface", {"scale": 4.0})])
@@ -310,92 +269,6 @@ def test_focal_multiplies_the_cross_entropy_by_1_minus_p_to_gamma(name, argument
         ce = float(plain(row[None], label[None]).detach())
         expected = (1 - math.exp(-ce)) ** 2 * ce
         assert float(focal(row[None], label[None]).detach()) == pytest.approx(expected, rel=1e-10)
-
-
-def squared_distance(a, b):
-    a, b = [v / length(a) for v in a.tolist()], [v / length(b) for v in b.tolist()]
-    return sum((p - q) ** 2 for p, q in zip(a, b, strict=True))
-
-
-@pytest.mark.parametrize("scale", [1.0, 9.0])
-@pytest.mark.parametrize("form", ["paper", "all"])
-def test_proxy_nca_leaves_the_positive_out_of_the_denominator_in_the_papers_form(form, scale):
-    head, x = head_of("proxy_nca", form=form, scale=scale), rows()
-    values = []
-    for row, label in zip(x, LABELS.tolist(), strict=True):
-        d2 = [squared_distance(row, p) for p in head.proxies.detach()]
-        below = [c for c in range(C) if form == "all" or c != label]
-        ratio = math.exp(-scale * d2[label]) / sum(math.exp(-scale * d2[c]) for c in below)
-        values.append(-math.log(ratio))
-    ours = float(head(x, LABELS).detach())
-    assert ours == pytest.approx(sum(values) / len(values), rel=1e-11)
-    other = head_of("proxy_nca", form="all" if form == "paper" else "paper", scale=scale)
-    assert abs(float(other(x, LABELS).detach()) - ours) > 1e-2
-    # ProxyNCA++'s length 3 is our scale 9
-    if scale == 9 and form == "all":
-        p, z = 3 * F.normalize(head.proxies.detach()), 3 * F.normalize(x)
-        expected = F.cross_entropy(-torch.cdist(z, p).square(), LABELS)
-        assert ours == pytest.approx(float(expected), rel=1e-9)
-
-
-def test_proxy_anchor_is_each_proxy_against_the_batch():
-    head, x = head_of("proxy_anchor", alpha=8.0), rows()
-    pull, push, present = 0.0, 0.0, set(LABELS.tolist())
-    for c, p in enumerate(head.proxies.detach()):
-        s = [cosine(row, p) for row in x]
-        own = [v for v, y in zip(s, LABELS.tolist(), strict=True) if y == c]
-        others = [v for v, y in zip(s, LABELS.tolist(), strict=True) if y != c]
-        if c in present:
-            pull += math.log(1 + sum(math.exp(-8 * (v - 0.1)) for v in own))
-        push += math.log(1 + sum(math.exp(8 * (v + 0.1)) for v in others))
-    expected = pull / len(present) + push / C
-    assert float(head(x, LABELS).detach()) == pytest.approx(expected, rel=1e-11)
-    assert len(present) < C  # class 3 pulls nothing, and is still pushed
-
-
-@pytest.mark.parametrize("tau", [0.0, 0.2])
-def test_soft_triple_is_a_soft_maximum_over_centres_with_the_regulariser(tau):
-    head, x, k = head_of("soft_triple", centers=4, tau=tau), rows(), 4
-    values = []
-    for row, label in zip(x, LABELS.tolist(), strict=True):
-        logits = []
-        for c in range(C):
-            s = [cosine(row, w) for w in head.weight[c].detach()]
-            weights = [math.exp(v / 0.1) for v in s]
-            soft = sum(w * v for w, v in zip(weights, s, strict=True)) / sum(weights)
-            logits.append(20 * (soft - 0.01 * (c == label)))
-        values.append(cross_entropy(logits, label))
-    spread = sum(
-        math.sqrt(2 - 2 * cosine(head.weight[c, s].detach(), head.weight[c, t].detach()))
-        for c in range(C)
-        for s in range(k)
-        for t in range(s + 1, k)
-    )
-    expected = sum(values) / len(values) + tau * spread / (C * k * (k - 1))
-    assert float(head(x, LABELS).detach()) == pytest.approx(expected, rel=1e-10)
-
-
-def test_center_loss_sums_over_samples_and_moves_the_centres_by_the_papers_rule():
-    head, x = head_of("center", weight=0.01, alpha=0.5, reduction="sum"), rows()
-    centers = [[0.0] * D for _ in range(C)]
-    for _ in range(3):
-        ours = float(head(x, LABELS))
-        expected = 0.0
-        for row, label in zip(x.tolist(), LABELS.tolist(), strict=True):
-            d2 = sum((a - b) ** 2 for a, b in zip(row, centers[label], strict=True))
-            expected += 0.01 / 2 * d2
-        assert ours == pytest.approx(expected, rel=1e-12)  # over the samples, not over the classes
-        for c in range(C):
-            own = [r for r, y in zip(x.tolist(), LABELS.tolist(), strict=True) if y == c]
-            centers[c] = [
-                centers[c][d] - 0.5 * sum(centers[c][d] - r[d] for r in own) / (1 + len(own))
-                for d in range(D)
-            ]
-        torch.testing.assert_close(head.centers, torch.tensor(centers, dtype=torch.float64))
-    mean = head_of("center", weight=0.01, reduction="mean")
-    assert float(mean(x, LABELS)) == pytest.approx(
-        float(head_of("center", weight=0.01, reduction="sum")(x, LABELS)) / len(x)
-    )
 
 
 @pytest.mark.parametrize("name", [n for n in HEADS if n != "circle_softmax"])
@@ -409,18 +282,6 @@ def test_gradients_are_the_finite_differences(name):
     assert torch.autograd.gradcheck(
         lambda x, *_: head(x, LABELS), (x, *trained), eps=1e-6, atol=1e-5, rtol=1e-4
     )
-
-
-def test_circle_softmax_gradient_is_that_of_its_weights_taken_as_constants():
-    head, x = head_of("circle_softmax", gamma=4.0), rows().requires_grad_()
-    (actual,) = torch.autograd.grad(head(x, LABELS), x)
-    m, u = 0.25, unit(x)
-    s = u @ unit(head.weight.detach()).T
-    own = F.one_hot(LABELS, C).bool()
-    a = torch.where(own, 1 + m - s, s + m).clamp_min(0).detach()  # constants
-    logits = 4 * a * torch.where(own, s - (1 - m), s - m)
-    (expected,) = torch.autograd.grad(F.cross_entropy(logits, LABELS), x)
-    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -450,51 +311,6 @@ def test_the_rows_lengths_matter_only_where_the_paper_says_so(name):
     scaled = float(head(3 * x, LABELS).detach())
     same = scaled == pytest.approx(float(head(x, LABELS).detach()), rel=1e-9)
     assert same == (name not in ("modified_softmax", "sphereface", "l_softmax", "adaface"))
-
-
-def heads_in_rank(process, counts):
-    """Value, gradients as DDP makes them, and state after two steps, of every head."""
-    x, labels = rows(sum(counts)), torch.arange(sum(counts)) % (C - 1)
-    begin = sum(counts[: process.rank])
-    mine = slice(begin, begin + counts[process.rank])
-    results = {}
-    for name in HEADS:
-        head = head_of(name)
-        for _ in range(2):
-            local = x[mine].clone().requires_grad_()
-            head.zero_grad()
-            loss = head(local, labels[mine])
-            loss.backward()
-        trained = [p for p in head.parameters() if p.requires_grad]
-        value = loss.detach().clone()
-        sums = [loss.detach(), *(p.grad for p in trained)]
-        for tensor in sums:
-            torch.distributed.all_reduce(tensor)
-        # DDP's mean for what all ranks share; a row's own gradient reaches the backbone as it is,
-        # and is averaged there
-        results[name] = (
-            [tensor / process.world_size for tensor in sums],
-            local.grad / process.world_size,
-            [b.clone() for b in head.buffers()],
-            value,
-        )
-    return results
-
-
-def test_1_2_and_3_processes_with_unequal_rows_give_the_same_value_gradient_and_state():
-    [one] = run_processes(heads_in_rank, 1, (12,))
-    for counts in ((8, 4), (2, 7, 3)):
-        ranks = run_processes(heads_in_rank, len(counts), counts)
-        for name in HEADS:
-            shared, per_row, state, _ = one[name]
-            assert len({float(rank[name][3]) for rank in ranks}) == 1, name  # equal on all ranks
-            for rank in ranks:
-                for actual, expected in zip(rank[name][0], shared, strict=True):
-                    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12, msg=name)
-                for actual, expected in zip(rank[name][2], state, strict=True):
-                    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12, msg=name)
-            together = torch.cat([rank[name][1] for rank in ranks])
-            torch.testing.assert_close(together, per_row, rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_a_wrong_argument_is_an_error_that_names_it():

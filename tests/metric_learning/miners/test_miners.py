@@ -1,17 +1,15 @@
-"""Each miner against its rule, pair by pair or triplet by triplet, and against wrong versions."""
-
-import math
+"""Miners of triplets and of chance, and what they are made of; every rule: test_rows.py."""
 
 import pytest
 import torch
 
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.losses.clusters import k_means, merge_levels, neighbouring_classes
-from sslpipe.metric_learning.losses.pairwise import compare, positive_slots
+from sslpipe.metric_learning.losses.pairwise import compare
 from sslpipe.metric_learning.miners.triplets import DistanceWeightedMiner
 from tests.helpers import metric_loops as loops
-
-LABELS = [0, 1, 2, 0, 1, 3, 2, 0, 1, 2]
+from tests.helpers.metric_rows import LABELS
+from tests.metric_learning.test_rows import listed
 
 
 def rows(seed=0, size=10, dim=6):
@@ -23,27 +21,6 @@ def rows(seed=0, size=10, dim=6):
 def mined(name, x=None, labels=LABELS, **arguments):
     batch, pairs = compare(rows() if x is None else x, torch.tensor(labels), None, None)
     return MINERS[name](**arguments)(batch, pairs)
-
-
-def listed(pairs):
-    """{(a, p, n)} of what is left."""
-    slots = positive_slots(pairs.positive)
-    triplets = pairs.triplets
-    if triplets is None:
-        triplets = slots.filled[:, :, None] & pairs.negative[:, None]
-    return {(a, int(slots.columns[a, p]), n) for a, p, n in triplets.nonzero().tolist()}
-
-
-def pairs_of(mask):
-    return {tuple(ij) for ij in mask.nonzero().tolist()}
-
-
-def test_all_triplets_are_p_k_k_minus_1_p_minus_1_k():
-    classes, k = 3, 4
-    labels = [i % classes for i in range(classes * k)]
-    pairs = mined("all", rows(size=12), labels)
-    assert listed(pairs) == set(loops.triplets(labels))
-    assert len(listed(pairs)) == classes * k * (k - 1) * (classes - 1) * k
 
 
 KINDS = {
@@ -123,16 +100,6 @@ def test_random_negatives_are_uniform_and_differ_from_call_to_call():
     assert float(((observed - expected) ** 2 / expected).sum()) < 30
 
 
-def test_batch_hard_keeps_the_farthest_positive_and_nearest_negative():
-    x, pairs = rows(), mined("batch_hard")
-    for a in range(10):
-        own, other = loops.positives(LABELS, a), loops.negatives(LABELS, a)
-        far = [max(own, key=lambda j: loops.dist(x[a], x[j]))] if own else []
-        near = [min(other, key=lambda j: loops.dist(x[a], x[j]))] if own else []
-        assert pairs.positive[a].nonzero()[:, 0].tolist() == far
-        assert pairs.negative[a].nonzero()[:, 0].tolist() == near
-
-
 def test_neighbouring_classes_are_the_nearest_ones():
     means = rows(3, size=8)
     between = torch.cdist(means, means)
@@ -155,45 +122,6 @@ def test_the_tree_merges_what_is_near_through_others_too(seed):
         torch.testing.assert_close((actual <= threshold + 1e-9).double(), together)
 
 
-def test_packaged_rows_are_anchor_positive_negative():
-    labels = [0, 0, 1, 2, 2, 0, 1, 1, 1]  # the last has no negative and is masked
-    assert listed(mined("packaged", rows(size=9), labels)) == {(0, 1, 2), (3, 4, 5)}
-
-
-@pytest.mark.parametrize("length", [1.0, 7.0])
-def test_angular_normalises_its_rows(length):
-    x = rows()
-    expected = set()
-    for a, p, n in loops.triplets(LABELS):
-        middle = (x[a] + x[p]) / 2
-        angle = math.atan(loops.dist(x[a], x[p]) / (2 * loops.dist(x[n], middle)))
-        if angle > math.radians(30):
-            expected.add((a, p, n))
-    assert listed(mined("angular", x * length, angle_deg=30.0)) == expected
-    assert 0 < len(expected) < len(loops.triplets(LABELS))
-
-
-def test_distance_weighted_takes_the_inverse_of_the_density():
-    batch, pairs = compare(rows(), torch.tensor(LABELS), None, None)
-    weights = DistanceWeightedMiner(cutoff=0.5, limit=1.4).weights(batch, pairs)
-    x, dim = rows(), 6
-    for a in range(10):
-        expected = {}
-        for n in loops.negatives(LABELS, a):
-            d = float(loops.dist(x[a], x[n]))
-            if d < 1.4:
-                d = max(d, 0.5)
-                expected[n] = 1 / (d ** (dim - 2) * (1 - d * d / 4) ** ((dim - 3) / 2))
-        total = float(weights[a].sum())
-        for n in range(10):
-            share = expected.get(n, 0.0) / sum(expected.values())
-            assert float(weights[a, n]) / total == pytest.approx(share, abs=1e-9)
-        closest = min(expected, key=lambda n: loops.dist(x[a], x[n]))
-        assert float(weights[a, closest]) == 1  # the largest; q itself would reverse this
-        if len(expected) > 1:
-            assert float(weights[a].sort().values[-2]) < 1
-
-
 def test_the_draws_follow_the_weights_and_without_any_all_negatives():
     """600 draws for one pair: each share within 5 standard deviations."""
     x, labels = rows(2, size=8), [0, 0, 1, 2, 3, 4, 5, 6]
@@ -210,15 +138,6 @@ def test_the_draws_follow_the_weights_and_without_any_all_negatives():
     opposite = torch.tensor([[1.0, 0], [1, 0], [-1, 0], [-1, 0]], dtype=torch.float64)
     batch, pairs = compare(opposite, torch.tensor([0, 0, 1, 2]), None, None)
     assert miner.weights(batch, pairs)[0].tolist() == [0, 0, 1, 1]
-
-
-def test_hardest_share_keeps_far_positives_and_near_negatives():
-    x, pairs = rows(), mined("hardest_share", share=0.4)
-    for mask, kind, sign in ((pairs.positive, True, -1), (pairs.negative, False, 1)):
-        every = [ij for ij in loops.pairs(LABELS) if (LABELS[ij[0]] == LABELS[ij[1]]) == kind]
-        hardness = {ij: sign * float(loops.dist(x[ij[0]], x[ij[1]])) for ij in every}
-        bound = sorted(hardness.values())[math.ceil(0.4 * len(every)) - 1] + 1e-12
-        assert pairs_of(mask) == {ij for ij in every if hardness[ij] <= bound}
 
 
 def test_maximum_loss_keeps_the_subset_with_the_largest_loss():
@@ -242,33 +161,6 @@ def test_maximum_loss_keeps_the_subset_with_the_largest_loss():
         assert torch.equal(some.positive, pairs.positive & inside & inside[:, None])
 
 
-def test_multi_similarity_keeps_the_hard_pairs_not_the_easy_ones():
-    x, pairs, epsilon = rows(), mined("multi_similarity", rows() * 3, epsilon=0.05), 0.05
-    easy = 0
-    for i in range(10):
-        own = {j: float(x[i] @ x[j]) for j in loops.positives(LABELS, i)}
-        other = {j: float(x[i] @ x[j]) for j in loops.negatives(LABELS, i)}
-        low, high = min(own.values(), default=math.inf), max(other.values())
-        kept = {j for j, s in other.items() if s > low - epsilon}
-        assert set(pairs.negative[i].nonzero()[:, 0].tolist()) == kept
-        assert set(pairs.positive[i].nonzero()[:, 0].tolist()) == {
-            j for j, s in own.items() if s < high + epsilon
-        }
-        # the version in circulation: the same signs with distances in place of similarities
-        if own:
-            near = min(math.sqrt(2 - 2 * s) for s in own.values())
-            easy += {j for j, s in other.items() if math.sqrt(2 - 2 * s) > near - epsilon} != kept
-    assert easy > 0
-
-
-def test_pair_margin_keeps_far_positives_and_near_negatives():
-    x, pairs = rows(), mined("pair_margin", positive=1.2, negative=1.3)
-    d = {ij: float(loops.dist(x[ij[0]], x[ij[1]])) for ij in loops.pairs(LABELS)}
-    same = {ij: LABELS[ij[0]] == LABELS[ij[1]] for ij in d}
-    assert pairs_of(pairs.positive) == {ij for ij in d if same[ij] and d[ij] > 1.2}
-    assert pairs_of(pairs.negative) == {ij for ij in d if not same[ij] and d[ij] < 1.3}
-
-
 def test_a_curriculum_changes_its_miner_at_its_step_also_after_a_resume():
     batch, pairs = compare(rows(), torch.tensor(LABELS), None, None)
     miner = MINERS["curriculum"](first="all", then="batch_hard", steps=3)
@@ -279,13 +171,6 @@ def test_a_curriculum_changes_its_miner_at_its_step_also_after_a_resume():
     every = len(loops.triplets(LABELS))
     hard = len(listed(mined("batch_hard")))
     assert sizes == [every, every, every, hard, hard]
-
-
-def test_one_per_class_leaves_each_anchor_one_negative_of_each_other_class():
-    pairs = mined("one_per_class")
-    for a in range(10):
-        classes = sorted(LABELS[n] for n in pairs.negative[a].nonzero()[:, 0].tolist())
-        assert classes == [c for c in range(4) if c != LABELS[a]]
 
 
 def test_k_means_parts_each_class_by_itself():
@@ -309,11 +194,3 @@ def test_active_triplets_are_counted():
     gaps = [loops.d2(x[a], x[p]) - loops.d2(x[a], x[n]) + 0.2 for a, p, n in loops.triplets(LABELS)]
     assert loss.last_count == len(gaps)
     assert loss.last_active == sum(bool(gap > 0) for gap in gaps)
-
-
-def test_branches_side_by_side_are_searched_by_the_sum_of_their_squared_distances():
-    x = rows(dim=6)
-    batch, _ = compare(x, torch.tensor(LABELS), None, None)
-    parts = [x[:, k : k + 2] for k in (0, 2, 4)]
-    total = sum(torch.cdist(part, part).square() for part in parts)
-    torch.testing.assert_close(batch.distances("squared"), total)

@@ -11,8 +11,12 @@ from sslpipe.data.reader import Reader
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.metric_learning.sampling import batches
-from sslpipe.metric_learning.sampling.batches import MOST_PASSES, PKOrder, pk_batches
-from sslpipe.metric_learning.sampling.buffer import ClassBuffer
+from sslpipe.metric_learning.sampling.batches import (
+    MOST_PASSES,
+    ClassBuffer,
+    PKOrder,
+    pk_batches,
+)
 from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
 from sslpipe.recipe.base import RunConfig
 from tests.helpers.dataset import picture, write_dataset

@@ -1,0 +1,376 @@
+"""Read tables that list images, a row an image: CSV, and parquet as Hugging Face has it."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslpipe.data.decode import first_line
+from sslpipe.errors import DataError, did_you_mean
+from sslpipe.portable import open_regular
+from sslpipe.sharding.sources import (
+    Images,
+    Row,
+    SourceOptions,
+    check_missing,
+    from_files,
+    number_labels,
+    read_file,
+    root_folder,
+)
+
+# delimiter -> what it is called in a sentence, and how it is written after --delimiter
+_DELIMITERS = {
+    ",": ("commas", "','"),
+    ";": ("semicolons", "';'"),
+    "\t": ("tabs", "tab"),
+    "|": ("vertical bars", "'|'"),
+}
+_NAMES = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";"}
+
+
+def read_csv(options: SourceOptions) -> dict[str, Images]:
+    """Read a CSV file, a row an image: a path, and where they are named, a label and a split.
+
+    Paths are relative to the CSV file, or to --root.
+    """
+    if options.csv is None:
+        raise DataError("--source csv needs --csv FILE")
+    root, by = options.root or options.csv.parent, options.split_column
+    groups = _read_rows(options, options.csv, root)
+    if not groups:
+        raise DataError(f"{options.csv} has no rows below its first line, which names the columns")
+    chosen = [options.split] if by and options.split else groups
+    if by and options.split and options.split not in groups:
+        raise DataError(f"{options.csv}: no row has {by} = {options.split!r}")
+    settings: Any = {"skip_missing": options.skip_missing, "origin": "table"}
+    return {
+        split: from_files(root, groups[split], groups, options.fields, **settings)
+        for split in chosen
+    }
+
+
+def _read_rows(options: SourceOptions, path: Path, root: Path) -> dict[str, list[Row]]:
+    """Read the columns that are asked for, by split. Raises: DataError with file and line."""
+    delimiter = _delimiter(options, path)
+    image_column, split_column = options.image_column, options.split_column
+    label_column = options.label_column if options.labels else None
+    wanted = [
+        ("--image-column", image_column),
+        ("--label-column", label_column),
+        ("--split-column", split_column),
+        *(("--columns", name) for name in options.fields),
+    ]
+    groups: dict[str, list[Row]] = {}
+    try:
+        raw = open_regular(path, pipe=True)
+        with io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, delimiter=delimiter)
+            columns = list(reader.fieldnames or ())
+            for option, column in wanted:
+                if column is not None and column not in columns:
+                    raise DataError(_no_column(path, option, column, columns, delimiter))
+                if column is not None and columns.count(column) > 1:
+                    raise DataError(
+                        f"{path} has {columns.count(column)} columns {column!r}, and {option} "
+                        "reads one; rename the others"
+                    )
+            for cells in reader:
+                for column in filter(None, (image_column, split_column)):
+                    if not cells[column]:
+                        where = f"{path}, line {reader.line_num}"
+                        raise DataError(f"{where}: no value of {column!r}; fill it, or drop it")
+                label = cells[label_column] if label_column else None
+                own = (cells[name] for name in options.fields)  # None: the row is too short
+                split = (cells[split_column] if split_column else options.split) or "train"
+                groups.setdefault(split, []).append((root / cells[image_column], label, *own))
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read {path}: {error}; save it as UTF-8") from error
+    except (OSError, csv.Error) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    return groups
+
+
+def _delimiter(options: SourceOptions, path: Path) -> str:
+    if options.delimiter is None:
+        return "\t" if path.suffix.lower() == ".tsv" else ","
+    delimiter = _NAMES.get(options.delimiter, options.delimiter)
+    if len(delimiter) != 1 or delimiter in '"\r\n\0':
+        raise DataError(
+            f"--delimiter {options.delimiter!r} is not one character; for example ';' or tab"
+        )
+    return delimiter
+
+
+def _no_column(path: Path, option: str, column: str, columns: list[str], delimiter: str) -> str:
+    """Say that a column is not there and, where another delimiter is meant, which one."""
+    first_line = delimiter.join(columns)
+    for other, (name, argument) in _DELIMITERS.items():
+        cells = [cell.strip('" ') for cell in first_line.split(other)]
+        if other != delimiter and len(cells) > 1 and (column in cells or len(columns) == 1):
+            return (
+                f"{path} has no column {column!r}: its first line is separated by {name}; give "
+                f"--delimiter {argument}, and its columns are: {', '.join(cells)}"
+            )
+    without = ", or give --no-labels" if option == "--label-column" else ""
+    return (
+        f"{path} has no column {column!r}{did_you_mean(column, columns)}; "
+        f"it has: {', '.join(columns) or 'none'}; name one with {option}{without}"
+    )
+
+
+# --- parquet
+
+MOST_UNNAMED = 2**20  # classes without names; a higher label is an id, not the number of a class
+
+Labels = NDArray[np.int64] | list[str | None]  # numbers of classes (-1: none), or their names
+
+
+def read_parquet(options: SourceOptions) -> dict[str, Images]:
+    """Read SPLIT*.parquet anywhere under --root; the image and label columns by name.
+
+    An image is bytes, a path from --root, or a struct of both. The encoded images of a split are
+    held in memory while its shards are written. Labels are integers, named by the ClassLabel
+    feature in the files' metadata where there is one, or texts, which are the names.
+    """
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise DataError("--source parquet needs pyarrow: pip install 'sslpipe[parquet]'") from error
+    # files by split
+    if options.root is None:
+        raise DataError(
+            "this source needs --root DIR, a folder of parquet files; of a data set of the hub: "
+            "hf download USER/NAME --repo-type dataset --local-dir DIR"
+        )
+    root = root_folder(options)
+    groups: dict[str, list[Path]] = {}
+    for path in sorted(root.rglob("*.parquet")):
+        split = path.name.removesuffix(".parquet").split("-")[0]  # train-00000-of-00002-HASH
+        groups.setdefault(split, []).append(path)
+    if not groups:
+        raise DataError(f"{root} has no *.parquet file")
+    if options.split is not None and options.split not in groups:
+        hint = did_you_mean(options.split, groups)
+        raise DataError(
+            f"{root} has no file {options.split}*.parquet{hint}; splits there: {', '.join(groups)}"
+        )
+    # the columns that are needed, all rows of a split as one table
+    column = options.image_column if options.image_column != "path" else "image"
+    label_column = options.label_column if options.labels else None
+    chosen = {options.split: groups[options.split]} if options.split else groups
+    wanted = [column, *filter(None, [label_column]), *options.fields]
+    tables = {split: _read_table(paths, wanted) for split, paths in chosen.items()}
+    # texts are numbered by those of all splits, also of the ones that are not read
+    labels: dict[str, Labels | None] = dict.fromkeys(groups)
+    if label_column is not None:
+        for split, paths in groups.items():
+            table = tables.get(split)
+            if table is None and label_column in _columns(paths[0]):
+                table = _read_table(paths, [label_column])
+            if table is not None:
+                labels[split] = _labels(table.column(label_column), f"{root}, {split}")
+    all_texts = [name for each in labels.values() if isinstance(each, list) for name in each]
+    return {
+        split: _images(root, split, table, column, labels[split], all_texts, options)
+        for split, table in tables.items()
+    }
+
+
+def _columns(path: Path) -> list[str]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with open_regular(path) as file:
+            return list(parquet.read_schema(file).names)
+    except (OSError, ArrowException) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+
+
+def _read_table(paths: list[Path], wanted: list[str]) -> Any:
+    """Read some columns of all files; dictionaries are decoded. Raises: DataError."""
+    from pyarrow import ArrowException, concat_tables, parquet, types
+
+    tables = []
+    for path in paths:
+        there = _columns(path)
+        for name in wanted:
+            if name not in there:
+                raise DataError(
+                    f"{path} has no column {name!r}{did_you_mean(name, there)}; it has: "
+                    f"{', '.join(there)}; see --image-column, --label-column, --no-labels, "
+                    "--columns"
+                )
+        try:
+            table = parquet.read_table(path, columns=list(dict.fromkeys(wanted)))
+            for place, field in enumerate(table.schema):
+                if types.is_dictionary(field.type):
+                    plain = table.column(place).cast(field.type.value_type)
+                    table = table.set_column(place, field.name, plain)
+            tables.append(table)
+        except (OSError, ArrowException) as error:
+            raise DataError(f"cannot read {path}: {error}") from error
+    try:
+        return concat_tables(tables, promote_options="permissive")
+    except ArrowException as error:
+        raise DataError(f"{paths[0]} and the other files of its split differ: {error}") from error
+
+
+def _labels(cells: Any, where: str) -> Labels:
+    """Convert a column: integers as they are, texts as they are; null and '' are no label.
+
+    Whole floats are integers: pandas makes floats of a column with gaps.
+    """
+    from pyarrow import types
+
+    kind = cells.type
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return [text or None for text in cells.to_pylist()]
+    if types.is_boolean(kind):
+        return [None if value is None else str(value) for value in cells.to_pylist()]
+    if types.is_null(kind):
+        return [None] * len(cells)
+    if types.is_integer(kind):
+        numbers: NDArray[np.int64] = cells.cast("int64").fill_null(-1).to_numpy()
+        return numbers
+    if types.is_floating(kind):
+        values = cells.cast("float64").fill_null(-1).to_numpy()
+        values = np.where(np.isnan(values), -1, values)
+        if (values == np.rint(values)).all() and (np.abs(values) < 2**53).all():
+            return values.astype(np.int64)
+    raise DataError(
+        f"{where}: the label column holds {kind}, neither integers nor texts; name another with "
+        "--label-column, or give --no-labels to go without"
+    )
+
+
+def _images(
+    root: Path,
+    split: str,
+    table: Any,
+    column: str,
+    labels: Labels | None,
+    all_texts: list[str | None],
+    options: SourceOptions,
+) -> Images:
+    """Describe a table as one split. Raises DataError where files are missing."""
+    # labels and class names
+    numbers, classes = np.full(len(table), -1, np.int64), tuple[str, ...]()
+    if isinstance(labels, list):
+        numbers, classes = number_labels(labels, all_texts)
+    elif labels is not None:
+        numbers = labels
+        classes = _class_names(table.schema.metadata, options.label_column or "")
+        highest = int(labels.max(initial=-1))
+        if not classes and highest >= max(MOST_UNNAMED, len(table)):
+            raise DataError(
+                f"{root}, {split}: label {highest} of {len(table):,} images is no number of a "
+                "class; number the classes from 0, or store them as texts"
+            )
+        classes = classes or tuple(str(k) for k in range(highest + 1))
+        if highest >= len(classes):
+            raise DataError(f"{root}, {split}: label {highest}, but only {len(classes)} names")
+    # images whose file is not there
+    cells = table.column(column)
+    missing = _missing(cells, root, split)
+    check_missing(list(missing.values()), len(table), options.skip_missing)
+    kept = np.setdiff1d(np.arange(len(table)), list(missing)).tolist()
+
+    def read(i: int) -> bytes:
+        cell = cells[kept[i]].as_py()
+        if isinstance(cell, dict):  # Image feature: the bytes, or where they lie
+            cell = cell.get("path") if cell.get("bytes") is None else cell["bytes"]
+        if isinstance(cell, bytes):
+            return cell
+        if isinstance(cell, str):
+            return read_file(root / cell)
+        raise DataError(
+            f"{root}, {split}[{kept[i]}]: column {column!r} holds {type(cell).__name__}, no image; "
+            "see --image-column"
+        )
+
+    size = table.nbytes // max(1, len(table))
+    return Images(
+        [f"{split}[{row}]" for row in kept],
+        numbers[kept],
+        np.full(len(kept), size, np.int64),
+        classes,
+        read,
+        list(missing.values()),
+        {
+            name: _cells(table.column(name), kept, f"{root}, {split}, column {name!r}")
+            for name in options.fields
+        },
+        "typed",
+    )
+
+
+def _cells(cells: Any, kept: list[int], where: str) -> list[object]:
+    """Return some rows of a column as Python values; finer times are cut to microseconds.
+
+    Raises: DataError for a time or date that Python does not hold, or an unknown time zone.
+    """
+    from pyarrow import ArrowException, timestamp, types
+
+    kind = cells.type
+    try:
+        if types.is_timestamp(kind):  # only a finer unit loses anything
+            cells = cells.cast(timestamp("us", kind.tz), safe=kind.unit != "ns")
+        return list(cells.take(kept).to_pylist())
+    except (ArrowException, ArithmeticError, ValueError) as error:
+        raise DataError(
+            f"{where}: cannot read row {_unreadable(cells, kept)} of {kind}: {first_line(error)}; "
+            "mend it, leave it empty, or leave the column out of --columns"
+        ) from error
+
+
+def _unreadable(cells: Any, kept: list[int]) -> str:
+    """Number the first row whose value Python does not hold; "" where all fail together."""
+    from pyarrow import ArrowException, timestamp, types
+
+    for row in kept:
+        try:
+            cell = cells.slice(row, 1)
+            if types.is_timestamp(cell.type):
+                cell = cell.cast(timestamp("us", cell.type.tz), safe=cell.type.unit != "ns")
+            cell.to_pylist()
+        except (ArrowException, ArithmeticError, ValueError):
+            return str(row)
+    return ""
+
+
+def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
+    """Find the rows without an image: an empty cell, or a path that leads to no file, by row."""
+    from pyarrow import compute, types
+
+    embedded = cells
+    if types.is_struct(cells.type):
+        names = [field.name for field in cells.type]
+        embedded = compute.struct_field(cells, "bytes") if "bytes" in names else None
+    elif types.is_string(cells.type) or types.is_large_string(cells.type):
+        embedded = None  # paths
+    elsewhere = np.arange(len(cells))
+    if embedded is not None:
+        elsewhere = np.nonzero(compute.is_null(embedded).to_numpy())[0]
+    missing = {}
+    for row in elsewhere.tolist():
+        cell = cells[row].as_py()
+        path = cell.get("path") if isinstance(cell, dict) else cell
+        if path is None:
+            missing[row] = f"{split}[{row}]"
+        elif not (root / str(path)).is_file():
+            missing[row] = str(path)
+    return missing
+
+
+def _class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:
+    """Read the names of a ClassLabel feature, as `datasets` writes it into the schema."""
+    text = (metadata or {}).get(b"huggingface")
+    if text is None:
+        return ()
+    feature = json.loads(text).get("info", {}).get("features", {}).get(column, {})
+    return tuple(feature.get("names", ()))

@@ -1,0 +1,69 @@
+"""Batches of a data set's train split, as a run takes them."""
+
+from itertools import islice
+
+import torch
+
+from sslpipe.data.loader import batches
+from sslpipe.data.order import Order, held_out
+from sslpipe.data.pairing import plan_pairs
+from sslpipe.distributed import Rank
+from sslpipe.recipe.base import RunConfig
+from sslpipe.recipe.pretrain import Data
+
+FIELDS = ("images", "sizes", "labels", "ids", "source_ids")
+
+
+def order_of(split, *, batch_size=16, num_streams=4, window=6, holdout=0, seed=1):
+    """The order of a run."""
+    without = held_out(split.labels, holdout) if holdout else None
+    sizes = {"batch_size": batch_size, "num_streams": num_streams, "window": window}
+    return Order(split.starts, seed=seed, without=without, **sizes)
+
+
+def stream(index, *, source=batches, first=0, rank=0, world=1, bad=None, pairs=None, jpeg=None,
+           canvas_px=32, device="cpu", run=None, **of_order):  # fmt: skip
+    """A process's batches without end; `bad` gets the samples that cannot be used."""
+    split = index.split("train")
+    order = order_of(split, **of_order)
+    pairing = plan_pairs(pairs, split, order)
+    return source(
+        pairing.split if pairing else split,
+        order,
+        Data(
+            batch_size=order.batch_size,
+            num_streams=order.num_streams,
+            shuffle_window=order.window,
+            canvas_px=canvas_px,
+        ),
+        RunConfig(**(run or {})),
+        Rank(rank, world),
+        first_step=first,
+        device=torch.device(device),
+        on_bad=([] if bad is None else bad).append,
+        jpeg=jpeg,
+        pairing=pairing,
+    )
+
+
+def take(index, steps, **settings):
+    """The first batches of `stream`."""
+    made = stream(index, **settings)
+    taken = list(islice(made, steps))
+    made.close()
+    return taken
+
+
+def take_all(index, steps, world, **settings):
+    """The batches of all ranks put together, as dicts of FIELDS."""
+    parts = [take(index, steps, rank=rank, world=world, **settings) for rank in range(world)]
+    return [
+        {name: torch.cat([getattr(batch, name) for batch in ranks]) for name in FIELDS}
+        for ranks in zip(*parts, strict=True)
+    ]
+
+
+def same(a, b):
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in FIELDS) and (
+        a.epoch == b.epoch
+    )

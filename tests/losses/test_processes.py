@@ -1,0 +1,97 @@
+"""Every objective in 1 to 4 real processes with unequal shares: the loss and gradient of one."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sslpipe.distributed import Rank
+from sslpipe.losses import LOSSES
+from tests.helpers.processes import run_processes
+from tests.losses.loops import KNOWN, NoCollectives, loops, pair, tensors, value_and_grad
+from tests.losses.test_moco import moco_steps
+
+SPLITS = {
+    1: [(9,)],
+    2: [(4, 5), (7, 2), (9, 0), (1, 8)],
+    3: [(3, 2, 4)],
+    4: [(2, 2, 2, 3), (5, 1, 2, 1), (3, 1, 0, 5)],
+}
+CASES = [
+    (kind, name)
+    for kind in ("nt_xent", "dcl", "dclw", "sup_con", "hard_negatives")
+    for name in ("nothing", "images", "views", "paired", "two groups")
+]
+TEMPERATURES = {"nt_xent": 0.01}  # of the others 0.1
+
+
+def _in_batch(process: Rank, split: tuple[int, ...]) -> list[Any]:
+    answers = []
+    for kind, name in CASES:
+        mine = {k: x.split(split)[process.rank] for k, x in tensors(KNOWN[name]).items()}
+        a, b = (z.detach().split(split)[process.rank].clone() for z in pair(9, 4))
+        objective = LOSSES[kind](temperature=TEMPERATURES.get(kind, 0.1), tile_rows=5)
+        loss = objective(a.requires_grad_(), b.requires_grad_(), **mine)
+        with NoCollectives():
+            loss.backward()
+        answers.append((loss.detach(), a.grad, b.grad, objective.last_negatives))
+    return answers
+
+
+def _queue(process: Rank, split: tuple[int, ...]) -> list[Any]:
+    """(loss, gradient) of three steps, and the buffers after them."""
+    objective = LOSSES["moco"](temperature=0.1, tile_rows=6, dim=4, queue_rows=20).double()
+    answers: list[Any] = []
+    for z_a, z_b, numbers, _ in moco_steps(3, images=9):
+        ids = torch.tensor(numbers)[:, 0] % 7
+        a, b, own = (x.detach().split(split)[process.rank].clone() for x in (z_a, z_b, ids))
+        loss = objective(a.requires_grad_(), b, ids=own)
+        with NoCollectives():
+            loss.backward()
+        answers.append((loss.detach(), a.grad))
+    return [*answers, dict(objective.state_dict())]
+
+
+def _all_splits(process: Rank) -> list[tuple[list[Any], list[Any]]]:
+    splits = SPLITS[process.world_size]
+    return [(_in_batch(process, split), _queue(process, split)) for split in splits]
+
+
+def assert_whole(answers: list[Any], loss: Tensor, grad: Tensor, views: int) -> None:
+    """The loss is the same on all ranks, bit for bit; W times the gradient: DDP takes W away."""
+    for answer in answers:
+        assert torch.equal(answer[0], answers[0][0])
+        torch.testing.assert_close(answer[0], loss, rtol=1e-10, atol=1e-12)
+    whole = torch.cat([answer[1 + view] for view in range(views) for answer in answers])
+    torch.testing.assert_close(whole / len(answers), grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def oracles() -> list[Any]:
+    """Value, gradient and mean number of negatives of each case."""
+    found, (z_a, z_b) = [], pair(9, 4)
+    for kind, name in CASES:
+        value, negatives = loops(kind, z_a, z_b, TEMPERATURES.get(kind, 0.1), **KNOWN[name])
+        found.append((*value_and_grad(value, z_a, z_b), negatives))
+    return found
+
+
+@pytest.mark.parametrize("world", SPLITS)
+def test_any_number_of_processes_gives_the_loss_and_gradient_of_one(
+    world: int, oracles: list[Any]
+) -> None:
+    """Those of the loops; of the queue, one process's. Backward communicates nothing."""
+    by_rank = run_processes(_all_splits, world)
+    alone = _queue(Rank(), (9,))
+    for case, (loss, grad, negatives) in enumerate(oracles):
+        for number in range(len(SPLITS[world])):
+            ranks = [splits[number][0][case] for splits in by_rank]
+            assert_whole(ranks, loss, grad, views=2)
+            assert [rank[3] for rank in ranks] == pytest.approx([negatives] * world)
+    for number in range(len(SPLITS[world])):
+        ranks = [splits[number][1] for splits in by_rank]
+        for step in range(3):
+            assert_whole([rank[step] for rank in ranks], *alone[step], views=1)
+        for rank in ranks:
+            torch.testing.assert_close(rank[3], alone[3], rtol=1e-9, atol=1e-12)
