@@ -17,8 +17,9 @@ from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
+from sslpipe.evaluation.exact import fixed_point_units
 from sslpipe.evaluation.features import split_of_file
-from sslpipe.evaluation.neighbours import nearest
+from sslpipe.evaluation.neighbours import nearest_units
 from sslpipe.evaluation.selection import parse_conditions, select
 
 KEY_WINDOW_BYTES = 2**20  # read of a shard for a sample's key
@@ -66,7 +67,8 @@ class ImageSearch:
             else:
                 self.facts = facts
             self.splits.append(split_of_file(data, Path(path), rows, facts))
-            self._rows.append(rows)
+            # made once: a search is then one product
+            self._rows.append(rows._replace(features=fixed_point_units(rows.features)))
         if not self.splits:
             raise UserError("no features file to search; write one with `sslpipe embed`")
 
@@ -144,7 +146,7 @@ class ImageSearch:
             bank = rows.features if some is None else rows.features[some]
             if not len(bank):
                 continue
-            near = nearest(bank, queries, min(top, len(bank)))
+            near = nearest_units(bank, fixed_point_units(queries), min(top, len(bank)))
             places = near.indices if some is None else some[near.indices]
             for query, pairs in enumerate(
                 zip(near.similarities.tolist(), places.tolist(), strict=True)
@@ -157,7 +159,7 @@ class ImageSearch:
         total = F.normalize(query.double(), dim=0)
         for score, part, row in near:
             weight = max(score, 0.0) ** alpha
-            total = total + weight * F.normalize(self._rows[part].features[row].double(), dim=0)
+            total = total + weight * self._rows[part].features[row].double()
         return total.float()
 
     def _sample(self, part: int, row: int) -> tuple[int, int]:
