@@ -59,7 +59,6 @@ def main(
     if out is not None:
         check_file(out)
 
-    from sslpipe.cli.embed import features_metadata
     from sslpipe.distributed import pick_device
     from sslpipe.evaluation.search import ImageSearch
     from sslpipe.export.load import load_backbone
@@ -67,8 +66,7 @@ def main(
     search = ImageSearch(*zip(files, places, strict=True))
     backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
     say_weights(backbone)
-    made_by = features_metadata(backbone, backbone.view, indexes[0], search.splits[0].name)
-    search.check_network({**made_by, "canvas_px": backbone.view.canvas_px})
+    search.check_network(backbone.network_facts)
     rows = backbone.to(pick_device(device, f"--device {device}")).encode(queries)
     found = search.find(rows, top, where=where, expand=expand)
     keys = [[search.key(hit) for hit in hits] for hits in found]

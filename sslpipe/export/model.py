@@ -80,6 +80,17 @@ class FrozenBackbone(nn.Module):
         """For messages: the run's name, or the architecture."""
         return str(self.config.facts.get("name", self.config.backbone.kind))
 
+    @property
+    def network_facts(self) -> dict[str, Any]:
+        """What decides the rows of `encode`, as a features file says it of its own."""
+        sha256 = self.config.whitening_sha256
+        return {
+            "backbone_sha256": self.config.weights_sha256,
+            "view": self.view.config(),
+            "canvas_px": self.view.canvas_px,
+            **({} if sha256 is None else {"whitening_sha256": sha256}),
+        }
+
     @torch.no_grad()
     def encode(
         self,

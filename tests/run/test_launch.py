@@ -24,6 +24,7 @@ from sslpipe.export.load import load_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.run.launch import join_processes, start_processes
 from sslpipe.run.launcher import check_streams, launch_command
+from sslpipe.run.lock import holder_of
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes
 from tests.helpers.dataset import write_dataset
@@ -261,3 +262,35 @@ def test_processes_that_do_not_divide_the_streams_are_refused_with_the_valid_num
         check_streams(recipe.data.num_streams, 3)
     for world in (1, 2, 4):
         check_streams(recipe.data.num_streams, world)
+
+
+FAILING = """
+import sys
+from sslpipe.__main__ import main
+from sslpipe.run.session import Run
+
+original = Run.steps
+
+def failing(self, *given, **named):
+    for step, batch in original(self, *given, **named):
+        if step == 2 and self.process.rank == 1:
+            raise RuntimeError("the cable of rank 1 was pulled")
+        yield step, batch
+
+Run.steps = failing
+main()
+"""
+
+
+def test_one_failing_rank_ends_the_launch_with_its_message(tmp_path):
+    script, run_dir = tmp_path / "failing.py", tmp_path / "run"
+    script.write_text(FAILING)
+    data = write_dataset(tmp_path / "data")
+    train = ["train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir)]
+    done = run(*launcher("cpu2"), str(script), *train)  # or it would be ended after 120 s
+    assert done.returncode == 1
+    assert "RuntimeError: the cable of rank 1 was pulled" in done.stderr
+    said = (run_dir / "FAILED").read_text()
+    assert said == "rank 1: RuntimeError: the cable of rank 1 was pulled\n"
+    assert not (run_dir / "DONE").exists()
+    assert holder_of(run_dir) is None  # gloo may abort rank 0: its lock is then no process's
