@@ -40,9 +40,9 @@ HOMES = {
     "typer": ("__main__", "cli"),
     "timm": ("models", "export", "weights"),
     "torchvision": ("models", "data", "augment", "export", "sharding", "run", "weights"),
-    "onnx": ("export", "weights"),
-    "onnxruntime": ("export", "weights"),
-    "huggingface_hub": ("export", "weights"),
+    "onnx": ("export",),
+    "onnxruntime": ("export",),
+    "huggingface_hub": ("weights",),
     "wandb": (),  # through accelerate
     "pytorch_metric_learning": ("metric_learning",),
 }
