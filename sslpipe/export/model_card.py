@@ -1,5 +1,6 @@
 """Write the two files beside an export that are for people: README.md and SHA256SUMS."""
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,7 +53,7 @@ def sha256_sums(folder: Path) -> str:
 
 
 def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:
-    """Put the metadata of the Hugging Face Hub, with this backbone's numbers, before a model card.
+    """Put the metadata of the Hugging Face Hub before a model card.
 
     No licence is stated for the weights: that is for those to say who upload them.
 
@@ -61,35 +62,15 @@ def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:
         text: The model card.
         library: What loads the repository, "timm" or "sslpipe".
     """
-    from huggingface_hub import EvalResult, ModelCardData
-
     facts = config["facts"]
-    data = facts.get("evaluation_data", {})
     tags = TUNED_TAGS if is_finetune(facts.get("recipe", {})) else TAGS
-    results = [
-        EvalResult(
-            task_type="image-classification" if row["metric"] == "top1" else TASK,
-            task_name="frozen features",
-            dataset_type=re.sub(r"[^a-z0-9]+", "-", data["data"].lower()).strip("-") or "unnamed",
-            dataset_name=data["data"],
-            dataset_split=data["split"],
-            dataset_args={"index_sha256": data["data_sha256"], "train_split": data["train_split"]},
-            metric_type="accuracy" if row["metric"] == "top1" else row["metric"],
-            metric_name=row["protocol"] + (", whitened" if row["whitened"] else ""),
-            metric_value=row["value"],
-            metric_args={key: row[key] for key in ("interval95", "queries", "bank")},
-        )
-        for row in facts.get("evaluation", [])
-        if row["features"] == "ssl"
-    ]
-    card = ModelCardData(
-        library_name=library,
-        pipeline_tag=TASK,
-        tags=[*(() if _trained_elsewhere(facts) else tags), "sslpipe"],
-        model_name=facts.get("name", config["backbone"]["kind"]),
-        eval_results=results or None,
-    )
-    return f"---\n{card.to_yaml()}\n---\n\n{text}"
+    metadata = {
+        "library_name": library,
+        "pipeline_tag": TASK,
+        "tags": [*(() if _trained_elsewhere(facts) else tags), "sslpipe"],
+    }
+    lines = (f"{key}: {json.dumps(value)}\n" for key, value in metadata.items())  # as YAML has it
+    return f"---\n{''.join(lines)}---\n\n{text}"
 
 
 def _trained_elsewhere(facts: Mapping[str, Any]) -> bool:

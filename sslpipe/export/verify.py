@@ -1,27 +1,16 @@
-"""Prove a format: a clean process loads it as a stranger would, and computes features.
+"""Prove formats: a clean process loads them as a stranger would, and computes features.
 
-python -m sslpipe.export.verify FOLDER OUT, with the name of a format on each line of its input:
-OUT/FORMAT-0, OUT/FORMAT-1, ... are what the format's readers make of OUT/images, and
-OUT/FORMAT.error says why one could not.
-
-It reads each format in a child of its own, the fork of a process that has imported torch and what
-this file imports: torchvision's, timm's, onnxruntime's and torch.export's files are read without
-the rest of this package, and a format starts from there, whatever the others needed.
+python -m sslpipe.export.verify FOLDER OUT FORMAT...: OUT/FORMAT-0, OUT/FORMAT-1, ... are what the
+format's readers make of OUT/images, and OUT/FORMAT.error says why one could not. The files of other
+libraries are read without the rest of this package.
 """
 
 import json
-import multiprocessing
-import os
-import signal
 import subprocess
 import sys
 import tempfile
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -33,7 +22,7 @@ from sslpipe.run.launcher import watch_launcher
 
 TOLERANCE = 1e-5  # largest difference of two features, relative to the largest feature
 PROOF_IMAGES = 4  # fixed random images that a reloaded backbone is compared on, 1 and then 3
-PROOF_TIMEOUT_S = 600  # from the last format on
+PROOF_TIMEOUT_S = 600  # of all formats
 
 
 def proof_images(shape: Sequence[int]) -> Tensor:
@@ -59,65 +48,36 @@ def outputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     return {"features": features, "projections": projector(features)}
 
 
-class CleanProcess:
-    """Compute `outputs` by each library that reads a format of `folder`, in new processes."""
+def read_outputs(
+    folder: Path, names: Sequence[str], images: Tensor
+) -> dict[str, list[dict[str, Tensor]]]:
+    """Read formats in a new process: format -> the `outputs` of each library that reads it.
 
-    def __init__(self, folder: Path, images: Tensor) -> None:
-        self._names: list[str] = []
-        self._scratch = tempfile.TemporaryDirectory(dir=folder.parent)
-        self._out = Path(self._scratch.name)
-        save_file({"images": images}, self._out / "images")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "sslpipe.export.verify", folder, self._out],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            process_group=0 if os.name == "posix" else None,  # with its children, to end all
-        )
-
-    def __enter__(self) -> "CleanProcess":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._process.poll() is None:  # an error here: what it does is of no use now
-            if os.name == "posix":
-                os.killpg(self._process.pid, signal.SIGKILL)
-            else:
-                self._process.kill()
-        self._process.communicate()
-        self._scratch.cleanup()
-
-    def start(self, name: str) -> None:
-        """Begin to read a format that has been written; returns at once."""
-        assert self._process.stdin is not None
-        self._names.append(name)
-        with suppress(BrokenPipeError):  # it has ended: `outputs` says why
-            self._process.stdin.write(f"{name}\n")
-            self._process.stdin.flush()
-
-    def outputs(self) -> dict[str, list[dict[str, Tensor]]]:
-        """Wait for all that was begun: format -> the outputs of each of its readers.
-
-        Raises:
-            ExportError: A format could not be read.
-        """
+    Raises:
+        ExportError: A format could not be read.
+    """
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        out = Path(scratch)
+        save_file({"images": images}, out / "images")
         try:
-            _, stderr = self._process.communicate(timeout=PROOF_TIMEOUT_S)
+            done = subprocess.run(
+                [sys.executable, "-m", "sslpipe.export.verify", folder, out, *names],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=PROOF_TIMEOUT_S,
+            )
         except subprocess.TimeoutExpired as late:
             raise ExportError(
-                f"a clean process had not read {', '.join(self._names)} after {PROOF_TIMEOUT_S} s"
+                f"a clean process had not read {', '.join(names)} after {PROOF_TIMEOUT_S} s"
             ) from late
-        for name in self._names:
-            message = self._out / f"{name}.error"
-            if message.is_file() or self._process.returncode:
-                said = message.read_text(encoding="utf-8") if message.is_file() else stderr
-                last = (said.strip().splitlines() or ["no message"])[-1]
+        for name in names:
+            message = out / f"{name}.error"
+            if message.is_file() or not (out / f"{name}-0").is_file():
+                said = message.read_text(encoding="utf-8") if message.is_file() else done.stderr
+                last = (said.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
                 raise ExportError(f"format {name}: a clean process could not load it: {last}")
-        return {
-            name: [load_file(file) for file in sorted(self._out.glob(f"{name}-*"))]
-            for name in self._names
-        }
+        return {name: [load_file(file) for file in sorted(out.glob(f"{name}-*"))] for name in names}
 
 
 def _read_torchvision(folder: Path) -> list[nn.Module]:
@@ -187,41 +147,19 @@ def read(name: str, folder: Path) -> list[nn.Module]:
     return modules if name == "pt2" else [module.eval() for module in modules]
 
 
-def main(folder: str, out: str) -> None:
-    """Read each format that the input names in a child of this process, several at a time."""
-    # a fork has what is imported here already; elsewhere than on Linux, libraries forbid it
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    started: dict[str, BaseProcess] = {}
-    for line in sys.stdin:
-        running = [child.sentinel for child in started.values() if child.is_alive()]
-        if len(running) >= (os.cpu_count() or 1):
-            wait(running)
-        name = line.strip()
-        started[name] = context.Process(target=_read_alone, args=(name, folder, out))  # type: ignore[attr-defined]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the launcher's watch is a thread
-            started[name].start()
-    for name, child in started.items():
-        child.join()
-        message = Path(out) / f"{name}.error"
-        if child.exitcode and not message.is_file():
-            message.write_text(f"it ended with status {child.exitcode}")
-
-
-def _read_alone(name: str, folder: str, out: str) -> None:
-    """Load one format and write what each of its readers makes of the images."""
-    watch_launcher()
-    try:
-        images = load_file(f"{out}/images")["images"]
-        for number, model in enumerate(read(name, Path(folder))):
-            with torch.no_grad():
-                result = outputs(model, images)
-            tensors = {key: value.contiguous() for key, value in result.items()}
-            save_file(tensors, f"{out}/{name}-{number}")
-    except Exception as error:
-        message = "".join(traceback.format_exception_only(error))
-        (Path(out) / f"{name}.error").write_text(message, encoding="utf-8")
-        sys.exit(1)
+def main(folder: str, out: str, *names: str) -> None:
+    """Load formats, one after the other, and write what their readers make of the images."""
+    images = load_file(f"{out}/images")["images"]
+    for name in names:
+        try:
+            for number, model in enumerate(read(name, Path(folder))):
+                with torch.no_grad():
+                    result = outputs(model, images)
+                tensors = {key: value.contiguous() for key, value in result.items()}
+                save_file(tensors, f"{out}/{name}-{number}")
+        except Exception as error:
+            message = "".join(traceback.format_exception_only(error))
+            (Path(out) / f"{name}.error").write_text(message, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,12 +32,11 @@ from sslpipe.export.load import FrozenBackbone, Weights, load_backbone, load_run
 from sslpipe.export.model_card import model_card, sha256_sums
 from sslpipe.export.verify import (
     TOLERANCE,
-    CleanProcess,
     outputs,
     proof_images,
+    read_outputs,
     relative_difference,
 )
-from sslpipe.models.backbones import ONNX
 from sslpipe.portable import full_disk, process_start
 
 _SCRATCH = ".exporting"  # the end of the name of a folder that is being written
@@ -136,14 +135,12 @@ def export_model(
         folder.mkdir()
         images, expected = _proof(model)
         written = {}
-        with CleanProcess(folder, images) as proof:
-            for number, name in enumerate(formats, 1):
-                say(f"write {name}, {number} of {len(formats)}")
-                written[name] = FORMATS[name].write(model, folder)
-                proof.start(name)  # it is proved while the next is written
-            say("prove them in a clean process")
-            for name, reloaded in proof.outputs().items():
-                _compare(name, reloaded, expected)
+        for number, name in enumerate(formats, 1):
+            say(f"write {name}, {number} of {len(formats)}")
+            written[name] = FORMATS[name].write(model, folder)
+        say("prove them in a clean process")
+        for name, reloaded in read_outputs(folder, formats, images).items():
+            _compare(name, reloaded, expected)
         usage = {name: FORMATS[name].usage for name in written}
         card = model_card(model.config.model_dump(mode="json"), usage)
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -184,12 +181,6 @@ def refusals(model: FrozenBackbone) -> dict[str, str]:
 
 def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str]:
     """Resolve "all" and repeats. Raises ExportError where a format is not possible."""
-    networks = [model.config.backbone.kind]
-    networks += [each["kind"] for each in model.config.backbone.arguments.get("networks", ())]
-    if ONNX in networks:
-        raise ExportError(
-            "an ONNX file has no weights to export; name the weights that it was made from"
-        )
     if model.whitening is not None:
         raise ExportError(
             "a whitened export is not exported on: export what it was made from, then whiten that"
