@@ -310,12 +310,10 @@ def stands_in(folder: Path, name: str, script: str) -> str:
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
-def started_by(*words: str | Path, script: str | None = None, **environment: str) -> list[str]:
+def started_by(*words: str | Path, **environment: str) -> list[str]:
     """What bash has srun start, of a stand-in that prints its words."""
     environment = {**os.environ, **environment}
-    done = subprocess.run(
-        ["bash", *words], input=script, env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run(["bash", *words], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     return said[said.index("python") :]
@@ -332,32 +330,6 @@ def test_each_task_of_an_array_gets_its_part_and_a_job_without_an_array_none(tmp
     ):
         said = started_by(ROOT / "slurm" / "shards.sbatch", *words, **common, **variables)
         assert said == ["python", "-m", "sslpipe", "shards", *words, *part]
-
-
-SHARDS = ("slurm", "shards", "my out", "--root", "a b", "--test-fraction", "0.1", "--parts", "4")
-
-
-def test_a_finished_script_of_shards_builds_a_part_a_task_and_merges_without_an_array(tmp_path):
-    result = command_line(*SHARDS, "--option", "partition=cpu", "--time", "2:00:00", status=0)
-    head = [line for line in result.stdout.splitlines() if line.startswith("#SBATCH")]
-    assert {"#SBATCH --partition=cpu", "#SBATCH --time=2:00:00"} < set(head)
-    stands_in(tmp_path, "srun", 'printf "%s\\n" "$@"')
-    # the script puts its own environment's programs first
-    script = result.stdout.replace(f"PATH={sys.prefix}/bin", f"PATH={tmp_path}")
-    build = ["build", "my out", "--root", "a b", "--test-fraction", "0.1", "--part", "3/4"]
-    for task, words in (({"SLURM_ARRAY_TASK_ID": "3"}, build), ({}, ["merge", "my out"])):
-        said = started_by(script=script, **task)
-        assert said == ["python", "-m", "sslpipe", "shards", *words]
-
-
-def test_submitted_shards_are_an_array_and_a_merge_that_waits_for_it(tmp_path):
-    said = f'echo "$@" >>{tmp_path}/said\necho Submitted batch job 77'
-    path = stands_in(tmp_path, "sbatch", said)
-    command_line(*SHARDS, "--submit", PATH=path, status=0)
-    wrong = command_line(*SHARDS, "--submit", "--test-fractoin", "0.2", PATH=path, status=2)
-    assert "--test-fractoin" in wrong.stderr
-    said = (tmp_path / "said").read_text().splitlines()  # of the first alone
-    assert said == ["--array=1-4", "--dependency=afterok:77 --kill-on-invalid-dep=yes"]
 
 
 def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
@@ -411,20 +383,19 @@ def test_every_users_error_is_known_to_the_script_that_must_not_requeue_it():
 def test_the_scripts_are_valid_bash():
     folders = [ROOT / name for name in ("slurm", "sslpipe/run/batch", "tests/helpers/slurm")]
     paths = [p for folder in folders for p in folder.iterdir() if p.suffix in (".sbatch", ".sh")]
-    assert len(paths) == 12
+    assert len(paths) == 11
     for path in paths:
         done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("kind", ["train", "shards"])
-def test_the_clones_script_has_the_body_and_the_options_of_the_printed_one(kind):
-    clone = (ROOT / f"slurm/{kind}.sbatch").read_text().splitlines()
-    printed = batch_script({}, [], {}, kind=kind)
+def test_the_clones_script_has_the_body_and_the_options_of_the_printed_one():
+    clone = (ROOT / "slurm/train.sbatch").read_text().splitlines()
+    printed = batch_script({}, [], {})
     # it is sourced, with the script's own arguments
-    assert clone[-1] == f'. "$SSLPIPE_ROOT/sslpipe/run/batch/{kind}.sh"'
+    assert clone[-1] == '. "$SSLPIPE_ROOT/sslpipe/run/batch/train.sh"'
     assert '. "$SSLPIPE_ROOT/sslpipe/run/batch/site.sh"' in (ROOT / "slurm/site.sh").read_text()
-    assert template(f"{kind}.sh").rstrip() in printed
+    assert template("train.sh").rstrip() in printed
     assert template("site.sh") in printed
     options = [k for k in clone if k.startswith("#SBATCH")]
     assert options == [k for k in printed.splitlines() if k.startswith("#SBATCH")]
@@ -435,9 +406,7 @@ def test_a_sites_file_and_the_weights_of_the_start_are_in_the_script(data, tmp_p
     site.write_text("module load cuda/13.0 # @SITE $HOME\n")
     recipe = str(write_finetune_recipe(tmp_path))
     words = ("slurm", recipe, "--data", str(data), "--run-dir", "runs/tuned")
-    result = command_line(
-        *words, "--backbone", "runs/a", "--site", str(site), "--nodes", "3", status=0
-    )
+    result = command_line(*words, "--init", "runs/a", "--site", str(site), "--nodes", "3", status=0)
     lines = result.stdout.splitlines()
     assert "module load cuda/13.0 # @SITE $HOME" in lines
     assert f"set -- {recipe} --data {data} --run-dir runs/tuned --init runs/a" in lines
@@ -451,7 +420,7 @@ def test_a_printed_fine_tuning_needs_no_clone_is_requeued_and_ends(cluster, tmp_
     pretraining = write_recipe(tmp_path).rename(tmp_path / "pretraining.toml")
     command_line("train", str(pretraining), *words, cwd=tmp_path, status=0)
     recipe = write_finetune_recipe(tmp_path)
-    words = ("--data", str(data), "--run-dir", "tuned", "--backbone", "pretrained", "steps=60")
+    words = ("--data", str(data), "--run-dir", "tuned", "--init", "pretrained", "steps=60")
     options = ("--option", "partition=low", "--option", f"output={tmp_path}/job.log")
     script = command_line("slurm", str(recipe), *words, *options, cwd=tmp_path, status=0)
     (tmp_path / "job.sbatch").write_text(script.stdout)

@@ -7,30 +7,17 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Literal
 
 from sslpipe.errors import UserError
 
-Kind = Literal["train", "shards"]
-
-# Options that every script of a kind has, unless given; sbatch's long names.
-_TRAIN = {
+# Options that every script has, unless given; sbatch's long names.
+DEFAULTS = {
     **{"job-name": "sslpipe", "nodes": "1", "ntasks-per-node": "1", "signal": "B:USR1@120"},
     **{"requeue": "", "open-mode": "append", "output": "%x-%j.out"},
 }
-_SHARDS = {name: value for name, value in _TRAIN.items() if name != "signal"}
-DEFAULTS: dict[Kind, dict[str, str]] = {
-    "train": _TRAIN,
-    "shards": {**_SHARDS, "job-name": "sslpipe-shards", "output": "%x-%A_%a.out"},
-}
-_ABOUT: dict[Kind, str] = {
-    "train": """\
+_ABOUT = """\
 # Written by `sslpipe slurm`: give it to sbatch. It is saved and requeued at the time limit and on
-# preemption, and ends with the training.""",
-    "shards": """\
-# Written by `sslpipe slurm shards`: give it to sbatch --array=1-N, N as SSLPIPE_PARTS below, for a
-# part of the shards a task; then to sbatch --dependency=afterok:JOB, which merges the parts.""",
-}
+# preemption, and ends with the training."""
 
 # What an option's value may be; all else could end the line and begin another.
 OPTIONS = {
@@ -53,16 +40,14 @@ def batch_script(
     arguments: Sequence[str],
     settings: Mapping[str, str],
     site: Path | None = None,
-    kind: Kind = "train",
 ) -> str:
     """Return a script for sbatch that needs no arguments and no other file.
 
     Args:
         options: Of sbatch, by the long names in OPTIONS.
-        arguments: Of `sslpipe train` or `sslpipe shards build`, the folder first.
+        arguments: Of `sslpipe train`.
         settings: Variables that the site's part would otherwise default.
         site: A shell file to include before the defaults: modules, network, containers.
-        kind: Of the job. Without an array the one of shards merges what an array built.
 
     Raises:
         UserError: For an unknown option, a value that it cannot have, or an unreadable file.
@@ -72,18 +57,15 @@ def batch_script(
             raise UserError(f"unknown option --{name}; known: {', '.join(sorted(OPTIONS))}")
         if not re.fullmatch(OPTIONS[name], value):
             raise UserError(f"--{name} {value!r} is not of the form {OPTIONS[name]}")
-    lines = {**DEFAULTS[kind], **options}
-    words, body = [*arguments], template(f"{kind}.sh")
-    if kind == "shards":
-        words, body = ["build", *words], template("merge.sh") + body
+    lines = {**DEFAULTS, **options}
     parts = {
         "OPTIONS": "\n".join(f"#SBATCH --{k}{v and f'={v}'}" for k, v in lines.items()),
         "SETTINGS": "\n".join(f"{k}={shlex.quote(v)}" for k, v in settings.items()),
-        "ABOUT": _ABOUT[kind],
-        "ARGUMENTS": shlex.join(words),
+        "ABOUT": _ABOUT,
+        "ARGUMENTS": shlex.join(arguments),
         "BIN": shlex.quote(str(Path(sys.prefix) / "bin")),
         "SITE": ("" if site is None else _read(site)) + template("site.sh"),
-        "BODY": body.rstrip(),
+        "BODY": template("train.sh").rstrip(),
     }
     return _AtTemplate(template("job.sbatch")).substitute(parts)
 
