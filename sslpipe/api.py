@@ -9,8 +9,6 @@ from sslpipe.export.initial import open_init
 from sslpipe.export.load import FrozenBackbone, Weights
 from sslpipe.metric_learning.finetune import finetune
 from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe
-from sslpipe.registry.plugins import made_with
-from sslpipe.run.records import plugins_of
 from sslpipe.train import train as pretrain
 
 
@@ -20,7 +18,6 @@ def train(
     run_dir: str | Path,
     *,
     init: FrozenBackbone | str | Path | None = None,
-    backbone: FrozenBackbone | str | Path | None = None,
     checkpoint: str | None = None,
     weights: Weights | None = None,
     overrides: Sequence[str] = (),
@@ -34,7 +31,6 @@ def train(
         run_dir: Where the run lives; the same one resumes.
         init: The weights that the backbone starts from: what `load_backbone` takes, or returns. A
             run that has begun keeps them, and needs none.
-        backbone: The same, as fine-tunings called it.
         checkpoint: Of a run that `init` names, "step-00000012": this one instead of its newest.
         weights: Of a run that `init` names: "trained" or "ema", see `load_run`.
         overrides: `section.key=value`, where `recipe` is a path.
@@ -46,14 +42,11 @@ def train(
         UserError: For what the user can mend: recipe, data, launch, a directory in use.
     """
     if isinstance(recipe, str | Path):
-        with made_with(plugins_of(Path(run_dir))):
-            recipe = load_recipe(recipe, overrides)
+        recipe = load_recipe(recipe, overrides)
     elif overrides:
         raise UserError("overrides are for the path of a recipe, and this is a recipe already")
-    if init is not None and backbone is not None:
-        raise UserError("init and backbone are two names of one argument; give init")
-    source, run_dir = backbone if init is None else init, Path(run_dir)
-    init_from = open_init(recipe, source, checkpoint=checkpoint, weights=weights, run_dir=run_dir)
+    run_dir = Path(run_dir)
+    init_from = open_init(recipe, init, checkpoint=checkpoint, weights=weights, run_dir=run_dir)
     index = data if isinstance(data, DatasetIndex) else load_index(str(data))
     if isinstance(recipe, FinetuneRecipe):
         return finetune(recipe, index, run_dir, init_from)

@@ -55,7 +55,7 @@ def test_train_runs_both_kinds_from_paths_and_what_it_trained_loads(tmp_path):
     assert sslpipe.train(str(recipe), str(data), runs + "/ssl", overrides=["steps=2"]) == 2
     index = sslpipe.load_index(data)
     tuned = sslpipe.load_recipe(metric, ["steps=2", "backbone.widths=[8, 16, 16]"])
-    assert sslpipe.train(tuned, index, runs + "/tuned", backbone=runs + "/ssl") == 2
+    assert sslpipe.train(tuned, index, runs + "/tuned", init=runs + "/ssl") == 2
     assert sslpipe.load_backbone(runs + "/tuned").num_features == 8
     assert (tmp_path / "ssl" / "DONE").exists()
     ssl, tuned = final_weights(tmp_path / "ssl"), final_weights(tmp_path / "tuned")
@@ -93,8 +93,6 @@ def test_a_process_second_run_gets_its_own_device():
 
 def test_what_a_kind_would_ignore_is_refused(tmp_path):
     data, recipe = write_dataset(tmp_path / "data"), write_recipe(tmp_path)
-    with pytest.raises(UserError, match="init and backbone are two names of one argument"):
-        sslpipe.train(recipe, data, tmp_path / "run", backbone=tmp_path, init=tmp_path)
     with pytest.raises(UserError, match="overrides are for the path of a recipe"):
         sslpipe.train(sslpipe.load_recipe(recipe), data, tmp_path / "run", overrides=["steps=1"])
     with pytest.raises(UserError, match=r"run\.cache: 'device' is for pretraining; use 'none'"):

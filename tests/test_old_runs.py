@@ -39,7 +39,7 @@ def test_an_old_run_resumes_to_the_weights_that_the_old_code_reached(old, name):
     before = status(run_dir)
     assert (before["state"], before["step"]) == ("lost", 5)
     assert latest(run_dir).name == "step-00000004"
-    backbone = ["--backbone", str(old / "backbone")] if name == "finetune" else []
+    backbone = ["--init", str(old / "backbone")] if name == "finetune" else []
     data = str(old / "data" / "dataset.json")
     arguments = ("train", str(old / f"{name}.toml"), "--data", data, "--run-dir", str(run_dir))
     command_line(*arguments, *backbone, status=0)

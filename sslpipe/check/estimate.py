@@ -6,15 +6,11 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from sslpipe.augment.params import draws
-from sslpipe.data.index import Split
-from sslpipe.data.loader import one_pass, open_reader
 from sslpipe.data.pipeline import Batch
-from sslpipe.errors import DataError
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.pretrain import Recipe
 
@@ -23,18 +19,18 @@ _EFFICIENCY = 0.8  # of threads that share a step: between 0.6 and 1 where measu
 
 
 def step_seconds(
-    model: Any, augment: Any, batch: Batch, recipe: Recipe, device: torch.device
+    model: Any, augment: Any, image_px: int, recipe: Recipe, device: torch.device
 ) -> tuple[str, float]:
     """Measure the time of a global step on one process of this machine.
 
-    Views, forward and backward of a few images are timed and scaled to the batch, with
+    Views, forward and backward of a few images of noise are timed and scaled to the batch, with
     micro-batches views and forward twice. Not included: loss, optimizer, communication, and
     decoding, which runs in parallel. The images are doubled until a step is long enough to time.
 
     Args:
         model: Moved to the device; its buffers change.
         augment: The views.
-        batch: Some images, on the CPU.
+        image_px: Side of the decoded images.
         recipe: With precision "auto", fp32 and bf16 are both timed.
         device: Where to compute.
 
@@ -50,8 +46,8 @@ def step_seconds(
     for precision in ("fp32", "bf16") if named == "auto" else (named,):
         images, measured_s = min(4, batch_size), 0.0
         while True:
-            some = _repeated(batch, images)
-            step = partial(_one_step, model, augment, some, precision, device, cached)
+            batch = noise_batch(image_px, images)
+            step = partial(_one_step, model, augment, batch, precision, device, cached)
             measured_s = seconds(step)
             if measured_s >= _LONG_ENOUGH_S or images == batch_size:
                 break
@@ -88,36 +84,16 @@ def _elapsed(clock: Callable[[], float], step: Callable[[], None]) -> float:
     return clock() - begin_s
 
 
-def first_images(recipe: Recipe, split: Split) -> Batch:
-    """The first few images that can be decoded, for timing."""
-    first = np.arange(min(16, len(split)))
-    passes = one_pass(
-        split,
-        ids=first,
-        canvas_px=recipe.data.canvas_px,
-        num_workers=0,
-        reader=open_reader(split, recipe.run),
-        on_bad=lambda bad: None,  # training quarantines and counts it
-    )
-    batch = next(passes, None)
-    if batch is None:
-        raise DataError(
-            f"none of the first {len(first)} images of split {split.name!r} can be decoded; "
-            "`sslpipe shards verify` lists every bad one"
-        )
-    return batch
-
-
-def noise_batch(image_px: int) -> Batch:
-    """Eight square images of noise, for timing without data."""
+def noise_batch(image_px: int, images: int = 8) -> Batch:
+    """Square images of noise, for timing."""
     generator = torch.Generator().manual_seed(0)
-    shape = (8, 3, image_px, image_px)
+    shape = (images, 3, image_px, image_px)
     return Batch(
         images=torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
-        sizes=torch.full((8, 2), image_px),
-        labels=torch.full((8,), -1),
-        ids=torch.arange(8),
-        source_ids=torch.arange(8),
+        sizes=torch.full((images, 2), image_px),
+        labels=torch.full((images,), -1),
+        ids=torch.arange(images),
+        source_ids=torch.arange(images),
         epoch=0,
     )
 
@@ -142,13 +118,6 @@ def _one_step(
     float(value.detach())  # waits for the device
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # backward too
-
-
-def _repeated(batch: Batch, images: int) -> Batch:
-    rows = torch.arange(images) % len(batch.ids)
-    parts = [part[rows] for part in batch[:3]]
-    ids = torch.arange(images)
-    return Batch(parts[0], parts[1], parts[2], ids, ids, batch.epoch)
 
 
 def _autocast(device: str, precision: str) -> AbstractContextManager[None]:

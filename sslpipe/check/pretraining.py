@@ -25,7 +25,7 @@ from sslpipe.check.columns import (
     poorly_mixed_groups,
     straddle_warning,
 )
-from sslpipe.check.estimate import first_images, noise_batch, step_seconds
+from sslpipe.check.estimate import step_seconds
 from sslpipe.check.tables import (
     Rows,
     format_duration,
@@ -123,9 +123,6 @@ def check_pretraining(
         order = plan_order(recipe, index)
         pairing = plan_pairs(recipe.pairs, split, order)
         recipe = recipe.resolved(order.steps_per_epoch)
-        images = first_images(recipe, split)
-    else:
-        images = noise_batch(min(recipe.data.canvas_px, augment.crop_px * 8 // 7))
 
     # sizes, memory, time
     loss_fn = build_loss(recipe)
@@ -144,7 +141,8 @@ def check_pretraining(
         raise RecipeError(f"with no more than 4 images at a time {alone}")
     flops = recipe_flops(recipe, model, crop_px)
     if timed_by is None:
-        precision, seconds = step_seconds(model, augment, images, recipe, device)
+        image_px = min(recipe.data.canvas_px, crop_px * 8 // 7)
+        precision, seconds = step_seconds(model, augment, image_px, recipe, device)
     else:
         precision, seconds = stored_precision(timed_by), logged_step_s(timed_by)
     return PretrainCheck(

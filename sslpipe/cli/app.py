@@ -12,7 +12,7 @@ import typer
 
 from sslpipe.cli.next_step import DAY, add_next
 from sslpipe.cli.options import option
-from sslpipe.cli.terminal import LazyGroup, first_sign, new_app, say
+from sslpipe.cli.terminal import LazyGroup, new_app, say
 from sslpipe.errors import UserError
 from sslpipe.portable import FULL
 from sslpipe.run.console import GONE, lasting_streams
@@ -130,10 +130,7 @@ def run(*words: str) -> None:
     any more does its work all the same.
     """
     with lasting_streams() as streams:
-        given = [*words, *sys.argv[1:]]
-        command = next((word for word in given if word in COMMANDS), "")
-        with first_sign("" if "--help" in given else command, streams):
-            status = _run(given)
+        status = _run([*words, *sys.argv[1:]])
         for stream in streams:
             stream.flush()
         lost = streams[0].error if streams else None  # of standard output
@@ -144,11 +141,6 @@ def run(*words: str) -> None:
 
 def _run(words: list[str]) -> Any:
     """Run the command that the words name; the exit status."""
-    # --init has had this name; a parameter's second name could not be hidden from --help
-    words = [
-        word.replace("--backbone", "--init", 1) if word.partition("=")[0] == "--backbone" else word
-        for word in words
-    ]
     trace = os.environ.get("SSLPIPE_TRACE") == "1"
     try:
         if any(word.partition("=")[0] == "--plugin" for word in words):

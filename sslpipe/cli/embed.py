@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sslpipe.cli.inputs import FEATURE_SUFFIXES, check_choice, check_file, check_model, open_data
-from sslpipe.cli.next_step import after_embed
 from sslpipe.cli.options import (
     SOURCES,
     BatchSize,
@@ -39,7 +38,7 @@ app = new_app()
     "file)",
 )
 def main(
-    model: Annotated[Path, argument(f"A run directory, {SOURCES}, or model.onnx.")],
+    model: Annotated[Path, argument(f"A run directory, {SOURCES}.")],
     data: Data,
     out: Annotated[Path, option()],
     split: list[str] = ["test"],  # noqa: B006 (typer copies it)
@@ -110,7 +109,6 @@ def main(
         if process.rank == 0:
             say(f"{file}: features of split {name!r}")
     end_processes()
-    after_embed(files, data, index)
 
 
 def _files(out: Path, splits: Sequence[str]) -> dict[str, Path]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from sslpipe.cli.inputs import check_file, check_model, check_seed, open_data
-from sslpipe.cli.next_step import after_suite
+from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import (
     BatchSize,
     CanvasPx,
@@ -232,4 +232,5 @@ def suite(
         if "incomplete" not in report:
             shutil.rmtree(work.kept_folder(out), ignore_errors=True)
         work.print_report(report, out)
-    after_suite(model, data)
+    if model is not None and (Path(model) / "recipe.json").is_file():
+        say_next("report", model, "--data", data)

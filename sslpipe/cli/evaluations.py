@@ -14,7 +14,6 @@ import typer
 from numpy.typing import NDArray
 
 from sslpipe.cli.inputs import check_file, check_seed
-from sslpipe.cli.next_step import after_evaluation
 from sslpipe.cli.options import Device, JsonFile, argument, documentation, option
 from sslpipe.cli.processes import start
 from sslpipe.cli.suite_tables import print_results, print_values
@@ -231,7 +230,6 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
             if out is not None:
                 write_json(out, [{**mapped.to_json(), **result.to_json()} for result in results])
         end_processes()
-        after_evaluation(name, train, test)
 
     summary, helps = documentation(evaluate)
     parameters = [

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from sslpipe.cli.inputs import check_features, check_folder, check_model
-from sslpipe.cli.next_step import say_next, say_next_program
+from sslpipe.cli.next_step import say_next_program
 from sslpipe.cli.options import SOURCES, Checkpoint, Weights, argument, documented, option
 from sslpipe.cli.terminal import new_app, say, say_weights, show, working
 from sslpipe.errors import UserError
@@ -109,4 +109,3 @@ def whiten(
     done = "principal axes, largest first" if pca else "spectrum flattened"
     erased = f"{', '.join(erase)} erased, " if erase else ""
     say(f"{export}: {width} -> {kept} features, {erased}{done}")
-    say_next("gallery", "enrol", "--help")

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from sslpipe.cli.inputs import check_model, find_images, find_named_images
-from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import SOURCES, Checkpoint, Device, Weights, argument, option
 from sslpipe.cli.terminal import new_app, progress, say, say_weights, show
 from sslpipe.errors import DataError, UserError, one_line
@@ -29,7 +28,7 @@ app = new_app(
 )
 
 GalleryFile = Annotated[Path, argument("The gallery's file.", show_default=False)]
-Model = Annotated[Path, option(f"A run directory, {SOURCES}, or model.onnx.")]
+Model = Annotated[Path, option(f"A run directory, {SOURCES}.")]
 SearchBy = Annotated[str | None, option("torch or faiss: the same answers.")]
 Far = Annotated[float, option("Share of impostors that may pass.", min=0, max=1)]
 
@@ -56,7 +55,6 @@ def enrol(
     book.save(gallery)
     enrolled = len({names[k] for k in kept})
     show(f"{gallery}: {len(kept)} images of {enrolled} names; {len(book)} names in all")
-    _say_next(book, gallery, model, images=folder)
 
 
 @app.command(
@@ -82,7 +80,6 @@ def add(
     book.add(name, embeddings)
     book.save(gallery)
     show(f"{gallery}: {one_line(name)} has {len(book.embeddings(name))} images")
-    _say_next(book, gallery, model, images=images[0])
 
 
 @app.command(epilog='Example: sslpipe gallery remove team.safetensors "Ada"')
@@ -92,7 +89,6 @@ def remove(gallery: GalleryFile, name: Annotated[str, argument("The name to remo
     book.remove(name)
     book.save(gallery)
     show(f"{gallery}: {one_line(name)} is gone; {len(book)} names are left")
-    say_next("gallery", "list", gallery)
 
 
 @app.command("list", epilog="Example: sslpipe gallery list team.safetensors")
@@ -131,7 +127,6 @@ def calibrate(
     if len(embeddings) * far < 1:
         few = f"fewer than {1 / far:.0f} strangers say little about FAR {far:g}"
         say(f"{few}: the threshold lies just above the highest of them", "yellow")
-    say_next("gallery", "identify", gallery, strangers, "--model", model)
 
 
 @app.command(
@@ -164,7 +159,6 @@ def identify(
         print("\t".join([one_line(str(paths[k])), *(_answer(book, match) for match in matches)]))
     if not book.calibrated:
         say(NO_THRESHOLD, "yellow")
-        _say_next(book, gallery, model)
 
 
 def _answer(book: "Gallery", match: "Match") -> str:
@@ -212,14 +206,6 @@ def verify_command(
     print(f"{'same' if same else 'different'}\t{score:.4f}\tthreshold {threshold:.4f}")
     if not same:
         raise typer.Exit(1)
-
-
-def _say_next(book: "Gallery", gallery: Path, model: Path, images: Path | None = None) -> None:
-    """Name `calibrate`, without which a stranger gets a name, and after it `identify`."""
-    if not book.calibrated:
-        say_next("gallery", "calibrate", gallery, "STRANGERS", "--model", model)
-    elif images is not None:
-        say_next("gallery", "identify", gallery, images, "--model", model)
 
 
 def _check_there(gallery: Path) -> None:

@@ -51,7 +51,6 @@ NEXT = {  # command -> what is typed after it; a sub-command without a row has t
     "train": f"sslpipe status RUN while it runs, then {_SUITE}",
     "status": f"{_SUITE} when it is done",
     "slurm": "sslpipe status RUN",
-    "slurm shards": _CHECK,
     "embed": "sslpipe evaluate knn TRAIN.safetensors TEST.safetensors",
     "whiten": "sslpipe embed EXPORT --data DIR/dataset.json --split test --out test.safetensors",
     "evaluate": _REPORT,
@@ -109,13 +108,6 @@ def say_next_program(*words: object, title: str = "Next") -> None:
         say_once(f"{title}: {shlex.join(map(str, words))}")
 
 
-def say_same(option: str) -> None:
-    """Print `Next: ` this process's own command with a further option; see `say_next`."""
-    words = sys.argv[1:]
-    end = words.index("--") if "--" in words else len(words)
-    say_next_program("sslpipe", *words[:end], option, *words[end:])
-
-
 def after_a_look(data: str | Path, *overrides: str) -> None:
     """Check a training of a data set, from random or pretrained weights, where there are recipes.
 
@@ -147,55 +139,10 @@ def new_run_dir(name: str) -> Path:
     return next(path for path in tries if not path.exists())
 
 
-_BOTH = ("--split", "train", "--split", "test")
-
-
 def after_train(run_dir: Path, data: str, index: "DatasetIndex") -> None:
-    """Measure the run, where the data set has labels to measure with; else embed and show it."""
+    """Measure the run, where the data set has labels to measure with; else show it."""
     both = {"train", "test"} <= {*index.manifest.splits}
     if both and (index.split("test").labels >= 0).any():
         say_next("evaluate", "suite", run_dir, "--data", data, "--out", run_dir / "eval.json")
-    elif both:
-        features = run_dir / "features" / "{split}.safetensors"
-        say_next("embed", run_dir, "--data", data, *_BOTH, "--out", features)
     else:
         say_next("report", run_dir, "--data", data)
-
-
-def after_embed(files: dict[str, Path], data: str, index: "DatasetIndex") -> None:
-    """Score the features, by each other where there is one split; without labels look at them."""
-    last = [*files][-1]
-    file, samples = files[last], len(index.split(last))
-    if (index.split(last).labels >= 0).all():
-        if {"train", "test"} <= {*files}:
-            pair: list[object] = [files["train"], files["test"]]
-            most = len(index.split("train"))
-        else:  # each row against all others
-            pair, most = [file, file, "--exclude-same-id"], samples - 1
-        say_next("evaluate", "knn", *pair, "--k", min(20, most))
-    elif last == "test" and (file.parent.parent / "recipe.json").is_file():
-        say_next("report", file.parent.parent, "--data", data)
-    else:
-        where = file.with_name("outliers")
-        say_next("curate", "outliers", file, "--data", data, "--out", where)
-
-
-def after_evaluation(name: str, train: Path, test: Path) -> None:
-    """Show the run that the features are of; else measure them in another way."""
-    run_dir, itself = test.parent.parent, train == test
-    if (run_dir / "recipe.json").is_file():
-        say_next("report", run_dir)
-    elif name == "knn" and itself:
-        say_next("evaluate", "retrieval", test, test, "--exclude-same-id")
-    elif name != "geometry":  # the last of them
-        say_next("evaluate", "linear" if name == "knn" else "geometry", train, test)
-
-
-def after_suite(model: str | None, data: str | None) -> None:
-    """Show a run; of other weights write the features that were measured."""
-    if model is None or data is None:
-        return
-    if (Path(model) / "recipe.json").is_file():
-        say_next("report", model, "--data", data)
-    else:
-        say_next("embed", model, "--data", data, *_BOTH, "--out", "features/{split}.safetensors")

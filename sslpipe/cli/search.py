@@ -24,7 +24,7 @@ app = new_app()
 def main(
     features: Annotated[str, argument("A file of `sslpipe embed`; several joined by commas.")],
     images: Annotated[list[Path], argument("Images to search for, or folders of images.")],
-    model: Annotated[Path, option(f"What made the features: a run, {SOURCES}, or model.onnx.")],
+    model: Annotated[Path, option(f"What made the features: a run, {SOURCES}.")],
     data: Annotated[
         list[str],
         option("The data set of the features, dataset.json: of all files, or one --data a file."),

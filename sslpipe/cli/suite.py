@@ -1,7 +1,5 @@
 """What `sslpipe evaluate suite` embeds, compares with, keeps and prints."""
 
-import hashlib
-import json
 import os
 import re
 import signal
@@ -10,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -208,7 +205,7 @@ def _table(facts: dict[str, Any], key: str) -> dict[str, Any]:
 def short_name(source: str, taken: Collection[str]) -> str:
     """Make a readable name of a source's last part, and of more of it while that one is taken."""
     parts = [part for part in re.split(r"[:/\\]+", source) if part.strip(".")] or ["other"]
-    suffix = r"\.(safetensors|pth|pt|bin|onnx|tar)(?=(@\d+)?$)"
+    suffix = r"\.(safetensors|pth|pt|bin|tar)(?=(@\d+)?$)"
     parts[-1] = re.sub(suffix, "", parts[-1]) or parts[-1]
     parts = [re.sub(r"[^\w.+-]+", "-", part) for part in parts]
     tries = ["-".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
@@ -244,32 +241,56 @@ def embed_model(
     if untrained_seed is not None:
         untrained = random_backbone(config.backbone, config.crop_px, untrained_seed)
     options |= {"on_bad": report_bad}
-    # features that lie in a run just as they would be embedded are read; an export has none
-    folder = model / "features"
-    writable = (model / "recipe.json").is_file() and os.access(model, os.W_OK)
     saved = {}
     for split in splits:
-        file = folder / f"{split.name}.safetensors"
-        facts = features_metadata(backbone, backbone.view, index, split.name)
-        small = len(split) * config.num_features * 4 <= MOST_KEPT_BYTES
-        named = {"title": f"embed {split.name}", "new": writable and small, **options}
-        rows = _kept_rows(file, backbone, facts, split, canvas, **named)
+        rows = _features_of_the_run(model, backbone, index, split, canvas, **options)
         if rows is not None:
             saved[split.name] = rows
-            say(f"{split.name}: read from {file}")
     own: dict[str, Any] = {"view": backbone.view, "splits": splits, "canvas_px": canvas, **options}
     own["progress"] = progress
     names = ("ssl", *BASELINES, *(other.name for other in compared.others))
     known_as = own_name(config.facts, names)
     sets: Sets = {"ssl": embed_pair(known_as, backbone.backbone, saved=saved, **own)}
-    # the start first: each is embedded when its turn comes, and kept once it is measured
-    kept = folder / "against" if writable else None
+    # the start first: each is embedded when its turn comes
     for other in sorted(compared.others, key=lambda other: other.name != compared.start):
-        sets[other.name] = partial(embed_other, other, index, splits, kept, canvas_px, **options)
+        sets[other.name] = partial(embed_other, other, splits, canvas_px, **options)
     if untrained is not None:
         sets["random"] = partial(embed_pair, "random", untrained, **own)
     sets["pixels"] = partial(embed_pixels, **own)
     return sets
+
+
+def _features_of_the_run(
+    model: Path,
+    backbone: FrozenBackbone,
+    index: DatasetIndex,
+    split: Split,
+    canvas_px: int,
+    **options: Any,
+) -> Embeddings | None:
+    """Read RUN/features/SPLIT where it is just what would be embedded now; None where it is not.
+
+    A file that is not there is written, if it is not too large: `report` and `search` read it.
+    """
+    file = model / "features" / f"{split.name}.safetensors"
+    facts = features_metadata(backbone, backbone.view, index, split.name)
+    writable = (model / "recipe.json").is_file() and os.access(model, os.W_OK)
+    small = len(split) * backbone.num_features * 4 <= MOST_KEPT_BYTES
+    if writable and small and not file.exists():
+        embed_to_file(
+            file,
+            backbone.backbone.to(options["device"]),
+            backbone.view,
+            split,
+            facts,
+            canvas_px=canvas_px,
+            bar=partial(progress, f"embed {split.name}"),
+            **options,
+        )
+    rows = saved_embeddings(file, {**facts, "canvas_px": canvas_px, "dtype": "float32"}, split)
+    if rows is not None:
+        say(f"{split.name}: read from {file}")
+    return rows
 
 
 def model_metadata(
@@ -302,81 +323,13 @@ def model_metadata(
 
 
 def embed_other(
-    other: Other,
-    index: DatasetIndex,
-    splits: tuple[Split, Split],
-    folder: Path | None,
-    canvas_px: int | None,
-    **options: Any,
+    other: Other, splits: tuple[Split, Split], canvas_px: int | None, **options: Any
 ) -> Pair:
-    """Embed train and test by a network, through its own view; what a file holds is read.
-
-    In `folder` lies a file for each network, view, data set and split; None: none is kept. Without
-    canvas_px it is the view's; options: batch_size, num_workers and device of `embed`.
-    """
-    if folder is None:
-        with TemporaryDirectory() as temporary:
-            return embed_other(other, index, splits, Path(temporary), canvas_px, **options)
-    config, view = other.backbone.config, other.backbone.view
-    canvas = canvas_px or view.canvas_px
+    """Embed train and test by another network, through its own view, its canvas too by default."""
     options["on_bad"] = lambda bad: None  # reported with the first features
-    pair = []
-    for split in splits:
-        facts = {
-            "backbone_sha256": config.weights_sha256,
-            "backbone": config.backbone.model_dump(),
-            "view": view.config(),
-            **data_metadata(index, split.name),
-        }
-        identity = {**facts, "canvas_px": canvas, "dtype": "float32"}
-        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-        file = folder / f"{key[:16]}-{split.name}.safetensors"
-        named = {"title": f"{other.name}: {split.name}", "network": other.name, **options}
-        rows = _kept_rows(file, other.backbone, facts, split, canvas, ours=True, **named)
-        assert rows is not None
-        pair.append(rows)
-    return pair[0], pair[1]
-
-
-def _kept_rows(
-    file: Path,
-    model: FrozenBackbone,
-    facts: dict[str, Any],
-    split: Split,
-    canvas_px: int,
-    *,
-    title: str,
-    new: bool = True,
-    ours: bool = False,
-    **options: Any,
-) -> Embeddings | None:
-    """Read a file of features where they are just what would be embedded now.
-
-    `facts` decide them, beside the canvas. A file that is not there is written where `new`; one
-    that nobody else writes, `ours`, is made anew where it is damaged or differs, and may lack
-    samples that could not be decoded. None where there is no such file.
-    """
-    identity = {**facts, "canvas_px": canvas_px, "dtype": "float32"}
-    try:
-        rows = saved_embeddings(file, identity, split, whole=not ours)
-    except DataError as error:
-        if not ours:
-            raise
-        say(str(error))
-        rows = None
-    if rows is not None or not (new and (ours or not file.exists())):
-        return rows
-    embed_to_file(
-        file,
-        model.backbone.to(options["device"]),
-        model.view,
-        split,
-        facts,
-        canvas_px=canvas_px,
-        bar=partial(progress, title),
-        **options,
-    )
-    return saved_embeddings(file, identity, split, whole=not ours)
+    view, canvas = other.backbone.view, canvas_px or other.backbone.view.canvas_px
+    own: dict[str, Any] = {"view": view, "canvas_px": canvas, "progress": progress, **options}
+    return embed_pair(other.name, other.backbone.backbone, splits=splits, **own)
 
 
 def find_leaks(splits: tuple[Split, Split], sets: Sets, num_workers: int) -> Leaks:

@@ -14,7 +14,6 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from sslpipe.portable import write_atomically
-from sslpipe.run.console import LastingStream, say_last
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 console = Console(stderr=True)
 PLAIN_EVERY_S = 10.0
-SILENT_S = 1.5
 
 
 def new_app(**settings: Any) -> typer.Typer:
@@ -160,23 +158,3 @@ def working(task: str) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=console, transient=True) as bar:
         number = bar.add_task(task, total=None)
         yield lambda text: bar.update(number, description=f"{task}: {text}")
-
-
-@contextmanager
-def first_sign(command: str, streams: Sequence[LastingStream]) -> Iterator[None]:
-    """Say that a command is at work where it has printed nothing yet: libraries take seconds.
-
-    Not with SSLPIPE_NEXT=0, for scripts.
-    """
-    ended = threading.Event()
-
-    def watch() -> None:
-        if not ended.wait(SILENT_S) and not any(stream.used for stream in streams):
-            say_last(f"sslpipe {command}: loading libraries and data ...")
-
-    if command and os.environ.get("SSLPIPE_NEXT") != "0" and first_process():
-        threading.Thread(target=watch, name="sslpipe-first-sign", daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()

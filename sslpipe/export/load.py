@@ -27,7 +27,6 @@ from sslpipe.recipe.base import Component, Weights
 from sslpipe.recipe.messages import explain_errors
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import REFUSALS, build
-from sslpipe.registry.plugins import made_with
 from sslpipe.run.best import choose
 from sslpipe.run.checkpoint_files import read_state
 from sslpipe.run.evaluated import read_suite
@@ -109,12 +108,8 @@ def load_backbone(
         return ours if parsed.px is None else at_size(ours, parsed.px, parsed.text)
     px = crop_px if parsed.px is None else parsed.px
     backbone, component, view, report = read_weights(parsed, component, px)
-    is_onnx = parsed.scheme == "onnx"
-    name = parsed.path.stem if is_onnx else component.kind.rpartition("/")[2]
-    model = freeze(backbone, component, view, {"name": name, "init": report})
-    if is_onnx:  # the module has no tensors
-        model.update_config(weights_sha256=report["sha256"])
-    return model
+    name = component.kind.rpartition("/")[2]
+    return freeze(backbone, component, view, {"name": name, "init": report})
 
 
 def _load_export(path: Path) -> FrozenBackbone:
@@ -132,7 +127,7 @@ def _load_export(path: Path) -> FrozenBackbone:
         nested = SSLPIPE_KEY in tree  # the timm and hf formats
         bare = nested and "architecture" in tree  # the keys are those of timm's network
         config = Config.model_validate(tree[SSLPIPE_KEY] if nested else tree)
-        with within_memory("backbone"), made_with(config.facts.get("plugins")):
+        with within_memory("backbone"):
             if config.backbone.kind == JOIN:  # many networks: judged by the file, one by one
                 most = (path / "model.safetensors").stat().st_size  # a number has a byte or more
                 backbone: Backbone = build_joined(config.backbone.arguments, most)
@@ -233,65 +228,62 @@ def load_run(
             checkpoint is taken only where it is named. ExportError where a projector is requested
             and there is none.
     """
-    with made_with(plugins_of(run_dir)):
-        # what the run wrote down; what the checkpoint says of it counts
-        folder, weights = choose(run_dir, checkpoint, weights)
-        state = read_state(folder)
-        identity = state["identity"]
-        tree = {**read_description(run_dir, "recipe.json"), **identity["recipe"]}
-        recipe = parse_recipe(tree, f"{run_dir}/recipe.json", recorded=True)
-        assert recipe.backbone is not None  # a run has written down what it built
-        data = _read_data(run_dir, identity["index_sha256"])
-        # the view of evaluation: the training's crop and normalisation, without its distortions
-        views = build(
-            AUGMENTS, recipe.augment, section="augment", mean=data["mean"], std=data["std"]
+    # what the run wrote down; what the checkpoint says of it counts
+    folder, weights = choose(run_dir, checkpoint, weights)
+    state = read_state(folder)
+    identity = state["identity"]
+    tree = {**read_description(run_dir, "recipe.json"), **identity["recipe"]}
+    recipe = parse_recipe(tree, f"{run_dir}/recipe.json", recorded=True)
+    assert recipe.backbone is not None  # a run has written down what it built
+    data = _read_data(run_dir, identity["index_sha256"])
+    # the view of evaluation: the training's crop and normalisation, without its distortions
+    views = build(AUGMENTS, recipe.augment, section="augment", mean=data["mean"], std=data["std"])
+    crop_px = int(views.crop_px)
+    settings = recipe.augment.arguments
+    mean_std = (settings.get("mean", data["mean"]), settings.get("std", data["std"]))
+    view = eval_view_for(crop_px, *(mean_std if settings.get("normalize", True) else ()))
+    if "view" in state:  # of a run that started from weights: resized as they are used to
+        view = EvalView(**state["view"])
+    # the weights
+    if weights == "ema" and recipe.optim.ema is None:
+        raise ExportError(
+            f"{run_dir} keeps no average of its weights: it was trained without optim.ema"
         )
-        crop_px = int(views.crop_px)
-        settings = recipe.augment.arguments
-        mean_std = (settings.get("mean", data["mean"]), settings.get("std", data["std"]))
-        view = eval_view_for(crop_px, *(mean_std if settings.get("normalize", True) else ()))
-        if "view" in state:  # of a run that started from weights: resized as they are used to
-            view = EvalView(**state["view"])
-        # the weights
-        if weights == "ema" and recipe.optim.ema is None:
-            raise ExportError(
-                f"{run_dir} keeps no average of its weights: it was trained without optim.ema"
-            )
-        backbone = build_backbone(recipe.backbone, crop_px=crop_px)
-        projector = None
-        projector_config = recipe.projector if isinstance(recipe, Recipe) else None
-        if with_projector:
-            if projector_config is None:
-                raise ExportError(f"{run_dir} was fine-tuned: it has no projector to export")
-            projector = build_projector(backbone.num_features, projector_config)
-        try:
-            tensors = load_file(folder / "model.safetensors")
-            backbone.load_state_dict(_part(tensors, PREFIXES[weights]), strict=True)
-            if projector is not None:
-                projector.load_state_dict(_part(tensors, "projector."), strict=True)
-        except (SafetensorError, RuntimeError) as error:
-            raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from error
-        # what a reader of the export should know
-        metadata = {
-            "name": recipe.name,
-            "recipe": recipe.model_dump(mode="json"),
-            "digest": identity["digest"],
-            "step": state["step"],
-            "data": {key: data[key] for key in ("name", "license", "classes", "index_sha256")},
-        }
-        if checkpoint is not None:
-            metadata["checkpoint"] = folder.name
-        if weights != "trained":
-            metadata["weights"] = weights
-        if "init" in state:  # the weights that the run started from
-            metadata["init"] = state["init"]
-        if plugins := plugins_of(run_dir):  # whoever gets an export has them elsewhere
-            metadata["plugins"] = [Path(name).name for name in plugins]
-        if "classes" in state:  # of a fine-tuning
-            metadata["classes_seen"] = state["classes"]
-        if (run_dir / "eval.json").exists():
-            metadata |= _evaluation(run_dir / "eval.json", module_sha256(backbone))
-        return freeze(backbone, recipe.backbone, view, metadata, projector, projector_config)
+    backbone = build_backbone(recipe.backbone, crop_px=crop_px)
+    projector = None
+    projector_config = recipe.projector if isinstance(recipe, Recipe) else None
+    if with_projector:
+        if projector_config is None:
+            raise ExportError(f"{run_dir} was fine-tuned: it has no projector to export")
+        projector = build_projector(backbone.num_features, projector_config)
+    try:
+        tensors = load_file(folder / "model.safetensors")
+        backbone.load_state_dict(_part(tensors, PREFIXES[weights]), strict=True)
+        if projector is not None:
+            projector.load_state_dict(_part(tensors, "projector."), strict=True)
+    except (SafetensorError, RuntimeError) as error:
+        raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from error
+    # what a reader of the export should know
+    metadata = {
+        "name": recipe.name,
+        "recipe": recipe.model_dump(mode="json"),
+        "digest": identity["digest"],
+        "step": state["step"],
+        "data": {key: data[key] for key in ("name", "license", "classes", "index_sha256")},
+    }
+    if checkpoint is not None:
+        metadata["checkpoint"] = folder.name
+    if weights != "trained":
+        metadata["weights"] = weights
+    if "init" in state:  # the weights that the run started from
+        metadata["init"] = state["init"]
+    if plugins := plugins_of(run_dir):  # whoever gets an export has them elsewhere
+        metadata["plugins"] = [Path(name).name for name in plugins]
+    if "classes" in state:  # of a fine-tuning
+        metadata["classes_seen"] = state["classes"]
+    if (run_dir / "eval.json").exists():
+        metadata |= _evaluation(run_dir / "eval.json", module_sha256(backbone))
+    return freeze(backbone, recipe.backbone, view, metadata, projector, projector_config)
 
 
 def checkpoint_metadata(model: FrozenBackbone) -> dict[str, str]:

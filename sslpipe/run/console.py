@@ -19,17 +19,14 @@ class LastingStream:
 
     Attributes:
         error: The first error that lost text; None: none was lost.
-        used: Whether anything was written.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.error: OSError | None = None
-        self.used = False
 
     def write(self, text: str) -> int:
         """Write, or lose the text."""
-        self.used = True
         with self._kept():
             self.stream.write(text)
         return len(text)

@@ -103,5 +103,5 @@ def test_the_command_line_checks_either_kind_of_recipe(tmp_path, data):
     done = command_line("check", recipe, "--data", str(data), COLUMNS="200", status=0)
     assert "of 6 classes" in done.stdout
     recipe = str(ROOT / "recipes" / "demo.toml")
-    done = command_line("check", recipe, "--backbone", str(tmp_path), status=2)
+    done = command_line("check", recipe, "--init", str(tmp_path), status=2)
     assert "is neither an export nor a run" in done.stderr

@@ -17,7 +17,7 @@ from sslpipe.augment.build import build_augment
 from sslpipe.augment.presets import view_specs
 from sslpipe.build import build_model, plan_warnings
 from sslpipe.check import pretraining
-from sslpipe.check.estimate import noise_batch, step_seconds
+from sslpipe.check.estimate import step_seconds
 from sslpipe.check.pretraining import check_pretraining, render_pretraining
 from sslpipe.data.index import Split, load_index
 from sslpipe.data.order import ORDER_VERSION, Order, mixing_score
@@ -208,11 +208,11 @@ def test_the_estimated_time_is_a_rows_time_times_the_rows(recipe_of, monkeypatch
     cpu = torch.device("cpu")
     for named, chosen, each_s in (("fp32", "fp32", 0.003), ("auto", "bf16", 0.001)):
         recipe = recipe_of("data.batch_size=1024", f"optim.precision={named}")
-        precision, seconds = step_seconds(SlowModel(), views, noise_batch(4), recipe, cpu)
+        precision, seconds = step_seconds(SlowModel(), views, 4, recipe, cpu)
         assert precision == chosen
         assert 2048 * each_s <= seconds < 1.5 * 2048 * each_s
     recipe = recipe_of("data.batch_size=64", "data.micro_batch=16", "optim.precision=fp32")
-    _, seconds = step_seconds(SlowModel(), views, noise_batch(4), recipe, cpu)
+    _, seconds = step_seconds(SlowModel(), views, 4, recipe, cpu)
     assert 2 * 128 * 0.003 <= seconds < 1.5 * 2 * 128 * 0.003  # a forward more
 
 
@@ -228,7 +228,7 @@ def test_a_busy_machine_does_not_change_the_estimated_time(recipe_of, monkeypatc
     recipe = recipe_of("data.batch_size=64", "optim.precision=fp32")
     augment, model = build_augment(recipe, None), build_model(recipe, 16)
     cpu = torch.device("cpu")
-    _, seconds = step_seconds(model, augment, noise_batch(16), recipe, cpu)
+    _, seconds = step_seconds(model, augment, 16, recipe, cpu)
     assert 64 / 4 / 2 <= seconds <= 1.5 * 64 / 4 / 2  # four images took a second of one thread
     assert alone == [1, 2]
 
@@ -469,14 +469,6 @@ def test_missing_and_truncated_shards_are_one_user_error(recipe_of, tmp_path):
         UserError, match=r"train-000003\.tar is missing; train-000005\.tar has 2048"
     ):
         check_pretraining(recipe_of(), load_index(path))
-
-
-def test_the_first_images_may_be_bad_but_not_all_sixteen(recipe_of, tmp_path):
-    some = write_dataset(tmp_path / "some", broken={0: b"", 3: b"no picture"})
-    assert check_pretraining(recipe_of(), load_index(some)).step_seconds > 0
-    every = write_dataset(tmp_path / "every", broken=dict.fromkeys(range(16), b"no picture"))
-    with pytest.raises(UserError, match="none of the first 16 images"):
-        check_pretraining(recipe_of(), load_index(every))
 
 
 def test_the_command_prints_the_check_or_one_line(tmp_path, index):

@@ -304,20 +304,6 @@ def test_suite_compares_with_the_weights_of_others_through_their_own_view(run, s
         ]
     assert "weights" in shown
 
-    # a second suite reads what the first one embedded, unless that is damaged
-    kept = sorted((run_dir / "features" / "against").iterdir())
-    assert {path.name[16:] for path in kept} == {"-test.safetensors", "-train.safetensors"}
-    before = [path.stat().st_mtime_ns for path in kept]
-    call(evaluate_tool, *arguments)
-    assert [path.stat().st_mtime_ns for path in kept] == before
-    assert json.loads(out.read_text()) == report
-    kept[0].write_bytes(kept[0].read_bytes()[:-1])
-    call(evaluate_tool, *arguments)
-    after = [path.stat().st_mtime_ns for path in kept]
-    assert after[0] != before[0]
-    assert after[1] == before[1]
-    assert json.loads(out.read_text()) == report
-
 
 def suite_that(monkeypatch, run, out, *options, **replaced):
     """`evaluate suite` with functions replaced: exit status, what it printed, the report if any."""

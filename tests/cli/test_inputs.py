@@ -27,8 +27,7 @@ check {r} optim.peak_lr=fast -> optim.peak_lr = 'fast'
 check {r} data.batch_size=0 -> data.batch_size = 0
 check {r} --data {n}.json -> cannot read
 check {r} --data {d} data.split=tset -> has no split 'tset'
-check {r} --backbone {n} -> neither an export nor a run
-check {r} --backbone={n} -> neither an export nor a run
+check {r} --init={n} -> neither an export nor a run
 check {r} --init {n} -> neither an export nor a run
 check {r} --init {s} -> {s} is a data set of shards (it has dataset.json), not weights; --data
 check {r} --init {d} -> {d} is of a data set of shards, not weights

@@ -59,36 +59,16 @@ def test_a_beginner_is_led_from_photographs_to_an_export(follow, tmp_path):
         f"sslpipe preview {next_step.FIRST_RECIPE} --data 'out/my data'"
     )  # runs/tiny is taken
 
-    # the features, and what they tell
-    data = "--data 'out/my data/dataset.json'"
-    both = "--split train --split test --out 'f/{split}.safetensors'"
-    line = follow(f"sslpipe embed runs/tiny/backbone {data} {both}")
-    assert line == "sslpipe evaluate knn f/train.safetensors f/test.safetensors --k 20"
-    line = follow(line)
-    assert line == "sslpipe evaluate linear f/train.safetensors f/test.safetensors"
-    line = follow(line)
-    assert line == "sslpipe evaluate geometry f/train.safetensors f/test.safetensors"
-    assert follow(line) is None
-    line = follow(f"sslpipe embed runs/tiny {data} --out runs/tiny/features/test.safetensors")
-    assert line.endswith("test.safetensors --exclude-same-id --k 20")
-    assert follow(line) == "sslpipe report runs/tiny"
-
     # what is in the data set, and which of it to label
-    curate = f"sslpipe curate outliers f/train.safetensors {data} --out look/outliers"
+    data = "--data 'out/my data/dataset.json'"
+    assert follow(f"sslpipe embed runs/tiny {data} --split train --out f.safetensors") is None
+    curate = f"sslpipe curate outliers f.safetensors {data} --out look/outliers"
     commands, line = follow_all(follow, curate, "sslpipe shards")
     assert commands == ["curate outliers", "curate clusters", "curate select"]
     parsed(*shlex.split(line)[1:])  # it wants the labels that nobody has filled in
     line = follow("sslpipe curate duplicates 'out/my data' --out look/duplicates")
     assert "'data.keep=duplicate_group first'" in line
     follow(line)
-
-    # an export whitened, and a gallery
-    follow("sslpipe whiten runs/tiny/backbone f/train.safetensors")
-    line = follow("sslpipe gallery enrol pets.safetensors 'my photos' --model runs/tiny/backbone")
-    assert line.startswith("sslpipe gallery calibrate pets.safetensors STRANGERS --model")
-    line = follow(line.replace("STRANGERS", "'my photos'"))
-    assert line.startswith("sslpipe gallery identify pets.safetensors 'my photos' --model")
-    assert follow(line) is None
 
 
 def test_without_a_recipe_to_name_nothing_is_made_up(follow, tmp_path):
@@ -139,22 +119,6 @@ def test_a_training_without_labelled_test_images_is_shown(follow, tmp_path):
     assert line == "sslpipe preview own.toml data.holdout=0 --data data --out views.png"
     line = follow("sslpipe train own.toml data.holdout=0 --data data --run-dir here")
     assert line == "sslpipe report here --data data"
-    line = follow("sslpipe embed here --data data --split train --out f/train.safetensors")
-    assert line == "sslpipe curate outliers f/train.safetensors --data data --out f/outliers"
-    # where there is a test split, the report shows its neighbours
-    follow("sslpipe shards build both --root photos --no-labels --test-fraction 0.3")
-    train = "sslpipe train own.toml data.holdout=0 --data both --run-dir there"
-    commands, line = follow_all(follow, train, "cat ")
-    assert commands == ["train own.toml", "embed there", "report there", "export there"]
-    page = (tmp_path / "there/report.html").read_text()
-    assert "query" in page
-    assert "evaluate suite" not in page
-
-
-def test_a_batch_script_is_submitted_by_the_same_command(follow, tmp_path):
-    (tmp_path / "own.toml").write_text(RECIPE)
-    line = follow("sslpipe slurm own.toml --data data --run-dir 'a run'")
-    assert line == "sslpipe slurm own.toml --data data --run-dir 'a run' --submit"
 
 
 def test_only_the_first_of_several_processes_says_it_and_no_script(monkeypatch, capsys):

@@ -1,16 +1,12 @@
-"""Bars on a terminal, a line now and then elsewhere; a first line of what is silent for long."""
+"""Bars on a terminal, a line now and then elsewhere."""
 
 import io
-import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from sslpipe.cli import app, terminal
-
-LINE = "sslpipe embed: loading libraries and data ...\n"
+from sslpipe.cli import terminal
 
 
 @pytest.fixture
@@ -67,48 +63,3 @@ def test_a_task_of_unknown_length_shows_its_stage_and_is_gone_at_the_end(shown, 
     with terminal.working("knn"):
         pass
     assert text.getvalue() == ""
-
-
-@pytest.fixture
-def said(monkeypatch):
-    """Lines that the watching thread printed, after a run of `sslpipe embed` that does `work`."""
-
-    def run(work, silent_s=0.01):
-        lines: list[str] = []
-        monkeypatch.setattr(terminal, "say_last", lambda text: lines.append(text + "\n"))
-        monkeypatch.setattr(terminal, "SILENT_S", silent_s)
-        monkeypatch.setattr(sys, "argv", ["sslpipe", "embed", "MODEL"])
-        monkeypatch.setattr(app, "_run", lambda words: work(lines))
-        with pytest.raises(SystemExit):
-            app.run()
-        return lines
-
-    return run
-
-
-def watcher():
-    """The thread of this run: one of an earlier test may not have ended yet."""
-    return [t for t in threading.enumerate() if t.name == "sslpipe-first-sign"][-1]
-
-
-def test_only_a_command_that_is_silent_says_once_that_it_is_at_work(said, capsys):
-    assert said(lambda lines: watcher().join(60)) == [LINE]
-
-    def prints(lines):
-        thread = watcher()
-        print("a line")
-        thread.join(60)
-
-    assert said(prints) == []
-    assert capsys.readouterr().out == "a line\n"
-    ended = []  # sooner
-    assert said(lambda lines: ended.append(watcher()), silent_s=600.0) == []
-    ended[0].join(60)
-
-
-@pytest.mark.parametrize(("name", "value"), [("SSLPIPE_NEXT", "0"), ("RANK", "1")])
-def test_neither_scripts_nor_further_processes_get_the_line(said, monkeypatch, name, value):
-    monkeypatch.setenv(name, value)
-    names = []
-    assert said(lambda lines: names.extend(t.name for t in threading.enumerate())) == []
-    assert "sslpipe-first-sign" not in names

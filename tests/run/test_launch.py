@@ -164,7 +164,7 @@ def test_a_launched_finetuning_from_a_backbone_ends_with_the_weights_of_one_proc
     launched = partial(run, *launcher("cpu2"), "-m", "sslpipe", HF_HOME=home)
     for number, program in enumerate((alone, launched)):
         run_dir = tmp_path / f"run{number}"
-        where = ["--data", data, "--run-dir", str(run_dir), "--backbone", str(pretrained)]
+        where = ["--data", data, "--run-dir", str(run_dir), "--init", str(pretrained)]
         done = program("train", recipe, *where, *changes)
         assert done.returncode == 0, done.stderr
         [started] = read_metrics(run_dir, "start")
