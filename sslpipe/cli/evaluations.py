@@ -27,7 +27,7 @@ from sslpipe.evaluation.features import check_one_split, split_of_file
 from sslpipe.evaluation.groups import GroupCodes, group_codes
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.selection import parse_conditions, select
-from sslpipe.evaluation.whiten import pca, whiten
+from sslpipe.evaluation.whiten import whiten
 
 MOST_DEFAULTS = 8  # of an option, that its help lists one by one
 SHARE_THE_BANK = ("few-shot", "knn")
@@ -52,7 +52,7 @@ COMMON = {  # what every subcommand takes beside the arguments of its function
         list[str] | None,
         option(
             "Change both sides so that no linear probe of TRAIN can read this column of the data "
-            "set; before --whiten and --pca; repeatable.",
+            "set; before --whiten; repeatable.",
             "--erase",
             metavar="COLUMN",
         ),
@@ -69,10 +69,6 @@ COMMON = {  # what every subcommand takes beside the arguments of its function
             min=0,
             max=1,
         ),
-    ],
-    "axes": Annotated[
-        int | None,
-        option("Project both sides to this many principal axes of TRAIN.", "--pca", min=1),
     ],
     "out": JsonFile,
 }
@@ -124,17 +120,14 @@ def _codes(sides: Sequence[_Side], option: str, name: str) -> GroupCodes:
 
 
 class _Map(NamedTuple):
-    """What is done to the features of both files before they are evaluated, in this order.
+    """What is done to the features of both files before they are evaluated.
 
-    Args:
-        erased: Columns.
-        power: Of a whitening, 1, or of what flattens the spectrum in part; None: neither.
-        axes: Principal axes that they are projected to; None: as they are.
+    First columns are `erased`, then the spectrum is flattened to a `power`, 1 to whiten, unless
+    it is None.
     """
 
     erased: Sequence[str]
     power: float | None
-    axes: int | None
 
     def apply(self, sides: Sequence[_Side]) -> tuple[Embeddings, Embeddings]:
         """Map the rows of both files, by what those of the first say."""
@@ -144,24 +137,20 @@ class _Map(NamedTuple):
             bank, queries = erase(bank, queries, columns=codes)
         if self.power is not None:
             bank, queries = whiten(bank, queries, power=self.power)
-        if self.axes is not None:
-            bank, queries = pca(bank, queries, dims=self.axes)
         return bank, queries
 
     @property
     def prefix(self) -> str:
         """What stands before the protocols in a table."""
         erased = f"erased={','.join(self.erased)} " if self.erased else ""
-        axes = "" if self.axes is None else f"pca={self.axes} "
         flattened = "" if self.power is None else f"flattened={self.power:g} "
-        return erased + ("whitened " if self.power == 1 else flattened + axes)
+        return erased + ("whitened " if self.power == 1 else flattened)
 
     def to_json(self) -> dict[str, Any]:
         """Return what stands beside each number."""
-        axes = {} if self.axes is None else {"pca": self.axes}
         erased = {"erased": self.erased} if self.erased else {}
         power = {} if self.power in (None, 1) else {"power": self.power}
-        return {"whitened": self.power == 1, **power, **axes, **erased}
+        return {"whitened": self.power == 1, **power, **erased}
 
 
 def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
@@ -179,7 +168,6 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         erased: list[str] | None,
         whiten_both: bool | None,
         whiten_power: float | None,
-        axes: int | None,
         device: str,
         out: Path | None,
         **options: Any,
@@ -187,14 +175,8 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         check_file(out)
         check_file(options.get("per_query"), "--per-query")
         check_seed(options.get("seed", 0))
-        maps = {
-            "--whiten": whiten_both,
-            "--whiten-power": whiten_power is not None,
-            "--pca": axes is not None,
-        }
-        named = [option for option, given in maps.items() if given]
-        if len(named) > 1:
-            raise DataError(f"{' and '.join(named)} are two maps of the features; name one")
+        if whiten_both and whiten_power is not None:
+            raise DataError("--whiten is --whiten-power 1; name one of the two")
         target, process = start(device, "" if shared else name)
         if shared:
             options["process"] = process
@@ -213,7 +195,7 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         for column in columns:
             if options[column] is not None:
                 options[column] = _codes(sides, column, options[column])
-        mapped = _Map(erased or [], 1.0 if whiten_both else whiten_power, axes)
+        mapped = _Map(erased or [], 1.0 if whiten_both else whiten_power)
         bank, queries = mapped.apply(sides)
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)

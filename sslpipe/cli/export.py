@@ -75,9 +75,6 @@ def whiten(
         ),
     ] = None,
     dims: Annotated[int | None, option("Axes to keep. Default: all.", min=1)] = None,
-    pca: Annotated[
-        bool, option("Rotate to the principal axes without whitening.", "--pca")
-    ] = False,
     erase: Annotated[
         list[str] | None,
         option(
@@ -104,8 +101,7 @@ def whiten(
     from sslpipe.export.whiten import whiten_export
 
     width, kept = whiten_export(
-        export, train, floor, dims, power=power, pca=pca, erase=erase or (), data=data, say=say
+        export, train, floor, dims, power=power, erase=erase or (), data=data, say=say
     )
-    done = "principal axes, largest first" if pca else "spectrum flattened"
     erased = f"{', '.join(erase)} erased, " if erase else ""
-    say(f"{export}: {width} -> {kept} features, {erased}{done}")
+    say(f"{export}: {width} -> {kept} features, {erased}spectrum flattened")

@@ -34,9 +34,7 @@ from sslpipe.evaluation.protocols import Pair
 from sslpipe.evaluation.suite_file import own_name
 from sslpipe.evaluation.verdict import BASELINES, unfinished
 from sslpipe.export.load import FrozenBackbone, checkpoint_metadata, load_backbone
-from sslpipe.recipe.base import Component
 from sslpipe.recipe.shortened import shortened_note
-from sslpipe.weights.source import HUBS, parse_source
 
 AGAIN_S = 1.0  # a Ctrl-C so much later than the first signal ends what is being written
 LONGEST_NAME = 40
@@ -143,8 +141,7 @@ def load_compared(
 ) -> Compared:
     """Load the networks of --against, and the weights that the model's own training started from.
 
-    Those are one of --against with the recorded sha256, or what the run keeps in RUN/init, or the
-    recorded source, where that is a path; a name in a file from strangers fetches nothing.
+    Those are one of --against with the recorded sha256, or what the run keeps in RUN/init.
 
     Args:
         sources: As `load_backbone` takes them.
@@ -169,9 +166,11 @@ def load_compared(
     for other in others:
         if other.backbone.config.weights_sha256 == sha256:
             return Compared(others, other.name)
-    source = str(_table(facts, "init").get("source") or "")
+    source, kept = str(_table(facts, "init").get("source") or ""), Path(model) / "init"
     try:
-        start = _load_start(Path(model) / "init", source, backbone)
+        if not kept.is_dir():
+            raise UserError("it is not kept with the model")
+        start = load_backbone(kept)
         if start.config.weights_sha256 != sha256:
             raise UserError("what is there now are others")
     except UserError as error:
@@ -180,20 +179,6 @@ def load_compared(
         return Compared(others, None, (said,))
     name = short_name(source or "start", names)
     return Compared([*others, Other(name, source, start)], name)
-
-
-def _load_start(kept: Path, source: str, backbone: FrozenBackbone) -> FrozenBackbone:
-    """Load the start from where the run keeps it, or from a path. Raises: UserError."""
-    if kept.is_dir():
-        return load_backbone(kept)
-    if not source or parse_source(source).scheme in HUBS:
-        raise UserError("it is not kept with the model")
-    config = backbone.config
-    arguments = dict(config.backbone.arguments)
-    for added in ("embedding_dim", "normalize"):  # by a fine-tuning
-        arguments.pop(added, None)
-    component = Component.model_validate({"kind": config.backbone.kind, **arguments})
-    return load_backbone(source, component=component, crop_px=config.crop_px)
 
 
 def _table(facts: dict[str, Any], key: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""PCA, whitening or not: learned on train features, applied alike to both sides of comparisons."""
+"""PCA whitening: learned on train features, applied alike to both sides of comparisons."""
 
 import hashlib
 from collections.abc import Sequence
@@ -66,18 +66,6 @@ def fit_powers(
     return [Whitening(mean, (axes * scale)[:, kept].contiguous()) for scale in scales]
 
 
-def fit_pca(train: Embeddings, dims: int | None = None) -> Whitening:
-    """Rotate to the principal axes of `train`, that of the largest variance first; no scaling.
-
-    With all axes distances are those of the features. Each axis points to where its largest
-    component is positive. `dims` axes are kept; by default all.
-    """
-    mean, _, axes = principal_axes(train.features, dims)
-    axes = axes.flip(1)[:, :dims]  # (F, D)
-    largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
-    return Whitening(mean, (axes * largest.sign()).contiguous())
-
-
 def principal_axes(features: Tensor, dims: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the mean (F,), variances (F,) ascending and axes (F, F) in columns, in float64."""
     if dims is not None and not 1 <= dims <= features.shape[1]:
@@ -127,9 +115,3 @@ def whiten(
     """
     whitening = fit_whitening(fit_on, floor, power=power)
     return [whitening(rows, in_place=in_place) for rows in (fit_on, *others)]
-
-
-def pca(fit_on: Embeddings, *others: Embeddings, dims: int | None = None) -> list[Embeddings]:
-    """Project `fit_on` and the others, all with what was learned on `fit_on` alone."""
-    rotation = fit_pca(fit_on, dims)
-    return [rotation(rows) for rows in (fit_on, *others)]

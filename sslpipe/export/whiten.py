@@ -1,4 +1,4 @@
-"""A PCA, whitening or not, inside an export, beside the weights that its features come from."""
+"""A whitening inside an export, beside the weights that its features come from."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.erase import fit_erasure
 from sslpipe.evaluation.features import split_of_file
 from sslpipe.evaluation.groups import group_codes
-from sslpipe.evaluation.whiten import FLOOR, Whitening, beside_whitening, fit_pca, fit_whitening
+from sslpipe.evaluation.whiten import FLOOR, Whitening, beside_whitening, fit_whitening
 from sslpipe.export.load import SSLPIPE_KEY, load_backbone
 from sslpipe.export.model_card import sha256_sums
 from sslpipe.portable import write_atomically
@@ -28,7 +28,6 @@ def whiten_export(
     dims: int | None = None,
     *,
     power: float | None = None,
-    pca: bool = False,
     erase: Sequence[str] = (),
     data: str | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -42,7 +41,6 @@ def whiten_export(
         dims: Principal axes that are kept, the largest first; None: all.
         power: 1 whitens, less flattens the spectrum in part; see `fit_whitening`. None: what
             `choose_power` finds on TRAIN.
-        pca: Rotate to the principal axes without whitening; takes no floor and no power.
         erase: Columns of the data set that no linear probe reads from the features afterwards.
         data: The dataset.json that the features were embedded from, where its columns are.
         say: Told which power was chosen, and why.
@@ -66,11 +64,6 @@ def whiten_export(
         raise UserError(f"{train} is of another backbone; embed the train split with {export}")
     if "whitening_sha256" in metadata:
         raise UserError(f"{train} is whitened already; embed with an export without whitening")
-    for option, value in (("--floor", floor), ("--power", power)):
-        if pca and value is not None:
-            raise UserError(
-                f"{option} {value:g} is of whitening, and --pca does not whiten; leave one out"
-            )
     width = left = rows.features.shape[1]
     erasure = None
     if erase:
@@ -86,14 +79,11 @@ def whiten_export(
         erased = f" less {width - left} that are erased" if erase else ""
         raise UserError(f"--dims {dims} is more than the {width} features{erased}")
     kept = dims or left
-    if pca:
-        fitted = fit_pca(rows, kept)
-    else:
-        floor = FLOOR if floor is None else floor
-        if power is None:
-            power, why = choose_power(rows, floor, kept)
-            say(why)
-        fitted = fit_whitening(rows, floor, kept, power)
+    floor = FLOOR if floor is None else floor
+    if power is None:
+        power, why = choose_power(rows, floor, kept)
+        say(why)
+    fitted = fit_whitening(rows, floor, kept, power)
     if erasure is not None:
         fitted = erasure.then(fitted)
     _put(export, fitted, metadata["view"])

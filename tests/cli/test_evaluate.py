@@ -21,14 +21,14 @@ from sslpipe.cli import export as export_tool
 from sslpipe.cli import report as report_tool
 from sslpipe.cli import suite as suite_tool
 from sslpipe.cli.app import run as run_program
-from sslpipe.cli.suite import load_compared, short_name
+from sslpipe.cli.suite import short_name
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import embed, load_embeddings, save_embeddings
 from sslpipe.evaluation.knn import knn_accuracies
-from sslpipe.evaluation.whiten import fit_pca, fit_whitening, pca, whiten
+from sslpipe.evaluation.whiten import fit_whitening, whiten
 from sslpipe.export.write import export_backbone, load_backbone
 from sslpipe.metric_learning.finetune import finetune
 from sslpipe.models.state import module_sha256
@@ -180,10 +180,8 @@ def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, t
 
     # without whitening: the principal axes alone
     export_backbone(run_dir, tmp_path / "turned", ["safetensors"])
-    arguments = ["whiten", tmp_path / "turned", train_file, "--pca", "--floor", "0.1"]
-    refused(export_tool, arguments, "--pca does not whiten")
-    call(export_tool, "whiten", tmp_path / "turned", train_file, "--dims", "8", "--pca")
-    expected = fit_pca(rows, 8)(plain).features
+    call(export_tool, "whiten", tmp_path / "turned", train_file, "--dims", "8", "--power", "0")
+    expected = fit_whitening(rows, dims=8, power=0)(plain).features
     turned = load_backbone(tmp_path / "turned").encode(images)
     torch.testing.assert_close(turned, expected, rtol=1e-4, atol=1e-4)
 
@@ -433,22 +431,6 @@ def test_a_run_is_compared_with_the_weights_that_it_started_from(run, stranger, 
     assert f"\nNot compared with its own start, weights with sha256 {sha256}: " in shown
 
 
-def test_the_recorded_source_of_a_start_is_taken_from_a_path_and_never_from_a_hub(run, stranger):
-    run_dir, _ = run
-    start, model = load_backbone(stranger), load_backbone(run_dir)
-    for source, found in ((str(stranger), "weights"), ("timm:resnet50", None), ("/gone", None)):
-        facts = {"recipe": {"init": start.config.weights_sha256}, "init": {"source": source}}
-        model.config = model.config.model_copy(update={"facts": facts})
-        compared = load_compared([], "export", model, {"ssl"})
-        assert compared.start == found
-        assert [other.name for other in compared.others] == ([found] if found else [])
-        assert len(compared.not_compared) == (found is None)
-        assert all(f"its own start, {source} with" in text for text in compared.not_compared)
-    for facts in ({"recipe": "x", "init": 3}, {"recipe": {"init": ""}}, {}):
-        model.config = model.config.model_copy(update={"facts": facts})
-        assert load_compared([], "export", model, {"ssl"}) == ([], None, ())
-
-
 @pytest.mark.parametrize(
     ("source", "taken", "name"),
     [
@@ -531,7 +513,6 @@ def test_an_evaluation_that_no_processes_share_refuses_several(files, monkeypatc
     [
         (["--whiten"], {"whitened": True}, "whitened", whiten),
         (["--whiten-power", "0.5"], {"power": 0.5}, "flattened=0.5", partial(whiten, power=0.5)),
-        (["--pca", "3"], {"pca": 3}, "pca=3 knn-weighted k=5", partial(pca, dims=3)),
     ],
 )
 def test_a_map_is_applied_to_both_files_and_recorded(
@@ -541,11 +522,11 @@ def test_a_map_is_applied_to_both_files_and_recorded(
     out = tmp_path / "numbers.json"
     assert shown in call(evaluate_tool, "knn", *paths, "--k", "5", *option, "--out", out)
     (row,) = json.loads(out.read_text())
-    maps = {key: row[key] for key in row if key in ("whitened", "power", "pca")}
+    maps = {key: row[key] for key in row if key in ("whitened", "power")}
     assert maps == {"whitened": False, **recorded}
     assert [row["value"]] == list(knn_accuracies(*mapped(*rows), k=(5,)).values())
-    other = ["--whiten"] if option == ["--pca", "3"] else ["--pca", "3"]
-    refused(evaluate_tool, ["knn", *paths, *option, *other], "are two maps of the features")
+    both = ["--whiten", "--whiten-power", "0.5"]
+    refused(evaluate_tool, ["knn", *paths, *both], "--whiten is --whiten-power 1")
 
 
 def test_suite_takes_files_alone(files, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation.whiten import fit_pca, fit_whitening, pca, whiten
+from sslpipe.evaluation.whiten import fit_whitening, whiten
 from tests.evaluation.test_knn import random_rows
 
 
@@ -82,28 +82,3 @@ def test_the_largest_axes_are_those_of_an_svd_at_variance_1():
     # products of rows do not see the axes' signs
     torch.testing.assert_close(reduced @ reduced.T, 60 * axes @ axes.T, rtol=0, atol=1e-3)
     assert reduced.shape == (60, 7)
-
-
-@pytest.mark.parametrize("dims", [None, 3])
-def test_pca_is_numpys_svd_with_variances_from_the_largest(dims):
-    train, test = random_rows(200, 7, 3, seed=1), random_rows(30, 7, 3, seed=2)
-    mapped_train, mapped = pca(train, test, dims=dims)
-    wide = train.features.double().numpy()
-    _, lengths, axes = np.linalg.svd(wide - wide.mean(0), full_matrices=False)
-    axes = axes[:dims] * np.sign(axes[np.arange(7), np.abs(axes).argmax(1)][:dims, None])
-    expected = (test.features.double().numpy() - wide.mean(0)) @ axes.T
-    np.testing.assert_allclose(mapped.features, expected, rtol=1e-5, atol=1e-5)
-    variances = mapped_train.features.double().var(0, correction=0).numpy()
-    np.testing.assert_allclose(variances, lengths[:dims] ** 2 / 200, rtol=1e-5)
-    assert (np.diff(variances) < 0).all()
-    assert torch.equal(mapped.ids, test.ids)
-
-
-def test_pca_with_all_axes_keeps_distances_and_refuses_more():
-    train = random_rows(60, 7, 3, seed=1)
-    (mapped,) = pca(train)
-    actual, expected = (torch.pdist(part.features.double()) for part in (mapped, train))
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
-    for dims in (0, 8):
-        with pytest.raises(DataError, match=r"must lie in 1\.\.7"):
-            fit_pca(train, dims)

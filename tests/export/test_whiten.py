@@ -50,8 +50,6 @@ def test_a_power_flattens_what_the_export_encodes(export, tmp_path):
     whiten_export(tmp_path / "out", train, power=0.5)
     expected = fit_whitening(rows, power=0.5).apply(plain)
     torch.testing.assert_close(encoded(tmp_path / "out"), expected, rtol=1e-4, atol=1e-4)
-    with pytest.raises(UserError, match=r"--power 0\.5 is of whitening, and --pca does not whiten"):
-        whiten_export(out, train, power=0.5, pca=True)
 
 
 def test_the_default_power_is_chosen_on_train(export, tmp_path):
