@@ -191,26 +191,15 @@ def _rgb(images: Tensor, what: str) -> Tensor:
 
 def _refusal(value: object, what: str) -> str:
     """Say why `encode` does not take a value, and what to give instead."""
-    kind = type(value).__name__
-    remedy = "give paths, PIL images, uint8 tensors (C, H, W) or (B, C, H, W), or a list of these"
-    if isinstance(value, Tensor):
-        kind = "tensor" if value.dtype == torch.uint8 else f"tensor of {value.dtype}"
-        if value.dtype != torch.uint8:
-            remedy = (
-                "give uint8 pixels in 0..255, as in (x * 255).round().to(torch.uint8) for x in "
-                "[0, 1]; normalised images are for backbone(x)"
-            )
-        elif value.ndim in (3, 4) and value.shape[-1] in (1, 3, 4):
-            order = "2, 0, 1" if value.ndim == 3 else "0, 3, 1, 2"
-            remedy = f"channels come first: x.permute({order})"
-        elif value.ndim in (3, 4):
-            remedy = "it takes 3 channels, or 1 of grey: choose them, as in x[..., :3, :, :]"
-    elif isinstance(value, list | tuple):
+    if isinstance(value, list | tuple):
         return f"encode: {what} is an empty list; give at least one image"
-    elif hasattr(value, "__array_interface__"):
-        remedy = "give torch.from_numpy(x).permute(2, 0, 1) of (H, W, 3) uint8 pixels"
+    kind = f"tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
     has = f"of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"({shown(value)})"
-    return f"encode: {what} is a {kind} {has}; {remedy}"
+    return (
+        f"encode: {what} is a {kind} {has}; give paths, PIL images, uint8 tensors of 3 channels, "
+        "or 1 of grey, (C, H, W) or (B, C, H, W), or a list of these; normalised images are for "
+        "backbone(x), and of numpy's (H, W, 3) take torch.from_numpy(x).permute(2, 0, 1)"
+    )
 
 
 def freeze(

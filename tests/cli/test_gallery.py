@@ -73,9 +73,7 @@ def test_enrol_calibrate_identify_remove(photos, model, gallery):
     threshold = Gallery.load(book).threshold
 
     words = ("identify", book, photos / "photos/cy", strangers, "--model", model)
-    answers = {search: gallery(*words, "--search", search)[1] for search in ("torch", "faiss")}
-    assert answers["torch"] == answers["faiss"]
-    lines = [line.split("\t") for line in answers["torch"].splitlines()]
+    lines = [line.split("\t") for line in gallery(*words)[1].splitlines()]
     assert [line[1] for line in lines] == ["cy"] * 3 + ["-"] * 10
     assert all(float(line[2].split()[0]) < threshold for line in lines[3:])
 
@@ -118,10 +116,9 @@ def test_a_gallery_takes_the_whitening_and_the_crops_of_its_export(
     torch.testing.assert_close(enrolled, expected, rtol=0, atol=1e-6)
 
 
-def test_without_a_threshold_every_answer_says_so_and_calibrate_comes_next(photos, model, gallery):
+def test_without_a_threshold_every_answer_says_so(photos, model, gallery):
     book, strangers = photos / "book.safetensors", photos / "strangers"
-    _, _, after = gallery("enrol", book, photos / "photos", "--model", model)
-    assert f"sslpipe gallery calibrate {book} STRANGERS --model {model}" in after
+    gallery("enrol", book, photos / "photos", "--model", model)
     assert gallery("list", book)[1].splitlines()[-1].startswith("threshold not set")
     words = ("identify", book, strangers, "--model", model)
     status, said, after = gallery(*words)
@@ -130,10 +127,8 @@ def test_without_a_threshold_every_answer_says_so_and_calibrate_comes_next(photo
         [True] * 10
     )
     assert "a stranger's too" in after
-    assert f"sslpipe gallery calibrate {book} STRANGERS --model {model}" in after
 
-    _, _, after = gallery("calibrate", book, strangers, "--model", model)
-    assert "sslpipe gallery identify" in after
+    gallery("calibrate", book, strangers, "--model", model)
     status, said, after = gallery(*words)
     assert "no threshold" not in said + after
 
