@@ -127,11 +127,10 @@ def test_a_resume_needs_the_source_no_more_and_refuses_another(data, sources, tm
     with pytest.raises(UserError, match=other.config.weights_sha256) as refused:
         keep_init(run_dir, other, is_main=True)
     assert load_backbone(sources["run"]).config.weights_sha256 in str(refused.value)
-    with pytest.raises(UserError, match=f"started from {source}"):
+    with pytest.raises(UserError, match=r"there is no .*elsewhere"):
         open_init(load_recipe(recipe), tmp_path / "elsewhere", run_dir=run_dir)
     done = command_line(*words, *named)  # the command it was started with
     assert done.returncode == 0, done.stderr
-    assert f"{source} is gone: resumed from the copy in" in done.stderr
     command_line(*words[:-1], str(tmp_path / "straight"), "--init", str(sources["run"]), status=0)
     expected, actual = final_weights(tmp_path / "straight"), final_weights(run_dir)
     for key, value in expected.items():

@@ -28,13 +28,6 @@ SECTIONS: dict[str, tuple[tuple[str, Mapping[str, Callable[..., Any]]], ...]] = 
 }
 """Section with a `kind` -> the tables that the kind is looked up in."""
 
-_USUAL = {
-    "augment": "fused",
-    "backbone": "small_resnet, torchvision/resnet18, torchvision/resnet50",
-    "loss": "nt_xent, moco; of fine-tuning proxy_anchor, multi_similarity",
-    "miner": "multi_similarity",
-}
-
 _ANY_BACKBONE = {
     "embedding_dim": "Width of a linear layer behind the pooled features; none without it.",
     "normalize": "Whether features have length 1 (default false).",
@@ -56,10 +49,9 @@ def explain(key: str) -> str:
     meanings = _meanings(section) if section in SECTIONS else {}
     if meanings and name == "kind":
         known = (f"{title}: {', '.join(_names(table))}" for title, table in SECTIONS[section])
-        usual = f"in the shipped recipes: {_USUAL[section]}\nno default: it has to be given"
         described = (explain_key(key.removesuffix(".kind")) or "").splitlines()
         about = [line for line in described[1:] if not line.startswith(("A section: ", section))]
-        return "\n".join([key, *filter(None, about), *known, usual])
+        return "\n".join([key, *filter(None, about), *known, "no default: it has to be given"])
     if name in meanings:
         return "\n".join([key, *meanings[name]])
     text = None if meanings and name else explain_key(key)

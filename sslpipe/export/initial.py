@@ -7,7 +7,6 @@ decay towards the start and comparisons with the start take: nobody needs the so
 import os
 import secrets
 import shutil
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +26,6 @@ from sslpipe.recipe import FinetuneRecipe, Recipe
 from sslpipe.recipe.base import Component, Tune, Weights
 from sslpipe.run.checkpoint_files import checkpoint_names
 from sslpipe.weights.fit import fit_tensors
-from sslpipe.weights.source import HUBS, parse_source
 
 RecipeT = TypeVar("RecipeT", Recipe, FinetuneRecipe)
 
@@ -49,7 +47,7 @@ def open_init(
         source: What `load_backbone` takes, or what is loaded already.
         checkpoint: As in `load_backbone`; only with a run directory.
         weights: As in `load_backbone`; only with a run directory.
-        run_dir: Of the run: once it keeps its start, a source that has gone is not missed.
+        run_dir: Of the run: once it keeps its start, that source is read no more.
 
     Raises:
         UserError: There is no run directory for `checkpoint` or `weights`, or as `load_backbone`.
@@ -59,8 +57,10 @@ def open_init(
             if value is not None:
                 raise UserError(f"{option} {value} is for an --init that is a run directory")
         return source
-    if run_dir is not None and (run_dir / KEPT).exists() and _is_kept(str(source), run_dir):
-        return None
+    if run_dir is not None and (run_dir / KEPT).exists():
+        kept = init_facts(load_backbone(run_dir / KEPT))["source"]
+        if kept == str(source):  # it may have gone since, and a hub may be out of reach
+            return None
     crop_px = recipe.tune.eval_crop_px or recipe.augment.arguments.get("crop_px")
     load = partial(
         load_backbone,
@@ -84,22 +84,6 @@ def open_init(
         report |= {key: facts[key] for key in ("name", "step", "weights") if key in facts}
         model.update_config(facts={"init": report})
     return model
-
-
-def _is_kept(source: str, run_dir: Path) -> bool:
-    """Whether a run can do without a source: it has gone, or is a hub's, and the run's own."""
-    kept = init_facts(load_backbone(run_dir / KEPT))["source"]
-    try:
-        return parse_source(source).scheme in HUBS and bool(kept == source)
-    except WeightsError:
-        if kept != source:
-            raise UserError(
-                f"--init {source} is not there, and {run_dir} started from {kept}, which it keeps: "
-                "leave --init out to resume it, or use another --run-dir"
-            ) from None
-    if os.environ.get("RANK", "0") == "0":
-        print(f"{source} is gone: resumed from the copy in {run_dir / KEPT}", file=sys.stderr)
-    return True
 
 
 def keep_init(

@@ -15,10 +15,7 @@ Layout of a folder that `export_backbone` writes (a format that was not requeste
 """
 
 import copy
-import glob
-import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,9 +34,8 @@ from sslpipe.export.verify import (
     read_outputs,
     relative_difference,
 )
-from sslpipe.portable import full_disk, process_start
+from sslpipe.portable import full_disk
 
-_SCRATCH = ".exporting"  # the end of the name of a folder that is being written
 WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits into
 
 
@@ -144,13 +140,10 @@ def export_model(
 
 @contextmanager
 def _scratch_beside(out: Path) -> Iterator[Path]:
-    """A folder beside `out`, gone at the end; what killed exports left there goes first."""
-    host = socket.gethostname()
-    for left in out.parent.glob(f".{glob.escape(out.name)}.*{_SCRATCH}"):
-        of_host, pid, start = left.name.removesuffix(_SCRATCH).rsplit("-", 2)
-        if of_host == f".{out.name}.{host}" and process_start(int(pid)) != start:
-            shutil.rmtree(left)
-    scratch = out.with_name(f".{out.name}.{host}-{os.getpid()}-{process_start()}{_SCRATCH}")
+    """A folder beside `out`, gone at the end; what a killed export left there goes first."""
+    scratch = out.with_name(f".{out.name}.exporting")
+    if scratch.exists():
+        shutil.rmtree(scratch)  # which follows no link
     scratch.mkdir()
     try:
         yield scratch

@@ -9,7 +9,6 @@ from sslpipe.augment.presets import PRESETS, setting_docs
 from sslpipe.cli.explain import SECTIONS, _meanings, explain
 from sslpipe.errors import RecipeError
 from sslpipe.losses import LOSSES
-from tests.helpers.runs import ROOT
 
 
 @pytest.mark.parametrize("name", setting_docs())
@@ -40,16 +39,6 @@ def test_kind_lists_the_entries_of_the_tables():
     listed = explain("loss.kind")
     assert "objective: nt_xent, dcl" in listed
     assert "head: adaface" in listed
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-def test_the_kinds_that_are_called_usual_are_in_the_tables_and_in_a_shipped_recipe(section):
-    *_, usual, needed = explain(f"{section}.kind").splitlines()
-    assert needed == "no default: it has to be given"
-    shipped = "".join(path.read_text() for path in (ROOT / "recipes").rglob("*.toml"))
-    for name in re.findall(r"[a-z]+_?[\w/]*", usual.removeprefix("in the shipped recipes: ")):
-        if name not in ("of", "fine", "tuning"):
-            assert f'kind = "{name}"' in shipped
 
 
 def test_what_stands_elsewhere_is_explained_as_it_is_there():

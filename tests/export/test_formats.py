@@ -70,8 +70,6 @@ def test_every_format_has_a_reader():
         ("timm/resnet10t", {}, ["torchvision"]),
         ("timm/resnet10t", {"embedding_dim": 6, "normalize": True}, ["torchvision", "timm"]),
         ("timm/vit_tiny_patch16_224", {"depth": 2}, ["torchvision"]),
-        # timm's 1e-6 gives the same features, and others
-        ("timm/vit_tiny_patch16_224", {"depth": 2, "norm_eps": 1.001e-6}, ["torchvision"]),
         ("timm/vit_tiny_patch16_224", {"depth": 2, "norm_eps": 0.01}, ["torchvision", "timm"]),
         ("small_resnet", {"pool": "gem"}, ["torchvision", "timm"]),
         ("torchvision/resnet18", {"stem": "imagenet", "pool": "l2"}, ["torchvision", "timm"]),
@@ -158,43 +156,6 @@ def hub_cache(folder: Path, home: Path) -> dict[str, str]:
     (repo / "snapshots").mkdir()
     (repo / "snapshots" / revision).symlink_to(folder)
     return {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
-
-
-def test_the_hub_folder_loads_by_timm_and_by_us_and_runs_no_code_of_its_own(resnet, tmp_path):
-    model, out = resnet
-    assert tree(out / "hf") == ["README.md", "SHA256SUMS", "config.json", "model.safetensors"]
-    images = torch.randn(3, 3, 32, 32)
-    save_file({"images": images}, tmp_path / "images")
-    code = """
-import sys
-import sslpipe, timm, torch
-from huggingface_hub import snapshot_download
-from safetensors.torch import load_file, save_file
-
-folder = sys.argv[1]
-timm.create_model("resnet18"), sslpipe.load_backbone  # what they import, they import now
-def watch(event, arguments):  # nothing is unpickled, nothing compiled from the folder
-    assert event != "pickle.find_class", arguments
-    if event in ("compile", "import", "exec"):
-        assert "USER" not in str(arguments), arguments
-sys.addaudithook(watch)
-theirs = timm.create_model("hf-hub:USER/NAME", pretrained=True).eval()
-headed = timm.create_model("hf-hub:USER/NAME", pretrained=True, num_classes=7).eval()
-ours = sslpipe.load_backbone(snapshot_download("USER/NAME"))
-images = load_file(sys.argv[1])["images"]
-with torch.no_grad():
-    found = {"theirs": theirs(images), "ours": ours(images), "head": headed(images)}
-    found["pooled"] = headed.forward_head(headed.forward_features(images), pre_logits=True)
-save_file({key: value.contiguous() for key, value in found.items()}, sys.argv[2])
-"""
-    hub = hub_cache(out / "hf", tmp_path)
-    clean_process(code, tmp_path / "images", tmp_path / "features", **hub)
-    actual = load_file(tmp_path / "features")
-    with torch.no_grad():
-        expected = model(images)
-    for name in ("theirs", "ours", "pooled"):
-        torch.testing.assert_close(actual[name], expected, rtol=1e-5, atol=1e-5)
-    assert actual["head"].shape == (3, 7)
 
 
 def test_timm_makes_the_input_that_the_features_need_from_its_config(resnet):

