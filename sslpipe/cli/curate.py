@@ -2,7 +2,6 @@
 
 import signal
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
@@ -10,17 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from sslpipe.cli.inputs import check_choice, check_features, check_folder, check_model, open_data
-from sslpipe.cli.next_step import after_a_look, say_next, say_next_program
+from sslpipe.cli.inputs import check_choice, check_features, check_folder, open_data
+from sslpipe.cli.next_step import after_a_look, say_next
 from sslpipe.cli.options import NumWorkers, argument, option
 from sslpipe.cli.terminal import new_app, progress, report_bad, say_once, show, working
 from sslpipe.errors import DataError, UserError
 from sslpipe.portable import replacing, write_atomically
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from sslpipe.curate.scan import Samples
     from sslpipe.data.index import DatasetIndex, Split
     from sslpipe.evaluation.embed import Embeddings
 
@@ -32,10 +28,6 @@ app = new_app(
 )
 
 TRIES = 4  # of k-means, for a map that is looked at
-_FIFTYONE = (
-    "import fiftyone as fo; "
-    "fo.launch_app(fo.Dataset.from_dir({!r}, fo.types.FiftyOneDataset)).wait()"
-)
 
 Features = Annotated[
     Path, argument("Features of one split, from `sslpipe embed`.", show_default=False)
@@ -65,22 +57,13 @@ def duplicates(
     split: Annotated[
         list[str] | None, option("Search this split; repeatable. Default: all.")
     ] = None,
-    features: Annotated[
-        list[Path] | None,
-        option("Also search by features: files of `sslpipe embed`, one per split."),
-    ] = None,
-    init: Annotated[
-        str | None, option("Also search by these weights: anything that `sslpipe embed` takes.")
-    ] = None,
-    run: Annotated[Path | None, option("Also search by a run's backbone.")] = None,
     column: Annotated[bool, option("Write the column duplicate_group beside the data set.")] = True,
     num_workers: Annotated[int, option("Threads that decode and compare.", min=0)] = 2,
-    device: Annotated[str, option("For --init and --run: auto, cpu, cuda or mps.")] = "auto",
 ) -> None:
     """Find near-duplicate images, inside a split and across splits.
 
     Finds exact copies, and copies that were saved again, resized, cropped to 90 % or mirrored.
-    Candidates come from the lowest frequencies, and from features if given; pixels decide.
+    Candidates come from the lowest frequencies; pixels decide.
 
     Writes groups.csv (one row per sample of a group), doubt.png (look at it first), and the column
     duplicate_group, by which training can keep one of each group or avoid duplicates as negatives.
@@ -93,10 +76,6 @@ def duplicates(
     if len({*names}) < len(names):
         raise UserError(f"--split {' '.join(names)} names a split twice; name each once")
     index = open_data(data, *names)
-    if sum(map(bool, (features, init, run))) > 1:
-        raise UserError("--features, --init and --run each say what to search by; give one of them")
-    check_model(run if init is None else init)
-    check_features(features or [])
 
     from sslpipe.curate.duplicates import find_duplicates
     from sslpipe.curate.groups import group
@@ -115,18 +94,11 @@ def duplicates(
         check_place(index)
     # read, compare, group
     splits = [index.split(name) for name in names]
-    rows = None
-    if features:
-        rows = _features_of_files(index, splits, features)
-    elif init or run:
-        rows = _features_by(init or run, splits, device, num_workers)
-    else:  # with features, memory is what they take
-        keep_freed_memory()
+    keep_freed_memory()
     with progress("read", sum(map(len, splits))) as advance:
         samples = scan(splits, num_workers=num_workers, on_bad=report_bad, progress=advance)
     with closing(samples.thumbs):
-        vectors = None if rows is None else _of_samples(rows, samples)
-        found = find_duplicates(samples, vectors, num_workers=num_workers, progress=progress)
+        found = find_duplicates(samples, num_workers=num_workers, progress=progress)
         sheet = doubt_sheet(samples, found.doubt)
     groups = group(found.pairs, len(samples), found.apart)
     # write
@@ -148,83 +120,6 @@ def duplicates(
         show(text)
     show(f"{len(groups.sizes())} groups of {count} of {len(samples)} samples in {out}")
     after_a_look(data, *(["data.keep=duplicate_group first"] if column else []))
-
-
-def _features_of_files(
-    index: "DatasetIndex", splits: "Sequence[Split]", files: Sequence[Path]
-) -> "list[Embeddings]":
-    """Read a row of features a sample of each split, by id."""
-    from sslpipe.evaluation.embed import check_comparable, load_embeddings
-    from sslpipe.evaluation.features import split_of_file
-
-    found, first = {}, None
-    for path in files:
-        rows, facts = load_embeddings(path)
-        name = split_of_file(index.folder, path, rows, facts).name
-        check_comparable(first or facts, facts)
-        first = first or facts
-        in_order = bool((rows.ids[1:] > rows.ids[:-1]).all())
-        found[name] = rows if in_order else rows.rows(rows.ids.argsort())
-    missing = [split.name for split in splits if split.name not in found]
-    if missing or len(found) < len(files) or len(files) > len(splits):
-        raise UserError(
-            f"--features names {len(files)} files, of split {' and '.join(found)}; give one "
-            f"for each of {' and '.join(split.name for split in splits)}"
-        )
-    return [found[split.name] for split in splits]
-
-
-def _features_by(
-    model: str | Path | None, splits: "Sequence[Split]", device: str, num_workers: int
-) -> "list[Embeddings]":
-    """Embed each split by a backbone."""
-    from sslpipe.cli.processes import start
-    from sslpipe.evaluation.embed import embed
-    from sslpipe.export.load import load_backbone
-
-    target, _ = start(device, "curate")
-    backbone = load_backbone(model).to(target)  # type: ignore[arg-type]
-    every = []
-    for split in splits:
-        with progress(f"embed {split.name}", len(split)) as advance:
-            rows = embed(
-                backbone.backbone,
-                backbone.view,
-                split,
-                canvas_px=backbone.view.canvas_px,
-                num_workers=num_workers,
-                device=target,
-                progress=advance,
-                on_bad=lambda bad: None,  # reported where pixels are read
-                network=backbone.name,
-            )
-        every.append(rows)
-    return every
-
-
-def _of_samples(rows: "list[Embeddings]", samples: "Samples") -> "Tensor":
-    """Return the features of each sample, in their order.
-
-    Args:
-        rows: Of each split; emptied, so that features are held once.
-        samples: All that could be read.
-
-    Raises:
-        UserError: One of them has no features.
-    """
-    import torch
-
-    features, first = torch.empty(len(samples), rows[0].features.shape[1]), 0
-    for number, name in enumerate(samples.splits):
-        own, ids = rows.pop(0), torch.from_numpy(samples.ids[samples.split == number])
-        places = torch.searchsorted(own.ids, ids).clamp_(max=len(own.ids) - 1)
-        if not torch.equal(own.ids[places], ids):
-            raise UserError(
-                f"the features of split {name!r} lack samples that can be read; embed it again"
-            )
-        torch.index_select(own.features, 0, places, out=features[first : first + len(ids)])
-        first += len(ids)
-    return features
 
 
 class _Opened(NamedTuple):
@@ -263,7 +158,7 @@ def outliers(
     """
     opened = _open(features, data, out)
 
-    from sslpipe.curate.exports import keys_of
+    from sslpipe.curate.images import keys_of
     from sslpipe.curate.outliers import Outlier, bad_pictures, far_from_all
     from sslpipe.curate.tables import write_table
     from sslpipe.report.curated import outlier_page
@@ -382,7 +277,7 @@ def select(
 
     import torch
 
-    from sslpipe.curate.exports import keys_of, write_images
+    from sslpipe.curate.images import keys_of, write_images
     from sslpipe.curate.labelling import by_coverage, hard, one_of_each
     from sslpipe.curate.results import COLUMN
     from sslpipe.report.curated import chosen_page
@@ -412,8 +307,8 @@ def select(
         else:
             chosen = hard(rows, count, labels=known)
     ids = [int(rows.ids[one.row]) for one in chosen]
-    written = write_images(split, ids, out / "images") if images else []
-    paths = {one.id: one.path.relative_to(out).as_posix() for one in written}
+    written = write_images(split, ids, out / "images") if images else {}
+    paths = {i: path.relative_to(out).as_posix() for i, path in written.items()}
     keys = keys_of(split, ids)
     captions = {i: one.reason for i, one in zip(ids, chosen, strict=True)}
     table: list[dict[str, Any]] = [
@@ -432,49 +327,6 @@ def select(
     else:
         words = ["--how", "hard", "--labels", path, "--out", out.with_name("next")]
         say_next("curate", "select", features, "--data", data, "--count", count, *words, when=when)
-
-
-@app.command(
-    epilog="Example: sslpipe curate export train.safetensors --data out/photos --to fiftyone "
-    "--table out/outliers/outliers.csv --table out/chosen/chosen.csv --out out/fiftyone"
-)
-def export(
-    features: Features,
-    data: Data,
-    out: Folder,
-    to: Annotated[str, option("fiftyone.")] = "fiftyone",
-    table: Annotated[
-        list[Path] | None, option("A table (CSV) of `sslpipe curate` to show; repeatable.")
-    ] = None,
-    listed: Annotated[bool, option("Export only samples that a table lists.")] = False,
-    image_px: Annotated[
-        int, option("Longer side of the JPEGs; 0: copy the original files.", min=0)
-    ] = 0,
-) -> None:
-    """Export images, features and tables for FiftyOne.
-
-    It is opened by fiftyone.Dataset.from_dir(OUT, fiftyone.types.FiftyOneDataset).
-    """
-    check_choice("--to", to, ("fiftyone",))
-    if listed and not table:
-        raise UserError("--listed takes the samples of tables; name one with --table")
-    opened = _open(features, data, out)
-
-    from sslpipe.curate.exports import export as write
-
-    made_by = str(opened.facts.get("backbone_sha256", opened.data.sha256))[:12]
-    total = write(
-        out,
-        opened.data,
-        opened.split,
-        opened.rows,
-        space=f"sslpipe/features@{made_by}",
-        tables=table or [],
-        listed=listed,
-        most_px=image_px,
-    )
-    show(f"{out}: {total} samples of {opened.split.name} for {to}")
-    say_next_program("python", "-c", _FIFTYONE.format(str(out)))
 
 
 def _open(features: Path, data: str, out: Path) -> _Opened:

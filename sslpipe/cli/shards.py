@@ -42,7 +42,6 @@ ClassFile = Annotated[Path | None, option("Text file: a class name per line, by 
 TarSplit = Annotated[
     str | None, option("The split of all tars. Default: by name, as in train-000000.tar.")
 ]
-MaxSamples = Annotated[int, option("Most samples per shard.", min=1)]
 JsonFields = Annotated[
     str | None, option("Columns from keys of KEY.json: sku,shot_at:time or sku=product.id:text.")
 ]
@@ -111,8 +110,7 @@ def build(
     - `... build out/cifar10 --source torchvision --name CIFAR10 --root data --download`
     - `... build out/birds --source csv --csv birds.csv --image-column file --label-column species`
     - `... build out/fashion --source idx --root FOLDER_OF_THE_FILES`
-    - `... build out/cub --source cub --root CUB_200_2011`: also cars, products, omniglot, market,
-      inshop, tiny-imagenet
+    - `... build out/cub --source cub --root CUB_200_2011`: also cars, products, market, inshop
     - `... build out/beans --source parquet --root beans/data --label-column labels`
     - photos/VENDOR/THING.png:  `... build out/icons --root photos --name-pattern
       '(?P<vendor>[^/]+)/(?P<thing>.+)[.]png' --group-by thing --split-by thing --test-fraction 0.1`
@@ -120,7 +118,7 @@ def build(
 
     Args:
         source: folder, csv, parquet, huggingface, torchvision, idx, or a data set's own layout:
-            tiny-imagenet, cub, cars, products, omniglot, market, inshop.
+            cub, cars, products, market, inshop.
         root: Folder of the images or files.
         split: Read only this split; its name where the source has none.
         name: The data set's name; for torchvision its class, such as CIFAR10.
@@ -271,61 +269,6 @@ def merge(
     _print_built(out, merge_parts(out, parts or [], workers=workers, progress=progress))
 
 
-@app.command(
-    epilog="Example: sslpipe shards repack photos.tar.gz out/photos --split train --folder-labels"
-)
-def repack(
-    source: Annotated[Path, argument("A tar, or a folder of tars.", show_default=False)],
-    out: OutFolder,
-    split: TarSplit = None,
-    samples_per_shard: MaxSamples = 1000,
-    max_shard_bytes: Annotated[
-        int, option("Most bytes per shard, unless one sample is larger.", min=1)
-    ] = 10**9,
-    folder_labels: Annotated[
-        bool, option("Take an image's folder as its class.", "--folder-labels")
-    ] = False,
-    classes: ClassFile = None,
-    json_fields: JsonFields = None,
-    name_pattern: NamePattern = None,
-    overwrite: Annotated[bool, option("Replace existing splits.", "--overwrite")] = False,
-    workers: Workers = 2,
-) -> None:
-    """Rewrite tars that `index` refuses, and index them.
-
-    For tars that are compressed (gzip, bzip2, xz), that scatter a sample's members, hold sparse
-    files or dots in file names, or have class folders instead of labels. Images, labels and
-    everything else of a sample keep their bytes and order; links and what belongs to no image are
-    left out.
-    """
-    from sslpipe.sharding.index import any_tars
-    from sslpipe.sharding.repack import repack as repack_tars
-    from sslpipe.sharding.sources import class_names
-
-    if folder_labels and classes is not None:
-        raise DataError("--classes with --folder-labels: the folders' names are the classes")
-    names = class_names(classes) if classes else ()
-    total = 1 if source.is_file() else len(any_tars(source))
-    with progress(f"repack {source.name}", total) as advance:
-        result = repack_tars(
-            source,
-            out,
-            split=split,
-            samples_per_shard=samples_per_shard,
-            max_shard_bytes=max_shard_bytes,
-            folder_labels=folder_labels,
-            classes=names,
-            columns=_tar_columns(json_fields, name_pattern),
-            overwrite=overwrite,
-            workers=workers,
-            advance=advance,
-        )
-    if result.left_out:
-        count, first = len(result.left_out), result.left_out[0]
-        print(f"left out: {count:,} members of no image, such as {first!r}", file=sys.stderr)
-    _print_summary(out, result.manifest)
-
-
 @app.command(epilog="Example: sslpipe shards index laion --json-fields url,width:integer")
 def index(
     folder: OutFolder,
@@ -428,20 +371,6 @@ def stats(
             table.add_row(*map(escape, row))
         Console().print(table)
     after_a_look(folder)
-
-
-@app.command("cut-idx", epilog="Example: sslpipe shards cut-idx FOLDER out/small --per-class 100")
-def cut_idx_command(
-    root: Annotated[Path, argument("Folder of train-*-ubyte.gz.", show_default=False)],
-    out: OutFolder,
-    per_class: Annotated[int, option("Images per class.", min=1)] = 1000,
-) -> None:
-    """Cut the first images of each class from MNIST-style training files (never the test files)."""
-    from sslpipe.sharding.idx import cut_idx
-
-    for path in cut_idx(root, out, per_class):
-        print(path)
-    say_next("shards", "build", out / "shards", "--source", "idx", "--root", out)
 
 
 def _print_summary(folder: Path, manifest: "Manifest") -> None:

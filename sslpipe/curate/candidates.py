@@ -1,4 +1,4 @@
-"""Pairs of samples that may be one picture, by descriptors or by features; exact, in tiles."""
+"""Pairs of samples that may be one picture, by their descriptors; exact, in tiles."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,14 +10,11 @@ from torch import Tensor
 from sslpipe.curate.scan import Progress as Advance
 from sslpipe.curate.scan import one_thread_an_operation
 from sslpipe.curate.thumbnails import COARSE, EVEN, FREQUENCIES, FULL, rounded
-from sslpipe.evaluation.exact import PART_ROWS, fixed_point_units
-from sslpipe.evaluation.neighbours import nearest_units
 from sslpipe.precision import full_float32
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 TILE_ROWS, TILE_COLUMNS = 32, 512  # of similarities, of ten views 640 KiB: a core's cache
-QUERIES = 2**15  # some features searched at a time, for which they are copied
 NEIGHBOURS = 5  # of each picture, at first; see `duplicates.find_duplicates`
 WIDER, WIDER_SHARE = 256, 1 / 64  # of each picture, by few views: at least, and of all
 LEAST_SIMILAR = 0.6  # cosine of descriptors below which nothing was a duplicate
@@ -135,36 +132,6 @@ class ByDescriptors:
         order = np.lexsort((near, -alike))[:k]
         kept = self.rows[near[order[alike[order] >= self.least]]]
         return np.stack([np.full(len(kept), self.rows[row]), kept], 1)
-
-
-class ByFeatures:
-    """Search of the samples whose features are most like those of another, by cosine.
-
-    Args:
-        features: (N, F) float32 of all, any scale; overwritten, so that they are held once.
-        samples: (M,) int64 of those that are searched, ascending: no row is written before it is
-            read.
-    """
-
-    def __init__(self, features: Tensor, samples: Integers) -> None:
-        self.units, self.samples = features[: len(samples)], samples
-        for first in range(0, len(samples), PART_ROWS):
-            part = torch.from_numpy(samples[first : first + PART_ROWS])
-            self.units[first : first + PART_ROWS] = fixed_point_units(features[part])
-
-    def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
-        """Pair each of some samples with its k nearest, as `ByDescriptors.pairs` does."""
-        rows = torch.from_numpy(np.searchsorted(self.samples, samples))
-        k, pairs = min(k, len(self.samples) - 1), []
-        ids, every = torch.arange(len(self.samples)), len(rows) == len(self.samples)
-        for part in torch.split(rows, len(rows) if every else QUERIES) if k > 0 else ():
-            queries = self.units if every else self.units[part]
-            near = nearest_units(
-                self.units, queries, k, bank_ids=ids, query_ids=part, progress=advance
-            ).indices
-            both = torch.stack([part[:, None].expand_as(near), near], 2).reshape(-1, 2)
-            pairs.append(self.samples[both.numpy()])
-        return each_once(pairs)
 
 
 def each_once(pairs: list[Integers]) -> Integers:

@@ -1,7 +1,7 @@
 """Find the samples that are one picture: exact ones by hashes, near ones by their pixels.
 
-Candidates are the nearest by low frequencies, and by features where these are given. Each pair is
-registered and scored once (see `register`), and is one picture from a score of `LEAST_SCORE` on.
+Candidates are the nearest by low frequencies. Each pair is registered and scored once (see
+`register`), and is one picture from a score of `LEAST_SCORE` on.
 """
 
 from collections.abc import Callable
@@ -10,12 +10,11 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from sslpipe.curate.candidates import NEIGHBOURS, ByDescriptors, ByFeatures, each_once
+from sslpipe.curate.candidates import NEIGHBOURS, ByDescriptors, each_once
 from sslpipe.curate.groups import BYTES, CROPPED, MIRRORED, NEAR, PIXELS, Pairs, joined
 from sslpipe.curate.register import Verdicts, compare
 from sslpipe.curate.scan import Samples, one_thread_an_operation
@@ -54,7 +53,6 @@ class Found(NamedTuple):
 
 def find_duplicates(
     samples: Samples,
-    features: torch.Tensor | None = None,
     *,
     num_workers: int = 2,
     progress: Progress | None = None,
@@ -63,8 +61,6 @@ def find_duplicates(
 
     Args:
         samples: As scanned.
-        features: (N, F) float32 of a backbone, by which candidates are searched, too; overwritten
-            (see `ByFeatures`). None: by low frequencies alone.
         num_workers: Threads that compare pixels; 0: the caller does.
         progress: Makes the progress bars of samples searched for and of pairs compared.
     """
@@ -72,21 +68,12 @@ def find_duplicates(
     first = np.ones(len(samples), bool)
     first[exact.second] = False  # one of equal pixels is enough
     rows = np.flatnonzero(first)
-    # a network may not know a mirrored picture again, so low frequencies are searched, too
-    searches: list[ByDescriptors | ByFeatures] = [
-        ByDescriptors(samples.descriptors, rows, num_workers=num_workers)
-    ]
-    if features is not None:
-        searches.append(ByFeatures(features, rows))
-
+    search = ByDescriptors(samples.descriptors, rows, num_workers=num_workers)
     bar: Progress = progress or (lambda title, total: nullcontext(lambda count: None))
 
     def near(rows: Integers, k: int) -> Integers:
-        found = []
-        for search in searches:
-            with bar("search", len(rows)) as advance:
-                found.append(search.pairs(rows, k, advance))
-        return each_once(found)
+        with bar("search", len(rows)) as advance:
+            return search.pairs(rows, k, advance)
 
     def look_further(wanted: Integers) -> tuple[Integers, Verdicts]:
         """Add to the pairs and verdicts those of pairs that are not known yet."""

@@ -1,10 +1,8 @@
 """Find the samples of a split that resemble no other, and pictures that show nothing.
 
 `far_from_all` looks at features, `bad_pictures` at pixels; both give one `Outlier` a sample and
-reason. Measures and limits of pixels are cleanvision's 0.3.7 where it has one (the package reads
-files through pandas and brings matplotlib). Its score of blur rises with contrast and with the
-number of tones, so that most blurred photographs and drawings pass it; `fineness` is a share of the
-contrast, and finds those.
+reason. The blur scores of cleanvision and others rise with contrast, so that most blurred
+photographs pass them; `fineness` is a share of the contrast.
 """
 
 from collections.abc import Callable
@@ -12,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFilter, ImageStat
+from PIL import Image
 
 from sslpipe.curate.scan import each_part
 from sslpipe.data.decode import BadSample, decode, header_size
@@ -27,12 +25,10 @@ NO_NEIGHBOUR = "no neighbour"
 UNREADABLE = "unreadable"
 LEAST_DISTANCE = 2.0**-20  # of equal pictures, so that it has a logarithm
 LEAST_SPREAD = 0.01  # of the logarithms, so that a split of equal pictures has a limit
-CANVAS_PX = 256  # longer side at which brightness is measured
-SHARPNESS_PX = 64  # longer side at which edges are, as in cleanvision's utils/constants.py
+CANVAS_PX = 256  # longer side at which pictures are measured
 FINE_PX = 4  # what blur takes first is finer than this
 LEAST_CONTRAST = 0.02  # five of 256 levels, several times the noise of a JPEG of one colour
 ROUNDING = 1 / 12  # variance of a level's rounding error: no detail
-FEW_TONES = 0.18  # a histogram score up to this counts as none: cleanvision's color_threshold
 
 
 class Outlier(NamedTuple):
@@ -131,8 +127,8 @@ def bad_pictures(
         found = measure(pixels, height, width)
         return [
             Outlier(sample_id, raw.key, reason, found[reason], limit, says)
-            for reason, limit, above, says in listed
-            if (found[reason] > limit if above else found[reason] < limit)
+            for reason, limit, says in listed
+            if found[reason] < limit
         ]
 
     for part in each_part(split, look, list, num_workers=num_workers, on_bad=bad.append):
@@ -145,22 +141,13 @@ def bad_pictures(
     return [*(Outlier(b.id, b.key, UNREADABLE, nan, nan, b.reason) for b in sorted(bad)), *doubted]
 
 
-def checks(tiny_px: float) -> list[tuple[str, float, bool, str]]:
-    """List reasons to doubt a picture: a measure below a limit, or above it, and what it is.
-
-    Source:
-        cleanvision 0.3.7, issue_managers/image_property_issue_manager.py, get_default_params: dark
-        0.32, light 0.05 from white, odd aspect ratio 0.35, blurry 0.29. `constant` and `no fine
-        detail` are this project's.
-    """
+def checks(tiny_px: float) -> list[tuple[str, float, str]]:
+    """List reasons to doubt a picture: a measure that is below a limit, and what it is."""
     return [
-        ("dark", 0.32, False, "99th percentile of brightness"),
-        ("bright", 0.95, True, "5th percentile of brightness"),
-        ("constant", LEAST_CONTRAST, False, "standard deviation of brightness"),
-        ("blurred", 0.29, False, "score of edges and tones"),
-        ("no fine detail", 0.025, False, "share of contrast finer than 4 px"),
-        ("tiny", tiny_px, False, "shorter side in px"),
-        ("odd aspect", 0.35, False, "shorter by longer side"),
+        ("constant", LEAST_CONTRAST, "standard deviation of brightness"),
+        ("blurred", 0.025, "share of contrast finer than 4 px"),
+        ("tiny", tiny_px, "shorter side in px"),
+        ("odd aspect", 0.35, "shorter by longer side"),
     ]
 
 
@@ -169,53 +156,21 @@ def measure(pixels: NDArray[np.uint8], height: int, width: int) -> dict[str, flo
 
     pixels: (h, w, 3) uint8, reduced to CANVAS_PX; height, width: of the stored picture.
     """
-    tones, image = brightness(pixels), Image.fromarray(pixels)
-    darkest, brightest = np.percentile(tones, [5, 99])
+    grey = Image.fromarray(pixels).convert("L")
     return {
-        "dark": float(brightest),
-        "bright": float(darkest),
-        "constant": float(tones.std()),
-        "blurred": sharpness(image),
-        "no fine detail": fineness(image),
+        "constant": float(np.asarray(grey).std()) / 255,
+        "blurred": fineness(grey),
         "tiny": min(height, width),
         "odd aspect": min(height, width) / max(height, width),
     }
 
 
-def brightness(pixels: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Compute how bright each pixel looks, 0 to 1. (h, w, 3) -> (h, w).
-
-    Source:
-        Finley 2006, "HSP color model"; cleanvision's calculate_brightness.
-    """
-    squares = np.square(pixels.astype(np.float64))
-    bright: NDArray[np.float64] = np.sqrt(squares @ [0.241, 0.691, 0.068]) / 255
-    return bright
-
-
-def sharpness(image: Image.Image) -> float:
-    """Score edges and tones, 0 to 1; few tones on a large plain ground are no blur.
-
-    Source:
-        cleanvision's BlurrinessProperty, with its normalizing_factor of 0.01.
-    """
-    ratio = max(image.size) / SHARPNESS_PX
-    if ratio > 1:
-        width, height = (max(int(side // ratio), 1) for side in image.size)
-        image = image.resize((width, height))
-    grey = image.convert("L")
-    edges = ImageStat.Stat(grey.filter(ImageFilter.FIND_EDGES)).stddev[0]
-    tones = 1 - np.exp(-0.01 * np.std(grey.histogram()))
-    score = 1 - np.exp(-0.01 * edges) + (tones if tones > FEW_TONES else 0.0)
-    return min(1.0, float(score))
-
-
-def fineness(image: Image.Image) -> float:
-    """Compute how much of a picture's contrast is lost where it is reduced FINE_PX times.
+def fineness(grey: Image.Image) -> float:
+    """Compute how much of a grey picture's contrast is lost where it is reduced FINE_PX times.
 
     The deviation of what is lost, as a share of its own; 1 of a nearly constant picture.
     """
-    grey = image.convert("L").convert("F")
+    grey = grey.convert("F")
     before = np.asarray(grey, np.float64)
     if before.std() < 255 * LEAST_CONTRAST:
         return 1.0

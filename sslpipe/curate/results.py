@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from sslpipe.curate.duplicates import Doubt
 from sslpipe.curate.groups import KINDS, Groups
@@ -15,13 +15,11 @@ from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, load_index
 from sslpipe.data.storage import scheme
 from sslpipe.errors import DataError
 from sslpipe.sharding.columns import ColumnValues, add_columns
+from sslpipe.sharding.show import BAD, CELL_PX, INK, Cell, draw_sheet
 
 COLUMN = DERIVED_COLUMN
 FIELDS = ("split", "id", "key", "group", "kind", "score", "nearest")  # of groups.csv
-# of the sheet of doubtful pairs
-CELL_PX, GAP_PX, LINE_PX, MARGIN_PX = 128, 10, 15, 20
-BACKGROUND, INK, REFUSED = (250, 250, 248), (34, 34, 34), (176, 0, 32)
-COLUMNS, MOST_PAIRS = 4, 120
+COLUMNS, MOST_PAIRS = 4, 120  # of the sheet of doubtful pairs
 
 
 def write_groups(path: Path, samples: Samples, groups: Groups) -> int:
@@ -70,30 +68,19 @@ def doubt_sheet(samples: Samples, doubt: Doubt, most: int = MOST_PAIRS) -> Image
         An RGB image; None where no pair is doubtful.
     """
     pairs, scores, verdicts = (column[:most] for column in doubt)
-    if not len(pairs):
-        return None
-    font = ImageFont.load_default(size=11)
-    step_x, step_y = 2 * CELL_PX + 2 + GAP_PX, CELL_PX + 2 * LINE_PX + GAP_PX
-    columns = min(COLUMNS, len(pairs))
-    rows = -(-len(pairs) // columns)
-    size = columns * step_x - GAP_PX + 2 * MARGIN_PX, rows * step_y - GAP_PX + 2 * MARGIN_PX
-    sheet = Image.new("RGB", size, BACKGROUND)
-    pen = ImageDraw.Draw(sheet)
-    for place, pair in enumerate(pairs.tolist()):
-        left = MARGIN_PX + place % columns * step_x
-        top = MARGIN_PX + place // columns * step_y
-        for side, thumb in enumerate(samples.thumbs.read(pair)):
-            height, width = samples.sizes[pair[side]].tolist()
-            # thumbnails are square, whatever the picture's shape
+    cells = []
+    for pair, score, same in zip(pairs.tolist(), scores, verdicts, strict=True):
+        pictures = []
+        for thumb, (height, width) in zip(
+            samples.thumbs.read(pair), samples.sizes[pair].tolist(), strict=True
+        ):  # thumbnails are square, whatever the picture's shape
             scale = CELL_PX / max(height, width)
             shape = max(1, round(width * scale)), max(1, round(height * scale))
-            sheet.paste(Image.fromarray(thumb).resize(shape), (left + side * (CELL_PX + 2), top))
-        accepted = bool(verdicts[place])
-        words = f"{'one picture' if accepted else 'refused'}, score {scores[place]:.4f}"
-        pen.text((left, top + CELL_PX + 1), words, fill=INK if accepted else REFUSED, font=font)
+            pictures.append(Image.fromarray(thumb).resize(shape))
+        words = f"{'one picture' if same else 'refused'}, score {score:.4f}"
         names = ", ".join(map(samples.name, pair))
-        pen.text((left, top + CELL_PX + LINE_PX), names, fill=INK, font=font)
-    return sheet
+        cells.append(Cell(pictures, words, INK if same else BAD, names))
+    return draw_sheet(cells, COLUMNS) if cells else None
 
 
 def check_place(index: DatasetIndex) -> None:

@@ -1,8 +1,6 @@
 """Read every image of some splits once, and keep what tells two of them apart."""
 
-import errno
 import hashlib
-import shutil
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -106,8 +104,7 @@ def scan(
                 if progress is not None:
                     progress(part[0])
 
-    expected = sum(map(len, splits if ids is None else ids))
-    return _collected([split.name for split in splits], parts(), expected)
+    return _collected([split.name for split in splits], parts())
 
 
 def scan_pictures(pictures: Iterable[NDArray[np.uint8]], name: str = "pictures") -> Samples:
@@ -116,13 +113,9 @@ def scan_pictures(pictures: Iterable[NDArray[np.uint8]], name: str = "pictures")
     return _collected([name], ((0, _gathered([each])) for each in seen))
 
 
-def _collected(
-    splits: Sequence[str], parts: Iterable[tuple[int, _Part]], expected: int = 0
-) -> Samples:
-    """Put parts of splits, by number, together; `expected` samples must have room on the disk."""
+def _collected(splits: Sequence[str], parts: Iterable[tuple[int, _Part]]) -> Samples:
+    """Put parts of splits, by number, together."""
     with _temporary_file():
-        if expected * ThumbFile.ROW_BYTES > shutil.disk_usage(tempfile.gettempdir()).free:
-            raise OSError(errno.ENOSPC, f"{expected} of them have no room there")
         thumbs = ThumbFile()
     rows: list[_Seen] = []
     of_split: list[int] = []

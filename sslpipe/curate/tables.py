@@ -34,29 +34,20 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
         DataError: It cannot be read, a column is missing or there twice, or a row has more cells
             than columns have names.
     """
-    if path.suffix != ".csv":
-        raise DataError(f"{path}: a table is a CSV named .csv; save it as one")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader, rows = csv.DictReader(file), []
             for row in reader:
                 if any(row.get(None) or ()):
-                    raise csv.Error(
-                        f"line {reader.line_num} has more cells than columns have names; put a "
-                        "cell that holds a comma in double quotes"
-                    )
+                    raise csv.Error(f"line {reader.line_num} has more cells than columns")
                 rows.append({name: cell or None for name, cell in row.items() if name})
             known = list(reader.fieldnames or ())
-    except UnicodeDecodeError as error:
-        text = f"{path} is no text in UTF-8 ({error}); save it as a CSV in UTF-8"
-        raise DataError(text) from error
     except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"cannot read the table {path}: {error}") from error
+        text = f"cannot read the table {path}: {error}; save it as a CSV in UTF-8"
+        raise DataError(text) from error
     if missing := ", ".join(name for name in columns if name not in known):
-        hint = f"it has: {', '.join(known) or 'none'}"
-        if len(known) == 1 and (other := next((sign for sign in ";\t" if sign in known[0]), "")):
-            hint = f"its cells are separated by {other!r}: save it with commas"
-        raise DataError(f"{path} has no column {missing}; {hint}")
+        there = ", ".join(known) or "none"
+        raise DataError(f"{path} has no column {missing}; it has: {there}; separate them by commas")
     if twice := [name for name in known if name and known.count(name) > 1]:
         raise DataError(f"{path} has two columns {twice[0]!r}; rename one of them")
     return rows

@@ -277,10 +277,10 @@ class Groups:
         for begin in range(0, max(len(values), len(self.ids)), _CHECKED):
             present += int((~is_missing(column.kind, values[begin : begin + _CHECKED])).sum())
             ids = self.ids[begin : begin + _CHECKED].astype(np.int64)
-            if not self._are_samples(ids):
-                raise self._damaged()
             if not len(ids):
                 continue
+            if ids.min() < 0 or ids.max() >= column.samples:
+                raise self._damaged()
             codes = np.searchsorted(self.starts, np.arange(begin, begin + len(ids)), "right") - 1
             first = self.starts[codes] == np.arange(begin, begin + len(ids))
             ascending = np.diff(ids, prepend=seen) > 0
@@ -294,18 +294,12 @@ class Groups:
         """Find the group of each sample, -1 where its value is missing. (n,) -> (n,)."""
         values = self.column.values_of(ids)
         present = ~is_missing(self.column.kind, values)
-        codes = np.searchsorted(self.values, values.astype(self.values.dtype))
-        if (codes[present] >= len(self)).any():
-            raise self._damaged()
-        return np.where(present, codes, -1)
+        return np.where(present, np.searchsorted(self.values, values), -1)
 
     def whole_split(self) -> NDArray[np.int64]:
         """Number all samples by group, (samples,); a missing value has a number of its own."""
-        sizes, ids = self.sizes(), np.asarray(self.ids)
-        if (sizes < 0).any() or sizes.sum() != len(ids) or not self._are_samples(ids):
-            raise self._damaged()
         codes = np.empty(self.column.samples, np.int64)
-        codes[ids] = np.repeat(np.arange(len(self)), sizes)
+        codes[self.ids] = np.repeat(np.arange(len(self)), self.sizes())
         alone = is_missing(self.column.kind, self.column.values)
         codes[alone] = len(self) + np.arange(alone.sum())
         return codes
@@ -318,8 +312,6 @@ class Groups:
         begin = self.starts[np.maximum(codes, 0)]
         following = np.minimum(codes + 1, len(self) - 1)
         end = np.where(codes + 1 < len(self), self.starts[following], len(self.ids))
-        if ((begin < 0) | (end < begin) | (end > len(self.ids))).any():
-            raise self._damaged()
         return np.where(codes < 0, 0, begin), np.where(codes < 0, 0, end - begin)
 
     def sizes(self) -> NDArray[np.int64]:
@@ -328,14 +320,9 @@ class Groups:
         return sizes
 
     def pick(self, places: ArrayLike) -> NDArray[np.int64]:
-        """Read ids at places of `ids`. Raises: DataError where the file names no sample."""
+        """Read ids at places of `ids`."""
         found: NDArray[np.int64] = self.ids[np.asarray(places, np.int64)].astype(np.int64)
-        if not self._are_samples(found):
-            raise self._damaged()
         return found
-
-    def _are_samples(self, ids: NDArray[Any]) -> bool:
-        return not len(ids) or bool(ids.min() >= 0 and ids.max() < self.column.samples)
 
     def _damaged(self) -> DataError:
         return DataError(f"column {self.column.name!r}: its groups are damaged; {REWRITE}")

@@ -7,7 +7,6 @@ torchvision's PNG decoder crashes the process on some damaged files.
 
 import io
 import struct
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -29,11 +28,6 @@ _PILLOW: dict[Kind, Any] = {
     "png": PngImagePlugin.PngImageFile,
     "webp": WebPImagePlugin.WebPImageFile,
 }
-# of a PNG that has nothing but its header, one block of pixels and its end: all before these pixels
-# (width, height, bits, colours, compression, filter, interlacing, checksum, size), and the end
-_PNG_START = struct.Struct(">16x2I5B2I4s")
-_PNG_HEADER, _PNG_END = b"\0\0\0\rIHDR", b"\0\0\0\0IEND\xaeB`\x82"
-_PNG_MODES = {0: "L", 2: "RGB"}
 
 
 class BadSample(ValueError):
@@ -43,9 +37,7 @@ class BadSample(ValueError):
 Content = Buffer | BadSample  # of a file, or why there is none
 
 
-def decode(
-    raw: Content, canvas_px: int, decoded: Pixels | None = None, slot: Pixels | None = None
-) -> Pixels:
+def decode(raw: Content, canvas_px: int, decoded: Pixels | None = None) -> Pixels:
     """Decode a JPEG, PNG or WebP (known by its first bytes, not by its name).
 
     Grey is repeated; CMYK and palettes are converted; an alpha channel is dropped, as torchvision's
@@ -57,11 +49,10 @@ def decode(
         canvas_px: An image whose longer side is over it is reduced to fit (bilinear, antialiased,
             aspect kept, at least 1 px); a smaller one is not touched.
         decoded: (h, w, 3), what another decoder made of a raw for which `is_plain_jpeg`.
-        slot: (H, W, 3), where the image is written at the top left, zeros around it, if it fits.
 
     Returns:
         (3, h, w) uint8 RGB over (h, w, 3) memory (channels last: decoders write so, and torch
-        resizes it twice as fast), EXIF-oriented; in the slot, if it fits.
+        resizes it twice as fast), EXIF-oriented.
 
     Raises:
         BadSample: With the reason.
@@ -75,35 +66,15 @@ def decode(
     try:
         if decoded is not None:
             pixels = decoded
+        elif kind == "jpg":
+            pixels = _decode_jpeg(raw, canvas_px)
         else:
-            plain = kind == "jpg"
-            pixels = _decode_jpeg(raw, canvas_px, slot) if plain else _decode_by_pillow(raw, kind)
+            pixels = _decode_by_pillow(raw, kind)
     except BadSample:
         raise
     except Exception as error:  # damaged bytes make the decoders raise almost anything
         raise BadSample(f"cannot decode the {kind}: {first_line(error)}") from error
-    result = reduce_to(np.ascontiguousarray(pixels), canvas_px)
-    return (result if slot is None else _placed(result, slot)).transpose(2, 0, 1)
-
-
-def decoded_size(raw: Content, canvas_px: int) -> tuple[int, int]:
-    """Tell from the header what height and width `decode` gives.
-
-    It may give another size where EXIF tags of a PNG or WebP rotate it. Raises: BadSample.
-    """
-    if isinstance(raw, BadSample):
-        raise raw
-    width, height = header_size(raw)
-    if image_kind(raw) == "jpg":
-        try:
-            if _orientation(_jpeg_exif(raw)) >= 5:
-                height, width = width, height
-        except (struct.error, IndexError):
-            raise BadSample("truncated in the jpg header") from None
-        scale = _jpeg_scale(height, width, canvas_px)
-        height, width = -(-height // scale), -(-width // scale)
-    reduced_height, reduced_width = _reduced_size(height, width, canvas_px)
-    return reduced_height, reduced_width
+    return reduce_to(np.ascontiguousarray(pixels), canvas_px).transpose(2, 0, 1)
 
 
 def is_plain_jpeg(raw: Buffer) -> bool:
@@ -151,51 +122,27 @@ def image_kind(raw: Buffer) -> Kind | None:
     return None
 
 
-def _decode_jpeg(raw: Buffer, canvas_px: int, slot: Pixels | None) -> Pixels:
+def _decode_jpeg(raw: Buffer, canvas_px: int) -> Pixels:
     """(h, w, 3) uint8, EXIF-oriented; at the least of 1, 1/2, 1/4, 1/8 that fills the canvas.
 
-    Only at those scales is libjpeg-turbo faster than at full size. Written to a slot that it fills.
+    Only at those scales is libjpeg-turbo faster than at full size.
     """
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(raw)
         if colours not in ("CMYK", "YCCK"):
-            scale = _jpeg_scale(height, width, canvas_px)
-            size = -(-height // scale), -(-width // scale)
-            options = {"min_height": size[0], "min_width": size[1]} if scale > 1 else {}
-            buffer = slot if slot is not None and slot.shape[:2] == size else None
-            pixels = simplejpeg.decode_jpeg(raw, min_factor=scale, buffer=buffer, **options)
+            longer, options = max(height, width), {}
+            scale = next((s for s in (8, 4, 2) if -(-longer // s) >= canvas_px), 1)
+            if scale > 1:
+                options = {"min_height": -(-height // scale), "min_width": -(-width // scale)}
+            pixels = simplejpeg.decode_jpeg(raw, min_factor=scale, **options)
             return _oriented(pixels, _orientation(_jpeg_exif(raw)))
     except ValueError:  # also for damage that libjpeg can repair: Pillow decides
         pass
     return _decode_by_pillow(raw, "jpg")
 
 
-def _decode_plain_png(raw: Buffer) -> Pixels | None:
-    """(h, w, 3) uint8 of a whole PNG of 8-bit grey or RGB levels in one block; None of any other.
-
-    Pillow's decoder without its reader of blocks, which takes longer than a small picture's pixels.
-    Source: Portable Network Graphics (W3C, third edition), sections 5.3 and 11.2.
-    """
-    if len(raw) < 57 or raw[8:16] != _PNG_HEADER or raw[-12:] != _PNG_END:
-        return None
-    width, height, bits, colours, *ways, checksum, size, block = _PNG_START.unpack_from(raw)
-    mode = _PNG_MODES.get(colours)
-    if mode is None or bits != 8 or any(ways) or block != b"IDAT" or len(raw) != 57 + size:
-        return None
-    ends = zlib.crc32(raw[12:29]), zlib.crc32(raw[37:-16])
-    if ends != (checksum, int.from_bytes(raw[-16:-12], "big")):
-        return None
-    try:
-        pixels = np.array(Image.frombytes(mode, (width, height), raw[41:-16], "zip", mode))
-    except ValueError:  # too few pixels, or damaged ones: the reader says which
-        return None
-    return pixels if mode == "RGB" else np.repeat(pixels[:, :, None], 3, axis=2)
-
-
 def _decode_by_pillow(raw: Buffer, kind: Kind) -> Pixels:
     """(h, w, 3) uint8, EXIF-oriented."""
-    if kind == "png" and (plain := _decode_plain_png(raw)) is not None:
-        return plain
     image = _PILLOW[kind](io.BytesIO(raw))
     check_size(*image.size)  # a PNG may hold a second header
     return rgb_pixels(image)
@@ -214,25 +161,12 @@ def rgb_pixels(image: Image.Image) -> Pixels:
     return _oriented(pixels, _orientation(image.info.get("exif", b"")))
 
 
-def _jpeg_scale(height: int, width: int, canvas_px: int) -> int:
-    """By what a JPEG is made smaller while it is decoded: 1, 2, 4 or 8."""
-    longer = max(height, width)
-    return next((s for s in (8, 4, 2) if -(-longer // s) >= canvas_px), 1)
-
-
-def _reduced_size(height: int, width: int, canvas_px: int) -> list[int]:
-    longer = max(height, width)
-    if longer <= canvas_px:
-        return [height, width]
-    return [max(1, round(side * canvas_px / longer)) for side in (height, width)]
-
-
 def reduce_to(pixels: Pixels, canvas_px: int) -> Pixels:
     """(h, w, 3) uint8 -> the same, or reduced to fit canvas_px."""
-    height, width = pixels.shape[:2]
-    size = _reduced_size(height, width, canvas_px)
-    if size == [height, width]:
+    longer = max(pixels.shape)
+    if longer <= canvas_px:
         return pixels
+    size = [max(1, round(side * canvas_px / longer)) for side in pixels.shape[:2]]
     import torch  # only here: shards are written, and mistakes reported, without it
 
     # torch tells channels last by the strides: permute(2, 0, 1)[None] is not, and is slower
@@ -240,18 +174,6 @@ def reduce_to(pixels: Pixels, canvas_px: int) -> Pixels:
     reduced = torch.nn.functional.interpolate(whole, size=size, mode="bilinear", antialias=True)
     result: Pixels = reduced[0].permute(1, 2, 0).numpy()
     return result
-
-
-def _placed(pixels: Pixels, slot: Pixels) -> Pixels:
-    """Write (h, w, 3) to the top left of a slot (H, W, 3), zeros around; itself if it is larger."""
-    height, width = pixels.shape[:2]
-    if height > slot.shape[0] or width > slot.shape[1]:
-        return pixels
-    part = slot[:height, :width]
-    if pixels.ctypes.data != slot.ctypes.data:  # it was not decoded there
-        part[...] = pixels
-    slot[height:], slot[:height, width:] = 0, 0
-    return part
 
 
 def check_size(width: int, height: int) -> None:

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, count
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from sslpipe.data.cache import DiskCache
-from sslpipe.data.decode import BadSample, JpegDecoder, decoded_size
+from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order, StreamPlan
 from sslpipe.data.pairing import Pairing
@@ -28,7 +27,6 @@ T = TypeVar("T")
 Integers = NDArray[np.int64]
 
 RECENT_BYTES = 512 * 2**20  # of decoded images, each of which is soon somebody's partner
-IN_PLACE_PX = 128  # canvases below it: to read headers first takes longer than to copy
 STAND_IN_TRIES = 100  # bad samples in a row before the data are given up
 
 
@@ -37,7 +35,7 @@ class Taken(NamedTuple):
 
     `begin` is the position of the first one in the stream of `plan`. Of the partners, None where
     nobody has one, else each sample's own id where both views show it, the bytes that are in
-    memory. `block`: where the images of the whole batch go, and the first row of these.
+    memory.
     """
 
     ids: list[int]
@@ -46,7 +44,6 @@ class Taken(NamedTuple):
     begin: int
     partners: list[int] | None
     partner_raws: list[Raw | None]
-    block: tuple[Tensor, int] | None = None
 
 
 class StreamReader:
@@ -149,13 +146,11 @@ def batches(
     readers = [StreamReader(order, store, number) for number in streams]
 
     pinned = device.type == "cuda"
-    in_place = data.canvas_px >= IN_PLACE_PX and store.keeps_nothing
 
     def read(step: int) -> list[Taken]:
         drawn = None if pairing is None else pairing.drawn(step, streams)
         if drawn is None:
-            taken = [reader.take(step) for reader in readers]
-            return _with_block(taken, data.canvas_px, pinned) if in_place else taken
+            return [reader.take(step) for reader in readers]
         parts = drawn.ids.reshape(len(readers), -1).tolist()
         return [reader.take(step, part) for reader, part in zip(readers, parts, strict=True)]
 
@@ -163,8 +158,7 @@ def batches(
         epoch, ids = order.ids(step, streams)
         rows = [row for part in parts for row in part.rows]
         partners = [partner for part in parts for partner in part.partners]
-        block = parts[0].block
-        collated = collate(split, ids, rows, epoch, partners=partners, pinned=pinned, block=block)
+        collated = collate(split, ids, rows, epoch, partners=partners, pinned=pinned)
         if pairing is not None:
             pairs = zip(rows, partners, strict=False)
             shown = np.array([(partner or row)[0] for row, partner in pairs], np.int64)
@@ -179,43 +173,20 @@ def batches(
 class Decoded(NamedTuple):
     """One stream's part of a global step: id and image of the sample at each position.
 
-    `partners` are those of second views that show another sample; empty: none does. The rows of
-    `block`, of the whole batch, are images that need not be copied.
+    `partners` are those of second views that show another sample; empty: none does.
     """
 
     rows: list[tuple[int, Image]]
     partners: list[tuple[int, Image] | None]
-    block: Tensor | None = None
-
-
-def _with_block(taken: list[Taken], canvas_px: int, pinned: bool) -> list[Taken]:
-    """Give a batch the memory that its images are decoded to, of the size that headers tell."""
-    raws = [raw for part in taken for raw in part.raws]
-    try:
-        unread = BadSample("not read")
-        sizes = [decoded_size(raw.image if raw else unread, canvas_px) for raw in raws]
-    except BadSample:  # who decodes it says so
-        return taken
-    block = _empty_images(np.array(sizes, np.int64), pinned)
-    firsts = [0, *accumulate(len(part.ids) for part in taken)]
-    return [part._replace(block=(block, first)) for part, first in zip(taken, firsts, strict=False)]
-
-
-def _empty_images(sizes: Integers, pinned: bool) -> Tensor:
-    """(n, H, W, 3) uint8, as large as the largest of n sizes (height, width)."""
-    height, width = sizes.max(axis=0, initial=1).tolist()
-    return torch.empty((len(sizes), height, width, 3), dtype=torch.uint8, pin_memory=pinned)
 
 
 def _decode(store: ImageStore, taken: Taken) -> Decoded:
     """Decode what was read; find stand-ins of bad samples."""
     ids, partners = taken.ids, taken.partners or []
     paired = [row for row, partner in enumerate(partners) if partner != ids[row]]
-    block, first = taken.block or (None, 0)
     images = store.get_many(
         [*ids, *(partners[row] for row in paired)],
         [*taken.raws, *(taken.partner_raws[row] for row in paired)],
-        None if block is None else list(block[first : first + len(ids)].numpy()),
     )
     rows = [
         (sample_id, image) if image is not None else stand_in(store.get, taken.plan, position)
@@ -225,7 +196,7 @@ def _decode(store: ImageStore, taken: Taken) -> Decoded:
     for row, image in zip(paired, images[len(ids) :], strict=True):
         if image is not None and rows[row][0] == ids[row]:
             seconds[row] = partners[row], image
-    return Decoded(rows, seconds, block)
+    return Decoded(rows, seconds)
 
 
 def one_pass(
@@ -317,7 +288,6 @@ def collate(
     *,
     partners: Sequence[tuple[int, Image] | None] = (),
     pinned: bool = False,
-    block: Tensor | None = None,
 ) -> Batch:
     """Put decoded images on one canvas, zeros around them.
 
@@ -328,36 +298,16 @@ def collate(
         epoch: Of the batch.
         partners: Of the second views; the images that are there come last, in this order.
         pinned: Write to memory where a copy to a GPU begins; torch reuses it after the copies.
-        block: (n, H, W, 3) that images may have been decoded to, each to its row; used if it fits.
     """
     sources = np.array([source for source, _ in rows], np.int64)
     pictures = [image for _, image in rows] + [partner[1] for partner in partners if partner]
     sizes = np.array([image.shape[1:] for image in pictures], np.int64).reshape(-1, 2)
-    if block is not None and _holds(block, pictures, sizes):
-        images = block
-    else:
-        images = _empty_images(sizes, pinned)
-        _copy(pictures, sizes, images.numpy())
+    height, width = sizes.max(axis=0, initial=1).tolist()
+    images = torch.empty((len(sizes), height, width, 3), dtype=torch.uint8, pin_memory=pinned)
+    for canvas, picture, (h, w) in zip(images.numpy(), pictures, sizes.tolist(), strict=True):
+        canvas[:h, :w] = picture.transpose(1, 2, 0)
+        canvas[h:], canvas[:h, w:] = 0, 0
     parts = (sizes, split.labels_of(sources), ids, sources)
     tensors = [torch.from_numpy(part) for part in parts]
     images = images.permute(0, 3, 1, 2)
     return Batch(images, tensors[0], tensors[1], tensors[2], tensors[3], epoch)
-
-
-def _holds(block: Tensor, pictures: Sequence[Image], sizes: Integers) -> bool:
-    """Whether each picture is its row of the block, and the largest fill it."""
-    rows = block.numpy()
-    return rows.shape[1:3] == tuple(sizes.max(axis=0, initial=1)) and all(
-        row.ctypes.data == picture.ctypes.data for row, picture in zip(rows, pictures, strict=True)
-    )
-
-
-def _copy(pictures: Sequence[Image], sizes: Integers, images: NDArray[np.uint8]) -> None:
-    """Write pictures (3, h, w) to the top left of images (n, H, W, 3), zeros around them."""
-    if (sizes == images.shape[1:3]).all() and pictures:
-        np.stack([picture.transpose(1, 2, 0) for picture in pictures], out=images)
-        return
-    for slot, picture in zip(images, pictures, strict=True):
-        _, h, w = picture.shape
-        slot[:h, :w] = picture.transpose(1, 2, 0)
-        slot[h:], slot[:h, w:] = 0, 0

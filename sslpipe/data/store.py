@@ -58,35 +58,18 @@ class ImageStore:
         """Say whether a sample's decoded image is kept."""
         return sample_id in self._kept
 
-    @property
-    def keeps_nothing(self) -> bool:
-        """Whether each image is decoded whenever it is wanted, one by one, on the CPU."""
-        return not (self.keep or self._recent or self._recent_room or self._jpeg)
-
-    def get_many(
-        self,
-        ids: list[int],
-        raws: Sequence[Raw | None],
-        slots: Sequence[NDArray[np.uint8] | None] | None = None,
-    ) -> list[Image | None]:
-        """Call `get` for each sample, with its slot; plain JPEGs are decoded together."""
+    def get_many(self, ids: list[int], raws: Sequence[Raw | None]) -> list[Image | None]:
+        """Call `get` for each sample; plain JPEGs are decoded together."""
         decoded = self._decoded_together(ids, raws) if self._jpeg else {}
-        return [
-            self.get(i, raw, decoded.get(i), slot)
-            for i, raw, slot in zip(ids, raws, slots or [None] * len(ids), strict=True)
-        ]
+        return [self.get(i, raw, decoded.get(i)) for i, raw in zip(ids, raws, strict=True)]
 
     def get(
-        self,
-        sample_id: int,
-        raw: Raw | None = None,
-        decoded: Image | None = None,
-        slot: NDArray[np.uint8] | None = None,
+        self, sample_id: int, raw: Raw | None = None, decoded: Image | None = None
     ) -> Image | None:
         """Decode one sample, or take it from the cache: (3, h, w) uint8, or None where it is bad.
 
         `raw` are its bytes, where they are read already, and `decoded` its pixels, where another
-        decoder made them. `slot` as in `decode`, only where the store `keeps_nothing`.
+        decoder made them.
         """
         if sample_id in self._kept:
             return self._kept[sample_id]
@@ -96,7 +79,7 @@ class ImageStore:
             return recent
         raw = raw or self.reader.one(sample_id)
         try:
-            image = decode(raw.image, self.canvas_px, decoded, slot)
+            image = decode(raw.image, self.canvas_px, decoded)
         except BadSample as error:
             self._report(sample_id, raw.key, str(error))
             return None

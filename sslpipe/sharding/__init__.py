@@ -5,8 +5,7 @@ A source gives encoded images with names, labels and columns (`sources`, `tables
 holds of an image, and `writer` plans and writes the shards; `gather` reads columns from images and
 from shards, `columns` writes them; `record` remembers what is done and writes the index,
 dataset.json, which `sslpipe.data` reads. Tars made by others are indexed as they are (`scan`,
-`index`), or written again first (`repack`); `show` looks at the result. Start reading at SOURCES
-below, then at `build.build_dataset`.
+`index`); `show` looks at the result. Start reading at SOURCES below, then at `build.build_dataset`.
 """
 
 from sslpipe.registry import Table
@@ -16,9 +15,7 @@ from sslpipe.sharding.layouts import (
     read_cub,
     read_inshop,
     read_market,
-    read_omniglot,
     read_products,
-    read_tiny_imagenet,
     read_torchvision,
 )
 from sslpipe.sharding.sources import SourceReader, read_folder
@@ -32,14 +29,12 @@ _BUILT_IN: dict[str, SourceReader] = {
     "idx": read_idx,
     "parquet": read_parquet,
     "huggingface": read_parquet,
-    "tiny-imagenet": read_tiny_imagenet,
     "cub": read_cub,
     "cars": read_cars,
     "products": read_products,
-    "omniglot": read_omniglot,
     "market": read_market,
     "inshop": read_inshop,
 }
 SOURCES = Table("source", _BUILT_IN, "sslpipe.sources")
 # sources that read a list of files, some of which may be missing
-LISTS = ("csv", "parquet", "huggingface", "tiny-imagenet", "cub", "cars", "products", "inshop")
+LISTS = ("csv", "parquet", "huggingface", "cub", "cars", "products", "inshop")

@@ -19,7 +19,6 @@ from sslpipe.sharding import LISTS, SOURCES
 from sslpipe.sharding.cells import ColumnSpec
 from sslpipe.sharding.columns import check_kinds, save_columns, without_splits
 from sslpipe.sharding.gather import TarColumns, columns_of_images, columns_of_tars, describe
-from sslpipe.sharding.members import Conversion, describe_conversion
 from sslpipe.sharding.record import (
     FOLDER,
     Done,
@@ -39,7 +38,7 @@ from sslpipe.sharding.record import (
     write_record,
 )
 from sslpipe.sharding.sources import Images, SourceOptions
-from sslpipe.sharding.splits import cut_classes, cut_test, describe_test, relabel
+from sslpipe.sharding.splits import cut_classes, cut_test, describe_cut, relabel
 from sslpipe.sharding.writer import (
     Layout,
     SplitImages,
@@ -129,7 +128,7 @@ def build_dataset(
     }
     if test_fraction:
         splits = cut_test(splits, test_fraction, layout.seed, split_by)
-    drawn = describe_test(splits, test_fraction) if test_fraction and not split_by else []
+    cut = describe_cut(splits, split_by) if test_fraction else []
     if unseen_classes:
         splits = cut_classes(splits, list(unseen_classes), classes)
     for key in splits:
@@ -171,13 +170,8 @@ def build_dataset(
     else:
         write_atomically(part_path(out, part), build.model_dump_json(), fsync=True)
         built = _built(manifest, build)
-    notes = (
-        *_describe_ignored(images),
-        *describe(columns),
-        *drawn,
-        *_describe_cut(splits, split_by),
-    )
-    return built._replace(notes=(*notes, *built.notes))
+    notes = (*_describe_ignored(images), *describe(columns), *cut, *built.notes)
+    return built._replace(notes=notes)
 
 
 def merge_parts(
@@ -260,10 +254,10 @@ def _check_source(source: str, options: SourceOptions) -> None:
     """Raise DataError for an unknown source, or an option that it would ignore."""
     if source not in SOURCES:
         known = SOURCES.names()
-        hint = did_you_mean(source, known)
-        if source.lower() in ("tar", "tars", "wds", "webdataset"):
-            hint = "; tars of webdataset are not built: sslpipe shards index, or shards repack"
-        raise DataError(f"--source {source!r} is unknown{hint}; known: {', '.join(known)}")
+        raise DataError(
+            f"--source {source!r} is unknown{did_you_mean(source, known)}; known: "
+            f"{', '.join(known)}; tars are not built but indexed: sslpipe shards index"
+        )
     for option, value, owners in (
         ("--csv", options.csv, ("csv",)),
         ("--delimiter", options.delimiter, ("csv",)),
@@ -413,22 +407,11 @@ def _list_missing(path: Path, build: PartFile) -> None:
 
 
 def _built(manifest: Manifest, build: PartFile) -> Built:
-    """Say what was skipped, and how images were converted or lost transparent parts."""
+    """Say what was skipped, and what of images was lost."""
     shards = [done for each in build.done.values() for done in each]
     total = sum(done.entry.samples for done in shards if done.entry is not None)
-    notes = []
-    for kind in sorted({kind for done in shards for kind in done.conversions}):
-        found = [done.conversions[kind] for done in shards if kind in done.conversions]
-        counts, lows, highs = zip(*found, strict=True)
-        conversion = Conversion(kind, min(lows), max(highs))
-        notes.append(describe_conversion(conversion, sum(counts), total))
-    transparent = sum(done.transparent for done in shards)
-    if transparent:
-        notes.append(
-            f"{transparent:,} of {total:,} images have transparent parts, which show what is "
-            "stored under them, mostly black; build with --background white --overwrite to put "
-            "them on white"
-        )
+    lost = sum((Counter(done.lost) for done in shards), Counter[str]())
+    notes = [f"{count:,} of {total:,} images {what}" for what, count in sorted(lost.items())]
     return Built(manifest, [line for done in shards for line in done.bad], build.missing, (*notes,))
 
 
@@ -437,23 +420,7 @@ def _describe_ignored(images: Mapping[str, Images]) -> list[str]:
     ignored = sum((Counter(value.ignored) for value in images.values()), Counter[str]())
     if not ignored:
         return []
-    kinds = sorted(ignored.items(), key=lambda kind: (-kind[1], kind[0]))
-    parts = [f"{suffix or 'no extension'} {count:,}" for suffix, count in kinds[:MOST_NAMED]]
-    rest = sum(count for _, count in kinds[MOST_NAMED:])
-    parts += [f"others {rest:,}"] * bool(rest)
-    return [f"ignored {ignored.total():,} files: {', '.join(parts)}"]
-
-
-def _describe_cut(splits: Mapping[str, SplitImages], by: str | None) -> list[str]:
-    """Say what share of samples and of groups went to test; groups are not cut, so it is rough."""
-    if by is None:
-        return []
-    counts = {
-        key: (len(split.numbers), len(np.unique(split.columns[by].groups()[split.numbers])))
-        for key, split in splits.items()
-    }
-    total = sum(samples for samples, _ in counts.values())
-    return [
-        f"split {key}: {samples:,} samples ({samples / total:.1%}) of {groups:,} groups of {by}"
-        for key, (samples, groups) in counts.items()
-    ]
+    kinds = sorted(ignored.items(), key=lambda kind: (-kind[1], kind[0]))[:MOST_NAMED]
+    parts = [f"{suffix or 'no extension'} {count:,}" for suffix, count in kinds]
+    more = ", ..." if len(ignored) > MOST_NAMED else ""
+    return [f"ignored {ignored.total():,} files: {', '.join(parts)}{more}"]

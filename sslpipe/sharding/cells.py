@@ -1,12 +1,13 @@
 """Cells of a table, members of a JSON object, parts of a name -> the values of a column.
 
 A cell is missing where it is empty, null or no number (NaN). A kind that is not named is inferred:
-it is the one of all cells, and cells of different kinds are an error that names two of them.
+it is the one of all cells, and cells of different kinds are an error that names two of them. The
+digits of a code (007, or more than fit 64 bits) are a text, and so is then each number beside them.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple, get_args
@@ -15,25 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.columns import STORED, Kind
-from sslpipe.data.values import (
-    CONVERT,
-    EXACT_FLOAT,
-    Value,
-    has_offset,
-    to_float,
-    to_integer,
-    to_time,
-)
+from sslpipe.data.values import CONVERT, EXACT_FLOAT, Value, has_offset
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.sharding.columns import ColumnValues, check_name
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_CODE = re.compile(r"0[0-9]+")  # 007: digits that are no number
 _DIGITS = re.compile(r"[+-]?[0-9]+")
-_CODES = ("code", "long integer")  # the latter: beyond 64 bits; as floats, two would become one
 _DATE = re.compile(r"\d{4}[-:]\d\d[-:]\d\d", re.ASCII)  # 20240501 may be anything
-_NOTES = {"in UTC", "with an offset", "large integer"}  # of cells, beside their kinds
-_TYPES: dict[type, Kind] = {int: "integer", float: "float", datetime: "time", str: "text"}
+_TYPES: dict[type, Kind] = {int: "integer", float: "float", datetime: "time"}
 
 # typed: "12" is a text (JSON, parquet); table: it may be a number (CSV); name: so, and where one
 # cell is a text, all are (folders, names of files)
@@ -85,50 +75,42 @@ class CellReader:
 
     def __init__(self, spec: ColumnSpec, origin: Origin) -> None:
         self.spec, self.origin = spec, origin
-        self._chunks: list[tuple[str, NDArray[Any]]] = []  # split, values or codes
-        self._codes: dict[str, int] = {}  # of the distinct texts
+        self._chunks: list[tuple[str, NDArray[Any]]] = []  # split, values or numbers of cells
+        self._cells: dict[tuple[type, Value], int] = {}  # the distinct ones -> their numbers
         self._first: dict[str, tuple[str, object]] = {}  # what was met -> where first, and the cell
 
     def add(self, split: str, cells: Iterable[object], names: Sequence[str]) -> None:
         """Add the cells of some samples, whose names are for messages."""
         rows = [self._plain(cell, name) for cell, name in zip(cells, names, strict=True)]
         kind = self.spec.kind
-        if kind == "text" or (kind is None and all(r is None or type(r) is str for r in rows)):
-            self._chunks.append((split, self._encode(rows, names)))
-            return
-        if kind is None:
-            kind = self._kind_of(rows, names)
-        values = np.full(len(rows), STORED[kind].missing, STORED[kind].dtype)
-        for place, row in enumerate(rows):
+        stored = kind is not None and kind != "text"  # else by number, until all are there
+        values = np.full(len(rows), -1, np.int64)
+        if stored:
+            values = np.full(len(rows), STORED[str(kind)].missing, STORED[str(kind)].dtype)
+        for place, (row, name) in enumerate(zip(rows, names, strict=True)):
             if row is not None:
-                try:
-                    values[place] = CONVERT[kind](row)
-                except ValueError as error:
-                    raise self._wrong(names[place], row, f"{error}", text_helps=True) from None
-                if kind == "time" and isinstance(row, str):
-                    self._meet_offset(row, names[place], row)
+                number = self._convert(str(kind), row, name) if stored else self._number(row, name)
+                values[place] = number
         self._chunks.append((split, values))
 
     def finish(self) -> dict[str, ColumnValues]:
         """Give the values by split, in the order in which they were added."""
         kind = self.spec.kind or self._inferred()
-        if kind == "time" and "in UTC" in self._first and "with an offset" in self._first:
+        if kind == "time" and {"in UTC", "with an offset"} <= self._first.keys():
             raise self._mixed("in UTC", "with an offset", "write the offset of all")
-        texts = list(self._codes)
-        ranked = sorted(range(len(texts)), key=texts.__getitem__)
-        table = np.full(len(texts) + 1, STORED[kind].missing, STORED[kind].dtype)
+        strings: list[str] = []
+        table = np.full(len(self._cells) + 1, STORED[kind].missing, STORED[kind].dtype)
         if kind == "text":
-            table[ranked] = np.arange(len(texts))
+            texts = [_text(cell) for _, cell in self._cells]
+            strings = sorted(set(texts))
+            ranks = {text: rank for rank, text in enumerate(strings)}
+            table[:-1] = [ranks[text] for text in texts]
         elif self.spec.kind is None:
-            table[:-1] = [CONVERT[kind](text) for text in texts]
+            table[:-1] = [CONVERT[kind](cell) for _, cell in self._cells]
         values: dict[str, list[NDArray[Any]]] = {}
         for split, chunk in self._chunks:
-            if chunk.dtype == np.int32:  # codes of texts: no kind may be stored so
-                chunk = table[chunk]  # a missing one, -1, reads the last
-            elif kind == "float" and chunk.dtype != np.float64:
-                chunk = np.where(chunk == STORED["integer"].missing, np.nan, chunk.astype(float))
-            values.setdefault(split, []).append(chunk)
-        strings = [texts[code] for code in ranked] if kind == "text" else []
+            by_number = self.spec.kind in (None, "text")  # a missing one, -1, reads the last
+            values.setdefault(split, []).append(table[chunk] if by_number else chunk)
         return {
             split: ColumnValues(kind, np.concatenate(chunks), strings)
             for split, chunks in values.items()
@@ -156,108 +138,88 @@ class CellReader:
             return datetime(cell.year, cell.month, cell.day)
         raise self._wrong(name, cell, f"is a {type(cell).__name__}, no value of a column")
 
-    def _encode(self, rows: Sequence[Any], names: Sequence[str]) -> NDArray[np.int32]:
-        """Number texts by first appearance, -1 where one is missing."""
-        codes = np.full(len(rows), -1, np.int32)
-        for place, row in enumerate(rows):
-            if row is not None:
-                text = row.isoformat() if isinstance(row, datetime) else str(row)
-                code = self._codes.get(text)
-                if code is None:
-                    code = self._codes[text] = len(self._codes)
-                    if self.spec.kind is None:
-                        self._look_at(text, names[place])
-                codes[place] = code
-        return codes
+    def _convert(self, kind: str, row: Value, name: str) -> int | float:
+        try:
+            value = CONVERT[kind](row)
+        except ValueError as error:
+            text = f", or give {self.spec.name}:text"
+            raise self._wrong(name, row, f"{error}", text) from None
+        if kind == "time" and isinstance(row, str):
+            self._meet("with an offset" if has_offset(row) else "in UTC", name, row)
+        return value
 
-    def _look_at(self, text: str, name: str) -> None:
-        """Note what a text may be, where its kind is to be inferred."""
-        plain, found = text.strip(), "text"
-        if _DATE.match(plain) and _reads(to_time, plain):
-            found = "time"
-            self._meet_offset(plain, name, text)
-        elif self.origin != "typed":
-            if plain.lower() == "nan":
-                return
-            if _CODE.fullmatch(plain):
-                found = "code"
-            elif _reads(to_integer, plain):
-                found = "integer"
-                self._meet_large(to_integer(plain), name)
-            elif _DIGITS.fullmatch(plain):
-                found = "long integer"
-            elif _reads(to_float, plain):
-                found = "float"
-        self._meet(found, name, text)
+    def _number(self, row: Value, name: str) -> int:
+        """Number a cell by first appearance; note its kind, where that is to be inferred."""
+        number = self._cells.setdefault((type(row), row), len(self._cells))
+        if self.spec.kind is None and number == len(self._cells) - 1:
+            self._meet(self._kind_of(row, name), name, row)
+        return number
 
-    def _kind_of(self, rows: Sequence[Any], names: Sequence[str]) -> Kind:
-        """Note the types of some cells and return the kind that holds those of this chunk."""
-        found = set[Kind]()
-        for row, name in zip(rows, names, strict=True):
-            if row is not None:
-                kind = _TYPES[type(row)]
-                found.add(kind)
-                if type(row) is int:
-                    self._meet_large(row, name)
-                self._meet(kind if kind != "time" else "moment", name, row)
-        self._inferred()  # refuses a mixture
-        return "float" if found == {"integer", "float"} else found.pop()
+    def _kind_of(self, row: Value, name: str) -> str:
+        """Say what a cell is: a kind, "code", "large integer", or "nan" of a number or a name."""
+        kind: str = _TYPES.get(type(row), "text")
+        if isinstance(row, str):
+            plain = row.strip()
+            if _DATE.match(plain) and _reads("time", plain):
+                kind = "time"
+            elif self.origin != "typed":
+                if plain.lower() == "nan":
+                    kind = "nan"
+                elif _DIGITS.fullmatch(plain):
+                    padded = plain.startswith("0") and len(plain) > 1
+                    kind = "code" if padded or not _reads("integer", plain) else "integer"
+                elif _reads("float", plain):
+                    kind = "float"
+        if kind in CONVERT:
+            value = self._convert(kind, row, name)
+            if kind == "integer" and abs(value) > EXACT_FLOAT:
+                self._meet("large integer", name, row)
+        return kind
 
     def _inferred(self) -> Kind:
         """Return the kind of all that was met. Raises: DataError where there is more than one."""
-        met = set(self._first) - _NOTES
-        if {"long integer", "float"} <= met and self.origin != "name":
-            raise self._mixed("long integer", "float", f"give {self.spec.name}:float to round")
-        if met.intersection(_CODES):  # with 007, 12 is a text, too
-            met = met - {*_CODES, "integer", "float"} | {"text"}
-        if not met or met == {"text"}:
-            return "text"
-        if met == {"integer", "float"} and "large integer" in self._first:
-            raise self._mixed("large integer", "float", f"give {self.spec.name}:float to round")
-        if met <= {"integer", "float"}:
-            return "float" if "float" in met else "integer"
-        if met <= {"time", "moment"}:
-            return "time"
-        if self.origin == "name":
-            return "text"
-        one, *_, other = sorted(met, key=lambda kind: (kind == "text", kind))
-        raise self._mixed(one, other, f"mend them, or give {self.spec.name}:text")
+        met = {*self._first} - {"in UTC", "with an offset", "large integer"}
+        if "code" in met:
+            met = met - {"code", "nan", "integer", "float"} | {"text"}
+        elif met & {"integer", "float"} and "nan" in met:
+            met |= {"float"}
+        elif "nan" in met:
+            met |= {"text"}
+        met -= {"nan"}
+        if met == {"integer", "float"}:
+            if "large integer" in self._first:
+                raise self._mixed("large integer", "float", f"give {self.spec.name}:float to round")
+            return "float"
+        if len(met) > 1 and self.origin != "name":
+            one, *_, other = sorted(met, key=lambda kind: (kind == "text", kind))
+            raise self._mixed(one, other, f"mend them, or give {self.spec.name}:text")
+        return next((kind for kind in KINDS if met == {kind}), "text")
 
     def _meet(self, what: str, name: str, cell: object) -> None:
         self._first.setdefault(what, (name, cell))
 
-    def _meet_large(self, number: int, name: str) -> None:
-        if abs(number) > EXACT_FLOAT:
-            self._meet("large integer", name, number)
-
-    def _meet_offset(self, text: str, name: str, cell: object) -> None:
-        self._meet("with an offset" if has_offset(text) else "in UTC", name, cell)
-
-    def _wrong(
-        self, name: str, cell: object, reason: str, *, text_helps: bool = False
-    ) -> DataError:
-        remedy = f", or give {self.spec.name}:text" if text_helps else ""
+    def _wrong(self, name: str, cell: object, reason: str, remedy: str = "") -> DataError:
         return DataError(
             f"{name}: {self.spec.field} = {shown(cell)} {reason}; mend it, or "
             f"leave it empty{remedy}"
         )
 
     def _mixed(self, one: str, other: str, remedy: str) -> DataError:
-        words = {"code": "text", "moment": "time"}
-        (name, cell), (other_name, other_cell) = (
-            next(self._first[each] for each in (what, *_CODES) if each in self._first)
-            for what in (one, other)
-        )
-        return DataError(
-            f"column {self.spec.name!r} mixes kinds: {name} holds {shown(cell)} "
-            f"({words.get(one, one)}), {other_name} {shown(other_cell)} "
-            f"({words.get(other, other)}); {remedy}"
-        )
+        met = []
+        for what in (one, other):  # no text may have been met, but what stands for one
+            found = next(each for each in (what, "code", "nan") if each in self._first)
+            name, cell = self._first[found]
+            met.append(f"{name} holds {shown(cell)} ({what})")
+        return DataError(f"column {self.spec.name!r} mixes kinds: {', '.join(met)}; {remedy}")
 
 
-def _reads(convert: Callable[[Value], object], text: str) -> bool:
+def _text(cell: Value) -> str:
+    return cell.isoformat() if isinstance(cell, datetime) else str(cell)
+
+
+def _reads(kind: str, text: str) -> bool:
     try:
-        convert(text)
+        CONVERT[kind](text)
     except ValueError:
         return False
     return True

@@ -1,7 +1,7 @@
 """Index tars made by others, and verify a data set sample by sample."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -33,32 +33,22 @@ class Fault(NamedTuple):
 
 
 def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
-    """List a folder's tars as `by_split`. Raises: DataError for none, or a compressed one."""
-    paths = any_tars(folder)
-    packed = [path for path in paths if not path.name.endswith(".tar")]
-    if packed:
-        raise DataError(
-            f"{packed[0]} is compressed; offsets need plain tars: unpack it, or write it again: "
-            f"sslpipe shards repack {folder} OUT"
-        )
-    if not paths:
-        raise DataError(f"{folder} has no .tar files")
-    return by_split(paths, split)
+    """Group a folder's tars by split: all of them in `split`, else by how their names begin.
 
-
-def any_tars(folder: Path) -> list[Path]:
-    """List a folder's tars, compressed ones too, by their names. Raises DataError for no folder."""
+    Raises: DataError for no tars, or a compressed one.
+    """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder")
-    return [path for path in sorted(folder.glob("[!.]*")) if _TAR_SUFFIX.search(path.name)]
-
-
-def by_split(paths: Sequence[Path], split: str | None) -> dict[str, list[Path]]:
-    """Group tars by split: all of them in `split`, else by how their names begin."""
     groups: dict[str, list[Path]] = {}
-    for path in paths:
-        match = _SPLIT_NAME.fullmatch(_TAR_SUFFIX.sub("", path.name))
+    for path in sorted(folder.glob("[!.]*")):
+        if not _TAR_SUFFIX.search(path.name):
+            continue
+        if path.suffix != ".tar":
+            raise DataError(f"{path} is compressed; offsets need plain tars: unpack it first")
+        match = _SPLIT_NAME.fullmatch(path.stem)
         groups.setdefault(split or (match[1] if match else "") or "train", []).append(path)
+    if not groups:
+        raise DataError(f"{folder} has no .tar files")
     return groups
 
 

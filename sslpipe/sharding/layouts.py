@@ -2,11 +2,10 @@
 
 Where a data set is used for retrieval, its splits share no class, as published: CUB-200 and
 Cars-196 take the first half of the classes for training and the rest for test (Oh Song et al. 2016,
-arXiv:1511.06452), Stanford Online Products, Omniglot, Market-1501 and In-shop come so.
+arXiv:1511.06452), Stanford Online Products, Market-1501 and In-shop come so.
 """
 
 import inspect
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import forward_slashes, open_regular
+from sslpipe.portable import open_regular
 from sslpipe.sharding.members import encode_png
 from sslpipe.sharding.sources import (
     Images,
@@ -29,17 +28,6 @@ from sslpipe.sharding.sources import (
 
 _LABEL_NAMES = ("targets", "labels", "_labels")  # torchvision's datasets do not agree on one
 _MARKET_NAME = re.compile(r"(-?\d+)_c(\d+)s(\d+)_")
-
-
-def read_tiny_imagenet(options: SourceOptions) -> dict[str, Images]:
-    """Read tiny-imagenet-200: train/WNID/images/*.JPEG, val/images with val_annotations.txt."""
-    root = root_folder(options)
-    wnids = [fields[0] for fields in _table(root / "wnids.txt", 1)]
-    train = [(p, wnid) for wnid in wnids for p in images_under(root / "train" / wnid / "images")]
-    annotated = _table(root / "val" / "val_annotations.txt", 2)
-    val = [(root / "val" / "images" / fields[0], fields[1]) for fields in annotated]
-    groups: dict[str, list[Row]] = {"train": [*train], "val": [*val]}
-    return _splits(options, root, groups)
 
 
 def read_cub(options: SourceOptions) -> dict[str, Images]:
@@ -112,26 +100,6 @@ def read_products(options: SourceOptions) -> dict[str, Images]:
             for _, label, _, path in rows
         ]
     return _splits(options, root, groups, ("kind",))
-
-
-def read_omniglot(options: SourceOptions) -> dict[str, Images]:
-    """Read Omniglot: ALPHABET/characterNN/*.png in images_background and images_evaluation.
-
-    The first is train, the second test; a class is a character of an alphabet. Columns are
-    "alphabet" and "drawer", whose number is in the file's name: 0709_05.png.
-    """
-    root = root_folder(options)
-    groups: dict[str, list[Row]] = {}
-    for split, name in (("train", "images_background"), ("test", "images_evaluation")):
-        folder = root / name
-        if not folder.is_dir():
-            raise DataError(f"{root} has no folder {name}")
-        groups[split] = []
-        for path in images_under(folder):
-            character = path.parent.relative_to(folder).as_posix()
-            drawer = path.stem.partition("_")[2]
-            groups[split].append((path, character, character.partition("/")[0], drawer))
-    return _splits(options, root, groups, ("alphabet", "drawer"))
 
 
 def read_market(options: SourceOptions) -> dict[str, Images]:
@@ -240,21 +208,7 @@ def _from_torchvision(
     first = len(read(0)) if len(dataset) else 0
     sizes = np.full(len(dataset), first, np.int64)
     numbers = [f"{split}/{i}" for i in range(len(dataset))]
-    files = _files(dataset, root)
-    return Images(numbers, labels.astype(np.int64), sizes, classes, read, files=files)
-
-
-def _files(dataset: Any, root: Path) -> Sequence[str]:
-    """Find the image files of a data set, relative to --root; () where it has none of its own.
-
-    Its list of paths, or of (path, label), has another name in almost every class.
-    """
-    for _, listed in sorted(vars(dataset).items()):
-        if isinstance(listed, list) and len(listed) == len(dataset) and listed:
-            paths = [row[0] if isinstance(row, tuple) and row else row for row in listed]
-            if all(isinstance(path, str | Path) and Path(path).suffix for path in paths):
-                return [forward_slashes(os.path.relpath(path, root)) for path in paths]
-    return ()
+    return Images(numbers, labels.astype(np.int64), sizes, classes, read)
 
 
 def _splits(

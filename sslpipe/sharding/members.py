@@ -5,12 +5,11 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
-from PIL.TiffImagePlugin import ImageFileDirectory_v2, TiffImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from sslpipe.data.decode import (
     MAX_BYTES,
@@ -27,8 +26,7 @@ from sslpipe.data.decode import (
 _COLOUR_TYPE = {1: 0, 3: 2}  # of a PNG, by channels: grey, RGB
 _OTHER_FORMATS = ("BMP", "GIF", "PPM", "TIFF")
 _WITH_ALPHA = ("PNG", "WEBP", "GIF", "TIFF")
-_TIFF_BITS, _TIFF_BANDS = 258, 277  # tags: BitsPerSample, SamplesPerPixel
-_PAGES = "several pages of a"
+_TIFF_BITS = 258  # the tag BitsPerSample
 _FULL_SIZE_PX = MAX_PIXELS  # a canvas that no accepted image exceeds
 
 Change = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
@@ -52,83 +50,43 @@ def to_member(raw: bytes, change: Change | None = None) -> tuple[Kind, bytes]:
     return "png", encode_png(change(np.ascontiguousarray(pixels)))
 
 
-class Conversion(NamedTuple):
-    """What of an image's pixels is lost on the way to 8-bit RGB, such as "16-bit grey PNG".
+def lost_in(raw: bytes, *, on_background: bool) -> list[str]:
+    """Say what of an image that can be decoded is lost on the way to 8-bit RGB; [] for nothing.
 
-    `low` and `high` are the values found; 0 where `kind` is not about a range.
+    `on_background`: its transparent parts are put on a colour.
     """
-
-    kind: str
-    low: int = 0
-    high: int = 0
-
-
-def conversion_of(raw: bytes) -> Conversion | None:
-    """Say how an image that can be decoded is converted; None for 8 bits in grey or RGB.
-
-    Of 16-bit colour, where Pillow reads high bytes only, the range is that of them.
-    """
+    if image_kind(raw) == "jpg" and is_plain_jpeg(raw):
+        return []
+    lost = []
     try:
-        return _conversion_of(raw)
+        image = _open(raw, ("JPEG", "PNG", "WEBP", *_OTHER_FORMATS))
+        if image.mode in ("CMYK", "LAB"):
+            lost.append(f"are {image.mode}, converted without their colour profile")
+        if _is_deep(raw, image):
+            lost.append(
+                "have 16-bit values, of which the upper 8 bits are used; a smaller range looks "
+                "almost black: scale it to 0 to 65,535 first"
+            )
+        if isinstance(image, TiffImageFile) and image.n_frames > 1:
+            lost.append("have several pages, of which the first is used")
+        if not on_background and _with_alpha(raw) is not None:
+            alpha = image.convert("RGBA").getchannel("A")
+            if alpha.tobytes().strip(b"\xff"):
+                lost.append(
+                    "have transparent parts, which show what is stored under them, mostly black; "
+                    "build with --background white --overwrite to put them on white"
+                )
     except Exception:  # decoders mend damage that headers of the same bytes show
-        return None
+        return []
+    return lost
 
 
-def _conversion_of(raw: bytes) -> Conversion | None:
-    kind = image_kind(raw)
-    if kind == "webp" or (kind == "png" and raw[24] != 16):  # bits in the header
-        return None
-    if kind == "jpg" and is_plain_jpeg(raw):
-        return None
-    image = _open(raw, ("JPEG", "PNG", *_OTHER_FORMATS))
-    name = image.format or ""
-    if image.mode in ("CMYK", "LAB"):
-        return Conversion(f"{image.mode} {name}")
-    if image.mode.startswith("I"):
-        values = np.asarray(image)
-        return Conversion(f"16-bit grey {name}", int(values.min()), int(values.max()))
+def _is_deep(raw: bytes, image: Image.Image) -> bool:
+    """Say whether an image has more than 8 bits a value, by its header."""
+    if image_kind(raw) == "png":
+        return raw[24] == 16
     bits = image.tag_v2.get(_TIFF_BITS, (8,)) if isinstance(image, TiffImageFile) else (8,)
-    if kind == "png" or max(bits) > 8:
-        values = np.asarray(image.convert("RGB"))
-        return Conversion(f"16-bit colour {name}", 256 * int(values.min()), 256 * int(values.max()))
-    if isinstance(image, TiffImageFile) and image.n_frames > 1:
-        return Conversion(f"{_PAGES} {name}")
-    return None
-
-
-def describe_conversion(found: Conversion, count: int, total: int) -> str:
-    """Say what happens to images of one kind, and what to do instead."""
-    images = f"{count:,} of {total:,} images are {found.kind}"
-    if found.kind.startswith(_PAGES):
-        return f"{images}: only the first page is used; write each page as a file to use all"
-    if not found.high:
-        return (
-            f"{images}, converted to RGB without a colour profile; convert them with their profile "
-            "first where colours matter"
-        )
-    text = f"{images} with values from {found.low:,} to {found.high:,}; the upper 8 bits are used"
-    if found.high - found.low >= 2**15:
-        return text
-    return (
-        f"{text}, so they have the levels {found.low >> 8} to {found.high >> 8} of 255 and look "
-        "almost black or flat; scale the values to 0 to 65,535, or convert the images to 8 bits, "
-        "and build with --overwrite"
-    )
-
-
-def has_transparent_parts(raw: bytes) -> bool:
-    """Say whether decoders, which drop alpha, show what lies under it; False for what is damaged.
-
-    Pixels are decoded only where the header tells of alpha.
-    """
-    try:
-        image = _with_alpha(raw)
-        if image is None:
-            return False
-        alpha = image.convert("RGBA").getchannel("A")
-    except Exception:  # it is counted where it is decoded for the shard
-        return False
-    return alpha.tobytes().strip(b"\xff") != b""
+    return image.mode.startswith("I") or max(bits) > 8
 
 
 def _with_alpha(raw: bytes) -> Image.Image | None:
@@ -187,10 +145,9 @@ def _open_other(raw: bytes) -> NDArray[np.uint8]:
         if image.mode.startswith("I;16"):
             return (np.asarray(image) >> 8).astype(np.uint8)
         if image.mode in ("I", "F"):
-            values = np.asarray(image)
             raise BadSample(
-                f"32-bit values from {values.min():,} to {values.max():,} have no known range; "
-                "scale them to 8 bits (0 to 255) or to 16-bit PNG (0 to 65,535)"
+                "32-bit values have no known range; scale them to 8 bits (0 to 255) or to 16-bit "
+                "PNG (0 to 65,535)"
             )
         if image.mode == "P":
             image = image.convert("RGBA")  # straight to RGB warns about transparency
@@ -214,27 +171,10 @@ def _open(raw: bytes, formats: tuple[str, ...]) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(raw), formats=formats)
     except UnidentifiedImageError:  # its text is the address of the bytes
-        if raw[:4] in (b"II*\0", b"MM\0*") and (layout := _tiff_layout(raw)):
-            raise BadSample(
-                f"a TIFF of {layout} is not supported; store three bands as an 8-bit RGB image"
-            ) from None
         raise BadSample(f"not a readable image: {looks_like(raw)}") from None
     if image.width * image.height > MAX_PIXELS:
         raise BadSample(f"{image.width} x {image.height} px is more than {MAX_PIXELS} px")
     return image
-
-
-def _tiff_layout(raw: bytes) -> str:
-    """Say bands and bits of a TIFF by its header; '' for a damaged one."""
-    try:
-        tags = ImageFileDirectory_v2(raw[:8])
-        file = io.BytesIO(raw)
-        file.seek(tags.next)
-        tags.load(file)
-        bits = tags.get(_TIFF_BITS, (1,))
-        return f"{int(tags.get(_TIFF_BANDS, 1))} bands of {max(bits)} bits"
-    except Exception:  # damaged tags make the parser raise almost anything
-        return ""
 
 
 def encode_png(pixels: NDArray[np.uint8]) -> bytes:

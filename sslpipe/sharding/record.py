@@ -104,9 +104,7 @@ class Done(BaseModel):
         entry: As above.
         moments: Of its pixels.
         bad: "NAME: reason" for each image that was skipped.
-        transparent: How many images have transparent parts and were put on no colour.
-        conversions: Of images that are not 8-bit grey or RGB, by kind: count, least and largest
-            value; see `conversion_of`.
+        lost: How many images lose something on the way to 8-bit RGB, by what; see `lost_in`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -114,8 +112,7 @@ class Done(BaseModel):
     entry: ShardFile | None
     moments: Moments
     bad: list[str]
-    transparent: int = 0  # records of earlier versions do not say
-    conversions: dict[str, tuple[int, int, int]] = {}
+    lost: dict[str, int] = {}  # records of earlier versions do not say
 
     def is_unharmed(self, folder: Path) -> bool:
         """Say whether shard and sidecar are in the folder, with their sha256."""

@@ -22,7 +22,6 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5":
 _LABEL_BYTES = 32
 _LONGEST_NAME = 4096  # of a path on Linux
 MOST_HEADER_BYTES = 2**20  # of a name or of pax headers; larger ones are an attack
-_REPACK = "write it again: sslpipe shards repack"
 
 
 class Sample(NamedTuple):
@@ -45,7 +44,7 @@ class Member(NamedTuple):
     """A regular file of a tar, whose name is never a path on this machine.
 
     The suffix follows webdataset's key and a dot, in lower case. The header begins at `start`, the
-    content at `data`. `sparse` is the header of a file with holes, whose content is not as stored.
+    content at `data`.
     """
 
     name: str
@@ -54,19 +53,11 @@ class Member(NamedTuple):
     start: int
     data: int
     size: int
-    sparse: tarfile.TarInfo | None = None
 
     @property
     def end(self) -> int:
         """The byte after the padding."""
         return self.data + -(-self.size // BLOCK) * BLOCK
-
-
-class Listing(NamedTuple):
-    """The regular members that webdataset would see in a tar, and the names of all others."""
-
-    members: list[Member]
-    others: list[str]
 
 
 class HeaderFile(io.FileIO):
@@ -92,18 +83,17 @@ def scan_tar(path: Path) -> list[Sample]:
     seen: set[str] = set()
     group: list[Member] = []
     with open_tar(path) as file:
-        for member in [*list_members(path).members, None]:
+        for member in [*list_members(path), None]:
             if group and (member is None or member.key != group[0].key):
                 sample = to_sample(path, file.fileno(), group)
                 if sample is not None:
                     samples.append(sample)
                 group = []
             if member is not None:
-                if member.sparse is not None:
-                    raise DataError(f"{path}: {member.name!r} is a sparse file; {_REPACK}")
                 if not group and member.key in seen:
                     raise DataError(
-                        f"{path}: the members of {member.key!r} do not lie together; {_REPACK}"
+                        f"{path}: the members of {member.key!r} do not lie together; write them "
+                        "again side by side"
                     )
                 seen.add(member.key)
                 group.append(member)
@@ -142,20 +132,12 @@ def open_tar(path: Path) -> BufferedReader:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
-def compression(path: Path) -> str | None:
-    """Name the compression of a file by its first bytes; None for a plain one."""
-    with open_tar(path) as file:
-        return _COMPRESSED.get(file.read(2))
-
-
-def list_members(path: Path) -> Listing:
-    """List what a tar holds, after checking that it is whole. Raises: DataError with the reason."""
-    packed = compression(path)
-    if packed is not None:
-        raise DataError(
-            f"{path} is compressed ({packed}); offsets need a plain tar: unpack it, or {_REPACK}"
-        )
-    members, others = [], []
+def list_members(path: Path) -> list[Member]:
+    """List the regular files of a whole, plain tar. Raises: DataError with the reason."""
+    with open_tar(path) as start:
+        if packed := _COMPRESSED.get(start.read(2)):
+            raise DataError(f"{path} is compressed ({packed}); offsets need a plain tar: unpack it")
+    members = []
     try:
         with HeaderFile(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             end = 0
@@ -168,11 +150,10 @@ def list_members(path: Path) -> Listing:
                 end = tar.offset  # where the next header would start
                 match = _NAME.match(info.name)
                 if info.isreg() and match and not _META.match(info.name):
-                    sparse = info if info.issparse() else None
-                    place = (info.offset, info.offset_data, info.size, sparse)
+                    if info.issparse():
+                        raise tarfile.ReadError(f"{info.name!r} is a sparse file")
+                    place = (info.offset, info.offset_data, info.size)
                     members.append(Member(info.name, match[1], match[2].lower(), *place))
-                elif not info.isdir():
-                    others.append(info.name)
             end = tar.offset
     except Exception as error:  # tarfile raises many kinds; all mean a damaged header
         what = "" if isinstance(error, tarfile.TarError) else f"{type(error).__name__}: "
@@ -185,7 +166,7 @@ def list_members(path: Path) -> Listing:
         raise DataError(f"{path} is truncated: no end-of-archive mark at byte {end}")
     if trailer.strip(b"\0"):
         raise DataError(f"{path} is damaged, or several tars in one: see byte {end}")
-    return Listing(members, others)
+    return members
 
 
 def to_sample(path: Path, descriptor: int, group: list[Member]) -> Sample | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +18,7 @@ from sslpipe.random import permutation
 
 CELL_PX, GAP_PX, LINE_PX, MARGIN_PX = 128, 12, 16, 20
 BACKGROUND, INK, FAINT, BAD = (250, 250, 248), (34, 34, 34), (120, 120, 116), (190, 30, 30)
+Colour = tuple[int, int, int]
 _ORDER = "(min / median / max)"
 
 
@@ -66,33 +68,49 @@ def sample_sheet(
 
     At most `count` are drawn at random, unless `ids` names them; `columns` stand in a row.
     """
-    # the samples, and the sheet's size
     split = index.split(split_name)
-    reader = Reader(split)
+    reader, cells = Reader(split), []
     chosen = choose_ids(split, ids, count=count, seed=seed)
     classes = _classes(index, split, chosen)
-    font = ImageFont.load_default(size=12)
-    step_x, step_y = CELL_PX + GAP_PX, CELL_PX + 2 * LINE_PX + GAP_PX
-    columns = min(columns, len(chosen))
-    size = (columns * step_x - GAP_PX, -(-len(chosen) // columns) * step_y - GAP_PX)
-    sheet = Image.new("RGB", (size[0] + 2 * MARGIN_PX, size[1] + 2 * MARGIN_PX), BACKGROUND)
-    pen = ImageDraw.Draw(sheet)
-    # each cell: the image, its class and size, its id and key
-    for place, (sample_id, words) in enumerate(zip(chosen.tolist(), classes, strict=True)):
-        left = MARGIN_PX + place % columns * step_x
-        top = MARGIN_PX + place // columns * step_y
-        raw = reader.one(sample_id)
+    for sample_id, words in zip(chosen.tolist(), classes, strict=True):
+        raw, colour = reader.one(sample_id), INK
         try:
-            pixels = decode(raw.image, 2 * CELL_PX).transpose(1, 2, 0)
+            picture = _fitted(decode(raw.image, 2 * CELL_PX).transpose(1, 2, 0))
             width, height = header_size(raw.image)
-            sheet.paste(_fitted(pixels), (left, top))
-            words, colour = f"{words}  {width}x{height}", INK
+            words = f"{words}  {width}x{height}"
         except BadSample as error:
             words, colour = str(error), BAD
-            pen.rectangle((left, top, left + CELL_PX, top + CELL_PX), outline=BAD)
-        pen.text((left, top + CELL_PX + 1), _cut(words, font), fill=colour, font=font)
-        text = _cut(f"id {sample_id}  {raw.key}", font)
-        pen.text((left, top + CELL_PX + LINE_PX), text, fill=FAINT, font=font)
+            picture = Image.new("RGB", (CELL_PX + 1, CELL_PX + 1), BACKGROUND)
+            ImageDraw.Draw(picture).rectangle((0, 0, CELL_PX, CELL_PX), outline=BAD)
+        cells.append(Cell((picture,), words, colour, f"id {sample_id}  {raw.key}"))
+    return draw_sheet(cells, columns)
+
+
+class Cell(NamedTuple):
+    """Pictures of at most CELL_PX, side by side, and two lines below them."""
+
+    pictures: Sequence[Image.Image]
+    words: str
+    colour: Colour
+    name: str
+
+
+def draw_sheet(cells: Sequence[Cell], columns: int) -> Image.Image:
+    """Draw cells of as many pictures each, `columns` in a row."""
+    font = ImageFont.load_default(size=12)
+    columns, wide = min(columns, len(cells)), len(cells[0].pictures) * (CELL_PX + 2) - 2
+    step_x, step_y = wide + GAP_PX, CELL_PX + 2 * LINE_PX + GAP_PX
+    size = (columns * step_x - GAP_PX, -(-len(cells) // columns) * step_y - GAP_PX)
+    sheet = Image.new("RGB", (size[0] + 2 * MARGIN_PX, size[1] + 2 * MARGIN_PX), BACKGROUND)
+    pen = ImageDraw.Draw(sheet)
+    for place, cell in enumerate(cells):
+        left = MARGIN_PX + place % columns * step_x
+        top = MARGIN_PX + place // columns * step_y
+        for number, picture in enumerate(cell.pictures):
+            sheet.paste(picture, (left + number * (CELL_PX + 2), top))
+        for line, (text, fill) in enumerate(((cell.words, cell.colour), (cell.name, FAINT))):
+            y = top + CELL_PX + 1 + line * LINE_PX
+            pen.text((left, y), _cut(text, font, wide), fill=fill, font=font)
     return sheet
 
 
@@ -186,11 +204,11 @@ def _fitted(pixels: np.ndarray) -> Image.Image:
     return image
 
 
-def _cut(words: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
+def _cut(words: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, px: int) -> str:
     """Return as much of the text as fits under a cell."""
-    if font.getlength(words) <= CELL_PX:
+    if font.getlength(words) <= px:
         return words
-    while words and font.getlength(words + "…") > CELL_PX:
+    while words and font.getlength(words + "…") > px:
         words = words[:-1]
     return words + "…"
 

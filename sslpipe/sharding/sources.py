@@ -38,7 +38,6 @@ class Images:
         missing: Files that the source lists and does not have, with `SourceOptions.skip_missing`.
         cells: What else is known of each image, by the source's names of its columns.
         origin: What a text among `cells` may mean.
-        files: Paths that --name-pattern is matched with; empty: `names`.
         ignored: Of other files than images, how many by suffix; the first split's are of all.
     """
 
@@ -50,7 +49,6 @@ class Images:
     missing: Sequence[str] = ()
     cells: Mapping[str, Sequence[object]] = field(default_factory=dict)
     origin: Origin = "name"
-    files: Sequence[str] = ()
     ignored: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -125,7 +123,6 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
         other = children[is_split.index(False)]
         raise DataError(f"{root} holds both splits and {other.name!r}; move one of them elsewhere")
     roots = {options.split or "train": root}
-    ignored: Counter[str] = Counter()
     if any(is_split):
         roots = {child.name: child for child in children}
         if options.split is not None:
@@ -135,14 +132,22 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
                     f"it has: {', '.join(roots)}"
                 )
             roots = {options.split: roots[options.split]}
-        count_others(ignored, root.iterdir())
-    levels = options.folder_levels
+    # the images in it, with their classes; other files are counted
+    files, levels = files_under(root), options.folder_levels
     rows = {
         split: [
-            _with_levels(row, folder, levels) for row in _labelled_files(folder, options, ignored)
+            _with_levels(row, folder, levels)
+            for row in _labelled_files(folder, files, options.labels)
         ]
         for split, folder in roots.items()
     }
+    read = {row[0] for own in rows.values() for row in own}
+    near = {root, *roots.values()}
+    ignored = Counter(
+        path.suffix.lower()
+        for path in files
+        if path not in read and (path.parent == root or not near.isdisjoint([*path.parents][:-1]))
+    )
     columns = [level for level in levels if level != "-"]
     images = {split: from_files(root, own, rows, columns) for split, own in rows.items()}
     first = next(iter(images))
@@ -161,29 +166,26 @@ def _with_levels(row: Row, root: Path, levels: Sequence[str]) -> Row:
     return (row[0], row[1], *(folder for folder, level in named if level != "-"))
 
 
-def _labelled_files(folder: Path, options: SourceOptions, ignored: Counter[str]) -> list[Row]:
-    """List all images below a folder, sorted, with their class folders; count other files."""
+def _labelled_files(folder: Path, files: Sequence[Path], labels: bool) -> list[Row]:
+    """Find the images below a folder among sorted files, with their class folders."""
+    images = [path for path in files if is_image(path) and folder in path.parents]
+    if not images:
+        raise DataError(
+            f"{folder} has no images ({_SUFFIXES}); for a table, parquet or idx files see --source"
+        )
     children = folders_in(folder)
-    if not children or not options.labels:
-        rows: list[Row] = [(path, None) for path in images_under(folder, ignored)]
-    else:
-        loose = [p for p in folder.iterdir() if is_image(p)]
-        if loose:
+    if not children or not labels:
+        return [(path, None) for path in images]
+    rows: list[Row] = []
+    for path in images:
+        if path.parent == folder:
             raise DataError(
-                f"{folder} holds class folders and loose images ({loose[0].name}); "
+                f"{folder} holds class folders and loose images ({path.name}); "
                 "move the images into a class, or give --no-labels to use all without labels"
             )
-        rows = []
-        count_others(ignored, folder.iterdir())
-        for child in children:
-            paths = images_under(child, ignored)
-            if not paths:
-                raise DataError(f"class folder {child} has no images ({_SUFFIXES})")
-            rows += [(path, child.name) for path in paths]
-    if not rows:
-        uses = filter(None, map(use_of, sorted(folder.iterdir())))
-        hint = next((f"; {use}" for use in uses), "")
-        raise DataError(f"{folder} has no images ({_SUFFIXES}){hint}")
+        rows.append((path, path.relative_to(folder).parts[0]))
+    for name in sorted({child.name for child in children} - {row[1] for row in rows}):
+        raise DataError(f"class folder {folder / name} has no images ({_SUFFIXES})")
     return rows
 
 
@@ -269,25 +271,15 @@ def check_missing(missing: Sequence[str], total: int, skip_missing: bool) -> Non
 
 
 def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:
-    """Return --root. Raises DataError where it is not given, or no folder, and says what to use."""
+    """Return --root. Raises DataError where it is not given, or no folder."""
     if options.root is None:
         raise DataError("this source needs --root DIR")
     if must_exist and not options.root.is_dir():
-        raise DataError(f"--root {options.root} is not a folder{_instead_of(options.root)}")
+        raise DataError(
+            f"--root {options.root} is not a folder; give the one that holds the images; for a "
+            "table, parquet or idx files see --source"
+        )
     return options.root
-
-
-def _instead_of(root: Path) -> str:
-    """Say what to use instead of a --root that is no folder."""
-    if root.is_file():
-        return f"; {use_of(root) or 'give the folder that holds the images'}"
-    if str(root).startswith("~"):
-        return f"; the shell did not expand ~: write --root {root.expanduser()}"
-    pattern = next((k for k, part in enumerate(root.parts) if re.search(r"[*?[]", part)), None)
-    if pattern is not None:
-        folder = Path(*root.parts[:pattern])
-        return f"; a pattern is not needed, all images below a folder are read: --root {folder}"
-    return ""
 
 
 def class_names(path: Path) -> tuple[str, ...]:
@@ -308,46 +300,25 @@ def read_file(path: str | Path, *, pipe: bool = False) -> bytes:
 # --- files of a folder by their names
 
 
-def images_under(folder: Path, ignored: Counter[str] | None = None) -> list[Path]:
-    """List the image files below a folder, sorted, no hidden ones; count others by suffix."""
+def files_under(folder: Path) -> list[Path]:
+    """List the files below a folder, sorted, no hidden ones."""
     paths = []
     for parent, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        here = [path for name in files if is_image(path := Path(parent) / name)]
-        if ignored is not None and len(here) < len(files):
-            count_others(ignored, {Path(parent) / name for name in files}.difference(here))
-        paths += here
-    return sorted(paths)
+        paths += [Path(parent) / name for name in files if not name.startswith(".")]
+    return sorted(path for path in paths if path.is_file())
 
 
-def count_others(ignored: Counter[str], paths: Iterable[Path]) -> None:
-    """Count the files among some paths by suffix; hidden ones are nobody's data."""
-    files = (path for path in paths if path.is_file() and not path.name.startswith("."))
-    ignored.update(path.suffix.lower() for path in files)
+def images_under(folder: Path) -> list[Path]:
+    """List the image files below a folder, sorted, no hidden ones."""
+    return [path for path in files_under(folder) if is_image(path)]
 
 
 def is_image(path: Path) -> bool:
-    """Say whether a file is named as an image, and not hidden."""
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    """Say whether a file is named as an image."""
+    return path.suffix.lower() in SUFFIXES
 
 
 def folders_in(folder: Path) -> list[Path]:
     """List the folders in a folder, sorted, but the hidden ones."""
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def use_of(path: Path) -> str:
-    """Say how a file that is no image is read; '' for all others."""
-    name = path.name.lower()
-    if name.endswith((".csv", ".tsv")):
-        return f"for a table of files give --source csv --csv {path}"
-    if name.endswith(".parquet"):
-        return f"for parquet files give --source parquet --root {path.parent}"
-    if re.search(r"idx[13]-ubyte(\.gz)?$", name):
-        return f"for MNIST's files give --source idx --root {path.parent}"
-    if re.search(r"\.(tar|tgz|tbz2|txz)$|\.tar\.", name):
-        return (
-            f"tars of webdataset are ready: sslpipe shards index {path.parent}; others, and "
-            f"compressed ones: sslpipe shards repack {path} OUT"
-        )
-    return "unpack it first" if name.endswith((".zip", ".7z", ".rar")) else ""

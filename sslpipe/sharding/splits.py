@@ -71,22 +71,20 @@ def _can_round(images: Images, fraction: float) -> bool:
     return 0 < drawn < len(images)
 
 
-def describe_test(splits: Mapping[str, SplitImages], fraction: float) -> list[str]:
-    """Say what `cut_test` drew, without groups, where test lacks classes."""
-    images = splits["train"].images
-    labels, test = images.labels, images.labels[splits["test"].numbers]
-    classes, drawn = np.unique(labels[labels >= 0]), np.unique(test[test >= 0])
-    if len(drawn) == len(classes):
-        return []
-    if _can_round(images, fraction):
-        how = f"the others are too small for a share of {fraction} and are in train only"
-    else:
-        how = "classes are too small for a share of each, so it was drawn over all images"
-    share = f"{len(test):,} of {len(labels):,} images ({len(test) / len(labels):.1%})"
-    return [
-        f"split test: {share}, from {len(drawn):,} of {len(classes):,} classes; {how}. For more "
-        "classes in test give a larger --test-fraction, or --unseen-classes for whole classes"
-    ]
+def describe_cut(splits: Mapping[str, SplitImages], by: str | None = None) -> list[str]:
+    """Say what share of the samples, classes and groups of `by` each split has; a line a split."""
+    labels = next(iter(splits.values())).images.labels
+    classes, lines = len(np.unique(labels[labels >= 0])), []
+    for name, split in splits.items():
+        own = labels[split.numbers]
+        line = f"split {name}: {len(own):,} samples ({len(own) / len(labels):.1%})"
+        if classes:
+            line += f", {len(np.unique(own[own >= 0])):,} of {classes:,} classes"
+        if by is not None:
+            groups = split.columns[by].groups()[split.numbers]
+            line += f", {len(np.unique(groups)):,} groups of {by}"
+        lines.append(line)
+    return lines
 
 
 def cut_classes(

@@ -23,15 +23,6 @@ from sslpipe.sharding.sources import (
     root_folder,
 )
 
-# delimiter -> what it is called in a sentence, and how it is written after --delimiter
-_DELIMITERS = {
-    ",": ("commas", "','"),
-    ";": ("semicolons", "';'"),
-    "\t": ("tabs", "tab"),
-    "|": ("vertical bars", "'|'"),
-}
-_NAMES = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";"}
-
 
 def read_csv(options: SourceOptions) -> dict[str, Images]:
     """Read a CSV file, a row an image: a path, and where they are named, a label and a split.
@@ -73,7 +64,12 @@ def _read_rows(options: SourceOptions, path: Path, root: Path) -> dict[str, list
             columns = list(reader.fieldnames or ())
             for option, column in wanted:
                 if column is not None and column not in columns:
-                    raise DataError(_no_column(path, option, column, columns, delimiter))
+                    raise DataError(
+                        f"{path} has no column {column!r}{did_you_mean(column, columns)}; it has: "
+                        f"{', '.join(columns) or 'none'}; name one with {option}, or the sign "
+                        "between columns with --delimiter"
+                        + (", or give --no-labels" if option == "--label-column" else "")
+                    )
                 if column is not None and columns.count(column) > 1:
                     raise DataError(
                         f"{path} has {columns.count(column)} columns {column!r}, and {option} "
@@ -98,29 +94,12 @@ def _read_rows(options: SourceOptions, path: Path, root: Path) -> dict[str, list
 def _delimiter(options: SourceOptions, path: Path) -> str:
     if options.delimiter is None:
         return "\t" if path.suffix.lower() == ".tsv" else ","
-    delimiter = _NAMES.get(options.delimiter, options.delimiter)
+    delimiter = "\t" if options.delimiter in ("tab", "\\t") else options.delimiter
     if len(delimiter) != 1 or delimiter in '"\r\n\0':
         raise DataError(
             f"--delimiter {options.delimiter!r} is not one character; for example ';' or tab"
         )
     return delimiter
-
-
-def _no_column(path: Path, option: str, column: str, columns: list[str], delimiter: str) -> str:
-    """Say that a column is not there and, where another delimiter is meant, which one."""
-    first_line = delimiter.join(columns)
-    for other, (name, argument) in _DELIMITERS.items():
-        cells = [cell.strip('" ') for cell in first_line.split(other)]
-        if other != delimiter and len(cells) > 1 and (column in cells or len(columns) == 1):
-            return (
-                f"{path} has no column {column!r}: its first line is separated by {name}; give "
-                f"--delimiter {argument}, and its columns are: {', '.join(cells)}"
-            )
-    without = ", or give --no-labels" if option == "--label-column" else ""
-    return (
-        f"{path} has no column {column!r}{did_you_mean(column, columns)}; "
-        f"it has: {', '.join(columns) or 'none'}; name one with {option}{without}"
-    )
 
 
 # --- parquet
@@ -323,24 +302,9 @@ def _cells(cells: Any, kept: list[int], where: str) -> list[object]:
         return list(cells.take(kept).to_pylist())
     except (ArrowException, ArithmeticError, ValueError) as error:
         raise DataError(
-            f"{where}: cannot read row {_unreadable(cells, kept)} of {kind}: {first_line(error)}; "
-            "mend it, leave it empty, or leave the column out of --columns"
+            f"{where}: cannot read a cell of {kind}: {first_line(error)}; mend it, leave it "
+            "empty, or leave the column out of --columns"
         ) from error
-
-
-def _unreadable(cells: Any, kept: list[int]) -> str:
-    """Number the first row whose value Python does not hold; "" where all fail together."""
-    from pyarrow import ArrowException, timestamp, types
-
-    for row in kept:
-        try:
-            cell = cells.slice(row, 1)
-            if types.is_timestamp(cell.type):
-                cell = cell.cast(timestamp("us", cell.type.tz), safe=cell.type.unit != "ns")
-            cell.to_pylist()
-        except (ArrowException, ArithmeticError, ValueError):
-            return str(row)
-    return ""
 
 
 def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:

@@ -13,6 +13,7 @@ import re
 import tarfile
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -29,13 +30,7 @@ from sslpipe.portable import replacing
 from sslpipe.random import permutation
 from sslpipe.sharding.columns import Columns, find_groups
 from sslpipe.sharding.gather import to_json
-from sslpipe.sharding.members import (
-    conversion_of,
-    downscale,
-    flatten,
-    has_transparent_parts,
-    to_member,
-)
+from sslpipe.sharding.members import downscale, flatten, lost_in, to_member
 from sslpipe.sharding.record import (
     Done,
     Moments,
@@ -268,8 +263,7 @@ def _write_shard(
     path = folder / shard_name(plan.split, shard)
     # the images, with the sums that mean and std are computed of
     bad: list[str] = []
-    pixels, transparent = 0, 0
-    conversions: dict[str, tuple[int, int, int]] = {}
+    pixels, lost = 0, Counter[str]()
     sums, squares = np.zeros(3, np.int64), np.zeros(3, np.int64)
     with (
         replacing(path, fsync=True) as temporary,
@@ -290,12 +284,7 @@ def _write_shard(
                     ) from error
                 bad.append(f"{name}: {error}")
                 continue
-            converted = conversion_of(original)
-            if converted is not None:
-                count, low, high = conversions.get(converted.kind, (0, *converted[1:]))
-                low, high = min(low, converted.low), max(high, converted.high)
-                conversions[converted.kind] = count + 1, low, high
-            transparent += layout.background is None and has_transparent_parts(original)
+            lost.update(lost_in(original, on_background=layout.background is not None))
             pixels += image.shape[1]
             sums += image.sum(axis=1)
             squares += (image**2).sum(axis=1)
@@ -314,8 +303,7 @@ def _write_shard(
         entry=index_tar(path) if pixels else None,  # now that it is whole and on disk
         moments=Moments(pixels=pixels, sums=sums.tolist(), squares=squares.tolist()),
         bad=bad,
-        transparent=transparent,
-        conversions=conversions,
+        lost=dict(lost),
     )
 
 

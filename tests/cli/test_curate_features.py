@@ -1,7 +1,6 @@
 """`sslpipe curate` on a file of features: what is written, and what is refused before work."""
 
 import csv
-import json
 import os
 import signal
 
@@ -67,18 +66,16 @@ def table(path):
 def test_outliers_have_reasons_values_and_a_page(curate, unlabelled, tmp_path):
     status, shown, _ = curate(unlabelled, "outliers", "--out", tmp_path, *NEAR)
     assert status == 0
-    assert "of 40 samples of train: 1 no neighbour, 1 dark, 1 constant, 1 blurred" in shown
+    assert "of 40 samples of train: 1 no neighbour, 1 constant" in shown
     rows = table(tmp_path / "outliers.csv")
     assert [(row["id"], row["key"], row["reason"]) for row in rows] == [
         ("33", "train000033", "no neighbour"),
-        ("7", "train000007", "dark"),
         ("7", "train000007", "constant"),
-        ("7", "train000007", "blurred"),
     ]
     assert float(rows[0]["value"]) > float(rows[0]["limit"])
     assert float(rows[1]["value"]) == 0
     page = (tmp_path / "outliers.html").read_text()
-    assert page.count("<img src='data:image/") == 4
+    assert page.count("<img src='data:image/") == 2
     assert "No neighbour" in page
 
 
@@ -175,16 +172,6 @@ def test_labels_that_were_filled_in_are_never_written_over(curate, unlabelled, t
     assert path.read_text() == filled
 
 
-def test_tables_are_exported(curate, labelled, tmp_path):
-    assert curate(labelled, "outliers", "--out", tmp_path, *NEAR)[0] == 0
-    words = ("export", "--to", "fiftyone", "--table", tmp_path / "outliers.csv", "--listed")
-    status, shown, _ = curate(labelled, *words, "--out", tmp_path / "fiftyone")
-    assert status == 0
-    assert "1 samples of train for fiftyone" in shown
-    (sample,) = json.loads((tmp_path / "fiftyone" / "samples.json").read_text())["samples"]
-    assert sample["source_id"] == 33
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -193,8 +180,6 @@ def test_tables_are_exported(curate, labelled, tmp_path):
         (("select", "--count", 4, "--seed", -1), "--seed"),
         (("clusters", "--count", 4, "--seed", 2**32), "--seed"),
         (("outliers", "--z", "nan"), "--z"),
-        (("export", "--to", "excel"), "--to excel is unknown; known: fiftyone"),
-        (("export", "--listed"), "name one with --table"),
     ],
 )
 def test_wrong_words_are_refused(curate, labelled, tmp_path, words, message):
@@ -231,7 +216,7 @@ def test_features_of_no_samples_of_the_split_are_refused(
     rows = Embeddings(torch.ones(4, width), torch.full((4,), -1), torch.tensor(ids))
     facts = {"data_sha256": index.sha256, "split": "train", "view": {"resize_px": 16}}
     save_embeddings(tmp_path / "f.npz", rows, facts)
-    for command in (("outliers",), ("clusters",), ("export",)):
+    for command in (("outliers",), ("clusters",)):
         words = (*command, "--out", tmp_path / "out")
         status, _, error = curate(unlabelled, *words, features=tmp_path / "f.npz")
         assert status == 2

@@ -84,7 +84,6 @@ curate duplicates {d} --out {f} -> {f} is a file; name another
 curate outliers {f} --data {d} --out {f}/x -> {f} is a file; name
 curate clusters {f} --data {d} --out {f} -> {f} is a file; name
 curate select {f} --data {d} --count 1 --out {f} -> {f} is a file; name
-curate export {f} --data {d} --out {f} -> {f} is a file
 trian {r} -> No such command
 --plugin no.such.module train {r} -> cannot be imported
 """.strip().splitlines()

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,12 +15,11 @@ from contextlib import closing, nullcontext
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from sslpipe.cli import curate as curate_tool
 from sslpipe.curate import candidates
-from sslpipe.curate.candidates import ByDescriptors, ByFeatures
+from sslpipe.curate.candidates import ByDescriptors
 from sslpipe.curate.duplicates import (
     LEAST_SCORE,
     compare_all,
@@ -30,12 +28,10 @@ from sslpipe.curate.duplicates import (
 )
 from sslpipe.curate.groups import group
 from sslpipe.curate.results import write_column
-from sslpipe.curate.scan import Samples, scan, scan_pictures
+from sslpipe.curate.scan import scan, scan_pictures
 from sslpipe.curate.thumbnails import COARSE, ThumbFile, describe, thumbnail
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import Embeddings, save_embeddings
-from sslpipe.evaluation.features import data_metadata
 from tests.cli.test_evaluate import call
 from tests.helpers.columns import add_columns, as_built
 from tests.helpers.dataset import picture, png, write_dataset
@@ -160,14 +156,7 @@ def test_without_room_for_thumbnails_the_folder_and_the_remedy_are_named(
     planted, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(
-        "shutil.disk_usage", lambda path: usage._replace(free=23 * ThumbFile.ROW_BYTES)
-    )
     told = f"12 KiB each, cannot be written to {re.escape(str(tmp_path))}.*set TMPDIR"
-    with pytest.raises(UserError, match=f"{told}|24 of them have no room"):
-        run(planted, tmp_path / "out")
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
 
     def full(self, thumbs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -225,24 +214,12 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("by", ["descriptors", "features alone", "features that know nothing"])
-def test_every_kind_of_near_duplicate_is_grouped_with_its_source(by, tmp_path, monkeypatch):
+def test_every_kind_of_near_duplicate_is_grouped_with_its_source(tmp_path):
     pictures = {k: smooth(k) for k in range(40)}
     plants = {40 + k: make(smooth(k)) for k, (make, _) in enumerate(MADE.values())}
     raw = {k: png(np.ascontiguousarray(p)) for k, p in {**pictures, **plants}.items()}
     manifest = write_dataset(tmp_path / "data", (len(raw),), broken=raw)
-    words = []
-    if by != "descriptors":
-        rows = torch.randn(len(raw), 8, generator=torch.manual_seed(0))
-        if by == "features alone":  # rows by which each plant is nearest to its source
-            rows[40:] = rows[: len(MADE)] + 0.01
-            none = np.zeros((0, 2), np.int64)
-            monkeypatch.setattr(ByDescriptors, "pairs", lambda *words: none)
-        ids = torch.arange(len(rows))
-        facts = data_metadata(load_index(manifest), "train")
-        save_embeddings(tmp_path / "f.safetensors", Embeddings(rows, ids * 0, ids), facts)
-        words = ["--features", tmp_path / "f.safetensors"]
-    run(manifest, tmp_path / "out", "--num-workers", "0", *words)
+    run(manifest, tmp_path / "out", "--num-workers", "0")
     found = {int(row["id"]): row for row in read_rows(tmp_path / "out")}
     for k, (name, (_, kind)) in enumerate(MADE.items()):
         assert found[40 + k]["nearest"] == f"train:{k}", name
@@ -371,36 +348,6 @@ def test_pictures_without_detail_are_no_near_duplicates(rows):
         assert len(find_duplicates(samples, num_workers=0).pairs) == 0
 
 
-def rows_of(count):
-    unlabelled = torch.zeros(count, dtype=torch.int64)
-    return Embeddings(torch.randn(count, 4), unlabelled, torch.arange(count))
-
-
-def test_features_fit_the_data_set_before_and_after_the_column(planted, tmp_path):
-    files = []
-    as_built(planted)
-    for split, count in (("train", 16), ("test", 8)):
-        files += ["--features", tmp_path / f"{split}.safetensors"]
-        save_embeddings(files[-1], rows_of(count), data_metadata(load_index(planted), split))
-    other = {"data_sha256": "0" * 64, "split": "train"}
-    save_embeddings(tmp_path / "other.safetensors", rows_of(16), other)
-    with pytest.raises(UserError, match="was not embedded from"):
-        run(planted, tmp_path / "out", "--features", tmp_path / "other.safetensors")
-    assert not (tmp_path / "out").exists()
-    first = run(planted, tmp_path / "out", *files)
-    assert "2 groups of 5 of 23 samples" in first
-    assert run(planted, tmp_path / "out", *files) == first
-    # what an earlier version embedded with the column there
-    facts = {"data_sha256": load_index(planted).file_sha256, "split": "train"}
-    save_embeddings(tmp_path / "old.safetensors", rows_of(16), facts)
-    words = ["--features", tmp_path / "old.safetensors", "--split", "train", "--no-column"]
-    assert "2 groups of 4 of 16 samples" in run(planted, tmp_path / "out", *words)
-    # in another order
-    mixed = rows_of(16)
-    save_embeddings(tmp_path / "old.safetensors", mixed.rows(torch.arange(15, -1, -1)), facts)
-    assert "2 groups of 4 of 16 samples" in run(planted, tmp_path / "out", *words)
-
-
 @pytest.mark.parametrize("indent", [None, 4])
 def test_a_data_set_that_another_program_wrote_keeps_its_sha256(planted, tmp_path, indent):
     planted.write_text(json.dumps(json.loads(planted.read_text()), indent=indent))
@@ -448,43 +395,6 @@ def test_two_searches_at_once_leave_one_whole_column(planted, tmp_path):
     assert there == named
 
 
-def test_features_name_the_pairs_that_brute_force_names_and_are_held_once():
-    random = np.random.default_rng(4)
-    features = torch.from_numpy(random.normal(size=(60, 6)).astype(np.float32))
-    features[11], features[30] = features[2], -features[2]
-    kept = np.flatnonzero(random.random(60) < 0.8)  # copies of another one are not searched
-    asked, k = kept[::3], 4
-    wide = features.double().numpy()
-    wide /= np.linalg.norm(wide, axis=1, keepdims=True)
-    expected = set()
-    for row in asked.tolist():
-        others = [other for other in kept.tolist() if other != row]
-        near = sorted(others, key=lambda other: -(wide[row] @ wide[other]))[:k]
-        expected |= {(min(row, other), max(row, other)) for other in near}
-    search = ByFeatures(features, kept)
-    assert {tuple(pair) for pair in search.pairs(asked, k).tolist()} == expected
-    assert len(search.pairs(kept, k)) > len(expected)
-    assert search.units.data_ptr() == features.data_ptr()
-
-
-def test_features_of_files_are_taken_split_by_split(tmp_path):
-    samples = scan_pictures([picture(n) for n in range(5)])
-    split, ids = np.array([0, 0, 0, 1, 1]), np.array([0, 1, 3, 0, 2])
-    samples = Samples(("train", "test"), split, ids, *samples[3:])
-    features = torch.arange(14.0).view(7, 2)
-    files = [
-        Embeddings(features[:4], *torch.arange(4).expand(2, -1)),
-        Embeddings(features[4:], *torch.arange(3).expand(2, -1)),
-    ]
-    with closing(samples.thumbs):
-        ours = curate_tool._of_samples(files, samples)
-        assert torch.equal(ours, features[[0, 1, 3, 4, 6]])
-        assert not files
-        short = [Embeddings(features[:3], *torch.arange(3).expand(2, -1))]
-        with pytest.raises(UserError, match="split 'train' lack samples that can be read"):
-            curate_tool._of_samples(short, samples)
-
-
 KILLS = {
     "before the column is named": "columns.save_manifest = lambda folder, manifest: die()",
     "while its values are written": "columns.write_atomically = lambda path, *_, **__: die("
@@ -523,8 +433,7 @@ def test_a_kill_before_the_new_column_is_named_leaves_the_old_one_as_it_was(
     assert planted.read_bytes() == again
 
 
-@pytest.mark.parametrize("by", ["features", "descriptors"])
-def test_bars_of_search_and_comparison_end_where_the_work_does(by):
+def test_bars_of_search_and_comparison_end_where_the_work_does():
     copy = saved(smooth(3), 60)
     samples = scan_pictures([*(smooth(n) for n in range(50)), smooth(4), copy])
     planned, done = [], []
@@ -538,11 +447,10 @@ def test_bars_of_search_and_comparison_end_where_the_work_does(by):
 
         return nullcontext(advance)
 
-    features = torch.randn(52, 8) if by == "features" else None
     with closing(samples.thumbs):
-        find_duplicates(samples, features, num_workers=0, progress=bar)
+        find_duplicates(samples, num_workers=0, progress=bar)
     assert planned[0] == ("search", 51)  # of two with equal pixels, one
-    assert planned[1 if features is None else 2][0] == "compare"  # each way of searching has a bar
+    assert planned[1][0] == "compare"
     assert [total for _, total in planned] == done
 
 

@@ -1,4 +1,4 @@
-"""Outliers: planted ones are found, by brute force, a formula, and cleanvision's own numbers."""
+"""Outliers: planted ones are found, by brute force and by a formula."""
 
 import io
 
@@ -78,13 +78,11 @@ def split(tmp_path_factory):
     rng = np.random.default_rng(0)
     smooth = np.add.outer(np.arange(96), np.arange(128))
     planted = {
-        1: rng.integers(0, 60, (64, 64, 3)),  # dark
-        3: np.full((64, 64, 3), 255),  # bright and constant
+        3: np.full((64, 64, 3), 255),  # constant
         5: np.full((64, 64, 3), 128),
         6: np.stack([smooth] * 3, 2),  # blurred
         8: rng.integers(0, 256, (7, 12, 3)),  # tiny
         9: rng.integers(0, 256, (20, 64, 3)),
-        12: rng.integers(0, 40, (64, 64, 3)),  # darker
     }
     files = {i: png(pixels.astype(np.uint8)) for i, pixels in planted.items()} | {10: b"no image"}
     folder = tmp_path_factory.mktemp("data")
@@ -97,13 +95,9 @@ def test_bad_pictures_have_their_reasons(split, num_workers):
     found = bad_pictures(split, tiny_px=8, num_workers=num_workers, progress=done.append)
     assert [(one.reason, one.id) for one in found] == [
         (UNREADABLE, 10),
-        ("dark", 12),  # the darkest first
-        ("dark", 1),
-        ("bright", 3),
         ("constant", 3),
         ("constant", 5),
         ("blurred", 6),
-        ("no fine detail", 6),
         ("tiny", 8),
         ("odd aspect", 9),
     ]
@@ -122,41 +116,13 @@ def test_a_large_picture_is_judged_by_its_own_size(tmp_path):
     assert {(one.reason, one.value) for one in found} == {("tiny", 100), ("odd aspect", 0.1)}
 
 
-# by cleanvision 0.3.7: BlurrinessProperty with its parameters, calc_percentile_brightness
-CLEANVISION = {
-    "waves": (0.4654014539747292, 0.06148339, 0.80870744),
-    "gradient": (0.2831970429188667, 0.13333333, 0.81176471),
-    "night": (0.3894277431832326, 0.0074582, 0.10892929),
-    "small": (0.34439601422126376, 0.0788063, 0.8087201),
-}
-
-
-def pictures():
-    rows, cols = np.mgrid[:96, :128]
-    waves = (np.sin(rows / 3) + np.cos(cols / 2) + 2) / 4
-    coloured = np.stack([255 * waves, 200 * waves, 90 * waves], 2).astype(np.uint8)
-    night = np.stack([20 * waves, 30 * waves, 40 * waves], 2).astype(np.uint8)
-    gradient = np.stack([rows + cols] * 3, 2).astype(np.uint8)
-    return {"waves": coloured, "gradient": gradient, "night": night, "small": coloured[:20, :30]}
-
-
-@pytest.mark.parametrize("name", CLEANVISION)
-def test_measures_are_those_of_cleanvision(name):
-    pixels = pictures()[name]
-    found = measure(np.ascontiguousarray(pixels), *pixels.shape[:2])
-    sharpness, darkest, brightest = CLEANVISION[name]
-    assert found["blurred"] == pytest.approx(sharpness, rel=1e-6)
-    assert found["bright"] == pytest.approx(darkest, abs=1e-7)
-    assert found["dark"] == pytest.approx(brightest, abs=1e-7)
-
-
 def reasons(pixels, tiny_px=8):
     found = measure(pixels, *pixels.shape[:2])
-    return {
-        reason
-        for reason, limit, above, _ in checks(tiny_px)
-        if (found[reason] - limit) * (1 if above else -1) > 0
-    }
+    return {reason for reason, limit, _ in checks(tiny_px) if found[reason] < limit}
+
+
+def grey(pixels):
+    return Image.fromarray(pixels).convert("L")
 
 
 def noise(height=64, width=64, low=0, high=256):
@@ -177,9 +143,8 @@ def test_a_blurred_picture_of_much_contrast_is_found():
     sharp = Image.fromarray(drawing())
     blurred = np.asarray(sharp.filter(ImageFilter.GaussianBlur(8)))
     assert reasons(drawing()) == reasons(noise()) == set()
-    assert reasons(noise(low=246)) == {"bright", "constant"}
-    assert measure(blurred, 200, 200)["blurred"] > 0.29, "cleanvision's score passes it"
-    assert reasons(blurred) == {"no fine detail"}
+    assert reasons(noise(low=246)) == {"constant"}
+    assert reasons(blurred) == {"blurred"}
 
 
 def test_fineness_is_the_share_of_what_is_lost_in_blocks():
@@ -187,8 +152,8 @@ def test_fineness_is_the_share_of_what_is_lost_in_blocks():
     rows, cols = np.mgrid[:256, :256]
     fine, coarse = 40 * (cols % 2 * 2 - 1), 40 * np.sign(np.sin(rows / 256 * 2 * np.pi + 0.01))
     both = np.stack([128 + fine + coarse] * 3, 2).astype(np.uint8)
-    assert fineness(Image.fromarray(both)) == pytest.approx(0.5**0.5, abs=0.01)
-    assert fineness(Image.new("RGB", (9, 5), "gray")) == 1
+    assert fineness(grey(both)) == pytest.approx(0.5**0.5, abs=0.01)
+    assert fineness(Image.new("L", (9, 5), 128)) == 1
     ends = [(1, 1), (1, 300), (255, 3), (4, 4), (13, 7)]
-    assert all(0 < fineness(Image.fromarray(noise(*shape))) <= 1.2 for shape in ends[1:])
-    assert fineness(Image.fromarray(noise(*ends[0]))) == 1
+    assert all(0 < fineness(grey(noise(*shape))) <= 1.2 for shape in ends[1:])
+    assert fineness(grey(noise(*ends[0]))) == 1

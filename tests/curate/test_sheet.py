@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from sslpipe.curate.duplicates import Doubt
-from sslpipe.curate.results import CELL_PX, MARGIN_PX, doubt_sheet
+from sslpipe.curate.results import doubt_sheet
 from sslpipe.curate.scan import scan_pictures
+from sslpipe.sharding.show import CELL_PX, GAP_PX, MARGIN_PX
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def doubt(count):
 
 def test_doubtful_pairs_are_drawn_in_their_order(samples):
     both, one = doubt_sheet(samples, doubt(2)), doubt_sheet(samples, doubt(1))
-    assert both.size[0] == 2 * (2 * CELL_PX + 2) + 10 + 2 * MARGIN_PX
+    assert both.size[0] == 2 * (2 * CELL_PX + 2) + GAP_PX + 2 * MARGIN_PX
     assert one.size[0] == 2 * CELL_PX + 2 + 2 * MARGIN_PX
     middle = MARGIN_PX + CELL_PX // 2
     assert [one.getpixel((middle + side, middle))[0] for side in (0, CELL_PX)] == [0, 40]

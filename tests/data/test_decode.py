@@ -72,61 +72,6 @@ def png16(values: NDArray[Any]) -> bytes:
     return b"".join(png_parts(width, height, 16, {1: 0, 3: 2}[channels], zlib.compress(rows)))
 
 
-def plain_png(filter_type: int = 0, *, colours: int = 0, rows: int = 24) -> list[bytes]:
-    """The parts of a PNG of 24 x 24 px, 8 bits, and so many rows."""
-    levels = np.random.default_rng(0).integers(0, 256, (rows, 24 * (1 + colours)), np.uint8)
-    lines = b"".join(bytes([filter_type]) + line.tobytes() for line in levels)
-    return png_parts(24, 24, 8, colours, zlib.compress(lines))
-
-
-@pytest.mark.parametrize("colours", [0, 2])
-@pytest.mark.parametrize("filter_type", range(5))
-def test_a_png_that_is_pixels_only_gives_the_pixels_of_pillows_reader(
-    filter_type, colours, monkeypatch
-):
-    raw = b"".join(plain_png(filter_type, colours=colours))
-    expected = by_pillow(raw)
-    monkeypatch.setattr("sslpipe.data.decode._PILLOW", {})  # not read by it
-    np.testing.assert_array_equal(decode(raw, CANVAS_PX), expected)
-    np.testing.assert_array_equal(decode(memoryview(raw), CANVAS_PX), expected)
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda parts: [*parts[:2], parts[2][:40], parts[3]], "broken PNG file|truncated"),
-        (lambda parts: [*parts[:1], parts[1][:-1] + b"?", *parts[2:]], "broken PNG file"),
-        (lambda parts: [*parts[:2], chunk(b"IDAT", parts[2][8:40]), parts[3]], "truncated"),
-        (lambda parts: [*parts[:2], chunk(b"IDAT", b""), parts[3]], "truncated"),
-        (lambda parts: [*parts[:2], bytes(4), parts[2][4:], parts[3]], "truncated|broken PNG"),
-        (lambda parts: plain_png(7), "unrecognized data stream"),
-    ],
-)
-def test_damage_to_a_png_that_is_pixels_only_is_told_as_of_any(damage, reason):
-    with pytest.raises(BadSample, match=reason):
-        decode(b"".join(damage(plain_png())), CANVAS_PX)
-
-
-@pytest.mark.parametrize(
-    "more", ["tRNS", "eXIf", "two blocks", "a wrong checksum", "behind it", "too few rows"]
-)
-def test_a_png_that_is_not_pixels_only_gives_the_pixels_of_pillows_reader(more: str) -> None:
-    start, header, pixels, end = plain_png()
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    content = pixels[8:-4]
-    raw = start + header
-    raw += {
-        "tRNS": chunk(b"tRNS", b"\0\x05") + pixels + end,
-        "eXIf": chunk(b"eXIf", exif.tobytes()[6:]) + pixels + end,
-        "two blocks": chunk(b"IDAT", content[:99]) + chunk(b"IDAT", content[99:]) + end,
-        "a wrong checksum": pixels[:-1] + b"?" + end,
-        "behind it": pixels + end + b"behind",
-        "too few rows": plain_png(rows=20)[2] + end,
-    }[more]
-    np.testing.assert_array_equal(decode(raw, CANVAS_PX), by_pillow(raw))
-
-
 @pytest.mark.parametrize("scale", [1, 2, 4, 8])
 def test_a_large_jpeg_is_decoded_at_the_least_of_the_fast_scales_that_fills_the_canvas(scale):
     raw = encoded(photo().resize((250, 171)), "JPEG")

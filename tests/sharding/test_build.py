@@ -1,7 +1,6 @@
 """sharding.build: what is kept and what is written anew; where to look instead of --root."""
 
 import io
-import struct
 import tarfile
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from PIL import Image
 
 from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.index import load_index
-from sslpipe.sharding.members import conversion_of, describe_conversion, flatten, to_member
+from sslpipe.sharding.members import flatten, lost_in, to_member
 from sslpipe.sharding.sources import Images
 from sslpipe.sharding.splits import cut_test
 from sslpipe.sharding.writer import SplitImages
@@ -66,44 +65,13 @@ def test_a_damaged_record_is_another_build(photos, tmp_path, capsys):
 # --- --root
 
 
-def test_a_root_that_is_no_folder_says_what_to_use(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/ann")
-    files = ("a.csv", "b.tar", "c.tar.gz", "d.tgz", "e.parquet", "f.zip", "g.png")
-    for name in (*files, "train-images-idx3-ubyte.gz"):
-        (tmp_path / name).write_bytes(b"")
-    expected = {
-        f"{tmp_path}/photos/*": f"all images below a folder are read: --root {tmp_path}/photos",
-        f"{tmp_path}/photos/*/*.jpg": f"--root {tmp_path}/photos",
-        f"{tmp_path}/ph?tos": f"--root {tmp_path}",
-        f"{tmp_path}/[ab]/x": f"--root {tmp_path}",
-        "~/photos": "the shell did not expand ~: write --root /home/ann/photos",
-        f"{tmp_path}/a.csv": f"--source csv --csv {tmp_path}/a.csv",
-        f"{tmp_path}/b.tar": f"sslpipe shards repack {tmp_path}/b.tar OUT",
-        f"{tmp_path}/c.tar.gz": f"sslpipe shards repack {tmp_path}/c.tar.gz OUT",
-        f"{tmp_path}/d.tgz": f"sslpipe shards repack {tmp_path}/d.tgz OUT",
-        f"{tmp_path}/e.parquet": f"--source parquet --root {tmp_path}",
-        f"{tmp_path}/f.zip": "unpack it first",
-        f"{tmp_path}/g.png": "give the folder that holds the images",
-        f"{tmp_path}/train-images-idx3-ubyte.gz": f"--source idx --root {tmp_path}",
-    }
-    for root, remedy in expected.items():
+def test_a_root_without_images_says_what_to_use(tmp_path, capsys):
+    (tmp_path / "a.csv").write_bytes(b"")
+    for root, reason in ((tmp_path / "a.csv", "is not a folder"), (tmp_path, "has no images")):
         message = error_of(capsys, "build", tmp_path / "out", "--root", root)
-        assert f"--root {root} is not a folder; " in message
-        assert message.endswith(remedy)
+        assert f"{root} {reason}" in message
+        assert "--source" in message
     assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_with_other_files_than_images_says_what_they_are(tmp_path, capsys):
-    for name, remedy in (
-        ("0.parquet", "--source parquet"),
-        ("0.tar", "sslpipe shards index"),
-        ("list.csv", "--source csv"),
-    ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / name).write_bytes(b"")
-        message = error_of(capsys, "build", tmp_path / "out", "--root", tmp_path / name)
-        assert "has no images" in message
-        assert remedy in message
 
 
 @pytest.mark.parametrize("options", [(), ("--no-labels",), ("--part", "1/1")])
@@ -118,7 +86,7 @@ def test_files_that_are_no_images_are_counted_by_extension(tmp_path, capsys, opt
         (root / name).write_bytes(b"")
     assert run("build", tmp_path / "out", "--root", root, *options) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ignored")]
-    assert said == ["ignored 9 files: .ogg 3, .txt 2, no extension 1, .x1 1, .x2 1, others 1"]
+    assert said == ["ignored 9 files: .ogg 3, .txt 2, no extension 1, .x1 1, .x2 1, ..."]
 
 
 def test_files_beside_the_splits_are_counted_and_without_any_nothing_is_said(tmp_path, capsys):
@@ -215,59 +183,44 @@ def test_a_fraction_of_small_classes_is_met_and_said(tmp_path, capsys):
         png(tmp_path / "photos" / f"c{number // 4}" / f"{number}.png", number)
     words = ["--root", tmp_path / "photos", "--test-fraction", "0.1"]
     assert run("build", tmp_path / "set", *words) == 0
-    assert "split test: 4 of 40 images (10.0%)" in capsys.readouterr().out
+    assert "split test: 4 samples (10.0%), " in capsys.readouterr().out
     message = error_of(capsys, "build", tmp_path / "none", *words[:3], "0.001")
     assert "leaves a split empty" in message
     assert "a fraction from 0.025" in message
 
 
 TWELVE_BITS = np.arange(24, dtype=np.uint16).reshape(4, 6) * 178  # to 4,094
-DEEP = {
-    "grey.png": (Image.fromarray(TWELVE_BITS), ["16-bit grey PNG", "0 to 4,094", "0 to 15 of 255"]),
-    "grey.tif": (Image.fromarray(TWELVE_BITS), ["16-bit grey TIFF", "0 to 4,094", "65,535"]),
-    "full.png": (Image.fromarray(TWELVE_BITS * 16), ["16-bit grey PNG", "0 to 65,504", "upper 8"]),
-    "ink.jpg": (Image.new("CMYK", (6, 4), (9, 80, 7, 0)), ["CMYK JPEG", "colour profile"]),
-    "ink.tif": (Image.new("CMYK", (6, 4), (9, 80, 7, 0)), ["CMYK TIFF", "colour profile"]),
+INK = Image.new("CMYK", (6, 4), (9, 80, 7, 0))
+PAGES = [Image.new("L", (4, 4), level) for level in (1, 2)]
+LOST = {
+    "grey.png": (Image.fromarray(TWELVE_BITS), {}, "have 16-bit values"),
+    "grey.tif": (Image.fromarray(TWELVE_BITS), {}, "have 16-bit values"),
+    "ink.jpg": (INK, {}, "are CMYK"),
+    "ink.tif": (INK, {}, "are CMYK"),
+    "pages.tif": (PAGES[0], {"save_all": True, "append_images": PAGES[1:]}, "have several pages"),
 }
 
 
-@pytest.mark.parametrize("name", DEEP)
-def test_what_happens_to_images_that_are_not_8_bit_rgb_is_said(name, tmp_path, capsys):
-    image, words = DEEP[name]
+@pytest.mark.parametrize("name", LOST)
+def test_what_is_lost_of_images_that_are_not_8_bit_rgb_is_said(name, tmp_path, capsys):
+    image, options, words = LOST[name]
     (tmp_path / "photos").mkdir()
-    image.save(tmp_path / "photos" / name)
+    image.save(tmp_path / "photos" / name, **options)
     png(tmp_path / "photos" / "plain.png", 3)
     for _ in range(2):  # a finished build says it again
         assert run("build", tmp_path / "set", "--root", tmp_path / "photos") == 0
         (line,) = [each for each in capsys.readouterr().out.splitlines() if " of 2 images" in each]
-        assert line.startswith("1 of 2")
-        assert not [word for word in words if word not in line]
-        assert ("almost black" in line) == ("4,094" in words[1])
+        assert line.startswith(f"1 of 2 images {words}")
 
 
-def test_colour_of_16_bits_and_pages_are_found() -> None:
-    deep = png16(np.full((4, 6, 3), 4094, ">u2"))
-    assert conversion_of(deep) == ("16-bit colour PNG", 3840, 3840)
-    file = io.BytesIO()
-    pages = [Image.new("L", (4, 4), level) for level in (1, 2)]
-    pages[0].save(file, "TIFF", save_all=True, append_images=pages[1:])
-    found = conversion_of(file.getvalue())
-    assert found is not None
-    assert "first page" in describe_conversion(found, 1, 1)
+def test_colour_of_16_bits_is_found() -> None:
+    (line,) = lost_in(png16(np.full((4, 6, 3), 4094, ">u2")), on_background=False)
+    assert line.startswith("have 16-bit values")
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.float32])
-def test_values_without_a_range_are_refused_with_those_found(kind: type) -> None:
+def test_values_without_a_range_are_refused(kind: type) -> None:
     file = io.BytesIO()
     Image.fromarray(TWELVE_BITS.astype(kind)).save(file, "TIFF")
-    with pytest.raises(BadSample, match=r"4,094.*scale"):
+    with pytest.raises(BadSample, match=r"no known range; scale"):
         to_member(file.getvalue())
-
-
-def test_a_tiff_of_five_bands_is_refused_with_its_bands() -> None:
-    tags = [(256, 4), (257, 4), (258, 8), (259, 1), (262, 1), (273, 8), (277, 5), (279, 80)]
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
-    raw = b"II*\0" + struct.pack("<I", 88) + bytes(80)
-    raw += struct.pack("<H", len(tags)) + entries + bytes(4)
-    with pytest.raises(BadSample, match=r"5 bands of 8 bits.*RGB"):
-        to_member(raw)

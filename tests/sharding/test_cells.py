@@ -30,6 +30,7 @@ def read(cells, kind=None, origin="table"):
     [
         (["3", "", "-7", " ", "+0"], "integer", [3, None, -7, None, 0]),
         (["3", "nan", "1e3", ".5"], "float", [3.0, None, 1000.0, 0.5]),
+        (["3", "nan"], "float", [3.0, None]),
         (["007", "12"], "text", ["007", "12"]),  # digits that are no number: a postcode
         (["a", "null", "NaN", "a"], "text", ["a", "null", "NaN", "a"]),  # somebody's name
         (["a/b\n", "ü", "a\0"], "text", ["a/b\n", "ü", "a\0"]),
@@ -43,6 +44,7 @@ def read(cells, kind=None, origin="table"):
             "text",
             ["98765432109876543210", "98765432109876543211", "7"],
         ),
+        ([str(2**63), "0.5"], "text", [str(2**63), "0.5"]),
         (["1970-01-01T00:00:00.0000015Z"], "time", [1]),
     ],
 )
@@ -85,9 +87,9 @@ def test_a_named_kind_converts(cells, kind, values):
 @pytest.mark.parametrize(
     ("cells", "kind", "words"),
     [
-        (["3", "n/a"], None, r"row 0 holds '3' \(integer\), row 1 'n/a' \(text\); .* age:text"),
-        ([3, "4"], None, r"row 0 holds 3 \(integer\), row 1 '4' \(text\)"),
-        (["2024-05-01", "soon"], None, r"'2024-05-01' \(time\), row 1 'soon' \(text\)"),
+        (["3", "n/a"], None, r"row 0 holds '3' .*, row 1 holds 'n/a' \(text\); .* age:text"),
+        ([3, "4"], None, r"row 0 holds 3 \(integer\), row 1 holds '4' \(text\)"),
+        (["2024-05-01", "soon"], None, r"'2024-05-01' \(time\), row 1 holds 'soon' \(text\)"),
         (["2024-05-01T12:00", "2024-05-01T12:00Z"], None, "write the offset of all"),
         (["2024-05-01T12:00", "2024-05-01T12:00Z"], "time", "write the offset of all"),
         (["3", "n/a"], "integer", "row 1: age = 'n/a' is not an integer; mend it"),
@@ -105,10 +107,9 @@ def test_a_named_kind_converts(cells, kind, values):
         ([b"\xff"], None, "bytes that are no text in UTF-8; mend it, or leave it empty$"),
         ([[1, 2]], None, "is a list, no value of a column; mend it, or leave it empty$"),
         ([{"a": 1}], "text", "is a dict, no value of a column"),
-        ([2**53 + 1, 0.5], None, r"9007199254740993 \(large integer\), row 1 0.5 \(float\)"),
+        ([2**53 + 1, 0.5], None, r"9007199254740993 \(large integer\), row 1 holds 0.5 \(float\)"),
         ([str(2**53 + 1), "0.5"], None, "give age:float to round"),
-        ([str(2**63), "0.5"], None, r"'9223372036854775808' \(long integer\), .*:float to round"),
-        (["2024-05-01", "9" * 20], None, r"'2024-05-01' \(time\), row 1 '9{20}' \(text\)"),
+        (["2024-05-01", "9" * 20], None, r"'2024-05-01' \(time\), row 1 holds '9{20}' \(text\)"),
     ],
 )
 def test_a_cell_of_another_kind_is_named(cells, kind, words):

@@ -26,23 +26,15 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "list.csv"
 
 
-@pytest.mark.parametrize(
-    ("delimiter", "word", "argument"),
-    [(";", "semicolons", "';'"), ("\t", "tabs", "tab"), ("|", "vertical bars", "'|'")],
-)
-def test_another_delimiter_is_named_with_its_remedy_which_works(
-    table, tmp_path, capsys, delimiter, word, argument
-):
+@pytest.mark.parametrize(("delimiter", "argument"), [(";", ";"), ("\t", "tab"), ("|", "|")])
+def test_another_delimiter_is_asked_for_and_works(table, tmp_path, capsys, delimiter, argument):
     table.write_text(table.read_text().replace(";", delimiter))
     words = ["build", tmp_path / "out", "--source", "csv", "--csv", table]
     message = error_of(capsys, *words)
-    assert f"{table} has no column 'path': its first line is separated by {word}" in message
-    assert f"--delimiter {argument}, and its columns are: path, label, note" in message
-    assert run(*words, "--delimiter", argument.strip("'")) == 0
+    assert f"{table} has no column 'path'; it has: path" in message
+    assert "--delimiter" in message
+    assert run(*words, "--delimiter", argument) == 0
     assert load_index(tmp_path / "out").manifest.classes == ("a", "b")
-    # a comma where another delimiter is given
-    table.write_text("path,label\n0.png,a\n")
-    assert "separated by commas" in error_of(capsys, *words, "--delimiter", ";")
 
 
 def test_a_tsv_has_tabs_and_a_delimiter_is_one_character(table: Path) -> None:
@@ -77,7 +69,7 @@ def test_the_output_of_a_command_is_a_table_too(table: Path, tmp_path: Path) -> 
         ("", {}, "has no column 'path'; it has: none"),
         ("path,label\n0.png,a\n,b\n", {}, r"list\.csv, line 3: no value of 'path'"),
         ("label,path\na\n", {}, r"list\.csv, line 2: no value of 'path'"),
-        ("path,class\n0.png,a\n", {}, "name one with --label-column, or give --no-labels"),
+        ("path,class\n0.png,a\n", {}, "name one with --label-column.*or give --no-labels"),
         ("path,label\n\0.png,a\n", {}, "cannot read"),
         ("path,label\n.,a\n", {}, "it is not a file"),
         # of two columns of one name nobody knows which is meant

@@ -39,18 +39,6 @@ def cells(kind: str, root: Path, **options: object) -> dict[str, dict[str, list[
     }
 
 
-def test_tiny_imagenet_takes_the_labels_of_val_from_its_annotations(tmp_path: Path) -> None:
-    (tmp_path / "wnids.txt").write_text("n2\nn1\n")
-    for level, wnid in ((1, "n1"), (2, "n2")):
-        picture(tmp_path / "train" / wnid / "images" / f"{wnid}_0.JPEG", level)
-        picture(tmp_path / "val" / "images" / f"val_{level}.JPEG", 10 + level)
-    annotations = "val_1.JPEG\tn2\t0\t0\t62\t57\nval_2.JPEG\tn1\t0\t0\t9\t9\n"
-    (tmp_path / "val" / "val_annotations.txt").write_text(annotations)
-    expected = {"train": [(1, "n1"), (2, "n2")], "val": [(11, "n2"), (12, "n1")]}
-    assert read("tiny-imagenet", tmp_path) == expected
-    assert list(read("tiny-imagenet", tmp_path, split="val")) == ["val"]
-
-
 @pytest.mark.parametrize("class_disjoint", [True, False])
 def test_cub_splits_by_class_or_as_published(tmp_path: Path, class_disjoint: bool) -> None:
     names = ["001.Auk", "002.Jay", "010.Tern", "011.Wren"]  # 10 and 11 sort by number
@@ -115,22 +103,12 @@ def test_products_come_class_disjoint(tmp_path: Path) -> None:
     assert cells("products", tmp_path)["test"] == {"kind": ["bicycle"]}
 
 
-def test_omniglot_characters_are_classes(tmp_path: Path) -> None:
-    picture(tmp_path / "images_background" / "Greek" / "character01" / "0709_05.png", 1)
-    picture(tmp_path / "images_evaluation" / "Tengwar" / "character01" / "2.png", 2)
-    expected = {"train": [(1, "Greek/character01")], "test": [(2, "Tengwar/character01")]}
-    assert read("omniglot", tmp_path) == expected
-    assert cells("omniglot", tmp_path)["train"] == {"alphabet": ["Greek"], "drawer": ["05"]}
-
-
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("tiny-imagenet", r"cannot read .*wnids\.txt"),
         ("cub", r"cannot read .*classes\.txt"),
         ("cars", r"cannot read .*cars_meta\.mat"),
         ("products", r"cannot read .*Ebay_train\.txt"),
-        ("omniglot", "has no folder images_background"),
     ],
 )
 def test_another_layout_is_one_clear_error(tmp_path: Path, kind: str, message: str) -> None:
@@ -181,19 +159,3 @@ def test_inshop_has_three_splits_and_views(tmp_path: Path) -> None:
     (tmp_path / "list_eval_partition.txt").write_text("1\nhead\nimg/a.jpg id_1 probe\n")
     with pytest.raises(DataError, match=r"list_eval_partition.txt, line 3: .* is not image, item"):
         read("inshop", tmp_path)
-
-
-def test_torchvision_gives_the_files_that_a_pattern_reads(tmp_path: Path) -> None:
-    for label in (0, 1):
-        folder = tmp_path / "gtsrb" / "GTSRB" / "Training" / f"{label:05d}"
-        folder.mkdir(parents=True)
-        for frame in (0, 1):
-            pixels = Image.fromarray(np.full((3, 2, 3), label, np.uint8))
-            pixels.save(folder / f"00003_0000{frame}.ppm")
-    images = SOURCES["torchvision"](SourceOptions(root=tmp_path, name="GTSRB", split="train"))
-    files = [Path(file).as_posix() for file in images["train"].files]
-    assert files == [
-        f"gtsrb/GTSRB/Training/0000{label}/00003_0000{frame}.ppm"
-        for label in (0, 1)
-        for frame in (0, 1)
-    ]

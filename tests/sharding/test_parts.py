@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sslpipe.data.index import load_index
+from sslpipe.sharding.idx import cut_idx
 from tests.sharding.test_shards import ASSETS, BUILD, error_of, photos, run, tree
 
 __all__ = ["photos"]
@@ -108,16 +109,9 @@ def test_a_split_is_added_by_parts_beside_the_first(photos: Path, tmp_path: Path
 
 
 def test_mean_std_and_offsets_of_idx_images_are_those_of_one_machine(tmp_path):
-    assert run("cut-idx", ASSETS, tmp_path / "idx", "--per-class", "20") == 0
-    words = [
-        "--source",
-        "idx",
-        "--root",
-        tmp_path / "idx",
-        "--samples-per-shard",
-        "60",
-        "--scatter",
-    ]
+    cut_idx(ASSETS, tmp_path / "idx", 20)
+    words = ["--source", "idx", "--root", tmp_path / "idx", "--samples-per-shard", "60"]
+    words += ["--scatter"]
     assert run("build", tmp_path / "one" / "set", *words) == 0
     for number in (4, 1, 3, 2):
         assert run("build", tmp_path / "many" / "set", *words, "--part", f"{number}/4") == 0

@@ -26,7 +26,7 @@ from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.data.storage import read_range
 from sslpipe.sharding import SOURCES, show, sources
-from sslpipe.sharding.idx import parse_idx, write_idx
+from sslpipe.sharding.idx import cut_idx, parse_idx, write_idx
 from sslpipe.sharding.members import encode_png
 from sslpipe.sharding.scan import scan_tar
 from sslpipe.sharding.scatter import draw_placement, place
@@ -112,7 +112,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fashion(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """50 of the shipped images per class."""
     folder = tmp_path_factory.mktemp("fashion")
-    assert run("cut-idx", ASSETS, folder, "--per-class", "50") == 0
+    cut_idx(ASSETS, folder, 50)
     (folder / "classes.txt").write_bytes((ASSETS / "classes.txt").read_bytes())
     return folder
 
@@ -407,7 +407,7 @@ def test_the_shipped_images_are_the_first_thousand_of_each_class(tmp_path: Path)
         assert f"{hashlib.sha256(raw).hexdigest()}  {name}" in readme
     labels = parse_idx(ASSETS / "train-labels-idx1-ubyte.gz", 1)
     assert np.bincount(labels).tolist() == [1000] * 10
-    assert run("cut-idx", ASSETS, tmp_path, "--per-class", "3") == 0
+    cut_idx(ASSETS, tmp_path, 3)
     kept = np.sort([i for k in range(10) for i in np.flatnonzero(labels == k)[:3]])
     for kind, dimensions in (("labels-idx1", 1), ("images-idx3", 3)):
         whole, cut = (
@@ -573,6 +573,15 @@ def cut_at(at):
     return damaged(lambda raw, members: raw[: at(members)])
 
 
+def hollow(path: Path) -> None:
+    """A pax header of 2 GiB with holes, which takes no room."""
+    header = tarfile.TarInfo("x")
+    header.type, header.size = tarfile.XHDTYPE, 2**31
+    with open(path, "wb") as file:
+        file.write(header.tobuf())
+        file.truncate(2**31 + 4096)
+
+
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut in data": (cut_at(lambda m: m[5].offset_data + 3), "truncated"),
     "cut in the last data": (cut_at(lambda m: m[-1].offset_data + 3), "truncated"),
@@ -594,6 +603,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "same name twice": (rewritten(("a.jpg", b""), ("a.JPG", b"")), "same suffix"),
     "no integer": (rewritten(("a.jpg", b""), ("a.cls", b"cat")), "not an integer"),
     "no images": (rewritten(("a.txt", b"")), "has no member"),
+    "a name of 2^31 bytes": (hollow, "a header of"),
 }
 
 

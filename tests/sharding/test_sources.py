@@ -212,7 +212,6 @@ def test_float_images_have_no_known_range_and_are_refused() -> None:
         ("train-images-idx3-ubyte", ["build", "OUT", "--source", "idx", "--root", "."]),
         ("train.parquet", ["build", "OUT", "--source", "parquet", "--root", "."]),
         ("train-000000.tar", ["index", "."]),
-        ("train-000000.tar", ["repack", ".", "OUT"]),
         ("names.txt", ["index", ".", "--classes", "names.txt"]),
         ("OUT/.build/train.jsonl", ["build", "OUT", "--root", "photos"]),
         ("OUT/.build/part-1-of-2/part.json", ["merge", "OUT"]),
