@@ -56,7 +56,6 @@ class MagnetLoss(MetricLoss, normalize=False):
     def row_terms(
         batch: LabelledRows, pairs: Pairs, *, alpha: float = 1.0, clusters_per_class: int = 1
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         parts = None
         if clusters_per_class < 1:
             raise ValueError(f"clusters_per_class = {clusters_per_class} must be at least 1")
@@ -124,7 +123,6 @@ class HardClusterLoss(MetricLoss, normalize=False):
 
     @staticmethod
     def row_terms(batch: LabelledRows, pairs: Pairs, *, margin: float = 0.2) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         batch = batch.centered()
         groups = group(batch.columns, batch.column_labels)
         to_means = batch._replace(anchors=groups.means).distances("euclidean")  # (G, M)

@@ -74,11 +74,6 @@ def test_facenet_batches_hold_random_negatives_of_other_classes_too(split):
     assert len(huge.ids(0)) == 1800
 
 
-def test_a_tuplet_batch_is_k_classes_with_n_images_under_other_names(split):
-    labels = split.labels[plan(split, classes_per_batch=8, images_per_class=2).ids(0)]
-    assert Counter(labels.tolist()) == dict.fromkeys(range(8), 2)
-
-
 def near_by_number(classes, size):
     """A table in which the nearest classes of one are those of the nearest numbers."""
     return np.array([sorted(range(classes), key=lambda d: (abs(d - c), d))[:size]
