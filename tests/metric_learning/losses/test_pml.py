@@ -54,24 +54,6 @@ def test_a_delegated_loss_is_the_library_s_on_unit_rows(name):
     torch.testing.assert_close(gradient(built(name), *unlabelled)[0], value)
 
 
-@pytest.mark.parametrize("name")
-def test_references_of_samples_in_the_batch_are_masked(name):
-    loss = built(name)
-    ids = torch.arange(12)
-    ref = References(rows(8).flip(0), LABELS[:8], torch.arange(100, 108))
-    old = References(torch.cat([ref.embeddings, rows(2)]), LABELS[:10], torch.arange(100, 110))
-    old = old._replace(ids=torch.cat([ref.ids, ids[:2]]))
-    value = loss(rows(), LABELS, ids=ids, ref=ref)
-    torch.testing.assert_close(loss(rows(), LABELS, ids=ids, ref=old), value)
-    expected = built(name).loss(
-        F.normalize(rows()),
-        LABELS,
-        ref_emb=F.normalize(ref.embeddings),
-        ref_labels=ref.labels.clone(),
-    )
-    torch.testing.assert_close(value, expected)
-
-
 def test_what_is_known_to_be_wrong_is_refused():
     for key in ("swap", "efficient"):
         with pytest.raises(UserError, match=key):
