@@ -2,16 +2,41 @@
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, repeat
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim import Optimizer
 
 from sslpipe.distributed import global_sum, is_cut, local_part
-from sslpipe.optim.closure import ClosureStep
+
+
+class ClosureStep(Optimizer):
+    """An optimizer that calls the closure, then moves the weights by its own `_update`."""
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update all groups; return the closure's loss, if there is a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update()
+        return loss
+
+    @abstractmethod
+    def _update(self) -> None:
+        """Move the weights of all groups, without a graph."""
 
 
 class LARS(ClosureStep):

@@ -252,6 +252,8 @@ class RunRecipe(Section):
         "optim.ema": None,
     }
     # "section.key" -> the default, which stands in no digest: runs recorded before have the same
+    REMOVED: ClassVar[dict[str, Any]] = {}
+    # "section.key" of earlier versions -> its default, which stands in every digest
     _backbone_overrides: frozenset[str] = frozenset()
     # keys of [backbone] that overrides name: weights with others are refused, not preferred
 

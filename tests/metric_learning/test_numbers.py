@@ -74,10 +74,7 @@ def test_distances_between_classes_near_collapse_are_those_of_loops():
     rows = F.normalize(torch.ones(66) + 1e-3 * noise(12).double(), dim=1)
     means = rows.float().unflatten(0, (4, 3)).double().mean(1).float()
     expected = [[2 - 2 * sum(map(float, a * b)) for a in means.double()] for b in means.double()]
-    actual = squared_distances_of_rows(means)
-    np.testing.assert_allclose(actual, expected, rtol=1e-6)
-    part = torch.tensor([2, 0])
-    assert torch.equal(squared_distances_of_rows(means, part), actual[part])
+    np.testing.assert_allclose(squared_distances_of_rows(means), expected, rtol=1e-6)
 
 
 def test_hierarchical_triplet_leaves_a_row_and_itself_out_of_the_mean_within_a_class():

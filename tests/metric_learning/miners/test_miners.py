@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
-from sslpipe.metric_learning.losses.clusters import k_means, merge_levels, neighbouring_classes
+from sslpipe.metric_learning.losses.clusters import k_means, merge_levels
 from sslpipe.metric_learning.losses.pairwise import compare
 from sslpipe.metric_learning.miners.triplets import DistanceWeightedMiner
 from tests.helpers import metric_loops as loops
@@ -98,15 +98,6 @@ def test_random_negatives_are_uniform_and_differ_from_call_to_call():
     assert float(observed.sum()) == 1600
     expected = 1600 / len(observed)
     assert float(((observed - expected) ** 2 / expected).sum()) < 30
-
-
-def test_neighbouring_classes_are_the_nearest_ones():
-    means = rows(3, size=8)
-    between = torch.cdist(means, means)
-    chosen = neighbouring_classes(between[[5, 2]], torch.tensor([5, 2]), 4)
-    for row, anchor in zip(chosen.tolist(), (5, 2), strict=True):
-        others = sorted((float(between[anchor, k]), k) for k in range(8) if k != anchor)
-        assert row == [anchor] + [k for _, k in others[:3]]
 
 
 @pytest.mark.parametrize("seed", range(5))
