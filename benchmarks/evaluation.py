@@ -1,6 +1,6 @@
 """Exact search, retrieval metrics and linear probes: time and memory, ours against the peers.
 
-    python -m benchmarks.evaluation [--part search,retrieval,probe,suite] [--json FILE]
+    python -m benchmarks.evaluation [--part search,retrieval,probe] [--json FILE]
 
 Each contender runs in a fresh process on the same seeded features, D = 128. cpu: processor
 seconds of the faster of two calls (one where a call takes more than 20 s), which other jobs on the
@@ -10,12 +10,9 @@ largest difference is printed; where they do not, the line says so.
 
 search: 60,000 rows, 10,000 queries, k = 200, against faiss's flat index and scikit-learn.
 retrieval: 16,000 rows of 8,000 classes, leave one out, against pytorch-metric-learning's
-AccuracyCalculator (k = max_bin_count: three metrics; k = 1000 and all: the mean reciprocal rank,
-too, which is cut off at rank 1000 or needs every neighbour: 18 GB at 16,000 rows, so it is asked
-for 4,000 at most) and torchmetrics on a fortieth of the queries.
+AccuracyCalculator (k = max_bin_count: three metrics; k = 1000: the mean reciprocal rank, too, which
+is cut off there).
 probe: logistic regression at one C, 10,000 rows of 10 classes, against scikit-learn.
-suite: every probe on 60,000 rows of 10 classes and 10,000 queries, or on two files of embeddings
-(`--features TRAIN TEST`): no peer does all of it, so each protocol's share of the time is printed.
 Peers that are not installed (extra `bench`) are named as skipped. Linux only (reads /proc).
 """
 
@@ -23,7 +20,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -38,13 +34,9 @@ from benchmarks.common import (
     print_table,
     save,
 )
-from sslpipe.evaluation.embed import Embeddings, load_embeddings
-from sslpipe.evaluation.few_shot import few_shot_knn
-from sslpipe.evaluation.knn import knn_results
-from sslpipe.evaluation.linear_probe import C_GRID, PENALTY_GRID, linear_probe, ridge_probe
+from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.logistic import fit_logistic
 from sslpipe.evaluation.neighbours import Search, nearest
-from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval_per_query
 
 Run = Callable[[], dict[str, float]]
@@ -106,15 +98,15 @@ def search_sklearn(bank: torch.Tensor, queries: torch.Tensor) -> Run:
 def retrieval_ours(rows: Embeddings) -> Run:
     def run() -> dict[str, float]:
         every = retrieval_per_query(rows, rows, k=(1, 10), exclude_same_id=True)
-        means = dict(zip(every.names, every.values.mean(axis=0).tolist(), strict=True))
-        first = every.values[: len(rows.ids) // 40].mean(axis=0).tolist()
-        part = {f"{name} of 1/40": value for name, value in zip(every.names, first, strict=True)}
-        return means | part
+        means: dict[str, float] = dict(
+            zip(every.names, every.values.mean(axis=0).tolist(), strict=True)
+        )
+        return means
 
     return run
 
 
-def retrieval_pml(rows: Embeddings, k: str | int | None) -> Run:
+def retrieval_pml(rows: Embeddings, k: str | int) -> Run:
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
     names = {
@@ -129,32 +121,6 @@ def retrieval_pml(rows: Embeddings, k: str | int | None) -> Run:
     def run() -> dict[str, float]:
         actual = calculator.get_accuracy(rows.features, rows.labels)
         return {ours: float(actual[theirs]) for theirs, ours in names.items()}
-
-    return run
-
-
-def retrieval_torchmetrics(rows: Embeddings) -> Run:
-    from torchmetrics.functional.retrieval import (
-        retrieval_hit_rate,
-        retrieval_r_precision,
-        retrieval_recall,
-        retrieval_reciprocal_rank,
-    )
-
-    def run() -> dict[str, float]:
-        count = len(rows.ids) // 40
-        sums = dict.fromkeys(("Recall@1", "Recall@10", "recall (IR)@10", "r_precision", "mrr"), 0.0)
-        for query in range(count):
-            others = rows.ids != query
-            # above zero: torchmetrics takes a score of 0 or less for irrelevant
-            scores = 2 + (rows.features @ rows.features[query])[others]
-            same = (rows.labels == rows.labels[query])[others]
-            sums["Recall@1"] += float(retrieval_hit_rate(scores, same, top_k=1))
-            sums["Recall@10"] += float(retrieval_hit_rate(scores, same, top_k=10))
-            sums["recall (IR)@10"] += float(retrieval_recall(scores, same, top_k=10))
-            sums["r_precision"] += float(retrieval_r_precision(scores, same))
-            sums["mrr"] += float(retrieval_reciprocal_rank(scores, same))
-        return {f"{name} of 1/40": value / count for name, value in sums.items()}
 
     return run
 
@@ -178,51 +144,6 @@ def probe_sklearn(rows: Embeddings) -> Run:
     return run
 
 
-def suite(train: Embeddings, test: Embeddings) -> dict[str, Callable[[], list[Result]]]:
-    """Protocols by name, with the defaults of `sslpipe evaluate`."""
-
-    def few(labels_per_class: int) -> list[Result]:
-        k = [min(20, labels_per_class)]
-        return few_shot_knn(train, test, labels_per_class=labels_per_class, k=k, draws=5)
-
-    return {
-        "kNN, k = 10, 20, 100, 200, both votes": lambda: knn_results(train, test, vote="both"),
-        **{f"kNN, {n} labels a class, 5 draws": partial(few, n) for n in (100, 10, 5, 1)},
-        f"ridge, {len(PENALTY_GRID)} penalties": lambda: ridge_probe(train, test),
-        f"logistic, {len(C_GRID)} values of C": lambda: linear_probe(train, test),
-    }
-
-
-def measure_suite(size: float, threads: int, files: list[str] | None) -> list[dict[str, Any]]:
-    """Print and return what each protocol takes, in this process."""
-    torch.set_num_threads(threads)
-    if files is None:
-        rows, queries = int(60_000 * size), int(10_000 * size)
-        every = clusters(rows + queries, 10)
-        at = torch.arange(len(every.ids))
-        train, test = every.rows(at[:rows]), every.rows(at[rows:])
-    else:
-        train, test = (load_embeddings(path)[0] for path in files)
-    shape = f"{len(train.ids):,} + {len(test.ids):,} x {train.features.shape[1]}"
-    few = torch.arange(min(2000, len(train.ids)))
-    for protocol in suite(train.rows(few), test.rows(few[:100])).values():
-        protocol()  # imports, kernels chosen
-    records = []
-    for name, protocol in suite(train, test).items():
-        start, cpu = time.perf_counter(), time.process_time()
-        values = {result.protocol: result.value for result in protocol()}
-        cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - start
-        record = {"part": "suite", "contender": name, "size": size, "features": shape}
-        records.append({**record, "cpu_s": cpu_s, "wall_s": wall_s, "values": values})
-    total_s = sum(record["wall_s"] for record in records)
-    rows = [
-        [r["contender"], f"{r['cpu_s']:.2f}", f"{r['wall_s']:.2f}", f"{r['wall_s'] / total_s:.0%}"]
-        for r in records
-    ]
-    print_table([f"suite, {shape}", "cpu s", "wall s", "share"], rows)
-    return records
-
-
 def retrieval_data(size: float) -> Embeddings:
     return clusters(int(16_000 * size), int(8_000 * size))
 
@@ -241,19 +162,14 @@ PARTS: dict[str, dict[str, Callable[[float], Run]]] = {
         "AccuracyCalculator, k=1000": lambda size: retrieval_pml(
             retrieval_data(size), min(1000, int(8_000 * size))
         ),
-        "AccuracyCalculator, all": lambda size: retrieval_pml(retrieval_data(size), None),
         "ours": lambda size: retrieval_ours(retrieval_data(size)),
-        "torchmetrics, 1/40 of the queries": lambda size: retrieval_torchmetrics(
-            retrieval_data(size)
-        ),
     },
     "probe": {
         "scikit-learn": lambda size: probe_sklearn(clusters(int(10_000 * size), 10)),
         "ours": lambda size: probe_ours(clusters(int(10_000 * size), 10)),
     },
 }
-LARGEST = {"AccuracyCalculator, all": 0.25}  # size; its memory grows with the square
-NEEDS = {"AccuracyCalculator": "pytorch_metric_learning", "torchmetrics": "torchmetrics"}
+NEEDS = {"AccuracyCalculator": "pytorch_metric_learning"}
 
 
 def measure(part: str, contender: str, size: float, threads: int) -> dict[str, Any]:
@@ -277,7 +193,7 @@ def measure_part(part: str, size: float, threads: int, skipped: tuple[str, ...])
     measured = {
         name: in_fresh_process("benchmarks.evaluation", "--one", name, *own)
         for name in PARTS[part]
-        if not name.startswith(skipped or ("\0",)) and size <= LARGEST.get(name, size)
+        if not name.startswith(skipped or ("\0",))
     }
     ours, rows = measured["ours"], []
     for name, result in measured.items():
@@ -307,10 +223,7 @@ def ratios(report: dict[str, Any]) -> dict[str, float]:
 
 def main() -> None:
     parse = parser(__doc__)
-    parse.add_argument("--part", default=",".join([*PARTS, "suite"]))
-    parse.add_argument(
-        "--features", nargs=2, metavar=("TRAIN", "TEST"), help="of the suite, by sslpipe embed"
-    )
+    parse.add_argument("--part", default=",".join(PARTS))
     parse.add_argument("--without", default="", help="contenders to skip, by a name's start")
     parse.add_argument("--size", type=float, default=1.0, help="share of the rows")
     parse.add_argument("--threads", type=int, default=1)
@@ -323,12 +236,8 @@ def main() -> None:
     skipped = (*absent(NEEDS), *(name for name in given.without.split(";") if name))
     records: list[dict[str, Any]] = []
     for part in given.part.split(","):
-        if part == "suite":
-            records += measure_suite(given.size, given.threads, given.features)
-        else:
-            records += measure_part(part, given.size, given.threads, skipped)
-    if given.part != "suite":
-        print("\nspeed: by cpu, of each against ours, above 1 is faster; memory: times ours")
+        records += measure_part(part, given.size, given.threads, skipped)
+    print("\nspeed: by cpu, of each against ours, above 1 is faster; memory: times ours")
     if given.size == 1:
         compare("evaluation.json", {"records": records}, ratios)
     save(given.json, {"machine": machine(given.threads), "records": records})

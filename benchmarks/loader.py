@@ -24,7 +24,6 @@ import math
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -91,17 +90,6 @@ def webdataset_raw(folder: Path) -> Iterator[object]:
     yield from webdataset.WebDataset(shards(folder), shardshuffle=False, empty_check=False)
 
 
-def tarfile_raw(folder: Path) -> Iterator[object]:
-    for path in shards(folder):
-        with tarfile.open(path) as tar:
-            for member in tar:
-                file = tar.extractfile(member)
-                assert file is not None
-                content = file.read()
-                if member.name.endswith(".jpg"):
-                    yield content
-
-
 def whole_files(folder: Path) -> Iterator[object]:
     """Every shard read in one go: as many samples as it holds, none of them taken apart."""
     for path in shards(folder):
@@ -112,9 +100,7 @@ def whole_files(folder: Path) -> Iterator[object]:
 # --- decoding
 
 
-def our_batches(
-    folder: Path, canvas_px: int = WIDTH, *, num_workers: int = 0, epochs: int = 1
-) -> Iterator[torch.Tensor]:
+def our_batches(folder: Path) -> Iterator[torch.Tensor]:
     from sslpipe.data.index import load_index
     from sslpipe.data.loader import batches
     from sslpipe.data.order import Order
@@ -123,11 +109,10 @@ def our_batches(
     from sslpipe.recipe.pretrain import Data
 
     split = load_index(folder / "shards").split("train")
-    data = Data(batch_size=64, num_streams=8, shuffle_window=128, canvas_px=canvas_px)
+    data = Data(batch_size=64, num_streams=8, shuffle_window=128, canvas_px=WIDTH)
     order = Order(split.starts, seed=0, batch_size=64, num_streams=8, window=128)
-    run = RunConfig(num_workers=num_workers)
-    stream = batches(split, order, data, run, Rank(), on_bad=print)
-    for _, batch in zip(range(epochs * order.steps_per_epoch), stream, strict=False):
+    stream = batches(split, order, data, RunConfig(num_workers=0), Rank(), on_bad=print)
+    for _, batch in zip(range(order.steps_per_epoch), stream, strict=False):
         yield batch.images
     stream.close()
 
@@ -137,31 +122,15 @@ def ours_decoded(folder: Path) -> Iterator[object]:
         yield from images
 
 
-def webdataset_decoded(form: str) -> Items:
-    def items(folder: Path) -> Iterator[object]:
-        import webdataset
+def webdataset_decoded(folder: Path) -> Iterator[object]:
+    import webdataset
 
-        data = webdataset.WebDataset(shards(folder), shardshuffle=False, empty_check=False)
-        for sample in data.decode(form):
-            image = sample["jpg"]
-            yield image if form != "pil" else np.asarray(image)
-
-    return items
+    data = webdataset.WebDataset(shards(folder), shardshuffle=False, empty_check=False)
+    return (np.asarray(sample["jpg"]) for sample in data.decode("pil"))
 
 
 def pil(raw: bytes) -> Image.Image:
     return Image.open(io.BytesIO(raw)).convert("RGB")
-
-
-def pil_decoded(folder: Path) -> Iterator[object]:
-    return (np.asarray(pil(raw)) for raw in raw_jpegs(folder))
-
-
-def torchvision_decoded(folder: Path) -> Iterator[object]:
-    from torchvision.io import ImageReadMode, decode_jpeg
-
-    for raw in raw_jpegs(folder):
-        yield decode_jpeg(torch.frombuffer(bytearray(raw), dtype=torch.uint8), ImageReadMode.RGB)
 
 
 def simplejpeg_decoded(folder: Path) -> Iterator[object]:
@@ -244,15 +213,11 @@ STAGES: dict[str, dict[str, Items]] = {
     "reading": {
         "ours, planned order": planned_order,
         "webdataset": webdataset_raw,
-        "tarfile": tarfile_raw,
         "limit: whole files": whole_files,
     },
     "decoding": {
         "ours, shards to batches": ours_decoded,
-        'webdataset decode("pil")': webdataset_decoded("pil"),
-        'webdataset decode("torchrgb8")': webdataset_decoded("torchrgb8"),
-        "PIL": pil_decoded,
-        "torchvision": torchvision_decoded,
+        'webdataset decode("pil")': webdataset_decoded,
         "litdata": litdata_decoded,
         "limit: simplejpeg": simplejpeg_decoded,
     },

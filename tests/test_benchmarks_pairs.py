@@ -1,6 +1,5 @@
 """What the table of pairs is made of: one drawing under one thing, things in one split."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -10,14 +9,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.pairs import data, scale, table
+from benchmarks.pairs import data, table
 from benchmarks.trainings import Found
-from sslpipe.data.columns import Column as StoredColumn
-from sslpipe.data.columns import ColumnEntry
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.erase import fit_erasure
-from sslpipe.sharding.columns import ColumnValues, group_rows
 
 
 @pytest.fixture
@@ -163,14 +159,3 @@ def test_an_erasure_learns_from_half_of_the_things_and_changes_the_others() -> N
     assert torch.equal(test.features, fitted.apply(features))
     assert torch.equal(train.features, test.features[~even])
     assert torch.equal(train.ids, ids[~even])
-
-
-def test_the_large_columns_are_written_as_columns_are(tmp_path: Path) -> None:
-    scale.write_columns(tmp_path, 1600)
-    for name, tree in json.loads((tmp_path / "columns.json").read_text()).items():
-        column = StoredColumn(str(tmp_path), "train", name, ColumnEntry(**tree), 1600)
-        values = np.asarray(column.values)
-        groups, members = group_rows(ColumnValues("text", values))
-        assert np.array_equal(column.groups.ids, members), name
-        assert np.array_equal(column.groups.values, groups[0]), name
-        assert np.array_equal(column.groups.starts, groups[1]), name

@@ -12,8 +12,7 @@ are to predict is kNN (k = 20, weighted by similarity) of up to 3,000 test image
 labelled training images, neither of which a score sees. `holdout_knn` is no score without labels:
 it is the kNN of the held-out images, and says what is lost by their small number alone.
 Spearman: over all checkpoints of a data set, over the last ones, and within each run (mean).
-The row "combination" is a weighted sum of the parts, whose weights were chosen on the two other
-data sets; * marks a score that reaches the goal on a data set.
+* marks a score that reaches the goal on a data set.
 Regret, in points of kNN: what the checkpoint with the highest score has less than the best one;
 among the last checkpoints of all runs (which recipe), among all checkpoints, and within each run
 (which step: mean and largest). A checkpoint that is no better than the random weights at the start
@@ -37,7 +36,6 @@ from numpy.typing import NDArray
 from benchmarks.checkpoints.table import (
     WITH_LABELS,
     averages,
-    combine,
     show,
     show_averages,
     table,
@@ -117,20 +115,16 @@ def main() -> None:
         for done in pool.map(measure, *zip(*left, strict=True)) if left else ():
             print(done, file=sys.stderr, flush=True)
     checkpoints = [row for where in todo for row in scored(*where)]
-    weights = {data: combine(checkpoints, data) for data in DATA_SETS}
     tables = {data: table(checkpoints, data) for data in DATA_SETS}
     candidates = averages(checkpoints)
-    result = {"machine": machine(1), "combination": weights, "tables": tables}
-    result |= {"averages": candidates, "checkpoints": checkpoints}
+    result = {"machine": machine(1), "tables": tables, "averages": candidates}
+    result |= {"checkpoints": checkpoints}
     # an infinite score has no number in JSON
     save(args.json, json.loads(json.dumps(result), parse_constant=lambda _: None))
     if args.svg:
         args.svg.write_text(dots_over_score(checkpoints, DRAWN))
     show(tables)
     show_averages(candidates)
-    print(
-        "\nweights of the combination:", *(f"{data} {w}" for data, w in weights.items()), sep="\n"
-    )
 
 
 def measure(folder: Path, data: str, run: str) -> str:

@@ -14,56 +14,15 @@ from benchmarks.plots import START
 from sslpipe.evaluation.label_free import SCORES
 
 WITH_LABELS = "holdout_knn"  # of the same images: what labels would choose
-COMBINED = "combination"
-ROWS = (*SCORES, COMBINED, WITH_LABELS)
+ROWS = (*SCORES, WITH_LABELS)
 # the goal, on each data set
 LEAST_SPEARMAN, MOST_REGRET = 0.8, 0.5
-
-PARTS = ("rankme", "lidar", "alignment", "uniformity", "alpha_req", "view_recall")
-WEIGHTS = (0, 1, 2)  # of each part
 
 # run -> the same training, of which the averaged weights (optim.ema) are the rows
 AVERAGED = {"base": "averaged", "constant rate x 5": "constant rate x 5, averaged"}
 
 Tree = dict[str, Any]
 Floats = NDArray[np.float64]
-
-
-def combine(checkpoints: list[Tree], data: str) -> dict[str, int]:
-    """Give a data set's rows the sum of weighted parts that ranks the others' rows best.
-
-    Every choice of WEIGHTS is tried; the best one has the highest Spearman correlation on that of
-    the other data sets where it is lowest. `data` itself takes no part.
-
-    Returns:
-        The weights, of parts scaled by the other data sets' means and deviations.
-    """
-    rows = [row for row in checkpoints if row["run"] != START]
-    sets = sorted({row["data"] for row in rows} - {data})
-    others = [row for row in rows if row["data"] in sets]
-    if len(others) < 3:
-        return {}
-    values = parts(others)
-    mean, std = values.mean(axis=0), values.std(axis=0) + 1e-12
-    candidates = np.array([w for w in product(WEIGHTS, repeat=len(PARTS)) if any(w)])  # (C, P)
-    sums = (values - mean) / std @ candidates.T  # (N, C)
-    knn = np.array([row["knn"] for row in others])
-    members = [np.array([row["data"] == name for row in others]) for name in sets]
-    worst = np.min([rank_correlations(sums[which], knn[which]) for which in members], axis=0)
-    weights = candidates[int(np.argmax(worst))]
-    here = [row for row in rows if row["data"] == data]
-    for row, value in zip(here, (parts(here) - mean) / std @ weights if here else (), strict=True):
-        row[COMBINED] = float(value)
-    return {name: int(w) for name, w in zip(PARTS, weights, strict=True) if w}
-
-
-def parts(rows: list[Tree]) -> Floats:
-    """Return (N, P): ranks and recall by their logarithms, and alpha as near as 3 to 1."""
-    values = np.array([[row[name] for name in PARTS] for row in rows])
-    values[:, 4] = values[:, 4].clip(min=-3.0)
-    values[:, 5] = values[:, 5].clip(min=1e-3)
-    values[:, [0, 1, 5]] = np.log(values[:, [0, 1, 5]])
-    return values
 
 
 def rank_correlations(columns: Floats, values: Floats) -> Floats:

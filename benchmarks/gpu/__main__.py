@@ -27,9 +27,8 @@ import torch
 
 from benchmarks.common import commit, machine_line, markdown_table, save
 from benchmarks.gpu.common import Bench, Figures, SkippedError
-from benchmarks.gpu.devices import several_gpus
-from benchmarks.gpu.kernels import batchnorm, knn, nt_xent, nvjpeg
-from benchmarks.gpu.runs import deterministic, precisions, quality, resnet18, resnet50, vit, waits
+from benchmarks.gpu.kernels import batchnorm, knn, nt_xent, several_gpus
+from benchmarks.gpu.runs import resnet18, resnet50, vit, waits
 from benchmarks.gpu.views import views
 from benchmarks.gpu.wheels import installed
 
@@ -42,14 +41,10 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
         resnet50,
         resnet18,
         vit,
-        precisions,
         nt_xent,
         knn,
         batchnorm,
-        deterministic,
-        nvjpeg,
         several_gpus,
-        quality,
     )
 }
 PART_S, ALL_S, AGAIN_S = 120.0, 17 * 60.0, 10.0  # seconds

@@ -1,18 +1,19 @@
-"""The parts that call one function: loss, search, BatchNorm, decoder, each against a reference."""
+"""The parts that call one function, or take several GPUs, each against a reference."""
 
-import io
+import os
+import socket
+from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.gpu.common import Bench, Figures, SkippedError, WrongError, check, relative
-from sslpipe.data.decode import Buffer, decode
-from sslpipe.data.nvjpeg import DeviceDecoder
+from benchmarks.gpu.common import Bench, Figures, check, relative
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.losses import NTXentLoss
-from sslpipe.models.sync_batchnorm import SyncBatchNorm
+from sslpipe.models.sync_batchnorm import SyncBatchNorm, sync_batchnorm
+
+ROWS = 32  # of a process
 
 
 def textbook_gradient(z: Tensor) -> Tensor:
@@ -109,28 +110,44 @@ def batchnorm(bench: Bench) -> Figures:
     return figures
 
 
-def nvjpeg(bench: Bench) -> Figures:
-    """data.decoder = "nvjpeg", 128 JPEGs of 500 x 375 at once, against the CPU's on one thread."""
-    bench.needs_cuda()
-    rng = np.random.default_rng(0)
-    coarse = Image.fromarray(rng.integers(0, 256, (24, 32, 3)).astype(np.uint8))
-    file = io.BytesIO()
-    coarse.resize((500, 375), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
-    many: list[Buffer] = [file.getvalue()] * 128
-    expected = decode(many[0], 512).transpose(1, 2, 0).astype(np.int16)
-    try:
-        decoder = DeviceDecoder(bench.device)
-        first = decoder(many)[0]
-    except ImportError:
-        raise SkippedError("torchcodec is not installed: pip install 'sslpipe[nvjpeg]'") from None
-    except (RuntimeError, OSError) as error:
-        raise SkippedError(f"torchcodec has no nvJPEG: {str(error).splitlines()[0]}") from None
-    if first.shape != expected.shape:
-        raise WrongError(f"shape {first.shape}, the CPU's is {expected.shape}")
-    # levels, on average: decoders upsample colour differently
-    figures = check("levels", float(np.abs(first - expected).mean()), 2.0)
-    decoded_s = bench.seconds(lambda: [decode(raw, 512) for raw in many])
-    return figures | {
-        "images/s": len(many) / bench.seconds(lambda: decoder(many)),
-        "CPU, one thread: images/s": len(many) / decoded_s,
-    }
+def several_gpus(bench: Bench) -> Figures:
+    """Gradient of NT-Xent, output and gradient of BatchNorm: those of one process in float64."""
+    bench.needs_cuda(2)
+    world = torch.cuda.device_count()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    answers = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    torch.multiprocessing.spawn(_rank, (world, port, answers), nprocs=world)
+    figures: Figures = {"processes": world}
+    for errors in zip(*(answers.get() for _ in range(world)), strict=True):
+        what = errors[0][0]
+        figures |= check(what, max(error for _, error in errors), 1e-4)
+    return figures
+
+
+def _rank(rank: int, world: int, port: int, answers: Any) -> None:
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("nccl", rank=rank, world_size=world, device_id=device)
+    torch.manual_seed(0)
+    whole, upstream = torch.randn(2, ROWS * world, 64), torch.randn(ROWS * world, 64)
+    mine = slice(ROWS * rank, ROWS * (rank + 1))
+
+    z = whole[:, mine].to(device).requires_grad_()
+    (gradient,) = torch.autograd.grad(NTXentLoss(0.1)(z[0], z[1]), z)
+    expected = textbook_gradient(whole.double().requires_grad_())[:, mine]
+    errors = [("NT-Xent's gradient", relative(gradient / world, expected))]
+
+    rows = whole[0].double().requires_grad_()
+    y = nn.BatchNorm1d(64).double()(rows)
+    (of_rows,) = torch.autograd.grad(y, rows, upstream.double())
+    own = whole[0, mine].to(device).requires_grad_()
+    output = sync_batchnorm(nn.BatchNorm1d(64), world).to(device)(own)
+    (of_own,) = torch.autograd.grad(output, own, upstream[mine].to(device))
+    errors.append(("BatchNorm's output", relative(output, y[mine])))
+    errors.append(("BatchNorm's gradient", relative(of_own, of_rows[mine])))
+    answers.put(errors)
+    dist.barrier()
+    dist.destroy_process_group()

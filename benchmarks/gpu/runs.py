@@ -1,33 +1,33 @@
-"""The parts that train: speed of three recipes, waits, repeatability, precisions, quality."""
+"""The parts that train: speed of three recipes, and waits."""
 
-import multiprocessing
 import os
-import time
-from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import ExitStack
+import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from safetensors.torch import load_file
 
-from benchmarks.gpu.common import Bench, Figures, SkippedError, WrongError
-from benchmarks.gpu.data import fashion_mnist, photographs
-from benchmarks.gpu.training import (
-    NO_SAVES,
-    bare_encoder,
-    end_to_end,
-    read_recipe,
-    run_training,
-)
+from benchmarks.gpu.common import Bench, Figures
+from benchmarks.photographs import write_photographs
+from sslpipe.build import build_model, recipe_flops
 from sslpipe.data.index import load_index
-from sslpipe.run.checkpoint_files import latest
+from sslpipe.precision import AUTOCAST
+from sslpipe.recipe import load_recipe
+from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.log import read_metrics
+from sslpipe.run.session import Run
+from sslpipe.run.throughput import peak_flops
+from sslpipe.sharding.build import build_dataset
+from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.writer import Layout
 from sslpipe.train import train
 
+RECIPES = Path(__file__).parents[2] / "recipes"
+NO_SAVES = ("run.save_steps=1000000", "data.holdout=0", "run.monitor_steps=0")
 # what a CPU trains in a second; it takes the place of sizes, and no other setting
 TINY = (
     *("data.batch_size=8", "data.num_streams=4", "data.shuffle_window=4", "data.canvas_px=32"),
@@ -73,84 +73,106 @@ def waits(bench: Bench) -> Figures:
     own = f"steps={steps}", f"run.log_steps={steps // 2}", f"run.device={bench.device.type}"
     recipe = read_recipe("cifar10", [*_overrides(bench), *NO_SAVES, *own])
     # in the first steps kernels are compiled and memory is taken
-    trained = run_training(bench, recipe, _data(bench, (32, 32), 8192), 3, refuse_waits=True)
-    return {"steps without a wait": trained.stages.refusing}
+    _, refusing = run_training(bench, recipe, _data(bench, (32, 32), 8192), refused_from=3)
+    return {"steps without a wait": refusing}
 
 
-def precisions(bench: Bench) -> Figures:
-    """ResNet-50 at 224 px without the pipeline, in bf16, fp16 and torch's fp32 (TF32)."""
-    recipe = read_recipe("imagenet1k", [*_overrides(bench), "steps=1"])
-    figures: Figures = {}
-    for precision in ("bf16", "fp16", "fp32"):
-        if precision == "fp16" and not bench.on_cuda:
-            figures["fp16: images/s"] = "skipped: no CUDA device"
-            continue
-        try:
-            one = bare_encoder(bench, recipe, precision)
-        except torch.OutOfMemoryError:
-            figures[f"{precision}: images/s"] = "skipped: not enough memory"
-            continue
-        figures |= {f"{precision}: {key}": value for key, value in one.items()}
-    return figures
+def photographs(folder: Path, images: int, width: int, height: int) -> Path:
+    """dataset.json of `write_photographs`, in shards."""
+    out = folder / f"photographs-{images}-{width}x{height}"
+    if (out / "dataset.json").exists():
+        return out / "dataset.json"
+    sources = out / "images"
+    write_photographs(sources, images, width, height)
+    layout = Layout(seed=0, samples_per_shard=256, max_shard_bytes=2**30, scatter=False)
+    options = SourceOptions(root=sources, split="train")
+    build_dataset(out, "folder", options, layout, workers=os.cpu_count() or 1)
+    return out / "dataset.json"
 
 
-def deterministic(bench: Bench) -> Figures:
-    """Two runs with run.deterministic = true, bit by bit, and what it costs against one without."""
-    steps = bench.size(60, 2)
-    own = f"steps={steps}", f"run.log_steps={steps // 2}", f"run.device={bench.device.type}"
-    overrides = [*_overrides(bench), *NO_SAVES, *own]
-    data = _data(bench, (32, 32), 8192)
-    with TemporaryDirectory() as folder, ExitStack() as stack:
-        call = _call
-        if bench.on_cuda:  # a fresh process each: cuBLAS reads its setting when it starts
-            context = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(1, context, max_tasks_per_child=1)
-            call = stack.enter_context(pool).submit
-        names = ("first", "second", "plain")
-        futures = [call(_images_per_s, Path(folder, n), data, overrides) for n in names]
-        speed, _, plain_speed = (future.result() for future in futures)
-        first, second = (
-            load_file(latest(Path(folder, name)) / "model.safetensors") for name in names[:2]
-        )
-    other = [key for key, value in first.items() if not torch.equal(value, second[key])]
-    if other:
-        raise WrongError(f"{len(other)} of {len(first)} tensors differ, the first: {other[0]}")
-    return {"equal tensors": len(first), "images/s": speed, "images/s without": plain_speed}
+def read_recipe(name: str, overrides: Sequence[str]) -> Recipe:
+    recipe = load_recipe(RECIPES / f"{name}.toml", overrides)
+    assert isinstance(recipe, Recipe)
+    return recipe
 
 
-def _call(fn: Callable[..., Any], *args: Any) -> Future[Any]:
-    done: Future[Any] = Future()
-    done.set_result(fn(*args))
-    return done
+def run_training(
+    bench: Bench, recipe: Recipe, data: Path, *, refused_from: int | None = None
+) -> tuple[list[dict[str, Any]], int]:
+    """Train in a folder that is removed; returns the log's lines and how many steps refused waits.
+
+    refused_from: from this step on a wait for the device is an error, in every step but those of a
+    log line: torch raises RuntimeError where the host would wait. None: no step refuses.
+    """
+    all_steps, refusing = Run.steps, 0
+
+    def steps(run: Run, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        nonlocal refusing
+        for step, batch in all_steps(run, *args, **kwargs):
+            if refused_from is not None and step >= refused_from and not run.is_log_step(step):
+                refusing += 1
+                torch.cuda.set_sync_debug_mode("error")
+            yield step, batch
+            if refused_from is not None:
+                torch.cuda.set_sync_debug_mode("default")
+
+    try:
+        with TemporaryDirectory() as folder, patch.object(Run, "steps", steps):
+            train(recipe, load_index(data), Path(folder))
+            return read_metrics(Path(folder)), refusing
+    finally:
+        if refused_from is not None:
+            torch.cuda.set_sync_debug_mode("default")
+        GradientState._reset_state()
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def _images_per_s(run_dir: Path, data: Path, overrides: list[str]) -> float:
-    """Train with run.deterministic, unless the run is the plain one."""
-    setting = f"run.deterministic={str(run_dir.name != 'plain').lower()}"
-    train(read_recipe("cifar10", [*overrides, setting]), load_index(data), run_dir)
-    GradientState._reset_state()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return float(read_metrics(run_dir)[-1]["images_per_s"])
-
-
-def quality(bench: Bench) -> Figures:
-    """demo.toml for ten times its steps: kNN of held-out Fashion-MNIST, and how long it took."""
-    steps = bench.size(6000, 2)
-    data = fashion_mnist(bench.folder, bench.size(10_000, 300))
-    own = f"steps={steps}", f"run.log_steps={steps // 2}", f"run.monitor_steps={steps // 2}"
-    small = (*TINY, "data.holdout=40", "data.canvas_px=28", "augment.crop_px=28")
-    full = ("optim.precision='bf16'", "optim.warmup_steps=1200", "run.cache='device'")
-    recipe = read_recipe(
-        "demo", [*bench.size(full, small), *own, NO_SAVES[0], f"run.device={bench.device.type}"]
-    )
-    begin_s = time.perf_counter()
-    lines, scores, _ = run_training(bench, recipe, data, steps)  # no step is timed
-    if not scores:
-        raise SkippedError("no held-out images")
-    return {
-        "steps": steps,
-        "seconds": time.perf_counter() - begin_s,
-        "images/s": lines[-1]["images_per_s"],
-        "held-out kNN % halfway": 100 * scores[0]["holdout_knn"],
-        "held-out kNN %": 100 * scores[-1]["holdout_knn"],
+def end_to_end(
+    bench: Bench, name: str, data: Path, overrides: Sequence[str], *, log_steps: int
+) -> Figures:
+    """A recipe from shards to weights, three log lines long; the last two are what is measured."""
+    bench.forget_memory()
+    cadence = (f"steps={3 * log_steps}", f"run.log_steps={log_steps}")
+    own = (*NO_SAVES, f"run.device={bench.device.type}", *cadence)
+    recipe = read_recipe(name, [*overrides, *own])
+    lines, _ = run_training(bench, recipe, data)
+    speed = statistics.mean(line["images_per_s"] for line in lines[-2:])
+    figures: Figures = {
+        "images/s": speed,
+        **({"MFU %": lines[-1]["mfu_percent"]} if "mfu_percent" in lines[-1] else {}),
+        "waiting for data %": statistics.mean(line["data_wait_percent"] for line in lines[-2:]),
+        **bench.peak_gib(),
     }
+    alone = bare_encoder(bench, recipe, recipe.optim.precision)
+    figures |= {f"bare encoder: {key}": value for key, value in alone.items()}
+    bare_speed = alone["images/s"]
+    assert isinstance(bare_speed, float)
+    return figures | {"of the bare encoder's speed %": 100 * speed / bare_speed}
+
+
+def bare_encoder(bench: Bench, recipe: Recipe, precision: str) -> Figures:
+    """The recipe's model on ready random views: forward, backward and SGD, nothing else."""
+    bench.forget_memory()
+    crop_px, images = recipe.augment.arguments["crop_px"], recipe.data.batch_size
+    model = build_model(recipe, crop_px)
+    flops, peak = recipe_flops(recipe, model, crop_px), peak_flops(bench.device, precision)
+    model = model.to(bench.device).to(memory_format=torch.channels_last)
+    views = torch.rand(2 * images, 3, crop_px, crop_px, device=bench.device)
+    views = views.contiguous(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    scaler = torch.amp.GradScaler(bench.device.type, enabled=precision == "fp16")
+    dtype = AUTOCAST.get(precision)
+
+    def step() -> None:
+        with torch.autocast(bench.device.type, dtype=dtype, enabled=dtype is not None):
+            z = model(views)
+        scaler.scale(z.float().square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    step_s = bench.seconds(step, rounds=10)
+    figures: Figures = {"images/s": images / step_s}
+    if peak:
+        figures["MFU %"] = 100 * flops / step_s / peak
+    return figures | bench.peak_gib()

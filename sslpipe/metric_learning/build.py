@@ -19,7 +19,6 @@ from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.model import EmbeddingQueue, MetricTask
 from sslpipe.metric_learning.sampling.batches import PK_VERSION, PKOrder
-from sslpipe.metric_learning.sampling.neighbours import ClassNeighbours
 from sslpipe.models.averaged import averaged
 from sslpipe.models.backbones import build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
@@ -35,7 +34,6 @@ from sslpipe.recipe.base import Component
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.registry import build
 from sslpipe.run.best import check_keeping
-from sslpipe.run.session import Run
 
 Integers = NDArray[np.int64]
 
@@ -116,24 +114,17 @@ def untrained_ids(recipe: FinetuneRecipe, index: DatasetIndex) -> Integers:
 def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
     """Plan the batches of a run: the split without its validation classes."""
     split, sampler = labelled_split(recipe, index)[0], recipe.sampler
-    order = PKOrder(
+    return PKOrder(
         split,
         seed=recipe.seed,
         classes_per_batch=sampler.classes_per_batch,
         images_per_class=sampler.images_per_class,
         random_images=sampler.random_images,
-        neighbours=sampler.neighbours,
         buffer=sampler.buffer,
         num_streams=sampler.num_streams,
         window=sampler.shuffle_window,
         without=untrained_ids(recipe, index),
     )
-    if sampler.neighbours and order.steps_per_epoch < recipe.run.prefetch:
-        raise RecipeError(
-            f"sampler.neighbours plans an epoch ahead, and run.prefetch = {recipe.run.prefetch} "
-            f"reads farther: an epoch has {order.steps_per_epoch} steps; use at most so many"
-        )
-    return order
 
 
 def with_backbone(
@@ -233,18 +224,6 @@ def freeze_and_optimize(task: MetricTask, recipe: FinetuneRecipe) -> Optimizer:
         by_library=tune.layer_decay_by == "library",
     )
     return build_optimizer(task, recipe.optim, scale, **pretrained_groups(tune))
-
-
-def class_neighbours(
-    recipe: FinetuneRecipe, task: MetricTask, order: PKOrder, run: Run
-) -> ClassNeighbours | None:
-    """Return the table of near classes that the order reads, with sampler.neighbours; else None."""
-    if not recipe.sampler.neighbours:
-        return None
-    size, dim = recipe.sampler.classes_per_batch, task.backbone.num_features
-    neighbours = ClassNeighbours(len(order.classes), dim, size).to(run.device, run.dtype)
-    order.nearest = neighbours.nearest_classes
-    return neighbours
 
 
 def class_index(order: PKOrder, split: Split) -> Tensor:

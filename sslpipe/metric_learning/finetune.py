@@ -22,7 +22,6 @@ from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
     build_task,
     class_index,
-    class_neighbours,
     freeze_and_optimize,
     labelled_split,
     plan_batches,
@@ -88,7 +87,6 @@ def finetune(
         warnings = plan_warnings(recipe, index, order, augment.crop_px)  # or refused
         run.configure(recipe, recipe.optim.precision)
         augment, task = augment.to(run.device), run.place(task)
-        neighbours = class_neighbours(recipe, task, order, run)
         ddp, optimizer = run.prepare(task, freeze_and_optimize(task, recipe))
         first_steps = recipe.tune.projector_first_steps
         projector_first = ProjectorFirst([task.backbone.network], first_steps)
@@ -97,9 +95,9 @@ def finetune(
         first_step = run.restore(
             index,
             order,
-            finetuning_parts(task, optimizer, neighbours),
+            finetuning_parts(task, optimizer),
             order_version=ORDER_AND_PK_VERSION,
-            guarded=[task],  # the neighbours follow only steps that were taken
+            guarded=[task],
             metadata={  # data set labels that are trained on; the start
                 "classes": trained_labels(order, split),
                 **init_metadata(init_from, view),
@@ -132,10 +130,6 @@ def finetune(
             with run.optimizer_step(loss) as decision:
                 if task.ema is not None and recipe.optim.ema:
                     follow_average(task.ema, task.backbone, recipe.optim.ema, step)
-                if neighbours is not None:  # at an epoch's end the next table is made
-                    neighbours.follow(embeddings, labels.masked_fill(decision.skipped, -1))
-                    if (step + 1) % order.steps_per_epoch == 0:
-                        neighbours.begin((step + 1) // order.steps_per_epoch)
             run.step_done(step, batch, decision)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
                 run.log(step, {**mining_stats(task), **similarities(embeddings, labels)})
@@ -187,7 +181,7 @@ def open_batches(
     )
 
 
-def finetuning_parts(task: MetricTask, optimizer: Any, neighbours: Any) -> dict[str, Any]:
+def finetuning_parts(task: MetricTask, optimizer: Any) -> dict[str, Any]:
     """Return what a checkpoint holds; `model` is what an export takes."""
     average = {} if task.ema is None else {"ema": task.ema}
     return {
@@ -196,7 +190,6 @@ def finetuning_parts(task: MetricTask, optimizer: Any, neighbours: Any) -> dict[
         "losses": task.losses,
         "miner": task.miner,
         "queue": task.queue,
-        "neighbours": neighbours,
     }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sslpipe.errors import RecipeError
 
-Pool = Literal["avg", "gem", "l2", "max"]
+Pool = Literal["avg", "gem", "max"]
 
 LEARNED = "pooling_p"  # the only parameter: nothing else may be called so
 
@@ -50,27 +50,6 @@ class GeM(nn.Module):
         return (largest * mean.pow(1 / p)).to(maps.dtype)
 
 
-class L2Pool(nn.Module):
-    """Take the root of the mean square over positions: the generalised mean of |x| with p = 2.
-
-    Computed in float32 at least; a map of zeros gives 0 and gets no gradient.
-
-    Shape:
-        (B, C, H, W) -> (B, C, 1, 1).
-
-    Source:
-        Radenovic et al. 2019, arXiv:1711.02512, eq. 2 and 3.
-    """
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """Pool (B, C, H, W) to (B, C, 1, 1)."""
-        x = maps.to(torch.promote_types(maps.dtype, torch.float32))
-        tiny = torch.finfo(x.dtype).tiny
-        largest = x.detach().abs().amax((2, 3), keepdim=True).clamp_min(tiny)
-        mean = (x / largest).square().mean((2, 3), keepdim=True).clamp_min(tiny)
-        return (largest * mean.sqrt()).to(maps.dtype)
-
-
 class MaxPool(nn.Module):
     """Take the maximum over positions; equal ones share the gradient.
 
@@ -86,7 +65,6 @@ class MaxPool(nn.Module):
 POOLS: dict[str, Callable[[], nn.Module]] = {
     "avg": lambda: nn.AdaptiveAvgPool2d(1),
     "gem": GeM,
-    "l2": L2Pool,
     "max": MaxPool,
 }
 

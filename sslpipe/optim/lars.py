@@ -2,16 +2,41 @@
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, repeat
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim import Optimizer
 
 from sslpipe.distributed import global_sum, is_cut, local_part
-from sslpipe.optim.closure import ClosureStep
+
+
+class ClosureStep(Optimizer):
+    """An optimizer that calls the closure, then moves the weights by its own `_update`."""
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update all groups; return the closure's loss, if there is a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update()
+        return loss
+
+    @abstractmethod
+    def _update(self) -> None:
+        """Move the weights of all groups, without a graph."""
 
 
 class LARS(ClosureStep):
@@ -20,7 +45,7 @@ class LARS(ClosureStep):
     For an adapted tensor w with gradient g: u = g + weight_decay w, ratio = trust_coefficient
     |w| / |u| (1 where |w| or |u| is 0), v = momentum v + lr ratio u, w = w - v. The learning rate
     stands inside the momentum, as in SimCLR's code, so a changed rate leaves past steps alone.
-    On a GPU a step overwrites the gradients, and a group's lr may be a () float64 tensor there.
+    On a GPU a step overwrites the gradients.
 
     Args:
         params: tensors, or groups.
@@ -223,13 +248,11 @@ def _trust_ratios(
     return torch.where((lengths > 0) & (strides > 0), ratios, 1.0)
 
 
-def _adapted_rates(
-    lr: float | Tensor, coefficient: float, norms: Tensor, zero: Tensor, out: Tensor
-) -> None:
+def _adapted_rates(lr: float, coefficient: float, norms: Tensor, zero: Tensor, out: Tensor) -> None:
     """Write lr times the trust ratio in three launches; finite, whatever the norms are.
 
     Args:
-        lr: Of the group; a tensor () on the device gives the same numbers in five.
+        lr: Of the group.
         coefficient: Of the ratio, >= 0.
         norms: (2, tensors), |w| and |u|.
         zero: (), 0 on their device.
@@ -238,11 +261,6 @@ def _adapted_rates(
     # The quotient is NaN where |w| is 0, and lr is put in its place. Where |u| is 0 or the step is
     # skipped, any finite factor will do.
     lengths = F.threshold(norms[0], 0.0, math.nan)
-    if isinstance(lr, Tensor):
-        torch.div(lengths, norms[1], out=out)
-        out.mul_((lr * coefficient).to(out.dtype)).nan_to_num_(nan=-1.0)  # no rate is below 0
-        torch.where(out < 0, lr.to(out.dtype), out, out=out)
-        return
     torch.addcdiv(zero, lengths, norms[1], value=lr * coefficient, out=out)
     out.nan_to_num_(nan=lr)
 

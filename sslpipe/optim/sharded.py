@@ -8,7 +8,7 @@ from torch.optim import SGD, AdamW
 from torch.optim.sgd import sgd
 
 from sslpipe.distributed import local_part
-from sslpipe.optim.closure import ClosureStep
+from sslpipe.optim.lars import ClosureStep
 
 _SETTINGS = ("weight_decay", "momentum", "dampening", "nesterov", "maximize", "foreach", "fused")
 

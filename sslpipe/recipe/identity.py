@@ -52,6 +52,9 @@ def identity(recipe: RunRecipe, index_sha256: str, order_version: int) -> dict[s
     """
     settings = recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST)
     _leave_out(settings, recipe.ADDED_LATER)
+    for path, value in recipe.REMOVED.items():
+        section, key = path.split(".")
+        settings[section][key] = value
     tree = {"recipe": settings, "index_sha256": index_sha256, "order_version": order_version}
     loaded = fingerprints()
     return {**tree, "plugins": loaded} if loaded else tree

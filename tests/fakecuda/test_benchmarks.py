@@ -29,7 +29,7 @@ def _measured(names: list[str], folder: Path, waiting: bool = False):
 
 
 def test_parts_run_on_cuda(tmp_path):
-    names = ["waits", "resnet18", "nt_xent", "knn", "batchnorm", "precisions", "quality"]
+    names = ["waits", "resnet18", "nt_xent", "knn", "batchnorm"]
     (found,) = run_on_cuda(_measured, names, tmp_path)
     # of a ViT's attention there are no values
     found |= run_on_cuda(_measured, ["vit"], tmp_path, env={"FAKE_VALUES": "0"})[0]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from sslpipe.errors import UserError
-from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS, CenterLoss
+from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.gallery import Gallery, similarity
 from sslpipe.metric_learning.losses.clusters import k_means, squared_distances_of_rows
 from tests.helpers import metric_loops as loops
@@ -74,24 +74,7 @@ def test_distances_between_classes_near_collapse_are_those_of_loops():
     rows = F.normalize(torch.ones(66) + 1e-3 * noise(12).double(), dim=1)
     means = rows.float().unflatten(0, (4, 3)).double().mean(1).float()
     expected = [[2 - 2 * sum(map(float, a * b)) for a in means.double()] for b in means.double()]
-    actual = squared_distances_of_rows(means)
-    np.testing.assert_allclose(actual, expected, rtol=1e-6)
-    part = torch.tensor([2, 0])
-    assert torch.equal(squared_distances_of_rows(means, part), actual[part])
-
-
-def test_multi_similarity_with_its_miner_divides_by_the_batch():
-    """Equation 15: an anchor without a pair left adds 0 to the sum, and counts."""
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(12, 6, generator=generator, dtype=torch.float64)
-    labels = torch.arange(12) // 2
-    loss = METRIC_LOSSES["multi_similarity"](reduction="none")
-    each = loss(x, labels, miner=MINERS["multi_similarity"](epsilon=-0.4))
-    assert 0 < int((each > 0).sum()) < 12
-    loss = METRIC_LOSSES["multi_similarity"]()
-    value = loss(x, labels, miner=MINERS["multi_similarity"](epsilon=-0.4))
-    torch.testing.assert_close(value, each.sum() / 12)
-    assert loss.last_count == 12
+    np.testing.assert_allclose(squared_distances_of_rows(means), expected, rtol=1e-6)
 
 
 def test_hierarchical_triplet_leaves_a_row_and_itself_out_of_the_mean_within_a_class():
@@ -119,17 +102,6 @@ def test_a_tree_of_an_older_checkpoint_loads():
     old = made_tree().state_dict()
     assert old.pop("rule.self_share") is not None
     made_tree().load_state_dict(old)
-
-
-def test_softmax_and_center_are_the_papers_sum_divided_by_the_batch():
-    """Wen et al. 2016, eq. 5: both terms are sums over the batch, so both are means here."""
-    x, weight = noise().double(), 0.01
-    head, center = made("softmax").double(), CenterLoss(**SIZES, weight=weight).double()
-    center.centers += noise(4, seed=1).double()
-    logits = head.linear(x)
-    summed = F.cross_entropy(logits, LABELS, reduction="sum")
-    paper = summed + weight / 2 * (x - center.centers[LABELS]).square().sum()
-    torch.testing.assert_close(head(x, LABELS) + center(x, LABELS), paper / len(x))
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1e-4, 1.0, 1e4])

@@ -8,7 +8,7 @@ from sslpipe.export.initial import copy_weights
 from sslpipe.export.load import load_run
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.blocks import block_names, block_of
-from sslpipe.models.pooling import POOLS, GeM, L2Pool, MaxPool
+from sslpipe.models.pooling import POOLS, GeM, MaxPool
 from sslpipe.models.tuning import freeze_layers
 from sslpipe.recipe.base import Component
 from tests.helpers.dataset import write_dataset
@@ -44,7 +44,6 @@ def generalised_mean(positions, p):
 RULES = {
     "avg": lambda xs: generalised_mean(xs, 1),
     "gem": lambda xs: generalised_mean([max(x, 1e-6) for x in xs], 3.0),
-    "l2": lambda xs: generalised_mean([abs(x) for x in xs], 2),
     "max": max,
 }
 
@@ -57,7 +56,7 @@ def looped(pool, x):
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
-@pytest.mark.parametrize("pool", ["gem", "l2", "max"])
+@pytest.mark.parametrize("pool", ["gem", "max"])
 def test_a_pooling_equals_loops_at_any_scale(pool, scale):
     x = maps().abs() * scale
     if pool == "gem":
@@ -68,7 +67,7 @@ def test_a_pooling_equals_loops_at_any_scale(pool, scale):
     torch.testing.assert_close(actual.flatten(1).double(), looped(pool, x), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("pool", ["gem", "l2", "max"])
+@pytest.mark.parametrize("pool", ["gem", "max"])
 def test_negative_features_count_as_the_class_says(pool):
     torch.testing.assert_close(POOLS[pool]()(maps()).flatten(1), looped(pool, maps()))
 
@@ -86,11 +85,10 @@ def test_gradients_of_features_and_power_are_those_of_differences(p):
         strict=True,
     ):
         torch.testing.assert_close(actual, expected)
-    assert torch.autograd.gradcheck(L2Pool(), (x,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("pool", [GeM(), GeM(20.0), L2Pool(), MaxPool()])
+@pytest.mark.parametrize("pool", [GeM(), GeM(20.0), MaxPool()])
 def test_maps_of_zeros_and_of_large_numbers_stay_finite_in_every_dtype(pool, dtype):
     for value in (0.0, 1e4):
         x = torch.full((1, 2, 3, 3), value, dtype=dtype, requires_grad=True)
@@ -105,7 +103,7 @@ def test_a_power_of_nothing_is_refused():
         GeM(p=0)
 
 
-@pytest.mark.parametrize("pool", ["gem", "l2", "max"])
+@pytest.mark.parametrize("pool", ["gem", "max"])
 @pytest.mark.parametrize("kind", PLACES)
 def test_a_backbone_pools_its_last_map_so_and_is_else_the_same_network(kind, pool):
     side, place = PLACES[kind]
@@ -132,7 +130,7 @@ def test_a_backbone_pools_its_last_map_so_and_is_else_the_same_network(kind, poo
     ("kind", "pool", "message"),
     [
         ("timm/vit_tiny_patch16_224", "gem", "no average pooling that could be replaced"),
-        ("torchvision/vit_b_16", "l2", "no average pooling that could be replaced"),
+        ("torchvision/vit_b_16", "gem", "no average pooling that could be replaced"),
         ("torchvision/densenet121", "max", "'torchvision/densenet121' has no average pooling"),
         ("torchvision/mobilenet_v2", "gem", "backbone.pool = 'gem'"),
         ("small_resnet", "gen", "did you mean 'gem'"),

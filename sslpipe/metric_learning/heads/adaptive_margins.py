@@ -44,13 +44,10 @@ class CurricularFace(MarginSoftmax):
     t = momentum * mean + (1 - momentum) * t, taken before it is used, in training only.
 
     Args:
-        num_classes: C.
-        dim: D.
         scale: Of the cosines.
         margin: Of the angle, in radians.
         momentum: The new batch's weight in t; 0.01 in the released code. The paper's text puts its
             0.99 on the new batch, which would make it no average.
-        focal_gamma: See `MarginSoftmax`.
 
     Source:
         Huang et al. 2020, arXiv:2004.00288, eq. 5 to 7.
@@ -96,13 +93,10 @@ class AdaFace(MarginSoftmax):
     from 20 and 100. Norms are clipped to 0.001..100.
 
     Args:
-        num_classes: C.
-        dim: D.
         scale: Of the cosines.
         margin: Of angle and cosine, times the quality q.
         h: Concentration of q.
         momentum: The new batch's weight; 0.01 in the released code, where the text has 0.99.
-        focal_gamma: See `MarginSoftmax`.
 
     Source:
         Kim et al. 2022, arXiv:2204.00964, eq. 10 to 13; clipping and start: the released code.
@@ -131,11 +125,8 @@ class CircleSoftmax(MarginSoftmax):
     a_n = [cos + m]+, a_p = [1 + m - cos]+ taken without gradient.
 
     Args:
-        num_classes: C.
-        dim: D.
         gamma: Scale.
         margin: m.
-        focal_gamma: See `MarginSoftmax`.
 
     Source:
         Sun et al. 2020, arXiv:2002.10857, eq. 6 and 8 with one positive.

@@ -66,11 +66,8 @@ class CosFace(MarginSoftmax):
     """Take a margin off the target's cosine: scale * (cos th - margin).
 
     Args:
-        num_classes: C.
-        dim: D.
         scale: Of the cosines.
         margin: Of the cosine.
-        focal_gamma: See `MarginSoftmax`.
 
     Source:
         Wang et al. 2018, arXiv:1801.09414, eq. 4.
@@ -89,12 +86,9 @@ class ArcFace(MarginSoftmax):
     """Add a margin to the target's angle: scale * cos(th + margin).
 
     Args:
-        num_classes: C.
-        dim: D.
         scale: Of the cosines.
         margin: Of the angle, in radians.
         beyond: The target where the angle exceeds pi, see `AdditiveMargins`.
-        focal_gamma: See `MarginSoftmax`.
 
     Source:
         Deng et al. 2019, arXiv:1801.07698, eq. 3.
@@ -113,13 +107,10 @@ class SubCenterArcFace(MarginSoftmax):
     """Use `ArcFace` to the nearest of several weights a class: room for noisy labels.
 
     Args:
-        num_classes: C.
-        dim: D.
         scale: Of the cosines.
         margin: Of the angle, in radians.
         beyond: The target where the angle exceeds pi, see `AdditiveMargins`.
         sub_centers: Weights a class.
-        focal_gamma: See `MarginSoftmax`.
 
     Source:
         Deng et al. 2020 (sub-center ArcFace), eq. 3.
@@ -138,13 +129,10 @@ class CombinedMargin(MarginSoftmax):
     """Combine three margins on the target: scale * (cos(m1 th + m2) - m3).
 
     Args:
-        num_classes: C.
-        dim: D.
         scale: Of the cosines.
         m1: SphereFace's, a factor on the angle.
         m2: ArcFace's, added to the angle, in radians.
         m3: CosFace's, taken off the cosine.
-        focal_gamma: See `MarginSoftmax`.
 
     Source:
         Deng et al. 2019, arXiv:1801.07698, eq. 4.
@@ -197,13 +185,10 @@ class SphereFace(MarginSoftmax):
     lam = max(lam_last, lam_first / (1 + lam_decay * steps)), steps = training forwards so far.
 
     Args:
-        num_classes: C.
-        dim: D.
         m: What the angle is multiplied by, a whole number of at least 1.
         lam_first: At least 0; 0 is the paper's formula, 1000 what it was trained with.
         lam_last: At least 0; 0 is the paper's formula, 5 what it was trained with.
         lam_decay: At least 0; 0.12 is what it was trained with.
-        focal_gamma: See `MarginSoftmax`.
 
     Source:
         Liu et al. 2017, arXiv:1704.08063, eq. 7.
@@ -216,13 +201,10 @@ class LSoftmax(MarginSoftmax):
     """Multiply the target's angle, weights with their lengths: |w| |x| psi(th), see `SphereFace`.
 
     Args:
-        num_classes: C.
-        dim: D.
         m: What the angle is multiplied by.
         lam_first: As in `SphereFace`.
         lam_last: As in `SphereFace`.
         lam_decay: As in `SphereFace`.
-        focal_gamma: See `MarginSoftmax`.
 
     Source:
         Liu et al. 2016, arXiv:1612.02295, eq. 5 and 6.

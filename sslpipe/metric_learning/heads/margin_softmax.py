@@ -31,8 +31,6 @@ class MarginSoftmax(Head):
     Only the target's logit changes, except in CurricularFace.
 
     Args:
-        num_classes: C.
-        dim: D.
         focal_gamma: The cross entropy -log p is multiplied by (1 - p)^gamma (Lin et al. 2017,
             arXiv:1708.02002, eq. 4); 0: it is not.
 
@@ -113,10 +111,8 @@ class Softmax(Head):
     """Classify plainly: the cross entropy of W x + b.
 
     Args:
-        num_classes: C.
-        dim: D.
         bias: Whether there is a b.
-        focal_gamma: See `MarginSoftmax`.
+        focal_gamma: As in MarginSoftmax.
     """
 
     def __init__(
@@ -127,7 +123,6 @@ class Softmax(Head):
         self.focal_gamma = focal_gamma
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Average the cross entropy. Collective."""
         return row_mean(focal_cross_entropy(linear(self.linear, x), labels, self.focal_gamma))
 
 
@@ -141,11 +136,6 @@ class _NoMargin(nn.Module):
 
 class ModifiedSoftmax(MarginSoftmax):
     """Use weights of length 1 and no bias: logits |x| cos.
-
-    Args:
-        num_classes: C.
-        dim: D.
-        focal_gamma: See `MarginSoftmax`.
 
     Source:
         SphereFace (Liu et al. 2017, arXiv:1704.08063), eq. 4.
@@ -170,11 +160,8 @@ class NormFace(MarginSoftmax):
     choose s so that this is small.
 
     Args:
-        num_classes: C.
-        dim: D.
         scale: Of the cosines.
         learn_scale: Train it, from `scale` on.
-        focal_gamma: See `MarginSoftmax`.
 
     Source:
         Wang et al. 2017, arXiv:1704.06369, eq. 6 and section 3.3.

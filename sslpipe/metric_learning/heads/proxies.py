@@ -20,8 +20,6 @@ class ProxyNCA(Head):
     -log of e^{-s D2(x, p_y)} over the sum of e^{-s D2(x, p_c)}.
 
     Args:
-        num_classes: C.
-        dim: D.
         form: "paper" sums over c != y; "all" over every c, as the authors' code and ProxyNCA++ do.
         scale: s; 1 is the paper's, 9 is ProxyNCA++'s (its vectors have length 3; a temperature of
             1/9).
@@ -45,7 +43,6 @@ class ProxyNCA(Head):
         self.proxies = nn.Parameter(torch.randn(num_classes, dim) / 8)  # as in the released code
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Return the value over all ranks. Collective."""
         cosines = _cosines(x, self.proxies)
         lengths = (x != 0).any(1)[:, None].to(x.dtype) + (self.proxies != 0).any(1)  # 2, or dead
         logits = -self.scale * (lengths - 2 * cosines)  # (B, C)
@@ -64,8 +61,6 @@ class ProxyAnchor(Head):
     Give its proxies a learning rate 100 times the backbone's.
 
     Args:
-        num_classes: C.
-        dim: D.
         alpha: Scale of the cosines.
         delta: The margin.
 
@@ -80,7 +75,6 @@ class ProxyAnchor(Head):
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")  # as in the released code
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Return the value over all ranks. Collective."""
         everyone = gather_with_grad(x)  # (N, D)
         cosines = _cosines(everyone, self.proxies)  # (N, C)
         own = F.one_hot(all_gather_rows(labels), len(self.proxies)).bool()
@@ -99,8 +93,6 @@ class SoftTriple(Head):
     mean, plus tau / (C K (K - 1)) sum_c sum_{s < t} |w_cs - w_ct|: superfluous centres merge.
 
     Args:
-        num_classes: C.
-        dim: D.
         la: Scale of the similarities.
         gamma: Temperature of the softmax over centres, above 0.
         delta: The margin.
@@ -129,7 +121,6 @@ class SoftTriple(Head):
         nn.init.uniform_(self.weight, -1 / math.sqrt(dim), 1 / math.sqrt(dim))
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Return the value over all ranks. Collective."""
         x = unit(x)
         w = unit(self.weight.to(x.dtype).flatten(0, 1)).view(self.weight.shape)  # (C, K, D)
         cosines = torch.einsum("bd,ckd->bck", x, w)
@@ -156,8 +147,6 @@ class CenterLoss(Head):
     They start at 0. It is a second term: alone it pulls everything to one point.
 
     Args:
-        num_classes: C.
-        dim: D.
         weight: Of the term.
         alpha: The centres' learning rate.
         reduction: "mean" goes with heads whose cross entropy is a mean, as all here are: `weight`
@@ -182,7 +171,6 @@ class CenterLoss(Head):
         self.register_buffer("centers", torch.zeros(num_classes, dim))
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Return the value over all ranks. Collective."""
         d2 = (x - self.centers[labels].to(x.dtype)).square().sum(1)  # (B,)
         rows = len(d2) if self.reduction == "mean" else 1 / current_rank().world_size
         loss = self.weight / 2 * global_mean(d2.sum(), d2.new_full((), rows))

@@ -56,7 +56,6 @@ class MagnetLoss(MetricLoss, normalize=False):
     def row_terms(
         batch: LabelledRows, pairs: Pairs, *, alpha: float = 1.0, clusters_per_class: int = 1
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         parts = None
         if clusters_per_class < 1:
             raise ValueError(f"clusters_per_class = {clusters_per_class} must be at least 1")
@@ -124,7 +123,6 @@ class HardClusterLoss(MetricLoss, normalize=False):
 
     @staticmethod
     def row_terms(batch: LabelledRows, pairs: Pairs, *, margin: float = 0.2) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         batch = batch.centered()
         groups = group(batch.columns, batch.column_labels)
         to_means = batch._replace(anchors=groups.means).distances("euclidean")  # (G, M)
@@ -194,11 +192,15 @@ class _HierarchicalTripletTerms(nn.Module):
     def _follow(self, batch: LabelledRows) -> None:
         rows = len(batch.column_labels) - batch.references
         columns, labels = batch.columns[:rows].detach(), batch.column_labels[:rows]
-        known = self.seen.clone()
-        groups = follow_means(self.means, self.seen, columns, labels, self.momentum)
-        new, old = 1 / groups.sizes.to(self.means.dtype), self.self_share[groups.labels]
+        # rows that are all zeros have no direction; a class's first mean is taken whole
+        groups = group(columns, labels.masked_fill((columns == 0).all(1), -1))
+        at, known = groups.labels, self.seen[groups.labels]
+        new, old = groups.means.to(self.means.dtype), self.means[at]
+        self.means[at] = torch.where(known[:, None], old + self.momentum * (new - old), new)
+        new, old = 1 / groups.sizes.to(self.means.dtype), self.self_share[at]
         running = (1 - self.momentum) ** 2 * old + self.momentum**2 * new
-        self.self_share[groups.labels] = torch.where(known[groups.labels], running, new)
+        self.self_share[at] = torch.where(known, running, new)
+        self.seen[at] = True
 
 
 class HierarchicalTripletLoss(MetricLoss, normalize=True):
@@ -225,44 +227,19 @@ class HierarchicalTripletLoss(MetricLoss, normalize=True):
     row_terms = _HierarchicalTripletTerms
 
 
-def follow_means(
-    means: Tensor, seen: Tensor, rows: Tensor, labels: Tensor, momentum: float
-) -> Groups:
-    """Move the means (C, D) of the labels among `rows` (M, D), in place; the first is taken whole.
-
-    Args:
-        means: (C, D) running means of unit rows.
-        seen: (C,) bool, which means there are already.
-        rows: (M, D); those that are all zeros have no direction, and are skipped.
-        labels: (M,) int64, < 0 for none.
-        momentum: The weight of the new rows.
-
-    Returns:
-        The groups of `rows`.
-    """
-    groups = group(rows, labels.masked_fill((rows == 0).all(1), -1))
-    new = groups.means.to(means.dtype)
-    old, known = means[groups.labels], seen[groups.labels, None]
-    means[groups.labels] = torch.where(known, old + momentum * (new - old), new)
-    seen[groups.labels] = True
-    return groups
-
-
-def squared_distances_of_rows(means: Tensor, part: Tensor | None = None) -> Tensor:
+def squared_distances_of_rows(means: Tensor) -> Tensor:
     """Compute the mean squared distance of the unit rows behind two means, 2 - 2 m_i m_j.
 
     In float64, on the CPU for a device without it: near collapse it is a small difference.
 
     Args:
         means: (C, D) of unit rows.
-        part: (A,) which of them to compare with all; by default all.
 
     Returns:
-        (A, C) of the dtype and on the device of `means`.
+        (C, C) of the dtype and on the device of `means`.
     """
     wide = to_float64(means)
-    some = wide if part is None else wide[part.to(wide.device)]
-    return (2 - 2 * some @ wide.T).to(means)
+    return (2 - 2 * wide @ wide.T).to(means)
 
 
 def merge_levels(between: Tensor, levels: int, start: float) -> Tensor:
@@ -291,16 +268,3 @@ def merge_levels(between: Tensor, levels: int, start: float) -> Tensor:
     thresholds = numbers * (4 - start) / levels + start
     level = torch.searchsorted(thresholds, reach, right=True).clamp(1, levels)
     return thresholds[level].fill_diagonal_(0)
-
-
-def neighbouring_classes(between: Tensor, anchors: Tensor, size: int) -> Tensor:
-    """Choose the classes of an anchor-neighbour batch: (A,) -> (A, size), anchors first.
-
-    between (A, C): distances of the anchor classes from all. Each anchor class comes with its
-    size - 1 nearest others, so that negatives are hard from the start.
-
-    Source:
-        Ge et al. 2018, arXiv:1810.06951, section 3.
-    """
-    others = between.scatter(1, anchors[:, None], -torch.inf)
-    return torch.sort(others, dim=1, stable=True).indices[:, :size]

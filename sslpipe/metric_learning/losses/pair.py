@@ -54,7 +54,6 @@ class ContrastiveLoss(MetricLoss, normalize=False):
         half: bool = True,
         sides: Literal["together", "apart"] = "together",
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         d = batch.distances("euclidean")
         near, far = (d.new_full((len(d),), bound) for bound in (positive_margin, margin))
         factor = 0.5 if half else 1.0
@@ -81,7 +80,6 @@ class ChopraLoss(MetricLoss, normalize=True):
     def row_terms(
         batch: LabelledRows, pairs: Pairs, *, bound: float | None = None
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         q = 2 * math.sqrt(batch.anchors.shape[1]) if bound is None else bound
         if q <= 0:
             raise ValueError(f"bound = {bound} must be above 0")
@@ -147,7 +145,6 @@ class HDCLoss(MetricLoss, normalize=False):
         shares: Sequence[float] = (1.0, 0.5, 0.2),
         margin: float = 1.0,
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         dim = batch.anchors.shape[1]
         if list(shares) != sorted(shares, reverse=True) or shares[0] != 1 or shares[-1] <= 0:
             raise ValueError(f"shares = {list(shares)} must fall from 1 and stay above 0")

@@ -56,7 +56,6 @@ class TripletLoss(MetricLoss, normalize=True):
         triplets: Kind = "all",
         soft: bool = False,
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         d = batch.distances(distance)
         shape: Literal["softplus", "hinge"] = "softplus" if soft else "hinge"
         return [triplet_sums(d, None, pairs, margin=margin, shape=shape, kind=triplets)]
@@ -85,7 +84,6 @@ class BatchHardLoss(MetricLoss, normalize=False):
         distance: Distance = "euclidean",
         soft: bool = False,
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         d = batch.distances(distance)
         if d.shape[1] == 0:
             return [per_row(d.sum(1), d.new_zeros(len(d), dtype=torch.bool))]
@@ -109,7 +107,6 @@ class TripletRatioLoss(MetricLoss, normalize=False):
 
     @staticmethod
     def row_terms(batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         d = batch.distances("euclidean")
         return [triplet_sums(d, None, pairs, shape="ratio")]
 

@@ -49,7 +49,6 @@ class InfoNCELoss(MetricLoss, normalize=True):
     def row_terms(
         batch: LabelledRows, pairs: Pairs, *, temperature: float = 0.07
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
         negatives = masked_lse(s, pairs.negative, _sharpness(temperature))
         values = F.softplus(negatives[:, None] - slots.take(s) / temperature)  # (n, P)
@@ -73,7 +72,6 @@ class LabelledNTXentLoss(MetricLoss, normalize=True):
     def row_terms(
         batch: LabelledRows, pairs: Pairs, *, temperature: float = 0.1
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
         everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
         return [per_pair(everyone[:, None] - slots.take(s) / temperature, slots.filled)]
@@ -101,7 +99,6 @@ class LabelledSupConLoss(MetricLoss, normalize=True):
         temperature: float = 0.1,
         form: Literal["out", "in"] = "out",
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
         positives = slots.filled.sum(1)
         everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
@@ -135,7 +132,6 @@ class NCALoss(MetricLoss, normalize=False):
         form: Literal["log", "expected"] = "log",
         scale: float = 1.0,
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         d, slots = batch.distances("squared"), positive_slots(pairs.positive, pairs.most_positives)
         gap = masked_lse(d, pairs.negative, -scale) - slots.lse(d, -scale)  # log of (1 - p) / p
         values = F.softplus(gap) if form == "log" else torch.sigmoid(gap)
@@ -159,7 +155,6 @@ class NPairLoss(MetricLoss, normalize=False):
     def row_terms(
         batch: LabelledRows, pairs: Pairs, *, l2_weight: float = 0.002
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         place = occurrence(batch.column_labels)
         rows = (place[batch.first : batch.first + len(batch.labels)] == 0).nonzero()[:, 0]  # (A,)
         seconds = (place == 1).nonzero()[:, 0]  # (B,)
@@ -182,7 +177,6 @@ class TupleMaxLoss(MetricLoss, normalize=True):
 
     @staticmethod
     def row_terms(batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         s = batch.relative_similarities()
         hardest = s.masked_fill(~pairs.negative, NEVER).amax(1, keepdim=True)
         slots = positive_slots(pairs.positive, pairs.most_positives)
@@ -214,7 +208,6 @@ class MultiSimilarityLoss(MetricLoss, normalize=True):
         beta: float = 50.0,
         base: float = 1.0,
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
         pull = F.softplus(slots.lse(s, -alpha) + alpha * base) / alpha
         push = F.softplus(masked_lse(s, pairs.negative, beta) - beta * base) / beta
@@ -238,7 +231,6 @@ class UnifiedLoss(MetricLoss, normalize=True):
     def row_terms(
         batch: LabelledRows, pairs: Pairs, *, gamma: float = 80.0, margin: float = 0.4
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
         gap = masked_lse(s, pairs.negative, gamma) + slots.lse(s, -gamma) + gamma * margin
         return [per_row(F.softplus(gap), slots.filled[:, 0] & pairs.negative.any(1))]
@@ -262,7 +254,6 @@ class CircleLoss(MetricLoss, normalize=True):
     def row_terms(
         batch: LabelledRows, pairs: Pairs, *, gamma: float = 80.0, margin: float = 0.4
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         s = batch.similarities()
         slots = positive_slots(pairs.positive, pairs.most_positives)
         near = slots.take(s)  # (n, P)
@@ -287,7 +278,6 @@ class LiftedStructureLoss(MetricLoss, normalize=False):
 
     @staticmethod
     def row_terms(batch: LabelledRows, pairs: Pairs, *, alpha: float = 1.0) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         d = batch.distances("euclidean")
         mine = alpha + masked_lse(d, pairs.negative, -1.0)  # (n,)
         theirs = gather_with_grad(mine)
@@ -333,7 +323,6 @@ class TupletMarginLoss(MetricLoss, normalize=True):
         variance_weight: float = 0.5,
         epsilon: float = 0.01,
     ) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         s, relative = batch.similarities(), batch.relative_similarities()
         slots = positive_slots(pairs.positive, pairs.most_positives)
         cosines = slots.take(s)  # (n, P)
@@ -374,7 +363,6 @@ class AngularLoss(MetricLoss, normalize=True):
 
     @staticmethod
     def row_terms(batch: LabelledRows, pairs: Pairs, *, angle_deg: float = 45.0) -> list[PerAnchor]:
-        """Return the terms that are added up, see `MetricLoss`."""
         if not 0 < angle_deg < 90:
             raise ValueError(f"angle_deg = {angle_deg} must lie between 0 and 90")
         t = math.tan(math.radians(angle_deg)) ** 2

@@ -12,7 +12,6 @@ class AllPairsMiner(Miner):
     """Keep everything: for each anchor K - 1 positives, each with all negatives."""
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        """Select as the class says."""
         return pairs
 
 
@@ -24,7 +23,6 @@ class OnePerClassMiner(RandomMiner):
     """
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        """Select as the class says."""
         draws = self.uniform_rows(batch, len(batch.column_labels))
         draws = draws.masked_fill(~pairs.negative, -1)  # (n, M)
         place = torch.unique(batch.column_labels, return_inverse=True)[1].expand(len(draws), -1)
@@ -48,7 +46,6 @@ class BatchHardMiner(Miner):
         self.distance = distance
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        """Select as the class says."""
         d = batch.distances(self.distance)
         both = (pairs.positive.any(1) & pairs.negative.any(1))[:, None]
         farthest = d.masked_fill(~pairs.positive, -torch.inf).argmax(1)
@@ -62,7 +59,6 @@ class PackagedMiner(Miner):
     """Read rows of the global batch as anchor, positive, negative, anchor, positive, negative."""
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        """Select as the class says."""
         row = torch.arange(len(batch.labels), device=batch.labels.device)[:, None] + batch.first
         column = torch.arange(len(batch.column_labels), device=batch.labels.device)
         anchor = row % 3 == 0
@@ -89,7 +85,6 @@ class MultiSimilarityMiner(Miner):
         self.epsilon = epsilon
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        """Select as the class says."""
         s = unit_rows(batch).similarities()
         lowest = s.masked_fill(~pairs.positive, torch.inf).amin(1, keepdim=True)
         highest = s.masked_fill(~pairs.negative, -torch.inf).amax(1, keepdim=True)
@@ -113,7 +108,6 @@ class PairMarginMiner(Miner):
         self.positive, self.negative, self.distance = positive, negative, distance
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        """Select as the class says."""
         d = batch.distances(self.distance)
         positive = pairs.positive & (d > self.positive)
         return _narrowed(pairs, positive, pairs.negative & (d < self.negative))
@@ -139,7 +133,6 @@ class HardestShareMiner(Miner):
         self.share, self.distance = share, distance
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        """Select as the class says."""
         return hardest_pairs(batch, pairs, self.share, self.share, self.distance)
 
 
@@ -161,7 +154,6 @@ class MaximumLossMiner(RandomMiner):
         self.rows, self.trials = rows, trials
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        """Select as the class says."""
         if loss is None:
             raise ValueError("this miner compares losses: use it in one, loss(..., miner=miner)")
         size = len(batch.column_labels) - batch.references

@@ -50,7 +50,6 @@ class TripletMiner(RandomMiner):
         self.pick: Pick = pick
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        """Select as the class says."""
         d = batch.distances(self.distance)
         slots = positive_slots(pairs.positive)
         near = slots.take(d)
@@ -74,29 +73,6 @@ class TripletMiner(RandomMiner):
         return with_triplets(pairs, slots, triplets)
 
 
-class SemiHardMiner(TripletMiner):
-    """Select semi-hard triplets: d_ap < d_an < d_ap + margin.
-
-    Args:
-        margin: Of the distances.
-        distance: "squared", "euclidean" or "cosine"; the paper's are squared, of unit rows.
-        pick: "all" such negatives of a positive, its "hardest", or a "random" one.
-        seed: Of the draws.
-
-    Source:
-        Schroff et al. 2015, arXiv:1503.03832, section 3.2.
-    """
-
-    def __init__(
-        self,
-        margin: float = 0.2,
-        distance: Distance = "squared",
-        pick: Pick = "all",
-        seed: int = 0,
-    ) -> None:
-        super().__init__("semi_hard", margin, distance, pick, seed)
-
-
 class RandomNegativeMiner(RandomMiner):
     """Draw for each positive pair a negative, all with the same probability.
 
@@ -105,7 +81,6 @@ class RandomNegativeMiner(RandomMiner):
     """
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        """Select as the class says."""
         weights = pairs.negative.to(batch.anchors.dtype)
         return _one_negative_each(self, batch, pairs, weights)
 
@@ -133,7 +108,6 @@ class DistanceWeightedMiner(RandomMiner):
         self.cutoff, self.limit = cutoff, limit
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        """Select as the class says."""
         return _one_negative_each(self, batch, pairs, self.weights(batch, pairs))
 
     def weights(self, batch: LabelledRows, pairs: Pairs) -> Tensor:
@@ -166,7 +140,6 @@ class AngularMiner(Miner):
         self.steepness = 4 * math.tan(math.radians(angle_deg)) ** 2
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        """Select as the class says."""
         batch = unit_rows(batch)
         d2 = batch.distances("squared")
         everyone = batch._replace(anchors=batch.columns).distances("squared")  # (M, M)

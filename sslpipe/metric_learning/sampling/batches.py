@@ -3,17 +3,16 @@
 The plan is made on integers, like `data.order`, since the index knows every label: an epoch's
 samples, in the order in which the streams read them, go through a bounded buffer sorted by label;
 as soon as P labels have K samples waiting, a batch is taken out. Nothing of it depends on
-processes, workers, or on where a run was resumed. (With `neighbours`, all processes go by one
-table, but it sorts learnt means, which are equal over numbers of processes only to rounding.)
+processes, workers, or on where a run was resumed.
 Reading then follows the streams window by window, every process the same ones, and decodes only
 what its own rows need.
 Source of P and K: Hermans et al. 2017, arXiv:1703.07737, section 2.
 """
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from functools import lru_cache
-from itertools import count, islice
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -52,11 +51,6 @@ class PKOrder:
     epoch's first pass gives fewer, it takes another one. Samples without a label, and classes with
     fewer than K samples, are skipped.
 
-    `nearest` is an attribute: epoch -> (C, P) rows of `classes`, each with the nearest first,
-    itself before them; None, and it is None until it is set: no groups. An epoch's plan asks for it
-    once. It sorts distances of means: near-ties may fall differently with another number of
-    processes.
-
     Args:
         split: Whose labels are planned on.
         seed: Of the order.
@@ -66,9 +60,6 @@ class PKOrder:
             beyond a label's share of it, buffer / P, that label's newest.
         random_images: R further samples of other classes in each batch, the ones that wait longest
             (FaceNet's random negatives).
-        neighbours: The P classes come in groups of one and so many that lie nearest to it, of those
-            not in the batch yet; where the buffer is too full to wait for them, or a whole pass has
-            gone by, those of the row that are ready, then any.
         num_streams: Of the underlying `Order`.
         window: Of the underlying `Order`.
         without: Sorted ids that are never served.
@@ -86,13 +77,10 @@ class PKOrder:
         images_per_class: int,
         buffer: int,
         random_images: int = 0,
-        neighbours: int = 0,
         num_streams: int = 1,
         window: int = 256,
         without: Integers | None = None,
     ) -> None:
-        self.neighbours = neighbours
-        self.nearest: Callable[[int], Integers | None] = lambda epoch: None
         self.classes_per_batch, self.images_per_class = classes_per_batch, images_per_class
         self.random_images, self.buffer = random_images, buffer
         self.batch_size = classes_per_batch * images_per_class + random_images
@@ -160,17 +148,8 @@ class PKOrder:
 
     def _passes(self, epoch: int, *, passes: int, batches: int | None) -> Plan:
         """`batches` batches (None: all there are) from at most `passes` passes over the data."""
-        table, groups = self.nearest(epoch), None
-        if table is not None:
-            rows = self.classes[table].tolist()
-            groups = dict(zip(self.classes.tolist(), rows, strict=True))
         waiting = ClassBuffer(
-            self.classes_per_batch,
-            self.images_per_class,
-            self.random_images,
-            self.buffer,
-            groups,
-            self.neighbours + 1,
+            self.classes_per_batch, self.images_per_class, self.random_images, self.buffer
         )
         taken: list[list[tuple[int, int]]] = []
         first: tuple[int, int] | None = None  # used and dropped in the first pass
@@ -211,23 +190,10 @@ class ClassBuffer:
         others: Further samples of other labels, the ones that wait longest.
         capacity: Samples that may wait. Beyond it the oldest is dropped; beyond a label's share,
             capacity / classes, that label's newest.
-        nearest: Label -> labels, itself first; a batch's labels then come in groups of `group`,
-            which wait for each other until the buffer is full, or a sample comes again that is
-            still waiting.
-        group: Labels in a group.
     """
 
-    def __init__(
-        self,
-        classes: int,
-        images: int,
-        others: int,
-        capacity: int,
-        nearest: dict[int, list[int]] | None = None,
-        group: int = 1,
-    ) -> None:
+    def __init__(self, classes: int, images: int, others: int, capacity: int) -> None:
         self._classes, self._images, self._others = classes, images, others
-        self._nearest, self._group = nearest, group
         self._capacity, self._share = capacity, capacity // classes
         self._waiting: OrderedDict[int, tuple[int, int]] = OrderedDict()  # id -> label, chunk
         self._of_label: defaultdict[int, deque[int]] = defaultdict(deque)  # ids, oldest first
@@ -237,8 +203,7 @@ class ClassBuffer:
     def add(self, sample: int, label: int, chunk: int) -> list[tuple[int, int]] | None:
         """Take a sample in; if that makes a batch, return its samples with their chunks."""
         members = self._of_label[label]
-        again = sample in self._waiting  # a whole pass has gone by: enough of waiting
-        if not again:
+        if sample not in self._waiting:  # else a whole pass has gone by
             if len(members) == self._share:
                 self.dropped += 1
                 return None
@@ -246,40 +211,15 @@ class ClassBuffer:
             self._waiting[sample] = label, chunk
             if len(members) == self._images:
                 self._ready[label] = None
-        full = len(self._waiting) > self._capacity
-        crowded = full or again
         if len(self._ready) >= self._classes:
-            if self._nearest is None:
-                chosen = list(self._ready)[: self._classes]
-            elif crowded or len(members) == self._images:  # a label more is ready
-                chosen = self._in_groups(self._nearest, crowded)
-            else:
-                return None
+            chosen = list(self._ready)[: self._classes]
             own = sum(len(self._of_label[c]) for c in chosen)
-            if len(chosen) == self._classes and len(self._waiting) - own >= self._others:
+            if len(self._waiting) - own >= self._others:
                 return self._take(chosen)
-        if full:
+        if len(self._waiting) > self._capacity:
             self._remove(next(iter(self._waiting)))
             self.dropped += 1
         return None
-
-    def _in_groups(self, nearest: dict[int, list[int]], crowded: bool) -> list[int]:
-        """Labels ready first, each with its nearest; fewer than a batch's if it has to wait."""
-        chosen: list[int] = []
-        for anchor in self._ready:
-            if anchor in chosen:
-                continue
-            near = (label for label in nearest[anchor] if label not in chosen)
-            group = list(islice(near, self._group))
-            if crowded:  # those of the row that are ready; behind them, any
-                ranked = dict.fromkeys([*nearest[anchor], *self._ready])
-                near = (c for c in ranked if c in self._ready and c not in chosen)
-                group = list(islice(near, self._group))
-            if all(label in self._ready for label in group):
-                chosen += group
-            if len(chosen) == self._classes:
-                break
-        return chosen
 
     def _take(self, chosen: list[int]) -> list[tuple[int, int]]:
         samples = [self._of_label[label][k] for label in chosen for k in range(self._images)]

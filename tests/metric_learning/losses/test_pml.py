@@ -8,7 +8,7 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
 from sslpipe.metric_learning import METRIC_LOSSES
 from sslpipe.metric_learning.losses.pairwise import References
-from sslpipe.metric_learning.losses.pml import DELEGATED, TAKE_REFERENCES
+from sslpipe.metric_learning.losses.pml import DELEGATED
 from tests.helpers.processes import run_processes
 
 pytest.importorskip("pytorch_metric_learning")
@@ -38,21 +38,10 @@ def gradient(loss, x, labels=LABELS):
     return value.detach(), torch.autograd.grad(value, x)[0]
 
 
-def directly(name, x):
-    """The library's loss itself, with the weights of the adapter's."""
-    loss = built(name).loss
-    if name == "VICRegLoss":  # first and second row of each class
-        return loss(x[:4], ref_emb=x[4:8])
-    if name == "ManifoldLoss":
-        torch.manual_seed(0)
-        return loss(F.normalize(x), indices_tuple=LABELS)
-    return loss(x if name == "InstanceLoss" else F.normalize(x), LABELS)
-
-
 @pytest.mark.parametrize("name", DELEGATED)
 def test_a_delegated_loss_is_the_library_s_on_unit_rows(name):
     x = rows().requires_grad_()
-    exact = directly(name, x)
+    exact = built(name).loss(F.normalize(x), LABELS)  # the library's, with the adapter's weights
     (exact_grad,) = torch.autograd.grad(exact, x)
     value, grad = gradient(built(name), rows())
     torch.testing.assert_close(value.reshape(()), exact.detach().reshape(()), rtol=1e-4, atol=1e-6)
@@ -65,24 +54,6 @@ def test_a_delegated_loss_is_the_library_s_on_unit_rows(name):
     torch.testing.assert_close(gradient(built(name), *unlabelled)[0], value)
 
 
-@pytest.mark.parametrize("name", TAKE_REFERENCES)
-def test_references_of_samples_in_the_batch_are_masked(name):
-    loss = built(name)
-    ids = torch.arange(12)
-    ref = References(rows(8).flip(0), LABELS[:8], torch.arange(100, 108))
-    old = References(torch.cat([ref.embeddings, rows(2)]), LABELS[:10], torch.arange(100, 110))
-    old = old._replace(ids=torch.cat([ref.ids, ids[:2]]))
-    value = loss(rows(), LABELS, ids=ids, ref=ref)
-    torch.testing.assert_close(loss(rows(), LABELS, ids=ids, ref=old), value)
-    expected = built(name).loss(
-        F.normalize(rows()),
-        LABELS,
-        ref_emb=F.normalize(ref.embeddings),
-        ref_labels=ref.labels.clone(),
-    )
-    torch.testing.assert_close(value, expected)
-
-
 def test_what_is_known_to_be_wrong_is_refused():
     for key in ("swap", "efficient"):
         with pytest.raises(UserError, match=key):
@@ -91,11 +62,10 @@ def test_what_is_known_to_be_wrong_is_refused():
         METRIC_LOSSES["pml"](name="FastAPloss")
     with pytest.raises(UserError, match="needs num_classes"):
         METRIC_LOSSES["pml"](name="P2SGradLoss", dim=8)
-    loss = built("SmoothAPLoss")
-    with pytest.raises(UserError, match="no miner"):
-        loss(rows(), LABELS, miner=torch.nn.Identity())
-    with pytest.raises(UserError, match="no references"):
-        loss(rows(), LABELS, ref=References(rows(), LABELS, LABELS))
+    ref = References(rows(), LABELS, LABELS)
+    for wrong in ({"miner": torch.nn.Identity()}, {"ref": ref}):
+        with pytest.raises(UserError, match=r"SmoothAPLoss takes no miner and no queue"):
+            built("SmoothAPLoss")(rows(), LABELS, **wrong)
 
 
 def on_ranks(process):

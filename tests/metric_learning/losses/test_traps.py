@@ -100,10 +100,6 @@ TRAPS = {
         lambda: value("contrastive"),
         lambda: by_pair(D, lambda a, b: HINGE(1 - D(a, b))),
     ),
-    "contrastive_is_not_chopra": (
-        lambda: value("contrastive"),
-        lambda: value("chopra", normalize=False),
-    ),
     "deep_id2_hinge_of_half_the_squared_distance": (
         lambda: (
             value("deep_id2", **SIZES, margin=2.0, weight=1.0)
@@ -116,37 +112,11 @@ TRAPS = {
         lambda: float(loops.triplet(list(rows()), LABELS, distance=D)),
     ),
     "batch_hard_per_class": (lambda: value("batch_hard"), batch_hard_of_classes),
-    "batch_hard_squared": (
-        lambda: value("batch_hard"),
-        lambda: value("batch_hard", distance="squared"),
-    ),
-    "triplet_ratio_without_the_2": (
-        lambda: value("triplet_ratio"),
-        lambda: value("triplet_ratio") / 2,
-    ),
-    "cosine_triplet_is_not_the_angular_loss": (
-        lambda: value("triplet", distance="cosine", margin=0.0),
-        lambda: value("angular"),
-    ),
-    "n_pair_normalised": (lambda: value("n_pair"), lambda: value("n_pair", normalize=True)),
-    "n_pair_without_the_penalty": (lambda: value("n_pair"), lambda: value("n_pair", l2_weight=0.0)),
-    "info_nce_without_temperature": (
-        lambda: value("info_nce"),
-        lambda: value("info_nce", temperature=1.0),
-    ),
     "nt_xent_without_the_positive_below": (lambda: value("nt_xent"), lambda: negatives_only(0.1)),
     "nt_xent_with_itself_below": (lambda: value("nt_xent"), lambda: with_itself(0.1)),
-    "nt_xent_other_positives_masked": (
-        lambda: value("nt_xent"),
-        lambda: value("info_nce", temperature=0.1),
-    ),
-    "sup_con_inside": (lambda: value("sup_con"), lambda: value("sup_con", form="in")),
     "nca_negatives_only_below": (lambda: value("nca"), nca_with_negatives_below),
     "lifted_hard_maximum": (lambda: value("lifted"), lifted_with_maximum),
-    "lifted_normalised": (lambda: value("lifted"), lambda: value("lifted", normalize=True)),
-    "margin_not_normalised": (lambda: value("margin"), lambda: value("margin", normalize=False)),
     "angular_all_rows_of_the_batch": (lambda: value("angular"), angular_over_the_whole_batch),
-    "angular_not_normalised": (lambda: value("angular"), lambda: value("angular", normalize=False)),
     "tuplet_margin_margin_added_to_the_cosine": (
         lambda: value("tuplet_margin", margin=0.1, variance_weight=0.0),
         lambda: float(torch.tensor(cosine_margin_tuplet())),
@@ -155,7 +125,6 @@ TRAPS = {
         lambda: value("hierarchical_triplet", **SIZES),
         lambda: hierarchical_with_a_term(),
     ),
-    "unified_is_not_circle": (lambda: value("unified"), lambda: value("circle")),
     "semi_hard_without_upper_bound": (
         lambda: value("triplet", triplets="semi_hard"),
         lambda: float(semi_hard_and_easy()),

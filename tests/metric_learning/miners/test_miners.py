@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
-from sslpipe.metric_learning.losses.clusters import k_means, merge_levels, neighbouring_classes
+from sslpipe.metric_learning.losses.clusters import k_means, merge_levels
 from sslpipe.metric_learning.losses.pairwise import compare
 from sslpipe.metric_learning.miners.triplets import DistanceWeightedMiner
 from tests.helpers import metric_loops as loops
@@ -100,15 +100,6 @@ def test_random_negatives_are_uniform_and_differ_from_call_to_call():
     assert float(((observed - expected) ** 2 / expected).sum()) < 30
 
 
-def test_neighbouring_classes_are_the_nearest_ones():
-    means = rows(3, size=8)
-    between = torch.cdist(means, means)
-    chosen = neighbouring_classes(between[[5, 2]], torch.tensor([5, 2]), 4)
-    for row, anchor in zip(chosen.tolist(), (5, 2), strict=True):
-        others = sorted((float(between[anchor, k]), k) for k in range(8) if k != anchor)
-        assert row == [anchor] + [k for _, k in others[:3]]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_tree_merges_what_is_near_through_others_too(seed):
     x = rows(seed, size=9, dim=3)
@@ -185,12 +176,3 @@ def test_k_means_parts_each_class_by_itself():
     loss = METRIC_LOSSES["magnet"](clusters_per_class=2)
     expected = loops.magnet(list(x), labels.tolist(), clusters.tolist())
     torch.testing.assert_close(loss(x, labels), expected)
-
-
-def test_active_triplets_are_counted():
-    x = rows()
-    loss = METRIC_LOSSES["triplet"](margin=0.2)
-    loss(x, torch.tensor(LABELS))
-    gaps = [loops.d2(x[a], x[p]) - loops.d2(x[a], x[n]) + 0.2 for a, p, n in loops.triplets(LABELS)]
-    assert loss.last_count == len(gaps)
-    assert loss.last_active == sum(bool(gap > 0) for gap in gaps)
