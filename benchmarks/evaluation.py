@@ -43,7 +43,7 @@ from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import C_GRID, PENALTY_GRID, linear_probe, ridge_probe
 from sslpipe.evaluation.logistic import fit_logistic
-from sslpipe.evaluation.neighbours import Search, nearest
+from sslpipe.evaluation.neighbours import nearest
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval_per_query
 
@@ -75,8 +75,8 @@ def checksum(indices: Any) -> dict[str, float]:
     return {"sum of rows": float(actual.sum()), "sum of first rows": float(actual[:, 0].sum())}
 
 
-def search_ours(bank: torch.Tensor, queries: torch.Tensor, search: Search = "torch") -> Run:
-    return lambda: checksum(nearest(bank, queries, K, search=search).indices)
+def search_ours(bank: torch.Tensor, queries: torch.Tensor) -> Run:
+    return lambda: checksum(nearest(bank, queries, K).indices)
 
 
 def search_faiss(bank: torch.Tensor, queries: torch.Tensor) -> Run:
@@ -231,7 +231,6 @@ PARTS: dict[str, dict[str, Callable[[float], Run]]] = {
     "search": {
         "faiss": lambda size: search_faiss(*search_data(int(60_000 * size))),
         "ours": lambda size: search_ours(*search_data(int(60_000 * size))),
-        "ours, search=faiss": lambda size: search_ours(*search_data(int(60_000 * size)), "faiss"),
         "scikit-learn": lambda size: search_sklearn(*search_data(int(60_000 * size))),
     },
     "retrieval": {

@@ -1,7 +1,7 @@
 """`sslpipe gallery`: enrol, identify and verify; a gallery in one file, images in folders."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,6 @@ from sslpipe.errors import DataError, UserError, one_line
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sslpipe.evaluation.neighbours import Search
     from sslpipe.export.load import FrozenBackbone
     from sslpipe.metric_learning.gallery import Gallery, Match
 
@@ -30,7 +29,6 @@ app = new_app(
 
 GalleryFile = Annotated[Path, argument("The gallery's file.", show_default=False)]
 Model = Annotated[Path, option(f"A run directory, {SOURCES}, or model.onnx.")]
-SearchBy = Annotated[str | None, option("torch or faiss: the same answers.")]
 Far = Annotated[float, option("Share of impostors that may pass.", min=0, max=1)]
 
 
@@ -41,17 +39,16 @@ def enrol(
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
-    search: SearchBy = None,
     device: Device = "auto",
 ) -> None:
     """Add every name in a folder of folders; names already enrolled get more images."""
     check_model(model)
     names, paths = find_named_images(folder)
     backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, search)[0] if gallery.exists() else None
+    book = _open(gallery, backbone)[0] if gallery.exists() else None
     kept, embeddings = _embed(backbone, paths)
     if book is None:
-        book = _new(backbone, embeddings, search)
+        book = _new(backbone, embeddings)
     book.enrol([names[k] for k in kept], embeddings)
     book.save(gallery)
     enrolled = len({names[k] for k in kept})
@@ -116,14 +113,13 @@ def calibrate(
     checkpoint: Checkpoint = None,
     weights: Weights = None,
     far: Far = 0.01,
-    search: SearchBy = None,
     device: Device = "auto",
 ) -> None:
     """Set the threshold so that at most a share FAR of the strangers' images reaches it."""
     check_model(model)
     _check_there(gallery)
     paths = find_images(strangers)
-    book, backbone = _open(gallery, _load(model, checkpoint, weights, device), search)
+    book, backbone = _open(gallery, _load(model, checkpoint, weights, device))
     _, embeddings = _embed(backbone, paths)
     threshold = book.calibrate(embeddings, far)
     book.save(gallery)
@@ -144,7 +140,6 @@ def identify(
     checkpoint: Checkpoint = None,
     weights: Weights = None,
     top: Annotated[int, option("Names to show for each image.", min=1)] = 1,
-    search: SearchBy = None,
     device: Device = "auto",
 ) -> None:
     """Name each image: path, name or -, score; names below the threshold stand in brackets.
@@ -158,7 +153,7 @@ def identify(
 
     from sslpipe.metric_learning.gallery import NO_THRESHOLD
 
-    book, backbone = _open(gallery, _load(model, checkpoint, weights, device), search)
+    book, backbone = _open(gallery, _load(model, checkpoint, weights, device))
     kept, embeddings = _embed(backbone, paths)
     for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
         print("\t".join([one_line(str(paths[k])), *(_answer(book, match) for match in matches)]))
@@ -233,12 +228,12 @@ def _check_images(paths: list[Path]) -> None:
             raise UserError(f"cannot read the image {path}: No such file")
 
 
-def _read(gallery: Path, search: str | None = None) -> "Gallery":
+def _read(gallery: Path) -> "Gallery":
     _check_there(gallery)
 
     from sslpipe.metric_learning.gallery import Gallery
 
-    return Gallery.load(gallery, search=cast("Search | None", search))  # it refuses any other
+    return Gallery.load(gallery)
 
 
 def _load(model: Path, checkpoint: str | None, weights: Weights, device: str) -> "FrozenBackbone":
@@ -257,18 +252,15 @@ def _made_with(backbone: "FrozenBackbone") -> dict[str, str]:
     return {"backbone_sha256": backbone.config.weights_sha256, **more}
 
 
-def _new(backbone: "FrozenBackbone", embeddings: "Tensor", search: str | None) -> "Gallery":
+def _new(backbone: "FrozenBackbone", embeddings: "Tensor") -> "Gallery":
     from sslpipe.metric_learning.gallery import Gallery
 
-    engine = cast("Search | None", search)  # Gallery refuses any other
-    return Gallery(embeddings.shape[1], search=engine, metadata=_made_with(backbone))
+    return Gallery(embeddings.shape[1], metadata=_made_with(backbone))
 
 
-def _open(
-    path: Path, backbone: "FrozenBackbone", search: str | None
-) -> "tuple[Gallery, FrozenBackbone]":
+def _open(path: Path, backbone: "FrozenBackbone") -> "tuple[Gallery, FrozenBackbone]":
     """Read a gallery that was made with this backbone."""
-    book = _read(path, search)
+    book = _read(path)
     if book.metadata != _made_with(backbone):
         raise UserError(
             f"{path} was made with another model, or another whitening; its embeddings mean "

@@ -187,8 +187,8 @@ def after_evaluation(name: str, train: Path, test: Path) -> None:
         say_next("report", run_dir)
     elif name == "knn" and itself:
         say_next("evaluate", "retrieval", test, test, "--exclude-same-id")
-    elif name != "geometry":  # the last of them
-        say_next("evaluate", "linear" if name == "knn" else "geometry", train, test)
+    elif name == "knn":
+        say_next("evaluate", "linear", train, test)
 
 
 def after_suite(model: str | None, data: str | None) -> None:
