@@ -36,7 +36,7 @@ from benchmarks.common import (
 )
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.logistic import fit_logistic
-from sslpipe.evaluation.neighbours import Search, nearest
+from sslpipe.evaluation.neighbours import nearest
 from sslpipe.evaluation.retrieval import retrieval_per_query
 
 Run = Callable[[], dict[str, float]]
@@ -67,8 +67,8 @@ def checksum(indices: Any) -> dict[str, float]:
     return {"sum of rows": float(actual.sum()), "sum of first rows": float(actual[:, 0].sum())}
 
 
-def search_ours(bank: torch.Tensor, queries: torch.Tensor, search: Search = "torch") -> Run:
-    return lambda: checksum(nearest(bank, queries, K, search=search).indices)
+def search_ours(bank: torch.Tensor, queries: torch.Tensor) -> Run:
+    return lambda: checksum(nearest(bank, queries, K).indices)
 
 
 def search_faiss(bank: torch.Tensor, queries: torch.Tensor) -> Run:
@@ -152,7 +152,6 @@ PARTS: dict[str, dict[str, Callable[[float], Run]]] = {
     "search": {
         "faiss": lambda size: search_faiss(*search_data(int(60_000 * size))),
         "ours": lambda size: search_ours(*search_data(int(60_000 * size))),
-        "ours, search=faiss": lambda size: search_ours(*search_data(int(60_000 * size)), "faiss"),
         "scikit-learn": lambda size: search_sklearn(*search_data(int(60_000 * size))),
     },
     "retrieval": {

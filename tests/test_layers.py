@@ -36,7 +36,6 @@ HOMES = {
     "fsspec": ("data",),
     "simplejpeg": ("data",),
     "accelerate": ("run",),
-    "faiss": ("evaluation",),
     "typer": ("__main__", "cli"),
     "timm": ("models", "export", "weights"),
     "torchvision": ("models", "data", "augment", "export", "sharding", "run", "weights"),
@@ -47,7 +46,7 @@ HOMES = {
     "pytorch_metric_learning": ("metric_learning",),
 }
 EAGERLY = (  # only where used
-    *("faiss", "pytorch_metric_learning", "wandb", "matplotlib", "tensorboard", "trackio"),
+    *("pytorch_metric_learning", "wandb", "matplotlib", "tensorboard", "trackio"),
     *("onnx", "onnxruntime"),
 )
 

@@ -24,7 +24,7 @@ from sslpipe.data.resident import free_bytes
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.neighbours import SMALL_BANK, nearest
+from sslpipe.evaluation.neighbours import nearest
 from sslpipe.portable import keep_freed_memory
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.lock import RunLock
@@ -292,7 +292,7 @@ def test_full_float32_holds_inside_and_leaves_every_setting_as_it_was(choice):
 
 
 def test_neighbours_are_found_whatever_a_user_has_set(choice):
-    bank = torch.randn(SMALL_BANK + 10, 4, generator=torch.Generator().manual_seed(0))
+    bank = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
     expected = nearest(bank, bank[:3], 2)
     choice()
     found = nearest(bank, bank[:3], 2)

@@ -19,7 +19,7 @@ from platform import machine
 
 ROOT = Path(__file__).parents[2]
 # dependencies that neither the tests marked gpu nor the benchmarks import, and what then is absent
-OPTIONAL = {"wandb": "the tracker", "faiss-gpu": 'search = "faiss"'}
+OPTIONAL = {"wandb": "the tracker"}
 TESTING = ("pytest", "pytest-timeout")
 
 

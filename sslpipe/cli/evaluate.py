@@ -1,6 +1,5 @@
 """`sslpipe evaluate`: a subcommand for each entry of EVALS, and `suite` for all."""
 
-import shutil
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -34,13 +33,11 @@ class Evaluations(LazyGroup):
 
     SUMMARIES: ClassVar = {
         "few-shot": "kNN from a few labels per class, averaged over draws.",
-        "geometry": "Alignment, uniformity, effective rank and spread of TEST.",
         "knn": "kNN classification of TEST by TRAIN.",
         "linear": "Logistic regression fitted on TRAIN.",
         "nuisance": "Linear probe that predicts a column of the data set.",
         "retrieval": "Recall@k, mAP and other retrieval metrics of TEST in TRAIN.",
         "ridge": "Ridge regression onto one-hot labels, fitted on TRAIN.",
-        "sgd": "Linear layer trained on TRAIN by SimCLR's protocol.",
         "verification": "Same label or not, for pairs of TEST.",
     }
 
@@ -115,7 +112,6 @@ def suite(
     baselines: bool = True,
     columns: Annotated[list[str] | None, option(metavar="NAME")] = None,
     leakage: bool = True,
-    search: str = "torch",
     seed: int = 0,
     batch_size: BatchSize = 256,
     canvas_px: CanvasPx = None,
@@ -128,7 +124,7 @@ def suite(
 
     One table: kNN with all, 100 and 10 labels per class, plain and whitened, and a linear probe;
     Recall@1 and MAP@R if train lacks the classes of test. Every row has the same protocols, samples
-    and draws. Ctrl-C or SIGTERM writes what is measured; the same command resumes.
+    and draws. Ctrl-C or SIGTERM writes what is measured.
 
     Args:
         model: A run directory, an export's folder, or other weights.
@@ -142,7 +138,6 @@ def suite(
         columns: Columns of the data set to predict with a linear probe, which shows what else the
             features know; repeatable. Default: up to 8 text columns of 2 to 50 values.
         leakage: Find test samples that are also in train, and score without them too.
-        search: torch or faiss: the same neighbours.
         seed: For drawing labels and the hold-out.
     """
     if model is None or data is None:
@@ -222,15 +217,11 @@ def suite(
             not_measured=not_measured,
             leaked=None if leaks is None else leaks.ids,
             leaked_by="" if leaks is None else leaks.how,
-            search=search,  # type: ignore[arg-type]
             seed=seed,
             say=lambda text: say(renamed(text, known_as)),
             progress=lambda title, total: progress(renamed(title, known_as), total),
-            keep=work.kept_folder(out),
         )
         write_json(out, report)
-        if "incomplete" not in report:
-            shutil.rmtree(work.kept_folder(out), ignore_errors=True)
         work.print_report(report, out)
     if model is not None and (Path(model) / "recipe.json").is_file():
         say_next("report", model, "--data", data)

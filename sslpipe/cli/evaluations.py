@@ -31,7 +31,7 @@ from sslpipe.evaluation.whiten import whiten
 
 MOST_DEFAULTS = 8  # of an option, that its help lists one by one
 SHARE_THE_BANK = ("few-shot", "knn")
-LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "nuisance", "ridge", "sgd")
+LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "nuisance", "ridge")
 
 _KEEP = "Keep only the rows of {} that match, such as 'theme {} papirus'{}"
 COMMON = {  # what every subcommand takes beside the arguments of its function
@@ -173,7 +173,6 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         **options: Any,
     ) -> None:
         check_file(out)
-        check_file(options.get("per_query"), "--per-query")
         check_seed(options.get("seed", 0))
         if whiten_both and whiten_power is not None:
             raise DataError("--whiten is --whiten-power 1; name one of the two")

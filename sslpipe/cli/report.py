@@ -71,13 +71,11 @@ def main(
 
     if len(run_dirs) > 1:
         runs = [read_run(run_dir) for run_dir in run_dirs]
-        names = names_apart(run_dirs, runs)
-        page = build_comparison(runs, names, [_load(None, each, "test") for each in run_dirs])
+        named = dict(zip(names_apart(run_dirs, runs), runs, strict=True))
         recipes = group_by_recipe(runs)
-        found = cautions(dict(zip(names, runs, strict=True)), recipes), lines(recipes)
-        for line in [*found[0], *found[1], *map(str, verdicts(recipes))]:
-            say(line)
-        _write(target, page)
+        for line in (*cautions(named, recipes), *lines(recipes), *verdicts(recipes)):
+            say(str(line))
+        _write(target, build_comparison(named))
         return
     (run_dir,) = run_dirs
     run = read_run(run_dir)

@@ -57,7 +57,7 @@ def print_report(report: dict[str, Any], out: Path) -> None:
     show(f"{len(report['rows'])} numbers in {out}")
     if missing := report.get("incomplete", {}):
         reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
-        again = "the same command measures all that is missing"
+        again = "run the same command again"
         say(f"error: not in {out}: {reasons}; {again}", "red")
         raise typer.Exit(130 if "interrupted" in missing.values() else 2)
 
@@ -83,18 +83,11 @@ def stoppable(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        folder = kept_folder(out)
-        resumes = f"; the same command resumes from {folder}" if folder.is_dir() else ""
-        say(f"interrupted: {out} is not written{resumes}")
+        say(f"interrupted: {out} is not written")
         raise typer.Exit(130) from None
     finally:
         for kind, handler in zip(kinds, before, strict=True):
             signal.signal(kind, handler)
-
-
-def kept_folder(out: Path) -> Path:
-    """Return where the measurements of an unfinished suite are, beside its file."""
-    return out.with_name(f".{out.name}.parts")
 
 
 def on_device(pair: Pair | Callable[[], Pair], device: str) -> Pair | Callable[[], Pair]:

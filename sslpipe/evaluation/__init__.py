@@ -9,26 +9,22 @@ what is better). Start reading at `result.py`, which every evaluation returns, t
 from collections.abc import Callable
 
 from sslpipe.evaluation.few_shot import few_shot_knn
-from sslpipe.evaluation.geometry import geometry
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.nuisance import nuisance
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
-from sslpipe.evaluation.sgd_probe import sgd_probe
 from sslpipe.evaluation.verification import verification
 from sslpipe.registry import Table
 
 # (bank, queries, *, options) -> results; each entry is a subcommand of `sslpipe evaluate`
 _BUILT_IN: dict[str, Callable[..., list[Result]]] = {
     "few-shot": few_shot_knn,
-    "geometry": geometry,
     "knn": knn_results,
     "linear": linear_probe,
     "nuisance": nuisance,
     "retrieval": retrieval,
     "ridge": ridge_probe,
-    "sgd": sgd_probe,
     "verification": verification,
 }
 EVALS = Table("evaluation", _BUILT_IN, "sslpipe.evaluations")

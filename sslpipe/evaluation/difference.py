@@ -9,15 +9,13 @@ classes 87 to 94 times; those of `paired_means` 92 to 96 times.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Z95 = 1.959963984540054  # the normal distribution's 97.5 % quantile
-MOST_KEPT = 2**22  # numbers of resamples that are drawn once, 32 MB
 
 Interval = tuple[float, float]
 Floats = NDArray[np.float64]
@@ -145,32 +143,13 @@ def bootstrap95(right: Hits, *, resamples: int = 2000, seed: int = 0) -> Interva
     """Compute a percentile interval of the mean of (draws, queries), both resampled."""
     draws, queries = right.shape
     hits = right.astype(np.float64)  # BLAS multiplies floats only; whole numbers stay exact
-    resample = _resampled_once if resamples * queries <= MOST_KEPT else _resampled
-    means = [
-        weights @ (hits @ times) / queries
-        for weights, times in resample(draws, queries, resamples, seed)
-    ]
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
-
-
-def _resampled(
-    draws: int, queries: int, resamples: int, seed: int
-) -> Iterator[tuple[Floats, Floats]]:
-    """Weights of the draws, and how often each query is taken, one resample at a time."""
-    generator = np.random.default_rng(seed)
+    generator, means = np.random.default_rng(seed), []
     per_draw = generator.multinomial(draws, np.full(draws, 1 / draws), size=resamples) / draws
     for weights in per_draw:
         times = np.bincount(generator.integers(queries, size=queries), minlength=queries)
-        yield weights, times.astype(np.float64)
-
-
-@lru_cache(maxsize=2)
-def _resampled_once(
-    draws: int, queries: int, resamples: int, seed: int
-) -> list[tuple[Floats, Floats]]:
-    """`_resampled`, kept: a suite's results are all of the same queries."""
-    return list(_resampled(draws, queries, resamples, seed))
+        means.append(weights @ (hits @ times.astype(np.float64)) / queries)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def bootstrap_means95(values: Floats, *, resamples: int = 1000, seed: int = 0) -> list[Interval]:

@@ -11,7 +11,6 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.groups import GroupCodes, worst_value
 from sslpipe.evaluation.knn import (
     INSTDISC_TEMPERATURE,
     Vote,
@@ -20,7 +19,6 @@ from sslpipe.evaluation.knn import (
     protocol_id,
 )
 from sslpipe.evaluation.linear_probe import by_class
-from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.result import Result
 from sslpipe.random import permutation
 
@@ -35,8 +33,6 @@ def few_shot_knn(
     seed: int = 0,
     temperature: float = INSTDISC_TEMPERATURE,
     vote: Vote = "weighted",
-    search: Search = "torch",
-    by: GroupCodes | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Average top-1 over banks of a few labels per class; one result for each k.
@@ -53,8 +49,6 @@ def few_shot_knn(
         seed: Of the draws.
         temperature: T > 0 of the weighted vote.
         vote: "weighted" or "majority".
-        search: "torch" or "faiss"; both find the same neighbours.
-        by: A column: the accuracy of its worst value beside each; see `groups.worst_value`.
         process: This process; see `knn_results`.
 
     Returns:
@@ -68,7 +62,7 @@ def few_shot_knn(
     if draws < 2:
         raise DataError(f"draws = {draws}: a spread needs at least 2")
     labels = queries.labels.cpu().numpy()
-    options: dict[str, Any] = {"k": k, "temperature": temperature, "vote": vote, "search": search}
+    options: dict[str, Any] = {"k": k, "temperature": temperature, "vote": vote}
     banks = (bank.rows(few_rows(bank, labels_per_class, seed, draw)) for draw in range(draws))
     predicted = [knn_predictions(few, queries, process=process, **options) for few in banks]
     results = []
@@ -88,8 +82,6 @@ def few_shot_knn(
                 draw_hits=hits,
             )
         )
-        if by is not None:
-            results.append(worst_value(results[-1], by, draws=hits))
     return results
 
 

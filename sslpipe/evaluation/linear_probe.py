@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.groups import GroupCodes, by_value, fit_unlike
+from sslpipe.evaluation.groups import GroupCodes, by_value
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.logistic import Linear, axes_with_variance, fit_logistic, predict
 from sslpipe.evaluation.result import Result, accuracy
@@ -34,7 +34,6 @@ def linear_probe(
     grid: Sequence[float] = C_GRID,
     holdout: float = 0.15,
     seed: int = 0,
-    exclude_same: GroupCodes | None = None,
     by: GroupCodes | None = None,
 ) -> list[Result]:
     """Score logistic regression fitted on all of train by its top-1 accuracy on test.
@@ -49,8 +48,6 @@ def linear_probe(
             among equals.
         holdout: Class-stratified share of train that chooses C.
         seed: Of that share.
-        exclude_same: A column (camera, say): each test row is predicted from train rows of other
-            values than its own; see `groups.fit_unlike`.
         by: A column: the accuracy of its worst value beside it; see `groups.worst_value`.
 
     Returns:
@@ -61,8 +58,7 @@ def linear_probe(
     Raises:
         DataError: There are more than MOST_PARAMETERS parameters, or a class has a single row.
     """
-    options = {"grid": grid, "holdout": holdout, "seed": seed}
-    return _probe(LOGISTIC, train, test, options, exclude_same, by)
+    return _probe(LOGISTIC, train, test, grid, holdout, seed, by)
 
 
 def ridge_probe(
@@ -72,7 +68,6 @@ def ridge_probe(
     grid: Sequence[float] = PENALTY_GRID,
     holdout: float = 0.15,
     seed: int = 0,
-    exclude_same: GroupCodes | None = None,
     by: GroupCodes | None = None,
 ) -> list[Result]:
     """Score ridge regression onto one-hot labels, fitted on all of train, by top-1 on test.
@@ -87,15 +82,12 @@ def ridge_probe(
             chosen as in the logistic probe, the largest among equals.
         holdout: Class-stratified share of train that chooses the penalty.
         seed: Of that share.
-        exclude_same: A column (camera, say): each test row is predicted from train rows of other
-            values than its own; see `groups.fit_unlike`.
         by: A column: the accuracy of its worst value beside it; see `groups.worst_value`.
 
     Returns:
         details: as the logistic probe's, with `penalty` for C.
     """
-    options = {"grid": grid, "holdout": holdout, "seed": seed}
-    return _probe(RIDGE, train, test, options, exclude_same, by)
+    return _probe(RIDGE, train, test, grid, holdout, seed, by)
 
 
 class _Kind(NamedTuple):
@@ -116,42 +108,64 @@ def _probe(
     kind: _Kind,
     train: Embeddings,
     test: Embeddings,
-    options: dict[str, Any],
-    exclude_same: GroupCodes | None = None,
-    by: GroupCodes | None = None,
+    grid: Sequence[float],
+    holdout: float,
+    seed: int,
+    by: GroupCodes | None,
 ) -> list[Result]:
-    if exclude_same is not None:
-        fits = fit_unlike(lambda a, b: _probe(kind, a, b, options), train, test, exclude_same)
-        return by_value(fits, by)
-    classes, grid, name = num_classes(train, test), options["grid"], kind.value
+    check_pair(train, test)
+    name, path = kind.value, sorted(set(grid))
+    if not path or path[0] <= 0:
+        raise DataError(f"grid = {tuple(grid)} must hold values of {name} > 0")
+    classes = 1 + max(int(train.labels.max()), int(test.labels.max()))
+    if classes > MOST_CLASSES:
+        raise DataError(
+            f"there is a label {classes - 1}; a linear probe needs labels 0, 1, ... below "
+            f"{MOST_CLASSES}: number the classes"
+        )
     parameters = (train.features.shape[1] + 1) * classes
     if kind is LOGISTIC and parameters > MOST_PARAMETERS:
         raise DataError(
             f"{classes} classes of {train.features.shape[1]} features are {parameters} parameters, "
-            f"above {MOST_PARAMETERS} of the logistic probe; use kNN or `sgd`"
+            f"above {MOST_PARAMETERS} of the logistic probe; use kNN"
         )
-    if not grid or min(grid) <= 0:
-        raise DataError(f"grid = {tuple(grid)} must hold values of {name} > 0")
 
     # the value that is best on a held-out part of train
-    held, path = holdout_rows(train, options["holdout"], options["seed"]), sorted(set(grid))
+    held = holdout_rows(train, holdout, seed)
     fit, check = train.rows(~held), train.rows(held)
     mean, scale = standardisation(fit.features)
     solutions = kind.search((fit.features - mean) / scale, fit.labels, path, classes)
-    standardised = check._replace(features=(check.features - mean) / scale)
-    chosen, scores = best_value(path, solutions, standardised, kind.prefer)
+    asked = (check.features - mean) / scale
+    scores = {
+        value: float((predict(fitted, asked) == check.labels).double().mean())
+        for value, fitted in zip(path, solutions, strict=True)
+    }
+    most = max(scores.values())
+    chosen = kind.prefer(value for value, score in scores.items() if score == most)
 
     # all of train, then test once
     mean, scale = standardisation(train.features)
     (fitted,) = kind.fit((train.features - mean) / scale, train.labels, [chosen], classes)
-    result = probe_result(
-        f"linear-{kind.name} standardised {name}-by-{chosen_by(**options)}",
-        predict(fitted, (test.features - mean) / scale),
-        test,
-        classes,
-        len(train.ids),
-        details_of(name, chosen, grid, scores)
-        | ({"converged": fitted.converged} if kind is LOGISTIC else {}),
+    predicted = predict(fitted, (test.features - mean) / scale).cpu().numpy()
+    labels = test.labels.cpu().numpy()
+    totals = np.bincount(labels, minlength=classes).tolist()
+    hits = np.bincount(labels[predicted == labels], minlength=classes).tolist()
+    confusion = None
+    if classes <= CONFUSION_CLASSES:
+        pairs = np.bincount(labels * classes + predicted, minlength=classes**2)
+        confusion = pairs.reshape(classes, classes).tolist()
+    ends = f"{path[0]:g}..{path[-1]:g}/{len(path)}"
+    result = accuracy(
+        f"linear-{kind.name} standardised {name}-by-holdout={holdout:g} grid={ends} seed={seed}",
+        predicted,
+        labels,
+        bank=len(train.ids),
+        **{name: chosen, f"{name}_at_edge": len(grid) > 1 and chosen in (path[0], path[-1])},
+        holdout_top1={f"{value:g}": score for value, score in scores.items()},
+        **({"converged": fitted.converged} if kind is LOGISTIC else {}),
+        bootstrap95=bootstrap95((predicted == labels)[None]),
+        per_class=[h / n if n else None for h, n in zip(hits, totals, strict=True)],
+        confusion=confusion,
     )
     return by_value([result], by)
 
@@ -179,74 +193,6 @@ def fit_ridge(
         weight = axes @ (projected / (variances.clamp_min(0) + penalty)[:, None])
         solutions.append(Linear(weight, shares - mean @ weight))
     return solutions
-
-
-def num_classes(train: Embeddings, test: Embeddings) -> int:
-    """Count the classes: one more than the largest label of both; both sides are checked."""
-    check_pair(train, test)
-    classes = 1 + max(int(train.labels.max()), int(test.labels.max()))
-    if classes > MOST_CLASSES:
-        raise DataError(
-            f"there is a label {classes - 1}; a linear probe needs labels 0, 1, ... below "
-            f"{MOST_CLASSES}: number the classes"
-        )
-    return classes
-
-
-def probe_result(
-    protocol: str,
-    predicted: Tensor,
-    test: Embeddings,
-    classes: int,
-    bank: int,
-    details: dict[str, Any],
-) -> Result:
-    """Make a Result with the details that every linear probe gives. predicted: (Q,) int64."""
-    labels: NDArray[np.int64] = test.labels.cpu().numpy()
-    rows: NDArray[np.int64] = predicted.cpu().numpy()
-    totals = np.bincount(labels, minlength=classes).tolist()
-    hits = np.bincount(labels[rows == labels], minlength=classes).tolist()
-    confusion = None
-    if classes <= CONFUSION_CLASSES:
-        pairs = np.bincount(labels * classes + rows, minlength=classes**2)
-        confusion = pairs.reshape(classes, classes).tolist()
-    details = details | {
-        "bootstrap95": bootstrap95((rows == labels)[None]),
-        "per_class": [h / n if n else None for h, n in zip(hits, totals, strict=True)],
-        "confusion": confusion,
-    }
-    return accuracy(protocol, rows, labels, bank=bank, **details)
-
-
-def best_value(
-    grid: Sequence[float],
-    solutions: Sequence[Linear],
-    check: Embeddings,
-    prefer: Callable[[Iterable[float]], float],
-) -> tuple[float, dict[float, float]]:
-    """Choose the value of a grid whose solution is best on held-out rows, and give each top-1."""
-    scores = {
-        value: float((predict(fitted, check.features) == check.labels).double().mean())
-        for value, fitted in zip(grid, solutions, strict=True)
-    }
-    most = max(scores.values())
-    return prefer(value for value, score in scores.items() if score == most), scores
-
-
-def details_of(
-    name: str, chosen: float, grid: Sequence[float], scores: dict[float, float]
-) -> dict[str, Any]:
-    """Return what was chosen, and whether it is an end of its grid, which may be too narrow."""
-    return {
-        name: chosen,
-        f"{name}_at_edge": len(grid) > 1 and chosen in (min(grid), max(grid)),
-        "holdout_top1": {f"{value:g}": score for value, score in scores.items()},
-    }
-
-
-def chosen_by(grid: Sequence[float], holdout: float, seed: int) -> str:
-    """Name the rule by which a value of the grid was chosen, for the protocol."""
-    return f"holdout={holdout:g} grid={min(grid):g}..{max(grid):g}/{len(set(grid))} seed={seed}"
 
 
 def holdout_rows(train: Embeddings, fraction: float, seed: int) -> Tensor:

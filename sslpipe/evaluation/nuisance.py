@@ -6,7 +6,7 @@ the same number of the pixels and of random weights.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,18 +15,15 @@ from numpy.typing import NDArray
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.groups import FIT_DETAILS, GroupCodes, group_codes
-from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
-from sslpipe.evaluation.result import Result, check_known
+from sslpipe.evaluation.groups import GroupCodes, group_codes
+from sslpipe.evaluation.linear_probe import ridge_probe
+from sslpipe.evaluation.result import Result
 from sslpipe.random import permutation
-
-Probe = Literal["ridge", "logistic"]
 
 FEWEST_VALUES, MOST_VALUES = 2, 50  # of a text column that is probed unasked
 MOST_COLUMNS = 8  # that are probed unasked
 MOST_ROWS = 20_000  # train rows of a fit: a column costs the same in a large data set
 ROWS_OF_VALUE = 2  # of train: one to fit, one to check
-_PROBES = {"ridge": ridge_probe, "logistic": linear_probe}
 
 
 def nuisance(
@@ -34,12 +31,11 @@ def nuisance(
     test: Embeddings,
     *,
     column: GroupCodes,
-    probe: Probe = "ridge",
     holdout: float = 0.15,
     seed: int = 0,
     most_rows: int = MOST_ROWS,
 ) -> list[Result]:
-    """Score a linear probe that predicts a column's value, fitted on train and read on test.
+    """Score a ridge probe that predicts a column's value, fitted on train and read on test.
 
     Labels play no part. Rows without a value, and values with fewer than 2 rows in train, are left
     out on both sides. `holdout` and `seed` as in `ridge_probe`; `seed` also draws the train rows
@@ -53,7 +49,6 @@ def nuisance(
     Raises:
         DataError: Fewer than two values are left, or none of test.
     """
-    check_known("probe", probe, _PROBES)
     column.check(train, test)
     counts = np.bincount(column.bank[column.bank >= 0], minlength=len(column.values))
     usable = np.flatnonzero(counts >= ROWS_OF_VALUE)
@@ -75,14 +70,12 @@ def nuisance(
             "between these splits"
         )
     cut = _few(bank, fitted_on, most_rows, seed)
-    (result,) = _PROBES[probe](cut, queries, holdout=holdout, seed=seed)
+    (result,) = ridge_probe(cut, queries, holdout=holdout, seed=seed)
     chance = float(np.bincount(asked).max() / len(asked))
     above = (result.value - chance) / (1 - chance) if chance < 1 else 0.0
     rows = f" rows={most_rows}" if len(cut.ids) < len(bank.ids) else ""
     details: dict[str, Any] = {
-        key: result.details[key] for key in FIT_DETAILS if key in result.details
-    }
-    details |= {
+        **{key: result.details[key] for key in ("penalty", "penalty_at_edge")},
         "column": column.name,
         "values": len(usable),
         "chance": chance,

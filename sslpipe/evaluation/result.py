@@ -68,7 +68,7 @@ def caveats(details: Mapping[str, Any]) -> list[str]:
     """List what a reader should know of how a number was fitted; mostly nothing."""
     sentences = [
         f"{name} = {details[name]:g} is at the edge of its grid, which may be too narrow"
-        for name in ("C", "penalty", "rate")
+        for name in ("C", "penalty")
         if details.get(f"{name}_at_edge")
     ]
     return sentences if details.get("converged", True) else [*sentences, "the fit did not converge"]

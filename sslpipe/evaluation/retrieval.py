@@ -1,17 +1,13 @@
 """Retrieval: does a query find rows of its own label first? All metrics from the matches' ranks."""
 
-import csv
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
@@ -19,12 +15,8 @@ from sslpipe.evaluation.difference import Interval, bootstrap_means95, class_mea
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, worst_value
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.ranking import SIMILARITIES, Integers, Ranks, Similarity, ranks_of_matches
-from sslpipe.evaluation.result import Result, check_known
-from sslpipe.portable import replacing
-
-Denominator = Literal["min(k,R)", "R", "hits"]
-Lone = Literal["skip", "zero", "one"]
+from sslpipe.evaluation.ranking import Integers, Ranks, ranks_of_matches
+from sslpipe.evaluation.result import Result
 
 Floats = NDArray[np.float64]
 LEAST_CLASSES = 10  # for an interval over classes; of fewer, their spread is hardly known
@@ -48,30 +40,21 @@ def retrieval(
     queries: Embeddings,
     *,
     k: Sequence[int] = (1, 5, 10),
-    similarity: Similarity = "cosine",
-    denominator: Denominator = "min(k,R)",
-    lone: Lone = "skip",
     exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
     cross: GroupCodes | None = None,
     by: GroupCodes | None = None,
-    ignore: Path | None = None,
-    per_query: Path | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Average all retrieval metrics over the queries, over the whole gallery.
 
     Collective: of several processes, each searches for its share of the queries; all get the same
-    results, bit for bit those of one process, and the first one writes.
+    results, bit for bit those of one process.
 
     Args:
         gallery: Labelled rows that are searched.
         queries: Labelled rows that search.
         k: Ranks at which metrics are cut off.
-        similarity: What ranks the gallery: cosine, dot (product) or euclidean (distance).
-        denominator: Of map@k: min(k,R), R, or hits, the matches among the k.
-        lone: Queries without a match are counted in details["lone"] and skipped, or score zero or
-            one.
         exclude_same_id: A query does not see the row of its own id: for two files of one split.
         exclude_same: A column: a query sees no row that has its own value of it (a theme, say); a
             missing value excludes nothing.
@@ -79,17 +62,15 @@ def retrieval(
             own label and its own value of it; those of other labels stay as distractors.
         by: A column: Recall@k, map and map_at_r of its worst value beside them; see
             `groups.worst_value`.
-        ignore: A CSV file without heading: in each line a query's id and a gallery id that it does
-            not see.
-        per_query: A safetensors file to write, one row a query.
         process: This process.
 
     Returns:
-        Recall@k: a match among the k nearest (the hit rate; CMC@k of re-identification, whose mAP
-        is map). recall (IR)@k: matches among them / R, R all matches of the query. precision@k: the
-        same / k. map@k: mean over queries of sum of precision@i at the matches i <= k /
-        denominator. map: over all ranks, / R. r_precision: precision@R.
-        map_at_r: sum of precision@i at the matches i <= R / R. mrr: 1 / rank of the first match.
+        Queries without a match are skipped, and counted in details["lone"]. Recall@k: a match among
+        the k nearest (the hit rate; CMC@k of re-identification, whose mAP is map). recall (IR)@k:
+        matches among them / R, R all matches of the query. precision@k: the same / k. map@k: mean
+        over queries of sum of precision@i at the matches i <= k / min(k, R). map: over all ranks,
+        / R. r_precision: precision@R. map_at_r: sum of precision@i at the matches i <= R / R. mrr:
+        1 / rank of the first match.
 
     Raises:
         DataError: Labels are missing, k is beyond the gallery, or no query has a match.
@@ -104,27 +85,22 @@ def retrieval(
         gallery,
         queries,
         k=k,
-        similarity=similarity,
-        denominator=denominator,
         exclude_same_id=exclude_same_id,
         exclude_same=exclude_same,
         cross=cross,
-        ignore=None if ignore is None else read_pairs(ignore),
         process=process,
     )
     if process.world_size > 1:  # all tables, in rank order, on every process
         parts = (torch.from_numpy(array).to(message_device()) for array in scores[1:])
         gathered = (all_gather_rows(rows).cpu().numpy() for rows in parts)
         scores = PerQuery(scores.names, *gathered)
-    if per_query is not None and process.rank == 0:
-        save_per_query(per_query, scores)
-    protocol = f"retrieval {similarity} lone={lone}" + " self-removed" * exclude_same_id
-    named = {"not-same": exclude_same, "cross": cross, "ignoring": ignore}
+    protocol = "retrieval cosine lone=skip" + " self-removed" * exclude_same_id
+    named = {"not-same": exclude_same, "cross": cross}
     protocol += "".join(f" {rule}={it.name}" for rule, it in named.items() if it is not None)
-    results = summary(scores, protocol, lone=lone, bank=len(gallery.ids))
+    results = summary(scores, protocol, bank=len(gallery.ids))
     if by is None:
         return results
-    scored = by.of_queries(scores.matches > 0) if lone == "skip" else by
+    scored = by.of_queries(scores.matches > 0)
     shown = []
     for result in results:
         shown.append(result)
@@ -139,24 +115,16 @@ def retrieval_per_query(
     queries: Embeddings,
     *,
     k: Sequence[int] = (1, 5, 10),
-    similarity: Similarity = "cosine",
-    denominator: Denominator = "min(k,R)",
     exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
     cross: GroupCodes | None = None,
-    ignore: Integers | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> PerQuery:
-    """Score this process's share of the queries, in order of their rows.
-
-    Arguments are those of `retrieval`; ignore: (P, 2) int64, ids of a query and of a hidden row.
-    """
+    """Score this process's share of the queries, in order of their rows; see `retrieval`."""
     check_pair(gallery, queries)
     ks = sorted(set(k))
     if not ks or ks[0] < 1 or ks[-1] > len(gallery.ids):
         raise DataError(f"k = {tuple(k)} must lie in 1..{len(gallery.ids)}, the gallery's rows")
-    check_known("denominator", denominator, get_args(Denominator))
-    check_known("similarity", similarity, SIMILARITIES)
     same = gallery.features.shape == queries.features.shape and all(
         torch.equal(a, b) for a, b in zip(gallery, queries, strict=True)
     )
@@ -170,36 +138,33 @@ def retrieval_per_query(
             codes.check(gallery, queries)
     share = process.share(len(queries.ids))
     queries = queries.rows(torch.arange(share.start, share.stop, device=queries.ids.device))
-    ids, part = queries.ids.cpu().numpy(), slice(share.start, share.stop)
-    own = np.stack([ids, ids], axis=1)[: len(ids) * exclude_same_id]
-    names = metric_names(ks, denominator)
+    part, names = slice(share.start, share.stop), metric_names(ks)
     values, matches = [np.zeros((0, len(names)))], [np.zeros(0, np.int64)]
     tiles = ranks_of_matches(
         gallery,
         queries,
-        similarity=similarity,
-        removed=own if ignore is None else np.concatenate([ignore, own]),
+        itself=not exclude_same_id,
         unlike=None if exclude_same is None else exclude_same.of_queries(part),
         cross=None if cross is None else cross.of_queries(part),
     )
     for tile in tiles:
-        values.append(query_metrics(tile, ks, denominator))
+        values.append(query_metrics(tile, ks))
         matches.append(tile.matches)
-    labels = queries.labels.cpu().numpy()
+    ids, labels = queries.ids.cpu().numpy(), queries.labels.cpu().numpy()
     return PerQuery(names, ids, labels, np.concatenate(matches), np.concatenate(values))
 
 
-def metric_names(ks: Sequence[int], denominator: Denominator) -> tuple[str, ...]:
+def metric_names(ks: Sequence[int]) -> tuple[str, ...]:
     """Name the metrics, those at each k first."""
     at = [
         name
         for k in ks
-        for name in (f"Recall@{k}", f"recall (IR)@{k}", f"precision@{k}", f"map@{k} /{denominator}")
+        for name in (f"Recall@{k}", f"recall (IR)@{k}", f"precision@{k}", f"map@{k} /min(k,R)")
     ]
     return (*at, "map", "r_precision", "map_at_r", "mrr")
 
 
-def query_metrics(tile: Ranks, ks: Sequence[int], denominator: Denominator) -> Floats:
+def query_metrics(tile: Ranks, ks: Sequence[int]) -> Floats:
     """Compute (q, metrics) in the order of `metric_names`; zeros for a lone query."""
     ranks, total = tile.ranks, tile.matches[:, None].astype(np.float64)  # (q, M), (q, 1)
     precision = np.arange(1, ranks.shape[1] + 1) / ranks  # at each match; 0 behind the last
@@ -208,8 +173,7 @@ def query_metrics(tile: Ranks, ks: Sequence[int], denominator: Denominator) -> F
     for k in ks:
         hits = (ranks <= k).sum(axis=1, keepdims=True)
         sums = _sum(np.where(ranks <= k, precision, 0))
-        below = {"min(k,R)": np.minimum(k, some), "R": some, "hits": np.maximum(hits, 1)}
-        columns += [hits > 0, hits / some, hits / k, sums / below[denominator]]
+        columns += [hits > 0, hits / some, hits / k, sums / np.minimum(k, some)]
     within_r = ranks <= total
     columns += [
         _sum(precision) / some,
@@ -225,21 +189,17 @@ def _sum(columns: Floats) -> Floats:
     return np.cumsum(columns, axis=1)[:, -1:]
 
 
-def summary(scores: PerQuery, protocol: str, *, lone: Lone = "skip", bank: int = 0) -> list[Result]:
-    """Average each metric, with a 95 % interval that the protocol names.
+def summary(scores: PerQuery, protocol: str, *, bank: int = 0) -> list[Result]:
+    """Average each metric over the queries with a match, each with a 95 % interval.
 
     Queries of a class stand or fall together: of LEAST_CLASSES classes or more the interval is over
     classes (`paired_means`), else a bootstrap over queries, which is too short where they do.
     """
-    check_known("lone", lone, get_args(Lone))
-    alone = scores.matches == 0
-    kept = ~alone if lone == "skip" else np.ones_like(alone)
+    kept = scores.matches > 0
     values, labels = scores.values[kept], scores.labels[kept]
-    if lone == "one":
-        values[alone] = 1
     if len(values) == 0:
-        raise DataError(f"none of {len(alone)} queries has a match in the gallery")
-    details: dict[str, Any] = {"lone": int(alone.sum())}
+        raise DataError(f"none of {len(kept)} queries has a match in the gallery")
+    details: dict[str, Any] = {"lone": int((~kept).sum())}
     intervals, over = means95(values, labels)
     protocol += _OVER.format(over)
     return [
@@ -255,25 +215,3 @@ def means95(values: Floats, labels: Integers) -> tuple[list[Interval], str]:
     if len(np.unique(labels)) >= LEAST_CLASSES:
         return class_means95(values, labels), "classes"
     return bootstrap_means95(values), "queries"
-
-
-def read_pairs(path: Path) -> Integers:
-    """Read (P, 2) int64 from a CSV file: a query's id and a gallery id in each line."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            pairs = [(int(query), int(other)) for query, other in csv.reader(file)]
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is no CSV file of two ids a line: {error}") from error
-    return np.array(pairs, np.int64).reshape(-1, 2)
-
-
-def save_per_query(path: Path, scores: PerQuery) -> None:
-    """Write a safetensors file: ids, matches, and the values under each metric's name."""
-    columns: dict[str, NDArray[Any]] = {"ids": scores.ids, "matches": scores.matches}
-    columns |= {name: scores.values[:, at] for at, name in enumerate(scores.names)}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            save_file({name: torch.from_numpy(c.copy()) for name, c in columns.items()}, temporary)
-    except (OSError, SafetensorError) as error:  # a folder, say, or no room
-        raise DataError(f"cannot write {path}: {error}; name another file") from error

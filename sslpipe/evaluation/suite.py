@@ -1,7 +1,6 @@
 """Every evaluation for several sets of features, by the same protocols: the table of a report."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,8 @@ from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.leakage import leakage_of
-from sslpipe.evaluation.neighbours import Search
 from sslpipe.evaluation.nuisance import nuisance_rows
-from sslpipe.evaluation.protocols import FormResults, KeptResults, Pair, Protocols, TimeToGo
+from sslpipe.evaluation.protocols import FormResults, Pair, Protocols
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.suite_file import SCHEMA_VERSION, content_sha256
 from sslpipe.evaluation.verdict import BASELINES, comparisons, verdict
@@ -39,17 +37,15 @@ def run_suite(
     not_measured: Sequence[str] = (),
     leaked: NDArray[np.int64] | None = None,
     leaked_by: str = "",
-    search: Search = "torch",
     draws: int = 5,
     seed: int = 0,
     say: Callable[[str], None] = lambda text: None,
     progress: Progress | None = None,
-    keep: Path | None = None,
 ) -> dict[str, Any]:
     """Run every evaluation on each set of features; returns an eval.json, see `suite_file`.
 
     kNN with all, 100, 10, 5 and 1 labels per class (where classes have so many), retrieval and
-    verification inside test, plain and whitened, two linear probes and the geometry. The table has
+    verification inside test, plain and whitened, and two linear probes. The table has
     kNN with k = 20, or as many as there are labels per class where those are fewer, and the linear
     probe; Recall@1 and MAP@R where train has not the classes of most test samples. Nothing is
     chosen on test. The linear probes standardise, so they are run on plain features only.
@@ -68,12 +64,10 @@ def run_suite(
         leaked: (L,) ids of test samples that have a near-duplicate in train: each number of the
             table is given without them, too. None: nobody has looked for them.
         leaked_by: How they were found.
-        search: "torch" or "faiss"; both find the same neighbours.
         draws: Of a few labels per class.
         seed: Of all that is drawn.
         say: Called with what comes next.
         progress: Makes a progress bar for each set.
-        keep: A folder for each measurement: after an interruption, the same call reads them.
 
     Raises:
         DataError: The sets are not of the same samples, or these have no labels.
@@ -83,23 +77,20 @@ def run_suite(
     ready = {n: _labelled(pair, left_out) for n, pair in sets.items() if not callable(pair)}
     _check_same_samples(ready)
     first = next(iter(ready.values()))
-    protocols = Protocols(first, facts.get("classes") or (), left_out, search, draws, seed)
+    protocols = Protocols(first, facts.get("classes") or (), left_out, draws, seed)
     labels = first[1].labels.cpu().numpy()
     scores = Scores({}, labels[has_a_match(labels)])
 
     # the numbers of every set
-    kept = None if keep is None else KeptResults(keep)
     measured: dict[str, list[FormResults]] = {}
     probed: list[tuple[str, Result]] = []  # name of a set, and of a column's probe
     incomplete: dict[str, str] = {}  # name -> why this set, or the probes of columns, are missing
     try:
-        _measure(sets, ready, protocols, bool(columns), measured, incomplete, say, progress, kept)
+        _measure(sets, ready, protocols, bool(columns), measured, incomplete, say, progress)
         if columns:  # what else the features know
             say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
             pairs = {name: ready[name] for name in measured}
             probed += nuisance_rows(pairs, columns, left_out, seed=seed)
-        if kept is not None and kept.read:
-            say(f"{kept.read} measurements were read from {kept.folder}")
     except KeyboardInterrupt:  # what was measured is kept; a second one ends it
         if not measured:
             raise
@@ -107,12 +98,10 @@ def run_suite(
             if name not in {*measured, *incomplete}:
                 incomplete[name] = "interrupted"
         say(f"interrupted; kept: {', '.join(measured)}")
-    shapes: list[dict[str, Any]] = []
     table: list[tuple[str, bool, str | None, Result]] = []
     for name, forms in measured.items():
-        for whitened, results, geometries in forms:
+        for whitened, results in forms:
             table += [(name, whitened, *each) for each in results]
-            shapes += [_row(name, whitened, None, result) for result in geometries]
             scores.take(name, whitened, results)
     rows = [_row(*each) for each in table]
 
@@ -134,7 +123,6 @@ def run_suite(
         "facts": facts,
         "columns": protocols.columns(),
         "rows": rows,
-        "geometry": shapes,
         "nuisance": [_row(n, False, one.details["column"], one) for n, one in probed],
         "left_out": list(dict.fromkeys(left_out)),
         "comparisons": comparisons(rows, scores.of, without=against) if known else [],
@@ -158,27 +146,21 @@ def _measure(
     incomplete: dict[str, str],
     say: Callable[[str], None],
     progress: Progress | None,
-    kept: KeptResults | None,
 ) -> None:
     """Measure each set as a whole, or say in `incomplete` why not."""
-    first, clock = next(iter(ready)), TimeToGo(len(sets))
+    first = next(iter(ready))
     for name, given in sets.items():
-        clock.next_set()
         try:
             if callable(given):
-                say(f"{name}: features{clock.text()}")
-                with clock.part("features"):
-                    made = given()
-                pair = _labelled(made, protocols.left_out)
+                say(f"{name}: features")
+                pair = _labelled(given(), protocols.left_out)
                 _check_same_samples({first: ready[first], name: pair})
             else:
                 pair = ready[name]
             if keep_pairs:  # for probes of columns
                 ready[name] = pair
             used_up = callable(given) and not keep_pairs
-            measured[name] = protocols.measure(
-                name, pair, say, progress, kept, clock, use_up=used_up
-            )
+            measured[name] = protocols.measure(name, pair, say, progress, use_up=used_up)
         except FAILURES as error:
             if name == first:
                 raise

@@ -20,7 +20,7 @@ from torch import Tensor
 from sslpipe.errors import DataError, UserError, did_you_mean, shown
 from sslpipe.evaluation.embed import CHECKSUM, UNREADABLE, content_sha256
 from sslpipe.evaluation.exact import fixed_point_units
-from sslpipe.evaluation.neighbours import ENGINES, Search, nearest
+from sslpipe.evaluation.neighbours import nearest
 from sslpipe.portable import open_regular, replacing
 
 FORMAT_VERSION = 1
@@ -42,20 +42,13 @@ class Gallery:
 
     Args:
         dim: D of the embeddings; their length means nothing, but it may not be 0.
-        search: "faiss" (a flat index) gives the same matches as "torch", ties included; None: faiss
-            where it is installed.
         metadata: Plain values kept with the file (which model made the embeddings).
     """
 
-    def __init__(
-        self, dim: int, *, search: Search | None = None, metadata: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, dim: int, *, metadata: dict[str, Any] | None = None) -> None:
         if dim < 1:
             raise UserError(f"dim = {dim} must be at least 1")
-        if search is not None and search not in ENGINES:
-            raise UserError(f"search = {search!r} is unknown; known: {', '.join(ENGINES)}")
         self.dim, self.metadata, self.threshold = dim, dict(metadata or {}), -1.0
-        self.search: Search = search or ("faiss" if _has_faiss() else "torch")
         self._names: dict[str, int] = {}  # name -> its place
         self._embeddings = torch.zeros(0, dim)  # (R, D), of one name together
         self._owner = torch.zeros(0, dtype=torch.int64)  # (R,) place of its name
@@ -117,7 +110,7 @@ class Gallery:
         largest = int(self._owner.bincount().max())
         # top - 1 names cannot fill more rows than this, so the next row has another name
         k = min(len(self._owner), (top - 1) * largest + 1)
-        neighbours = nearest(self._embeddings, rows, k, search=self.search)
+        neighbours = nearest(self._embeddings, rows, k)
         names, ranked = self.names, []
         for places, scores in zip(
             self._owner[neighbours.indices].tolist(), neighbours.similarities.tolist(), strict=True
@@ -169,7 +162,7 @@ class Gallery:
             save_file(tensors, temporary, metadata={"gallery": text})
 
     @classmethod
-    def load(cls, path: str | Path, *, search: Search | None = None) -> "Gallery":
+    def load(cls, path: str | Path) -> "Gallery":
         """Read a gallery as it was saved.
 
         Raises:
@@ -191,7 +184,7 @@ class Gallery:
             embeddings, owner = tensors["embeddings"], tensors["owner"]
             if wrong := _wrong_content(about, embeddings, owner):
                 raise DataError(f"{path} is damaged: {wrong}; copy it again, or enrol anew")
-            gallery = cls(embeddings.shape[1], search=search, metadata=about["facts"])
+            gallery = cls(embeddings.shape[1], metadata=about["facts"])
             gallery._names = {name: place for place, name in enumerate(about["names"])}
             gallery.threshold = float(about["threshold"])
             gallery._embeddings, gallery._owner = embeddings, owner
@@ -304,9 +297,3 @@ def _refuse_zeros(rows: Tensor, names: Sequence[str]) -> None:
             f"embedding {zeros[0]}{whose} is all zeros: it has no direction to compare; "
             "embed the image again, or leave it out"
         )
-
-
-def _has_faiss() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("faiss") is not None

@@ -1,6 +1,5 @@
 """The HTML file of one run: which sections it has, and what each needs."""
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -8,11 +7,9 @@ import numpy as np
 from markupsafe import Markup
 
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.plan import holdout_ids
 from sslpipe.errors import UserError
 from sslpipe.evaluation.against import LINEAR
-from sslpipe.recipe import is_finetune, parse_recipe
-from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe import is_finetune
 from sslpipe.recipe.shortened import shortened_note
 from sslpipe.report.curves import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts, few_shot_chart
 from sslpipe.report.embeddings import (
@@ -21,7 +18,6 @@ from sslpipe.report.embeddings import (
     embedding_quality,
     found_neighbours,
     nearest_neighbours,
-    no_embeddings,
 )
 from sslpipe.report.page import html_page, render
 from sslpipe.report.pictures import png_uri
@@ -37,14 +33,12 @@ from sslpipe.report.results import (
     unfinished_text,
 )
 from sslpipe.report.run import RunFiles, Tree
-from sslpipe.run.preview import preview_recipe
 
 SUITE = "sslpipe evaluate suite RUN --data DIR/dataset.json --out RUN/eval.json"
 NEEDS_RESULTS = Markup(
     "<p class='missing'>Needs eval.json: see <a href='#results'>Results</a>.</p>"
 )
 OPENED = ("Results", "Embedding map", "Nearest neighbours")  # the others are folded
-PREVIEWED = 4  # images of the view grid where the run has none of its own
 MOST_CLASSES = 20  # of a confusion matrix that is shown whole
 COMPARED = {
     "negatives_per_anchor": "negatives an anchor",
@@ -74,7 +68,6 @@ def build_page(
     """
     evaluation, split = run.evaluation, _split_of(index, queries, "--features")
     bank_split = _split_of(index, bank, "--bank")
-    trained_on = index if index and index.has_sha256(run.data["index_sha256"]) else None
     named = {run.recipe["name"]: run}
     shared: dict[str, Any] = {}
     found = found_neighbours(run, queries, split, bank, bank_split)
@@ -89,12 +82,8 @@ def build_page(
         ),
         "Confusion": lambda: confusion(evaluation, run.classes) if evaluation else NEEDS_RESULTS,
         "Training": lambda: training(run),
-        "Views": lambda: render("run.views", uri=_views(run, trained_on)),
-        "Separation": lambda: (
-            embedding_quality({run.recipe["name"]: queries}, evaluation)
-            if queries
-            else no_embeddings()
-        ),
+        "Views": lambda: render("run.views", uri=png_uri(run.views_png) if run.views_png else ""),
+        "Separation": lambda: embedding_quality(queries, evaluation),
         "Alarms": lambda: render("run.alarms", run=run),
         "Speed": lambda: charts(named, SPEED_CHARTS),
         "Quarantine": lambda: render("run.quarantine", run=run),
@@ -108,31 +97,24 @@ def build_page(
         sections[name] = build()
     opened = [*OPENED, *(["Alarms"] if run.alarms else [])]
     picture = render("embeddings.first", found=found) if found else ""
-    head = header(run, held_out(run, trained_on), picture)
-    return html_page(run.recipe["name"], head, sections, opened=opened, shared=shared)
+    return html_page(
+        run.recipe["name"], header(run, picture), sections, opened=opened, shared=shared
+    )
 
 
-def header(run: RunFiles, held_out: int | None = None, picture: Markup | str = "") -> Markup:
+def header(run: RunFiles, picture: Markup | str = "") -> Markup:
     """Begin the page: one sentence, one number with its interval, one picture; the rest folds."""
     note = shortened_note(run.recipe)
     return render(
         "run.header",
         run=run,
         headline=headline(run),
-        summary=summary(run, held_out),
+        summary=summary(run),
         first=first_number(run.evaluation),
         shortened=note and f"{note.capitalize()}.",
         unfinished=unfinished_text(run),
         picture=picture,
     )
-
-
-def held_out(run: RunFiles, trained_on: DatasetIndex | None) -> int | None:
-    """Count the images that were held out, which classes round; None without the data set."""
-    recipe = parse_recipe(run.given_recipe, "recipe.json", recorded=True) if trained_on else None
-    if trained_on is None or not isinstance(recipe, Recipe):
-        return None
-    return len(holdout_ids(recipe, trained_on.split(recipe.data.split)))
 
 
 def training(run: RunFiles) -> Markup:
@@ -201,16 +183,3 @@ def _split_of(index: DatasetIndex | None, features: Features | None, option: str
             "embed it again with `sslpipe embed`"
         )
     return index.split(str(features.facts["split"]))
-
-
-def _views(run: RunFiles, trained_on: DatasetIndex | None) -> str:
-    """The grid that `sslpipe preview` left in the run, else one made from the data set, or ''."""
-    if run.views_png is not None:
-        return png_uri(run.views_png)
-    if trained_on is None:
-        return ""
-    recipe = parse_recipe(run.given_recipe, "recipe.json", recorded=True)
-    grid, _ = preview_recipe(recipe, trained_on, images=PREVIEWED)
-    file = io.BytesIO()
-    grid.save(file, "PNG")
-    return png_uri(file.getvalue())

@@ -3,20 +3,18 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from sslpipe.report.curves import CHARTS, SPEED_CHARTS, charts, few_shot_chart
-from sslpipe.report.embeddings import Features, embedding_quality, no_embeddings
 from sslpipe.report.over_seeds import (
     cautions,
     digest_without_seed,
     group_by_recipe,
-    has_seeds,
+    lines,
     over_seeds,
-    seeds_head,
     tests_of,
+    verdicts,
 )
 from sslpipe.report.page import FOOTER, NAMES, flat, html_page, render
 from sslpipe.report.results import (
@@ -24,7 +22,6 @@ from sslpipe.report.results import (
     OTHER_MEASURES,
     First,
     first_number,
-    leakage_of_runs,
     result_table,
     summary,
     task_tables,
@@ -43,38 +40,30 @@ def names_apart(run_dirs: Sequence[Path], runs: Sequence[RunFiles]) -> list[str]
     return [f"{name}, {i + 1}" if twice[name] > 1 else name for i, name in enumerate(names)]
 
 
-def build_comparison(
-    runs: Sequence[RunFiles], names: Sequence[str], embedded: Sequence[Features | None]
-) -> str:
-    """Return the whole HTML file of two runs or more, by names that are all different.
-
-    embedded: Test embeddings of each run; None: there are none.
-    """
-    named = dict(zip(names, runs, strict=True))
-    recipes = group_by_recipe(runs)
-    several_seeds = has_seeds(recipes)
+def build_comparison(named: Mapping[str, RunFiles]) -> str:
+    """Return the whole HTML file of two runs or more, by names that are all different."""
+    recipes = group_by_recipe(named.values())
+    several_seeds = any(len(recipe.runs) > 1 for recipe in recipes)
     # a colour for each run, or for each recipe where recipes have several seeds
     kinds = {
         name: digest_without_seed(run) if several_seeds else name for name, run in named.items()
     }
     places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds.values()))}
     colours = {name: f"var(--series-{places[kind] % 6 + 1})" for name, kind in kinds.items()}
-    seeds = over_seeds(recipes, cautions(named, recipes))
     sections = {
         "What differs": differences(named),
         "Results": results(named, colours),
-        "Over seeds": seeds,
+        "Over seeds": over_seeds(recipes, cautions(named, recipes)),
         "Training": charts(named, CHARTS, colours),
-        "Separation": quality(dict(zip(names, embedded, strict=True)), colours),
         "Speed": render("runs.speed", named=named) + charts(named, SPEED_CHARTS, colours),
     }
-    title, lead, footer = " against ".join(names), [first_sentence(named)], FOOTER
-    opened = ["What differs", "Results"]  # the other sections are folded
+    lead, opened, footer = [first_sentence(named)], ["What differs", "Results"], FOOTER
     if several_seeds:  # what holds for the recipes comes first
-        title, lead = seeds_head(recipes)
+        lead = [*map(str, verdicts(recipes))] or [f"{line}." for line in lines(recipes)]
         footer += Markup(" Those under <i>Over seeds</i> are over training seeds.")
-        sections = {"Over seeds": seeds, **sections}
+        sections = {"Over seeds": sections["Over seeds"], **sections}
         opened.insert(0, "Over seeds")
+    title = " against ".join([recipe.name for recipe in recipes] if several_seeds else named)
     head = render(
         "runs.header",
         title=title,
@@ -137,7 +126,6 @@ def results(named: Mapping[str, RunFiles], colours: Mapping[str, str]) -> Markup
         evaluated=evaluated,
         table=result_table(together),
         chart=few_shot_chart(together, shown, whitened=False, dashed=random),
-        leakage=leakage_of_runs(evaluated),
         others_title=OTHER_MEASURES,
         others=task_tables(together),
         without=without,
@@ -153,72 +141,44 @@ def merged(evaluations: Mapping[str, Tree]) -> Tree:
     Args:
         evaluations: eval.json by the run's name.
     """
-    # rows of all, under the run's name
+    # what each run measured of others' features: equal baselines stand once, under the first run
+    of_others: dict[str, list[list[Tree]]] = {}
+    for tree in evaluations.values():
+        for features in {row["features"] for row in tree["rows"]} - {"ssl"}:
+            own = [row for row in tree["rows"] if row["features"] == features]
+            of_others.setdefault(features, []).append(own)
+
+    def numbers(rows: list[Tree]) -> list[tuple[bool, str, float]]:
+        return [(row["whitened"], row["protocol"], row["value"]) for row in rows]
+
+    equal = {
+        features
+        for features, found in of_others.items()
+        if features not in evaluations
+        and len(found) == len(evaluations)
+        and all(numbers(each) == numbers(found[0]) for each in found)
+    }
     rows: list[Tree] = []
-    for name, tree in evaluations.items():
-        for row in [*tree["rows"], *tree.get("geometry", [])]:
-            features = name if row["features"] == "ssl" else row["features"]
-            if features in evaluations and row["features"] != "ssl":  # another network of that name
-                features = f"{features}, compared with {name}"
-            rows.append({**row, "features": features, "run": name})
-    # baselines: once where they are equal, else under the run's name
-    for baseline in {row["features"] for row in rows} - set(evaluations):
-        measured: dict[str, list[Any]] = {name: [] for name in evaluations}
-        for row in rows:
-            if row["features"] == baseline:
-                measured[row["run"]].append((row["whitened"], row["protocol"], row["value"]))
-        keep, first = next(iter(measured.items()))
-        if all(each == first for each in measured.values()):
-            rows = [row for row in rows if row["features"] != baseline or row["run"] == keep]
-            continue
-        for row in rows:
-            if row["features"] == baseline:
-                row["features"] = f"{NAMES.get(baseline, baseline)} of {row['run']}"
-                row["baseline"] = baseline in BASELINES
+    for place, (name, tree) in enumerate(evaluations.items()):
+        for row in tree["rows"]:
+            features = row["features"]
+            if features in equal:
+                rows += [{**row}] if place == 0 else []
+                continue
+            own = f"{NAMES.get(features, features)} of {name}"
+            shown = name if features == "ssl" else own
+            rows.append({**row, "features": shown, "baseline": features in BASELINES})
     # columns: a name stands for one protocol
     columns = []
     for column in dict.fromkeys(c for tree in evaluations.values() for c in tree["columns"]):
-        own = [row for row in rows if row["column"] == column]
-        protocols = list(dict.fromkeys(row["protocol"] for row in own))
+        in_column = [row for row in rows if row["column"] == column]
+        protocols = list(dict.fromkeys(row["protocol"] for row in in_column))
         if len(protocols) < 2:
             columns.append(column)
             continue
         columns += [f"{column}: {protocol}" for protocol in protocols]
-        for row in own:
+        for row in in_column:
             row["column"] = f"{column}: {row['protocol']}"
-    return {
-        "facts": next(iter(evaluations.values()))["facts"],
-        "columns": columns,
-        "rows": rows,
-        "nuisance": _probes(evaluations),
-        "left_out": [
-            f"{name}: {t}" for name, tree in evaluations.items() for t in tree["left_out"]
-        ],
-    }
-
-
-def _probes(evaluations: Mapping[str, Tree]) -> list[Tree]:
-    """Merge the probes of columns; features that are no run's stand once where all are equal."""
-    rows: list[Tree] = []
-    known: dict[str, dict[str, float]] = {}  # features -> column -> value, of the first run
-    for name, tree in evaluations.items():
-        own: dict[str, dict[str, float]] = {}
-        for row in tree.get("nuisance", []):
-            own.setdefault(row["features"], {})[row["column"]] = row["value"]
-        for row in tree.get("nuisance", []):
-            features = row["features"]
-            if features != "ssl" and known.setdefault(features, own[features]) != own[features]:
-                features = f"{NAMES.get(features, features)} of {name}"
-            rows.append({**row, "features": name if features == "ssl" else features})
-    return rows
-
-
-def quality(named: Mapping[str, Features | None], colours: Mapping[str, str]) -> Markup:
-    """Draw ROC and spectrum of the runs, where their test embeddings are of the same data."""
-    there = {name: each for name, each in named.items() if each is not None}
-    without = Markup().join(no_embeddings(name) for name in named if name not in there)
-    embedded_data = {(e.facts.get("data_sha256"), e.facts.get("split")) for e in there.values()}
-    if len(embedded_data) > 1:
-        text = "The embeddings of these runs are not of the same data."
-        return render("missing", text=text) + without
-    return (embedding_quality(there, colours=colours) if there else Markup()) + without
+    left_out = [f"{name}: {t}" for name, tree in evaluations.items() for t in tree["left_out"]]
+    facts = next(iter(evaluations.values()))["facts"]
+    return {"facts": facts, "columns": columns, "rows": rows, "left_out": left_out}

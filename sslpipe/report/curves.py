@@ -11,12 +11,9 @@ from markupsafe import Markup
 from sslpipe.evaluation.against import KNN
 from sslpipe.report.charts import Series, line_chart
 from sslpipe.report.page import number, render
-from sslpipe.report.results import Line, feature_colours, table_lines
+from sslpipe.report.results import feature_colours, table_lines
 from sslpipe.report.run import RunFiles, Tree
 from sslpipe.run.best import EMA
-
-_FEW_PROTOCOL = re.compile(r"knn-weighted .* (\d+)/class ")
-_FEW = re.compile(rf"{KNN}, (\d+)/class")
 
 
 class Chart(NamedTuple):
@@ -119,7 +116,7 @@ def few_shot_chart(
     whitened: bool = True,
     dashed: Collection[str] = (),
 ) -> Markup:
-    """Draw the accuracy of the kNN columns over the labels per class; '' of a single column.
+    """Draw the accuracy of kNN over the labels per class; '' without few-shot kNN.
 
     Args:
         evaluation: eval.json.
@@ -128,28 +125,30 @@ def few_shot_chart(
         dashed: Features whose line is.
     """
     colours = {**feature_colours(evaluation["rows"]), **(colours or {})}
-    classes = _classes(evaluation)
+    rows = [row for row in evaluation["rows"] if whitened or not row["whitened"]]
+    few = [(labels, row) for row in rows if (labels := _labels_per_class(row))]
+    if not few:
+        return Markup()
+    # of all labels: their mean; the bank with the fewest labels per class has the most classes
+    least, smallest = min(few, key=lambda each: each[0])
+    most = [row for row in rows if row["column"] == KNN]
+    mean = {id(row): row["bank"] / (smallest["bank"] // least) for row in most}
+    points = sorted([*few, *((mean[id(row)], row) for row in most)], key=lambda each: each[0])
+    ticks = {
+        float(n): f"all ({number(round(n))})" if id(row) in mean else f"{n}" for n, row in points
+    }
     series: list[Series] = []
-    counts: dict[float, str] = {}  # labels per class -> text of the tick
-    # rows of more labels per class than the table shows are taken in by their protocol
-    rows = [
-        {**row, "column": f"{KNN}, {few.group(1)}/class"}
-        if row["column"] is None
-        and (few := _FEW_PROTOCOL.match(row["protocol"]))
-        and _of_most_classes(row["protocol"])
-        else row
-        for row in evaluation["rows"]
-    ]
-    # a line for each kind of features
     for line in table_lines(rows):
-        points = _labels_a_class(line, classes)
-        if len(points) < 2 or (line.whitened and not whitened):
+        own = [
+            (n, row)
+            for n, row in points
+            if (row["features"], row["whitened"]) == (line.features, line.whitened)
+        ]
+        if len(own) < 2:
             continue
-        counts |= {count: text for count, text, _ in points}
-        cells = [cell for *_, cell in points]
-        y, low, high = 100 * np.array([(c["value"], *c["interval95"]) for c in cells]).T
+        y, low, high = 100 * np.array([(row["value"], *row["interval95"]) for _, row in own]).T
         # side by side, so that no interval hides another
-        x = 10 ** (0.012 * (len(series) - 2.5)) * np.array([count for count, *_ in points])
+        x = 10 ** (0.012 * (len(series) - 2.5)) * np.array([n for n, _ in own])
         is_dashed = line.whitened or line.features in dashed
         series.append(Series(line.title, x, y, colours[line.features], low, high, is_dashed))
     if not series:
@@ -158,38 +157,17 @@ def few_shot_chart(
         "kNN top-1 in %",
         series,
         x_label="labelled train images per class",
-        x_ticks=dict(sorted(counts.items())),
+        x_ticks=ticks,
         log="x",
         last_values=False,
     )
 
 
-def _of_most_classes(protocol: str) -> bool:
-    """Say whether a number is of at least half of the classes."""
-    some = re.search(r" classes=(\d+)/(\d+)", protocol)
-    return not some or 2 * int(some[1]) >= int(some[2])
+def _labels_per_class(row: Tree) -> int:
+    """Read from a kNN's protocol how many labels it had per class; 0: all, or no kNN.
 
-
-def _classes(evaluation: Tree) -> int:
-    """Count the classes in the bank: few-shot banks hold n labels of each, or of the larger ones.
-
-    The bank with the fewest labels per class has the most classes.
+    Numbers of fewer than half of the classes are no point of a curve.
     """
-    banks = {
-        int(few.group(1)): int(row["bank"])
-        for row in evaluation["rows"]
-        if (few := _FEW_PROTOCOL.match(row["protocol"]) or _FEW.fullmatch(row["column"] or ""))
-    }
-    return banks[min(banks)] // min(banks) if banks else 0
-
-
-def _labels_a_class(line: Line, classes: int) -> list[tuple[float, str, Tree]]:
-    """(labels per class, text of its tick, result) of each kNN column; of all: the mean."""
-    found = []
-    for column, cell in line.cells.items():
-        if few := _FEW.fullmatch(column):
-            found.append((float(few.group(1)), few.group(1), cell))
-        elif column == KNN and classes:
-            mean = cell["bank"] / classes
-            found.append((mean, f"all ({number(round(mean))})", cell))
-    return sorted(found, key=lambda point: point[:2])
+    some = re.search(r" classes=(\d+)/(\d+)", row["protocol"])
+    few = re.match(r"knn-weighted .* (\d+)/class ", row["protocol"])
+    return int(few[1]) if few and (not some or 2 * int(some[1]) >= int(some[2])) else 0

@@ -1,6 +1,5 @@
 """Make the sections of a report that need embeddings: map, neighbours, separation, spectrum."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,14 +11,6 @@ from numpy.typing import NDArray
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.neighbours import nearest
-from sslpipe.evaluation.verification import (
-    auc,
-    draw_pairs,
-    fpr_at_tpr,
-    pair_cosines,
-    roc,
-    tar_at_far,
-)
 from sslpipe.random import permutation
 from sslpipe.report.charts import (
     MOST_NAMES,
@@ -38,7 +29,6 @@ from sslpipe.report.run import RunFiles, Tree
 EMBED = "sslpipe embed RUN --data DIR/dataset.json --split {0} --out RUN/features/{0}.safetensors"
 LOWEST_SHARE = 1e-6  # of the variance, where the spectrum's axis ends
 LOWEST_FPR = 1e-3  # where the ROC's axis ends
-PAIRS = 10_000  # of one class, and as many of two
 MOST_MAPPED = 1000  # points of a map: t-SNE takes seconds, and more would cover each other
 FEWEST_MAPPED = 10
 TSNE_STEPS = 500  # its divergence is 2 % above that of 1,000, which take twice as long
@@ -68,27 +58,6 @@ def unit_rows(rows: Embeddings) -> Floats:
 # separation
 
 
-def measured_curve(name: str, rows: Embeddings, colour: str = "") -> tuple[Series, str] | None:
-    """Compute the ROC of "of one class?" by the cosine of pairs, and its numbers in words.
-
-    The pairs are those of `sslpipe evaluate verification`. None without pairs of both kinds.
-    """
-    labelled = rows.rows((rows.labels >= 0).nonzero()[:, 0])
-    classes = np.unique(labelled.labels.numpy(), return_counts=True)[1]
-    if len(classes) < 2 or classes.max() < 2:
-        return None
-    pairs = draw_pairs(labelled, PAIRS, seed=0)
-    curve = roc(pair_cosines(labelled, pairs), pairs.same)
-    same = int(pairs.same.sum())
-    tpr, fpr = 100 * tar_at_far(curve, 0.01), 100 * fpr_at_tpr(curve, 0.95)
-    note = (
-        f"area under the ROC {auc(curve):.3f}; true positive rate {tpr:.1f} % at a false positive "
-        f"rate of 1 %; false positive rate {fpr:.1f} % at a true positive rate of 95 % "
-        f"({same:,} pairs of one class, {len(pairs.same) - same:,} pairs of two)"
-    )
-    return _roc_series(name, curve.false, curve.true, colour), note
-
-
 def evaluated_curves(evaluation: Tree | None) -> list[Series]:
     """Return the ROCs that eval.json holds, of plain features: the run's and the baselines'."""
     rows = evaluation["rows"] if evaluation else []
@@ -96,15 +65,10 @@ def evaluated_curves(evaluation: Tree | None) -> list[Series]:
     for row in rows:
         if "roc" in row["details"] and not row["whitened"]:
             false, true = (np.array(row["details"]["roc"][key]) for key in ("false", "true"))
-            features = row["features"]
-            name = NAMES.get(features, features)
-            curves.append(_roc_series(name, false, true, colours[features]))
+            shown, features = false >= LOWEST_FPR, row["features"]
+            x, y = 100 * false[shown], 100 * true[shown]
+            curves.append(Series(NAMES.get(features, features), x, y, colours[features]))
     return curves
-
-
-def _roc_series(name: str, false: Floats, true: Floats, colour: str) -> Series:
-    shown = false >= LOWEST_FPR
-    return Series(name, 100 * false[shown], 100 * true[shown], colour)
 
 
 def spectrum(rows: Embeddings) -> Floats:
@@ -115,54 +79,41 @@ def spectrum(rows: Embeddings) -> Floats:
     return shares  # (min(n, F),)
 
 
-def embedding_quality(
-    sets: Mapping[str, Features],
-    evaluation: Tree | None = None,
-    colours: Mapping[str, str] | None = None,
-) -> Markup:
-    """Draw ROC and spectrum of the test embeddings of each run, by name.
-
-    Args:
-        sets: The embeddings.
-        evaluation: eval.json; its ROCs, where it has any, come with those of the baselines.
-        colours: CSS colours by name; None: the first.
-    """
-    curves, axes, notes = [], [], []
-    for name, features in sets.items():
-        colour = "var(--series-1)" if colours is None else colours[name]
-        owner = f"{name}: " if len(sets) > 1 else ""
-        curve = measured_curve(name, features.rows, colour)
-        if curve is None:
-            notes.append(f"{owner}no ROC: no labels, a single class, or one image of each")
-        else:
-            curves.append(curve[0])
-            notes.append(owner + curve[1])
+def embedding_quality(features: Features | None, evaluation: Tree | None) -> Markup:
+    """Draw the ROCs of eval.json, if it has any, and the spectrum of the test embeddings."""
+    curves, charts, notes = evaluated_curves(evaluation), [], []
+    if curves:
+        chance = 100 * np.geomspace(LOWEST_FPR, 1, 60)
+        by_chance = Series("by chance", chance, chance, "var(--faint)", dashed=True)
+        charts.append(
+            line_chart(
+                "ROC: true positive rate, %",
+                [*curves, by_chance],
+                x_label="false positive rate, %",
+                x_ticks={10.0**power: f"{10.0**power:g}" for power in range(-1, 3)},
+                log="x",
+                last_values=False,
+                within=(0.0, 100.0),
+            )
+        )
+    if features is not None:
         shares = spectrum(mapped_rows(features.rows))
         kept = shares[shares >= LOWEST_SHARE]
-        axes.append(Series(name, np.arange(1.0, len(kept) + 1), kept, colour))
+        charts.append(
+            line_chart(
+                "spectrum: share of the variance",
+                [Series("this run", np.arange(1.0, len(kept) + 1), kept)],
+                x_label="main axis, largest first",
+                log="y",
+                last_values=False,
+                within=(LOWEST_SHARE, 1.0),
+            )
+        )
         most = int(np.searchsorted(np.cumsum(shares), 0.9)) + 1
-        notes.append(f"{owner}{most} of {len(shares)} axes hold 90 % of the variance")
-    curves = evaluated_curves(evaluation) or curves
-    chance = 100 * np.geomspace(LOWEST_FPR, 1, 60)
-    rocs = line_chart(
-        "ROC: true positive rate, %",
-        [*curves, Series("by chance", chance, chance, "var(--faint)", dashed=True)],
-        x_label="false positive rate, %",
-        x_ticks={10.0**power: f"{10.0**power:g}" for power in range(-1, 3)},
-        log="x",
-        last_values=False,
-        within=(0.0, 100.0),
-    )
-    spectra = line_chart(
-        "spectrum: share of the variance",
-        axes,
-        x_label="main axis, largest first",
-        log="y",
-        last_values=False,
-        within=(LOWEST_SHARE, 1.0),
-    )
-    charts = (rocs if curves else "", spectra)
-    return render("embeddings.quality", pairs=PAIRS, charts=charts, notes=notes)
+        notes.append(f"{most} of {len(shares)} axes hold 90 % of the variance")
+    if not charts:
+        return no_embeddings()
+    return render("embeddings.quality", charts=charts, notes=notes)
 
 
 # the map
@@ -336,8 +287,7 @@ def nearest_neighbours(
     )
 
 
-def no_embeddings(of: str = "") -> Markup:
-    """Say that a run's test embeddings are missing, and the command that makes them."""
-    text = f"{of} has no embeddings of the test split." if of else ""
-    text = text or "No embeddings of the test split yet."
+def no_embeddings() -> Markup:
+    """Say that the test embeddings are missing, and the command that makes them."""
+    text = "No embeddings of the test split yet."
     return render("missing", text=text, command=EMBED.format("test"))

@@ -11,7 +11,7 @@ from sslpipe.evaluation.difference import Difference, holm, mean_over_seeds, pai
 from sslpipe.recipe import parse_recipe
 from sslpipe.recipe.identity import digest
 from sslpipe.report.page import flat, percent, render
-from sslpipe.report.results import evaluated_weights
+from sslpipe.report.results import unfinished_text
 from sslpipe.report.run import RunFiles, Tree
 
 SAME_TEST = ("data_sha256", "split", "train_split")  # metadata that two results must share
@@ -34,19 +34,14 @@ class Recipe(NamedTuple):
             for seed, evaluation in self.runs.items()
             for row in evaluation["rows"]
             if (row["features"], row["column"], row["whitened"]) == ("ssl", *cell)
-            and row.get("unit", "share") == "share"
         }
 
     def statistics(self, cell: Cell) -> tuple[float, float, tuple[float, float]] | None:
         """Mean, spread and interval; None where two seeds have not the same protocol."""
-        found = self.values(cell)
-        if len(found) < 2 or self.mixed(cell):
+        found = [*self.values(cell).values()]
+        if len(found) < 2 or len({protocol for protocol, _ in found}) > 1:
             return None
-        return mean_over_seeds([value for _, value in found.values()])
-
-    def mixed(self, cell: Cell) -> bool:
-        """Say whether a number was measured by several protocols."""
-        return len({protocol for protocol, _ in self.values(cell).values()}) > 1
+        return mean_over_seeds([value for _, value in found])
 
 
 class Verdict(NamedTuple):
@@ -71,18 +66,18 @@ class Verdict(NamedTuple):
         )
 
 
-def group_by_recipe(runs: Sequence[RunFiles]) -> list[Recipe]:
+def group_by_recipe(runs: Iterable[RunFiles]) -> list[Recipe]:
     """Put evaluated runs together that differ in their seed alone: weights, data and all settings.
 
     Of two runs with one recipe and one seed the first counts: their weights are the same. Empty
     where the runs were not evaluated on the same test data.
     """
-    if len(tests_of(runs)) > 1:
+    evaluated = [run for run in runs if run.evaluation is not None]
+    if len(tests_of(evaluated)) > 1:
         return []
     groups: dict[str, list[RunFiles]] = {}
-    for run in runs:
-        if run.evaluation is not None:
-            groups.setdefault(digest_without_seed(run), []).append(run)
+    for run in evaluated:
+        groups.setdefault(digest_without_seed(run), []).append(run)
     recipes = []
     for members, name in zip(groups.values(), _names(list(groups.values())), strict=True):
         by_seed: dict[int, Tree] = {}
@@ -103,42 +98,15 @@ def digest_without_seed(run: RunFiles) -> str:
     return digest(recipe.model_copy(update={"seed": 0}), str(run.data["index_sha256"]), 0)
 
 
-def has_seeds(recipes: Sequence[Recipe]) -> bool:
-    """Say whether any recipe has two seeds, so that there is something to say of seeds."""
-    return any(len(recipe.runs) > 1 for recipe in recipes)
-
-
 def cautions(named: Mapping[str, RunFiles], recipes: Sequence[Recipe]) -> list[str]:
-    """Say which runs or numbers count for nothing over seeds, or are not of a whole training."""
-    evaluated = {name: run for name, run in named.items() if run.evaluation is not None}
-    said = [f"{name} has not been evaluated" for name in named if name not in evaluated]
-    if len(tests_of(evaluated.values())) > 1:
+    """Say which runs count for nothing over seeds, or are not of a whole training."""
+    said = [f"{name} has not been evaluated" for name, run in named.items() if not run.evaluation]
+    if len(tests_of(named.values())) > 1:
         said.append("These runs were not evaluated on the same test data: nothing over seeds")
-    # of one recipe and seed the first counts
-    first: dict[tuple[str, int], str] = {}
-    for name, run in evaluated.items():
-        same = first.setdefault((digest_without_seed(run), int(run.recipe["seed"])), name)
-        if same != name:
-            said.append(f"{name} has recipe and seed of {same}, and is not counted again")
-    # an evaluation of weights that were trained further, or averaged
-    others = {name: evaluated_weights(run) for name, run in evaluated.items()}
-    said += [f"{name} was {text}" for name, text in others.items() if text]
-    # means and differences that cannot be
-    for recipe in recipes:
-        if mixed := [_title(cell) for cell in _cells([recipe]) if recipe.mixed(cell)]:
-            said.append(
-                f"The seeds of {recipe.name} were evaluated by different protocols, so that there "
-                f"is no mean of {', '.join(mixed)}; evaluate them with one command"
-            )
-    several = [recipe for recipe in recipes if len(recipe.runs) > 1]
-    compared = {(each.ours, each.theirs) for each in verdicts(recipes)}
-    said += [
-        f"{a.name} and {b.name} have no two seeds with the same protocol in common: no verdict"
-        for a, b in combinations(several, 2)
-        if (a.name, b.name) not in compared
-    ]
+    texts = {name: unfinished_text(run) for name, run in named.items() if run.evaluation}
+    said += [f"{name}: {text.removesuffix('.')}" for name, text in texts.items() if text]
     alone = [recipe.name for recipe in recipes if len(recipe.runs) < 2]
-    if alone and several:
+    if alone and len(alone) < len(recipes):
         said.append(f"One seed alone, and so no verdict: {', '.join(alone)}")
     return said
 
@@ -158,15 +126,6 @@ def verdicts(recipes: Sequence[Recipe]) -> list[Verdict]:
     return [Verdict(*each, answer) for each, answer in zip(found, answers, strict=True)]
 
 
-def seeds_head(recipes: Sequence[Recipe]) -> tuple[str, list[str]]:
-    """Return the title of a page on recipes with seeds, and what it says first."""
-    names = [recipe.name for recipe in recipes]
-    title = " against ".join(names) if len(names) < 4 else f"{len(names)} recipes"
-    if len(recipes) == 1:
-        title = f"{title}, {len(recipes[0].runs)} seeds"
-    return title, list(map(str, verdicts(recipes))) or [f"{line}." for line in lines(recipes)]
-
-
 def over_seeds(recipes: Sequence[Recipe], notes: Sequence[str] = ()) -> Markup:
     """Return the section: mean and spread of each recipe's numbers, and the differences."""
     several = [recipe for recipe in recipes if len(recipe.runs) > 1]
@@ -175,8 +134,8 @@ def over_seeds(recipes: Sequence[Recipe], notes: Sequence[str] = ()) -> Markup:
     for ours, theirs in combinations(several, 2):
         pairs = [_paired(ours, theirs, cell) for cell in cells]
         counts = sorted({pair[1].number for pair in pairs if pair is not None})
-        title = "difference" if len(several) == 2 else f"{ours.name} less {theirs.name}"
         number = f"{'/'.join(map(str, counts))} pairs" if counts else "–"
+        title = f"{ours.name} less {theirs.name}"
         differences.append((title, number, [pair and pair[1] for pair in pairs]))
     return render(
         "runs.over_seeds",
@@ -202,10 +161,8 @@ def lines(recipes: Sequence[Recipe]) -> list[str]:
             if found
         ]
         if numbers:
-            said.append(
-                f"{recipe.name}, mean ± standard deviation of {len(recipe.runs)} seeds in %: "
-                + "; ".join(numbers)
-            )
+            seeds = f"mean ± standard deviation of {len(recipe.runs)} seeds in %"
+            said.append(f"{recipe.name}, {seeds}: {'; '.join(numbers)}")
     return said
 
 
@@ -224,8 +181,8 @@ def _paired(
 
 
 def _names(groups: Sequence[Sequence[RunFiles]]) -> list[str]:
-    """Name each group by its recipe; where that is not enough, by the settings that differ."""
-    given = [", ".join(dict.fromkeys(str(run.recipe["name"]) for run in runs)) for runs in groups]
+    """Name each group by its recipe, with the settings that differ from others of that name."""
+    given = [str(runs[0].recipe["name"]) for runs in groups]
     trees = []
     for runs in groups:
         ours = {k: v for k, v in runs[0].recipe.items() if k not in ("name", "seed", "run")}

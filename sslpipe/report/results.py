@@ -12,13 +12,12 @@ from sslpipe.evaluation.result import measured_columns
 from sslpipe.evaluation.verdict import comparisons, unfinished, verdict
 from sslpipe.report.page import NAMES, feature_title, percent, render
 from sslpipe.report.run import RunFiles, Tree
-from sslpipe.run.records import is_number
 
 BASELINES = ("pixels", "random")
 COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
 OTHER_COLOURS = tuple(f"var(--series-{number})" for number in (4, 5, 6))
-SMALL_IS_GOOD = ("fpr@", "alignment", "uniformity")  # how such metrics begin; others: large is
-OTHER_MEASURES = "Retrieval, verification, geometry, and what else the features know"
+SMALL_IS_GOOD = "fpr@"  # how such metrics begin; others: large is good
+OTHER_MEASURES = "Retrieval, verification, and what else the features know"
 TABLES = (  # heading, what it is, and metric -> title of its column
     (
         "Retrieval",
@@ -35,12 +34,6 @@ TABLES = (  # heading, what it is, and metric -> title of its column
             "tar@far=0.01": "TAR at 1 % FAR",
             "accuracy 10-fold best threshold": "10-fold accuracy",
         },
-    ),
-    (
-        "Geometry",
-        "How the features lie; no accuracies, and more is not always better.",
-        {name: name.replace("_", " ") for name in ("alignment", "uniformity", "effective_rank")}
-        | {"std": "std"},
     ),
 )
 
@@ -155,11 +148,10 @@ def first_number(evaluation: Tree | None) -> First | None:
     return First(measure, ours.cells[measure], beside)
 
 
-def summary(run: RunFiles, held_out: int | None = None) -> Markup:
+def summary(run: RunFiles) -> Markup:
     """Say whether the weights are the end's, the verdict, what was trained, and the first number.
 
     Which is better is the verdict's to say, by paired intervals; those of the table overlap sooner.
-    held_out: Images that were held out, where counted.
     """
     if run.evaluation is None:
         reason = "it has no eval.json" if run.data["classes"] else "its images have no labels"
@@ -171,7 +163,6 @@ def summary(run: RunFiles, held_out: int | None = None) -> Markup:
     return render(
         "run.summary",
         run=run,
-        held_out=held_out,
         unfinished=unfinished_text(run),
         verdict=said,
         first=first_number(run.evaluation),
@@ -185,22 +176,11 @@ def unfinished_text(run: RunFiles) -> str:
     return unfinished(run.facts, run.recipe.get("steps"))
 
 
-def evaluated_weights(run: RunFiles) -> str:
-    """Say "evaluated at step 30 of 60, with averaged weights"; '' of the end's trained ones."""
-    step, steps = run.facts.get("step"), run.recipe.get("steps")
-    said = ["with averaged weights (optim.ema)"] if run.facts.get("weights") == "ema" else []
-    if is_number(step) and is_number(steps) and step < steps:  # type: ignore[operator]
-        said.insert(0, f"at step {step:,} of {steps:,}")
-    return f"evaluated {', '.join(said)}" if said else ""
-
-
 def result_table(evaluation: Tree) -> Markup:
     """Tabulate features by the columns of eval.json, in percent with intervals; protocols below."""
     rows = evaluation["rows"]
     shown = [row for row in rows if row["column"] is not None]
-    metrics = {row["metric"] for row in shown}
-    small = ", ".join(sorted(each for each in metrics if each.startswith(SMALL_IS_GOOD)))
-    measured = "Shares in %" + (f" (small is good: {small})" if small else "")
+    top1 = all(row["metric"] == "top1" for row in shown)
     columns = evaluation["columns"]
     used = {(r["column"], r["protocol"], r["bank"]) for r in shown if r["column"] in columns}
     compared = evaluation.get("against", [])
@@ -208,7 +188,7 @@ def result_table(evaluation: Tree) -> Markup:
         "results.result_table",
         evaluation=evaluation,
         table=feature_table(table_lines(rows), measured_columns(evaluation)),
-        measured="Top-1 accuracy in %" if metrics == {"top1"} else measured,
+        measured="Top-1 accuracy in %" if top1 else "Shares in %",
         queries=next((row["queries"] for row in rows if row["column"]), 0),
         protocols=sorted(used, key=lambda each: (columns.index(each[0]), *each[1:])),
         compared=compared,
@@ -233,13 +213,16 @@ def feature_table(
 
 def task_tables(evaluation: Tree) -> Markup:
     """Return all tables but that of accuracies as HTML; '' where nothing was measured."""
-    every = [*evaluation["rows"], *evaluation.get("geometry", [])]
     tables = []
     for heading, note, titles in TABLES:
-        rows = [{**row, "column": row["metric"]} for row in every if row["metric"] in titles]
+        rows = [
+            {**row, "column": row["metric"]}
+            for row in evaluation["rows"]
+            if row["metric"] in titles
+        ]
         if rows:
             columns = [each for each in titles if any(row["metric"] == each for row in rows)]
-            shown = feature_table(table_lines(rows), columns, titles, mark=heading != "Geometry")
+            shown = feature_table(table_lines(rows), columns, titles)
             protocols = ", ".join(sorted({row["protocol"] for row in rows}))
             tables.append((heading, note, protocols, shown))
     # how well a probe predicts columns of the data set
@@ -259,13 +242,6 @@ def leakage(evaluation: Tree) -> Markup:
     if not found:
         return Markup()
     return render("results.leakage", sentence=leakage_sentence(found).split("`"), found=found)
-
-
-def leakage_of_runs(evaluations: Mapping[str, Tree]) -> Markup:
-    """Tabulate the leaked samples of runs and their first number without; '' where unknown."""
-    found = {name: tree.get("leakage") for name, tree in evaluations.items()}
-    rows = [(name, each, _own_first(each)) for name, each in found.items() if each]
-    return render("results.leakage_of_runs", rows=rows) if rows else Markup()
 
 
 def _own_first(leakage: Tree | None) -> list[Tree]:

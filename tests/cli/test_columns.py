@@ -68,8 +68,7 @@ def plain(results):
     [
         ("knn --k 5", {"k": [5]}, "exclude_same"),
         ("knn --k 5", {"k": [5]}, "by"),
-        ("few-shot --labels-per-class 5", {"labels_per_class": 5}, "by"),
-        ("linear", {}, "exclude_same"),
+        ("linear", {}, "by"),
         ("retrieval", {}, "exclude_same"),
         ("retrieval", {}, "cross"),
         ("retrieval", {}, "by"),

@@ -21,7 +21,7 @@ from sslpipe.evaluation.embed import (
     load_embeddings,
     save_embeddings,
 )
-from sslpipe.evaluation.features import embed_with_baselines, pixel_features, random_backbone
+from sslpipe.evaluation.features import pixel_features, random_backbone
 from sslpipe.models.averaged import averaged
 from sslpipe.models.state import evaluating, module_sha256
 from sslpipe.recipe.base import Component
@@ -57,11 +57,6 @@ def test_each_sample_has_one_row_of_the_backbones_features_in_id_order(split):
     with torch.no_grad():
         expected = backbone.eval()(images)
     torch.testing.assert_close(rows.features, expected, rtol=1e-5, atol=1e-5)
-    view, other = EvalView(**VIEW), random_backbone(Component(kind="small_resnet"), 16, seed=2)
-    sets = embed_with_baselines(backbone, view, (split, split), untrained=other, batch_size=4)
-    assert [*sets] == ["ssl", "random", "pixels"]
-    assert torch.equal(sets["ssl"][1].features, rows.features)
-    assert torch.equal(sets["random"][0].features, embed(other, view, split, batch_size=4).features)
 
 
 def test_an_average_embeds_in_the_dtype_of_its_weights_which_are_buffers(split):

@@ -1,13 +1,10 @@
-"""kNN against brute force in float64, with ties, missing classes, and without faiss."""
-
-import sys
+"""kNN against brute force in float64, with ties and missing classes."""
 
 import numpy as np
 import pytest
 import torch
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation import exact, neighbours
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.few_shot import few_rows, few_shot_knn
 from sslpipe.evaluation.knn import knn_accuracies, knn_predictions, knn_results
@@ -68,49 +65,21 @@ def brute_knn(bank, queries, k, temperature, vote, removed=()):
     return np.array(predicted)
 
 
-@pytest.mark.parametrize("search", ["torch", "faiss"])
 @pytest.mark.parametrize("vote", ["weighted", "majority"])
 @pytest.mark.parametrize("make", [random_rows, tied_rows])
-def test_knn_equals_brute_force_in_float64(make, vote, search):
+def test_knn_equals_brute_force_in_float64(make, vote):
     bank, queries = make(150, 6, 5, seed=1), make(40, 6, 5, seed=2, first_id=1000)
     # labels that floats do not tell apart
     bank, queries = (each._replace(labels=each.labels + 2**62) for each in (bank, queries))
-    actual = knn_predictions(bank, queries, k=(1, 4, 20, 150), vote=vote, search=search)
+    actual = knn_predictions(bank, queries, k=(1, 4, 20, 150), vote=vote)
     for k, predicted in actual.items():
         np.testing.assert_array_equal(predicted, brute_knn(bank, queries, k, 0.07, vote))
 
 
-@pytest.mark.parametrize("small_bank", [0, 2048])
-@pytest.mark.parametrize("make", [random_rows, tied_rows])
-def test_torch_and_faiss_find_the_same_neighbours_in_the_same_order(make, small_bank, monkeypatch):
-    monkeypatch.setattr(neighbours, "SMALL_BANK", small_bank)  # both ways to search
-    bank, queries = make(1500, 8, 5, seed=3), make(300, 8, 5, seed=4)
-    by_torch = nearest(bank.features, queries.features, 50, search="torch")
-    by_faiss = nearest(bank.features, queries.features, 50, search="faiss")
-    assert torch.equal(by_torch.indices, by_faiss.indices)
-    assert torch.equal(by_torch.similarities, by_faiss.similarities)
-    monkeypatch.setattr(neighbours, "TILE_NUMBERS", 7 * 1500)
-    monkeypatch.setattr(exact, "PART_ROWS", 64)
-    tiled = nearest(bank.features, queries.features, 50, search="torch")
-    assert torch.equal(by_torch.indices, tiled.indices)
-
-
-def test_rows_on_the_other_side_are_found_too(monkeypatch):
-    # of 200 queries and their opposites, the 300 nearest: a third has a cosine below 0
-    half = random_rows(200, 16, 200, seed=1).features
-    bank = torch.cat([half, -half])
-    whole = nearest(bank, half, 300)
-    monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
-    actual = nearest(bank, half, 300)
-    assert actual.similarities[:, -1].max() < 0
-    assert torch.equal(actual.indices, whole.indices)
-
-
 def test_ties_rank_by_the_lower_row_of_the_bank_even_when_more_rows_tie_than_fit():
     bank = torch.ones(500, 3)
-    for search in ("torch", "faiss"):
-        actual = nearest(bank, torch.ones(2, 3), 10, search=search)
-        assert actual.indices.tolist() == [list(range(10))] * 2
+    actual = nearest(bank, torch.ones(2, 3), 10)
+    assert actual.indices.tolist() == [list(range(10))] * 2
 
 
 def test_nearly_equal_features_still_give_the_exact_order():
@@ -120,18 +89,14 @@ def test_nearly_equal_features_still_give_the_exact_order():
     queries = bank.rows(torch.arange(30))
     table = brute_similarities(bank, queries)
     expected = [sorted(range(400), key=lambda j, row=row: (-row[j], j))[:15] for row in table]
-    for search in ("torch", "faiss"):
-        actual = nearest(bank.features, queries.features, 15, search=search)
-        assert actual.indices.tolist() == expected
+    assert nearest(bank.features, queries.features, 15).indices.tolist() == expected
 
 
-@pytest.mark.parametrize("search", ["torch", "faiss"])
-def test_the_order_of_the_features_changes_no_bit_of_a_similarity(search, monkeypatch):
-    monkeypatch.setattr(neighbours, "SMALL_BANK", 0)
+def test_the_order_of_the_features_changes_no_bit_of_a_similarity():
     bank, queries = random_rows(500, 96, 5, seed=3).features, random_rows(20, 96, 5, 4).features
     other = torch.randperm(96, generator=torch.Generator().manual_seed(0))
-    actual = nearest(bank, queries, 50, search=search)
-    again = nearest(bank[:, other], queries[:, other], 50, search=search)
+    actual = nearest(bank, queries, 50)
+    again = nearest(bank[:, other], queries[:, other], 50)
     assert torch.equal(actual.indices, again.indices)
     assert torch.equal(actual.similarities, again.similarities)
 
@@ -170,14 +135,6 @@ def test_the_scale_of_features_does_not_matter_and_a_small_temperature_stays_fin
     assert sharp.tolist() == knn_predictions(bank, queries, k=(1,))[1].tolist()
 
 
-def test_knn_works_without_faiss_and_asking_for_it_says_what_to_do(monkeypatch):
-    monkeypatch.setitem(sys.modules, "faiss", None)  # import faiss now raises ImportError
-    bank, queries = random_rows(50, 4, 3, 1), random_rows(20, 4, 3, 2)
-    assert len(knn_accuracies(bank, queries, k=(5,))) == 1
-    with pytest.raises(DataError, match="pip install faiss"):
-        knn_accuracies(bank, queries, k=(5,), search="faiss")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -187,7 +144,6 @@ def test_knn_works_without_faiss_and_asking_for_it_says_what_to_do(monkeypatch):
         (lambda b: (b, {"k": (0,)}), "k = 0"),
         (lambda b: (b, {"temperature": 0.0}), "must be > 0"),
         (lambda b: (b, {"vote": "most"}), "known: weighted, majority, both"),
-        (lambda b: (b, {"search": "annoy"}), "known: faiss, torch"),
         (lambda b: (b._replace(labels=0 * b.labels - 1), {}), "50 of 50 rows have no label"),
         (lambda b: (b._replace(labels=b.labels.int()), {}), "not int64"),
         (lambda b: (b._replace(features=b.features.double()), {}), "not float32"),

@@ -16,8 +16,6 @@ from sslpipe.evaluation.linear_probe import (
 )
 from sslpipe.evaluation.logistic import fit_logistic, predict
 from sslpipe.evaluation.result import caveats
-from sslpipe.evaluation.sgd_probe import fit_sgd, sgd_probe
-from sslpipe.random import permutation
 from tests.evaluation.test_knn import random_rows, rows
 
 
@@ -195,44 +193,3 @@ def test_wrong_options_are_one_clear_error(options, message):
         wrong = rows(np.eye(3), labels)
         with pytest.raises(DataError, match=message):
             linear_probe(wrong, wrong)
-
-
-@pytest.mark.parametrize("rate", [0.05, 0.4])
-def test_sgd_on_frozen_features_takes_the_steps_of_torchs_sgd(rate):
-    data = random_rows(70, 5, 3, seed=1)
-    options = {"epochs": 4, "batch_size": 32, "classes": 3, "seed": 7}
-    together = fit_sgd(data, [0.2, rate], **options)
-    layer = torch.nn.Linear(5, 3)
-    for parameter in layer.parameters():
-        torch.nn.init.zeros_(parameter)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0, momentum=0.9, nesterov=True)
-    for step in range(12):  # three batches an epoch: 32, 32 and 6 rows
-        order = torch.from_numpy(permutation(70, 7, step // 3))
-        part = order[step % 3 * 32 : (step % 3 + 1) * 32]
-        optimizer.param_groups[0]["lr"] = rate * 32 / 256 * (1 + np.cos(np.pi * step / 12)) / 2
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(layer(data.features[part]), data.labels[part])
-        loss.backward()
-        optimizer.step()
-    torch.testing.assert_close(together[1].weight.T, layer.weight.detach(), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(together[1].bias, layer.bias.detach(), rtol=1e-4, atol=1e-6)
-
-
-def test_the_learning_rate_is_chosen_on_the_held_out_part_and_test_labels_do_not_matter():
-    train, test = random_rows(300, 6, 3, seed=6), random_rows(100, 6, 3, seed=7)
-    wrong = test._replace(labels=(test.labels + 1) % 3)
-    options = {"rates": (1e-4, 0.1), "epochs": 5, "batch_size": 64}
-    (a,), (b,) = sgd_probe(train, test, **options), sgd_probe(train, wrong, **options)
-    assert (
-        a.details["rate"]
-        == b.details["rate"]
-        == max((score, -float(rate)) for rate, score in a.details["holdout_top1"].items())[1] * -1
-    )
-    assert a.details["holdout_top1"] == b.details["holdout_top1"]
-    assert a.value > 0.5 > b.value
-
-
-def test_a_class_with_a_single_row_cannot_be_held_out():
-    data = rows(np.eye(3), [0, 0, 1])
-    with pytest.raises(DataError, match="class 1 has one train row"):
-        linear_probe(data, data)

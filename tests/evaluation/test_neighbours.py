@@ -1,7 +1,4 @@
-"""One search: a GPU's, on the CPU's tensors, and that of gloo processes find what one CPU does."""
-
-import sys
-from types import SimpleNamespace
+"""One search: whatever its tiles, parts and gloo processes, it finds what comparing all does."""
 
 import pytest
 import torch
@@ -12,14 +9,7 @@ from sslpipe.evaluation import exact, neighbours
 from sslpipe.evaluation.exact import among_all, fixed_point_units
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.knn import knn_results
-from sslpipe.evaluation.neighbours import (
-    check_k,
-    faiss_proposals,
-    nearest,
-    search_on_device,
-    tile_numbers,
-    torch_proposals,
-)
+from sslpipe.evaluation.neighbours import nearest, tile_numbers
 from tests.evaluation.test_knn import random_rows, tied_rows
 from tests.helpers.processes import run_processes
 
@@ -30,13 +20,6 @@ def collapsed_rows(n, width, classes, seed, first_id=0):
     return data._replace(features=1 + 1e-4 * data.features)
 
 
-def searched(bank, queries, k, propose, *, leave_out=False):
-    ids = (bank.ids, queries.ids) if leave_out else (None, None)
-    own_rows = check_k(len(bank.ids), k, *ids)
-    units = fixed_point_units(bank.features), fixed_point_units(queries.features)
-    return search_on_device(*units, k, own_rows, *ids, propose(units[0]))
-
-
 def assert_same(actual, expected):
     assert torch.equal(actual.indices, expected.indices)
     assert torch.equal(actual.similarities, expected.similarities)
@@ -45,17 +28,17 @@ def assert_same(actual, expected):
 @pytest.mark.parametrize("leave_out", [False, True])
 @pytest.mark.parametrize("k", [1, 40, 1100])
 @pytest.mark.parametrize("make", [random_rows, tied_rows, collapsed_rows])
-def test_a_gpus_search_finds_the_neighbours_of_the_cpu(make, k, leave_out, monkeypatch):
+def test_a_search_finds_what_comparing_all_finds(make, k, leave_out, monkeypatch):
     bank, queries = make(3000, 8, 5, seed=3), make(70, 8, 5, seed=4)
     bank = bank._replace(ids=bank.ids // 3)  # three rows an id
     ids = {"bank_ids": bank.ids, "query_ids": queries.ids} if leave_out else {}
-    expected = nearest(bank.features, queries.features, k, **ids)
+    units = fixed_point_units(bank.features), fixed_point_units(queries.features)
+    expected = among_all(*units, k, *(ids.get(key) for key in ("bank_ids", "query_ids")))
     for numbers, ranked in ((2**28, 2**24), (3000 * 7, 999)):  # one tile; many, and of many parts
-        monkeypatch.setattr(neighbours, "MOST_NUMBERS", numbers)
+        monkeypatch.setattr(neighbours, "CPU_NUMBERS", numbers)
         monkeypatch.setattr(neighbours, "RANKED_NUMBERS", ranked)
         monkeypatch.setattr(exact, "BANK_PART", 700)
-        actual = searched(bank, queries, k, torch_proposals, leave_out=leave_out)
-        assert_same(actual, expected)
+        assert_same(nearest(bank.features, queries.features, k, **ids), expected)
 
 
 def test_only_a_query_of_which_a_nearer_row_may_be_left_out_meets_the_whole_bank(monkeypatch):
@@ -67,16 +50,14 @@ def test_only_a_query_of_which_a_nearer_row_may_be_left_out_meets_the_whole_bank
         return original(bank, queries, *rest)
 
     monkeypatch.setattr(neighbours, "among_all", counting)
-    searched(random_rows(3000, 8, 5, 3), random_rows(70, 8, 5, 4), 10, torch_proposals)
-    assert not met
-    searched(collapsed_rows(3000, 8, 5, 3), collapsed_rows(70, 8, 5, 4), 10, torch_proposals)
-    assert met == [70]
+    for make, expected in ((random_rows, []), (collapsed_rows, [70])):
+        nearest(make(3000, 8, 5, 3).features, make(70, 8, 5, 4).features, 10)
+        assert met == expected
 
 
 def test_without_queries_there_is_nothing_and_a_tile_is_an_eighth_of_the_memory(monkeypatch):
-    bank = random_rows(3000, 8, 5, 3)
-    actual = searched(bank, bank.rows(torch.arange(0)), 10, torch_proposals)
-    assert actual.indices.shape == (0, 10)
+    bank = random_rows(3000, 8, 5, 3).features
+    assert nearest(bank, bank[:0], 10).indices.shape == (0, 10)
     memory = {"mem_get_info": 2**30, "memory_reserved": 2**29, "memory_allocated": 2**28}
     for name, value in memory.items():
         answer = (value, 0) if name == "mem_get_info" else value
@@ -108,72 +89,20 @@ def test_a_large_bank_is_searched_in_parts_with_the_same_neighbours(
     assert_same(nearest(bank.features, queries.features, 30, **ids), whole)
 
 
-def stand_in(seen):
-    """faiss as on a GPU: products of the tensors it is given, of 2,048 rows at most."""
-
-    def knn_gpu(resources, queries, bank, k, *, metric, device):
-        assert metric == "inner product"
-        assert k <= 2048
-        seen.append(bank.data_ptr())
-        return (queries @ bank.T).topk(k, dim=1)
-
-    return SimpleNamespace(
-        StandardGpuResources=object,
-        knn_gpu=knn_gpu,
-        METRIC_INNER_PRODUCT="inner product",
-        contrib=SimpleNamespace(torch_utils=None),
-    )
-
-
-def use_faiss(monkeypatch, faiss):
-    for name in ("faiss", "faiss.contrib", "faiss.contrib.torch_utils"):
-        monkeypatch.setitem(sys.modules, name, faiss)
-
-
-@pytest.mark.parametrize("make", [random_rows, tied_rows])
-def test_faiss_searches_the_bank_where_it_lies_and_finds_the_same(make, monkeypatch):
-    seen = []
-    bank, queries = make(3000, 8, 5, seed=3), make(70, 8, 5, seed=4)
-    expected = nearest(bank.features, queries.features, 50)
-    use_faiss(monkeypatch, stand_in(seen))
-    units = fixed_point_units(bank.features), fixed_point_units(queries.features)
-    actual = search_on_device(*units, 50, 0, None, None, faiss_proposals(units[0]))
-    assert_same(actual, expected)
-    assert set(seen) == {units[0].data_ptr()}
-
-
-def test_more_neighbours_than_faiss_finds_on_a_gpu_are_one_clear_error(monkeypatch):
-    use_faiss(monkeypatch, stand_in([]))
-    bank, queries = random_rows(3000, 8, 5, seed=3), random_rows(7, 8, 5, seed=4)
-    assert searched(bank, queries, 2016, faiss_proposals).indices.shape == (7, 2016)
-    with pytest.raises(DataError, match="at most 2016 neighbours on a GPU, and 2017 are needed"):
-        searched(bank, queries, 2017, faiss_proposals)
-    use_faiss(monkeypatch, SimpleNamespace(contrib=SimpleNamespace(torch_utils=None)))
-    with pytest.raises(DataError, match="needs faiss-gpu, and this is faiss-cpu"):
-        searched(bank, queries, 10, faiss_proposals)
-
-
 def in_rank(process: Rank):
     found = []
     for make in (random_rows, tied_rows):
         bank, queries = make(103, 4, 5, seed=1), make(31, 4, 5, seed=2)
         bank = bank._replace(ids=bank.ids // 3)  # three rows an id, in two shares
         for k in (1, 9, 100):
-            options = {"search": "faiss"} if k == 9 else {}
             for ids in ({}, {"bank_ids": bank.ids, "query_ids": queries.ids}):
-                near = nearest(
-                    bank.features, queries.features, k, process=process, **options, **ids
-                )
+                near = nearest(bank.features, queries.features, k, process=process, **ids)
                 found += [near.indices, near.similarities]
-    # groups of a quarter of the bank, found beside the others or taken away first
+    # groups of a quarter of the bank
     bank, queries = random_rows(103, 4, 5, seed=1), random_rows(31, 4, 5, seed=2)
-    numbers, own = torch.arange(103) % 4, torch.arange(31) % 5
-    for small_bank in (neighbours.SMALL_BANK, 0):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(neighbours, "SMALL_BANK", small_bank)
-            ids = {"bank_ids": numbers, "query_ids": own}
-            near = nearest(bank.features, queries.features, 9, process=process, **ids)
-        found += [near.indices, near.similarities]
+    ids = {"bank_ids": torch.arange(103) % 4, "query_ids": torch.arange(31) % 5}
+    near = nearest(bank.features, queries.features, 9, process=process, **ids)
+    found += [near.indices, near.similarities]
     # more processes than some have rows
     few = random_rows(3, 4, 2, seed=1)
     near = nearest(few.features, few.features, 3, process=process)

@@ -2,7 +2,6 @@
 
 import io
 import json
-from html import unescape
 
 import pytest
 import torch
@@ -18,11 +17,10 @@ from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.suite import run_suite
-from sslpipe.evaluation.suite_file import check_report, content_sha256
+from sslpipe.evaluation.suite_file import check_report
 from sslpipe.evaluation.verification import verification
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.report.results import result_table
-from sslpipe.run.evaluated import read_suite
 from tests.evaluation.test_knn import random_rows
 
 
@@ -49,8 +47,6 @@ def test_every_set_has_the_same_protocols_plain_and_whitened(report):
     assert set(protocols) == {("ssl", False), ("ssl", True), ("noise", False), ("noise", True)}
     assert protocols["ssl", False] == protocols["noise", False]
     assert protocols["ssl", True] == protocols["noise", True] == protocols["ssl", False][:-2]
-    shapes = [(row["features"], row["whitened"], row["metric"]) for row in report["geometry"]]
-    assert len(shapes) == len(set(shapes)) == 2 * 2 * 4
 
 
 def test_each_number_is_that_of_its_own_function(report):
@@ -99,7 +95,6 @@ def test_every_eval_takes_a_bank_and_queries_and_gives_results_in_zero_to_one(na
     options = {
         "few-shot": {"labels_per_class": 5},
         "knn": {"k": (5,)},
-        "sgd": {"epochs": 5},
         "verification": {"pairs": 500, "far": (0.1,)},
     }
     bank, queries = pair()
@@ -108,8 +103,6 @@ def test_every_eval_takes_a_bank_and_queries_and_gives_results_in_zero_to_one(na
         options[name] = {"column": GroupCodes("label", *sides, tuple("0123"))}
     results = EVALS[name](bank, queries, **options.get(name, {}))
     assert len({(result.protocol, result.metric) for result in results}) == len(results) > 0
-    if name == "geometry":  # not accuracies: tests of their own
-        return
     for result in results:
         assert 0 <= result.interval95[0] <= result.value <= result.interval95[1] <= 1
     assert results[0].interval95[0] > 0.25
@@ -178,22 +171,6 @@ def test_where_train_has_not_the_classes_of_test_the_table_has_what_decides(unse
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(suite_table(report))
     assert shown in console.export_text()
-
-
-def test_a_file_of_an_earlier_version_is_read_with_the_names_of_this_one(report, tmp_path):
-    earlier = json.loads(json.dumps(report))
-    for row in earlier["rows"]:
-        name = row["metric"].replace("recall (IR)@", "recall@")
-        row["metric"] = name.replace("Recall@", "hit_rate@")
-    earlier["sha256"] = content_sha256(earlier)
-    (tmp_path / "eval.json").write_text(json.dumps(earlier))
-    read = read_suite(tmp_path / "eval.json")
-    assert [r["metric"] for r in read["rows"]] == [r["metric"] for r in report["rows"]]
-    (note,) = read["notes"]
-    assert "hit_rate@k" in note
-    assert note in unescape(result_table(read))
-    (tmp_path / "eval.json").write_text(json.dumps(report))
-    assert read_suite(tmp_path / "eval.json") == json.loads(json.dumps(report))
 
 
 def test_a_small_class_leaves_the_columns_to_the_larger_ones_and_is_named():
@@ -289,7 +266,7 @@ def test_an_interrupted_suite_keeps_the_sets_that_are_measured(report, when, mon
     def embedded():
         if when == "it is embedded":
             raise KeyboardInterrupt
-        monkeypatch.setattr(protocols, "geometry", interrupt)  # after all its other numbers
+        monkeypatch.setattr(protocols, "verification", interrupt)
         return noise
 
     def interrupt(*rows, **options):
@@ -299,51 +276,12 @@ def test_an_interrupted_suite_keeps_the_sets_that_are_measured(report, when, mon
     sets = {"ssl": (train, test), "noise": embedded, "pixels": lambda: noise}
     stopped = run_suite(sets, {"data": "made up"}, say=said.append)
     assert rows_of(stopped, "ssl") == rows_of(report, "ssl")
-    assert {row["features"] for row in stopped["rows"] + stopped["geometry"]} == {"ssl"}
+    assert {row["features"] for row in stopped["rows"]} == {"ssl"}
     assert stopped["incomplete"] == {"noise": "interrupted", "pixels": "interrupted"}
     assert stopped["left_out"][-2:] == ["noise: interrupted", "pixels: interrupted"]
     assert said[-1] == "interrupted; kept: ssl"
     check_report(json.loads(json.dumps(stopped)))
     assert "incomplete" not in report
-
-
-def test_an_interrupted_suite_resumes_with_what_was_measured(report, tmp_path, monkeypatch):
-    train, test = pair()
-    sets = {"ssl": (train, test), "noise": (noise_of(train), noise_of(test))}
-    calls = []
-
-    def stop_at_the_third(bank, queries, **options):
-        calls.append(len(calls))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return geometry(bank, queries, **options)
-
-    geometry = protocols.geometry
-    monkeypatch.setattr(protocols, "geometry", stop_at_the_third)
-    stopped = run_suite(sets, {"data": "made up"}, keep=tmp_path / "kept")
-    assert stopped["incomplete"] == {"noise": "interrupted"}
-    assert rows_of(stopped, "ssl") == rows_of(report, "ssl")
-
-    # what was measured is read, also of the set that was not whole; a damaged file is not
-    def never(*words, **options):
-        raise AssertionError("measured twice")
-
-    monkeypatch.undo()
-    said = []
-    monkeypatch.setattr(protocols, "linear_probe", never)
-    whole = run_suite(sets, {"data": "made up"}, keep=tmp_path / "kept", say=said.append)
-    assert json.dumps(whole) == json.dumps(report)
-    assert "measurements were read from" in said[-1]
-    # other settings and other features are measured
-    with pytest.raises(AssertionError, match="measured twice"):
-        run_suite(sets, {"data": "made up"}, keep=tmp_path / "kept", seed=1)
-    moved = train._replace(features=train.features + 1), test
-    with pytest.raises(AssertionError, match="measured twice"):
-        run_suite({"ssl": moved}, {"data": "made up"}, keep=tmp_path / "kept")
-    monkeypatch.undo()
-    for file in (tmp_path / "kept").iterdir():
-        file.write_bytes(file.read_bytes()[:-50])
-    assert run_suite(sets, {"data": "made up"}, keep=tmp_path / "kept") == report
 
 
 def test_an_interruption_of_the_answers_costs_nothing(report, monkeypatch):
@@ -389,29 +327,6 @@ def test_linear_probes_that_take_hours_are_skipped_by_a_stated_rule(
     said = [text for text in report["left_out"] if "linear probes" in text]
     assert [text.startswith(str(reason)) for text in said] == [True] * (reason is not None)
     check_report(json.loads(json.dumps(report)))
-
-
-def test_the_time_to_go_is_that_of_the_sets_before(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(protocols.time, "monotonic", lambda: now[0])
-    clock, said = protocols.TimeToGo(3), []
-    for _ in range(3):
-        clock.next_set()
-        for title, seconds in (("kNN", 100), ("linear", 20)):
-            said.append(clock.text())
-            with clock.part(title):
-                now[0] += seconds
-    left = ["4:00", "2:20", "2:00", "0:20"]
-    assert said == ["", "", *(f", about {text} left" for text in left)]
-
-
-def test_without_a_measured_set_an_interrupt_ends_it(monkeypatch):
-    def interrupt(*rows, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(protocols, "geometry", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        run_suite({"ssl": pair()}, {})
 
 
 def test_a_set_that_fails_is_named_and_the_others_are_as_without_it(report):

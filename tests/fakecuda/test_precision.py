@@ -41,7 +41,7 @@ def test_a_card_without_bf16_is_offered_fp16():
 def _rounded_products(current: bool) -> dict[str, set[int]]:
     from sslpipe.augment.batched import Lines, crop_by_products
     from sslpipe.augment.resample import gaussian_blur
-    from sslpipe.evaluation.neighbours import SMALL_BANK, nearest
+    from sslpipe.evaluation.neighbours import nearest
     from sslpipe.losses.engine.products import FEW_PAIRS, Multiply
     from tests.fakecuda.runtime import events, reset, section
 
@@ -62,7 +62,7 @@ def _rounded_products(current: bool) -> dict[str, set[int]]:
     with section("blur"):
         gaussian_blur(views, torch.ones(1, device=device), 7, 2.0)
     with section("search"):
-        bank = torch.randn(SMALL_BANK + 1, 4, generator=torch.Generator().manual_seed(0)).cuda()
+        bank = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0)).cuda()
         nearest(bank, bank[:2], 1)
     for products in ("float32", "bfloat16"):
         multiply = Multiply(products, x, 1.0, FEW_PAIRS)

@@ -27,9 +27,9 @@ def some(count, seed=0):
     return torch.randn(count, DIM, generator=torch.Generator().manual_seed(seed))
 
 
-def filled(search="torch", people=30):
+def filled(people=30):
     """Names with 1 to 4 embeddings each, scattered over the order of enrolment."""
-    gallery = Gallery(DIM, search=search)
+    gallery = Gallery(DIM)
     names = [f"person {n % people}" for n in range(people)]
     names += [f"person {n}" for n in range(people) for _ in range(n % 4)]
     gallery.enrol(names, some(len(names)))
@@ -68,18 +68,6 @@ def test_a_query_is_whoever_the_nearest_embedding_belongs_to():
                 nearest = min(nearest, (apart, name))
         assert match.name == nearest[1]
         assert match.score == pytest.approx(1 - nearest[0] ** 2 / 2, abs=1e-6)
-
-
-def test_faiss_and_torch_give_the_same_matches_to_the_bit():
-    pytest.importorskip("faiss")
-    one, two = filled("torch"), filled("faiss")
-    assert one.rank(some(50, 2), 5) == two.rank(some(50, 2), 5)
-    for gallery in (one, two):
-        gallery.remove("person 3")
-        gallery.add("person 3", some(2, 9))  # ties: two names with one embedding
-        gallery.add("twin", some(2, 9))
-    assert one.rank(some(2, 9), 2) == two.rank(some(2, 9), 2)
-    assert [match.name for match in one.rank(some(2, 9), 2)[0]] == ["person 3", "twin"]
 
 
 def test_adding_and_removing_a_name_changes_no_bit_of_anothers_score():
@@ -265,7 +253,6 @@ def test_mistakes_are_one_error_that_says_what_to_do(tmp_path):
         (lambda: gallery.enrol(["x"], some(2)), "1 names for 2 embeddings"),
         (lambda: gallery.rank(some(1), 31), "top = 31 does not fit 30 names"),
         (lambda: Gallery(DIM).rank(some(1)), "the gallery is empty"),
-        (lambda: Gallery(DIM, search="annoy"), "search = 'annoy' is unknown"),
         (lambda: threshold_at(torch.zeros(0), 0.1), "there must be a score"),
         (lambda: threshold_at(torch.zeros(3), 1.5), "far = 1.5 must be in"),
     ):

@@ -188,7 +188,7 @@ def test_numpy_arrays_and_lists_are_taken_and_wrong_labels_named(name):
 
 
 def test_a_gallery_refuses_a_zero_vector_and_names_it():
-    gallery, x = Gallery(66, search="torch"), noise()
+    gallery, x = Gallery(66), noise()
     x[3] = 0
     with pytest.raises(UserError, match=r"embedding 3 \('d'\) is all zeros"):
         gallery.enrol(list("abcdefghijklmnop"), x)

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
 
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.verification import verification
 from sslpipe.report.compare import merged, names_apart
-from sslpipe.report.embeddings import evaluated_curves, measured_curve, spectrum, unit_rows
+from sslpipe.report.embeddings import evaluated_curves, spectrum, unit_rows
 from sslpipe.report.results import clear_best, result_table, table_lines, task_tables
 from sslpipe.report.run import RunFiles
 from sslpipe.run.evaluated import read_suite
@@ -73,39 +72,17 @@ def test_names_are_all_different():
     assert names_apart(folders, named("a", "a", "a")) == ["a (one)", "a (two), 2", "a (two), 3"]
 
 
-def test_the_roc_of_a_report_is_that_of_scikit_learn_over_the_same_pairs():
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(60, 4, generator=generator)
-    labels = torch.arange(60) % 4 - 1  # a quarter has none
-    features[labels == 0, 0] += 2
-    rows = Embeddings(features, labels, torch.arange(60))
-    _, note = measured_curve("a", rows)
-    unit = unit_rows(rows)
-    pairs = [(i, j) for i in range(60) for j in range(i) if labels[i] >= 0 and labels[j] >= 0]
-    same = [bool(labels[i] == labels[j]) for i, j in pairs]
-    area = roc_auc_score(same, [float(unit[i] @ unit[j]) for i, j in pairs])
-    assert f"area under the ROC {area:.3f}" in note
-    assert f"{sum(same):,} pairs of one class" in note
-    assert 0.5 < area < 1
-    # none without pairs of both kinds
-    for labels in (torch.zeros(6), torch.arange(6), torch.full((6,), -1)):
-        few = Embeddings(torch.randn(6, 4), labels.long(), torch.arange(6))
-        assert measured_curve("a", few) is None
-
-
-def test_retrieval_verification_and_geometry_have_tables_with_their_better_side():
+def test_retrieval_and_verification_have_tables_with_their_better_side():
     rows = [
         row(name, v, v - 0.01, v + 0.01, column=None, metric=metric)
         for name, values in (("ssl", (0.6, 0.9)), ("pixels", (0.4, 0.7)))
         for metric, v in zip(("map_at_r", "fpr@95tpr"), values, strict=True)
     ]
-    shape = row("ssl", 12.5, 11.0, 14.0, column=None, metric="effective_rank", unit="number")
-    html = task_tables({**evaluation_of(*rows), "geometry": [shape]})
-    titles = ("Retrieval", "Verification", "Geometry")
+    html = task_tables(evaluation_of(*rows))
+    titles = ("Retrieval", "Verification")
     assert [title for title in titles if title in html] == list(titles)
     best = re.findall(r"<b class='best'><data value='([^']*)'", html)
-    assert best == ["0.6", "0.7"]  # most MAP@R, fewest errors; geometry has no best
-    assert "<data value='12.5'>12.5</data> <small>11 to 14</small>" in html  # no share
+    assert best == ["0.6", "0.7"]  # most MAP@R, fewest errors
     assert "<data value='0.6'>60.0</data></b> <small>59.0–61.0</small>" in html
     assert task_tables(evaluation_of(row("ssl", 0.5, 0.4, 0.6))) == ""
 

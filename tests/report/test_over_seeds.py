@@ -16,7 +16,6 @@ from sslpipe.report.over_seeds import (
     group_by_recipe,
     lines,
     over_seeds,
-    seeds_head,
     verdicts,
 )
 from sslpipe.report.run import RunFiles
@@ -105,7 +104,7 @@ def test_a_difference_that_all_seeds_show_is_said():
     assert "of 4 seeds in %: kNN 70.8 ± 1.7; whitened kNN" in lines(recipes)[0]
     expected = ttest_rel(A, B).confidence_interval(0.95)
     shown = f"{100 * expected.low:+.1f} to {100 * expected.high:+.1f}"
-    rows = re.findall(r"<tr><th scope='row'>difference</th><td>4 pairs</td>(.*?)</tr>", html)
+    rows = re.findall(r"less tiny [^<]*</th><td>4 pairs</td>(.*?)</tr>", html)
     assert [row.count(f">+4.0</data> <small>{shown}</small>") for row in rows] == [2]
 
 
@@ -123,7 +122,7 @@ def test_where_train_has_not_the_classes_of_test_recall_decides():
 def test_a_page_on_seeds_begins_with_the_answer_and_gives_a_recipe_one_colour():
     runs = two_recipes()
     names = [f"run {place}" for place in range(len(runs))]
-    html = build_comparison(runs, names, [None] * len(runs))
+    html = build_comparison(dict(zip(names, runs, strict=True)))
     recipes = group_by_recipe(runs)
     title = f"{recipes[0].name} against {recipes[1].name}"
     assert f"<h1>{title}</h1><ul class='lead runs'><li>{verdicts(recipes)[0]}</li></ul>" in html
@@ -131,10 +130,10 @@ def test_a_page_on_seeds_begins_with_the_answer_and_gives_a_recipe_one_colour():
     assert html.index("Each of the 8 runs alone") < html.index("<b>run 0</b>")
     colours = re.findall(r"--c:(var\(--series-\d\))'></i><b>run", html)
     assert colours == ["var(--series-1)"] * 4 + ["var(--series-2)"] * 4
-    assert seeds_head(recipes[:1])[0] == f"{recipes[0].name}, 4 seeds"
-    assert f"{lines(recipes)[0]}." in seeds_head(recipes[:1])[1]
+    one = build_comparison(dict(zip(names[:4], runs, strict=False)))
+    assert f"<li>{lines(group_by_recipe(runs[:4]))[0]}.</li>" in one
 
-    alone = build_comparison([runs[0], runs[4]], ["a", "b"], [None, None])
+    alone = build_comparison({"a": runs[0], "b": runs[4]})
     assert "<h1>a against b</h1>" in alone
     said = "By kNN, a has 71.0 %, b has 66.0 %; one training each does not tell which recipe is"
     assert f"<p class='lead'>{said}" in alone
@@ -143,32 +142,21 @@ def test_a_page_on_seeds_begins_with_the_answer_and_gives_a_recipe_one_colour():
 
 def test_what_counts_for_nothing_or_is_not_of_the_end_is_said():
     runs = dict(zip("abcdefgh", two_recipes(), strict=True))
-    assert cautions(runs, group_by_recipe([*runs.values()])) == []
-    runs["i"] = a_run(2, 0.9, name="again")
+    assert cautions(runs, group_by_recipe(runs.values())) == []
     runs["j"] = a_run(9, 0.9)._replace(evaluation=None)
     runs["k"] = a_run(4, 0.7, facts={**FACTS, "step": 5})
     runs["l"] = a_run(0, 0.7, temperature=0.9, facts={**FACTS, "weights": "ema"})
-    recipes = group_by_recipe([*runs.values()])
+    recipes = group_by_recipe(runs.values())
     assert cautions(runs, recipes) == [
         "j has not been evaluated",
-        "i has recipe and seed of c, and is not counted again",
-        "k was evaluated at step 5 of 12",
-        "l was evaluated with averaged weights (optim.ema)",
+        "k: Evaluated at step 5 of 12, unfinished: the train command resumes it",
+        "l: Evaluated are the averaged weights (optim.ema)",
         "One seed alone, and so no verdict: tiny (loss.temperature = 0.9)",
     ]
-    assert "<p class='missing'>k was evaluated at" in over_seeds(recipes, cautions(runs, recipes))
-
-    runs = {"a": a_run(0, 0.5), "b": a_run(1, 0.6, protocol="q")}
-    (said,) = cautions(runs, group_by_recipe([*runs.values()]))
-    assert "no mean of kNN, whitened kNN; evaluate them with one command" in said
-    runs["b"] = a_run(1, 0.6, facts={**FACTS, "split": "val"})
-    (said,) = cautions(runs, group_by_recipe([*runs.values()]))
+    assert "<p class='missing'>k: Evaluated at" in over_seeds(recipes, cautions(runs, recipes))
+    runs = {"a": a_run(0, 0.5), "b": a_run(1, 0.6, facts={**FACTS, "split": "val"})}
+    (said,) = cautions(runs, group_by_recipe(runs.values()))
     assert "not evaluated on the same test data" in said
-
-    apart = [a_run(s, 0.5) for s in (0, 1)] + [a_run(s, 0.6, temperature=0.5) for s in (1, 2)]
-    runs = dict(zip("abcd", apart, strict=True))
-    (said,) = cautions(runs, group_by_recipe(apart))
-    assert "have no two seeds with the same protocol in common: no verdict" in said
 
 
 def test_only_seeds_of_both_are_paired_by_number_and_within_their_spread_nothing_is_clear():
@@ -199,7 +187,7 @@ def test_recipes_are_compared_over_the_seeds_with_one_protocol():
     theirs = [a_run(seed, value, temperature=0.5, protocol="q") for seed, value in enumerate(B)]
     apart = group_by_recipe([*ours, *theirs])
     assert verdicts(apart) == []
-    assert "<data value" not in over_seeds(apart).split("difference<")[1]
+    assert "<data value" not in over_seeds(apart).split(" less tiny")[1]
     theirs[:2] = [a_run(seed, B[seed], temperature=0.5) for seed in (0, 1)]
     (found,) = verdicts(group_by_recipe([*ours, *theirs]))
     assert (found.difference.number, found.difference.value) == (2, pytest.approx(0.045))
