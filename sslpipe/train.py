@@ -1,6 +1,6 @@
 """Pretraining: images become views, views become embeddings, embeddings become a loss."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,15 @@ from sslpipe.models.averaged import decay_at
 from sslpipe.models.momentum import MomentumPair, follow, momentum_at
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.guard import Decision
+from sslpipe.run.cuda_graph import (
+    Number,
+    Seed,
+    Step,
+    StepGraph,
+    TakeStep,
+    graph_refusal,
+    will_record,
+)
 from sslpipe.run.health import Alarms, embedding_health
 from sslpipe.run.launch import resolve_precision, seed_torch
 from sslpipe.run.launcher import check_streams
@@ -90,7 +98,10 @@ def train(
         augment = build_augment(recipe, index, compiled=recipe.run.compile)
         view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
         model, loss_fn = build_model(recipe, augment.crop_px, init_from), build_loss(recipe)
-        warn_of_memory(recipe, augment.crop_px, model, run.process, others=[loss_fn])
+        recorded = will_record(recipe, run.process.world_size, loss_fn)
+        warn_of_memory(
+            recipe, augment.crop_px, model, run.process, others=[loss_fn], recorded=recorded
+        )
         warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)  # or refused
         run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
         augment, loss_fn = augment.to(run.device), loss_fn.to(run.device, run.dtype)
@@ -112,21 +123,29 @@ def train(
             metadata=init_metadata(init_from, view),
         )
         size = f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
-        run.announce(size + describe_init(init_from, recipe.tune), [*warnings, not_used])
+        launch = run.device.type, run.process.world_size, loss_fn, run.precision
+        not_recorded = graph_refusal(recipe, *launch, on_device=run.guard.on_device)
+        run.announce(
+            size + describe_init(init_from, recipe.tune), [*warnings, not_used, not_recorded]
+        )
         canvas_px = recipe.data.canvas_px
         held_out = HeldOut(view, split, holdout_ids(recipe, split), canvas_px)
         run.monitor(monitor, model.backbone, held_out, ema=model.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below
 
-        # batches, their views planned; what takes a step
+        # batches, their views planned; a step, replayed from a CUDA graph where that is possible
         stream = open_batches(recipe, split, order, run, first_step, jpeg, augment, pairing)
-        take_step = TrainingStep(run, augment, model, ddp, loss_fn, cached)
+        training_step = TrainingStep(run, augment, model, ddp, loss_fn, cached)
+        take_step: TakeStep = training_step
+        if recipe.run.cuda_graph and not not_recorded:
+            parts = training_step.make_views, optimizer.optimizer, loss_fn, run.guard
+            take_step = StepGraph(training_step, *parts, canvas_px, run.reporter.warn)
 
         for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
             projector_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
             seed = partial(seed_torch, run.device, recipe.seed, step, run.process.rank)
             seed(0)  # dropout and the like
-            # views, embeddings, loss, gradient, weights
+            # views, embeddings, loss, gradient, weights: TrainingStep, or its recorded graph
             z_a, z_b, decision = take_step(batch.to(run.device), seed, *rates_at(step, recipe))
             run.step_done(step, batch, decision)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
@@ -139,7 +158,7 @@ def train(
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Takes a step, from images to weights.
+    """Takes a step, from images to weights; `run.cuda_graph` records all but the call's arguments.
 
     Args:
         run: Of this process.
@@ -163,21 +182,23 @@ class TrainingStep:
         return views
 
     def __call__(
-        self, batch: Batch, seed: Callable[[int], None], momentum: float, decay: float
-    ) -> tuple[Tensor, Tensor, Decision]:
-        """Take the step; returns (B, D) embeddings of either view, and what became of it.
+        self, batch: Batch, seed: Seed, momentum: Number, decay: Number, views: Tensor | None = None
+    ) -> Step:
+        """Take the step.
 
         Args:
             batch: On the device.
             seed: Sets torch's generators for a micro-batch.
             momentum: How much a momentum encoder keeps of itself.
             decay: How much an average of the backbone keeps.
+            views: Of the batch; None: they are made.
         """
         run, model = self.run, self.model
         run.guard.remember()  # the buffers, for a step that is skipped
         compute_loss = partial(self.loss_fn, **loss_arguments(self.loss_fn, batch))  # ids, labels
         if self.cached is None:
-            z_a, z_b = self.ddp(self.make_views(batch)).chunk(2)  # 2 x (B, D), one forward
+            views = self.make_views(batch) if views is None else views
+            z_a, z_b = self.ddp(views).chunk(2)  # 2 x (B, D), one forward
             loss = compute_loss(z_a, z_b)  # (), over all ranks
             run.backward(loss)
         else:  # the same negatives and gradient, a slice of every stream at a time
@@ -193,7 +214,7 @@ class TrainingStep:
                 model.follow(momentum)
             if model.ema is not None:
                 follow(model.ema, model.backbone, decay, buffers=True)
-        return z_a, z_b, decision
+        return Step(z_a, z_b, decision)
 
 
 def rates_at(step: int, recipe: Recipe) -> tuple[float, float]:

@@ -49,6 +49,7 @@ from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.identity import run_identities
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run.cuda_graph import graph_refusal, will_record
 from sslpipe.run.launch import check_precision, stored_precision, training_device
 from sslpipe.run.log import logged_step_s
 from sslpipe.run.memory import Memory, check_memory, estimate_memory
@@ -129,7 +130,8 @@ def check_pretraining(
     data = None if index is None else _check_data(recipe, index, split, order, pairing)
     groups = describe_groups(freeze_and_optimize(model, recipe), model)
     named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
-    memory = estimate_memory(model, recipe, crop_px, named, others=[loss_fn])
+    recorded = will_record(recipe, 1, loss_fn)
+    memory = estimate_memory(model, recipe, crop_px, named, others=[loss_fn], recorded=recorded)
     too_much = check_memory(memory, recipe, device)
     if too_much and (alone := check_memory(memory.of_images(4, recipe), recipe, device)):
         raise RecipeError(f"with no more than 4 images at a time {alone}")
@@ -206,6 +208,8 @@ def _warnings(
         warnings += filter(None, [straddle_warning(index, recipe.data.split)])
     if too_much:
         warnings.append(too_much)
+    if refusal := graph_refusal(recipe, training_device(recipe).type, 1, loss_fn):
+        warnings.append(refusal)
     if recipe.batchnorm == "local":
         warnings.append(
             "batchnorm = 'local': each process normalises by its own part of the batch, so results "

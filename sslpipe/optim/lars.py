@@ -45,7 +45,7 @@ class LARS(ClosureStep):
     For an adapted tensor w with gradient g: u = g + weight_decay w, ratio = trust_coefficient
     |w| / |u| (1 where |w| or |u| is 0), v = momentum v + lr ratio u, w = w - v. The learning rate
     stands inside the momentum, as in SimCLR's code, so a changed rate leaves past steps alone.
-    On a GPU a step overwrites the gradients.
+    On a GPU a step overwrites the gradients, and a group's lr may be a () float64 tensor there.
 
     Args:
         params: tensors, or groups.
@@ -248,11 +248,13 @@ def _trust_ratios(
     return torch.where((lengths > 0) & (strides > 0), ratios, 1.0)
 
 
-def _adapted_rates(lr: float, coefficient: float, norms: Tensor, zero: Tensor, out: Tensor) -> None:
+def _adapted_rates(
+    lr: float | Tensor, coefficient: float, norms: Tensor, zero: Tensor, out: Tensor
+) -> None:
     """Write lr times the trust ratio in three launches; finite, whatever the norms are.
 
     Args:
-        lr: Of the group.
+        lr: Of the group; a tensor () on the device gives the same numbers in five.
         coefficient: Of the ratio, >= 0.
         norms: (2, tensors), |w| and |u|.
         zero: (), 0 on their device.
@@ -261,6 +263,11 @@ def _adapted_rates(lr: float, coefficient: float, norms: Tensor, zero: Tensor, o
     # The quotient is NaN where |w| is 0, and lr is put in its place. Where |u| is 0 or the step is
     # skipped, any finite factor will do.
     lengths = F.threshold(norms[0], 0.0, math.nan)
+    if isinstance(lr, Tensor):
+        torch.div(lengths, norms[1], out=out)
+        out.mul_((lr * coefficient).to(out.dtype)).nan_to_num_(nan=-1.0)  # no rate is below 0
+        torch.where(out < 0, lr.to(out.dtype), out, out=out)
+        return
     torch.addcdiv(zero, lengths, norms[1], value=lr * coefficient, out=out)
     out.nan_to_num_(nan=lr)
 

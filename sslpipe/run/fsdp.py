@@ -65,6 +65,7 @@ def check_recipe(recipe: RunRecipe) -> None:
     refused = {
         "[momentum]": recipe.momentum is not None,
         "run.compile = true": recipe.run.compile,
+        "run.cuda_graph = true": recipe.run.cuda_graph,
     }
     for setting, holds in refused.items():
         if holds:

@@ -32,6 +32,7 @@ class Memory(NamedTuple):
     activations: int  # kept for backward
     views: int  # as floats
     batches: int  # uint8 images, of the steps ahead, too; on a CUDA device if that computes
+    recorded: int = 0  # of run.cuda_graph's step and its input, beside a step that is launched
 
     @property
     def total(self) -> int:
@@ -42,7 +43,7 @@ class Memory(NamedTuple):
         """Scale what grows with the images at a time, of one process, down to so many."""
         share = min(1.0, images / Load.from_recipe(recipe, 1).together)
         activations, views = int(share * self.activations), int(share * self.views)
-        return self._replace(activations=activations, views=views, batches=0)
+        return self._replace(activations=activations, views=views, batches=0, recorded=0)
 
 
 class Load(NamedTuple):
@@ -79,6 +80,7 @@ def estimate_memory(
     *,
     encoder: nn.Module | None = None,
     others: Iterable[nn.Module] = (),
+    recorded: bool = False,
 ) -> Memory:
     """Estimate the memory that one of `world` processes needs.
 
@@ -93,6 +95,7 @@ def estimate_memory(
         world: Number of processes.
         encoder: The part of the model that takes the views; None: all of it.
         others: Further modules that hold buffers: a loss with a queue.
+        recorded: Whether steps are replayed, see `run.cuda_graph`.
     """
     load = Load.from_recipe(recipe, world)
     encoder = model if encoder is None else encoder
@@ -119,6 +122,8 @@ def estimate_memory(
         activations=activations,
         views=views,
         batches=ahead * images,
+        # what a step holds at once, and the images, or else the views, that it reads
+        recorded=activations + trained + views + max(images, views) if recorded else 0,
     )
 
 
@@ -155,6 +160,7 @@ def check_memory(
         f"{', '.join(f'{name} {gib(size)}' for name, size in parts[:3])}"
         f"{' a process' if processes > 1 else ''}; set {load.remedy}, or smaller views "
         f"(augment.crop_px), images (data.canvas_px, now {load.canvas_px}) or run.prefetch"
+        f"{', or run.cuda_graph=false' if memory.recorded else ''}"
     )
     # images may be smaller than the canvas: what they take at most condemns no recipe
     if needed - processes * memory.batches > HOPELESS * total:
