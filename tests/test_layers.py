@@ -39,9 +39,9 @@ HOMES = {
     "typer": ("__main__", "cli"),
     "timm": ("models", "export", "weights"),
     "torchvision": ("models", "data", "augment", "export", "sharding", "run", "weights"),
-    "onnx": ("export",),
-    "onnxruntime": ("export",),
-    "huggingface_hub": ("weights",),
+    "onnx": ("export", "weights"),
+    "onnxruntime": ("export", "weights"),
+    "huggingface_hub": ("export", "weights"),
     "wandb": (),  # through accelerate
     "pytorch_metric_learning": ("metric_learning",),
 }

@@ -1,5 +1,6 @@
 """Several backbones side by side as one, and one backbone for images of another size."""
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from sslpipe.augment.eval_view import EvalView, JoinedView
 from sslpipe.errors import UserError
 from sslpipe.export.model import FrozenBackbone, freeze
-from sslpipe.models.backbones import JOIN, JoinedBackbone, build_backbone
+from sslpipe.models.backbones import JOIN, ONNX, JoinedBackbone, build_backbone
 from sslpipe.models.limits import check_side, within_memory
 from sslpipe.recipe.base import Component
 from sslpipe.weights.fit import fit_tensors
@@ -57,7 +58,12 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
     init = {"source": source, "format": JOIN, "notes": [_describe(model) for model in models]}
     name = " + ".join(f"{model.name} {model.view.crop_px} px" for model in models)
     whole = views[0] if len(views) == 1 else JoinedView(views)
-    return freeze(backbone, component, whole, {"name": name, "init": init})
+    joined = freeze(backbone, component, whole, {"name": name, "init": init})
+    if any(each.config.backbone.kind == ONNX for each in networks):  # it has no tensors to hash
+        together = " ".join(each.config.weights_sha256 for each in networks)
+        sha256 = hashlib.sha256(together.encode()).hexdigest()
+        joined.update_config(weights_sha256=sha256)
+    return joined
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Tell an architecture from keys and shapes, for weights that name none.
 
-`architectures.json` has a fingerprint of every classifier of timm and torchvision. Written anew for
-later versions of both libraries by:
+`architectures.json` has a fingerprint of every classifier of timm and torchvision; a candidate
+counts only after the weights fit it. Written anew for later versions of both libraries by:
 
     python -m sslpipe.weights.architectures
 """

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face transformers: ViT, DINOv2 and ConvNeXt, as timm's networks.
+"""Folders of Hugging Face transformers: ViT, DINOv2, ConvNeXt and ResNet, as timm's networks.
 
 Keys become those of the model's original code, which timm's own filters read.
 """
@@ -51,6 +51,20 @@ _CONVNEXT: Rules = (
     (r"layernorm\.(.*)", r"norm.\1"),
     (r"classifier\.(.*)", r"head.\1"),
 )
+_NORM = r"normalization\.(.*)"
+_RESNET: Rules = (
+    (r"embedder\.embedder\.convolution\.(.*)", r"conv1.\1"),
+    (r"embedder\.embedder\." + _NORM, r"bn1.\1"),
+    (_STAGE + r"layers\.(\d+)\.shortcut\.convolution\.(.*)", r"layer{}.\2.downsample.0.\3"),
+    (_STAGE + r"layers\.(\d+)\.shortcut\." + _NORM, r"layer{}.\2.downsample.1.\3"),
+    *(
+        (_STAGE + rf"layers\.(\d+)\.layer\.{n}\.{theirs}\.(.*)", rf"layer{{}}.\2.{ours}{n + 1}.\3")
+        for n in range(3)
+        for theirs, ours in (("convolution", "conv"), ("normalization", "bn"))
+    ),
+    (r"classifier\.1\.(.*)", r"fc.\1"),
+)
+
 MOST = 2**20  # of any size in a config.json
 _TIMM_EPS = 1e-6  # of the LayerNorms of vision transformers and ConvNeXts
 
@@ -70,13 +84,20 @@ _CONVNEXTS: dict[tuple[tuple[int, ...], ...], str] = {
     ((3, 3, 27, 3), (192, 384, 768, 1536)): "large",
     ((3, 3, 27, 3), (256, 512, 1024, 2048)): "xlarge",
 }
+_RESNETS: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {
+    ("basic", (2, 2, 2, 2), (64, 128, 256, 512)): 18,
+    ("basic", (3, 4, 6, 3), (64, 128, 256, 512)): 34,
+    ("bottleneck", (3, 4, 6, 3), (256, 512, 1024, 2048)): 50,
+    ("bottleneck", (3, 4, 23, 3), (256, 512, 1024, 2048)): 101,
+    ("bottleneck", (3, 8, 36, 3), (256, 512, 1024, 2048)): 152,
+}
 
 
 def transformers_encoder(config: Config, tensors: Tensors, what: str) -> Encoder:
-    """Rename the tensors of a folder of transformers, and name timm's network.
+    """Rename the tensors of a folder of transformers, and name timm's or torchvision's network.
 
     Raises:
-        WeightsError: A model that is not read, or a variant that timm has not.
+        WeightsError: A model that is not read, or a variant that timm and torchvision have not.
     """
     model_type = str(config.get("model_type"))
     if model_type not in MODELS:
@@ -156,7 +177,9 @@ def _rename(tensors: Tensors, rules: Rules) -> tuple[Tensors, list[str]]:
             continue
         for pattern, becomes in rules:
             if (match := re.fullmatch(pattern, key)) is not None:
-                key = match.expand(becomes)
+                # torchvision counts layers from 1
+                counted = becomes.format(int(match[1]) + 1) if "{}" in becomes else becomes
+                key = match.expand(counted)
                 break
         renamed[key] = tensor
     return renamed, dropped
@@ -232,6 +255,24 @@ def _convnext(config: Config, tensors: Tensors) -> Component:
     return _timm(name, f"{family}_tiny", others, _eps(config, "head_norm_eps"))
 
 
+def _resnet(config: Config, tensors: Tensors) -> Component:
+    _require(
+        config,
+        hidden_act="relu",
+        num_channels=3,
+        embedding_size=64,
+        downsample_in_first_stage=False,
+        downsample_in_bottleneck=False,
+    )
+    depths, sizes = (tuple(map(int, config[key])) for key in ("depths", "hidden_sizes"))
+    layers = _RESNETS.get((str(config["layer_type"]), depths, sizes))
+    if layers is None:
+        raise ValueError(
+            f"depths = {depths} and hidden_sizes = {sizes} are no ResNet of torchvision"
+        )
+    return Component(kind=f"torchvision/resnet{layers}")
+
+
 def _timm(name: str, general: str, sizes: Mapping[str, Any], eps: Mapping[str, float]) -> Component:
     """Name timm's network of these sizes; where it has none, a general one with all sizes."""
     import timm
@@ -267,4 +308,5 @@ MODELS: dict[str, tuple[Rules, Callable[[Config, Tensors], Component]]] = {
     "dinov2_with_registers": (_BLOCK, _dinov2),
     "convnext": (_CONVNEXT, _convnext),
     "convnextv2": (_CONVNEXT, _convnext),
+    "resnet": (_RESNET, _resnet),
 }

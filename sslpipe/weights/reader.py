@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import UserError, WeightsError, did_you_mean, shown
-from sslpipe.models.backbones import Backbone, build_backbone
+from sslpipe.models.backbones import ONNX, Backbone, build_backbone
 from sslpipe.models.limits import TooLarge, within_memory
 from sslpipe.recipe.base import Component
 from sslpipe.run.records import read_object
@@ -18,9 +18,11 @@ from sslpipe.weights.files import read_tree
 from sslpipe.weights.fit import Report, check_tensors, fit_tensors
 from sslpipe.weights.huggingface import MOST, transformers_encoder, transformers_view
 from sslpipe.weights.layouts import Encoder, find_encoder
+from sslpipe.weights.onnx_file import read_onnx
 from sslpipe.weights.source import Source
 from sslpipe.weights.views import timm_view, torchvision_view, unknown_view
 
+MOST_CANDIDATES = 12  # networks that are built to tell which one a file is of
 # layouts of weights that were trained as the architecture's own library trains them
 _OF_ITS_LIBRARY = ("EfficientNet-PyTorch", "sslpipe", "state dict", "timm")
 # arguments in timm's config.json that a backbone has not, or whose place the view takes
@@ -28,6 +30,7 @@ _NOT_BUILT = ("img_size", "in_chans", "num_classes")
 # arguments that change what the same tensors compute
 _NOT_IN_TENSORS = ("act_layer", "global_pool", "head_norm_eps", "norm_eps", "norm_layer")
 MOST_ASKED = 2  # numbers that a network may have for each of the file; tables are resized
+_SAME = 1e-5  # features of two networks differ by less, relative to the largest: they are one
 
 
 def read_weights(
@@ -36,7 +39,7 @@ def read_weights(
     """Read a file or folder of another program.
 
     Args:
-        source: Of the scheme "path".
+        source: Of the scheme "path" or "onnx".
         component: The backbone that the weights must fit; None: the source's own.
         crop_px: Side of the images; None: that of the weights.
 
@@ -47,8 +50,16 @@ def read_weights(
 
     Raises:
         WeightsError: It cannot be read, or less than the whole backbone fits.
+        RecipeError: A recipe is to train an ONNX file.
     """
     what = source.text
+    if source.scheme == "onnx":
+        if component is not None:
+            build_backbone(Component(kind=ONNX), crop_px=1)  # says that it cannot be trained
+        backbone, view, sha256, notes = read_onnx(source.path, what, crop_px)
+        none: Report = {"loaded": 0, "missing": [], "unexpected": [], "resized": []}
+        report = {"source": what, "format": "ONNX", "sha256": sha256, **none, "notes": notes}
+        return backbone, Component(kind=ONNX), view, report
     # the tensors of one encoder, and its architecture
     tree, sha256 = read_tree(source.path)
     config = _read_object(source.path, "config.json")
@@ -132,46 +143,100 @@ def _named(
     kind, _, tag = source.kind.partition(".")
     if not kind.startswith("timm/"):
         return Component(kind=source.kind), ""
+    if tag:
+        _check_tag(source, kind.removeprefix("timm/"), tag, config)
+    return Component(kind=kind), tag
+
+
+def _check_tag(source: Source, architecture: str, tag: str, config: dict[str, Any]) -> None:
+    """Raise WeightsError where timm has no such weights, or a folder of timm says it has others."""
     import timm
 
-    architecture = kind.removeprefix("timm/")
     tags = [model.partition(".")[2] for model in timm.list_pretrained(f"{architecture}.*")]
-    if tag and tag not in tags and timm.is_model(architecture) and "architecture" not in config:
+    stated = config.get("pretrained_cfg", config)
+    theirs = stated.get("tag") if "architecture" in config and isinstance(stated, dict) else None
+    if theirs and theirs != tag and source.text.startswith(f"{source.kind}@"):
+        raise WeightsError(
+            f"{source.text}: {source.path}/config.json says that its weights are {theirs!r}, not "
+            f"{tag!r}; leave the tag out"
+        )
+    if tag not in tags and tag != theirs and timm.is_model(architecture):
         raise WeightsError(
             f"{source.text}: timm has no weights {architecture}.{tag}{did_you_mean(tag, tags)}; "
             f"tags of {architecture}: {', '.join(tags) or 'none'}"
         )
-    return Component(kind=kind), tag
 
 
 def _computing_as(wanted: Component, own: Component | None) -> Component:
-    """Add what the source's config says of this network and no tensor shows: epsilons and the like.
+    """Add what the source's config says and no tensor shows: epsilons of norms and the like.
 
     What `wanted` says itself stays.
     """
-    if own is None or own == wanted or wanted.kind != own.kind:
+    if own is None or own == wanted or not _one_family(wanted.kind, own.kind):
         return wanted
     theirs = {key: own.arguments[key] for key in _NOT_IN_TENSORS if key in own.arguments}
     return Component.model_validate({"kind": wanted.kind, **theirs, **wanted.arguments})
 
 
+def _one_family(kind: str, other: str) -> bool:
+    """Say whether two kinds are networks of one module of timm, which take the same arguments."""
+    import timm
+
+    names = [each.removeprefix("timm/") for each in (kind, other) if each.startswith("timm/")]
+    known = [name for name in names if timm.is_model(name)]
+    modules = {timm.models.model_entrypoint(name).__module__ for name in known}
+    return len(known) == 2 and len(modules) == 1
+
+
 def _identified(source: Source, encoder: Encoder) -> str:
-    """Tell the architecture from keys and shapes; torchvision's counts where it has these.
+    """Tell the architecture from keys and shapes.
+
+    Torchvision's counts where it has these; of several in timm, all must give the same features.
 
     Raises:
-        WeightsError: There is none, or there are several.
+        WeightsError: None, or several that differ; names what is nearest.
     """
+    remedy = f"write it before the file, as in timm/resnet50@{source.path}"
     kinds = architectures.candidates(encoder.tensors)
+    if not kinds:
+        first = ", ".join(map(repr, list(encoder.tensors)[:3]))
+        raise WeightsError(
+            f"{source.text} names no architecture, and timm and torchvision have none with its "
+            f"keys and shapes ({first}, ...; format: {encoder.format}); {remedy}"
+        )
     of_torchvision = [kind for kind in kinds if kind.startswith("torchvision/")]
     if of_torchvision or len(kinds) == 1:
         return (of_torchvision or kinds)[0]
-    first = ", ".join(map(repr, list(encoder.tensors)[:3]))
-    found = f"several have: {', '.join(kinds)}" if kinds else "timm and torchvision have none with"
-    raise WeightsError(
-        f"{source.text} names no architecture, and {found} its keys and shapes ({first}, ...; "
-        f"format: {encoder.format}); write it before the file, as in "
-        f"{(kinds or ['timm/resnet50'])[0]}@{source.path}"
-    )
+    # the same weights in each: which ones give other features?
+    reference: Tensor | None = None
+    fitting: list[str] = []
+    for kind in sorted(kinds, key=len)[:MOST_CANDIDATES]:
+        size = own_size(kind)
+        try:
+            backbone, _ = _build(Component(kind=kind), size, encoder, fixed=False)
+            resized = fit_tensors(backbone, kind, encoder.tensors, kind)["resized"]
+        except WeightsError:
+            continue
+        if resized:  # made for another size
+            continue
+        image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            features: Tensor = backbone.eval()(image)
+        if reference is None:
+            reference = features
+        elif features.shape != reference.shape or not (
+            (features - reference).abs().max() <= _SAME * reference.abs().max()
+        ):
+            raise WeightsError(
+                f"{source.text} names no architecture, and its keys and shapes are those of "
+                f"several that give other features: {', '.join(kinds)}; {remedy}"
+            )
+        fitting.append(kind)
+    if not fitting or len(kinds) > MOST_CANDIDATES:
+        raise WeightsError(
+            f"{source.text} names no architecture; it may be of {', '.join(kinds)}; {remedy}"
+        )
+    return fitting[0]
 
 
 def own_size(kind: str) -> int:

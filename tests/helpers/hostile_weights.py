@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 import torchvision
+from onnx import TensorProto, helper
 from safetensors.torch import save_file
 
 Writer = Callable[[Path], Path | str]
@@ -39,7 +41,7 @@ def _fifo(folder: Path, name: str, link: bool) -> Path:
     return path
 
 
-for _name in ("a.pth", "a.safetensors"):
+for _name in ("a.pth", "a.safetensors", "a.onnx"):
     hostile(f"FIFO {_name}", _name, False)(_fifo)
     hostile(f"link to a FIFO {_name}", _name, True)(_fifo)
     hostile(f"link to /dev/zero {_name}", _name)(
@@ -188,3 +190,149 @@ for _stated in (
     *({"pretrained_cfg": stated} for stated in _PRETRAINED),
 ):
     hostile(f"timm {json.dumps(_stated)[:90]}", _stated)(_timm)
+
+
+# --- ONNX
+
+
+def onnx_model(nodes: list[Any], inputs: Any = None, outputs: Any = None, **graph: Any) -> Any:
+    """Make a model; by default float images of a free size -> floats."""
+    inputs = inputs or [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 3, "h", "w"])]
+    outputs = outputs or [helper.make_tensor_value_info("features", TensorProto.FLOAT, None)]
+    made = helper.make_graph(nodes, "g", inputs, outputs, **graph)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def _node(words: str, out: str = "features", **attributes: Any) -> Any:
+    """Make a node: its kind and inputs in words."""
+    kind, *inputs = words.split()
+    return helper.make_node(kind, inputs, [out], **attributes)
+
+
+def _pooled(out: str = "features") -> Any:
+    return _node("ReduceMean x axes", out, keepdims=0)
+
+
+def _integers_named(**numbers: list[int]) -> list[Any]:
+    return [helper.make_tensor(k, TensorProto.INT64, [len(v)], v) for k, v in numbers.items()]
+
+
+def _axes() -> list[Any]:
+    return _integers_named(axes=[2, 3])
+
+
+def pooling(side: Any = "h", batch: Any = "b", **metadata: str) -> Any:
+    """Make a sane model: each channel's mean. A side, a batch and metadata as wanted."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, side, side])]
+    model = onnx_model([_pooled()], inputs, initializer=_axes())
+    helper.set_model_props(model, metadata)
+    return model
+
+
+def _write(folder: Path, model: Any) -> Path:
+    onnx.save(model, folder / "a.onnx")
+    return folder / "a.onnx"
+
+
+VIEW = {"crop_px": "64", "resize_px": "64", "mean": "[0, 0, 0]", "std": "[1, 1, 1]"}
+for _name, _model in {
+    "batch 0": lambda: pooling(batch=0),
+    "batch -1": lambda: pooling(batch=-1),
+    "batch 1e9": lambda: pooling(batch=10**9),
+    "side 50,000": lambda: pooling(side=50_000),
+    "side 0": lambda: pooling(side=0),
+    "metadata [[[": lambda: pooling(**{**VIEW, "mean": "[" * 100_000}),
+    "metadata crop_px 30000": lambda: pooling(**{**VIEW, "crop_px": "30000", "resize_px": "30000"}),
+    "metadata crop_px true": lambda: pooling(**{**VIEW, "crop_px": "true"}),
+    "metadata crop_px 1e400": lambda: pooling(**{**VIEW, "crop_px": "1e400"}),
+    "metadata crop_px list": lambda: pooling(**{**VIEW, "crop_px": "[64]"}),
+    "metadata unlike the graph": lambda: pooling(side=32, **VIEW),
+}.items():
+    hostile(f"ONNX {_name}")(lambda folder, model=_model: _write(folder, model()))
+
+
+@hostile("ONNX text output")
+def _text(folder: Path) -> Path:
+    value = helper.make_tensor("t", TensorProto.STRING, [1], [b"hello"])
+    outputs = [helper.make_tensor_value_info("features", TensorProto.STRING, [1])]
+    return _write(folder, onnx_model([_node("Identity t")], outputs=outputs, initializer=[value]))
+
+
+@hostile("ONNX sequence output")
+def _sequence(folder: Path) -> Path:
+    element = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    output = helper.make_value_info("features", helper.make_sequence_type_proto(element))
+    return _write(folder, onnx_model([_node("SequenceConstruct x")], outputs=[output]))
+
+
+@hostile("ONNX integers")
+def _integers(folder: Path) -> Path:
+    nodes = [_pooled("y"), _node("Cast y", to=TensorProto.INT64)]
+    outputs = [helper.make_tensor_value_info("features", TensorProto.INT64, None)]
+    return _write(folder, onnx_model(nodes, outputs=outputs, initializer=_axes()))
+
+
+@hostile("ONNX 0 features")
+def _no_features(folder: Path) -> Path:
+    initial = _integers_named(start=[0], end=[0], along=[1], axes=[2, 3])
+    nodes = [_pooled("y"), _node("Slice y start end along")]
+    return _write(folder, onnx_model(nodes, initializer=initial))
+
+
+@hostile("ONNX one row whatever the batch", [4, 8])
+@hostile("ONNX ConstantOfShape 2^40", [1, 2**40])
+@hostile("ONNX ConstantOfShape 6 GB", [1, 3 * 2**29])
+@hostile("ONNX ConstantOfShape -1", [1, -1])
+def _constant_of_shape(folder: Path, shape: list[int]) -> Path:
+    nodes = [_node("ConstantOfShape s")]
+    return _write(folder, onnx_model(nodes, initializer=_integers_named(s=shape)))
+
+
+@hostile("ONNX 6 GB on the way")
+def _large_inside(folder: Path) -> Path:
+    initial = _integers_named(s=[2**15, 3, 2**14], axes=[2, 3])
+    nodes = [_pooled("y"), _node("ConstantOfShape s", "c"), _node("ReduceSum c", "d", keepdims=0)]
+    return _write(folder, onnx_model([*nodes, _node("Add y d")], initializer=initial))
+
+
+@hostile("ONNX loop of 2^60", False)
+@hostile("ONNX loop of 2^60 inside of an If", True)
+def _loop(folder: Path, inside: bool) -> Path:
+    info, kinds = helper.make_tensor_value_info, TensorProto
+    body = helper.make_graph(
+        [_node("Identity go", "on"), _node("Add v v", "w")],
+        "body",
+        [info("i", kinds.INT64, []), info("go", kinds.BOOL, []), info("v", kinds.FLOAT, None)],
+        [info("on", kinds.BOOL, []), info("w", kinds.FLOAT, None)],
+    )
+    initial = [
+        helper.make_tensor("n", TensorProto.INT64, [], [2**60]),
+        helper.make_tensor("yes", TensorProto.BOOL, [], [True]),
+        *_axes(),
+    ]
+    loop = _node("Loop n yes y", body=body)
+    if inside:
+        out = [info("features", kinds.FLOAT, None)]
+        branch = helper.make_graph([loop], "branch", [], out)
+        loop = _node("If yes", then_branch=branch, else_branch=branch)
+    return _write(folder, onnx_model([_pooled("y"), loop], initializer=initial))
+
+
+@hostile("ONNX external data outside", "../secret")
+@hostile("ONNX external data absolute", "/etc/passwd")
+@hostile("ONNX external data missing", "missing.bin")
+@hostile("ONNX external data a FIFO", "pipe")
+@hostile("ONNX external data /dev/zero", "zero")
+@hostile("ONNX external data too short", "short")
+def _external(folder: Path, location: str) -> Path:
+    os.mkfifo(folder / "pipe")
+    (folder / "zero").symlink_to("/dev/zero")
+    (folder / "short").write_bytes(b"12345678")
+    model = pooling()
+    axes = model.graph.initializer[0]
+    axes.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(axes), axes.name))
+    onnx.external_data_helper.set_external_data(axes, location, offset=0, length=16)
+    axes.raw_data = b""
+    axes.data_location = TensorProto.EXTERNAL
+    (folder / "a.onnx").write_bytes(model.SerializeToString())
+    return folder / "a.onnx"

@@ -1,6 +1,7 @@
 """Checkpoints of self-supervised programs: their encoder is found, whole, and said which."""
 
 import argparse
+import json
 from collections import OrderedDict
 
 import pytest
@@ -143,12 +144,25 @@ def test_a_vit_of_moco_v3_is_timms(tmp_path):
     assert tagged.view.mean.tolist() == pytest.approx([0.5, 0.5, 0.5])
 
 
-def test_a_tag_that_timm_has_not_is_refused(tmp_path):
+def test_a_tag_that_timm_has_not_is_refused_of_a_file_and_of_a_folder(tmp_path):
     name, tag = "vit_tiny_patch16_224", "augreg_in21k"
     path = saved(timm.create_model(name, num_classes=0).state_dict(), tmp_path)
     known = f"did you mean '{tag}'\\?; tags of {name}: {tag}, aug"
     with pytest.raises(WeightsError, match=f"no weights {name}.augreg_in21; {known}"):
         load_backbone(f"timm/{name}.augreg_in21@{path}")
+    # a folder has its own view, and the tag is checked all the same
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path.rename(folder / "weights.pth")
+    for cfg, said in (
+        ({"crop_pct": 1}, "augreg_in21; did you mean"),
+        ({"tag": tag}, f"are '{tag}', not 'augreg_in21'; leave the tag"),
+    ):
+        config = {"architecture": name, "pretrained_cfg": cfg}
+        (folder / "config.json").write_text(json.dumps(config))
+        load_backbone(f"timm/{name}.{tag}@{folder}")
+        with pytest.raises(WeightsError, match=said):
+            load_backbone(f"timm/{name}.augreg_in21@{folder}")
 
 
 def test_a_small_stem_is_taken_where_the_program_tells(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+import torchvision
 from safetensors.torch import save_file
 
 from sslpipe.errors import WeightsError
@@ -47,13 +48,26 @@ NAMES = {
         (r"mlp\.fc", "pwconv"),
         (r"gamma", "layer_scale_parameter"),
     ],
+    "resnet": [
+        (r"^conv1", "embedder.embedder.convolution"),
+        (r"^bn1", "embedder.embedder.normalization"),
+        (r"downsample\.0", "shortcut.convolution"),
+        (r"downsample\.1", "shortcut.normalization"),
+        (r"conv1", "layer.0.convolution"),
+        (r"conv2", "layer.1.convolution"),
+        (r"bn1", "layer.0.normalization"),
+        (r"bn2", "layer.1.normalization"),
+        *[(rf"^layer{n + 1}\.", f"encoder.stages.{n}.layers.") for n in range(4)],
+    ],
 }
 
 
 def written(network, model_type, config, folder: Path) -> Path:
-    """Write a network of timm as a folder of transformers."""
+    """Write a network of timm or torchvision as a folder of transformers."""
     tree = {}
     for key, tensor in network.state_dict().items():
+        if key.startswith("fc."):
+            continue
         for pattern, becomes in NAMES[model_type]:
             key = re.sub(pattern, becomes, key)
         if "attn.qkv" in key:
@@ -65,7 +79,7 @@ def written(network, model_type, config, folder: Path) -> Path:
         tree["embeddings.mask_token"] = torch.zeros(1, 32)
     else:  # as a classifier has them
         tree = {f"{model_type}.{key}": t for key, t in tree.items()}
-        tree["classifier.weight"] = torch.ones(2, 32)
+        tree[f"classifier.{'1.' * (model_type == 'resnet')}weight"] = torch.ones(2, 32)
     save_file(tree, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
     return folder
@@ -91,7 +105,15 @@ CASES = {
         {"depths": [1, 1, 2, 1], "hidden_sizes": [8, 16, 24, 32], "patch_size": 4},
         64,
     ),
-}
+    "resnet": (
+        torchvision.models.resnet18,
+        {
+            "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "embedding_size": 64,
+            "layer_type": "basic",
+        },
+        64,
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("model_type", CASES)
@@ -99,6 +121,8 @@ def test_the_keys_of_its_files_become_those_of_the_network(tmp_path, model_type)
     create, config, crop_px = CASES[model_type]
     network = randomised(create())
     model = load_backbone(written(network, model_type, config, tmp_path), crop_px=crop_px)
+    if model_type == "resnet":
+        network.fc = torch.nn.Identity()
     own = model.backbone.network.state_dict()
     assert all(own[key].equal(tensor) for key, tensor in network.state_dict().items())
     assert difference(model, network, crop_px) <= 1e-5
@@ -108,13 +132,15 @@ def test_the_keys_of_its_files_become_those_of_the_network(tmp_path, model_type)
 
 
 def test_models_and_variants_that_are_not_read_are_named(tmp_path):
-    create, config, _ = CASES["dinov2"]
+    network = torchvision.models.resnet18()
+    config = CASES["resnet"][1]
     for changes, message in (
-        ({"hidden_act": "relu"}, "hidden_act = 'relu'"),
-        ({"num_register_tokens": 2}, "num_register_tokens = 2, and only 0 and 4"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"downsample_in_bottleneck": True}, "downsample_in_bottleneck = True"),
+        ({"depths": [1, 2, 2, 2]}, "are no ResNet of torchvision"),
     ):
         with pytest.raises(WeightsError, match=re.escape(message)):
-            load_backbone(written(create(), "dinov2", {**config, **changes}, tmp_path))
+            load_backbone(written(network, "resnet", {**config, **changes}, tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "dinov3_vit"}')
     with pytest.raises(WeightsError, match=r"'dinov3_vit' of transformers is not read.*known: vit"):
         load_backbone(tmp_path)
@@ -161,11 +187,12 @@ def test_features_equal_those_of_transformers_own_models(tmp_path, initialised):
             hf.Dinov2WithRegistersConfig(**tiny, num_register_tokens=4)
         ),
         "convnextv2": hf.ConvNextV2Model(hf.ConvNextV2Config(**stages)),
+        "resnet": hf.ResNetModel(hf.ResNetConfig(**CASES["resnet"][1])),
     }
     for name, network in cases.items():
         network = network.eval() if initialised else randomised(network)
         network.save_pretrained(tmp_path / name)
-        pooled = name == "convnextv2"
+        pooled = name in ("convnextv2", "resnet")
 
         def features(images, network=network, pooled=pooled):
             out = network(images)
