@@ -6,8 +6,11 @@ was stopped, another machine, another program), its columns are read from it.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +21,7 @@ from sslpipe.sharding.columns import Columns, check_name
 from sslpipe.sharding.scan import Sample, open_tar, scan_tar
 from sslpipe.sharding.sources import Images, SourceOptions
 
+PATTERN_S = 2  # CPU time that --name-pattern may take, and a millisecond for each name
 MOST_JSON_BYTES = 2**24  # of a member; what is larger is no description of an image
 
 
@@ -83,7 +87,7 @@ def columns_of_tars(
     with ThreadPoolExecutor(workers) as pool:
         for split, paths in shards.items() if wanted else ():
             for path, (names, cells, keys) in zip(paths, pool.map(read, paths), strict=True):
-                matched = match_names(names, wanted.name_pattern)
+                matched = match_names(names, wanted.name_pattern)  # here: see _time_limit
                 cells |= {group: [*texts] for group, texts in matched.items()}
                 for field, reader in readers.items():
                     reader.add(split, cells[field], [f"{path.name} {name}" for name in names])
@@ -103,11 +107,22 @@ def match_names(
     """Match whole names; returns the named groups' texts, None where a group took no part.
 
     Raises:
-        DataError: A name that the pattern does not match.
+        DataError: A name that the pattern does not match, or all take more than PATTERN_S of CPU
+            time and a millisecond each.
     """
     if pattern is None:
         return {}
-    matches = [pattern.fullmatch(name) for name in names]
+    matches: list[re.Match[str] | None] = []
+    try:
+        with _time_limit(PATTERN_S + 0.001 * len(names)):
+            for name in names:
+                matches.append(pattern.fullmatch(name))
+    except TimeoutError as error:
+        raise DataError(
+            f"--name-pattern {pattern.pattern!r} takes too long: stopped at "
+            f"{names[len(matches)]!r}, with {len(matches):,} of {len(names):,} names matched; "
+            "avoid a repeat inside a repeat, as in (a+)+: write [^/]+ for a part between slashes"
+        ) from error
     failed = [name for name, match in zip(names, matches, strict=True) if match is None]
     if failed:
         raise DataError(
@@ -116,6 +131,25 @@ def match_names(
             "lets others pass without values"
         )
     return {name: [match[name] for match in matches if match] for name in pattern.groupindex}
+
+
+@contextmanager
+def _time_limit(cpu_s: float) -> Iterator[None]:
+    """Raise TimeoutError after so much CPU time: in the main thread, where `re` heeds signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def parse_pattern(text: str) -> re.Pattern[str]:
