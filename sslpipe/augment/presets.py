@@ -28,6 +28,11 @@ PRESETS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**_BYOL, "blur_prob": 1.0},
         {**_BYOL, "blur_prob": 0.1, "solarize_prob": 0.2},
     ),
+    # Chen et al. 2021, arXiv:2104.02057, and its code: BYOL's
+    "mocov3": (
+        {**_BYOL, "blur_prob": 1.0},
+        {**_BYOL, "blur_prob": 0.1, "solarize_prob": 0.2},
+    ),
     # gray images with an upright object: nothing that only moves colour, nothing mirrored
     "grayscale": (
         {
