@@ -25,7 +25,9 @@ from sslpipe.evaluation.retrieval import retrieval_per_query
 from sslpipe.export.load import FrozenBackbone
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-QUIET = ("data.holdout=0", "run.monitor_steps=0", "run.num_workers=0")  # the time is for training
+# the time is for training
+QUIET = ("data.holdout=0", "data.holdout_from=labelled", "run.monitor_steps=0", "run.keep=last")
+QUIET += ("run.num_workers=0",)
 # glibc gives freed memory back, and faults it in again: 40 % of the time of small networks
 KEEP_MEMORY = dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(8 << 30))
 

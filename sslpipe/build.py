@@ -50,7 +50,12 @@ def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None =
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
         if init_from is not None:
             copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
-        model = (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
+        model: Model
+        if momentum := recipe.momentum:
+            options = {"symmetric": momentum.symmetric, "predictor": momentum.predictor}
+            model = MomentumPair(backbone, recipe.projector, **options)
+        else:
+            model = SimCLR(backbone, recipe.projector)
         model.ema = averaged(backbone) if recipe.optim.ema else None
         return model
 
@@ -129,7 +134,9 @@ def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:
     trained = nn.Sequential(model.backbone, model.projector)
     flops = step_flops(trained, recipe.data.batch_size, crop_px)
     # forward and twice as much backward for either view; the keys of a pair have no backward
-    return flops * (4 / 6 if recipe.momentum else 1)
+    if recipe.momentum is None:
+        return flops
+    return flops * (8 / 6 if recipe.momentum.symmetric else 4 / 6)
 
 
 def plan_warnings(

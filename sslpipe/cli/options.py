@@ -97,10 +97,11 @@ Data = Annotated[str, option("The data set's dataset.json: a path or a URL.", "-
 Checkpoint = Annotated[
     str | None,
     option(
-        "For a run: load this checkpoint, such as step-00000012, or the best one (with run.keep = "
-        "'best'). Default: the newest.",
+        "For a run: load this checkpoint, such as step-00000012, the best one (with run.keep = "
+        "'best') or the last. Default: the last; of a run from weights with run.keep = 'best' the "
+        "best.",
         "--checkpoint",
-        metavar="step-N|best",
+        metavar="step-N|best|last",
     ),
 ]
 Weights = Annotated[

@@ -279,7 +279,7 @@ def model_metadata(
         "canvas_px": canvas_px or backbone.view.canvas_px,
         **data_metadata(index, names[1]),
         **checkpoint_metadata(backbone),
-        **({"step": config.facts["step"]} if "step" in config.facts else {}),
+        **{key: config.facts[key] for key in ("step", "checkpoint_reason") if key in config.facts},
         **({"steps": recipe["steps"]} if "steps" in recipe else {}),
         **({"shortened": note} if note else {}),
         "train_split": names[0],

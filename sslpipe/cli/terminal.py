@@ -89,10 +89,11 @@ def say_once(text: str) -> None:
 def say_weights(model: "FrozenBackbone") -> None:
     """Say which weights of a run were chosen; nothing of its newest trained ones."""
     facts = model.config.facts
-    if "checkpoint" in facts or "weights" in facts:
+    if {"checkpoint", "weights", "checkpoint_reason"} & {*facts}:
         kind = "averaged (optim.ema)" if facts.get("weights") == "ema" else "trained"
         name = facts.get("checkpoint", "the newest checkpoint")
-        say_once(f"weights: {name} of {facts.get('name')}, {kind}")
+        reason = f"; {facts['checkpoint_reason']}" if "checkpoint_reason" in facts else ""
+        say_once(f"weights: {name} of {facts.get('name')}, {kind}{reason}")
 
 
 def report_bad(sample: "Quarantined") -> None:

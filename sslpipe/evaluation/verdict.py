@@ -24,7 +24,9 @@ def unfinished(facts: Tree, steps: Any = None) -> str:
     if not (isinstance(step, int) and isinstance(steps, int) and 0 <= step < steps):
         return f"Evaluated are {averaged}." if averaged else ""
     if "checkpoint" in facts or averaged:  # somebody chose it
-        return f"Evaluated at step {step:,} of {steps:,}{averaged and ', ' + averaged}."
+        reason = facts.get("checkpoint_reason")
+        said = [averaged] * bool(averaged) + ([reason] if isinstance(reason, str) else [])
+        return f"Evaluated at step {', '.join([f'{step:,} of {steps:,}', *said])}."
     return f"Evaluated at step {step:,} of {steps:,}, unfinished: the train command resumes it."
 
 

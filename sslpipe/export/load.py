@@ -213,13 +213,13 @@ def load_run(
     checkpoint: str | None = None,
     weights: Weights | None = None,
 ) -> FrozenBackbone:
-    """Load the backbone of a run's newest checkpoint: the one place that knows its files.
+    """Load the backbone of a run's checkpoint: the one place that knows its files.
 
     Args:
         run_dir: The run directory.
         with_projector: Load the projector, too.
-        checkpoint: "step-00000012": this one instead of the newest, or "best"; `Config.facts` names
-            it.
+        checkpoint: "step-00000012", "best" or "last"; `Config.facts` names it. None: the best of a
+            run whose start was a candidate (run.keep = "best"), else the newest.
         weights: "ema": the moving average that optim.ema keeps, and `Config.facts` says so; None:
             of "best" those that were better, else the "trained" ones.
 
@@ -229,7 +229,7 @@ def load_run(
             and there is none.
     """
     # what the run wrote down; what the checkpoint says of it counts
-    folder, weights = choose(run_dir, checkpoint, weights)
+    folder, weights, is_named, reason = choose(run_dir, checkpoint, weights)
     state = read_state(folder)
     identity = state["identity"]
     tree = {**read_description(run_dir, "recipe.json"), **identity["recipe"]}
@@ -271,8 +271,10 @@ def load_run(
         "step": state["step"],
         "data": {key: data[key] for key in ("name", "license", "classes", "index_sha256")},
     }
-    if checkpoint is not None:
+    if is_named:
         metadata["checkpoint"] = folder.name
+    if reason:
+        metadata["checkpoint_reason"] = reason
     if weights != "trained":
         metadata["weights"] = weights
     if "init" in state:  # the weights that the run started from

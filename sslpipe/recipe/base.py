@@ -171,12 +171,14 @@ class RunConfig(Section):
     """How many checkpoints stay; one of them may be in the middle of being written."""
     keep: Literal["last", "best"] = "last"
     """best: the checkpoint of the best evaluation stays too, as `--checkpoint best`. With
-    `optim.ema` the trained and the averaged weights both compete. Every command takes the last one
-    unless told otherwise."""
+    `optim.ema` the trained and the averaged weights both compete. In a run from weights these
+    compete, too, as step 0, and every command takes the best unless told otherwise: it is never
+    below the start, by the held-out images. Else every command takes the last one."""
     keep_by: KeepBy = "auto"
     """Which number of an evaluation says what is best, for `keep` and `patience`; no effect without
-    either. auto: held-out kNN (fine-tuning: MAP@R of the validation classes). The others need no
-    labels and are advice: docs/checkpoints.md says how well each finds the best checkpoint."""
+    either. auto: held-out kNN (fine-tuning: MAP@R of the validation classes), or without labelled
+    held-out images rankme_view_recall. That and the others need no labels and are advice:
+    docs/checkpoints.md says how well each finds the best checkpoint."""
     patience: NonNegative = 0
     """End the run, as done, when so many evaluations in a row were no better than the best one; 0:
     never. The learning rate still follows the whole length of the run."""

@@ -85,12 +85,18 @@ class Projector(Section):
 
 
 class Momentum(Section):
-    """A second encoder that follows the first and makes the keys of the second views (MoCo)."""
+    """A second encoder that follows the first and makes the keys (MoCo)."""
 
     start: Annotated[float, Field(ge=0, le=1)] = 0.999
     """Weight of its own weights at each step."""
     schedule: Literal["constant", "cosine"] = "constant"
     """cosine: rises to 1 over the run."""
+    symmetric: bool = False
+    """Both views go through both encoders, and the loss is the mean of both directions (MoCo v3);
+    else queries are of the first views and keys of the second. A step costs a half more."""
+    predictor: bool = False
+    """Queries pass a small network more, two linear layers of projector.hidden_dim and out_dim
+    (MoCo v3); it is left out of exports."""
 
 
 class Recipe(RunRecipe):
@@ -104,6 +110,8 @@ class Recipe(RunRecipe):
         "data.holdout_by": None,
         "data.keep": None,
         "tune.eval_crop_px": None,
+        "momentum.symmetric": False,
+        "momentum.predictor": False,
         "data.holdout_from": "labelled",
         "tune": Tune().model_dump(mode="json", exclude={"eval_crop_px"}),
     }

@@ -13,11 +13,12 @@ from sslpipe.distributed import broadcast_object
 from sslpipe.errors import CheckpointError, RecipeError
 from sslpipe.evaluation.label_free import NUMBERS, SCORES
 from sslpipe.recipe.base import RunConfig, Weights
-from sslpipe.run.checkpoint_files import best_of, checkpoint_names, latest, named
+from sslpipe.run.checkpoint_files import best_of, checkpoint_names, latest, named, reason_of
 
 EMA = "ema_"  # before the names of an evaluation's numbers of averaged weights
 HOLDOUT = "holdout_"  # before the names of numbers of held-out images
 LABELLED = ("holdout_knn", "validation_map_at_r")  # run.keep_by = "auto": the one that is there
+UNLABELLED = "rankme_view_recall"  # and this one where no held-out image has a label
 
 Values = Mapping[str, float]
 
@@ -36,6 +37,8 @@ class Best:
         weights: Those that were better there.
         value: Their score, larger is better.
         since: Evaluations after it, none of which was better.
+        start: The score of the weights that the run started from, where they are a candidate: then
+            every command takes the best checkpoint unless told otherwise.
         is_new: The last evaluation is the best one, and its checkpoint is not written yet.
     """
 
@@ -49,14 +52,28 @@ class Best:
         self.weights: Weights = state.get("weights", "trained") if same else "trained"
         self.value: float = state["value"] if same and self.step is not None else -math.inf
         self.since: int = state.get("since", 0) if same else 0
+        self.start: float | None = state.get("start") if same else None
+        self._measure: str = state.get("measure", "") if same else ""
         self.is_new = False
         self._before = (self.step, self.weights, self.value, self.since)
+
+    def read_start(self, values: Values) -> None:
+        """Make the weights that a run starts from a candidate, with run.keep = "best". Collective.
+
+        Args:
+            values: As in `read`; without a number to choose by the start is no candidate.
+        """
+        if self._keeps:
+            self.read(0, values)
+            self.start = self.value if self.step == 0 else None
+            self.since = 0
 
     def read(self, done: int, values: Values) -> None:
         """Take in an evaluation's numbers after `done` steps; rank 0 has them. Collective."""
         if not self._keeps and not self._patience:
             return
         averaged = {k.removeprefix(EMA): v for k, v in values.items() if k.startswith(EMA)}
+        self._measure = broadcast_object(self._measure or self._measured(values))
         scores = broadcast_object((self._score(values), self._score(averaged)))
         self._before = (self.step, self.weights, self.value, self.since + 1)
         self.is_new = False
@@ -67,13 +84,18 @@ class Best:
         if not self.is_new:
             self.since += 1
 
+    def _measured(self, values: Values) -> str:
+        """Name what run.keep_by compares; of "auto" the first evaluation decides, "" without."""
+        if self._by != "auto":
+            return self._by
+        unlabelled = [UNLABELLED] if _has_scores(values) else []
+        return next(iter([name for name in LABELLED if name in values] + unlabelled), "")
+
     def _score(self, values: Values) -> float | None:
-        """Score an evaluation by run.keep_by, larger is better; None: it has no score."""
-        value = math.nan
-        if self._by == "auto":
-            value = next((values[name] for name in LABELLED if name in values), value)
-        elif all(HOLDOUT + name in values for name in NUMBERS):
-            value = SCORES[self._by]({name: values[HOLDOUT + name] for name in NUMBERS})
+        """Score an evaluation, larger is better; None: it has no score."""
+        value = values.get(self._measure, math.nan)
+        if self._measure in SCORES and _has_scores(values):
+            value = SCORES[self._measure]({name: values[HOLDOUT + name] for name in NUMBERS})
         return None if math.isnan(value) else value
 
     @property
@@ -100,7 +122,18 @@ class Best:
         if self.weights != "trained":  # which is what no entry means
             kept["weights"] = self.weights
         entry = {"by": self._by, "step": self.step, "value": self.value, "since": self.since}
+        if self.start is not None:
+            entry["start"] = self.start
+        if self.start is not None or (self._by, self._measure) == ("auto", UNLABELLED):
+            entry["measure"] = self._measure
         return {"best": {**entry, **kept}}
+
+    @property
+    def choice(self) -> str:
+        """Say which checkpoint commands take, and why; "" where it is the last one."""
+        best = self.state().get("best", {})
+        reason = reason_of(best)
+        return f"commands take {best['name']}, {reason}" if reason else ""
 
     def __str__(self) -> str:
         if self.step is None:
@@ -108,11 +141,17 @@ class Best:
         return f"no evaluation since step {self.step} was better by run.keep_by = {self._by!r}"
 
 
+def _has_scores(values: Values) -> bool:
+    return all(HOLDOUT + name in values for name in NUMBERS)
+
+
 class Chosen(NamedTuple):
     """A checkpoint of a run, and which weights of its encoder are meant."""
 
     folder: Path
     weights: Weights
+    is_named: bool = False  # somebody asked for it, or it is not the newest
+    reason: str = ""  # of a run from weights whose best one is taken
 
 
 def choose(run_dir: Path, checkpoint: str | None, weights: Weights | None) -> Chosen:
@@ -120,17 +159,20 @@ def choose(run_dir: Path, checkpoint: str | None, weights: Weights | None) -> Ch
 
     Args:
         run_dir: The run directory.
-        checkpoint: A name for `named`; "best": what the newest one says is the best so far; None:
-            the newest.
+        checkpoint: A name for `named`; "last": the newest; "best": what the newest one says is the
+            best so far; None: the best where the weights that the run started from were a candidate
+            (run.keep = "best"), else the newest.
         weights: None: of "best" those that were better there, else the trained ones.
 
     Raises:
         CheckpointError: It is not there, or damaged; or the run keeps no best one.
     """
-    if checkpoint != "best":
-        folder = latest(run_dir) if checkpoint is None else named(run_dir, checkpoint)
-        return Chosen(folder, weights or "trained")
-    best = best_of(latest(run_dir))
+    if checkpoint not in (None, "best", "last"):
+        return Chosen(named(run_dir, checkpoint), weights or "trained", is_named=True)
+    newest = latest(run_dir)
+    best = None if checkpoint == "last" else best_of(newest)
+    if checkpoint != "best" and (best is None or not best.reason):
+        return Chosen(newest, weights or "trained")
     if best is None:
         raise CheckpointError(
             f"{run_dir} keeps no best checkpoint: run.keep = 'last', or no evaluation had a number "
@@ -141,7 +183,9 @@ def choose(run_dir: Path, checkpoint: str | None, weights: Weights | None) -> Ch
             f"{run_dir}: the best weights are {best.weights!r:.40}, which this version does not "
             "know; name some by --weights"
         )
-    return Chosen(named(run_dir, best.name), weights or best.weights)
+    is_named = checkpoint == "best" or best.name != newest.name
+    folder = named(run_dir, best.name)
+    return Chosen(folder, weights or best.weights, is_named, best.reason)
 
 
 def check_keeping(
@@ -162,7 +206,8 @@ def check_keeping(
     if not config.monitor_steps:
         raise RecipeError(f"{setting} needs evaluations to choose by; set run.monitor_steps")
     classes = len(np.unique(labels[labels >= 0]))
-    if config.keep_by == "auto" and (classes < 2 or not with_a_partner(labels)):
+    unlabelled = scored and not classes  # UNLABELLED decides
+    if config.keep_by == "auto" and not unlabelled and not (classes > 1 and with_a_partner(labels)):
         names = " or ".join(map(repr, SCORES))
         raise RecipeError(
             f"{setting} has no labelled held-out images of two classes, two of one class, to "

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sslpipe.errors import CheckpointError, UserError
 from sslpipe.portable import sha256_of
 from sslpipe.recipe.base import Weights
-from sslpipe.run.records import read_object
+from sslpipe.run.records import is_number, read_object
 
 FILES = {"model.safetensors", "parts.pt", "state.json"}  # of a checkpoint, beside its manifest
 
@@ -37,6 +37,7 @@ class BestOf(NamedTuple):
 
     name: str
     weights: Weights
+    reason: str = ""  # of a run from weights whose start was a candidate: commands take the best
 
 
 def best_of(checkpoint: Path) -> BestOf | None:
@@ -44,8 +45,22 @@ def best_of(checkpoint: Path) -> BestOf | None:
     with suppress(CheckpointError):
         best = read_state(checkpoint).get("best")
         if isinstance(best, dict) and isinstance(best.get("name"), str):
-            return BestOf(best["name"], best.get("weights", "trained"))
+            return BestOf(best["name"], best.get("weights", "trained"), reason_of(best))
     return None
+
+
+def reason_of(best: dict[str, Any]) -> str:
+    """Say why a checkpoint is the best of a run whose start was a candidate; "" of another run.
+
+    Args:
+        best: What state.json says of it.
+    """
+    measure, value, start = (best.get(key) for key in ("measure", "value", "start"))
+    if not isinstance(measure, str) or not (is_number(value) and is_number(start)):
+        return ""
+    if best.get("step") == 0:
+        return f"the start: no evaluation was better ({measure} {start:.4g})"
+    return f"the best by {measure}: {value:.4g}, the start {start:.4g}"
 
 
 def latest(run_dir: Path) -> Path:

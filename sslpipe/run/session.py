@@ -327,13 +327,18 @@ class Run:
     def evaluate_start(self) -> None:
         """Score held-out samples before the first step of a run that starts from weights.
 
-        A resumed run reads what was scored then: an alarm compares with it.
+        With run.keep = "best" the start is a candidate, and is saved as step-00000000. A resumed
+        run reads what was scored then: an alarm compares with it.
         """
         if not (self._backbones and self.recipe.init and self.recipe.run.monitor_steps):
             return
-        if self.first_step == 0:
+        if self.first_step == 0 and self._best.start is None:
             self._watchdog(0, "evaluating")
-            self.reporter.evals(0, self._evaluate())
+            values = self._evaluate()
+            self.reporter.evals(0, values)
+            self._best.read_start(values)
+            if self._best.wants_checkpoint:
+                self._save(needed=True)
         lines = read_metrics(self.run_dir, "eval") if self.process.rank == 0 else []
         if lines and lines[0]["step"] == 0:
             self._start_alarm = StartAlarm(lines[0])
@@ -441,12 +446,15 @@ class Run:
         needed = self._stopping or self._is_last(step) or self._best.exhausted
         due = self._is_due(step, self.recipe.run.save_steps) or self._best.wants_checkpoint
         if needed or due:
-            self._watchdog(self.last_step, "saving")
-            self.guard.settle()
-            metadata = {**self._metadata, **self._best.state()}
             with self._meter.paused():
-                save = self._checkpoints.save
-                self._best.saved(save(self.last_step, self._parts, metadata, needed=needed))
+                self._save(needed=needed)
+
+    def _save(self, *, needed: bool) -> None:
+        self._watchdog(self.last_step, "saving")
+        self.guard.settle()
+        metadata = {**self._metadata, **self._best.state()}
+        save = self._checkpoints.save
+        self._best.saved(save(self.last_step, self._parts, metadata, needed=needed))
 
     # after the last step
 
@@ -466,7 +474,9 @@ class Run:
         self.reporter.say(
             f"stopped at step {done} of {total}; the same command resumes it"
             if preempted
-            else f"done: {done} steps in {self.run_dir}" + (f"; {self._best}" if early else "")
+            else f"done: {done} steps in {self.run_dir}"
+            + (f"; {self._best}" if early else "")
+            + (f"; {self._best.choice}" if self._best.choice else "")
         )
         return done
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import sslpipe.train
 from sslpipe.cli.app import run
+from sslpipe.data.index import load_index
 from sslpipe.errors import CheckpointError, ExportError, RecipeError, UserError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.label_free import NUMBERS, SCORES
@@ -27,7 +28,7 @@ from sslpipe.run.records import read_records
 from sslpipe.run.session import Run
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import final_weights, train_in_rank, write_recipe
+from tests.helpers.runs import final_weights, write_recipe
 from tests.run.test_checkpoint import a_checkpointer, cut_in_half, some_parts
 from tests.test_resume import assert_bitwise
 
@@ -128,7 +129,7 @@ def test_every_score_without_labels_can_be_named_and_decides():
     [
         ({"keep": "best", "monitor_steps": 0}, True, [0, 0, 1], "run.keep = 'best' needs"),
         ({"patience": 2, "monitor_steps": 0}, True, [0, 0, 1], "run.patience needs evaluations"),
-        ({"keep": "best", "monitor_steps": 5}, True, [-1, -1], "run.keep_by = 'rankme' or 'lidar'"),
+        ({"keep": "best", "monitor_steps": 5}, False, [], "run.keep_by = 'rankme' or 'lidar'"),
         ({"patience": 5, "monitor_steps": 5}, True, [0, 0, -1], "set it, or .*run.keep_by ="),
         ({"patience": 5, "monitor_steps": 5}, True, [0, 1, 2], "set it, or .*run.keep_by ="),
         ({"keep": "best", "monitor_steps": 5, "keep_by": "lidar"}, False, [0, 0, 1], "'lidar' has"),
@@ -140,6 +141,48 @@ def test_what_no_evaluation_could_decide_is_refused(settings, scored, labels, ex
             RunConfig(**settings), scored=scored, labels=np.array(labels), remedy="set it"
         )
     check_keeping(RunConfig(monitor_steps=0), scored=False, labels=np.zeros(0, np.int64))
+    check_keeping(KEEP, scored=True, labels=np.array([-1, -1]))  # a score without labels decides
+
+
+def test_the_start_competes_and_stays_the_best_until_something_is_better():
+    best = Best(KEEP)
+    best.read_start({"holdout_knn": 0.4})
+    assert (best.step, best.start, best.since, best.wants_checkpoint) == (0, 0.4, 0, True)
+    best.saved(True)
+    entry = {"by": "auto", "step": 0, "value": 0.4, "since": 2, "name": "step-00000000"}
+    assert after(best, 0.4, 0.3).state()["best"] == {
+        **entry,
+        "start": 0.4,
+        "measure": "holdout_knn",
+    }
+    best = again(best, KEEP)
+    best.read(6, {"holdout_knn": 0.5})
+    assert (best.step, best.value, best.start) == (6, 0.5, 0.4)
+    assert best.choice == "commands take step-00000006, the best by holdout_knn: 0.5, the start 0.4"
+    # without a number, with another one to choose by, or where none is kept, it is no candidate
+    none = Best(KEEP)
+    none.read_start({})
+    other, patient = Best(KEEP, best.state()["best"] | {"by": "lidar"}), Best(RunConfig(patience=2))
+    patient.read_start({"holdout_knn": 0.9})
+    for one in (none, other, patient):
+        assert (one.start, one.step, one.since, one.choice) == (None, None, 0, "")
+    assert "start" not in after(none, 0.1).state()["best"]
+
+
+def test_without_labels_the_score_that_is_named_decides_from_the_first_evaluation_to_the_last():
+    rng, tried = np.random.default_rng(1), []
+    best = Best(KEEP)
+    best.read_start({})  # nothing was measured: nothing is decided
+    for step in range(1, 7):
+        numbers = dict(zip(NUMBERS, rng.random(len(NUMBERS)), strict=True))
+        tried.append(numbers["rankme"] * numbers["view_recall"])
+        best.read(step, {HOLDOUT + key: value for key, value in numbers.items()})
+        best.saved(True)
+        best = again(best, KEEP)
+    assert best.step == 1 + int(np.argmax(tried))
+    assert best.state()["best"]["measure"] == "rankme_view_recall"
+    best.read(7, {"holdout_knn": 1e9})  # another measure does not compete
+    assert best.step < 7
 
 
 def saved(checkpoints, step, best=None):
@@ -197,8 +240,11 @@ AVERAGED = {2: 0.3, 4: 0.5, 6: 0.2, 8: 0.7, 10: 0.7, 12: 0.6}  # of the averaged
 EVERY = ("run.monitor_steps=2", "run.save_steps=3", "run.log_steps=2")
 
 
-def scripted_in_rank(process, fault, recipe, data, run_dir, *overrides):
-    """Train with held-out kNN by SCRIPT; `fault` as in SSLPIPE_FAULT, or ''."""
+def scripted_in_rank(process, fault, init, start, recipe, data, run_dir, *overrides):
+    """Train with held-out kNN by SCRIPT, and by `start` at step 0 of a run from the weights `init`.
+
+    `fault`: as in SSLPIPE_FAULT, or ''.
+    """
     os.environ["SSLPIPE_FAULT"] = fault
     runs, original = [], Run.monitor
 
@@ -208,16 +254,18 @@ def scripted_in_rank(process, fault, recipe, data, run_dir, *overrides):
 
     def score(backbone, *arguments, **options):
         session, ema = runs[-1]
-        script = AVERAGED if backbone is ema else SCRIPT
+        script = {0: start} | (AVERAGED if backbone is ema else SCRIPT)
         return {"holdout_knn": script[session.last_step]} if process.rank == 0 else {}
 
     Run.monitor, sslpipe.train.monitor = remembered, score
-    return train_in_rank(process, recipe, data, run_dir, *overrides)[0]
+    loaded = load_recipe(recipe, overrides)
+    weights = open_init(loaded, init) if init else None
+    return sslpipe.train.train(loaded, load_index(data), Path(run_dir), weights)
 
 
-def scripted(world, data, run_dir, *overrides, fault=""):
+def scripted(world, data, run_dir, *overrides, fault="", init="", start=0.0):
     arguments = (str(write_recipe(run_dir.parent)), str(data), str(run_dir), *EVERY, *overrides)
-    return run_processes(scripted_in_rank, world, fault, *arguments)
+    return run_processes(scripted_in_rank, world, fault, str(init), start, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -395,3 +443,78 @@ def test_a_disk_that_is_full_at_the_best_step_leaves_the_older_best(data, tmp_pa
     assert choose(run_dir, "best", None).folder.name == "step-00000008"
     state = json.loads((latest(run_dir) / "state.json").read_text())
     assert (state["best"]["value"], state["best"]["since"]) == (0.4, 2)
+
+
+FAULTS = ("checkpoint.model:1", "checkpoint.before_rename:1", "train.step:1", "train.step:5")
+
+
+@pytest.mark.parametrize(("start", "expected"), [(0.45, 4), (0.5, 0)])
+def test_a_run_from_weights_ends_with_its_best_ones_the_start_included(
+    data, kept, tmp_path, monkeypatch, capsys, start, expected
+):
+    """The start is 0.05 below step 4, or as good: then nothing was better. Killed at each point."""
+    run_dir, script = tmp_path / "run", {"init": kept, "start": start}
+    for fault in FAULTS if expected else FAULTS[-1:]:
+        with pytest.raises(AssertionError):
+            scripted(1, data, run_dir, "run.keep=best", fault=fault, **script)
+    assert scripted(1, data, run_dir, "run.keep=best", **script) == [12]
+    name = f"step-{expected:08d}"
+    assert name in checkpoint_names(run_dir / "checkpoints")
+    # what loads a run takes it
+    model, last = load_backbone(run_dir), load_run(run_dir, checkpoint="last")
+    facts = model.config.facts
+    assert (facts["step"], facts["checkpoint"], last.config.facts["step"]) == (expected, name, 12)
+    assert "checkpoint" not in last.config.facts
+    because = {4: "the best by holdout_knn: 0.5, the start 0.45"}
+    because[0] = "the start: no evaluation was better (holdout_knn 0.5)"
+    assert facts["checkpoint_reason"] == because[expected]
+    unchanged = load_backbone(run_dir / "init").backbone.state_dict()
+    same = [torch.equal(unchanged[k], t) for k, t in model.backbone.state_dict().items()]
+    assert all(same) == (expected == 0)
+
+    def command(*said):
+        monkeypatch.setattr("sys.argv", ["sslpipe", *map(str, said)])
+        with pytest.raises(SystemExit) as end:
+            run()
+        shown = capsys.readouterr()
+        assert not end.value.code, shown.err
+        return [" ".join(text.split()) for text in shown]
+
+    # export, suite, report and status say which step it is, and why
+    assert (
+        f"weights: {name} of tiny, trained; the "
+        in command(*("export", run_dir, "--out", tmp_path / "out"))[1]
+    )
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"{expected} steps; not the run's last, but chosen; the " in card
+    on = ["--data", data, "--device", "cpu", "--num-workers", "0", "--no-baselines"]
+    out = run_dir / "eval.json"
+    shown, _ = command("evaluate", "suite", run_dir, *on, "--no-leakage", "--out", out)
+    assert f"Evaluated at step {expected} of 12, the " in shown
+    assert json.loads(out.read_text())["facts"]["step"] == expected
+    command("report", run_dir)
+    page = (run_dir / "report.html").read_text()
+    assert f"Evaluated at step {expected} of 12, the " in page
+    assert f"<dt>best checkpoint</dt><dd>{name}" in page
+    assert f"best {name}" in command("status", run_dir)[0]
+
+
+def test_a_run_from_weights_without_labels_keeps_by_the_score_without_labels(kept, tmp_path):
+    """Real evaluations, in two processes: the product that the documentation names."""
+    index = write_dataset(tmp_path, labelled=False)
+    words = ("run.keep=best", "data.holdout_from=all", "run.monitor_steps=4", "steps=8")
+    run_dir = tmp_path / "run"
+    paths = map(str, (write_recipe(tmp_path), index, run_dir, kept))
+    run_processes(unlabelled_in_rank, 2, *paths, *words)
+    lines = read_metrics(run_dir, "eval")
+    assert [line["step"] for line in lines] == [0, 4, 8]
+    scores = [line["holdout_rankme"] * line["holdout_view_recall"] for line in lines]
+    best = json.loads((latest(run_dir) / "state.json").read_text())["best"]
+    assert (best["measure"], best["by"]) == ("rankme_view_recall", "auto")
+    assert (best["start"], best["value"]) == pytest.approx((scores[0], max(scores)))
+    assert load_backbone(run_dir).config.facts["step"] == 4 * int(np.argmax(scores))
+
+
+def unlabelled_in_rank(process, recipe, data, run_dir, init, *overrides):
+    loaded = load_recipe(recipe, overrides)
+    sslpipe.train.train(loaded, load_index(data), Path(run_dir), open_init(loaded, init))
