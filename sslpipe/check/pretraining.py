@@ -15,6 +15,7 @@ from sslpipe.build import (
     build_loss,
     build_model,
     freeze_and_optimize,
+    open_teacher,
     plan_warnings,
     recipe_flops,
 )
@@ -122,7 +123,7 @@ def check_pretraining(
         index.check_files(recipe.data.split)
         order = plan_order(recipe, index)
         pairing = plan_pairs(recipe.pairs, split, order)
-        recipe = recipe.resolved(order.steps_per_epoch)
+        recipe, _ = open_teacher(recipe.resolved(order.steps_per_epoch), index)
         images = first_images(recipe, split)
     else:
         images = noise_batch(min(recipe.data.canvas_px, augment.crop_px * 8 // 7))
