@@ -64,8 +64,9 @@ def test_an_objective_takes_two_views_ids_and_labels_and_gives_one_number(name):
     torch.testing.assert_close(shuffled, loss)  # rows have no order
     scaled = objective(3 * z_a, 3 * z_b, ids=ids, labels=labels)
     torch.testing.assert_close(scaled, loss)  # nor has z a length
-    assert objective.last_negatives > 0
-    assert objective.masked_pairs == 0
+    if objective.negatives_per_anchor(6):
+        assert objective.last_negatives > 0
+        assert objective.masked_pairs == 0
     torch.testing.assert_close(objective.state_dict(), saved, rtol=0, atol=0)
 
 
