@@ -1,21 +1,26 @@
 """The parts of a pretraining, built from its recipe and checked before the first step."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sslpipe.data.index import Split
+from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import suggest_holdout
 from sslpipe.data.pairing import Pairing
 from sslpipe.data.plan import holdout_doubt, holdout_ids
-from sslpipe.errors import RecipeError
+from sslpipe.errors import DataError, RecipeError
+from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.export.initial import copy_weights
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import LOSSES, Objective
 from sslpipe.losses.base import takes_groups
+from sslpipe.losses.distill import TeacherFeatures
 from sslpipe.models.averaged import averaged
 from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
@@ -28,6 +33,7 @@ from sslpipe.models.tuning import (
     tune_warnings,
 )
 from sslpipe.optim import build_optimizer, rate_warning
+from sslpipe.portable import sha256_of
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import build
 from sslpipe.run.best import check_keeping
@@ -83,14 +89,71 @@ def freeze_and_optimize(model: Model, recipe: Recipe) -> Optimizer:
     return build_optimizer(model, recipe.optim, scale, **pretrained_groups(tune))
 
 
-def build_loss(recipe: Recipe) -> Objective:
-    """Build the recipe's objective; one with a queue learns how long its embeddings are.
+def open_teacher(recipe: Recipe, index: DatasetIndex) -> tuple[Recipe, TeacherFeatures | None]:
+    """Read what [teacher] names; the recipe gets the file's hash. None without the section.
 
     Raises:
-        RecipeError: It needs a momentum encoder, and the recipe has none; it cannot do what [pairs]
-            says; or it has weights, which nothing would train.
+        DataError: The file is damaged, of other data, or has no row of some samples.
+        RecipeError: It is not the one that the recipe was made for.
     """
-    fixed = {"dim": recipe.projector.out_dim}
+    if recipe.teacher is None:
+        return recipe, None
+    path, name = recipe.teacher.features, recipe.data.split
+    rows, metadata = load_embeddings(path)
+    if not index.has_sha256(metadata.get("data_sha256")) or metadata.get("split") != name:
+        raise DataError(
+            f"teacher.features = {path!r} was not embedded from split {name!r} of this data set; "
+            f"write it with `sslpipe embed SOURCE --split {name} --out {path}`"
+        )
+    ids = rows.ids.numpy()
+    # who could not be decoded is not trained on
+    missing = np.setdiff1d(np.arange(len(index.split(name))), ids)
+    unknown = np.setdiff1d(missing, [one["id"] for one in metadata.get("left_out", [])])
+    if len(unknown):
+        raise DataError(
+            f"teacher.features = {path!r} has no row of {len(unknown)} of the split's samples, the "
+            f"first with id {unknown[0]}; embed the whole split"
+        )
+    sha256 = sha256_of(Path(path))
+    if recipe.teacher.sha256 not in ("", sha256):
+        raise RecipeError(
+            f"teacher.features = {path!r} has sha256 {sha256[:16]}, and the recipe was made for "
+            f"{recipe.teacher.sha256[:16]!r}; name that file"
+        )
+    order = rows.ids.argsort()
+    teacher = recipe.teacher.model_copy(update={"sha256": sha256})
+    recipe = recipe.model_copy(update={"teacher": teacher})
+    return recipe, TeacherFeatures(rows.features[order], rows.ids[order])
+
+
+def build_loss(recipe: Recipe, teacher: TeacherFeatures | None = None) -> Objective:
+    """Build the recipe's objective; one with a queue learns how long its embeddings are.
+
+    Args:
+        recipe: Of a pretraining.
+        teacher: What `open_teacher` gave; without it [teacher] is taken to hold no sample.
+
+    Raises:
+        RecipeError: It needs a momentum encoder or a teacher, and the recipe has none; it cannot do
+            what [pairs] says, or makes no use of [teacher]; or it has weights, which nothing would
+            train.
+    """
+    fixed: dict[str, object] = {"dim": recipe.projector.out_dim}
+    kind = recipe.loss.kind
+    learns = kind in LOSSES and "teacher" in inspect.signature(LOSSES[kind]).parameters
+    if learns and recipe.teacher is None:
+        raise RecipeError(
+            f"loss.kind = {kind!r} learns a teacher's features; write them with `sslpipe embed "
+            "SOURCE --split train --out teacher.safetensors` and set teacher.features to that file"
+        )
+    if recipe.teacher is not None:
+        if not learns:
+            raise RecipeError(
+                f"loss.kind = {kind!r} makes no use of [teacher]; use loss.kind = 'distill', or "
+                "leave the section out"
+            )
+        nobody = TeacherFeatures(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
+        fixed["teacher"] = teacher or nobody
     masks = recipe.pairs.masks if recipe.pairs else ()
     if masks or "group_columns" in recipe.loss.arguments:  # of a queue: [pairs] alone decides it
         fixed["group_columns"] = len(masks)

@@ -18,6 +18,7 @@ from sslpipe.build import (
     build_loss,
     build_model,
     freeze_and_optimize,
+    open_teacher,
     plan_warnings,
     recipe_flops,
 )
@@ -93,11 +94,13 @@ def train(
         not_used = backbone_note(recipe, init_from)
         recipe = with_init(recipe, init_from, index, run_dir).resolved(order.steps_per_epoch)
         pairing = plan_pairs(recipe.pairs, split, order)  # partners, masks, labels of [pairs]
+        recipe, teacher = open_teacher(recipe, index)
 
         # views, model, objective: the same numbers on every rank, from recipe.seed
         augment = build_augment(recipe, index, compiled=recipe.run.compile)
         view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
-        model, loss_fn = build_model(recipe, augment.crop_px, init_from), build_loss(recipe)
+        model = build_model(recipe, augment.crop_px, init_from)
+        loss_fn = build_loss(recipe, teacher)
         recorded = will_record(recipe, run.process.world_size, loss_fn)
         warn_of_memory(
             recipe, augment.crop_px, model, run.process, others=[loss_fn], recorded=recorded

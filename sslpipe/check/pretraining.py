@@ -15,6 +15,7 @@ from sslpipe.build import (
     build_loss,
     build_model,
     freeze_and_optimize,
+    open_teacher,
     plan_warnings,
     recipe_flops,
 )
@@ -118,7 +119,7 @@ def check_pretraining(
         index.check_files(recipe.data.split)
         order = plan_order(recipe, index)
         pairing = plan_pairs(recipe.pairs, split, order)
-        recipe = recipe.resolved(order.steps_per_epoch)
+        recipe, _ = open_teacher(recipe.resolved(order.steps_per_epoch), index)
 
     # sizes, memory, time
     loss_fn = build_loss(recipe)

@@ -11,6 +11,7 @@ from functools import partial
 
 from sslpipe.losses.base import ContrastiveObjective, InBatchLoss, Objective
 from sslpipe.losses.dcl import DCLLoss
+from sslpipe.losses.distill import DistillLoss, TeacherFeatures
 from sslpipe.losses.hard_negatives import HardNegativeLoss
 from sslpipe.losses.moco import MoCoLoss
 from sslpipe.losses.nt_xent import NTXentLoss
@@ -21,12 +22,14 @@ __all__ = [
     "LOSSES",
     "ContrastiveObjective",
     "DCLLoss",
+    "DistillLoss",
     "HardNegativeLoss",
     "InBatchLoss",
     "MoCoLoss",
     "NTXentLoss",
     "Objective",
     "SupConLoss",
+    "TeacherFeatures",
 ]
 
 _BUILT_IN: dict[str, Callable[..., Objective]] = {
@@ -36,5 +39,6 @@ _BUILT_IN: dict[str, Callable[..., Objective]] = {
     "sup_con": SupConLoss,
     "hard_negatives": HardNegativeLoss,
     "moco": MoCoLoss,
+    "distill": DistillLoss,
 }
 LOSSES = Table("loss", _BUILT_IN, "sslpipe.losses")

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from sslpipe.errors import RecipeError
 from sslpipe.models.backbones import Backbone
 from sslpipe.recipe.pretrain import Projector
 
@@ -14,9 +15,17 @@ def build_projector(num_features: int, projector: Projector) -> nn.Sequential:
     only); MoCo v3's drops both, as here: the loss normalises z, and a shift would move every z
     towards one point.
 
+    Raises:
+        RecipeError: Without layers, an out_dim that is not num_features.
+
     Source:
         Chen et al. 2020, arXiv:2002.05709, section 4.2; Chen et al. 2021, arXiv:2104.02057.
     """
+    if not projector.num_layers and projector.out_dim != num_features:
+        raise RecipeError(
+            f"projector.num_layers = 0: the loss compares the backbone's {num_features} features "
+            f"themselves; set projector.out_dim = {num_features}, now {projector.out_dim}"
+        )
     widths = [num_features, *[projector.hidden_dim] * (projector.num_layers - 1), projector.out_dim]
     layers: list[nn.Module] = []
     for layer in range(projector.num_layers):

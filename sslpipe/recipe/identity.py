@@ -14,7 +14,12 @@ from sslpipe.recipe.base import RunRecipe
 from sslpipe.registry.plugins import fingerprints, plugin_hint
 
 # What changes no weight beyond the rounding by which devices differ.
-_NOT_IN_THE_DIGEST: dict[str, Any] = {"run": True, "name": True, "augment": {"kernels"}}
+_NOT_IN_THE_DIGEST: dict[str, Any] = {
+    "run": True,
+    "name": True,
+    "augment": {"kernels"},
+    "teacher": {"features"},  # where the file is; its sha256 counts
+}
 
 
 class Hashed(Protocol):
@@ -46,9 +51,9 @@ def run_identities(
 def identity(recipe: RunRecipe, index_sha256: str, order_version: int) -> dict[str, Any]:
     """Return everything that decides the trained weights, as plain values.
 
-    That is the recipe without [run], name and augment.kernels, the data, the order's algorithm and,
-    where parts of plug-ins are loaded, the hashes of their source: call it when all parts are
-    built.
+    That is the recipe without [run], name, augment.kernels and teacher.features, the data, the
+    order's algorithm and, where parts of plug-ins are loaded, the hashes of their source: call it
+    when all parts are built.
     """
     settings = recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST)
     _leave_out(settings, recipe.ADDED_LATER)

@@ -78,8 +78,9 @@ class Projector(Section):
     """Width of the hidden layers."""
     out_dim: Positive = 128
     """Dimensions of what the loss compares."""
-    num_layers: Annotated[int, Field(gt=0, le=100)] = 2
-    """Linear layers; ReLU between them."""
+    num_layers: Annotated[int, Field(ge=0, le=100)] = 2
+    """Linear layers; ReLU between them. 0: none, the loss compares the backbone's features
+    themselves, and out_dim is their number."""
     batchnorm: bool = True
     """BatchNorm after every linear layer, the last without scale and shift."""
 
@@ -99,6 +100,16 @@ class Momentum(Section):
     (MoCo v3); it is left out of exports."""
 
 
+class Teacher(Section):
+    """A frozen teacher, whose features the objective learns (loss.kind = "distill")."""
+
+    features: Annotated[str, Field(min_length=1)]
+    """The file that `sslpipe embed` wrote of data.split with any network or join of networks; the
+    path is not in the digest, the content is."""
+    sha256: str = ""
+    """Filled in by the program: of the file. A resume with another file is refused."""
+
+
 class Recipe(RunRecipe):
     """A pretraining: contrastive learning of an encoder and a projector."""
 
@@ -106,6 +117,7 @@ class Recipe(RunRecipe):
         **RunRecipe.ADDED_LATER,
         "init": "",
         "pairs": None,
+        "teacher": None,
         "backbone.pool": "avg",
         "data.holdout_by": None,
         "data.keep": None,
@@ -118,8 +130,8 @@ class Recipe(RunRecipe):
     data: Data = Data()
     """Which images, in what batches."""
     loss: Annotated[Component, Field(examples=["nt_xent"])]
-    """The objective; `kind` is "nt_xent" (SimCLR), "moco", "dcl", "dclw", "sup_con" (with labels)
-    or "hard_negatives"."""
+    """The objective; `kind` is "nt_xent" (SimCLR), "moco", "dcl", "dclw", "sup_con" (with labels),
+    "hard_negatives", or "distill" (with [teacher])."""
     backbone: Annotated[Component | None, Field(examples=["small_resnet"])] = None
     """The encoder; `kind` is small_resnet, torchvision/NAME or timm/NAME. Needed where no weights
     are named with --init, which else bring their own."""
@@ -127,6 +139,8 @@ class Recipe(RunRecipe):
     """The network between the backbone's features and the loss."""
     momentum: Momentum | None = None
     """A momentum encoder; without the section one encoder makes both views' embeddings."""
+    teacher: Teacher | None = None
+    """A frozen teacher; without the section, none."""
     pairs: Pairs | None = None
     """What columns of the data set say of its samples; without the section, nothing."""
 
@@ -143,6 +157,11 @@ class Recipe(RunRecipe):
                 raise ValueError(
                     f"data.{key} = {value!r} needs data.holdout, the number of samples to hold out"
                 )
+        if not self.projector.num_layers and self.tune.projector_first_steps:
+            raise ValueError(
+                f"tune.projector_first_steps = {self.tune.projector_first_steps}, and "
+                "projector.num_layers = 0 leaves no projector to train first; use 0"
+            )
         batch, streams = self.data.batch_size, self.data.num_streams
         if batch % streams:
             near = sorted(divisors(batch), key=lambda s: abs(s - streams))[:4]

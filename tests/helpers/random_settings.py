@@ -133,9 +133,11 @@ def all_keys() -> dict[str, list[list[Key]]]:
     extra = Key("augment.extra", list[dict[str, Any]], ())
     metric = {**METRIC_LOSSES, **HEADS}
 
-    class Metric(dict[str, Any]):
+    class Known(dict[str, Any]):
+        """Of a table, what needs no other package and no file."""
+
         def names(self) -> list[str]:
-            return [name for name in self if name != "pml"]
+            return [name for name in self if name not in ("pml", "distill")]
 
     moco = ("momentum.start=0.99",)
     return {
@@ -143,12 +145,12 @@ def all_keys() -> dict[str, list[list[Key]]]:
             section_keys(Recipe),
             [*views, extra],
             networks,
-            component_keys("loss", LOSSES, *moco),
+            component_keys("loss", Known(LOSSES), *moco),
         ],
         "finetune": [
             section_keys(FinetuneRecipe),
             views,
-            component_keys("loss", Metric(metric)),
+            component_keys("loss", Known(metric)),
             component_keys("miner", MINERS, "loss={kind='triplet'}"),
             [*networks, Key("queue.size", int, ()), Key("queue.start_step", int, ())],
         ],

@@ -1,0 +1,224 @@
+"""Distillation against loops over single pairs of views, in several processes, in a training."""
+
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sslpipe.build import build_loss, open_teacher
+from sslpipe.data.index import load_index
+from sslpipe.distributed import Rank
+from sslpipe.errors import DataError, RecipeError
+from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from sslpipe.losses import DistillLoss, NTXentLoss, TeacherFeatures
+from sslpipe.recipe import load_recipe
+from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import run_processes
+from tests.helpers.runs import RECIPE, final_weights, train_over, write_recipe
+from tests.losses.loops import assert_same, pair, unit, value_and_grad
+from tests.test_resume import signalled_in_rank
+
+# the samples of both views: one stands in the batch twice, one row shows two
+IDS = torch.tensor([[7, 7], [3, 3], [5, 11], [3, 3], [11, 11], [0, 0], [20, 20]])
+KNOWN = torch.tensor([0, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 20])
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.3, "teacher_temperature": 0.2},
+    {"nt_xent": 0.5},
+    {"match": "features"},
+)
+
+
+def teacher(width: int = 4) -> TeacherFeatures:
+    """The row of a sample is not its number."""
+    features = torch.randn(len(KNOWN), width, generator=torch.Generator().manual_seed(1))
+    return TeacherFeatures(features, KNOWN)
+
+
+def loop(
+    z_a: Tensor,
+    z_b: Tensor,
+    *,
+    match: str = "cosines",
+    temperature: float = 0.1,
+    teacher_temperature: float = 0.05,
+    nt_xent: float = 0.0,
+) -> Tensor:
+    rows = {int(i): unit(row.double()) for i, row in zip(KNOWN, teacher().features, strict=True)}
+    views = [
+        (unit(z[row]), int(IDS[row, view]))
+        for view, z in enumerate((z_a, z_b))
+        for row in range(len(IDS))
+    ]
+    total = z_a.new_zeros(())
+    for z, name in views:
+        if match == "features":
+            total = total + 1 - z @ rows[name]
+            continue
+        others = [(y, rows[other]) for y, other in views if other != name]
+        p = [math.exp(float(rows[name] @ t) / teacher_temperature) for _, t in others]
+        s = [z @ y / temperature for y, _ in others]
+        log_sum = torch.logsumexp(torch.stack(s), 0)
+        total = total - sum(w / sum(p) * (each - log_sum) for w, each in zip(p, s, strict=True))
+    return total / len(views) + nt_xent * NTXentLoss(temperature)(z_a, z_b, ids=IDS)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_loss_and_gradient_are_those_of_the_loops(settings: dict[str, Any]) -> None:
+    z_a, z_b = pair(7, 4)
+    loss_fn = DistillLoss(teacher(), **settings)
+    actual = value_and_grad(loss_fn(z_a, z_b, ids=IDS), z_a, z_b)
+    assert_same(actual, value_and_grad(loop(z_a, z_b, **settings), z_a, z_b))
+
+
+def test_a_student_that_has_the_teachers_cosines_has_the_least_loss_and_agrees() -> None:
+    ids = torch.tensor([0, 3, 7, 20])
+    loss_fn = DistillLoss(teacher(), temperature=0.05, teacher_temperature=0.05)
+    z = teacher().of(ids).requires_grad_()
+    loss = loss_fn(z, z, ids=ids)
+    assert loss_fn.stats() == {"teacher_agreement": 1.0}
+    (grad,) = torch.autograd.grad(loss, z)
+    torch.testing.assert_close(grad, torch.zeros_like(grad), atol=1e-5, rtol=0)
+    other = z.detach().roll(1, 0)
+    assert loss_fn(other, other, ids=ids) > loss
+
+
+def test_an_image_alone_in_the_batch_has_no_loss() -> None:
+    loss_fn = DistillLoss(teacher())
+    z = torch.randn(1, 4, requires_grad=True)
+    loss = loss_fn(z, z, ids=torch.tensor([3]))
+    loss.backward()
+    assert loss.item() == 0
+    assert not z.grad.any()
+
+
+def _in_rank(process: Rank, split: tuple[int, ...]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    answers = []
+    for settings in SETTINGS:
+        a, b, ids = (x.detach().split(split)[process.rank].clone() for x in (*pair(7, 4), IDS))
+        loss = DistillLoss(teacher(), **settings)(a.requires_grad_(), b.requires_grad_(), ids=ids)
+        loss.backward()
+        answers.append((loss.detach(), a.grad, b.grad))
+    return answers
+
+
+@pytest.mark.parametrize("split", [(3, 4), (7, 0), (2, 1, 1, 3)], ids=str)
+def test_several_processes_have_the_loss_and_gradient_of_one(split: tuple[int, ...]) -> None:
+    z_a, z_b = pair(7, 4)
+    ranks = run_processes(_in_rank, len(split), split)
+    for number, settings in enumerate(SETTINGS):
+        answers = [rank[number] for rank in ranks]
+        loss, grad = value_and_grad(loop(z_a, z_b, **settings), z_a, z_b)
+        for answer in answers:
+            assert torch.equal(answer[0], answers[0][0])
+        whole = torch.cat([answer[view] for view in (1, 2) for answer in answers]) / len(split)
+        assert_same((answers[0][0], whole), (loss, grad))
+
+
+def test_what_a_call_cannot_use_is_refused() -> None:
+    z_a, z_b = pair(7, 4)
+    with pytest.raises(ValueError, match="ids are needed"):
+        DistillLoss(teacher())(z_a, z_b)
+    with pytest.raises(DataError, match="no features of sample 4;"):
+        DistillLoss(teacher())(z_a[:1], z_b[:1], ids=torch.tensor([4]))
+    with pytest.raises(ValueError, match=r"projector.out_dim = 9"):
+        DistillLoss(teacher(9), match="features")(z_a, z_b, ids=IDS)
+    for settings, words in (({"match": "rows"}, "match"), ({"nt_xent": -1.0}, "nt_xent")):
+        with pytest.raises(ValueError, match=words):
+            DistillLoss(teacher(), **settings)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(recipe, dataset.json), and features of the data's train split at teacher.safetensors."""
+    folder = tmp_path_factory.mktemp("teacher")
+    data = write_dataset(folder / "data")
+    write_teacher(folder / "teacher.safetensors", data)
+    text = RECIPE.replace('kind = "nt_xent"\ntemperature = 0.2', 'kind = "distill"')
+    path = json.dumps(str(folder / "teacher.safetensors"))
+    return write_recipe(folder, f"{text}\n[teacher]\nfeatures = {path}\n"), data
+
+
+def write_teacher(
+    path: Path, data: Path, *, rows: int = 128, split: str = "train", seed: int = 2
+) -> None:
+    features = torch.randn(rows, 6, generator=torch.Generator().manual_seed(seed))
+    embeddings = Embeddings(features, torch.arange(rows) % 4, torch.arange(rows))
+    facts = {"data_sha256": load_index(str(data)).sha256, "split": split, "left_out": []}
+    save_embeddings(path, embeddings, facts)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("loss.match=features", "projector.out_dim=6", "projector.num_layers=1"),
+        ("projector.num_layers=0", "projector.out_dim=16", "loss.nt_xent=0.5"),
+    ],
+    ids=["cosines", "features", "no projector"],
+)
+def test_a_resumed_distillation_ends_with_the_same_weights(
+    tiny: tuple[Path, Path], tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    recipe, data = tiny
+    ((last, _),) = train_over(1, recipe, data, tmp_path / "whole", *overrides)
+    assert last == 12
+    lines = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()
+    logged = [json.loads(line) for line in lines if "teacher_agreement" in line]
+    assert len(logged) == 12
+    arguments = (str(recipe), str(data), str(tmp_path / "cut"), *overrides)
+    assert run_processes(signalled_in_rank, 1, signal.SIGTERM, *arguments) == [3]
+    train_over(1, recipe, data, tmp_path / "cut", *overrides)
+    whole, cut = final_weights(tmp_path / "whole"), final_weights(tmp_path / "cut")
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+def test_a_run_resumes_with_its_teacher_wherever_the_file_is_and_with_no_other(
+    tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    recipe, data = tiny
+    other = tmp_path / "moved.safetensors"
+    few = ("steps=2", "optim.warmup_steps=0")
+    train_over(1, recipe, data, tmp_path / "run", *few)
+    other.write_bytes((recipe.parent / "teacher.safetensors").read_bytes())
+    train_over(1, recipe, data, tmp_path / "run", *few, f"teacher.features={other}")
+    write_teacher(other, data, seed=3)
+    with pytest.raises(AssertionError, match=r"teacher\.sha256"):
+        train_over(1, recipe, data, tmp_path / "run", *few, f"teacher.features={other}")
+
+
+def test_what_no_training_can_use_is_refused_before_the_first_step(
+    tiny: tuple[Path, Path], tmp_path: Path
+) -> None:
+    path, data = tiny
+    recipe, index = load_recipe(path), load_index(str(data))
+    other = tmp_path / "other.safetensors"
+
+    def named(file: Path) -> Any:
+        return load_recipe(path, [f"teacher.features={file}"])
+
+    write_teacher(other, data, rows=127)
+    with pytest.raises(
+        DataError, match="no row of 1 of the split's samples, the first with id 127"
+    ):
+        open_teacher(named(other), index)
+    write_teacher(other, data, split="test")
+    with pytest.raises(DataError, match="was not embedded from split 'train' of this data set"):
+        open_teacher(named(other), index)
+    write_teacher(other, write_dataset(tmp_path / "data", sizes=(16, 16)), rows=32)
+    with pytest.raises(DataError, match="was not embedded from split 'train' of this data set"):
+        open_teacher(named(other), index)
+    with pytest.raises(RecipeError, match=r"set teacher\.features"):
+        build_loss(recipe.model_copy(update={"teacher": None}))
+    with pytest.raises(RecipeError, match=r"makes no use of \[teacher\]"):
+        build_loss(load_recipe(path, ["loss.kind=nt_xent"]))
+    opened, _ = open_teacher(recipe, index)
+    assert open_teacher(opened, index)[0] == opened
+    forged = opened.teacher.model_copy(update={"sha256": "0" * 64})
+    with pytest.raises(RecipeError, match="name that file"):
+        open_teacher(opened.model_copy(update={"teacher": forged}), index)
