@@ -223,20 +223,60 @@ def run_python(lines: str, cwd: Path) -> str:
     return done.stdout
 
 
-def test_a_plugin_that_cannot_be_imported_is_named_with_its_line(data, tmp_path):
-    recipe = write_recipe(tmp_path)
-    for text, what in (
-        ("import torch\n\nLOSSES['x'] = 1\n", "NameError: name 'LOSSES' is not defined"),
-        ("import sys\n\nsys.exit(0)\n", "it calls sys.exit(0)"),
-    ):
-        (tmp_path / "faulty_parts.py").write_text(text)
-        words = ("check", recipe, "--plugin", "faulty_parts.py")
-        said = run_program(*words, path=tmp_path, cwd=tmp_path, code=2)
-        place = f"({tmp_path / 'faulty_parts.py'}, line 3, in <module>)"
-        assert f"cannot be imported: {what} {place}" in said
+FAULTY = """
+import torch
+from sslpipe.losses import LOSSES, InBatchLoss
+
+class Faulty(InBatchLoss):
+    def row_loss(self, v, sums, anchors):
+        return self.twice(v)
+
+    def twice(self, rows):
+        return rows + torch.ones(3, 5, 7)  # line 10
+
+LOSSES["faulty"] = Faulty
+"""
+
+
+def test_an_error_inside_a_plugin_names_its_line_and_shows_that_part(data, tmp_path):
+    (tmp_path / "faulty_parts.py").write_text(FAULTY)
+    recipe = write_recipe(tmp_path, RECIPE.replace('"nt_xent"', '"faulty"'))
+    words = ["train", recipe, "--data", data, "--run-dir", tmp_path / "run"]
+    words += ["--plugin", "faulty_parts.py"]
+    here = {"path": tmp_path, "cwd": tmp_path, "code": 2}
+    said = run_program(*words, **here)
+    place = f"({tmp_path / 'faulty_parts.py'}, line 10, in twice)"
+    assert "error: in your plug-in: RuntimeError: The size of tensor" in said
+    assert f"{place}; the whole stack trace: put SSLPIPE_TRACE=1 before the command" in said
+    assert "Traceback" not in said
+    assert "return self.twice(v)" in said
+    assert place in (tmp_path / "run" / "FAILED").read_text()
+    traced = run_program(*words, **{**here, "code": 1}, SSLPIPE_TRACE="1")
+    assert "Traceback (most recent call last)" in traced
+    # while it is imported
+    (tmp_path / "faulty_parts.py").write_text("import torch\n\nLOSSES['x'] = 1\n")
+    said = run_program(*words, **here)
+    place = f"({tmp_path / 'faulty_parts.py'}, line 3, in <module>)"
+    assert f"cannot be imported: NameError: name 'LOSSES' is not defined {place}" in said
 
 
 def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float) -> None:
     assert a.keys() == b.keys()
     for key in a:
         assert torch.allclose(a[key].double(), b[key].double(), rtol=0, atol=tolerance), key
+
+
+@pytest.mark.parametrize("place", ["import", "loss"])
+def test_a_plugin_that_exits_ends_the_command_with_its_line(data, tmp_path, place):
+    text = "import sys\nsys.exit(0)\n"
+    if place == "loss":
+        text = FAULTY.replace("return self.twice(v)", "raise SystemExit(0)")
+    (tmp_path / "leaving_parts.py").write_text(text)
+    recipe = write_recipe(tmp_path, RECIPE.replace('"nt_xent"', '"faulty"'))
+    run = tmp_path / "run"
+    words = ("train", recipe, "--data", data, "--run-dir", run, "--plugin", "leaving_parts.py")
+    said = run_program(*words, path=tmp_path, cwd=tmp_path, code=2)
+    assert "leaving_parts.py, line " in said
+    assert "sys.exit(0)" in said
+    assert "Traceback" not in said
+    assert not (run / "DONE").exists()

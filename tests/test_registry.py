@@ -62,6 +62,7 @@ def test_a_mistake_names_section_value_and_remedy(kind, arguments, message):
 def package(tmp_path, monkeypatch):
     """An installed package with an objective that says when it is imported."""
     monkeypatch.setattr(plugins, "_fingerprints", {})
+    monkeypatch.setattr(plugins, "_places", {})
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "made_up_parts.py").write_text("class Mine:\n    size = 3\n")
     metadata = tmp_path / "made_up_parts-1.0.dist-info"

@@ -52,8 +52,17 @@ def check_within(
 ) -> tuple[list[str], RenderableType]:
     """Check a pretraining as `check_recipe` does, and shorten it to what this machine does in time.
 
-    A step is timed by the log of a few of them, in the run directory `timed_by`, or by the check
-    itself. Returns the overrides of `shorten`, and what `check_recipe` returns.
+    Args:
+        recipe: A pretraining whose length is given in steps.
+        index: The data set, or None.
+        init_from: The weights that the backbone starts from, or None.
+        within_s: Seconds that all steps may take.
+        timed_by: The directory of a few steps of the same run on this machine; None: as the check
+            itself estimates, from a few images.
+        whole_within_s: As in `shorten`.
+
+    Returns:
+        The overrides of `shorten`, and what `check_recipe` returns.
     """
     if isinstance(recipe, FinetuneRecipe) or recipe.steps is None:
         raise RecipeError("--within shortens a pretraining whose length is given in steps")

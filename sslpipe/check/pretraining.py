@@ -101,8 +101,12 @@ def check_pretraining(
 ) -> PretrainCheck:
     """Build every part of a pretraining and look at its order, as `check_recipe`; train nothing.
 
-    `timed_by` is the directory of a few steps of this run, whose log times a step; without it a few
-    images do.
+    Args:
+        recipe: Of a pretraining.
+        index: The data set; None skips what only the data can tell.
+        init_from: The weights that the backbone starts from; None: random ones.
+        timed_by: The directory of a few steps of this run, whose log times a step; None: a few
+            images do.
     """
     # what the machine may refuse
     device = training_device(recipe)

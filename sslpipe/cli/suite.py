@@ -135,7 +135,12 @@ def load_compared(
     """Load the networks of --against, and the weights that the model's own training started from.
 
     Those are one of --against with the recorded sha256, or what the run keeps in RUN/init.
-    No row of eval.json gets a name that is `taken`.
+
+    Args:
+        sources: As `load_backbone` takes them.
+        model: The run or export.
+        backbone: What was loaded of it.
+        taken: Names that rows of eval.json have already.
 
     Raises:
         UserError: One of --against is given twice, or cannot be loaded.
@@ -199,8 +204,15 @@ def embed_model(
 ) -> Sets:
     """Embed both splits by a model; what it has to beat and other networks when their turn comes.
 
-    Without a seed there is no baseline of random weights, without canvas_px it is each view's own.
-    options: batch_size, num_workers and device of `embed`.
+    Args:
+        model: The export or run.
+        backbone: What was loaded of it.
+        index: The data set.
+        splits: Train and test of it.
+        compared: The other networks.
+        untrained_seed: Of the random weights; None: no baseline of them.
+        canvas_px: As in `embed`; None: by each view.
+        options: batch_size, num_workers and device of `embed`.
     """
     config, canvas = backbone.config, canvas_px or backbone.view.canvas_px
     untrained = None

@@ -129,9 +129,16 @@ def embed_kept(
 ) -> tuple[Embeddings, str]:
     """Embed images by a candidate, or read the features that an earlier call kept in `folder`.
 
-    The view is its own, or `CornerViews` of it; a damaged file is said and made anew. Also returns
-    the hash of all that decides the features. options: batch_size, num_workers, device and on_bad
-    of `embed`.
+    Args:
+        one: The network.
+        view: Its own, or `CornerViews` of it.
+        index: The data set.
+        split: Of it.
+        ids: (n,) the samples, sorted.
+        folder: Has a file for all that decides the features, whose hash is returned, too.
+        progress: Makes the progress bar.
+        say: Called where a kept file is damaged; it is made anew.
+        options: batch_size, num_workers, device and on_bad of `embed`.
     """
     identity = {
         "backbone_sha256": one.model.config.weights_sha256,

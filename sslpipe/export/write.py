@@ -40,7 +40,7 @@ WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits 
 
 
 def export_backbone(
-    source: str | Path,
+    run_dir: str | Path,
     out: str | Path,
     formats: Sequence[str] = ("safetensors",),
     *,
@@ -49,12 +49,23 @@ def export_backbone(
     weights: Weights | None = None,
     overwrite: bool = False,
 ) -> dict[str, Path]:
-    """Write the backbone of a run, or of other weights, into a folder: format -> where it lies.
+    """Write the backbone of a run's newest checkpoint, or of a named one, into a folder.
 
-    Arguments and errors are those of `load_for_export` and `export_model`.
+    Args:
+        run_dir: The run directory.
+        out: As in `export_model`, which also says what is returned.
+        formats: As there.
+        with_projector: Write the projector, too.
+        checkpoint: As in `load_run`.
+        weights: As there.
+        overwrite: As in `export_model`.
+
+    Raises:
+        ExportError: See `export_model`.
+        UserError: See `load_run`.
     """
-    model = load_for_export(
-        source, with_projector=with_projector, checkpoint=checkpoint, weights=weights
+    model = load_run(
+        Path(run_dir), with_projector=with_projector, checkpoint=checkpoint, weights=weights
     )
     return export_model(model, out, formats, overwrite=overwrite)
 

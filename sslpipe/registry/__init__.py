@@ -9,7 +9,8 @@ It is imported when a recipe or an option names it, never before. `--plugin MODU
 imports a module that is not installed, or a .py file; it adds to the tables itself:
 `sslpipe.losses.LOSSES["mine"] = MyLoss`. A recipe alone imports nothing that is not installed.
 
-`plugins` imports modules of `--plugin`, and hashes code that decides trained weights.
+`plugins` imports modules of `--plugin`, hashes code that decides trained weights, and says where in
+it an error came from.
 """
 
 import inspect
@@ -23,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from sslpipe.errors import RecipeError, UserError, did_you_mean, lost_quotes, shown
-from sslpipe.registry.plugins import plugin_hint, remember
+from sslpipe.registry.plugins import describe_error, plugin_frames, plugin_hint, remember
 
 T = TypeVar("T")
 
@@ -160,8 +161,8 @@ def build(
     except RecipeError:
         raise
     except REFUSALS as error:
-        is_plain = isinstance(error, TypeError | ValueError)
-        what = str(error) if is_plain else f"{type(error).__name__}: {error}"
+        is_plain = isinstance(error, TypeError | ValueError) and not plugin_frames(error)
+        what = str(error) if is_plain else describe_error(error)
         raise RecipeError(f"[{section}] kind = {component.kind!r}: {what}") from error
 
 
@@ -216,6 +217,5 @@ def load(group: str, name: str) -> Any:
             f"{package}'s {entry.value} ({group}, {name!r}) cannot be loaded: "
             f"{type(error).__name__}: {error}"
         ) from error
-    if group in DECIDE_WEIGHTS:
-        remember(sys.modules[entry.module])
+    remember(sys.modules[entry.module], decides_weights=group in DECIDE_WEIGHTS)
     return part

@@ -1,4 +1,4 @@
-"""Code of the user's own: modules of `--plugin`, and what they and packages hash to.
+"""Code of the user's own: modules of `--plugin`, what they and packages hash to, their errors.
 
 What decides trained weights (installed losses, augmentations and backbones, and every module of
 `--plugin`) has the sha256 of its package's source, or its file's, in the run's digest: a run is not
@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +20,7 @@ from sslpipe.errors import UserError
 VARIABLE = "SSLPIPE_PLUGINS"  # modules of --plugin, for processes that this one starts
 
 _fingerprints: dict[str, str] = {}
+_places: dict[str, Path] = {}  # of each plug-in by its name: its file, or its package's folder
 
 
 def load_module(name: str) -> ModuleType:
@@ -37,7 +38,7 @@ def load_module(name: str) -> ModuleType:
             module = importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a plug-in may fail in any way
         raise UserError(f"--plugin {name} cannot be imported: {_at_import(error)}") from error
-    remember(module)
+    remember(module, decides_weights=True)
     return module
 
 
@@ -98,18 +99,27 @@ def plugin_hint() -> str:
     )
 
 
-def remember(module: ModuleType) -> None:
-    """Remember the hash of a plug-in's source.
+# an error inside of a plug-in
 
-    It is of the outermost package that the module is of, namespaces aside.
+
+def remember(module: ModuleType, *, decides_weights: bool) -> None:
+    """Remember where a plug-in's source is and, where it decides weights, what it hashes to.
+
+    Both are of the outermost package that the module is of, namespaces aside.
     """
     parts = module.__name__.split(".")
     outer = [sys.modules[".".join(parts[:depth])] for depth in range(1, len(parts) + 1)]
     top = next((package for package in outer if getattr(package, "__file__", None)), None)
-    if top is None:
+    if top is None and decides_weights:
         raise UserError(f"the plug-in {module.__name__} has no source file that could be hashed")
+    if top is None:
+        return
     path = Path(str(top.__file__))
-    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    is_package = path.name == "__init__.py"
+    _places[top.__name__] = path.parent if is_package else path
+    if not decides_weights:
+        return
+    files = sorted(path.parent.rglob("*.py")) if is_package else [path]
     sha256 = hashlib.sha256()
     for file in files:
         sha256.update(f"{file.relative_to(path.parent).as_posix()}\0".encode())
@@ -117,16 +127,40 @@ def remember(module: ModuleType) -> None:
     _fingerprints[top.__name__] = sha256.hexdigest()
 
 
+def plugin_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the lines of plug-ins through which an error came, the innermost last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if _is_inside(frame.filename, _places.values())]
+
+
+def describe_error(error: BaseException) -> str:
+    """Say an error in one line, with the line of the plug-in that it comes from, if any."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        text = f"sys.exit({error.code!r}) was called"
+    return text + _place(plugin_frames(error))
+
+
+def _place(frames: Sequence[traceback.FrameSummary]) -> str:
+    if not frames:
+        return ""
+    return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})"
+
+
 def _at_import(error: BaseException) -> str:
     """Describe what a module raised while it was imported, with its own line, if it came so far."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
         text = f"it calls sys.exit({error.code!r})"
+    if isinstance(error, SyntaxError):  # its text has file and line
+        return text
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
-    if not own or isinstance(error, SyntaxError):  # whose text has file and line
-        return text
-    return f"{text} ({own[0].filename}, line {own[0].lineno}, in {own[0].name})"
+    return text + _place(own[:1])
+
+
+def _is_inside(file: str, places: Iterable[Path]) -> bool:
+    return any(place == Path(file) or place in Path(file).parents for place in places)
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -31,6 +31,7 @@ from sslpipe.optim import clip_gradient, describe_groups, lr_at, ramp_at, set_lr
 from sslpipe.portable import ignores_hang_up
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.identity import run_identities
+from sslpipe.registry.plugins import describe_error
 from sslpipe.run.best import EMA, Best
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.checkpoint_files import describe_newest
@@ -92,6 +93,8 @@ def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator["Run"]:
             with watchdog:
                 try:
                     yield run
+                except SystemExit as error:  # of a part of the user's own: nothing is done
+                    raise UserError(describe_error(error)) from error
                 finally:
                     run.close()
         except torch.OutOfMemoryError as error:
@@ -99,7 +102,7 @@ def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator["Run"]:
             write_failure(run_dir, f"rank {process.rank}: UserError: {text}")
             raise UserError(text) from error
         except BaseException as error:
-            text = f"rank {process.rank}: {type(error).__name__}: {error}"
+            text = f"rank {process.rank}: {describe_error(error)}"
             stopped = isinstance(error, KeyboardInterrupt)
             refused = holds_run and isinstance(error, UserError)
             if run.began or not (stopped or refused):
