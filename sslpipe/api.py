@@ -9,6 +9,8 @@ from sslpipe.export.initial import open_init
 from sslpipe.export.load import FrozenBackbone, Weights
 from sslpipe.metric_learning.finetune import finetune
 from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe
+from sslpipe.registry.plugins import made_with
+from sslpipe.run.records import plugins_of
 from sslpipe.train import train as pretrain
 
 
@@ -42,7 +44,8 @@ def train(
         UserError: For what the user can mend: recipe, data, launch, a directory in use.
     """
     if isinstance(recipe, str | Path):
-        recipe = load_recipe(recipe, overrides)
+        with made_with(plugins_of(Path(run_dir))):
+            recipe = load_recipe(recipe, overrides)
     elif overrides:
         raise UserError("overrides are for the path of a recipe, and this is a recipe already")
     run_dir = Path(run_dir)

@@ -196,12 +196,19 @@ def test_a_module_of_the_option_plugin_adds_the_same(data, tmp_path):
     # the batch script hands it on
     script = run_program("slurm", *train[1:], *plugin, **here)
     assert f"--plugin {tmp_path / 'my_parts.py'}" in script
-    # without the option, what is missing is named with the remedy
-    for words in (train, ("export", run, "--out", tmp_path / "again")):
+    # without the option, the run and its export name it
+    for words, named in (
+        (train, tmp_path / "my_parts.py"),
+        (("export", run, "--out", tmp_path / "again"), tmp_path / "my_parts.py"),
+        (("embed", tmp_path / "backbone", "--data", data, "--out", "x.safetensors"), "my_parts.py"),
+    ):
         said = run_program(*words, code=2, **here)
-        assert "name its module with --plugin (in Python, first: sslpipe.load_plugins" in said
-    # which resumes the same run
-    lines = f"""sslpipe.load_plugins("my_parts.py")
+        hint = f"the run was made with parts of your own: add --plugin {named} (in P"
+        assert said.startswith(f"error: {hint}") or words is not train
+        assert hint in said
+    # what the message says for Python does load it, and resumes the same run
+    python = re.search(r"in Python, first: (.*?\))\)", run_program(*train, code=2, **here))[1]
+    lines = f"""{python}
 assert sslpipe.train({str(recipe)!r}, {str(data)!r}, {str(run)!r}) == 6
 backbone = sslpipe.load_backbone({str(run)!r})
 sslpipe.export_backbone({str(run)!r}, "again")  # its proof is another process
@@ -253,6 +260,12 @@ def test_an_error_inside_a_plugin_names_its_line_and_shows_that_part(data, tmp_p
     assert place in (tmp_path / "run" / "FAILED").read_text()
     traced = run_program(*words, **{**here, "code": 1}, SSLPIPE_TRACE="1")
     assert "Traceback (most recent call last)" in traced
+    # called with what it does not take: no line of it is in the trace
+    text = FAULTY.replace("v, sums, anchors", "v, sums")
+    (tmp_path / "faulty_parts.py").write_text(text)
+    said = run_program(*words[:-3], tmp_path / "other", *words[-2:], **here)
+    assert "TypeError: Faulty.row_loss() takes 3 positional arguments but 4 were given" in said
+    assert f"({tmp_path / 'faulty_parts.py'}, line 6, in row_loss)" in said
     # while it is imported
     (tmp_path / "faulty_parts.py").write_text("import torch\n\nLOSSES['x'] = 1\n")
     said = run_program(*words, **here)

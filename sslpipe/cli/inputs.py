@@ -47,14 +47,16 @@ def load_recipe_or_run(path: Path, overrides: Sequence[str]) -> "Recipe | Finetu
     """Read a recipe, or the one that a run has recorded, with overrides. Raises: UserError."""
     from sslpipe.recipe import load_recipe, parse_recipe
     from sslpipe.recipe.reading import RECORDED, apply_overrides
-    from sslpipe.run.records import read_description
+    from sslpipe.registry.plugins import made_with
+    from sslpipe.run.records import plugins_of, read_description
 
     run_dir = recorded_in(path)
     if run_dir is None:
         return load_recipe(path, overrides)
-    tree = read_description(run_dir, RECORDED)
-    apply_overrides(tree, overrides)
-    return parse_recipe(tree, f"{run_dir}/{RECORDED}", recorded=True, overrides=overrides)
+    with made_with(plugins_of(run_dir)):
+        tree = read_description(run_dir, RECORDED)
+        apply_overrides(tree, overrides)
+        return parse_recipe(tree, f"{run_dir}/{RECORDED}", recorded=True, overrides=overrides)
 
 
 def parse_ids(texts: Sequence[str] | None) -> list[int] | None:

@@ -157,8 +157,11 @@ def train(
     """
     from sslpipe.recipe import load_recipe
     from sslpipe.recipe.shortened import shortened_note
+    from sslpipe.registry.plugins import made_with
+    from sslpipe.run.records import plugins_of
 
-    loaded = load_recipe(recipe, overrides or [])
+    with made_with(plugins_of(run_dir)):
+        loaded = load_recipe(recipe, overrides or [])
     index = open_data(data, loaded.data.split, allow_pipe=allow_pipe)
     check_folder(run_dir, "--run-dir")
     if not (run_dir / "init").is_dir():  # else the run keeps its own

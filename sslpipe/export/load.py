@@ -27,6 +27,7 @@ from sslpipe.recipe.base import Component, Weights
 from sslpipe.recipe.messages import explain_errors
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import REFUSALS, build
+from sslpipe.registry.plugins import made_with
 from sslpipe.run.best import choose
 from sslpipe.run.checkpoint_files import read_state
 from sslpipe.run.evaluated import read_suite
@@ -127,7 +128,7 @@ def _load_export(path: Path) -> FrozenBackbone:
         nested = SSLPIPE_KEY in tree  # the timm and hf formats
         bare = nested and "architecture" in tree  # the keys are those of timm's network
         config = Config.model_validate(tree[SSLPIPE_KEY] if nested else tree)
-        with within_memory("backbone"):
+        with within_memory("backbone"), made_with(config.facts.get("plugins")):
             if config.backbone.kind == JOIN:  # many networks: judged by the file, one by one
                 most = (path / "model.safetensors").stat().st_size  # a number has a byte or more
                 backbone: Backbone = build_joined(config.backbone.arguments, most)
@@ -233,23 +234,26 @@ def load_run(
     state = read_state(folder)
     identity = state["identity"]
     tree = {**read_description(run_dir, "recipe.json"), **identity["recipe"]}
-    recipe = parse_recipe(tree, f"{run_dir}/recipe.json", recorded=True)
-    assert recipe.backbone is not None  # a run has written down what it built
-    data = _read_data(run_dir, identity["index_sha256"])
-    # the view of evaluation: the training's crop and normalisation, without its distortions
-    views = build(AUGMENTS, recipe.augment, section="augment", mean=data["mean"], std=data["std"])
-    crop_px = int(views.crop_px)
-    settings = recipe.augment.arguments
-    mean_std = (settings.get("mean", data["mean"]), settings.get("std", data["std"]))
-    view = eval_view_for(crop_px, *(mean_std if settings.get("normalize", True) else ()))
-    if "view" in state:  # of a run that started from weights: resized as they are used to
-        view = EvalView(**state["view"])
-    # the weights
-    if weights == "ema" and recipe.optim.ema is None:
-        raise ExportError(
-            f"{run_dir} keeps no average of its weights: it was trained without optim.ema"
+    with made_with(plugins_of(run_dir)):
+        recipe = parse_recipe(tree, f"{run_dir}/recipe.json", recorded=True)
+        assert recipe.backbone is not None  # a run has written down what it built
+        data = _read_data(run_dir, identity["index_sha256"])
+        # the view of evaluation: the training's crop and normalisation, without its distortions
+        views = build(
+            AUGMENTS, recipe.augment, section="augment", mean=data["mean"], std=data["std"]
         )
-    backbone = build_backbone(recipe.backbone, crop_px=crop_px)
+        crop_px = int(views.crop_px)
+        settings = recipe.augment.arguments
+        mean_std = (settings.get("mean", data["mean"]), settings.get("std", data["std"]))
+        view = eval_view_for(crop_px, *(mean_std if settings.get("normalize", True) else ()))
+        if "view" in state:  # of a run that started from weights: resized as they are used to
+            view = EvalView(**state["view"])
+        # the weights
+        if weights == "ema" and recipe.optim.ema is None:
+            raise ExportError(
+                f"{run_dir} keeps no average of its weights: it was trained without optim.ema"
+            )
+        backbone = build_backbone(recipe.backbone, crop_px=crop_px)
     projector = None
     projector_config = recipe.projector if isinstance(recipe, Recipe) else None
     if with_projector:

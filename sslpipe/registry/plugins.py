@@ -8,10 +8,15 @@ resumed after that code has changed. A part that Python code puts into a table i
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
+import re
+import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +26,7 @@ VARIABLE = "SSLPIPE_PLUGINS"  # modules of --plugin, for processes that this one
 
 _fingerprints: dict[str, str] = {}
 _places: dict[str, Path] = {}  # of each plug-in by its name: its file, or its package's folder
+_recorded: list[object] = []  # what the run that is being read was made with
 
 
 def load_module(name: str) -> ModuleType:
@@ -89,14 +95,39 @@ def fingerprints() -> dict[str, str]:
     return dict(sorted(_fingerprints.items()))
 
 
+# a forgotten --plugin
+
+
+@contextmanager
+def made_with(names: object) -> Iterator[None]:
+    """Let an error about an unknown name name the plug-ins (`requested`) a run was made with."""
+    before = [*_recorded]
+    _recorded[:] = [name for name in (names if isinstance(names, list) else []) if name]
+    try:
+        yield
+    except UserError as error:
+        hint, text = plugin_hint(), str(error)
+        if not (_forgotten() and hint in text):
+            raise
+        first = hint.removeprefix("; ")
+        raise type(error)(f"{first}; without it: {text.replace(hint, '')}") from error
+    finally:
+        _recorded[:] = before
+
+
+def _forgotten() -> list[str]:
+    return [str(name) for name in _recorded if name not in requested()]
+
+
 def plugin_hint() -> str:
     """Say where an unknown name may come from; "" with `--plugin`."""
-    if requested():
-        return ""
-    return (
-        "; is it a part of your own? name its module with --plugin (in Python, first: "
-        "sslpipe.load_plugins; a run's run.json lists what it was made with)"
-    )
+    if forgotten := _forgotten():
+        flags = " ".join(f"--plugin {shlex.quote(name)}" for name in forgotten)
+        return (
+            f"; the run was made with parts of your own: add {flags} (in Python, first: "
+            f"sslpipe.load_plugins({', '.join(map(repr, forgotten))}))"
+        )
+    return "" if requested() else "; is it a part of your own? name its module with --plugin"
 
 
 # an error inside of a plug-in
@@ -130,7 +161,8 @@ def remember(module: ModuleType, *, decides_weights: bool) -> None:
 def plugin_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the lines of plug-ins through which an error came, the innermost last."""
     frames = traceback.extract_tb(error.__traceback__)
-    return [frame for frame in frames if _is_inside(frame.filename, _places.values())]
+    inside = [frame for frame in frames if _is_inside(frame.filename, _places.values())]
+    return inside or _miscalled(error)
 
 
 def describe_error(error: BaseException) -> str:
@@ -139,6 +171,21 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         text = f"sys.exit({error.code!r}) was called"
     return text + _place(plugin_frames(error))
+
+
+def _miscalled(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the line of a plug-in's function that was called with arguments it does not take."""
+    called = re.match(r"([\w.]+)\(\) (?:takes|missing|got)\b", str(error))
+    if called is None or not isinstance(error, TypeError):
+        return []
+    for module in [*sys.modules.values()]:
+        file = getattr(module, "__file__", None)
+        if file and _is_inside(file, _places.values()):
+            with suppress(AttributeError):
+                code = inspect.unwrap(attrgetter(called[1])(module)).__code__
+                name = code.co_name
+                return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, name)]
+    return []
 
 
 def _place(frames: Sequence[traceback.FrameSummary]) -> str:

@@ -31,7 +31,7 @@ from sslpipe.optim import clip_gradient, describe_groups, lr_at, ramp_at, set_lr
 from sslpipe.portable import ignores_hang_up
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.identity import run_identities
-from sslpipe.registry.plugins import describe_error
+from sslpipe.registry.plugins import describe_error, made_with
 from sslpipe.run.best import EMA, Best
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.checkpoint_files import describe_newest
@@ -50,6 +50,7 @@ from sslpipe.run.launch import (
 )
 from sslpipe.run.lock import take_lock
 from sslpipe.run.log import RunLog, read_metrics
+from sslpipe.run.records import plugins_of
 from sslpipe.run.stop import (
     FROM_A_KEYBOARD,
     StopRequest,
@@ -85,7 +86,8 @@ def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator["Run"]:
     """
     process = start_processes(recipe)
     deterministic = deterministic_algorithms(recipe, training_device(recipe).type)
-    with run_console(), take_lock(run_dir, process) as markers, deterministic:
+    plugins = plugins_of(run_dir)
+    with run_console(), take_lock(run_dir, process) as markers, deterministic, made_with(plugins):
         holds_run = (run_dir / "recipe.json").exists()
         watchdog = Watchdog(run_dir, process, recipe.run.timeout_s)
         run = Run(recipe, run_dir, process, watchdog)
