@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sslpipe.cli.inputs import check_model, find_images, find_named_images
+from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import SOURCES, Checkpoint, Device, Weights, argument, option
 from sslpipe.cli.terminal import new_app, progress, say, say_weights, show
 from sslpipe.errors import DataError, UserError, one_line
@@ -52,6 +53,7 @@ def enrol(
     book.save(gallery)
     enrolled = len({names[k] for k in kept})
     show(f"{gallery}: {len(kept)} images of {enrolled} names; {len(book)} names in all")
+    _say_next(book, gallery, model, images=folder)
 
 
 @app.command(
@@ -124,6 +126,7 @@ def calibrate(
     if len(embeddings) * far < 1:
         few = f"fewer than {1 / far:.0f} strangers say little about FAR {far:g}"
         say(f"{few}: the threshold lies just above the highest of them", "yellow")
+    say_next("gallery", "identify", gallery, strangers, "--model", model)
 
 
 @app.command(
@@ -156,6 +159,7 @@ def identify(
         print("\t".join([one_line(str(paths[k])), *(_answer(book, match) for match in matches)]))
     if not book.calibrated:
         say(NO_THRESHOLD, "yellow")
+        _say_next(book, gallery, model)
 
 
 def _answer(book: "Gallery", match: "Match") -> str:
@@ -203,6 +207,14 @@ def verify_command(
     print(f"{'same' if same else 'different'}\t{score:.4f}\tthreshold {threshold:.4f}")
     if not same:
         raise typer.Exit(1)
+
+
+def _say_next(book: "Gallery", gallery: Path, model: Path, images: Path | None = None) -> None:
+    """Name `calibrate`, without which a stranger gets a name, and after it `identify`."""
+    if not book.calibrated:
+        say_next("gallery", "calibrate", gallery, "STRANGERS", "--model", model)
+    elif images is not None:
+        say_next("gallery", "identify", gallery, images, "--model", model)
 
 
 def _check_there(gallery: Path) -> None:

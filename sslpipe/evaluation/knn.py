@@ -13,7 +13,7 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
 from sslpipe.evaluation.exact import Neighbours
 from sslpipe.evaluation.groups import GroupCodes, by_value, hidden_ids
-from sslpipe.evaluation.neighbours import nearest
+from sslpipe.evaluation.neighbours import Search, nearest
 from sslpipe.evaluation.result import Result, accuracy, check_known
 
 Vote = Literal["weighted", "majority"]
@@ -35,6 +35,7 @@ def knn(
     k: int = 20,
     temperature: float = INSTDISC_TEMPERATURE,
     vote: Vote = "weighted",
+    search: Search = "torch",
 ) -> Result:
     """Score arrays of features by their k nearest neighbours, in one line of a notebook.
 
@@ -49,6 +50,7 @@ def knn(
         k: Neighbours that vote, 1 to N; DINO reports its best at 10 and 20.
         temperature: T > 0 of the weights exp(cosine / T); without effect on a majority vote.
         vote: "weighted" (the field's protocol) or "majority".
+        search: "torch" or "faiss"; both find the same neighbours.
 
     Returns:
         Top-1 accuracy as a `Result`: value in [0, 1], Wilson's 95 % interval.
@@ -67,7 +69,7 @@ def knn(
             f"train_features have {train.features.shape[1]} columns and test_features "
             f"{test.features.shape[1]}; take both from one backbone"
         )
-    options: dict[str, Any] = {"temperature": temperature, "vote": vote}
+    options: dict[str, Any] = {"temperature": temperature, "vote": vote, "search": search}
     (result,) = knn_results(train, test.to(train.features.device), k=(k,), **options)
     return result
 
@@ -116,6 +118,7 @@ def knn_results(
     k: Sequence[int] = DINO_K,
     temperature: float = INSTDISC_TEMPERATURE,
     vote: Votes = "weighted",
+    search: Search = "torch",
     exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
     by: GroupCodes | None = None,
@@ -133,6 +136,7 @@ def knn_results(
         k: Numbers of neighbours.
         temperature: T > 0 of the weighted vote.
         vote: "weighted", "majority" or "both".
+        search: "torch" or "faiss"; both find the same neighbours.
         exclude_same_id: Leave one out, for bank and queries of the same split.
         exclude_same: A column (camera, say): a query finds no row that has its own value of it; a
             missing value excludes nothing.
@@ -151,6 +155,7 @@ def knn_results(
         k,
         temperature,
         vote,
+        search=search,
         exclude_same_id=exclude_same_id,
         exclude_same=exclude_same,
         process=process,

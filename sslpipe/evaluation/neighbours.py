@@ -1,11 +1,13 @@
 """Exact nearest neighbours by cosine, with ties in a fixed order, wherever they are searched.
 
-Float32 products, whose error is bounded, propose rows; the similarities of these are then computed
-exactly (`exact`), so that the neighbours do not depend on tile, device or number of processes.
+Float32 products, of torch or faiss, whose error is bounded, propose rows; the similarities of these
+are then computed exactly (`exact`), so that the neighbours do not depend on who proposes, on tile,
+device or number of processes.
 `exact.among_all`, which compares everything, is the oracle.
 """
 
 from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,12 +21,16 @@ from sslpipe.evaluation.exact import (
     fixed_point_units,
     float32_error,
 )
+from sslpipe.evaluation.result import check_known
 from sslpipe.precision import full_float32
+
+Search = Literal["torch", "faiss"]
 
 CPU_NUMBERS = 2**23  # similarities of a tile on the CPU: 32 MiB
 MOST_NUMBERS = 2**28  # on a GPU: 1 GiB
 RANKED_NUMBERS = 2**17  # components of proposed rows at a time; 128 times as many on a GPU
 PART_BYTES = 2**27  # of a bank on the CPU that is searched at a time: its unit rows are a copy
+FAISS_MOST = 2048  # neighbours that faiss finds on a GPU
 SPARE = 32  # rows proposed beyond k: most queries are then proved complete
 
 
@@ -33,6 +39,7 @@ def nearest(
     queries: Tensor,
     k: int,
     *,
+    search: Search = "torch",
     bank_ids: Tensor | None = None,
     query_ids: Tensor | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
@@ -46,11 +53,14 @@ def nearest(
         bank: (N, F) float32, any scale, on any device.
         queries: (Q, F) float32, any scale.
         k: At least 1; more than a query may find is a DataError.
+        search: "torch" or "faiss"; both find the same neighbours.
         bank_ids: (N,) int64; with query_ids, a query never finds a row of its own id.
         query_ids: (Q,) int64.
         process: This process; the other arguments are the same on all.
     """
+    check_known("search", search, ("faiss", "torch"))
     check_k(len(bank), k, bank_ids, query_ids)
+    propose = _by_faiss if search == "faiss" else _by_torch
     device, units, share = queries.device, fixed_point_units(queries), process.share(len(bank))
     rows = len(bank) if device.type == "cuda" else PART_BYTES // bank[:1].nbytes
     found = Neighbours(
@@ -60,7 +70,8 @@ def nearest(
     for start in range(share.start, share.stop, max(1, rows)):
         part = slice(start, min(start + max(1, rows), share.stop))
         ids = None if bank_ids is None else bank_ids[part].to(device)
-        near = _search(fixed_point_units(bank[part].to(device)), units, k, ids, query_ids)
+        rows_here = fixed_point_units(bank[part].to(device))
+        near = _search(rows_here, units, k, ids, query_ids, propose=propose)
         found = _merged([found, near._replace(indices=near.indices + start)], k)
     if process.world_size == 1:
         return found
@@ -105,6 +116,7 @@ def _search(
     bank_ids: Tensor | None,
     query_ids: Tensor | None,
     progress: Callable[[int], None] | None = None,
+    propose: "Propose | None" = None,
 ) -> Neighbours:
     """Rank what products propose; a query of which a nearer row may lack meets the whole bank.
 
@@ -118,10 +130,10 @@ def _search(
     with full_float32():
         for part in torch.split(torch.arange(len(queries), device=queries.device), tile):
             some = queries[part]
-            products = torch.mm(some, bank.T)  # (q, N)
+            own = None
             if bank_ids is not None and query_ids is not None:
-                products.masked_fill_(bank_ids == query_ids[part, None], -torch.inf)
-            products, rows = products.topk(width, dim=1)
+                own = bank_ids == query_ids[part, None]  # (q, N)
+            products, rows = (propose or _by_torch)(bank, some, width, own)
             exact = _exactly(bank, some, rows).masked_fill_(products == -torch.inf, -torch.inf)
             parts.append(best(exact, rows, k))
             # else no row that was not proposed is as near as the last of those found
@@ -137,6 +149,53 @@ def _search(
             again = among_all(bank, queries[doubtful], k, bank_ids, ids)
             indices[doubtful], similarities[doubtful] = again
     return Neighbours(indices, similarities)
+
+
+# (bank (N, F), queries (q, F), how many, who finds none of which rows (q, N)) -> products (q, n)
+# float32, falling, and their rows of the bank (q, n); no other row's product is larger
+Propose = Callable[[Tensor, Tensor, int, Tensor | None], tuple[Tensor, Tensor]]
+
+
+def _by_torch(
+    bank: Tensor, queries: Tensor, width: int, own: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    products = torch.mm(queries, bank.T)  # (q, N)
+    if own is not None:
+        products.masked_fill_(own, -torch.inf)
+    largest, rows = products.topk(width, dim=1)
+    return largest, rows
+
+
+def _by_faiss(
+    bank: Tensor, queries: Tensor, width: int, own: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    try:
+        import faiss
+    except ImportError as error:
+        raise DataError(
+            'search = "faiss" needs faiss (pip install faiss-gpu or faiss-cpu); '
+            'search = "torch" gives the same neighbours without it'
+        ) from error
+    most = width if own is None else min(len(bank), width + int(own.sum(1).max()))
+    inner: dict[str, Any] = {"metric": faiss.METRIC_INNER_PRODUCT}
+    if bank.is_cuda:
+        import faiss.contrib.torch_utils  # takes tensors where they lie
+
+        if not hasattr(faiss, "StandardGpuResources") or most > FAISS_MOST:
+            raise DataError(
+                f'search = "faiss" on a GPU needs faiss-gpu and finds at most {FAISS_MOST} '
+                f'neighbours, of {most} needed; search = "torch" gives the same neighbours'
+            )
+        inner["device"] = bank.device.index or 0
+        products, rows = faiss.knn_gpu(faiss.StandardGpuResources(), queries, bank, most, **inner)
+    else:
+        near = faiss.knn(queries.numpy(), bank.numpy(), most, **inner)
+        products, rows = map(torch.from_numpy, near)
+    if own is None:
+        return products, rows
+    products = products.masked_fill(own.gather(1, rows), -torch.inf)
+    largest, places = products.topk(width, dim=1)
+    return largest, rows.gather(1, places)
 
 
 def _merged(lists: list[Neighbours], k: int) -> Neighbours:

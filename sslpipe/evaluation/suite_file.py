@@ -10,7 +10,8 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
         features     "ssl" (the model's own), "pixels", "random", ...
         whitened     whether PCA whitening, learned on train features, went before
         column       the heading this number stands under; null: not in the table
-        protocol, metric, value, interval95, queries, bank, details, unit    see result.Result
+        protocol, metric, value, interval95, queries, bank, details, unit    see result.Result;
+                     Recall@k and recall (IR)@k are of earlier files hit_rate@k and recall@k
     nuisance         the same objects, of probes of what is no label: `column` names a column of
                      the data set; details have its values and chance, see nuisance.nuisance
     left_out         sentences: what could not be measured, and why
@@ -34,6 +35,7 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
                      interval95, queries, and the same without them: clean_value,
                      clean_interval95 (null where none is left), clean_queries
     incomplete       name of a set -> why it is not there, as "interrupted"; absent: all are there
+    notes            sentences on a file of an earlier version, added when it is read
     not_compared     sentences: networks that could not be compared, and why
     verdict          sentences: are they better than other networks, random weights, raw pixels
     sha256           of the rest, as JSON with sorted keys; absent in files of earlier versions
@@ -41,6 +43,7 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -165,12 +168,14 @@ class _Report(_Strict):
     facts: _Facts
     columns: list[str]
     rows: list[_Row]
+    geometry: list[_Row] = []  # of earlier versions
     nuisance: list[_Nuisance] = []
     left_out: list[str]
     comparisons: list[_Comparison] = []
     against: list[_Against] = []
     not_compared: list[str] = []
     incomplete: dict[str, str] = {}
+    notes: list[str] = []
     leakage: _Leakage | None = None
 
     @model_validator(mode="after")
@@ -190,6 +195,25 @@ def check_report(report: dict[str, Any]) -> None:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ValueError(f"{place}: {first['msg']}") from None
+
+
+def with_present_names(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report of any version with the names of metrics that this one has.
+
+    Earlier versions wrote "hit_rate@k" for Recall@k and "recall@k" for recall (IR)@k; `notes` says
+    so.
+    """
+    rows = []
+    for row in report["rows"]:
+        metric = re.sub(r"^hit_rate@(?=\d)", "Recall@", row["metric"])
+        rows.append({**row, "metric": re.sub(r"^recall@(?=\d)", "recall (IR)@", metric)})
+    if [row["metric"] for row in rows] == [row["metric"] for row in report["rows"]]:
+        return report
+    note = (
+        "An earlier version wrote this file. In it hit_rate@k is what is called Recall@k here, and "
+        "recall@k is recall (IR)@k, the share of all matches that are among the k nearest."
+    )
+    return {**report, "rows": rows, "notes": [note]}
 
 
 def content_sha256(report: dict[str, Any]) -> str:

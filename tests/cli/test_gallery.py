@@ -116,9 +116,10 @@ def test_a_gallery_takes_the_whitening_and_the_crops_of_its_export(
     torch.testing.assert_close(enrolled, expected, rtol=0, atol=1e-6)
 
 
-def test_without_a_threshold_every_answer_says_so(photos, model, gallery):
+def test_without_a_threshold_every_answer_says_so_and_calibrate_comes_next(photos, model, gallery):
     book, strangers = photos / "book.safetensors", photos / "strangers"
-    gallery("enrol", book, photos / "photos", "--model", model)
+    _, _, after = gallery("enrol", book, photos / "photos", "--model", model)
+    assert f"sslpipe gallery calibrate {book} STRANGERS --model {model}" in after
     assert gallery("list", book)[1].splitlines()[-1].startswith("threshold not set")
     words = ("identify", book, strangers, "--model", model)
     status, said, after = gallery(*words)
@@ -127,8 +128,10 @@ def test_without_a_threshold_every_answer_says_so(photos, model, gallery):
         [True] * 10
     )
     assert "a stranger's too" in after
+    assert f"sslpipe gallery calibrate {book} STRANGERS --model {model}" in after
 
-    gallery("calibrate", book, strangers, "--model", model)
+    _, _, after = gallery("calibrate", book, strangers, "--model", model)
+    assert "sslpipe gallery identify" in after
     status, said, after = gallery(*words)
     assert "no threshold" not in said + after
 

@@ -1,10 +1,11 @@
 """One search: whatever its tiles, parts and gloo processes, it finds what comparing all does."""
 
+import sys
+
 import pytest
 import torch
 
 from sslpipe.distributed import Rank
-from sslpipe.errors import DataError
 from sslpipe.evaluation import exact, neighbours
 from sslpipe.evaluation.exact import among_all, fixed_point_units
 from sslpipe.evaluation.few_shot import few_shot_knn
@@ -25,10 +26,11 @@ def assert_same(actual, expected):
     assert torch.equal(actual.similarities, expected.similarities)
 
 
+@pytest.mark.parametrize("search", ["torch", "faiss"])
 @pytest.mark.parametrize("leave_out", [False, True])
 @pytest.mark.parametrize("k", [1, 40, 1100])
 @pytest.mark.parametrize("make", [random_rows, tied_rows, collapsed_rows])
-def test_a_search_finds_what_comparing_all_finds(make, k, leave_out, monkeypatch):
+def test_a_search_finds_what_comparing_all_finds(make, k, leave_out, search, monkeypatch):
     bank, queries = make(3000, 8, 5, seed=3), make(70, 8, 5, seed=4)
     bank = bank._replace(ids=bank.ids // 3)  # three rows an id
     ids = {"bank_ids": bank.ids, "query_ids": queries.ids} if leave_out else {}
@@ -38,7 +40,18 @@ def test_a_search_finds_what_comparing_all_finds(make, k, leave_out, monkeypatch
         monkeypatch.setattr(neighbours, "CPU_NUMBERS", numbers)
         monkeypatch.setattr(neighbours, "RANKED_NUMBERS", ranked)
         monkeypatch.setattr(exact, "BANK_PART", 700)
-        assert_same(nearest(bank.features, queries.features, k, **ids), expected)
+        actual = nearest(bank.features, queries.features, k, search=search, **ids)
+        assert_same(actual, expected)
+
+
+def test_faiss_is_needed_only_where_it_is_asked_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)  # import faiss now raises ImportError
+    bank = random_rows(50, 4, 3, 1).features
+    nearest(bank, bank[:3], 5)
+    with pytest.raises(DataError, match="pip install faiss"):
+        nearest(bank, bank[:3], 5, search="faiss")
+    with pytest.raises(DataError, match="known: faiss, torch"):
+        nearest(bank, bank[:3], 5, search="annoy")
 
 
 def test_only_a_query_of_which_a_nearer_row_may_be_left_out_meets_the_whole_bank(monkeypatch):
