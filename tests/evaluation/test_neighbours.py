@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sslpipe.distributed import Rank
+from sslpipe.errors import DataError
 from sslpipe.evaluation import exact, neighbours
 from sslpipe.evaluation.exact import among_all, fixed_point_units
 from sslpipe.evaluation.few_shot import few_shot_knn
