@@ -11,7 +11,7 @@ features standardised over the pool. All ways have the same pools. Intervals (95
 and test samples. Then the second helping: as many again, when the first have labels.
 
 random: uniform. k-centre: the greedy 2-approximation of Sener and Savarese 2018, the farthest from
-all chosen, of which the first is random. coverage, hard: `sslpipe.curate.labelling`.
+all chosen, of which the first is random. coverage: `sslpipe.curate.labelling`.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common import parser, print_table, save
-from sslpipe.curate.labelling import Choice, by_coverage, hard
+from sslpipe.curate.labelling import Choice, by_coverage
 from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.knn import knn_predictions
@@ -63,12 +63,6 @@ def ours(choose: Callable[..., list[Choice]]) -> Way:
     return way
 
 
-def least_sure(pool: Embeddings, count: int, draw: int, before: Rows) -> Rows:
-    labels = np.full(len(pool.ids), -1)
-    labels[before] = pool.labels.numpy()[before]
-    return np.array([one.row for one in hard(pool, count, labels=labels)])
-
-
 FIRST: dict[str, Way] = {
     "random": by_chance,
     "k-centre": k_centre,
@@ -78,7 +72,6 @@ SECOND: dict[str, tuple[str, Way]] = {
     "random, then random": ("random", by_chance),
     "coverage, then random": ("coverage", by_chance),
     "coverage, then coverage": ("coverage", ours(by_coverage)),
-    "coverage, then hard": ("coverage", least_sure),
 }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from sslpipe.cli.inputs import check_choice, check_features, check_folder, open_data
+from sslpipe.cli.inputs import check_features, check_folder, open_data
 from sslpipe.cli.next_step import after_a_look, say_next
 from sslpipe.cli.options import NumWorkers, argument, option
 from sslpipe.cli.terminal import new_app, progress, report_bad, say_once, show, working
@@ -233,14 +233,13 @@ def clusters(
 @app.command(
     epilog="Examples: sslpipe curate select train.safetensors --data out/photos --count 100 "
     "--images --out out/chosen | sslpipe curate select train.safetensors --data out/photos "
-    "--count 100 --how hard --labels out/chosen/chosen.csv --out out/next"
+    "--count 100 --labels out/chosen/chosen.csv --out out/next"
 )
 def select(
     features: Features,
     data: Data,
     out: Folder,
     count: Annotated[int, option("Number of samples to label.", min=1)],
-    how: Annotated[str, option("coverage or hard.")] = "coverage",
     labels: Annotated[
         Path | None,
         option(
@@ -256,56 +255,50 @@ def select(
 ) -> None:
     """Choose the unlabelled samples that are most worth labelling.
 
-    coverage: a typical sample of each cluster, for the first labels; hard: those that a probe on
-    the labels so far is least sure of. With the column of `sslpipe curate duplicates`, one of each
-    group is chosen, and none of a labelled group.
+    These are a typical sample of each cluster without a label, the largest cluster first. With the
+    column of `sslpipe curate duplicates`, one of each group is chosen, and none of a labelled
+    group.
 
     Writes chosen.csv, in the order to label, with an empty column `label`; chosen.html, with the
     images; and with --images, images/ and the column `path`. Fill in the
     labels, then build a data set: `sslpipe shards build --source csv --csv chosen.csv`.
     """
-    check_choice("--how", how, ("coverage", "hard"))
-    if ignore_labels and (how == "hard" or labels is not None):
-        raise UserError("--ignore-labels does not go with --labels or --how hard, which need them")
+    if ignore_labels and labels is not None:
+        raise UserError("--ignore-labels does not go with --labels")
 
-    from sslpipe.curate.tables import read_labels, read_table, write_table
+    from sslpipe.curate.tables import labelled_ids, read_table, write_table
 
     path = out / "chosen.csv"
     if path.is_file() and any(row["label"] for row in read_table(path, ("label",))):
         raise DataError(f"{path} holds labels, which would be lost; name another --out")
     opened = _open(features, data, out)
 
+    import numpy as np
     import torch
 
     from sslpipe.curate.images import keys_of, write_images
-    from sslpipe.curate.labelling import by_coverage, hard, one_of_each
+    from sslpipe.curate.labelling import by_coverage, one_of_each
     from sslpipe.curate.results import COLUMN
     from sslpipe.report.curated import chosen_page
 
-    # what is labelled, -1 for none: by a table, else by the data set
+    # what is labelled: by a table, else by the data set
     split, rows = opened.split, opened.rows
-    known = rows.labels.numpy()
+    known = (rows.labels >= 0).numpy() & (not ignore_labels)
     if labels is not None:
-        by_id = read_labels(labels, split.name, len(split))
-        known = torch.tensor([by_id.get(i, -1) for i in rows.ids.tolist()]).numpy()
-    elif ignore_labels:
-        known = known * 0 - 1
-    elif (known >= 0).all():
+        known = np.isin(rows.ids.numpy(), [*labelled_ids(labels, split.name, len(split))])
+    elif known.all():
         raise DataError(
             f"all {len(known)} samples of split {split.name!r} have a label in the data set: name "
             "a table of those that count with --labels, or choose as if there were none with "
             "--ignore-labels"
         )
     if split.has_values(COLUMN):
-        kept = one_of_each(split.column(COLUMN).groups.code_of(rows.ids.numpy()), known >= 0)
+        kept = one_of_each(split.column(COLUMN).groups.code_of(rows.ids.numpy()), known)
         if not kept.all():
             show(f"{(~kept).sum()} copies of other samples are left out, by {COLUMN}")
         rows, known = rows.rows(torch.from_numpy(kept)), known[kept]
-    with working(f"select by {how}"):
-        if how == "coverage":
-            chosen = by_coverage(rows, count, labelled=known >= 0, seed=seed)
-        else:
-            chosen = hard(rows, count, labels=known)
+    with working("select"):
+        chosen = by_coverage(rows, count, labelled=known, seed=seed)
     ids = [int(rows.ids[one.row]) for one in chosen]
     written = write_images(split, ids, out / "images") if images else {}
     paths = {i: path.relative_to(out).as_posix() for i, path in written.items()}
@@ -319,13 +312,13 @@ def select(
         row |= {"value": round(one.value, 6), "path": paths.get(row["id"])}
     columns = ("order", "split", "id", "key", "reason", "value", *["path"] * images, "label")
     write_table(path, table, columns)
-    write_atomically(out / "chosen.html", chosen_page(split, captions, how))
-    show(f"{out}: {count} of {len(rows.ids)} samples of {split.name} by {how}")
+    write_atomically(out / "chosen.html", chosen_page(split, captions))
+    show(f"{out}: {count} of {len(rows.ids)} samples of {split.name}")
     when = " when its column `label` is filled in"
     if images:
         say_next("shards", "build", out / "shards", "--source", "csv", "--csv", path, when=when)
     else:
-        words = ["--how", "hard", "--labels", path, "--out", out.with_name("next")]
+        words = ["--labels", path, "--out", out.with_name("next")]
         say_next("curate", "select", features, "--data", data, "--count", count, *words, when=when)
 
 

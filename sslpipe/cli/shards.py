@@ -81,10 +81,8 @@ def build(
     classes: Annotated[Path | None, _read()] = None,
     labels: Annotated[bool, _read()] = True,
     columns: Annotated[str | None, _read()] = None,
-    folder_levels: Annotated[str | None, _read()] = None,
     name_pattern: Annotated[str | None, _read()] = None,
     download: Annotated[bool, _read("--download")] = False,
-    class_disjoint: Annotated[bool, _read("--class-disjoint/--published-split")] = True,
     test_fraction: Annotated[float, _write(min=0, max=0.9)] = 0.0,
     split_by: Annotated[str | None, _write()] = None,
     unseen_classes: Annotated[str | None, _write()] = None,
@@ -132,11 +130,8 @@ def build(
         labels: Take folder names or --label-column as classes.
         columns: Columns of metadata: patient,age:integer,shot_at:time; NAME=THEIRS:KIND renames.
             Kinds: text, integer, float, time. Default: inferred.
-        folder_levels: Columns from the folders an image is in, such as theme,size; - skips one.
         name_pattern: Columns from named groups of a file-name pattern, `'(?P<theme>[^/]+)/.*'`
         download: torchvision: download it.
-        class_disjoint: cub, cars: train on the first half of the classes and test on the others, or
-            use the published split for classification.
         test_fraction: Share of each class to move from train to test.
         split_by: Keep groups of this column, such as patient, in one split.
         unseen_classes: Classes, separated by commas, to put in splits of their own, such as
@@ -170,9 +165,8 @@ def build(
         source,
         SourceOptions(
             root, split, name, csv, image_column, label_column,
-            split_column, classes, labels, download, class_disjoint, delimiter, skip_missing,
+            split_column, classes, labels, download, delimiter, skip_missing,
             parse_columns(columns, "--columns") if columns is not None else (),
-            _parse_levels(folder_levels),
             None if name_pattern is None else parse_pattern(name_pattern),
         ),
         Layout(
@@ -225,18 +219,6 @@ def _parse_colour(text: str | None) -> tuple[int, int, int] | None:
         message = f"--background {text!r} is no colour; for example white, '#ffffff'"
         raise DataError(message) from None
     return red, green, blue
-
-
-def _parse_levels(text: str | None) -> tuple[str, ...]:
-    """Read --folder-levels. Raises DataError for what is no name of a column, or comes twice."""
-    from sslpipe.sharding.columns import check_name
-
-    levels = tuple(_names(text))
-    for name in set(levels) - {"-"}:
-        check_name(name)
-        if levels.count(name) > 1:
-            raise DataError(f"--folder-levels {text!r} names {name!r} twice")
-    return levels
 
 
 def _tar_columns(json_fields: str | None, name_pattern: str | None) -> "TarColumns":

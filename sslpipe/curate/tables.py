@@ -53,23 +53,20 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def split_rows(
-    path: Path, split: str, samples: int, columns: Sequence[str] = ()
-) -> list[tuple[int, int, dict[str, Any]]]:
-    """Read the rows of a split: number in the file (the first is 2), sample id, cells.
+def labelled_ids(path: Path, split: str, samples: int) -> set[int]:
+    """Read which samples of a split have a label in a table with the columns split, id and label.
 
     Args:
-        path: A table with the columns split and id.
+        path: The table; an empty label is none.
         split: Its name.
         samples: How many it has.
-        columns: Which must be there, too; rows where one is empty are skipped.
 
     Raises:
-        DataError: As `read_table`, or an id is none of the split's samples.
+        DataError: As `read_table`, an id is none of the split's samples, or none has a label.
     """
-    found = []
-    for number, row in enumerate(read_table(path, ("split", "id", *columns)), 2):
-        if row["split"] != split or not all((row[name] or "").strip() for name in columns):
+    found = set[int]()
+    for number, row in enumerate(read_table(path, ("split", "id", "label")), 2):  # 1: the names
+        if row["split"] != split or not (row["label"] or "").strip():
             continue
         try:
             value = float(row["id"])  # a spreadsheet may have made 7.0 of 7
@@ -78,28 +75,7 @@ def split_rows(
         if not (0 <= value < samples and value.is_integer()):
             known = f"id {row['id']!r} is no sample; ids end at {samples - 1}"
             raise DataError(f"{path}, row {number}: {known}")
-        found.append((number, int(value), row))
-    return found
-
-
-def read_labels(path: Path, split: str, samples: int) -> dict[int, int]:
-    """Read the labels of a split: sample id -> number of its class, by the names in order.
-
-    Args:
-        path: A table with the columns split, id and label; an empty label is none, and spaces
-            around one are no part of it.
-        split: Its name.
-        samples: How many it has.
-
-    Raises:
-        DataError: A sample has two labels, or none of the split has one.
-    """
-    labels: dict[int, str] = {}
-    for number, key, row in split_rows(path, split, samples, ("label",)):
-        label = (row["label"] or "").strip()
-        if label and labels.setdefault(key, label) != label:
-            raise DataError(f"{path}, row {number}: sample {key} is {labels[key]!r} and {label!r}")
-    if not labels:
+        found.add(int(value))
+    if not found:
         raise DataError(f"{path}: its column label is empty for split {split!r}; fill it in first")
-    codes = {name: code for code, name in enumerate(sorted({*labels.values()}))}
-    return {key: codes[name] for key, name in labels.items()}
+    return found

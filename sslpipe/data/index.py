@@ -16,7 +16,6 @@ import io
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,9 +39,6 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 # a column that is computed from the images, and may be at any time: data with and without it are
 # the same to all that does not use it
 DERIVED_COLUMN = "duplicate_group"
-# dataset.json as it was before that column, where it was not laid out as `manifest_text` does: runs
-# and features of then have recorded its sha256
-LAYOUT_KEPT = f"columns/{DERIVED_COLUMN}/dataset.json"
 SIDECARS_KEPT = 512  # sidecars in memory, 24 bytes a sample; a shard has one open a stream
 
 Triple = tuple[float, float, float]
@@ -209,8 +205,8 @@ _REINDEX = "write the index again with `sslpipe shards index`"
 class DatasetIndex:
     """A data set's manifest and where it lies, a path or a URL; `file_sha256` is dataset.json's.
 
-    `sha256` is that of dataset.json as it was, or would be, without DERIVED_COLUMN: part of the
-    digest of every run that does not use that column. `allow_pipe` as in `load_index`.
+    `sha256` is that of dataset.json as `manifest_text` writes it without DERIVED_COLUMN: part of
+    the digest of every run that does not use that column. `allow_pipe` as in `load_index`.
     """
 
     def __init__(
@@ -220,19 +216,9 @@ class DatasetIndex:
         self.allow_pipe = allow_pipe
         self.sha256 = file_sha256
         if DERIVED_COLUMN in manifest.columns:
-            self.sha256 = hashlib.sha256(self._without_derived()).hexdigest()
-
-    def _without_derived(self) -> bytes:
-        """What dataset.json held before DERIVED_COLUMN, or would hold without it."""
-        columns = {n: e for n, e in self.manifest.columns.items() if n != DERIVED_COLUMN}
-        text = manifest_text(self.manifest.model_copy(update={"columns": columns}))
-        kept = join(self.folder, LAYOUT_KEPT)
-        if size_of(kept) is not None:
-            raw = read_bytes(kept)
-            with suppress(ValueError):  # what is no manifest is not what was there
-                if manifest_text(Manifest.model_validate_json(raw)) == text:
-                    return raw
-        return text.encode()
+            columns = {n: e for n, e in manifest.columns.items() if n != DERIVED_COLUMN}
+            text = manifest_text(manifest.model_copy(update={"columns": columns}))
+            self.sha256 = hashlib.sha256(text.encode()).hexdigest()
 
     def has_sha256(self, recorded: object) -> bool:
         """Say whether a sha256 that was recorded is this data set's, with or without the column."""

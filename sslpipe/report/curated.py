@@ -103,11 +103,11 @@ def cluster_page(
     return _page(f"Clusters of {split.name}", text, sections, shared)
 
 
-def chosen_page(split: Split, captions: Mapping[int, str], how: str) -> str:
+def chosen_page(split: Split, captions: Mapping[int, str]) -> str:
     """Show chosen samples in their order. captions: sample id -> why, in that order."""
     shown = dict(list(captions.items())[: 10 * MOST_SHOWN])
     more = f" The first {len(shown):,} are shown." if len(shown) < len(captions) else ""
-    text = f"{len(captions):,} of {len(split):,} samples to label, chosen by {how}.{more}"
+    text = f"{len(captions):,} of {len(split):,} samples to label.{more}"
     sheet = render("curated.contacts", captions=shown, pictures=thumbnails(split, shown))
     return _page(f"Samples of {split.name} to label", text, {"Chosen": sheet})
 

@@ -20,7 +20,6 @@ from sslpipe.sharding.cells import ColumnSpec
 from sslpipe.sharding.columns import check_kinds, save_columns, without_splits
 from sslpipe.sharding.gather import TarColumns, columns_of_images, columns_of_tars, describe
 from sslpipe.sharding.record import (
-    FOLDER,
     Done,
     Part,
     PartFile,
@@ -264,7 +263,6 @@ def _check_source(source: str, options: SourceOptions) -> None:
         ("--classes", options.class_file, ("idx",)),
         ("--download", options.download, ("torchvision",)),
         ("--skip-missing", options.skip_missing, LISTS),
-        ("--folder-levels", options.folder_levels, ("folder",)),
     ):
         if value and source not in owners:
             raise DataError(
@@ -323,11 +321,8 @@ def _check_whole(found: Sequence[tuple[Path, PartFile]], folders: Sequence[Path]
     """Raise DataError unless these are all parts of one build, each once."""
     where = ", ".join(map(str, folders[:MOST_NAMED]))
     if not found:
-        begun = any((folder / FOLDER).glob("part-*-of-*") for folder in folders)
         raise DataError(
-            f"{where} has no finished part"
-            + ("; the parts there are not finished, run them again" if begun else "")
-            + ": write them with `sslpipe shards build ... --part I/N`"
+            f"{where} has no finished part; write them with `sslpipe shards build ... --part I/N`"
         )
     # one build
     folder, first = found[0]
@@ -341,21 +336,18 @@ def _check_whole(found: Sequence[tuple[Path, PartFile]], folders: Sequence[Path]
                 "with one command, of the same images"
             )
     # each part once
-    seen: dict[Part, Path] = {}
-    for folder, part_file in found:
-        assert part_file.part is not None
-        if part_file.part in seen:
-            raise DataError(
-                f"part {part_file.part} is in {seen[part_file.part]} and in {folder}; name one"
-            )
-        seen[part_file.part] = folder
-    count = next(iter(seen)).total
-    absent = [str(p) for p in (Part(k, count) for k in range(1, count + 1)) if p not in seen]
-    if absent:
-        more = f" and {len(absent) - MOST_NAMED} more" if len(absent) > MOST_NAMED else ""
+    there = Counter(part_file.part for _, part_file in found)
+    count = next(part.total for part in there if part is not None)
+    wrong = [
+        f"{part} {'twice' if part in there else 'missing'}"
+        for part in (Part(number, count) for number in range(1, count + 1))
+        if there[part] != 1
+    ]
+    if wrong:
+        more = ", ..." if len(wrong) > MOST_NAMED else ""
         raise DataError(
-            f"{where}: {len(absent)} of {count} parts are missing: "
-            f"{', '.join(absent[:MOST_NAMED])}{more}; run them with --part, or name their folders"
+            f"{where}: of {count} parts are {', '.join(wrong[:MOST_NAMED])}{more}; run the missing "
+            "ones with --part, and name each folder once"
         )
 
 

@@ -26,12 +26,11 @@ from sslpipe.data.columns import (
     members_dtype,
     show_time,
 )
-from sslpipe.data.index import DERIVED_COLUMN, LAYOUT_KEPT, Manifest, load_index, manifest_text
+from sslpipe.data.index import Manifest, load_index
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import (
     make_folder,
     one_at_a_time,
-    read_regular,
     remove_abandoned,
     write_atomically,
 )
@@ -148,8 +147,6 @@ def add_columns(folder: Path, columns: Mapping[str, Columns], *, alone: bool = F
     with one_at_a_time(folder):
         manifest = load_index(folder).manifest
         names = {name for own in columns.values() for name in own}
-        if DERIVED_COLUMN in names - {*manifest.columns}:
-            _keep_layout(folder, manifest)
         others = {name: entry for name, entry in manifest.columns.items() if name not in names}
         known = {} if alone else {n: e for n, e in manifest.columns.items() if n in names}
         replaced = manifest.model_copy(update={"columns": known})
@@ -162,16 +159,6 @@ def add_columns(folder: Path, columns: Mapping[str, Columns], *, alone: bool = F
         save_manifest(folder, manifest)
         remove_unnamed(folder, manifest)
         return manifest
-
-
-def _keep_layout(folder: Path, manifest: Manifest) -> None:
-    """Keep a dataset.json that another program has written as it is, so that its sha256 stays."""
-    raw, kept = read_regular(folder / "dataset.json"), folder / LAYOUT_KEPT
-    if raw == manifest_text(manifest).encode():
-        kept.unlink(missing_ok=True)  # of an earlier one
-        return
-    make_folder(folder, *Path(LAYOUT_KEPT).parts[:-1])
-    write_atomically(kept, raw, fsync=True)
 
 
 def check_name(name: str, known: Iterable[str] = ()) -> None:
@@ -211,8 +198,6 @@ def remove_unnamed(folder: Path, manifest: Manifest) -> None:
         for file in sorted(path.glob("*.npy")):
             if _OWN_FILE.fullmatch(file.name) and file.resolve() not in named:
                 file.unlink()
-    if DERIVED_COLUMN not in manifest.columns:
-        (folder / LAYOUT_KEPT).unlink(missing_ok=True)
     for path in [*own, folder / FOLDER]:
         if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
             path.rmdir()

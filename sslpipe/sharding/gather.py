@@ -46,13 +46,12 @@ def columns_of_images(images: Mapping[str, Images], options: SourceOptions) -> d
         DataError: A column that is not there, a name that the pattern does not match, a value of
             another kind; all are named.
     """
-    known = {name for own in images.values() for name in own.cells}
+    known = [*{name: None for own in images.values() for name in own.cells}, *options.in_names]
     for name in options.fields:
         if name not in known:
-            there = ", ".join([*known, *options.in_names]) or "none"
             raise DataError(
                 f"--columns {name!r}: the source has no such column{did_you_mean(name, known)}; "
-                f"it has: {there}"
+                f"it has: {', '.join(known) or 'none'}"
             )
     readers = _readers(options.columns, options.in_names, next(iter(images.values())).origin)
     for split, own in images.items():

@@ -31,58 +31,49 @@ _MARKET_NAME = re.compile(r"(-?\d+)_c(\d+)s(\d+)_")
 
 
 def read_cub(options: SourceOptions) -> dict[str, Images]:
-    """Read CUB_200_2011: images.txt, image_class_labels.txt, classes.txt, train_test_split.txt.
+    """Read CUB_200_2011: images.txt, image_class_labels.txt, classes.txt.
 
-    Train has the first half of the classes; without `class_disjoint` the split is as published.
+    Train has the first half of the classes.
     """
     root = root_folder(options)
     names = {number: name for number, name in _table(root / "classes.txt", 2)}
     label = {image: number for image, number in _table(root / "image_class_labels.txt", 2)}
     paths = {image: root / "images" / path for image, path in _table(root / "images.txt", 2)}
-    if options.class_disjoint:
-        ranked = sorted(names, key=int)
-        train = set(ranked[: len(ranked) // 2])
-        is_train = {image: label[image] in train for image in paths}
-    else:
-        is_train = {image: flag == "1" for image, flag in _table(root / "train_test_split.txt", 2)}
+    ranked = sorted(names, key=int)
+    train = set(ranked[: len(ranked) // 2])
     groups: dict[str, list[Row]] = {"train": [], "test": []}
     for image, path in paths.items():
-        groups["train" if is_train[image] else "test"].append((path, names[label[image]]))
+        groups["train" if label[image] in train else "test"].append((path, names[label[image]]))
     return _splits(options, root, groups)
 
 
 def read_cars(options: SourceOptions) -> dict[str, Images]:
     """Read Cars-196: car_ims with cars_annos.mat, or cars_train and cars_test with the devkit.
 
-    Train has the first half of the classes; without `class_disjoint` the split is as published.
+    Train has the first half of the classes.
     """
     root = root_folder(options)
-    groups: dict[str, list[Row]] = {"train": [], "test": []}
-    # (image, label from 1, whether in test), from either of the two ways it is published
+    # (image, label from 1), from either of the two ways it is published
     if (root / "cars_annos.mat").is_file():
         annotations = _matlab(root / "cars_annos.mat")
         rows = [
-            (root / str(row.relative_im_path), int(getattr(row, "class")), bool(row.test))
+            (root / str(row.relative_im_path), int(getattr(row, "class")))
             for row in annotations["annotations"]
         ]
     else:
         annotations = _matlab(root / "devkit" / "cars_meta.mat")
-        files = {"train": root / "devkit" / "cars_train_annos.mat"}
-        for place in (root, root / "devkit"):  # its owner hands the labels out apart
-            if (place / "cars_test_annos_withlabels.mat").is_file():
-                files["test"] = place / "cars_test_annos_withlabels.mat"
-        if "test" not in files:
-            raise DataError(f"{root} has no cars_test_annos_withlabels.mat: test has no labels")
+        name = "cars_test_annos_withlabels.mat"  # its owner hands the labels out apart
+        place = root if (root / name).is_file() else root / "devkit"
+        files = {"train": root / "devkit" / "cars_train_annos.mat", "test": place / name}
         rows = [
-            (root / f"cars_{split}" / str(row.fname), int(getattr(row, "class")), split == "test")
-            for split, file in files.items()
+            (root / f"cars_{part}" / str(row.fname), int(getattr(row, "class")))
+            for part, file in files.items()
             for row in _matlab(file)["annotations"]
         ]
     names = [str(name) for name in annotations["class_names"]]
-    for path, label, is_test in rows:
-        if options.class_disjoint:
-            is_test = label > len(names) // 2
-        groups["test" if is_test else "train"].append((path, names[label - 1]))
+    groups: dict[str, list[Row]] = {"train": [], "test": []}
+    for path, label in rows:
+        groups["test" if label > len(names) // 2 else "train"].append((path, names[label - 1]))
     return _splits(options, root, groups)
 
 

@@ -70,12 +70,9 @@ class SourceOptions:
         class_file: Class names, one a line by label.
         labels: Whether labels are read.
         download: Whether torchvision may fetch the data set.
-        class_disjoint: Whether train and test of CUB and Cars share no class.
         delimiter: Of the CSV file's columns; None: a comma, or a tab where its name ends in .tsv.
         skip_missing: Whether files that a list names and that are not there are skipped.
         columns: What else is read of each image.
-        folder_levels: Names of the folders that an image is in, from the outermost below its split
-            on; "-" for one that is not kept.
         name_pattern: A regular expression of an image's whole name, whose named groups are columns.
     """
 
@@ -89,18 +86,15 @@ class SourceOptions:
     class_file: Path | None = None
     labels: bool = True
     download: bool = False
-    class_disjoint: bool = True
     delimiter: str | None = None
     skip_missing: bool = False
     columns: tuple[ColumnSpec, ...] = ()
-    folder_levels: tuple[str, ...] = ()
     name_pattern: re.Pattern[str] | None = None
 
     @property
     def in_names(self) -> list[str]:
         """Columns that are read from the names of images."""
-        groups = self.name_pattern.groupindex if self.name_pattern else ()
-        return [*(level for level in self.folder_levels if level != "-"), *groups]
+        return list(self.name_pattern.groupindex) if self.name_pattern else []
 
     @property
     def fields(self) -> list[str]:
@@ -133,13 +127,9 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
                 )
             roots = {options.split: roots[options.split]}
     # the images in it, with their classes; other files are counted
-    files, levels = files_under(root), options.folder_levels
+    files = files_under(root)
     rows = {
-        split: [
-            _with_levels(row, folder, levels)
-            for row in _labelled_files(folder, files, options.labels)
-        ]
-        for split, folder in roots.items()
+        split: _labelled_files(folder, files, options.labels) for split, folder in roots.items()
     }
     read = {row[0] for own in rows.values() for row in own}
     near = {root, *roots.values()}
@@ -148,22 +138,9 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
         for path in files
         if path not in read and (path.parent == root or not near.isdisjoint([*path.parents][:-1]))
     )
-    columns = [level for level in levels if level != "-"]
-    images = {split: from_files(root, own, rows, columns) for split, own in rows.items()}
+    images = {split: from_files(root, own, rows) for split, own in rows.items()}
     first = next(iter(images))
     return {**images, first: replace(images[first], ignored=ignored)}
-
-
-def _with_levels(row: Row, root: Path, levels: Sequence[str]) -> Row:
-    """Add the folders that an image is in, by level. Raises: DataError where there are fewer."""
-    folders = row[0].relative_to(root).parts[:-1]
-    if len(folders) < len(levels):
-        raise DataError(
-            f"{row[0]} lies {len(folders)} folders below {root}, but --folder-levels names "
-            f"{len(levels)}: {', '.join(levels)}"
-        )
-    named = zip(folders, levels, strict=False)
-    return (row[0], row[1], *(folder for folder, level in named if level != "-"))
 
 
 def _labelled_files(folder: Path, files: Sequence[Path], labels: bool) -> list[Row]:

@@ -99,21 +99,21 @@ def test_clusters_are_listed_and_mapped(curate, labelled, tmp_path):
     assert all(f"{name} 100 %" in page for name in names)
 
 
-@pytest.mark.parametrize("how", ["coverage", "hard"])
-def test_of_copies_one_is_chosen_and_none_of_what_has_a_label(curate, tmp_path, how):
+@pytest.mark.parametrize("by", ["--ignore-labels", "--labels"])
+def test_of_copies_one_is_chosen_and_none_of_what_has_a_label(curate, tmp_path, by):
     data = write_dataset(tmp_path / "data", (20, 20))
     add_columns(data, duplicate_group=(np.arange(SAMPLES) // 4).tolist())  # 0..3 are one picture
     folder = write(tmp_path, data)
-    words = ["--ignore-labels"] if how != "hard" else ["--labels", tmp_path / "labels.csv"]
+    words = [by] if by == "--ignore-labels" else [by, tmp_path / "labels.csv"]
     (tmp_path / "labels.csv").write_text("split,id,label\ntrain,1,a\ntrain,6,b\n")
-    words += ["--count", 8, "--how", how, "--out", tmp_path / "out"]
+    words += ["--count", 8, "--out", tmp_path / "out"]
     status, shown, _ = curate(folder, "select", *words)
     assert status == 0
     left_out = 10 * 3  # of those with a label, the others
     assert f"{left_out} copies of other samples are left out, by duplicate_group" in shown
     chosen = [int(row["id"]) // 4 for row in table(tmp_path / "out" / "chosen.csv")]
     assert len(set(chosen)) == 8
-    if how == "hard":
+    if by == "--labels":
         assert not {0, 1} & set(chosen)
 
 
@@ -134,14 +134,12 @@ def test_what_is_chosen_and_labelled_becomes_a_data_set(curate, call, unlabelled
         writer.writeheader()
         writer.writerows(rows)
 
-    # the next choice takes others; one by the probe, too
-    for how in ("coverage", "hard"):
-        words = ("--how", how, "--labels", chosen / "chosen.csv")
-        words = ("select", "--count", 6, "--out", tmp_path / how, *words)
-        assert curate(unlabelled, *words)[0] == 0, how
-        later = {row["id"] for row in table(tmp_path / how / "chosen.csv")}
-        assert len(later) == 6
-        assert not later & {row["id"] for row in rows}
+    # the next choice takes others
+    words = ("--count", 6, "--out", tmp_path / "next", "--labels", chosen / "chosen.csv")
+    assert curate(unlabelled, "select", *words)[0] == 0
+    later = {row["id"] for row in table(tmp_path / "next" / "chosen.csv")}
+    assert len(later) == 6
+    assert not later & {row["id"] for row in rows}
 
     # and `shards build` takes the table
     assert call("shards", "build", out, "--source", "csv", "--csv", chosen / "chosen.csv")[0] == 0
@@ -175,8 +173,7 @@ def test_labels_that_were_filled_in_are_never_written_over(curate, unlabelled, t
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("select", "--count", 4, "--how", "best"), "--how best is unknown; known: coverage"),
-        (("select", "--count", 4, "--how", "hard", "--ignore-labels"), "--ignore-labels does not"),
+        (("select", "--count", 4, "--labels", "x", "--ignore-labels"), "--ignore-labels does not"),
         (("select", "--count", 4, "--seed", -1), "--seed"),
         (("clusters", "--count", 4, "--seed", 2**32), "--seed"),
         (("outliers", "--z", "nan"), "--z"),

@@ -29,7 +29,7 @@ def shop(call, model, tmp_path):
         for number in range(3):
             noisy = (pattern + rng.integers(0, 20, pattern.shape)).astype(np.uint8)
             Image.fromarray(noisy).save(tmp_path / "photos" / name / f"{number}.png")
-    root = ("--root", tmp_path / "photos", "--folder-levels", "who")
+    root = ("--root", tmp_path / "photos", "--name-pattern", "(?P<who>[^/]+)/.*")
     assert call("shards", "build", tmp_path / "data", "--split", "all", *root)[0] == 0
     words = "--data", tmp_path / "data", "--split", "all", "--out", tmp_path / "all.safetensors"
     assert call("embed", model, *words)[0] == 0

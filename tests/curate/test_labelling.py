@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sslpipe.curate.clusters import cluster
-from sslpipe.curate.labelling import by_coverage, hard, one_of_each
+from sslpipe.curate.labelling import by_coverage, one_of_each
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 
@@ -44,21 +44,6 @@ def test_coverage_takes_the_most_typical_of_each_cluster_the_largest_first(rows)
     assert [blob(one.row) for one in by_coverage(rows, 2, labelled=labelled)] == [1, 3]
 
 
-def test_hard_takes_what_lies_between_two_classes():
-    """Labelled: two blobs on a line; unlabelled: points along it, the hardest in the middle."""
-    along = np.concatenate([np.repeat([-1.0, 1.0], 20), np.linspace(-1, 1, 21)])
-    features = np.stack([along, np.ones(61)], 1)
-    rows = Embeddings(torch.from_numpy(features).float(), torch.full((61,), -1), torch.arange(61))
-    labels = np.concatenate([np.repeat([3, 7], 20), np.full(21, -1)])
-    chosen = hard(rows, 21, labels=labels)
-    assert {one.row for one in chosen[:3]} == {49, 50, 51}
-    assert chosen[0].row == 50
-    assert {one.row for one in chosen[-2:]} == {40, 60}
-    margins = [one.value for one in chosen]
-    assert margins == sorted(margins)
-    assert margins[0] == pytest.approx(0, abs=1e-6)
-
-
 def test_of_copies_one_is_chosen_and_none_of_what_has_a_label():
     groups = np.array([-1, 3, 3, 5, -1, 5, 3, 7, 7])
     labelled = np.isin(np.arange(9), [0, 5])
@@ -71,9 +56,6 @@ def test_what_cannot_be_chosen_is_refused(rows):
     labelled[:3] = False
     with pytest.raises(DataError, match="4 samples to label were asked for, and 3 of 137 have no"):
         by_coverage(rows, 4, labelled=labelled)
-    labels = np.where(labelled, 5, -1)
-    with pytest.raises(DataError, match="the labels name 1 classes, and a probe needs two"):
-        hard(rows, 2, labels=labels)
 
 
 def test_the_same_seed_chooses_the_same_in_any_order_of_the_rows(rows):

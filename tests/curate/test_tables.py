@@ -2,7 +2,7 @@
 
 import pytest
 
-from sslpipe.curate.tables import read_labels, read_table, write_table
+from sslpipe.curate.tables import labelled_ids, read_table, write_table
 from sslpipe.errors import DataError
 
 ROWS = [
@@ -23,17 +23,10 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     assert found == ROWS
 
 
-def test_labels_are_numbered_by_name_and_empty_ones_are_none(tmp_path):
-    path = tmp_path / "table.csv"
-    rows = [dict(ROWS[0], id=i, label=name) for i, name in enumerate(["b", "a", None, "b"])]
-    write_table(path, [*rows, ROWS[2]], list(ROWS[0]))
-    assert read_labels(path, "train", 8) == {0: 1, 1: 0, 3: 1}
-
-
-def test_spaces_and_whole_floats_of_a_spreadsheet_change_no_label(tmp_path):
+def test_what_has_a_label_is_read_as_a_spreadsheet_saves_it(tmp_path):
     path = tmp_path / "labels.csv"
-    path.write_text("split,id,label\ntrain,1.0,cat\ntrain,2.0,cat \ntrain,3.0, dog\ntrain,4.0, \n")
-    assert read_labels(path, "train", 8) == {1: 0, 2: 0, 3: 1}
+    path.write_text("split,id,label\ntrain,1.0,cat\ntrain,2.0, dog\ntrain,4, \ntest,5,cat\n")
+    assert labelled_ids(path, "train", 8) == {1, 2}
 
 
 HEAD = "split,id,label\n"
@@ -42,7 +35,6 @@ REFUSED = {
     f"{HEAD}train,7,a\ntrain,8,a\n": "row 3: id '8' is no sample; ids end at 7",
     **{f"{HEAD}train,{c},a\n": "row 2: id " for c in ("x", "3.7", "nan", "-1", "")},
     f"{HEAD}train,1,caf\xe9": "save it as a CSV in UTF-8",
-    f"{HEAD}train,1,a\ntrain,1,b\n": "row 3: sample 1 is 'a' and 'b'",
     f"{HEAD}test,1,a\n": "its column label is empty for split 'train'",
     # what a spreadsheet of another country saves, and what would be read as something else
     "split;id;label\ntrain;1;a\n": "no column split, id, label; it has: split;id;label; separate",
@@ -56,7 +48,7 @@ def test_wrong_tables_are_refused_with_row_and_remedy(tmp_path):
     for text, told in REFUSED.items():
         path.write_bytes(text.encode("latin-1"))
         with pytest.raises(DataError) as error:
-            read_labels(path, "train", 8)
+            labelled_ids(path, "train", 8)
         assert told in str(error.value)
     with pytest.raises(DataError, match="cannot read the table"):
         read_table(tmp_path / "absent.csv", ())

@@ -189,16 +189,12 @@ def write_icons(folder: Path, themes: int = 3, icons: int = 10) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"folder_levels": ("theme", "size")},
-        {"name_pattern": parse_pattern(r"(?P<theme>[^/]+)/(?P<size>\d+)/.+\.png")},
-    ],
-)
-def test_folders_and_names_fill_columns(tmp_path: Path, options) -> None:
-    root = write_icons(tmp_path / "in")
-    build_dataset(tmp_path / "out", "folder", SourceOptions(root=root, **options), LAYOUT)
+PATTERN = parse_pattern(r"(?P<theme>[^/]+)/(?P<size>\d+)/.+\.png")
+
+
+def test_names_fill_columns(tmp_path: Path) -> None:
+    options = SourceOptions(root=write_icons(tmp_path / "in"), name_pattern=PATTERN)
+    build_dataset(tmp_path / "out", "folder", options, LAYOUT)
     index = load_index(tmp_path / "out")
     split = index.split("train")
     themes = split.column("theme").show(range(len(split)))
@@ -211,15 +207,10 @@ def test_folders_and_names_fill_columns(tmp_path: Path, options) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"folder_levels": ("a", "b", "c")}, "lies 2 folders below .* names 3: a, b, c"),
         ({"name_pattern": parse_pattern(r"(?P<a>x)")}, r"does not match 30 of 30 names, such as"),
         ({"columns": parse_columns("colour", "--columns")}, "'colour': the source has no such"),
         (
-            {"folder_levels": ("a",), "name_pattern": parse_pattern(r"(?P<a>.*)")},
-            "two columns are named 'a'",
-        ),
-        (
-            {"folder_levels": ("theme",), "columns": parse_columns("them:text", "--columns")},
+            {"name_pattern": PATTERN, "columns": parse_columns("them:text", "--columns")},
             "'them': the source has no such column; did you mean 'theme'",
         ),
     ],
@@ -272,7 +263,7 @@ def test_groups_lie_side_by_side_and_in_an_order_of_their_own(tmp_path: Path) ->
     ],
 )
 def test_a_column_that_cannot_group_is_one_line(tmp_path: Path, change, words: str) -> None:
-    options = SourceOptions(root=write_icons(tmp_path / "in"), folder_levels=("theme", "size"))
+    options = SourceOptions(root=write_icons(tmp_path / "in"), name_pattern=PATTERN)
     layout = LAYOUT._replace(group_by=change.pop("group_by", None))
     arguments = {"test_fraction": 0.2, **change}
     with pytest.raises(DataError, match=words):

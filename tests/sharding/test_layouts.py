@@ -39,25 +39,19 @@ def cells(kind: str, root: Path, **options: object) -> dict[str, dict[str, list[
     }
 
 
-@pytest.mark.parametrize("class_disjoint", [True, False])
-def test_cub_splits_by_class_or_as_published(tmp_path: Path, class_disjoint: bool) -> None:
-    names = ["001.Auk", "002.Jay", "010.Tern", "011.Wren"]  # 10 and 11 sort by number
-    (tmp_path / "classes.txt").write_text("1 001.Auk\n2 002.Jay\n10 010.Tern\n11 011.Wren\n")
-    rows = [(1, 1, 0), (2, 2, 1), (3, 10, 1), (4, 11, 0)]  # image, class, is in train
-    of_class = dict(zip((1, 2, 10, 11), names, strict=True))
-    for image, label, _ in rows:
-        picture(tmp_path / "images" / of_class[label] / f"{image}.jpg", image)
-    paths = "".join(f"{i} {of_class[c]}/{i}.jpg\n" for i, c, _ in rows)
+def test_cub_splits_by_class(tmp_path: Path) -> None:
+    names = {1: "001.Auk", 2: "002.Jay", 10: "010.Tern", 11: "011.Wren"}  # 10 and 11 sort by number
+    (tmp_path / "classes.txt").write_text("".join(f"{k} {name}\n" for k, name in names.items()))
+    rows = [(1, 1), (2, 2), (3, 10), (4, 11)]  # image, class
+    for image, label in rows:
+        picture(tmp_path / "images" / names[label] / f"{image}.jpg", image)
+    paths = "".join(f"{i} {names[c]}/{i}.jpg\n" for i, c in rows)
     (tmp_path / "images.txt").write_text(paths)
-    labels = "".join(f"{i} {c}\n" for i, c, _ in rows)
-    (tmp_path / "image_class_labels.txt").write_text(labels)
-    (tmp_path / "train_test_split.txt").write_text("".join(f"{i} {t}\n" for i, _, t in rows))
-    by_class = {"train": [(1, "001.Auk"), (2, "002.Jay")], "test": [(3, "010.Tern")]}
-    by_class["test"].append((4, "011.Wren"))
-    published = {"train": [(2, "002.Jay"), (3, "010.Tern")], "test": [(1, "001.Auk")]}
-    published["test"].append((4, "011.Wren"))
-    expected = by_class if class_disjoint else published
-    assert read("cub", tmp_path, class_disjoint=class_disjoint) == expected
+    (tmp_path / "image_class_labels.txt").write_text("".join(f"{i} {c}\n" for i, c in rows))
+    assert read("cub", tmp_path) == {
+        "train": [(1, "001.Auk"), (2, "002.Jay")],
+        "test": [(3, "010.Tern"), (4, "011.Wren")],
+    }
 
 
 CARS = [("a.jpg", 1, 0), ("b.jpg", 2, 1), ("c.jpg", 3, 0), ("d.jpg", 4, 1)]  # file, class, test
@@ -69,9 +63,8 @@ def records(rows: list[tuple[str, int, int]], file: str) -> np.ndarray:
     return np.array([(name, label, test) for name, label, test in rows], dtype=kinds)
 
 
-@pytest.mark.parametrize("class_disjoint", [True, False])
 @pytest.mark.parametrize("layout", ["one folder", "two folders"])
-def test_cars_are_read_in_both_layouts(tmp_path: Path, layout: str, class_disjoint: bool) -> None:
+def test_cars_are_read_in_both_layouts(tmp_path: Path, layout: str) -> None:
     names = np.array(CAR_NAMES, dtype=object)
     for level, (name, _, test) in enumerate(CARS):
         folder = "car_ims" if layout == "one folder" else f"cars_{('train', 'test')[test]}"
@@ -86,11 +79,8 @@ def test_cars_are_read_in_both_layouts(tmp_path: Path, layout: str, class_disjoi
         for test, place in ((0, "devkit/cars_train_annos"), (1, "cars_test_annos_withlabels")):
             rows = [row for row in CARS if row[2] == test]
             savemat(tmp_path / f"{place}.mat", {"annotations": records(rows, "fname")})
-    actual = read("cars", tmp_path, class_disjoint=class_disjoint)
-    train = [k for k, (_, c, t) in enumerate(CARS) if (c <= 2 if class_disjoint else t == 0)]
-    test = [k for k in range(4) if k not in train]
-    expected = [[(k, CAR_NAMES[CARS[k][1] - 1]) for k in part] for part in (train, test)]
-    assert actual == {"train": expected[0], "test": expected[1]}
+    expected = [(k, name) for k, name in enumerate(CAR_NAMES)]
+    assert read("cars", tmp_path) == {"train": expected[:2], "test": expected[2:]}
 
 
 def test_products_come_class_disjoint(tmp_path: Path) -> None:

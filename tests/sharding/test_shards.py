@@ -117,7 +117,7 @@ def fashion(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-BUILD = ("--samples-per-shard", "8", "--folder-levels", "kind")
+BUILD = ("--samples-per-shard", "8", "--name-pattern", "(?P<kind>[^/]+)/.*")
 
 
 def test_a_folder_gives_the_samples_of_torchvisions_image_folder(built):
@@ -438,14 +438,11 @@ def test_a_corrupt_image_is_refused_by_name_or_skipped_and_listed(photos, tmp_pa
         (["--csv", "a.csv"], "--csv needs --source csv"),
         (["--skip-missing"], "--skip-missing needs --source csv or parquet"),
         (["--delimiter=x"], "--delimiter needs --source csv"),
-        (["--folder-levels", "a", "--source", "csv"], "--folder-levels needs --source folder"),
         (["--source", "foldr"], "did you mean 'folder'"),
         (["--source", "webdataset"], "sslpipe shards index"),
         (["--source", "tar"], "sslpipe shards index"),
         (["--split-by", "theme"], "needs --test-fraction"),
         (["--group-by", "theme"], "columns: none; name it with --columns"),
-        (["--folder-levels", "theme,,x"], "column ''"),
-        (["--folder-levels", "a,a"], "names 'a' twice"),
         (["--columns", "them:txt"], "'txt' is no kind; did you mean 'text'"),
         (["--name-pattern", "("], "is no regular expression"),
         (["--background", "whiet"], "is no colour"),
