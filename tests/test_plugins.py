@@ -199,7 +199,7 @@ def test_a_module_of_the_option_plugin_adds_the_same(data, tmp_path):
     # without the option, what is missing is named with the remedy
     for words in (train, ("export", run, "--out", tmp_path / "again")):
         said = run_program(*words, code=2, **here)
-        assert "name its module with --plugin (in Python, first: sslpipe.load_plugins" in said
+        assert "is it a part of your own? name its module with --plugin; known: " in said
     # which resumes the same run
     lines = f"""sslpipe.load_plugins("my_parts.py")
 assert sslpipe.train({str(recipe)!r}, {str(data)!r}, {str(run)!r}) == 6

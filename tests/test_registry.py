@@ -45,7 +45,7 @@ def test_what_the_program_gives_is_used_where_taken_and_the_recipe_wins():
 @pytest.mark.parametrize(
     ("kind", "arguments", "message"),
     [
-        ("corp", {}, r"augment\.kind = 'corp' is unknown; did .* 'crop'\?.*--plugin .*known: any"),
+        ("corp", {}, r"augment\.kind = 'corp' is unknown; did .* 'crop'\?.*--plugin; known: any"),
         ("crop", {"sise": 3}, r"augment\.sise is not an argument .*; did you mean 'size'\?"),
         ("crop", {"size": -1}, r"\[augment\] kind = 'crop': size = -1 is negative"),
         ("crop", {}, r"\[augment\] kind = 'crop': .*missing.*'size'"),

@@ -90,12 +90,7 @@ def fingerprints() -> dict[str, str]:
 
 def plugin_hint() -> str:
     """Say where an unknown name may come from; "" with `--plugin`."""
-    if requested():
-        return ""
-    return (
-        "; is it a part of your own? name its module with --plugin (in Python, first: "
-        "sslpipe.load_plugins; a run's run.json lists what it was made with)"
-    )
+    return "" if requested() else "; is it a part of your own? name its module with --plugin"
 
 
 def remember(module: ModuleType) -> None:
