@@ -5,7 +5,6 @@ For people about to start a run, and for scripts that refuse a bad one early. St
 and time, `tables` draws.
 """
 
-import dataclasses
 from pathlib import Path
 
 from rich.console import RenderableType
@@ -16,7 +15,7 @@ from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import RecipeError
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.recipe import FinetuneRecipe, Recipe
-from sslpipe.recipe.shortened import shorten, shortened_warning
+from sslpipe.recipe.shortened import shorten
 
 
 def check_recipe(
@@ -68,6 +67,4 @@ def check_within(
         raise RecipeError("--within shortens a pretraining whose length is given in steps")
     result = check_pretraining(recipe, index, init_from, timed_by)
     overrides = shorten(recipe, result.step_seconds, within_s, whole_within_s)
-    if warning := shortened_warning(result.recipe, overrides):
-        result = dataclasses.replace(result, warnings=(*result.warnings, warning))
     return overrides, render_pretraining(result)

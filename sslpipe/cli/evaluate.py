@@ -7,7 +7,6 @@ from sslpipe.cli.inputs import check_file, check_model, check_seed, open_data
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import (
     BatchSize,
-    CanvasPx,
     Checkpoint,
     Device,
     NumWorkers,
@@ -114,7 +113,6 @@ def suite(
     leakage: bool = True,
     seed: int = 0,
     batch_size: BatchSize = 256,
-    canvas_px: CanvasPx = None,
     num_workers: NumWorkers = 2,
     device: Device = "auto",
     checkpoint: Checkpoint = None,
@@ -194,10 +192,10 @@ def suite(
                 check_labelled(split.name, split.labels)
             # features
             others = sorted(compared.others, key=lambda other: other.name != compared.start)
-            metadata |= work.model_metadata(backbone, index, names, others, canvas_px)
+            metadata |= work.model_metadata(backbone, index, names, others)
             sets = work.embed_model(
                 Path(model), backbone, index, splits, compared,
-                untrained_seed=seed if baselines else None, canvas_px=canvas_px,
+                untrained_seed=seed if baselines else None,
                 batch_size=batch_size, num_workers=num_workers, device=target,
             )  # fmt: skip
             leaks = work.find_leaks(splits, sets, num_workers) if leakage else None

@@ -113,10 +113,6 @@ Weights = Annotated[
         show_default=False,
     ),
 ]
-CanvasPx = Annotated[
-    int | None,
-    option("Reduce each image to this longer side first. Default: set by the view.", min=1),
-]
 NumWorkers = Annotated[int, option("Threads that decode images.", min=0)]
 BatchSize = Annotated[int, option("Images embedded at a time.", min=1)]
 Device = Annotated[str, option("auto, cpu, cuda or mps.")]

@@ -199,39 +199,31 @@ def embed_model(
     splits: tuple[Split, Split],
     compared: Compared,
     untrained_seed: int | None,
-    canvas_px: int | None,
     **options: Any,
 ) -> Sets:
     """Embed both splits by a model; what it has to beat and other networks when their turn comes.
 
-    Args:
-        model: The export or run.
-        backbone: What was loaded of it.
-        index: The data set.
-        splits: Train and test of it.
-        compared: The other networks.
-        untrained_seed: Of the random weights; None: no baseline of them.
-        canvas_px: As in `embed`; None: by each view.
-        options: batch_size, num_workers and device of `embed`.
+    Without a seed there is no baseline of random weights.
+    options: batch_size, num_workers and device of `embed`.
     """
-    config, canvas = backbone.config, canvas_px or backbone.view.canvas_px
+    config = backbone.config
     untrained = None
     if untrained_seed is not None:
         untrained = random_backbone(config.backbone, config.crop_px, untrained_seed)
     options |= {"on_bad": report_bad}
     saved = {}
     for split in splits:
-        rows = _features_of_the_run(model, backbone, index, split, canvas, **options)
+        rows = _features_of_the_run(model, backbone, index, split, **options)
         if rows is not None:
             saved[split.name] = rows
-    own: dict[str, Any] = {"view": backbone.view, "splits": splits, "canvas_px": canvas, **options}
-    own["progress"] = progress
+    own: dict[str, Any] = {"view": backbone.view, "canvas_px": backbone.view.canvas_px, **options}
+    own |= {"splits": splits, "progress": progress}
     names = ("ssl", *BASELINES, *(other.name for other in compared.others))
     known_as = own_name(config.facts, names)
     sets: Sets = {"ssl": embed_pair(known_as, backbone.backbone, saved=saved, **own)}
     # the start first: each is embedded when its turn comes
     for other in sorted(compared.others, key=lambda other: other.name != compared.start):
-        sets[other.name] = partial(embed_other, other, splits, canvas_px, **options)
+        sets[other.name] = partial(embed_other, other, splits, **options)
     if untrained is not None:
         sets["random"] = partial(embed_pair, "random", untrained, **own)
     sets["pixels"] = partial(embed_pixels, **own)
@@ -243,14 +235,13 @@ def _features_of_the_run(
     backbone: FrozenBackbone,
     index: DatasetIndex,
     split: Split,
-    canvas_px: int,
     **options: Any,
 ) -> Embeddings | None:
     """Read RUN/features/SPLIT where it is just what would be embedded now; None where it is not.
 
     A file that is not there is written, if it is not too large: `report` and `search` read it.
     """
-    file = model / "features" / f"{split.name}.safetensors"
+    file, canvas_px = model / "features" / f"{split.name}.safetensors", backbone.view.canvas_px
     facts = features_metadata(backbone, backbone.view, index, split.name)
     writable = (model / "recipe.json").is_file() and os.access(model, os.W_OK)
     small = len(split) * backbone.num_features * 4 <= MOST_KEPT_BYTES
@@ -276,7 +267,6 @@ def model_metadata(
     index: DatasetIndex,
     names: tuple[str, str],
     others: Sequence[Other],
-    canvas_px: int | None,
 ) -> dict[str, Any]:
     """Return what eval.json says of where the features come from: weights, view, data."""
     config = backbone.config
@@ -288,7 +278,7 @@ def model_metadata(
         "backbone": config.backbone.model_dump(),
         "backbone_sha256": config.weights_sha256,
         "view": backbone.view.config(),
-        "canvas_px": canvas_px or backbone.view.canvas_px,
+        "canvas_px": backbone.view.canvas_px,
         **data_metadata(index, names[1]),
         **checkpoint_metadata(backbone),
         **{key: config.facts[key] for key in ("step", "checkpoint_reason") if key in config.facts},
@@ -300,14 +290,13 @@ def model_metadata(
     }
 
 
-def embed_other(
-    other: Other, splits: tuple[Split, Split], canvas_px: int | None, **options: Any
-) -> Pair:
-    """Embed train and test by another network, through its own view, its canvas too by default."""
+def embed_other(other: Other, splits: tuple[Split, Split], **options: Any) -> Pair:
+    """Embed train and test by another network, through its own view."""
     options["on_bad"] = lambda bad: None  # reported with the first features
-    view, canvas = other.backbone.view, canvas_px or other.backbone.view.canvas_px
-    own: dict[str, Any] = {"view": view, "canvas_px": canvas, "progress": progress, **options}
-    return embed_pair(other.name, other.backbone.backbone, splits=splits, **own)
+    view = other.backbone.view
+    own: dict[str, Any] = {"view": view, "canvas_px": view.canvas_px, **options}
+    network = other.backbone.backbone
+    return embed_pair(other.name, network, splits=splits, progress=progress, **own)
 
 
 def find_leaks(splits: tuple[Split, Split], sets: Sets, num_workers: int) -> Leaks:

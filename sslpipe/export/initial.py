@@ -59,8 +59,9 @@ def open_init(
         return source
     if run_dir is not None and (run_dir / KEPT).exists():
         kept = init_facts(load_backbone(run_dir / KEPT))["source"]
-        if kept == str(source):  # it may have gone since, and a hub may be out of reach
-            return None
+        chosen = checkpoint or weights  # of a run: is it the one that was taken?
+        if kept == str(source) and not (chosen and Path(source).exists()):
+            return None  # it may have gone since, and a hub may be out of reach
     crop_px = recipe.tune.eval_crop_px or recipe.augment.arguments.get("crop_px")
     load = partial(
         load_backbone,

@@ -3,7 +3,7 @@
 The number of steps is part of the schedule, so it is chosen before the first of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sslpipe.recipe.base import RunRecipe
@@ -35,23 +35,6 @@ def shorten(
     }
     shares = [f"{key}={round(n * steps / whole)}" for key, n in stretches.items() if n]
     return [f"steps={steps}", f"run.full_steps={whole}", *shares]
-
-
-def shortened_warning(recipe: RunRecipe, overrides: Sequence[str]) -> str:
-    """Say with which rate a run from weights learns as much by `shorten`'s overrides; else "".
-
-    Steps times rate is what counts there: docs/adapting.md has the measurement.
-    """
-    rate = recipe.tune.backbone_lr
-    if not overrides or not recipe.init or not 0 < rate < 1:
-        return ""
-    steps = int(overrides[0].removeprefix("steps="))
-    return (
-        f"--within keeps the rate, and {steps} of {recipe.total_steps} steps change the weights "
-        "less: steps times rate is what counts. Set "
-        f"tune.backbone_lr={min(1.0, rate * recipe.total_steps / steps):.2g} instead of {rate:g}, "
-        "too"
-    )
 
 
 def shortened_note(recipe: Mapping[str, Any]) -> str:

@@ -65,8 +65,8 @@ def run(tmp_path_factory):
 def test_embed_writes_every_sample_of_the_split_through_the_runs_view(run, tmp_path):
     run_dir, data = run
     out = tmp_path / "test.safetensors"
-    # the canvas is never smaller than twice the view, unless asked
-    for options, canvas in ((["--resize-px", 200], 400), (["--canvas-px", 24], 24), ([], 256)):
+    # the canvas is never smaller than twice the view
+    for options, canvas in ((["--resize-px", 200], 400), ([], 256)):
         call(embed_tool, run_dir, "--data", data, "--out", out, *options)
         rows, facts = load_embeddings(out)
         assert facts["canvas_px"] == canvas
@@ -114,8 +114,7 @@ def test_suite_reads_features_of_the_run_that_are_just_what_it_would_embed(run, 
     output, reused = suite()
     assert output.count("read from") == 2
     assert reused == anew
-    # any other canvas, view, dtype or backbone is another feature
-    assert "read from" not in suite("--canvas-px", 300)[0]
+    # any other view, dtype or backbone is another feature
     for others in (("--crops", "flip"), ("--dtype", "float16")):
         call(embed_tool, folder, "--data", data, *both, *others)
         output, reused = suite()

@@ -3,7 +3,7 @@
 import pytest
 
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.shortened import shorten, shortened_note, shortened_warning
+from sslpipe.recipe.shortened import shorten, shortened_note
 from tests.helpers.runs import ROOT
 
 DEMO = ROOT / "recipes" / "demo.toml"
@@ -34,21 +34,6 @@ def test_all_stretches_that_are_counted_in_steps_are_shortened():
     recipe = load_recipe(DEMO, ("tune.projector_first_steps=60", "tune.ramp_steps=30"))
     short = load_recipe(DEMO, shorten(recipe, 1.0, 60))
     assert (short.tune.projector_first_steps, short.tune.ramp_steps) == (6, 3)
-
-
-@pytest.mark.parametrize(
-    ("step_s", "rate"), [(1.0, "0.05"), (2.0, "0.1"), (200.0, "1"), (0.1, None)]
-)
-def test_a_shortened_run_from_weights_is_told_the_rate_of_the_same_product(step_s, rate):
-    """400 steps at 0.01: the product is 4."""
-    words = ("tune.backbone_lr=0.01", "steps=400")
-    for init in ("", "init=" + 64 * "a"):
-        recipe = load_recipe(DEMO, (*words, *([init] if init else [])))
-        text = shortened_warning(recipe, shorten(recipe, step_s, 80))
-        if rate is None or not init:
-            assert text == ""
-        else:
-            assert f"tune.backbone_lr={rate} instead of 0.01" in text
 
 
 @pytest.mark.parametrize("recipe", [{}, {"run": None}, {"run": {}}, {"run": {"full_steps": 0}}])
