@@ -10,8 +10,6 @@ serve    seconds to name every id that the process serves in the epoch (no plann
 resume   seconds from nothing to the ids of a step in the middle of the epoch
 again    samples read a second time by that resume: the served part of one open window a stream
 reads    range requests of the process in an epoch, and the samples it reads over those it serves
-mixing   label entropy of global batches over that of a full shuffle's, 1,000 classes: with shards
-         written class by class, and with shards written shuffled (1.0 is a full shuffle)
 """
 
 import argparse
@@ -19,15 +17,13 @@ import json
 import time
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.common import in_fresh_process, memory_mb, parser, print_table, save
-from sslpipe.data.order import Order, mixing_score
-from sslpipe.random import hash_integers
+from sslpipe.data.order import Order
 
-SIZES = {"1.28 M": (1_281_167, 1_281), "1 B": (1_000_000_000, 10_000)}
+SIZES = ((1_281_167, 1_281), (1_000_000_000, 10_000))  # samples, shards
 PROCESSES = (1, 8, 64, 1024)
-CLASSES, WINDOW, BATCH = 1000, 256, 4096
+WINDOW, BATCH = 256, 4096
 TIMED_STEPS = 2000  # `serve` is measured on so many at most, and scaled up
 
 
@@ -71,23 +67,6 @@ def measure(samples: int, shards: int, world: int) -> dict[str, float]:
     return result
 
 
-def mixing(samples: int, shards: int) -> dict[str, float]:
-    """Over 20 global batches of an epoch, shards written by class and shuffled."""
-    order = planned(samples, shards, 64)
-    steps = np.linspace(0, order.steps_per_epoch - 1, 20).astype(int).tolist()
-    ids = [order.ids(step, range(64))[1] for step in steps]
-    everyone = np.tile(np.arange(CLASSES), 300)  # balanced, and large beside a batch
-
-    def shuffled(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return (hash_integers(1, rows) % np.uint64(CLASSES)).astype(np.int64)
-
-    by_class = [rows * CLASSES // samples for rows in ids]
-    return {
-        "mixing_by_class": mixing_score(by_class, everyone) or 0.0,
-        "mixing_shuffled": mixing_score([shuffled(rows) for rows in ids], everyone) or 0.0,
-    }
-
-
 def main() -> None:
     parse = parser(__doc__)
     parse.add_argument("--one", nargs=3, type=int, help=argparse.SUPPRESS)
@@ -96,7 +75,7 @@ def main() -> None:
         print(json.dumps(measure(*given.one)))
         return
     rows = []
-    for samples, shards in SIZES.values():
+    for samples, shards in SIZES:
         for world in PROCESSES:
             one = ("--one", samples, shards, world)
             row = in_fresh_process("benchmarks.order_at_scale", *one)
@@ -112,10 +91,7 @@ def main() -> None:
     ]
     head = ["samples", "shards", "processes", "plan", "serve", "resume", "again", "requests"]
     print_table(head, cells)
-    scores = {name: mixing(*size) for name, size in SIZES.items()}
-    mixed = [[name, *(f"{each:.4f}" for each in score.values())] for name, score in scores.items()]
-    print_table(["mixing", "shards written class by class", "shuffled"], mixed)
-    save(given.json, {"rows": rows, "mixing": scores})
+    save(given.json, {"rows": rows})
 
 
 if __name__ == "__main__":

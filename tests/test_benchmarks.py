@@ -264,30 +264,6 @@ def test_the_table_of_checkpoints_ranks_and_regrets_by_hand() -> None:
     checkpoints.show({"x": tree})
 
 
-def test_what_averaged_weights_add_as_candidates_by_hand() -> None:
-    knn = {
-        ("x", "base"): (0.5, 0.8, 0.7),
-        ("x", "averaged"): (0.6, 0.9, 0.75),
-        ("y", "base"): (0.3, 0.5, 0.6),
-        ("y", "averaged"): (0.1, 0.2, 0.4),
-        ("y", "dcl"): (0.9, 0.9, 0.9),  # has no average, and takes no part
-    }
-    rows = [
-        {"data": data, "run": run, "step": step, "knn": value, "rankme": value, "lidar": -value}
-        for (data, run), values in knn.items()
-        for step, value in enumerate(values)
-    ]
-    tree = checkpoints.averages(rows)
-    assert tree.pop("runs") == 2
-    assert tree.pop("last trained") == pytest.approx([10, 20])  # 90 - 70 and 60 - 60
-    assert tree.pop("last averaged") == pytest.approx([17.5, 20])  # 90 - 75 and 60 - 40
-    assert tree["rankme"] == {"trained": pytest.approx([5, 10]), "both": pytest.approx([0, 0])}
-    assert tree["lidar"] == {"trained": pytest.approx([35, 40]), "both": pytest.approx([45, 50])}
-    assert set(tree) == {"rankme", "lidar"}
-    assert checkpoints.averages(rows[:3]) == {}
-    checkpoints.show_averages({"runs": 2, "last trained": [1, 2], "last averaged": [1, 2], **tree})
-
-
 def test_the_chart_of_checkpoints_has_a_dot_for_each() -> None:
     rows = [{"data": "x", "run": START, "step": 0, "knn": 0.2, "rankme_view_recall": 1}]
     for run, at in product(("a", "b"), (40, 80)):

@@ -18,8 +18,6 @@ among the last checkpoints of all runs (which recipe), among all checkpoints, an
 (which step: mean and largest). A checkpoint that is no better than the random weights at the start
 counts as failed, a run whose last one is better as healthy; "failed" beside what a score picks
 says that its choice among runs is one.
-Averages: a run and the one that only adds optim.ema train the same weights, so that their rows are
-the trained and the averaged candidates of one run; what choosing among both loses is said last.
 """
 
 import json
@@ -33,13 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.checkpoints.table import (
-    WITH_LABELS,
-    averages,
-    show,
-    show_averages,
-    table,
-)
+from benchmarks.checkpoints.table import WITH_LABELS, show, table
 from benchmarks.common import machine, parser, save
 from benchmarks.plots import START, dots_over_score
 from sslpipe.augment.eval_view import eval_view_for
@@ -116,15 +108,12 @@ def main() -> None:
             print(done, file=sys.stderr, flush=True)
     checkpoints = [row for where in todo for row in scored(*where)]
     tables = {data: table(checkpoints, data) for data in DATA_SETS}
-    candidates = averages(checkpoints)
-    result = {"machine": machine(1), "tables": tables, "averages": candidates}
-    result |= {"checkpoints": checkpoints}
+    result = {"machine": machine(1), "tables": tables, "checkpoints": checkpoints}
     # an infinite score has no number in JSON
     save(args.json, json.loads(json.dumps(result), parse_constant=lambda _: None))
     if args.svg:
         args.svg.write_text(dots_over_score(checkpoints, DRAWN))
     show(tables)
-    show_averages(candidates)
 
 
 def measure(folder: Path, data: str, run: str) -> str:

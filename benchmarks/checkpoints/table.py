@@ -1,8 +1,6 @@
 """How well scores rank checkpoints by kNN, and what is lost by choosing with them."""
 
 from collections.abc import Callable
-from itertools import product
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,6 @@ WITH_LABELS = "holdout_knn"  # of the same images: what labels would choose
 ROWS = (*SCORES, WITH_LABELS)
 # the goal, on each data set
 LEAST_SPEARMAN, MOST_REGRET = 0.8, 0.5
-
-# run -> the same training, of which the averaged weights (optim.ema) are the rows
-AVERAGED = {"base": "averaged", "constant rate x 5": "constant rate x 5, averaged"}
 
 Tree = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -65,45 +60,6 @@ def table(checkpoints: list[Tree], data: str) -> Tree:
             "picked failed": chosen["knn"] <= start,
         }
         tree[name]["reaches the goal"] = reaches(tree[name])
-    return tree
-
-
-def averages(checkpoints: list[Tree]) -> Tree:
-    """Tell what averaged weights add as candidates, over the runs of all data sets that have them.
-
-    Returns:
-        runs: how many. The rest is mean and largest regret in points, against the best of a run's
-        trained and averaged checkpoints: of the last trained and of the last averaged one; of each
-        score's choice among the trained alone and among both, by the rule of run.keep: the first
-        of the highest, the trained before the averaged.
-    """
-    by_run: dict[tuple[str, str], list[Tree]] = {}
-    for row in checkpoints:
-        by_run.setdefault((row["data"], row["run"]), []).append(row)
-    pairs = []
-    for data, runs in product(dict.fromkeys(data for data, _ in by_run), AVERAGED.items()):
-        trained, averaged = (by_run.get((data, run), []) for run in runs)
-        if trained and averaged:
-            both = [row for two in zip(trained, averaged, strict=True) for row in two]
-            pairs.append((trained, both))
-    if not pairs:
-        return {}
-
-    def regrets(choose: Callable[[list[Tree], list[Tree]], Tree]) -> list[float]:
-        lost = [
-            points(max(row["knn"] for row in both) - choose(trained, both)["knn"])
-            for trained, both in pairs
-        ]
-        return [float(np.mean(lost)), max(lost)]
-
-    tree: Tree = {"runs": len(pairs)}
-    tree["last trained"] = regrets(lambda trained, both: trained[-1])
-    tree["last averaged"] = regrets(lambda trained, both: both[-1])
-    for name in (name for name in ROWS if name in pairs[0][0][0]):
-        tree[name] = {
-            "trained": regrets(lambda trained, both, by=name: max(trained, key=itemgetter(by))),
-            "both": regrets(lambda trained, both, by=name: max(both, key=itemgetter(by))),
-        }
     return tree
 
 
@@ -155,17 +111,6 @@ def show(tables: dict[str, Tree]) -> None:
             rows.append(cells)
         last = ["last", *[""] * 5, *map(text, tree["last"].values()), ""]
         print_table(["score", *columns], [*rows, last])
-
-
-def show_averages(tree: Tree) -> None:
-    """Print what `averages` returns."""
-    if not tree:
-        return
-    print(f"\n{tree['runs']} runs with averaged weights, points lost: mean / largest")
-    print(f"last: trained {text(tree['last trained'])}, averaged {text(tree['last averaged'])}")
-    for name in (name for name in ROWS if name in tree):
-        trained, both = (text(tree[name][key]) for key in ("trained", "both"))
-        print(f"{name}: of the trained {trained}, of both {both}")
 
 
 def text(value: Any) -> str:

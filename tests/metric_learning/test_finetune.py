@@ -3,7 +3,6 @@
 import os
 
 import pytest
-import timm.optim
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -17,7 +16,6 @@ from sslpipe.export.model_card import hub_card, model_card
 from sslpipe.export.write import export_backbone
 from sslpipe.metric_learning.build import (
     build_task,
-    freeze_and_optimize,
     untrained_ids,
     validation_ids,
     with_backbone,
@@ -375,23 +373,6 @@ def test_layer_wise_rates_fall_towards_the_input_and_reach_every_parameter_once(
             if name.startswith(f"backbone.network.{block}."):
                 expected = 2.0 * 0.1 * 0.5 ** (len(blocks) - 1 - number)
         assert rates[id(p)] == pytest.approx(expected), name
-
-
-@pytest.mark.parametrize("by", ["blocks", "library"])
-def test_layers_are_counted_as_in_pretraining_where_the_recipe_says_so(tmp_path, by):
-    tune = f"tune={{layer_decay=0.5, layer_decay_by='{by}'}}"
-    recipe = load_recipe(write_recipe(tmp_path, WITHOUT_BACKBONE), (tune,))
-    network = {"kind": "timm/convnext_atto"}
-    recipe = recipe.model_copy(update={"backbone": Component.model_validate(network)})
-    with torch.device("meta"):
-        task = build_task(recipe, 32, None, 5)
-    optimizer = freeze_and_optimize(task, recipe)
-    rates = {id(p): group["lr_scale"] for group in optimizer.param_groups for p in group["params"]}
-    own = {n: rates[id(p)] for n, p in task.backbone.network.named_parameters()}
-    groups = timm.optim.param_groups_layer_decay(task.backbone.network, layer_decay=0.5)
-    timms = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
-    same = own == {n: timms[id(p)] for n, p in task.backbone.network.named_parameters()}
-    assert same == (by == "library")
 
 
 def load_optim():

@@ -31,18 +31,6 @@ def test_the_rates_of_a_timm_network_are_those_of_timms_own_groups(name):
     assert len({*expected.values()}) > 4
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit_b_16", "convnext_tiny", "mobilenet_v3_small"])
-def test_the_rates_of_a_torchvision_network_rise_in_forward_order(name):
-    with torch.device("meta"):
-        backbone = build_backbone(Component(kind=f"torchvision/{name}"), crop_px=224)
-    scale = learning_rate_scale(backbone, backbone_lr=1.0, layer_decay=0.5, by_library=True)
-    order = [k for k, _ in backbone.network.named_parameters() if "token" not in k]
-    rates = [scale(PREFIX + key) for key in order if "pos_embedding" not in key]
-    assert rates == sorted(rates)
-    assert rates[-1] == 1
-    assert len({*rates}) > 4
-
-
 def test_the_ramp_begins_where_the_backbone_does_and_only_slows_pretrained_groups():
     tune = Tune(projector_first_steps=3, ramp_steps=4)
     assert [ramp_at(step, tune) for step in range(9)] == [0, 0, 0, 0.25, 0.5, 0.75, 1, 1, 1]

@@ -21,7 +21,6 @@ from sslpipe.metric_learning.losses.pairwise import (
     linear,
     per_pair,
     per_row,
-    positive_slots,
     tiles,
 )
 
@@ -223,7 +222,7 @@ def _hinges(
 
     d (n, M); near, far (n,) with gradient.
     """
-    slots = positive_slots(pairs.positive, pairs.most_positives)
+    slots = pairs.slots()
     gap = (slots.take(d) - near[:, None]).clamp_min(0)  # (n, P)
     positives = per_pair(gap.square() if squared else gap, slots.filled)
     total, active = cast(tuple[Tensor, Tensor], _FarHinges.apply(d, far, pairs.negative, squared))

@@ -103,6 +103,10 @@ class Pairs(NamedTuple):
     triplets: Tensor | None = None  # (n, P, M) bool
     most_positives: int | None = None
 
+    def slots(self) -> "Slots":
+        """Put the positives of each anchor side by side."""
+        return positive_slots(self.positive, self.most_positives)
+
 
 def labelled_rows(
     embeddings: Tensor, labels: Tensor, num_classes: int | None = None

@@ -11,18 +11,10 @@ from sslpipe.errors import UserError, did_you_mean
 from sslpipe.metric_learning.losses.base import Configured
 from sslpipe.metric_learning.losses.pairwise import References, unit
 
-# Their class, and what it is built with: num_classes and dim under its own names.
-DELEGATED: dict[str, dict[str, str]] = {
-    "DynamicSoftMarginLoss": {},
-    "FastAPLoss": {},
-    "HistogramLoss": {},
-    "P2SGradLoss": {"num_classes": "num_classes", "descriptors_dim": "dim"},
-    "PNPLoss": {},
-    "RankedListLoss": {},
-    "SignalToNoiseRatioContrastiveLoss": {},
-    "SmoothAPLoss": {},
-    "ThresholdConsistentMarginLoss": {},
-}
+DELEGATED = (
+    *("DynamicSoftMarginLoss", "FastAPLoss", "HistogramLoss", "PNPLoss", "RankedListLoss"),
+    *("SignalToNoiseRatioContrastiveLoss", "SmoothAPLoss", "ThresholdConsistentMarginLoss"),
+)
 REFUSED = {
     "swap": "it reads another row's distance when there are references",
     "efficient": "its gradient over several processes is not that of one",
@@ -39,21 +31,13 @@ class DelegatedLoss(Configured):
 
     Args:
         name: One of DELEGATED.
-        num_classes: For those with weights.
-        dim: For those with weights.
         arguments: Its own.
 
     Raises:
         UserError: the name is not delegated, an argument is refused, or the extra `pml` is missing.
     """
 
-    def __init__(
-        self,
-        name: str,
-        num_classes: int | None = None,
-        dim: int | None = None,
-        arguments: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, name: str, arguments: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         own = dict(arguments or {})
         if name not in DELEGATED:
@@ -69,11 +53,6 @@ class DelegatedLoss(Configured):
             raise UserError(
                 f"{name} comes from pytorch-metric-learning: pip install 'sslpipe[pml]'"
             ) from error
-        sizes = {"num_classes": num_classes, "dim": dim}
-        for key, ours in DELEGATED[name].items():
-            if sizes[ours] is None:
-                raise UserError(f"{name} needs {ours}")
-            own.setdefault(key, sizes[ours])
         self.name = name
         self.loss = getattr(losses, name)(**own)
 

@@ -20,7 +20,6 @@ from sslpipe.metric_learning.losses.pairwise import (
     linear,
     per_pair,
     per_row,
-    positive_slots,
     tiles,
 )
 
@@ -257,7 +256,7 @@ class _TripletSums(torch.autograd.Function):
     def forward(ctx: Any, near: Tensor, far: Tensor | None, rule: _Rule) -> tuple[Tensor, ...]:
         ctx.apart = far is not None
         far = near if far is None else far
-        slots = positive_slots(rule.pairs.positive, rule.pairs.most_positives)
+        slots = rule.pairs.slots()
         nearby = slots.take(near).masked_fill_(~slots.filled, -torch.inf)  # (n, P)
         most = slots.columns.shape[1]
         if rule.shape == "hinge" and rule.pairs.triplets is None and most > MOST_POSITIVES:

@@ -25,7 +25,6 @@ from sslpipe.metric_learning.losses.pairwise import (
     occurrence,
     per_pair,
     per_row,
-    positive_slots,
     tiles,
 )
 
@@ -49,7 +48,7 @@ class InfoNCELoss(MetricLoss, normalize=True):
     def row_terms(
         batch: LabelledRows, pairs: Pairs, *, temperature: float = 0.07
     ) -> list[PerAnchor]:
-        s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
+        s, slots = batch.similarities(), pairs.slots()
         negatives = masked_lse(s, pairs.negative, _sharpness(temperature))
         values = F.softplus(negatives[:, None] - slots.take(s) / temperature)  # (n, P)
         return [per_pair(values, slots.filled)]
@@ -72,7 +71,7 @@ class LabelledNTXentLoss(MetricLoss, normalize=True):
     def row_terms(
         batch: LabelledRows, pairs: Pairs, *, temperature: float = 0.1
     ) -> list[PerAnchor]:
-        s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
+        s, slots = batch.similarities(), pairs.slots()
         everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
         return [per_pair(everyone[:, None] - slots.take(s) / temperature, slots.filled)]
 
@@ -99,7 +98,7 @@ class LabelledSupConLoss(MetricLoss, normalize=True):
         temperature: float = 0.1,
         form: Literal["out", "in"] = "out",
     ) -> list[PerAnchor]:
-        s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
+        s, slots = batch.similarities(), pairs.slots()
         positives = slots.filled.sum(1)
         everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
         if form == "out":
@@ -132,7 +131,7 @@ class NCALoss(MetricLoss, normalize=False):
         form: Literal["log", "expected"] = "log",
         scale: float = 1.0,
     ) -> list[PerAnchor]:
-        d, slots = batch.distances("squared"), positive_slots(pairs.positive, pairs.most_positives)
+        d, slots = batch.distances("squared"), pairs.slots()
         gap = masked_lse(d, pairs.negative, -scale) - slots.lse(d, -scale)  # log of (1 - p) / p
         values = F.softplus(gap) if form == "log" else torch.sigmoid(gap)
         return [per_row(values, slots.filled[:, 0])]
@@ -179,7 +178,7 @@ class TupleMaxLoss(MetricLoss, normalize=True):
     def row_terms(batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         s = batch.relative_similarities()
         hardest = s.masked_fill(~pairs.negative, NEVER).amax(1, keepdim=True)
-        slots = positive_slots(pairs.positive, pairs.most_positives)
+        slots = pairs.slots()
         filled = slots.filled & pairs.negative.any(1, keepdim=True)
         return [per_pair((hardest - slots.take(s)).clamp_min(0), filled)]
 
@@ -208,7 +207,7 @@ class MultiSimilarityLoss(MetricLoss, normalize=True):
         beta: float = 50.0,
         base: float = 1.0,
     ) -> list[PerAnchor]:
-        s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
+        s, slots = batch.similarities(), pairs.slots()
         pull = F.softplus(slots.lse(s, -alpha) + alpha * base) / alpha
         push = F.softplus(masked_lse(s, pairs.negative, beta) - beta * base) / beta
         return [per_row(pull + push, batch.labels >= 0)]
@@ -231,7 +230,7 @@ class UnifiedLoss(MetricLoss, normalize=True):
     def row_terms(
         batch: LabelledRows, pairs: Pairs, *, gamma: float = 80.0, margin: float = 0.4
     ) -> list[PerAnchor]:
-        s, slots = batch.similarities(), positive_slots(pairs.positive, pairs.most_positives)
+        s, slots = batch.similarities(), pairs.slots()
         gap = masked_lse(s, pairs.negative, gamma) + slots.lse(s, -gamma) + gamma * margin
         return [per_row(F.softplus(gap), slots.filled[:, 0] & pairs.negative.any(1))]
 
@@ -255,7 +254,7 @@ class CircleLoss(MetricLoss, normalize=True):
         batch: LabelledRows, pairs: Pairs, *, gamma: float = 80.0, margin: float = 0.4
     ) -> list[PerAnchor]:
         s = batch.similarities()
-        slots = positive_slots(pairs.positive, pairs.most_positives)
+        slots = pairs.slots()
         near = slots.take(s)  # (n, P)
         push = gamma * (s.detach() + margin).clamp_min(0) * (s - margin)
         pull = -gamma * (1 + margin - near.detach()).clamp_min(0) * (near - 1 + margin)
@@ -289,7 +288,7 @@ class LiftedStructureLoss(MetricLoss, normalize=False):
             other = (labels[:, None] != batch.column_labels) & (batch.column_labels >= 0)
             far = batch._replace(anchors=rows).distances("euclidean")
             theirs = torch.cat([theirs, alpha + masked_lse(far, other, -1.0)])
-        slots = positive_slots(pairs.positive, pairs.most_positives)
+        slots = pairs.slots()
         j = slots.take(d) + torch.logaddexp(mine[:, None], theirs[slots.columns])  # (n, P)
         return [per_pair(0.5 * j.clamp_min(0).square(), slots.filled)]
 
@@ -324,7 +323,7 @@ class TupletMarginLoss(MetricLoss, normalize=True):
         epsilon: float = 0.01,
     ) -> list[PerAnchor]:
         s, relative = batch.similarities(), batch.relative_similarities()
-        slots = positive_slots(pairs.positive, pairs.most_positives)
+        slots = pairs.slots()
         cosines = slots.take(s)  # (n, P)
         # cos(th - margin) without acos: a small angle is read off the distance, not the cosine
         d = slots.take(batch.distances("euclidean"))
@@ -369,7 +368,7 @@ class AngularLoss(MetricLoss, normalize=True):
         s = batch.similarities()
         alone = batch.anchors.shape == batch.columns.shape
         everyone = s if alone else batch.columns @ batch.columns.T  # (M, M)
-        slots = positive_slots(pairs.positive, pairs.most_positives)
+        slots = pairs.slots()
         negatives = cast(Tensor, _NegativesOfPairs.apply(s, everyone, 4 * t, slots, pairs.negative))
         values = F.softplus(negatives - 2 * (1 + t) * slots.take(s))  # (n, P)
         return [per_pair(values, slots.filled & pairs.negative.any(1, keepdim=True))]

@@ -20,7 +20,6 @@ ARGUMENTS = {
     "RankedListLoss": {"margin": 0.4, "Tn": 10},
 }
 LABELS = torch.arange(12) % 4
-SIZES = {"num_classes": 4, "dim": 8}
 
 
 def rows(size=12):
@@ -29,7 +28,7 @@ def rows(size=12):
 
 def built(name):
     torch.manual_seed(0)
-    return METRIC_LOSSES["pml"](name=name, **SIZES, arguments=ARGUMENTS.get(name))
+    return METRIC_LOSSES["pml"](name=name, arguments=ARGUMENTS.get(name))
 
 
 def gradient(loss, x, labels=LABELS):
@@ -60,8 +59,6 @@ def test_what_is_known_to_be_wrong_is_refused():
             METRIC_LOSSES["pml"](name="FastAPLoss", arguments={key: True})
     with pytest.raises(UserError, match="did you mean 'FastAPLoss'"):
         METRIC_LOSSES["pml"](name="FastAPloss")
-    with pytest.raises(UserError, match="needs num_classes"):
-        METRIC_LOSSES["pml"](name="P2SGradLoss", dim=8)
     ref = References(rows(), LABELS, LABELS)
     for wrong in ({"miner": torch.nn.Identity()}, {"ref": ref}):
         with pytest.raises(UserError, match=r"SmoothAPLoss takes no miner and no queue"):

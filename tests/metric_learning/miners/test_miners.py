@@ -54,17 +54,6 @@ def test_triplets_of_a_kind(kind, distance):
     assert sorted(t[:2] for t in random) == sorted({t[:2] for t in expected})
 
 
-def test_the_upper_bound_is_there_and_bounds_are_strict():
-    """Without it, as in circulation, semi-hard would hold the easy ones too."""
-    semi, easy = (listed(mined("triplets", kind=kind)) for kind in ("semi_hard", "easy"))
-    assert easy
-    assert not semi & easy
-    # distances that float64 holds exactly: 1, 1 (equal), 1.25 (the margin's end), 1.125
-    x = torch.tensor([[0.0], [1.0], [-1.0], [1.25], [1.125]], dtype=torch.float64)
-    pairs = mined("triplets", x, [0, 0, 1, 1, 1], margin=0.25, distance="euclidean")
-    assert {t for t in listed(pairs) if t[0] == 0} == {(0, 1, 4)}
-
-
 def test_a_miner_of_triplets_feeds_the_loss_exactly_those():
     x = rows()
     for kind in KINDS:
