@@ -124,7 +124,7 @@ def suite(
 
     One table: kNN with all, 100 and 10 labels per class, plain and whitened, and a linear probe;
     Recall@1 and MAP@R if train lacks the classes of test. Every row has the same protocols, samples
-    and draws. Ctrl-C or SIGTERM writes what is measured.
+    and draws.
 
     Args:
         model: A run directory, an export's folder, or other weights.
@@ -174,53 +174,52 @@ def suite(
     target, _ = start(device, "suite")
     own = () if model is None else ("ssl", *BASELINES)
     given, names = work.load_features(features or [], own), (train_split, test_split)
-    sets: work.Sets = {}  # the most wanted first: what is interrupted has these
+    sets: work.Sets = {}
     metadata: dict[str, Any] = {"seed": seed}
     not_measured: list[str] = []
     compared, probed, leaks = work.Compared([]), [], None
     if model is None and leakage:
         not_measured.append("test samples that are in train: name a model and --data")
-    with work.stoppable(out):
-        if model is not None and index is not None:
-            # what can be refused, before anything is embedded
-            probed = choose_columns(
-                index.split(train_split), index.split(test_split), columns, not_measured
-            )
-            backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
-            say_weights(backbone)
-            compared = work.load_compared(against or [], model, backbone, {*own, *given})
-            splits = two_splits(index, *names)
-            for split in splits:
-                check_labelled(split.name, split.labels)
-            # features
-            others = sorted(compared.others, key=lambda other: other.name != compared.start)
-            metadata |= work.model_metadata(backbone, index, names, others, canvas_px)
-            sets = work.embed_model(
-                Path(model), backbone, index, splits, compared,
-                untrained_seed=seed if baselines else None, canvas_px=canvas_px,
-                batch_size=batch_size, num_workers=num_workers, device=target,
-            )  # fmt: skip
-            leaks = work.find_leaks(splits, sets, num_workers) if leakage else None
-            if not baselines:
-                del sets["pixels"]
-        known_as = own_name(metadata, [*sets, *given])
-        last = {name: sets.pop(name) for name in BASELINES if name in sets}
-        sets |= given | last
-        # the numbers
-        report = run_suite(
-            {name: work.on_device(pair, target) for name, pair in sets.items()},
-            metadata,
-            against=[other.name for other in compared.others],
-            start=compared.start,
-            not_compared=compared.not_compared,
-            columns=probed,
-            not_measured=not_measured,
-            leaked=None if leaks is None else leaks.ids,
-            leaked_by="" if leaks is None else leaks.how,
-            seed=seed,
-            say=lambda text: say(renamed(text, known_as)),
-            progress=lambda title, total: progress(renamed(title, known_as), total),
+    if model is not None and index is not None:
+        # what can be refused, before anything is embedded
+        probed = choose_columns(
+            index.split(train_split), index.split(test_split), columns, not_measured
         )
-        write_json(out, report)
-        work.print_report(report, out)
+        backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
+        say_weights(backbone)
+        compared = work.load_compared(against or [], model, backbone, {*own, *given})
+        splits = two_splits(index, *names)
+        for split in splits:
+            check_labelled(split.name, split.labels)
+        # features
+        others = sorted(compared.others, key=lambda other: other.name != compared.start)
+        metadata |= work.model_metadata(backbone, index, names, others, canvas_px)
+        sets = work.embed_model(
+            Path(model), backbone, index, splits, compared,
+            untrained_seed=seed if baselines else None, canvas_px=canvas_px,
+            batch_size=batch_size, num_workers=num_workers, device=target,
+        )  # fmt: skip
+        leaks = work.find_leaks(splits, sets, num_workers) if leakage else None
+        if not baselines:
+            del sets["pixels"]
+    known_as = own_name(metadata, [*sets, *given])
+    last = {name: sets.pop(name) for name in BASELINES if name in sets}
+    sets |= given | last
+    # the numbers
+    report = run_suite(
+        {name: work.on_device(pair, target) for name, pair in sets.items()},
+        metadata,
+        against=[other.name for other in compared.others],
+        start=compared.start,
+        not_compared=compared.not_compared,
+        columns=probed,
+        not_measured=not_measured,
+        leaked=None if leaks is None else leaks.ids,
+        leaked_by="" if leaks is None else leaks.how,
+        seed=seed,
+        say=lambda text: say(renamed(text, known_as)),
+        progress=lambda title, total: progress(renamed(title, known_as), total),
+    )
+    write_json(out, report)
+    work.print_report(report, out)
     after_suite(model, data)

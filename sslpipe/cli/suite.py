@@ -4,14 +4,10 @@ import hashlib
 import json
 import os
 import re
-import signal
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any, NamedTuple
 
 import typer
@@ -41,7 +37,6 @@ from sslpipe.recipe.base import Component
 from sslpipe.recipe.shortened import shortened_note
 from sslpipe.weights.source import HUBS, parse_source
 
-AGAIN_S = 1.0  # a Ctrl-C so much later than the first signal ends what is being written
 LONGEST_NAME = 40
 MOST_KEPT_BYTES = 2**30  # of a split's features that are left in the run
 MOST_KEPT_PIXELS = 2**28  # bytes
@@ -64,35 +59,7 @@ def print_report(report: dict[str, Any], out: Path) -> None:
         reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
         again = "run the same command again"
         say(f"error: not in {out}: {reasons}; {again}", "red")
-        raise typer.Exit(130 if "interrupted" in missing.values() else 2)
-
-
-@contextmanager
-def stoppable(out: Path) -> Iterator[None]:
-    """Let the first SIGTERM or Ctrl-C raise KeyboardInterrupt, and a later Ctrl-C again.
-
-    Schedulers and `timeout` often send SIGTERM twice: the second one must not cost what is written
-    after the first.
-    """
-    last = 0.0
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal last
-        again, last = last > 0, last or time.monotonic()
-        if not again or (number == signal.SIGINT and time.monotonic() - last > AGAIN_S):
-            raise KeyboardInterrupt
-
-    both = (signal.SIGTERM, signal.SIGINT)
-    kinds = [kind for kind in both if signal.getsignal(kind) is not signal.SIG_IGN]
-    before = [signal.signal(kind, stop) for kind in kinds]
-    try:
-        yield
-    except KeyboardInterrupt:
-        say(f"interrupted: {out} is not written")
-        raise typer.Exit(130) from None
-    finally:
-        for kind, handler in zip(kinds, before, strict=True):
-            signal.signal(kind, handler)
+        raise typer.Exit(2)
 
 
 def on_device(pair: Pair | Callable[[], Pair], device: str) -> Pair | Callable[[], Pair]:

@@ -49,7 +49,6 @@ def run_suite(
     kNN with k = 20, or as many as there are labels per class where those are fewer, and the linear
     probe; Recall@1 and MAP@R where train has not the classes of most test samples. Nothing is
     chosen on test. The linear probes standardise, so they are run on plain features only.
-    After Ctrl-C (KeyboardInterrupt) it has the sets that are measured by then.
 
     Args:
         sets: Name -> (train, test), all of the same samples, in the order of the table; or what
@@ -84,20 +83,29 @@ def run_suite(
     # the numbers of every set
     measured: dict[str, list[FormResults]] = {}
     probed: list[tuple[str, Result]] = []  # name of a set, and of a column's probe
-    incomplete: dict[str, str] = {}  # name -> why this set, or the probes of columns, are missing
-    try:
-        _measure(sets, ready, protocols, bool(columns), measured, incomplete, say, progress)
-        if columns:  # what else the features know
-            say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
-            pairs = {name: ready[name] for name in measured}
-            probed += nuisance_rows(pairs, columns, left_out, seed=seed)
-    except KeyboardInterrupt:  # what was measured is kept; a second one ends it
-        if not measured:
-            raise
-        for name in (*sets, *(("probes of columns",) if columns else ())):
-            if name not in {*measured, *incomplete}:
-                incomplete[name] = "interrupted"
-        say(f"interrupted; kept: {', '.join(measured)}")
+    incomplete: dict[str, str] = {}  # name of a set -> why it is missing
+    first_name = next(iter(ready))
+    for name, given in sets.items():
+        made = callable(given)
+        try:
+            if callable(given):
+                say(f"{name}: features")
+                pair = _labelled(given(), left_out)
+                _check_same_samples({first_name: first, name: pair})
+            else:
+                pair = ready[name]
+            if columns:  # for their probes
+                ready[name] = pair
+            used_up = made and not columns
+            measured[name] = protocols.measure(name, pair, say, progress, use_up=used_up)
+        except FAILURES as error:
+            if name == first_name:
+                raise
+            incomplete[name] = one_line(str(error) or type(error).__name__)
+    if columns:  # what else the features know
+        say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
+        pairs = {name: ready[name] for name in measured}
+        probed += nuisance_rows(pairs, columns, left_out, seed=seed)
     table: list[tuple[str, bool, str | None, Result]] = []
     for name, forms in measured.items():
         for whitened, results in forms:
@@ -110,10 +118,7 @@ def run_suite(
     known = protocols.known_classes
     others = [name for name in (*against, *(() if known else BASELINES)) if name in measured]
     ours = [name for name in measured if name not in (*against, *BASELINES)]
-    try:
-        compared = compare_all(ours, others, start, scores, known_classes=known)
-    except KeyboardInterrupt:  # all is measured, and this takes seconds; a second one ends it
-        compared = compare_all(ours, others, start, scores, known_classes=known)
+    compared = compare_all(ours, others, start, scores, known_classes=known)
     missing = [f"Not compared with {n}: {incomplete[n]}." for n in against if n in incomplete]
     met = {each["against"] for each in compared}
     unmet = [BASELINES.get(name, name) for name in others if ours and name not in met]
@@ -135,36 +140,6 @@ def run_suite(
         report["leakage"] = leakage_of(table, leaked, leaked_by, scored, scores.classes)
     report["verdict"] = verdict(report)
     return {**report, "sha256": content_sha256(report)}
-
-
-def _measure(
-    sets: Mapping[str, Pair | Callable[[], Pair]],
-    ready: dict[str, Pair],
-    protocols: Protocols,
-    keep_pairs: bool,
-    measured: dict[str, list[FormResults]],
-    incomplete: dict[str, str],
-    say: Callable[[str], None],
-    progress: Progress | None,
-) -> None:
-    """Measure each set as a whole, or say in `incomplete` why not."""
-    first = next(iter(ready))
-    for name, given in sets.items():
-        try:
-            if callable(given):
-                say(f"{name}: features")
-                pair = _labelled(given(), protocols.left_out)
-                _check_same_samples({first: ready[first], name: pair})
-            else:
-                pair = ready[name]
-            if keep_pairs:  # for probes of columns
-                ready[name] = pair
-            used_up = callable(given) and not keep_pairs
-            measured[name] = protocols.measure(name, pair, say, progress, use_up=used_up)
-        except FAILURES as error:
-            if name == first:
-                raise
-            incomplete[name] = one_line(str(error) or type(error).__name__)
 
 
 def check_labelled(split: str, labels: NDArray[np.int64]) -> None:

@@ -33,7 +33,7 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
         rows         each number of the table: features, whitened, column, protocol, value,
                      interval95, queries, and the same without them: clean_value,
                      clean_interval95 (null where none is left), clean_queries
-    incomplete       name of a set -> why it is not there, as "interrupted"; absent: all are there
+    incomplete       name of a set -> why it is not there; absent: all are there
     not_compared     sentences: networks that could not be compared, and why
     verdict          sentences: are they better than other networks, random weights, raw pixels
     sha256           of the rest, as JSON with sorted keys; absent in files of earlier versions

@@ -57,7 +57,8 @@ def build_comparison(named: Mapping[str, RunFiles]) -> str:
         "Training": charts(named, CHARTS, colours),
         "Speed": render("runs.speed", named=named) + charts(named, SPEED_CHARTS, colours),
     }
-    lead, opened, footer = [first_sentence(named)], ["What differs", "Results"], FOOTER
+    lead = ["One training each does not tell which recipe is better: see other seeds."]
+    opened, footer = ["What differs", "Results"], FOOTER
     if several_seeds:  # what holds for the recipes comes first
         lead = [*map(str, verdicts(recipes))] or [f"{line}." for line in lines(recipes)]
         footer += Markup(" Those under <i>Over seeds</i> are over training seeds.")
@@ -74,17 +75,6 @@ def build_comparison(named: Mapping[str, RunFiles]) -> str:
         summaries={name: summary(run) for name, run in named.items()},
     )
     return html_page(title, head, sections, footer=footer, opened=opened)
-
-
-def first_sentence(named: Mapping[str, RunFiles]) -> str:
-    """Say which run has the highest first number, and that one training each decides nothing."""
-    found = first_numbers(named)
-    if not found:
-        return "These runs have no number in common: which is better is not known."
-    order = sorted(found.items(), key=lambda each: -each[1].cell["value"])
-    texts = [f"{name} has {100 * first.cell['value']:.1f} %" for name, first in order]
-    said = f"By {order[0][1].measure}, {', '.join(texts if len(texts) < 4 else texts[:1])}"
-    return f"{said}; one training each does not tell which recipe is better."
 
 
 def first_numbers(named: Mapping[str, RunFiles]) -> dict[str, First]:
@@ -161,13 +151,13 @@ def merged(evaluations: Mapping[str, Tree]) -> Tree:
     rows: list[Tree] = []
     for place, (name, tree) in enumerate(evaluations.items()):
         for row in tree["rows"]:
-            features = row["features"]
-            if features in equal:
+            whose = row["features"]
+            if whose in equal:
                 rows += [{**row}] if place == 0 else []
                 continue
-            own = f"{NAMES.get(features, features)} of {name}"
-            shown = name if features == "ssl" else own
-            rows.append({**row, "features": shown, "baseline": features in BASELINES})
+            own = f"{NAMES.get(whose, whose)} of {name}"
+            shown = name if whose == "ssl" else own
+            rows.append({**row, "features": shown, "baseline": whose in BASELINES})
     # columns: a name stands for one protocol
     columns = []
     for column in dict.fromkeys(c for tree in evaluations.values() for c in tree["columns"]):

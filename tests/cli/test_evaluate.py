@@ -3,10 +3,7 @@
 import hashlib
 import json
 import math
-import os
 import shutil
-import signal
-import time
 from functools import partial
 from pathlib import Path
 
@@ -327,43 +324,6 @@ def suite_that(monkeypatch, run, out, *options, **replaced):
     result = CliRunner().invoke(evaluate_tool.app, [str(a) for a in arguments])
     report = json.loads(out.read_text()) if out.exists() else None
     return result.exit_code, " ".join(result.output.split()), report
-
-
-def test_a_stopped_suite_writes_what_it_has_and_says_what_is_not_there(
-    run, stranger, tmp_path, monkeypatch
-):
-    before = signal.getsignal(signal.SIGTERM)
-
-    def killed(*words, **options):
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(60)  # the handler ends it
-            raise AssertionError
-        finally:  # `timeout` and schedulers send it again, to the group of processes
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    out = tmp_path / "eval.json"
-    against = ("--against", stranger)
-    code, said, report = suite_that(monkeypatch, run, out, *against, embed_pixels=killed)
-    assert code == 130, said
-    # the run, then what it is compared with, then the baselines
-    names = ["ssl", "weights", "random"]
-    assert list(dict.fromkeys(row["features"] for row in report["rows"])) == names
-    assert report["incomplete"] == {"pixels": "interrupted"}
-    assert f"error: not in {out}: pixels: interrupted; run the same command again" in said
-    assert signal.getsignal(signal.SIGTERM) == before
-    # the same command measures all
-    monkeypatch.undo()
-    code, said, whole = suite_that(monkeypatch, run, out, *against)
-    assert code == 0, said
-    kept = [row for row in whole["rows"] if row["features"] != "pixels"]
-    assert kept == report["rows"] != whole["rows"]
-    assert [path.name for path in tmp_path.iterdir()] == ["eval.json"]
-    # before the first numbers, nothing is written
-    out = tmp_path / "other.json"
-    code, said, report = suite_that(monkeypatch, run, out, embed_pair=killed)
-    assert (code, report) == (130, None)
-    assert f"{out} is not written" in said
 
 
 def test_a_network_that_cannot_be_embedded_costs_no_other_number(

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from sslpipe.cli.suite_tables import suite_table
 from sslpipe.errors import DataError
-from sslpipe.evaluation import EVALS, protocols, suite
+from sslpipe.evaluation import EVALS, protocols
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.groups import GroupCodes
@@ -256,47 +256,6 @@ def test_features_that_are_made_on_the_way_are_used_up_and_those_of_the_caller_a
         assert torch.equal(rows.features, whole.features)  # in their own memory
         assert torch.equal(mine.features, noise_of(mine).features)
     assert torch.equal(train.features, pair()[0].features)
-
-
-@pytest.mark.parametrize("when", ["it is embedded", "it is measured"])
-def test_an_interrupted_suite_keeps_the_sets_that_are_measured(report, when, monkeypatch):
-    train, test = pair()
-    noise = noise_of(train), noise_of(test)
-
-    def embedded():
-        if when == "it is embedded":
-            raise KeyboardInterrupt
-        monkeypatch.setattr(protocols, "verification", interrupt)
-        return noise
-
-    def interrupt(*rows, **options):
-        raise KeyboardInterrupt
-
-    said = []
-    sets = {"ssl": (train, test), "noise": embedded, "pixels": lambda: noise}
-    stopped = run_suite(sets, {"data": "made up"}, say=said.append)
-    assert rows_of(stopped, "ssl") == rows_of(report, "ssl")
-    assert {row["features"] for row in stopped["rows"]} == {"ssl"}
-    assert stopped["incomplete"] == {"noise": "interrupted", "pixels": "interrupted"}
-    assert stopped["left_out"][-2:] == ["noise: interrupted", "pixels: interrupted"]
-    assert said[-1] == "interrupted; kept: ssl"
-    check_report(json.loads(json.dumps(stopped)))
-    assert "incomplete" not in report
-
-
-def test_an_interruption_of_the_answers_costs_nothing(report, monkeypatch):
-    train, test = pair()
-    sets = {"ssl": (train, test), "noise": (noise_of(train), noise_of(test))}
-    asked, compare_all = [], suite.compare_all
-
-    def stopped_once(*words, **options):
-        asked.append(1)
-        if len(asked) == 1:
-            raise KeyboardInterrupt
-        return compare_all(*words, **options)
-
-    monkeypatch.setattr(suite, "compare_all", stopped_once)
-    assert run_suite(sets, {"data": "made up"}) == report
 
 
 def many_classes(classes, per_class, width=8):
