@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -131,32 +132,27 @@ def merged(evaluations: Mapping[str, Tree]) -> Tree:
     Args:
         evaluations: eval.json by the run's name.
     """
-    # what each run measured of others' features: equal baselines stand once, under the first run
-    of_others: dict[str, list[list[Tree]]] = {}
-    for tree in evaluations.values():
-        for features in {row["features"] for row in tree["rows"]} - {"ssl"}:
-            own = [row for row in tree["rows"] if row["features"] == features]
-            of_others.setdefault(features, []).append(own)
-
-    def numbers(rows: list[Tree]) -> list[tuple[bool, str, float]]:
-        return [(row["whitened"], row["protocol"], row["value"]) for row in rows]
-
+    # the numbers of others' features, by their name and the run's: equal baselines stand once
+    of_others: dict[str, dict[str, list[Any]]] = {}
+    for name, tree in evaluations.items():
+        for row in tree["rows"]:
+            numbers = of_others.setdefault(row["features"], {}).setdefault(name, [])
+            numbers.append((row["whitened"], row["protocol"], row["value"]))
+    first = next(iter(evaluations))
     equal = {
         features
         for features, found in of_others.items()
-        if features not in evaluations
-        and len(found) == len(evaluations)
-        and all(numbers(each) == numbers(found[0]) for each in found)
+        if features not in ("ssl", *evaluations)
+        and all(found.get(name) == found.get(first) for name in evaluations)
     }
     rows: list[Tree] = []
-    for place, (name, tree) in enumerate(evaluations.items()):
+    for name, tree in evaluations.items():
         for row in tree["rows"]:
             whose = row["features"]
             if whose in equal:
-                rows += [{**row}] if place == 0 else []
+                rows += [{**row}] * (name == first)
                 continue
-            own = f"{NAMES.get(whose, whose)} of {name}"
-            shown = name if whose == "ssl" else own
+            shown = name if whose == "ssl" else f"{NAMES.get(whose, whose)} of {name}"
             rows.append({**row, "features": shown, "baseline": whose in BASELINES})
     # columns: a name stands for one protocol
     columns = []
