@@ -20,10 +20,11 @@ from sslpipe.report.charts import (
     scatter,
 )
 from sslpipe.report.page import render
-from sslpipe.report.pictures import small_thumbnails, thumbnails
+from sslpipe.report.pictures import thumbnails
 from sslpipe.report.run import RunFiles
 
 EMBED = "sslpipe embed RUN --data DIR/dataset.json --split {0} --out RUN/features/{0}.safetensors"
+HOVER_PX, MOST_HOVERED = 48, 500  # of the points' images: half a megabyte of photos
 MOST_MAPPED = 1000  # points of a map: t-SNE takes seconds, and more would cover each other
 FEWEST_MAPPED = 10
 TSNE_STEPS = 500  # its divergence is 2 % above that of 1,000, which take twice as long
@@ -88,7 +89,7 @@ def embedding_map(
     pictures: dict[int, str] = {}
     if split is not None:
         ids = rows.ids.tolist()
-        small = small_thumbnails(split, ids)
+        small = thumbnails(split, ids[:MOST_HOVERED], HOVER_PX)
         hovered = {row: small[one] for row, one in enumerate(ids) if one in small}
         on_map = apart(places)
         large = thumbnails(split, [ids[row] for row in on_map])
