@@ -7,12 +7,9 @@ on the order of the sum, the tile, the library or the machine. It is rounded to 
 similarities rank by the lower row of the bank.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 PART_ROWS = 4096  # rows converted to float64 at a time
@@ -35,25 +32,6 @@ def fixed_point_units(rows: Tensor) -> Tensor:
         wide /= wide.norm(dim=1, keepdim=True).clamp_min(1e-300)
         out.copy_(wide.mul_(2.0**24).round_().mul_(2.0**-24))
     return units
-
-
-def exact_similarities(
-    rows: NDArray[np.float32],
-) -> Callable[[NDArray[np.int64], NDArray[np.float32]], NDArray[np.float32]]:
-    """Make a function of row numbers (n,) and a query (F,), both of fixed point: (n,) float32."""
-    narrow = np.empty((PART_ROWS, rows.shape[1]), np.float32)  # used again: fresh memory is slow
-    wide = np.empty((PART_ROWS, rows.shape[1]))
-
-    def exactly(numbers: NDArray[np.int64], query: NDArray[np.float32]) -> NDArray[np.float32]:
-        similarities = np.empty(len(numbers), np.float32)
-        for at in range(0, len(numbers), PART_ROWS):
-            part = numbers[at : at + PART_ROWS]
-            np.take(rows, part, axis=0, out=narrow[: len(part)], mode="clip")
-            wide[: len(part)] = narrow[: len(part)]
-            similarities[at : at + PART_ROWS] = wide[: len(part)] @ query.astype(np.float64)
-        return similarities
-
-    return exactly
 
 
 def float32_error(width: int) -> float:

@@ -18,6 +18,7 @@ from sslpipe.evaluation.result import Result, accuracy, check_known
 
 Vote = Literal["weighted", "majority"]
 Votes = Literal["weighted", "majority", "both"]
+Labels = NDArray[np.int64]
 
 DINO_K = (10, 20, 100, 200)  # Caron et al. 2021, arXiv:2104.14294, its evaluation script
 # Wu et al. 2018, arXiv:1805.01978, section 3.4: the same weights, exp(S / T), with k = 200; DINO's
@@ -149,17 +150,9 @@ def knn_results(
     Raises:
         DataError: Labels are missing, features are not finite, or k is larger than the bank.
     """
-    predicted = _predictions(
-        bank,
-        queries,
-        k,
-        temperature,
-        vote,
-        search=search,
-        exclude_same_id=exclude_same_id,
-        exclude_same=exclude_same,
-        process=process,
-    )
+    options: dict[str, Any] = {"exclude_same_id": exclude_same_id, "exclude_same": exclude_same}
+    options |= {"k": k, "temperature": temperature, "vote": vote, "search": search}
+    predicted = _predictions(bank, queries, **options, process=process)
     suffix = " leave-one-out" if exclude_same_id else ""
     suffix += f" not-same={exclude_same.name}" if exclude_same is not None else ""
     labels, size = queries.labels.cpu().numpy(), len(bank.ids)
@@ -170,18 +163,9 @@ def knn_results(
     return by_value(results, by)
 
 
-def knn_predictions(
-    bank: Embeddings,
-    queries: Embeddings,
-    *,
-    k: Sequence[int] = DINO_K,
-    temperature: float = INSTDISC_TEMPERATURE,
-    vote: Vote = "weighted",
-    **options: Any,
-) -> dict[int, NDArray[np.int64]]:
-    """Predict the label of each query, (Q,) int64, for each k; arguments as in `knn_results`."""
-    predicted = _predictions(bank, queries, k, temperature, vote, **options)
-    return {each: rows for (_, each), rows in predicted.items()}
+def knn_predictions(bank: Embeddings, queries: Embeddings, **options: Any) -> dict[int, Labels]:
+    """Predict the label of each query, (Q,) int64, for each k; options as in `knn_results`."""
+    return {k: rows for (_, k), rows in _predictions(bank, queries, **options).items()}
 
 
 def protocol_id(k: int, temperature: float, vote: Vote) -> str:
@@ -204,14 +188,14 @@ def check_pair(bank: Embeddings, queries: Embeddings) -> None:
 def _predictions(
     bank: Embeddings,
     queries: Embeddings,
-    k: Sequence[int],
-    temperature: float,
-    vote: Votes,
     *,
+    k: Sequence[int] = DINO_K,
+    temperature: float = INSTDISC_TEMPERATURE,
+    vote: Votes = "weighted",
     exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
-    **options: Any,
-) -> dict[tuple[Vote, int], NDArray[np.int64]]:
+    process: Rank = Rank(),  # noqa: B008 (immutable)
+) -> dict[tuple[Vote, int], Labels]:
     """What each vote says for each k, all from one search, after all arguments are checked."""
     check_known("vote", vote, get_args(Votes))
     check_pair(bank, queries)
@@ -221,7 +205,7 @@ def _predictions(
         raise DataError(f"temperature = {temperature} must be > 0 and finite")
     bank_ids, query_ids = hidden_ids(bank, queries, same_id=exclude_same_id, same=exclude_same)
     ids: dict[str, Any] = {"bank_ids": bank_ids, "query_ids": query_ids}
-    neighbours = nearest(bank.features, queries.features, max(k), **ids, **options)
+    neighbours = nearest(bank.features, queries.features, max(k), process=process, **ids)
     votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
     return {
         (one, each): _vote(neighbours, bank.labels, each, temperature, one)
@@ -230,9 +214,7 @@ def _predictions(
     }
 
 
-def _vote(
-    neighbours: Neighbours, labels: Tensor, k: int, temperature: float, vote: Vote
-) -> NDArray[np.int64]:
+def _vote(neighbours: Neighbours, labels: Tensor, k: int, temperature: float, vote: Vote) -> Labels:
     """Label with the most votes among the k nearest; of equal ones, the one met first."""
     labels = labels.to(neighbours.indices.device)
     predicted = []

@@ -63,19 +63,24 @@ def nearest(
     propose = _by_faiss if search == "faiss" else _by_torch
     device, units, share = queries.device, fixed_point_units(queries), process.share(len(bank))
     rows = len(bank) if device.type == "cuda" else PART_BYTES // bank[:1].nbytes
-    found = Neighbours(
-        torch.zeros(len(queries), k, dtype=torch.int64, device=device),
-        torch.full((len(queries), k), -torch.inf, device=device),
-    )
+    found: Neighbours | None = None
     for start in range(share.start, share.stop, max(1, rows)):
         part = slice(start, min(start + max(1, rows), share.stop))
         ids = None if bank_ids is None else bank_ids[part].to(device)
         rows_here = fixed_point_units(bank[part].to(device))
         near = _search(rows_here, units, k, ids, query_ids, propose=propose)
-        found = _merged([found, near._replace(indices=near.indices + start)], k)
+        near = near._replace(indices=near.indices + start)
+        found = near if found is None else _merged([found, near], k)
     if process.world_size == 1:
+        assert found is not None  # a bank of k rows or more
         return found
-    shares = (all_gather_rows(each[None]) for each in found)  # (processes, Q, k) each
+    # lists of one length: a short one ends with what none may find
+    indices = torch.zeros(1, len(queries), k, dtype=torch.int64, device=device)
+    similarities = torch.full((1, len(queries), k), -torch.inf, device=device)
+    if found is not None:
+        indices[0, :, : found.indices.shape[1]] = found.indices
+        similarities[0, :, : found.indices.shape[1]] = found.similarities
+    shares = all_gather_rows(indices), all_gather_rows(similarities)  # (processes, Q, k) each
     return _merged([Neighbours(*each) for each in zip(*shares, strict=True)], k)
 
 
@@ -199,9 +204,9 @@ def _by_faiss(
 
 
 def _merged(lists: list[Neighbours], k: int) -> Neighbours:
-    """The nearest of all lists; a query may find k of them."""
+    """The k nearest of all lists, or all where there are fewer."""
     rows, similarities = (torch.cat(columns, dim=1) for columns in zip(*lists, strict=True))
-    return best(similarities, rows, k)
+    return best(similarities, rows, min(k, rows.shape[1]))
 
 
 def tile_numbers(device: torch.device) -> int:

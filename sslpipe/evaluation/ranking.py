@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.exact import (
-    exact_similarities,
+    PART_ROWS,
     fixed_point_units,
     float32_error,
     rank_keys,
@@ -99,9 +99,14 @@ Find = Callable[[Floats32, Floats32, Floats32, Integers], NDArray[np.float64]]
 
 def _by_counting(features: Tensor, order: Integers) -> Find:
     """Rank by float32 products, looking again where one is too near to call."""
-    exactly = exact_similarities(fixed_point_units(features).cpu().numpy())
+    units = fixed_point_units(features).cpu().numpy()
     # of a float32 product against the exact similarity, both ways
     margin = np.float32(float32_error(features.shape[1]) + 2.0**-23)
+
+    def exactly(rows: Integers, query: Floats32) -> Floats32:
+        parts = np.split(rows, range(PART_ROWS, len(rows), PART_ROWS))
+        wide = [units[part].astype(np.float64) @ query.astype(np.float64) for part in parts]
+        return np.concatenate(wide).astype(np.float32)
 
     def find(row: Floats32, near: Floats32, query: Floats32, places: Integers) -> Any:
         similarities = exactly(places, query)

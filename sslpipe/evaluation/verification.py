@@ -71,7 +71,7 @@ def verification(
         the same ones; small is good. tar@far=f: largest share of same pairs accepted where at most
         f of the different ones are. auc: of the ROC, ties half. accuracy: of `folds` parts in turn,
         at the threshold that is best on the others (LFW's protocol, folds of pairs).
-        details["roc"] of the auc: up to 200 points; details["folds"]: each fold's accuracy.
+        details["folds"]: each fold's accuracy.
         The interval is over pairs, which share images: too narrow where there are few images.
 
     Raises:
@@ -104,13 +104,6 @@ def verification(
         Result(protocol, name, value, interval, rows, 0, dict(counts))
         for name, value, interval in zip(names, values, intervals, strict=True)
     ]
-    curve = roc(scores, chosen.same)
-    shown = np.unique(np.linspace(0, len(curve.false) - 1, 200).astype(int))
-    results[-1].details["roc"] = {
-        "false": curve.false[shown].tolist(),
-        "true": curve.true[shown].tolist(),
-    }
-
     # accuracy at thresholds chosen on other pairs
     right, per_fold = kfold_accuracy(scores, chosen.same, folds)
     half = 1.96 * float(np.std(per_fold, ddof=1)) / folds**0.5

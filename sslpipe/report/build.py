@@ -15,7 +15,6 @@ from sslpipe.report.curves import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts,
 from sslpipe.report.embeddings import (
     Features,
     embedding_map,
-    embedding_quality,
     found_neighbours,
     nearest_neighbours,
 )
@@ -83,7 +82,6 @@ def build_page(
         "Confusion": lambda: confusion(evaluation, run.classes) if evaluation else NEEDS_RESULTS,
         "Training": lambda: training(run),
         "Views": lambda: render("run.views", uri=png_uri(run.views_png) if run.views_png else ""),
-        "Separation": lambda: embedding_quality(queries, evaluation),
         "Alarms": lambda: render("run.alarms", run=run),
         "Speed": lambda: charts(named, SPEED_CHARTS),
         "Quarantine": lambda: render("run.quarantine", run=run),

@@ -58,7 +58,7 @@ def line_chart(
     *,
     x_label: str = "step",
     x_ticks: Mapping[float, str] | None = None,
-    log: str = "",
+    log: bool = False,
     last_values: bool = True,
     within: tuple[float, ...] = (),
 ) -> Markup:
@@ -69,7 +69,7 @@ def line_chart(
         series: The lines.
         x_label: Below the axis.
         x_ticks: Place -> text, instead of round numbers.
-        log: Logarithmic axes: "x", "y", "xy" or "".
+        log: Whether the x axis is logarithmic.
         last_values: Whether the caption says each line's last value.
         within: Values that the y axis shows in any case.
     """
@@ -104,7 +104,7 @@ def _line_spec(
     shown: Sequence[Series],
     x_label: str,
     x_axis: Spec,
-    log: str,
+    log: bool,
     within: tuple[float, ...],
 ) -> Spec:
     """Return the specification of lines, their intervals, and what hovering shows."""
@@ -115,22 +115,13 @@ def _line_spec(
             if each.low is not None and each.high is not None:
                 row |= {"low": float(each.low[k]), "high": float(each.high[k])}
             rows.append(row)
-    scales: list[Spec] = [
-        {"type": "log", "nice": False} if axis in log else {"nice": False, "zero": False}
-        for axis in "xy"
-    ]
-    x_scale, y_scale = scales
-    y_axis: Spec = {"tickCount": 5, "domain": False}
-    if "y" in log:
-        y_axis["format"] = "~g"
-        if within:
-            y_scale["domain"] = list(map(float, within))
-    else:
-        ends = [row.get(key) for row in rows for key in ("y", "low", "high")]
-        both = np.array([*(end for end in ends if end is not None), *within])
-        room = 0.05 * float(np.ptp(both)) or 0.1 * abs(float(both[0])) or 1e-6
-        y_scale["domain"] = [float(both.min()) - room, float(both.max()) + room]
-    y = _place("y", scale=y_scale, axis=y_axis, title=None)
+    ends = [row.get(key) for row in rows for key in ("y", "low", "high")]
+    both = np.array([*(end for end in ends if end is not None), *within])
+    room = 0.05 * float(np.ptp(both)) or 0.1 * abs(float(both[0])) or 1e-6
+    domain = [float(both.min()) - room, float(both.max()) + room]
+    y_axis = {"tickCount": 5, "domain": False}
+    y = _place("y", scale={"nice": False, "domain": domain}, axis=y_axis, title=None)
+    x_scale: Spec = {"nice": False, **({"type": "log"} if log else {"zero": False})}
     order = list(range(len(shown)))
     hover = [
         *([{"field": "n", "title": " "}] if len(shown) > 1 else []),
@@ -167,7 +158,6 @@ def scatter(
     title: str,
     alt: str,
     data: str,
-    places: tuple[str, str],
     colours: Sequence[str],
     pictures: bool = False,
 ) -> Markup:
@@ -177,12 +167,11 @@ def scatter(
         title: Above the map.
         alt: What it shows, for those who do not see it.
         data: Name of the page's shared data, rows of `map_rows`.
-        places: Fields of the rows with x and y.
         colours: CSS colours of the labels 0, 1, ...; grey for -1.
         pictures: Whether the pictures that rows have under "shown" are drawn, too.
     """
     scale = {"zero": False, "nice": False, "padding": 24}
-    axes = {axis: _place(f, scale=scale, axis=None) for axis, f in zip("xy", places, strict=True)}
+    axes = {axis: _place(axis, scale=scale, axis=None) for axis in "xy"}
     colour = _nominal("l", [-1, *range(len(colours))], ["var(--faint)", *colours])
     tooltip = [{"field": "class"}, {"field": "image"}]
     dots = {"type": "point", "filled": True, "size": 34, "opacity": 0.4 if pictures else 0.8}
@@ -219,7 +208,7 @@ def _nominal(field: str, domain: Sequence[int], values: Sequence[Any]) -> Spec:
 
 
 def map_rows(
-    places: Mapping[str, Numbers],
+    places: Numbers,
     labels: NDArray[np.int64],
     names: Sequence[str],
     hovered: Mapping[int, str],
@@ -228,7 +217,7 @@ def map_rows(
     """Return the rows that `scatter` draws.
 
     Args:
-        places: Name of a map, "pca" say -> (n, 2); the fields are then "pca_x" and "pca_y".
+        places: (n, 2) on the map.
         labels: (n,) int64.
         names: Classes by label.
         hovered: Row -> data URI of the thumbnail that hovering shows.
@@ -237,8 +226,7 @@ def map_rows(
     rows = []
     for row, label in enumerate(labels.tolist()):
         tree: dict[str, Any] = {"l": label, "class": names[label] if label >= 0 else "no label"}
-        for name, (x, y) in ((name, each[row].tolist()) for name, each in places.items()):
-            tree |= {f"{name}_x": float(f"{x:.4g}"), f"{name}_y": float(f"{y:.4g}")}
+        tree |= {axis: float(f"{at:.4g}") for axis, at in zip("xy", places[row], strict=True)}
         for key, pictures in (("image", hovered), ("shown", shown)):
             if row in pictures:
                 tree[key] = pictures[row]

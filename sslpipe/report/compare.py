@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -57,7 +58,8 @@ def build_comparison(named: Mapping[str, RunFiles]) -> str:
         "Training": charts(named, CHARTS, colours),
         "Speed": render("runs.speed", named=named) + charts(named, SPEED_CHARTS, colours),
     }
-    lead, opened, footer = [first_sentence(named)], ["What differs", "Results"], FOOTER
+    lead = ["One training each does not tell which recipe is better: see other seeds."]
+    opened, footer = ["What differs", "Results"], FOOTER
     if several_seeds:  # what holds for the recipes comes first
         lead = [*map(str, verdicts(recipes))] or [f"{line}." for line in lines(recipes)]
         footer += Markup(" Those under <i>Over seeds</i> are over training seeds.")
@@ -74,17 +76,6 @@ def build_comparison(named: Mapping[str, RunFiles]) -> str:
         summaries={name: summary(run) for name, run in named.items()},
     )
     return html_page(title, head, sections, footer=footer, opened=opened)
-
-
-def first_sentence(named: Mapping[str, RunFiles]) -> str:
-    """Say which run has the highest first number, and that one training each decides nothing."""
-    found = first_numbers(named)
-    if not found:
-        return "These runs have no number in common: which is better is not known."
-    order = sorted(found.items(), key=lambda each: -each[1].cell["value"])
-    texts = [f"{name} has {100 * first.cell['value']:.1f} %" for name, first in order]
-    said = f"By {order[0][1].measure}, {', '.join(texts if len(texts) < 4 else texts[:1])}"
-    return f"{said}; one training each does not tell which recipe is better."
 
 
 def first_numbers(named: Mapping[str, RunFiles]) -> dict[str, First]:
@@ -141,33 +132,28 @@ def merged(evaluations: Mapping[str, Tree]) -> Tree:
     Args:
         evaluations: eval.json by the run's name.
     """
-    # what each run measured of others' features: equal baselines stand once, under the first run
-    of_others: dict[str, list[list[Tree]]] = {}
-    for tree in evaluations.values():
-        for features in {row["features"] for row in tree["rows"]} - {"ssl"}:
-            own = [row for row in tree["rows"] if row["features"] == features]
-            of_others.setdefault(features, []).append(own)
-
-    def numbers(rows: list[Tree]) -> list[tuple[bool, str, float]]:
-        return [(row["whitened"], row["protocol"], row["value"]) for row in rows]
-
+    # the numbers of others' features, by their name and the run's: equal baselines stand once
+    of_others: dict[str, dict[str, list[Any]]] = {}
+    for name, tree in evaluations.items():
+        for row in tree["rows"]:
+            numbers = of_others.setdefault(row["features"], {}).setdefault(name, [])
+            numbers.append((row["whitened"], row["protocol"], row["value"]))
+    first = next(iter(evaluations))
     equal = {
         features
         for features, found in of_others.items()
-        if features not in evaluations
-        and len(found) == len(evaluations)
-        and all(numbers(each) == numbers(found[0]) for each in found)
+        if features not in ("ssl", *evaluations)
+        and all(found.get(name) == found.get(first) for name in evaluations)
     }
     rows: list[Tree] = []
-    for place, (name, tree) in enumerate(evaluations.items()):
+    for name, tree in evaluations.items():
         for row in tree["rows"]:
-            features = row["features"]
-            if features in equal:
-                rows += [{**row}] if place == 0 else []
+            whose = row["features"]
+            if whose in equal:
+                rows += [{**row}] * (name == first)
                 continue
-            own = f"{NAMES.get(features, features)} of {name}"
-            shown = name if features == "ssl" else own
-            rows.append({**row, "features": shown, "baseline": features in BASELINES})
+            shown = name if whose == "ssl" else f"{NAMES.get(whose, whose)} of {name}"
+            rows.append({**row, "features": shown, "baseline": whose in BASELINES})
     # columns: a name stands for one protocol
     columns = []
     for column in dict.fromkeys(c for tree in evaluations.values() for c in tree["columns"]):

@@ -13,7 +13,7 @@ from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.random import permutation
 from sslpipe.report.charts import apart, class_colour, map_rows, scatter
-from sslpipe.report.embeddings import MOST_MAPPED, pca_map
+from sslpipe.report.embeddings import MOST_MAPPED, unit_rows
 from sslpipe.report.page import html_page, number, render
 from sslpipe.report.pictures import thumbnails
 
@@ -62,6 +62,8 @@ def cluster_page(
         names: Classes by label; what a cluster holds is said where its rows have labels.
         seed: Of the rows on the map, and of the members shown.
     """
+    from sklearn.decomposition import PCA
+
     ids, labels, count = rows.ids.cpu().numpy(), rows.labels.cpu().numpy(), len(clusters.sizes)
     shown = range(min(SHOWN_CLUSTERS, count))
     # of each cluster: its most frequent classes, the central row, then others at random
@@ -79,18 +81,20 @@ def cluster_page(
     # the map
     mapped = permutation(len(ids), seed)[:MOST_MAPPED]
     some = np.unique(np.concatenate([clusters.central, mapped]))
-    places, share = pca_map(rows.rows(torch.from_numpy(some)).to("cpu"))
+    pca = PCA(2, svd_solver="full")
+    places = pca.fit_transform(unit_rows(rows.rows(torch.from_numpy(some)).to("cpu")))
+    share = float(pca.explained_variance_ratio_.sum())
     at = np.searchsorted(some, clusters.central[list(shown)])  # the largest cluster's first
     kept = at[apart(places[at])] if len(at) else at
     uris = {int(p): pictures[i] for p in kept if (i := int(ids[some[p]])) in pictures}
     alt = f"PCA of {len(some):,} samples of {split.name}, coloured by cluster"
     titles = [f"cluster {k}" for k in range(count)]
-    shared = {"map": map_rows({"pca": places}, clusters.of_row[some], titles, uris, uris)}
+    shared = {"map": map_rows(places, clusters.of_row[some], titles, uris, uris)}
     title = (
         f"PCA of features of length 1, {100 * share:.0f} % of their variance; {len(some):,} dots."
     )
     colours = [class_colour(k, count) for k in range(count)]
-    chart = scatter(title, alt, "map", ("pca_x", "pca_y"), colours, pictures=True)
+    chart = scatter(title, alt, "map", colours, pictures=True)
     more = f" The {len(shown)} largest are shown." if len(shown) < count else ""
     text = (
         f"{count:,} clusters of {len(ids):,} samples; the largest has {clusters.sizes[0]:,}, the "

@@ -158,7 +158,7 @@ def few_shot_chart(
         series,
         x_label="labelled train images per class",
         x_ticks=ticks,
-        log="x",
+        log=True,
         last_values=False,
     )
 

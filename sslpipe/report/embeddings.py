@@ -1,4 +1,4 @@
-"""Make the sections of a report that need embeddings: map, neighbours, separation, spectrum."""
+"""Make the sections of a report that need embeddings: map and neighbours."""
 
 from typing import Any, NamedTuple
 
@@ -14,21 +14,17 @@ from sslpipe.evaluation.neighbours import nearest
 from sslpipe.random import permutation
 from sslpipe.report.charts import (
     MOST_NAMES,
-    Series,
     apart,
     class_colour,
-    line_chart,
     map_rows,
     scatter,
 )
-from sslpipe.report.page import NAMES, render
-from sslpipe.report.pictures import small_thumbnails, thumbnails
-from sslpipe.report.results import feature_colours
-from sslpipe.report.run import RunFiles, Tree
+from sslpipe.report.page import render
+from sslpipe.report.pictures import thumbnails
+from sslpipe.report.run import RunFiles
 
 EMBED = "sslpipe embed RUN --data DIR/dataset.json --split {0} --out RUN/features/{0}.safetensors"
-LOWEST_SHARE = 1e-6  # of the variance, where the spectrum's axis ends
-LOWEST_FPR = 1e-3  # where the ROC's axis ends
+HOVER_PX, MOST_HOVERED = 48, 500  # of the points' images: half a megabyte of photos
 MOST_MAPPED = 1000  # points of a map: t-SNE takes seconds, and more would cover each other
 FEWEST_MAPPED = 10
 TSNE_STEPS = 500  # its divergence is 2 % above that of 1,000, which take twice as long
@@ -55,77 +51,7 @@ def unit_rows(rows: Embeddings) -> Floats:
     return F.normalize(rows.features.double(), dim=1).numpy()
 
 
-# separation
-
-
-def evaluated_curves(evaluation: Tree | None) -> list[Series]:
-    """Return the ROCs that eval.json holds, of plain features: the run's and the baselines'."""
-    rows = evaluation["rows"] if evaluation else []
-    colours, curves = feature_colours(rows), []
-    for row in rows:
-        if "roc" in row["details"] and not row["whitened"]:
-            false, true = (np.array(row["details"]["roc"][key]) for key in ("false", "true"))
-            shown, features = false >= LOWEST_FPR, row["features"]
-            x, y = 100 * false[shown], 100 * true[shown]
-            curves.append(Series(NAMES.get(features, features), x, y, colours[features]))
-    return curves
-
-
-def spectrum(rows: Embeddings) -> Floats:
-    """Return the share of the variance on each main axis of unit-length features, largest first."""
-    unit = unit_rows(rows)
-    values = np.linalg.svd(unit - unit.mean(axis=0), compute_uv=False) ** 2
-    shares: Floats = values / max(values.sum(), 1e-30)
-    return shares  # (min(n, F),)
-
-
-def embedding_quality(features: Features | None, evaluation: Tree | None) -> Markup:
-    """Draw the ROCs of eval.json, if it has any, and the spectrum of the test embeddings."""
-    curves, charts, notes = evaluated_curves(evaluation), [], []
-    if curves:
-        chance = 100 * np.geomspace(LOWEST_FPR, 1, 60)
-        by_chance = Series("by chance", chance, chance, "var(--faint)", dashed=True)
-        charts.append(
-            line_chart(
-                "ROC: true positive rate, %",
-                [*curves, by_chance],
-                x_label="false positive rate, %",
-                x_ticks={10.0**power: f"{10.0**power:g}" for power in range(-1, 3)},
-                log="x",
-                last_values=False,
-                within=(0.0, 100.0),
-            )
-        )
-    if features is not None:
-        shares = spectrum(mapped_rows(features.rows))
-        kept = shares[shares >= LOWEST_SHARE]
-        charts.append(
-            line_chart(
-                "spectrum: share of the variance",
-                [Series("this run", np.arange(1.0, len(kept) + 1), kept)],
-                x_label="main axis, largest first",
-                log="y",
-                last_values=False,
-                within=(LOWEST_SHARE, 1.0),
-            )
-        )
-        most = int(np.searchsorted(np.cumsum(shares), 0.9)) + 1
-        notes.append(f"{most} of {len(shares)} axes hold 90 % of the variance")
-    if not charts:
-        return no_embeddings()
-    return render("embeddings.quality", charts=charts, notes=notes)
-
-
 # the map
-
-
-def pca_map(rows: Embeddings) -> tuple[Floats, float]:
-    """Map unit-length features to two main axes: (n, 2), and their share of the variance."""
-    from sklearn.decomposition import PCA
-
-    pca = PCA(2, svd_solver="full")
-    places = pca.fit_transform(unit_rows(rows))
-    return places, float(pca.explained_variance_ratio_.sum())
 
 
 def tsne_map(rows: Embeddings) -> tuple[Floats, float]:
@@ -143,7 +69,7 @@ def tsne_map(rows: Embeddings) -> tuple[Floats, float]:
 def embedding_map(
     run: RunFiles, queries: Features | None, split: Split | None, shared: dict[str, Any]
 ) -> Markup:
-    """Draw PCA and t-SNE of some test features; hovering shows the images where they are known.
+    """Draw t-SNE of some test features; hovering shows the images where they are known.
 
     shared: Data sets of the page's charts; the points are put there.
     """
@@ -157,30 +83,21 @@ def embedding_map(
     count = max(len(names), int(labels.max()) + 1)
     names = [*names, *(f"class {label}" for label in range(len(names), count))]
     colours = [class_colour(label, count) for label in range(count)]
-    flat, held = pca_map(rows)
-    near, perplexity = tsne_map(rows)
+    places, perplexity = tsne_map(rows)
     # their images: small ones for hovering, and some on the map
     hovered: dict[int, str] = {}
     pictures: dict[int, str] = {}
     if split is not None:
         ids = rows.ids.tolist()
-        small = small_thumbnails(split, ids)
+        small = thumbnails(split, ids[:MOST_HOVERED], HOVER_PX)
         hovered = {row: small[one] for row, one in enumerate(ids) if one in small}
-        on_map = apart(near)
+        on_map = apart(places)
         large = thumbnails(split, [ids[row] for row in on_map])
         pictures = {row: large[ids[row]] for row in on_map if ids[row] in large}
-    shared["map"] = map_rows({"pca": flat, "tsne": near}, labels, names, hovered, pictures)
+    shared["map"] = map_rows(places, labels, names, hovered, pictures)
     of = f"{len(rows.ids):,} test embeddings"
     some = f" with {len(pictures)} of the images" if pictures else ""
-    maps = [
-        scatter(
-            title, f"{alt}, coloured by class", "map", (f"{at}_x", f"{at}_y"), colours, bool(seen)
-        )
-        for at, title, alt, seen in (
-            ("tsne", f"t-SNE{some}, perplexity {perplexity:.0f}", f"t-SNE of {of}{some}", some),
-            ("pca", f"PCA, {100 * held:.0f} % of the variance", f"PCA of {of}", ""),
-        )
-    ]
+    title, alt = f"t-SNE{some}, perplexity {perplexity:.0f}", f"t-SNE of {of}{some}, by class"
     evaluated = run.facts.get("backbone_sha256")
     return render(
         "embeddings.map",
@@ -188,7 +105,7 @@ def embedding_map(
         keys=[(name, colour, "dot") for name, colour in zip(names, colours, strict=True)],
         most=MOST_NAMES,
         hovered=hovered,
-        maps=maps,
+        map=scatter(title, alt, "map", colours, pictures=bool(pictures)),
         without_images=split is None,
         other=evaluated and queries.facts.get("backbone_sha256") != evaluated,
         embed=EMBED.format("test"),

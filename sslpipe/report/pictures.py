@@ -11,12 +11,11 @@ from sslpipe.data.index import Split
 from sslpipe.data.loader import one_pass
 
 THUMB_PX = 64
-HOVER_PX, MOST_HOVER_BYTES = 48, 500_000  # thumbnails shown on hover, all together
 MOST_PNG_BYTES = 1_500_000
 
 
-def thumbnails(split: Split, ids: Iterable[int]) -> dict[int, str]:
-    """Return id -> data URI, no side above THUMB_PX; what cannot be decoded is skipped."""
+def thumbnails(split: Split, ids: Iterable[int], most_px: int = THUMB_PX) -> dict[int, str]:
+    """Return id -> data URI, no side above `most_px`; what cannot be decoded is skipped."""
     wanted = np.unique(np.fromiter(ids, dtype=np.int64))
     pictures: dict[int, str] = {}
     for batch in one_pass(split, ids=wanted, num_workers=0, on_bad=lambda bad: None):
@@ -24,22 +23,8 @@ def thumbnails(split: Split, ids: Iterable[int]) -> dict[int, str]:
             height, width = batch.sizes[row].tolist()
             pixels = batch.images[row, :, :height, :width].permute(1, 2, 0).numpy()
             image = Image.fromarray(pixels)
-            image.thumbnail((THUMB_PX, THUMB_PX))
+            image.thumbnail((most_px, most_px))
             pictures[sample] = shortest_uri(image)
-    return pictures
-
-
-def small_thumbnails(split: Split, ids: Iterable[int]) -> dict[int, str]:
-    """Return id -> data URI of WebP for hovering, of the first ids that fit MOST_HOVER_BYTES."""
-    pictures: dict[int, str] = {}
-    left = MOST_HOVER_BYTES
-    for sample, uri in thumbnails(split, ids).items():
-        image = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
-        image.thumbnail((HOVER_PX, HOVER_PX))
-        pictures[sample] = _uri("webp", _saved(image, "webp", quality=70, method=6))
-        left -= len(pictures[sample])
-        if left < 0:
-            break
     return pictures
 
 

@@ -1,17 +1,10 @@
-"""Several runs on one page, and the ROC and spectrum of embeddings, against loops."""
+"""Several runs on one page."""
 
 import json
 import re
 from pathlib import Path
 
-import numpy as np
-import pytest
-import torch
-
-from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.verification import verification
 from sslpipe.report.compare import merged, names_apart
-from sslpipe.report.embeddings import evaluated_curves, spectrum, unit_rows
 from sslpipe.report.results import clear_best, result_table, table_lines, task_tables
 from sslpipe.report.run import RunFiles
 from sslpipe.run.evaluated import read_suite
@@ -85,37 +78,6 @@ def test_retrieval_and_verification_have_tables_with_their_better_side():
     assert best == ["0.6", "0.7"]  # most MAP@R, fewest errors
     assert "<data value='0.6'>60.0</data></b> <small>59.0–61.0</small>" in html
     assert task_tables(evaluation_of(row("ssl", 0.5, 0.4, 0.6))) == ""
-
-
-def test_rocs_in_eval_json_are_drawn_with_the_baselines():
-    torch.manual_seed(0)
-    labels = torch.arange(80) % 4
-    queries = Embeddings(torch.eye(4)[labels] + torch.randn(80, 4), labels, torch.arange(80))
-    results = verification(queries, queries, pairs=500, far=[0.1])
-    rows = [
-        {"features": name, "whitened": whitened, "column": None, **result.to_json()}
-        for name, whitened in (("ssl", False), ("ssl", True), ("pixels", False))
-        for result in results
-    ]
-    curves = evaluated_curves(evaluation_of(*rows))
-    assert [curve.name for curve in curves] == ["this run", "raw pixels"]
-    area = next(result.value for result in results if result.metric == "auc")
-    false = np.concatenate([[0], curves[0].x / 100])
-    true = np.concatenate([[0], curves[0].y / 100])
-    assert np.trapezoid(true, false) == pytest.approx(area, abs=0.01)  # 200 of its points
-    assert evaluated_curves(None) == []
-
-
-def test_the_spectrum_is_that_of_the_covariance():
-    torch.manual_seed(0)
-    rows = Embeddings(
-        torch.randn(40, 6) * torch.tensor([5, 3, 1, 1, 1e-3, 0]), *[torch.arange(40)] * 2
-    )
-    unit = unit_rows(rows)
-    values = np.sort(np.linalg.eigvalsh(np.cov(unit.T)))[::-1]
-    shares = spectrum(rows)
-    assert shares == pytest.approx(values / values.sum(), abs=1e-12)
-    assert shares.sum() == pytest.approx(1)
 
 
 def test_another_network_of_a_runs_name_keeps_rows_of_its_own():
