@@ -50,6 +50,8 @@ from tests.helpers.processes import run_processes
 from tests.helpers.runs import final_weights
 
 # an epoch has 2 steps: from the fifth on, classes come with those nearest to them
+pytestmark = pytest.mark.usefixtures("proved_here")
+
 NEIGHBOURS = (
     "loss={kind='hierarchical_triplet'}",
     "sampler={classes_per_batch=4, images_per_class=12, buffer=150, neighbours=1, num_streams=2}",
