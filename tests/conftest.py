@@ -1,5 +1,6 @@
 """What every test shares: one thread, CUDA tests only where there is CUDA, long files first."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,17 @@ def straight(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for world in (1, 2):
         train_over(world, write_recipe(folder), data, folder / str(world))
     return folder
+
+
+@pytest.fixture(scope="module")
+def proved_here() -> Iterator[None]:
+    """Exported formats are read in this process, for a module that is not about the clean one."""
+    from sslpipe.export import write
+    from tests.helpers.exports import read_here
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write, "read_outputs", read_here)
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

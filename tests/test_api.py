@@ -15,7 +15,7 @@ from sslpipe.recipe import parse_recipe
 from sslpipe.run.launch import join_processes
 from tests.helpers import finetunes
 from tests.helpers.dataset import write_dataset
-from tests.helpers.runs import ROOT, command_line, final_weights, write_recipe
+from tests.helpers.runs import ROOT, final_weights, python, write_recipe
 
 # in a process of its own: this one has imported much already
 FIRST_USE = """
@@ -73,7 +73,7 @@ def test_runs_of_one_process_have_their_own_precision(tmp_path):
         settings = ["steps=2", f"optim.precision={precision}"]
         assert sslpipe.train(recipe, data, tmp_path / run, overrides=settings) == 2
     alone = ["train", str(recipe), "--data", str(data), "--run-dir", str(tmp_path / "alone")]
-    command_line(*alone, "steps=2", "optim.precision=bf16")
+    python("-m", "sslpipe", *alone, "steps=2", "optim.precision=bf16", status=0)
     assert same_weights(tmp_path / "half", tmp_path / "alone")
     assert same_weights(tmp_path / "again", tmp_path / "first")
     assert not same_weights(tmp_path / "half", tmp_path / "first")

@@ -102,7 +102,10 @@ def test_whatever_a_small_file_holds_the_answer_is_right_or_one_line(run_dir, na
     if original is not None and name not in ("DONE", "views.png"):
         lines = [original] if name in OBJECTS else original.splitlines()
         trees = [json.loads(line) for line in lines]
-        for key, value in [(key, value) for key in trees[-1] for value in (*VALUES, "absent")]:
+        # of each key its absence, and two other values in turn: not everything with everything
+        turns = [(key, k + n) for k, key in enumerate(trees[-1]) for n in (0, 2)]
+        cases = [(key, VALUES[turn % len(VALUES)]) for key, turn in turns]
+        for key, value in [*cases, *((key, "absent") for key in trees[-1])]:
             damaged = [{**tree, key: value} for tree in trees]
             if value == "absent":
                 damaged = [{k: v for k, v in tree.items() if k != key} for tree in trees]

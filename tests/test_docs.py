@@ -4,8 +4,6 @@ import contextlib
 import json
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -16,7 +14,7 @@ from PIL import Image
 from sslpipe.cli.explain import explain
 from sslpipe.recipe import load_recipe
 from tests.helpers.dataset import picture, write_dataset
-from tests.helpers.runs import ROOT, resolved, write_recipe
+from tests.helpers.runs import ROOT, python, resolved, write_recipe
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "launch/README.md")),
@@ -187,15 +185,7 @@ def test_the_python_of_the_readme_trains_loads_and_embeds(tmp_path):
     for number, name in enumerate(("a.jpg", "b.jpg")):
         Image.fromarray(picture(number, 48 + number)).save(tmp_path / name)
     (code,) = python_blocks("README.md")
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", code, cwd=tmp_path, status=0)
     assert "torch.Size([1, 16]) tensor(" in done.stdout
     assert (tmp_path / "runs" / "photos" / "DONE").exists()
 

@@ -8,7 +8,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from safetensors.torch import load_file
 
 from sslpipe.run.checkpoint_files import checkpoint_names
 from sslpipe.run.log import RunLog, read_metrics
-from tests.helpers.processes import run_processes
+from tests.helpers.processes import run_processes, start_python
 from tests.helpers.runs import (
     ROOT,
     at_each_step,
@@ -26,6 +25,7 @@ from tests.helpers.runs import (
     final_weights,
     train_in_rank,
     train_over,
+    user_environment,
     write_recipe,
 )
 from tests.test_resume import assert_bitwise
@@ -55,27 +55,19 @@ def test_sigterm_twice_to_a_launchers_whole_group_saves_and_stops_in_order(data,
     run_dir = tmp_path / "run"
     command = ["train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir)]
     launcher = ["-m", "accelerate.commands.accelerate_cli", "launch"]
-    process = subprocess.Popen(
-        [
-            *(sys.executable, *launcher, "--config_file", str(ROOT / "launch/cpu2.yaml")),
-            *("-m", "sslpipe", *command, "steps=100000"),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    launcher += ["--config_file", str(ROOT / "launch/cpu2.yaml"), "-m", "sslpipe"]
+    words = (*launcher, *command, "steps=100000")
+    process = start_python(words, ROOT, user_environment({}), new_session=True)
     with contextlib.ExitStack() as stack:
-        stack.callback(process.wait)
-        stack.callback(lambda: process.poll() is None and os.killpg(process.pid, signal.SIGKILL))
+        stack.callback(process.join)
+        stack.callback(lambda: process.is_alive() and os.killpg(process.pid, signal.SIGKILL))
         deadline = time.monotonic() + 120
         while not read_metrics(run_dir) and time.monotonic() < deadline:
             time.sleep(0.05)
         for _ in range(2):
             os.killpg(process.pid, signal.SIGTERM)
             time.sleep(0.05)
-        process.wait(timeout=60)
+        process.join(60)
     step = int((run_dir / "PREEMPTED").read_text().split()[1])
     assert checkpoint_names(run_dir / "checkpoints")[-1] == f"step-{step:08d}"
     assert not (run_dir / "FAILED").exists()

@@ -4,29 +4,24 @@ sane, or refused in one line.
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.helpers.fuzz import READERS
+from tests.helpers.processes import run_python
 from tests.helpers.record import record
-from tests.helpers.runs import ROOT
+from tests.helpers.runs import ROOT, user_environment
 
 SLOW_COUNT = int(os.environ.get("FUZZ", "1000"))
 
 
-def in_a_process(tmp_path, module: str, *words: object) -> Any:
+def in_a_process(tmp_path, module: str, *words: object, before: str = "") -> Any:
     """What a helper prints, in a process of its own: an input may crash it, and must not."""
     progress = tmp_path / "number"
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.helpers.{module}", *map(str, words)],
-        env={**os.environ, "FUZZ_PROGRESS": str(progress), "OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    environment = user_environment({"FUZZ_PROGRESS": str(progress)})
+    code = f"{before}\nimport runpy\nrunpy.run_module('tests.helpers.{module}', None, '__main__')"
+    done = run_python(("-c", code, *map(str, words)), ROOT, environment, timeout_s=7200)
     reached = progress.read_text() if progress.exists() else words[0]
     assert done.returncode == 0, f"{reached}: status {done.returncode}\n{done.stderr[-3000:]}"
     return json.loads(done.stdout.splitlines()[-1])
@@ -54,12 +49,10 @@ def test_much_damaged_input_is_read_or_refused_by_the_clean_error(name, tmp_path
     record(f"fuzz_{name}", outcomes)
 
 
-def test_a_crash_is_seen_and_names_its_input(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    crash = "import os, sslpipe.data.decode as d\nd.decode = lambda *a: os.abort()\n"
-    (tmp_path / "sitecustomize.py").write_text(crash)
+def test_a_crash_is_seen_and_names_its_input(tmp_path):
+    crash = "import os, sslpipe.data.decode as d\nd.decode = lambda *a: os.abort()"
     with pytest.raises(AssertionError, match=r"image 0: status -6"):
-        in_a_process(tmp_path, "fuzz", "image", 3)
+        in_a_process(tmp_path, "fuzz", "image", 3, before=crash)
 
 
 def test_random_settings_are_accepted_and_sane_or_refused_in_one_line(tmp_path):

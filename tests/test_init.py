@@ -35,6 +35,8 @@ from tests.helpers.runs import (
     write_recipe,
 )
 
+pytestmark = pytest.mark.usefixtures("proved_here")
+
 WITH_LABELS = (
     METRIC.partition("[backbone]")[0]
     + """

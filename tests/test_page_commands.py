@@ -15,6 +15,8 @@ from tests.helpers.dataset import picture
 from tests.helpers.runs import ROOT, write_recipe
 from tests.test_docs import TEXTS, command_lines, inline
 
+pytestmark = pytest.mark.usefixtures("proved_here")
+
 UNSEEN = ("cub", "torchvision", "pngs")  # data of others, and the plug-in of a page
 
 

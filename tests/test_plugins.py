@@ -17,7 +17,15 @@ from sslpipe.run.checkpoint_files import latest
 from sslpipe.run.log import read_metrics
 from sslpipe.run.status import status
 from tests.helpers import finetunes
-from tests.helpers.runs import RECIPE, ROOT, command_line, final_weights, launched, write_recipe
+from tests.helpers.runs import (
+    RECIPE,
+    ROOT,
+    command_line,
+    final_weights,
+    launched,
+    python,
+    write_recipe,
+)
 
 PACKAGE = ROOT / "tests" / "helpers" / "plugin_package"
 PLUGGED = (
@@ -223,11 +231,7 @@ print(backbone.num_features)
 
 def run_python(lines: str, cwd: Path) -> str:
     """Run lines of Python behind `import sslpipe`; returns what they print."""
-    command = [sys.executable, "-c", f"import sslpipe\n{lines}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python("-c", f"import sslpipe\n{lines}", cwd=cwd, status=0).stdout
 
 
 FAULTY = """

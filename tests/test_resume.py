@@ -2,15 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
 
 from sslpipe.run.log import read_metrics
-from tests.helpers.processes import run_processes
+from tests.helpers.processes import run_processes, start_python
 from tests.helpers.runs import (
     RECIPE,
     ROOT,
@@ -22,6 +20,7 @@ from tests.helpers.runs import (
     train_in_rank,
     train_on_equal_views,
     train_over,
+    user_environment,
     write_recipe,
 )
 
@@ -86,16 +85,12 @@ def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the
 ):
     recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
     command = ["train", str(recipe), "--data", str(data), "--run-dir", str(run_dir)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "sslpipe", *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        deadline = time.monotonic() + 120
-        while not (run_dir / "checkpoints" / "latest").exists() and time.monotonic() < deadline:
-            time.sleep(0.002)
-        process.kill()
+    process = start_python(("-m", "sslpipe", *command), ROOT, user_environment({}))
+    deadline = time.monotonic() + 120
+    while not (run_dir / "checkpoints" / "latest").exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.kill()
+    process.join()
     last = read_metrics(run_dir)[-1]["step"]
     result = command_line(*command, status=0)
     assert "resumed at step 5" in result.stderr or last >= 10

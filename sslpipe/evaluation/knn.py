@@ -192,6 +192,7 @@ def _predictions(
     k: Sequence[int] = DINO_K,
     temperature: float = INSTDISC_TEMPERATURE,
     vote: Votes = "weighted",
+    search: Search = "torch",
     exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
@@ -205,7 +206,9 @@ def _predictions(
         raise DataError(f"temperature = {temperature} must be > 0 and finite")
     bank_ids, query_ids = hidden_ids(bank, queries, same_id=exclude_same_id, same=exclude_same)
     ids: dict[str, Any] = {"bank_ids": bank_ids, "query_ids": query_ids}
-    neighbours = nearest(bank.features, queries.features, max(k), process=process, **ids)
+    neighbours = nearest(
+        bank.features, queries.features, max(k), search=search, process=process, **ids
+    )
     votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
     return {
         (one, each): _vote(neighbours, bank.labels, each, temperature, one)

@@ -30,6 +30,8 @@ from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import write_recipe
 
+pytestmark = pytest.mark.usefixtures("proved_here")
+
 
 def values_of(codes):
     return [None if code < 0 else "abc"[code] for code in codes]

@@ -39,6 +39,8 @@ from tests.helpers import finetunes
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.runs import ROOT, final_weights, launched, write_recipe
 
+pytestmark = pytest.mark.usefixtures("proved_here")
+
 
 def call(tool, *arguments) -> str:
     result = CliRunner().invoke(tool.app, [str(a) for a in arguments], catch_exceptions=False)

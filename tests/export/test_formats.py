@@ -34,6 +34,7 @@ from tests.helpers.exports import VIEW, features, read_here, trained, tree
 from tests.helpers.runs import RECIPE, train_over, write_recipe
 
 ROOT = Path(__file__).parents[2]
+PROGRAMS = ("onnx", "pt2")
 
 
 @pytest.fixture(scope="module")
@@ -61,23 +62,29 @@ def test_every_format_has_a_reader():
     assert list(FORMATS) == list(READERS)
 
 
+RESNET, VIT = "torchvision/resnet18", "timm/vit_tiny_patch16_224"
+
+
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's
 @pytest.mark.parametrize(
-    ("kind", "arguments", "refused"),
+    ("kind", "arguments", "refused", "traced"),
     [
-        ("small_resnet", {}, ["torchvision", "timm"]),
-        ("torchvision/resnet18", {"stem": "small"}, ["torchvision", "timm"]),
-        ("timm/resnet10t", {}, ["torchvision"]),
-        ("timm/resnet10t", {"embedding_dim": 6, "normalize": True}, ["torchvision", "timm"]),
-        ("timm/vit_tiny_patch16_224", {"depth": 2}, ["torchvision"]),
-        ("timm/vit_tiny_patch16_224", {"depth": 2, "norm_eps": 0.01}, ["torchvision", "timm"]),
-        ("small_resnet", {"pool": "gem"}, ["torchvision", "timm"]),
-        ("torchvision/resnet18", {"stem": "imagenet", "pool": "max"}, ["torchvision", "timm"]),
+        ("small_resnet", {"pool": "gem"}, ["torchvision", "timm"], True),
+        (RESNET, {"stem": "small"}, ["torchvision", "timm"], False),
+        (RESNET, {"stem": "imagenet", "pool": "max"}, ["torchvision", "timm"], False),
+        ("timm/resnet10t", {}, ["torchvision"], False),
+        ("timm/resnet10t", {"embedding_dim": 6, "normalize": True}, ["torchvision", "timm"], True),
+        (VIT, {"depth": 2}, ["torchvision"], True),
+        (VIT, {"depth": 2, "norm_eps": 0.01}, ["torchvision", "timm"], False),
     ],
 )
 def test_all_is_every_format_that_can_hold_the_backbone_and_each_gives_its_features(
-    tmp_path, in_this_process, kind, arguments, refused
+    tmp_path, monkeypatch, in_this_process, kind, arguments, refused, traced
 ):
+    """A program is traced, which takes seconds, of one backbone of each family."""
+    if not traced:
+        for name in PROGRAMS:
+            monkeypatch.delitem(FORMATS, name)
     model = trained(kind, **arguments)
     assert list(refusals(model)) == refused
     if arguments.get("norm_eps") == 0.01:

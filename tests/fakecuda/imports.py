@@ -5,6 +5,8 @@ import sys
 sys.modules["triton"] = None  # type: ignore[assignment]  # see runtime.allow_triton
 
 import torch._dynamo  # noqa: E402, F401
+import torchvision  # noqa: E402, F401
 
-import sslpipe.train  # noqa: E402, F401
-import tests.helpers.fakecuda  # noqa: E402, F401
+import tests.helpers.fakecuda  # noqa: E402
+import tests.helpers.finetunes  # noqa: E402
+import tests.helpers.warm  # noqa: E402, F401

@@ -3,15 +3,16 @@
 `run_processes(fn, world, *args)` gives one result per rank of a gloo group. `fn(process, *args)`
 must be a function at the top of a module (children import it by name; `tests` is a package for
 that) and its result must pickle; tensors are fine. The process group is up before fn is called and
-torch uses one thread. `run_program(words)` is `python -m sslpipe WORDS` but for the start of the
-interpreter and its imports, which are most of its seconds. A call of either costs a fraction of a
-second; pack many checks into one all the same.
+torch uses one thread. `run_python(words)` is `python WORDS` but for the start of the interpreter
+and its imports, which are most of its seconds. A call of either costs a fraction of a second; pack
+many checks into one all the same.
 """
 
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import runpy
 import socket
 import subprocess
 import sys
@@ -20,13 +21,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from sslpipe.__main__ import main
 from sslpipe.distributed import Rank
 
 PRELOADED = (
@@ -35,6 +36,8 @@ PRELOADED = (
     "timm",  # of its networks alone; a second and a half in each process
     *("sslpipe.cli.suite", "sslpipe.cli.evaluations", "sslpipe.export.write"),
     *("sslpipe.train", "sslpipe.metric_learning.finetune"),
+    *("tests.helpers.runs", "tests.helpers.finetunes"),
+    "tests.helpers.warm",
 )
 
 
@@ -128,17 +131,23 @@ def _child(pipe: Any, job: bytes, process: Rank, port: int) -> None:
     pipe.send_bytes(answer)
 
 
-def run_program(
+def run_python(
     words: Sequence[str], cwd: Path, environment: Mapping[str, str], timeout_s: float = 240.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -m sslpipe WORDS` with its own arguments, streams, folder and environment.
+    """Run `python WORDS` with its own arguments, streams, folder and environment.
 
-    Raises: TimeoutExpired after timeout_s; the process is killed.
+    Args:
+        words: -m MODULE, -c CODE or SCRIPT, and its arguments.
+        cwd: The folder.
+        environment: All of it.
+        timeout_s: Then the process is killed.
+
+    Raises:
+        TimeoutExpired: After timeout_s.
     """
     with tempfile.TemporaryDirectory() as folder:
         streams = [str(Path(folder, name)) for name in ("stdout", "stderr")]
-        child = _server().Process(target=_program, args=(words, cwd, dict(environment), streams))
-        child.start()
+        child = start_python(words, cwd, environment, streams)
         child.join(timeout_s)
         status = child.exitcode
         child.kill()
@@ -146,10 +155,29 @@ def run_program(
         said = [Path(path).read_text() if Path(path).exists() else "" for path in streams]
     if status is None:
         raise subprocess.TimeoutExpired(list(words), timeout_s, *said)
-    return subprocess.CompletedProcess(["sslpipe", *words], status, *said)
+    return subprocess.CompletedProcess(["python", *words], status, *said)
 
 
-def _program(words: Sequence[str], cwd: Path, environment: dict[str, str], streams: list[str]):
+def start_python(
+    words: Sequence[str],
+    cwd: Path,
+    environment: Mapping[str, str],
+    streams: Sequence[str] = (os.devnull, os.devnull),
+    *,
+    new_session: bool = False,
+) -> BaseProcess:
+    """Start what `run_python` runs; its streams go to files."""
+    arguments = (list(words), cwd, dict(environment), list(streams), new_session)
+    child = _server().Process(target=_python, args=arguments)
+    child.start()
+    return child
+
+
+def _python(
+    words: list[str], cwd: Path, environment: dict[str, str], streams: list[str], new_session: bool
+):
+    if new_session:
+        os.setsid()
     redirect(streams[0], 1)
     redirect(streams[1], 2)
     os.chdir(cwd)
@@ -157,9 +185,20 @@ def _program(words: Sequence[str], cwd: Path, environment: dict[str, str], strea
     os.environ.update(environment)
     # what Python does with them when it starts
     sys.path[:0] = [str(cwd), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    sys.argv = ["sslpipe", *words]
     torch.set_num_threads(1)
-    main()
+    kind, *rest = words
+    if kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(rest[0], {"__name__": "__main__"})
+    elif kind == "-m":
+        sys.argv = rest
+        for name in (rest[0], f"{rest[0]}.__main__"):  # what is imported is run again
+            if not hasattr(sys.modules.get(name), "__path__"):
+                sys.modules.pop(name, None)
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(kind, run_name="__main__")
 
 
 def redirect(path: str | Path, *numbers: int) -> None:

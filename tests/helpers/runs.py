@@ -1,11 +1,18 @@
 """Whole trainings on the tiny data set, in 1 to 4 real gloo processes."""
 
+import contextlib
+import io
 import os
 import subprocess
+import sys
+import warnings
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pytest
 import torch
 import typer
 from accelerate.state import AcceleratorState, GradientState
@@ -13,6 +20,7 @@ from safetensors.torch import load_file
 
 import sslpipe.api
 import sslpipe.train
+from sslpipe.__main__ import main
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.cli.app import app
 from sslpipe.data.index import load_index
@@ -20,7 +28,7 @@ from sslpipe.distributed import Rank
 from sslpipe.recipe import load_recipe
 from sslpipe.run.checkpoint_files import latest
 from sslpipe.run.session import Run
-from tests.helpers.processes import free_port, run_processes, run_program
+from tests.helpers.processes import free_port, run_processes, run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,15 +122,46 @@ def final_weights(run_dir: Path) -> dict[str, torch.Tensor]:
     return load_file(latest(run_dir) / "model.safetensors")
 
 
-def command_line(
-    *arguments: str, cwd: Path = ROOT, status: int | None = None, **environment: str
+def python(
+    *words: str, cwd: Path = ROOT, status: int | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m sslpipe ...` as a user would run it, with its imports already done.
+    """`python WORDS` as a user would run it, with its imports already done.
 
     status: what it must end with, if given.
     """
-    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
-    done = run_program(arguments, cwd, {**os.environ, **settings})
+    done = run_python(words, cwd, user_environment(environment))
+    assert status in (None, done.returncode), (done.returncode, words, done.stderr)
+    return done
+
+
+def user_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """This process's variables and others, for one that finds this tree's package."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "PET_"))}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+
+
+def command_line(
+    *arguments: str, cwd: Path = ROOT, status: int | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """`python -m sslpipe ...`: in this process, or in its own where variables are given.
+
+    status: what it must end with, if given.
+    """
+    if environment:
+        return python("-m", "sslpipe", *arguments, cwd=cwd, status=status, **environment)
+    with (
+        contextlib.chdir(cwd),
+        patch.dict(os.environ),
+        patch.object(sys, "argv", ["sslpipe", *arguments]),
+        contextlib.redirect_stdout(io.StringIO()) as stdout,
+        contextlib.redirect_stderr(io.StringIO()) as stderr,
+        warnings.catch_warnings(action="default"),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
+    done = subprocess.CompletedProcess(
+        ["sslpipe", *arguments], ended.value.code or 0, stdout.getvalue(), stderr.getvalue()
+    )
     assert status in (None, done.returncode), (done.returncode, arguments, done.stderr)
     return done
 

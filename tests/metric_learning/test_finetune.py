@@ -43,6 +43,8 @@ from tests.helpers.finetunes import (
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import final_weights
 
+pytestmark = pytest.mark.usefixtures("proved_here")
+
 # name -> overrides: a head; pairs over a queue and two views, with an ID loss; a proxy loss that
 # looks at the whole batch, partly frozen; triplets
 KINDS = {

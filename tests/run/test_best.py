@@ -32,6 +32,8 @@ from tests.helpers.runs import final_weights, write_recipe
 from tests.run.test_checkpoint import a_checkpointer, cut_in_half, some_parts
 from tests.test_resume import assert_bitwise
 
+pytestmark = pytest.mark.usefixtures("proved_here")
+
 KEEP = RunConfig(keep="best", monitor_steps=1)
 
 

@@ -1,8 +1,6 @@
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.checkpoint_files import checkpoint_names, damage_of, latest, named, read_state
 from tests.helpers.columns import add_columns, as_built
 from tests.helpers.dataset import write_dataset
+from tests.helpers.processes import run_processes
 from tests.helpers.runs import write_recipe
 
 IDENTITY = {"digest": "a", "recipe": {"loss": {"temperature": 0.1}}, "index_sha256": "x"}
@@ -254,21 +253,19 @@ POINTS = (
     "checkpoint.before_rename",
     "checkpoint.before_prune",
 )
-SAVE_TWICE = """
-import sys, pathlib
-from tests.run.test_checkpoint import (a_checkpointer, some_parts)
-checkpoints = a_checkpointer(pathlib.Path(sys.argv[1]))
-for step in (1, 2, 3):
-    checkpoints.save(step, some_parts(step), {})
-"""
+
+
+def killed_in_a_save(process, fault, folder):
+    os.environ["SSLPIPE_FAULT"] = fault
+    checkpoints = a_checkpointer(folder)
+    for step in (1, 2, 3):
+        checkpoints.save(step, some_parts(step), {})
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_inside_a_save_leaves_a_whole_checkpoint(tmp_path, point):
-    environment = {**os.environ, "SSLPIPE_FAULT": f"{point}:3", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", SAVE_TWICE, str(tmp_path)]
-    root = Path(__file__).parents[2]
-    assert subprocess.run(command, env=environment, cwd=root, timeout=120).returncode == 9
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_processes(killed_in_a_save, 1, f"{point}:3", tmp_path)
     parts = some_parts(seed=9)
     step = a_checkpointer(tmp_path).restore(parts)
     assert step == (3 if point == "checkpoint.before_prune" else 2)

@@ -1,13 +1,9 @@
 """launch/*.yaml start what they say: launched on the CPU, parsed where GPUs are too few."""
 
 import json
-import os
 import re
 import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +24,7 @@ from sslpipe.run.lock import holder_of
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes
 from tests.helpers.dataset import write_dataset
-from tests.helpers.runs import ROOT, command_line, final_weights, train_over, write_recipe
+from tests.helpers.runs import ROOT, final_weights, python, train_over, write_recipe
 
 LAUNCH = ROOT / "launch"
 PROCESSES = {"cpu2": 2, "cpu4": 4, "gpu1": 1, "gpu8": 8, "nodes": 16, "fsdp": 8}
@@ -53,18 +49,6 @@ if dist.is_initialized():
 """
 
 
-def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "PET_"))}
-    paths = os.pathsep.join([str(ROOT), kept.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return subprocess.run(
-        [sys.executable, *command],
-        env={**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 def probe(tmp_path: Path, *launchers: list[str], **environment: str) -> list[list[int]]:
     """What each process the launchers started said: rank, world, sum of ones over its group."""
     script, out = tmp_path / "probe.py", tmp_path / "said"
@@ -72,9 +56,7 @@ def probe(tmp_path: Path, *launchers: list[str], **environment: str) -> list[lis
     out.mkdir()
     rest = [str(script), str(write_recipe(tmp_path)), str(out), "run.device=cpu"]
     with ThreadPoolExecutor(len(launchers)) as pool:
-        jobs = [pool.submit(run, *words, *rest, **environment) for words in launchers]
-    for job in jobs:
-        assert job.result().returncode == 0, job.result().stderr
+        list(pool.map(lambda words: python(*words, *rest, status=0, **environment), launchers))
     return sorted(json.loads(path.read_text()) for path in out.iterdir())
 
 
@@ -107,18 +89,16 @@ def example_of_help() -> str:
     return re.search(r"accelerate launch .* -m sslpipe train", command.epilog)[0]
 
 
-@pytest.mark.parametrize(
-    ("command", "module"),
-    [
-        (launch_command(2), "torch.distributed.run"),
-        (example_of_help(), "accelerate.commands.accelerate_cli launch"),
-    ],
-)
-def test_the_launches_that_messages_and_help_name_need_no_file(tmp_path, command, module):
-    """They work from a wheel, which has no launch folder: on the CPU, joined over gloo."""
+def without_file(module: str, command: str) -> list[str]:
+    """The launcher of a command that messages or the help name."""
     flags = command[command.index("--") :].removesuffix(" -m sslpipe train")
-    said = probe(tmp_path, ["-m", *module.split(), *flags.split()], HF_HOME=str(tmp_path))
-    assert said == [[0, 2, 2], [1, 2, 2]]
+    return ["-m", *module.split(), *flags.split()]
+
+
+def test_the_launch_that_the_help_names_needs_no_file(tmp_path):
+    """It works from a wheel, which has no launch folder: on the CPU, joined over gloo."""
+    words = without_file("accelerate.commands.accelerate_cli launch", example_of_help())
+    assert probe(tmp_path, words, HF_HOME=str(tmp_path)) == [[0, 2, 2], [1, 2, 2]]
 
 
 @pytest.mark.parametrize(
@@ -138,8 +118,7 @@ def test_fsdp_launched_on_a_cpu_shards_the_model_and_trains_the_weights_of_ddp(t
     changes = ("steps=2", "optim.precision=fp64", "run.device=cpu")
     where = ["--data", str(data), "--run-dir", str(tmp_path / "sharded")]
     train = ["-m", "sslpipe", "train", str(recipe), *where, *changes]
-    done = run(*launcher("fsdp", "--num_processes", "2"), *train)
-    assert done.returncode == 0, done.stderr
+    done = python(*launcher("fsdp", "--num_processes", "2"), *train, status=0)
     assert "FSDP: each of 2 processes holds 5,320 of the 10,640 weights" in done.stdout
     train_over(2, recipe, data, tmp_path / "ddp", *changes)
     expected, actual = (final_weights(tmp_path / name) for name in ("ddp", "sharded"))
@@ -160,13 +139,11 @@ def test_a_launched_finetuning_from_a_backbone_ends_with_the_weights_of_one_proc
     changes += ("backbone.widths=[8,8]",)  # the pretrained one's
     weights, losses = [], []
     home = home_of_a_user(tmp_path)
-    alone = command_line
-    launched = partial(run, *launcher("cpu2"), "-m", "sslpipe", HF_HOME=home)
-    for number, program in enumerate((alone, launched)):
+    for number, before in enumerate(([], launcher("cpu2"))):
         run_dir = tmp_path / f"run{number}"
         where = ["--data", data, "--run-dir", str(run_dir), "--init", str(pretrained)]
-        done = program("train", recipe, *where, *changes)
-        assert done.returncode == 0, done.stderr
+        words = ("-m", "sslpipe", "train", recipe, *where, *changes)
+        python(*before, *words, status=0, HF_HOME=home)
         [started] = read_metrics(run_dir, "start")
         assert started["world"] == number + 1
         assert json.loads((run_dir / "recipe.json").read_text())["init"] == init
@@ -241,8 +218,8 @@ def test_a_world_size_that_accelerate_does_not_join_is_one_error_naming_both(tmp
         "main()\n"
     )
     where = "--data", str(write_dataset(tmp_path / "data")), "--run-dir", str(tmp_path / "run")
-    done = run(str(script), "train", str(write_recipe(tmp_path)), *where, "run.device=cpu")
-    assert done.returncode == 2
+    words = ("train", str(write_recipe(tmp_path)), *where, "run.device=cpu")
+    done = python(str(script), *words, status=2)
     (error,) = [line for line in done.stderr.splitlines() if "error:" in line]
     assert "WORLD_SIZE = 2" in error
     assert "accelerate joined 1" in error
@@ -282,13 +259,13 @@ main()
 """
 
 
-def test_one_failing_rank_ends_the_launch_with_its_message(tmp_path):
+def test_one_failing_rank_ends_the_launch_that_messages_name_with_its_message(tmp_path):
     script, run_dir = tmp_path / "failing.py", tmp_path / "run"
     script.write_text(FAILING)
     data = write_dataset(tmp_path / "data")
     train = ["train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir)]
-    done = run(*launcher("cpu2"), str(script), *train)  # or it would be ended after 120 s
-    assert done.returncode == 1
+    words = without_file("torch.distributed.run", launch_command(2))
+    done = python(*words, str(script), *train, status=1, HF_HOME=str(tmp_path))
     assert "RuntimeError: the cable of rank 1 was pulled" in done.stderr
     said = (run_dir / "FAILED").read_text()
     assert said == "rank 1: RuntimeError: the cable of rank 1 was pulled\n"

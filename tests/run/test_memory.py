@@ -3,8 +3,6 @@
 import contextlib
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +23,7 @@ from sslpipe.run.memory import Memory, check_memory, estimate_memory, saved_byte
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import ROOT, at_each_step
+from tests.helpers.runs import at_each_step, python
 
 GIB = 2**30
 IMPORTS = 2**28  # bytes: of torch's compiler and others, at the first step; 180 MiB were measured
@@ -137,11 +135,8 @@ def test_a_trainings_peak_is_near_its_estimate(tmp_path, kind, overrides):
     """
     data = write_dataset(tmp_path / "data", (100, 100, 100), classes=6, px=64)
     recipe = kind.write_recipe(tmp_path)
-    command = [sys.executable, "-m", "tests.helpers.peak_memory", str(recipe), str(data)]
-    done = subprocess.run(
-        [*command, str(tmp_path / "run"), *overrides], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    words = (str(recipe), str(data), str(tmp_path / "run"), *overrides)
+    done = python("-m", "tests.helpers.peak_memory", *words, status=0)
     estimate, peak = json.loads(done.stdout.splitlines()[-1])
     assert estimate > 100 * 2**20
     assert 0.7 * estimate < peak < 1.7 * estimate + IMPORTS, (estimate, peak)

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 import time
 
 import pytest
@@ -13,7 +11,7 @@ from sslpipe.run.records import unseal
 from sslpipe.run.watchdog import Watchdog, read_heartbeats
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import ROOT, command_line, faulty_in_rank, write_recipe
+from tests.helpers.runs import command_line, faulty_in_rank, python, write_recipe
 
 TIMEOUT_S = 3
 
@@ -72,7 +70,7 @@ os._exit(9)
 
 
 def test_a_rank_whose_launcher_was_killed_ends_too(tmp_path):
-    subprocess.run([sys.executable, "-c", LAUNCHER, str(tmp_path)], cwd=ROOT, timeout=60)
+    python("-c", LAUNCHER, str(tmp_path), status=9)
     deadline = time.monotonic() + 10
     while not (tmp_path / "FAILED").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
