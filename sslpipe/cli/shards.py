@@ -22,7 +22,6 @@ from sslpipe.errors import DataError
 if TYPE_CHECKING:
     from sslpipe.data.index import Manifest
     from sslpipe.sharding.build import Built
-    from sslpipe.sharding.gather import TarColumns
 
 app = new_app(
     help="Convert images to webdataset shards with an index (dataset.json and offsets).",
@@ -38,17 +37,6 @@ DataSet = Annotated[
 Workers = Annotated[
     int, option("Threads; the files do not depend on them.", "--num-workers", "--workers", min=1)
 ]
-ClassFile = Annotated[Path | None, option("Text file: a class name per line, by label.")]
-TarSplit = Annotated[
-    str | None, option("The split of all tars. Default: by name, as in train-000000.tar.")
-]
-JsonFields = Annotated[
-    str | None, option("Columns from keys of KEY.json: sku,shot_at:time or sku=product.id:text.")
-]
-NamePattern = Annotated[
-    str | None, option("Columns from a regular expression of the image's name, by named groups.")
-]
-
 
 # of `build`
 _read = partial(option, "", rich_help_panel="What to read")
@@ -221,17 +209,6 @@ def _parse_colour(text: str | None) -> tuple[int, int, int] | None:
     return red, green, blue
 
 
-def _tar_columns(json_fields: str | None, name_pattern: str | None) -> "TarColumns":
-    """Read --json-fields and --name-pattern. Raises DataError as their parsers."""
-    from sslpipe.sharding.cells import parse_columns
-    from sslpipe.sharding.gather import TarColumns, parse_pattern
-
-    return TarColumns(
-        () if json_fields is None else parse_columns(json_fields, "--json-fields"),
-        None if name_pattern is None else parse_pattern(name_pattern),
-    )
-
-
 @app.command(epilog="Example: sslpipe shards merge out/big part1 part2")
 def merge(
     out: OutFolder,
@@ -254,10 +231,16 @@ def merge(
 @app.command(epilog="Example: sslpipe shards index laion --json-fields url,width:integer")
 def index(
     folder: OutFolder,
-    split: TarSplit = None,
-    classes: ClassFile = None,
-    json_fields: JsonFields = None,
-    name_pattern: NamePattern = None,
+    split: Annotated[
+        str | None, option("The split of all tars. Default: by name, as in train-000000.tar.")
+    ] = None,
+    classes: Annotated[Path | None, option("Text file: a class name per line, by label.")] = None,
+    json_fields: Annotated[
+        str | None, option("Columns from keys of KEY.json: sku,shot_at:time or sku=product:text.")
+    ] = None,
+    name_pattern: Annotated[
+        str | None, option("Columns from named groups of a regular expression of the image's name.")
+    ] = None,
     no_columns: Annotated[
         bool, option("Drop the columns that dataset.json has.", "--no-columns")
     ] = False,
@@ -268,11 +251,16 @@ def index(
     A sample is KEY.jpg, KEY.png or KEY.webp, with an optional integer label in KEY.cls and columns
     in KEY.json; other members are ignored. mean and std in dataset.json are ImageNet's.
     """
+    from sslpipe.sharding.cells import parse_columns
+    from sslpipe.sharding.gather import TarColumns, parse_pattern
     from sslpipe.sharding.index import check_columns, find_tars, index_folder
     from sslpipe.sharding.sources import class_names
 
     groups = find_tars(folder, split)
-    columns = _tar_columns(json_fields, name_pattern)
+    columns = TarColumns(
+        () if json_fields is None else parse_columns(json_fields, "--json-fields"),
+        None if name_pattern is None else parse_pattern(name_pattern),
+    )
     if not no_columns:
         check_columns(folder, groups, columns)
     names = class_names(classes) if classes else ()

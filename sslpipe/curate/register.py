@@ -103,8 +103,7 @@ def _trials(
 ) -> tuple[Integers, Integers, NDArray[np.bool_], Floats]:
     """Choose for each pair and mirroring which is the whole, and where the part may be.
 
-    Returns:
-        (T,) rows of pairs, (T,) which of both is the whole, (T,) mirrored, (T, 4) boxes.
+    -> (T,) rows of pairs, (T,) which of both is the whole, (T,) mirrored, (T, 4) boxes.
     """
     views = descriptors.astype(np.float32)  # (P, 2, V, 64)
     products = views * views[:, ::-1, FULL, None]
@@ -120,16 +119,10 @@ def _trials(
 
 
 def _register(whole: Floats, part: Floats, box: Floats, steps: int) -> tuple[Floats, Floats]:
-    """Improve boxes by steps of linear least squares.
+    """Improve boxes (left, top, width, height as shares) by steps of linear least squares.
 
-    Args:
-        whole: (n, 2 px, 2 px) luma.
-        part: (n, px, px), cut out of it.
-        box: (n, 4) first estimates: left, top, width and height as shares.
-        steps: How many.
-
-    Returns:
-        (n, 4) boxes, (n,) share of the variance explained at the last step.
+    (n, 2 px, 2 px) luma, (n, px, px) cut out of it, (n, 4) -> (n, 4) boxes, (n,) share of the
+    variance explained at the last step.
     """
     count, px, _ = part.shape
     edge = round(EDGE * px)
@@ -169,17 +162,10 @@ def _lose_pixels(
 ) -> Floats:
     """Reduce the picture with more pixels to those of the other, where these are few.
 
-    What is lost no longer counts as a difference, for copies and look-alikes alike.
-
-    Args:
-        shown: (n, 3, px, px), a box of a whole; this, `sharper` and `target` are overwritten.
-        sharper: What is added to sharpen it.
-        target: What it is compared with.
-        whole: (n, 2) height and width of the wholes in px.
-        part: (n, 2) of the targets.
-
-    Returns:
-        (n,) how much more an unexplained share counts: the grid's pixels by those that are left.
+    What is lost no longer counts as a difference, for copies and look-alikes alike. `shown`,
+    `sharper` (what sharpens it) and `target` are (n, 3, px, px), and overwritten; `whole` and
+    `part` (n, 2) height and width of theirs in px. Returns how much more an unexplained share
+    counts, (n,): the grid's pixels by those that are left.
     """
     px = shown.shape[-1]
     smaller = np.minimum(whole, part)
@@ -201,8 +187,7 @@ def _lose_pixels(
 def _score(shown: Floats, sharper: Floats, target: Floats) -> tuple[Floats, Floats]:
     """Score pictures against targets, (n, 3, px, px) of luma and colour differences each.
 
-    Returns:
-        (n,) scores of the worst window, (n,) shares of the whole that are explained.
+    -> (n,) scores of the worst window, (n,) shares of the whole that are explained.
     """
     source, sharper, wanted = (
         _inner(each, 1) - _inner(each, 1).mean((2, 3), keepdims=True)

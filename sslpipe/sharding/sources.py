@@ -132,11 +132,11 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
         split: _labelled_files(folder, files, options.labels) for split, folder in roots.items()
     }
     read = {row[0] for own in rows.values() for row in own}
-    near = {root, *roots.values()}
+    chosen = set(roots.values())
     ignored = Counter(
         path.suffix.lower()
         for path in files
-        if path not in read and (path.parent == root or not near.isdisjoint([*path.parents][:-1]))
+        if path not in read and (path.parent == root or not chosen.isdisjoint(path.parents))
     )
     images = {split: from_files(root, own, rows) for split, own in rows.items()}
     first = next(iter(images))

@@ -10,9 +10,8 @@ import pytest
 
 from sslpipe.data import columns
 from sslpipe.data.columns import Column, ColumnEntry
-from sslpipe.data.index import DatasetIndex, Manifest, load_index
+from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import DataError
-from sslpipe.sharding.columns import ColumnValues, write_columns
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 
@@ -170,63 +169,10 @@ def test_a_file_of_another_type_is_named(index):
         forged(index, "age", change).values_of([0])
 
 
-class Counted(np.ndarray):
-    """An array that counts the bytes read of it: all of them, but where single places are named."""
-
-    read = 0
-
-    def __getitem__(self, key):
-        found = super().__getitem__(key)
-        plain = np.asarray(found).view(np.ndarray)
-        if np.shares_memory(plain, self.view(np.ndarray)):
-            return found  # a view: nothing is read yet
-        Counted.read += plain.nbytes
-        return plain
-
-    def __array_function__(self, function, types, args, kwargs):
-        whole = function is not np.searchsorted  # a binary search reads log2 places a key
-        reads = [a.size if whole else len(args[1]) * (a.size.bit_length() + 1) for a in args[:1]]
-        Counted.read += reads[0] * self.itemsize
-        args = [a.view(np.ndarray) if isinstance(a, Counted) else a for a in args]
-        return function(*args, **kwargs)
-
-    def __array_ufunc__(self, function, method, *inputs, **kwargs):
-        plain = [a.view(np.ndarray) if isinstance(a, Counted) else a for a in inputs]
-        Counted.read += sum(a.nbytes for a in inputs if isinstance(a, Counted))
-        return getattr(function, method)(*plain, **kwargs)
-
-
-def test_a_batch_reads_its_own_values_only(tmp_path: Path, monkeypatch) -> None:
-    """Two million samples in groups of five: a batch of 256, its groups, and their members."""
-    samples = 2_000_000
-    codes = np.arange(samples, dtype=np.int64) * 7919 % samples // 5
-    manifest = Manifest(schema_version=1, name="big", splits={})
-    made = {"train": {"group": ColumnValues("integer", codes)}}
-    entry = write_columns(tmp_path, manifest, made).columns["group"]
-
-    def counting(url, file, *, verify):
-        array = plain_map(url, file, verify=verify)
+def test_values_and_groups_are_mapped_and_not_read(index):
+    column = index.split("train").column("age")
+    for array in (column.values, column.groups.ids, column.groups.values.base):
         assert isinstance(array, np.memmap)
-        return array.view(Counted)
-
-    plain_map = columns.map_file
-    monkeypatch.setattr(columns, "map_file", counting)
-    column = Column(str(tmp_path), "train", "group", entry, samples, verify=False)
-    ids = np.random.default_rng(0).choice(samples, 256, replace=False)
-    Counted.read = 0
-    assert column.values_of(ids).tolist() == codes[ids].tolist()
-    assert Counted.read == 256 * 8
-    found = column.groups.code_of(ids)
-    found = np.stack([members(column.groups, code) for code in found.tolist()])
-    assert sizes_of(column.groups, ids) == [5] * 256
-    assert (codes[found] == codes[ids][:, None]).all()
-    assert (np.diff(found) > 0).all()
-    searches = 2 * 256 * 22 * 8  # at most log2 of the groups, for code_of and for size_of
-    assert Counted.read < searches + 256 * 200  # some numbers a sample; the files have 30 MB
-    # what counts is that a pass over the file would be seen
-    before = Counted.read
-    _ = column.values == 3
-    assert Counted.read - before == 8 * samples
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_root_without_images_says_what_to_use(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("options", [(), ("--no-labels",), ("--part", "1/1")])
-def test_files_that_are_no_images_are_counted_by_extension(tmp_path, capsys, options):
+def test_files_that_are_no_images_are_counted_by_extension(tmp_path, capsys, options, monkeypatch):
     root = tmp_path / "in"
     others = ("list.txt", "cat/a.OGG", "cat/deep/b.ogg", "dog/c.ogg", "dog/c.txt", "dog/LICENSE")
     others = (*others, "a.x1", "a.x2", "a.x3", "cat/.hidden.ogg", ".git/d.ogg")
@@ -84,7 +84,8 @@ def test_files_that_are_no_images_are_counted_by_extension(tmp_path, capsys, opt
     for name in others:
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(b"")
-    assert run("build", tmp_path / "out", "--root", root, *options) == 0
+    monkeypatch.chdir(root)
+    assert run("build", tmp_path / "out", "--root", ".", *options) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ignored")]
     assert said == ["ignored 9 files: .ogg 3, .txt 2, no extension 1, .x1 1, .x2 1, ..."]
 
@@ -99,6 +100,8 @@ def test_files_beside_the_splits_are_counted_and_without_any_nothing_is_said(tmp
     (root / "train" / "cat" / "1.wav").write_bytes(b"")
     assert run("build", tmp_path / "out", "--root", root) == 0
     assert "ignored 2 files: .png 1, .wav 1\n" in capsys.readouterr().out
+    assert run("build", tmp_path / "test", "--root", root, "--split", "test") == 0
+    assert "ignored 1 files: .png 1\n" in capsys.readouterr().out
 
 
 # --- --background

@@ -13,19 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sslpipe.data.columns import MISSING_INTEGER
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding import gather
 from sslpipe.sharding.build import build_dataset
 from sslpipe.sharding.cells import parse_columns
-from sslpipe.sharding.columns import ColumnValues
 from sslpipe.sharding.gather import TarColumns, match_names, parse_pattern
 from sslpipe.sharding.index import check_columns, find_tars, index_folder, verify_columns
 from sslpipe.sharding.record import Part
-from sslpipe.sharding.sources import Images, SourceOptions
-from sslpipe.sharding.splits import cut_test
-from sslpipe.sharding.writer import MOST_TOGETHER, Layout, SplitImages
+from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.writer import MOST_TOGETHER, Layout
 from tests.helpers.dataset import picture, png
 from tests.sharding.test_shards import run, tree
 
@@ -297,31 +294,6 @@ def test_damaged_column_files_are_faults(tmp_path: Path) -> None:
     assert len(faults) == 2
     assert re.search(r"age/train.values.npy is missing", faults[0].reason)
     assert re.search(r"train.members.npy: its sha256 is not the one", faults[1].reason)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_a_split_never_cuts_a_group(seed: int) -> None:
-    """Random group sizes, kinds, missing values (each a group of its own), classes, fractions."""
-    rng = np.random.default_rng(seed)
-    count = int(rng.integers(10, 300))
-    values = rng.integers(0, rng.integers(2, count), count).astype(np.int64)
-    gone = rng.random(count) < rng.choice([0, 0.3])
-    if seed % 2:
-        column = ColumnValues("integer", np.where(gone, MISSING_INTEGER, values))
-    else:
-        codes = np.where(gone, -1, values).astype(np.int32)
-        column = ColumnValues("text", codes, [f"p{k:04d}" for k in range(count)])
-    labels = rng.integers(-1, 4, count)
-    images = Images(["x"] * count, labels, np.ones(count, np.int64), ("a", "b", "c", "d"), bytes)
-    whole = SplitImages(images, np.arange(count), "train", {"patient": column})
-    fraction = rng.uniform(0.1, 0.9)
-    largest = np.unique(column.groups(), return_counts=True)[1].max()
-    if largest / 2 >= min(fraction, 1 - fraction) * count:
-        return  # one group holds almost all: nothing need be left for a split
-    cut = cut_test({"train": whole}, fraction, seed, "patient")
-    train, test = cut["train"].numbers, cut["test"].numbers
-    assert sorted([*train, *test]) == list(range(count))
-    assert set(values[train[~gone[train]]]).isdisjoint(set(values[test[~gone[test]]]))
 
 
 def test_the_command_line_reads_groups_cuts_and_shows_columns(tmp_path: Path, capsys) -> None:

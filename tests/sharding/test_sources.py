@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sslpipe.data.decode import BadSample, decode
+from sslpipe.data.decode import decode
 from sslpipe.errors import DataError
 from sslpipe.sharding import SOURCES
 from sslpipe.sharding.idx import parse_idx, write_idx
@@ -196,13 +196,6 @@ def test_a_sixteen_bit_tiff_keeps_its_high_byte() -> None:
     buffer = io.BytesIO()
     Image.fromarray(values).save(buffer, "TIFF")
     np.testing.assert_array_equal(decode(to_member(buffer.getvalue())[1], 64)[0], values >> 8)
-
-
-def test_float_images_have_no_known_range_and_are_refused() -> None:
-    buffer = io.BytesIO()
-    Image.fromarray(np.ones((4, 5), np.float32)).save(buffer, "TIFF")
-    with pytest.raises(BadSample, match="no known range"):
-        to_member(buffer.getvalue())
 
 
 @pytest.mark.parametrize(
