@@ -93,7 +93,7 @@ def mean_target(x, y, head):
     return mean(targets).detach()
 
 
-def curricular(hard=lambda v, t: v * (t + v), of_all=False, momentum=0.01, before=0.0):
+def curricular(momentum=0.01, before=0.0):
     """A hard negative's cosine becomes hard(cos, t)."""
 
     def value(x, y, head):
@@ -103,7 +103,7 @@ def curricular(hard=lambda v, t: v * (t + v), of_all=False, momentum=0.01, befor
             cosines = [cosine(row, w) for w in head.weight]
             threshold = torch.cos(torch.acos(cosines[label]) + 0.5)
             return [
-                64 * (arc(v) if c == label else hard(v, t) if of_all or v > threshold else v)
+                64 * (arc(v) if c == label else v * (t + v) if v > threshold else v)
                 for c, v in enumerate(cosines)
             ]
 
@@ -112,9 +112,7 @@ def curricular(hard=lambda v, t: v * (t + v), of_all=False, momentum=0.01, befor
     return value
 
 
-def adaptive(sign=-1, momentum=0.01, quality=None, before=(20.0, 100.0)):
-    """quality: one for all rows, in place of that of the length."""
-
+def adaptive(momentum=0.01, before=(20.0, 100.0)):
     def value(x, y, head):
         norms = torch.stack([length(row).detach().clamp(0.001, 100) for row in x])
         center = (1 - momentum) * before[0] + momentum * norms.mean()
@@ -123,9 +121,8 @@ def adaptive(sign=-1, momentum=0.01, quality=None, before=(20.0, 100.0)):
         def logits(row, label, head):
             norm = length(row).detach().clamp(0.001, 100)
             q = (0.333 * (norm - center) / (spread + 0.001)).clamp(-1, 1)
-            q = q if quality is None else quality
             cosines = [cosine(row, w) for w in head.weight]
-            angle = (torch.acos(cosines[label]) + sign * 0.4 * q).clamp(0, math.pi)
+            angle = (torch.acos(cosines[label]) - 0.4 * q).clamp(0, math.pi)
             cosines[label] = torch.cos(angle) - 0.4 * (1 + q)
             return [64 * v for v in cosines]
 
