@@ -110,7 +110,9 @@ def both_directions(loss_fn: Objective, z_a: Tensor, z_b: Tensor, **columns: Ten
     """
     (query_a, key_a), (query_b, key_b) = z_a.chunk(2, dim=1), z_b.chunk(2, dim=1)
     flipped = {name: rows.flip(1) if rows.dim() > 1 else rows for name, rows in columns.items()}
-    return (loss_fn(query_a, key_b, **columns) + loss_fn(query_b, key_a, **flipped)) / 2
+    there: Tensor = loss_fn(query_a, key_b, **columns)
+    back: Tensor = loss_fn(query_b, key_a, **flipped)
+    return (there + back) / 2
 
 
 def takes_groups(loss_fn: Objective) -> bool:

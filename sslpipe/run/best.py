@@ -121,7 +121,8 @@ class Best:
         kept = {"name": f"step-{self.step:08d}"} if self._keeps else {}
         if self.weights != "trained":  # which is what no entry means
             kept["weights"] = self.weights
-        entry = {"by": self._by, "step": self.step, "value": self.value, "since": self.since}
+        entry: dict[str, Any] = {"by": self._by, "step": self.step}
+        entry |= {"value": self.value, "since": self.since}
         if self.start is not None:
             entry["start"] = self.start
         if self.start is not None or (self._by, self._measure) == ("auto", UNLABELLED):
