@@ -72,10 +72,10 @@ def add(
     check_model(model)
     _check_images(images)
     backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, None)[0] if gallery.exists() else None
+    book = _open(gallery, backbone)[0] if gallery.exists() else None
     _, embeddings = _embed(backbone, images)
     if book is None:
-        book = _new(backbone, embeddings, None)
+        book = _new(backbone, embeddings)
     book.add(name, embeddings)
     book.save(gallery)
     show(f"{gallery}: {one_line(name)} has {len(book.embeddings(name))} images")
