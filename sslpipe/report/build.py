@@ -1,7 +1,6 @@
 """The HTML file of one run: which sections it has, and what each needs."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -68,12 +67,11 @@ def build_page(
     evaluation, split = run.evaluation, _split_of(index, queries, "--features")
     bank_split = _split_of(index, bank, "--bank")
     named = {run.recipe["name"]: run}
-    shared: dict[str, Any] = {}
     found = found_neighbours(run, queries, split, bank, bank_split)
     builders: dict[str, Callable[[], Markup]] = {
         "Results": lambda: _results(run),
         "Nearest neighbours": lambda: nearest_neighbours(queries, split, bank, found),
-        "Embedding map": lambda: embedding_map(run, queries, split, shared),
+        "Embedding map": lambda: embedding_map(run, queries, split),
         "Few labels": lambda: (
             render("run.few_labels", chart=few_shot_chart(evaluation))
             if evaluation
@@ -95,9 +93,7 @@ def build_page(
         sections[name] = build()
     opened = [*OPENED, *(["Alarms"] if run.alarms else [])]
     picture = render("embeddings.first", found=found) if found else ""
-    return html_page(
-        run.recipe["name"], header(run, picture), sections, opened=opened, shared=shared
-    )
+    return html_page(run.recipe["name"], header(run, picture), sections, opened=opened)
 
 
 def header(run: RunFiles, picture: Markup | str = "") -> Markup:

@@ -151,49 +151,60 @@ def _line_spec(
         "y": y,
         "color": _nominal("s", order, [each.colour for each in shown]),
     }
-    return _spec({"values": rows}, 190, encoding, layers)
+    return _spec(rows, 190, encoding, layers)
 
 
 def scatter(
     title: str,
     alt: str,
-    data: str,
-    colours: Sequence[str],
-    pictures: bool = False,
+    places: Numbers,
+    labels: NDArray[np.int64],
+    names: Sequence[str],
+    hovered: Mapping[int, str],
+    pictures: Mapping[int, str],
 ) -> Markup:
     """Draw a map of points, coloured by label; hovering shows a point's class and thumbnail.
 
     Args:
         title: Above the map.
         alt: What it shows, for those who do not see it.
-        data: Name of the page's shared data, rows of `map_rows`.
-        colours: CSS colours of the labels 0, 1, ...; grey for -1.
-        pictures: Whether the pictures that rows have under "shown" are drawn, too.
+        places: (n, 2) on the map.
+        labels: (n,) int64; -1 is grey.
+        names: Classes by label.
+        hovered: Row -> data URI of the thumbnail that hovering shows.
+        pictures: Row -> data URI of the picture on the map.
     """
+    rows = []
+    for row, label in enumerate(labels.tolist()):
+        tree: Spec = {"l": label, "class": names[label] if label >= 0 else "no label"}
+        tree |= {axis: float(f"{at:.4g}") for axis, at in zip("xy", places[row], strict=True)}
+        for key, uris in (("image", hovered), ("shown", pictures)):
+            if row in uris:
+                tree[key] = uris[row]
+        rows.append(tree)
     scale = {"zero": False, "nice": False, "padding": 24}
     axes = {axis: _place(axis, scale=scale, axis=None) for axis in "xy"}
-    colour = _nominal("l", [-1, *range(len(colours))], ["var(--faint)", *colours])
+    colours = [class_colour(label, len(names)) for label in range(len(names))]
+    colour = _nominal("l", [-1, *range(len(names))], ["var(--faint)", *colours])
     tooltip = [{"field": "class"}, {"field": "image"}]
     dots = {"type": "point", "filled": True, "size": 34, "opacity": 0.4 if pictures else 0.8}
+    image = {"type": "image", "width": PICTURE_PX, "height": PICTURE_PX}
+    frame = {"type": "square", "filled": False, "size": PICTURE_PX**2, "strokeWidth": 2}
+    seen = [{"filter": "isValid(datum.shown)"}]
+    on_map: Spec = {"url": {"field": "shown"}, "tooltip": tooltip}
     layers: list[Spec] = [
-        {"params": [ZOOM], "mark": dots, "encoding": {"color": colour, "tooltip": tooltip}}
+        {"params": [ZOOM], "mark": dots, "encoding": {"color": colour, "tooltip": tooltip}},
+        {"transform": seen, "mark": image, "encoding": on_map},
+        {"transform": seen, "mark": {**frame, "tooltip": None}, "encoding": {"color": colour}},
     ]
-    if pictures:
-        image = {"type": "image", "width": PICTURE_PX, "height": PICTURE_PX}
-        frame = {"type": "square", "filled": False, "size": PICTURE_PX**2, "strokeWidth": 2}
-        both: list[tuple[Spec, Spec]] = [
-            (image, {"url": {"field": "shown"}, "tooltip": tooltip}),
-            ({**frame, "tooltip": None}, {"color": colour}),
-        ]
-        seen = [{"filter": "isValid(datum.shown)"}]
-        layers += [{"transform": seen, "mark": mark, "encoding": each} for mark, each in both]
-    spec = _spec({"name": data}, 420, axes, layers)
+    spec = _spec(rows, 420, axes, layers)
     return render("chart", title=title, last="", alt=alt, spec=spec, keys=[], kind="map")
 
 
-def _spec(data: Spec, height: int, encoding: Spec, layers: list[Spec]) -> Spec:
+def _spec(rows: list[Spec], height: int, encoding: Spec, layers: list[Spec]) -> Spec:
     """Return a whole specification, in the page's style."""
     base: Spec = json.loads(packaged("templates/base.json"))
+    data = {"values": rows}
     return base | {"data": data, "height": height, "encoding": encoding, "layer": layers}
 
 
@@ -205,33 +216,6 @@ def _nominal(field: str, domain: Sequence[int], values: Sequence[Any]) -> Spec:
     """Encode a nominal field by these values, without Vega's own legend: the page has one."""
     scale = {"domain": list(domain), "range": list(values)}
     return {"field": field, "type": "nominal", "scale": scale, "legend": None}
-
-
-def map_rows(
-    places: Numbers,
-    labels: NDArray[np.int64],
-    names: Sequence[str],
-    hovered: Mapping[int, str],
-    shown: Mapping[int, str],
-) -> list[dict[str, Any]]:
-    """Return the rows that `scatter` draws.
-
-    Args:
-        places: (n, 2) on the map.
-        labels: (n,) int64.
-        names: Classes by label.
-        hovered: Row -> data URI of the thumbnail that hovering shows.
-        shown: Row -> data URI of the picture on the map.
-    """
-    rows = []
-    for row, label in enumerate(labels.tolist()):
-        tree: dict[str, Any] = {"l": label, "class": names[label] if label >= 0 else "no label"}
-        tree |= {axis: float(f"{at:.4g}") for axis, at in zip("xy", places[row], strict=True)}
-        for key, pictures in (("image", hovered), ("shown", shown)):
-            if row in pictures:
-                tree[key] = pictures[row]
-        rows.append(tree)
-    return rows
 
 
 def thinned(series: Series) -> Series:

@@ -132,28 +132,7 @@ def merged(evaluations: Mapping[str, Tree]) -> Tree:
     Args:
         evaluations: eval.json by the run's name.
     """
-    # the numbers of others' features, by their name and the run's: equal baselines stand once
-    of_others: dict[str, dict[str, list[Any]]] = {}
-    for name, tree in evaluations.items():
-        for row in tree["rows"]:
-            numbers = of_others.setdefault(row["features"], {}).setdefault(name, [])
-            numbers.append((row["whitened"], row["protocol"], row["value"]))
-    first = next(iter(evaluations))
-    equal = {
-        features
-        for features, found in of_others.items()
-        if features not in ("ssl", *evaluations)
-        and all(found.get(name) == found.get(first) for name in evaluations)
-    }
-    rows: list[Tree] = []
-    for name, tree in evaluations.items():
-        for row in tree["rows"]:
-            whose = row["features"]
-            if whose in equal:
-                rows += [{**row}] * (name == first)
-                continue
-            shown = name if whose == "ssl" else f"{NAMES.get(whose, whose)} of {name}"
-            rows.append({**row, "features": shown, "baseline": whose in BASELINES})
+    rows = _under_names({name: tree["rows"] for name, tree in evaluations.items()})
     # columns: a name stands for one protocol
     columns = []
     for column in dict.fromkeys(c for tree in evaluations.values() for c in tree["columns"]):
@@ -167,4 +146,33 @@ def merged(evaluations: Mapping[str, Tree]) -> Tree:
             row["column"] = f"{column}: {row['protocol']}"
     left_out = [f"{name}: {t}" for name, tree in evaluations.items() for t in tree["left_out"]]
     facts = next(iter(evaluations.values()))["facts"]
-    return {"facts": facts, "columns": columns, "rows": rows, "left_out": left_out}
+    known = _under_names({name: tree.get("nuisance", []) for name, tree in evaluations.items()})
+    more = {"nuisance": known, "left_out": left_out}
+    return {"facts": facts, "columns": columns, "rows": rows, **more}
+
+
+def _under_names(tables: Mapping[str, Sequence[Tree]]) -> list[Tree]:
+    """Join a table of several runs, with each run's features under its name."""
+    # the numbers of others' features, by their name and the run's: equal baselines stand once
+    of_others: dict[str, dict[str, list[Any]]] = {}
+    for name, table in tables.items():
+        for row in table:
+            numbers = of_others.setdefault(row["features"], {}).setdefault(name, [])
+            numbers.append((row["whitened"], row["protocol"], row["value"]))
+    first = next(iter(tables))
+    equal = {
+        features
+        for features, found in of_others.items()
+        if features not in ("ssl", *tables)
+        and all(found.get(name) == found.get(first) for name in tables)
+    }
+    rows: list[Tree] = []
+    for name, table in tables.items():
+        for row in table:
+            whose = row["features"]
+            if whose in equal:
+                rows += [{**row}] * (name == first)
+                continue
+            shown = name if whose == "ssl" else f"{NAMES.get(whose, whose)} of {name}"
+            rows.append({**row, "features": shown, "baseline": whose in BASELINES})
+    return rows

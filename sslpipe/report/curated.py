@@ -1,7 +1,6 @@
 """Make the pages of `sslpipe curate`: outliers by reason, clusters on a map, what is chosen."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from sslpipe.curate.outliers import Outlier
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.random import permutation
-from sslpipe.report.charts import apart, class_colour, map_rows, scatter
+from sslpipe.report.charts import apart, scatter
 from sslpipe.report.embeddings import MOST_MAPPED, unit_rows
 from sslpipe.report.page import html_page, number, render
 from sslpipe.report.pictures import thumbnails
@@ -89,12 +88,10 @@ def cluster_page(
     uris = {int(p): pictures[i] for p in kept if (i := int(ids[some[p]])) in pictures}
     alt = f"PCA of {len(some):,} samples of {split.name}, coloured by cluster"
     titles = [f"cluster {k}" for k in range(count)]
-    shared = {"map": map_rows(places, clusters.of_row[some], titles, uris, uris)}
     title = (
         f"PCA of features of length 1, {100 * share:.0f} % of their variance; {len(some):,} dots."
     )
-    colours = [class_colour(k, count) for k in range(count)]
-    chart = scatter(title, alt, "map", colours, pictures=True)
+    chart = scatter(title, alt, places, clusters.of_row[some], titles, uris, uris)
     more = f" The {len(shown)} largest are shown." if len(shown) < count else ""
     text = (
         f"{count:,} clusters of {len(ids):,} samples; the largest has {clusters.sizes[0]:,}, the "
@@ -104,7 +101,7 @@ def cluster_page(
         "Map": Markup("<div class='maps pixels'>{}</div>").format(chart),
         "Clusters": render("curated.clusters", clusters=table, pictures=pictures),
     }
-    return _page(f"Clusters of {split.name}", text, sections, shared)
+    return _page(f"Clusters of {split.name}", text, sections)
 
 
 def chosen_page(split: Split, captions: Mapping[int, str]) -> str:
@@ -116,9 +113,7 @@ def chosen_page(split: Split, captions: Mapping[int, str]) -> str:
     return _page(f"Samples of {split.name} to label", text, {"Chosen": sheet})
 
 
-def _page(
-    title: str, text: str, sections: Mapping[str, Markup], shared: Mapping[str, Any] | None = None
-) -> str:
+def _page(title: str, text: str, sections: Mapping[str, Markup]) -> str:
     head = render("choice.header", title=title, sentences=text)
     footer = Markup("Written by <code>sslpipe curate</code>.")
-    return html_page(title, head, sections, footer=footer, shared=shared)
+    return html_page(title, head, sections, footer=footer)

@@ -1,6 +1,6 @@
 """Make the sections of a report that need embeddings: map and neighbours."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from sslpipe.report.charts import (
     MOST_NAMES,
     apart,
     class_colour,
-    map_rows,
     scatter,
 )
 from sslpipe.report.page import render
@@ -66,13 +65,8 @@ def tsne_map(rows: Embeddings) -> tuple[Floats, float]:
     return tsne.fit_transform(reduced).astype(np.float64), perplexity
 
 
-def embedding_map(
-    run: RunFiles, queries: Features | None, split: Split | None, shared: dict[str, Any]
-) -> Markup:
-    """Draw t-SNE of some test features; hovering shows the images where they are known.
-
-    shared: Data sets of the page's charts; the points are put there.
-    """
+def embedding_map(run: RunFiles, queries: Features | None, split: Split | None) -> Markup:
+    """Draw t-SNE of some test features; hovering shows the images where they are known."""
     if queries is None:
         return no_embeddings()
     rows = mapped_rows(queries.rows)
@@ -82,7 +76,6 @@ def embedding_map(
     names, labels = run.classes, rows.labels.numpy()
     count = max(len(names), int(labels.max()) + 1)
     names = [*names, *(f"class {label}" for label in range(len(names), count))]
-    colours = [class_colour(label, count) for label in range(count)]
     places, perplexity = tsne_map(rows)
     # their images: small ones for hovering, and some on the map
     hovered: dict[int, str] = {}
@@ -94,7 +87,6 @@ def embedding_map(
         on_map = apart(places)
         large = thumbnails(split, [ids[row] for row in on_map])
         pictures = {row: large[ids[row]] for row in on_map if ids[row] in large}
-    shared["map"] = map_rows(places, labels, names, hovered, pictures)
     of = f"{len(rows.ids):,} test embeddings"
     some = f" with {len(pictures)} of the images" if pictures else ""
     title, alt = f"t-SNE{some}, perplexity {perplexity:.0f}", f"t-SNE of {of}{some}, by class"
@@ -102,10 +94,10 @@ def embedding_map(
     return render(
         "embeddings.map",
         of=of,
-        keys=[(name, colour, "dot") for name, colour in zip(names, colours, strict=True)],
+        keys=[(name, class_colour(label, count), "dot") for label, name in enumerate(names)],
         most=MOST_NAMES,
         hovered=hovered,
-        map=scatter(title, alt, "map", colours, pictures=bool(pictures)),
+        map=scatter(title, alt, places, labels, names, hovered, pictures),
         without_images=split is None,
         other=evaluated and queries.facts.get("backbone_sha256") != evaluated,
         embed=EMBED.format("test"),

@@ -88,7 +88,6 @@ def html_page(
     *,
     footer: str = FOOTER,
     opened: Iterable[str] | None = None,
-    shared: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the whole HTML file.
 
@@ -98,7 +97,6 @@ def html_page(
         sections: Heading -> HTML; each heading becomes an anchor.
         footer: HTML.
         opened: Headings of the sections that are not folded; None: all.
-        shared: Data sets that several charts draw, by name.
     """
     scripts: list[str] = []
     if any("class='plot'" in each for each in (head, *sections.values())):
@@ -111,7 +109,6 @@ def html_page(
         opened=set(sections if opened is None else opened),
         footer=Markup(footer),
         style=Markup(packaged("templates/report.css")),
-        shared=dict(shared or {}),
         scripts=[Markup(each) for each in scripts],
         hashes=[f"'sha256-{base64.b64encode(each).decode()}'" for each in digests],
     )

@@ -244,8 +244,8 @@ def test_an_export_and_the_report_carry_what_else_the_features_know(evaluated, t
     other["nuisance"][1]["value"] = 0.123
     together = merged({"before": report, "after": other})
     names = [row["features"] for row in together["nuisance"]]
-    assert names[:4] == ["before", "random", "pixels", "after"]
-    assert names[4:] == ["random weights of after", "pixels"]
+    random = [f"random weights of {run}" for run in ("before", "after")]
+    assert names == ["before", random[0], "pixels", "after", random[1]]
 
 
 def test_an_eval_json_without_probes_loads_and_one_whose_chance_is_none_does_not(evaluated):

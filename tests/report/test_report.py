@@ -664,7 +664,7 @@ def test_a_comparison_shows_both_runs_their_numbers_and_what_differs(whole, othe
     html = (tmp_path / "page.html").read_text()
     page = Page(html)
     assert not {"link", "iframe", "b onload"} & {tag for tag, _ in page.tags}
-    kinds = ["application/json"] * len(page.plots()) + ["application/json", "", "", "", ""]
+    kinds = ["application/json"] * len(page.plots()) + ["", "", "", ""]
     assert [script.get("type", "") for script in page.all("script")] == kinds
     for text in (EVIL, NAME):
         assert text not in html

@@ -1,10 +1,8 @@
 // draw the charts that are unfolded, and the others when they are; open the section of a link
-const shared = JSON.parse(document.getElementById("shared").textContent);
 function draw() {
   for (const box of document.querySelectorAll(".plot:empty")) {
     if (!box.offsetWidth) continue; // folded: it has no width yet
     const spec = JSON.parse(box.nextElementSibling.textContent);
-    if (spec.data.name) spec.datasets = {[spec.data.name]: shared[spec.data.name]};
     // a chart zooms, not the page
     box.addEventListener("wheel", (event) => { if (event.ctrlKey || event.metaKey) event.preventDefault(); }, {passive: false});
     box.append(document.createElement("div"));
