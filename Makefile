@@ -21,6 +21,8 @@ TRIAL := steps=12 optim.warmup_steps=0 run.log_steps=2 run.monitor_steps=0
 KILLS ?= 6
 FUZZ ?= 1000
 SLOW := KILLS=$(KILLS) FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(RUN)/python -m pytest -m "slow or slurm"
+# only the files with such a test, here and below: to collect the others takes longer than some tests
+SLOW_FILES = $$(grep -rlE 'mark\.(slow|slurm)' tests --include='test_*.py' | grep -v test_kills)
 
 # NO_INSTALL=1: no environment and no registry. $(PYTHON), 3.11 or newer, has torch >= 2.11, torchvision,
 # accelerate, timm, safetensors, huggingface-hub, numpy, pillow and scikit-learn (their wheels are large, or
@@ -32,7 +34,7 @@ else
 GPU_READY := $(VENV)/.installed
 GPU_PYTHON := $(RUN)/python
 endif
-# only the files with such a test: to collect the others takes longer and imports what may not be there
+# those files import what may not be there, too
 GPU_TEST = $(GPU_PYTHON) -m pytest -m gpu -p no:cacheprovider -W default $$(grep -rlE 'mark\.gpu' tests --include='*.py')
 GPU_BENCH = $(GPU_PYTHON) -m benchmarks.gpu $(PARTS) --json out/gpu.json
 
@@ -73,7 +75,7 @@ test: $(VENV)/.installed  ## all quick tests, minutes on 2 cores; most of their 
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-slow: $(VENV)/.installed  ## random kills, fuzzing, full disks, a real SLURM where it is installed and the user is root
-	$(SLOW) -n 2 --dist loadfile --ignore=tests/test_kills.py # SLURM's jobs wait most of the time
+	$(SLOW) -n 2 --dist loadfile $(SLOW_FILES) # SLURM's jobs wait most of the time
 	$(SLOW) tests/test_kills.py # alone: it looks for what a kill leaves on the machine
 
 test-full: $(VENV)/.installed  ## the same with 50 kills and 10,000 inputs a reader; writes docs/measured/test-full.json

@@ -13,7 +13,7 @@ torch.set_num_threads(1)  # tests run beside others; a thread pool per process o
 
 LONGEST = ("test_slurm.py",)  # of the slow tests: minutes, most of them waiting
 # what a module that starts processes imports: its tests take seconds, those of others mostly not
-STARTS = {"command_line", "finetune_over", "run_on_cuda", "run_processes", "subprocess"}
+STARTS = {"finetune_over", "python", "run_on_cuda", "run_processes", "subprocess", "train_over"}
 
 
 @pytest.fixture(scope="session")

@@ -35,15 +35,13 @@ POINTS = (
     "train.step:3",  # before the first save
     "train.step:7",  # on the last step of the epoch
     "train.step:9",  # in the middle of the second
-    "checkpoint.model:2",
     "checkpoint.before_rename:1",
-    "checkpoint.before_prune:2",
 )
+OF_ONE = ("checkpoint.model:2", "checkpoint.before_manifest:2", "checkpoint.before_prune:2")
 
 
 @pytest.mark.parametrize(
-    ("world", "point"),
-    [*((2, point) for point in POINTS), (1, "checkpoint.before_manifest:2")],
+    ("world", "point"), [*((2, point) for point in POINTS), *((1, point) for point in OF_ONE)]
 )
 def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(
     data, straight, tmp_path, point, world

@@ -8,8 +8,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 
@@ -35,6 +33,7 @@ from sslpipe.errors import UserError
 from tests.cli.test_evaluate import call
 from tests.helpers.columns import add_columns, as_built
 from tests.helpers.dataset import picture, png, write_dataset
+from tests.helpers.runs import python
 
 
 def other_png(pixels):
@@ -405,8 +404,7 @@ def test_a_kill_before_the_new_column_is_named_leaves_the_old_one_as_it_was(
         f"{KILLS[when]};"
         f"curate.app(['duplicates', {str(planted)!r}, '--out', {str(tmp_path / 'out')!r}])"
     )
-    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    python("-c", program, status=-signal.SIGKILL)
     assert planted.read_bytes() == before
     column = load_index(planted).split("train").column("duplicate_group")
     assert column.values.tolist() == list(range(16))

@@ -7,6 +7,4 @@ sys.modules["triton"] = None  # type: ignore[assignment]  # see runtime.allow_tr
 import torch._dynamo  # noqa: E402, F401
 import torchvision  # noqa: E402, F401
 
-import tests.helpers.fakecuda  # noqa: E402
-import tests.helpers.finetunes  # noqa: E402
-import tests.helpers.warm  # noqa: E402, F401
+from tests.helpers import fakecuda, finetunes  # noqa: E402, F401

@@ -259,7 +259,8 @@ main()
 """
 
 
-def test_one_failing_rank_ends_the_launch_that_messages_name_with_its_message(tmp_path):
+def test_one_failing_rank_ends_the_launch_with_its_message(tmp_path):
+    """A launch as messages name it, which needs no file either."""
     script, run_dir = tmp_path / "failing.py", tmp_path / "run"
     script.write_text(FAILING)
     data = write_dataset(tmp_path / "data")

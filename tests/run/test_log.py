@@ -135,8 +135,9 @@ def test_wandb_works_offline_and_no_secret_is_written(tmp_path, monkeypatch):
 def test_a_kill_leaves_no_folder_of_wandb_but_in_the_run(tmp_path):
     """What it leaves there goes with the next start."""
     program = (
-        "import os, pathlib; from tests.run.test_log import a_log;"
-        f"log = a_log(pathlib.Path({str(tmp_path / 'run')!r}), trackers=('wandb',));"
+        "import os, pathlib; from sslpipe.run.log import RunLog;"
+        f"run = pathlib.Path({str(tmp_path / 'run')!r});"
+        "log = RunLog(run, name='x', config={}, steps=1, first_step=0, trackers=('wandb',));"
         "assert list(log._trackers) == ['wandb']; os.kill(os.getpid(), 9)"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "WANDB_SILENT": "true"}
