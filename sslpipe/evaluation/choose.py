@@ -24,7 +24,7 @@ from sslpipe.evaluation.difference import Difference, holm, paired_means
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.label_free import view_recall
 from sslpipe.evaluation.retrieval import retrieval_per_query
-from sslpipe.evaluation.whiten import FLOOR, fit_powers
+from sslpipe.evaluation.whiten import fit_powers
 from sslpipe.random import permutation
 from sslpipe.registry import REFUSALS
 
@@ -196,10 +196,18 @@ def _identity(given: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps({**given, **rules}))
 
 
+class Power(NamedTuple):
+    """How far to flatten a spectrum, and why; `helps`: no label says that it does harm."""
+
+    power: float
+    why: str
+    helps: bool
+
+
 def choose_power(
-    rows: Embeddings, floor: float = FLOOR, dims: int | None = None, seed: int = 0
-) -> tuple[float, str]:
-    """Choose how far to flatten the spectrum of features, and say why.
+    rows: Embeddings, floor: float | None = None, dims: int | None = None, seed: int = 0
+) -> Power:
+    """Choose how far to flatten the spectrum of features.
 
     With labels by MAP@R: each half of the classes is searched in itself, flattened by the spectrum
     of all rows that are not in it. Of many rows each class has its share of MOST_COMPARED. Without
@@ -212,11 +220,12 @@ def choose_power(
         seed: Of the halves.
 
     Returns:
-        One of POWERS, and a sentence.
+        One of POWERS.
     """
     labels = rows.labels.cpu().numpy()
     if (lacking := why_unlabelled(labels)) is not None:
-        return UNLABELLED_POWER, f"power {UNLABELLED_POWER:g}, as labels cannot choose: {lacking}"
+        why = f"power {UNLABELLED_POWER:g}, as labels cannot choose: {lacking}"
+        return Power(UNLABELLED_POWER, why, True)
     scores: dict[float | None, list[float]] = {power: [] for power in (None, *POWERS)}
     for own in _halves(labels, seed):
         each = max(2, MOST_COMPARED // len(own))  # images of a class
@@ -228,11 +237,12 @@ def choose_power(
             scores[power].append(float(_scores(flatten(half))[CHOSEN_BY].mean()))
     mean = {power: sum(each) / 2 for power, each in scores.items()}
     best = max(POWERS, key=lambda power: mean[power])
-    worse = "; flattening does not help here: --pca keeps distances" * (mean[None] > mean[best])
-    return best, (
-        f"power {best:g}: {CHOSEN_BY} {mean[best]:.1%} within classes of TRAIN whose spectrum was "
-        f"not used; as they are {mean[None]:.1%}{worse}"
+    helps = mean[None] <= mean[best]
+    why = (
+        f"power {best:g}: {CHOSEN_BY} {mean[best]:.1%} within classes whose spectrum was not used; "
+        f"as they are {mean[None]:.1%}"
     )
+    return Power(best, why, helps)
 
 
 def _with_matches(labels: NDArray[np.int64]) -> NDArray[np.int64]:
