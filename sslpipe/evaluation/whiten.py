@@ -72,9 +72,11 @@ def fit_powers(
     if wrong := [power for power in powers if not 0 <= power <= 1]:
         raise DataError(f"power = {wrong[0]} must lie in 0..1: 0 only rotates, 1 whitens")
     mean, variances, axes = principal_axes(train.features, dims)
-    if floor is None and (floor := floor_for(variances, len(train.ids))) > FLOOR:
-        few = f"{len(train.ids):,} rows are few for {len(mean):,} features"
-        say(f"{few}: flattened with more care (--floor {floor:.2g})")
+    if floor is None:
+        floor = floor_for(variances, len(train.ids))
+        if floor > FLOOR:
+            few = f"{len(train.ids):,} rows are few for {len(mean):,} features"
+            say(f"{few}: flattened with more care (--floor {floor:.2g})")
     spread = (variances.clamp_min(0) + floor * variances.mean()).sqrt()
     some = spread > 1e-10 * spread.max()  # an axis without variance and floor carries nothing
     kept = slice(len(mean) - (dims or len(mean)), None)  # variances ascend
