@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sslpipe import __version__
 from sslpipe.errors import DataError
 from sslpipe.evaluation.against import KNN, LINEAR, PER_QUERY, has_a_match
+from sslpipe.evaluation.choose import choose_power
 from sslpipe.evaluation.embed import UNREADABLE, Embeddings, content_sha256
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.few_shot import few_shot_knn
@@ -86,9 +87,9 @@ class KeptResults:
 
 
 class FormResults(NamedTuple):
-    """What was measured of a set, whitened or plain; geometry is no accuracy."""
+    """What was measured of a set, flattened by a power or plain; geometry is no accuracy."""
 
-    whitened: bool
+    power: float | None
     results: Columns
     geometry: list[Result]
 
@@ -196,11 +197,11 @@ class Protocols:
         *,
         use_up: bool,
     ) -> list[FormResults]:
-        """Measure a set, plain and whitened.
+        """Measure a set, plain and flattened, by the power that `choose_power` finds on train.
 
         `kept` has what was measured before an interruption, and gets what is measured; `clock` is
         shown with what comes next. With `use_up` nobody needs the plain features later: they are
-        whitened in place.
+        flattened in place.
         """
         columns, found = self.columns(), list[FormResults]()
         linear = self._can_probe(name, plain)
@@ -209,17 +210,20 @@ class Protocols:
         with nullcontext() if progress is None else progress(f"evaluate {name}", total) as advance:
             identity = "" if kept is None else kept.identity(plain, self._drawn)
             for whitened, parts in forms.items():
-                title = f"{name}{', whitened' if whitened else ''}"
+                pair, power, title = plain, None, name
+                if whitened:
+                    with clock.part("flattening"):
+                        power, why, _ = choose_power(plain[0], seed=self.seed)
+                        title = f"{name}, flattened"
+                        say(f"{title}: {why}")
+                        pair = whiten(*plain, power=power, in_place=use_up, say=say)
                 say(f"{title}: kNN, retrieval, verification{clock.text()}")
-                with clock.part(f"whitening {whitened}"):
-                    pair = whiten(*plain, in_place=use_up) if whitened else plain
-                form = FormResults(whitened, [], [])
+                form = FormResults(power, [], [])
                 for part in parts:
                     if part.title == "ridge":
                         say(f"{name}: linear probes{clock.text()}")
-                    key = f"{part.title} {whitened}"
-                    with clock.part(key):
-                        score = partial(part.score, *pair)
+                    with clock.part(f"{part.title} {whitened}"):
+                        score, key = partial(part.score, *pair), f"{part.title} {power}"
                         results = score() if kept is None else kept.measured(identity, key, score)
                     if part.shape:
                         form.geometry.extend(result for _, result in results)

@@ -156,12 +156,13 @@ def whiten(
     floor: float | None = None,
     power: float = 1.0,
     in_place: bool = False,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Embeddings]:
     """Whiten `fit_on` and the others, all with what was learned on `fit_on` alone.
 
     See `fit_whitening`; `in_place` puts the result into the memory of the features.
     """
-    whitening = fit_whitening(fit_on, floor, power=power)
+    whitening = fit_whitening(fit_on, floor, power=power, say=say)
     return [whitening(rows, in_place=in_place) for rows in (fit_on, *others)]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sslpipe.evaluation.suite_file import own_name, with_own_name
+from sslpipe.evaluation.suite_file import features_name, own_name, with_own_name
 from sslpipe.recipe import is_finetune
 from sslpipe.weights.files import sha256_lines
 
@@ -75,7 +75,7 @@ def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:
             dataset_split=data["split"],
             dataset_args={"index_sha256": data["data_sha256"], "train_split": data["train_split"]},
             metric_type="accuracy" if row["metric"] == "top1" else row["metric"],
-            metric_name=row["protocol"] + (", whitened" if row["whitened"] else ""),
+            metric_name=features_name(row, row["protocol"]),
             metric_value=row["value"],
             metric_args={key: row[key] for key in ("interval95", "queries", "bank")},
         )
