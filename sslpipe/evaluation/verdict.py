@@ -12,6 +12,7 @@ from sslpipe.evaluation.suite_file import form_name
 Tree = dict[str, Any]  # a row of eval.json: a Result with features, whitened and column
 
 BASELINES = {"random": "random weights", "pixels": "raw pixels"}
+_NO_BRACKETS = str.maketrans("", "", "()")
 _COMPARED = ((KNN, False), (LINEAR, False), (KNN, True))  # column, whitened
 
 Hits = Mapping[tuple[str, bool, str], NDArray[Any]]  # (features, whitened, column) -> (Q,)
@@ -139,7 +140,8 @@ def value_text(each: Tree) -> str:
     if first == second:
         form = f"{first} " if each["whitened"] else ""
         return f"{form}{each['measure']} {ours} against {theirs} %"
-    return f"{each['measure']} {ours} ({first}) against {theirs} % ({second})"
+    first, second = (f"({form.translate(_NO_BRACKETS)})" for form in (first, second))
+    return f"{each['measure']} {ours} {first} against {theirs} % {second}"
 
 
 def form_names(each: Tree, other: bool = False) -> tuple[str, str]:
