@@ -81,6 +81,7 @@ def main(
         to_json,
         why_unlabelled,
     )
+    from sslpipe.evaluation.label_free import concentration_text, uniformity
     from sslpipe.export.candidates import (
         at_sizes,
         embed_kept,
@@ -132,6 +133,9 @@ def main(
     # the answer, in words, a table and a page
     sentences = answer(ranked, sets[0], found, lacking)
     heads, cells = table_cells(ranked, sets[0], found)
+    for name in ranked[0].parts:
+        some = features[name].features[:: len(ids) // 2000 + 1]
+        sentences.append(f"Features of {name}: {concentration_text(uniformity(some))}.")
     tree = {**to_json(ranked, identity), "answer": sentences, "skipped": failed}
     write_json(out / "choice.json", tree)
     classes = index.manifest.classes

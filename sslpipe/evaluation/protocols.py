@@ -216,7 +216,8 @@ class Protocols:
                         power, why, _ = choose_power(plain[0], seed=self.seed)
                         title = f"{name}, flattened"
                         say(f"{title}: {why}")
-                        pair = whiten(*plain, power=power, in_place=use_up, say=say)
+                        train, test = whiten(*plain, power=power, in_place=use_up, say=say)
+                        pair = train, test
                 say(f"{title}: kNN, retrieval, verification{clock.text()}")
                 form = FormResults(power, [], [])
                 for part in parts:

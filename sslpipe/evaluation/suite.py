@@ -152,9 +152,10 @@ def run_suite(
     }
     if leaked is not None:
         scored = protocols.scored_ids()
-        report["leakage"] = leakage_of(table, leaked, leaked_by, scored, scores.classes)
-        for row in report["leakage"]["rows"]:
+        leakage = leakage_of(table, leaked, leaked_by, scored, scores.classes)
+        for row in leakage["rows"]:
             row |= {"power": powers[row["features"]]} if row["whitened"] else {}
+        report["leakage"] = leakage
     report["verdict"] = verdict(report)
     return {**report, "sha256": content_sha256(report)}
 

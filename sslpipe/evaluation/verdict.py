@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from sslpipe.evaluation.against import KNN, LEVEL, LINEAR, RECALL
 from sslpipe.evaluation.difference import holm, paired_top1, unpaired_difference95
+from sslpipe.evaluation.label_free import concentration_text
 from sslpipe.evaluation.suite_file import form_name
 
 Tree = dict[str, Any]  # a row of eval.json: a Result with features, whitened and column
@@ -78,6 +79,10 @@ def verdict(evaluation: Tree) -> str:
     The `comparisons` of an eval.json are used where it has them.
     """
     said = [*against_sentences(evaluation), *evaluation.get("not_compared", ())]
+    starts = {each["against"] for each in evaluation.get("against", ()) if each["start"]}
+    for row in evaluation.get("geometry", ()):
+        if row["features"] in starts and row["metric"] == "uniformity" and not row["whitened"]:
+            said.append(f"{row['features']} on test: {concentration_text(row['value'])}.")
     names = {row["features"] for row in evaluation["rows"]}
     both = bool(names & BASELINES.keys()) and bool(names - BASELINES.keys())
     if not both or evaluation.get("comparisons") != []:

@@ -212,6 +212,10 @@ def test_the_suite_opens_with_each_other_network_then_the_baselines(report):
     assert text.index(first) < text.index("No clear difference from twin: ")
     assert text.index("twin") < text.index("These 2 answers hold together at 5 % (Holm).")
     assert text.index("(Holm)") < text.index("Not compared with x") < text.index("random weights")
+    uniform = next(r["value"] for r in report["geometry"] if r["features"] == "start"
+                   and r["metric"] == "uniformity" and not r["whitened"])  # fmt: skip
+    assert f" start on test: uniformity {uniform:.2f} (0: all images look alike" in text
+    assert text.count("uniformity") == 1  # of the start alone
     assert json.loads(json.dumps(report["against"])) == report["against"]
     assert {c["features"] for c in report["comparisons"]} == {"ssl"}
     measures = [each["measure"] for each in report["against"] if each["against"] == "start"]
