@@ -10,10 +10,17 @@ import torch
 from torch import nn
 
 from sslpipe.augment.params import draws
+from sslpipe.data.index import DatasetIndex
+from sslpipe.data.loader import open_reader
 from sslpipe.data.pipeline import Batch
+from sslpipe.evaluation.embed import embed
+from sslpipe.evaluation.label_free import concentration_text, uniformity
+from sslpipe.export.load import FrozenBackbone
 from sslpipe.precision import AUTOCAST
-from sslpipe.recipe.pretrain import Recipe
+from sslpipe.recipe import FinetuneRecipe, Recipe
+from sslpipe.run.launch import training_device
 
+_SPREAD = 128  # images that say how concentrated features are
 _LONG_ENOUGH_S = 0.3  # a measured step that takes this long is not grown further
 _EFFICIENCY = 0.8  # of threads that share a step: between 0.6 and 1 where measured
 
@@ -82,6 +89,28 @@ def _elapsed(clock: Callable[[], float], step: Callable[[], None]) -> float:
     begin_s = clock()
     step()
     return clock() - begin_s
+
+
+def start_concentration(
+    recipe: Recipe | FinetuneRecipe, index: DatasetIndex, start: FrozenBackbone
+) -> str:
+    """Embed a few images of the split by the weights that a run starts from: how they spread."""
+    split, device = index.split(recipe.data.split), training_device(recipe)
+    rows = embed(
+        start.backbone.to(device),
+        start.view.to(device),
+        split,
+        device=device,
+        network=start.name,
+        ids=np.unique(np.linspace(0, len(split) - 1, _SPREAD).astype(np.int64)),
+        batch_size=16,
+        canvas_px=start.view.canvas_px,
+        num_workers=0,
+        reader=open_reader(split, recipe.run),
+        on_bad=lambda bad: None,  # training quarantines and counts it
+    )
+    text = concentration_text(uniformity(rows.features))
+    return f"{len(rows.ids)} of these images by the start: {text}"
 
 
 def noise_batch(image_px: int, images: int = 8) -> Batch:

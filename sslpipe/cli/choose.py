@@ -45,7 +45,7 @@ def main(
     ] = None,
     most: Annotated[int, option("Images to use at most, of each class alike.", min=20)] = 5000,
     seed: Annotated[int, option("For the halves of the classes.", min=0, max=MOST_SEED)] = 0,
-    batch_size: BatchSize = 32,
+    batch_size: BatchSize = 16,
     num_workers: NumWorkers = 2,
     device: Device = "auto",
 ) -> None:
@@ -81,6 +81,7 @@ def main(
         to_json,
         why_unlabelled,
     )
+    from sslpipe.evaluation.label_free import concentration_text, uniformity
     from sslpipe.export.candidates import (
         at_sizes,
         embed_kept,
@@ -90,7 +91,7 @@ def main(
     )
     from sslpipe.report.choice import answer, choice_page, table_cells
 
-    target, _ = start(device, "choose")
+    target, _ = start(device, "choose", small=True)
     ids = sample_ids(rows, most, seed)
     if len(ids) < len(rows):
         say(f"{len(ids):,} of {len(rows):,} images; --most takes more")
@@ -112,6 +113,7 @@ def main(
                 corners[one.name], _ = embed_kept(
                     one, CornerViews(one.model.view), *where, **options
                 )
+            one.model.backbone.to("meta")  # its weights are not needed again
             features[one.name], found[one.name] = made, one
             options["on_bad"] = lambda bad: None  # reported with the first features
             keys.append(key)
@@ -132,6 +134,9 @@ def main(
     # the answer, in words, a table and a page
     sentences = answer(ranked, sets[0], found, lacking)
     heads, cells = table_cells(ranked, sets[0], found)
+    for name in ranked[0].parts:
+        some = features[name].features[:: len(ids) // 2000 + 1]
+        sentences.append(f"Features of {name}: {concentration_text(uniformity(some))}.")
     tree = {**to_json(ranked, identity), "answer": sentences, "skipped": failed}
     write_json(out / "choice.json", tree)
     classes = index.manifest.classes

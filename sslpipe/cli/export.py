@@ -62,7 +62,11 @@ def whiten(
     train: Annotated[Path, argument("Features of the train split (`sslpipe embed`).")],
     floor: Annotated[
         float | None,
-        option(f"Add this share of the mean variance to each variance. Default: {FLOOR}.", min=0),
+        option(
+            f"Add this share of the mean variance to each variance. Default: {FLOOR}; more where "
+            "TRAIN has few rows for its features.",
+            min=0,
+        ),
     ] = None,
     power: Annotated[
         float | None,

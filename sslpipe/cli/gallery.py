@@ -27,8 +27,19 @@ app = new_app(
     "out/backbone",
 )
 
+FLATTENED = "flattened"  # in a gallery's metadata: how, in words
+
 GalleryFile = Annotated[Path, argument("The gallery's file.", show_default=False)]
-Model = Annotated[Path, option(f"A run directory, {SOURCES}.")]
+Model = Annotated[Path, option(f"A run directory, {SOURCES}, or model.onnx.")]
+Flatten = Annotated[
+    bool | None,
+    option(
+        "Of a new gallery: flatten the features' spectrum, fitted on the images enrolled first. "
+        "Default: do, where these are enough; see docs/gallery.md.",
+        "--flatten/--no-flatten",
+        show_default=False,
+    ),
+]
 Far = Annotated[float, option("Share of impostors that may pass.", min=0, max=1)]
 
 
@@ -39,19 +50,21 @@ def enrol(
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
+    flatten: Flatten = None,
     device: Device = "auto",
 ) -> None:
     """Add every name in a folder of folders; names already enrolled get more images."""
     check_model(model)
     names, paths = find_named_images(folder)
     backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone) if gallery.exists() else None
+    book = _open(gallery, backbone, flatten) if gallery.exists() else None
     kept, embeddings = _embed(backbone, paths)
+    names = [names[k] for k in kept]
     if book is None:
-        book = _new(backbone, embeddings)
-    book.enrol([names[k] for k in kept], embeddings)
+        book = _new(backbone, embeddings, names, flatten)
+    book.enrol(names, embeddings)
     book.save(gallery)
-    enrolled = len({names[k] for k in kept})
+    enrolled = len({*names})
     show(f"{gallery}: {len(kept)} images of {enrolled} names; {len(book)} names in all")
     _say_next(book, gallery, model, images=folder)
 
@@ -66,16 +79,17 @@ def add(
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
+    flatten: Flatten = None,
     device: Device = "auto",
 ) -> None:
     """Add one name, or more images to one."""
     check_model(model)
     _check_images(images)
     backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone) if gallery.exists() else None
+    book = _open(gallery, backbone, flatten) if gallery.exists() else None
     _, embeddings = _embed(backbone, images)
     if book is None:
-        book = _new(backbone, embeddings)
+        book = _new(backbone, embeddings, [name] * len(embeddings), flatten)
     book.add(name, embeddings)
     book.save(gallery)
     show(f"{gallery}: {one_line(name)} has {len(book.embeddings(name))} images")
@@ -92,10 +106,11 @@ def remove(gallery: GalleryFile, name: Annotated[str, argument("The name to remo
 
 @app.command("list", epilog="Example: sslpipe gallery list team.safetensors")
 def list_names(gallery: GalleryFile) -> None:
-    """Print the names, the number of images of each, and the threshold."""
+    """Print the names, the number of images of each, their form and the threshold."""
     book = _read(gallery)
     for name in book.names:
         show(f"{len(book.embeddings(name)):6d}  {one_line(name)}")
+    show(f"features {book.metadata.get(FLATTENED, 'as the model gives them')}")
     threshold = f"{book.threshold:.4f}" if book.calibrated else "not set; `calibrate` sets it"
     show(f"threshold {threshold}")
 
@@ -252,19 +267,46 @@ def _made_with(backbone: "FrozenBackbone") -> dict[str, str]:
     return {"backbone_sha256": backbone.config.weights_sha256, **more}
 
 
-def _new(backbone: "FrozenBackbone", embeddings: "Tensor") -> "Gallery":
+def _new(
+    backbone: "FrozenBackbone",
+    embeddings: "Tensor",
+    names: list[str],
+    flatten: bool | None,
+) -> "Gallery":
+    """Make an empty gallery for embeddings; its flattening is fitted on these, its first ones."""
+    import torch
+
+    from sslpipe.evaluation.choose import fit_flattening
+    from sslpipe.evaluation.embed import Embeddings
     from sslpipe.metric_learning.gallery import Gallery
 
-    return Gallery(embeddings.shape[1], metadata=_made_with(backbone))
+    flattening, form = None, "as they are"
+    if backbone.whitening is not None:
+        form = "as their export whitened them"
+    elif flatten is not False:
+        places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+        labels = torch.tensor([places[name] for name in names])
+        rows = Embeddings(embeddings, labels, torch.arange(len(names)))
+        flattening, form = fit_flattening(rows, by_labels=True, say=say)
+    say(f"features {form}" + "; --no-flatten: as they are" * (flattening is not None))
+    about = {**_made_with(backbone), **({} if flattening is None else {FLATTENED: form})}
+    return Gallery(embeddings.shape[1], metadata=about, flattening=flattening)
 
 
-def _open(path: Path, backbone: "FrozenBackbone") -> "Gallery":
+def _open(path: Path, backbone: "FrozenBackbone", flatten: bool | None = None) -> "Gallery":
     """Read a gallery that was made with this backbone."""
     book = _read(path)
-    if book.metadata != _made_with(backbone):
+    if {key: book.metadata[key] for key in book.metadata if key != FLATTENED} != (
+        _made_with(backbone)
+    ):
         raise UserError(
             f"{path} was made with another model, or another whitening; its embeddings mean "
             "nothing to this one: give that --model, or enrol into a new file"
+        )
+    if flatten not in (None, book.flattening is not None):
+        raise UserError(
+            f"{path} keeps the form that it was made in: leave --{'no-' * (not flatten)}flatten "
+            "out, or enrol into a new file"
         )
     return book
 

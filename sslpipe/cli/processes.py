@@ -9,12 +9,13 @@ from sslpipe.errors import UserError
 from sslpipe.portable import keep_freed_memory
 
 
-def start(device: str, alone: str = "") -> tuple[str, Rank]:
+def start(device: str, alone: str = "", *, small: bool = False) -> tuple[str, Rank]:
     """Join the launcher's processes; `sslpipe.distributed.end_processes` leaves them.
 
     Args:
         device: As in --device.
         alone: A command that runs in one process; "": one that takes several.
+        small: Keep no freed memory: slower, but the process shrinks between large stages.
 
     Returns:
         The torch device of this process, and its place among the others.
@@ -27,7 +28,7 @@ def start(device: str, alone: str = "") -> tuple[str, Rank]:
         from sslpipe.run.launch import join_processes  # imports accelerate
 
         process = join_processes(cpu=target == "cpu", timeout_s=3600.0)
-    else:  # no launcher
+    elif not small:  # no launcher
         keep_freed_memory()
     if alone and process.world_size > 1:
         started = f"the launcher started {process.world_size}"

@@ -36,6 +36,9 @@ def main(
     expand: Annotated[
         int, option("Search again for the query and this many first neighbours.", min=0)
     ] = 0,
+    flatten: Annotated[
+        bool, option("Flatten the features' spectrum, as `sslpipe whiten` does.")
+    ] = True,
     as_json: Annotated[bool, option("Print JSON instead of lines.", "--json")] = False,
     out: Annotated[Path | None, option("Write a page of thumbnails, such as found.html.")] = None,
     checkpoint: Checkpoint = None,
@@ -63,7 +66,9 @@ def main(
     from sslpipe.evaluation.search import ImageSearch
     from sslpipe.export.load import load_backbone
 
-    search = ImageSearch(*zip(files, places, strict=True))
+    search = ImageSearch(*zip(files, places, strict=True), flatten=flatten)
+    undo = "; --no-flatten: as they are" * (search.flattening is not None)
+    say(f"features {search.form}{undo}")
     backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
     say_weights(backbone)
     search.check_network(backbone.network_facts)

@@ -12,7 +12,7 @@ from sslpipe.cli.terminal import show, text_table
 from sslpipe.evaluation.against import RECALL
 from sslpipe.evaluation.groups import worst_sentence
 from sslpipe.evaluation.result import Result, caveats, measured_columns
-from sslpipe.evaluation.suite_file import own_name, with_own_name
+from sslpipe.evaluation.suite_file import features_name, own_name, with_own_name
 from sslpipe.evaluation.verdict import answer_text, form_names
 
 SHOWN_VALUES = 10  # the worst of a column
@@ -80,7 +80,7 @@ def print_suite(report: dict[str, Any]) -> None:
 
 
 def suite_table(report: dict[str, Any]) -> Table:
-    """Rows: features, plain and whitened. Columns: those of the report; percent and interval."""
+    """Rows: features, plain and flattened. Columns: those of the report; percent and interval."""
     columns = measured_columns(report)
     queries = next((row["queries"] for row in report["rows"] if row["column"] is not None), 0)
     what = "Shares" if RECALL in columns else "Top-1 accuracy"
@@ -88,7 +88,7 @@ def suite_table(report: dict[str, Any]) -> Table:
     note = report["facts"].get("shortened")
     cells: dict[str, dict[str, str]] = {}
     for row in report["rows"]:
-        line = cells.setdefault(row["features"] + ", whitened" * row["whitened"], {})
+        line = cells.setdefault(features_name(row), {})
         if row["column"] is not None:
             mark = "" if row["details"].get("converged", True) else " *"
             line[row["column"]] = percent(row["value"], row["interval95"]) + mark

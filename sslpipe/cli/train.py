@@ -104,6 +104,12 @@ def check(
         else:
             shorter, said = check_within(loaded, index, init_from, within, timed_by, whole_within)
     (Console() if within is None else console).print(said)
+    if init_from is not None and index is not None:
+        from sslpipe.check.estimate import start_concentration
+
+        with working("check: a few images are embedded"):
+            spread = start_concentration(loaded, index, init_from)
+        say_once(spread)
     if within is not None:
         say = "settings for `train`, on stdout" if shorter else "the whole recipe takes no longer"
         say_once(f"--within {within:g}: {say}")

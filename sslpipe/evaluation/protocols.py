@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.against import KNN, LINEAR, PER_QUERY, has_a_match
+from sslpipe.evaluation.choose import choose_power
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.few_shot import few_shot_knn
@@ -46,9 +47,9 @@ class Part(NamedTuple):
 
 
 class FormResults(NamedTuple):
-    """What was measured of a set, whitened or plain."""
+    """What was measured of a set, flattened by a power or plain."""
 
-    whitened: bool
+    power: float | None
     results: Columns
 
 
@@ -119,9 +120,9 @@ class Protocols:
         *,
         use_up: bool,
     ) -> list[FormResults]:
-        """Measure a set, plain and whitened.
+        """Measure a set, plain and flattened, by the power that `choose_power` finds on train.
 
-        With `use_up` nobody needs the plain features later: they are whitened in place.
+        With `use_up` nobody needs the plain features later: they are flattened in place.
         """
         columns, found = self.columns(), list[FormResults]()
         linear = self._can_probe(name, plain)
@@ -129,10 +130,15 @@ class Protocols:
         total = sum(map(len, forms.values()))
         with nullcontext() if progress is None else progress(f"evaluate {name}", total) as advance:
             for whitened, parts in forms.items():
-                title = f"{name}{', whitened' if whitened else ''}"
+                pair, power, title = plain, None, name
+                if whitened:
+                    power, why, _ = choose_power(plain[0], seed=self.seed)
+                    title = f"{name}, flattened"
+                    say(f"{title}: {why}")
+                    train, test = whiten(*plain, power=power, in_place=use_up, say=say)
+                    pair = train, test
                 say(f"{title}: kNN, retrieval, verification")
-                pair = whiten(*plain, in_place=use_up) if whitened else plain
-                form = FormResults(whitened, [])
+                form = FormResults(power, [])
                 for part in parts:
                     if part.title == "ridge":
                         say(f"{name}: linear probes")

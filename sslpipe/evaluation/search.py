@@ -16,13 +16,16 @@ from torch import Tensor
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError
+from sslpipe.evaluation.choose import fit_flattening
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.exact import fixed_point_units
 from sslpipe.evaluation.features import split_of_file
 from sslpipe.evaluation.neighbours import nearest_units
 from sslpipe.evaluation.selection import parse_conditions, select
+from sslpipe.evaluation.whiten import Whitening
 
 KEY_WINDOW_BYTES = 2**20  # read of a shard for a sample's key
+MOST_FITTED = 20_000  # rows, evenly spaced, that the spectrum is learned on
 
 
 class Hit(NamedTuple):
@@ -46,9 +49,14 @@ class ImageSearch:
 
     Args:
         files: Each with the data set that it was embedded from, a path or a URL.
+        flatten: Flatten the spectrum of the features, as `sslpipe whiten` does, with the power that
+            needs no labels. It is learned on the images searched among, and never on queries. No
+            effect where the files are whitened, or have too few rows.
 
     Attributes:
         facts: What the files say of their network and view.
+        flattening: What flattens the features and the queries; None: they are as they are.
+        form: The same in words.
         splits: The split of each file.
 
     Raises:
@@ -56,7 +64,7 @@ class ImageSearch:
             first one.
     """
 
-    def __init__(self, *files: tuple[str | Path, str]) -> None:
+    def __init__(self, *files: tuple[str | Path, str], flatten: bool = True) -> None:
         self.splits: list[Split] = []
         self.facts: dict[str, Any] = {}
         self._rows: list[Embeddings] = []
@@ -67,10 +75,24 @@ class ImageSearch:
             else:
                 self.facts = facts
             self.splits.append(split_of_file(data, Path(path), rows, facts))
-            # made once: a search is then one product
-            self._rows.append(rows._replace(features=fixed_point_units(rows.features)))
+            self._rows.append(rows)
         if not self.splits:
             raise UserError("no features file to search; write one with `sslpipe embed`")
+        self.flattening: Whitening | None = None
+        self.form = "as they are"
+        if "whitening_sha256" in self.facts:
+            self.form = "as their export whitened them"
+        elif flatten:
+            step = len(self) // MOST_FITTED + 1
+            some = [rows.rows(torch.arange(0, len(rows.ids), step)) for rows in self._rows]
+            fit_on = Embeddings(*map(torch.cat, zip(*some, strict=True)))
+            said: list[str] = []
+            self.flattening, words = fit_flattening(fit_on, by_labels=False, say=said.append)
+            self.form = "; ".join([words, *said])
+        # made once: a search is then one product
+        for part, rows in enumerate(self._rows):
+            units = fixed_point_units(self._flattened(rows.features, in_place=True))
+            self._rows[part] = rows._replace(features=units)
 
     def check_network(self, facts: Mapping[str, Any]) -> None:
         """Raise DataError where these facts of the queries' network and view are others."""
@@ -109,7 +131,7 @@ class ImageSearch:
             raise UserError(f"queries are {tuple(queries.shape)}, not finite rows of {width}")
         if top < 1 or expand < 0 or alpha < 0:
             raise UserError(f"top = {top}, expand = {expand}, alpha = {alpha}: negative, or no row")
-        queries, kept = queries.cpu().float(), self._where(where)
+        queries, kept = self._flattened(queries.cpu().float()), self._where(where)
         if expand:
             near = self._nearest(queries, expand, kept)
             queries = torch.stack(
@@ -123,6 +145,11 @@ class ImageSearch:
     def key(self, hit: Hit) -> str:
         """Read the name that the image has in its shard."""
         return Reader(self.splits[hit.part], window_bytes=KEY_WINDOW_BYTES).one(hit.id).key
+
+    def _flattened(self, features: Tensor, *, in_place: bool = False) -> Tensor:
+        if self.flattening is None:
+            return features
+        return self.flattening.apply(features, in_place=in_place)
 
     def _where(self, text: str) -> list[Tensor | None]:
         """Rows of each file for which the conditions hold; None: all."""

@@ -45,7 +45,7 @@ def run_suite(
     """Run every evaluation on each set of features; returns an eval.json, see `suite_file`.
 
     kNN with all, 100, 10, 5 and 1 labels per class (where classes have so many), retrieval and
-    verification inside test, plain and whitened, and two linear probes. The table has
+    verification inside test, plain and flattened, and two linear probes. The table has
     kNN with k = 20, or as many as there are labels per class where those are fewer, and the linear
     probe; Recall@1 and MAP@R where train has not the classes of most test samples. Nothing is
     chosen on test. The linear probes standardise, so they are run on plain features only.
@@ -54,7 +54,7 @@ def run_suite(
     Args:
         sets: Name -> (train, test), all of the same samples, in the order of the table; or what
             makes them anew when their turn comes, but for the first: one that fails is left out;
-            they are whitened in place.
+            they are flattened in place.
         facts: Where the features come from, plain values.
         against: Those of the sets that are other networks', to compare with; see `against`.
         start: Which of those the run started from.
@@ -99,11 +99,16 @@ def run_suite(
                 incomplete[name] = "interrupted"
         say(f"interrupted; kept: {', '.join(measured)}")
     table: list[tuple[str, bool, str | None, Result]] = []
+    powers: dict[str, float] = {}
     for name, forms in measured.items():
-        for whitened, results in forms:
+        for power, results in forms:
+            whitened = power is not None
             table += [(name, whitened, *each) for each in results]
             scores.take(name, whitened, results)
+            powers |= {} if power is None else {name: power}
     rows = [_row(*each) for each in table]
+    for row in rows:
+        row |= {"power": powers[row["features"]]} if row["whitened"] else {}
 
     # the answers: ours against other networks, and against baselines where kNN decides nothing
     left_out += [f"{n}: {why}" for n, why in incomplete.items() if n not in against]
@@ -114,6 +119,9 @@ def run_suite(
         compared = compare_all(ours, others, start, scores, known_classes=known)
     except KeyboardInterrupt:  # all is measured, and this takes seconds; a second one ends it
         compared = compare_all(ours, others, start, scores, known_classes=known)
+    for row in compared:
+        ours_by, theirs_by = powers.get(row["features"]), powers.get(row["against"])
+        row |= {"power": ours_by, "against_power": theirs_by}
     missing = [f"Not compared with {n}: {incomplete[n]}." for n in against if n in incomplete]
     met = {each["against"] for each in compared}
     unmet = [BASELINES.get(name, name) for name in others if ours and name not in met]
@@ -132,7 +140,10 @@ def run_suite(
     }
     if leaked is not None:
         scored = protocols.scored_ids()
-        report["leakage"] = leakage_of(table, leaked, leaked_by, scored, scores.classes)
+        leakage = leakage_of(table, leaked, leaked_by, scored, scores.classes)
+        for row in leakage["rows"]:
+            row |= {"power": powers[row["features"]]} if row["whitened"] else {}
+        report["leakage"] = leakage
     report["verdict"] = verdict(report)
     return {**report, "sha256": content_sha256(report)}
 

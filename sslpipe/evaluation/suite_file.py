@@ -8,7 +8,9 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
                      MAP@R where train has not the classes of most test samples
     rows             one object a number:
         features     "ssl" (the model's own), "pixels", "random", ...
-        whitened     whether PCA whitening, learned on train features, went before
+        whitened     whether the features were flattened before, by what was learned on train
+        power        of a flattened row: chosen on train, 1 whitens; absent in earlier files, which
+                     whitened
         column       the heading this number stands under; null: not in the table
         protocol, metric, value, interval95, queries, bank, details, unit    see result.Result;
                      Recall@k and recall (IR)@k are of earlier files hit_rate@k and recall@k
@@ -23,6 +25,7 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
         primary      whether it decides: then it has an answer
         whitened, against_whitened  in which form each is taken: both in the same one, but in files
                      of earlier versions, which took each network in its own better form
+        power, against_power  those that each network is flattened by, as in `rows`
         value, against_value, difference, interval95 (of the difference), p (two-sided)
         unit, count  what the interval is over, "images" or "classes", and how many
         answer, p_holm, of          "better", "no clear difference" or "worse", by Holm's method at
@@ -70,6 +73,7 @@ class _Number(_Strict):
 
     features: str
     whitened: bool
+    power: Share | None = None
     protocol: str
     metric: str
     value: Finite
@@ -104,6 +108,7 @@ class _Comparison(_Strict):
     difference: Finite
     interval95: Ends
     p: Share | None = None
+    power: Share | None = None
 
 
 class _Against(_Strict):
@@ -114,6 +119,8 @@ class _Against(_Strict):
     primary: bool
     whitened: bool
     against_whitened: bool
+    power: Share | None = None
+    against_power: Share | None = None
     value: Share
     against_value: Share
     difference: Annotated[float, Field(ge=-1, le=1)]
@@ -148,6 +155,7 @@ class _Facts(_Strict):
 class _LeakRow(_Strict):
     features: str
     whitened: bool
+    power: Share | None = None
     column: str
     value: Share
     clean_value: Share | None
@@ -220,6 +228,19 @@ def content_sha256(report: dict[str, Any]) -> str:
     """Compute a sha256 over all but the key sha256."""
     rest = {key: value for key, value in report.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def form_name(whitened: bool, power: float | None) -> str:
+    """Name the form of a row's features; earlier files have no power, and whitened."""
+    if not whitened:
+        return "as it is"
+    return "whitened" if power in (None, 1) else f"flattened (power {power:g})"
+
+
+def features_name(row: Mapping[str, Any], name: str | None = None) -> str:
+    """Name the features of a row, under another name where one is given, with their form."""
+    form = form_name(row["whitened"], row.get("power"))
+    return (name or str(row["features"])) + (f", {form}" if row["whitened"] else "")
 
 
 def own_name(facts: Mapping[str, Any], others: Iterable[str]) -> str:

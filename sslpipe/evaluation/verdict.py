@@ -7,11 +7,13 @@ from numpy.typing import NDArray
 
 from sslpipe.evaluation.against import KNN, LEVEL, LINEAR, RECALL
 from sslpipe.evaluation.difference import holm, paired_top1, unpaired_difference95
+from sslpipe.evaluation.label_free import concentration_text
+from sslpipe.evaluation.suite_file import form_name
 
 Tree = dict[str, Any]  # a row of eval.json: a Result with features, whitened and column
 
 BASELINES = {"random": "random weights", "pixels": "raw pixels"}
-FORMS = ("as it is", "whitened")
+_NO_BRACKETS = str.maketrans("", "", "()")
 _COMPARED = ((KNN, False), (LINEAR, False), (KNN, True))  # column, whitened
 
 Hits = Mapping[tuple[str, bool, str], NDArray[Any]]  # (features, whitened, column) -> (Q,)
@@ -33,7 +35,7 @@ def unfinished(facts: Tree, steps: Any = None) -> str:
 def comparisons(
     rows: Sequence[Tree], hits: Hits | None = None, *, without: Collection[str] = ()
 ) -> list[Tree]:
-    """Compare all features with each baseline by kNN, linear probe and whitened kNN.
+    """Compare all features with each baseline by kNN, linear probe and flattened kNN.
 
     `rows` are those of eval.json; `hits` says which samples were right, where known: the interval
     is then a paired one. Features `without` are those of other networks.
@@ -67,6 +69,7 @@ def comparisons(
                         "interval95": list(interval),
                         "p": p,
                         "paired": paired,
+                        **{key: cells[ours][key] for key in ("power",) if key in cells[ours]},
                     }
                 )
     return found
@@ -78,6 +81,10 @@ def verdict(evaluation: Tree) -> str:
     The `comparisons` of an eval.json are used where it has them.
     """
     said = [*against_sentences(evaluation), *evaluation.get("not_compared", ())]
+    starts = {each["against"] for each in evaluation.get("against", ()) if each["start"]}
+    for row in evaluation.get("geometry", ()):
+        if row["features"] in starts and row["metric"] == "uniformity" and not row["whitened"]:
+            said.append(f"{row['features']} on test: {concentration_text(row['value'])}.")
     names = {row["features"] for row in evaluation["rows"]}
     both = bool(names & BASELINES.keys()) and bool(names - BASELINES.keys())
     if not both or evaluation.get("comparisons") != []:
@@ -121,12 +128,13 @@ def _held_back(each: Tree) -> str:
     low, high = each["interval95"]
     if each["answer"] != "no clear difference" or low <= 0 <= high:
         return ""
-    form, value = FORMS[not each["whitened"]], each.get("other_form_value")
+    forms, value = form_names(each, other=True), each.get("other_form_value")
     if value is not None:
         if each["difference"] * each["other_form_difference"] < 0:
+            form = forms[0] if forms[0] == forms[1] else "flattened"
             return f"; the other way round if both are taken {form}"
         ahead = max(each["value"], each["against_value"])
-        behind = "theirs" if each["difference"] > 0 else "ours"
+        behind, form = ("theirs", forms[1]) if each["difference"] > 0 else ("ours", forms[0])
         if each["of"] == 1 or value >= ahead:
             return f"; not clear where {behind} is taken {form}, {100 * value:.1f} %"
     return f"; not clear among {each['of']} comparisons"
@@ -137,14 +145,16 @@ def value_text(each: Tree) -> str:
     ours, theirs = (f"{100 * each[key]:.1f}" for key in ("value", "against_value"))
     first, second = form_names(each)
     if first == second:
-        form = "whitened " if each["whitened"] else ""
+        form = f"{first} " if each["whitened"] else ""
         return f"{form}{each['measure']} {ours} against {theirs} %"
-    return f"{each['measure']} {ours} ({first}) against {theirs} % ({second})"
+    first, second = (f"({form.translate(_NO_BRACKETS)})" for form in (first, second))
+    return f"{each['measure']} {ours} {first} against {theirs} % {second}"
 
 
-def form_names(each: Tree) -> tuple[str, str]:
-    """Name the forms in which ours and theirs were taken."""
-    return FORMS[each["whitened"]], FORMS[each["against_whitened"]]
+def form_names(each: Tree, other: bool = False) -> tuple[str, str]:
+    """Name the forms in which ours and theirs were taken, or the `other` ones."""
+    ours = form_name(each["whitened"] != other, each.get("power"))
+    return ours, form_name(each["against_whitened"] != other, each.get("against_power"))
 
 
 def answer_text(each: Tree) -> str:
@@ -209,4 +219,5 @@ def _numbers(own: Sequence[Tree], *, first: bool) -> str:
 
 
 def _name(comparison: Tree) -> str:
-    return ("whitened " if comparison["whitened"] else "") + str(comparison["column"])
+    form = form_name(comparison["whitened"], comparison.get("power"))
+    return (f"{form} " if comparison["whitened"] else "") + str(comparison["column"])

@@ -1,7 +1,7 @@
 """PCA whitening: learned on train features, applied alike to both sides of comparisons."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from sslpipe.evaluation.embed import Embeddings
 # Of the mean variance, added to every variance: directions of noise stay small. Chosen on train:
 # kNN on raw pixels, Fashion-MNIST, 8,000 of train against 2,000 of train: 86 %, with no floor 83 %.
 FLOOR = 0.1
+MOST_SHRUNK = 0.9  # of few rows: a spectrum is never all made flat
 PART_NUMBERS = 2**23  # of features, in float64 at a time: 64 MiB
 
 
@@ -41,29 +42,64 @@ class Whitening(NamedTuple):
 
 
 def fit_whitening(
-    train: Embeddings, floor: float = FLOOR, dims: int | None = None, power: float = 1.0
+    train: Embeddings,
+    floor: float | None = None,
+    dims: int | None = None,
+    power: float = 1.0,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Whitening:
     """Rotate to the principal axes of `train` and divide each by its spread to the `power`.
 
-    `floor` is added to each variance, as a share of the mean variance; 0 whitens fully and needs
-    more rows than features. `dims` axes of the largest variances are kept, by default all. A power
-    of 1 whitens, less flattens the spectrum in part, 0 only centres and rotates.
+    Args:
+        train: Rows to learn the axes from.
+        floor: Added to each variance, as a share of the mean variance; 0 whitens fully and needs
+            more rows than features. None: FLOOR, or more where rows are few; see `floor_for`.
+        dims: Axes of the largest variances that are kept; None: all.
+        power: 1 whitens, less flattens the spectrum in part, 0 only centres and rotates.
+        say: Told where rows are few.
     """
-    return fit_powers(train, (power,), floor, dims)[0]
+    return fit_powers(train, (power,), floor, dims, say)[0]
 
 
 def fit_powers(
-    train: Embeddings, powers: Sequence[float], floor: float = FLOOR, dims: int | None = None
+    train: Embeddings,
+    powers: Sequence[float],
+    floor: float | None = None,
+    dims: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Whitening]:
     """Fit the principal axes once, and return what `fit_whitening` does for each power."""
     if wrong := [power for power in powers if not 0 <= power <= 1]:
         raise DataError(f"power = {wrong[0]} must lie in 0..1: 0 only rotates, 1 whitens")
     mean, variances, axes = principal_axes(train.features, dims)
+    if floor is None:
+        floor = floor_for(variances, len(train.ids))
+        if floor > FLOOR:
+            few = f"{len(train.ids):,} rows are few for {len(mean):,} features"
+            say(f"{few}: flattened with more care (--floor {floor:.2g})")
     spread = (variances.clamp_min(0) + floor * variances.mean()).sqrt()
     some = spread > 1e-10 * spread.max()  # an axis without variance and floor carries nothing
     kept = slice(len(mean) - (dims or len(mean)), None)  # variances ascend
     scales = [torch.where(some, spread**-power, torch.zeros_like(spread)) for power in powers]
     return [Whitening(mean, (axes * scale)[:, kept].contiguous()) for scale in scales]
+
+
+def floor_for(variances: Tensor, rows: int) -> float:
+    """Return FLOOR, or what shrinks a spectrum (F,) of few rows towards one that is flat.
+
+    (1 - rho) S + rho mean(S) I is S with the floor rho / (1 - rho), but for a factor.
+
+    Source:
+        Chen, Wiesel, Eldar and Hero 2010, arXiv:0907.4698, eq. 23: the oracle approximating
+        shrinkage rho, without its terms of 2 / F, as in scikit-learn.
+    """
+    count, total = len(variances), float(variances.sum())
+    squares = float(variances.square().sum())
+    apart = squares - total**2 / count  # 0 where it is flat already
+    if count < 2 or apart <= 1e-12 * squares:
+        return FLOOR
+    rho = min((squares + total**2) / ((rows + 1) * apart), MOST_SHRUNK)
+    return max(FLOOR, rho / (1 - rho))
 
 
 def principal_axes(features: Tensor, dims: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,13 +141,14 @@ def load_whitening(path: Path, sha256: str) -> Whitening:
 def whiten(
     fit_on: Embeddings,
     *others: Embeddings,
-    floor: float = FLOOR,
+    floor: float | None = None,
     power: float = 1.0,
     in_place: bool = False,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Embeddings]:
     """Whiten `fit_on` and the others, all with what was learned on `fit_on` alone.
 
     See `fit_whitening`; `in_place` puts the result into the memory of the features.
     """
-    whitening = fit_whitening(fit_on, floor, power=power)
+    whitening = fit_whitening(fit_on, floor, power=power, say=say)
     return [whitening(rows, in_place=in_place) for rows in (fit_on, *others)]

@@ -14,7 +14,7 @@ from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.erase import fit_erasure
 from sslpipe.evaluation.features import split_of_file
 from sslpipe.evaluation.groups import group_codes
-from sslpipe.evaluation.whiten import FLOOR, Whitening, beside_whitening, fit_whitening
+from sslpipe.evaluation.whiten import Whitening, beside_whitening, fit_whitening
 from sslpipe.export.load import SSLPIPE_KEY, load_backbone
 from sslpipe.export.model_card import sha256_sums
 from sslpipe.portable import write_atomically
@@ -37,7 +37,7 @@ def whiten_export(
     Args:
         export: Its folder: whitening.safetensors is added, config.json and SHA256SUMS change.
         train: A features file of the train split, by this export, not whitened.
-        floor: Added to each variance, as a share of their mean; None: FLOOR.
+        floor: Added to each variance, as a share of their mean; None: see `fit_whitening`.
         dims: Principal axes that are kept, the largest first; None: all.
         power: 1 whitens, less flattens the spectrum in part; see `fit_whitening`. None: what
             `choose_power` finds on TRAIN.
@@ -79,11 +79,10 @@ def whiten_export(
         erased = f" less {width - left} that are erased" if erase else ""
         raise UserError(f"--dims {dims} is more than the {width} features{erased}")
     kept = dims or left
-    floor = FLOOR if floor is None else floor
     if power is None:
-        power, why = choose_power(rows, floor, kept)
-        say(why)
-    fitted = fit_whitening(rows, floor, kept, power)
+        power, why, helps = choose_power(rows, floor, kept)
+        say(why if helps else f"{why}; flattening does not help here: --power 0 keeps distances")
+    fitted = fit_whitening(rows, floor, kept, power, say)
     if erasure is not None:
         fitted = erasure.then(fitted)
     _put(export, fitted, metadata["view"])

@@ -21,9 +21,10 @@ from sslpipe.errors import DataError, UserError, did_you_mean, shown
 from sslpipe.evaluation.embed import CHECKSUM, UNREADABLE, content_sha256
 from sslpipe.evaluation.exact import fixed_point_units
 from sslpipe.evaluation.neighbours import nearest
+from sslpipe.evaluation.whiten import Whitening
 from sslpipe.portable import open_regular, replacing
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # 2: its embeddings are flattened, by its own mean and projection
 NO_THRESHOLD = "no threshold is set: every image gets the nearest name, a stranger's too"
 
 
@@ -43,14 +44,24 @@ class Gallery:
     Args:
         dim: D of the embeddings; their length means nothing, but it may not be 0.
         metadata: Plain values kept with the file (which model made the embeddings).
+        flattening: Applied to all embeddings given later, those of queries, too; kept in the file
+            and never fitted anew, so that a score stays what it is. None: none.
     """
 
-    def __init__(self, dim: int, *, metadata: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        metadata: dict[str, Any] | None = None,
+        flattening: Whitening | None = None,
+    ) -> None:
         if dim < 1:
             raise UserError(f"dim = {dim} must be at least 1")
         self.dim, self.metadata, self.threshold = dim, dict(metadata or {}), -1.0
+        self.flattening = flattening
         self._names: dict[str, int] = {}  # name -> its place
-        self._embeddings = torch.zeros(0, dim)  # (R, D), of one name together
+        kept = dim if flattening is None else flattening.projection.shape[1]
+        self._embeddings = torch.zeros(0, kept)  # (R, D), of one name together
         self._owner = torch.zeros(0, dtype=torch.int64)  # (R,) place of its name
 
     @property
@@ -70,7 +81,7 @@ class Gallery:
         return self.threshold > -1
 
     def embeddings(self, name: str) -> Tensor:
-        """Return a name's embeddings (n, D), of length 1."""
+        """Return a name's embeddings (n, D), of length 1, flattened where the gallery is."""
         return self._embeddings[self._owner == self._place(name)]
 
     def add(self, name: str, embeddings: Tensor) -> None:
@@ -147,16 +158,17 @@ class Gallery:
         return self.threshold
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file: embeddings, owners; names, threshold, metadata as JSON."""
+        """Write one safetensors file: tensors; names, threshold, metadata as JSON."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {
-            "format_version": FORMAT_VERSION,
+            "format_version": FORMAT_VERSION + (self.flattening is not None),
             "names": self.names,
             "threshold": self.threshold,
             "facts": self.metadata,
         }
         tensors, text = {"embeddings": self._embeddings, "owner": self._owner}, json.dumps(about)
+        tensors |= {} if self.flattening is None else self.flattening._asdict()
         tensors[CHECKSUM] = torch.tensor([*content_sha256(tensors, text)], dtype=torch.uint8)
         with replacing(path) as temporary:
             save_file(tensors, temporary, metadata={"gallery": text})
@@ -179,12 +191,17 @@ class Gallery:
                     f"{path} is damaged: its sha256 is another one; copy it again, or enrol anew"
                 )
             about = json.loads(text)
-            if about["format_version"] != FORMAT_VERSION:
+            if about["format_version"] not in (FORMAT_VERSION, FORMAT_VERSION + 1):
                 raise DataError(f"{path}: format_version = {about['format_version']!r} is unknown")
             embeddings, owner = tensors["embeddings"], tensors["owner"]
-            if wrong := _wrong_content(about, embeddings, owner):
+            flattening = None
+            if about["format_version"] > FORMAT_VERSION:
+                flattening = Whitening(tensors["mean"], tensors["projection"])
+            wrong = _wrong_content(about, embeddings, owner)
+            if wrong := wrong or _wrong_flattening(flattening, embeddings):
                 raise DataError(f"{path} is damaged: {wrong}; copy it again, or enrol anew")
-            gallery = cls(embeddings.shape[1], metadata=about["facts"])
+            dim = embeddings.shape[1] if flattening is None else len(flattening.mean)
+            gallery = cls(dim, metadata=about["facts"], flattening=flattening)
             gallery._names = {name: place for place, name in enumerate(about["names"])}
             gallery.threshold = float(about["threshold"])
             gallery._embeddings, gallery._owner = embeddings, owner
@@ -207,6 +224,8 @@ class Gallery:
             raise UserError(f"embeddings have {rows.shape[1]} features, the gallery {self.dim}")
         if not len(rows) or not bool(rows.isfinite().all()):
             raise UserError("embeddings must be finite, and at least one")
+        if self.flattening is not None:
+            rows = self.flattening.apply(rows)
         _refuse_zeros(rows, names)
         return fixed_point_units(rows)
 
@@ -285,6 +304,18 @@ def _wrong_content(about: dict[str, Any], embeddings: Tensor, owner: Tensor) -> 
     lengths = embeddings.double().square().sum(1)
     if not bool(((lengths - 1).abs() < 1e-3).all()):  # NaN is not
         return "its embeddings are not of length 1"
+    return None
+
+
+def _wrong_flattening(flattening: Whitening | None, embeddings: Tensor) -> str | None:
+    """Say what of a flattening does not fit the embeddings; None: nothing."""
+    if flattening is None:
+        return None
+    mean, projection = flattening
+    if mean.dim() != 1 or projection.shape != (len(mean), embeddings.shape[1]):
+        return f"its mean and projection are {tuple(mean.shape)} and {tuple(projection.shape)}"
+    if any(each.dtype != torch.float64 or not bool(each.isfinite().all()) for each in flattening):
+        return "its mean and projection are not finite float64"
     return None
 
 

@@ -15,10 +15,10 @@ from sslpipe.report.results import unfinished_text
 from sslpipe.report.run import RunFiles, Tree
 
 SAME_TEST = ("data_sha256", "split", "train_split")  # metadata that two results must share
-# column, whitened: the first that both recipes have; Recall@1 where train has not test's classes
-DECIDING = ((KNN, False), (LINEAR, False), (RECALL, False))
+# the first that both recipes have; Recall@1 where train has not test's classes
+DECIDING = ((KNN, ""), (LINEAR, ""), (RECALL, ""))
 
-Cell = tuple[str, bool]  # column of eval.json, whitened
+Cell = tuple[str, str]  # column of eval.json, and the form: "", "flattened " or "whitened "
 
 
 class Recipe(NamedTuple):
@@ -33,7 +33,7 @@ class Recipe(NamedTuple):
             seed: (row["protocol"], row["value"])
             for seed, evaluation in self.runs.items()
             for row in evaluation["rows"]
-            if (row["features"], row["column"], row["whitened"]) == ("ssl", *cell)
+            if (row["features"], row["column"], _form(row)) == ("ssl", *cell)
         }
 
     def statistics(self, cell: Cell) -> tuple[float, float, tuple[float, float]] | None:
@@ -203,8 +203,13 @@ def _cells(recipes: Sequence[Recipe]) -> list[Cell]:
     """Every number of the tables, in the order in which they stand there."""
     rows = [row for recipe in recipes for tree in recipe.runs.values() for row in tree["rows"]]
     ours = [row for row in rows if row["features"] == "ssl" and row["column"] is not None]
-    return list(dict.fromkeys((row["column"], row["whitened"]) for row in ours))
+    return list(dict.fromkeys((row["column"], _form(row)) for row in ours))
+
+
+def _form(row: Tree) -> str:
+    """The form of a row; each seed is flattened by a power of its own, chosen by one rule."""
+    return ("flattened " if "power" in row else "whitened ") if row["whitened"] else ""
 
 
 def _title(cell: Cell) -> str:
-    return f"{'whitened ' if cell[1] else ''}{cell[0]}"
+    return f"{cell[1]}{cell[0]}"

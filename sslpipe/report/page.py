@@ -20,6 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sslpipe.evaluation.result import caveats
+from sslpipe.evaluation.suite_file import features_name
 from sslpipe.evaluation.verdict import BASELINES, answer_text, form_names
 
 FOOTER = Markup(
@@ -66,8 +67,7 @@ def duration(seconds: float) -> str:
 
 def feature_title(row: Mapping[str, Any]) -> str:
     """Say what the features of a row of eval.json are, in words."""
-    features = row["features"]
-    return f"{NAMES.get(features, features)}{', whitened' if row['whitened'] else ''}"
+    return features_name(row, NAMES.get(row["features"]))
 
 
 def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

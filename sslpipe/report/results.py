@@ -45,6 +45,7 @@ class Line(NamedTuple):
     whitened: bool
     cells: dict[str, Tree]  # results by column
     baseline: bool = False
+    power: float | None = None  # see `suite_file`
 
     @property
     def title(self) -> str:
@@ -66,7 +67,7 @@ def table_lines(rows: Iterable[Tree]) -> list[Line]:
     for row in rows:
         key = (row["features"], row["whitened"])
         baseline = row.get("baseline", row["features"] in BASELINES)
-        line = lines.setdefault(key, Line(*key, {}, baseline))
+        line = lines.setdefault(key, Line(*key, {}, baseline, row.get("power")))
         if row["column"] is not None:
             line.cells[row["column"]] = row
     order = {name: place for place, name in enumerate(BASELINES)}
@@ -85,7 +86,7 @@ def feature_colours(rows: Iterable[Tree]) -> dict[str, str]:
 def clear_best(lines: list[Line], column: str) -> list[Line]:
     """Return the lines whose whole interval is better than those of all other features.
 
-    Plain and whitened features of one backbone do not compete.
+    Plain and flattened features of one backbone do not compete.
     """
     there = [line for line in lines if column in line.cells]
     clear = []

@@ -59,6 +59,8 @@ def test_a_folder_of_images_is_answered_and_the_named_commands_work(
     assert len(said.splitlines()) >= 1 + 7 + 2  # heading, best forms, answer
     (answer,) = [line for line in said.splitlines() if line.startswith("Use ")]
     assert "on 4 classes that did not choose it" in answer
+    parts = tree["rows"][0]["parts"]
+    assert sum(f"Features of {name}: uniformity -" in said for name in parts) == len(parts)
     page = (out / "choice.html").read_text()
     assert page.count("<img") > 8 * 8
     assert "✓" in page

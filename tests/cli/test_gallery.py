@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.data.decode import decode
+from sslpipe.evaluation.choose import Power
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.export.load import freeze, load_backbone
 from sslpipe.export.whiten import whiten_export
@@ -114,6 +115,40 @@ def test_a_gallery_takes_the_whitening_and_the_crops_of_its_export(
     enrolled = torch.cat([Gallery.load(fresh).embeddings(name) for name in ("ann", "bob", "cy")])
     expected = torch.nn.functional.normalize(load_backbone(own).encode(files))
     torch.testing.assert_close(enrolled, expected, rtol=0, atol=1e-6)
+
+
+def test_a_new_gallery_is_flattened_where_there_are_enough_images(
+    photos, model, gallery, monkeypatch
+):
+    book, plain = photos / "book.safetensors", photos / "plain.safetensors"
+    words = photos / "photos", "--model", model
+    _, _, said = gallery("enrol", plain, *words)
+    assert "features as they are: 9 images are too few to flatten (100)" in said
+    monkeypatch.setattr("sslpipe.evaluation.choose.LEAST_FLATTENED", 9)
+    status, _, said = gallery("enrol", book, *words)
+    assert (status, "features flattened, fitted on 9 images (power 0.25" in said) == (0, True)
+    assert "--no-flatten: as they are" in said
+    assert "features flattened, fitted on 9 images" in gallery("list", book)[1]
+    assert "features as the model gives them" in gallery("list", plain)[1]
+    raw = load_backbone(model).encode(sorted((photos / "photos/bob").glob("*.png")))
+    loaded = Gallery.load(book)
+    expected = torch.nn.functional.normalize(loaded.flattening.apply(raw))
+    torch.testing.assert_close(loaded.embeddings("bob"), expected, rtol=0, atol=1e-6)
+    assert not torch.allclose(Gallery.load(plain).embeddings("bob"), expected, atol=1e-2)
+    # it keeps its form, and its space
+    assert gallery("add", book, "dora", photos / "strangers/0.png", "--model", model)[0] == 0
+    assert torch.equal(Gallery.load(book).flattening.mean, loaded.flattening.mean)
+    status, said, _ = gallery("identify", book, photos / "photos/cy/0.png", "--model", model)
+    assert said.split("\t")[1] == "cy"
+    for file, option in ((book, "--no-flatten"), (plain, "--flatten")):
+        status, _, said = gallery("enrol", file, *words, option)
+        assert (status, "keeps the form that it was made in" in said) == (2, True)
+    _, _, said = gallery("enrol", photos / "third.safetensors", *words, "--no-flatten")
+    assert "features as they are" in said
+    harm = Power(0.5, "MAP@R falls", False)
+    monkeypatch.setattr("sslpipe.evaluation.choose.choose_power", lambda rows: harm)
+    _, _, said = gallery("enrol", photos / "fourth.safetensors", *words)
+    assert "features as they are, which no flattening improves (MAP@R falls)" in said
 
 
 def test_without_a_threshold_every_answer_says_so_and_calibrate_comes_next(photos, model, gallery):

@@ -54,6 +54,20 @@ def test_an_image_finds_itself_then_its_class(call, shop, model):
     assert "<cy>" not in (shop / "found.html").read_text()  # escaped
 
 
+def test_features_are_flattened_unless_told_otherwise(call, shop, model, monkeypatch):
+    query = shop / "photos/bob/1.png"
+    words = ["search", shop / "all.safetensors", query, "--model", model, "--data", shop / "data"]
+    _, plain, errors = call(*words)
+    assert "features as they are: 9 images are too few to flatten (100)" in errors
+    monkeypatch.setattr("sslpipe.evaluation.choose.LEAST_FLATTENED", 9)
+    _, flat, errors = call(*words)
+    assert "features flattened, fitted on 9 images (power 0.25)" in errors
+    assert "--no-flatten: as they are" in errors
+    assert flat != plain
+    _, same, errors = call(*words, "--no-flatten")
+    assert (same, "features as they are" in errors) == (plain, True)
+
+
 def test_a_query_of_16_bits_is_on_the_page(call, shop, model):
     deep = np.arange(640 * 480, dtype=np.uint32).astype(np.uint16).reshape(480, 640)
     Image.fromarray(deep).save(shop / "deep.png")

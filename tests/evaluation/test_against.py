@@ -8,6 +8,7 @@ import torch
 
 from sslpipe.cli.suite_tables import suite_table
 from sslpipe.evaluation.against import Scores, compare_all, has_a_match
+from sslpipe.evaluation.choose import choose_power
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.result import Result
@@ -211,6 +212,10 @@ def test_the_suite_opens_with_each_other_network_then_the_baselines(report):
     assert text.index(first) < text.index("No clear difference from twin: ")
     assert text.index("twin") < text.index("These 2 answers hold together at 5 % (Holm).")
     assert text.index("(Holm)") < text.index("Not compared with x") < text.index("random weights")
+    uniform = next(r["value"] for r in report["geometry"] if r["features"] == "start"
+                   and r["metric"] == "uniformity" and not r["whitened"])  # fmt: skip
+    assert f" start on test: uniformity {uniform:.2f} (0: all images look alike" in text
+    assert text.count("uniformity") == 1  # of the start alone
     assert json.loads(json.dumps(report["against"])) == report["against"]
     assert {c["features"] for c in report["comparisons"]} == {"ssl"}
     measures = [each["measure"] for each in report["against"] if each["against"] == "start"]
@@ -242,7 +247,8 @@ def test_each_difference_is_that_of_the_rows_and_only_one_decides(report):
         assert each["start"] == (each["against"] == "start")
     deciding = [(e["against"], e["measure"], e["of"]) for e in report["against"] if e["primary"]]
     assert deciding == [("start", "kNN", 2), ("twin", "kNN", 2)]
-    found = retrieval(*[whiten(*sets["ssl"])[1]] * 2, exclude_same_id=True)
+    power = choose_power(sets["ssl"][0]).power
+    found = retrieval(*[whiten(*sets["ssl"], power=power)[1]] * 2, exclude_same_id=True)
     assert inside["ssl", True, "map_at_r"] == next(
         result.value for result in found if result.metric == "map_at_r"
     )
@@ -313,6 +319,27 @@ def compared(**changed):
             },
             "Worse than lite0, which it started from: use the model you have: whitened kNN 70.0 "
             "against 62.0 % (-8.0 points, 95 % interval +6.0 to +10.0).",
+        ),
+        (
+            {"whitened": True, "against_whitened": True, "power": 0.25, "against_power": 0.25},
+            "Better than lite0: flattened (power 0.25) kNN 70.0 against 62.0 % (+8.0 points, 95 % "
+            "interval +6.0 to +10.0).",
+        ),
+        (
+            {"whitened": True, "against_whitened": True, "power": 0.25, "against_power": 1.0},
+            "Better than lite0: kNN 70.0 (flattened power 0.25) against 62.0 % (whitened) (+8.0 "
+            "points, 95 % interval +6.0 to +10.0).",
+        ),
+        (
+            {
+                "answer": "no clear difference",
+                "power": 0.25,
+                "against_power": 0.5,
+                "other_form_value": 0.69,
+                "other_form_difference": 0.02,
+            },
+            "No clear difference from lite0: kNN 70.0 against 62.0 % (+8.0 points, 95 % interval "
+            "+6.0 to +10.0; not clear where theirs is taken flattened (power 0.5), 69.0 %).",
         ),
         (
             {"answer": "no clear difference", "against_whitened": False, "of": 5},

@@ -142,10 +142,10 @@ def test_the_power_that_is_chosen_is_the_planted_one():
         (torch.cat([near, 12 * noise], 1), 1.0),
         (torch.cat([near, 0.2 * noise], 1), 0.25),
     ):
-        power, why = choose_power(rows_of(features, labels))
-        assert power == expected
+        power, why, helps = choose_power(rows_of(features, labels))
+        assert (power, helps) == (expected, expected == 1)  # noise is best left narrow
         assert why.startswith(f"power {expected:g}: MAP@R ")
-    power, why = choose_power(rows_of(features, torch.full_like(labels, -1)))
+    power, why, _ = choose_power(rows_of(features, torch.full_like(labels, -1)))
     assert (power, "labels cannot choose: 0 classes" in why) == (0.25, True)
 
 

@@ -10,9 +10,11 @@ from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.search import ImageSearch
+from sslpipe.evaluation.whiten import fit_whitening
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 
+CHOOSE = "sslpipe.evaluation.choose"
 THEMES = ["a", "b", None, "a", "b", "c", "a"]
 FACTS = {"backbone_sha256": "0" * 64, "view": {"crop_px": 16}}
 
@@ -58,6 +60,39 @@ def test_the_nearest_of_all_files_are_those_of_a_loop_over_all_cosines(parts, to
         expected = by_loops(parts, query.double(), top, lambda theme: theme in allowed)
         assert [hit[1:] for hit in hits] == [hit[1:] for hit in expected]
         np.testing.assert_allclose([h.score for h in hits], [h[0] for h in expected], atol=1e-6)
+
+
+@pytest.mark.parametrize("expand", [0, 3])
+def test_a_flattened_search_is_that_of_rows_flattened_before(parts, monkeypatch, expand):
+    """The spectrum is learned on the rows of all files, and queries are mapped as they are."""
+    monkeypatch.setattr(f"{CHOOSE}.LEAST_FLATTENED", 14)
+    search = ImageSearch(*(part[:2] for part in parts))
+    assert search.form.startswith("flattened, fitted on 14 images (power 0.25)")
+    assert "14 rows are few for 6 features" in search.form
+    both = Embeddings(*map(torch.cat, zip(*(rows for *_, rows in parts), strict=True)))
+    space = fit_whitening(both, power=0.25)
+    flat = [(*place, space(rows)) for *place, rows in parts]
+    query = torch.randn(1, 6, generator=torch.Generator().manual_seed(2)) + 1
+    total = space.apply(query)[0].double()
+    if expand:
+        total /= total.norm()
+        for cosine, part, sample, _ in by_loops(flat, total, expand):
+            other = flat[part][2].features[flat[part][2].ids == sample][0].double()
+            total = total + max(cosine, 0) ** 3 * other / other.norm()
+    (hits,) = search.find(query, 9, expand=expand)
+    expected = by_loops(flat, total, 9)
+    assert [hit[1:] for hit in hits] == [hit[1:] for hit in expected]
+    np.testing.assert_allclose([h.score for h in hits], [h[0] for h in expected], atol=1e-6)
+    (plain,) = ImageSearch(*(part[:2] for part in parts), flatten=False).find(query, 9)
+    raw = by_loops(parts, query[0].double(), 9)
+    np.testing.assert_allclose([h.score for h in plain], [h[0] for h in raw], atol=1e-6)
+
+
+def test_rows_of_a_whitened_export_are_not_flattened_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{CHOOSE}.LEAST_FLATTENED", 7)
+    part = write_part(tmp_path, 5, whitening_sha256="w")
+    search = ImageSearch(part[:2])
+    assert (search.flattening, search.form) == (None, "as their export whitened them")
 
 
 def test_expansion_searches_for_the_weighted_sum_of_the_first_neighbours(parts):

@@ -11,6 +11,7 @@ from rich.console import Console
 from sslpipe.cli.suite_tables import suite_table
 from sslpipe.errors import DataError
 from sslpipe.evaluation import EVALS, protocols, suite
+from sslpipe.evaluation.choose import choose_power
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.few_shot import few_shot_knn
 from sslpipe.evaluation.groups import GroupCodes
@@ -53,7 +54,8 @@ def test_every_set_has_the_same_protocols_plain_and_whitened(report):
 
 def test_each_number_is_that_of_its_own_function(report):
     train, test = pair()
-    white = whiten(train, test)
+    power = choose_power(train).power
+    flat = whiten(train, test, power=power)
     expected = [
         *knn_results(train, test),
         *knn_results(train, test, vote="majority"),
@@ -70,8 +72,10 @@ def test_each_number_is_that_of_its_own_function(report):
     }
     for result in expected:
         assert rows["ssl", False, result.protocol, result.metric] == result.value
-    for result in knn_results(*white):
+    for result in knn_results(*flat):
         assert rows["ssl", True, result.protocol, result.metric] == result.value
+    assert {r.get("power") for r in report["rows"] if r["features"] == "ssl"} == {None, power}
+    assert all(("power" in r) == r["whitened"] for r in report["rows"] + report["geometry"])
 
 
 def test_the_table_has_one_number_a_cell_and_knn_there_has_k_20(report):
@@ -81,6 +85,28 @@ def test_the_table_has_one_number_a_cell_and_knn_there_has_k_20(report):
     assert len(cells) == len(set(cells))
     in_table = {r["protocol"] for r in report["rows"] if r["column"] == "kNN"}
     assert in_table == {"knn-weighted k=20 T=0.07 cosine"}
+
+
+def test_each_set_is_flattened_by_the_power_that_its_own_train_rows_choose():
+    """Wide axes that say nothing, and narrow ones of noise: one wants whitening, one little."""
+    train, test = pair()
+    wide, narrow = (
+        [rows._replace(features=torch.cat([rows.features, scale * noise_of(rows).features], 1))
+         for rows in (train, test)]
+        for scale in (30, 0.1)
+    )  # fmt: skip
+    said = []
+    report = run_suite({"ssl": tuple(wide), "other": tuple(narrow)}, {}, against=["other"],
+                       say=said.append)  # fmt: skip
+    chosen = {name: choose_power(rows[0]) for name, rows in (("ssl", wide), ("other", narrow))}
+    powers = {name: each.power for name, each in chosen.items()}
+    assert powers["ssl"] > powers["other"]
+    got = {r["features"]: r["power"] for r in report["rows"] if r["whitened"]}
+    assert got == powers
+    assert f"other, flattened: {chosen['other'].why}" in said
+    for row in report["against"]:
+        assert (row["power"], row["against_power"]) == (powers["ssl"], powers["other"])
+        assert row["whitened"] == row["against_whitened"]
 
 
 def test_sets_of_other_samples_are_refused():
@@ -271,7 +297,8 @@ def test_features_that_are_made_on_the_way_are_used_up_and_those_of_the_caller_a
     sets = {"ssl": (train, test), "noise": tuple(held)}
     assert run_suite(sets, {"data": "made up"}) == report
     assert run_suite({**sets, "noise": lambda: tuple(made)}, {"data": "made up"}) == report
-    for whole, rows, mine in zip(whiten(*held), made, held, strict=True):
+    power = choose_power(held[0]).power
+    for whole, rows, mine in zip(whiten(*held, power=power), made, held, strict=True):
         assert torch.equal(rows.features, whole.features)  # in their own memory
         assert torch.equal(mine.features, noise_of(mine).features)
     assert torch.equal(train.features, pair()[0].features)

@@ -58,6 +58,25 @@ def test_a_power_beyond_its_range_is_one_clear_error(power):
         fit_whitening(random_rows(20, 4, 2, seed=1), power=power)
 
 
+def test_few_rows_raise_the_floor_as_sklearns_shrinkage_does_and_it_is_said():
+    """The floor is that of the OAS estimator: (1 - rho) S + rho mean, but for a factor."""
+    oas = pytest.importorskip("sklearn.covariance").OAS
+    spectrum = torch.logspace(0, -2, 40).sqrt()
+    for count in (10, 60, 5000):
+        rows = random_rows(count, 40, 3, seed=1)
+        rows = rows._replace(features=rows.features * spectrum)
+        said = []
+        flat = fit_whitening(rows, power=0.5, say=said.append)
+        rho = min(oas().fit(rows.features.double().numpy()).shrinkage_, 0.9)
+        floor = max(0.1, rho / (1 - rho))
+        expected = fit_whitening(rows, floor, power=0.5)
+        torch.testing.assert_close(flat.projection.abs(), expected.projection.abs())
+        assert (len(said), floor > 0.1) == ((1, True) if count < 5000 else (0, False))
+        assert not said or said[0].startswith(f"{count} rows are few for 40 features")
+    one = rows._replace(features=torch.ones(5000, 40))
+    assert torch.isfinite(fit_whitening(one).apply(one.features)).all()
+
+
 def test_in_place_gives_the_same_numbers_in_the_memory_of_the_features():
     train, test = random_rows(500, 8, 3, seed=1), random_rows(50, 8, 3, seed=2)
     expected = whiten(train, test)

@@ -11,7 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation.embed import CHECKSUM, content_sha256
+from sslpipe.evaluation.embed import CHECKSUM, Embeddings, content_sha256
+from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.metric_learning.gallery import (
     Gallery,
     different_pairs,
@@ -88,6 +89,43 @@ def test_adding_and_removing_a_name_changes_no_bit_of_anothers_score():
         assert {name: score for name, score in old.items() if name != "person 7"} == new
     assert "person 7" not in gallery
     assert len(gallery) == 29
+
+
+def test_a_flattened_gallery_scores_flattened_cosines_and_keeps_its_space(tmp_path):
+    space = fit_whitening(Embeddings(some(200) ** 3, *[torch.arange(200)] * 2), power=0.5)
+    raw, flat = some(60, 1) + 1, Gallery(DIM, flattening=space)
+    flat.enrol([f"{n % 20}" for n in range(60)], raw)
+    expected = Gallery(DIM)  # of rows that were flattened before
+    expected.enrol([f"{n % 20}" for n in range(60)], space.apply(raw))
+    queries = some(10, 2)
+    ranked = flat.rank(queries, 5)
+    assert ranked == expected.rank(space.apply(queries), 5)
+    assert ranked != filled().rank(queries, 5)
+    flat.save(tmp_path / "flat.safetensors")
+    loaded = Gallery.load(tmp_path / "flat.safetensors")
+    assert loaded.rank(queries, 5) == ranked
+    # another name, however different, changes no bit
+    loaded.add("other", 100 * some(50, 3))
+    loaded.remove("other")
+    loaded.save(tmp_path / "again.safetensors")
+    assert Gallery.load(tmp_path / "again.safetensors").rank(queries, 5) == ranked
+    # a version that knows no flattening must not read it; a damaged one is named
+    with safe_open(tmp_path / "flat.safetensors", framework="pt") as file:
+        text = file.metadata()["gallery"]
+    assert json.loads(text)["format_version"] == 2
+    tensors = load_file(tmp_path / "flat.safetensors")
+    for changed, named in (
+        ({"mean": space.mean[:-1]}, "mean and projection are"),
+        ({"projection": space.projection * torch.nan}, "not finite"),
+    ):
+        content = {**{k: v for k, v in tensors.items() if k != CHECKSUM}, **changed}
+        content[CHECKSUM] = torch.tensor([*content_sha256(content, text)], dtype=torch.uint8)
+        save_file(content, tmp_path / "bad.safetensors", metadata={"gallery": text})
+        with pytest.raises(DataError, match=named):
+            Gallery.load(tmp_path / "bad.safetensors")
+    filled().save(tmp_path / "plain.safetensors")
+    with safe_open(tmp_path / "plain.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["gallery"])["format_version"] == 1
 
 
 def test_a_query_below_the_threshold_is_nobody():
@@ -217,7 +255,8 @@ NAMES, ROWS = [f"person {n}" for n in range(30)], len(filled()._owner)
         ({"threshold": "high"}, "threshold is 'high'"),
         ({"threshold": True}, "threshold is True"),
         ({"facts": []}, "metadata are no table"),
-        ({"format_version": 2}, "format_version = 2"),
+        ({"format_version": 3}, "format_version = 3"),
+        ({"format_version": 2}, "holds no gallery ('mean')"),
     ],
 )
 def test_content_that_no_gallery_has_is_one_error(tmp_path, change, wrong, sealed):

@@ -76,7 +76,7 @@ def test_runs_belong_together_where_seed_name_and_run_settings_alone_differ():
     runs = [a_run(0, 0.5), a_run(1, 0.6, name="again", log_steps=7), a_run(2, 0.7, temperature=0.5)]
     recipes = group_by_recipe([*runs, a_run(1, 0.9), a_run(3, 0.5)._replace(evaluation=None)])
     assert [sorted(recipe.runs) for recipe in recipes] == [[0, 1], [2]]
-    assert recipes[0].values(("kNN", False)) == {0: ("p", 0.5), 1: ("p", 0.6)}  # not 0.9: the first
+    assert recipes[0].values(("kNN", "")) == {0: ("p", 0.5), 1: ("p", 0.6)}  # not 0.9: the first
     other_data = a_run(1, 0.6)._replace(data={"index_sha256": "y", "name": "b", "classes": []})
     assert len(group_by_recipe([runs[0], other_data])) == 2
     other_init = a_run(1, 0.6)
@@ -100,7 +100,7 @@ def test_a_difference_that_all_seeds_show_is_said():
     html = over_seeds(recipes)
     assert f"<data value='{float(np.mean(A))!r}'>70.8</data> ± 1.7" in html
     assert "0, 1, 2, 3" in html
-    assert "whitened kNN" in html
+    assert "whitened kNN" in html  # of a file of an earlier version
     assert "of 4 seeds in %: kNN 70.8 ± 1.7; whitened kNN" in lines(recipes)[0]
     expected = ttest_rel(A, B).confidence_interval(0.95)
     shown = f"{100 * expected.low:+.1f} to {100 * expected.high:+.1f}"
@@ -154,6 +154,13 @@ def test_what_counts_for_nothing_or_is_not_of_the_end_is_said():
         "One seed alone, and so no verdict: tiny (loss.temperature = 0.9)",
     ]
     assert "<p class='missing'>k: Evaluated at" in over_seeds(recipes, cautions(runs, recipes))
+
+    # what an earlier version whitened has no mean with what is flattened by a chosen power
+    runs = {"a": a_run(0, 0.5), "b": a_run(1, 0.6)}
+    runs["b"].evaluation["rows"][1]["power"] = 0.25
+    (recipe,) = group_by_recipe([*runs.values()])
+    assert recipe.values(("kNN", "whitened ")) == {0: ("p", 0.6)}
+    assert recipe.values(("kNN", "flattened ")) == {1: ("p", 0.7)}
     runs = {"a": a_run(0, 0.5), "b": a_run(1, 0.6, facts={**FACTS, "split": "val"})}
     (said,) = cautions(runs, group_by_recipe(runs.values()))
     assert "not evaluated on the same test data" in said

@@ -27,6 +27,7 @@ import sslpipe.train
 from sslpipe.cli.suite_tables import against_table
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.suite_file import features_name
 from sslpipe.recipe import load_recipe
 from sslpipe.report.build import confusion, header
 from sslpipe.report.charts import MOST_POINTS, Series, line_chart, thinned
@@ -243,7 +244,7 @@ def test_the_table_holds_the_numbers_of_eval_json(whole):
     assert columns == evaluation["columns"]
     names = {"ssl": "this run", "random": "random weights", "pixels": "raw pixels"}
     wanted = {
-        (names[row["features"]] + (", whitened" if row["whitened"] else ""), row["column"]): row
+        (features_name(row, names[row["features"]]), row["column"]): row
         for row in evaluation["rows"]
         if row["column"]
     }
@@ -674,7 +675,7 @@ def test_a_comparison_shows_both_runs_their_numbers_and_what_differs(whole, othe
         rows = json.loads((run_dir / "eval.json").read_text())["rows"]
         first = next(r for r in rows if r["features"] == "ssl" and r["column"] == "kNN")
         assert float(by_name[name][1]["value"]) == first["value"]
-        assert f"{name}, whitened" in by_name
+        assert any(shown.startswith(f"{name}, flattened (power ") for shown in by_name)
     assert len([name for name in by_name if name.startswith("raw pixels")]) == 2  # once, not twice
     cells = re.findall(r"<tr><th scope='row'><code>(recipe\.[^<]*)</code></th>(.*?)</tr>", html)
     assert [key for key, _ in cells] == ["recipe.optim.peak_lr"]
