@@ -25,6 +25,7 @@ COMMANDS = {
     "preview": ("train", "Draw images beside the views that training makes of them."),
     "train": ("train", "Pretrain or fine-tune, as the recipe says; or resume."),
     "status": ("train", "Show the state of a run, from its directory alone."),
+    "runs": ("train", "List the runs under a folder: recipe, steps, best number, disk."),
     "slurm": ("slurm", "Print the SLURM batch script of a training, or submit it."),
     "embed": ("embed", "Write the features, labels and ids of every sample of a split."),
     "choose": ("choose", "Rank pretrained weights on your images: sizes, joins and flattening."),

@@ -50,6 +50,7 @@ NEXT = {  # command -> what is typed after it; a sub-command without a row has t
     "preview": _TRAIN,
     "train": f"sslpipe status RUN while it runs, then {_SUITE}",
     "status": f"{_SUITE} when it is done",
+    "runs": "sslpipe status RUN",
     "slurm": "sslpipe status RUN",
     "slurm shards": _CHECK,
     "embed": "sslpipe evaluate knn TRAIN.safetensors TEST.safetensors",
