@@ -36,6 +36,19 @@ def main(
     expand: Annotated[
         int, option("Search again for the query and this many first neighbours.", min=0)
     ] = 0,
+    rerank: Annotated[
+        int,
+        option(
+            "Order this many of the nearest by the neighbours that they share with the query "
+            "(k-reciprocal re-ranking), such as 100.",
+            min=0,
+            max=1000,
+        ),
+    ] = 0,
+    augment: Annotated[
+        int,
+        option("Mix each image of the index with this many of its nearest ones first.", min=0),
+    ] = 0,
     as_json: Annotated[bool, option("Print JSON instead of lines.", "--json")] = False,
     out: Annotated[Path | None, option("Write a page of thumbnails, such as found.html.")] = None,
     checkpoint: Checkpoint = None,
@@ -63,12 +76,12 @@ def main(
     from sslpipe.evaluation.search import ImageSearch
     from sslpipe.export.load import load_backbone
 
-    search = ImageSearch(*zip(files, places, strict=True))
+    search = ImageSearch(*zip(files, places, strict=True), augment=augment)
     backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
     say_weights(backbone)
     search.check_network(backbone.network_facts)
     rows = backbone.to(pick_device(device, f"--device {device}")).encode(queries)
-    found = search.find(rows, top, where=where, expand=expand)
+    found = search.find(rows, top, where=where, expand=expand, rerank=rerank)
     keys = [[search.key(hit) for hit in hits] for hits in found]
     lines = [
         {

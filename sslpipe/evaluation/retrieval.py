@@ -20,6 +20,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, worst_value
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.ranking import SIMILARITIES, Integers, Ranks, Similarity, ranks_of_matches
+from sslpipe.evaluation.rerank import augmented, check_reranked
 from sslpipe.evaluation.result import Result, check_known
 from sslpipe.portable import replacing
 
@@ -57,6 +58,8 @@ def retrieval(
     by: GroupCodes | None = None,
     ignore: Path | None = None,
     per_query: Path | None = None,
+    augment: int = 0,
+    rerank: int = 0,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Average all retrieval metrics over the queries, over the whole gallery.
@@ -82,6 +85,11 @@ def retrieval(
         ignore: A CSV file without heading: in each line a query's id and a gallery id that it does
             not see.
         per_query: A safetensors file to write, one row a query.
+        augment: Also show rows with each image of the gallery mixed with its nearest ones, so many,
+            itself among them (database-side augmentation).
+        rerank: Also show rows with the first so many, up to 1,000, ordered by k-reciprocal
+            re-ranking. Both at once: of the mixed ones. These rows are marked transductive, since
+            an answer depends on the other images of the gallery.
         process: This process.
 
     Returns:
@@ -100,28 +108,47 @@ def retrieval(
     """
     if by is not None:
         by.check(gallery, queries)
-    scores = retrieval_per_query(
-        gallery,
-        queries,
-        k=k,
-        similarity=similarity,
-        denominator=denominator,
-        exclude_same_id=exclude_same_id,
-        exclude_same=exclude_same,
-        cross=cross,
-        ignore=None if ignore is None else read_pairs(ignore),
-        process=process,
-    )
-    if process.world_size > 1:  # all tables, in rank order, on every process
-        parts = (torch.from_numpy(array).to(message_device()) for array in scores[1:])
-        gathered = (all_gather_rows(rows).cpu().numpy() for rows in parts)
-        scores = PerQuery(scores.names, *gathered)
+    check_reranked(rerank)
+    settings: dict[str, Any] = {
+        "k": k,
+        "similarity": similarity,
+        "denominator": denominator,
+        "exclude_same_id": exclude_same_id,
+        "exclude_same": exclude_same,
+        "cross": cross,
+        "ignore": None if ignore is None else read_pairs(ignore),
+        "process": process,
+    }
+    scores = gathered(retrieval_per_query(gallery, queries, **settings), process)
     if per_query is not None and process.rank == 0:
         save_per_query(per_query, scores)
     protocol = f"retrieval {similarity} lone={lone}" + " self-removed" * exclude_same_id
     named = {"not-same": exclude_same, "cross": cross, "ignoring": ignore}
     protocol += "".join(f" {rule}={it.name}" for rule, it in named.items() if it is not None)
-    results = summary(scores, protocol, lone=lone, bank=len(gallery.ids))
+    shown = _rows(scores, protocol, lone, len(gallery.ids), by)
+    if augment or rerank:
+        if augment:
+            gallery = gallery._replace(features=augmented(gallery.features, augment))
+        scores = retrieval_per_query(gallery, queries, **settings, rerank=rerank)
+        protocol += " transductive" + f" augment={augment}" * bool(augment)
+        protocol += f" rerank={rerank}" * bool(rerank)
+        shown += _rows(gathered(scores, process), protocol, lone, len(gallery.ids), by)
+    return shown
+
+
+def gathered(scores: PerQuery, process: Rank) -> PerQuery:
+    """Return the tables of all processes, in rank order, on every process. Collective."""
+    if process.world_size == 1:
+        return scores
+    parts = (torch.from_numpy(array).to(message_device()) for array in scores[1:])
+    return PerQuery(scores.names, *(all_gather_rows(rows).cpu().numpy() for rows in parts))
+
+
+def _rows(
+    scores: PerQuery, protocol: str, lone: Lone, bank: int, by: GroupCodes | None
+) -> list[Result]:
+    """Average each metric; with `by`, its worst value beside it."""
+    results = summary(scores, protocol, lone=lone, bank=bank)
     if by is None:
         return results
     scored = by.of_queries(scores.matches > 0) if lone == "skip" else by
@@ -145,6 +172,7 @@ def retrieval_per_query(
     exclude_same: GroupCodes | None = None,
     cross: GroupCodes | None = None,
     ignore: Integers | None = None,
+    rerank: int = 0,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> PerQuery:
     """Score this process's share of the queries, in order of their rows.
@@ -157,6 +185,10 @@ def retrieval_per_query(
         raise DataError(f"k = {tuple(k)} must lie in 1..{len(gallery.ids)}, the gallery's rows")
     check_known("denominator", denominator, get_args(Denominator))
     check_known("similarity", similarity, SIMILARITIES)
+    if rerank and similarity != "cosine":
+        raise DataError(
+            f"rerank orders by cosines, and similarity is {similarity!r}; leave one out"
+        )
     same = gallery.features.shape == queries.features.shape and all(
         torch.equal(a, b) for a, b in zip(gallery, queries, strict=True)
     )
@@ -181,6 +213,7 @@ def retrieval_per_query(
         removed=own if ignore is None else np.concatenate([ignore, own]),
         unlike=None if exclude_same is None else exclude_same.of_queries(part),
         cross=None if cross is None else cross.of_queries(part),
+        rerank=rerank,
     )
     for tile in tiles:
         values.append(query_metrics(tile, ks, denominator))
