@@ -61,6 +61,7 @@ NEXT = {  # command -> what is typed after it; a sub-command without a row has t
     "gallery": "sslpipe gallery identify GALLERY.safetensors IMAGE --model FOLDER",
     "gallery enrol": "sslpipe gallery calibrate GALLERY.safetensors STRANGERS --model FOLDER",
     "choose": "sslpipe export SOURCE --out FOLDER",
+    "index": "sslpipe search INDEX.json QUERY.jpg --model MODEL",
     "search": "sslpipe gallery enrol GALLERY.safetensors PHOTOS --model FOLDER",
     "curate": _TRAIN,
     "curate select": "sslpipe shards build DIR --source csv --csv FOLDER/chosen.csv",

@@ -22,13 +22,19 @@ app = new_app()
     'out/backbone --data out/shoes --data out/bags --where "vendor = A" --out found.html'
 )
 def main(
-    features: Annotated[str, argument("A file of `sslpipe embed`; several joined by commas.")],
+    features: Annotated[
+        str,
+        argument("A file of `sslpipe embed`; several joined by commas; or one of `sslpipe index`."),
+    ],
     images: Annotated[list[Path], argument("Images to search for, or folders of images.")],
     model: Annotated[Path, option(f"What made the features: a run, {SOURCES}, or model.onnx.")],
     data: Annotated[
-        list[str],
-        option("The data set of the features, dataset.json: of all files, or one --data a file."),
-    ],
+        list[str] | None,
+        option(
+            "The data set of the features, dataset.json: of all files, or one --data a file. Not "
+            "with an index, which names its own."
+        ),
+    ] = None,
     top: Annotated[int, option("Images to show for each query.", min=1)] = 10,
     where: Annotated[
         str, option('Search only among these, by their columns: "vendor = A and year >= 2024".')
@@ -64,9 +70,19 @@ def main(
     whole = Path(features).exists()  # a name may have a comma
     files = [Path(each.strip()) for each in ([features] if whole else features.split(","))]
     check_features(files)
-    if len(data) not in (1, len(files)):
-        raise UserError(f"--data names {len(data)} data sets for {len(files)} files of features")
-    places = data if len(data) == len(files) else data * len(files)
+    is_index = len(files) == 1 and files[0].suffix == ".json"
+    if is_index and data:
+        raise UserError(f"{files[0]} names its data sets itself; leave --data out")
+    if not is_index and len(data or ()) not in (1, len(files)):
+        number = len(data or ())
+        raise UserError(f"--data names {number} data sets for {len(files)} files of features")
+    if is_index:
+        from sslpipe.evaluation.search_index import read_index
+
+        places = [part["data"] for part in read_index(files[0])]
+    else:
+        assert data is not None
+        places = data if len(data) == len(files) else data * len(files)
     indexes = [open_data(place) for place in places]
     queries = [path for name in images for path in (find_images(name) if name.is_dir() else [name])]
     if out is not None:
@@ -76,7 +92,12 @@ def main(
     from sslpipe.evaluation.search import ImageSearch
     from sslpipe.export.load import load_backbone
 
-    search = ImageSearch(*zip(files, places, strict=True), augment=augment)
+    if is_index:
+        from sslpipe.evaluation.search_index import open_index
+
+        search, _ = open_index(files[0], augment)
+    else:
+        search = ImageSearch(*zip(files, places, strict=True), augment=augment)
     backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
     say_weights(backbone)
     search.check_network(backbone.network_facts)

@@ -49,9 +49,11 @@ class ImageSearch:
         files: Each with the data set that it was embedded from, a path or a URL.
         augment: Mix each image with its nearest ones of all files, so many, itself among them, at
             the cost of comparing every image with every other. 0: do not.
+        removed: Ids of each file that are not found; none by default.
 
     Attributes:
         facts: What the files say of their network and view.
+        all_facts: What each file says.
         splits: The split of each file.
 
     Raises:
@@ -59,9 +61,15 @@ class ImageSearch:
             first one.
     """
 
-    def __init__(self, *files: tuple[str | Path, str], augment: int = 0) -> None:
+    def __init__(
+        self,
+        *files: tuple[str | Path, str],
+        augment: int = 0,
+        removed: Sequence[Sequence[int]] = (),
+    ) -> None:
         self.splits: list[Split] = []
         self.facts: dict[str, Any] = {}
+        self.all_facts: list[dict[str, Any]] = []
         self._rows: list[Embeddings] = []
         for path, data in files:
             rows, facts = load_embeddings(path)
@@ -70,6 +78,10 @@ class ImageSearch:
             else:
                 self.facts = facts
             self.splits.append(split_of_file(data, Path(path), rows, facts))
+            self.all_facts.append(facts)
+            if removed and len(removed[len(self._rows)]):
+                gone = torch.tensor(removed[len(self._rows)], dtype=torch.int64)
+                rows = rows.rows(~torch.isin(rows.ids, gone))
             # made once: a search is then one product
             self._rows.append(rows._replace(features=fixed_point_units(rows.features)))
         if not self.splits:
@@ -92,6 +104,10 @@ class ImageSearch:
 
     def __len__(self) -> int:
         return sum(len(rows.ids) for rows in self._rows)
+
+    def ids(self, part: int) -> set[int]:
+        """Return the ids of a file's images that can be found."""
+        return {*self._rows[part].ids.tolist()}
 
     def find(
         self,
