@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 

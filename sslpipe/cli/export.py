@@ -1,21 +1,27 @@
 """`sslpipe export` and `whiten`: a backbone in the formats of other libraries, and flattened."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from sslpipe.cli.inputs import check_features, check_folder, check_model
+from sslpipe.cli.inputs import check_features, check_folder, check_model, open_data
 from sslpipe.cli.next_step import say_next_program
 from sslpipe.cli.options import SOURCES, Checkpoint, Weights, argument, documented, option
 from sslpipe.cli.terminal import new_app, say, say_weights, show, working
 from sslpipe.errors import UserError
 
+if TYPE_CHECKING:
+    from sslpipe.export.lower import Agreement
+
 FLOOR = 0.1  # sslpipe.evaluation.whiten.FLOOR, without its imports
+LEAST_EQUAL = 0.95  # sslpipe.export.lower.LEAST_EQUAL
 
 app = new_app()
 
 
 @documented(
-    app, epilog="Example: sslpipe export runs/photos --out out/backbone --format safetensors,onnx"
+    app,
+    epilog="Examples: sslpipe export runs/photos --out out/backbone --format safetensors,onnx | "
+    "sslpipe export runs/photos --out out/small --format onnx-int8 --data out/photos/dataset.json",
 )
 def export(
     source: Annotated[Path, argument(f"A run directory, {SOURCES}.")],
@@ -24,33 +30,60 @@ def export(
     with_projector: Annotated[bool, option("", "--with-projector")] = False,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
+    preprocessing: Annotated[bool, option("", "--with-preprocessing")] = False,
+    data: Annotated[str | None, option()] = None,
+    split: str = "test",
+    least_equal: Annotated[float, option(min=0, max=1)] = LEAST_EQUAL,
     overwrite: bool = False,
 ) -> None:
     """Export the backbone; each format is verified in a clean process.
 
-    That process loads the format with its own library and compares the features.
+    That process loads the format with its own library and compares the features. onnx-float16 and
+    onnx-int8 are verified by search: as in float32, which image is the nearest of each?
 
     Args:
         out: The folder to write.
         format: safetensors, torchvision, timm, onnx, pt2 or hf, separated by commas; or all: every
-            format that can hold this backbone. Repeatable.
+            format that can hold this backbone. Repeatable. onnx-float16 and onnx-int8 are named one
+            by one.
+        preprocessing: Beside each ONNX file, write one that takes uint8 pixels of any size: it
+            resizes, crops and normalises them.
+        data: For onnx-float16 and onnx-int8: the dataset.json of the images that calibrate and
+            verify them.
+        split: Its split, which training has not seen.
+        least_equal: Share of these images whose nearest image must be the same as in float32.
         with_projector: Write the projector, too.
         overwrite: Replace an existing export.
     """
     check_model(source)
     check_folder(out)
+    formats = tuple(name.strip() for text in format for name in text.split(","))
+    images = None
+    if data is not None:
+        index = open_data(data, split)
+        images = index.split(split), index.manifest.name
 
     from sslpipe.export.write import export_model, load_for_export, refusals
 
-    formats = tuple(name.strip() for text in format for name in text.split(","))
     model = load_for_export(
         source, with_projector=with_projector, checkpoint=checkpoint, weights=weights
     )
     say_weights(model)
+    proofs: dict[str, Agreement] = {}
     with working("export") as stage:
-        written = export_model(model, out, formats, overwrite=overwrite, say=stage)
+        written = export_model(
+            model,
+            out,
+            formats,
+            overwrite=overwrite,
+            say=stage,
+            preprocessing=preprocessing,
+            images=images,
+            least_equal=least_equal,
+            found=proofs.__setitem__,
+        )
     for name, path in written.items():
-        show(f"{name}: {path}, proved equal in a clean process")
+        show(f"{name}: {path}, {proofs.get(name, 'proved equal in a clean process')}")
     for name, reason in refusals(model).items() if "all" in formats else ():
         show(f"{name}: skipped: {reason}")
     say_next_program("cat", out / "README.md")  # how each format is loaded

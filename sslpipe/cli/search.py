@@ -22,13 +22,19 @@ app = new_app()
     'out/backbone --data out/shoes --data out/bags --where "vendor = A" --out found.html'
 )
 def main(
-    features: Annotated[str, argument("A file of `sslpipe embed`; several joined by commas.")],
+    features: Annotated[
+        str,
+        argument("A file of `sslpipe embed`; several joined by commas; or one of `sslpipe index`."),
+    ],
     images: Annotated[list[Path], argument("Images to search for, or folders of images.")],
     model: Annotated[Path, option(f"What made the features: a run, {SOURCES}.")],
     data: Annotated[
-        list[str],
-        option("The data set of the features, dataset.json: of all files, or one --data a file."),
-    ],
+        list[str] | None,
+        option(
+            "The data set of the features, dataset.json: of all files, or one --data a file. Not "
+            "with an index, which names its own."
+        ),
+    ] = None,
     top: Annotated[int, option("Images to show for each query.", min=1)] = 10,
     where: Annotated[
         str, option('Search only among these, by their columns: "vendor = A and year >= 2024".')
@@ -39,6 +45,19 @@ def main(
     flatten: Annotated[
         bool, option("Flatten the features' spectrum, as `sslpipe whiten` does.")
     ] = True,
+    rerank: Annotated[
+        int,
+        option(
+            "Order this many of the nearest by the neighbours that they share with the query "
+            "(k-reciprocal re-ranking), such as 100.",
+            min=0,
+            max=1000,
+        ),
+    ] = 0,
+    augment: Annotated[
+        int,
+        option("Mix each image of the index with this many of its nearest ones first.", min=0),
+    ] = 0,
     as_json: Annotated[bool, option("Print JSON instead of lines.", "--json")] = False,
     out: Annotated[Path | None, option("Write a page of thumbnails, such as found.html.")] = None,
     checkpoint: Checkpoint = None,
@@ -54,9 +73,19 @@ def main(
     whole = Path(features).exists()  # a name may have a comma
     files = [Path(each.strip()) for each in ([features] if whole else features.split(","))]
     check_features(files)
-    if len(data) not in (1, len(files)):
-        raise UserError(f"--data names {len(data)} data sets for {len(files)} files of features")
-    places = data if len(data) == len(files) else data * len(files)
+    is_index = len(files) == 1 and files[0].suffix == ".json"
+    if is_index and data:
+        raise UserError(f"{files[0]} names its data sets itself; leave --data out")
+    if not is_index and len(data or ()) not in (1, len(files)):
+        number = len(data or ())
+        raise UserError(f"--data names {number} data sets for {len(files)} files of features")
+    if is_index:
+        from sslpipe.evaluation.search_index import read_index
+
+        places = [part["data"] for part in read_index(files[0])]
+    else:
+        assert data is not None
+        places = data if len(data) == len(files) else data * len(files)
     indexes = [open_data(place) for place in places]
     queries = [path for name in images for path in (find_images(name) if name.is_dir() else [name])]
     if out is not None:
@@ -66,14 +95,20 @@ def main(
     from sslpipe.evaluation.search import ImageSearch
     from sslpipe.export.load import load_backbone
 
-    search = ImageSearch(*zip(files, places, strict=True), flatten=flatten)
+    if is_index:
+        from sslpipe.evaluation.search_index import open_index
+
+        search, _ = open_index(files[0], augment, flatten=flatten)
+    else:
+        parts = zip(files, places, strict=True)
+        search = ImageSearch(*parts, flatten=flatten, augment=augment)
     undo = "; --no-flatten: as they are" * (search.flattening is not None)
     say(f"features {search.form}{undo}")
     backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
     say_weights(backbone)
     search.check_network(backbone.network_facts)
     rows = backbone.to(pick_device(device, f"--device {device}")).encode(queries)
-    found = search.find(rows, top, where=where, expand=expand)
+    found = search.find(rows, top, where=where, expand=expand, rerank=rerank)
     keys = [[search.key(hit) for hit in hits] for hits in found]
     lines = [
         {

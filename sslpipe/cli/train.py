@@ -1,9 +1,10 @@
-"""`sslpipe check`, `train`, `preview` and `status`."""
+"""`sslpipe check`, `train`, `preview`, `status` and `runs`."""
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -32,8 +33,8 @@ from sslpipe.cli.options import (
     documented,
     option,
 )
-from sslpipe.cli.terminal import console, new_app, say_once, show, working
-from sslpipe.errors import UserError
+from sslpipe.cli.terminal import console, new_app, say_once, show, text_table, working
+from sslpipe.errors import UserError, one_line
 
 app = new_app()
 
@@ -225,22 +226,94 @@ def preview(
         say_next("train", *training(recipe, overrides, data), "--run-dir", new_run_dir(loaded.name))
 
 
-@app.command(epilog="Examples: sslpipe status runs/photos | sslpipe status runs/photos --json")
+@app.command(epilog="Examples: sslpipe status runs/photos | sslpipe status runs/photos --follow")
 def status(
     run: Annotated[Path, argument("A run directory, of pretraining or fine-tuning.")],
     as_json: Annotated[bool, option("Print JSON, for programs.", "--json")] = False,
+    follow: Annotated[
+        bool, option("Draw learning curves, until the run has ended or Ctrl-C.", "--follow")
+    ] = False,
 ) -> None:
     """Show the state of a run, from its directory alone.
 
     Progress, speed, time left, health, bad samples, last checkpoint, and each process.
     """
     check_run(run)
+    if follow and as_json:
+        raise UserError("--follow draws for people, and --json is for programs; leave one out")
 
     from sslpipe.run.status import render
     from sslpipe.run.status import status as read_status
 
+    if follow:
+        with suppress(KeyboardInterrupt):
+            _follow(run)
+        return
     summary = read_status(run)
     if as_json:
         sys.stdout.write(json.dumps(summary, indent=1) + "\n")
     else:
         show(render(summary))
+
+
+def _follow(run: Path) -> None:
+    """Draw a run's curves again and again on a terminal; elsewhere a line a log line, then once."""
+    from rich.live import Live
+
+    from sslpipe.run import watch
+
+    if not sys.stdout.isatty():
+        last = -1
+
+        def tell(summary: dict[str, Any]) -> None:
+            nonlocal last
+            if summary["step"] != last:
+                last = summary["step"]
+                values = {name: each[-1] for name, each in watch.curves(run).items()}
+                cells = [f"step {last} of {summary['steps']}"]
+                show(
+                    ", ".join([*cells, *(f"{name} {value:.4g}" for name, value in values.items())])
+                )
+
+        show(watch.picture(watch.follow(run, tell)))
+        return
+    with Live(console=Console(), auto_refresh=False) as live:
+        watch.follow(run, lambda summary: live.update(watch.picture(summary), refresh=True))
+
+
+@app.command(epilog="Examples: sslpipe runs runs | sslpipe runs runs --json")
+def runs(
+    folder: Annotated[Path, argument("A folder with runs in it, at any depth.")],
+    as_json: Annotated[bool, option("Print JSON, for programs.", "--json")] = False,
+) -> None:
+    """List the runs under a folder: recipe, steps, best number, disk.
+
+    Below stands what may be deleted: checkpoints that neither a resume nor --checkpoint best reads.
+    Nothing is deleted.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder; name one with runs in it")
+
+    from sslpipe.run.watch import list_runs
+
+    found = list_runs(folder)
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        return
+    rows = [
+        (
+            each["run"],
+            str(each["recipe"] or "-"),
+            each["state"],
+            "-" if each["steps"] is None else f"{each['step']} of {each['steps']}",
+            "-" if each["best"] is None else f"{each['best_of']} {each['best']:.4g}",
+            f"{each['bytes'] / 1e6:.1f} MB",
+        )
+        for each in found
+    ]
+    show(text_table(("run", "recipe", "state", "steps", "best", "disk"), rows, left=3))
+    for each in found:
+        if each["state"] == "damaged":
+            show(one_line(each["detail"]))
+        for path, size in each["deletable"].items():
+            show(f"may be deleted: {one_line(path)} ({size / 1e6:.1f} MB)")

@@ -16,6 +16,7 @@ from sslpipe.evaluation.exact import (
     rank_keys,
 )
 from sslpipe.evaluation.groups import GroupCodes
+from sslpipe.evaluation.rerank import k_reciprocal_order
 from sslpipe.precision import full_float32
 
 TILE_NUMBERS = 2**23  # similarities of a tile: 32 MiB of float32
@@ -42,12 +43,14 @@ def ranks_of_matches(
     itself: bool = True,
     unlike: GroupCodes | None = None,
     cross: GroupCodes | None = None,
+    rerank: int = 0,
 ) -> Iterator[Ranks]:
     """Rank all matches by their cosine, a tile of queries at a time.
 
     Equal cosines (in float32) rank by the lower row of the gallery. Unless `itself`, a query does
     not see the row of its own id. Nor does it see rows that have its own value of the column
     `unlike`, and those of its own label that have its own value of `cross`.
+    The first `rerank` of what it sees are ordered by `k_reciprocal_order`.
     """
     # the gallery sorted by label: a query's matches are neighbours there
     order = np.argsort(gallery.labels.cpu().numpy(), kind="stable")
@@ -70,7 +73,7 @@ def ranks_of_matches(
     # exact products rank many matches; of few, the doubtful ones are looked at again
     most = int((last - first).max(initial=0))
     step = max(1, TILE_NUMBERS // len(features))
-    few, size = most <= COUNTED, min(step, len(wanted))
+    few, size = most <= COUNTED and not rerank, min(step, len(wanted))
     find = _by_counting(features, order) if few else _by_sorting(order)
     with full_float32():
         table = _cosines(features, size, torch.float32 if few else torch.float64)
@@ -83,13 +86,27 @@ def ranks_of_matches(
                 own = slice(first[start + at], last[start + at])
                 if own.start == own.stop:
                     continue
-                near, unseen = row[own].copy(), hidden(start + at, own)
+                unseen = hidden(start + at, own)
+                if rerank:
+                    row[unseen] = -np.inf
+                    _rerank(row, part[at], features, order, rerank)
+                near = row[own].copy()
                 row[unseen] = row[own] = -np.inf  # what is left is no match
                 seen = np.ones(len(near), bool)
                 seen[unseen[(unseen >= own.start) & (unseen < own.stop)] - own.start] = False
                 positions = find(row, near[seen], query, own.start + np.flatnonzero(seen))
                 ranks[at, : len(positions)], matches[at] = positions, len(positions)
             yield Ranks(ranks, matches)
+
+
+def _rerank(row: Floats32, query: Tensor, bank: Tensor, order: Integers, count: int) -> None:
+    """Replace the largest similarities of a row by larger ones, in the order of re-ranking."""
+    count = min(count, int(np.isfinite(row).sum()))
+    if count:
+        keys = rank_keys(torch.from_numpy(row), torch.from_numpy(order))
+        first = keys.topk(count).indices  # nearest first
+        ranked = first.numpy()[k_reciprocal_order(query, bank[first.to(bank.device)])]
+        row[ranked] = 1 + np.arange(count, 0, -1)  # a cosine is at most 1
 
 
 # (row, near, query, places) -> the ranks of the matches at `places`: `near` are their similarities,

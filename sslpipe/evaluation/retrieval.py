@@ -16,6 +16,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, worst_value
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.ranking import Integers, Ranks, ranks_of_matches
+from sslpipe.evaluation.rerank import augmented, check_reranked
 from sslpipe.evaluation.result import Result
 
 Floats = NDArray[np.float64]
@@ -44,6 +45,8 @@ def retrieval(
     exclude_same: GroupCodes | None = None,
     cross: GroupCodes | None = None,
     by: GroupCodes | None = None,
+    augment: int = 0,
+    rerank: int = 0,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Average all retrieval metrics over the queries, over the whole gallery.
@@ -62,6 +65,11 @@ def retrieval(
             own label and its own value of it; those of other labels stay as distractors.
         by: A column: Recall@k, map and map_at_r of its worst value beside them; see
             `groups.worst_value`.
+        augment: Also show rows with each image of the gallery mixed with its nearest ones, so many,
+            itself among them (database-side augmentation).
+        rerank: Also show rows with the first so many, up to 1,000, ordered by k-reciprocal
+            re-ranking. Both at once: of the mixed ones. These rows are marked transductive, since
+            an answer depends on the other images of the gallery.
         process: This process.
 
     Returns:
@@ -81,23 +89,40 @@ def retrieval(
     """
     if by is not None:
         by.check(gallery, queries)
-    scores = retrieval_per_query(
-        gallery,
-        queries,
-        k=k,
-        exclude_same_id=exclude_same_id,
-        exclude_same=exclude_same,
-        cross=cross,
-        process=process,
-    )
-    if process.world_size > 1:  # all tables, in rank order, on every process
-        parts = (torch.from_numpy(array).to(message_device()) for array in scores[1:])
-        gathered = (all_gather_rows(rows).cpu().numpy() for rows in parts)
-        scores = PerQuery(scores.names, *gathered)
+    check_reranked(rerank)
+    settings: dict[str, Any] = {
+        "k": k,
+        "exclude_same_id": exclude_same_id,
+        "exclude_same": exclude_same,
+        "cross": cross,
+        "process": process,
+    }
+    scores = gathered(retrieval_per_query(gallery, queries, **settings), process)
     protocol = "retrieval cosine lone=skip" + " self-removed" * exclude_same_id
     named = {"not-same": exclude_same, "cross": cross}
     protocol += "".join(f" {rule}={it.name}" for rule, it in named.items() if it is not None)
-    results = summary(scores, protocol, bank=len(gallery.ids))
+    shown = _rows(scores, protocol, len(gallery.ids), by)
+    if augment or rerank:
+        if augment:
+            gallery = gallery._replace(features=augmented(gallery.features, augment))
+        scores = retrieval_per_query(gallery, queries, **settings, rerank=rerank)
+        protocol += " transductive" + f" augment={augment}" * bool(augment)
+        protocol += f" rerank={rerank}" * bool(rerank)
+        shown += _rows(gathered(scores, process), protocol, len(gallery.ids), by)
+    return shown
+
+
+def gathered(scores: PerQuery, process: Rank) -> PerQuery:
+    """Return the tables of all processes, in rank order, on every process. Collective."""
+    if process.world_size == 1:
+        return scores
+    parts = (torch.from_numpy(array).to(message_device()) for array in scores[1:])
+    return PerQuery(scores.names, *(all_gather_rows(rows).cpu().numpy() for rows in parts))
+
+
+def _rows(scores: PerQuery, protocol: str, bank: int, by: GroupCodes | None) -> list[Result]:
+    """Average each metric; with `by`, its worst value beside it."""
+    results = summary(scores, protocol, bank=bank)
     if by is None:
         return results
     scored = by.of_queries(scores.matches > 0)
@@ -118,6 +143,7 @@ def retrieval_per_query(
     exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
     cross: GroupCodes | None = None,
+    rerank: int = 0,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> PerQuery:
     """Score this process's share of the queries, in order of their rows; see `retrieval`."""
@@ -146,6 +172,7 @@ def retrieval_per_query(
         itself=not exclude_same_id,
         unlike=None if exclude_same is None else exclude_same.of_queries(part),
         cross=None if cross is None else cross.of_queries(part),
+        rerank=rerank,
     )
     for tile in tiles:
         values.append(query_metrics(tile, ks))

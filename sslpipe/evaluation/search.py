@@ -21,6 +21,7 @@ from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddin
 from sslpipe.evaluation.exact import fixed_point_units
 from sslpipe.evaluation.features import split_of_file
 from sslpipe.evaluation.neighbours import nearest_units
+from sslpipe.evaluation.rerank import augmented, check_reranked, k_reciprocal_order
 from sslpipe.evaluation.selection import parse_conditions, select
 from sslpipe.evaluation.whiten import Whitening
 
@@ -52,9 +53,13 @@ class ImageSearch:
         flatten: Flatten the spectrum of the features, as `sslpipe whiten` does, with the power that
             needs no labels. It is learned on the images searched among, and never on queries. No
             effect where the files are whitened, or have too few rows.
+        augment: Mix each image with its nearest ones of all files, so many, itself among them, at
+            the cost of comparing every image with every other. 0: do not.
+        removed: Ids of each file that are not found; none by default.
 
     Attributes:
         facts: What the files say of their network and view.
+        all_facts: What each file says.
         flattening: What flattens the features and the queries; None: they are as they are.
         form: The same in words.
         splits: The split of each file.
@@ -64,9 +69,16 @@ class ImageSearch:
             first one.
     """
 
-    def __init__(self, *files: tuple[str | Path, str], flatten: bool = True) -> None:
+    def __init__(
+        self,
+        *files: tuple[str | Path, str],
+        flatten: bool = True,
+        augment: int = 0,
+        removed: Sequence[Sequence[int]] = (),
+    ) -> None:
         self.splits: list[Split] = []
         self.facts: dict[str, Any] = {}
+        self.all_facts: list[dict[str, Any]] = []
         self._rows: list[Embeddings] = []
         for path, data in files:
             rows, facts = load_embeddings(path)
@@ -75,6 +87,10 @@ class ImageSearch:
             else:
                 self.facts = facts
             self.splits.append(split_of_file(data, Path(path), rows, facts))
+            self.all_facts.append(facts)
+            if removed and len(removed[len(self._rows)]):
+                gone = torch.tensor(removed[len(self._rows)], dtype=torch.int64)
+                rows = rows.rows(~torch.isin(rows.ids, gone))
             self._rows.append(rows)
         if not self.splits:
             raise UserError("no features file to search; write one with `sslpipe embed`")
@@ -93,6 +109,12 @@ class ImageSearch:
         for part, rows in enumerate(self._rows):
             units = fixed_point_units(self._flattened(rows.features, in_place=True))
             self._rows[part] = rows._replace(features=units)
+        if augment:
+            mixed = augmented(torch.cat([rows.features for rows in self._rows]), augment)
+            parts = torch.split(mixed, [len(rows.ids) for rows in self._rows])
+            self._rows = [
+                rows._replace(features=part) for rows, part in zip(self._rows, parts, strict=True)
+            ]
 
     def check_network(self, facts: Mapping[str, Any]) -> None:
         """Raise DataError where these facts of the queries' network and view are others."""
@@ -106,8 +128,19 @@ class ImageSearch:
     def __len__(self) -> int:
         return sum(len(rows.ids) for rows in self._rows)
 
+    def ids(self, part: int) -> set[int]:
+        """Return the ids of a file's images that can be found."""
+        return {*self._rows[part].ids.tolist()}
+
     def find(
-        self, queries: Tensor, top: int = 10, *, where: str = "", expand: int = 0, alpha: float = 3
+        self,
+        queries: Tensor,
+        top: int = 10,
+        *,
+        where: str = "",
+        expand: int = 0,
+        alpha: float = 3,
+        rerank: int = 0,
     ) -> list[list[Hit]]:
         """Return the nearest images of each query, best first.
 
@@ -119,6 +152,8 @@ class ImageSearch:
                 each weighted by its cosine to the power `alpha` (0 where it is negative). 0: do
                 not.
             alpha: At least 0.
+            rerank: Order this many of the nearest by the neighbours that they share with the query
+                (k-reciprocal re-ranking); the scores stay cosines. 0: do not.
 
         Raises:
             UserError: The queries do not fit, or no image does.
@@ -131,15 +166,19 @@ class ImageSearch:
             raise UserError(f"queries are {tuple(queries.shape)}, not finite rows of {width}")
         if top < 1 or expand < 0 or alpha < 0:
             raise UserError(f"top = {top}, expand = {expand}, alpha = {alpha}: negative, or no row")
+        check_reranked(rerank)
         queries, kept = self._flattened(queries.cpu().float()), self._where(where)
         if expand:
             near = self._nearest(queries, expand, kept)
             queries = torch.stack(
                 [self._expanded(*each, alpha) for each in zip(queries, near, strict=True)]
             )
+        found = self._nearest(queries, max(top, rerank), kept)
+        if rerank:
+            found = [self._reranked(*each, rerank) for each in zip(queries, found, strict=True)]
         return [
-            [Hit(score, part, *self._sample(part, row)) for score, part, row in each]
-            for each in self._nearest(queries, top, kept)
+            [Hit(score, part, *self._sample(part, row)) for score, part, row in each[:top]]
+            for each in found
         ]
 
     def key(self, hit: Hit) -> str:
@@ -188,6 +227,13 @@ class ImageSearch:
             weight = max(score, 0.0) ** alpha
             total = total + weight * self._rows[part].features[row].double()
         return total.float()
+
+    def _reranked(
+        self, query: Tensor, near: list[tuple[float, int, int]], count: int
+    ) -> list[tuple[float, int, int]]:
+        """The same hits, the first ones in the order of re-ranking."""
+        rows = torch.stack([self._rows[part].features[row] for _, part, row in near[:count]])
+        return [near[place] for place in k_reciprocal_order(query, rows)] + near[count:]
 
     def _sample(self, part: int, row: int) -> tuple[int, int]:
         rows = self._rows[part]

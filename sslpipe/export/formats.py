@@ -190,13 +190,18 @@ def _refuses_onnx(model: FrozenBackbone) -> str | None:
 
 
 def _write_onnx(model: FrozenBackbone, folder: Path) -> Path:
+    return save_onnx(onnx_graph(model, model.backbone), folder / "model.onnx")
+
+
+def onnx_graph(model: FrozenBackbone, network: nn.Module) -> Any:
+    """Trace a network that takes what the backbone takes; metadata say how images are made."""
     import onnx
 
     # trace, with a free batch size
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations; the proof is what counts
         program = torch.onnx.export(
-            model.backbone,
+            network,
             (_traced(model),),
             dynamo=True,
             opset_version=ONNX_OPSET,
@@ -229,8 +234,14 @@ def _write_onnx(model: FrozenBackbone, folder: Path) -> Path:
         "weights_sha256": model.config.weights_sha256,
     }
     onnx.helper.set_model_props(proto, metadata)
+    return proto
+
+
+def save_onnx(proto: Any, path: Path) -> Path:
+    """Check an ONNX model and write it; the same model gives the same bytes."""
+    import onnx
+
     onnx.checker.check_model(proto)
-    path = folder / "model.onnx"
     path.write_bytes(proto.SerializeToString(deterministic=True))
     return path
 

@@ -117,15 +117,20 @@ def _read_both(folder: Path) -> list[nn.Module]:
     return models
 
 
-class _OnnxSession(nn.Module):
-    def __init__(self, path: Path) -> None:
+class OnnxSession(nn.Module):
+    """Run a file of the onnx format by onnxruntime, on the CPU."""
+
+    def __init__(self, path: Path, given: str = "images") -> None:
         super().__init__()
         import onnxruntime
+
+        self.given = given
 
         self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def forward(self, images: Tensor) -> Tensor:
-        (features,) = self.session.run(["features"], {"images": images.numpy()})
+        """Compute features, (B, F), of what the file takes."""
+        (features,) = self.session.run(["features"], {self.given: images.contiguous().numpy()})
         return torch.from_numpy(features)
 
 
@@ -134,7 +139,7 @@ READERS: dict[str, Callable[[Path], list[nn.Module]]] = {
     "safetensors": _read_sslpipe,
     "torchvision": _read_torchvision,
     "timm": lambda folder: _read_both(folder / "timm"),
-    "onnx": lambda folder: [_OnnxSession(folder / "model.onnx")],
+    "onnx": lambda folder: [OnnxSession(folder / "model.onnx")],
     "pt2": lambda folder: [torch.export.load(folder / "model.pt2").module()],
     "hf": lambda folder: _read_both(folder / "hf"),
 }

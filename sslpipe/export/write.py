@@ -10,6 +10,9 @@ Layout of a folder that `export_backbone` writes (a format that was not requeste
     torchvision/NAME.safetensors    format "torchvision": a state dict without the head
     timm/                 format "timm": for timm.create_model("local-dir:...")
     model.onnx            format "onnx": normalised images -> features, any batch size
+    model.float16.onnx    format "onnx-float16": the same in float16, proved by `lower.agreement`
+    model.int8.onnx       format "onnx-int8": the same in 8 bits, too
+    model*.pixels.onnx    beside each of these, where requested: uint8 pixels -> features
     model.pt2             format "pt2": the same as a program of torch.export
     hf/                   format "hf": a repository for the Hugging Face Hub, with its model card
 """
@@ -23,9 +26,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sslpipe.data.index import Split
 from sslpipe.errors import ExportError, did_you_mean
 from sslpipe.export.formats import FORMATS
+from sslpipe.export.front import check_front, front_usage, with_preprocessing
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone, load_run
+from sslpipe.export.lower import LEAST_EQUAL, LOWER, Agreement, LowerFormats, usage
 from sslpipe.export.model_card import model_card, sha256_sums
 from sslpipe.export.verify import (
     TOLERANCE,
@@ -100,6 +106,10 @@ def export_model(
     *,
     overwrite: bool = False,
     say: Callable[[str], None] = lambda text: None,
+    preprocessing: bool = False,
+    images: tuple[Split, str] | None = None,
+    least_equal: float = LEAST_EQUAL,
+    found: Callable[[str, Agreement], None] = lambda name, agreement: None,
 ) -> dict[str, Path]:
     """Write the formats, prove each, and only then put the folder in its place.
 
@@ -109,9 +119,14 @@ def export_model(
     Args:
         model: The backbone; it stays as it is.
         out: The folder to write.
-        formats: Names of FORMATS, or "all": those that can hold this backbone; see `refusals`.
+        formats: Names of FORMATS, or "all": those that can hold this backbone; see `refusals`. Also
+            those of LOWER.
         overwrite: Replace a folder that is there.
         say: Called with what comes next.
+        preprocessing: Beside each ONNX file, write one that takes pixels of any size.
+        images: Split, and the name of its data set, that formats of LOWER are proved with.
+        least_equal: Share of these whose nearest image must be the same as in float32.
+        found: Called with the name and the agreement of each format of LOWER.
 
     Returns:
         Format -> where it lies.
@@ -122,6 +137,14 @@ def export_model(
     """
     out = Path(out)
     formats = _possible_formats(model, formats)
+    lower = [name for name in formats if name in LOWER]
+    if lower and images is None:
+        raise ExportError(
+            f"format {lower[0]} is proved with images: name a data set and a split that training "
+            "has not seen (--data, --split)"
+        )
+    if preprocessing:
+        check_front(formats, model.view)
     if out.exists() and not overwrite and (not out.is_dir() or any(out.iterdir())):
         raise ExportError(f"{out} exists; remove it, or choose another folder")
     model = copy.deepcopy(model).cpu().float().eval()
@@ -129,16 +152,30 @@ def export_model(
     with _scratch_beside(out) as scratch:
         folder = scratch / "export"
         folder.mkdir()
-        images, expected = _proof(model)
-        written = {}
+        noise, expected = _proof(model)
+        written, usages = {}, {}
+        if lower and images is not None:
+            say("embed images in float32")
+            lowered = LowerFormats(model, *images, least_equal, scratch)
+        for name in lower:
+            say(f"write {name}, and search with it")
+            written[name], agreement = lowered.write(name, folder)
+            usages[name] = usage(name, agreement)
+            found(name, agreement)
+        formats = [name for name in formats if name not in LOWER]
         for number, name in enumerate(formats, 1):
             say(f"write {name}, {number} of {len(formats)}")
             written[name] = FORMATS[name].write(model, folder)
-        say("prove them in a clean process")
-        for name, reloaded in read_outputs(folder, formats, images).items():
-            _compare(name, reloaded, expected)
-        usage = {name: FORMATS[name].usage for name in written}
-        card = model_card(model.config.model_dump(mode="json"), usage)
+        if formats:
+            say("prove them in a clean process")
+            for name, reloaded in read_outputs(folder, formats, noise).items():
+                _compare(name, reloaded, expected)
+        for name in [name for name in written if preprocessing and name.startswith("onnx")]:
+            say(f"put preprocessing into {name}")
+            path = with_preprocessing(written[name], model.view)
+            written[f"{name}-pixels"], usages[f"{name}-pixels"] = path, front_usage(path.name)
+        usages |= {name: FORMATS[name].usage for name in formats}
+        card = model_card(model.config.model_dump(mode="json"), usages)
         (folder / "README.md").write_text(card, encoding="utf-8")
         for part in (folder / "timm", folder / "hf", folder):  # each can be used alone
             if part.is_dir():
@@ -178,19 +215,23 @@ def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str
         raise ExportError(
             "a whitened export is not exported on: export what it was made from, then whiten that"
         )
-    known = f"known: {', '.join(FORMATS)}, all"
+    known = f"known: {', '.join((*FORMATS, *LOWER))}, all"
     if not formats:
         raise ExportError(f"no format is named; {known}")
     refused = refusals(model)
+    if "onnx" in refused:
+        refused |= dict.fromkeys(LOWER, refused["onnx"])
     possible = [name for name in FORMATS if name not in refused]
     for name in formats:
-        if name not in (*FORMATS, "all"):
-            raise ExportError(f"unknown format {name!r}{did_you_mean(name, FORMATS)}; {known}")
+        if name not in (*FORMATS, *LOWER, "all"):
+            near = did_you_mean(name, (*FORMATS, *LOWER))
+            raise ExportError(f"unknown format {name!r}{near}; {known}")
         if name in refused:
             raise ExportError(
                 f"format {name}: {refused[name]}; this backbone can have {', '.join(possible)}"
             )
-    chosen = possible if "all" in formats else list(dict.fromkeys(formats))
+    everything = possible if "all" in formats else []
+    chosen = list(dict.fromkeys(name for name in (*everything, *formats) if name != "all"))
     if model.projector is not None and not WITH_PROJECTOR & set(chosen):
         raise ExportError(
             f"no projector fits into {', '.join(chosen)}; add one of "

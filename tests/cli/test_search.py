@@ -68,6 +68,29 @@ def test_features_are_flattened_unless_told_otherwise(call, shop, model, monkeyp
     assert (same, "features as they are" in errors) == (plain, True)
 
 
+def test_an_index_is_searched_without_what_was_removed(call, shop, model):
+    index, features = shop / "all.json", shop / "all.safetensors"
+    status, _, errors = call("index", "add", index, features, "--data", shop / "data")
+    assert (status, "9 images" in errors) == (0, True)
+    words = ["search", index, shop / "photos/bob/1.png", "--model", model, "--top", 3, "--json"]
+    before = [one["id"] for one in json.loads(call(*words)[1])]
+    status, _, errors = call("index", "remove", index, features, "--ids", before[0])
+    assert (status, "8 images" in errors) == (0, True)
+    assert [one["id"] for one in json.loads(call(*words)[1])][:2] == before[1:]
+    ranked = json.loads(call(*words, "--rerank", 5, "--augment", 2)[1])
+    assert {one["class"] for one in ranked[:2]} == {"bob"}
+    for line, named in (
+        ((*words, "--data", shop / "data"), "leave --data out"),
+        (("search", features, *words[2:]), "--data names 0 data sets"),
+        (("index", "remove", index, features), "name the images"),
+        (("index", "remove", index, shop / "x.safetensors", "--ids", 1), "there is no such file"),
+        (("search", shop / "none.json", *words[2:]), "there is no such file"),
+    ):
+        status, said, errors = call(*line)
+        assert (status, said) == (2, ""), line
+        assert named in errors
+
+
 def test_a_query_of_16_bits_is_on_the_page(call, shop, model):
     deep = np.arange(640 * 480, dtype=np.uint32).astype(np.uint16).reshape(480, 640)
     Image.fromarray(deep).save(shop / "deep.png")

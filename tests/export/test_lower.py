@@ -1,0 +1,243 @@
+"""ONNX files in float16 and int8, and with preprocessing inside, beside the model in memory."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import torchvision.transforms.v2.functional as tv
+from PIL import Image
+
+import sslpipe
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.index import load_index
+from sslpipe.errors import ExportError
+from sslpipe.export import front, lower
+from sslpipe.export.front import with_preprocessing
+from sslpipe.export.lower import Agreement, agreement
+from sslpipe.export.verify import OnnxSession
+from sslpipe.export.write import export_model
+from tests.helpers.dataset import write_dataset
+from tests.helpers.exports import VIEW, trained, tree
+
+LOWER = ["onnx-float16", "onnx-int8"]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    index = load_index(str(write_dataset(tmp_path_factory.mktemp("data"), (40, 40), px=32)))
+    return index.split("train"), "tiny"
+
+
+@pytest.fixture(scope="module")
+def lowered(tmp_path_factory, proved_here, images):
+    """A network in float32, float16 and int8, each with and without preprocessing."""
+    model, out, found = trained(widths=[8, 16]), tmp_path_factory.mktemp("lower") / "out", {}
+    written = export_model(
+        model,
+        out,
+        ["onnx", *LOWER],
+        preprocessing=True,
+        images=images,
+        least_equal=0,
+        found=found.__setitem__,
+    )
+    return model, out, written, found
+
+
+def by_loops(ours, theirs):
+    """The share of equal first neighbours and of equal top-10, in float64, an image at a time."""
+    orders = []
+    for rows in (ours, theirs):
+        units = rows.double() / rows.double().norm(dim=1, keepdim=True)
+        cosines = (units @ units.T).fill_diagonal_(-2)
+        orders.append(cosines.argsort(dim=1, descending=True)[:, :10].tolist())
+    pairs = list(zip(*orders, strict=True))
+    first = np.mean([one[0] == other[0] for one, other in pairs])
+    return first, np.mean([len({*one} & {*other}) / 10 for one, other in pairs])
+
+
+def test_the_agreement_is_that_of_loops():
+    torch.manual_seed(0)
+    rows = torch.randn(60, 5)
+    for noise in (0, 0.1, 1):
+        others = rows + noise * torch.randn(60, 5)
+        found = agreement(rows, others, "some", "test")
+        assert (found.first, found.ten) == pytest.approx(by_loops(rows, others))
+        assert (found.images, found.data, found.split) == (60, "some", "test")
+    assert agreement(rows, 3 * rows).first == 1
+    text = str(Agreement(0.95, 0.5, 1000, "some", "test"))
+    assert "95.0% of 1,000 images of some, split test" in text
+
+
+def test_lower_formats_are_proved_by_neighbours_and_say_so(lowered, images):
+    model, out, written, found = lowered
+    split, _ = images
+    assert list(found) == LOWER
+    card = (out / "README.md").read_text()
+    rng = np.random.default_rng(0).permutation(80)
+    proof = np.sort(rng[40:])  # the other half has calibrated
+    pixels = torch.stack([batch_image(split, int(number)) for number in proof])
+    views = model.view(pixels, torch.full((len(pixels), 2), 32))
+    with torch.no_grad():
+        expected = model(views)
+    for name in LOWER:
+        actual = OnnxSession(written[name])(views)
+        first, ten = by_loops(expected, actual)
+        stated = {e.key: e.value for e in onnx.load(written[name]).metadata_props}
+        told = Agreement(**json.loads(stated["agreement"]))
+        assert (told.first, told.ten, told.images) == pytest.approx((first, ten, 40))
+        assert told == found[name]
+        assert f"# {told}" in card
+        assert json.loads(stated["mean"]) == VIEW.config()["mean"]
+    assert found["onnx-float16"].first >= 0.95 <= found["onnx-int8"].first + 0.2
+    halves = onnx.load(written["onnx-float16"]).graph.initializer
+    assert {each.data_type for each in halves if len(each.dims) == 4} == {onnx.TensorProto.FLOAT16}
+
+
+def batch_image(split, number):
+    from sslpipe.data.loader import one_pass
+
+    (batch,) = one_pass(split, ids=np.array([number]))
+    return batch.images[0]
+
+
+def test_int8_weights_have_seven_bits_and_a_scale_each_channel(lowered):
+    """Products of 8-bit weights may overflow without VNNI: the proof would not hold there."""
+    graph = onnx.load(lowered[2]["onnx-int8"]).graph
+    kernels = [
+        onnx.numpy_helper.to_array(each)
+        for each in graph.initializer
+        if each.data_type == onnx.TensorProto.INT8 and len(each.dims) == 4
+    ]
+    assert len(kernels) > 3
+    assert max(int(np.abs(kernel.astype(int)).max()) for kernel in kernels) <= 64
+    scales = [tuple(e.dims) for e in graph.initializer if e.name.endswith("weight_scale")]
+    assert scales
+    assert all(len(dims) == 1 and dims[0] > 1 for dims in scales)
+
+
+def test_an_int8_file_is_a_source_to_embed_with(lowered, images):
+    model, _, written, _ = lowered
+    torch.manual_seed(3)
+    pixels = torch.randint(0, 256, (3, 3, 40, 48), dtype=torch.uint8)
+    again = sslpipe.load_backbone(written["onnx-int8"])
+    assert again.view.config() == model.view.config()
+    cosines = torch.cosine_similarity(again.encode(pixels), model.encode(pixels))
+    assert float(cosines.min()) > 0.97
+
+
+def test_the_same_model_and_images_give_the_same_bytes(tmp_path, lowered, images, in_this_process):
+    model, out, _, _ = lowered
+    export_model(model, tmp_path / "again", [*LOWER, "onnx"], images=images, least_equal=0)
+    for name in ("model.int8.onnx", "model.float16.onnx"):
+        raw = (out / name).read_bytes()
+        assert raw == (tmp_path / "again" / name).read_bytes()
+        assert str(tmp_path).encode() not in raw
+        assert b"/tmp/" not in raw
+
+
+def test_a_format_that_finds_others_is_refused_and_leaves_no_file(
+    tmp_path, images, in_this_process, monkeypatch
+):
+    class Coarse(lower.LowerFormats):
+        def _int8(self):
+            graph = super()._int8()
+            for each in graph.graph.initializer:
+                if each.data_type == onnx.TensorProto.INT8 and len(each.dims) == 4:
+                    signs = np.sign(onnx.numpy_helper.to_array(each))
+                    each.CopyFrom(onnx.numpy_helper.from_array(signs, each.name))
+            return graph
+
+    monkeypatch.setattr("sslpipe.export.write.LowerFormats", Coarse)
+    with pytest.raises(ExportError, match=r"onnx-int8: nearest .*95.0% are wanted.*--least-equal"):
+        export_model(trained(widths=[8, 16]), tmp_path / "out", ["onnx-int8"], images=images)
+    assert tree(tmp_path) == []
+
+
+def test_mistakes_are_named(tmp_path, images, monkeypatch):
+    model = trained(widths=[4])
+    out = tmp_path / "out"
+    with pytest.raises(ExportError, match=r"onnx-int8 is proved with images.*--data, --split"):
+        export_model(model, out, ["safetensors", "onnx-int8"])
+    few = load_index(str(write_dataset(tmp_path / "few", (3,)))).split("train")
+    with pytest.raises(ExportError, match=r"split 'train' of few has 3 images.* 50 or more"):
+        export_model(model, out, LOWER, images=(few, "few"))
+    with pytest.raises(ExportError, match="did you mean 'onnx-int8'"):
+        export_model(model, out, ["onnx-int"])
+    with pytest.raises(ExportError, match="add a format"):
+        export_model(model, out, ["safetensors"], preprocessing=True)
+    model.view = EvalView(crop_px=32, resize_px=40, crops="five")
+    with pytest.raises(ExportError, match="of five crops"):
+        export_model(model, out, ["onnx"], preprocessing=True)
+    assert sorted(tree(tmp_path))[0].startswith("few")
+    assert not out.exists()
+
+
+SHAPES = ((32, 32), (21, 30), (64, 41), (90, 31), (31, 95), (1, 2))
+
+
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(("crop", "resize"), [(32, 32), (28, 33), (33, 40)])
+def test_preprocessing_is_that_of_torchvision(tmp_path, squash, interpolation, crop, resize):
+    mean, std = (0.4, 0.5, 0.6), (0.2, 0.2, 0.3)
+    view = EvalView(crop, resize, mean, std, interpolation=interpolation, squash=squash)
+    opset = [onnx.helper.make_opsetid("", 20)]
+    graph = front._front(view, opset, 10).SerializeToString()
+    session = onnxruntime.InferenceSession(graph)
+    torch.manual_seed(0)
+    for height, width in SHAPES:
+        pixels = torch.randint(0, 256, (2, height, width, 3), dtype=torch.uint8)
+        (actual,) = session.run(None, {"pixels": pixels.numpy()})
+        mode = tv.InterpolationMode(interpolation)
+        size = [resize, resize] if squash else [resize]
+        whole = tv.resize(pixels.permute(0, 3, 1, 2) / 255, size, mode, antialias=True).clamp(0, 1)
+        expected = tv.normalize(tv.center_crop(whole, [crop, crop]), mean, std)
+        torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=0, atol=front.TOLERANCE)
+
+
+def test_a_file_with_preprocessing_gives_the_features_of_encode(lowered):
+    model, out, written, _ = lowered
+    card = (out / "README.md").read_text()
+    torch.manual_seed(0)
+    pixels = torch.randint(0, 256, (3, 45, 60, 3), dtype=torch.uint8)
+    expected = model.encode(pixels.permute(0, 3, 1, 2))
+    for name in ("onnx", *LOWER):
+        path = written[f"{name}-pixels"]
+        assert path == written[name].with_name(f"{written[name].stem}.pixels.onnx")
+        actual = OnnxSession(path, "pixels")(pixels)
+        assert torch.cosine_similarity(actual, expected).min() > (
+            1 - 1e-6 if name == "onnx" else 0.97
+        )
+        (code,) = [b for b in re.findall(r"```python\n(.*?)```", card, re.S) if path.name in b]
+        names = {"pixels": pixels.numpy()}
+        exec(code.replace("FOLDER", str(out)), names)
+        assert np.array_equal(names["features"], actual.numpy())
+        stated = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
+        assert "uint8" in stated["images"]
+
+
+def test_the_lines_of_the_page_run(lowered, tmp_path, monkeypatch):
+    model, out, _, _ = lowered
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    (code,) = [b for b in re.findall(r"```python\n(.*?)```", page, re.S) if "model.pixels" in b]
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)).save("q.png")
+    names = {}
+    exec(code.replace("FOLDER", str(out)).replace("query.jpg", "q.png"), names)
+    torch.testing.assert_close(torch.from_numpy(names["features"]), model.encode("q.png"))
+
+
+def test_other_images_or_features_are_refused(tmp_path, monkeypatch, lowered):
+    model, out, _, _ = lowered
+    (tmp_path / "model.onnx").write_bytes((out / "model.onnx").read_bytes())
+    other = EvalView(32, 33, (0.4, 0.5, 0.6), (0.2, 0.2, 0.3))
+    build = front._front
+    monkeypatch.setattr(front, "_front", lambda view, *rest: build(other, *rest))
+    with pytest.raises(ExportError, match="onnxruntime makes other images of"):
+        with_preprocessing(tmp_path / "model.onnx", model.view)
