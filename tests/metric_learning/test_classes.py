@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 
+import sslpipe.metric_learning as metric_learning
 from sslpipe.errors import UserError
 from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS, MetricLoss, Miner
 from sslpipe.metric_learning.heads import Head
@@ -30,18 +31,17 @@ def made(what, name, **settings):
 
 
 @pytest.mark.parametrize(("what", "name"), ENTRIES)
-def test_every_entry_is_a_class_that_documents_its_arguments(what, name):
+def test_every_entry_is_a_class_that_its_package_exports(what, name):
     entry = TABLES[what][name]
     assert issubclass(entry, {"metric loss": MetricLoss, "head": Head, "miner": Miner}[what])
-    documented = "".join(base.__doc__ or "" for base in entry.__mro__)
-    for argument in inspect.signature(entry).parameters:
-        assert f"    {argument}: " in documented, argument
+    assert getattr(metric_learning, entry.__name__) is entry
+    assert entry.__name__ in metric_learning.__all__
 
 
 @pytest.mark.parametrize(("what", "name"), ENTRIES)
 def test_a_repr_builds_the_same_again(what, name):
     one = made(what, name)
-    again = eval(repr(one), {type(one).__name__: TABLES[what][name]})
+    again = eval(repr(one), vars(metric_learning))
     assert type(again) is type(one)
     assert again.settings == one.settings
     assert copy.deepcopy(one).settings == pickle.loads(pickle.dumps(one)).settings == one.settings
@@ -52,7 +52,7 @@ def test_a_repr_says_which_loss_it_is_and_with_what_arguments():
         "TripletLoss(margin=0.3, distance='euclidean', triplets='all', soft=False, "
         "normalize=True, reduction='mean')"
     )
-    assert repr(HEADS["cosface"](10, 8, margin=0.2)) == (
+    assert repr(metric_learning.CosFace(10, 8, margin=0.2)) == (
         "CosFace(num_classes=10, dim=8, scale=64.0, margin=0.2, focal_gamma=0.0)"
     )
 
@@ -82,7 +82,7 @@ def test_an_unknown_argument_is_an_error_that_names_the_nearest(entry, needed):
     with pytest.raises(TypeError, match="takes no marign; did you mean 'margin'"):
         table[entry](**needed, marign=1.0)
     with pytest.raises(TypeError, match="DeepID2Loss needs num_classes, dim"):
-        METRIC_LOSSES["deep_id2"]()
+        metric_learning.DeepID2Loss()
 
 
 @pytest.mark.parametrize("name", sorted(set(MINERS) - {"maximum_loss"}))
@@ -102,3 +102,15 @@ def test_a_miner_takes_embeddings_and_labels_and_gives_what_a_loss_would_see(nam
 def test_the_miner_that_compares_losses_says_so_alone():
     with pytest.raises(ValueError, match="use it in one"):
         MINERS["maximum_loss"](rows=4)(rows(), LABELS)
+
+
+def test_a_semi_hard_miner_is_the_triplet_miner_of_that_kind_also_in_a_loss():
+    semi_hard = metric_learning.SemiHardMiner(margin=0.3)
+    general = MINERS["triplets"](kind="semi_hard", margin=0.3)
+    assert torch.equal(semi_hard(rows(), LABELS).triplets, general(rows(), LABELS).triplets)
+    loss = metric_learning.TripletLoss(margin=0.3)
+    value = loss(rows(), LABELS, miner=semi_hard)
+    assert float(value) > 0
+    assert torch.equal(value, loss(rows(), LABELS, miner=general))
+    selected = semi_hard(rows(), LABELS)
+    assert loss.last_count == int(selected.triplets.sum()) > 0

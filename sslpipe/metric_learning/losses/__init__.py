@@ -1,50 +1,112 @@
 """Losses of pairs, triplets and tuples of labelled embeddings, as the papers print them.
 
 For fine-tuning recipes (`loss.kind` is a name of METRIC_LOSSES) and for notebooks:
-`METRIC_LOSSES["triplet"](margin=0.2)(embeddings, labels)`. Those with weights of their own take
-num_classes and dim, as heads do. Start with `base.MetricLoss`, then `pairwise`, which says who is
-compared with whom; a new loss is a class with `row_terms` and a line below.
+`TripletLoss(margin=0.2)(embeddings, labels)`. Those with weights of their own take num_classes and
+dim, as heads do. Start with `base.MetricLoss`, then `pairwise`, which says who is compared with
+whom; a new loss is a class with `row_terms` and a line below.
 """
 
 from collections.abc import Callable
 
 from torch import nn
 
-from sslpipe.metric_learning.losses import clusters, pair, pml, triplet, tuplet
 from sslpipe.metric_learning.losses.base import MetricLoss
+from sslpipe.metric_learning.losses.clusters import (
+    HardClusterLoss,
+    HierarchicalTripletLoss,
+    MagnetLoss,
+)
+from sslpipe.metric_learning.losses.pair import (
+    ChopraLoss,
+    ContrastiveLoss,
+    DeepID2Loss,
+    HDCLoss,
+    MarginLoss,
+)
+from sslpipe.metric_learning.losses.pml import DelegatedLoss
+from sslpipe.metric_learning.losses.triplet import (
+    BatchHardLoss,
+    LMNNLoss,
+    RankingAndTagsLoss,
+    TripletLoss,
+    TripletRatioLoss,
+)
+from sslpipe.metric_learning.losses.tuplet import (
+    AngularLoss,
+    CircleLoss,
+    InfoNCELoss,
+    LabelledNTXentLoss,
+    LabelledSupConLoss,
+    LiftedStructureLoss,
+    MultiSimilarityLoss,
+    NCALoss,
+    NPairLoss,
+    TupleMaxLoss,
+    TupletMarginLoss,
+    UnifiedLoss,
+)
 from sslpipe.registry import Table
 
 METRIC_LOSSES: Table[Callable[..., nn.Module]] = Table(
     "metric loss",
     {
-        "angular": tuplet.AngularLoss,
-        "batch_hard": triplet.BatchHardLoss,
-        "chopra": pair.ChopraLoss,
-        "circle": tuplet.CircleLoss,
-        "contrastive": pair.ContrastiveLoss,
-        "deep_id2": pair.DeepID2Loss,
-        "hard_cluster": clusters.HardClusterLoss,
-        "hdc": pair.HDCLoss,
-        "hierarchical_triplet": clusters.HierarchicalTripletLoss,
-        "info_nce": tuplet.InfoNCELoss,
-        "lifted": tuplet.LiftedStructureLoss,
-        "lmnn": triplet.LMNNLoss,
-        "magnet": clusters.MagnetLoss,
-        "margin": pair.MarginLoss,
-        "multi_similarity": tuplet.MultiSimilarityLoss,
-        "n_pair": tuplet.NPairLoss,
-        "nca": tuplet.NCALoss,
-        "nt_xent": tuplet.LabelledNTXentLoss,
-        "pml": pml.DelegatedLoss,
-        "ranking_and_tags": triplet.RankingAndTagsLoss,
-        "sup_con": tuplet.LabelledSupConLoss,
-        "triplet": triplet.TripletLoss,
-        "triplet_ratio": triplet.TripletRatioLoss,
-        "tuple_max": tuplet.TupleMaxLoss,
-        "tuplet_margin": tuplet.TupletMarginLoss,
-        "unified": tuplet.UnifiedLoss,
+        "angular": AngularLoss,
+        "batch_hard": BatchHardLoss,
+        "chopra": ChopraLoss,
+        "circle": CircleLoss,
+        "contrastive": ContrastiveLoss,
+        "deep_id2": DeepID2Loss,
+        "hard_cluster": HardClusterLoss,
+        "hdc": HDCLoss,
+        "hierarchical_triplet": HierarchicalTripletLoss,
+        "info_nce": InfoNCELoss,
+        "lifted": LiftedStructureLoss,
+        "lmnn": LMNNLoss,
+        "magnet": MagnetLoss,
+        "margin": MarginLoss,
+        "multi_similarity": MultiSimilarityLoss,
+        "n_pair": NPairLoss,
+        "nca": NCALoss,
+        "nt_xent": LabelledNTXentLoss,
+        "pml": DelegatedLoss,
+        "ranking_and_tags": RankingAndTagsLoss,
+        "sup_con": LabelledSupConLoss,
+        "triplet": TripletLoss,
+        "triplet_ratio": TripletRatioLoss,
+        "tuple_max": TupleMaxLoss,
+        "tuplet_margin": TupletMarginLoss,
+        "unified": UnifiedLoss,
     },
     "sslpipe.metric_losses",
 )
 
-__all__ = ["METRIC_LOSSES", "MetricLoss"]
+__all__ = [
+    "METRIC_LOSSES",
+    "AngularLoss",
+    "BatchHardLoss",
+    "ChopraLoss",
+    "CircleLoss",
+    "ContrastiveLoss",
+    "DeepID2Loss",
+    "DelegatedLoss",
+    "HDCLoss",
+    "HardClusterLoss",
+    "HierarchicalTripletLoss",
+    "InfoNCELoss",
+    "LMNNLoss",
+    "LabelledNTXentLoss",
+    "LabelledSupConLoss",
+    "LiftedStructureLoss",
+    "MagnetLoss",
+    "MarginLoss",
+    "MetricLoss",
+    "MultiSimilarityLoss",
+    "NCALoss",
+    "NPairLoss",
+    "RankingAndTagsLoss",
+    "TripletLoss",
+    "TripletRatioLoss",
+    "TupleMaxLoss",
+    "TupletMarginLoss",
+    "UnifiedLoss",
+]

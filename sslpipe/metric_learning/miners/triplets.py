@@ -73,6 +73,29 @@ class TripletMiner(RandomMiner):
         return with_triplets(pairs, slots, triplets)
 
 
+class SemiHardMiner(TripletMiner):
+    """Select semi-hard triplets: d_ap < d_an < d_ap + margin.
+
+    Args:
+        margin: Of the distances.
+        distance: "squared", "euclidean" or "cosine"; the paper's are squared, of unit rows.
+        pick: "all" such negatives of a positive, its "hardest", or a "random" one.
+        seed: Of the draws.
+
+    Source:
+        Schroff et al. 2015, arXiv:1503.03832, section 3.2.
+    """
+
+    def __init__(
+        self,
+        margin: float = 0.2,
+        distance: Distance = "squared",
+        pick: Pick = "all",
+        seed: int = 0,
+    ) -> None:
+        super().__init__("semi_hard", margin, distance, pick, seed)
+
+
 class RandomNegativeMiner(RandomMiner):
     """Draw for each positive pair a negative, all with the same probability.
 
