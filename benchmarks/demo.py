@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.common import parser, save
 
-KEPT = ("features", "whitened", "column", "protocol", "value", "interval95")
+KEPT = ("features", "whitened", "power", "column", "protocol", "value", "interval95")
 
 
 def figures(run_dir: Path) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def figures(run_dir: Path) -> dict[str, Any]:
         "environment": run["environment"],
         "steps": recipe["steps"],
         "rows": [
-            {key: row[key] for key in KEPT}
+            {key: row[key] for key in KEPT if key in row}
             for row in evaluation["rows"]
             if row["column"] is not None
         ],

@@ -12,6 +12,7 @@ import typer
 from PIL import Image
 
 from sslpipe.cli.explain import explain
+from sslpipe.evaluation.suite_file import features_name
 from sslpipe.recipe import load_recipe
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.runs import ROOT, python, resolved, write_recipe
@@ -271,7 +272,7 @@ def test_the_demos_numbers_are_those_that_it_ended_with():
     measured = json.loads((ROOT / "docs" / "measured" / "demo.json").read_text())
     names = {"ssl": "pretrained", "pixels": "raw pixels", "random": "random weights"}
     cells = {
-        (names[each["features"]] + ", whitened" * each["whitened"], each["column"]): each
+        (features_name(each, names[each["features"]]), each["column"]): each
         for each in measured["rows"]
     }
     # the whole table of the quickstart
