@@ -37,7 +37,7 @@ app = new_app()
     "file)",
 )
 def main(
-    model: Annotated[Path, argument(f"A run directory, {SOURCES}.")],
+    model: Annotated[Path, argument(f"A run directory, {SOURCES}, or model.onnx.")],
     data: Data,
     out: Annotated[Path, option()],
     split: list[str] = ["test"],  # noqa: B006 (typer copies it)

@@ -27,7 +27,7 @@ def main(
         argument("A file of `sslpipe embed`; several joined by commas; or one of `sslpipe index`."),
     ],
     images: Annotated[list[Path], argument("Images to search for, or folders of images.")],
-    model: Annotated[Path, option(f"What made the features: a run, {SOURCES}.")],
+    model: Annotated[Path, option(f"What made the features: a run, {SOURCES}, or model.onnx.")],
     data: Annotated[
         list[str] | None,
         option(

@@ -12,6 +12,7 @@ from sslpipe.evaluation.against import Scores, compare_all, has_a_match
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import check_pair
+from sslpipe.evaluation.label_free import uniformity
 from sslpipe.evaluation.leakage import leakage_of
 from sslpipe.evaluation.nuisance import nuisance_rows
 from sslpipe.evaluation.protocols import FormResults, Pair, Protocols
@@ -19,6 +20,7 @@ from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.suite_file import SCHEMA_VERSION, content_sha256
 from sslpipe.evaluation.verdict import BASELINES, comparisons, verdict
 
+MOST_SPREAD = 2048  # rows, about, of which a uniformity is taken
 FAILURES = (ValueError, OSError, RuntimeError, MemoryError)  # of a set: the others are measured
 _NOTHING_TO_COMPARE = (
     "Not compared with {}: train has not the classes of most test samples, and inside test there "
@@ -85,8 +87,20 @@ def run_suite(
     measured: dict[str, list[FormResults]] = {}
     probed: list[tuple[str, Result]] = []  # name of a set, and of a column's probe
     incomplete: dict[str, str] = {}  # name -> why this set, or the probes of columns, are missing
+    spread: dict[str, float] = {}  # of the start: how its features of test spread
     try:
-        _measure(sets, ready, protocols, bool(columns), measured, incomplete, say, progress)
+        _measure(
+            sets,
+            ready,
+            protocols,
+            bool(columns),
+            start,
+            measured,
+            incomplete,
+            spread,
+            say,
+            progress,
+        )
         if columns:  # what else the features know
             say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
             pairs = {name: ready[name] for name in measured}
@@ -137,6 +151,7 @@ def run_suite(
         "against": compared,
         "not_compared": [*not_compared, *missing],
         **({"incomplete": incomplete} if incomplete else {}),
+        **({"start_uniformity": spread[start]} if start in spread else {}),
     }
     if leaked is not None:
         scored = protocols.scored_ids()
@@ -153,8 +168,10 @@ def _measure(
     ready: dict[str, Pair],
     protocols: Protocols,
     keep_pairs: bool,
+    start: str | None,
     measured: dict[str, list[FormResults]],
     incomplete: dict[str, str],
+    spread: dict[str, float],
     say: Callable[[str], None],
     progress: Progress | None,
 ) -> None:
@@ -170,6 +187,9 @@ def _measure(
                 pair = ready[name]
             if keep_pairs:  # for probes of columns
                 ready[name] = pair
+            if name == start:
+                rows = pair[1].features
+                spread[name] = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
             used_up = callable(given) and not keep_pairs
             measured[name] = protocols.measure(name, pair, say, progress, use_up=used_up)
         except FAILURES as error:

@@ -39,6 +39,7 @@ The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` w
                      clean_interval95 (null where none is left), clean_queries
     incomplete       name of a set -> why it is not there, as "interrupted"; absent: all are there
     notes            sentences on a file of an earlier version, added when it is read
+    start_uniformity how the start's features of test spread, see label_free.uniformity
     not_compared     sentences: networks that could not be compared, and why
     verdict          sentences: are they better than other networks, random weights, raw pixels
     sha256           of the rest, as JSON with sorted keys; absent in files of earlier versions
@@ -184,6 +185,7 @@ class _Report(_Strict):
     not_compared: list[str] = []
     incomplete: dict[str, str] = {}
     notes: list[str] = []
+    start_uniformity: Finite | None = None
     leakage: _Leakage | None = None
 
     @model_validator(mode="after")

@@ -82,9 +82,9 @@ def verdict(evaluation: Tree) -> str:
     """
     said = [*against_sentences(evaluation), *evaluation.get("not_compared", ())]
     starts = {each["against"] for each in evaluation.get("against", ()) if each["start"]}
-    for row in evaluation.get("geometry", ()):
-        if row["features"] in starts and row["metric"] == "uniformity" and not row["whitened"]:
-            said.append(f"{row['features']} on test: {concentration_text(row['value'])}.")
+    if starts and evaluation.get("start_uniformity") is not None:
+        (start,) = starts
+        said.append(f"{start} on test: {concentration_text(evaluation['start_uniformity'])}.")
     names = {row["features"] for row in evaluation["rows"]}
     both = bool(names & BASELINES.keys()) and bool(names - BASELINES.keys())
     if not both or evaluation.get("comparisons") != []:

@@ -109,8 +109,12 @@ def load_backbone(
         return ours if parsed.px is None else at_size(ours, parsed.px, parsed.text)
     px = crop_px if parsed.px is None else parsed.px
     backbone, component, view, report = read_weights(parsed, component, px)
-    name = component.kind.rpartition("/")[2]
-    return freeze(backbone, component, view, {"name": name, "init": report})
+    is_onnx = parsed.scheme == "onnx"
+    name = parsed.path.stem if is_onnx else component.kind.rpartition("/")[2]
+    model = freeze(backbone, component, view, {"name": name, "init": report})
+    if is_onnx:  # the module has no tensors
+        model.update_config(weights_sha256=report["sha256"])
+    return model
 
 
 def _load_export(path: Path) -> FrozenBackbone:

@@ -11,6 +11,7 @@ from sslpipe.evaluation.against import Scores, compare_all, has_a_match
 from sslpipe.evaluation.choose import choose_power
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import knn_results
+from sslpipe.evaluation.label_free import uniformity
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.suite import run_suite
@@ -205,15 +206,15 @@ def report():
 
 
 def test_the_suite_opens_with_each_other_network_then_the_baselines(report):
-    _, report = report
+    sets, report = report
     text = report["verdict"]
     first = "Better than start, which it started from: "
     assert text.startswith(first)
     assert text.index(first) < text.index("No clear difference from twin: ")
     assert text.index("twin") < text.index("These 2 answers hold together at 5 % (Holm).")
     assert text.index("(Holm)") < text.index("Not compared with x") < text.index("random weights")
-    uniform = next(r["value"] for r in report["geometry"] if r["features"] == "start"
-                   and r["metric"] == "uniformity" and not r["whitened"])  # fmt: skip
+    uniform = uniformity(sets["start"][1].features)
+    assert report["start_uniformity"] == pytest.approx(uniform)
     assert f" start on test: uniformity {uniform:.2f} (0: all images look alike" in text
     assert text.count("uniformity") == 1  # of the start alone
     assert json.loads(json.dumps(report["against"])) == report["against"]

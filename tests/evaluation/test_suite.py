@@ -75,7 +75,7 @@ def test_each_number_is_that_of_its_own_function(report):
     for result in knn_results(*flat):
         assert rows["ssl", True, result.protocol, result.metric] == result.value
     assert {r.get("power") for r in report["rows"] if r["features"] == "ssl"} == {None, power}
-    assert all(("power" in r) == r["whitened"] for r in report["rows"] + report["geometry"])
+    assert all(("power" in r) == r["whitened"] for r in report["rows"])
 
 
 def test_the_table_has_one_number_a_cell_and_knn_there_has_k_20(report):
