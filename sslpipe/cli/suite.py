@@ -57,8 +57,7 @@ def print_report(report: dict[str, Any], out: Path) -> None:
     show(f"{len(report['rows'])} numbers in {out}")
     if missing := report.get("incomplete", {}):
         reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
-        again = "the same command measures all that is missing"
-        say(f"error: not in {out}: {reasons}; {again}", "red")
+        say(f"error: not in {out}: {reasons}; run the same command again", "red")
         raise typer.Exit(130 if "interrupted" in missing.values() else 2)
 
 

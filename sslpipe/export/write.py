@@ -40,6 +40,7 @@ from sslpipe.export.verify import (
     read_outputs,
     relative_difference,
 )
+from sslpipe.models.backbones import ONNX
 from sslpipe.portable import full_disk
 
 WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits into
@@ -211,6 +212,12 @@ def refusals(model: FrozenBackbone) -> dict[str, str]:
 
 def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str]:
     """Resolve "all" and repeats. Raises ExportError where a format is not possible."""
+    networks = [model.config.backbone.kind]
+    networks += [each["kind"] for each in model.config.backbone.arguments.get("networks", ())]
+    if ONNX in networks:
+        raise ExportError(
+            "an ONNX file has no weights to export; name the weights that it was made from"
+        )
     if model.whitening is not None:
         raise ExportError(
             "a whitened export is not exported on: export what it was made from, then whiten that"

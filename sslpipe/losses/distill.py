@@ -53,8 +53,9 @@ class DistillLoss(Objective):
     Args:
         teacher: Features of every sample; the recipe's [teacher] names their file.
         match: "cosines" or "features".
-        temperature: Of the student.
-        teacher_temperature: Of the teacher: smaller looks at its nearest neighbours alone.
+        temperature: What the student's cosine similarities are divided by.
+        teacher_temperature: The same of the teacher's; with little, only its nearest neighbours
+            count.
         nt_xent: Weight of NT-Xent at `temperature` beside it; 0: alone.
 
     Raises:

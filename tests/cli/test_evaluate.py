@@ -363,7 +363,7 @@ def test_a_network_that_cannot_be_embedded_costs_no_other_number(
     assert code == 2
     assert {row["features"] for row in report["rows"]} == {"ssl", "random", "pixels"}
     assert "Not compared with weights: no memory." in said
-    assert "weights: no memory; the same command measures all" in said
+    assert "weights: no memory; run the same command again" in said
 
 
 def test_an_export_keeps_no_features_and_each_source_has_its_name(run, stranger, tmp_path):

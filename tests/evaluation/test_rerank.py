@@ -105,14 +105,14 @@ def test_every_metric_of_a_re_ranked_query_equals_the_loops(hide):
         ranked = [seen[place] for place in order] + seen[12:]
         good = [int(gallery.labels[j]) == int(queries.labels[q]) for j in ranked]
         ranks = np.flatnonzero(good)[None] + 1.0
-        expected = query_metrics(Ranks(ranks, np.array([sum(good)])), (1, 5), "min(k,R)")[0]
+        expected = query_metrics(Ranks(ranks, np.array([sum(good)])), (1, 5))[0]
         np.testing.assert_allclose(scores.values[q], expected, rtol=1e-12)
 
 
-def test_rows_of_retrieval_are_beside_the_plain_ones_and_marked(tmp_path):
+def test_rows_of_retrieval_are_beside_the_plain_ones_and_marked():
     gallery, queries = two_sets()
     plain = retrieval(gallery, queries, k=(1,))
-    both = retrieval(gallery, queries, k=(1,), augment=3, rerank=10, per_query=tmp_path / "q")
+    both = retrieval(gallery, queries, k=(1,), augment=3, rerank=10)
     assert [(r.protocol, r.metric, r.value) for r in both[: len(plain)]] == [
         (r.protocol, r.metric, r.value) for r in plain
     ]
@@ -132,8 +132,6 @@ def test_wrong_numbers_are_named():
     for rerank in (-1, 1, 1001):
         with pytest.raises(DataError, match=f"rerank = {rerank} is not 0"):
             retrieval(gallery, queries, k=(1,), rerank=rerank)
-    with pytest.raises(DataError, match="rerank orders by cosines, and similarity is 'dot'"):
-        retrieval(gallery, queries, k=(1,), similarity="dot", rerank=5)
 
 
 def test_a_search_is_re_ranked_and_its_images_mixed_over_all_files(tmp_path):

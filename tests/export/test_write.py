@@ -139,7 +139,7 @@ RESNET, IMAGENET = "torchvision/resnet18", {"stem": "imagenet"}
         ("torchvision/vit_b_32", {}, ["torchvision"], "another position table"),
         (RESNET, {**IMAGENET, "embedding_dim": 8}, ["timm"], "embedding layer of 8"),
         (RESNET, {**IMAGENET, "normalize": True}, ["torchvision"], "length 1"),
-        ("small_resnet", {}, ["timm", "safetensors"], "can have safetensors, onnx, pt2, hf"),
+        ("small_resnet", {}, ["timm", "safetensors"], "this backbone can have safetensors"),
         ("small_resnet", {}, ["torchvision"], "none of torchvision's"),
         ("small_resnet", {}, ["safetensor"], "did you mean 'safetensors'"),
         ("small_resnet", {}, [], "no format"),
@@ -160,3 +160,24 @@ def test_what_a_killed_export_left_beside_its_folder_goes_with_the_next_one(
         (tmp_path / name / "export").mkdir(parents=True)
     export_model(trained(), tmp_path / "backbone", ("safetensors",))
     assert sorted(os.listdir(tmp_path)) == [".others.exporting", "backbone"]
+
+
+def test_pickled_weights_are_never_read(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "sprung"),))
+
+    (tmp_path / "out").mkdir()
+    FORMATS["safetensors"].write(trained(), tmp_path / "out")
+    torch.save({"weights": Trap()}, tmp_path / "out" / "model.safetensors")
+    with pytest.raises(ExportError):
+        load_backbone(tmp_path / "out")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_features_that_are_not_finite_are_not_exported(tmp_path):
+    model = trained()
+    with torch.no_grad():
+        model.backbone.network[0].weight.fill_(torch.nan)
+    with pytest.raises(ExportError, match="not finite"):
+        export_model(model, tmp_path / "out", ["safetensors"])

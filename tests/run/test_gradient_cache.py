@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sslpipe.distributed import Rank
-from sslpipe.losses import LOSSES
+from sslpipe.losses import LOSSES, TeacherFeatures
 from sslpipe.losses.base import both_directions
 from sslpipe.losses.nt_xent import NTXentLoss
 from sslpipe.models.backbones import small_resnet
@@ -21,7 +21,14 @@ from sslpipe.run.gradient_cache import PooledStatistics, cached_backward, micro_
 from tests.helpers.processes import run_processes
 
 IMAGES, STREAMS = 24, 4
-OBJECTIVES = {**LOSSES, "moco": partial(LOSSES["moco"], dim=5, queue_rows=40)}
+TEACHER = TeacherFeatures(
+    torch.randn(64, 3, generator=torch.Generator().manual_seed(5)), torch.arange(64)
+)
+OBJECTIVES = {
+    **LOSSES,
+    "moco": partial(LOSSES["moco"], dim=5, queue_rows=40),
+    "distill": partial(LOSSES["distill"], TEACHER),
+}
 
 
 class Counting(nn.Module):
