@@ -36,6 +36,7 @@ LEAST_CLASSES = 4  # with two images or more: two choose, two report
 LEAST_IMAGES = 20
 LEAST_FLATTENED = 100  # rows: docs/graded.md measures no fewer
 MOST_COMPARED = 2000  # images whose views are searched among each other
+MOST_SCORED = 1000  # images of a half by which a power is chosen
 
 Parts = tuple[str, ...]  # names of the candidates that stand side by side
 
@@ -211,7 +212,7 @@ def choose_power(
     """Choose how far to flatten the spectrum of features.
 
     With labels by MAP@R: each half of the classes is searched in itself, flattened by the spectrum
-    of all rows that are not in it. Of many rows each class has its share of MOST_COMPARED. Without
+    of all rows that are not in it. Of many rows each class has its share of MOST_SCORED. Without
     labels UNLABELLED_POWER, which docs/graded.md measures.
 
     Args:
@@ -229,9 +230,9 @@ def choose_power(
         return Power(UNLABELLED_POWER, why, True)
     scores: dict[float | None, list[float]] = {power: [] for power in (None, *POWERS)}
     for own in _halves(labels, seed):
-        each = max(2, MOST_COMPARED // len(own))  # images of a class
+        each = max(2, MOST_SCORED // len(own))  # images of a class
         queries = np.concatenate([np.flatnonzero(labels == label)[:each] for label in own])
-        half = rows.rows(torch.from_numpy(queries[:MOST_COMPARED]))
+        half = rows.rows(torch.from_numpy(queries[:MOST_SCORED]))
         others = rows.rows(torch.from_numpy(~np.isin(labels, own)))
         scores[None].append(float(_scores(half)[CHOSEN_BY].mean()))
         for power, flatten in zip(POWERS, fit_powers(others, POWERS, floor, dims), strict=True):

@@ -60,17 +60,13 @@ def nearest(
     """
     check_known("search", search, ("faiss", "torch"))
     check_k(len(bank), k, bank_ids, query_ids)
-    propose = _by_faiss if search == "faiss" else _by_torch
     device, units, share = queries.device, fixed_point_units(queries), process.share(len(bank))
-    rows = len(bank) if device.type == "cuda" else PART_BYTES // bank[:1].nbytes
-    found: Neighbours | None = None
-    for start in range(share.start, share.stop, max(1, rows)):
-        part = slice(start, min(start + max(1, rows), share.stop))
-        ids = None if bank_ids is None else bank_ids[part].to(device)
-        rows_here = fixed_point_units(bank[part].to(device))
-        near = _search(rows_here, units, k, ids, query_ids, propose=propose)
-        near = near._replace(indices=near.indices + start)
-        found = near if found is None else _merged([found, near], k)
+    found = None
+    if len(share):  # else this process has no row
+        own = slice(share.start, share.stop)
+        ids = None if bank_ids is None else bank_ids[own], query_ids
+        found = _by_parts(bank[own], units, k, *ids, search=search)
+        found = found._replace(indices=found.indices + share.start)
     if process.world_size == 1:
         assert found is not None  # a bank of k rows or more
         return found
@@ -99,7 +95,39 @@ def nearest_units(
     of each part that is done.
     """
     check_k(len(bank), k, bank_ids, query_ids)
-    return _search(bank, queries, k, bank_ids, query_ids, progress)
+    return _by_parts(bank, queries, k, bank_ids, query_ids, progress, as_units=True)
+
+
+def _by_parts(
+    bank: Tensor,
+    queries: Tensor,
+    k: int,
+    bank_ids: Tensor | None,
+    query_ids: Tensor | None,
+    progress: Callable[[int], None] | None = None,
+    *,
+    search: Search = "torch",
+    as_units: bool = False,
+) -> Neighbours:
+    """Search a bank where the queries are: on the CPU part by part, for many queries at a time.
+
+    Only queries are units, unless `as_units`; with fewer than k columns where the bank has fewer.
+    """
+    device, propose = queries.device, _by_faiss if search == "faiss" else _by_torch
+    rows = len(bank) if device.type == "cuda" else max(1, PART_BYTES // bank[:1].nbytes)
+    found: Neighbours | None = None
+    for start in range(0, len(bank), rows):
+        part = slice(start, start + rows)
+        units = bank[part] if as_units else fixed_point_units(bank[part].to(device))
+        ids = None if bank_ids is None else bank_ids[part].to(device), query_ids
+        say = progress if rows >= len(bank) else None
+        near = _search(units, queries, k, *ids, say, propose)
+        near = near._replace(indices=near.indices + start)
+        found = near if found is None else _merged([found, near], k)
+    if progress is not None and rows < len(bank):
+        progress(len(queries))
+    assert found is not None  # the bank has a row
+    return found
 
 
 def check_k(rows: int, k: int, bank_ids: Tensor | None, query_ids: Tensor | None) -> None:
@@ -120,8 +148,8 @@ def _search(
     k: int,
     bank_ids: Tensor | None,
     query_ids: Tensor | None,
-    progress: Callable[[int], None] | None = None,
-    propose: "Propose | None" = None,
+    progress: Callable[[int], None] | None,
+    propose: "Propose",
 ) -> Neighbours:
     """Rank what products propose; a query of which a nearer row may lack meets the whole bank.
 
@@ -138,7 +166,7 @@ def _search(
             own = None
             if bank_ids is not None and query_ids is not None:
                 own = bank_ids == query_ids[part, None]  # (q, N)
-            products, rows = (propose or _by_torch)(bank, some, width, own)
+            products, rows = propose(bank, some, width, own)
             exact = _exactly(bank, some, rows).masked_fill_(products == -torch.inf, -torch.inf)
             parts.append(best(exact, rows, k))
             # else no row that was not proposed is as near as the last of those found
