@@ -106,7 +106,7 @@ def check_pretraining(
         index: The data set; None skips what only the data can tell.
         init_from: The weights that the backbone starts from; None: random ones.
         timed_by: The directory of a few steps of this run, whose log times a step; None: a few
-            images do.
+            images of noise do.
     """
     # what the machine may refuse
     device = training_device(recipe)
@@ -117,16 +117,16 @@ def check_pretraining(
     not_used = backbone_note(recipe, init_from)
     recipe = with_init(recipe, init_from, index)
     augment = build_augment(recipe, index)
-    pairing = None
+    pairing = teacher = None
     if index is not None:
         split = index.split(recipe.data.split)
         index.check_files(recipe.data.split)
         order = plan_order(recipe, index)
         pairing = plan_pairs(recipe.pairs, split, order)
-        recipe, _ = open_teacher(recipe.resolved(order.steps_per_epoch), index)
+        recipe, teacher = open_teacher(recipe.resolved(order.steps_per_epoch), index)
 
     # sizes, memory, time
-    loss_fn = build_loss(recipe)
+    loss_fn = build_loss(recipe, teacher)
     crop_px = augment.crop_px
     model = build_model(recipe, crop_px, init_from)
     if recipe.optim.precision == "fp64":

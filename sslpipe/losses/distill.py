@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from sslpipe.distributed import all_gather_rows, gather_with_grad, global_mean
+from sslpipe.distributed import all_gather_rows, gather_with_grad, global_mean, to_device
 from sslpipe.errors import DataError
 from sslpipe.losses.base import Objective, check_scale, check_views
 from sslpipe.losses.nt_xent import NTXentLoss
@@ -57,9 +57,10 @@ class DistillLoss(Objective):
         teacher_temperature: The same of the teacher's; with little, only its nearest neighbours
             count.
         nt_xent: Weight of NT-Xent at `temperature` beside it; 0: alone.
+        dim: Numbers of an embedding, to be checked before a call; None: a call checks them.
 
     Raises:
-        ValueError: A setting out of range.
+        ValueError: A setting out of range; or match = "features", and widths differ.
         DataError: In a call: a sample that the teacher does not know.
     """
 
@@ -70,6 +71,7 @@ class DistillLoss(Objective):
         temperature: float = 0.1,
         teacher_temperature: float = 0.05,
         nt_xent: float = 0.0,
+        dim: int | None = None,
     ) -> None:
         super().__init__()
         check_scale("temperature", temperature)
@@ -78,6 +80,8 @@ class DistillLoss(Objective):
             raise ValueError(f"match = {match!r} must be 'cosines' or 'features'")
         if not 0 <= nt_xent < torch.inf:
             raise ValueError(f"nt_xent = {nt_xent} must be 0 or more")
+        if match == "features" and dim is not None and len(teacher.ids):
+            _check_width(dim, teacher.features.shape[1])
         self._teacher, self.match = teacher, match
         self.temperature, self.teacher_temperature = temperature, teacher_temperature
         self.nt_xent = nt_xent
@@ -100,9 +104,11 @@ class DistillLoss(Objective):
         names = ids if ids.dim() == 2 else ids[:, None].expand(-1, 2)  # (B, 2)
         z = torch.stack([z_a, z_b], dim=1)
         z = normalize(z if z.dtype == torch.float64 else z.float(), dim=2)  # (B, 2, D)
-        t = normalize(self._teacher.of(names.cpu()).to(z), dim=2)  # (B, 2, T)
-        rows = self._features(z, t) if self.match == "features" else self._cosines(z, t, names)
-        loss = global_mean(rows.sum(), torch.tensor(rows.numel()).to(rows))
+        rows = to_device(self._teacher.of(names.cpu()), z.device).to(z.dtype)
+        t = normalize(rows, dim=2)  # (B, 2, T)
+        terms = self._features(z, t) if self.match == "features" else self._cosines(z, t, names)
+        total = terms.sum()  # of this rank
+        loss = global_mean(total, torch.full_like(total, terms.numel()))
         if self._contrast is None:
             return loss
         contrast: Tensor = self._contrast(z_a, z_b, ids=ids, labels=labels, groups=groups)
@@ -110,13 +116,9 @@ class DistillLoss(Objective):
 
     def _features(self, z: Tensor, t: Tensor) -> Tensor:
         """Compute 1 - cosine of each view, (2B,)."""
-        if z.shape[2] != t.shape[2]:
-            raise ValueError(
-                f"match = 'features' compares embeddings of {z.shape[2]} numbers with the "
-                f"teacher's {t.shape[2]}; set projector.out_dim = {t.shape[2]}"
-            )
+        _check_width(z.shape[2], t.shape[2])
         agreement = (z * t).sum(2).flatten()
-        self._agreement = agreement.detach().mean()
+        self._agreement = agreement.detach().mean()  # a tensor: nobody waits for it here
         return 1 - agreement
 
     def _cosines(self, z: Tensor, t: Tensor, names: Tensor) -> Tensor:
@@ -124,8 +126,8 @@ class DistillLoss(Objective):
         # the views of all ranks are what this rank's are compared with
         all_z = gather_with_grad(z).flatten(0, 1)  # (2N, D)
         all_t = all_gather_rows(t).flatten(0, 1)  # (2N, T)
-        all_names = all_gather_rows(names).flatten().to(z.device)  # (2N,)
-        same = names.flatten().to(z.device)[:, None] == all_names  # (2B, 2N)
+        all_names = to_device(all_gather_rows(names).flatten(), z.device)  # (2N,)
+        same = to_device(names.flatten(), z.device)[:, None] == all_names  # (2B, 2N)
         least = torch.finfo(z.dtype).min / 2  # as -inf, of which products with 0 are NaN
         student = (z.flatten(0, 1) @ all_z.T / self.temperature).masked_fill(same, least)
         teacher = (t.flatten(0, 1) @ all_t.T / self.teacher_temperature).masked_fill(same, least)
@@ -152,3 +154,11 @@ class DistillLoss(Objective):
     def negatives_per_anchor(self, batch_size: int) -> int:
         """Return NT-Xent's; 0 without it."""
         return 0 if self._contrast is None else self._contrast.negatives_per_anchor(batch_size)
+
+
+def _check_width(dim: int, teachers: int) -> None:
+    if dim != teachers:
+        raise ValueError(
+            f"match = 'features' compares embeddings of {dim} numbers with the teacher's "
+            f"{teachers}; set projector.out_dim = {teachers}"
+        )

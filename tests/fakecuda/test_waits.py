@@ -17,6 +17,7 @@ from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
 from tests.helpers.runs import forget_accelerator, write_recipe
+from tests.losses.test_distill import write_teacher
 
 pytestmark = needs_fakecuda
 
@@ -29,6 +30,11 @@ RUNS: dict[str, Settings] = {
     "a ViT": ("backbone={kind='timm/test_vit'}", "augment.crop_px=32", "data.canvas_px=32"),
     "nt_xent sgd fp32, masked labels": ("loss.mask_labels=true",),
     "moco": ("loss.kind=moco", "loss.queue_rows=24", "momentum.start=0.9"),
+    "moco v3": (
+        *("loss.kind=moco", "loss.queue_rows=0", "momentum.start=0.9"),
+        *("momentum.symmetric=true", "momentum.predictor=true"),
+    ),
+    "distill": ("loss.kind=distill", "loss.nt_xent=0.5", "pairs.positive=icon"),
     "micro-batches of one image a stream": ("data.micro_batch=4",),
     "pairs": ("loss.kind=hard_negatives", "pairs.positive=icon", "pairs.never_negative=tick"),
     "near pairs in micro-batches": (
@@ -130,6 +136,9 @@ def test_no_step_between_log_lines_waits_for_the_device(ranks, runs, tmp_path):
     runs = {name: (steps, *settings) for name, settings in runs.items()}
     data = write_dataset(tmp_path / "data")
     add_columns(data, icon=[i % 30 for i in range(128)], tick=[i // 3 for i in range(128)])
+    write_teacher(tmp_path / "teacher.safetensors", data)
+    if "distill" in runs:
+        runs["distill"] = (*runs["distill"], f"teacher.features={tmp_path}/teacher.safetensors")
     arguments = write_recipe(tmp_path), data, tmp_path, runs, counted
     env = {"FAKE_VALUES": "0"}  # which steps come out as non-finite: no wait depends on that
     for found in run_on_cuda(waits_of_steps, *arguments, ranks=ranks, env=env, timeout_s=600):

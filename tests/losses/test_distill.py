@@ -219,6 +219,9 @@ def test_what_no_training_can_use_is_refused_before_the_first_step(
         build_loss(load_recipe(path, ["loss.kind=nt_xent"]))
     opened, _ = open_teacher(recipe, index)
     assert open_teacher(opened, index)[0] == opened
+    features = load_recipe(path, ["loss.match=features"])
+    with pytest.raises(RecipeError, match=r"projector\.out_dim = 6"):
+        build_loss(features, open_teacher(features, index)[1])
     forged = opened.teacher.model_copy(update={"sha256": "0" * 64})
     with pytest.raises(RecipeError, match="name that file"):
         open_teacher(opened.model_copy(update={"teacher": forged}), index)
