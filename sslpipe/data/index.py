@@ -22,9 +22,17 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from sslpipe.data.columns import COLUMN_NAME, Column, ColumnEntry, find_column
+from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.storage import join, load_array, read_bytes, size_of
 from sslpipe.errors import DataError
 from sslpipe.portable import forward_slashes
@@ -32,7 +40,7 @@ from sslpipe.recipe.messages import explain_errors
 
 BLOCK = 512  # bytes of a tar header, and what members are padded to
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
-SCHEMA_VERSIONS = (1, 2)  # 2 has columns; without any, 1 is written
+SCHEMA_VERSIONS = (1, 2, 3)  # 2 has columns, 3 other images than 8-bit RGB; the least is written
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -72,9 +80,10 @@ class Manifest(BaseModel):
         schema_version: One of SCHEMA_VERSIONS.
         name: Of the data set.
         classes: Names by label; empty where unlabelled.
-        mean: RGB in [0, 1], of the train split; `std` as well.
+        mean: Of each channel in [0, 1] of its range, of the train split; `std` as well.
         splits: Each split's shards, in index order.
         columns: What else is known of the samples, by name.
+        image: What the images are; None: 8-bit RGB.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -83,10 +92,21 @@ class Manifest(BaseModel):
     source: str = ""
     license: str = ""
     classes: tuple[str, ...] = ()
-    mean: tuple[Level, Level, Level] = IMAGENET_MEAN
-    std: tuple[Spread, Spread, Spread] = IMAGENET_STD
+    mean: tuple[Level, ...] = IMAGENET_MEAN
+    std: tuple[Spread, ...] = IMAGENET_STD
     splits: dict[Annotated[str, AfterValidator(_split_name)], tuple[ShardFile, ...]]
     columns: dict[Annotated[str, Field(pattern=f"^{COLUMN_NAME}$")], ColumnEntry] = {}
+    image: ImageType | None = None
+
+    @model_validator(mode="after")
+    def _check_statistics(self) -> "Manifest":
+        channels = len(self.image.channels if self.image else RGB8.channels)
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != channels:
+                raise ValueError(
+                    f"{name} has {len(values)} numbers, and an image {channels} channels"
+                )
+        return self
 
 
 class Split:
@@ -220,6 +240,11 @@ class DatasetIndex:
             text = manifest_text(manifest.model_copy(update={"columns": columns}))
             self.sha256 = hashlib.sha256(text.encode()).hexdigest()
 
+    @property
+    def image_type(self) -> ImageType:
+        """What the images are."""
+        return self.manifest.image or RGB8
+
     def has_sha256(self, recorded: object) -> bool:
         """Say whether a sha256 that was recorded is this data set's, with or without the column."""
         return recorded in (self.sha256, self.file_sha256)
@@ -258,10 +283,11 @@ class DatasetIndex:
 
 def manifest_text(manifest: Manifest) -> str:
     """Return what dataset.json holds, in the oldest schema that can."""
-    version = SCHEMA_VERSIONS[1 if manifest.columns else 0]
+    version = 3 if manifest.image else 2 if manifest.columns else 1
     tree = {**manifest.model_dump(mode="json"), "schema_version": version}
-    if not manifest.columns:
-        del tree["columns"]
+    for name in ("columns", "image"):
+        if not tree[name]:
+            del tree[name]
     return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -290,7 +316,7 @@ def load_index(location: str | Path, *, allow_pipe: bool = False) -> DatasetInde
         raise DataError(f"{url} is not JSON: {error}") from error
     version = tree.get("schema_version") if isinstance(tree, dict) else None
     if version not in SCHEMA_VERSIONS or isinstance(version, bool):
-        known = " and ".join(map(str, SCHEMA_VERSIONS))
+        known = ", ".join(map(str, SCHEMA_VERSIONS))
         raise DataError(f"{url}: schema_version = {version!r}, this program reads {known}")
     try:
         manifest = Manifest.model_validate(tree)

@@ -1,0 +1,84 @@
+"""What the images of a data set are: their channels, depth, and the range that views work in.
+
+Everything after the decoder sees one of two tensors: uint8 in 0..255, or float32 in the same
+units, where each channel's `low` is 0 and its `high` 255 (values outside of the range go on beyond
+them: nothing is clamped). So views, networks and exports know channels, and no other depth.
+"""
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Depth = Literal["uint8", "uint16", "float32"]
+MOST_CHANNELS = 64
+ChannelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$")]
+Value = Annotated[float, Field(ge=-3e38, le=3e38)]
+_RGB = ("red", "green", "blue")
+
+
+class ImageType(BaseModel):
+    """Channels, depth and range of all images of a data set.
+
+    Args:
+        channels: Names, in the order of the stored images, 1 to MOST_CHANNELS that differ.
+        dtype: Of the stored images.
+        low: A value of each channel that views show as 0; `high` as 1. 0 and 255 for uint8.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    channels: tuple[ChannelName, ...] = Field(min_length=1, max_length=MOST_CHANNELS)
+    dtype: Depth
+    low: tuple[Value, ...]
+    high: tuple[Value, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> "ImageType":
+        count = len(self.channels)
+        if len(set(self.channels)) < count:
+            raise ValueError(f"channels = {list(self.channels)} names one twice")
+        if not len(self.low) == len(self.high) == count:
+            raise ValueError(f"low and high are not {count} numbers, one a channel")
+        if any(not low < high for low, high in zip(self.low, self.high, strict=True)):
+            raise ValueError("low is not below high in every channel")
+        if self.dtype == "uint8" and (set(self.low), set(self.high)) != ({0.0}, {255.0}):
+            raise ValueError("low and high of uint8 are 0 and 255")
+        return self
+
+    @property
+    def is_rgb8(self) -> bool:
+        """Whether these are the 8-bit RGB images that need no mention."""
+        return self == RGB8
+
+    @property
+    def is_rgb(self) -> bool:
+        """Whether the channels are red, green and blue, of any depth: colour operations apply."""
+        return self.channels == _RGB
+
+    def in_units(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """Return what views take of stored pixels, (h, w, C) of `dtype`.
+
+        Returns:
+            uint8 as it is; else (h, w, C) float32, (value - low) * 255 / (high - low).
+        """
+        if self.dtype == "uint8":
+            return pixels
+        low, high = np.array(self.low), np.array(self.high)
+        units: NDArray[Any] = ((pixels - low) * (255 / (high - low))).astype(np.float32)
+        return units
+
+    def picture(self, units: NDArray[Any]) -> NDArray[np.uint8]:
+        """Return what people see of an image in units of views: (C, h, w) -> (h, w, 3) uint8.
+
+        Red, green and blue where the channels have these names; else the first three, or the first
+        as grey. Values outside of the range are clamped.
+        """
+        named = [self.channels.index(name) for name in _RGB if name in self.channels]
+        count = len(self.channels)
+        shown = named if len(named) == 3 else [0, 1, 2] if count >= 3 else [0, 0, 0]
+        values: NDArray[Any] = np.clip(np.rint(units[shown].transpose(1, 2, 0)), 0, 255)
+        return values.astype(np.uint8)
+
+
+RGB8 = ImageType(channels=_RGB, dtype="uint8", low=(0.0,) * 3, high=(255.0,) * 3)

@@ -1,0 +1,66 @@
+"""What images are: channels, depth, range; the units of views."""
+
+import json
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from sslpipe.data.image_type import RGB8, ImageType
+from sslpipe.data.index import Manifest, manifest_text
+
+SPLITS = {"train": ()}
+
+
+def deep(**changes: object) -> ImageType:
+    fields = {"channels": ("nir", "red"), "dtype": "uint16", "low": (0, 100), "high": (4095, 1100)}
+    return ImageType.model_validate(fields | changes)
+
+
+def test_units_are_0_at_low_255_at_high_and_keep_the_lowest_bit() -> None:
+    pixels = np.array([[[0, 100], [4095, 1100], [65535, 0], [2000, 600], [2001, 601]]], np.uint16)
+    units = deep().in_units(pixels)
+    assert units.dtype == np.float32
+    exact = (pixels.astype(np.float64) - [0, 100]) * 255 / [4095, 1000]
+    np.testing.assert_allclose(units, exact, rtol=1e-6, atol=1e-4)
+    assert (units[0, 4] > units[0, 3]).all()  # one level apart
+    assert RGB8.in_units(rgb := np.zeros((2, 2, 3), np.uint8)) is rgb
+
+
+def test_people_see_red_green_and_blue_wherever_they_are_else_the_first() -> None:
+    five = ImageType(
+        channels=("nir", "blue", "green", "red", "ir"), dtype="uint8", low=(0,) * 5, high=(255,) * 5
+    )
+    units = np.arange(5, dtype=np.uint8)[:, None, None].repeat(2, 1)
+    assert five.picture(units)[0, 0].tolist() == [3, 2, 1]
+    assert deep().picture(np.float32([[[-3]], [[9]]])).tolist() == [[[0, 0, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"channels": ("a", "a")}, "one twice"),
+        ({"low": (0,)}, "2 numbers"),
+        ({"high": (0, 100)}, "low is not below high"),
+        ({"high": (1, float("nan"))}, "high"),
+        ({"dtype": "uint8"}, "0 and 255"),
+        ({"channels": tuple(f"c{n}" for n in range(65))}, "64"),
+        ({"channels": ("../x", "b")}, "pattern"),
+    ],
+)
+def test_types_that_cannot_be_are_refused(changes: dict[str, object], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        deep(**changes)
+
+
+def test_only_a_manifest_of_other_images_mentions_them() -> None:
+    plain = Manifest(schema_version=1, name="a", splits=SPLITS)
+    assert "image" not in json.loads(manifest_text(plain))
+    other = Manifest(
+        schema_version=3, name="a", splits=SPLITS, image=deep(), mean=(0.5, 0.4), std=(0.1, 0.2)
+    )
+    tree = json.loads(manifest_text(other))
+    assert tree["schema_version"] == 3
+    assert Manifest.model_validate(tree) == other
+    with pytest.raises(ValidationError, match="mean has 3 numbers, and an image 2 channels"):
+        Manifest(schema_version=3, name="a", splits=SPLITS, image=deep())
