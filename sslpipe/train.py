@@ -87,6 +87,7 @@ def train(
     with open_run(recipe, run_dir) as run:  # processes, lock, watchdog
         # data: the order of the whole run is known before anything is read
         check_streams(recipe.data.num_streams, run.process.world_size)
+        index = index.with_channels(recipe.data.channels)
         split = index.split(recipe.data.split)
         index.check_files(split.name)
         order = plan_order(recipe, index)
@@ -102,13 +103,12 @@ def train(
         model = build_model(recipe, augment.crop_px, init_from)
         loss_fn = build_loss(recipe, teacher)
         recorded = will_record(recipe, run.process.world_size, loss_fn)
-        warn_of_memory(
-            recipe, augment.crop_px, model, run.process, others=[loss_fn], recorded=recorded
-        )
+        sizes = {"others": [loss_fn], "recorded": recorded, "image_type": index.image_type}
+        warn_of_memory(recipe, augment.crop_px, model, run.process, **sizes)
         warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)  # or refused
         run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
         augment, loss_fn = augment.to(run.device), loss_fn.to(run.device, run.dtype)
-        jpeg = jpeg_decoder(recipe.data, run.device)  # or refused
+        jpeg = jpeg_decoder(recipe.data, run.device, index.image_type)  # or refused
         flops = recipe_flops(recipe, model, augment.crop_px)
         model = run.place(model)
         ddp, optimizer = run.prepare(model, freeze_and_optimize(model, recipe))

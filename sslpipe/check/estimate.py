@@ -96,7 +96,8 @@ def start_concentration(
     recipe: Recipe | FinetuneRecipe, index: DatasetIndex, start: FrozenBackbone
 ) -> str:
     """Embed a few images of the split by the weights that a run starts from: how they spread."""
-    split, device = index.split(recipe.data.split), training_device(recipe)
+    index, device = index.with_channels(recipe.data.channels), training_device(recipe)
+    split = index.split(recipe.data.split)
     rows = embed(
         start.backbone.to(device),
         start.view.to(device),

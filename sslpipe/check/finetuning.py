@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from sslpipe.augment.build import build_augment
 from sslpipe.check.columns import straddle_warning
 from sslpipe.check.tables import Rows, memory_text, start_text, tables, warmup_warning
+from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex
 from sslpipe.export.initial import backbone_note
 from sslpipe.export.load import FrozenBackbone
@@ -62,6 +63,8 @@ def check_finetuning(
     check_precision(recipe.optim.precision, device.type)
 
     # the batches of the first epoch
+    index = index and index.with_channels(recipe.data.channels)
+    image_type = index.image_type if index else RGB8
     not_used = backbone_note(recipe, init_from)
     recipe = with_backbone(recipe, init_from, index)
     augment = build_augment(recipe, index)
@@ -86,7 +89,9 @@ def check_finetuning(
         plan = PlanCheck(index.manifest.name, order, len(held), ours["digest"])
     groups = describe_groups(freeze_and_optimize(task, recipe), task)
     precision, crop_px = recipe.optim.precision, augment.crop_px
-    memory = estimate_memory(task, recipe, crop_px, precision, encoder=task.backbone)
+    memory = estimate_memory(
+        task, recipe, crop_px, precision, encoder=task.backbone, image_type=image_type
+    )
     if too_much := check_memory(memory, recipe, device):
         warnings.append(too_much)
     warnings += warmup_warning(recipe)

@@ -35,6 +35,7 @@ from sslpipe.check.tables import (
     tables,
     warmup_warning,
 )
+from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, Split
 from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import WELL_MIXED, Order, mixing_score
@@ -111,7 +112,9 @@ def check_pretraining(
     # what the machine may refuse
     device = training_device(recipe)
     check_precision(recipe.optim.precision, device.type)
-    jpeg_decoder(recipe.data, device)  # refuses one that is not there
+    index = index and index.with_channels(recipe.data.channels)
+    image_type = index.image_type if index else RGB8
+    jpeg_decoder(recipe.data, device, image_type)  # refuses one that is not there
 
     # the order of the first epoch
     not_used = backbone_note(recipe, init_from)
@@ -136,7 +139,9 @@ def check_pretraining(
     groups = describe_groups(freeze_and_optimize(model, recipe), model)
     named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
     recorded = will_record(recipe, 1, loss_fn)
-    memory = estimate_memory(model, recipe, crop_px, named, others=[loss_fn], recorded=recorded)
+    memory = estimate_memory(
+        model, recipe, crop_px, named, others=[loss_fn], recorded=recorded, image_type=image_type
+    )
     too_much = check_memory(memory, recipe, device)
     if too_much and (alone := check_memory(memory.of_images(4, recipe), recipe, device)):
         raise RecipeError(f"with no more than 4 images at a time {alone}")

@@ -20,7 +20,7 @@ def keys_of(split: Split, ids: ArrayLike) -> dict[int, str]:
 
 
 def write_images(split: Split, ids: ArrayLike, folder: Path) -> dict[int, Path]:
-    """Write images as FOLDER/SPLIT-ID.jpg, .png or .webp, byte by byte as the shard holds them.
+    """Write images as FOLDER/SPLIT-ID.jpg, .png, .webp or .npy, as the shard holds their bytes.
 
     Returns:
         The file of each sample, in the order of their ids.
@@ -31,7 +31,10 @@ def write_images(split: Split, ids: ArrayLike, folder: Path) -> dict[int, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = {}
     for sample_id, raw in _raw_samples(split, ids):
-        kind = None if isinstance(raw.image, BadSample) else image_kind(raw.image)
+        if isinstance(raw.image, BadSample):
+            kind = None
+        else:
+            kind = image_kind(raw.image) if split.stored_type.is_rgb8 else split.suffixes[0]
         if isinstance(raw.image, BadSample) or kind is None:
             raise DataError(
                 f"split {split.name!r}, key {raw.key!r} has no image; embed the split again, which "

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sslpipe.curate.scan import each_part
-from sslpipe.data.decode import BadSample, decode, header_size
+from sslpipe.data.decode import BadSample, decode_picture, header_size
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Raw
 from sslpipe.data.store import Quarantined
@@ -122,7 +122,7 @@ def bad_pictures(
     def look(sample_id: int, raw: Raw) -> list[Outlier]:
         if isinstance(raw.image, BadSample):
             raise raw.image
-        pixels = decode(raw.image, CANVAS_PX).transpose(1, 2, 0)  # (h, w, 3)
+        pixels = decode_picture(raw.image, CANVAS_PX, split.stored_type)  # (h, w, 3)
         width, height = header_size(raw.image)  # before any rotation: no measure tells them apart
         found = measure(pixels, height, width)
         return [

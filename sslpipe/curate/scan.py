@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import NamedTuple, TypeVar
 
@@ -22,7 +23,8 @@ from sslpipe.curate.thumbnails import (
     describe,
     thumbnail,
 )
-from sslpipe.data.decode import MAX_PIXELS, BadSample, decode
+from sslpipe.data.decode import MAX_PIXELS, BadSample, decode_picture
+from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Raw, Reader
 from sslpipe.data.store import OnBad, Quarantined
@@ -97,8 +99,9 @@ def scan(
     def parts() -> Iterator[tuple[int, _Part]]:
         for number, split in enumerate(splits):
             some = None if ids is None else ids[number]
+            look = partial(_look, split.stored_type)
             for part in each_part(
-                split, _look, _gathered, ids=some, num_workers=num_workers, on_bad=on_bad
+                split, look, _gathered, ids=some, num_workers=num_workers, on_bad=on_bad
             ):
                 yield number, part
                 if progress is not None:
@@ -228,10 +231,10 @@ def each_part(
             yield ahead.popleft().result()
 
 
-def _look(sample_id: int, raw: Raw) -> tuple[_Seen, Thumbs]:
+def _look(image_type: ImageType, sample_id: int, raw: Raw) -> tuple[_Seen, Thumbs]:
     if isinstance(raw.image, BadSample):
         raise raw.image
-    pixels = decode(raw.image, MAX_PIXELS).transpose(1, 2, 0)  # (h, w, 3), at full size
+    pixels = decode_picture(raw.image, MAX_PIXELS, image_type)  # (h, w, 3), at full size
     return _see(sample_id, raw.key, raw.image, pixels)
 
 

@@ -1,11 +1,13 @@
-"""Bytes of one image -> uint8 RGB, no more pixels than needed; whatever goes wrong is a BadSample.
+"""Bytes of one image -> pixels, no more than needed; whatever goes wrong is a BadSample.
 
-simplejpeg decodes JPEG at libjpeg-turbo's rate, Pillow everything else and what simplejpeg refuses
-(CMYK, recoverable damage); where both decode, their pixels are equal. Both release the GIL.
-torchvision's PNG decoder crashes the process on some damaged files.
+8-bit RGB comes from JPEG, PNG or WebP. simplejpeg decodes JPEG at libjpeg-turbo's rate, Pillow
+everything else and what simplejpeg refuses (CMYK, recoverable damage); where both decode, their
+pixels are equal. Both release the GIL. torchvision's PNG decoder crashes the process on some
+damaged files. Images of other types come from NumPy's .npy, whose header is never evaluated.
 """
 
 import io
+import re
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -15,14 +17,21 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
+from sslpipe.data.image_type import RGB8, ImageType
+
 MAX_PIXELS = 64 * 2**20  # a header that says more is refused before anything is decoded
 MAX_BYTES = 64 * 2**20
 
 Kind = Literal["jpg", "png", "webp"]
-Pixels = NDArray[np.uint8]
+Pixels = NDArray[Any]  # uint8, or float32 in the units of `ImageType`
 Buffer = bytes | memoryview
 JpegDecoder = Callable[[list[Buffer]], list[Pixels]]  # -> (h, w, 3) uint8 RGB, not EXIF-oriented
 # Pillow's own classes, not Image.open: no search for plugins, no warnings about size or MPO
+_NPY = b"\x93NUMPY"
+_NPY_HEADER = re.compile(  # as every version of NumPy writes it
+    rb"\{\s*'descr':\s*'([^']*)',\s*'fortran_order':\s*(True|False),"
+    rb"\s*'shape':\s*\(((?:\d{1,18},?\s*)*)\),?\s*\}\s*"
+)
 _PILLOW: dict[Kind, Any] = {
     "jpg": JpegImagePlugin.JpegImageFile,
     "png": PngImagePlugin.PngImageFile,
@@ -37,34 +46,46 @@ class BadSample(ValueError):
 Content = Buffer | BadSample  # of a file, or why there is none
 
 
-def decode(raw: Content, canvas_px: int, decoded: Pixels | None = None) -> Pixels:
-    """Decode a JPEG, PNG or WebP (known by its first bytes, not by its name).
+def decode(
+    raw: Content,
+    canvas_px: int,
+    decoded: Pixels | None = None,
+    image_type: ImageType = RGB8,
+    channels: tuple[int, ...] | None = None,
+) -> Pixels:
+    """Decode a JPEG, PNG or WebP (known by its first bytes, not by its name), or a .npy.
 
-    Grey is repeated; CMYK and palettes are converted; an alpha channel is dropped, as torchvision's
-    ImageFolder does; of 16-bit samples the high byte is kept (exact for 8-bit values stored in 16
-    bits, else less than one level off); of an animation the first frame.
+    Where 8-bit RGB is wanted, grey is repeated; CMYK and palettes are converted; an alpha channel
+    is dropped, as torchvision's ImageFolder does; of 16-bit samples the high byte is kept (exact
+    for 8-bit values stored in 16 bits, else less than one level off); of an animation the first
+    frame.
 
     Args:
         raw: The encoded image; a BadSample is raised.
         canvas_px: An image whose longer side is over it is reduced to fit (bilinear, antialiased,
             aspect kept, at least 1 px); a smaller one is not touched.
         decoded: (h, w, 3), what another decoder made of a raw for which `is_plain_jpeg`.
+        image_type: What the image is: a .npy of just this type, unless it is 8-bit RGB.
+        channels: Places of those that are wanted, in this order; None: all.
 
     Returns:
-        (3, h, w) uint8 RGB over (h, w, 3) memory (channels last: decoders write so, and torch
-        resizes it twice as fast), EXIF-oriented.
+        (3, h, w) uint8 RGB, EXIF-oriented; of another type (C, h, w) in its units, see `in_units`.
+        Over (h, w, C) memory (channels last: decoders write so, and torch resizes it twice as
+        fast).
 
     Raises:
         BadSample: With the reason.
     """
     if isinstance(raw, BadSample):
         raise raw
-    kind = _known_kind(raw)
+    kind = _known_kind(raw) if image_type is RGB8 or image_type.is_rgb8 else None
     if len(raw) > MAX_BYTES:
         raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
     check_size(*header_size(raw))
     try:
-        if decoded is not None:
+        if kind is None:
+            pixels = image_type.in_units(read_npy(raw, image_type))
+        elif decoded is not None:
             pixels = decoded
         elif kind == "jpg":
             pixels = _decode_jpeg(raw, canvas_px)
@@ -74,7 +95,72 @@ def decode(raw: Content, canvas_px: int, decoded: Pixels | None = None) -> Pixel
         raise
     except Exception as error:  # damaged bytes make the decoders raise almost anything
         raise BadSample(f"cannot decode the {kind}: {first_line(error)}") from error
+    if channels is not None:
+        pixels = pixels[:, :, channels]
     return reduce_to(np.ascontiguousarray(pixels), canvas_px).transpose(2, 0, 1)
+
+
+def decode_picture(raw: Content, canvas_px: int, image_type: ImageType = RGB8) -> Pixels:
+    """Decode what people see of an image, as `ImageType.picture`: (h, w, 3) uint8, and as `decode`.
+
+    8-bit RGB is itself.
+    """
+    pixels = decode(raw, canvas_px, image_type=image_type)
+    if image_type is RGB8 or image_type.is_rgb8:
+        return pixels.transpose(1, 2, 0)
+    return np.ascontiguousarray(image_type.picture(pixels))
+
+
+def read_npy(raw: Buffer, image_type: ImageType | None = None) -> Pixels:
+    """Read a .npy of (h, w, C) or (h, w) little-endian numbers: (h, w, C), over the same memory.
+
+    Args:
+        raw: Its bytes.
+        image_type: What it has to be; None: any numbers, which may be NaN.
+
+    Raises:
+        BadSample: Other bytes, or another type; nothing is built before that is known.
+    """
+    start, dtype, shape = _npy_header(raw)
+    count = shape[0] * shape[1] * shape[2]
+    if start + count * dtype.itemsize != len(raw):
+        raise BadSample(f"{len(raw) - start} bytes of pixels, and {shape} {dtype} in the header")
+    if image_type is not None:
+        wanted = len(image_type.channels)
+        if dtype.name != image_type.dtype or shape[2] != wanted:
+            raise BadSample(
+                f"{shape[2]} channels of {dtype}, but the data set's images are {wanted} of "
+                f"{image_type.dtype}"
+            )
+    pixels: Pixels = np.frombuffer(raw, dtype, count, start).reshape(shape)
+    if image_type is not None and dtype.kind == "f" and not np.isfinite(pixels).all():
+        bad = int((~np.isfinite(pixels)).sum())
+        raise BadSample(f"{bad} values are NaN or infinite")
+    return pixels
+
+
+def _npy_header(raw: Buffer) -> tuple[int, np.dtype[Any], tuple[int, int, int]]:
+    """Where the numbers begin, their type, and (h, w, C). Source: NEP 1, versions 1.0 and 2.0."""
+    if raw[:6] != _NPY:
+        raise BadSample(f"not a .npy file: {looks_like(raw)}")
+    try:
+        start, form = (10, "<H") if raw[6] == 1 else (12, "<I")
+        (size,) = struct.unpack_from(form, raw, start - struct.calcsize(form))
+    except (struct.error, IndexError):
+        raise BadSample("truncated in the .npy header") from None
+    match = _NPY_HEADER.fullmatch(bytes(raw[start : start + size])) if size <= 2**12 else None
+    if match is None or raw[6] > 2 or start + size > len(raw):
+        raise BadSample("a .npy header that is damaged, or of an array of records or objects")
+    code, order, text = match[1].decode("latin-1"), match[2], match[3].decode()
+    shape = tuple(map(int, text.replace(",", " ").split()))
+    if not re.fullmatch(r"\|[ui]1|<[uif][248]", code) or order == b"True":
+        raise BadSample(
+            f"a .npy of {code!r}{', in Fortran order' * (order == b'True')}; store little-endian "
+            "numbers in C order: numpy.ascontiguousarray(a, a.dtype.newbyteorder('<'))"
+        )
+    if len(shape) not in (2, 3):
+        raise BadSample(f"a .npy of shape {shape}, not (height, width, channels)")
+    return start + size, np.dtype(code), (shape[0], shape[1], shape[2] if len(shape) == 3 else 1)
 
 
 def is_plain_jpeg(raw: Buffer) -> bool:
@@ -97,6 +183,9 @@ def header_size(raw: Content) -> tuple[int, int]:
     """Read width and height from the header, before any rotation. Raises: BadSample."""
     if isinstance(raw, BadSample):
         raise raw
+    if raw[:6] == _NPY:
+        height, width, _ = _npy_header(raw)[2]
+        return width, height
     kind = _known_kind(raw)
     try:
         return _HEADER_SIZE[kind](raw)
@@ -162,8 +251,8 @@ def rgb_pixels(image: Image.Image) -> Pixels:
 
 
 def reduce_to(pixels: Pixels, canvas_px: int) -> Pixels:
-    """(h, w, 3) uint8 -> the same, or reduced to fit canvas_px."""
-    longer = max(pixels.shape)
+    """(h, w, C) uint8 or float32 -> the same, or reduced to fit canvas_px."""
+    longer = max(pixels.shape[:2])
     if longer <= canvas_px:
         return pixels
     size = [max(1, round(side * canvas_px / longer)) for side in pixels.shape[:2]]

@@ -5,6 +5,7 @@ units, where each channel's `low` is 0 and its `high` 255 (values outside of the
 them: nothing is clamped). So views, networks and exports know channels, and no other depth.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -56,6 +57,15 @@ class ImageType(BaseModel):
         """Whether the channels are red, green and blue, of any depth: colour operations apply."""
         return self.channels == _RGB
 
+    def select(self, places: Sequence[int]) -> "ImageType":
+        """Return the type of some of the channels, by their places, in this order."""
+        return ImageType(
+            channels=tuple(self.channels[k] for k in places),
+            dtype=self.dtype,
+            low=tuple(self.low[k] for k in places),
+            high=tuple(self.high[k] for k in places),
+        )
+
     def in_units(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """Return what views take of stored pixels, (h, w, C) of `dtype`.
 
@@ -64,8 +74,11 @@ class ImageType(BaseModel):
         """
         if self.dtype == "uint8":
             return pixels
-        low, high = np.array(self.low), np.array(self.high)
-        units: NDArray[Any] = ((pixels - low) * (255 / (high - low))).astype(np.float32)
+        # by whole rows: numpy takes ten times as long for a last dimension of a few channels
+        width, low, high = pixels.shape[1], np.array(self.low), np.array(self.high)
+        rows = np.subtract(pixels.reshape(len(pixels), -1), np.tile(low, width))
+        rows *= np.tile(255 / (high - low), width)
+        units: NDArray[Any] = rows.astype(np.float32).reshape(pixels.shape)
         return units
 
     def picture(self, units: NDArray[Any]) -> NDArray[np.uint8]:

@@ -4,6 +4,7 @@ Layout of a data set, in one folder (or under one URL):
 
     dataset.json                   the fields of `Manifest` below
     train-000000.tar               webdataset: KEY.jpg|png|webp + optional KEY.cls, members adjacent
+                                   (images that are not 8-bit RGB: KEY.npy of (h, w, C))
     train-000000.offsets.npy       (samples, 3) int64: first byte of the sample's first tar header,
                                    one past its last padded member, label (-1: none)
     columns/NAME/...               what else is known of each sample; see `columns.py`
@@ -11,11 +12,12 @@ Layout of a data set, in one folder (or under one URL):
 A sample's id is its place in its split: shards in index order, samples in file order.
 """
 
+import copy
 import hashlib
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,12 +36,13 @@ from pydantic import (
 from sslpipe.data.columns import COLUMN_NAME, Column, ColumnEntry, find_column
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.storage import join, load_array, read_bytes, size_of
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import forward_slashes
 from sslpipe.recipe.messages import explain_errors
 
 BLOCK = 512  # bytes of a tar header, and what members are padded to
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
+ARRAY_SUFFIXES = ("npy",)  # of all images of a data set that are not 8-bit RGB
 SCHEMA_VERSIONS = (1, 2, 3)  # 2 has columns, 3 other images than 8-bit RGB; the least is written
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -112,7 +115,9 @@ class Manifest(BaseModel):
 class Split:
     """One split's shards in index order, and where each sample lies in them; as in the manifest.
 
-    `folder` is where dataset.json is, a path or a URL. `allow_pipe` as in `load_index`.
+    `folder` is where dataset.json is, a path or a URL. `allow_pipe` as in `load_index`. The shards
+    hold images of `stored_type`; who reads them gets `image_type`, the `channels` of it that were
+    selected (None: all).
     """
 
     def __init__(
@@ -123,8 +128,13 @@ class Split:
         columns: Mapping[str, ColumnEntry] | None = None,
         *,
         allow_pipe: bool = False,
+        stored_type: ImageType = RGB8,
+        channels: tuple[int, ...] | None = None,
     ) -> None:
         self.folder, self.name, self.shards = folder, name, shards
+        self.stored_type, self.channels = stored_type, channels
+        self.image_type = stored_type if channels is None else stored_type.select(channels)
+        self.suffixes = IMAGE_SUFFIXES if stored_type.is_rgb8 else ARRAY_SUFFIXES
         self.allow_pipe = allow_pipe
         self.columns = dict(columns or {})
         sizes = np.array([shard.samples for shard in shards], dtype=np.int64)
@@ -193,8 +203,15 @@ class RelabelledSplit(Split):
     """
 
     def __init__(self, split: Split, column: Column) -> None:
-        shards, columns = split.shards, split.columns
-        super().__init__(split.folder, split.name, shards, columns, allow_pipe=split.allow_pipe)
+        super().__init__(
+            split.folder,
+            split.name,
+            split.shards,
+            split.columns,
+            allow_pipe=split.allow_pipe,
+            stored_type=split.stored_type,
+            channels=split.channels,
+        )
         self.original, self.column_of_labels, self._groups = split, column, column.groups
 
     @cached_property
@@ -234,6 +251,8 @@ class DatasetIndex:
     ) -> None:
         self.folder, self.manifest, self.file_sha256 = folder, manifest, file_sha256
         self.allow_pipe = allow_pipe
+        self.stored_type = manifest.image or RGB8
+        self.channels: tuple[int, ...] | None = None  # those selected, by their place
         self.sha256 = file_sha256
         if DERIVED_COLUMN in manifest.columns:
             columns = {n: e for n, e in manifest.columns.items() if n != DERIVED_COLUMN}
@@ -242,8 +261,40 @@ class DatasetIndex:
 
     @property
     def image_type(self) -> ImageType:
-        """What the images are."""
+        """What the images are, as they are read: of the selected channels."""
         return self.manifest.image or RGB8
+
+    def with_channels(self, names: Sequence[str] | None) -> "DatasetIndex":
+        """Return the same data set, of whose images some channels are read, in this order.
+
+        None: all of them. Its mean and standard deviation are theirs, its sha256 stays.
+
+        Raises:
+            DataError: A name is none of the stored channels.
+        """
+        if names is None:
+            return self
+        known = self.stored_type.channels
+        for name in names:
+            if name not in known:
+                raise DataError(
+                    f"{self.folder} has no channel {name!r}{did_you_mean(name, known)}; it has: "
+                    f"{', '.join(known)}"
+                )
+        shown = self.image_type.channels
+        mean = dict(zip(shown, self.manifest.mean, strict=True))
+        std = dict(zip(shown, self.manifest.std, strict=True))
+        selected = copy.copy(self)
+        selected.channels = tuple(map(known.index, names))
+        image = self.stored_type.select(selected.channels)
+        selected.manifest = self.manifest.model_copy(
+            update={
+                "image": None if image.is_rgb8 else image,
+                "mean": tuple(mean[name] for name in names),
+                "std": tuple(std[name] for name in names),
+            }
+        )
+        return selected
 
     def has_sha256(self, recorded: object) -> bool:
         """Say whether a sha256 that was recorded is this data set's, with or without the column."""
@@ -255,7 +306,15 @@ class DatasetIndex:
             known = ", ".join(sorted(self.manifest.splits))
             raise DataError(f"{self.folder} has no split {name!r}; it has: {known}")
         shards, columns = self.manifest.splits[name], self.manifest.columns
-        return Split(self.folder, name, shards, columns, allow_pipe=self.allow_pipe)
+        return Split(
+            self.folder,
+            name,
+            shards,
+            columns,
+            allow_pipe=self.allow_pipe,
+            stored_type=self.stored_type,
+            channels=self.channels,
+        )
 
     def check_files(self, split: str) -> None:
         """Check that every shard is there with the index's size; nothing is read.

@@ -280,6 +280,11 @@ def stand_in(get: Callable[[int], T | None], plan: StreamPlan, position: int) ->
     )
 
 
+def pixel_dtype(split: Split) -> torch.dtype:
+    """Say what pixels are in batches: uint8, or float32 in the units of `ImageType`."""
+    return torch.uint8 if split.image_type.dtype == "uint8" else torch.float32
+
+
 def collate(
     split: Split,
     ids: Integers,
@@ -294,7 +299,7 @@ def collate(
     Args:
         split: Where their labels are.
         ids: (B,) the positions' samples.
-        rows: Id and (3, h, w) uint8 image of the sample that stands at each position.
+        rows: Id and (C, h, w) image of the sample that stands at each position.
         epoch: Of the batch.
         partners: Of the second views; the images that are there come last, in this order.
         pinned: Write to memory where a copy to a GPU begins; torch reuses it after the copies.
@@ -303,7 +308,8 @@ def collate(
     pictures = [image for _, image in rows] + [partner[1] for partner in partners if partner]
     sizes = np.array([image.shape[1:] for image in pictures], np.int64).reshape(-1, 2)
     height, width = sizes.max(axis=0, initial=1).tolist()
-    images = torch.empty((len(sizes), height, width, 3), dtype=torch.uint8, pin_memory=pinned)
+    shape, dtype = (len(sizes), height, width, len(split.image_type.channels)), pixel_dtype(split)
+    images = torch.empty(shape, dtype=dtype, pin_memory=pinned)
     for canvas, picture, (h, w) in zip(images.numpy(), pictures, sizes.tolist(), strict=True):
         canvas[:h, :w] = picture.transpose(1, 2, 0)
         canvas[h:], canvas[:h, w:] = 0, 0

@@ -12,6 +12,7 @@ import simplejpeg
 import torch
 
 from sslpipe.data.decode import Buffer, Pixels
+from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.errors import RecipeError
 from sslpipe.recipe.pretrain import Data
 
@@ -46,11 +47,18 @@ class DeviceDecoder:
         return torch.cuda.stream(self._of_thread.stream)
 
 
-def jpeg_decoder(data: Data, device: torch.device) -> DeviceDecoder | None:
+def jpeg_decoder(
+    data: Data, device: torch.device, image_type: ImageType = RGB8
+) -> DeviceDecoder | None:
     """Make what data.decoder asks for; None: the CPU's. Raises: RecipeError."""
     if data.decoder == "cpu":
         return None
     problem = "data.decoder = 'nvjpeg' needs "
+    if not image_type.is_rgb8:
+        raise RecipeError(
+            f"{problem}JPEGs in 8-bit RGB, and the images have {len(image_type.channels)} channels "
+            f"of {image_type.dtype}; set data.decoder = 'cpu'"
+        )
     if device.type != "cuda":
         raise RecipeError(
             f"{problem}a CUDA device, and this run is on {device.type}; set data.decoder = 'cpu'"

@@ -63,8 +63,9 @@ class Batch(NamedTuple):
     """One rank's part of a global step; B rows, stream-major.
 
     Args:
-        images: (B, 3, H, W) uint8 RGB, channels last; each image is top left, the rest zero. With
-            partners (B + P, 3, H, W): theirs come last.
+        images: (B, C, H, W), channels last; each image is top left, the rest zero. With
+            partners (B + P, C, H, W): theirs come last. uint8, or float32 where `ImageType.dtype`
+            is another, in its units: 0 to 255 in the range, not clamped.
         sizes: (B, 2) int64, the valid height and width of each image; (B + P, 2) with partners.
         labels: (B,) int64, -1 for none.
         ids: (B,) int64, the positions' samples: they name the random numbers.

@@ -19,7 +19,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from sslpipe.data.cache import DiskCache
 from sslpipe.data.decode import BadSample
-from sslpipe.data.index import BLOCK, IMAGE_SUFFIXES, Split
+from sslpipe.data.index import BLOCK, Split
 from sslpipe.data.storage import is_remote, read_range
 
 ADLER_PRIME = 65521
@@ -89,7 +89,11 @@ class Reader:
         begin = int(offsets[0, 0])
         raw = memoryview(self._bytes(shard, begin, int(offsets[-1, 1])))
         places = (offsets[:, :2] - begin).tolist()
-        return [_plain(raw, start, end) or _alone(bytes(raw[start:end])) for start, end in places]
+        suffixes = self.split.suffixes
+        return [
+            _plain(raw, start, end, suffixes) or _alone(bytes(raw[start:end]), suffixes)
+            for start, end in places
+        ]
 
     def _bytes(self, shard: int, begin: int, end: int) -> bytes:
         url, entry = self.split.url(shard), self.split.shards[shard]
@@ -102,7 +106,7 @@ class Reader:
         return read_range(url, begin, end)
 
 
-def _plain(raw: memoryview, start: int, end: int) -> Raw | None:
+def _plain(raw: memoryview, start: int, end: int, suffixes: tuple[str, ...]) -> Raw | None:
     """The sample in raw[start:end]; None unless it is whole ustar files and exactly one image.
 
     Source: POSIX.1-1988 tar (IEEE Std 1003.1, pax, "ustar Interchange Format").
@@ -124,7 +128,7 @@ def _plain(raw: memoryview, start: int, end: int) -> Raw | None:
         key = folder + slash + base
         if not (base and dot) or key != (stem := stem or key):
             return None
-        if suffix.lower() in IMAGE_SUFFIXES:
+        if suffix.lower() in suffixes:
             if sample is not None:
                 return None
             sample = Raw(key, raw[data : data + size])
@@ -158,7 +162,7 @@ def _byte_sum(header: bytes) -> int:
     return (zlib.adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * ord(" ")
 
 
-def _alone(raw: bytes) -> Raw:
+def _alone(raw: bytes, suffixes: tuple[str, ...]) -> Raw:
     """The sample in these whole tar members, by webdataset."""
     if (size := _longest_extension(raw)) > _MOST_EXTENSION:
         return Raw("", BadSample(f"not a tar member: a header extension of {size} bytes"))
@@ -170,7 +174,7 @@ def _alone(raw: bytes) -> Raw:
     if len(samples) != 1:
         return Raw("", BadSample(f"{len(samples)} samples where the index has one"))
     key = str(samples[0]["__key__"])
-    images = [samples[0][suffix] for suffix in IMAGE_SUFFIXES if suffix in samples[0]]
+    images = [samples[0][suffix] for suffix in suffixes if suffix in samples[0]]
     if len(images) != 1:
         return Raw(key, BadSample(f"{len(images)} images under one key"))
     return Raw(key, images[0])

@@ -3,6 +3,7 @@
 The batches are those of `loader.batches`: same order, same stand-ins for bad samples.
 """
 
+import math
 from collections.abc import Callable, Generator
 from itertools import count
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import Split
-from sslpipe.data.loader import Integers, one_pass, open_reader, stand_in
+from sslpipe.data.loader import Integers, one_pass, open_reader, pixel_dtype, stand_in
 from sslpipe.data.order import Order, StreamPlan
 from sslpipe.data.pairing import Pairing
 from sslpipe.data.pipeline import Batch, Prepare, pipelined, send
@@ -119,7 +120,7 @@ def _read(
     on_progress: OnProgress,
     jpeg: JpegDecoder | None,
 ) -> tuple[Tensor, Tensor, Integers]:
-    """(at least n, H, W, 3) uint8 on the device; (n, 2) sizes and (n,) ids of the good samples."""
+    """(at least n, H, W, C) pixels on the device; (n, 2) sizes and (n,) ids of the good samples."""
     decoded = one_pass(
         split,
         ids=ids,
@@ -129,7 +130,8 @@ def _read(
         on_bad=on_bad,
         jpeg=jpeg,
     )
-    images = torch.zeros((0, 1, 1, 3), dtype=torch.uint8, device=device)
+    empty = (0, 1, 1, len(split.image_type.channels))
+    images = torch.zeros(empty, dtype=pixel_dtype(split), device=device)
     sizes, held, count_held = [], [], 0
     for batch in decoded:
         canvas = torch.tensor([images.shape[1:3], batch.images.shape[2:]]).amax(0).tolist()
@@ -150,15 +152,16 @@ def _read(
 
 
 def _enlarged(images: Tensor, count_all: int, height: int, width: int) -> Tensor:
-    """(count_all, height, width, 3) with what `images` holds in the corners; zeros elsewhere."""
-    needed, free = count_all * height * width * 3, free_bytes(images.device)
+    """(count_all, height, width, C) with what `images` holds in the corners; zeros elsewhere."""
+    shape = (count_all, height, width, images.shape[3])
+    needed, free = math.prod(shape) * images.element_size(), free_bytes(images.device)
     if needed > MOST_OF_MEMORY * free:
         raise DataError(
             f'run.cache = "device": {count_all} images of {height} x {width} px are '
             f"{needed / 2**30:.1f} GB, and {free / 2**30:.1f} GB of the {images.device.type}'s "
             'memory are free; use run.cache = "memory" or "none", or a smaller data.canvas_px'
         )
-    larger = torch.zeros((count_all, height, width, 3), dtype=torch.uint8, device=images.device)
+    larger = torch.zeros(shape, dtype=images.dtype, device=images.device)
     larger[: len(images), : images.shape[1], : images.shape[2]] = images
     return larger
 

@@ -3,15 +3,14 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.decode import BadSample, JpegDecoder, decode, is_plain_jpeg
 from sslpipe.data.reader import Raw, Reader
 
-Image = NDArray[np.uint8]
+Image = NDArray[Any]  # (C, h, w), see `decode`
 
 
 class Quarantined(NamedTuple):
@@ -66,7 +65,7 @@ class ImageStore:
     def get(
         self, sample_id: int, raw: Raw | None = None, decoded: Image | None = None
     ) -> Image | None:
-        """Decode one sample, or take it from the cache: (3, h, w) uint8, or None where it is bad.
+        """Decode one sample, or take it from the cache: (C, h, w), or None where it is bad.
 
         `raw` are its bytes, where they are read already, and `decoded` its pixels, where another
         decoder made them.
@@ -79,7 +78,8 @@ class ImageStore:
             return recent
         raw = raw or self.reader.one(sample_id)
         try:
-            image = decode(raw.image, self.canvas_px, decoded)
+            split = self.reader.split
+            image = decode(raw.image, self.canvas_px, decoded, split.stored_type, split.channels)
         except BadSample as error:
             self._report(sample_id, raw.key, str(error))
             return None

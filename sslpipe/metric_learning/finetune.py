@@ -71,6 +71,7 @@ def finetune(
     """
     with open_run(recipe, run_dir) as run:  # processes, lock, watchdog
         # data: the batches of an epoch are planned from its labels before anything is read
+        index = index.with_channels(recipe.data.channels)
         split, _ = labelled_split(recipe, index)
         index.check_files(split.name)
         order = plan_batches(recipe, index)
@@ -83,7 +84,8 @@ def finetune(
         view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
         augment.specs = augment.specs[: recipe.views]  # type: ignore[assignment]
         task = build_task(recipe, augment.crop_px, init_from, len(order.classes))
-        warn_of_memory(recipe, augment.crop_px, task, run.process, encoder=task.backbone)
+        parts = {"encoder": task.backbone, "image_type": index.image_type}
+        warn_of_memory(recipe, augment.crop_px, task, run.process, **parts)
         warnings = plan_warnings(recipe, index, order, augment.crop_px)  # or refused
         run.configure(recipe, recipe.optim.precision)
         augment, task = augment.to(run.device), run.place(task)

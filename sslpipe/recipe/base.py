@@ -5,6 +5,7 @@ import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -40,6 +41,17 @@ KeepBy = Literal[
     "lidar_view_recall",
 ]
 Weights = Literal["trained", "ema"]  # of an encoder in a checkpoint; ema: those of optim.ema
+
+
+def _no_twins(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{shown(name)} is named twice")
+    return names
+
+
+# their names are checked with the data set, which knows them
+Channels = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_no_twins)]
 
 
 class Section(BaseModel):

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from sslpipe.recipe.base import (
+    Channels,
     Component,
     NonNegative,
     Optim,
@@ -25,6 +26,9 @@ class FinetuneData(Section):
     """The split of dataset.json that is trained on."""
     canvas_px: Pixels = 256
     """Pixels; decoded images larger than this are reduced to fit, never squashed."""
+    channels: Channels | None = None
+    """Names of the channels to train on, of those of dataset.json, in the order that the network
+    takes them; none: all. Part of the digest where it is set."""
     validation_classes: NonNegative | tuple[str, ...] = 0
     """Classes held out from training altogether, to choose settings on: how many (drawn by a
     hash), or their names."""
@@ -145,6 +149,7 @@ class FinetuneRecipe(RunRecipe):
         **RunRecipe.ADDED_LATER,
         "sampler.column": None,
         "data.holdout_by": None,
+        "data.channels": None,
         **{f"tune.{key}": 0 for key in ("projector_first_steps", "ramp_steps", "l2_to_init")},
         "tune.eval_crop_px": None,
         "tune.layer_decay_by": "blocks",

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sslpipe.errors import shown
 from sslpipe.recipe.base import (
+    Channels,
     Component,
     NonNegative,
     Pixels,
@@ -49,6 +50,9 @@ class Data(Section):
     are all trained on. Without data.holdout it is refused."""
     canvas_px: Pixels = 256
     """Pixels; decoded images larger than this are reduced to fit, never squashed."""
+    channels: Channels | None = None
+    """Names of the channels to train on, of those of dataset.json, in the order that the network
+    takes them; none: all. Part of the digest where it is set."""
     decoder: Literal["cpu", "nvjpeg"] = "cpu"
     """nvjpeg: JPEGs are decoded on the CUDA device; pixels differ from the CPU's by a few
     levels."""
@@ -121,6 +125,7 @@ class Recipe(RunRecipe):
         "backbone.pool": "avg",
         "data.holdout_by": None,
         "data.keep": None,
+        "data.channels": None,
         "tune.eval_crop_px": None,
         "momentum.symmetric": False,
         "momentum.predictor": False,

@@ -21,8 +21,8 @@ def thumbnails(split: Split, ids: Iterable[int], most_px: int = THUMB_PX) -> dic
     for batch in one_pass(split, ids=wanted, num_workers=0, on_bad=lambda bad: None):
         for row, sample in enumerate(batch.ids.tolist()):
             height, width = batch.sizes[row].tolist()
-            pixels = batch.images[row, :, :height, :width].permute(1, 2, 0).numpy()
-            image = Image.fromarray(pixels)
+            units = batch.images[row, :, :height, :width].numpy()  # (C, h, w)
+            image = Image.fromarray(split.image_type.picture(units))
             image.thumbnail((most_px, most_px))
             pictures[sample] = shortest_uri(image)
     return pictures

@@ -253,7 +253,7 @@ class _Inputs:
         self._views = None if views is None else torch.empty_like(views)
         self._ids = batch.source_ids.to(batch.images.device) if ids_on_device else None
         if (plan := _triton_plan(batch)) is not None:
-            shape = (len(batch.images), canvas_px, canvas_px, 3)
+            shape = (len(batch.images), canvas_px, canvas_px, batch.images.shape[1])
             self._images = batch.images.new_zeros(shape).permute(0, 3, 1, 2)
             self._block = torch.empty_like(cast(Tensor, plan.block))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError
 from sslpipe.portable import free_memory_bytes, total_memory_bytes
@@ -31,7 +32,7 @@ class Memory(NamedTuple):
     optimizer: int  # its state
     activations: int  # kept for backward
     views: int  # as floats
-    batches: int  # uint8 images, of the steps ahead, too; on a CUDA device if that computes
+    batches: int  # images, of the steps ahead, too; on a CUDA device if that computes
     recorded: int = 0  # of run.cuda_graph's step and its input, beside a step that is launched
 
     @property
@@ -81,6 +82,7 @@ def estimate_memory(
     encoder: nn.Module | None = None,
     others: Iterable[nn.Module] = (),
     recorded: bool = False,
+    image_type: ImageType = RGB8,
 ) -> Memory:
     """Estimate the memory that one of `world` processes needs.
 
@@ -96,11 +98,12 @@ def estimate_memory(
         encoder: The part of the model that takes the views; None: all of it.
         others: Further modules that hold buffers: a loss with a queue.
         recorded: Whether steps are replayed, see `run.cuda_graph`.
+        image_type: Of the images.
     """
-    load = Load.from_recipe(recipe, world)
+    load, channels = Load.from_recipe(recipe, world), len(image_type.channels)
     encoder = model if encoder is None else encoder
     small, large = (
-        saved_bytes(encoder, load.views * images, crop_px, precision) for images in (2, 4)
+        saved_bytes(encoder, load.views * images, crop_px, precision, channels) for images in (2, 4)
     )
     trained = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
     held = [*model.parameters(), *model.buffers(), *(b for o in others for b in o.buffers())]
@@ -113,8 +116,9 @@ def estimate_memory(
     gathered = trained if optim.kind == "lars" and on_cuda and not is_asked_for() else 0
     activations = max(0, small + (large - small) * (load.together - 2) // 2)
     element_bytes = next(encoder.parameters()).element_size()
-    views = load.views * load.together * 3 * crop_px**2 * element_bytes
-    images = load.images * 3 * load.canvas_px**2
+    pixel_bytes = 1 if image_type.dtype == "uint8" else 4
+    views = load.views * load.together * channels * crop_px**2 * element_bytes
+    images = load.images * channels * load.canvas_px**2 * pixel_bytes
     return Memory(
         weights=sum(map(_bytes, held)),
         gradients=trained + gathered,
@@ -191,20 +195,23 @@ def gib(count: int) -> str:
     return f"{count / 2**10:.0f} KiB"
 
 
-def saved_bytes(model: nn.Module, rows: int, crop_px: int, precision: str) -> int:
+def saved_bytes(
+    model: nn.Module, rows: int, crop_px: int, precision: str, channels: int = 3
+) -> int:
     """Bytes of the different storages that a forward of `rows` views keeps for backward.
 
     The forward runs on fake tensors: shapes and dtypes as on the CPU, no numbers and no memory. A
     network that reads numbers, as one of a plug-in may, cannot: for it the forward is a real one.
     """
+    shape = (rows, channels, crop_px, crop_px)
     try:
         with FakeTensorMode():
-            return _kept_by_forward(model, rows, crop_px, precision, real=False)
+            return _kept_by_forward(model, shape, precision, real=False)
     except Exception:  # of the network, or of what fakes cannot do: a real forward tells which
         pass
     try:
         with torch.random.fork_rng(devices=[]):
-            return _kept_by_forward(model, rows, crop_px, precision, real=True)
+            return _kept_by_forward(model, shape, precision, real=True)
     except Exception as error:  # a network may fail in any way
         raise RecipeError(
             f"[backbone] cannot take views of augment.crop_px = {crop_px}: "
@@ -213,7 +220,7 @@ def saved_bytes(model: nn.Module, rows: int, crop_px: int, precision: str) -> in
 
 
 def _kept_by_forward(
-    model: nn.Module, rows: int, crop_px: int, precision: str, *, real: bool
+    model: nn.Module, shape: tuple[int, ...], precision: str, *, real: bool
 ) -> int:
     """Run a forward on copies of the model's state, and count what it keeps."""
 
@@ -225,7 +232,7 @@ def _kept_by_forward(
     kept: dict[int, Tensor] = {}  # the tensors stay alive, so no address is used twice
     named = [*model.named_parameters(), *model.named_buffers()]
     state = {name: copy(tensor).requires_grad_(tensor.requires_grad) for name, tensor in named}
-    views = torch.zeros(rows, 3, crop_px, crop_px, dtype=next(model.parameters()).dtype)
+    views = torch.zeros(shape, dtype=next(model.parameters()).dtype)
     own = {_address(tensor) for tensor in (*state.values(), views)}  # views count elsewhere
 
     def pack(tensor: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ def preview_recipe(
     Returns:
         The picture, and the ids of the images on it, ascending.
     """
+    index = index.with_channels(recipe.data.channels)
     split = index.split(recipe.data.split)
     chosen = choose_ids(split, ids, count=images, seed=recipe.seed)
     grid = preview_grid(
