@@ -6,7 +6,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -71,10 +71,18 @@ def build(
     columns: Annotated[str | None, _read()] = None,
     name_pattern: Annotated[str | None, _read()] = None,
     download: Annotated[bool, _read("--download")] = False,
+    channels: Annotated[str | None, _read()] = None,
+    pages: Annotated[Literal["channels", "samples"] | None, _read()] = None,
+    slice_axis: Annotated[int, _read(min=0, max=2)] = 2,
+    nan: Annotated[float | None, _read()] = None,
+    value_range: Annotated[str | None, _read("--range", metavar="LOW,HIGH")] = None,
     test_fraction: Annotated[float, _write(min=0, max=0.9)] = 0.0,
     split_by: Annotated[str | None, _write()] = None,
     unseen_classes: Annotated[str | None, _write()] = None,
     group_by: Annotated[str | None, _write()] = None,
+    tile: Annotated[int | None, _write(min=8)] = None,
+    stride: Annotated[int | None, _write(min=1)] = None,
+    min_content: Annotated[float, _write(min=0, max=1)] = 0.0,
     scatter: Annotated[bool, _write("--scatter")] = False,
     resize_shorter: Annotated[int | None, _write(min=1)] = None,
     background: Annotated[str | None, _write()] = None,
@@ -100,6 +108,8 @@ def build(
     - `... build out/beans --source parquet --root beans/data --label-column labels`
     - photos/VENDOR/THING.png:  `... build out/icons --root photos --name-pattern
       '(?P<vendor>[^/]+)/(?P<thing>.+)[.]png' --group-by thing --split-by thing --test-fraction 0.1`
+    - scans/*.tif of 16 bits and five bands:  `... build out/scans --root scans --channels
+      blue,green,red,edge,nir --tile 512 --stride 384 --min-content 0.1`; see docs/sensors.md
     - on machine 3 of 16: `... build out/big --root photos --part 3/16`, then `... merge out/big`
 
     Args:
@@ -120,11 +130,21 @@ def build(
             Kinds: text, integer, float, time. Default: inferred.
         name_pattern: Columns from named groups of a file-name pattern, `'(?P<theme>[^/]+)/.*'`
         download: torchvision: download it.
+        channels: Names of the images' channels, such as dapi,gfp: store all of them, in all their
+            bits. Reads TIFF, 16-bit PNG, .npy, .npz, DICOM and NIfTI, too. Default: 8-bit RGB.
+        pages: What the pages of a file are: channels of one image, or samples.
+        slice_axis: NIfTI: the axis along which slices are samples.
+        nan: Replace NaN and infinite values by this one. Default: such an image is bad.
+        value_range: The values that views show as 0 and 1. Default: measured for each channel.
         test_fraction: Share of each class to move from train to test.
-        split_by: Keep groups of this column, such as patient, in one split.
+        split_by: Keep groups of this column, such as patient, in one split. Default for tiles and
+            pages: parent, their file.
         unseen_classes: Classes, separated by commas, to put in splits of their own, such as
             test_unseen beside test.
         group_by: Store groups of this column side by side, to read partners together.
+        tile: Cut images into tiles of this side in px; columns parent, x and y say where they lie.
+        stride: Pixels from tile to tile. Default: --tile.
+        min_content: Skip tiles of which a smaller share shows something; see docs/sensors.md.
         scatter: Place each image once at random in its frame: 55-100 % of its size, shifted,
             rotated by up to 20 degrees, 50-100 % as bright.
         resize_shorter: Shrink images to this shorter side in px; JPEGs are saved again at quality
@@ -144,10 +164,14 @@ def build(
     from sslpipe.sharding.cells import parse_columns
     from sslpipe.sharding.gather import parse_pattern
     from sslpipe.sharding.record import Part
+    from sslpipe.sharding.scenes import parse_range, parse_sensors
     from sslpipe.sharding.sources import SourceOptions
     from sslpipe.sharding.writer import Layout
 
     chosen = None if part is None else Part.parse(part)
+    sensors = parse_sensors(channels, pages, slice_axis, nan, tile, stride, min_content)
+    if value_range is not None and channels is None:
+        raise DataError("--range needs --channels: 8-bit RGB is 0 to 255")
     built = build_dataset(
         out,
         source,
@@ -156,10 +180,11 @@ def build(
             split_column, classes, labels, download, delimiter, skip_missing,
             parse_columns(columns, "--columns") if columns is not None else (),
             None if name_pattern is None else parse_pattern(name_pattern),
+            sensors is not None and sensors.channels is not None,
         ),
         Layout(
             seed, samples_per_shard, max_shard_bytes, scatter, resize_shorter,
-            _parse_colour(background), group_by,
+            _parse_colour(background), group_by, sensors,
         ),
         test_fraction=test_fraction,
         split_by=split_by,
@@ -171,6 +196,7 @@ def build(
         license=license,
         workers=workers,
         progress=progress,
+        value_range=parse_range(value_range),
     )  # fmt: skip
     _print_built(out, built, chosen)
 
@@ -241,6 +267,13 @@ def index(
     name_pattern: Annotated[
         str | None, option("Columns from named groups of a regular expression of the image's name.")
     ] = None,
+    channels: Annotated[
+        str | None,
+        option("Names of the channels of images in KEY.npy, (h, w, C); their type is measured."),
+    ] = None,
+    value_range: Annotated[
+        str | None, option("As in `build`.", "--range", metavar="LOW,HIGH")
+    ] = None,
     no_columns: Annotated[
         bool, option("Drop the columns that dataset.json has.", "--no-columns")
     ] = False,
@@ -248,12 +281,14 @@ def index(
 ) -> None:
     """Index existing webdataset tars (img2dataset, open_clip) without rewriting them.
 
-    A sample is KEY.jpg, KEY.png or KEY.webp, with an optional integer label in KEY.cls and columns
-    in KEY.json; other members are ignored. mean and std in dataset.json are ImageNet's.
+    A sample is KEY.jpg, KEY.png or KEY.webp (with --channels KEY.npy), with an optional integer
+    label in KEY.cls and columns in KEY.json; other members are ignored. mean and std in
+    dataset.json are ImageNet's, or those of the channels.
     """
     from sslpipe.sharding.cells import parse_columns
     from sslpipe.sharding.gather import TarColumns, parse_pattern
     from sslpipe.sharding.index import check_columns, find_tars, index_folder
+    from sslpipe.sharding.scenes import parse_channels, parse_range
     from sslpipe.sharding.sources import class_names
 
     groups = find_tars(folder, split)
@@ -266,7 +301,14 @@ def index(
     names = class_names(classes) if classes else ()
     with progress(f"index {folder.name}", sum(map(len, groups.values()))) as advance:
         manifest = index_folder(
-            folder, groups, names, columns=columns, workers=workers, advance=advance
+            folder,
+            groups,
+            names,
+            columns=columns,
+            workers=workers,
+            advance=advance,
+            channels=parse_channels(channels),
+            value_range=parse_range(value_range),
         )
     _print_summary(folder, manifest)
 
@@ -314,12 +356,16 @@ def show(
     data = open_data(folder)
     check_picture(out)
 
-    from sslpipe.sharding.show import sample_lines, sample_sheet, save_sheet
+    from sslpipe.sharding.measure import channel_rows
+    from sslpipe.sharding.show import choose_ids, sample_lines, sample_sheet, save_sheet
 
     sheet = sample_sheet(data, split, count=count, columns=columns, seed=seed, ids=wanted)
     save_sheet(sheet, out)
     for line in sample_lines(data, split, sorted({*wanted}) if wanted else []):
         print(line)
+    chosen = choose_ids(data.split(split), wanted, count=count, seed=seed)
+    for name, text in channel_rows(data, split, chosen):
+        print(f"{name}: {text}")
     print(out)
     if not wanted:  # else who asks for some samples is in the middle of something else
         after_a_look(folder)

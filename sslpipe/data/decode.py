@@ -32,7 +32,7 @@ _NPY_HEADER = re.compile(  # as every version of NumPy writes it
     rb"\{\s*'descr':\s*'([^']*)',\s*'fortran_order':\s*(True|False),"
     rb"\s*'shape':\s*\(((?:\d{1,18},?\s*)*)\),?\s*\}\s*"
 )
-_PILLOW: dict[Kind, Any] = {
+PILLOW: dict[Kind, Any] = {
     "jpg": JpegImagePlugin.JpegImageFile,
     "png": PngImagePlugin.PngImageFile,
     "webp": WebPImagePlugin.WebPImageFile,
@@ -232,7 +232,7 @@ def _decode_jpeg(raw: Buffer, canvas_px: int) -> Pixels:
 
 def _decode_by_pillow(raw: Buffer, kind: Kind) -> Pixels:
     """(h, w, 3) uint8, EXIF-oriented."""
-    image = _PILLOW[kind](io.BytesIO(raw))
+    image = PILLOW[kind](io.BytesIO(raw))
     check_size(*image.size)  # a PNG may hold a second header
     return rgb_pixels(image)
 

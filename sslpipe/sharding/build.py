@@ -12,14 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sslpipe.data.index import Manifest
+from sslpipe.data.image_type import RGB8
+from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, Manifest
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import replacing, write_atomically
 from sslpipe.sharding import LISTS, SOURCES
 from sslpipe.sharding.cells import ColumnSpec
 from sslpipe.sharding.columns import check_kinds, save_columns, without_splits
 from sslpipe.sharding.gather import TarColumns, columns_of_images, columns_of_tars, describe
+from sslpipe.sharding.measure import measure
 from sslpipe.sharding.record import (
+    FOLDER,
     Done,
     Part,
     PartFile,
@@ -36,6 +39,7 @@ from sslpipe.sharding.record import (
     shards_in,
     write_record,
 )
+from sslpipe.sharding.scenes import PARENT, cut_scenes
 from sslpipe.sharding.sources import Images, SourceOptions
 from sslpipe.sharding.splits import cut_classes, cut_test, describe_cut, relabel
 from sslpipe.sharding.writer import (
@@ -85,6 +89,7 @@ def build_dataset(
     license: str = "",
     workers: int = 2,
     progress: Progress | None = None,
+    value_range: tuple[float, float] | None = None,
 ) -> Built:
     """Write shards from images; after a stop, the same call resumes to the same bytes.
 
@@ -103,11 +108,13 @@ def build_dataset(
         license: Of the images, for the record.
         workers: Threads; the files do not depend on it.
         progress: Makes the progress bar of each split.
+        value_range: Low and high of all channels of images that are not 8-bit RGB; None: measured.
 
     Raises:
         DataError: An unknown source, unreadable images, other classes, shards of another build.
     """
     _check_source(source, options)
+    _check_layout(layout)
     if split_by and not test_fraction:
         raise DataError(f"--split-by {split_by} needs --test-fraction, the share that is cut")
     if part and overwrite:
@@ -121,6 +128,18 @@ def build_dataset(
     # idx files without names: one split may lack the last classes
     classes = merge_classes(manifest.classes, max((i.classes for i in images.values()), key=len))
     columns = columns_of_images(images, options)
+    notes: list[str] = []
+    if layout.sensors is not None:
+        ignored = _describe_ignored(images)
+        cut_into = cut_scenes(
+            images, columns, layout.sensors, options.name_pattern, out / FOLDER, workers
+        )
+        images, columns, notes = cut_into.images, cut_into.columns, [*ignored, *cut_into.notes]
+        value_range = value_range or cut_into.window
+        if test_fraction and not split_by and all(PARENT in own for own in columns.values()):
+            split_by = PARENT
+    else:
+        notes = _describe_ignored(images)
     splits = {
         key: SplitImages(relabel(value, classes), np.arange(len(value)), key, columns.get(key, {}))
         for key, value in images.items()
@@ -136,6 +155,8 @@ def build_dataset(
     check_kinds(
         without_splits(manifest, splits), {key: split.columns for key, split in splits.items()}
     )
+    if layout.sensors is not None or manifest.image is not None:
+        _check_type(manifest, splits, layout, cut_into.dtype if layout.sensors else None)
     plans = [plan_split(key, value, layout) for key, value in splits.items()]
 
     # the shards; until dataset.json names them, nobody reads them
@@ -162,6 +183,8 @@ def build_dataset(
         missing={key: list(value.missing) for key, value in images.items() if value.missing},
         part=part,
         columns={name: each.kind for own in columns.values() for name, each in own.items()},
+        channels=layout.sensors and layout.sensors.channels,
+        range=value_range if layout.is_array else None,
         done=written,
     )
     if part is None:
@@ -169,8 +192,7 @@ def build_dataset(
     else:
         write_atomically(part_path(out, part), build.model_dump_json(), fsync=True)
         built = _built(manifest, build)
-    notes = (*_describe_ignored(images), *describe(columns), *cut, *built.notes)
-    return built._replace(notes=notes)
+    return built._replace(notes=(*notes, *describe(columns), *cut, *built.notes))
 
 
 def merge_parts(
@@ -268,6 +290,44 @@ def _check_source(source: str, options: SourceOptions) -> None:
             raise DataError(
                 f"{option} needs --source {' or '.join(owners)}; here --source is {source}"
             )
+
+
+def _check_layout(layout: Layout) -> None:
+    """Raise DataError for a change of 8-bit RGB pictures that other images do not take."""
+    sensors = layout.sensors
+    if sensors is None:
+        return
+    option = "--channels" if sensors.channels is not None else "--tile"
+    for name, value in (
+        ("--scatter", layout.scatter and sensors.channels),
+        ("--resize-shorter", layout.resize_shorter_px and sensors.channels),
+        ("--background", layout.background),
+    ):
+        if value:
+            raise DataError(
+                f"{name} changes 8-bit RGB pictures, and {option} stores values as read"
+            )
+
+
+def _check_type(
+    manifest: Manifest, splits: Mapping[str, SplitImages], layout: Layout, dtype: str | None
+) -> None:
+    """Raise DataError where images are of another type than those of splits that stay."""
+    kept = [key for key in manifest.splits if key not in splits]
+    if not kept:
+        return
+    image = manifest.image or RGB8
+    channels = (layout.sensors and layout.sensors.channels) or RGB8.channels
+    if (image.channels, image.dtype, image.is_rgb8) != (
+        channels,
+        dtype or RGB8.dtype,
+        not layout.is_array,
+    ):
+        raise DataError(
+            f"{', '.join(kept)} of dataset.json has {image.dtype} of {', '.join(image.channels)}, "
+            f"and these images are {dtype or RGB8.dtype} of {', '.join(channels)}: a data set has "
+            "one type; build another one"
+        )
 
 
 def _check_free(
@@ -373,16 +433,26 @@ def _finish(out: Path, manifest: Manifest, build: PartFile, workers: int) -> Bui
             raise DataError(f"split {key!r} has no image that can be decoded")
     update: dict[str, object] = {"source": build.source, "license": build.license}
     # mean and std are train's, or the first split's while there is no train
+    notes: list[str] = []
     if "train" in build.done or not manifest.splits:
         measured = build.done.get("train") or next(iter(build.done.values()))
-        update["mean"], update["std"] = mean_and_std(measured)
+        if build.channels is None:
+            update["mean"], update["std"] = mean_and_std(measured)
+        else:
+            tars = [out / done.entry.file for done in measured if done.entry is not None]
+            found = measure(tars, build.channels, build.range)
+            update |= {"image": found.image, "mean": found.mean, "std": found.std}
+            notes = found.notes
     update |= {"classes": build.classes, "splits": splits}
     manifest = manifest.model_copy(update=update)
     _list_missing(out / MISSING, build)
     specs = tuple(ColumnSpec(name, name, kind) for name, kind in build.columns.items())
     shards = {key: [out / shard.file for shard in splits[key]] for key in build.done}
-    columns = columns_of_tars(shards, TarColumns(specs, required=False), workers=workers)
-    return _built(save_columns(out, manifest, columns), build)
+    suffixes = IMAGE_SUFFIXES if build.channels is None else ARRAY_SUFFIXES
+    wanted = TarColumns(specs, required=False)
+    columns = columns_of_tars(shards, wanted, workers=workers, suffixes=suffixes)
+    built = _built(save_columns(out, manifest, columns), build)
+    return built._replace(notes=(*built.notes, *notes))
 
 
 def _list_missing(path: Path, build: PartFile) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from sslpipe.data.index import IMAGE_SUFFIXES
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import read_at
 from sslpipe.sharding.cells import CellReader, ColumnSpec, Origin
@@ -63,7 +64,11 @@ def columns_of_images(images: Mapping[str, Images], options: SourceOptions) -> d
 
 
 def columns_of_tars(
-    shards: Mapping[str, Sequence[Path]], wanted: TarColumns, *, workers: int = 2
+    shards: Mapping[str, Sequence[Path]],
+    wanted: TarColumns,
+    *,
+    workers: int = 2,
+    suffixes: Sequence[str] = IMAGE_SUFFIXES,
 ) -> dict[str, Columns]:
     """Read columns from the samples of tars, by split, in order; nothing else of them is read.
 
@@ -74,7 +79,7 @@ def columns_of_tars(
     readers = _readers(wanted.fields, groups, "typed")
 
     def read(path: Path) -> tuple[list[str], dict[str, list[object]], set[str]]:
-        samples = scan_tar(path)
+        samples = scan_tar(path, suffixes)
         trees = _read_json(path, samples) if fields else []
         names = [sample.name for sample in samples]
         cells: dict[str, list[object]] = {

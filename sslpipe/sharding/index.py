@@ -9,12 +9,19 @@ from typing import NamedTuple
 import numpy as np
 
 from sslpipe.data.decode import BadSample, decode
-from sslpipe.data.index import DatasetIndex, Manifest, ShardFile
+from sslpipe.data.index import (
+    ARRAY_SUFFIXES,
+    IMAGE_SUFFIXES,
+    DatasetIndex,
+    Manifest,
+    ShardFile,
+)
 from sslpipe.data.storage import join, read_range
 from sslpipe.errors import DataError
 from sslpipe.portable import sha256_of
 from sslpipe.sharding.columns import save_columns
 from sslpipe.sharding.gather import TarColumns, columns_of_tars
+from sslpipe.sharding.measure import measure
 from sslpipe.sharding.record import load_manifest, merge_classes, new_manifest
 from sslpipe.sharding.scan import index_tar, offset_rows, scan_tar
 from sslpipe.sharding.writer import Advance
@@ -60,6 +67,8 @@ def index_folder(
     columns: TarColumns = TarColumns(),  # noqa: B008  # a tuple
     workers: int = 2,
     advance: Advance = lambda count: None,
+    channels: tuple[str, ...] | None = None,
+    value_range: tuple[float, float] | None = None,
 ) -> Manifest:
     """Write sidecars for all tars, then dataset.json; its other splits stay as they are.
 
@@ -70,24 +79,37 @@ def index_folder(
         columns: What else is read of each sample; the splits' columns so far are forgotten.
         workers: Threads.
         advance: Called with 1 for each tar done.
+        channels: Of images in KEY.npy, whose type is measured; None: as dataset.json says.
+        value_range: Their low and high value; None: measured.
 
     Raises:
         DataError: A tar is compressed, cut, or not laid out for webdataset; it is named.
     """
+    manifest = load_manifest(folder) or new_manifest(folder.resolve().name)
+    is_array = bool(channels) or manifest.image is not None
+    suffixes = ARRAY_SUFFIXES if is_array else IMAGE_SUFFIXES
+    if channels and manifest.image is None and set(manifest.splits) - set(groups):
+        raise DataError(f"{folder / 'dataset.json'} has splits of 8-bit RGB: index all at once")
 
     def index(path: Path) -> ShardFile:
-        entry = index_tar(path)
+        entry = index_tar(path, suffixes)
         advance(1)
         return entry
 
-    manifest = load_manifest(folder) or new_manifest(folder.resolve().name)
     with ThreadPoolExecutor(workers) as pool:
         splits = {name: tuple(pool.map(index, paths)) for name, paths in groups.items()}
-    update = {
+    update: dict[str, object] = {
         "classes": merge_classes(manifest.classes, classes),
         "splits": {**manifest.splits, **splits},
     }
-    found = columns_of_tars(groups, columns, workers=workers)
+    if channels:
+        measured = measure(
+            groups.get("train") or next(iter(groups.values())), channels, value_range
+        )
+        if measured.image.is_rgb8:
+            raise DataError("these are 8-bit RGB: store them as PNG or JPEG, or name channels else")
+        update |= {"image": measured.image, "mean": measured.mean, "std": measured.std}
+    found = columns_of_tars(groups, columns, workers=workers, suffixes=suffixes)
     return save_columns(folder, manifest.model_copy(update=update), found)
 
 
@@ -141,7 +163,7 @@ def verify_shard(index: DatasetIndex, split: str, shard: int) -> list[Fault]:
     # the sidecar
     try:
         rows = index.split(split).offsets(shard)
-        samples = scan_tar(path)
+        samples = scan_tar(path, index.split(split).suffixes)
     except DataError as error:
         return [*faults, Fault(entry.file, "", str(error))]
     if not np.array_equal(rows, offset_rows(samples)):
@@ -154,7 +176,8 @@ def verify_shard(index: DatasetIndex, split: str, shard: int) -> list[Fault]:
             faults.append(Fault(entry.file, sample.key, reason))
         start, size = sample.image
         try:
-            decode(read_range(str(path), start, start + size), DECODE_PX)
+            raw = read_range(str(path), start, start + size)
+            decode(raw, DECODE_PX, image_type=index.stored_type)
         except BadSample as error:
             faults.append(Fault(entry.file, sample.key, str(error)))
     return faults

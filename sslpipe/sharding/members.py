@@ -65,10 +65,10 @@ def lost_in(raw: bytes, *, on_background: bool) -> list[str]:
         if _is_deep(raw, image):
             lost.append(
                 "have 16-bit values, of which the upper 8 bits are used; a smaller range looks "
-                "almost black: scale it to 0 to 65,535 first"
+                "almost black: scale it to 0 to 65,535 first, or keep all bits with --channels"
             )
         if isinstance(image, TiffImageFile) and image.n_frames > 1:
-            lost.append("have several pages, of which the first is used")
+            lost.append("have several pages, of which the first is used; see --channels, --pages")
         if not on_background and _with_alpha(raw) is not None:
             alpha = image.convert("RGBA").getchannel("A")
             if alpha.tobytes().strip(b"\xff"):
@@ -147,7 +147,7 @@ def _open_other(raw: bytes) -> NDArray[np.uint8]:
         if image.mode in ("I", "F"):
             raise BadSample(
                 "32-bit values have no known range; scale them to 8 bits (0 to 255) or to 16-bit "
-                "PNG (0 to 65,535)"
+                "PNG (0 to 65,535), or keep them with --channels"
             )
         if image.mode == "P":
             image = image.convert("RGBA")  # straight to RGB warns about transparency
@@ -171,7 +171,8 @@ def _open(raw: bytes, formats: tuple[str, ...]) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(raw), formats=formats)
     except UnidentifiedImageError:  # its text is the address of the bytes
-        raise BadSample(f"not a readable image: {looks_like(raw)}") from None
+        more = "; a TIFF of other channels or depths needs --channels" * (raw[:2] in (b"II", b"MM"))
+        raise BadSample(f"not a readable image: {looks_like(raw)}{more}") from None
     if image.width * image.height > MAX_PIXELS:
         raise BadSample(f"{image.width} x {image.height} px is more than {MAX_PIXELS} px")
     return image

@@ -205,7 +205,8 @@ class PartFile(BaseModel):
     """A finished part, or with `part` None a whole build; all but `part` and `done` is shared.
 
     `missing` are files that a list names and that are not there, `columns` the kinds of columns
-    whose values are in the shards, `done` the part's shards, by split.
+    whose values are in the shards, `done` the part's shards, by split. `channels` are those of
+    images that are not 8-bit RGB, `range` their low and high value, None: measured.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -216,6 +217,8 @@ class PartFile(BaseModel):
     splits: list[SplitRecord]
     missing: dict[str, list[str]]
     columns: dict[str, Kind] = {}
+    channels: tuple[str, ...] | None = None
+    range: tuple[float, float] | None = None
     part: Part | None
     done: dict[str, list[Done]]
 

@@ -4,6 +4,7 @@ import hashlib
 import io
 import re
 import tarfile
+from collections.abc import Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
@@ -70,10 +71,11 @@ class HeaderFile(io.FileIO):
         return super().read(size)
 
 
-def scan_tar(path: Path) -> list[Sample]:
+def scan_tar(path: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Sample]:
     """List the samples of a webdataset tar, in file order; those without an image are skipped.
 
-    Only regular files count; a label is the integer text in KEY.cls.
+    An image is a member with one of the suffixes. Only regular files count; a label is the integer
+    text in KEY.cls.
 
     Raises:
         DataError: The tar is compressed or cut, members of a sample do not lie together, a sample
@@ -85,7 +87,7 @@ def scan_tar(path: Path) -> list[Sample]:
     with open_tar(path) as file:
         for member in [*list_members(path), None]:
             if group and (member is None or member.key != group[0].key):
-                sample = to_sample(path, file.fileno(), group)
+                sample = to_sample(path, file.fileno(), group, suffixes)
                 if sample is not None:
                     samples.append(sample)
                 group = []
@@ -105,11 +107,14 @@ def offset_rows(samples: list[Sample]) -> NDArray[np.int64]:
     return np.array([(s.start, s.end, s.label) for s in samples], np.int64).reshape(-1, 3)
 
 
-def index_tar(path: Path) -> ShardFile:
+def index_tar(path: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> ShardFile:
     """Write the sidecar of a finished tar and describe both. Raises: as `scan_tar`."""
-    rows = offset_rows(scan_tar(path))
+    rows = offset_rows(scan_tar(path, suffixes))
     if not len(rows):
-        raise DataError(f"{path} has no member KEY.jpg, KEY.png or KEY.webp")
+        wanted = "KEY.jpg, KEY.png or KEY.webp; images in KEY.npy need --channels NAME,..."
+        raise DataError(
+            f"{path} has no member {wanted if suffixes == IMAGE_SUFFIXES else 'KEY.npy'}"
+        )
     buffer = io.BytesIO()
     np.save(buffer, rows, allow_pickle=False)
     sidecar = path.with_suffix(".offsets.npy")
@@ -169,7 +174,9 @@ def list_members(path: Path) -> list[Member]:
     return members
 
 
-def to_sample(path: Path, descriptor: int, group: list[Member]) -> Sample | None:
+def to_sample(
+    path: Path, descriptor: int, group: list[Member], image_suffixes: Sequence[str] = IMAGE_SUFFIXES
+) -> Sample | None:
     """Make a sample of the members of one key; None where none of them is an image.
 
     Raises: DataError for two images, two members of a suffix, or a label that is no integer.
@@ -178,7 +185,7 @@ def to_sample(path: Path, descriptor: int, group: list[Member]) -> Sample | None
     suffixes = [member.suffix for member in group]
     if len(set(suffixes)) < len(suffixes):
         raise DataError(f"{path}: two members of {key!r} have the same suffix")
-    images = [member for member in group if member.suffix in IMAGE_SUFFIXES]
+    images = [member for member in group if member.suffix in image_suffixes]
     if not images:
         return None
     if len(images) > 1:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from sslpipe.data.columns import is_missing
-from sslpipe.data.decode import BadSample, decode, header_size
+from sslpipe.data.decode import BadSample, decode_picture, header_size
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import UserError, one_line
@@ -75,7 +75,7 @@ def sample_sheet(
     for sample_id, words in zip(chosen.tolist(), classes, strict=True):
         raw, colour = reader.one(sample_id), INK
         try:
-            picture = _fitted(decode(raw.image, 2 * CELL_PX).transpose(1, 2, 0))
+            picture = _fitted(decode_picture(raw.image, 2 * CELL_PX, index.stored_type))
             width, height = header_size(raw.image)
             words = f"{words}  {width}x{height}"
         except BadSample as error:

@@ -22,6 +22,7 @@ SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".gif")
 )
 _SUFFIXES = " ".join(sorted(SUFFIXES))
+SENSOR_SUFFIXES = SUFFIXES | {".npy", ".npz", ".dcm", ".dicom", ".nii", ".btf", ".tf8"}  # .nii.gz
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test", "unlabeled", "unlabelled")
 
 
@@ -39,6 +40,7 @@ class Images:
         cells: What else is known of each image, by the source's names of its columns.
         origin: What a text among `cells` may mean.
         ignored: Of other files than images, how many by suffix; the first split's are of all.
+        paths: The file of each image; empty where they are no files.
     """
 
     names: Sequence[str]
@@ -50,6 +52,7 @@ class Images:
     cells: Mapping[str, Sequence[object]] = field(default_factory=dict)
     origin: Origin = "name"
     ignored: Mapping[str, int] = field(default_factory=dict)
+    paths: Sequence[Path] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -74,6 +77,7 @@ class SourceOptions:
         skip_missing: Whether files that a list names and that are not there are skipped.
         columns: What else is read of each image.
         name_pattern: A regular expression of an image's whole name, whose named groups are columns.
+        is_sensors: Whether files of a folder that only sensors write are images, too.
     """
 
     root: Path | None = None
@@ -90,6 +94,7 @@ class SourceOptions:
     skip_missing: bool = False
     columns: tuple[ColumnSpec, ...] = ()
     name_pattern: re.Pattern[str] | None = None
+    is_sensors: bool = False
 
     @property
     def in_names(self) -> list[str]:
@@ -128,9 +133,7 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
             roots = {options.split: roots[options.split]}
     # the images in it, with their classes; other files are counted
     files = files_under(root)
-    rows = {
-        split: _labelled_files(folder, files, options.labels) for split, folder in roots.items()
-    }
+    rows = {split: _labelled_files(folder, files, options) for split, folder in roots.items()}
     read = {row[0] for own in rows.values() for row in own}
     chosen = set(roots.values())
     ignored = Counter(
@@ -143,15 +146,18 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     return {**images, first: replace(images[first], ignored=ignored)}
 
 
-def _labelled_files(folder: Path, files: Sequence[Path], labels: bool) -> list[Row]:
+def _labelled_files(folder: Path, files: Sequence[Path], options: SourceOptions) -> list[Row]:
     """Find the images below a folder among sorted files, with their class folders."""
-    images = [path for path in files if is_image(path) and folder in path.parents]
+    sensors = options.is_sensors
+    images = [path for path in files if is_image(path, sensors) and folder in path.parents]
     if not images:
+        more = "" if sensors else "; for other formats see --channels"
         raise DataError(
-            f"{folder} has no images ({_SUFFIXES}); for a table, parquet or idx files see --source"
+            f"{folder} has no images ({_SUFFIXES}); for a table, parquet or idx files see "
+            f"--source{more}"
         )
     children = folders_in(folder)
-    if not children or not labels:
+    if not children or not options.labels:
         return [(path, None) for path in images]
     rows: list[Row] = []
     for path in images:
@@ -219,6 +225,7 @@ def from_files(
         list(map(relative, missing)),
         {name: [row[2 + k] for row in there] for k, name in enumerate(columns)},
         origin,
+        paths=[row[0] for row in there],
     )
 
 
@@ -291,9 +298,11 @@ def images_under(folder: Path) -> list[Path]:
     return [path for path in files_under(folder) if is_image(path)]
 
 
-def is_image(path: Path) -> bool:
-    """Say whether a file is named as an image."""
-    return path.suffix.lower() in SUFFIXES
+def is_image(path: Path, sensors: bool = False) -> bool:
+    """Say whether a file is named as an image; with `sensors` of any format that is read."""
+    if not sensors:
+        return path.suffix.lower() in SUFFIXES
+    return path.suffix.lower() in SENSOR_SUFFIXES or path.name.lower().endswith(".nii.gz")
 
 
 def folders_in(folder: Path) -> list[Path]:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.decode import BadSample, decode
-from sslpipe.data.index import BLOCK, Triple
+from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, Triple
 from sslpipe.errors import DataError
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
@@ -43,6 +43,7 @@ from sslpipe.sharding.record import (
 )
 from sslpipe.sharding.scan import index_tar
 from sslpipe.sharding.scatter import draw_placement, place
+from sslpipe.sharding.scenes import Sensors, without_nan
 from sslpipe.sharding.sources import Images
 
 WRITER_VERSION = 1  # raised when the same plan gives other bytes
@@ -63,6 +64,8 @@ class Layout(NamedTuple):
         resize_shorter_px: Downscale longer images to this shorter side; None: as they are.
         background: Red, green, blue (0 to 255) under transparent parts; None: alpha is dropped.
         group_by: Column whose groups are written side by side; see `_order`.
+        sensors: What samples are of scenes, and of images that are not 8-bit RGB; None: 8-bit RGB
+            as it is.
     """
 
     seed: int
@@ -72,6 +75,17 @@ class Layout(NamedTuple):
     resize_shorter_px: int | None = None
     background: tuple[int, int, int] | None = None
     group_by: str | None = None
+    sensors: Sensors | None = None
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the shards hold arrays, not 8-bit RGB."""
+        return self.sensors is not None and self.sensors.channels is not None
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Of the members that hold images."""
+        return ARRAY_SUFFIXES if self.is_array else IMAGE_SUFFIXES
 
 
 class SplitImages(NamedTuple):
@@ -274,8 +288,13 @@ def _write_shard(
                 raise DataError(f"{path.name}: stopped, because another shard failed")
             try:
                 original = source.images.read(number)
-                suffix, raw = _member(original, source, number, layout)
-                image = decode(raw, STATISTICS_PX).reshape(3, -1).astype(np.int64)
+                if layout.is_array:
+                    raw, replaced = without_nan(original, layout.sensors and layout.sensors.nan)
+                    suffix, image = "npy", np.zeros((3, 1), np.int64)  # measured once written
+                    lost.update(["have NaN or infinite values, replaced"] * replaced)
+                else:
+                    suffix, raw = _member(original, source, number, layout)
+                    image = decode(raw, STATISTICS_PX).reshape(3, -1).astype(np.int64)
             except BadSample as error:
                 name = source.images.names[number]
                 if not skip_bad:
@@ -284,7 +303,8 @@ def _write_shard(
                     ) from error
                 bad.append(f"{name}: {error}")
                 continue
-            lost.update(lost_in(original, on_background=layout.background is not None))
+            if not layout.is_array:
+                lost.update(lost_in(original, on_background=layout.background is not None))
             pixels += image.shape[1]
             sums += image.sum(axis=1)
             squares += (image**2).sum(axis=1)
@@ -300,7 +320,9 @@ def _write_shard(
         path.unlink()
     return Done(
         shard=shard,
-        entry=index_tar(path) if pixels else None,  # now that it is whole and on disk
+        entry=index_tar(path, layout.suffixes)
+        if pixels
+        else None,  # now that it is whole and on disk
         moments=Moments(pixels=pixels, sums=sums.tolist(), squares=squares.tolist()),
         bad=bad,
         lost=dict(lost),

@@ -1,0 +1,174 @@
+"""Range, mean, standard deviation and histogram of each channel, measured on a data set's images.
+
+They are read from the shards, whatever wrote these, like columns.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslpipe.data.decode import BadSample, decode, read_npy
+from sslpipe.data.image_type import ImageType
+from sslpipe.data.index import ARRAY_SUFFIXES, DatasetIndex
+from sslpipe.data.reader import Reader
+from sslpipe.data.storage import read_range
+from sslpipe.errors import DataError
+from sslpipe.sharding.scan import scan_tar
+
+MOST_IMAGES = 1000  # evenly over all
+PIXELS_AN_IMAGE = 4096  # of float32, evenly over an image; of integers all are counted
+PERCENTILES = (0.1, 99.9)
+LEAST_STD = 1 / 255  # views are divided by it
+BARS = "▁▂▃▄▅▆▇█"
+BINS = 24
+
+
+class Measured(NamedTuple):
+    """What `dataset.json` holds of images that are not 8-bit RGB, and what to say of them."""
+
+    image: ImageType
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    notes: list[str]
+
+
+def measure(
+    shards: Sequence[Path], channels: Sequence[str], given: tuple[float, float] | None
+) -> Measured:
+    """Measure the images of some shards.
+
+    `low` and `high` of a channel are its PERCENTILES; where these are equal, its least and largest
+    value; of a constant channel `high` is above its value, which is said.
+
+    Args:
+        shards: Tars of .npy members, all of one type.
+        channels: Names of the channels.
+        given: Low and high of all channels, instead.
+
+    Raises:
+        DataError: There is none that can be read, or their channels are others.
+    """
+    values: list[_Values] = []
+    count, dtype = 0, ""
+    for pixels in _sampled(shards):
+        if not values:
+            dtype = pixels.dtype.name
+            values = [_Values(pixels.dtype) for _ in range(pixels.shape[2])]
+        if (pixels.dtype.name, pixels.shape[2]) != (dtype, len(values)):
+            raise DataError(
+                f"an image of {pixels.shape[2]} channels of {pixels.dtype}, and others of "
+                f"{len(values)} of {dtype}: a data set has one type"
+            )
+        count += 1
+        for channel, own in enumerate(values):
+            own.add(pixels[:, :, channel])
+    if not values:
+        raise DataError("no image can be read to measure channels: KEY.npy of (h, w, C)")
+    if len(values) != len(channels):
+        raise DataError(
+            f"images have {len(values)} channels, and --channels names {len(channels)}: "
+            f"{', '.join(channels)}"
+        )
+    notes = [f"range, mean and std are measured on {count:,} images"]
+    low, high = list[float](), list[float]()
+    for name, own in zip(channels, values, strict=True):
+        least, most = own.ends((0, 100))
+        ends = own.ends(PERCENTILES)
+        if least == most:
+            notes.append(f"channel {name} is constant: {least:g} in all of them")
+        if dtype == "uint8":
+            ends = (0.0, 255.0)
+        elif given is not None:
+            ends = given
+        elif ends[0] == ends[1]:
+            ends = (least, most if most > least else least + max(1.0, abs(least) * 1e-3))
+        low.append(ends[0])
+        high.append(ends[1])
+    depth: Any = dtype
+    image = ImageType(channels=tuple(channels), dtype=depth, low=tuple(low), high=tuple(high))
+    moments = [own.moments() for own in values]
+    spans = [(a, b - a) for a, b in zip(low, high, strict=True)]
+    mean = (round((m - a) / span, 6) for (m, _), (a, span) in zip(moments, spans, strict=True))
+    std = (
+        round(max(s / span, LEAST_STD), 6) for (_, s), (_, span) in zip(moments, spans, strict=True)
+    )
+    return Measured(image, tuple(mean), tuple(std), notes)
+
+
+class _Values:
+    """The values of a channel: how often each integer is there, or some of the floats."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        levels = 256**dtype.itemsize if dtype.kind == "u" else 0
+        self._counts = np.zeros(levels, np.int64)
+        self._floats: list[NDArray[np.float32]] = []
+
+    def add(self, pixels: NDArray[Any]) -> None:
+        """Take the pixels of an image, (h, w)."""
+        if len(self._counts):
+            self._counts += np.bincount(pixels.ravel(), minlength=len(self._counts))
+            return
+        flat = pixels.ravel()
+        flat = flat[:: -(-flat.size // PIXELS_AN_IMAGE)]
+        self._floats.append(flat[np.isfinite(flat)])
+
+    def ends(self, percentiles: tuple[float, float]) -> tuple[float, float]:
+        """The values that so many percent of all do not exceed."""
+        if len(self._counts):
+            total = self._counts.cumsum()
+            wanted = np.maximum(1, np.ceil(np.array(percentiles) / 100 * total[-1]))
+            low, high = np.searchsorted(total, wanted)
+        else:
+            low, high = np.percentile(np.concatenate(self._floats), percentiles, method="lower")
+        return float(low), float(high)
+
+    def moments(self) -> tuple[float, float]:
+        """Mean and standard deviation."""
+        if len(self._counts):
+            levels, total = np.arange(len(self._counts), dtype=np.float64), self._counts.sum()
+            mean = float(self._counts @ levels / total)
+            return mean, float(np.sqrt(self._counts @ (levels - mean) ** 2 / total))
+        values = np.concatenate(self._floats).astype(np.float64)
+        return float(values.mean()), float(values.std())
+
+
+def _sampled(shards: Sequence[Path]) -> Iterator[NDArray[Any]]:
+    """Read MOST_IMAGES images, evenly over all shards; bad ones are passed by."""
+    places = [(path, sample.image) for path in shards for sample in scan_tar(path, ARRAY_SUFFIXES)]
+    for path, (start, size) in places[:: -(-len(places) // MOST_IMAGES) or 1]:
+        try:
+            yield read_npy(read_range(str(path), start, start + size))
+        except BadSample:
+            continue
+
+
+def channel_rows(
+    index: DatasetIndex, split_name: str, ids: NDArray[np.int64]
+) -> list[tuple[str, str]]:
+    """Describe each channel of a data set that is not 8-bit RGB, by some of a split's images.
+
+    A histogram is of the range, from `low` to `high`; what lies outside counts at its ends.
+    """
+    kind, manifest = index.stored_type, index.manifest
+    if kind.is_rgb8:
+        return []
+    reader = Reader(index.split(split_name))
+    counts = np.zeros((len(kind.channels), BINS), np.int64)
+    for raw in map(reader.one, ids.tolist()):
+        try:
+            units = decode(raw.image, 2**16, image_type=kind)
+        except BadSample:
+            continue
+        for channel, own in enumerate(units):
+            places = np.clip(own.ravel() * (BINS / 256), 0, BINS - 1).astype(np.int64)
+            counts[channel] += np.bincount(places, minlength=BINS)
+    rows = [("images", f"{len(kind.channels)} channels of {kind.dtype}")]
+    for k, name in enumerate(kind.channels):
+        bars = np.ceil(counts[k] / max(1, counts[k].max()) * len(BARS)).astype(int)
+        drawn = "".join(BARS[bar - 1] if bar else " " for bar in bars.tolist())
+        spread = f"mean {manifest.mean[k]:.3f} std {manifest.std[k]:.3f}"
+        rows.append((name, f"{kind.low[k]:g} to {kind.high[k]:g}  {spread}  |{drawn}|"))
+    return rows

@@ -1,0 +1,531 @@
+"""Files of sensors -> samples: channels brought together, pages and slices apart, scenes in tiles.
+
+What a sample is, is decided by headers alone, and with `min_content` by a look at every tile. Then
+samples are read one by one, as the bytes that a shard holds.
+"""
+
+import io
+import os
+import re
+import tempfile
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from sslpipe.data.decode import MAX_BYTES, MAX_PIXELS, BadSample, read_npy
+from sslpipe.data.image_type import ImageType
+from sslpipe.errors import DataError
+from sslpipe.sharding.columns import Columns, ColumnValues
+from sslpipe.sharding.members import encode_png, png_bytes
+from sslpipe.sharding.sensors import Array, Pages, Planes, open_planes
+from sslpipe.sharding.sources import Images
+
+CHANNEL = "channel"  # the group of --name-pattern that tells channels of one sample apart
+PARENT, PAGE, X, Y = "parent", "page", "x", "y"  # columns
+NPY_HEADER = 128  # bytes, as NumPy writes it
+BAND_BYTES = 2**26  # of a scene that is copied
+BLOCK_PX = 16
+LEAST_DEVIATION = 0.02  # of a block that shows something, as a share of its scene's range
+MOST_LOOKED_AT = 64  # tiles of a scene, for its range
+
+
+class Sensors(NamedTuple):
+    """What of other images than 8-bit RGB, and of scenes, decides the bytes of the shards.
+
+    Args:
+        channels: Their names; None: 8-bit RGB.
+        pages: See `sensors.Pages`; `slice_axis` as well.
+        nan: What stands for values that are NaN or infinite; None: such an image is bad.
+        tile_px: Side of the tiles that scenes are cut into; None: they are not.
+        stride_px: From tile to tile.
+        min_content: Least share of a tile's blocks that show something; see `content`.
+    """
+
+    channels: tuple[str, ...] | None = None
+    pages: Any = None
+    slice_axis: int = 2
+    nan: float | None = None
+    tile_px: int | None = None
+    stride_px: int | None = None
+    min_content: float = 0.0
+
+
+def parse_channels(text: str | None) -> tuple[str, ...] | None:
+    """Read --channels. Raises: DataError for what are no names of 1 to MOST_CHANNELS channels."""
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(","))
+    ends = (0.0,) * len(names), (1.0,) * len(names)
+    try:
+        ImageType(channels=names, dtype="float32", low=ends[0], high=ends[1])
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DataError(f"--channels {text!r}: {said}; write names, as in red,green,nir") from None
+    return names
+
+
+def parse_range(text: str | None) -> tuple[float, float] | None:
+    """Read --range. Raises: DataError for what is no LOW,HIGH."""
+    if text is None:
+        return None
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low, high = 0.0, 0.0
+    if not -3e38 <= low < high <= 3e38:
+        raise DataError(f"--range {text!r} is no LOW,HIGH, such as 0,4095")
+    return low, high
+
+
+def parse_sensors(
+    channels: str | None,
+    pages: str | None,
+    slice_axis: int,
+    nan: float | None,
+    tile: int | None,
+    stride: int | None,
+    min_content: float,
+) -> Sensors | None:
+    """Read what the command line says; None: nothing. Raises: DataError."""
+    for option, value, needed, there in (
+        ("--pages", pages, "--channels or --tile", channels or tile),
+        ("--slice-axis", slice_axis != 2, "--channels", channels),
+        ("--nan", nan is not None, "--channels", channels),
+        ("--stride", stride, "--tile", tile),
+        ("--min-content", min_content, "--tile", tile),
+    ):
+        if value and not there:
+            raise DataError(f"{option} needs {needed}")
+    if nan is not None and not abs(nan) < 3e38:
+        raise DataError(f"--nan {nan} is itself no finite value of float32")
+    if channels is None and tile is None:
+        return None
+    names = parse_channels(channels)
+    return Sensors(names, pages, slice_axis, nan, tile, stride, min_content)
+
+
+class Cut(NamedTuple):
+    """Samples of all splits, with columns; `dtype` of images that are not 8-bit RGB.
+
+    `window` is the low and high value that all files say to look at, None where they differ.
+    """
+
+    images: dict[str, Images]
+    columns: dict[str, Columns]
+    dtype: str | None
+    window: tuple[float, float] | None
+    notes: list[str]
+
+
+class _Scene(NamedTuple):
+    """What one or several files hold: planes, or why there are none."""
+
+    name: str
+    file: int  # of the source, whose label and columns the samples have
+    planes: Planes | BadSample | None  # None: opened again when it is read
+    paths: tuple[Path, ...]
+
+
+class _Sample(NamedTuple):
+    """A window of one of a scene's images."""
+
+    scene: int
+    page: int
+    y: int
+    x: int
+    height: int
+    width: int
+
+
+def cut_scenes(
+    splits: Mapping[str, Images],
+    columns: Mapping[str, Columns],
+    sensors: Sensors,
+    pattern: re.Pattern[str] | None,
+    folder: Path,
+    workers: int,
+) -> Cut:
+    """Make samples of a source's files.
+
+    Args:
+        splits: The source's files.
+        columns: Theirs.
+        sensors: What samples are.
+        pattern: Its group `channel`, if it has one, tells the channels of a sample apart.
+        folder: On a disk with room for scenes that have to be decoded as a whole.
+        workers: Threads.
+
+    Raises:
+        DataError: Files are of different types, or no tile shows anything; two are named.
+    """
+    scratch, notes = _Scratch(folder), list[str]()
+    for files in splits.values():
+        if not files.paths:
+            raise DataError("--channels and --tile need a source of files: folder or csv")
+    opened = {
+        split: _open_scenes(files, sensors, pattern, workers) for split, files in splits.items()
+    }
+    good = [s for own in opened.values() for s in own if isinstance(s.planes, Planes)]
+    dtype, channels, windows = "uint8", 3, set[tuple[float, float] | None]()
+    for scene in good:
+        _check_type(good[0], scene, sensors)
+        assert isinstance(scene.planes, Planes)
+        windows.add(scene.planes.window)
+        dtype, channels = scene.planes.dtype.name, scene.planes.shape[2]
+    images, own_columns = dict[str, Images](), dict[str, Columns]()
+    for split, files in splits.items():
+        scenes = opened[split]
+        samples, skipped = _cut(scenes, sensors, scratch, workers)
+        if skipped:
+            notes.append(
+                f"split {split}: {skipped:,} of {skipped + len(samples):,} tiles skipped, with "
+                f"less than {sensors.min_content:g} of content"
+            )
+        if not samples:
+            raise DataError(f"split {split!r}: every tile is empty; give a lower --min-content")
+        kept = {name: own for name, own in columns[split].items() if name != CHANNEL}
+        kind = channels, np.dtype(dtype).itemsize
+        images[split], own_columns[split] = _described(files, kept, scenes, samples, sensors, kind)
+    window = windows.pop() if len(windows) == 1 else None
+    return Cut(images, own_columns, dtype if sensors.channels else None, window, notes)
+
+
+# --- files
+
+
+def _open_scenes(
+    files: Images, sensors: Sensors, pattern: re.Pattern[str] | None, workers: int
+) -> list[_Scene]:
+    def opened(job: tuple[str, tuple[int, ...]]) -> _Scene:
+        name, numbers = job
+        paths = tuple(files.paths[number] for number in numbers)
+        try:
+            planes: Planes | BadSample = _open(paths, sensors)
+        except BadSample as error:
+            planes = error
+        return _Scene(name, numbers[0], planes, paths)
+
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(opened, _grouped(files.names, sensors, pattern)))
+
+
+def _grouped(
+    names: Sequence[str], sensors: Sensors, pattern: re.Pattern[str] | None
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Name of each sample's files, and their numbers, in the order of the channels."""
+    if pattern is None or CHANNEL not in pattern.groupindex or sensors.channels is None:
+        return [(name, (number,)) for number, name in enumerate(names)]
+    groups: dict[str, dict[str, int]] = {}
+    for number, name in enumerate(names):
+        match = pattern.fullmatch(name)
+        channel = match[CHANNEL] if match else None
+        if match is None or channel not in sensors.channels:
+            continue
+        start, end = match.span(CHANNEL)
+        groups.setdefault(f"{name[:start]}*{name[end:]}", {})[channel] = number
+    for name, own in groups.items():
+        for channel in sensors.channels:
+            if channel not in own:
+                raise DataError(
+                    f"{name} has no file of channel {channel!r}; it has: {', '.join(own)}"
+                )
+    if not groups:
+        raise DataError(
+            f"--name-pattern: no file's channel is one of --channels {','.join(sensors.channels)}"
+        )
+    return [(name, tuple(own[c] for c in sensors.channels)) for name, own in groups.items()]
+
+
+def _open(paths: Sequence[Path], sensors: Sensors) -> Planes:
+    """Planes of files whose channels belong together. Raises: BadSample."""
+    pages = Pages(sensors.pages, sensors.slice_axis, sensors.channels is None)
+    each = [open_planes(path, pages) for path in paths]
+    first = each[0]
+    if len(each) == 1:
+        return first
+    for other in each[1:]:
+        if (other.total, other.shape[:2], other.dtype) != (
+            first.total,
+            first.shape[:2],
+            first.dtype,
+        ):
+            raise BadSample(
+                f"channels of {first.total} x {first.shape[:2]} {first.dtype} and "
+                f"{other.total} x {other.shape[:2]} {other.dtype}"
+            )
+
+    def read(image: int, rows: slice, columns: slice) -> Array:
+        return np.concatenate([planes.read(image, rows, columns) for planes in each], axis=2)
+
+    shape = (*first.shape[:2], sum(planes.shape[2] for planes in each))
+    has_windows = all(planes.has_windows for planes in each)
+    return Planes(first.total, shape, first.dtype, read, None, has_windows)
+
+
+def _check_type(first: _Scene, scene: _Scene, sensors: Sensors) -> None:
+    """Raise DataError where a scene is of another type than the first one, or than asked for."""
+    assert isinstance(first.planes, Planes)
+    assert isinstance(scene.planes, Planes)
+    one, other = ((planes.shape[2], planes.dtype.name) for planes in (first.planes, scene.planes))
+    names = sensors.channels
+    if names is None:
+        if other[1] != "uint8" or other[0] not in (1, 3):
+            raise DataError(
+                f"{scene.name} has {other[0]} channels of {other[1]}, of which 8-bit RGB would "
+                "lose some: name its channels with --channels NAME,..."
+            )
+        return
+    if one != other:
+        raise DataError(
+            f"{first.name} has {one[0]} channels of {one[1]}, and {scene.name} has {other[0]} of "
+            f"{other[1]}: a data set has one type; convert some, or build two data sets"
+        )
+    if one[0] != len(names):
+        raise DataError(
+            f"{first.name} has {one[0]} channels, and --channels names {len(names)}: "
+            f"{', '.join(names)}"
+        )
+    if names == ("red", "green", "blue") and one[1] == "uint8":
+        raise DataError("these are 8-bit RGB images: build them without --channels")
+
+
+# --- samples
+
+
+def _cut(
+    scenes: list[_Scene], sensors: Sensors, scratch: "_Scratch", workers: int
+) -> tuple[list[_Sample], int]:
+    """Windows of all scenes, and how many were skipped; of a bad scene one stands for it.
+
+    Scenes that are decoded as a whole are replaced by copies that are read by windows, and those
+    that are read once are forgotten: they are opened again.
+    """
+    samples, skipped = list[_Sample](), 0
+    for number, scene in enumerate(scenes):
+        planes = scene.planes
+        try:
+            if not isinstance(planes, Planes):
+                raise planes or BadSample("")
+            own = [_Sample(number, *window) for window in _windows(planes, sensors)]
+            _check_size(own[0], planes)
+            if not planes.has_windows and (
+                len(own) > planes.total or (len(own) > 1 and planes.load)
+            ):
+                planes = scratch.copy(planes)
+            if sensors.min_content:
+                shown = _with_content(planes, own, workers, sensors.min_content)
+                skipped, own = skipped + len(own) - len(shown), shown
+            scenes[number] = scene._replace(planes=planes if len(own) > 1 else None)
+        except BadSample as error:
+            scenes[number] = scene._replace(planes=error)
+            own = [_Sample(number, 0, 0, 0, 0, 0)]
+        samples += own
+    return samples, skipped
+
+
+def _check_size(sample: _Sample, planes: Planes) -> None:
+    """Raise BadSample where an image is larger than a shard may hold."""
+    count = sample.height * sample.width
+    size = count * planes.shape[2] * planes.dtype.itemsize + NPY_HEADER
+    if count > MAX_PIXELS or size > MAX_BYTES:
+        raise BadSample(
+            f"{sample.width} x {sample.height} px of {planes.shape[2]} channels are {size} bytes, "
+            f"more than the limits of {MAX_PIXELS} px and {MAX_BYTES} bytes: cut it with --tile"
+        )
+
+
+def _windows(planes: Planes, sensors: Sensors) -> list[tuple[int, int, int, int, int]]:
+    height, width, _ = planes.shape
+    tile, stride = sensors.tile_px, sensors.stride_px
+    if tile is None:
+        return [(page, 0, 0, height, width) for page in range(planes.total)]
+    step = stride or tile
+    return [
+        (page, y, x, min(tile, height), min(tile, width))
+        for page in range(planes.total)
+        for y in _starts(height, tile, step)
+        for x in _starts(width, tile, step)
+    ]
+
+
+def _starts(side: int, tile: int, stride: int) -> list[int]:
+    """Where tiles begin along a side: every `stride`, and one that ends where the side does."""
+    last = max(0, side - tile)
+    return [*range(0, last, stride), last]
+
+
+def _with_content(
+    planes: Planes, samples: list[_Sample], workers: int, least: float
+) -> list[_Sample]:
+    """Those of a scene's tiles that show enough."""
+
+    def pixels(sample: _Sample) -> Array:
+        return _read(planes, sample)
+
+    # the range of the scene, by some of its tiles
+    looked_at = samples[:: -(-len(samples) // MOST_LOOKED_AT)]
+    with ThreadPoolExecutor(workers) as pool:
+        seen = [tile[::4, ::4].reshape(-1, planes.shape[2]) for tile in pool.map(pixels, looked_at)]
+        values = np.concatenate(seen).astype(np.float64)
+        values[~np.isfinite(values)] = np.nan
+        with warnings.catch_warnings(action="ignore"):  # a channel of NaN only
+            low, high = np.nanpercentile(values, [1, 99], axis=0)
+        shares = pool.map(lambda sample: content(pixels(sample), high - low), samples)
+        return [sample for sample, share in zip(samples, shares, strict=True) if share >= least]
+
+
+def content(pixels: Array, spread: NDArray[np.float64]) -> float:
+    """Say what share of a tile's blocks of BLOCK_PX shows something, dark or light.
+
+    In such a block the standard deviation of a channel is over LEAST_DEVIATION of its scene's
+    range, from the 1st to the 99th percentile. Blocks with NaN show nothing.
+
+    Args:
+        pixels: (h, w, C).
+        spread: (C,), the range of the scene.
+    """
+    height, width, channels = pixels.shape
+    tall, wide = min(BLOCK_PX, height), min(BLOCK_PX, width)
+    whole = pixels[: height // tall * tall, : width // wide * wide].astype(np.float64)
+    blocks = whole.reshape(height // tall, tall, width // wide, wide, channels)
+    with np.errstate(invalid="ignore"):
+        shown = blocks.std(axis=(1, 3)) > LEAST_DEVIATION * spread
+    return float(shown.any(axis=2).mean())
+
+
+def _read(planes: Planes, sample: _Sample) -> Array:
+    rows = slice(sample.y, sample.y + sample.height)
+    return planes.read(sample.page, rows, slice(sample.x, sample.x + sample.width))
+
+
+def _described(
+    files: Images,
+    columns: Columns,
+    scenes: list[_Scene],
+    samples: list[_Sample],
+    sensors: Sensors,
+    kind: tuple[int, int],
+) -> tuple[Images, Columns]:
+    """Name samples, and give them labels and columns of their files, and where they lie."""
+    of_file = np.array([scenes[sample.scene].file for sample in samples], np.int64)
+    own: dict[str, ColumnValues] = {
+        name: column._replace(values=column.values[of_file]) for name, column in columns.items()
+    }
+    has_pages = len({(sample.scene, sample.page) for sample in samples}) > len(scenes)
+    parts = {PAGE: has_pages, Y: sensors.tile_px is not None, X: sensors.tile_px is not None}
+    added: dict[str, ColumnValues] = {
+        name: ColumnValues("integer", np.array([getattr(s, name) for s in samples], np.int64))
+        for name, is_used in parts.items()
+        if is_used
+    }
+    if added:
+        places = np.array([sample.scene for sample in samples], np.int32)
+        added[PARENT] = ColumnValues("text", places, [scene.name for scene in scenes])
+    for name in added:
+        if name in own:
+            raise DataError(f"column {name!r} says where a tile or page lies; rename your own")
+    names = [
+        _named(scenes[sample.scene].name, {n: getattr(sample, n) for n in added if n != PARENT})
+        for sample in samples
+    ]
+
+    def read(number: int) -> bytes:
+        sample = samples[number]
+        planes = scenes[sample.scene].planes
+        if isinstance(planes, BadSample):
+            raise planes
+        if planes is None:
+            planes = _open(scenes[sample.scene].paths, sensors)
+        return _encoded(_read(planes, sample), sensors)
+
+    channels, itemsize = kind
+    made = replace(
+        files,
+        names=names,
+        labels=files.labels[of_file],
+        sizes=np.array([_size(s, channels, itemsize, sensors) for s in samples], np.int64),
+        read=read,
+        cells={},
+        paths=(),
+    )
+    return made, {**own, **added}
+
+
+def _named(name: str, places: Mapping[str, int]) -> str:
+    stem, suffix = os.path.splitext(name)
+    return stem + "".join(f"-{letter}{place}" for letter, place in places.items()) + suffix
+
+
+def _size(sample: _Sample, channels: int, itemsize: int, sensors: Sensors) -> int:
+    if sensors.channels is None:
+        return png_bytes(sample.height, sample.width, channels)
+    return NPY_HEADER + sample.height * sample.width * channels * itemsize
+
+
+def _encoded(pixels: Array, sensors: Sensors) -> bytes:
+    if sensors.channels is None:
+        grey = pixels[:, :, :1]
+        return encode_png(np.ascontiguousarray(grey if (pixels == grey).all() else pixels))
+    file = io.BytesIO()
+    np.save(file, np.ascontiguousarray(pixels), allow_pickle=False)
+    return file.getvalue()
+
+
+def without_nan(raw: bytes, nan: float | None) -> tuple[bytes, bool]:
+    """Return a .npy whose values are finite, and whether any had to be replaced by `nan`.
+
+    Raises: BadSample where some are not and `nan` is None, with their number.
+    """
+    pixels = read_npy(raw)
+    if pixels.dtype.kind != "f" or (is_finite := np.isfinite(pixels)).all():
+        return raw, False
+    if nan is None:
+        raise BadSample(
+            f"{int((~is_finite).sum())} of {pixels.size} values are NaN or infinite; give --nan "
+            "VALUE to replace them"
+        )
+    file = io.BytesIO()
+    np.save(file, np.where(is_finite, pixels, np.float32(nan)), allow_pickle=False)
+    return file.getvalue(), True
+
+
+class _Scratch:
+    """A file without a name on the disk, for scenes of formats that are decoded as a whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._lock = folder, threading.Lock()
+        self._file: IO[bytes] | None = None
+
+    def copy(self, planes: Planes) -> Planes:
+        """Copy all pixels, a band at a time; the result is read by windows."""
+        source = planes.load() if planes.load else planes
+        (height, width, channels), dtype = planes.shape, planes.dtype
+        rows = max(1, BAND_BYTES // (width * channels * dtype.itemsize))
+        try:
+            if self._file is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+            offset = self._file.seek(0, io.SEEK_END)
+            for page in range(planes.total):
+                for y in range(0, height, rows):
+                    band = source.read(page, slice(y, min(y + rows, height)), slice(0, width))
+                    self._file.write(np.ascontiguousarray(band).data)
+            self._file.flush()
+        except OSError as error:
+            raise DataError(f"cannot copy a scene to {self._folder}: {error.strerror}") from error
+        file, shape = self._file, (planes.total, *planes.shape)
+
+        def read(image: int, rows: slice, columns: slice) -> Array:
+            with self._lock:
+                pixels = np.memmap(file, dtype, "r", offset, shape)
+            return np.array(pixels[image, rows, columns])
+
+        return Planes(planes.total, planes.shape, dtype, read)
