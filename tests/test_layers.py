@@ -44,10 +44,11 @@ HOMES = {
     "huggingface_hub": ("export", "weights"),
     "wandb": (),  # through accelerate
     "pytorch_metric_learning": ("metric_learning",),
+    **dict.fromkeys(("tifffile", "imagecodecs", "pydicom", "nibabel"), ("sharding",)),
 }
 EAGERLY = (  # only where used
     *("pytorch_metric_learning", "wandb", "matplotlib", "tensorboard", "trackio"),
-    *("onnx", "onnxruntime"),
+    *("onnx", "onnxruntime", "tifffile", "imagecodecs", "pydicom", "nibabel"),
 )
 
 

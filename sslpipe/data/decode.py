@@ -84,7 +84,7 @@ def decode(
     check_size(*header_size(raw))
     try:
         if kind is None:
-            pixels = image_type.in_units(read_npy(raw, image_type))
+            pixels = np.require(image_type.in_units(read_npy(raw, image_type)), requirements="W")
         elif decoded is not None:
             pixels = decoded
         elif kind == "jpg":

@@ -10,6 +10,7 @@ import re
 import tempfile
 import threading
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -513,6 +514,7 @@ class _Scratch:
             if self._file is None:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+                weakref.finalize(self, self._file.close)
             offset = self._file.seek(0, io.SEEK_END)
             for page in range(planes.total):
                 for y in range(0, height, rows):

@@ -581,10 +581,11 @@ def _open_nifti(path: Path, pages: Pages, size: int) -> Planes:
 
 
 _FORMATS: tuple[tuple[Callable[[bytes, str], bool], Callable[[Path, Pages, int], Planes]], ...] = (
+    # before TIFF: the first 128 bytes of a DICOM file may be those of a TIFF
+    (lambda start, name: start[128:132] == b"DICM", _open_dicom),
     (_is_tiff, _open_tiff),
     (lambda start, name: start[:6] == b"\x93NUMPY", _open_npy),
     (lambda start, name: start[:4] == b"PK\3\4", _open_npz),
-    (lambda start, name: start[128:132] == b"DICM", _open_dicom),
     (_is_nifti, _open_nifti),
     (lambda start, name: image_kind(start) == "png" and start[24:25] == b"\x10", _open_png),
     (lambda start, name: image_kind(start) is not None or start[:1] in b"BGP", _open_picture),
