@@ -81,7 +81,8 @@ def decode(
     kind = _known_kind(raw) if image_type is RGB8 or image_type.is_rgb8 else None
     if len(raw) > MAX_BYTES:
         raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
-    check_size(*header_size(raw))
+    if kind is not None:
+        check_size(*header_size(raw))
     try:
         if kind is None:
             pixels = np.require(image_type.in_units(read_npy(raw, image_type)), requirements="W")
@@ -122,6 +123,7 @@ def read_npy(raw: Buffer, image_type: ImageType | None = None) -> Pixels:
         BadSample: Other bytes, or another type; nothing is built before that is known.
     """
     start, dtype, shape = _npy_header(raw)
+    check_size(shape[1], shape[0])
     count = shape[0] * shape[1] * shape[2]
     if start + count * dtype.itemsize != len(raw):
         raise BadSample(f"{len(raw) - start} bytes of pixels, and {shape} {dtype} in the header")
