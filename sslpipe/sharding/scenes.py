@@ -35,6 +35,7 @@ NPY_HEADER = 128  # bytes, as NumPy writes it
 BAND_BYTES = 2**26  # of a scene that is copied
 BLOCK_PX = 16
 LEAST_DEVIATION = 0.02  # of a block that shows something, as a share of its scene's range
+MOST_TILES = 2**20  # of a file
 MOST_LOOKED_AT = 64  # tiles of a scene, for its range
 
 
@@ -313,8 +314,9 @@ def _cut(
     for number, scene in enumerate(scenes):
         planes = scene.planes
         try:
-            if not isinstance(planes, Planes):
-                raise planes or BadSample("")
+            assert planes is not None
+            if isinstance(planes, BadSample):
+                raise planes
             own = [_Sample(number, *window) for window in _windows(planes, sensors)]
             _check_size(own[0], planes)
             if not planes.has_windows and (
@@ -348,12 +350,17 @@ def _windows(planes: Planes, sensors: Sensors) -> list[tuple[int, int, int, int,
     tile, stride = sensors.tile_px, sensors.stride_px
     if tile is None:
         return [(page, 0, 0, height, width) for page in range(planes.total)]
-    step = stride or tile
+    tops, lefts = (_starts(side, tile, stride or tile) for side in (height, width))
+    if (count := planes.total * len(tops) * len(lefts)) > MOST_TILES:
+        raise BadSample(
+            f"{count} tiles of {width} x {height} px, more than the limit of {MOST_TILES}: give a "
+            "larger --tile or --stride"
+        )
     return [
         (page, y, x, min(tile, height), min(tile, width))
         for page in range(planes.total)
-        for y in _starts(height, tile, step)
-        for x in _starts(width, tile, step)
+        for y in tops
+        for x in lefts
     ]
 
 
