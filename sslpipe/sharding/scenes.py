@@ -117,7 +117,8 @@ def parse_sensors(
 class Cut(NamedTuple):
     """Samples of all splits, with columns; `dtype` of images that are not 8-bit RGB.
 
-    `window` is the low and high value that all files say to look at, None where they differ.
+    `window` is the low and high value that all files say to look at, None where they differ;
+    `split_by` the column that keeps samples of a file in one split.
     """
 
     images: dict[str, Images]
@@ -125,6 +126,7 @@ class Cut(NamedTuple):
     dtype: str | None
     window: tuple[float, float] | None
     notes: list[str]
+    split_by: str | None = None
 
 
 class _Scene(NamedTuple):
@@ -197,7 +199,9 @@ def cut_scenes(
         kind = channels, np.dtype(dtype).itemsize
         images[split], own_columns[split] = _described(files, kept, scenes, samples, sensors, kind)
     window = windows.pop() if len(windows) == 1 else None
-    return Cut(images, own_columns, dtype if sensors.channels else None, window, notes)
+    split_by = PARENT if all(PARENT in own for own in own_columns.values()) else None
+    dtype_of_arrays = dtype if sensors.channels else None
+    return Cut(images, own_columns, dtype_of_arrays, window, notes, split_by)
 
 
 # --- files
