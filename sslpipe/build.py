@@ -187,7 +187,8 @@ def build_gradient_cache(
     data, world = recipe.data, run.process.world_size
     if data.micro_batches == 1:
         return None
-    view = torch.zeros(2, 3, crop_px, crop_px, dtype=run.dtype, device=run.device)
+    shape = (2, model.backbone.channels, crop_px, crop_px)
+    view = torch.zeros(shape, dtype=run.dtype, device=run.device)
     rows = micro_batch_rows(data.batch_size // world, data.num_streams // world, data.micro_batches)
     return partial(cached_backward, ddp, PooledStatistics(model, view), rows, backward=run.backward)
 
@@ -195,7 +196,7 @@ def build_gradient_cache(
 def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:
     """FLOPs of a step's forward and backward; what gradient caching repeats is not counted."""
     trained = nn.Sequential(model.backbone, model.projector)
-    flops = step_flops(trained, recipe.data.batch_size, crop_px)
+    flops = step_flops(trained, recipe.data.batch_size, crop_px, model.backbone.channels)
     # forward and twice as much backward for either view; the keys of a pair have no backward
     if recipe.momentum is None:
         return flops

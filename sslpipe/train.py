@@ -36,6 +36,7 @@ from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.initial import (
     backbone_note,
     describe_init,
+    fit_channels,
     init_metadata,
     keep_init,
     run_view,
@@ -91,6 +92,7 @@ def train(
         split = index.split(recipe.data.split)
         index.check_files(split.name)
         order = plan_order(recipe, index)
+        init_from = fit_channels(init_from, index)
         init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
         not_used = backbone_note(recipe, init_from)
         recipe = with_init(recipe, init_from, index, run_dir).resolved(order.steps_per_epoch)

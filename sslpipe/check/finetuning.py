@@ -10,7 +10,7 @@ from sslpipe.check.columns import straddle_warning
 from sslpipe.check.tables import Rows, memory_text, start_text, tables, warmup_warning
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex
-from sslpipe.export.initial import backbone_note
+from sslpipe.export.initial import backbone_note, fit_channels
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
@@ -65,6 +65,7 @@ def check_finetuning(
     # the batches of the first epoch
     index = index and index.with_channels(recipe.data.channels)
     image_type = index.image_type if index else RGB8
+    init_from = fit_channels(init_from, index)
     not_used = backbone_note(recipe, init_from)
     recipe = with_backbone(recipe, init_from, index)
     augment = build_augment(recipe, index)

@@ -42,7 +42,7 @@ from sslpipe.data.order import WELL_MIXED, Order, mixing_score
 from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
 from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError
-from sslpipe.export.initial import backbone_note, with_init
+from sslpipe.export.initial import backbone_note, fit_channels, with_init
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
 from sslpipe.models.backbones import stem_warning
@@ -117,6 +117,7 @@ def check_pretraining(
     jpeg_decoder(recipe.data, device, image_type)  # refuses one that is not there
 
     # the order of the first epoch
+    init_from = fit_channels(init_from, index)
     not_used = backbone_note(recipe, init_from)
     recipe = with_init(recipe, init_from, index)
     augment = build_augment(recipe, index)
@@ -148,7 +149,7 @@ def check_pretraining(
     flops = recipe_flops(recipe, model, crop_px)
     if timed_by is None:
         image_px = min(recipe.data.canvas_px, crop_px * 8 // 7)
-        precision, seconds = step_seconds(model, augment, image_px, recipe, device)
+        precision, seconds = step_seconds(model, augment, image_px, recipe, device, image_type)
     else:
         precision, seconds = stored_precision(timed_by), logged_step_s(timed_by)
     return PretrainCheck(

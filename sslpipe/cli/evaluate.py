@@ -187,7 +187,8 @@ def suite(
             backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
             say_weights(backbone)
             compared = work.load_compared(against or [], model, backbone, {*own, *given})
-            splits = two_splits(index, *names)
+            backbone, (train, test) = backbone.matched(*two_splits(index, *names))
+            splits = (train, test)
             for split in splits:
                 check_labelled(split.name, split.labels)
             # features

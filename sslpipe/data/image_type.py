@@ -58,6 +58,11 @@ class ImageType(BaseModel):
         """Whether the channels are red, green and blue, of any depth: colour operations apply."""
         return self.channels == _RGB
 
+    def __str__(self) -> str:
+        """Say it in words, for messages."""
+        count = len(self.channels)
+        return f"{self.dtype} in {count} channel{'s' * (count > 1)} ({', '.join(self.channels)})"
+
     def select(self, places: Sequence[int]) -> "ImageType":
         """Return the type of some of the channels, by their places, in this order."""
         return ImageType(

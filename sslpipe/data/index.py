@@ -154,6 +154,13 @@ class Split:
         """Say where a shard is: a path or a URL."""
         return join(self.folder, self.shards[shard].file)
 
+    def with_channels(self, names: Sequence[str]) -> "Split":
+        """Return the same split, read as these of its stored channels, in this order."""
+        split = copy.copy(self)
+        split.channels = tuple(map(self.stored_type.channels.index, names))
+        split.image_type = self.stored_type.select(split.channels)
+        return split
+
     @cached_property
     def labels(self) -> NDArray[np.int64]:
         """All labels, (samples,) int64, -1 for none; reads every sidecar, but no tar."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.augment.eval_view import EvalView, JoinedView
+from sslpipe.data.image_type import ImageType
 from sslpipe.errors import ExportError
 from sslpipe.export.formats import USAGE, save_onnx
 from sslpipe.export.verify import OnnxSession, relative_difference
@@ -19,12 +20,17 @@ FEATURE_TOLERANCE = 0.01  # of the largest feature: layers are fused otherwise, 
 _PROOF_SIDES = ((1, 1), (0.6, 0.8), (2.3, 1.7), (1.1, 3.1), (5.05, 4.95))
 
 
-def check_front(files: Iterable[str], view: EvalView) -> None:
+def check_front(files: Iterable[str], view: EvalView, image_type: ImageType) -> None:
     """Raise ExportError where formats have no ONNX file, or a file cannot make this view."""
     if not any(name.startswith("onnx") for name in files):
         raise ExportError(
             "preprocessing fits into ONNX files only; add a format (--format onnx), or leave "
             "--with-preprocessing out"
+        )
+    if not image_type.is_rgb8:
+        raise ExportError(
+            "an ONNX file with preprocessing takes 8-bit RGB, and the network was trained on "
+            f"{image_type}; leave --with-preprocessing out"
         )
     if isinstance(view, JoinedView) or view.crops != "center":
         kind = "of several networks" if isinstance(view, JoinedView) else f"of {view.crops} crops"
