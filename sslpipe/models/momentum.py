@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sslpipe.distributed import local_part
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.simclr import SimCLR, build_projector
+from sslpipe.models.state import keeping_statistics
 from sslpipe.recipe.pretrain import Momentum, Projector
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -58,8 +59,10 @@ class MomentumPair(nn.Module):
             build_projector(projector.out_dim, two_layers) if predictor else nn.Identity()
         )
 
-    def forward(self, views: Tensor) -> Tensor:
+    def forward(self, views: Tensor, small: Tensor | None = None) -> Tensor:
         """Compute queries of the first views, then keys of the second, which carry no gradient.
+
+        Queries of small views (kB, 3, s, s) follow, see `SimCLR.forward`; not if symmetric.
 
         Symmetric: of each view, query and key side by side; `losses.base.both_directions` parts
         them.
@@ -71,7 +74,11 @@ class MomentumPair(nn.Module):
         queries = self.predictor(self.projector(self.backbone(view_a)))  # (B or 2B, D)
         with torch.no_grad():
             keys = self.momentum(view_b)  # the same shape
-        return torch.cat([queries, keys], dim=1 if self.symmetric else 0)
+        z = torch.cat([queries, keys], dim=1 if self.symmetric else 0)
+        if small is None:
+            return z
+        with keeping_statistics(self):
+            return torch.cat([z, self.predictor(self.projector(self.backbone(small)))])
 
     def embed(self, images: Tensor) -> Tensor:
         """Compute features (B, F) of images (B, 3, S, S) by the trained backbone, for use."""

@@ -34,6 +34,7 @@ RUNS: dict[str, Settings] = {
         *("loss.kind=moco", "loss.queue_rows=0", "momentum.start=0.9"),
         *("momentum.symmetric=true", "momentum.predictor=true"),
     ),
+    "small views": ("augment.small_views=2", "loss.kind=dcl", "pairs.positive=icon"),
     "distill": ("loss.kind=distill", "loss.nt_xent=0.5", "pairs.positive=icon"),
     "micro-batches of one image a stream": ("data.micro_batch=4",),
     "pairs": ("loss.kind=hard_negatives", "pairs.positive=icon", "pairs.never_negative=tick"),
