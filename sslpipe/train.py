@@ -43,7 +43,7 @@ from sslpipe.export.initial import (
 )
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
-from sslpipe.losses.base import both_directions, takes_groups, with_small_views
+from sslpipe.losses.base import takes_groups, with_small_views
 from sslpipe.models.averaged import decay_at
 from sslpipe.models.momentum import MomentumPair, follow, momentum_at
 from sslpipe.models.tuning import ProjectorFirst
@@ -204,13 +204,10 @@ class TrainingStep:
         """
         run, model = self.run, self.model
         run.guard.remember()  # the buffers, for a step that is skipped
-        has_keys = isinstance(model, MomentumPair)
-        symmetric = isinstance(model, MomentumPair) and model.symmetric
-        small_views = self.augment.small_size[0]  # of each image
-        directions = partial(both_directions, self.loss_fn) if symmetric else self.loss_fn
-        if small_views:
-            directions = partial(with_small_views, self.loss_fn, has_keys=has_keys)
-        compute_loss = partial(directions, **loss_arguments(self.loss_fn, batch))  # ids, labels
+        small_views, has_keys = self.augment.small_size[0], isinstance(model, MomentumPair)
+        with_small = partial(with_small_views, self.loss_fn, has_keys=has_keys)
+        compute_loss = with_small if small_views else self.loss_fn
+        compute_loss = partial(compute_loss, **loss_arguments(self.loss_fn, batch))  # ids, labels
         if self.cached is None:
             views = self.make_views(batch) if views is None else views
             small = self.augment.make_small(batch, self.run.view_dtype)  # none, or one tensor
@@ -230,8 +227,6 @@ class TrainingStep:
                 model.follow(momentum)
             if model.ema is not None:
                 follow(model.ema, model.backbone, decay, buffers=True)
-        if symmetric:  # what the log compares: queries of the first views, keys of the second
-            z_a, z_b = z_a.chunk(2, dim=1)[0], z_b.chunk(2, dim=1)[1]
         return Step(z_a, z_b, decision)
 
 

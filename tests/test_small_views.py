@@ -237,7 +237,6 @@ def test_small_views_that_are_nan_skip_the_step(data: Path, tmp_path: Path) -> N
         (("augment.small_crop_area=[0.3,0.1]",), "small_crop_area = .* is not .low, high."),
         (("data.canvas_px=8",), "of 10 px, and images of data.canvas_px = 8"),
         (("data.micro_batch=8",), "data.micro_batch embeds views of one size"),
-        (("momentum.start=0.9", "momentum.symmetric=true"), "momentum.symmetric has no place"),
         (("augment.kind=kornia",), "augment.small_views is not a setting"),
     ],
 )

@@ -43,8 +43,6 @@ def _check_small_views(recipe: RunRecipe, views: int, side: int) -> None:
         reason = "a fine-tuning has no objective for them"
     elif recipe.data.micro_batch is not None:
         reason = "data.micro_batch embeds views of one size; leave either out"
-    elif recipe.momentum is not None and recipe.momentum.symmetric:
-        reason = "momentum.symmetric has no place for them; leave either out"
     elif side > recipe.data.canvas_px:
         reason = f"they are of {side} px, and images of data.canvas_px = {recipe.data.canvas_px}; "
         reason += "set a smaller augment.small_px"
