@@ -69,10 +69,10 @@ def test_a_run_that_recorded_momentum_settings_of_before_without_using_them_load
     tree = recipe.model_dump(mode="json")
     tree["momentum"] |= {"symmetric": False, "predictor": False}
     assert parse_recipe(tree, "recipe.json", recorded=True).momentum == recipe.momentum
-    with pytest.raises(RecipeError, match="momentum.symmetric"):
+    with pytest.raises(RecipeError, match=r"momentum\.symmetric"):
         parse_recipe(tree, "recipe.json")
     tree["momentum"]["predictor"] = True
-    with pytest.raises(RecipeError, match="momentum.symmetric"):
+    with pytest.raises(RecipeError, match=r"momentum\.symmetric"):
         parse_recipe(tree, "recipe.json", recorded=True)
 
 
