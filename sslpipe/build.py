@@ -187,23 +187,12 @@ def build_gradient_cache(
     return partial(cached_backward, ddp, PooledStatistics(model, view), rows, backward=run.backward)
 
 
-def recipe_flops(
-    recipe: Recipe, model: Model, crop_px: int, small: tuple[int, int] = (0, 0)
-) -> float:
-    """FLOPs of a step's forward and backward; what gradient caching repeats is not counted.
-
-    Args:
-        recipe: Of a pretraining.
-        model: What is trained.
-        crop_px: Side of the two large views.
-        small: How many small views an image has, and their side.
-    """
+def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:
+    """FLOPs of a step's forward and backward; what gradient caching repeats is not counted."""
     trained = nn.Sequential(model.backbone, model.projector)
     flops = step_flops(trained, recipe.data.batch_size, crop_px)
     # forward and twice as much backward for either view; the keys of a pair have no backward
-    flops *= 4 / 6 if recipe.momentum else 1
-    views, side = small
-    return flops + (views / 2 * step_flops(trained, recipe.data.batch_size, side) if views else 0)
+    return flops * (4 / 6 if recipe.momentum else 1)
 
 
 def plan_warnings(

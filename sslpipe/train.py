@@ -43,7 +43,7 @@ from sslpipe.export.initial import (
 )
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
-from sslpipe.losses.base import takes_groups, with_small_views
+from sslpipe.losses.base import takes_groups
 from sslpipe.models.averaged import decay_at
 from sslpipe.models.momentum import MomentumPair, follow, momentum_at
 from sslpipe.models.tuning import ProjectorFirst
@@ -103,19 +103,13 @@ def train(
         loss_fn = build_loss(recipe, teacher)
         recorded = will_record(recipe, run.process.world_size, loss_fn)
         warn_of_memory(
-            recipe,
-            augment.crop_px,
-            model,
-            run.process,
-            others=[loss_fn],
-            recorded=recorded,
-            small=augment.small_size,
+            recipe, augment.crop_px, model, run.process, others=[loss_fn], recorded=recorded
         )
         warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)  # or refused
         run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
         augment, loss_fn = augment.to(run.device), loss_fn.to(run.device, run.dtype)
         jpeg = jpeg_decoder(recipe.data, run.device)  # or refused
-        flops = recipe_flops(recipe, model, augment.crop_px, augment.small_size)
+        flops = recipe_flops(recipe, model, augment.crop_px)
         model = run.place(model)
         ddp, optimizer = run.prepare(model, freeze_and_optimize(model, recipe))
         projector_first = ProjectorFirst(backbones(model), recipe.tune.projector_first_steps)
@@ -204,15 +198,11 @@ class TrainingStep:
         """
         run, model = self.run, self.model
         run.guard.remember()  # the buffers, for a step that is skipped
-        small_views, has_keys = self.augment.small_size[0], isinstance(model, MomentumPair)
-        with_small = partial(with_small_views, self.loss_fn, has_keys=has_keys)
-        compute_loss = with_small if small_views else self.loss_fn
-        compute_loss = partial(compute_loss, **loss_arguments(self.loss_fn, batch))  # ids, labels
+        compute_loss = partial(self.loss_fn, **loss_arguments(self.loss_fn, batch))  # ids, labels
         if self.cached is None:
             views = self.make_views(batch) if views is None else views
-            small = self.augment.make_small(batch, self.run.view_dtype)  # none, or one tensor
-            z_a, z_b, *z_small = self.ddp(views, *small).chunk(2 + small_views)  # (B, D) each
-            loss = compute_loss(z_a, z_b, *z_small)  # (), over all ranks
+            z_a, z_b = self.ddp(views).chunk(2)  # 2 x (B, D), one forward
+            loss = compute_loss(z_a, z_b)  # (), over all ranks
             run.backward(loss)
         else:  # the same negatives and gradient, a slice of every stream at a time
             z_a, z_b, loss = self.cached(

@@ -1,8 +1,8 @@
 """What FusedViews and KorniaViews share: the constructor, and the plan that comes with a batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from sslpipe.augment.extra_ops import ExtraOps
 from sslpipe.augment.op import Draws
 from sslpipe.augment.params import draws
 from sslpipe.augment.presets import view_specs
-from sslpipe.augment.spec import ViewSpec, check_statistics
+from sslpipe.augment.spec import check_statistics
 from sslpipe.data.pipeline import Batch
 
 
@@ -35,20 +35,17 @@ class ViewPlan(Generic[WorkT]):
     Args:
         draws: Their parameters, VB rows on the CPU.
         work: Made from them by FusedViews; None: it is made when the views are.
-        small: Of the small views; None: there are none.
     """
 
     draws: Draws
     work: WorkT | None = None
-    small: "ViewPlan[WorkT] | None" = None
 
     def to(self, device: torch.device) -> "ViewPlan[WorkT]":
         """Move what the device needs; on CUDA without waiting for the copy."""
-        small = self.small and self.small.to(device)
-        return ViewPlan(self.draws, self.work and self.work.to(device), small)
+        return ViewPlan(self.draws, self.work and self.work.to(device))
 
     def rows(self, index: Tensor) -> "ViewPlan[WorkT]":
-        """Select the large views of some of the batch's images, (b,) int64 on the CPU."""
+        """Select the views of some of the batch's images, (b,) int64 on the CPU."""
         images = self.draws.num_images
         views = torch.arange(len(self.draws.ids) // max(1, images))[:, None]
         return ViewPlan(self.draws.rows((views * images + index).flatten()))
@@ -57,17 +54,10 @@ class ViewPlan(Generic[WorkT]):
         """Say that a stream other than the copy's reads what was moved."""
         if self.work is not None:
             self.work.record_stream(stream)
-        if self.small is not None:
-            self.small.record_stream(stream)
 
 
 class BaseViews(nn.Module):
-    """Hold the settings of both views; its arguments are those of `FusedViews`, like its errors.
-
-    Attributes:
-        small: Makes the small views of the same images; None: there are none.
-        first_view: The number of the first of its views, which names their random numbers.
-    """
+    """Hold the settings of both views; its arguments are those of `FusedViews`, like its errors."""
 
     mean: Tensor
     std: Tensor
@@ -85,11 +75,9 @@ class BaseViews(nn.Module):
         **overrides: Any,
     ) -> None:
         super().__init__()
-        self.specs: tuple[ViewSpec, ...] = view_specs(preset, crop_px, overrides)
+        self.specs = view_specs(preset, crop_px, overrides)
         check_statistics(mean, std)
         self.crop_px = int(crop_px)
-        self.small: BaseViews | None = None
-        self.first_view = 0
         if not normalize:
             mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
         self.extra = ExtraOps(extra) if extra else None
@@ -108,29 +96,8 @@ class BaseViews(nn.Module):
             number: Names the random numbers beside seed and ids: the epoch, or the step where a
                 sample may come twice in an epoch.
         """
-        params = draws(seed, number, batch.ids, batch.view_sizes, self.specs, self.first_view)
-        plan = self.plan(params, batch)
-        if self.small is not None:  # each of its row's own image
-            own = batch._replace(sizes=batch.sizes[: len(batch.ids)], pairs=None)
-            planned = self.small.prepare(own, seed=seed, number=number).plan
-            plan = replace(plan, small=cast(ViewPlan[Any], planned))
-        return batch._replace(plan=plan)
-
-    def make_small(self, batch: Batch, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-        """Make the small views of a batch from `prepare`, by that same plan.
-
-        Returns:
-            One tensor (k B, 3, s, s) of dtype, the first small view of each image first; or none.
-        """
-        if self.small is None:
-            return ()
-        small = cast(ViewPlan[Any], batch.plan).small
-        return (self.small(batch._replace(plan=small, pairs=None), dtype=dtype),)
-
-    @property
-    def small_size(self) -> tuple[int, int]:
-        """How many small views each image has, and their side in pixels; (0, 0): none."""
-        return (0, 0) if self.small is None else (len(self.small.specs), self.small.crop_px)
+        params = draws(seed, number, batch.ids, batch.view_sizes, self.specs)
+        return batch._replace(plan=self.plan(params, batch))
 
     def plan(self, params: Draws, batch: Batch) -> ViewPlan[Any]:
         """Plan the views of a batch that have these parameters."""

@@ -22,16 +22,12 @@ class ExtraOps(nn.Module):
     Args:
         extra: as in FusedViews; an op's own argument p decides whether it is done.
 
-    Attributes:
-        first_view: the number of the first views, as in `params.draws`; an even one is view 1.
-
     Raises:
         RecipeError: an unknown name or key, or arguments that kornia refuses.
     """
 
     def __init__(self, extra: Sequence[dict[str, Any]]) -> None:
         super().__init__()
-        self.first_view = 0
         self.names = [_checked_name(entry, place) for place, entry in enumerate(extra)]
         self.views = [
             {1: (0,), 2: (1,), "both": (0, 1)}[entry.get("view", "both")] for entry in extra
@@ -47,11 +43,11 @@ class ExtraOps(nn.Module):
         devices = [views.device] if views.is_cuda else []
         finished = []
         for row, (sample, number) in enumerate(
-            zip(draws.ids.tolist(), (draws.views + self.first_view).tolist(), strict=True)
+            zip(draws.ids.tolist(), draws.views.tolist(), strict=True)
         ):
             view = views[row : row + 1]
             for place, op in enumerate(self.ops):
-                if number % 2 not in self.views[place]:
+                if number not in self.views[place]:
                     continue
                 word = hash_integers(draws.seed, draws.epoch, sample, number, place)
                 with torch.random.fork_rng(devices=devices):

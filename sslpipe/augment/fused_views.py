@@ -4,9 +4,7 @@ The order: the ops of OPS (crop + flip, rotation, colour jitter, grayscale, blur
 `extra`, then normalisation. Rows: all first views, then all second.
 """
 
-import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +22,6 @@ from sslpipe.data.pipeline import Batch
 
 Plan = ChunkPlan | BatchPlan | TritonPlan
 
-_MOST_SMALL = 64  # small views of an image
 _SMALL_PX = 64  # views up to this long are written together, larger ones faster one by one
 
 
@@ -46,11 +43,6 @@ class FusedViews(BaseViews):
             instead of some forty; only built-in ops and no `extra`. "auto": triton where it is
             installed and does all ops. A CPU takes torch's operations. The views differ in the last
             bits, as those of any two devices do, so it is no part of a run's digest.
-        small_views: how many small views each image has beside the two large ones, in training
-            each pulled towards their mean: see `losses.base.with_small_views`. They take the
-            settings of the first and second view by turns.
-        small_px: side of a small view; 0: half of crop_px.
-        small_crop_area: a small view's part of the image's area, uniform in [low, high].
         overrides: fields of ViewSpec, settings of registered ops and jitter_strength: see
             `view_specs`.
 
@@ -69,9 +61,6 @@ class FusedViews(BaseViews):
         extra: Sequence[dict[str, Any]] = (),
         blur: str = "exact",
         kernels: str = "auto",
-        small_views: int = 0,
-        small_px: int = 0,
-        small_crop_area: tuple[float, float] = (0.05, 0.4),
         **overrides: Any,
     ) -> None:
         super().__init__(preset, crop_px, mean, std, normalize, extra, **overrides)
@@ -84,28 +73,6 @@ class FusedViews(BaseViews):
         strengths = torch.tensor([spec.jitter_strengths for spec in self.specs])
         self.jitter_ops: list[int] = strengths.amax(0).nonzero()[:, 0].tolist()
         self.colours = pixels.EAGER
-        if small_views:
-            self.small = self._smaller(small_views, small_px or crop_px // 2, small_crop_area)
-
-    def _smaller(self, views: int, side: int, area: tuple[float, float]) -> "FusedViews":
-        """Return what makes so many small views, with the settings of the first two by turns."""
-        if not 0 < views <= _MOST_SMALL:
-            raise ValueError(f"small_views = {views} must be from 0 to {_MOST_SMALL}")
-        if not 2 <= side <= self.crop_px:
-            raise ValueError(
-                f"small_px = {side} must be from 2 to crop_px = {self.crop_px}, the side of the "
-                "large views"
-            )
-        small = copy.deepcopy(self)
-        small.crop_px, small.first_view = side, len(self.specs)
-        try:
-            specs = [replace(spec, crop_px=side, crop_area=area) for spec in self.specs]
-        except ValueError as error:
-            raise ValueError(f"small_{error}") from None
-        small.specs = tuple(specs[view % len(specs)] for view in range(views))
-        if small.extra is not None:
-            small.extra.first_view = small.first_view
-        return small
 
     def compile_colours(self, **options: Any) -> None:
         """Compile a CPU's colour ops at their first use, with torch.compile's options.
@@ -113,8 +80,6 @@ class FusedViews(BaseViews):
         For batches of any size, at most four graphs; it needs a C++ compiler.
         """
         self.colours = pixels.compiled_colours(**options)
-        if isinstance(self.small, FusedViews):
-            self.small.colours = self.colours
 
     def plan(self, params: Draws, batch: Batch) -> ViewPlan[Plan]:
         """Plan the views of a batch that have these parameters.

@@ -13,12 +13,7 @@ __all__ = ["Draws", "ViewSpec", "draws"]
 
 
 def draws(
-    seed: int,
-    epoch: int,
-    ids: ArrayLike,
-    sizes: ArrayLike,
-    specs: tuple[ViewSpec, ...],
-    first_view: int = 0,
+    seed: int, epoch: int, ids: ArrayLike, sizes: ArrayLike, specs: tuple[ViewSpec, ...]
 ) -> Draws:
     """Draw the parameters of every view of the samples: all first views, then all second.
 
@@ -31,7 +26,6 @@ def draws(
         sizes: (B, 2) valid height and width in pixels, or (views, B, 2) where the views of a row
             show different images; both on the CPU.
         specs: the settings of each view.
-        first_view: the number of the first of them, which names its random numbers.
 
     Returns:
         Draws of `len(specs) * B` rows, on the CPU.
@@ -43,7 +37,7 @@ def draws(
     lanes = np.concatenate([np.asarray(op.lanes) for op in ops])
     params: dict[str, list[NDArray[np.generic]]] = {name: [] for op in ops for name in op.params}
     for view, spec in enumerate(specs):
-        u = uniform(seed, epoch, ids, first_view + view, lanes)  # (B, lanes)
+        u = uniform(seed, epoch, ids, view, lanes)  # (B, lanes)
         first = 0
         for op in ops:
             last = first + len(op.lanes)

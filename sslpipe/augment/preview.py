@@ -1,7 +1,7 @@
 """A picture of what training sees: images beside their views, with their parameters."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,9 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from sslpipe.augment.base import BaseViews, ViewPlan
 from sslpipe.augment.ops import ops_for
-from sslpipe.augment.params import Draws
+from sslpipe.augment.params import Draws, draws
 from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import one_pass
@@ -79,9 +78,11 @@ def preview_grid(
     for row, sample, label in zip(rows, ids.tolist(), split.labels[ids].tolist(), strict=True):
         row[0].lines.insert(0, f"id {sample}")
         row[0].lines.insert(1, names[label] if 0 <= label < len(names) else "no label")
-    shown = ["view 1", "view 2", *(f"small {k + 1}" for k in range(augment.small_size[0]))]
-    epochs = range(epoch, epoch + num_epochs)
-    titles = ["image", *(f"epoch {number}, {view}" for number in epochs for view in shown)]
+    titles = ["image"] + [
+        f"epoch {number}, view {view}"
+        for number in range(epoch, epoch + num_epochs)
+        for view in (1, 2)
+    ]
     return _draw_page(titles, rows)
 
 
@@ -115,43 +116,25 @@ def _rows(batches: dict[int, Batch], augment: Views, seed: int) -> list[list[_Ce
     factor = max(1, round(_CELL_PX / augment.crop_px))
     first_epoch, count = next(iter(batches)), len(next(iter(batches.values())).ids)
     rows: list[list[_Cell]] = [[] for _ in range(count)]
-    for epoch, batch in batches.items():
-        planned = augment.prepare(batch, seed=seed, number=epoch)
-        plan = cast(ViewPlan[Any], planned.plan)
-        if epoch == first_epoch:
-            for row, cells in enumerate(rows):
-                cells.append(_original(batch, row, plan.draws, augment.crop_px * factor))
-        _add_views(rows, planned, augment, plan.draws, augment(planned), factor)
-        for views in augment.make_small(planned):
-            assert augment.small is not None
-            assert plan.small is not None
-            own = batch._replace(pairs=None)
-            _add_views(rows, own, augment.small, plan.small.draws, views, factor)
-    return rows
-
-
-def _add_views(
-    rows: list[list[_Cell]],
-    batch: Batch,
-    augment: BaseViews,
-    params: Draws,
-    views: Tensor,
-    factor: int,
-) -> None:
-    """Add the cells of some views (VB, 3, S, S) to the rows of their samples."""
     scale, shift = augment.std[:, None, None].cpu(), augment.mean[:, None, None].cpu()
-    views = views.cpu() * scale + shift  # in [0, 1]
-    shown, ops = batch.view_images(len(augment.specs)).tolist(), ops_for(augment.specs)
-    for place in range(len(views)):
-        view, row = divmod(place, len(rows))
-        draw = params.rows(slice(place, place + 1))
-        height, width = batch.sizes[shown[place]].tolist()
-        spec = augment.specs[view]
-        words = [word for op in ops for word in op.describe(draw, spec, (height, width))]
-        if batch.pairs is not None and shown[place] != row:
-            words.insert(0, f"of id {int(batch.pairs.ids[row, 1])}")
-        lines, colour = _wrap(words, _CELL_PX), _VIEW_COLOURS[view % 2]
-        rows[row].append(_Cell(_to_image(views[place], factor), lines, colour))
+    for epoch, batch in batches.items():
+        params = draws(seed, epoch, batch.ids, batch.view_sizes, augment.specs)
+        views = augment(batch, params).cpu() * scale + shift  # (2B, 3, S, S) in [0, 1]
+        shown = batch.view_images(len(augment.specs)).tolist()
+        for row, cells in enumerate(rows):
+            if epoch == first_epoch:
+                cells.append(_original(batch, row, params, augment.crop_px * factor))
+            for view, spec in enumerate(augment.specs):
+                place = row + view * count
+                draw = params.rows(slice(place, place + 1))
+                height, width = batch.sizes[shown[place]].tolist()
+                ops = ops_for(augment.specs)
+                words = [word for op in ops for word in op.describe(draw, spec, (height, width))]
+                if batch.pairs is not None and shown[place] != row:
+                    words.insert(0, f"of id {int(batch.pairs.ids[row, 1])}")
+                lines = _wrap(words, _CELL_PX)
+                cells.append(_Cell(_to_image(views[place], factor), lines, _VIEW_COLOURS[view]))
+    return rows
 
 
 def _original(batch: Batch, row: int, params: Draws, cell_px: int) -> _Cell:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sslpipe.augment.params import draws
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.loader import open_reader
 from sslpipe.data.pipeline import Batch
@@ -135,14 +136,14 @@ def _one_step(
     device: torch.device,
     cached: bool,
 ) -> None:
-    batch = augment.prepare(batch, seed=0, number=batch.epoch).to(device)
-    dtype = next(model.parameters()).dtype
+    numbers = draws(0, batch.epoch, batch.ids, batch.sizes, augment.specs)
+    batch, dtype = batch.to(device), next(model.parameters()).dtype
     if cached:  # gradient caching embeds everything once without gradient
         with torch.no_grad(), _autocast(device.type, precision):
-            model(augment(batch).to(dtype))
-    views = [augment(batch).to(dtype), *augment.make_small(batch, dtype)]
+            model(augment(batch, numbers).to(dtype))
+    views = augment(batch, numbers).to(dtype)
     with _autocast(device.type, precision):
-        value = model(*views).float().square().mean()
+        value = model(views).float().square().mean()
     value.backward()
     float(value.detach())  # waits for the device
     if device.type == "cuda":

@@ -91,7 +91,6 @@ class PretrainCheck:
     timed_by: Path | None
     warnings: tuple[str, ...]
     data: DataCheck | None
-    small: tuple[int, int] = (0, 0)  # small views of an image, and their side in pixels
 
 
 def check_pretraining(
@@ -137,14 +136,11 @@ def check_pretraining(
     groups = describe_groups(freeze_and_optimize(model, recipe), model)
     named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
     recorded = will_record(recipe, 1, loss_fn)
-    small = augment.small_size
-    memory = estimate_memory(
-        model, recipe, crop_px, named, others=[loss_fn], recorded=recorded, small=small
-    )
+    memory = estimate_memory(model, recipe, crop_px, named, others=[loss_fn], recorded=recorded)
     too_much = check_memory(memory, recipe, device)
     if too_much and (alone := check_memory(memory.of_images(4, recipe), recipe, device)):
         raise RecipeError(f"with no more than 4 images at a time {alone}")
-    flops = recipe_flops(recipe, model, crop_px, small)
+    flops = recipe_flops(recipe, model, crop_px)
     if timed_by is None:
         image_px = min(recipe.data.canvas_px, crop_px * 8 // 7)
         precision, seconds = step_seconds(model, augment, image_px, recipe, device)
@@ -167,7 +163,6 @@ def check_pretraining(
             *filter(None, [not_used]),
         ),
         data=data,
-        small=small,
     )
 
 
@@ -279,15 +274,9 @@ def _size_rows(result: PretrainCheck) -> Rows:
             f"projector {count_parameters(result.model.projector):,}",
         ),
         *(("parameter group", line) for line in result.groups.splitlines()),
-        ("FLOPs per step", f"{result.step_flops:.3g}, {_views_text(result)}"),
+        ("FLOPs per step", f"{result.step_flops:.3g}, forward and backward of {2 * batch} views"),
         ("processes", f"{', '.join(map(str, processes))} (they divide num_streams)"),
     ]
-
-
-def _views_text(result: PretrainCheck) -> str:
-    batch, (views, side) = result.recipe.data.batch_size, result.small
-    small = f" and {views * batch} small ones of {side} px" if views else ""
-    return f"forward and backward of {2 * batch} views{small}"
 
 
 def _time_text(result: PretrainCheck) -> str:

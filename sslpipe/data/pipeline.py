@@ -102,7 +102,7 @@ class Batch(NamedTuple):
         """Which of the images each of the first, then the second views shows: (views * B,)."""
         own = torch.arange(len(self.ids))
         second = own if self.pairs is None else self.pairs.image
-        return torch.cat([(own, second)[view % 2] for view in range(views)])
+        return torch.cat([own, second][:views])
 
     def to(self, device: torch.device) -> "Batch":
         """Move images and plan; on CUDA the host waits for no copy.

@@ -8,7 +8,6 @@ import inspect
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from sslpipe.losses.engine.anchors import Anchors, gather_anchors
 from sslpipe.losses.engine.contrast import Engine, Sums, contrast, differentiate
@@ -92,44 +91,6 @@ class Objective(nn.Module):
         """Name the constructor's arguments, those that are attributes of the same name."""
         names = inspect.signature(type(self)).parameters
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
-
-
-def with_small_views(
-    loss_fn: Objective,
-    z_a: Tensor,
-    z_b: Tensor,
-    *small: Tensor,
-    has_keys: bool = False,
-    **columns: Tensor,
-) -> Tensor:
-    """Compute the mean of an objective's loss of two views, and of each small view and its target.
-
-    A small view takes the place of the first view, and its target that of the second: the mean of
-    the two views' unit embeddings, or the second view's key of a momentum encoder. No gradient goes
-    into the target. So small views have the objective's positives, negatives and masks; a queue is
-    compared with, and takes the large views' keys alone. `loss_fn.stats` is of the large views.
-
-    Args:
-        loss_fn: (z_a, z_b) -> ().
-        z_a: (B, D), of the first views.
-        z_b: (B, D), of the second views, or their keys.
-        small: (B, D) each, of the small views.
-        has_keys: Whether z_b are keys.
-        columns: ids, labels and groups of `Objective.forward`.
-
-    Source:
-        Caron et al. 2020 (SwAV), arXiv:2006.09882, section 3.3, for small views whose targets are
-        the large ones'; Pototzky et al. 2022 (FastSiam) for the mean of several views as a target.
-    """
-    wide = torch.promote_types(z_a.dtype, torch.float32)
-    with torch.no_grad():
-        target = z_b.detach() if has_keys else normalize(z_a.to(wide)) + normalize(z_b.to(wide))
-    training = loss_fn.training
-    loss_fn.eval()  # a queue stays as it is
-    losses = [loss_fn(z.to(target.dtype), target, **columns) for z in small]
-    loss_fn.train(training)
-    losses.append(loss_fn(z_a, z_b, **columns))
-    return torch.stack(losses).mean()
 
 
 def takes_groups(loss_fn: Objective) -> bool:

@@ -81,7 +81,7 @@ def finetune(
         # views, backbone with losses, optimizer of what is not frozen
         augment = build_augment(recipe, index, compiled=recipe.run.compile)
         view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
-        augment.specs = augment.specs[: recipe.views]
+        augment.specs = augment.specs[: recipe.views]  # type: ignore[assignment]
         task = build_task(recipe, augment.crop_px, init_from, len(order.classes))
         warn_of_memory(recipe, augment.crop_px, task, run.process, encoder=task.backbone)
         warnings = plan_warnings(recipe, index, order, augment.crop_px)  # or refused

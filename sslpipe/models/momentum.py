@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from sslpipe.distributed import local_part
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.simclr import SimCLR
-from sslpipe.models.state import keeping_statistics
 from sslpipe.recipe.pretrain import Momentum, Projector
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -44,10 +43,8 @@ class MomentumPair(nn.Module):
         self.ema = trained.ema
         self.momentum = without_parameters(copy.deepcopy(trained))
 
-    def forward(self, views: Tensor, small: Tensor | None = None) -> Tensor:
+    def forward(self, views: Tensor) -> Tensor:
         """Compute queries of the first views, then keys of the second, which carry no gradient.
-
-        Queries of small views (kB, 3, s, s) follow, see `SimCLR.forward`.
 
         Shape:
             views (2B, 3, S, S) -> z (2B, D), not normalised.
@@ -56,11 +53,7 @@ class MomentumPair(nn.Module):
         queries = self.projector(self.backbone(view_a))  # (B, D)
         with torch.no_grad():
             keys = self.momentum(view_b)  # (B, D)
-        z = torch.cat([queries, keys])
-        if small is None:
-            return z
-        with keeping_statistics(self):
-            return torch.cat([z, self.projector(self.backbone(small))])
+        return torch.cat([queries, keys])
 
     def embed(self, images: Tensor) -> Tensor:
         """Compute features (B, F) of images (B, 3, S, S) by the trained backbone, for use."""

@@ -1,11 +1,9 @@
 """SimCLR's network: a backbone for features, a projector for the loss."""
 
-import torch
 from torch import Tensor, nn
 
 from sslpipe.errors import RecipeError
 from sslpipe.models.backbones import Backbone
-from sslpipe.models.state import keeping_statistics
 from sslpipe.recipe.pretrain import Projector
 
 
@@ -57,18 +55,11 @@ class SimCLR(nn.Module):
         self.projector = build_projector(backbone.num_features, projector)
         self.ema: Backbone | None = None  # see models.averaged
 
-    def forward(self, views: Tensor, small: Tensor | None = None) -> Tensor:
-        """Compute z (2B, D) of views (2B, 3, S, S), not normalised; the loss normalises.
-
-        Those of small views (kB, 3, s, s) follow: ((2 + k) B, D). BatchNorm sees them apart, and
-        its running statistics are those of the large ones, as what is evaluated has their size.
-        """
+    def forward(self, views: Tensor) -> Tensor:
+        """Compute z (2B, D) of views (2B, 3, S, S), not normalised; the loss normalises."""
         h = self.backbone(views)  # (2B, F)
         z: Tensor = self.projector(h)  # (2B, D)
-        if small is None:
-            return z
-        with keeping_statistics(self):
-            return torch.cat([z, self.projector(self.backbone(small))])
+        return z
 
     def embed(self, images: Tensor) -> Tensor:
         """Compute features (B, F) of images (B, 3, S, S): what is evaluated and exported."""

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from sslpipe.errors import DataError, shown
 
@@ -23,19 +22,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes.items():
             part.training = training
-
-
-@contextmanager
-def keeping_statistics(module: nn.Module) -> Iterator[None]:
-    """Inside, BatchNorms in training mode normalise by their batch and keep running statistics."""
-    norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    for norm in norms:
-        norm.track_running_stats = False
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.track_running_stats = True
 
 
 def module_sha256(module: nn.Module) -> str:

@@ -112,8 +112,8 @@ class SyncBatchNorm(_BatchNorm):
         return cast(Tensor, y)
 
     def _running(self) -> tuple[Tensor, Tensor, float] | None:
-        """Running mean, variance and the new batch's weight in them; None: they do not move."""
-        if self.running_mean is None or not self.track_running_stats:
+        """Running mean, variance and the new batch's weight in them; None without them."""
+        if self.running_mean is None:
             return None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None

@@ -67,7 +67,6 @@ def graph_refusal(
         f"{device_type} has no CUDA graphs": device_type != "cuda",
         f"{world_size} processes exchange gradients and statistics inside a step": world_size > 1,
         "data.micro_batch takes several passes a step": recipe.data.micro_batch,
-        "augment.small_views makes views of two sizes": recipe.augment.arguments.get("small_views"),
         "run.compile = true makes kernels of its own": recipe.run.compile,
         "tune.projector_first_steps changes what is trained": recipe.tune.projector_first_steps,
         "[pairs] gives batches of unequal numbers of images": recipe.pairs,

@@ -64,7 +64,6 @@ def check_recipe(recipe: RunRecipe) -> None:
         raise RecipeError(f"[sampler]: a fine-tuning cannot be sharded by FSDP; {_WHOLE[3:]}")
     refused = {
         "[momentum]": recipe.momentum is not None,
-        "augment.small_views": bool(recipe.augment.arguments.get("small_views")),
         "run.compile = true": recipe.run.compile,
         "run.cuda_graph = true": recipe.run.cuda_graph,
     }

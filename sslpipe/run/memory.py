@@ -81,7 +81,6 @@ def estimate_memory(
     encoder: nn.Module | None = None,
     others: Iterable[nn.Module] = (),
     recorded: bool = False,
-    small: tuple[int, int] = (0, 0),
 ) -> Memory:
     """Estimate the memory that one of `world` processes needs.
 
@@ -97,18 +96,12 @@ def estimate_memory(
         encoder: The part of the model that takes the views; None: all of it.
         others: Further modules that hold buffers: a loss with a queue.
         recorded: Whether steps are replayed, see `run.cuda_graph`.
-        small: How many small views an image has beside them, and their side.
     """
     load = Load.from_recipe(recipe, world)
     encoder = model if encoder is None else encoder
-    activations = views = 0
-    element_bytes = next(encoder.parameters()).element_size()
-    for each, side, key in ((load.views, crop_px, "crop_px"), (*small, "small_px")):
-        if each:
-            named = precision, f"augment.{key}"
-            two, four = (saved_bytes(encoder, each * n, side, *named) for n in (2, 4))
-            activations += max(0, two + (four - two) * (load.together - 2) // 2)
-            views += each * load.together * 3 * side**2 * element_bytes
+    small, large = (
+        saved_bytes(encoder, load.views * images, crop_px, precision) for images in (2, 4)
+    )
     trained = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
     held = [*model.parameters(), *model.buffers(), *(b for o in others for b in o.buffers())]
     if recipe.tune.l2_to_init:  # the start of what decays towards it
@@ -118,6 +111,9 @@ def estimate_memory(
     copies = {"adamw": 2, "lars": 1, "sgd": int(optim.momentum > 0)}[optim.kind]
     on_cuda = training_device(recipe).type == "cuda"
     gathered = trained if optim.kind == "lars" and on_cuda and not is_asked_for() else 0
+    activations = max(0, small + (large - small) * (load.together - 2) // 2)
+    element_bytes = next(encoder.parameters()).element_size()
+    views = load.views * load.together * 3 * crop_px**2 * element_bytes
     images = load.images * 3 * load.canvas_px**2
     return Memory(
         weights=sum(map(_bytes, held)),
@@ -195,14 +191,11 @@ def gib(count: int) -> str:
     return f"{count / 2**10:.0f} KiB"
 
 
-def saved_bytes(
-    model: nn.Module, rows: int, crop_px: int, precision: str, key: str = "augment.crop_px"
-) -> int:
+def saved_bytes(model: nn.Module, rows: int, crop_px: int, precision: str) -> int:
     """Bytes of the different storages that a forward of `rows` views keeps for backward.
 
-    `key` names the setting that their side is of. The forward runs on fake tensors: shapes and
-    dtypes as on the CPU, no numbers and no memory. A network that reads numbers, as one of a
-    plug-in may, cannot: for it the forward is a real one.
+    The forward runs on fake tensors: shapes and dtypes as on the CPU, no numbers and no memory. A
+    network that reads numbers, as one of a plug-in may, cannot: for it the forward is a real one.
     """
     try:
         with FakeTensorMode():
@@ -214,7 +207,8 @@ def saved_bytes(
             return _kept_by_forward(model, rows, crop_px, precision, real=True)
     except Exception as error:  # a network may fail in any way
         raise RecipeError(
-            f"[backbone] cannot take views of {key} = {crop_px}: {type(error).__name__}: {error}"
+            f"[backbone] cannot take views of augment.crop_px = {crop_px}: "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 

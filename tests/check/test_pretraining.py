@@ -14,7 +14,7 @@ from torch import nn
 
 import sslpipe.check.estimate
 from sslpipe.augment.build import build_augment
-from sslpipe.augment.two_views import FusedViews
+from sslpipe.augment.presets import view_specs
 from sslpipe.build import build_model, plan_warnings
 from sslpipe.check import pretraining
 from sslpipe.check.estimate import step_seconds
@@ -187,12 +187,14 @@ def test_the_estimated_time_is_a_rows_time_times_the_rows(recipe_of, monkeypatch
     monkeypatch.setattr(sslpipe.check.estimate, "_LONG_ENOUGH_S", 0.1)
     monkeypatch.setattr(time, "thread_time", time.perf_counter)  # the CPU does not count sleep
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    specs = view_specs("simclr_small", 4)
 
-    class Views(FusedViews):
-        def forward(self, batch):
-            return torch.zeros(2 * len(batch.ids), 3, 4, 4)
+    class Views(nn.Module):
+        def forward(self, batch, draws):
+            return torch.zeros(len(draws.ids), 3, 4, 4)
 
-    views = Views("simclr_small", 4)
+    views = Views()
+    views.specs = specs
     cpu = torch.device("cpu")
     for named, chosen, each_s in (("fp32", "fp32", 0.003), ("auto", "bf16", 0.001)):
         recipe = recipe_of("data.batch_size=1024", f"optim.precision={named}")

@@ -22,7 +22,6 @@ GRAPH = "run.cuda_graph=true"
         ("cuda", 2, (), "2 processes exchange gradients and statistics inside a step"),
         ("cuda", 1, ("data.micro_batch=8",), "data.micro_batch takes several passes"),
         ("cuda", 1, ("run.compile=true",), "run.compile = true makes kernels of its own"),
-        ("cuda", 1, ("augment.small_views=2",), "augment.small_views makes views of two sizes"),
         ("cuda", 1, ("pairs.positive=icon",), "[pairs] gives batches of unequal numbers"),
         ("cuda", 1, ("loss.kind=sup_con",), "loss.kind = 'sup_con': its masks and positives"),
         ("cuda", 1, ("loss.mask_labels=true",), "loss.kind = 'nt_xent': its masks and positives"),

@@ -310,7 +310,6 @@ def asked(monkeypatch):
     [
         ("momentum.start=0.99", r"\[momentum\] is not there under FSDP; leave it out, or "),
         ("run.compile=true", "run.compile = true is not there under FSDP"),
-        ("augment.small_views=2", "augment.small_views is not there under FSDP"),
         ("run.cuda_graph=true", "run.cuda_graph = true is not there under FSDP"),
         (None, r"\[sampler\]: a fine-tuning cannot be sharded by FSDP"),
         ("FSDP_VERSION=1", "fsdp_version: 1 is not there; set fsdp_version: 2"),
