@@ -44,7 +44,7 @@ from sslpipe.export.initial import (
 )
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
-from sslpipe.losses.base import both_directions, takes_groups
+from sslpipe.losses.base import takes_groups
 from sslpipe.models.averaged import decay_at
 from sslpipe.models.momentum import MomentumPair, follow, momentum_at
 from sslpipe.models.tuning import ProjectorFirst
@@ -200,9 +200,7 @@ class TrainingStep:
         """
         run, model = self.run, self.model
         run.guard.remember()  # the buffers, for a step that is skipped
-        symmetric = isinstance(model, MomentumPair) and model.symmetric
-        directions = partial(both_directions, self.loss_fn) if symmetric else self.loss_fn
-        compute_loss = partial(directions, **loss_arguments(self.loss_fn, batch))  # ids, labels
+        compute_loss = partial(self.loss_fn, **loss_arguments(self.loss_fn, batch))  # ids, labels
         if self.cached is None:
             views = self.make_views(batch) if views is None else views
             z_a, z_b = self.ddp(views).chunk(2)  # 2 x (B, D), one forward
@@ -221,8 +219,6 @@ class TrainingStep:
                 model.follow(momentum)
             if model.ema is not None:
                 follow(model.ema, model.backbone, decay, buffers=True)
-        if symmetric:  # what the log compares: queries of the first views, keys of the second
-            z_a, z_b = z_a.chunk(2, dim=1)[0], z_b.chunk(2, dim=1)[1]
         return Step(z_a, z_b, decision)
 
 

@@ -29,8 +29,7 @@ class FusedViews(BaseViews):
     """Make two views of each image, batched, equal to torchvision's ops at the same parameters.
 
     Args:
-        preset: simclr, simclr_small (no blur, weaker colours), mocov2, byol, mocov3 (the same, of
-            which the second view is solarized) or grayscale.
+        preset: simclr, simclr_small (no blur, weaker colours), mocov2, byol or grayscale.
         crop_px: side of the square views.
         mean: RGB in [0, 1]; the attribute of that name is 0 unless `normalize`.
         std: RGB in [0, 1]; the attribute of that name is 1 unless `normalize`.

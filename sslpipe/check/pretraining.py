@@ -36,7 +36,7 @@ from sslpipe.check.tables import (
     warmup_warning,
 )
 from sslpipe.data.image_type import RGB8
-from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, Split
+from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import WELL_MIXED, Order, mixing_score
 from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
@@ -196,7 +196,7 @@ def _check_data(
         batches=count,
         mixing=mixing_score([split.labels[ids] for ids in batches], split.labels[served]),
         pairs=check_pairs(pairing, order, steps),
-        digest=run_identities(recipe, index, DERIVED_COLUMN, version)[0]["digest"],
+        digest=run_identities(recipe, index, version)[0]["digest"],
     )
 
 

@@ -122,6 +122,60 @@ def duplicates(
     after_a_look(data, *(["data.keep=duplicate_group first"] if column else []))
 
 
+@app.command(
+    epilog="Example: sslpipe curate neighbours train.safetensors --data out/photos/dataset.json"
+)
+def neighbours(
+    features: Features,
+    data: Data,
+    k: Annotated[
+        int, option("Nearest neighbours that count: each must be among the other's.", min=1)
+    ] = 1,
+    power: Annotated[
+        float,
+        option("Flatten the features' spectrum by this power first; 0: as they are.", min=0, max=1),
+    ] = 0.0,
+) -> None:
+    """Pair samples that are each other's nearest neighbours, as positives of a training.
+
+    Writes the column neighbour_group beside the data set: samples that share a number are mutual
+    neighbours in the space of the features, which may be of any network, a join or a flattened
+    export. Train with pairs.positive=neighbour_group. Shards, existing features and runs stay
+    valid. Where samples have labels, they say how many pairs are right; no label makes a pair.
+    """
+    check_features([features])
+    index = open_data(data)
+
+    from sslpipe.curate.neighbours import estimate_precision, mutual_groups, write_neighbours
+    from sslpipe.curate.results import check_place
+    from sslpipe.data.index import NEIGHBOUR_COLUMN
+    from sslpipe.evaluation.embed import load_embeddings
+    from sslpipe.evaluation.features import split_of_file
+    from sslpipe.evaluation.whiten import FLOOR, fit_whitening
+
+    check_place(index, NEIGHBOUR_COLUMN, "")
+    rows, facts = load_embeddings(features)
+    split = split_of_file(data, features, rows, facts)
+    with working("compare"):
+        groups = mutual_groups(fit_whitening(rows, FLOOR, power=power)(rows) if power else rows, k)
+    paired = int((groups.group >= 0).sum())
+    if not paired:
+        raise DataError(f"{features}: no two samples are each other's {k} nearest; raise --k")
+    write_neighbours(index.folder, split, rows.ids.numpy(), groups.group)
+    where = f"{NEIGHBOUR_COLUMN} of split {split.name} in {index.folder}"
+    show(f"{where}: {paired:,} of {len(split):,} samples in {len(groups.sizes()):,} groups")
+    found = estimate_precision(groups.group, rows.labels.numpy())
+    if found is None:
+        show("no labels to estimate its precision by: look at some groups before training")
+    else:
+        share, low, high = (100 * x for x in (found.right / found.pairs, *found.interval95))
+        show(
+            f"precision {share:.1f} % ({low:.1f} to {high:.1f}) of {found.pairs:,} pairs whose "
+            f"images are both labelled; {100 * found.chance:.1f} % of pairs drawn by chance"
+        )
+    after_a_look(data, f"pairs.positive={NEIGHBOUR_COLUMN}")
+
+
 class _Opened(NamedTuple):
     """A features file and the split that it is of."""
 
