@@ -34,6 +34,7 @@ COMMANDS = {
         "Grow an index for `search`: add features files, remove images; build it for speed.",
     ),
     "search": ("search", "Show the images nearest to an image, in what `embed` has written."),
+    "browse": ("browse", "Show the images of features on a map, in a page on this machine."),
     "curate": ("curate", "Find duplicates, outliers, clusters and samples to label in a data set."),
     "whiten": ("export", "Store a PCA whitening, and the crops of TRAIN, in an export."),
     "evaluate": ("evaluate", "Measure frozen features: kNN, linear probes, retrieval and more."),
