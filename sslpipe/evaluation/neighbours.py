@@ -167,7 +167,8 @@ def _search(
             if bank_ids is not None and query_ids is not None:
                 own = bank_ids == query_ids[part, None]  # (q, N)
             products, rows = propose(bank, some, width, own)
-            exact = _exactly(bank, some, rows).masked_fill_(products == -torch.inf, -torch.inf)
+            exact = exactly(bank, some, rows).masked_fill_(products == -torch.inf, -torch.inf)
+            exact.nan_to_num_(torch.inf, torch.inf, -torch.inf)  # of damaged rows: seen, not last
             parts.append(best(exact, rows, k))
             # else no row that was not proposed is as near as the last of those found
             last = products[:, -1]
@@ -246,7 +247,7 @@ def tile_numbers(device: torch.device) -> int:
     return max(1, min(MOST_NUMBERS, (free + unused) // (8 * 4)))
 
 
-def _exactly(bank: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
+def exactly(bank: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
     """(q, n) float32 similarities of each query with its own rows of the bank, (q, n) int64."""
     numbers = RANKED_NUMBERS * (128 if bank.is_cuda else 1)
     step = max(1, numbers // (rows.shape[1] * bank.shape[1]))
