@@ -32,6 +32,8 @@ RANKED_NUMBERS = 2**17  # components of proposed rows at a time; 128 times as ma
 PART_BYTES = 2**27  # of a bank on the CPU that is searched at a time: its unit rows are a copy
 FAISS_MOST = 2048  # neighbours that faiss finds on a GPU
 SPARE = 32  # rows proposed beyond k: most queries are then proved complete
+# rows of a bank for each one proposed, up to which it costs less to compare all of them exactly
+WHOLE = 32
 
 
 def nearest(
@@ -158,6 +160,11 @@ def _search(
     """
     margin = float32_error(bank.shape[1]) + 2.0**-23  # of a float32 product, both ways
     width, k = min(len(bank), k + SPARE), min(k, len(bank))
+    if propose is _by_torch and bank.device.type == "cpu" and len(bank) <= WHOLE * width:
+        whole = among_all(bank, queries, k, bank_ids, query_ids)
+        if progress is not None:
+            progress(len(queries))
+        return whole
     parts, doubts = [], []
     tile = max(1, tile_numbers(bank.device) // len(bank))
     with full_float32():
