@@ -119,7 +119,7 @@ def _decide(scores: Scores, forms: Sequence[Tree]) -> tuple[Tree, float]:
 def _compare(
     scores: Scores, pair: tuple[str, str], forms: tuple[bool, bool], measure: str
 ) -> Tree | None:
-    """Both values and their difference as plain values; None where one was not measured, or of one class."""
+    """Both values and their difference; None where one was not measured, or is of one class."""
     ours, theirs = (
         scores.of.get((name, form, measure)) for name, form in zip(pair, forms, strict=True)
     )
