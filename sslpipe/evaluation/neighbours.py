@@ -255,10 +255,16 @@ def tile_numbers(device: torch.device) -> int:
 
 def _exactly(bank: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
     """(q, n) float32 similarities of each query with its own rows of the bank, (q, n) int64."""
-    numbers = RANKED_NUMBERS * (128 if bank.is_cuda else 1)
-    step = max(1, numbers // (rows.shape[1] * bank.shape[1]))
-    parts = [
-        torch.bmm(bank[some].double(), part.double()[:, :, None])[:, :, 0].float()
-        for part, some in zip(torch.split(queries, step), torch.split(rows, step), strict=True)
-    ]
-    return torch.cat(parts)
+    (count, near), width = rows.shape, bank.shape[1]
+    step = max(1, RANKED_NUMBERS * (128 if bank.is_cuda else 1) // (near * width))
+    found = bank.new_empty(count, near)
+    # used again: small results between large pieces of memory that come and go make a heap grow
+    narrow = bank.new_empty(min(step, count) * near, width)
+    wide = torch.empty_like(narrow, dtype=torch.float64)
+    for start in range(0, count, step):
+        some = rows[start : start + step]
+        own = slice(some.numel())
+        wide[own].copy_(torch.index_select(bank, 0, some.flatten(), out=narrow[own]))
+        asked = queries[start : start + step].double()[:, :, None]
+        found[start : start + step] = torch.bmm(wide[own].view(*some.shape, width), asked)[:, :, 0]
+    return found
