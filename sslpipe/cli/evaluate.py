@@ -120,7 +120,7 @@ def suite(
 ) -> None:
     """Every evaluation of a backbone beside raw pixels, random weights and other networks.
 
-    One table: kNN with all, 100 and 10 labels per class, plain and whitened, and a linear probe;
+    One table: kNN with all, 100 and 10 labels per class, plain and flattened, and a linear probe;
     Recall@1 and MAP@R if train lacks the classes of test. Every row has the same protocols, samples
     and draws. Ctrl-C or SIGTERM writes what is measured.
 
