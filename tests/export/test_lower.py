@@ -133,7 +133,7 @@ def test_an_int8_file_is_a_source_to_embed_with(lowered, images):
 
 def test_the_same_model_and_images_give_the_same_bytes(tmp_path, lowered, images, in_this_process):
     model, out, _, _ = lowered
-    export_model(model, tmp_path / "again", [*LOWER, "onnx"], images=images, least_equal=0)
+    export_model(model, tmp_path / "again", LOWER, images=images, least_equal=0)
     for name in ("model.int8.onnx", "model.float16.onnx"):
         raw = (out / name).read_bytes()
         assert raw == (tmp_path / "again" / name).read_bytes()

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 import sslpipe
 from sslpipe.errors import ExportError
+from sslpipe.export import verify
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import FORMATS, export_model
 from sslpipe.models.state import module_sha256
@@ -102,6 +104,11 @@ def flip_a_convolution(path) -> None:
 def test_a_format_that_a_clean_process_cannot_load_is_an_error_and_leaves_no_file(
     tmp_path, monkeypatch
 ):
+    def in_this_process(command, **options):
+        verify.main(*map(str, command[3:]))
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(verify.subprocess, "run", in_this_process)
     break_format(monkeypatch, "safetensors", flip_a_convolution)
     message = "a clean process could not load it: .*not those that config.json names"
     with pytest.raises(ExportError, match=message):

@@ -17,6 +17,7 @@ from sslpipe.data.index import load_index
 from sslpipe.errors import CheckpointError, ExportError, RecipeError, UserError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.label_free import NUMBERS, SCORES
+from sslpipe.evaluation.verdict import unfinished
 from sslpipe.export.initial import describe_init, init_facts, open_init
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.recipe import load_recipe
@@ -26,6 +27,7 @@ from sslpipe.run.checkpoint_files import checkpoint_names, latest
 from sslpipe.run.log import read_metrics
 from sslpipe.run.records import read_records
 from sslpipe.run.session import Run
+from sslpipe.run.status import status
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import final_weights, write_recipe
@@ -452,7 +454,7 @@ FAULTS = ("checkpoint.model:1", "checkpoint.before_rename:1", "train.step:1", "t
 
 @pytest.mark.parametrize(("start", "expected"), [(0.45, 4), (0.5, 0)])
 def test_a_run_from_weights_ends_with_its_best_ones_the_start_included(
-    data, kept, tmp_path, monkeypatch, capsys, start, expected
+    data, kept, tmp_path, start, expected
 ):
     """The start is 0.05 below step 4, or as good: then nothing was better. Killed at each point."""
     run_dir, script = tmp_path / "run", {"init": kept, "start": start}
@@ -473,32 +475,9 @@ def test_a_run_from_weights_ends_with_its_best_ones_the_start_included(
     unchanged = load_backbone(run_dir / "init").backbone.state_dict()
     same = [torch.equal(unchanged[k], t) for k, t in model.backbone.state_dict().items()]
     assert all(same) == (expected == 0)
-
-    def command(*said):
-        monkeypatch.setattr("sys.argv", ["sslpipe", *map(str, said)])
-        with pytest.raises(SystemExit) as end:
-            run()
-        shown = capsys.readouterr()
-        assert not end.value.code, shown.err
-        return [" ".join(text.split()) for text in shown]
-
-    # export, suite, report and status say which step it is, and why
-    assert (
-        f"weights: {name} of tiny, trained; the "
-        in command(*("export", run_dir, "--out", tmp_path / "out"))[1]
-    )
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert f"{expected} steps; not the run's last, but chosen; the " in card
-    on = ["--data", data, "--device", "cpu", "--num-workers", "0", "--no-baselines"]
-    out = run_dir / "eval.json"
-    shown, _ = command("evaluate", "suite", run_dir, *on, "--no-leakage", "--out", out)
-    assert f"Evaluated at step {expected} of 12, the " in shown
-    assert json.loads(out.read_text())["facts"]["step"] == expected
-    command("report", run_dir)
-    page = (run_dir / "report.html").read_text()
-    assert f"Evaluated at step {expected} of 12, the " in page
-    assert f"<dt>best checkpoint</dt><dd>{name}" in page
-    assert f"best {name}" in command("status", run_dir)[0]
+    assert status(run_dir)["checkpoint"]["best"] == name
+    note = f"Evaluated at step {expected} of 12, {facts['checkpoint_reason']}."
+    assert unfinished({**facts, "steps": 12}) == note
 
 
 def test_a_run_from_weights_without_labels_keeps_by_the_score_without_labels(kept, tmp_path):
