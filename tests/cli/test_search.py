@@ -77,12 +77,23 @@ def test_an_index_is_searched_without_what_was_removed(call, shop, model):
     status, _, errors = call("index", "remove", index, features, "--ids", before[0])
     assert (status, "8 images" in errors) == (0, True)
     assert [one["id"] for one in json.loads(call(*words)[1])][:2] == before[1:]
+    status, _, errors = call("index", "build", index)
+    assert status == 0, errors
+    assert "8 images, features as they are: 8 images are too few" in errors
+    assert [one["id"] for one in json.loads(call(*words)[1])][:2] == before[1:]
+    status, _, errors = call("index", "verify", index)
+    assert (status, "8 images, undamaged" in errors) == (0, True)
     ranked = json.loads(call(*words, "--rerank", 5, "--augment", 2)[1])
     assert {one["class"] for one in ranked[:2]} == {"bob"}
     for line, named in (
         ((*words, "--data", shop / "data"), "leave --data out"),
         (("search", features, *words[2:]), "--data names 0 data sets"),
         (("index", "remove", index, features), "name the images"),
+        (("index", "build", index, "--approximate"), "is for 100,000 images"),
+        (("index", "build", shop / "none.json"), "there is no index"),
+        (("browse", features), "all.safetensors needs --data"),
+        (("browse", index, "--data", shop / "data"), "leave --data out"),
+        (("browse", shop / "none.parquet"), "there is no such file"),
         (("index", "remove", index, shop / "x.safetensors", "--ids", 1), "there is no such file"),
         (("search", shop / "none.json", *words[2:]), "there is no such file"),
     ):
