@@ -11,7 +11,8 @@ from sslpipe.augment.extra_ops import ExtraOps
 from sslpipe.augment.op import Draws
 from sslpipe.augment.params import draws
 from sslpipe.augment.presets import view_specs
-from sslpipe.augment.spec import check_statistics
+from sslpipe.augment.spec import check_images, check_statistics
+from sslpipe.data.image_type import RGB8
 from sslpipe.data.pipeline import Batch
 
 
@@ -68,18 +69,22 @@ class BaseViews(nn.Module):
         self,
         preset: str = "simclr",
         crop_px: int = 224,
-        mean: Sequence[float] = (0.0, 0.0, 0.0),
-        std: Sequence[float] = (1.0, 1.0, 1.0),
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         normalize: bool = True,
         extra: Sequence[dict[str, Any]] = (),
+        channels: Sequence[str] = RGB8.channels,
         **overrides: Any,
     ) -> None:
         super().__init__()
-        self.specs = view_specs(preset, crop_px, overrides)
-        check_statistics(mean, std)
+        self.channels, count = tuple(channels), len(channels)
+        self.specs = view_specs(preset, crop_px, overrides, self.channels)
+        mean = (0.0,) * count if mean is None else mean
+        std = (1.0,) * count if std is None else std
+        check_statistics(mean, std, count)
         self.crop_px = int(crop_px)
         if not normalize:
-            mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+            mean, std = (0.0,) * count, (1.0,) * count
         self.extra = ExtraOps(extra) if extra else None
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
@@ -107,8 +112,9 @@ class BaseViews(nn.Module):
         """Return the batch's plan, or one of these parameters.
 
         Raises:
-            ValueError: There is neither.
+            ValueError: There is neither, or the images are not those of these views.
         """
+        check_images(batch.images, len(self.channels))
         if params is not None:
             return self.plan(params.to("cpu"), batch)
         if not isinstance(batch.plan, ViewPlan):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.augment.op import Chunk, Draws, MaskedOp, MaskedRows, Op
-from sslpipe.augment.pixels import HUE, make_blends
+from sslpipe.augment.pixels import HUE, blend_channels_, make_blends
 from sslpipe.augment.planes import Planes, blend_weights
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.data.pipeline import send
@@ -76,6 +76,7 @@ class BatchPlan:
         jitter_ops: The colour ops that some view may do.
         ops: What is done, in order.
         bfloat16: As in Chunk.
+        channels: C of the images.
         shown: (VB,) int64, the image of each view; None: the views of a row show one image, which
             is read once.
     """
@@ -88,12 +89,13 @@ class BatchPlan:
         jitter_ops: list[int],
         ops: Sequence[Op],
         bfloat16: bool,
+        channels: int = 3,
         shown: Tensor | None = None,
     ) -> None:
         side, views = int(specs[0].crop_px), len(specs) if shown is None else 1
         images = len(draws.ids) // views  # with `shown`, each view is of an image of its own
         pixels = max(canvas[0] * canvas[1], views * side**2)  # of an image or its views
-        parts = max(1, -(-images // max(1, _PART_BYTES // (3 * 4 * pixels))))
+        parts = max(1, -(-images // max(1, _PART_BYTES // (channels * 4 * pixels))))
         bounds = [images * part // parts for part in range(parts + 1)]
         self._parts = [
             _plan_part(slice(*pair), shown, draws, views, side, jitter_ops, ops)
@@ -121,7 +123,7 @@ class BatchPlan:
         """
         for part in self._parts:
             crops = torch.float16 if dtype == torch.bfloat16 else torch.float32
-            views = _PartViews(part, int(self._specs[0].crop_px), crops)
+            views = _PartViews(part, int(self._specs[0].crop_px), crops, self._specs[0].rgb)
             yield Chunk(
                 draws=part.draws,
                 specs=self._specs,
@@ -138,22 +140,32 @@ class BatchPlan:
 class _PartViews:
     """The views of a part, from the crop to the last colour."""
 
-    def __init__(self, part: Part, crop_px: int, dtype: torch.dtype) -> None:
-        self._part, self._crop_px, self._dtype = part, crop_px, dtype
+    def __init__(self, part: Part, crop_px: int, dtype: torch.dtype, rgb: bool) -> None:
+        self._part, self._crop_px, self._dtype, self._rgb = part, crop_px, dtype, rgb
 
     def cut(self, images: Tensor) -> Tensor:
         """Crop the part's views, and bring them in the order of its passes; planar again."""
         part, side = self._part, self._crop_px
         shown = part.shown
         images = images[part.images] if shown is None else images.index_select(0, shown)
-        crops = crop_by_products(images, part.lines, side, self._dtype)
+        # float16 holds bytes exactly, and no sensor's values
+        dtype = self._dtype if images.dtype == torch.uint8 else torch.float32
+        crops = crop_by_products(images, part.lines, side, dtype)
         crops = crops.index_select(0, part.gather)
+        if not self._rgb:
+            return crops.transpose(1, 2).to(torch.float32).mul(1 / 255).contiguous()
         self._planes = Planes(len(crops), side, images.device)
         return torch.mul(crops.transpose(1, 2), 1 / 255, out=self._planes.views)
 
     def jitter(self, views: Tensor) -> Tensor:
         """Jitter colours, each view in its own order."""
-        passes, planes = self._part.passes, self._planes
+        passes = self._part.passes
+        if not self._rgb:
+            for number, (rows, needs_mean) in enumerate(passes.spans):
+                factor, gray, mean = passes.terms[number, :, rows]
+                blend_channels_(views[rows], factor, gray, mean, False, needs_mean)
+            return views
+        planes = self._planes
         if views.data_ptr() != planes.views.data_ptr():  # a rotation's own memory
             planes.views.copy_(views)
         with full_float32():
@@ -173,28 +185,28 @@ def crop_by_products(
 ) -> Tensor:
     """Crop, resample (bilinear, antialiased) and mirror all views of images by dense products.
 
-    An image's lines stand as (H, 3, W), so both products read and write whole lines and nothing is
+    An image's lines stand as (H, C, W), so both products read and write whole lines and nothing is
     copied between them; the first serves all views of an image.
 
     Args:
-        images: (B, 3, H, W) uint8.
+        images: (B, C, H, W) uint8, or float32.
         lines: Of VB views, image by image.
         crop_px: Side of the views.
         dtype: Of factors and results. float16 holds each byte exactly, and weights to 2^-11.
 
     Returns:
-        (VB, crop_px, 3, crop_px) of dtype in [0, 255].
+        (VB, crop_px, C, crop_px) of dtype, in the images' units.
     """
-    count, _, height, width = images.shape
-    pixels = torch.empty(count, height, 3, width, dtype=dtype, device=images.device)
+    count, channels, height, width = images.shape
+    pixels = torch.empty(count, height, channels, width, dtype=dtype, device=images.device)
     pixels.copy_(images.transpose(1, 2))
     matrices = _matrices(lines, crop_px, max(height, width), dtype)
     down, across = matrices.chunk(2)  # (VB, S, longest) each
     with full_float32():
         down = down.view(count, -1, down.shape[2])[:, :, :height]  # (B, V S, H)
-        rows = torch.bmm(down, pixels.view(count, height, -1))  # (B, V S, 3 W)
+        rows = torch.bmm(down, pixels.view(count, height, -1))  # (B, V S, C W)
         views = torch.bmm(rows.view(len(across), -1, width), across[:, :, :width].mT)
-    return views.view(-1, crop_px, 3, crop_px)
+    return views.view(-1, crop_px, channels, crop_px)
 
 
 def _matrices(lines: Lines, out_px: int, in_px: int, dtype: torch.dtype) -> Tensor:

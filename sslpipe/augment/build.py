@@ -15,16 +15,19 @@ def build_augment(
 
     Args:
         recipe: Its own mean and std win.
-        index: The data set whose mean and std are used otherwise; None: 0 and 1.
+        index: The data set whose mean and std are used otherwise, and whose channels the images
+            have; None: 0 and 1, and red, green and blue.
         compiled: On a CPU, compile the colour operations at their first use.
 
     Raises:
         RecipeError: A preset, key or value of [augment] is wrong.
     """
     statistics: dict[str, Any] = {}
+    channels: dict[str, Any] = {}
     if index is not None:
         statistics = {"mean": index.manifest.mean, "std": index.manifest.std}
-    augment = build(AUGMENTS, recipe.augment, section="augment", **statistics)
+        channels = {"channels": index.image_type.channels}
+    augment = build(AUGMENTS, recipe.augment, section="augment", fixed=channels, **statistics)
     if compiled and isinstance(augment, FusedViews):
         augment.compile_colours()
     return augment

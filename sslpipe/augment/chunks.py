@@ -41,6 +41,7 @@ class ChunkPlan:
         jitter_ops: the colour ops that some view may do; the others cost nothing.
         colours: the jitter's kernels.
         bfloat16: as in Chunk.
+        channels: C of the images.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class ChunkPlan:
         jitter_ops: list[int],
         colours: Colours,
         bfloat16: bool,
+        channels: int = 3,
     ) -> None:
         crop_px = int(specs[0].crop_px)
         # Large images are read by their boxes. That is a property of the image, not of the batch:
@@ -73,7 +75,7 @@ class ChunkPlan:
         self._groups = list(zip(step[self.rows].tolist(), self._large.tolist(), strict=True))
 
         # the chunks, and what each of them needs of the jitter and the crop
-        self._parts = list(self._cut(max(1, _CHUNK_BYTES // (3 * 4 * crop_px**2))))
+        self._parts = list(self._cut(max(1, _CHUNK_BYTES // (channels * 4 * crop_px**2))))
         self._blends = make_blends(order[self.rows], self._draws.factors, self._draws.jitter)
         needs = np.stack([part.numpy() for part in self._blends], axis=2) != (1, 0, 0)  # (2B, k, 3)
         needs = np.logical_or.reduceat(needs, [part.start for part in self._parts])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sslpipe.augment.pixels import normalize_
-from sslpipe.augment.spec import check_statistics
+from sslpipe.augment.spec import check_images, check_statistics
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import shown
 from sslpipe.recipe.base import LONGEST_SIDE_PX
@@ -23,12 +23,12 @@ class EvalView(nn.Module):
     """Resize the shorter side (antialiased), crop the centre, normalise.
 
     Equals torchvision.transforms.v2 resize + center_crop (five_crop, ten_crop) + normalize on a
-    float image; what "bicubic" makes of pixels outside of [0, 1] is clamped, as for bytes.
+    float image; what "bicubic" makes of bytes outside of [0, 1] is clamped, of float32 nothing.
 
     Args:
         crop_px: side of the square view.
         resize_px: the shorter side before the crop, at least crop_px.
-        mean, std: RGB in [0, 1].
+        mean, std: one number a channel, of values in [0, 1].
         crops: how many views of an image: "center", one; "flip", the central crop and its mirror
             image; "five", the four corners and the centre; "ten", those and their mirror images.
         reduce: what `reduced` makes of the n features of an image: "mean", or "concat", all of them
@@ -102,7 +102,7 @@ class EvalView(nn.Module):
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Shape of one image that the network gets."""
-        return 3, self.crop_px, self.crop_px
+        return len(self.mean), self.crop_px, self.crop_px
 
     @property
     def sides(self) -> list[int]:
@@ -123,15 +123,19 @@ class EvalView(nn.Module):
         """Return the views of a batch: all first crops, then all second.
 
         Args:
-            images: (B, 3, H, W) uint8, each image in the top-left corner.
+            images: (B, C, H, W) uint8, or float32 in its units, each image in the top-left corner.
             sizes: (B, 2) their heights and widths.
 
         Returns:
-            (n B, 3, crop_px, crop_px) float32, channels_last, for n crops.
+            (n B, C, crop_px, crop_px) float32, channels_last, for n crops.
+
+        Raises:
+            ValueError: There are not as many channels as the mean has.
         """
+        check_images(images, len(self.mean))
         count = CROPS[self.crops]
         views = torch.empty(
-            (count * len(images), 3, self.crop_px, self.crop_px),
+            (count * len(images), len(self.mean), self.crop_px, self.crop_px),
             device=images.device,
             memory_format=torch.channels_last,
         )
@@ -171,7 +175,7 @@ class EvalView(nn.Module):
         return boxes
 
     def _resized(self, images: Tensor) -> Tensor:
-        """(n, 3, h, w) uint8, all of one size -> float, the shorter side of resize_px."""
+        """(n, C, h, w), all of one size -> float, the shorter side of resize_px."""
         height, width = images.shape[-2:]
         longer = int(self.resize_px * max(height, width) / min(height, width))
         longer = self.resize_px if self.squash else longer
@@ -179,7 +183,7 @@ class EvalView(nn.Module):
         pixels = images.float().div_(255)
         if size != (height, width):
             pixels = F.interpolate(pixels, size, mode=self.interpolation, antialias=True)
-            if self.interpolation == "bicubic":  # it overshoots
+            if self.interpolation == "bicubic" and images.dtype == torch.uint8:  # it overshoots
                 pixels = pixels.clamp_(0, 1)
         return normalize_(pixels, self.mean, self.std)
 
@@ -192,7 +196,7 @@ class JoinedView(EvalView):
             the largest are this view's own, for whoever asks for one number.
 
     Raises:
-        ValueError: They are fewer, equal, or of several crops.
+        ValueError: They are fewer, equal, of several crops, or of different channels.
     """
 
     def __init__(self, views: Sequence[EvalView]) -> None:
@@ -201,6 +205,8 @@ class JoinedView(EvalView):
             raise ValueError("a joined view is of two or more different views")
         if any(view.crops != "center" for view in views):
             raise ValueError("a joined view is of views with one crop, the centre's")
+        if len({len(view.mean) for view in views}) > 1:
+            raise ValueError("a joined view is of views of the same channels")
         largest = max(views, key=lambda view: (view.crop_px, view.resize_px))
         super().__init__(**largest.config())
         self._config["views"] = configs
@@ -209,7 +215,7 @@ class JoinedView(EvalView):
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Shape of one image that the network gets: all views' pixels, one after the other."""
-        return 3, 1, sum(side**2 for side in self.sides)
+        return len(self.mean), 1, sum(side**2 for side in self.sides)
 
     @property
     def sides(self) -> list[int]:
@@ -218,7 +224,7 @@ class JoinedView(EvalView):
 
     @torch.no_grad()
     def forward(self, images: Tensor, sizes: Tensor) -> Tensor:
-        """Return all views of a batch, (B, 3, 1, sum of crop_px^2); arguments as EvalView's."""
+        """Return all views of a batch, (B, C, 1, sum of crop_px^2); arguments as EvalView's."""
         views: list[Tensor] = [view(images, sizes) for view in self.views.children()]
         return torch.cat([view.flatten(2) for view in views], dim=2)[:, :, None]
 

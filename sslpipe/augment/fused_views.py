@@ -1,7 +1,8 @@
-"""A batch of uint8 images becomes two float views of each image, all rows of a chunk at once.
+"""A batch of images becomes two float views of each image, all rows of a chunk at once.
 
-The order: the ops of OPS (crop + flip, rotation, colour jitter, grayscale, blur, solarize), then
-`extra`, then normalisation. Rows: all first views, then all second.
+The order: the ops of OPS (crop + flip, rotation, colour jitter, grayscale, blur, solarize, and
+between them those that are asked for), then `extra`, then normalisation. Rows: all first views,
+then all second.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from sslpipe.augment.op import Draws
 from sslpipe.augment.ops import ops_for
 from sslpipe.augment.resample import TOGETHER_PX, transposed
 from sslpipe.augment.triton_views import TritonPlan
+from sslpipe.data.image_type import RGB8
 from sslpipe.data.pipeline import Batch
 
 Plan = ChunkPlan | BatchPlan | TritonPlan
@@ -29,10 +31,12 @@ class FusedViews(BaseViews):
     """Make two views of each image, batched, equal to torchvision's ops at the same parameters.
 
     Args:
-        preset: simclr, simclr_small (no blur, weaker colours), mocov2, byol or grayscale.
+        preset: simclr, simclr_small (no blur, weaker colours), mocov2, byol or grayscale; of
+            sensors' images: microscopy, satellite, grey, xray.
         crop_px: side of the square views.
-        mean: RGB in [0, 1]; the attribute of that name is 0 unless `normalize`.
-        std: RGB in [0, 1]; the attribute of that name is 1 unless `normalize`.
+        mean: one number a channel, of values in [0, 1]; None: 0. The attribute of that name is 0
+            unless `normalize`.
+        std: the same; None: 1. The attribute of that name is 1 unless `normalize`.
         normalize: whether views leave as (x - mean) / std; else they stay in [0, 1].
         extra: further augmentations of kornia, in order, one table each: name (a class of
             kornia.augmentation), view (1, 2 or "both", the default), args (its keyword arguments).
@@ -43,6 +47,10 @@ class FusedViews(BaseViews):
             instead of some forty; only built-in ops and no `extra`. "auto": triton where it is
             installed and does all ops. A CPU takes torch's operations. The views differ in the last
             bits, as those of any two devices do, so it is no part of a run's digest.
+        channels: names of the images' channels. Other than red, green and blue, in this order, they
+            have neither saturation nor hue nor gray: presets leave these out. Brightness and
+            contrast then are one factor an image, each channel about its own mean, and no value is
+            clamped; those of RGB, float32 too, are clamped to [0, 1] as a byte's.
         overrides: fields of ViewSpec, settings of registered ops and jitter_strength: see
             `view_specs`.
 
@@ -55,15 +63,16 @@ class FusedViews(BaseViews):
         self,
         preset: str = "simclr",
         crop_px: int = 224,
-        mean: Sequence[float] = (0.0, 0.0, 0.0),
-        std: Sequence[float] = (1.0, 1.0, 1.0),
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         normalize: bool = True,
         extra: Sequence[dict[str, Any]] = (),
         blur: str = "exact",
         kernels: str = "auto",
+        channels: Sequence[str] = RGB8.channels,
         **overrides: Any,
     ) -> None:
-        super().__init__(preset, crop_px, mean, std, normalize, extra, **overrides)
+        super().__init__(preset, crop_px, mean, std, normalize, extra, channels, **overrides)
         if blur not in ("exact", "bf16"):
             raise ValueError(f"blur = {blur!r} is not 'exact' or 'bf16'")
         if kernels not in ("auto", "torch", "triton"):
@@ -72,14 +81,17 @@ class FusedViews(BaseViews):
         # the colour ops that some view may do; the others cost nothing
         strengths = torch.tensor([spec.jitter_strengths for spec in self.specs])
         self.jitter_ops: list[int] = strengths.amax(0).nonzero()[:, 0].tolist()
-        self.colours = pixels.EAGER
+        self.rgb = self.specs[0].rgb
+        self.colours = pixels.EAGER if self.rgb else pixels.CHANNELS
 
     def compile_colours(self, **options: Any) -> None:
         """Compile a CPU's colour ops at their first use, with torch.compile's options.
 
-        For batches of any size, at most four graphs; it needs a C++ compiler.
+        For batches of any size, at most four graphs; it needs a C++ compiler. Channels that are no
+        colours have two ops that are one pass already: they stay as they are.
         """
-        self.colours = pixels.compiled_colours(**options)
+        if self.rgb:
+            self.colours = pixels.compiled_colours(**options)
 
     def plan(self, params: Draws, batch: Batch) -> ViewPlan[Plan]:
         """Plan the views of a batch that have these parameters.
@@ -92,16 +104,16 @@ class FusedViews(BaseViews):
     def _planned(self, params: Draws, batch: Batch, device: torch.device) -> Plan:
         bfloat16 = self.blur == "bf16"
         ops, shown = ops_for(self.specs), batch.view_images(len(self.specs))
-        if triton_views.chosen(self.kernels, device, ops, self.extra is not None):
+        rgb8 = self.rgb and batch.images.dtype == torch.uint8
+        if triton_views.chosen(self.kernels, device, ops, self.extra is not None, rgb8):
             return TritonPlan(params, self.specs, self.jitter_ops, shown)
         if device.type == "cpu":
-            options = self.jitter_ops, self.colours, bfloat16
+            options = self.jitter_ops, self.colours, bfloat16, len(self.channels)
             return ChunkPlan(params, self.specs, batch.sizes, shown, *options)
         height, width = batch.images.shape[2:]
         each = None if batch.pairs is None else shown
-        return BatchPlan(
-            params, self.specs, (height, width), self.jitter_ops, ops, bfloat16, shown=each
-        )
+        wanted = self.jitter_ops, ops, bfloat16, len(self.channels)
+        return BatchPlan(params, self.specs, (height, width), *wanted, shown=each)
 
     @torch.no_grad()
     def forward(
@@ -116,12 +128,12 @@ class FusedViews(BaseViews):
             dtype: of the result.
 
         Returns:
-            (2B, 3, S, S) of dtype, channels_last, without gradient, on the batch's device.
+            (2B, C, S, S) of dtype, channels_last, without gradient, on the batch's device.
         """
         images, given = batch.images, self.plan_of(batch, draws)
         plan: Plan = given.work or self._planned(given.draws, batch, images.device)
         plan = plan.to(images.device)
-        shape = (len(given.draws.ids), 3, self.crop_px, self.crop_px)
+        shape = (len(given.draws.ids), len(self.channels), self.crop_px, self.crop_px)
         memory_format = torch.channels_last
         views = torch.empty(shape, dtype=dtype, device=images.device, memory_format=memory_format)
         if isinstance(plan, TritonPlan):
@@ -141,7 +153,7 @@ class FusedViews(BaseViews):
                 for op in ops:  # the first cuts the chunk's views out of the images
                     if op.name not in triton_views.COVERED:  # a plugged-in one may flatten them
                         changed = changed.contiguous()
-                    changed = op.apply(changed, chunk)  # (n, 3, S, S), planar
+                    changed = op.apply(changed, chunk)  # (n, C, S, S), planar
                 if self.extra is not None:
                     changed = self.extra(changed.contiguous(), chunk.draws)
                 if isinstance(plan, ChunkPlan):
@@ -151,10 +163,10 @@ class FusedViews(BaseViews):
         return views
 
     def _write(self, chunk: Tensor, rows: Tensor, views: Tensor) -> None:
-        """Write a chunk (n, 3, S, S) to these rows (n,) of the views, pixel by pixel."""
-        planes = chunk.flatten(2)  # (n, 3, S S)
-        flat = transposed(planes).to(views.dtype).reshape(len(rows), -1)  # (n, 3 S S)
-        lines = views.permute(0, 2, 3, 1).view(len(views), -1)  # (2B, 3 S S)
+        """Write a chunk (n, C, S, S) to these rows (n,) of the views, pixel by pixel."""
+        planes = chunk.flatten(2)  # (n, C, S S)
+        flat = transposed(planes).to(views.dtype).reshape(len(rows), -1)  # (n, C S S)
+        lines = views.permute(0, 2, 3, 1).view(len(views), -1)  # (2B, C S S)
         if self.crop_px <= _SMALL_PX:
             lines.index_copy_(0, rows, flat)
         else:
@@ -162,9 +174,9 @@ class FusedViews(BaseViews):
                 lines[row].copy_(line)
 
     def _write_all(self, part: Tensor, rows: Tensor, views: Tensor) -> None:
-        """Normalise (n, 3, S, S), and write it to these rows (n,) of the views."""
+        """Normalise (n, C, S, S), and write it to these rows (n,) of the views."""
         written = torch.empty_like(part, dtype=views.dtype, memory_format=torch.channels_last)
         scale, shift = self.scale[:, None, None], self.shift[:, None, None]
         torch.addcmul(shift, part, scale, out=written)
-        lines = views.permute(0, 2, 3, 1).view(len(views), -1)  # (2B, 3 S S)
+        lines = views.permute(0, 2, 3, 1).view(len(views), -1)  # (2B, C S S)
         lines.index_copy_(0, rows, written.permute(0, 2, 3, 1).view(len(rows), -1))

@@ -95,6 +95,7 @@ class Op:
     Attributes:
         name: in messages and `register_op(..., before=name)`.
         settings: the keys `augment.<key>` that it adds, each made by `setting(default, doc)`.
+        optional: whether views have it only where one of its settings is not 0.
         reads: the fields of ViewSpec that it reads; of a plugged-in op usually its settings.
         params: the names of what it draws, as the attributes of Draws.
         lanes: which of a view's random numbers it takes; no two ops share one. 0 to 33 belong to
@@ -103,6 +104,7 @@ class Op:
 
     name: ClassVar[str]
     settings: ClassVar[Mapping[str, Any]] = {}
+    optional: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ()
     params: ClassVar[tuple[str, ...]]
     lanes: ClassVar[Sequence[int]]
@@ -123,10 +125,11 @@ class Op:
         raise NotImplementedError
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
-        """Change views (n, 3, S, S) float32 in [0, 1], planar, perhaps in place.
+        """Change views (n, C, S, S) float32 in [0, 1], planar, perhaps in place.
 
         Their parameters are in `chunk.draws` on the CPU, and in `chunk.params` on the views'
-        device, where reading them does not make the host wait.
+        device, where reading them does not make the host wait. Channels other than red, green and
+        blue (`chunk.specs[0].rgb` is False) may be beyond [0, 1], and stay so.
         """
         raise NotImplementedError
 
@@ -134,7 +137,7 @@ class Op:
         """Do the same to one view: the reference, by kornia where it has the op.
 
         Args:
-            view: (1, 3, S, S) float32 in [0, 1], as the result.
+            view: (1, C, S, S) float32, as in `apply`.
             draw: its row, on the CPU: `draw.<parameter>` is (1, ...).
             spec: its settings.
         """

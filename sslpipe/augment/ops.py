@@ -6,6 +6,8 @@ Everything iterates over it: `draws`, FusedViews, KorniaViews and the preview. T
 The reference of each op is kornia's, with these differences:
 - kornia's ColorJitter draws one order a batch: here each image's adjustments are called in its own;
 - its crops shrink without antialiasing or after a Gaussian of its own: kornia cuts, torch resizes;
+- its adjustments clamp to [0, 1]: channels that are no colours, which nothing clamps, are changed
+  by the formulas; so is what its solarize is for values beyond 1;
 - its gray is 0.299 R + ..., torchvision's 0.2989 R + ...: the one difference that stays, at most
   1e-3 in a view after the jitter's gains.
 """
@@ -26,8 +28,16 @@ from torch import Tensor
 from sslpipe import registry
 from sslpipe.augment import pixels
 from sslpipe.augment.op import Chunk, Draws, MaskedOp, Op
-from sslpipe.augment.pixels import HUE
+from sslpipe.augment.pixels import CONTRAST, HUE
 from sslpipe.augment.resample import bfloat16_pays, gaussian_blur
+from sslpipe.augment.sensor_ops import (
+    ChannelDrop,
+    ChannelGain,
+    Gamma,
+    Noise,
+    QuarterTurn,
+    VerticalFlip,
+)
 from sslpipe.augment.spec import ViewSpec, extend_spec
 from sslpipe.data.pipeline import send
 
@@ -161,6 +171,8 @@ class ColorJitter(Op):
 
         if not draw.jitter:
             return view
+        if not spec.rgb:
+            return _jitter_channels(view, draw, spec)
         adjust = (
             kornia.enhance.adjust_brightness_accumulative,  # multiplies, as torchvision does
             kornia.enhance.adjust_contrast_with_mean_subtraction,
@@ -251,11 +263,14 @@ class Solarize(MaskedOp):
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Solarize the views, each with its spec's threshold."""
-        thresholds = [float(spec.solarize_threshold) for spec in chunk.specs]
+        thresholds, rgb = (
+            [float(spec.solarize_threshold) for spec in chunk.specs],
+            chunk.specs[0].rgb,
+        )
         if len(set(thresholds)) == 1:
-            return pixels.solarize(views, thresholds[0])
+            return pixels.solarize(views, thresholds[0], in_range=rgb)
         threshold = torch.tensor(thresholds)[chunk.draws.views]
-        return pixels.solarize(views, send([threshold], views.device)[0])
+        return pixels.solarize(views, send([threshold], views.device)[0], in_range=rgb)
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Solarize one view by kornia."""
@@ -264,7 +279,20 @@ class Solarize(MaskedOp):
         return _tensor(kornia.enhance.solarize(view, float(spec.solarize_threshold)))
 
 
-OPS: list[Op] = [CropFlip(), Rotation(), ColorJitter(), Grayscale(), Blur(), Solarize()]
+OPS: list[Op] = [
+    CropFlip(),
+    VerticalFlip(),
+    QuarterTurn(),
+    Rotation(),
+    ColorJitter(),
+    ChannelGain(),
+    Gamma(),
+    Grayscale(),
+    Blur(),
+    Solarize(),
+    Noise(),
+    ChannelDrop(),
+]
 
 
 def register_op(op: Op, *, before: str | None = None) -> None:
@@ -312,22 +340,40 @@ def register_installed(keys: Iterable[str]) -> None:
             register_op(registry.load("sslpipe.augmentations", name))
 
 
-def current_spec() -> type[ViewSpec]:
+def current_spec(*, rgb: bool = True) -> type[ViewSpec]:
     """Return ViewSpec with the settings of all ops in OPS."""
-    return _spec_of(tuple(OPS))
+    return _spec_of(tuple(OPS), rgb)
 
 
 @cache
-def _spec_of(ops: tuple[Op, ...]) -> type[ViewSpec]:
-    return extend_spec({name: field for op in ops for name, field in op.settings.items()})
+def _spec_of(ops: tuple[Op, ...], rgb: bool) -> type[ViewSpec]:
+    settings = {name: field for op in ops for name, field in op.settings.items()}
+    return extend_spec(settings, rgb=rgb)
 
 
 def ops_for(specs: Sequence[ViewSpec]) -> list[Op]:
     """Return the ops, in order, whose settings these views have.
 
-    Views built before an op was registered do not have it.
+    Views built before an op was registered do not have it, nor one that is optional and asked for
+    by no setting.
     """
-    return [op for op in OPS if all(hasattr(specs[0], name) for name in op.settings)]
+    return [
+        op
+        for op in OPS
+        if all(hasattr(specs[0], name) for name in op.settings)
+        and not (op.optional and not any(getattr(s, name) for s in specs for name in op.settings))
+    ]
+
+
+def _jitter_channels(view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+    """Brightness and contrast of channels that are no colours, by their formulas, one at a time."""
+    for column in draw.order[0].tolist():
+        if spec.jitter_strengths[column]:
+            factor, planes = float(draw.factors[0, column]), view[0].unbind()
+            means = [x.mean() if column == CONTRAST else 0.0 for x in planes]
+            planes_means = zip(planes, means, strict=True)
+            view = torch.stack([factor * x + (1 - factor) * m for x, m in planes_means])[None]
+    return view
 
 
 def _between(bounds: tuple[float, float], u: NDArray[np.float64]) -> NDArray[np.float64]:

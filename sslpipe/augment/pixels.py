@@ -1,8 +1,9 @@
 """Batched image operations at given parameters: what torchvision does one image at a time.
 
-Images are (n, 3, S, S) float32 RGB in [0, 1], planar (not channels_last); parameters have one row
-per image. A name that ends in `_` changes its argument in place. Formulas are those of
-torchvision.transforms.v2 on float tensors; each function is tested against it.
+Images are (n, 3, S, S) float32 RGB in [0, 1], planar (not channels_last); what is no colour op
+takes any number of channels. Parameters have one row per image. A name that ends in `_` changes its
+argument in place. Formulas are those of torchvision.transforms.v2 on float tensors; each function
+is tested against it.
 """
 
 from collections.abc import Callable, Sequence
@@ -180,7 +181,19 @@ def _ramp(sixths: Tensor, centre: float, out: Tensor) -> Tensor:
     return torch.sub(sixths, centre, out=out).abs_().sub_(1.0).clamp_(0.0, 1.0)
 
 
+def blend_channels_(
+    images: Tensor, factor: Tensor, gray: Tensor, mean: Tensor, needs_gray: bool, needs_mean: bool
+) -> Tensor:
+    """Do one step of brightness or contrast to channels that are no colours: blend_'s arguments.
+
+    Each of (n, C, S, S) has its own mean, there is no gray, and nothing is clamped.
+    """
+    added = images.mean((2, 3), keepdim=True).mul_(mean[:, None, None, None]) if needs_mean else 0.0
+    return images.mul_(factor[:, None, None, None]).add_(added)
+
+
 EAGER = Colours(blend_, shift_hue_)
+CHANNELS = Colours(blend_channels_, shift_hue_)  # of what has no hue, none is shifted
 
 
 # The same formulas for a compiler, which fuses them into one pass. What eager torch does fastest,
@@ -243,14 +256,19 @@ def _shift_hue(images: Tensor, hue_shift: Tensor) -> Tensor:
     return torch.stack([least + of_red, value - of_green, value - of_blue], dim=1)
 
 
-def solarize(images: Tensor, threshold: Tensor | float) -> Tensor:
-    """Invert what is at or above the threshold: (n,) float32, or one for all."""
+def solarize(images: Tensor, threshold: Tensor | float, *, in_range: bool = True) -> Tensor:
+    """Invert what is at or above the threshold: (n,) float32, or one for all.
+
+    in_range: whether all values are in [0, 1].
+    """
     if isinstance(threshold, Tensor):
         threshold = threshold[:, None, None, None]
+    if not in_range:
+        return torch.where(images >= threshold, 1.0 - images, images)
     bright = torch.ge(images, threshold, out=torch.empty_like(images))  # 1.0 or 0.0
     return torch.sub(images, bright, out=bright).abs_()  # torch.where is 20 times slower on a CPU
 
 
 def normalize_(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Make each channel (x - mean) / std; mean, std: (3,)."""
+    """Make each channel (x - mean) / std; mean, std: (C,)."""
     return images.sub_(mean[:, None, None]).div_(std[:, None, None])

@@ -1,12 +1,13 @@
 """The published views by name, and how a recipe's own values change them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sslpipe.augment.ops import current_spec, register_installed
 from sslpipe.augment.spec import ViewSpec, is_interval
-from sslpipe.errors import RecipeError, did_you_mean
+from sslpipe.data.image_type import RGB8
+from sslpipe.errors import RecipeError, did_you_mean, shown
 from sslpipe.registry.plugins import plugin_hint
 
 _JITTER_STRENGTH = (
@@ -15,6 +16,8 @@ _JITTER_STRENGTH = (
 )
 _MOCO_JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
 _BYOL = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
+_NO_COLOURS = {"saturation": 0.0, "hue": 0.0, "grayscale_prob": 0.0}
+_NO_UP = {"vertical_flip_prob": 0.5, "quarter_turn_prob": 0.75}  # the square's eight symmetries
 # What each preset changes of ViewSpec's defaults, first and second view.
 PRESETS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # Chen et al. 2020, arXiv:2002.05709, appendix A, strength 1.0
@@ -43,11 +46,60 @@ PRESETS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     )
     * 2,
+    # fields of cells: no up; focus and the lamp's and dyes' strength say nothing about the sample
+    "microscopy": (
+        {
+            **_NO_COLOURS,
+            **_NO_UP,
+            "crop_area": (0.2, 1.0),
+            "brightness": 0.4,
+            "contrast": 0.4,
+            "channel_gain": 0.2,
+            "noise_std": 0.03,
+        },
+    )
+    * 2,
+    # after Wang et al. 2022, arXiv:2211.07044 (SSL4EO-S12), for bands seen from above: no hue; each
+    # band's gain and offset are the sensor's and the air's, and one may be missing
+    "satellite": (
+        {
+            **_NO_COLOURS,
+            **_NO_UP,
+            "crop_area": (0.2, 1.0),
+            "brightness": 0.4,
+            "contrast": 0.4,
+            "channel_gain": 0.1,
+            "channel_shift": 0.05,
+            "channel_drop_prob": 0.2,
+        },
+    )
+    * 2,
+    # one channel with an up, as thermal cameras': mocov2 without its colours, and the curve from
+    # signal to value, which differs between cameras
+    "grey": ({**_MOCO_JITTER, **_NO_COLOURS, "crop_area": (0.2, 1.0), "gamma": 0.5},) * 2,
+    # after Sowrirajan et al. 2021, arXiv:2010.05352 (MoCo-CXR): small rotations, no blur and no
+    # small crops, which hide lesions; not mirrored, as the heart is on the left
+    "xray": (
+        {
+            **_NO_COLOURS,
+            "crop_area": (0.5, 1.0),
+            "rotation_deg": 10.0,
+            "flip_prob": 0.0,
+            "brightness": 0.3,
+            "contrast": 0.3,
+            "gamma": 0.3,
+            "blur_prob": 0.0,
+        },
+    )
+    * 2,
 }
 
 
 def view_specs(
-    preset: str, crop_px: int, overrides: Mapping[str, Any] | None = None
+    preset: str,
+    crop_px: int,
+    overrides: Mapping[str, Any] | None = None,
+    channels: Sequence[str] = RGB8.channels,
 ) -> tuple[ViewSpec, ViewSpec]:
     """Return the settings of a preset's two views, with the recipe's own values put in.
 
@@ -57,9 +109,10 @@ def view_specs(
         overrides: fields of ViewSpec, settings of registered ops, or `jitter_strength` (see
             `setting_docs`). One value serves both views; a list of two gives each view its own
             (blur_prob = [1.0, 0.1]; crop_area = [[0.3, 1], [0.1, 0.3]]).
+        channels: of the images. What makes no sense for them is 0, whatever the preset says.
 
     Raises:
-        RecipeError: an unknown preset or field.
+        RecipeError: an unknown preset or field, or one that makes no sense for these channels.
         ValueError: naming field and value.
     """
     overrides = dict(overrides or {})
@@ -69,7 +122,7 @@ def view_specs(
             f"known: {', '.join(PRESETS)}"
         )
     register_installed(overrides)
-    spec = current_spec()
+    spec = current_spec(rgb=tuple(channels) == RGB8.channels)
     fields = {field.name: field for field in dataclasses.fields(spec) if field.name != "crop_px"}
     known = [*fields, "jitter_strength"]
     for key in overrides:
@@ -79,14 +132,32 @@ def view_specs(
                 f"{plugin_hint()}; known: {', '.join(known)}"
             )
     strength = overrides.pop("jitter_strength", None)
+    off = _senseless(spec, channels, overrides)
     first, second = (
         spec(
-            **{"crop_px": crop_px, **changed, **_jitter_fields(strength, changed)}
+            **{"crop_px": crop_px, **changed, **_jitter_fields(strength, changed), **off}
             | {key: _value_of_view(fields[key], each, view) for key, each in overrides.items()}
         )
         for view, changed in enumerate(PRESETS[preset])
     )
     return first, second
+
+
+def _senseless(
+    spec: type[ViewSpec], channels: Sequence[str], overrides: Mapping[str, Any]
+) -> dict[str, float]:
+    """Return the settings that are 0 for these channels; raises where `overrides` has another."""
+    off = {} if spec.rgb else dict.fromkeys(_NO_COLOURS, "the channels are not red, green, blue")
+    if len(channels) == 1:
+        off["channel_drop_prob"] = "there is one channel only"
+    for key, reason in off.items():
+        value = overrides.get(key, 0)
+        if any(value) if isinstance(value, list | tuple) else value:
+            raise RecipeError(
+                f"augment.{key} = {shown(value)} makes no sense: {reason} ({shown(channels)}); "
+                "leave it out"
+            )
+    return dict.fromkeys(off, 0.0)
 
 
 def setting_docs() -> dict[str, str]:

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
 
 from sslpipe.augment.ops import ops_for
 from sslpipe.augment.params import Draws, draws
 from sslpipe.augment.two_views import Views
+from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import one_pass
 from sslpipe.data.pipeline import Batch, PairRows
@@ -73,7 +73,7 @@ def preview_grid(
             number: _with_partners(batch, partners, number, split, canvas_px)
             for number in range(epoch, epoch + num_epochs)
         }
-        rows += _rows(paired, augment, seed)
+        rows += _rows(paired, augment, seed, index.image_type)
     names = index.manifest.classes
     for row, sample, label in zip(rows, ids.tolist(), split.labels[ids].tolist(), strict=True):
         row[0].lines.insert(0, f"id {sample}")
@@ -100,7 +100,8 @@ def _with_partners(
     height, width = (
         max(a, b) for a, b in zip(batch.images.shape[2:], more.images.shape[2:], strict=True)
     )
-    images = torch.zeros(len(ids) + len(other), 3, height, width, dtype=torch.uint8)
+    shape = len(ids) + len(other), batch.images.shape[1], height, width
+    images = torch.zeros(shape, dtype=batch.images.dtype)
     for first, part in ((0, batch.images), (len(ids), more.images)):
         images[first : first + len(part), :, : part.shape[2], : part.shape[3]] = part
     image = np.where(shown != ids, len(ids) + np.searchsorted(other, shown), np.arange(len(ids)))
@@ -111,7 +112,9 @@ def _with_partners(
     return batch._replace(images=images, sizes=torch.cat([batch.sizes, more.sizes]), pairs=pairs)
 
 
-def _rows(batches: dict[int, Batch], augment: Views, seed: int) -> list[list[_Cell]]:
+def _rows(
+    batches: dict[int, Batch], augment: Views, seed: int, image_type: ImageType
+) -> list[list[_Cell]]:
     """Draw the cells of some samples; batches: by epoch."""
     factor = max(1, round(_CELL_PX / augment.crop_px))
     first_epoch, count = next(iter(batches)), len(next(iter(batches.values())).ids)
@@ -119,11 +122,12 @@ def _rows(batches: dict[int, Batch], augment: Views, seed: int) -> list[list[_Ce
     scale, shift = augment.std[:, None, None].cpu(), augment.mean[:, None, None].cpu()
     for epoch, batch in batches.items():
         params = draws(seed, epoch, batch.ids, batch.view_sizes, augment.specs)
-        views = augment(batch, params).cpu() * scale + shift  # (2B, 3, S, S) in [0, 1]
+        views = augment(batch, params).cpu() * scale + shift  # (2B, C, S, S), units / 255
         shown = batch.view_images(len(augment.specs)).tolist()
         for row, cells in enumerate(rows):
             if epoch == first_epoch:
-                cells.append(_original(batch, row, params, augment.crop_px * factor))
+                picture = _original(batch, row, params, augment.crop_px * factor, image_type)
+                cells.append(picture)
             for view, spec in enumerate(augment.specs):
                 place = row + view * count
                 draw = params.rows(slice(place, place + 1))
@@ -133,14 +137,17 @@ def _rows(batches: dict[int, Batch], augment: Views, seed: int) -> list[list[_Ce
                 if batch.pairs is not None and shown[place] != row:
                     words.insert(0, f"of id {int(batch.pairs.ids[row, 1])}")
                 lines = _wrap(words, _CELL_PX)
-                cells.append(_Cell(_to_image(views[place], factor), lines, _VIEW_COLOURS[view]))
+                pixels = image_type.picture(views[place].mul(255).numpy())
+                enlarged = pixels.repeat(factor, axis=0).repeat(factor, axis=1)
+                cells.append(_Cell(Image.fromarray(enlarged), lines, _VIEW_COLOURS[view]))
     return rows
 
 
-def _original(batch: Batch, row: int, params: Draws, cell_px: int) -> _Cell:
+def _original(batch: Batch, row: int, params: Draws, cell_px: int, image_type: ImageType) -> _Cell:
     """The image, as large as a cell allows, with the box of each view."""
     height, width = batch.sizes[row].tolist()
-    image = Image.fromarray(batch.images[row, :, :height, :width].permute(1, 2, 0).cpu().numpy())
+    units = batch.images[row, :, :height, :width].cpu().numpy()
+    image = Image.fromarray(image_type.picture(units))
     factor = cell_px / max(height, width)
     size = (max(1, round(width * factor)), max(1, round(height * factor)))
     image = image.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS)
@@ -167,11 +174,6 @@ def _wrap(words: list[str], width_px: int) -> list[str]:
         else:
             lines.append(word)
     return lines
-
-
-def _to_image(view: Tensor, factor: int) -> Image.Image:
-    pixels = view.mul(255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
-    return Image.fromarray(pixels.repeat(factor, axis=0).repeat(factor, axis=1))
 
 
 def _draw_page(titles: list[str], rows: list[list[_Cell]]) -> Image.Image:

@@ -76,44 +76,45 @@ def crop_together(images: Tensor, crops: Crops) -> Tensor:
     """Crop small images, which are read whole, on a CPU.
 
     Args:
-        images: (B, 3, H, W) in 0..255, uint8 or float32; fastest float32 channels_last.
+        images: (B, C, H, W) in 0..255, uint8 or float32; fastest float32 channels_last.
         crops: n crops, planned without `apart`.
 
     Returns:
-        (n, 3, crop_px, crop_px) float32 in [0, 1].
+        (n, C, crop_px, crop_px) float32 in units / 255: in [0, 1], of bytes.
     """
-    height, width = images.shape[2:]
+    channels, height, width = images.shape[1:]
     lines = images.permute(0, 2, 3, 1).to(torch.float32, memory_format=torch.contiguous_format)
     first = (crops.source * height).int()[:, None, None]
-    return _crop(lines.reshape(-1, 3 * width), first, crops)
+    return _crop(lines.reshape(-1, channels * width), first, crops, channels)
 
 
 def crop_apart(images: Tensor, crops: Crops) -> Tensor:
     """Do the same on a CPU, reading no more of an image than its box; planned with `apart`."""
     side = crops.down.places.shape[1]
-    views = torch.empty(len(crops.boxes), 3, side, side)
+    channels = images.shape[1]
+    views = torch.empty(len(crops.boxes), channels, side, side)
     plan = zip(crops.source.tolist(), crops.boxes.tolist(), strict=True)
     for row, (image, (top, left, height, width)) in enumerate(plan):
         first, last = left // _CUT_PX * _CUT_PX, -(-(left + width) // _CUT_PX) * _CUT_PX
         box = images[image, :, top : top + height, first:last].permute(1, 2, 0)
         lines = box.to(torch.float32, memory_format=torch.contiguous_format)
         this = slice(row, row + 1)
-        views[this] = _crop(lines.reshape(height, -1), None, crops.rows(this))
+        views[this] = _crop(lines.reshape(height, -1), None, crops.rows(this), channels)
     return views
 
 
-def _crop(lines: Tensor, first: Tensor | None, crops: Crops) -> Tensor:
+def _crop(lines: Tensor, first: Tensor | None, crops: Crops, channels: int) -> Tensor:
     """Resample down, then across.
 
-    lines: (m, 3 W) of images, pixel by pixel; first: the line where each crop's image begins, as in
+    lines: (m, C W) of images, pixel by pixel; first: the line where each crop's image begins, as in
     _sum_lines.
     """
     n, side, _ = crops.down.places.shape
-    down = _sum_lines(lines, crops.down, first)  # (n, S, 3 W)
-    columns = transposed(down).view(-1, 3 * side)  # (n W, 3 S)
-    first = _first_lines(n, lines.shape[1] // 3) if n > 1 else None
-    across = _sum_lines(columns, crops.across, first)  # (n, S, 3 S)
-    return transposed(across).view(n, 3, side, side)
+    down = _sum_lines(lines, crops.down, first)  # (n, S, C W)
+    columns = transposed(down).view(-1, channels * side)  # (n W, C S)
+    first = _first_lines(n, lines.shape[1] // channels) if n > 1 else None
+    across = _sum_lines(columns, crops.across, first)  # (n, S, C S)
+    return transposed(across).view(n, channels, side, side)
 
 
 def gaussian_blur(

@@ -4,8 +4,12 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
+from sslpipe.data.image_type import MOST_CHANNELS
 from sslpipe.errors import shown
 from sslpipe.recipe.base import LONGEST_SIDE_PX
 
@@ -41,7 +45,13 @@ class ViewSpec:
     Source:
         torchvision.transforms.v2: RandomResizedCrop, RandomHorizontalFlip, RandomRotation,
         ColorJitter, RandomGrayscale, GaussianBlur, RandomSolarize.
+
+    Attributes:
+        rgb: whether the channels are red, green and blue. Colour ops mix them, and clamp to [0, 1]
+            as for bytes; of other channels each stands alone, and nothing is clamped.
     """
+
+    rgb: ClassVar[bool] = True
 
     crop_px: int = setting(224, "side of the square view, in pixels", most=LONGEST_SIDE_PX)
     crop_area: tuple[float, float] = setting(
@@ -90,12 +100,12 @@ class ViewSpec:
         return self.brightness, self.contrast, self.saturation, self.hue
 
 
-def extend_spec(settings: Mapping[str, Any]) -> type[ViewSpec]:
+def extend_spec(settings: Mapping[str, Any], *, rgb: bool = True) -> type[ViewSpec]:
     """Return ViewSpec with further fields, each made by `setting`, checked in the same way."""
-    if not settings:
-        return ViewSpec
     fields = [(name, Any, field) for name, field in settings.items()]
-    return dataclasses.make_dataclass("ViewSpec", fields, bases=(ViewSpec,), frozen=True)
+    return dataclasses.make_dataclass(
+        "ViewSpec", fields, bases=(ViewSpec,), frozen=True, namespace={"rgb": rgb}
+    )
 
 
 def is_interval(field: "dataclasses.Field[Any]") -> bool:
@@ -130,19 +140,44 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def check_statistics(mean: Sequence[float], std: Sequence[float]) -> None:
+def check_statistics(
+    mean: Sequence[float], std: Sequence[float], channels: int | None = None
+) -> None:
     """Refuse a mean or a standard deviation that images cannot be normalised by.
+
+    Args:
+        mean: One number a channel, as std.
+        std: Its length is the mean's.
+        channels: How many there must be; None: any, from 1 to MOST_CHANNELS.
 
     Raises:
         ValueError: Naming which and its value.
     """
+    count = channels or (len(mean) if isinstance(mean, Sequence) else 3)
+    if not 0 < count <= MOST_CHANNELS:
+        raise ValueError(f"mean has {count} numbers; use one a channel, 1 to {MOST_CHANNELS}")
     for name, values, low in (("mean", mean, -_MOST_LEVEL), ("std", std, _LEAST_STD)):
         if (
             not isinstance(values, Sequence)
-            or len(values) != 3
+            or len(values) != count
             or not all(_is_number(value) and low <= value <= _MOST_LEVEL for value in values)
         ):
             raise ValueError(
-                f"{name} = {shown(values)} is not three numbers, red, green and blue, of values in "
+                f"{name} = {shown(values)} is not {count} numbers, one a channel, of values in "
                 "[0, 1]" + (", each above 0" if name == "std" else "")
             )
+
+
+def check_images(images: Tensor, channels: int) -> None:
+    """Refuse a batch that views of so many channels cannot be made of.
+
+    Raises:
+        ValueError: Naming its channels, or its dtype.
+    """
+    if images.shape[1] != channels:
+        raise ValueError(f"images have {images.shape[1]} channels, and the views {channels}")
+    if images.dtype not in (torch.uint8, torch.float32):
+        raise ValueError(
+            f"images are {str(images.dtype).removeprefix('torch.')}; give uint8, or float32, "
+            "in units of 0..255"
+        )

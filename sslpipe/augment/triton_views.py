@@ -22,7 +22,7 @@ _BLOCK = 512  # pixels of a program
 _OPTIONS = {"enable_fp_fusion": True}  # Triton 3.9 warns where nothing is said
 
 
-def chosen(kernels: str, device: torch.device, ops: Sequence[Op], extra: bool) -> bool:
+def chosen(kernels: str, device: torch.device, ops: Sequence[Op], extra: bool, rgb8: bool) -> bool:
     """Decide whether the kernels make the views.
 
     Args:
@@ -30,11 +30,13 @@ def chosen(kernels: str, device: torch.device, ops: Sequence[Op], extra: bool) -
         device: Where the views are made.
         ops: What is done.
         extra: Whether `augment.extra` has something.
+        rgb8: Whether the images are 8-bit RGB.
 
     Raises:
         RecipeError: "triton" is asked for, and cannot do it.
     """
     others = [op.name for op in ops if op.name not in COVERED] + ["extra"] * extra
+    others += [] if rgb8 else ["images other than 8-bit RGB"]
     on_device = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
     there = importlib.util.find_spec("triton") is not None
     if kernels == "auto":

@@ -46,7 +46,7 @@ class KorniaViews(BaseViews):
         return out
 
     def _make_view(self, image: Tensor, draw: Draws) -> Tensor:
-        """(3, H, W) uint8 and one row of draws -> (1, 3, S, S) in [0, 1]."""
+        """(C, H, W) and one row of draws -> (1, C, S, S) in units / 255."""
         spec, view = self.specs[int(draw.views)], image[None].float() / 255
         for op in ops_for(self.specs):
             view = op.apply_one(view, draw, spec)
@@ -65,8 +65,8 @@ class TwoViews(nn.Module):
     Args:
         preset: as in FusedViews, like its errors.
         crop_px: side of the square views.
-        settings: its others: mean, std, extra, blur, and fields of ViewSpec. Without mean and std,
-            views are in [0, 1].
+        settings: its others: channels, mean, std, extra, blur, and fields of ViewSpec. Without mean
+            and std, views are in [0, 1].
     """
 
     def __init__(self, preset: str = "simclr", crop_px: int = 224, **settings: Any) -> None:
@@ -85,18 +85,19 @@ class TwoViews(nn.Module):
         """Return the first and the second view of each image.
 
         Args:
-            images: (B, 3, H, W) uint8 RGB, or a list of (3, H, W) of different sizes.
+            images: (B, C, H, W) uint8 or float32 of 0..255, or a list of (C, H, W) of different
+                sizes; C is 3, RGB, or the number of `channels`.
             seed: names the random numbers, with epoch and ids.
             epoch: the same.
             ids: (B,) integers. None: consecutive ones over all calls, so that two calls differ.
 
         Returns:
-            Two tensors (B, 3, crop_px, crop_px) float32, on the device of the images.
+            Two tensors (B, C, crop_px, crop_px) float32, on the device of the images.
 
         Raises:
             ValueError: images of another dtype or shape, or not an id for each.
         """
-        canvas, sizes = _to_canvas(images)
+        canvas, sizes = _to_canvas(images, len(self.views.channels))
         if ids is None:
             ids = range(self._next_id, self._next_id + len(canvas))
             self._next_id += len(canvas)
@@ -110,33 +111,37 @@ class TwoViews(nn.Module):
         return first, second
 
 
-def _to_canvas(images: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Images as a loader's batch has them: (B, 3, H, W) uint8 channels_last, and (B, 2) sizes."""
+def _to_canvas(images: Tensor | Sequence[Tensor], channels: int) -> tuple[Tensor, Tensor]:
+    """Images as a loader's batch has them: (B, C, H, W) channels_last, and (B, 2) sizes."""
     if isinstance(images, Tensor) and images.ndim != 4:
         raise ValueError(
-            f"images has shape {tuple(images.shape)}; give (B, 3, H, W) or a list of (3, H, W)"
+            f"images has shape {tuple(images.shape)}; give (B, {channels}, H, W) "
+            f"or a list of ({channels}, H, W)"
         )
     if not len(images):
         raise ValueError("images is empty; give at least one")
     for row, image in enumerate(images):
         if not isinstance(image, Tensor):
             raise ValueError(
-                f"images[{row}] is a {type(image).__name__}; give uint8 tensors (3, H, W)"
+                f"images[{row}] is a {type(image).__name__}; give uint8 tensors ({channels}, H, W)"
             )
-        if image.dtype != torch.uint8:
+        if image.dtype not in (torch.uint8, torch.float32) or image.dtype != images[0].dtype:
             raise ValueError(
                 f"images are {str(image.dtype).removeprefix('torch.')}; give uint8 in 0..255"
-                + (", as (images * 255).round().to(torch.uint8)" * image.is_floating_point())
+                ", or float32 in the same units, all of one dtype"
             )
-        if image.ndim != 3 or image.shape[0] != 3 or not image.numel():
+        if image.ndim != 3 or image.shape[0] != channels or not image.numel():
             raise ValueError(
-                f"images[{row}] has shape {tuple(image.shape)}; give RGB, channels first: (3, H, W)"
+                f"images[{row}] has shape {tuple(image.shape)}; give "
+                f"{'RGB' if channels == 3 else 'images'}, channels first: ({channels}, H, W)"
             )
+    if images[0].dtype == torch.float32 and max(float(image.max()) for image in images) <= 1:
+        raise ValueError("images are float32 of at most 1; give values of 0..255, as images * 255")
     sizes = torch.tensor([image.shape[1:] for image in images])
     if isinstance(images, Tensor):
         return images.contiguous(memory_format=torch.channels_last), sizes
     height, width = sizes.amax(0).tolist()
-    canvas = images[0].new_zeros(len(images), 3, height, width)
+    canvas = images[0].new_zeros(len(images), channels, height, width)
     canvas = canvas.contiguous(memory_format=torch.channels_last)
     for row, image in enumerate(images):
         canvas[row, :, : image.shape[1], : image.shape[2]] = image

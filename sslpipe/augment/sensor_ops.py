@@ -1,0 +1,226 @@
+"""Ops of images without an up, or whose channels are no colours: done only where asked for.
+
+Their references are kornia's or torch's; each takes any number of channels, and clamps nothing but
+what its docstring says.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sslpipe.augment.op import Chunk, Draws, MaskedOp, Op, masked_rows, named_lanes
+from sslpipe.augment.spec import ViewSpec, setting
+from sslpipe.data.image_type import MOST_CHANNELS
+from sslpipe.data.pipeline import send
+from sslpipe.random import hash_integers
+
+
+class VerticalFlip(MaskedOp):
+    """Top and bottom change places."""
+
+    name, label, optional = "vertical_flip", "upside down", True
+    settings: ClassVar[Mapping[str, Any]] = {
+        "vertical_flip_prob": setting(0.0, "probability of a top-bottom flip")
+    }
+    reads, params = tuple(settings), ("vertical_flip",)
+    lanes = named_lanes("vertical_flip", 1)
+
+    def change(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Flip the views."""
+        return views.flip(2)
+
+    def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        """Flip one view by kornia."""
+        import kornia
+
+        flipped: Tensor = kornia.geometry.transform.vflip(view)
+        return flipped
+
+
+class QuarterTurn(MaskedOp):
+    """A rotation by 90, 180 or 270 degrees, equally often: no pixel is interpolated."""
+
+    name, optional = "quarter_turn", True
+    settings: ClassVar[Mapping[str, Any]] = {
+        "quarter_turn_prob": setting(
+            0.0, "probability of a rotation by 90, 180 or 270 degrees; 0.75: all four equally often"
+        )
+    }
+    reads, params = tuple(settings), ("quarter_turn", "turns")  # (B,) bool, (B,) int64 in 1..3
+    lanes = named_lanes("quarter_turn", 2)
+
+    def draw_params(self, u: NDArray[Any], spec: ViewSpec) -> tuple[NDArray[Any], ...]:
+        """Draw how many quarters."""
+        return (1 + (3 * u[:, 0]).astype(np.int64),)
+
+    def change(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Turn the views counter-clockwise."""
+        turned = torch.empty_like(views)
+        for turns in (1, 2, 3):
+            rows = masked_rows(chunk.draws.turns == turns)
+            if rows is not None:
+                rows = send([rows], views.device)[0] if isinstance(rows, Tensor) else rows
+                turned[rows] = views[rows].rot90(turns, (2, 3))
+        return turned
+
+    def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        """Turn one view by torch."""
+        return view.rot90(int(draw.turns), (2, 3))
+
+    def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
+        """Say the angle."""
+        return [f"turned {90 * int(draw.turns)}°"] if draw.quarter_turn else []
+
+
+class ChannelGain(Op):
+    """Each channel x of a view becomes f x + s, with numbers of its own."""
+
+    name, optional = "channel_gain", True
+    settings: ClassVar[Mapping[str, Any]] = {
+        "channel_gain": setting(
+            0.0, "each channel's factor, uniform in [max(0, 1 - x), 1 + x]", most=100
+        ),
+        "channel_shift": setting(
+            0.0, "what each channel is shifted by, uniform in +- x, of values in [0, 1]", most=100
+        ),
+    }
+    # (B, MOST_CHANNELS) float32 each: a channel's numbers do not depend on how many there are
+    reads, params = tuple(settings), ("gains", "shifts")
+    lanes = named_lanes("channel_gain", 2 * MOST_CHANNELS)
+
+    def draw(self, u: NDArray[Any], sizes: NDArray[Any], spec: Any) -> tuple[NDArray[Any], ...]:
+        """Draw factors and shifts."""
+        low, high = max(0.0, 1 - spec.channel_gain), 1 + spec.channel_gain
+        gains = low + (high - low) * u[:, :MOST_CHANNELS]
+        shifts = spec.channel_shift * (2 * u[:, MOST_CHANNELS:] - 1)
+        return gains.astype(np.float32), shifts.astype(np.float32)
+
+    def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Change the views, in place."""
+        gains, shifts = (
+            chunk.params[name][:, : views.shape[1], None, None] for name in self.params
+        )
+        return views.mul_(gains).add_(shifts)
+
+    def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        """Change one view, channel by channel."""
+        numbers = zip(view.unbind(1), draw.gains[0].tolist(), draw.shifts[0].tolist(), strict=False)
+        return torch.stack([plane * gain + shift for plane, gain, shift in numbers], dim=1)
+
+    def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
+        """Say the first channel's numbers."""
+        return [f"gain {draw.gains[0, 0]:.2f}{draw.shifts[0, 0]:+.2f}, ..."]
+
+
+class Gamma(Op):
+    """Values below 0 become 0, and then x becomes x^g, the same g in all channels."""
+
+    name, optional = "gamma", True
+    settings: ClassVar[Mapping[str, Any]] = {
+        "gamma": setting(
+            0.0, "exponent log-uniform in [1 / (1 + x), 1 + x]; values below 0 become 0", most=100
+        )
+    }
+    reads, params = tuple(settings), ("exponent",)  # (B,) float32
+    lanes = named_lanes("gamma", 1)
+
+    def draw(self, u: NDArray[Any], sizes: NDArray[Any], spec: Any) -> tuple[NDArray[Any], ...]:
+        """Draw the exponent."""
+        return (((1 + spec.gamma) ** (2 * u[:, 0] - 1)).astype(np.float32),)
+
+    def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Change the views that have a gamma, in place."""
+        strengths = [getattr(spec, self.name) for spec in chunk.specs]
+        if all(strengths):
+            return views.clamp_min_(0.0).pow_(chunk.params["exponent"][:, None, None, None])
+        rows = masked_rows(torch.tensor(strengths)[chunk.draws.views] > 0)
+        if rows is not None:
+            rows = send([rows], views.device)[0] if isinstance(rows, Tensor) else rows
+            exponent = chunk.params["exponent"][rows, None, None, None]
+            views[rows] = views[rows].clamp_min(0.0).pow_(exponent)
+        return views
+
+    def apply_one(self, view: Tensor, draw: Draws, spec: Any) -> Tensor:
+        """Change one view by torch: kornia's adjust_gamma clamps above 1 too."""
+        return torch.pow(view.clamp_min(0.0), float(draw.exponent)) if spec.gamma else view
+
+    def describe(self, draw: Draws, spec: Any, size: tuple[int, int]) -> list[str]:
+        """Say the exponent."""
+        return [f"gamma {draw.exponent.item():.2f}"] if spec.gamma else []
+
+
+class Noise(Op):
+    """Gaussian noise, independent in each pixel and channel, of a strength drawn for each view.
+
+    It is torch's generator's of the views' device, seeded by a hash of seed, epoch, id and view.
+    """
+
+    name, optional = "noise", True
+    settings: ClassVar[Mapping[str, Any]] = {
+        "noise_std": setting(
+            0.0, "Gaussian noise of a standard deviation uniform in [0, x], of values in [0, 1]",
+            most=100,
+        )
+    }  # fmt: skip
+    reads, params = tuple(settings), ("noise",)  # (B,) float32, the standard deviation
+    lanes = named_lanes("noise", 1)
+
+    def draw(self, u: NDArray[Any], sizes: NDArray[Any], spec: Any) -> tuple[NDArray[Any], ...]:
+        """Draw the standard deviation."""
+        return ((spec.noise_std * u[:, 0]).astype(np.float32),)
+
+    def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Add noise to each view, in place."""
+        draws = chunk.draws
+        words = hash_integers(draws.seed, draws.epoch, draws.ids, draws.views, self.lanes[0])
+        generator = torch.Generator(views.device)
+        drawn = zip(views, words.tolist(), draws.noise.tolist(), strict=True)
+        for view, word, std in drawn:
+            if std:
+                generator.manual_seed(word >> 1)
+                shape, device = view.shape, view.device
+                view.add_(torch.randn(shape, generator=generator, device=device), alpha=std)
+        return views
+
+    def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        """Add the same numbers."""
+        row = hash_integers(draw.seed, draw.epoch, draw.ids, draw.views, self.lanes[0])
+        generator = torch.Generator(view.device).manual_seed(int(row[0]) >> 1)
+        noise = torch.randn(view.shape[1:], generator=generator, device=view.device)
+        return view + noise * float(draw.noise)
+
+    def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
+        """Say the standard deviation."""
+        return [f"noise {draw.noise.item():.3f}"] if draw.noise else []
+
+
+class ChannelDrop(MaskedOp):
+    """One channel of the view becomes 0, each equally often; after the noise."""
+
+    name, label, optional = "channel_drop", "a channel dropped", True
+    settings: ClassVar[Mapping[str, Any]] = {
+        "channel_drop_prob": setting(0.0, "probability that one channel becomes 0")
+    }
+    reads, params = tuple(settings), ("channel_drop", "dropped")  # (B,) bool; (B,) float32 in [0,1)
+    lanes = named_lanes("channel_drop", 2)
+
+    def draw_params(self, u: NDArray[Any], spec: ViewSpec) -> tuple[NDArray[Any], ...]:
+        """Draw which: a part of the channels' count."""
+        return (np.minimum(u[:, 0].astype(np.float32), np.float32(1 - 2**-24)),)
+
+    def change(self, views: Tensor, chunk: Chunk) -> Tensor:
+        """Set a channel of each view to 0."""
+        count = views.shape[1]
+        dropped = (chunk.params["dropped"] * count).long().clamp_max_(count - 1)
+        kept = torch.arange(count, device=views.device) != dropped[:, None]  # (n, C)
+        return torch.where(kept[:, :, None, None], views, 0.0)
+
+    def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+        """Set a channel of one view to 0."""
+        view = view.clone()
+        view[:, min(int(draw.dropped * view.shape[1]), view.shape[1] - 1)] = 0.0
+        return view
