@@ -56,12 +56,7 @@ def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None =
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
         if init_from is not None:
             copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
-        model: Model
-        if momentum := recipe.momentum:
-            options = {"symmetric": momentum.symmetric, "predictor": momentum.predictor}
-            model = MomentumPair(backbone, recipe.projector, **options)
-        else:
-            model = SimCLR(backbone, recipe.projector)
+        model = (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
         model.ema = averaged(backbone) if recipe.optim.ema else None
         return model
 
@@ -187,7 +182,8 @@ def build_gradient_cache(
     data, world = recipe.data, run.process.world_size
     if data.micro_batches == 1:
         return None
-    view = torch.zeros(2, 3, crop_px, crop_px, dtype=run.dtype, device=run.device)
+    shape = (2, model.backbone.channels, crop_px, crop_px)
+    view = torch.zeros(shape, dtype=run.dtype, device=run.device)
     rows = micro_batch_rows(data.batch_size // world, data.num_streams // world, data.micro_batches)
     return partial(cached_backward, ddp, PooledStatistics(model, view), rows, backward=run.backward)
 
@@ -195,11 +191,9 @@ def build_gradient_cache(
 def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:
     """FLOPs of a step's forward and backward; what gradient caching repeats is not counted."""
     trained = nn.Sequential(model.backbone, model.projector)
-    flops = step_flops(trained, recipe.data.batch_size, crop_px)
+    flops = step_flops(trained, recipe.data.batch_size, crop_px, model.backbone.channels)
     # forward and twice as much backward for either view; the keys of a pair have no backward
-    if recipe.momentum is None:
-        return flops
-    return flops * (8 / 6 if recipe.momentum.symmetric else 4 / 6)
+    return flops * (4 / 6 if recipe.momentum else 1)
 
 
 def plan_warnings(

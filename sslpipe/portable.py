@@ -189,10 +189,11 @@ def _only_regular(descriptor: int, path: str | Path) -> int:
 
 
 @contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
+def one_at_a_time(folder: Path, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
     """Let one process at a time be inside, of all that name this folder here; others wait.
 
-    Where there are no such locks (Windows, some file systems of networks) nobody waits.
+    `say` is told that this one waits. Where there are no such locks (Windows, some file systems of
+    networks) nobody waits.
     """
     try:
         fcntl: Any = importlib.import_module("fcntl")
@@ -202,7 +203,11 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # the file system has none
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"another process writes in {folder}: waiting for it")
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)  # which unlocks

@@ -36,6 +36,7 @@ from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.initial import (
     backbone_note,
     describe_init,
+    fit_channels,
     init_metadata,
     keep_init,
     run_view,
@@ -43,7 +44,7 @@ from sslpipe.export.initial import (
 )
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
-from sslpipe.losses.base import both_directions, takes_groups
+from sslpipe.losses.base import takes_groups
 from sslpipe.models.averaged import decay_at
 from sslpipe.models.momentum import MomentumPair, follow, momentum_at
 from sslpipe.models.tuning import ProjectorFirst
@@ -91,6 +92,7 @@ def train(
         split = index.split(recipe.data.split)
         index.check_files(split.name)
         order = plan_order(recipe, index)
+        init_from = fit_channels(init_from, index)
         init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
         not_used = backbone_note(recipe, init_from)
         recipe = with_init(recipe, init_from, index, run_dir).resolved(order.steps_per_epoch)
@@ -198,9 +200,7 @@ class TrainingStep:
         """
         run, model = self.run, self.model
         run.guard.remember()  # the buffers, for a step that is skipped
-        symmetric = isinstance(model, MomentumPair) and model.symmetric
-        directions = partial(both_directions, self.loss_fn) if symmetric else self.loss_fn
-        compute_loss = partial(directions, **loss_arguments(self.loss_fn, batch))  # ids, labels
+        compute_loss = partial(self.loss_fn, **loss_arguments(self.loss_fn, batch))  # ids, labels
         if self.cached is None:
             views = self.make_views(batch) if views is None else views
             z_a, z_b = self.ddp(views).chunk(2)  # 2 x (B, D), one forward
@@ -219,8 +219,6 @@ class TrainingStep:
                 model.follow(momentum)
             if model.ema is not None:
                 follow(model.ema, model.backbone, decay, buffers=True)
-        if symmetric:  # what the log compares: queries of the first views, keys of the second
-            z_a, z_b = z_a.chunk(2, dim=1)[0], z_b.chunk(2, dim=1)[1]
         return Step(z_a, z_b, decision)
 
 

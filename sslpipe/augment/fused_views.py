@@ -31,9 +31,8 @@ class FusedViews(BaseViews):
     """Make two views of each image, batched, equal to torchvision's ops at the same parameters.
 
     Args:
-        preset: simclr, simclr_small (no blur, weaker colours), mocov2, byol, mocov3 (the same, of
-            which the second view is solarized) or grayscale; of sensors' images: microscopy,
-            satellite, grey, xray.
+        preset: simclr, simclr_small (no blur, weaker colours), mocov2, byol or grayscale; of
+            sensors' images: microscopy, satellite, grey or xray.
         crop_px: side of the square views.
         mean: one number a channel, of values in [0, 1]; None: 0. The attribute of that name is 0
             unless `normalize`.

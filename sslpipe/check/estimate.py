@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from sslpipe.augment.params import draws
+from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.loader import open_reader
 from sslpipe.data.pipeline import Batch
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.label_free import concentration_text, uniformity
+from sslpipe.export.initial import fit_channels
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe import FinetuneRecipe, Recipe
@@ -27,7 +29,12 @@ _EFFICIENCY = 0.8  # of threads that share a step: between 0.6 and 1 where measu
 
 
 def step_seconds(
-    model: Any, augment: Any, image_px: int, recipe: Recipe, device: torch.device
+    model: Any,
+    augment: Any,
+    image_px: int,
+    recipe: Recipe,
+    device: torch.device,
+    image_type: ImageType = RGB8,
 ) -> tuple[str, float]:
     """Measure the time of a global step on one process of this machine.
 
@@ -41,6 +48,7 @@ def step_seconds(
         image_px: Side of the decoded images.
         recipe: With precision "auto", fp32 and bf16 are both timed.
         device: Where to compute.
+        image_type: Of the images.
 
     Returns:
         The precision (of "auto" the faster one) and the seconds.
@@ -54,7 +62,7 @@ def step_seconds(
     for precision in ("fp32", "bf16") if named == "auto" else (named,):
         images, measured_s = min(4, batch_size), 0.0
         while True:
-            batch = noise_batch(image_px, images)
+            batch = noise_batch(image_px, images, image_type)
             step = partial(_one_step, model, augment, batch, precision, device, cached)
             measured_s = seconds(step)
             if measured_s >= _LONG_ENOUGH_S or images == batch_size:
@@ -98,6 +106,9 @@ def start_concentration(
     """Embed a few images of the split by the weights that a run starts from: how they spread."""
     index, device = index.with_channels(recipe.data.channels), training_device(recipe)
     split = index.split(recipe.data.split)
+    fitted = fit_channels(start, index)
+    assert fitted is not None
+    start = fitted
     rows = embed(
         start.backbone.to(device),
         start.view.to(device),
@@ -115,12 +126,13 @@ def start_concentration(
     return f"{len(rows.ids)} of these images by the start: {text}"
 
 
-def noise_batch(image_px: int, images: int = 8) -> Batch:
+def noise_batch(image_px: int, images: int = 8, image_type: ImageType = RGB8) -> Batch:
     """Square images of noise, for timing."""
     generator = torch.Generator().manual_seed(0)
-    shape = (images, 3, image_px, image_px)
+    shape = (images, len(image_type.channels), image_px, image_px)
+    dtype = torch.uint8 if image_type.dtype == "uint8" else torch.float32
     return Batch(
-        images=torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
+        images=torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(dtype),
         sizes=torch.full((images, 2), image_px),
         labels=torch.full((images,), -1),
         ids=torch.arange(images),

@@ -9,8 +9,8 @@ from sslpipe.augment.build import build_augment
 from sslpipe.check.columns import straddle_warning
 from sslpipe.check.tables import Rows, memory_text, start_text, tables, warmup_warning
 from sslpipe.data.image_type import RGB8
-from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex
-from sslpipe.export.initial import backbone_note
+from sslpipe.data.index import DatasetIndex
+from sslpipe.export.initial import backbone_note, fit_channels
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
@@ -65,6 +65,7 @@ def check_finetuning(
     # the batches of the first epoch
     index = index and index.with_channels(recipe.data.channels)
     image_type = index.image_type if index else RGB8
+    init_from = fit_channels(init_from, index)
     not_used = backbone_note(recipe, init_from)
     recipe = with_backbone(recipe, init_from, index)
     augment = build_augment(recipe, index)
@@ -85,7 +86,7 @@ def check_finetuning(
     # sizes
     task = build_task(recipe, augment.crop_px, init_from, num_classes)
     if index is not None:  # all parts are built: the digest covers the source of plug-ins
-        ours, *_ = run_identities(recipe, index, DERIVED_COLUMN, ORDER_AND_PK_VERSION)
+        ours, *_ = run_identities(recipe, index, ORDER_AND_PK_VERSION)
         plan = PlanCheck(index.manifest.name, order, len(held), ours["digest"])
     groups = describe_groups(freeze_and_optimize(task, recipe), task)
     precision, crop_px = recipe.optim.precision, augment.crop_px

@@ -36,13 +36,13 @@ from sslpipe.check.tables import (
     warmup_warning,
 )
 from sslpipe.data.image_type import RGB8
-from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, Split
+from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import WELL_MIXED, Order, mixing_score
 from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
 from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError
-from sslpipe.export.initial import backbone_note, with_init
+from sslpipe.export.initial import backbone_note, fit_channels, with_init
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
 from sslpipe.models.backbones import stem_warning
@@ -117,6 +117,7 @@ def check_pretraining(
     jpeg_decoder(recipe.data, device, image_type)  # refuses one that is not there
 
     # the order of the first epoch
+    init_from = fit_channels(init_from, index)
     not_used = backbone_note(recipe, init_from)
     recipe = with_init(recipe, init_from, index)
     augment = build_augment(recipe, index)
@@ -148,7 +149,7 @@ def check_pretraining(
     flops = recipe_flops(recipe, model, crop_px)
     if timed_by is None:
         image_px = min(recipe.data.canvas_px, crop_px * 8 // 7)
-        precision, seconds = step_seconds(model, augment, image_px, recipe, device)
+        precision, seconds = step_seconds(model, augment, image_px, recipe, device, image_type)
     else:
         precision, seconds = stored_precision(timed_by), logged_step_s(timed_by)
     return PretrainCheck(
@@ -195,7 +196,7 @@ def _check_data(
         batches=count,
         mixing=mixing_score([split.labels[ids] for ids in batches], split.labels[served]),
         pairs=check_pairs(pairing, order, steps),
-        digest=run_identities(recipe, index, DERIVED_COLUMN, version)[0]["digest"],
+        digest=run_identities(recipe, index, version)[0]["digest"],
     )
 
 

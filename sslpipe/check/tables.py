@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sslpipe.recipe.base import RunRecipe, Section
+from sslpipe.recipe.reading import leaves
 from sslpipe.run.memory import Memory, gib
 
 Rows = list[tuple[str, str]]
@@ -26,11 +27,12 @@ def tables(
         sizes: A title and its rows.
         warnings: Shown after the sizes.
     """
+    tree = recipe.model_dump(exclude_none=True)
     return Group(
         _table(*sizes),
         *(Text(f"warning: {warning}", style="yellow") for warning in warnings),
         _table("views", _view_rows(views)),
-        _table("settings", _leaves(recipe.model_dump(exclude_none=True))),
+        _table("settings", [(k, _written(v)) for k, v in leaves(tree)]),
     )
 
 
@@ -41,16 +43,6 @@ def _table(title: str, rows: Rows) -> Table:
     for name, text in rows:
         table.add_row(Text(name, style="bold"), Text(text))  # Text: brackets are no markup here
     return table
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Rows:
-    rows = []
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            rows += _leaves(value, f"{prefix}{key}.")
-        else:
-            rows.append((prefix + key, _written(value)))
-    return rows
 
 
 def _written(value: Any) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from sslpipe.cli.inputs import check_features, check_folder, open_data
 from sslpipe.cli.next_step import after_a_look, say_next
-from sslpipe.cli.options import NumWorkers, argument, option
+from sslpipe.cli.options import NumWorkers, argument, documented, option
 from sslpipe.cli.terminal import new_app, progress, report_bad, say_once, show, working
 from sslpipe.errors import DataError, UserError
 from sslpipe.portable import replacing, write_atomically
@@ -48,17 +48,15 @@ def _group(context: typer.Context) -> None:
     context.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
 
 
-@app.command(
-    epilog="Example: sslpipe curate duplicates out/photos/dataset.json --out out/duplicates"
+@documented(
+    app, epilog="Example: sslpipe curate duplicates out/photos/dataset.json --out out/duplicates"
 )
 def duplicates(
     data: Annotated[str, argument("The data set's dataset.json or its folder.")],
     out: Folder,
-    split: Annotated[
-        list[str] | None, option("Search this split; repeatable. Default: all.")
-    ] = None,
-    column: Annotated[bool, option("Write the column duplicate_group beside the data set.")] = True,
-    num_workers: Annotated[int, option("Threads that decode and compare.", min=0)] = 2,
+    split: list[str] | None = None,
+    column: bool = True,
+    num_workers: Annotated[int, option(min=0)] = 2,
 ) -> None:
     """Find near-duplicate images, inside a split and across splits.
 
@@ -68,6 +66,11 @@ def duplicates(
     Writes groups.csv (one row per sample of a group), doubt.png (look at it first), and the column
     duplicate_group, by which training can keep one of each group or avoid duplicates as negatives.
     The shards do not change; existing features and runs stay valid.
+
+    Args:
+        split: Search this split; repeatable. Default: all.
+        column: Write the column duplicate_group beside the data set.
+        num_workers: Threads that decode and compare.
     """
     check_folder(out)
     names = split or list(open_data(data).manifest.splits)
@@ -122,6 +125,60 @@ def duplicates(
     after_a_look(data, *(["data.keep=duplicate_group first"] if column else []))
 
 
+@app.command(
+    epilog="Example: sslpipe curate neighbours train.safetensors --data out/photos/dataset.json"
+)
+def neighbours(
+    features: Features,
+    data: Data,
+    k: Annotated[
+        int, option("Nearest neighbours that count: each must be among the other's.", min=1)
+    ] = 1,
+    power: Annotated[
+        float,
+        option("Flatten the features' spectrum by this power first; 0: as they are.", min=0, max=1),
+    ] = 0.0,
+) -> None:
+    """Pair samples that are each other's nearest neighbours, as positives of a training.
+
+    Writes the column neighbour_group beside the data set: samples that share a number are mutual
+    neighbours in the space of the features, which may be of any network, a join or a flattened
+    export. Train with pairs.positive=neighbour_group. Shards, existing features and runs stay
+    valid. Where samples have labels, they say how many pairs are right; no label makes a pair.
+    """
+    check_features([features])
+    index = open_data(data)
+
+    from sslpipe.curate.neighbours import estimate_precision, mutual_groups, write_neighbours
+    from sslpipe.curate.results import check_place
+    from sslpipe.data.index import NEIGHBOUR_COLUMN
+    from sslpipe.evaluation.embed import load_embeddings
+    from sslpipe.evaluation.features import split_of_file
+    from sslpipe.evaluation.whiten import FLOOR, fit_whitening
+
+    check_place(index, NEIGHBOUR_COLUMN, "")
+    rows, facts = load_embeddings(features)
+    split = split_of_file(data, features, rows, facts)
+    with working("compare"):
+        groups = mutual_groups(fit_whitening(rows, FLOOR, power=power)(rows) if power else rows, k)
+    paired = int((groups.group >= 0).sum())
+    if not paired:
+        raise DataError(f"{features}: no two samples are each other's {k} nearest; raise --k")
+    write_neighbours(index.folder, split, rows.ids.numpy(), groups.group)
+    where = f"{NEIGHBOUR_COLUMN} of split {split.name} in {index.folder}"
+    show(f"{where}: {paired:,} of {len(split):,} samples in {len(groups.sizes()):,} groups")
+    found = estimate_precision(groups.group, rows.labels.numpy())
+    if found is None:
+        show("no labels to estimate its precision by: look at some groups before training")
+    else:
+        share, low, high = (100 * x for x in (found.right / found.pairs, *found.interval95))
+        show(
+            f"precision {share:.1f} % ({low:.1f} to {high:.1f}) of {found.pairs:,} pairs whose "
+            f"images are both labelled; {100 * found.chance:.1f} % of pairs drawn by chance"
+        )
+    after_a_look(data, f"pairs.positive={NEIGHBOUR_COLUMN}")
+
+
 class _Opened(NamedTuple):
     """A features file and the split that it is of."""
 
@@ -131,23 +188,18 @@ class _Opened(NamedTuple):
     facts: dict[str, Any]
 
 
-@app.command(
-    epilog="Example: sslpipe curate outliers train.safetensors --data out/photos --out out/outliers"
+@documented(
+    app,
+    epilog="Example: sslpipe curate outliers train.safetensors --data out/photos "
+    "--out out/outliers",
 )
 def outliers(
     features: Features,
     data: Data,
     out: Folder,
-    neighbours: Annotated[
-        int, option("Number of nearest neighbours whose distance counts.", min=1)
-    ] = 10,
-    z: Annotated[
-        float, option("Robust standard deviations above the usual distance.", min=0)
-    ] = 3.5,
-    tiny_px: Annotated[
-        float | None,
-        option("Shorter side of a tiny image. Default: half of what the view resizes to.", min=0),
-    ] = None,
+    neighbours: Annotated[int, option(min=1)] = 10,
+    z: Annotated[float, option(min=0)] = 3.5,
+    tiny_px: Annotated[float | None, option(min=0)] = None,
     num_workers: NumWorkers = 2,
 ) -> None:
     """List samples that resemble no other, and images that are dark, blurred, tiny and so on.
@@ -155,6 +207,11 @@ def outliers(
     Writes outliers.csv, a row for each sample and reason, with the value and its limit; and
     outliers.html, the images by reason. Nothing is removed: an outlier may be your most valuable
     image.
+
+    Args:
+        neighbours: Number of nearest neighbours whose distance counts.
+        z: Robust standard deviations above the usual distance.
+        tiny_px: Shorter side of a tiny image. Default: half of what the view resizes to.
     """
     opened = _open(features, data, out)
 
@@ -230,27 +287,20 @@ def clusters(
     say_next("curate", "select", features, "--data", data, *few)
 
 
-@app.command(
+@documented(
+    app,
     epilog="Examples: sslpipe curate select train.safetensors --data out/photos --count 100 "
     "--images --out out/chosen | sslpipe curate select train.safetensors --data out/photos "
-    "--count 100 --labels out/chosen/chosen.csv --out out/next"
+    "--count 100 --labels out/chosen/chosen.csv --out out/next",
 )
 def select(
     features: Features,
     data: Data,
     out: Folder,
-    count: Annotated[int, option("Number of samples to label.", min=1)],
-    labels: Annotated[
-        Path | None,
-        option(
-            "What is labelled already: a table with columns split, id and label, such as a "
-            "filled-in chosen.csv. Default: the data set's own labels."
-        ),
-    ] = None,
-    ignore_labels: Annotated[
-        bool, option("Choose as if the data set had no labels.", "--ignore-labels")
-    ] = False,
-    images: Annotated[bool, option("Also write the chosen images.")] = False,
+    count: Annotated[int, option(min=1)],
+    labels: Path | None = None,
+    ignore_labels: Annotated[bool, option("", "--ignore-labels")] = False,
+    images: bool = False,
     seed: Seed = 0,
 ) -> None:
     """Choose the unlabelled samples that are most worth labelling.
@@ -262,6 +312,13 @@ def select(
     Writes chosen.csv, in the order to label, with an empty column `label`; chosen.html, with the
     images; and with --images, images/ and the column `path`. Fill in the
     labels, then build a data set: `sslpipe shards build --source csv --csv chosen.csv`.
+
+    Args:
+        count: Number of samples to label.
+        labels: What is labelled already: a table with columns split, id and label, such as a
+            filled-in chosen.csv. Default: the data set's own labels.
+        ignore_labels: Choose as if the data set had no labels.
+        images: Also write the chosen images.
     """
     if ignore_labels and labels is not None:
         raise UserError("--ignore-labels does not go with --labels")

@@ -84,14 +84,15 @@ def main(
     backbone = load_backbone(model, checkpoint=checkpoint, weights=weights).to(target)
     say_weights(backbone)
     options = {"crops": crops, "reduce": reduce, "resize_px": resize_px}
+    backbone, splits = backbone.matched(*map(index.split, files))
     view = _choose_view(backbone, {k: v for k, v in options.items() if v is not None}, model)
-    for name, file in files.items():
+    for (name, file), rows in zip(files.items(), splits, strict=True):
         title = f"embed {name}" + (f", process {process.rank}" if process.world_size > 1 else "")
         embed_to_file(
             file,
             backbone.backbone,
             view,
-            index.split(name),
+            rows,
             features_metadata(backbone, view, index, name),
             network=f"{backbone.name} of {model}",
             process=process,

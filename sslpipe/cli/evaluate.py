@@ -120,7 +120,7 @@ def suite(
 ) -> None:
     """Every evaluation of a backbone beside raw pixels, random weights and other networks.
 
-    One table: kNN with all, 100 and 10 labels per class, plain and whitened, and a linear probe;
+    One table: kNN with all, 100 and 10 labels per class, plain and flattened, and a linear probe;
     Recall@1 and MAP@R if train lacks the classes of test. Every row has the same protocols, samples
     and draws. Ctrl-C or SIGTERM writes what is measured.
 
@@ -187,7 +187,8 @@ def suite(
             backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
             say_weights(backbone)
             compared = work.load_compared(against or [], model, backbone, {*own, *given})
-            splits = two_splits(index, *names)
+            backbone, (train, test) = backbone.matched(*two_splits(index, *names))
+            splits = (train, test)
             for split in splits:
                 check_labelled(split.name, split.labels)
             # features

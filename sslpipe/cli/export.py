@@ -12,7 +12,6 @@ from sslpipe.errors import UserError
 if TYPE_CHECKING:
     from sslpipe.export.lower import Agreement
 
-FLOOR = 0.1  # sslpipe.evaluation.whiten.FLOOR, without its imports
 LEAST_EQUAL = 0.95  # sslpipe.export.lower.LEAST_EQUAL
 
 app = new_app()
@@ -93,41 +92,27 @@ def export(
 def whiten(
     export: Annotated[Path, argument("An export's folder.")],
     train: Annotated[Path, argument("Features of the train split (`sslpipe embed`).")],
-    floor: Annotated[
-        float | None,
-        option(
-            f"Add this share of the mean variance to each variance. Default: {FLOOR}; more where "
-            "TRAIN has few rows for its features.",
-            min=0,
-        ),
-    ] = None,
-    power: Annotated[
-        float | None,
-        option(
-            "Divide each axis by its spread to this power: 1 whitens, 0.25 to 0.75 flatten in "
-            "part, 0 only centres and rotates. Default: what is best on TRAIN by its labels; "
-            "without labels 0.25.",
-            min=0,
-            max=1,
-        ),
-    ] = None,
-    dims: Annotated[int | None, option("Axes to keep. Default: all.", min=1)] = None,
-    erase: Annotated[
-        list[str] | None,
-        option(
-            "First change the features, as little as possible, so that no linear probe can read "
-            "this column of the data set. Needs --data; repeatable.",
-            metavar="COLUMN",
-        ),
-    ] = None,
-    data: Annotated[
-        str | None, option("For --erase: the dataset.json that TRAIN was embedded from.")
-    ] = None,
+    floor: Annotated[float | None, option(min=0)] = None,
+    power: Annotated[float | None, option(min=0, max=1)] = None,
+    dims: Annotated[int | None, option(min=1)] = None,
+    erase: Annotated[list[str] | None, option(metavar="COLUMN")] = None,
+    data: Annotated[str | None, option()] = None,
 ) -> None:
     """Store a PCA whitening, and the crops of TRAIN, in an export.
 
     The whitening is fitted on TRAIN, whole or in part (--power). From then on `encode` and `sslpipe
     embed` apply both.
+
+    Args:
+        floor: Add this share of the mean variance to each variance. Default: 0.1; more where TRAIN
+            has few rows for its features.
+        power: Divide each axis by its spread to this power: 1 whitens, 0.25 to 0.75 flatten in
+            part, 0 only centres and rotates. Default: what is best on TRAIN by its labels; without
+            labels 0.25.
+        dims: Axes to keep. Default: all.
+        erase: First change the features, as little as possible, so that no linear probe can read
+            this column of the data set. Needs --data; repeatable.
+        data: For --erase: the dataset.json that TRAIN was embedded from.
     """
     if not (export / "config.json").is_file():
         raise UserError(f"{export} holds no config.json; name the folder of an export")

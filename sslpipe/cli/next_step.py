@@ -62,6 +62,7 @@ NEXT = {  # command -> what is typed after it; a sub-command without a row has t
     "choose": "sslpipe export SOURCE --out FOLDER",
     "index": "sslpipe search INDEX.json QUERY.jpg --model MODEL",
     "search": "sslpipe gallery enrol GALLERY.safetensors PHOTOS --model FOLDER",
+    "browse": "sslpipe search FEATURES QUERY.jpg --model MODEL --data DIR/dataset.json",
     "curate": _TRAIN,
     "curate select": "sslpipe shards build DIR --source csv --csv FOLDER/chosen.csv",
 }

@@ -43,8 +43,17 @@ def main(
         int, option("Search again for the query and this many first neighbours.", min=0)
     ] = 0,
     flatten: Annotated[
-        bool, option("Flatten the features' spectrum, as `sslpipe whiten` does.")
-    ] = True,
+        bool | None,
+        option(
+            "Flatten the features' spectrum, as `sslpipe whiten` does. Default: as `index build` "
+            "did, else do.",
+            "--flatten/--no-flatten",
+            show_default=False,
+        ),
+    ] = None,
+    exact: Annotated[
+        bool, option("Compare all images where the index is approximate.", "--exact")
+    ] = False,
     rerank: Annotated[
         int,
         option(
@@ -66,8 +75,9 @@ def main(
 ) -> None:
     """Show the images nearest to an image, in what `embed` has written.
 
-    A line each: query, place, score, sample, name, class. The search is exact. The features file is
-    the index: embed new images as a data set of their own, and name both files.
+    A line each: query, place, score, sample, name, class. The search is exact, unless the index was
+    built with --approximate. The features file is the index: embed new images as a data set of
+    their own, and name both files.
     """
     check_model(model)
     whole = Path(features).exists()  # a name may have a comma
@@ -98,10 +108,10 @@ def main(
     if is_index:
         from sslpipe.evaluation.search_index import open_index
 
-        search, _ = open_index(files[0], augment, flatten=flatten)
+        search, _ = open_index(files[0], augment, flatten=flatten, exact=exact)
     else:
         parts = zip(files, places, strict=True)
-        search = ImageSearch(*parts, flatten=flatten, augment=augment)
+        search = ImageSearch(*parts, flatten=flatten is not False, augment=augment)
     undo = "; --no-flatten: as they are" * (search.flattening is not None)
     say(f"features {search.form}{undo}")
     backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)

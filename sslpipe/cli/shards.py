@@ -356,8 +356,13 @@ def show(
     data = open_data(folder)
     check_picture(out)
 
-    from sslpipe.sharding.measure import channel_rows
-    from sslpipe.sharding.show import choose_ids, sample_lines, sample_sheet, save_sheet
+    from sslpipe.sharding.show import (
+        channel_rows,
+        choose_ids,
+        sample_lines,
+        sample_sheet,
+        save_sheet,
+    )
 
     sheet = sample_sheet(data, split, count=count, columns=columns, seed=seed, ids=wanted)
     save_sheet(sheet, out)

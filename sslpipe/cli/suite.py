@@ -292,10 +292,10 @@ def model_metadata(
 def embed_other(other: Other, splits: tuple[Split, Split], **options: Any) -> Pair:
     """Embed train and test by another network, through its own view."""
     options["on_bad"] = lambda bad: None  # reported with the first features
-    view = other.backbone.view
-    own: dict[str, Any] = {"view": view, "canvas_px": view.canvas_px, **options}
-    network = other.backbone.backbone
-    return embed_pair(other.name, network, splits=splits, progress=progress, **own)
+    model, (train, test) = other.backbone.matched(*splits)
+    own: dict[str, Any] = {"view": model.view, "canvas_px": model.view.canvas_px, **options}
+    own |= {"splits": (train, test), "progress": progress}
+    return embed_pair(other.name, model.backbone, **own)
 
 
 def find_leaks(splits: tuple[Split, Split], sets: Sets, num_workers: int) -> Leaks:

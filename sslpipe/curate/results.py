@@ -83,23 +83,26 @@ def doubt_sheet(samples: Samples, doubt: Doubt, most: int = MOST_PAIRS) -> Image
     return draw_sheet(cells, COLUMNS) if cells else None
 
 
-def check_place(index: DatasetIndex) -> None:
-    """Check that the column can be written beside a data set.
+def check_place(
+    index: DatasetIndex,
+    column: str = COLUMN,
+    otherwise: str = ", or leave the column out with --no-column",
+) -> None:
+    """Check that a column can be written beside a data set; `otherwise` ends the remedy.
 
     Raises:
         DataError: It is remote, or read-only, or has a column of that name that is another's.
     """
-    folder, entry = index.folder, index.manifest.columns.get(COLUMN)
+    folder, entry = index.folder, index.manifest.columns.get(column)
     if entry is not None and entry.kind != "integer":
         raise DataError(
-            f"{folder} has a column {COLUMN} of kind {entry.kind}, which would be lost; build the "
-            "data set with another name for it, or leave the column out with --no-column"
+            f"{folder} has a column {column} of kind {entry.kind}, which would be lost; build the "
+            f"data set with another name for it{otherwise}"
         )
     if scheme(folder) or not os.access(folder, os.W_OK):
         raise DataError(
-            f"{folder} is {'remote' if scheme(folder) else 'read-only'}, and the column {COLUMN} "
-            "is written beside dataset.json; copy the data set, or leave the column out with "
-            "--no-column"
+            f"{folder} is {'remote' if scheme(folder) else 'read-only'}, and the column {column} "
+            f"is written beside dataset.json; copy the data set{otherwise}"
         )
 
 

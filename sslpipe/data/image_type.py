@@ -6,6 +6,7 @@ them: nothing is clamped). So views, networks and exports know channels, and no 
 """
 
 from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -47,7 +48,7 @@ class ImageType(BaseModel):
             raise ValueError("low and high of uint8 are 0 and 255")
         return self
 
-    @property
+    @cached_property
     def is_rgb8(self) -> bool:
         """Whether these are the 8-bit RGB images that need no mention."""
         return self == RGB8
@@ -56,6 +57,11 @@ class ImageType(BaseModel):
     def is_rgb(self) -> bool:
         """Whether the channels are red, green and blue, of any depth: colour operations apply."""
         return self.channels == _RGB
+
+    def __str__(self) -> str:
+        """Say it in words, for messages."""
+        count = len(self.channels)
+        return f"{self.dtype} in {count} channel{'s' * (count > 1)} ({', '.join(self.channels)})"
 
     def select(self, places: Sequence[int]) -> "ImageType":
         """Return the type of some of the channels, by their places, in this order."""
@@ -75,9 +81,9 @@ class ImageType(BaseModel):
         if self.dtype == "uint8":
             return pixels
         # by whole rows: numpy takes ten times as long for a last dimension of a few channels
-        width, low, high = pixels.shape[1], np.array(self.low), np.array(self.high)
-        rows = np.subtract(pixels.reshape(len(pixels), -1), np.tile(low, width))
-        rows *= np.tile(255 / (high - low), width)
+        low, scale = _row(self.low, self.high, pixels.shape[1])
+        rows = np.subtract(pixels.reshape(len(pixels), -1), low)
+        rows *= scale
         units: NDArray[Any] = rows.astype(np.float32).reshape(pixels.shape)
         return units
 
@@ -92,6 +98,15 @@ class ImageType(BaseModel):
         shown = named if len(named) == 3 else [0, 1, 2] if count >= 3 else [0, 0, 0]
         values: NDArray[Any] = np.clip(np.rint(units[shown].transpose(1, 2, 0)), 0, 255)
         return values.astype(np.uint8)
+
+
+@lru_cache(maxsize=256)
+def _row(
+    low: tuple[float, ...], high: tuple[float, ...], width: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What every value of a row of pixels is reduced by, then multiplied by: (width * C,) each."""
+    span = np.array(high) - np.array(low)
+    return np.tile(np.array(low), width), np.tile(255 / span, width)
 
 
 RGB8 = ImageType(channels=_RGB, dtype="uint8", low=(0.0,) * 3, high=(255.0,) * 3)

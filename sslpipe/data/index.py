@@ -49,7 +49,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # a column that is computed from the images, and may be at any time: data with and without it are
 # the same to all that does not use it
-DERIVED_COLUMN = "duplicate_group"
+DERIVED_COLUMN, NEIGHBOUR_COLUMN = "duplicate_group", "neighbour_group"  # made from the images
 SIDECARS_KEPT = 512  # sidecars in memory, 24 bytes a sample; a shard has one open a stream
 
 Triple = tuple[float, float, float]
@@ -154,6 +154,13 @@ class Split:
         """Say where a shard is: a path or a URL."""
         return join(self.folder, self.shards[shard].file)
 
+    def with_channels(self, names: Sequence[str]) -> "Split":
+        """Return the same split, read as these of its stored channels, in this order."""
+        split = copy.copy(self)
+        split.channels = tuple(map(self.stored_type.channels.index, names))
+        split.image_type = self.stored_type.select(split.channels)
+        return split
+
     @cached_property
     def labels(self) -> NDArray[np.int64]:
         """All labels, (samples,) int64, -1 for none; reads every sidecar, but no tar."""
@@ -242,8 +249,9 @@ _REINDEX = "write the index again with `sslpipe shards index`"
 class DatasetIndex:
     """A data set's manifest and where it lies, a path or a URL; `file_sha256` is dataset.json's.
 
-    `sha256` is that of dataset.json as `manifest_text` writes it without DERIVED_COLUMN: part of
-    the digest of every run that does not use that column. `allow_pipe` as in `load_index`.
+    `sha256` is that of dataset.json as `manifest_text` writes it without the columns that are made
+    from the images: part of the digest of every run that uses none of them. `allow_pipe` as in
+    `load_index`.
     """
 
     def __init__(
@@ -251,13 +259,18 @@ class DatasetIndex:
     ) -> None:
         self.folder, self.manifest, self.file_sha256 = folder, manifest, file_sha256
         self.allow_pipe = allow_pipe
-        self.stored_type = manifest.image or RGB8
+        self.stored_type, self._stored = manifest.image or RGB8, manifest
         self.channels: tuple[int, ...] | None = None  # those selected, by their place
-        self.sha256 = file_sha256
-        if DERIVED_COLUMN in manifest.columns:
-            columns = {n: e for n, e in manifest.columns.items() if n != DERIVED_COLUMN}
-            text = manifest_text(manifest.model_copy(update={"columns": columns}))
-            self.sha256 = hashlib.sha256(text.encode()).hexdigest()
+        self.sha256 = self.sha256_for("")
+
+    def sha256_for(self, settings: str) -> str:
+        """Compute the sha256 without those columns made from the images that no setting names."""
+        unused = {name for name in (DERIVED_COLUMN, NEIGHBOUR_COLUMN) if name not in settings}
+        columns = {n: e for n, e in self._stored.columns.items() if n not in unused}
+        if len(columns) == len(self._stored.columns):
+            return self.file_sha256
+        text = manifest_text(self._stored.model_copy(update={"columns": columns}))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def image_type(self) -> ImageType:

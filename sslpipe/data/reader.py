@@ -19,7 +19,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from sslpipe.data.cache import DiskCache
 from sslpipe.data.decode import BadSample
-from sslpipe.data.index import BLOCK, Split
+from sslpipe.data.index import BLOCK, IMAGE_SUFFIXES, Split
 from sslpipe.data.storage import is_remote, read_range
 
 ADLER_PRIME = 65521
@@ -106,7 +106,9 @@ class Reader:
         return read_range(url, begin, end)
 
 
-def _plain(raw: memoryview, start: int, end: int, suffixes: tuple[str, ...]) -> Raw | None:
+def _plain(
+    raw: memoryview, start: int, end: int, suffixes: tuple[str, ...] = IMAGE_SUFFIXES
+) -> Raw | None:
     """The sample in raw[start:end]; None unless it is whole ustar files and exactly one image.
 
     Source: POSIX.1-1988 tar (IEEE Std 1003.1, pax, "ustar Interchange Format").
@@ -162,7 +164,7 @@ def _byte_sum(header: bytes) -> int:
     return (zlib.adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * ord(" ")
 
 
-def _alone(raw: bytes, suffixes: tuple[str, ...]) -> Raw:
+def _alone(raw: bytes, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> Raw:
     """The sample in these whole tar members, by webdataset."""
     if (size := _longest_extension(raw)) > _MOST_EXTENSION:
         return Raw("", BadSample(f"not a tar member: a header extension of {size} bytes"))

@@ -119,12 +119,14 @@ def _decide(scores: Scores, forms: Sequence[Tree]) -> tuple[Tree, float]:
 def _compare(
     scores: Scores, pair: tuple[str, str], forms: tuple[bool, bool], measure: str
 ) -> Tree | None:
-    """Both values and their difference as plain values; None where one was not measured."""
+    """Both values and their difference; None where one was not measured, or is of one class."""
     ours, theirs = (
         scores.of.get((name, form, measure)) for name, form in zip(pair, forms, strict=True)
     )
     if ours is None or theirs is None:
         return None
+    if measure in PER_QUERY.values() and len(np.unique(scores.classes)) < 2:
+        return None  # the interval is over classes
     value, interval, p, unit, count = (
         paired_means(ours, theirs, scores.classes)
         if measure in PER_QUERY.values()

@@ -233,9 +233,10 @@ def choose_power(
         each = max(2, MOST_SCORED // len(own))  # images of a class
         queries = np.concatenate([np.flatnonzero(labels == label)[:each] for label in own])
         half = rows.rows(torch.from_numpy(queries[:MOST_SCORED]))
-        others = rows.rows(torch.from_numpy(~np.isin(labels, own)))
+        others = torch.from_numpy(np.flatnonzero(~np.isin(labels, own))).to(rows.ids.device)
+        fitted = fit_powers(rows, POWERS, floor, dims, some=others)
         scores[None].append(float(_scores(half)[CHOSEN_BY].mean()))
-        for power, flatten in zip(POWERS, fit_powers(others, POWERS, floor, dims), strict=True):
+        for power, flatten in zip(POWERS, fitted, strict=True):
             scores[power].append(float(_scores(flatten(half))[CHOSEN_BY].mean()))
     mean = {power: sum(each) / 2 for power, each in scores.items()}
     best = max(POWERS, key=lambda power: mean[power])

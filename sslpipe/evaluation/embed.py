@@ -5,7 +5,7 @@ import json
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,7 +24,7 @@ from sslpipe.data.store import OnBad, Quarantined
 from sslpipe.distributed import Rank, agree, all_gather_rows
 from sslpipe.errors import DataError, shown
 from sslpipe.models.state import check_finite, evaluating, hash_tensors, module_sha256
-from sslpipe.portable import full_disk, make_folder, replacing, write_atomically
+from sslpipe.portable import full_disk, make_folder, open_regular, replacing, write_atomically
 from sslpipe.precision import wide_dtype
 
 
@@ -199,11 +199,16 @@ def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
     return rows, facts
 
 
-def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
-    """Read as `load_embeddings` does, without checking the numbers."""
+def read_embeddings(path: Path, *, verify: bool = True) -> tuple[Embeddings, dict[str, Any]]:
+    """Read as `load_embeddings` does, without checking the numbers.
+
+    Without `verify` the sha256 is not computed, and float32 features of a safetensors file are
+    memory-mapped: nothing of them is read until it is used.
+    """
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file that `sslpipe embed` wrote")
     try:
+        open_regular(path).close()
         tensors, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
     except UNREADABLE as error:
         raise DataError(f"cannot read embeddings from {path}: {error}") from error
@@ -212,7 +217,7 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
         write = "write one with `sslpipe embed`"
         raise DataError(f"{path} holds no embeddings (no {missing or 'facts'}); {write}")
     checksum = tensors.pop(CHECKSUM, None)  # absent in files of earlier versions
-    if checksum is not None and checksum.tolist() != [*content_sha256(tensors, text)]:
+    if verify and checksum is not None and checksum.tolist() != [*content_sha256(tensors, text)]:
         raise DataError(f"{path} is damaged: its sha256 is another one; embed again")
     rows = Embeddings(*(tensors[name] for name in Embeddings._fields))
     if rows.features.dtype == torch.float16:
@@ -227,6 +232,20 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
         if not isinstance(facts.get(key, ""), str | None):
             raise DataError(f"{path}: {key} is {shown(facts[key])}, not a text; embed again")
     return rows, facts
+
+
+def stored_sha256(path: Path) -> str | None:
+    """Read the sha256 that a file of features says it has, and no features.
+
+    None where there is no such file, or none that has one, as earlier versions wrote them.
+    """
+    read = _read_npz if path.suffix == ".npz" else _read_safetensors
+    try:
+        open_regular(path).close()
+        tensors, _ = read(path, {CHECKSUM})
+        return bytes(tensors[CHECKSUM].tolist()).hex()
+    except UNREADABLE:
+        return None
 
 
 CHECKSUM = "sha256"  # of the file's content, 32 bytes beside the columns
@@ -273,23 +292,30 @@ def content_sha256(tensors: Mapping[str, Tensor], facts: str) -> bytes:
     return state.digest()
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
+_NAMES = frozenset({*Embeddings._fields, CHECKSUM})
+
+
+def _read_safetensors(
+    path: Path, wanted: Set[str] = _NAMES
+) -> tuple[dict[str, Tensor], str | None]:
     with safetensors.safe_open(str(path), framework="pt") as file:
         metadata = file.metadata() or {}
-        names = {*file.keys()} & {*Embeddings._fields, CHECKSUM}
+        names = {*file.keys()} & wanted
         return {name: file.get_tensor(name) for name in names}, metadata.get("facts")
 
 
-def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None]:
+def _read_npz(path: Path, wanted: Set[str] = _NAMES) -> tuple[dict[str, Tensor], str | None]:
     # opened here: numpy leaves a file open that it cannot read
     with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-        names = {*file.files} & {*Embeddings._fields, CHECKSUM}
+        names = {*file.files} & wanted
         text = str(file["facts"]) if "facts" in file.files else None
         return {name: torch.from_numpy(file[name]) for name in names}, text
 
 
-def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> None:
-    """Check shapes, types, that features are finite and, if `labelled`, that labels are there."""
+def check_embeddings(
+    rows: Embeddings, name: str, *, labelled: bool = True, finite: bool = True
+) -> None:
+    """Check shapes, types, if `finite` the features and, if `labelled`, that labels are there."""
     features, labels, ids = rows
     if features.dtype != torch.float32 or features.ndim != 2 or features.shape[1] == 0:
         raise DataError(
@@ -304,7 +330,7 @@ def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> N
     if len(features) == 0:
         raise DataError(f"{name}: has no rows")
     # where a number is not finite, the sum is not: that is read in a fifth of the time
-    summed = bool(torch.isfinite(features.sum()))
+    summed = not finite or bool(torch.isfinite(features.sum()))
     bad_rows = 0 if summed else int((~torch.isfinite(features)).any(dim=1).sum())
     if bad_rows:
         raise DataError(

@@ -62,28 +62,6 @@ def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, A
     return split
 
 
-def embed_with_baselines(
-    backbone: nn.Module,
-    view: EvalView,
-    splits: tuple[Split, Split],
-    *,
-    untrained: nn.Module | None,
-    **options: Any,
-) -> dict[str, tuple[Embeddings, Embeddings]]:
-    """Embed both splits by a backbone, by the same network untrained, and as pixels.
-
-    Returns name ("ssl", "random", "pixels") -> train and test features, on the CPU; the last two
-    only where there is an untrained network. options: those of `embed_pair`.
-    """
-    shared = {**options, "view": view, "splits": splits}
-    sets = {"ssl": embed_pair("ssl", backbone, **shared)}
-    shared.pop("saved", None)
-    if untrained is not None:
-        sets["random"] = embed_pair("random", untrained, **shared)
-        sets["pixels"] = embed_pixels(**shared)
-    return sets
-
-
 def embed_pair(
     name: str,
     network: nn.Module,
@@ -123,20 +101,21 @@ def embed_pixels(
 
 
 def pixel_features(*splits: Split, view: EvalView, **options: Any) -> list[Embeddings]:
-    """Flatten each split's pixels, in [0, 1] at the view's size: (N, 3 S S) features.
+    """Flatten each split's pixels, in [0, 1] at the view's size: (N, C S S) features.
 
-    Views larger than PIXELS_PX are made again at that size. Where red, green and blue are equal
-    in every image of all splits, one channel is kept, (N, S S): cosines do not change.
+    Views larger than PIXELS_PX are made again at that size. Where the channels are equal in every
+    image of all splits, one is kept, (N, S S): cosines do not change.
     """
+    count = len(splits[0].image_type.channels)
     scale = min(1.0, PIXELS_PX / view.crop_px)
     raw = EvalView(
         crop_px=round(view.crop_px * scale),
         resize_px=round(view.resize_px * scale),
-        mean=(0.0, 0.0, 0.0),
-        std=(1.0, 1.0, 1.0),
+        mean=(0.0,) * count,
+        std=(1.0,) * count,
     )
     splits_rows = [embed(nn.Flatten(), raw, split, **options) for split in splits]
-    channels = [rows.features.view(len(rows.ids), 3, -1) for rows in splits_rows]
+    channels = [rows.features.view(len(rows.ids), count, -1) for rows in splits_rows]
     if all(bool((c == c[:, :1]).all()) for c in channels):
         return [
             rows._replace(features=c[:, 0].contiguous())

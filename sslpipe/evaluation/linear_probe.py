@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, by_value
 from sslpipe.evaluation.knn import check_pair
@@ -53,7 +52,7 @@ def linear_probe(
     Returns:
         details: C, C_at_edge (the grid may be too narrow), converged (the last fit reached its
         tolerance), holdout_top1 for each C, per-class accuracy (null where test has none), the
-        confusion matrix (rows: true class; null beyond 200 classes), a bootstrap interval.
+        confusion matrix (rows: true class; null beyond 200 classes).
 
     Raises:
         DataError: There are more than MOST_PARAMETERS parameters, or a class has a single row.
@@ -163,7 +162,6 @@ def _probe(
         **{name: chosen, f"{name}_at_edge": len(grid) > 1 and chosen in (path[0], path[-1])},
         holdout_top1={f"{value:g}": score for value, score in scores.items()},
         **({"converged": fitted.converged} if kind is LOGISTIC else {}),
-        bootstrap95=bootstrap95((predicted == labels)[None]),
         per_class=[h / n if n else None for h, n in zip(hits, totals, strict=True)],
         confusion=confusion,
     )

@@ -48,8 +48,8 @@ def fit_logistic(
     the rows for every C that is not done. The weight is sought as P v in principal axes,
     P = (h covariance + I / (C N))^-1/2, h the mean curvature p (1 - p) at zero: the Hessian in v is
     then near the identity, and what is left to gain when a C is done, no entry of the mean loss's
-    gradient in v above `tolerance`, is about half that gradient's square. `dtype` is that of scores
-    and gradients; the steps themselves are in float64.
+    gradient in v above `tolerance`, is about half that gradient's square. `dtype` is that of
+    scores, gradients and steps; losses are summed in float64.
     """
     # principal axes, in which the problem is well conditioned
     curvature = max((num_classes - 1) / num_classes**2, 1e-3)
@@ -105,16 +105,17 @@ def _fit_together(
     def losses(v: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         """(g, F + 1, K) -> mean losses (g,) and their gradients in v, for the problems `which`."""
         weights = v * scale[which]
-        values, gradients = _cross_entropy(columns, labels, weights.to(dtype))
+        values, gradients = _cross_entropy(columns, labels, weights)
         penalties = penalty[which][:, :, None]
-        values = values + (penalties * weights.square()).sum((1, 2)) / 2
-        return values, (gradients + penalties * weights) * scale[which]
+        values = values + (penalties * weights.square()).sum((1, 2), dtype=torch.float64) / 2
+        return values, ((gradients + penalties * weights) * scale[which]).to(dtype)
 
-    start = scale.new_zeros(len(scale), len(columns), num_classes)
+    start = columns.new_zeros(len(scale), len(columns), num_classes)
+    scale, penalty = scale.to(dtype), penalty.to(dtype)
     noise = 10 * torch.finfo(dtype).eps
     points, converged = _minimise(losses, start, tolerance, noise)
     return [
-        Linear(weight[:-1], weight[-1], there)
+        Linear(weight[:-1].double(), weight[-1].double(), there)
         for weight, there in zip(points * scale, converged, strict=True)
     ]
 
@@ -152,8 +153,9 @@ def _minimise(
     start: (G, ...). noise: relative error of a loss; a step may raise it by that much.
     """
     shape = start.shape
-    points = start.flatten(1).clone()  # (G, P)
+    points = start.flatten(1).clone()  # (g, P) of those that are not done, as all that follows
     active = torch.arange(len(points), device=points.device)
+    found, reached = points.clone(), [False] * len(points)
 
     def at(v: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         values, gradients = losses(v.view(-1, *shape[1:]), which)
@@ -161,52 +163,58 @@ def _minimise(
 
     values, gradients = at(points, active)
     pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # step, change of gradient, 1 / their product
-    for _ in range(MAX_ITERATIONS):
-        going = gradients[active].abs().amax(1) > tolerance
-        active = active[going]
+    steps = torch.ones_like(values)
+    for iteration in range(MAX_ITERATIONS + 1):
+        far = gradients.abs().amax(1) > tolerance
+        going = far & (steps > 1e-9) & (iteration < MAX_ITERATIONS)
+        if not going.all():
+            found[active[~going]] = points[~going]
+            for problem, short in zip(active[~going].tolist(), far[~going].tolist(), strict=True):
+                reached[problem] = not short
+            active, points, values = active[going], points[going], values[going]
+            gradients = gradients[going]
+            pairs = [(s[going], y[going], r[going]) for s, y, r in pairs]
         if len(active) == 0:
             break
-        known = pairs  # of the problems that are not done
-        if len(active) < len(points):
-            known = [(s[active], y[active], r[active]) for s, y, r in pairs]
-        direction = -_two_loops(gradients[active], known)
-        slope = (direction * gradients[active]).sum(1)
+        direction = -_two_loops(gradients, pairs)
+        slope = _dots(direction, gradients)
         steps = torch.ones_like(slope)
-        new_points = points[active] + direction
+        new_points = points + direction
         new_values, new_gradients = at(new_points, active)
-        allowed = noise * values[active].abs()
+        allowed = noise * values.abs()
         while True:  # halve the steps that do not lower their loss enough
-            short = new_values > values[active] + SUFFICIENT * steps * slope + allowed
+            short = new_values > values + SUFFICIENT * steps * slope + allowed
             short &= steps > 1e-9  # then the loss is as low as its rounding lets it be seen
             if not short.any():
                 break
             steps[short] /= 2
-            again = points[active[short]] + steps[short, None] * direction[short]
-            new_points[short] = again
-            new_values[short], new_gradients[short] = at(again, active[short])
-        step, change = torch.zeros_like(points), torch.zeros_like(points)
-        step[active] = new_points - points[active]
-        change[active] = new_gradients - gradients[active]
-        product = (step * change).sum(1)
-        enough = product > 1e-12 * change.square().sum(1)  # else the pair is rounding: skipped
+            new_points[short] = points[short] + steps[short, None] * direction[short]
+            new_values[short], new_gradients[short] = at(new_points[short], active[short])
+        step, change = new_points - points, new_gradients - gradients
+        product, squares = _dots(step, change), _dots(change, change)
+        enough = product > 1e-12 * squares  # else the pair is rounding: skipped
         inverse = torch.where(enough, 1 / product.where(enough, 1), 0)
         pairs = [*pairs[-(PAIRS - 1) :], (step, change, inverse)]
-        points[active], values[active], gradients[active] = new_points, new_values, new_gradients
-        active = active[steps > 1e-9]
-    return points.view(shape), (gradients.abs().amax(1) <= tolerance).tolist()
+        points, values, gradients = new_points, new_values, new_gradients
+    return found.view(shape), reached
+
+
+def _dots(a: Tensor, b: Tensor) -> Tensor:
+    """Products of rows, (g, P) and (g, P) -> (g,)."""
+    return torch.bmm(a[:, None], b[:, :, None])[:, 0, 0]
 
 
 def _two_loops(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
     """L-BFGS's inverse Hessian times the gradient (g, P). Nocedal and Wright 2006, alg. 7.4."""
     q, factors = gradient.clone(), []
     for step, change, inverse in reversed(pairs):
-        factors.append(inverse * (step * q).sum(1))
-        q -= factors[-1][:, None] * change
+        factors.append(inverse * _dots(step, q))
+        q.addcmul_(factors[-1][:, None], change, value=-1)
     if pairs:
         _, change, inverse = pairs[-1]
         known = inverse > 0
-        scale = 1 / (inverse * change.square().sum(1)).where(known, 1)
+        scale = 1 / (inverse * _dots(change, change)).where(known, 1)
         q *= scale[:, None]
     for (step, change, inverse), factor in zip(pairs, reversed(factors), strict=True):
-        q += (factor - inverse * (change * q).sum(1))[:, None] * step
+        q.addcmul_((factor - inverse * _dots(change, q))[:, None], step)
     return q

@@ -32,6 +32,8 @@ RANKED_NUMBERS = 2**17  # components of proposed rows at a time; 128 times as ma
 PART_BYTES = 2**27  # of a bank on the CPU that is searched at a time: its unit rows are a copy
 FAISS_MOST = 2048  # neighbours that faiss finds on a GPU
 SPARE = 32  # rows proposed beyond k: most queries are then proved complete
+# rows of a bank for each one proposed, up to which it costs less to compare all of them exactly
+WHOLE = 32
 
 
 def nearest(
@@ -158,6 +160,11 @@ def _search(
     """
     margin = float32_error(bank.shape[1]) + 2.0**-23  # of a float32 product, both ways
     width, k = min(len(bank), k + SPARE), min(k, len(bank))
+    if propose is _by_torch and bank.device.type == "cpu" and len(bank) <= WHOLE * width:
+        whole = among_all(bank, queries, k, bank_ids, query_ids)
+        if progress is not None:
+            progress(len(queries))
+        return whole
     parts, doubts = [], []
     tile = max(1, tile_numbers(bank.device) // len(bank))
     with full_float32():
@@ -167,7 +174,8 @@ def _search(
             if bank_ids is not None and query_ids is not None:
                 own = bank_ids == query_ids[part, None]  # (q, N)
             products, rows = propose(bank, some, width, own)
-            exact = _exactly(bank, some, rows).masked_fill_(products == -torch.inf, -torch.inf)
+            exact = exactly(bank, some, rows).masked_fill_(products == -torch.inf, -torch.inf)
+            exact.nan_to_num_(torch.inf, torch.inf, -torch.inf)  # of damaged rows: seen, not last
             parts.append(best(exact, rows, k))
             # else no row that was not proposed is as near as the last of those found
             last = products[:, -1]
@@ -246,12 +254,18 @@ def tile_numbers(device: torch.device) -> int:
     return max(1, min(MOST_NUMBERS, (free + unused) // (8 * 4)))
 
 
-def _exactly(bank: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
+def exactly(bank: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
     """(q, n) float32 similarities of each query with its own rows of the bank, (q, n) int64."""
-    numbers = RANKED_NUMBERS * (128 if bank.is_cuda else 1)
-    step = max(1, numbers // (rows.shape[1] * bank.shape[1]))
-    parts = [
-        torch.bmm(bank[some].double(), part.double()[:, :, None])[:, :, 0].float()
-        for part, some in zip(torch.split(queries, step), torch.split(rows, step), strict=True)
-    ]
-    return torch.cat(parts)
+    (count, near), width = rows.shape, bank.shape[1]
+    step = max(1, RANKED_NUMBERS * (128 if bank.is_cuda else 1) // (near * width))
+    found = bank.new_empty(count, near)
+    # used again: small results between large pieces of memory that come and go make a heap grow
+    narrow = bank.new_empty(min(step, count) * near, width)
+    wide = torch.empty_like(narrow, dtype=torch.float64)
+    for start in range(0, count, step):
+        some = rows[start : start + step]
+        own = slice(some.numel())
+        wide[own].copy_(torch.index_select(bank, 0, some.flatten(), out=narrow[own]))
+        asked = queries[start : start + step].double()[:, :, None]
+        found[start : start + step] = torch.bmm(wide[own].view(*some.shape, width), asked)[:, :, 0]
+    return found

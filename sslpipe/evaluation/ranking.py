@@ -1,7 +1,7 @@
 """At which ranks a query finds what has its label: exact, chunked, for any number of matches."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from sslpipe.evaluation.rerank import k_reciprocal_order
 from sslpipe.precision import full_float32
 
 TILE_NUMBERS = 2**23  # similarities of a tile: 32 MiB of float32
+SORTED_NUMBERS = 2**21  # of a tile whose rows are sorted, with float64 products and integer keys
 COUNTED = 16  # up to so many matches, what precedes each is counted; beyond that the row is sorted
 
 Floats32 = NDArray[np.float32]
@@ -72,29 +73,38 @@ def ranks_of_matches(
 
     # exact products rank many matches; of few, the doubtful ones are looked at again
     most = int((last - first).max(initial=0))
-    step = max(1, TILE_NUMBERS // len(features))
-    few, size = most <= COUNTED and not rerank, min(step, len(wanted))
-    find = _by_counting(features, order) if few else _by_sorting(order)
+    few = most <= COUNTED and not rerank
+    step = max(1, (TILE_NUMBERS if few else SORTED_NUMBERS) // len(features))
+    find = _by_counting(features, order) if few else None
     with full_float32():
-        table = _cosines(features, size, torch.float32 if few else torch.float64)
+        table = _cosines(features, min(step, len(wanted)), torch.float32 if few else torch.float64)
         for start in range(0, len(wanted), step):
             part = queries.features[start : start + step]
             ranks = np.full((len(part), max(1, most)), np.inf)
             matches = np.zeros(len(part), np.int64)
-            units = (fixed_point_units(part) if few else part).cpu().numpy()
-            for at, (row, query) in enumerate(zip(table(part).cpu().numpy(), units, strict=True)):
+            similarities = table(part).cpu().numpy()
+            seen: dict[int, Integers] = {}  # number of a query -> places of its matches
+            for at, row in enumerate(similarities):
                 own = slice(first[start + at], last[start + at])
                 if own.start == own.stop:
                     continue
                 unseen = hidden(start + at, own)
+                row[unseen] = -np.inf
                 if rerank:
-                    row[unseen] = -np.inf
                     _rerank(row, part[at], features, order, rerank)
-                near = row[own].copy()
-                row[unseen] = row[own] = -np.inf  # what is left is no match
-                seen = np.ones(len(near), bool)
-                seen[unseen[(unseen >= own.start) & (unseen < own.stop)] - own.start] = False
-                positions = find(row, near[seen], query, own.start + np.flatnonzero(seen))
+                shown = np.ones(own.stop - own.start, bool)
+                shown[unseen[(unseen >= own.start) & (unseen < own.stop)] - own.start] = False
+                seen[at] = own.start + np.flatnonzero(shown)
+                if find is not None:
+                    row[own] = -np.inf  # what is left is no match
+            if find is not None:
+                units = fixed_point_units(part).cpu().numpy()
+                found: Iterable[tuple[int, NDArray[np.float64]]] = (
+                    (at, find(similarities[at], units[at], own)) for at, own in seen.items()
+                )
+            else:
+                found = _by_sorting(similarities, order, seen)
+            for at, positions in found:
                 ranks[at, : len(positions)], matches[at] = positions, len(positions)
             yield Ranks(ranks, matches)
 
@@ -109,9 +119,9 @@ def _rerank(row: Floats32, query: Tensor, bank: Tensor, order: Integers, count: 
         row[ranked] = 1 + np.arange(count, 0, -1)  # a cosine is at most 1
 
 
-# (row, near, query, places) -> the ranks of the matches at `places`: `near` are their similarities,
-# `row` those of all others, -inf where a row is hidden or a match
-Find = Callable[[Floats32, Floats32, Floats32, Integers], NDArray[np.float64]]
+# (row, query, places) -> the ranks of the matches at `places`; `row` are the similarities of all
+# others, -inf where one is hidden
+Find = Callable[[Floats32, Floats32, Integers], NDArray[np.float64]]
 
 
 def _by_counting(features: Tensor, order: Integers) -> Find:
@@ -125,7 +135,7 @@ def _by_counting(features: Tensor, order: Integers) -> Find:
         wide = [units[part].astype(np.float64) @ query.astype(np.float64) for part in parts]
         return np.concatenate(wide).astype(np.float32)
 
-    def find(row: Floats32, near: Floats32, query: Floats32, places: Integers) -> Any:
+    def find(row: Floats32, query: Floats32, places: Integers) -> NDArray[np.float64]:
         similarities = exactly(places, query)
         nearest_first = np.argsort(-similarities, kind="stable")  # within a label, rows ascend
         ranks = np.empty(len(places))
@@ -144,19 +154,15 @@ def _by_counting(features: Tensor, order: Integers) -> Find:
     return find
 
 
-def _by_sorting(order: Integers) -> Find:
-    """Rank by exact similarities, all of a query's sorted."""
-
-    def keys(values: Floats32, rows: Integers) -> Integers:
-        found: Integers = rank_keys(torch.from_numpy(values), torch.from_numpy(rows)).numpy()
-        return np.sort(found)
-
-    def find(row: Floats32, near: Floats32, query: Floats32, places: Integers) -> Any:
-        relevant, rest = keys(near, order[places])[::-1], keys(row, order)
-        above = len(rest) - np.searchsorted(rest, relevant)
-        return np.asarray(1 + np.arange(len(relevant)) + above, np.float64)
-
-    return find
+def _by_sorting(
+    similarities: Floats32, order: Integers, seen: Mapping[int, Integers]
+) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """Rank by exact similarities (q, N), those of all queries sorted; -inf is behind all others."""
+    keys: Integers = rank_keys(torch.from_numpy(similarities), torch.from_numpy(order)).numpy()
+    every = np.sort(keys, axis=1)
+    for at, places in seen.items():
+        relevant = np.sort(keys[at, places])[::-1]
+        yield at, (keys.shape[1] - np.searchsorted(every[at], relevant)).astype(np.float64)
 
 
 def _cosines(gallery: Tensor, most: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:

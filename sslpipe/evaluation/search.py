@@ -4,11 +4,11 @@ A features file is the index: rows of one network, with the ids of their samples
 data set and a features file of their own, searched together with the others.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError
+from sslpipe.evaluation.approximate import Approximate
 from sslpipe.evaluation.choose import fit_flattening
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.exact import fixed_point_units
@@ -26,6 +27,7 @@ from sslpipe.evaluation.selection import parse_conditions, select
 from sslpipe.evaluation.whiten import Whitening
 
 KEY_WINDOW_BYTES = 2**20  # read of a shard for a sample's key
+COPIED = 0.25  # of a file's rows: fewer that fit a condition are copied, of more the others hidden
 MOST_FITTED = 20_000  # rows, evenly spaced, that the spectrum is learned on
 
 
@@ -45,6 +47,23 @@ class Hit(NamedTuple):
     label: int
 
 
+class Prepared(NamedTuple):
+    """Rows that `search_index.build_index` has written, as they are searched.
+
+    Args:
+        rows: For each file its rows of length 1 and the facts of the features, or None: they are
+            read from the file itself, and flattened alike.
+        flattening: What the rows were flattened by, and queries are; None: nothing.
+        form: The same in words.
+        near: For each file what finds its nearest rows approximately, or None: all are compared.
+    """
+
+    rows: Sequence[tuple[Embeddings, dict[str, Any]] | None]
+    flattening: Whitening | None
+    form: str
+    near: Sequence[Approximate | None]
+
+
 class ImageSearch:
     """Search features files together; the answers are exact, ties by file, then row.
 
@@ -56,6 +75,7 @@ class ImageSearch:
         augment: Mix each image with its nearest ones of all files, so many, itself among them, at
             the cost of comparing every image with every other. 0: do not.
         removed: Ids of each file that are not found; none by default.
+        prepared: What has been prepared before; then `flatten` has no effect.
 
     Attributes:
         facts: What the files say of their network and view.
@@ -75,46 +95,60 @@ class ImageSearch:
         flatten: bool = True,
         augment: int = 0,
         removed: Sequence[Sequence[int]] = (),
+        prepared: Prepared | None = None,
     ) -> None:
         self.splits: list[Split] = []
         self.facts: dict[str, Any] = {}
         self.all_facts: list[dict[str, Any]] = []
         self._rows: list[Embeddings] = []
-        for path, data in files:
-            rows, facts = load_embeddings(path)
+        self._kept: list[Tensor | None] = []  # (N,) bool, of rows that are mapped; None: all
+        ready = [None] * len(files) if prepared is None else prepared.rows
+        self._near = [None] * len(files) if prepared is None else prepared.near
+        for number, ((path, data), own) in enumerate(zip(files, ready, strict=True)):
+            rows, facts = load_embeddings(path) if own is None else own
             if self.splits:
                 check_comparable(self.facts, facts)
             else:
                 self.facts = facts
             self.splits.append(split_of_file(data, Path(path), rows, facts))
             self.all_facts.append(facts)
-            if removed and len(removed[len(self._rows)]):
-                gone = torch.tensor(removed[len(self._rows)], dtype=torch.int64)
-                rows = rows.rows(~torch.isin(rows.ids, gone))
+            kept = None
+            if removed and len(removed[number]):
+                kept = ~torch.isin(rows.ids, torch.tensor(removed[number], dtype=torch.int64))
+                if own is None:  # else the rows are not copied
+                    rows, kept = rows.rows(kept), None
             self._rows.append(rows)
+            self._kept.append(kept)
         if not self.splits:
             raise UserError("no features file to search; write one with `sslpipe embed`")
-        self.flattening: Whitening | None = None
-        self.form = "as they are"
-        if "whitening_sha256" in self.facts:
-            self.form = "as their export whitened them"
-        elif flatten:
-            step = len(self) // MOST_FITTED + 1
-            some = [rows.rows(torch.arange(0, len(rows.ids), step)) for rows in self._rows]
-            fit_on = Embeddings(*map(torch.cat, zip(*some, strict=True)))
-            said: list[str] = []
-            self.flattening, words = fit_flattening(fit_on, by_labels=False, say=said.append)
-            self.form = "; ".join([words, *said])
+        if prepared is not None:
+            self.flattening, self.form = prepared.flattening, prepared.form
+        else:
+            self.flattening, self.form = self._fit(flatten)
         # made once: a search is then one product
         for part, rows in enumerate(self._rows):
-            units = fixed_point_units(self._flattened(rows.features, in_place=True))
-            self._rows[part] = rows._replace(features=units)
+            if ready[part] is None:
+                units = fixed_point_units(self._flattened(rows.features, in_place=True))
+                self._rows[part] = rows._replace(features=units)
         if augment:
             mixed = augmented(torch.cat([rows.features for rows in self._rows]), augment)
             parts = torch.split(mixed, [len(rows.ids) for rows in self._rows])
             self._rows = [
                 rows._replace(features=part) for rows, part in zip(self._rows, parts, strict=True)
             ]
+
+    def _fit(self, flatten: bool) -> tuple[Whitening | None, str]:
+        """Learn what flattens the features on the rows of all files; and say it in words."""
+        if "whitening_sha256" in self.facts:
+            return None, "as their export whitened them"
+        if not flatten:
+            return None, "as they are"
+        step = len(self) // MOST_FITTED + 1
+        some = [rows.rows(torch.arange(0, len(rows.ids), step)) for rows in self._rows]
+        fit_on = Embeddings(*map(torch.cat, zip(*some, strict=True)))
+        said: list[str] = []
+        fitted, words = fit_flattening(fit_on, by_labels=False, say=said.append)
+        return fitted, "; ".join([words, *said])
 
     def check_network(self, facts: Mapping[str, Any]) -> None:
         """Raise DataError where these facts of the queries' network and view are others."""
@@ -126,11 +160,16 @@ class ImageSearch:
                 )
 
     def __len__(self) -> int:
-        return sum(len(rows.ids) for rows in self._rows)
+        return sum(map(len, map(self.ids, range(len(self._rows)))))
 
-    def ids(self, part: int) -> set[int]:
-        """Return the ids of a file's images that can be found."""
-        return {*self._rows[part].ids.tolist()}
+    def ids(self, part: int) -> Tensor:
+        """Return the ids of a file's images that can be found, (n,) int64."""
+        ids, kept = self._rows[part].ids, self._kept[part]
+        return ids if kept is None else ids[kept]
+
+    def rows(self, part: int) -> Embeddings:
+        """Return a file's rows as they are searched: flattened, of length 1."""
+        return self._rows[part]
 
     def find(
         self,
@@ -191,33 +230,54 @@ class ImageSearch:
         return self.flattening.apply(features, in_place=in_place)
 
     def _where(self, text: str) -> list[Tensor | None]:
-        """Rows of each file for which the conditions hold; None: all."""
+        """Say which rows of each file can be found and fit the conditions, (N,) bool; None: all."""
         if not text:
-            return [None] * len(self.splits)
+            return self._kept
         conditions = parse_conditions(text)
-        chosen = [
-            torch.from_numpy(np.flatnonzero(select(conditions, split, rows.ids.numpy())))
-            for split, rows in zip(self.splits, self._rows, strict=True)
-        ]
-        if not any(map(len, chosen)):
+        chosen: list[Tensor | None] = []
+        for split, rows, kept in zip(self.splits, self._rows, self._kept, strict=True):
+            fit = torch.from_numpy(select(conditions, split, rows.ids.numpy()))
+            chosen.append(fit if kept is None else fit & kept)
+        if not any(bool(each.any()) for each in chosen if each is not None):
             raise DataError(f"no image fits {text!r}; leave a condition out")
-        return list(chosen)
+        return chosen
 
     def _nearest(
-        self, queries: Tensor, top: int, kept: Sequence[Tensor | None]
+        self, queries: Tensor, top: int, chosen: Sequence[Tensor | None]
     ) -> list[list[tuple[float, int, int]]]:
         """(score, file, row) of the best of all files, for each query."""
         found: list[list[tuple[float, int, int]]] = [[] for _ in queries]
-        for part, (rows, some) in enumerate(zip(self._rows, kept, strict=True)):
-            bank = rows.features if some is None else rows.features[some]
-            if not len(bank):
+        units = fixed_point_units(queries)
+        for part, (rows, some) in enumerate(zip(self._rows, chosen, strict=True)):
+            bank, places, hidden = rows.features, None, None
+            count = len(bank) if some is None else int(some.sum())
+            if not count:
                 continue
-            near = nearest_units(bank, fixed_point_units(queries), min(top, len(bank)))
-            places = near.indices if some is None else some[near.indices]
+            if some is not None and count < COPIED * len(bank):
+                places = some.nonzero()[:, 0]
+                bank = bank[places]
+            elif some is not None and count < len(bank):
+                hidden = (~some).long()
+            by, k = self._near[part], min(top, count)
+            if by is not None and places is None:
+                near = by.nearest(bank, units, k, some)
+            else:  # a query never finds a row of its own "id": all are 1, and so are hidden rows
+                ones = None if hidden is None else torch.ones(len(units), dtype=torch.int64)
+                near = nearest_units(bank, units, k, bank_ids=hidden, query_ids=ones)
+            if not bool((near.similarities <= 1.001).all()):  # of rows that are mapped unchecked
+                raise DataError(
+                    "the index is damaged: rows are not of length 1; make it anew with `sslpipe "
+                    "index build`"
+                )
+            indices = near.indices if places is None else places[near.indices]
             for query, pairs in enumerate(
-                zip(near.similarities.tolist(), places.tolist(), strict=True)
+                zip(near.similarities.tolist(), indices.tolist(), strict=True)
             ):
-                found[query] += [(score, part, row) for score, row in zip(*pairs, strict=True)]
+                found[query] += [
+                    (score, part, row)
+                    for score, row in zip(*pairs, strict=True)
+                    if score > -math.inf  # fewer were found
+                ]
         return [sorted(each, key=lambda hit: (-hit[0], *hit[1:]))[:top] for each in found]
 
     def _expanded(self, query: Tensor, near: list[tuple[float, int, int]], alpha: float) -> Tensor:

@@ -1,7 +1,7 @@
 """PCA whitening: learned on train features, applied alike to both sides of comparisons."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,20 +67,24 @@ def fit_powers(
     floor: float | None = None,
     dims: int | None = None,
     say: Callable[[str], None] = lambda text: None,
+    some: Tensor | None = None,
 ) -> list[Whitening]:
-    """Fit the principal axes once, and return what `fit_whitening` does for each power."""
+    """Fit the principal axes once, and return what `fit_whitening` does for each power.
+
+    `some` are numbers of rows: only these are learned from, without a copy of them.
+    """
     if wrong := [power for power in powers if not 0 <= power <= 1]:
         raise DataError(f"power = {wrong[0]} must lie in 0..1: 0 only rotates, 1 whitens")
-    mean, variances, axes = principal_axes(train.features, dims)
+    mean, variances, axes = principal_axes(train.features, dims, some)
     if floor is None:
-        floor = floor_for(variances, len(train.ids))
+        floor = floor_for(variances, len(train.ids if some is None else some))
         if floor > FLOOR:
             few = f"{len(train.ids):,} rows are few for {len(mean):,} features"
             say(f"{few}: flattened with more care (--floor {floor:.2g})")
     spread = (variances.clamp_min(0) + floor * variances.mean()).sqrt()
-    some = spread > 1e-10 * spread.max()  # an axis without variance and floor carries nothing
+    carries = spread > 1e-10 * spread.max()  # an axis without variance and floor carries nothing
     kept = slice(len(mean) - (dims or len(mean)), None)  # variances ascend
-    scales = [torch.where(some, spread**-power, torch.zeros_like(spread)) for power in powers]
+    scales = [torch.where(carries, spread**-power, torch.zeros_like(spread)) for power in powers]
     return [Whitening(mean, (axes * scale)[:, kept].contiguous()) for scale in scales]
 
 
@@ -102,16 +106,26 @@ def floor_for(variances: Tensor, rows: int) -> float:
     return max(FLOOR, rho / (1 - rho))
 
 
-def principal_axes(features: Tensor, dims: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the mean (F,), variances (F,) ascending and axes (F, F) in columns, in float64."""
+def principal_axes(
+    features: Tensor, dims: int | None = None, some: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the mean (F,), variances (F,) ascending and axes (F, F) in columns, in float64.
+
+    `some` are numbers of rows, of which alone they are.
+    """
     if dims is not None and not 1 <= dims <= features.shape[1]:
         raise DataError(f"dims = {dims} must lie in 1..{features.shape[1]}, the features")
-    parts = torch.split(features, part_rows(features))
-    mean = torch.stack([part.double().sum(dim=0) for part in parts]).sum(dim=0) / len(features)
+    count, rows = len(features if some is None else some), part_rows(features)
+    parts: Iterable[Tensor | slice]
+    if some is None:
+        parts = [slice(at, at + rows) for at in range(0, count, rows)]
+    else:
+        parts = torch.split(some, rows)
+    mean = torch.stack([features[part].double().sum(dim=0) for part in parts]).sum(dim=0) / count
     covariance = mean.new_zeros(len(mean), len(mean))
     for part in parts:
-        centred = part.double().sub_(mean)
-        covariance += centred.T @ centred / len(features)  # (F, F)
+        centred = features[part].double().sub_(mean)
+        covariance += centred.T @ centred / count  # (F, F)
     variances, axes = torch.linalg.eigh(covariance)
     return mean, variances, axes
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sslpipe.export.load import SSLPIPE_KEY, FrozenBackbone
 from sslpipe.export.model_card import hub_card, model_card
-from sslpipe.models.backbones import is_timm_vit
+from sslpipe.models.backbones import RGB_CHANNELS, is_timm_vit
 from sslpipe.recipe.base import Component
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # the extra `onnx`
@@ -61,6 +61,8 @@ def _write_tensors(module: nn.Module, path: Path) -> Path:
 def _extra_layers(model: FrozenBackbone, theirs: str) -> str | None:
     """Name what a backbone has that its library's network has not, if any."""
     backbone = model.backbone
+    if backbone.channels != RGB_CHANNELS:
+        return f"its images have {backbone.channels} channels, and those of {theirs} three"
     if backbone.embedding is not None:
         return f"it has an embedding layer of {model.num_features} behind the network's features"
     if backbone.normalize:
@@ -220,7 +222,13 @@ def onnx_graph(model: FrozenBackbone, network: nn.Module) -> Any:
         tensor.ClearField("metadata_props")
     # what a reader must know of the images
     view = model.view.config()
-    images = "(batch, 3, crop_px, crop_px) float32 RGB: in [0, 1], less mean, over std"
+    own = model.image_type
+    what = "RGB" if own.is_rgb8 else ", ".join(own.channels)
+    where = "in [0, 1]" if own.is_rgb8 else "low to high as 0 to 1"
+    images = (
+        f"(batch, {len(own.channels)}, crop_px, crop_px) float32 {what}: {where}, less mean, "
+        "over std"
+    )
     if "views" in view:
         images = (
             f"(batch, {', '.join(map(str, model.view.image_shape))}): for each of `views` such "
@@ -231,6 +239,7 @@ def onnx_graph(model: FrozenBackbone, network: nn.Module) -> Any:
         "images": images,
         "features": f"(batch, {model.num_features}) float32, {length}",
         **{key: json.dumps(value) for key, value in view.items()},
+        **({} if own.is_rgb8 else {"image": own.model_dump_json()}),
         "weights_sha256": model.config.weights_sha256,
     }
     onnx.helper.set_model_props(proto, metadata)

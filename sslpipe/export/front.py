@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.augment.eval_view import EvalView, JoinedView
+from sslpipe.data.image_type import ImageType
 from sslpipe.errors import ExportError
 from sslpipe.export.formats import USAGE, save_onnx
 from sslpipe.export.verify import OnnxSession, relative_difference
@@ -19,12 +20,17 @@ FEATURE_TOLERANCE = 0.01  # of the largest feature: layers are fused otherwise, 
 _PROOF_SIDES = ((1, 1), (0.6, 0.8), (2.3, 1.7), (1.1, 3.1), (5.05, 4.95))
 
 
-def check_front(files: Iterable[str], view: EvalView) -> None:
+def check_front(files: Iterable[str], view: EvalView, image_type: ImageType) -> None:
     """Raise ExportError where formats have no ONNX file, or a file cannot make this view."""
     if not any(name.startswith("onnx") for name in files):
         raise ExportError(
             "preprocessing fits into ONNX files only; add a format (--format onnx), or leave "
             "--with-preprocessing out"
+        )
+    if not image_type.is_rgb8:
+        raise ExportError(
+            "an ONNX file with preprocessing takes 8-bit RGB, and the network was trained on "
+            f"{image_type}; leave --with-preprocessing out"
         )
     if isinstance(view, JoinedView) or view.crops != "center":
         kind = "of several networks" if isinstance(view, JoinedView) else f"of {view.crops} crops"
@@ -88,92 +94,62 @@ def _compare(images: Tensor, pixels: Tensor, view: EvalView) -> None:
         )
 
 
+# the shorter side becomes resize_px, the longer one follows, rounded down
+_KEEPING_SHAPE = """
+  front_sides = Shape <end = 3, start = 1> (pixels)
+  front_shorter = ReduceMin <keepdims = 1> (front_sides)
+  front_longer = ReduceMax <keepdims = 1> (front_sides)
+  front_product = Mul (front_longer, front_resized)
+  front_longer_resized = Div (front_product, front_shorter)
+  front_is_shorter = Equal (front_sides, front_shorter)
+  front_sizes = Where (front_is_shorter, front_resized, front_longer_resized)"""
+# In Resize, the weights of what is inside sum to 1, as torch's do. All four sizes: onnxruntime's
+# optimizer does not see `axes` where it moves the transposition. A half of the crop is rounded to
+# the even number, as Python does.
+_GRAPH = """
+front (uint8[batch, height, width, 3] pixels) => (float[batch, 3, {crop}, {crop}] front_images)
+<float front_most = {{255.0}}, int64[2] front_resized = {{{resize}, {resize}}},
+ int64[2] front_crop = {{{crop}, {crop}}}, int64[1] front_channels = {{3}},
+ float front_half = {{0.5}}, int64[2] front_axes = {{2, 3}}{limits},
+ float[3, 1, 1] front_mean = {{{mean}}}, float[3, 1, 1] front_std = {{{std}}}>
+{{
+  front_floats = Cast <to = 1> (pixels)
+  front_channels_first = Transpose <perm = [0, 3, 1, 2]> (front_floats)
+  front_shares = Div (front_channels_first, front_most){sizes}
+  front_count = Shape <end = 1, start = 0> (pixels)
+  front_all_sizes = Concat <axis = 0> (front_count, front_channels, front_sizes)
+  front_overshot = Resize <antialias = 1, coordinate_transformation_mode = "half_pixel",
+    cubic_coeff_a = -0.5, exclude_outside = 1, mode = "{mode}"> (front_shares, , , front_all_sizes)
+  front_picture = {clip}
+  front_low = Sub (front_sizes, front_crop)
+  front_low_float = Cast <to = 1> (front_low)
+  front_low_half = Mul (front_low_float, front_half)
+  front_first_float = Round (front_low_half)
+  front_first = Cast <to = 7> (front_first_float)
+  front_last = Add (front_first, front_crop)
+  front_cropped = Slice (front_picture, front_first, front_last, front_axes)
+  front_centred = Sub (front_cropped, front_mean)
+  front_images = Div (front_centred, front_std)
+}}"""
+
+_LIMITS = ", front_zero, front_one"
+
+
 def _front(view: EvalView, opsets: Any, ir_version: int) -> Any:
     """Build the graph (batch, height, width, 3) uint8 -> (batch, 3, S, S) normalised float32."""
     import onnx
-    from onnx import TensorProto, helper, numpy_helper
 
-    settings = view.config()
-    cubic = view.interpolation == "bicubic"
-    constants = {
-        "most": np.float32(255),
-        "resized": np.array([view.resize_px, view.resize_px], np.int64),
-        "crop": np.array([view.crop_px, view.crop_px], np.int64),
-        "channels": np.array([3], np.int64),
-        "half": np.float32(0.5),
-        "axes": np.array([2, 3], np.int64),
-        "zero": np.float32(0),
-        "one": np.float32(1),
-        "mean": np.array(settings["mean"], np.float32).reshape(3, 1, 1),
-        "std": np.array(settings["std"], np.float32).reshape(3, 1, 1),
-    }
-    nodes = []
-
-    def node(kind: str, given: str, made: str, **attributes: Any) -> None:
-        inputs = [f"front_{name}" if name else "" for name in given.split(",")]
-        inputs = ["pixels" if name == "front_pixels" else name for name in inputs]
-        nodes.append(helper.make_node(kind, inputs, [f"front_{made}"], **attributes))
-
-    # in [0, 1]
-    node("Cast", "pixels", "floats", to=TensorProto.FLOAT)
-    node("Transpose", "floats", "channels_first", perm=[0, 3, 1, 2])
-    node("Div", "channels_first,most", "shares")
-    # the shorter side to resize_px, the longer one by the same factor, rounded down
-    if view.squash:
-        node("Identity", "resized", "sizes")
-    else:
-        node("Shape", "pixels", "sides", start=1, end=3)
-        node("ReduceMin", "sides", "shorter", keepdims=1)
-        node("ReduceMax", "sides", "longer", keepdims=1)
-        node("Mul", "longer,resized", "product")
-        node("Div", "product,shorter", "longer_resized")
-        node("Equal", "sides,shorter", "is_shorter")
-        node("Where", "is_shorter,resized,longer_resized", "sizes")
-    # all four sizes: onnxruntime's optimizer does not see `axes` where it moves the transposition
-    node("Shape", "pixels", "count", start=0, end=1)
-    node("Concat", "count,channels,sizes", "all_sizes", axis=0)
-    node(
-        "Resize",
-        "shares,,,all_sizes",
-        "overshot" if cubic else "picture",
-        antialias=1,
+    settings, cubic = view.config(), view.interpolation == "bicubic"
+    text = _GRAPH.format(
+        crop=view.crop_px,
+        resize=view.resize_px,
+        sizes="\n  front_sizes = Identity (front_resized)" if view.squash else _KEEPING_SHAPE,
         mode="cubic" if cubic else "linear",
-        coordinate_transformation_mode="half_pixel",
-        cubic_coeff_a=-0.5,
-        exclude_outside=1,  # the weights of what is inside sum to 1, as torch's do
+        limits=", float front_zero = {0.0}, float front_one = {1.0}" if cubic else "",
+        clip=f"{'Clip' if cubic else 'Identity'} (front_overshot{_LIMITS if cubic else ''})",
+        **{key: ", ".join(str(np.float32(v)) for v in settings[key]) for key in ("mean", "std")},
     )
-    if cubic:
-        node("Clip", "overshot,zero,one", "picture")
-    # the central crop; a half is rounded to the even number, as Python does
-    node("Sub", "sizes,crop", "low")
-    node("Cast", "low", "low_float", to=TensorProto.FLOAT)
-    node("Mul", "low_float,half", "low_half")
-    node("Round", "low_half", "first_float")
-    node("Cast", "first_float", "first", to=TensorProto.INT64)
-    node("Add", "first,crop", "last")
-    node("Slice", "picture,first,last,axes", "cropped")
-    node("Sub", "cropped,mean", "centred")
-    node("Div", "centred,std", "images")
-    used = {name for each in nodes for name in each.input}
-    graph = helper.make_graph(
-        nodes,
-        "front",
-        [
-            helper.make_tensor_value_info(
-                "pixels", TensorProto.UINT8, ["batch", "height", "width", 3]
-            )
-        ],
-        [
-            helper.make_tensor_value_info(
-                "front_images", TensorProto.FLOAT, ["batch", 3, view.crop_px, view.crop_px]
-            )
-        ],
-        [
-            numpy_helper.from_array(np.asarray(value), f"front_{name}")
-            for name, value in constants.items()
-            if f"front_{name}" in used
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
+    graph = onnx.parser.parse_graph(text)
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
     onnx.checker.check_model(model)
     return model

@@ -18,9 +18,10 @@ from sslpipe.data.index import DatasetIndex
 from sslpipe.distributed import agree
 from sslpipe.errors import RecipeError, UserError, WeightsError
 from sslpipe.export.formats import FORMATS
-from sslpipe.export.load import FrozenBackbone, load_backbone
+from sslpipe.export.load import FrozenBackbone, freeze, load_backbone
 from sslpipe.export.model_card import sha256_sums
-from sslpipe.models.backbones import JOIN, Backbone, build_backbone
+from sslpipe.models.backbones import JOIN, ONNX, RGB_CHANNELS, Backbone, build_backbone
+from sslpipe.models.channels import adapt_kernels
 from sslpipe.models.pooling import is_pooling
 from sslpipe.recipe import FinetuneRecipe, Recipe
 from sslpipe.recipe.base import Component, Tune, Weights
@@ -63,6 +64,7 @@ def open_init(
         if kept == str(source) and not (chosen and Path(source).exists()):
             return None  # it may have gone since, and a hub may be out of reach
     crop_px = recipe.tune.eval_crop_px or recipe.augment.arguments.get("crop_px")
+    component = recipe.backbone and _with_channels(recipe.backbone, None)  # see `fit_channels`
     load = partial(
         load_backbone,
         source,
@@ -71,7 +73,7 @@ def open_init(
         crop_px=crop_px if isinstance(crop_px, int) else None,
     )
     try:
-        model = load(component=recipe.backbone)
+        model = load(component=component)
     except WeightsError as error:
         if recipe.backbone is None or recipe._backbone_overrides:
             raise
@@ -138,6 +140,48 @@ def keep_init(
     return init_from
 
 
+def fit_channels(
+    init_from: FrozenBackbone | None, index: DatasetIndex | None
+) -> FrozenBackbone | None:
+    """Make the first layer of RGB weights fit the channels of a data set; others stay as they are.
+
+    The view gets the data's mean and standard deviation. See `adapt_kernels`.
+
+    Raises:
+        UserError: The weights are for other channels than RGB, which are not the data's.
+    """
+    if init_from is None or index is None or init_from.config.backbone.kind in (JOIN, ONNX):
+        return init_from
+    own, image_type = init_from.image_type, index.image_type
+    if own.channels == image_type.channels:
+        return init_from
+    if not own.is_rgb:
+        raise UserError(
+            f"--init: {init_from.name} was trained on the channels {', '.join(own.channels)}, and "
+            f"the data have {', '.join(image_type.channels)}; choose among them by data.channels"
+        )
+    component = _with_channels(init_from.config.backbone, len(image_type.channels))
+    backbone = build_backbone(component, crop_px=init_from.config.crop_px)
+    fitted, state = backbone.state_dict(), init_from.backbone.state_dict()
+    (first,) = (key for key in state if fitted[key].shape != state[key].shape)
+    state[first] = adapt_kernels(state[first], image_type.channels)
+    backbone.load_state_dict(state)
+    statistics = {"mean": index.manifest.mean, "std": index.manifest.std}
+    view = EvalView.from_config(init_from.view.config() | statistics)
+    facts = {"init": {**init_facts(init_from), "channels": list(image_type.channels)}}
+    facts = {**init_from.config.facts, **facts}
+    return freeze(backbone, component, view, facts, image=index.manifest.image)
+
+
+def _with_channels(component: Component, channels: int | None) -> Component:
+    """Return a [backbone] for images of so many channels; None: without a word of them."""
+    tree = component.model_dump()
+    tree.pop("channels", None)
+    if channels not in (None, RGB_CHANNELS):
+        tree["channels"] = channels
+    return Component.model_validate(tree)
+
+
 def begun_without(run_dir: Path | None) -> bool:
     """Whether a run has checkpoints but keeps no start: it is of an earlier version, or random."""
     if run_dir is None or (run_dir / KEPT).exists():
@@ -185,6 +229,15 @@ def with_init(
         )
     else:
         component, sha256 = _fitted(recipe, init_from), init_from.config.weights_sha256
+    if index is not None:
+        channels = len(index.image_type.channels)
+        given = component.arguments.get("channels", channels)
+        if given != channels:
+            raise RecipeError(
+                f"backbone.channels = {given!r}, and the data's images have {channels} "
+                f"({', '.join(index.image_type.channels)}); leave the key out"
+            )
+        component = _with_channels(component, channels)
     if recipe.init not in ("", sha256):
         raise RecipeError(
             f"init = {recipe.init[:16]!r}..., but the given backbone's weights have sha256 "
@@ -226,7 +279,7 @@ def _takes_both_sides(component: Component, crop_px: int, eval_crop_px: int, dev
             trained = build_backbone(component, crop_px=crop_px).eval()
             other = build_backbone(component, crop_px=eval_crop_px).state_dict()
             own = trained.state_dict()
-            trained(torch.empty(1, 3, eval_crop_px, eval_crop_px))
+            trained(torch.empty(1, trained.channels, eval_crop_px, eval_crop_px))
     except RecipeError:
         if device == "cpu":
             raise
@@ -357,4 +410,6 @@ def describe_init(init_from: FrozenBackbone | None, tune: Tune) -> str:
     frozen = f", frozen for the first {first} steps" if first else ""
     source = f"{facts['source'] or 'a model'} (sha256 {facts['weights_sha256'][:16]})"
     kind = "averaged weights" if facts.get("weights") == "ema" else "weights"
-    return f"; {kind} of {source}{frozen}"
+    channels = facts.get("channels", ())
+    fitted = f", the first layer fitted to {', '.join(channels)}" if channels else ""
+    return f"; {kind} of {source}{fitted}{frozen}"

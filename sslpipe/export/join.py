@@ -47,6 +47,9 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
         if (network, view) in parts:
             raise UserError(f"{source} joins {model.name} with itself; give each another size")
         parts.append((network, view))
+    kinds = {model.image_type.model_dump_json() for model in models}
+    if len(kinds) > 1:
+        raise UserError(f"{source}: its parts take images of other channels or depths")
     sides = [view.crop_px for view in views]
     trees = [
         {**each.config.backbone.model_dump(), "crop_px": each.config.crop_px} for each in networks
@@ -58,7 +61,8 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
     init = {"source": source, "format": JOIN, "notes": [_describe(model) for model in models]}
     name = " + ".join(f"{model.name} {model.view.crop_px} px" for model in models)
     whole = views[0] if len(views) == 1 else JoinedView(views)
-    joined = freeze(backbone, component, whole, {"name": name, "init": init})
+    facts = {"name": name, "init": init}
+    joined = freeze(backbone, component, whole, facts, image=models[0].config.image)
     if any(each.config.backbone.kind == ONNX for each in networks):  # it has no tensors to hash
         together = " ".join(each.config.weights_sha256 for each in networks)
         sha256 = hashlib.sha256(together.encode()).hexdigest()
@@ -122,4 +126,4 @@ def at_size(model: FrozenBackbone, crop_px: int, source: str) -> FrozenBackbone:
     backbone.load_state_dict(given, strict=True)
     facts = model.config.facts
     metadata = {key: facts[key] for key in facts if not key.startswith("evaluation")}
-    return freeze(backbone, component, sized, metadata)
+    return freeze(backbone, component, sized, metadata, image=model.config.image)

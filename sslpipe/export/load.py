@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sslpipe.augment.eval_view import EvalView, eval_view_for
 from sslpipe.augment.two_views import AUGMENTS
+from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import Manifest
 from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError
 from sslpipe.evaluation.verdict import against_sentences
@@ -242,6 +243,7 @@ def load_run(
         recipe = parse_recipe(tree, f"{run_dir}/recipe.json", recorded=True)
         assert recipe.backbone is not None  # a run has written down what it built
         data = _read_data(run_dir, identity["index_sha256"])
+        image = None if data.get("image") is None else ImageType.model_validate(data["image"])
         # the view of evaluation: the training's crop and normalisation, without its distortions
         views = build(
             AUGMENTS, recipe.augment, section="augment", mean=data["mean"], std=data["std"]
@@ -293,7 +295,7 @@ def load_run(
         metadata["classes_seen"] = state["classes"]
     if (run_dir / "eval.json").exists():
         metadata |= _evaluation(run_dir / "eval.json", module_sha256(backbone))
-    return freeze(backbone, recipe.backbone, view, metadata, projector, projector_config)
+    return freeze(backbone, recipe.backbone, view, metadata, projector, projector_config, image)
 
 
 def checkpoint_metadata(model: FrozenBackbone) -> dict[str, str]:

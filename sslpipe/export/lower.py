@@ -102,6 +102,8 @@ class LowerFormats:
                 f"split {split.name!r} of {data} has {len(split)} images, and a format of lower "
                 f"precision is proved with {LEAST_IMAGES} or more; name another one"
             )
+        matched, (split,) = model.matched(split)
+        self._view = matched.view  # which allows for the range of these images
         self._model, self._split, self._data = model, split, data
         self._least, self._scratch = least, scratch
         order = np.random.default_rng(0).permutation(len(split))
@@ -113,9 +115,9 @@ class LowerFormats:
     def _features(self, network: nn.Module) -> Tensor:
         reading: dict[str, Any] = {
             "batch_size": BATCH_IMAGES,
-            "canvas_px": self._model.view.canvas_px,
+            "canvas_px": self._view.canvas_px,
         }
-        rows = embed(network, self._model.view, self._split, ids=self._proof, **reading)
+        rows = embed(network, self._view, self._split, ids=self._proof, **reading)
         return rows.features
 
     def write(self, name: str, folder: Path) -> tuple[Path, Agreement]:
@@ -170,7 +172,7 @@ class LowerFormats:
         return graph
 
     def _views(self) -> Iterator[Tensor]:
-        view = self._model.view
+        view = self._view
         options: dict[str, Any] = {"batch_size": BATCH_IMAGES, "canvas_px": view.canvas_px}
         for batch in one_pass(self._split, ids=self._calibration, **options):
             yield view.make_views(batch)

@@ -6,11 +6,15 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.decode import BadSample, check_size, decode, reduce_to, rgb_pixels
+from sslpipe.data.image_type import RGB8, ImageType
+from sslpipe.data.index import Split
 from sslpipe.errors import UserError, shown
 from sslpipe.evaluation.whiten import Whitening
 from sslpipe.models.backbones import Backbone
@@ -19,7 +23,7 @@ from sslpipe.portable import read_regular
 from sslpipe.recipe.base import Component, Pixels, Positive, Section
 from sslpipe.recipe.pretrain import Projector
 
-Picture = str | Path | Image.Image | Tensor
+Picture = str | Path | Image.Image | Tensor | NDArray[Any]
 ENCODED_AT_ONCE = 64  # images of a list
 
 
@@ -29,7 +33,7 @@ class Config(Section):
     A sha256 of weights is `module_sha256`'s.
     """
 
-    format_version: Literal[1]
+    format_version: Literal[1, 2]  # 2 has `image`
     backbone: Component  # builds the same network, with the stem of the training
     crop_px: Pixels  # side of the images that the network was built for
     num_features: Positive
@@ -39,6 +43,14 @@ class Config(Section):
     projector: Projector | None = None  # its settings, where it was requested
     projector_sha256: str | None = None
     whitening_sha256: str | None = None  # of the file that `sslpipe whiten` adds
+    image: ImageType | None = None  # what images the network was trained on; None: 8-bit RGB
+
+    @model_serializer(mode="wrap")
+    def _without_usual_image(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        tree: dict[str, Any] = write(self)
+        if self.image is None:
+            del tree["image"]
+        return tree
 
 
 class FrozenBackbone(nn.Module):
@@ -81,6 +93,57 @@ class FrozenBackbone(nn.Module):
         return str(self.config.facts.get("name", self.config.backbone.kind))
 
     @property
+    def image_type(self) -> ImageType:
+        """What images it takes."""
+        return self.config.image or RGB8
+
+    def matched(self, *splits: Split) -> tuple["FrozenBackbone", list[Split]]:
+        """Return the backbone and splits of one data set that fit each other.
+
+        Of the images those channels are read that the network was trained on. Their range may be
+        another one than that of its training: the view allows for it. A network of 8-bit RGB takes
+        red, green and blue of any depth, within the range.
+
+        Raises:
+            UserError: The images have not these channels, or another depth.
+        """
+        own = self.image_type
+        if set(own.channels) <= set(splits[0].stored_type.channels):
+            splits = tuple(
+                split
+                if split.image_type.channels == own.channels
+                else split.with_channels(own.channels)
+                for split in splits
+            )
+        return self._seeing(splits[0].image_type), list(splits)
+
+    def _seeing(self, image_type: ImageType) -> "FrozenBackbone":
+        own = self.image_type
+        if own == image_type or (own.is_rgb8 and image_type.is_rgb):
+            return self
+        if (own.channels, own.dtype) != (image_type.channels, image_type.dtype):
+            raise UserError(
+                f"{self.name} takes images of {own}, and these are of {image_type}; "
+                "train a network on them (`sslpipe train --init` makes its first layer fit), or "
+                "give images of its kind"
+            )
+        # its units are a * theirs + b, and so are its mean and std
+        low, high = (np.array([getattr(each, end) for each in (own, image_type)]) for end in _ENDS)
+        width = high - low  # (2, C)
+        a, b = width[1] / width[0], (low[1] - low[0]) / width[0]
+        view = self.view.config()
+        mean, std = (np.array(view[key]) for key in ("mean", "std"))
+        changed = {"mean": ((mean - b) / a).tolist(), "std": (std / a).tolist()}
+        seeing = FrozenBackbone(
+            self.backbone,
+            EvalView.from_config(view | changed),
+            self.config.model_copy(update={"image": image_type}),
+            self.projector,
+            self.whitening,
+        )
+        return seeing.to(self.view.mean.device)
+
+    @property
     def network_facts(self) -> dict[str, Any]:
         """What decides the rows of `encode`, as a features file says it of its own."""
         sha256 = self.config.whitening_sha256
@@ -103,7 +166,9 @@ class FrozenBackbone(nn.Module):
 
         Args:
             images: The path of a JPEG, PNG or WebP file; a PIL image; uint8 RGB or grey pixels,
-                (C, H, W) or (B, C, H, W); or a list of these, of any sizes.
+                (C, H, W) or (B, C, H, W); or a list of these, of any sizes. Of a network for other
+                images, see `image_type`: the path of a .npy of (H, W, C); pixels of its channels
+                and depth, (C, H, W) or (B, C, H, W), as a tensor or an array.
             on_bad: Called with the place in a list of what cannot be decoded, and why; it is left
                 out of the rows. None: an error.
             advance: Called with the number of entries of each part of a list that is done.
@@ -116,31 +181,31 @@ class FrozenBackbone(nn.Module):
                 finite.
         """
         device = self.view.mean.device
-        if isinstance(images, Tensor):
-            pixels = _rgb(images, "images").to(device)  # (B, 3, H, W)
+        if isinstance(images, Tensor | np.ndarray):
+            pixels = self._batch(images, "images").to(device)  # (B, C, H, W)
             sizes = torch.tensor(pixels.shape[-2:]).expand(len(pixels), 2)
             return self._features(self.view(pixels, sizes), range(len(pixels)))
         given = [images] if isinstance(images, str | Path | Image.Image) else images
         if not isinstance(given, list | tuple) or not given:
-            raise UserError(_refusal(given, "images"))
+            raise UserError(_refusal(given, "images", self.image_type))
         rows = []
         for first in range(0, len(given), ENCODED_AT_ONCE):
             views, samples = [], []
             for number, picture in enumerate(given[first : first + ENCODED_AT_ONCE], first):
                 try:
-                    batch = self._pixels(picture, f"images[{number}]")  # (b, 3, H, W)
+                    batch = self._pixels(picture, f"images[{number}]")  # (b, C, H, W)
                 except UserError as error:
                     if on_bad is None or not isinstance(error.__cause__, BadSample):
                         raise
                     on_bad(number, str(error))
                     continue
-                for pixels in batch:  # (3, H, W)
+                for pixels in batch:  # (C, H, W)
                     image = pixels[None].to(device)
-                    views.append(self.view(image, torch.tensor([image.shape[-2:]])))  # (n, 3, S, S)
+                    views.append(self.view(image, torch.tensor([image.shape[-2:]])))  # (n, C, S, S)
                     samples.append(picture if isinstance(picture, str | Path) else number)
             if views:
                 # all first crops, then all second
-                stacked = torch.stack(views, dim=1).flatten(0, 1)  # (n B, 3, S, S)
+                stacked = torch.stack(views, dim=1).flatten(0, 1)  # (n B, C, S, S)
                 stacked = stacked.contiguous(memory_format=torch.channels_last)
                 rows.append(self._features(stacked, samples))
             advance(min(ENCODED_AT_ONCE, len(given) - first))
@@ -149,7 +214,7 @@ class FrozenBackbone(nn.Module):
         return torch.cat(rows)
 
     def _features(self, views: Tensor, samples: Sequence[object]) -> Tensor:
-        """Compute one row a sample from all their views, (n B, 3, S, S)."""
+        """Compute one row a sample from all their views, (n B, C, S, S)."""
         features = self.view.reduced(self.forward(views))  # (B, F)
         if self.whitening is not None:
             features = self.whitening.apply(features)
@@ -157,15 +222,22 @@ class FrozenBackbone(nn.Module):
         return features
 
     def _pixels(self, picture: Picture, what: str) -> Tensor:
-        """Take one entry of a list as pixels, (B, 3, H, W) uint8; B is 1 but of a batch."""
-        if isinstance(picture, Tensor):
-            return _rgb(picture, what)
+        """Take one entry of a list as pixels in units of views, (B, C, H, W); B is 1 or a batch's.
+
+        8-bit images stay uint8.
+        """
+        if isinstance(picture, Tensor | np.ndarray):
+            return self._batch(picture, what)
+        own = self.image_type
         if not isinstance(picture, str | Path | Image.Image):
-            raise UserError(_refusal(picture, what))
+            raise UserError(_refusal(picture, what, own))
+        if isinstance(picture, Image.Image) and not own.is_rgb8:
+            raise UserError(_refusal(picture, what, own))
         try:
             if not isinstance(picture, Image.Image):
                 what = str(picture)
-                pixels = decode(read_regular(picture), self.view.canvas_px)
+                raw, canvas_px = read_regular(picture), self.view.canvas_px
+                pixels = decode(raw, canvas_px, image_type=own)
             elif picture.mode == "F":
                 raise BadSample("a PIL image of mode 'F' holds no 8-bit or 16-bit levels")
             else:
@@ -176,25 +248,46 @@ class FrozenBackbone(nn.Module):
             raise UserError(f"cannot read {what}: {error.strerror or error}") from error
         except ValueError as error:  # BadSample is one, and Pillow's own
             raise UserError(f"{what} cannot be encoded: {error}") from error
-        return torch.from_numpy(pixels)[None]  # (1, 3, h, w)
+        return torch.from_numpy(pixels)[None]  # (1, C, h, w)
+
+    def _batch(self, images: Tensor | NDArray[Any], what: str) -> Tensor:
+        """Take pixels as a batch in units of views, (B, C, H, W). Raises: UserError."""
+        own = self.image_type
+        channels = len(own.channels)
+        if own.is_rgb8 and not isinstance(images, Tensor):
+            raise UserError(_refusal(images, what, own))
+        pixels = torch.as_tensor(images)
+        batch = pixels[None] if pixels.ndim == 3 else pixels
+        counts = (1, 3) if own.is_rgb8 else (channels,)
+        depth = str(pixels.dtype).removeprefix("torch.")
+        if depth != own.dtype or batch.ndim != 4 or batch.shape[1] not in counts:
+            raise UserError(_refusal(images, what, own))
+        if 0 in batch.shape[2:]:
+            raise UserError(f"encode: {what} is {tuple(images.shape)}: an image has no pixels")
+        if own.dtype == "uint8":
+            return batch.expand(-1, channels, -1, -1)  # grey is repeated, as in a file
+        values = batch.cpu().permute(0, 2, 3, 1).numpy()  # (B, H, W, C)
+        if not np.isfinite(values).all():
+            raise UserError(f"encode: {what} has values that are NaN or infinite")
+        units = [torch.from_numpy(own.in_units(np.ascontiguousarray(each))) for each in values]
+        return torch.stack(units).permute(0, 3, 1, 2)
 
 
-def _rgb(images: Tensor, what: str) -> Tensor:
-    """Take uint8 pixels as a batch of RGB images, (B, 3, H, W). Raises: UserError."""
-    batch = images[None] if images.ndim == 3 else images
-    if images.dtype != torch.uint8 or batch.ndim != 4 or batch.shape[1] not in (1, 3):
-        raise UserError(_refusal(images, what))
-    if 0 in batch.shape[2:]:
-        raise UserError(f"encode: {what} is {tuple(images.shape)}: an image has no pixels")
-    return batch.expand(-1, 3, -1, -1)  # grey is repeated, as where a file is decoded
+_ENDS = ("low", "high")  # of the range of an ImageType
 
 
-def _refusal(value: object, what: str) -> str:
+def _refusal(value: object, what: str, wanted: ImageType) -> str:
     """Say why `encode` does not take a value, and what to give instead."""
     if isinstance(value, list | tuple):
         return f"encode: {what} is an empty list; give at least one image"
     kind = f"tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
     has = f"of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"({shown(value)})"
+    if not wanted.is_rgb8:
+        return (
+            f"encode: {what} is a {kind} {has}; the network takes {wanted}: give a "
+            "tensor or an array (C, H, W) or (B, C, H, W), the path of a .npy of (H, W, C), or a "
+            "list of these"
+        )
     return (
         f"encode: {what} is a {kind} {has}; give paths, PIL images, uint8 tensors of 3 channels, "
         "or 1 of grey, (C, H, W) or (B, C, H, W), or a list of these; normalised images are for "
@@ -209,6 +302,7 @@ def freeze(
     metadata: dict[str, Any],
     projector: nn.Sequential | None = None,
     projector_config: Projector | None = None,
+    image: ImageType | None = None,
 ) -> FrozenBackbone:
     """Wrap a backbone, and a projector if any, with what an export writes beside them.
 
@@ -219,12 +313,13 @@ def freeze(
         metadata: `Config.facts`.
         projector: Exported too.
         projector_config: What the projector was built from.
+        image: What images the network was trained on; None: 8-bit RGB.
     """
     arguments = component.arguments
     if backbone.stem is not None:  # resolved, so that a later rule for "auto" changes nothing
         arguments["stem"] = backbone.stem
     config = Config(
-        format_version=1,
+        format_version=1 if image is None else 2,
         backbone=Component.model_validate({"kind": component.kind, **arguments}),
         crop_px=view.crop_px,
         num_features=backbone.num_features,
@@ -233,5 +328,6 @@ def freeze(
         facts=metadata,
         projector=projector_config if projector is not None else None,
         projector_sha256=module_sha256(projector) if projector is not None else None,
+        image=image,
     )
     return FrozenBackbone(backbone, view, config, projector)

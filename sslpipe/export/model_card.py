@@ -28,13 +28,17 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
     recipe, rows = facts.get("recipe", {}), facts.get("evaluation", [])
     architecture = backbone["kind"].rpartition("/")[2]
     length = "of length 1" if backbone.get("normalize") else "not normalised"
-    usage = {
-        name: code.replace("ARCHITECTURE", architecture).replace("not normalised", length).rstrip()
-        for name, code in usage.items()
-    }
+    image = config.get("image")
+    pixels = "uint8 RGB" if image is None else f"{image['dtype']} of its channels"
+    words = {"ARCHITECTURE": architecture, "not normalised": length, "uint8 RGB": pixels}
+    usage = dict(usage)
+    for name in usage:
+        for word, meant in words.items():
+            usage[name] = usage[name].replace(word, meant)
+        usage[name] = usage[name].rstrip()
     own = own_name(facts, [row["features"] for row in rows])
     return _TEMPLATES.get_template("model_card.md").render(
-        **{**config, "usage": usage, "kind": backbone["kind"], "length": length},
+        **{"image": None, **config, "usage": usage, "kind": backbone["kind"], "length": length},
         elsewhere=_trained_elsewhere(facts),
         tuned=is_finetune(recipe),
         recipe=recipe,

@@ -145,7 +145,7 @@ def export_model(
             "has not seen (--data, --split)"
         )
     if preprocessing:
-        check_front(formats, model.view)
+        check_front(formats, model.view, model.image_type)
     if out.exists() and not overwrite and (not out.is_dir() or any(out.iterdir())):
         raise ExportError(f"{out} exists; remove it, or choose another folder")
     model = copy.deepcopy(model).cpu().float().eval()

@@ -93,28 +93,6 @@ class Objective(nn.Module):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
 
 
-def both_directions(loss_fn: Objective, z_a: Tensor, z_b: Tensor, **columns: Tensor) -> Tensor:
-    """Compute the mean of an objective's loss of a's queries with b's keys, and the other way.
-
-    MoCo v3's code multiplies each of the two by 2 temperatures and adds them: its loss is this one
-    times 4 temperatures, and so is the learning rate of sgd (0.8 at a temperature of 0.2).
-
-    Args:
-        loss_fn: (queries, keys) -> ().
-        z_a: (B, 2D), query and key of the first views, from a symmetric `MomentumPair`.
-        z_b: Of the second views.
-        columns: ids, labels and groups of `Objective.forward`, the first views' first.
-
-    Source:
-        Chen et al. 2021, arXiv:2104.02057, algorithm 1.
-    """
-    (query_a, key_a), (query_b, key_b) = z_a.chunk(2, dim=1), z_b.chunk(2, dim=1)
-    flipped = {name: rows.flip(1) if rows.dim() > 1 else rows for name, rows in columns.items()}
-    there: Tensor = loss_fn(query_a, key_b, **columns)
-    back: Tensor = loss_fn(query_b, key_a, **flipped)
-    return (there + back) / 2
-
-
 def takes_groups(loss_fn: Objective) -> bool:
     """Say whether an objective can keep views from being negatives by groups: a keyword of it."""
     parameters = inspect.signature(loss_fn.forward).parameters

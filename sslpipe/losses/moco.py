@@ -1,4 +1,4 @@
-"""MoCo's objective: queries against their keys and earlier ones, or those of the batch."""
+"""MoCo's objective: queries against their keys and a queue of earlier keys."""
 
 from typing import NamedTuple
 
@@ -23,9 +23,6 @@ from sslpipe.losses.engine.tiles import Tiles
 class MoCoLoss(ContrastiveObjective):
     """Find each query's key among that key and a queue of earlier keys (cross entropy).
 
-    With `queue_rows` = 0 the others are the keys of the global batch (MoCo v3), and nothing is
-    kept. Without `ids` all images of a batch are different ones.
-
     Queue entries that show the query's own sample id, or its key's, are no negatives, nor are those
     that share a group >= 0 with the query. The queue starts empty and
     only what is in it counts: the first step's loss is 0. In training mode, a call ends by
@@ -35,7 +32,7 @@ class MoCoLoss(ContrastiveObjective):
 
     Args:
         dim: D, numbers of an embedding.
-        queue_rows: keys kept, over all ranks the same; 0: the negatives are the batch's keys.
+        queue_rows: keys kept, over all ranks the same.
         temperature: as in NTXentLoss.
         group_columns: columns of `groups` in each call; their numbers are kept with the keys.
 
@@ -46,8 +43,7 @@ class MoCoLoss(ContrastiveObjective):
 
     Source:
         He et al. 2020, arXiv:1911.05722, eq. 1 and algorithm 1; temperature of Chen et al. 2020,
-        arXiv:2003.04297 (MoCo v2). The paper's queue starts with random keys. Without a queue:
-        Chen et al. 2021, arXiv:2104.02057 (MoCo v3), algorithm 1, without its factor 2 temperature.
+        arXiv:2003.04297 (MoCo v2). The paper's queue starts with random keys.
     """
 
     needs_momentum_encoder = True
@@ -68,9 +64,9 @@ class MoCoLoss(ContrastiveObjective):
         group_columns: int = 0,
     ) -> None:
         super().__init__(temperature, products, tile_rows)
-        for name, number, least in (("dim", dim, 1), ("queue_rows", queue_rows, 0)):
-            if number < least:
-                raise ValueError(f"{name} = {number} must be at least {least}")
+        for name, number in (("dim", dim), ("queue_rows", queue_rows)):
+            if number < 1:
+                raise ValueError(f"{name} = {number} must be at least 1")
         self.dim = dim
         self.queue_rows = queue_rows
         self.register_buffer("keys", torch.zeros(queue_rows, dim))
@@ -88,8 +84,9 @@ class MoCoLoss(ContrastiveObjective):
         return None
 
     def negatives_per_anchor(self, batch_size: int) -> int:
-        """Return the size of the queue, once it is full, or else the other images of the batch."""
-        return self.queue_rows or batch_size - 1
+        """Return the size of the queue, once it is full."""
+        del batch_size
+        return self.queue_rows
 
     def forward(
         self,
@@ -110,22 +107,18 @@ class MoCoLoss(ContrastiveObjective):
         counts = row_counts(z_a.shape[0])
         if sum(counts) == 0:
             raise ValueError("a contrastive loss of an empty batch is not defined")
-        if ids is None and not self.queue_rows:  # or a query would meet its own key
-            first = sum(counts[: current_rank().rank])
-            ids = torch.arange(first, first + len(z_a))
         known = self._numbers(ids, groups, z_a)
         with torch.no_grad(), without_autocast(z_a.device.type):
             wide = torch.promote_types(z_a.dtype, self.keys.dtype)
             keys, _ = normalised(z_b.to(wide))
-            bank = _Bank(self.keys, self.key_ids, self.key_groups, self.filled_rows)
-            batch = None
-            if self.training or not self.queue_rows:
-                batch = _gathered(keys, known, counts)
-            if batch is not None and not self.queue_rows:
-                bank = batch
-            loss, grad = self._loss_and_grad(z_a.to(wide), keys, known, counts, bank)
-            if batch is not None and self.queue_rows:
-                enqueue(bank.rows, batch.rows, self.next_row, self.filled_rows)
+            loss, grad = self._loss_and_grad(z_a.to(wide), keys, known, counts)
+            if self.training:
+                buffers, rows = [self.keys, self.key_ids], [keys, known.keys[0]]
+                if self.key_groups is not None:
+                    buffers.append(self.key_groups)
+                    rows.append(known.keys[1:].T)
+                rows = [all_gather_rows(part, counts) for part in rows]
+                enqueue(buffers, rows, self.next_row, self.filled_rows)
         return with_gradient(loss, grad, z_a) if z_a.requires_grad else loss
 
     def _numbers(self, ids: Tensor | None, groups: Tensor | None, z: Tensor) -> "_Numbers":
@@ -144,12 +137,7 @@ class MoCoLoss(ContrastiveObjective):
         return _Numbers(queries, keys, has_partners=ids.dim() == 2)
 
     def _loss_and_grad(
-        self,
-        z: Tensor,
-        keys: Tensor,
-        known: "_Numbers",
-        counts: tuple[int, ...],
-        bank: "_Bank",
+        self, z: Tensor, keys: Tensor, known: "_Numbers", counts: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
         """Return the global loss () and W times the gradient of this rank's queries (B, 1, D).
 
@@ -159,8 +147,7 @@ class MoCoLoss(ContrastiveObjective):
         queries, inverse_norms = normalised(z)
         positive = (queries * keys).sum(1) / self.temperature  # (B,)
         # on CUDA without asking what the queue holds: the answer would wait for the device
-        tile_rows = self.engine.tile_rows_on(z.device)
-        queue = (_whole_queue if z.is_cuda else _filled_queue)(bank, known, tile_rows)
+        queue = (_whole_queue if z.is_cuda else _filled_queue)(self, known)
         order = queue.query_order
 
         tiles = Tiles(
@@ -170,7 +157,7 @@ class MoCoLoss(ContrastiveObjective):
             multiply=Multiply(
                 self.products, z, self.engine.largest, pairs=sum(counts) * len(queue.keys)
             ),
-            tile_rows=tile_rows,
+            tile_rows=self.engine.tile_rows_on(z.device),
             masks=queue.masks,
             absent=queue.absent,
         )
@@ -179,7 +166,7 @@ class MoCoLoss(ContrastiveObjective):
             sums = torch.empty_like(positive)
             sums[order] = tiles.log_sums()[0]
             margin = positive - sums
-            negatives = (bank.filled_rows - queue.same).to(z.dtype)
+            negatives = (self.filled_rows - queue.same).to(z.dtype)
             values = torch.stack([-F.logsigmoid(margin), negatives, queue.same], dim=1)
             values = all_gather_rows(values, counts)  # (N, 3)
             loss, self._last_negatives, _ = values.mean(0).unbind()
@@ -209,29 +196,6 @@ class _Numbers(NamedTuple):
         return not self.has_partners and len(self.queries) == 1
 
 
-class _Bank(NamedTuple):
-    """Keys that may be negatives, the first `filled_rows` () of them: the queue, or the batch's."""
-
-    keys: Tensor  # (Q, D)
-    key_ids: Tensor  # (Q,)
-    key_groups: Tensor | None  # (Q, K)
-    filled_rows: Tensor
-
-    @property
-    def rows(self) -> list[Tensor]:
-        """What there is of each key."""
-        groups = [] if self.key_groups is None else [self.key_groups]
-        return [self.keys, self.key_ids, *groups]
-
-
-def _gathered(keys: Tensor, known: _Numbers, counts: tuple[int, ...]) -> _Bank:
-    """Join the keys of the global batch, in rank order. Collective."""
-    columns = known.keys[1:].T if len(known.keys) > 1 else None
-    keys, key_ids = (all_gather_rows(part, counts) for part in (keys, known.keys[0]))
-    key_groups = None if columns is None else all_gather_rows(columns, counts)
-    return _Bank(keys, key_ids, key_groups, torch.full((), len(keys), device=keys.device))
-
-
 class _Queue(NamedTuple):
     """The queue as the tiles' columns, and which of its entries are no negatives of a query."""
 
@@ -242,12 +206,12 @@ class _Queue(NamedTuple):
     absent: Tensor | None = None
 
 
-def _filled_queue(bank: _Bank, known: _Numbers, tile_rows: int) -> _Queue:
+def _filled_queue(loss_fn: MoCoLoss, known: _Numbers) -> _Queue:
     """Take what is in the queue; where a query meets its own sample, both sides sorted by id."""
-    filled = int(bank.filled_rows)
-    keys, key_ids = bank.keys[:filled], bank.key_ids[:filled]
+    filled = int(loss_fn.filled_rows)
+    keys, key_ids = loss_fn.keys[:filled], loss_fn.key_ids[:filled]
     if not known.is_plain:
-        return _Queue(keys, *_masks_of_groups(bank, known, tile_rows, filled))
+        return _Queue(keys, *_masks_of_groups(loss_fn, known, filled))
     ids = known.queries[0]
     same = _count_own(ids, key_ids)
     if not bool(same.any()):
@@ -257,29 +221,27 @@ def _filled_queue(bank: _Bank, known: _Numbers, tile_rows: int) -> _Queue:
     return _Queue(keys[queue_order], same, query_order, masks)
 
 
-def _whole_queue(bank: _Bank, known: _Numbers, tile_rows: int) -> _Queue:
+def _whole_queue(loss_fn: MoCoLoss, known: _Numbers) -> _Queue:
     """Take all rows of the queue, those that are not filled yet as absent; no value is read."""
-    rows = torch.arange(len(bank.keys), device=bank.keys.device)
-    absent = rows >= bank.filled_rows
+    rows = torch.arange(loss_fn.queue_rows, device=loss_fn.keys.device)
+    absent = rows >= loss_fn.filled_rows
     if not known.is_plain:
-        same, order, masks = _masks_of_groups(bank, known, tile_rows, len(bank.keys))
-        return _Queue(bank.keys, same, order, masks, absent)
+        same, order, masks = _masks_of_groups(loss_fn, known, loss_fn.queue_rows)
+        return _Queue(loss_fn.keys, same, order, masks, absent)
     ids = known.queries[0]
-    same = _count_own(ids, bank.key_ids)  # -1 where not filled
-    return _Queue(bank.keys, same, masks=Masks(((_apart(ids), bank.key_ids),)), absent=absent)
+    same = _count_own(ids, loss_fn.key_ids)  # -1 where not filled
+    return _Queue(loss_fn.keys, same, masks=Masks(((_apart(ids), loss_fn.key_ids),)), absent=absent)
 
 
-def _masks_of_groups(
-    bank: _Bank, known: _Numbers, tile_rows: int, rows: int
-) -> tuple[Tensor, slice, Masks]:
+def _masks_of_groups(loss_fn: MoCoLoss, known: _Numbers, rows: int) -> tuple[Tensor, slice, Masks]:
     """Mask by the ids of the query and of its key, and by each group; rows of the queue."""
-    key_ids = bank.key_ids[:rows]
+    key_ids = loss_fn.key_ids[:rows]
     pairs = [(_apart(side[0]), key_ids) for side in (known.queries, known.keys)]
-    if bank.key_groups is not None:
-        columns = zip(known.queries[1:], bank.key_groups[:rows].unbind(1), strict=True)
+    if loss_fn.key_groups is not None:
+        columns = zip(known.queries[1:], loss_fn.key_groups[:rows].unbind(1), strict=True)
         pairs += [(_apart(own), theirs.contiguous()) for own, theirs in columns]
     masks = Masks(tuple(pairs))
-    tiles = MaskTiles(masks, tile_rows, key_ids.device)
+    tiles = MaskTiles(masks, loss_fn.engine.tile_rows_on(key_ids.device), key_ids.device)
     return tiles.count(), slice(None), masks
 
 

@@ -16,7 +16,14 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import all_gather_rows, to_device
 from sslpipe.evaluation.geometry import effective_rank
 from sslpipe.evaluation.monitor import retrieval_monitor
-from sslpipe.export.initial import backbone_note, describe_init, init_metadata, keep_init, run_view
+from sslpipe.export.initial import (
+    backbone_note,
+    describe_init,
+    fit_channels,
+    init_metadata,
+    keep_init,
+    run_view,
+)
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
@@ -75,6 +82,7 @@ def finetune(
         split, _ = labelled_split(recipe, index)
         index.check_files(split.name)
         order = plan_batches(recipe, index)
+        init_from = fit_channels(init_from, index)
         init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
         not_used = backbone_note(recipe, init_from)
         recipe = with_backbone(recipe, init_from, index, run_dir).resolved(order.steps_per_epoch)

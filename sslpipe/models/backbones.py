@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sslpipe.data.image_type import MOST_CHANNELS
 from sslpipe.errors import RecipeError, did_you_mean, shown
+from sslpipe.models.channels import set_channels
 from sslpipe.models.pooling import POOLS, set_pool
 from sslpipe.recipe.base import Component, Positive
 from sslpipe.registry import Table, build, typed
@@ -20,6 +22,7 @@ from sslpipe.registry import Table, build, typed
 ONNX = "onnx"  # the kind of a backbone that is a program in a file; see weights.onnx_file
 JOIN = "join"  # the kind of several backbones side by side; see export.join
 MOST_PARTS = 16  # of a join
+RGB_CHANNELS = 3
 Stem = Literal["imagenet", "small_pool", "small"]
 STEMS: dict[str, str] = {
     "imagenet": "7x7 stride-2 convolution and max-pool: 1/4 of the resolution",
@@ -29,12 +32,12 @@ STEMS: dict[str, str] = {
 
 
 class Backbone(nn.Module):
-    """A network without its classifier: (B, 3, H, W) normalised floats -> (B, num_features).
+    """A network without its classifier: (B, C, H, W) normalised floats -> (B, num_features).
 
     State dict keys: `network.` and the keys of the architecture's own library.
 
     Args:
-        network: (B, 3, H, W) -> pooled features.
+        network: (B, C, H, W) -> pooled features.
         num_features: F, the width of the pooled features, or of the embedding where there is one.
         stem: which first layers a ResNet got ("imagenet", "small_pool", "small"); None where the
             architecture has no choice. An export needs it to build the same network again.
@@ -44,6 +47,7 @@ class Backbone(nn.Module):
         normalize: features have length 1.
         pool: how the network pools its last map of features, a name of `pooling.POOLS`; "avg" is
             what the architecture itself does.
+        channels: C of its images.
     """
 
     def __init__(self, network: nn.Module, num_features: int, stem: Stem | None = None) -> None:
@@ -54,6 +58,7 @@ class Backbone(nn.Module):
         self.embedding: nn.Linear | None = None
         self.normalize = False
         self.pool: str = "avg"
+        self.channels = RGB_CHANNELS
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute features (B, num_features)."""
@@ -89,19 +94,22 @@ class JoinedBackbone(Backbone):
             )
         width = sum(networks[number].num_features for number, _ in parts)
         super().__init__(nn.ModuleList(networks), width)
+        self.channels = networks[0].channels
         self.parts, self.sides = [(int(n), int(v)) for n, v in parts], [int(s) for s in sides]
 
     def raw(self, images: Tensor) -> Tensor:
         """Compute features (B, num_features), each part's rows of length 1.
 
         Shape:
-            images: (B, 3, S, S) where all parts see one view; else what `JoinedView` gives.
+            images: (B, C, S, S) where all parts see one view; else what `JoinedView` gives.
         """
         views = [images]
         if len(self.sides) > 1:
             pixels = torch.split(images.flatten(2), [side**2 for side in self.sides], dim=2)
             views = [
-                each.reshape(-1, 3, side, side).contiguous(memory_format=torch.channels_last)
+                each.reshape(-1, self.channels, side, side).contiguous(
+                    memory_format=torch.channels_last
+                )
                 for each, side in zip(pixels, self.sides, strict=True)
             ]
         networks = list(self.network)  # type: ignore[call-overload]
@@ -113,7 +121,8 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     """Build the network that `backbone.kind` names, with random weights from torch's generator.
 
     Args:
-        component: the recipe's section. Any kind takes `embedding_dim`, a linear layer behind the
+        component: the recipe's section. Any kind takes `channels`, those of its images (3 unless
+            the data set has others, which decide), `embedding_dim`, a linear layer behind the
             pooled features, `normalize`, whether features get length 1, and `pool`, how the last
             map of features is pooled (see Backbone).
         crop_px: side of the square images it will see; decides the stem of a ResNet whose recipe
@@ -134,6 +143,9 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     embedding_dim = typed(Positive | None, embedding_dim, "backbone.embedding_dim")
     normalize = typed(bool, arguments.pop("normalize", False), "backbone.normalize")
     pool = typed(str, arguments.pop("pool", "avg"), "backbone.pool")
+    channels = typed(Positive, arguments.pop("channels", RGB_CHANNELS), "backbone.channels")
+    if channels > MOST_CHANNELS:
+        raise RecipeError(f"backbone.channels = {channels} is more than {MOST_CHANNELS}")
     if pool not in POOLS:
         raise RecipeError(
             f"backbone.pool = {pool!r} is unknown{did_you_mean(pool, POOLS)}; "
@@ -156,6 +168,9 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     )
     set_pool(backbone.network, pool, component.kind)
     backbone.pool = pool
+    if channels != RGB_CHANNELS:
+        set_channels(backbone.network, channels, component.kind)
+        backbone.channels = channels
     if embedding_dim is not None:
         backbone.embedding = nn.Linear(backbone.num_features, embedding_dim)
         backbone.num_features = embedding_dim
@@ -409,7 +424,7 @@ _NOT_OF_TIMM = {
     "checkpoint_path": "starts from random weights",
     "num_classes": "has no classifier",
     "features_only": "gives one feature vector an image",
-    "in_chans": "sees images of three channels",
+    "in_chans": "sees as many channels as backbone.channels says",
 }
 
 

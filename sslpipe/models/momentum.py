@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sslpipe.distributed import local_part
 from sslpipe.models.backbones import Backbone
-from sslpipe.models.simclr import SimCLR, build_projector
+from sslpipe.models.simclr import SimCLR
 from sslpipe.recipe.pretrain import Momentum, Projector
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -30,48 +30,30 @@ class MomentumPair(nn.Module):
     Args:
         backbone: images -> features.
         projector: the recipe's section.
-        symmetric: both views pass both encoders, each in one forward: BatchNorm sees both views
-            together, MoCo v3's one after the other.
-        predictor: queries pass an MLP of two layers, made like the projector, that has no copy.
 
     Source:
         He et al. 2019 (MoCo), arXiv:1911.05722, eq. 2, alg. 1 and section 3.3; Chen et al. 2020
-        (MoCo v2), arXiv:2003.04297; Chen et al. 2021 (MoCo v3), arXiv:2104.02057, alg. 1.
+        (MoCo v2), arXiv:2003.04297.
     """
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        projector: Projector,
-        *,
-        symmetric: bool = False,
-        predictor: bool = False,
-    ) -> None:
+    def __init__(self, backbone: Backbone, projector: Projector) -> None:
         super().__init__()
         trained = SimCLR(backbone, projector)
         self.backbone, self.projector = trained.backbone, trained.projector
         self.ema = trained.ema
         self.momentum = without_parameters(copy.deepcopy(trained))
-        self.symmetric = symmetric
-        two_layers = Projector.model_validate({**projector.model_dump(), "num_layers": 2})
-        self.predictor = (
-            build_projector(projector.out_dim, two_layers) if predictor else nn.Identity()
-        )
 
     def forward(self, views: Tensor) -> Tensor:
         """Compute queries of the first views, then keys of the second, which carry no gradient.
 
-        Symmetric: of each view, query and key side by side; `losses.base.both_directions` parts
-        them.
-
         Shape:
-            views (2B, 3, S, S) -> z (2B, D), or (2B, 2D) if symmetric; not normalised.
+            views (2B, 3, S, S) -> z (2B, D), not normalised.
         """
-        view_a, view_b = (views, views) if self.symmetric else views.chunk(2)  # (B or 2B, 3, S, S)
-        queries = self.predictor(self.projector(self.backbone(view_a)))  # (B or 2B, D)
+        view_a, view_b = views.chunk(2)  # (B, 3, S, S) each
+        queries = self.projector(self.backbone(view_a))  # (B, D)
         with torch.no_grad():
-            keys = self.momentum(view_b)  # the same shape
-        return torch.cat([queries, keys], dim=1 if self.symmetric else 0)
+            keys = self.momentum(view_b)  # (B, D)
+        return torch.cat([queries, keys])
 
     def embed(self, images: Tensor) -> Tensor:
         """Compute features (B, F) of images (B, 3, S, S) by the trained backbone, for use."""
@@ -81,17 +63,12 @@ class MomentumPair(nn.Module):
     @torch.no_grad()
     def follow(self, momentum: float | Tensor) -> None:
         """Move the copy after an optimizer step: momentum * it + (1 - momentum) * the trained."""
-        follow(self.momentum, self, momentum, without="predictor.")
+        follow(self.momentum, self, momentum)
 
 
 @torch.no_grad()
 def follow(
-    slow: nn.Module,
-    trained: nn.Module,
-    momentum: float | Tensor,
-    *,
-    buffers: bool = False,
-    without: str | None = None,
+    slow: nn.Module, trained: nn.Module, momentum: float | Tensor, *, buffers: bool = False
 ) -> None:
     """Make momentum * itself + (1 - momentum) * the trained of each weight of a copy, in place.
 
@@ -100,12 +77,9 @@ def follow(
         trained: The module that it follows.
         momentum: Of this step; a () float64 tensor on the device gives the same numbers.
         buffers: Move buffers of floats likewise, and take over the others; else they stay.
-        without: How the names of weights begin that the copy has not.
     """
     own = dict(slow.named_buffers())
     theirs: dict[str, Tensor] = dict(trained.named_parameters())
-    if without is not None:
-        theirs = {name: weight for name, weight in theirs.items() if not name.startswith(without)}
     if buffers:
         for name, buffer in trained.named_buffers():
             if buffer.is_floating_point():

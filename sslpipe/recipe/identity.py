@@ -23,27 +23,25 @@ _NOT_IN_THE_DIGEST: dict[str, Any] = {
 
 
 class Hashed(Protocol):
-    """A data set that knows its sha256, with and without a column computed from its images."""
+    """A data set that knows its sha256, with and without columns made from its images."""
 
-    sha256: str
     file_sha256: str
 
+    def sha256_for(self, settings: str) -> str:
+        """Compute it without those of these columns that no setting names."""
 
-def run_identities(
-    recipe: RunRecipe, index: Hashed, derived: str, order_version: int
-) -> list[dict[str, Any]]:
+
+def run_identities(recipe: RunRecipe, index: Hashed, order_version: int) -> list[dict[str, Any]]:
     """Return `identity` and digest as a run records them, then others that it may have recorded.
 
     Args:
         recipe: Of the run.
-        index: The data set.
-        derived: The column; where a setting names it, its values are part of the run.
+        index: The data set; where a setting names a column made from its images, the column's
+            values are part of the run.
         order_version: Of the order's algorithm.
     """
-    settings = recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST)
-    hashes = [index.file_sha256]
-    if derived not in json.dumps(settings):
-        hashes = list(dict.fromkeys([index.sha256, index.file_sha256]))
+    settings = json.dumps(recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST))
+    hashes = dict.fromkeys([index.sha256_for(settings), index.file_sha256])
     keys = [(recipe, sha256, order_version) for sha256 in hashes]
     return [{"digest": digest(*key), **identity(*key)} for key in keys]
 

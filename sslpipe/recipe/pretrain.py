@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from sslpipe.errors import shown
 from sslpipe.recipe.base import (
@@ -90,18 +90,21 @@ class Projector(Section):
 
 
 class Momentum(Section):
-    """A second encoder that follows the first and makes the keys (MoCo)."""
+    """A second encoder that follows the first and makes the keys of the second views (MoCo)."""
 
     start: Annotated[float, Field(ge=0, le=1)] = 0.999
     """Weight of its own weights at each step."""
     schedule: Literal["constant", "cosine"] = "constant"
     """cosine: rises to 1 over the run."""
-    symmetric: bool = False
-    """Both views go through both encoders, and the loss is the mean of both directions (MoCo v3);
-    else queries are of the first views and keys of the second. A step costs a half more."""
-    predictor: bool = False
-    """Queries pass a small network more, two linear layers of projector.hidden_dim and out_dim
-    (MoCo v3); it is left out of exports."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, tree: Any, info: ValidationInfo) -> Any:
+        """Read a run of an earlier version, which has recorded that it used neither of the two."""
+        removed = ("symmetric", "predictor")
+        if info.context != "recorded" or not isinstance(tree, dict) or any(map(tree.get, removed)):
+            return tree
+        return {key: value for key, value in tree.items() if key not in removed}
 
 
 class Teacher(Section):
@@ -127,8 +130,6 @@ class Recipe(RunRecipe):
         "data.keep": None,
         "data.channels": None,
         "tune.eval_crop_px": None,
-        "momentum.symmetric": False,
-        "momentum.predictor": False,
         "data.holdout_from": "labelled",
         "tune": Tune().model_dump(mode="json", exclude={"eval_crop_px"}),
     }

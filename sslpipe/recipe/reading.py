@@ -5,7 +5,7 @@ Whatever stands in them, reading takes a moment: sizes and depths are limited fi
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,15 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> None:
     """Put `section.key=value` overrides into a tree. Raises: RecipeError for one that is none."""
     for override in overrides:
         _apply(tree, override)
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ("section.key", value) for all that is no table inside of tables."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

@@ -22,6 +22,7 @@ from markupsafe import Markup
 from sslpipe.evaluation.result import caveats
 from sslpipe.evaluation.suite_file import features_name
 from sslpipe.evaluation.verdict import BASELINES, answer_text, form_names
+from sslpipe.recipe.reading import leaves
 
 FOOTER = Markup(
     "Written by <code>sslpipe report</code> of sslpipe. Intervals are over test images (and draws "
@@ -70,15 +71,11 @@ def feature_title(row: Mapping[str, Any]) -> str:
     return features_name(row, NAMES.get(row["features"]))
 
 
-def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def flat(tree: Any) -> Iterator[tuple[str, str]]:
     """Yield ("data.batch_size", "256") and so on; lists as one text."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list):
-            yield prefix + key, ", ".join(map(str, value)) or "none"
-        else:
-            yield prefix + key, "none" if value is None or value == {} else str(value)
+    for key, value in leaves(tree):
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        yield key, "none" if value in (None, [], {}) else text
 
 
 def html_page(

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from PIL import Image
@@ -16,16 +16,22 @@ MOST_PNG_BYTES = 1_500_000
 
 def thumbnails(split: Split, ids: Iterable[int], most_px: int = THUMB_PX) -> dict[int, str]:
     """Return id -> data URI, no side above `most_px`; what cannot be decoded is skipped."""
+    pictures = small_images(split, ids, most_px, num_workers=0)
+    return {sample: shortest_uri(image) for sample, image in pictures}
+
+
+def small_images(
+    split: Split, ids: Iterable[int], most_px: int = THUMB_PX, *, num_workers: int = 2
+) -> Iterator[tuple[int, Image.Image]]:
+    """Yield id and image of what can be decoded, no side above `most_px`."""
     wanted = np.unique(np.fromiter(ids, dtype=np.int64))
-    pictures: dict[int, str] = {}
-    for batch in one_pass(split, ids=wanted, num_workers=0, on_bad=lambda bad: None):
+    for batch in one_pass(split, ids=wanted, num_workers=num_workers, on_bad=lambda bad: None):
         for row, sample in enumerate(batch.ids.tolist()):
             height, width = batch.sizes[row].tolist()
             units = batch.images[row, :, :height, :width].numpy()  # (C, h, w)
             image = Image.fromarray(split.image_type.picture(units))
             image.thumbnail((most_px, most_px))
-            pictures[sample] = shortest_uri(image)
-    return pictures
+            yield sample, image
 
 
 def shortest_uri(image: Image.Image) -> str:

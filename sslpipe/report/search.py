@@ -7,7 +7,8 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from sslpipe.data.decode import decode
+from sslpipe.data.decode import decode_picture
+from sslpipe.data.image_type import RGB8
 from sslpipe.evaluation.search import Hit, ImageSearch
 from sslpipe.portable import read_regular
 from sslpipe.report.page import html_page, render
@@ -37,7 +38,8 @@ def search_page(
     ]
     rows = []
     for query, hits, names in zip(queries, found, keys, strict=True):
-        pixels = decode(read_regular(query), CANVAS_PX).transpose(1, 2, 0)  # (H, W, 3)
+        kind = search.splits[0].stored_type if search.splits else RGB8
+        pixels = decode_picture(read_regular(query), CANVAS_PX, kind)  # (H, W, 3)
         image = Image.fromarray(np.ascontiguousarray(pixels))
         image.thumbnail((THUMB_PX, THUMB_PX))
         own = shortest_uri(image), query.name

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -206,7 +206,8 @@ def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: 
     Args:
         recipe: Its optim.precision.
         run_dir: Where the run may have begun.
-        model: Bare, on any device; its weights and buffers are as before afterwards.
+        model: Bare, with its `backbone`, on any device; its weights and buffers are as before
+            afterwards.
         crop_px: Side of the views.
 
     Returns:
@@ -221,7 +222,8 @@ def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: 
         if not precision and not fsdp.is_asked_for():
             print("precision = auto: a step is timed in half precision and in fp32", flush=True)
             rows = 2 * (recipe.data.micro_batch or recipe.data.batch_size) // state.num_processes
-            times_s = _time_precisions(model, rows, crop_px, state.device)
+            channels: Any = cast(nn.Module, model.backbone).channels
+            times_s = _time_precisions(model, rows, crop_px, state.device, channels)
             precision = min(times_s, key=lambda name: times_s[name])
             timing = ", ".join(
                 f"{name} {1000 * t:.0f} ms" if t < math.inf else f"{name}: not enough memory"
@@ -253,12 +255,12 @@ def stored_precision(run_dir: Path) -> str:
 
 
 def _time_precisions(
-    model: nn.Module, rows: int, crop_px: int, device: torch.device
+    model: nn.Module, rows: int, crop_px: int, device: torch.device, channels: int = 3
 ) -> dict[str, float]:
     """Seconds of one forward and backward in each candidate; infinite where memory is too small."""
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model = model.to(device).to(memory_format=torch.channels_last)
-    views = torch.rand(rows, 3, crop_px, crop_px, device=device)
+    views = torch.rand(rows, channels, crop_px, crop_px, device=device)
     views = views.contiguous(memory_format=torch.channels_last)
     times_s: dict[str, float] = {}
     failure: torch.OutOfMemoryError | None = None
@@ -327,6 +329,8 @@ def describe_run(
         for name, shards in index.manifest.splits.items()
     }
     manifest["index_sha256"] = index_sha256
+    if manifest["image"] is None:
+        del manifest["image"]
     run = {key: metadata[key] for key in ("precision", "world")} | {"environment": environment()}
     run |= {"plugins": requested()} if requested() else {}
     if Path(sys.argv[0]).name in ("sslpipe", "__main__.py") and "train" in sys.argv:

@@ -26,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sslpipe.errors import UserError
 from sslpipe.portable import make_folder
+from sslpipe.recipe.reading import leaves
 from sslpipe.registry import Table
 from sslpipe.run.records import append_records, is_number, open_log, read_records, seal
 
@@ -355,24 +356,15 @@ def _start_trackers(
     PartialState()  # accelerate's trackers need one; in a run it is there already
     os.environ.setdefault("WANDB_MODE", "offline")
     os.environ.setdefault("TRACKIO_DIR", str(run_dir / "trackio"))
+    plain = dict(leaves(without_secrets(config)))  # trackers want no lists
+    plain = {k: v if isinstance(v, int | float | str) else str(v) for k, v in plain.items()}
     trackers = {}
     for kind in names:
         try:
             tracker = TRACKERS[kind](name, run_dir)
             tracker.start()
-            tracker.store_init_configuration(_flat(without_secrets(config)))
+            tracker.store_init_configuration(plain)
             trackers[kind] = tracker
         except Exception as error:  # a tracker may fail in any way
             warn(f"tracker {kind!r} did not start and is skipped: {error}")
     return trackers
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}, with lists as text, as trackers want hyper-parameters."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value if isinstance(value, (int, float, str)) else str(value)
-    return flat

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, Split
+from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import open_reader
 from sslpipe.data.pipeline import Batch
 from sslpipe.data.plan import RunPlan
@@ -231,7 +231,7 @@ class Run:
         self._checkpoints = Checkpointer(
             self.run_dir,
             keep=run_config.keep_checkpoints,
-            identities=run_identities(recipe, index, DERIVED_COLUMN, order_version),
+            identities=run_identities(recipe, index, order_version),
             defaults=recipe.ADDED_LATER,
             process=self.process,
             warn=lambda text: print(f"warning: {text}", flush=True),

@@ -45,13 +45,14 @@ PEAK_TFLOPS: dict[str, dict[str, float]] = {
 _SMALLER = {"mig", "laptop", "max", "d"}  # a slice of a card, or a slower one of nearly its name
 
 
-def step_flops(model: nn.Module, images: int, crop_px: int) -> float:
+def step_flops(model: nn.Module, images: int, crop_px: int, channels: int = 3) -> float:
     """Count the FLOPs of forward and backward of a step's images, two views of `crop_px` each.
 
     One view is counted, in eval mode; a multiply-add is 2, backward twice forward.
     """
     parameter = next(model.parameters())
-    view = torch.zeros(1, 3, crop_px, crop_px, dtype=parameter.dtype, device=parameter.device)
+    shape = (1, channels, crop_px, crop_px)
+    view = torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
     with evaluating(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(view)
     return 3.0 * 2 * images * float(counter.get_total_flops())

@@ -39,7 +39,7 @@ from sslpipe.sharding.record import (
     shards_in,
     write_record,
 )
-from sslpipe.sharding.scenes import PARENT, cut_scenes
+from sslpipe.sharding.scenes import Cut, cut_scenes
 from sslpipe.sharding.sources import Images, SourceOptions
 from sslpipe.sharding.splits import cut_classes, cut_test, describe_cut, relabel
 from sslpipe.sharding.writer import (
@@ -127,19 +127,10 @@ def build_dataset(
     manifest = load_manifest(out) or new_manifest(options.name or out.resolve().name)
     # idx files without names: one split may lack the last classes
     classes = merge_classes(manifest.classes, max((i.classes for i in images.values()), key=len))
-    columns = columns_of_images(images, options)
-    notes: list[str] = []
-    if layout.sensors is not None:
-        ignored = _describe_ignored(images)
-        cut_into = cut_scenes(
-            images, columns, layout.sensors, options.name_pattern, out / FOLDER, workers
-        )
-        images, columns, notes = cut_into.images, cut_into.columns, [*ignored, *cut_into.notes]
-        value_range = value_range or cut_into.window
-        if test_fraction and not split_by and all(PARENT in own for own in columns.values()):
-            split_by = PARENT
-    else:
-        notes = _describe_ignored(images)
+    made = _samples(images, options, layout, out, workers)
+    images, columns = made.images, made.columns
+    if test_fraction:
+        split_by = split_by or made.split_by
     splits = {
         key: SplitImages(relabel(value, classes), np.arange(len(value)), key, columns.get(key, {}))
         for key, value in images.items()
@@ -155,8 +146,7 @@ def build_dataset(
     check_kinds(
         without_splits(manifest, splits), {key: split.columns for key, split in splits.items()}
     )
-    if layout.sensors is not None or manifest.image is not None:
-        _check_type(manifest, splits, layout, cut_into.dtype if layout.sensors else None)
+    _check_type(manifest, splits, layout, made.dtype)
     plans = [plan_split(key, value, layout) for key, value in splits.items()]
 
     # the shards; until dataset.json names them, nobody reads them
@@ -184,7 +174,7 @@ def build_dataset(
         part=part,
         columns={name: each.kind for own in columns.values() for name, each in own.items()},
         channels=layout.sensors and layout.sensors.channels,
-        range=value_range if layout.is_array else None,
+        range=(value_range or made.window) if layout.is_array else None,
         done=written,
     )
     if part is None:
@@ -192,7 +182,7 @@ def build_dataset(
     else:
         write_atomically(part_path(out, part), build.model_dump_json(), fsync=True)
         built = _built(manifest, build)
-    return built._replace(notes=(*notes, *describe(columns), *cut, *built.notes))
+    return built._replace(notes=(*made.notes, *describe(columns), *cut, *built.notes))
 
 
 def merge_parts(
@@ -260,6 +250,18 @@ def merge_parts(
         if folder.resolve() == out.resolve() and part.part is not None:
             shutil.rmtree(part_path(folder, part.part).parent)
     return built
+
+
+def _samples(
+    images: dict[str, Images], options: SourceOptions, layout: Layout, out: Path, workers: int
+) -> Cut:
+    """Make samples of a source's images, with their columns: each its own, unless they are cut."""
+    columns, notes = columns_of_images(images, options), _describe_ignored(images)
+    if layout.sensors is None:
+        return Cut(images, columns, None, None, notes)
+    folder, pattern = out / FOLDER, options.name_pattern
+    cut = cut_scenes(images, columns, layout.sensors, pattern, folder, workers)
+    return cut._replace(notes=[*notes, *cut.notes])
 
 
 def _bar(

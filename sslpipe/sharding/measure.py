@@ -1,4 +1,4 @@
-"""Range, mean, standard deviation and histogram of each channel, measured on a data set's images.
+"""Range, mean and standard deviation of each channel, measured on a data set's images.
 
 They are read from the shards, whatever wrote these, like columns.
 """
@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.decode import BadSample, decode, read_npy
+from sslpipe.data.decode import BadSample, read_npy
 from sslpipe.data.image_type import ImageType
-from sslpipe.data.index import ARRAY_SUFFIXES, DatasetIndex
-from sslpipe.data.reader import Reader
+from sslpipe.data.index import ARRAY_SUFFIXES
 from sslpipe.data.storage import read_range
 from sslpipe.errors import DataError
 from sslpipe.sharding.scan import scan_tar
@@ -22,8 +21,6 @@ MOST_IMAGES = 1000  # evenly over all
 PIXELS_AN_IMAGE = 4096  # of float32, evenly over an image; of integers all are counted
 PERCENTILES = (0.1, 99.9)
 LEAST_STD = 1 / 255  # views are divided by it
-BARS = "▁▂▃▄▅▆▇█"
-BINS = 24
 
 
 class Measured(NamedTuple):
@@ -143,32 +140,3 @@ def _sampled(shards: Sequence[Path]) -> Iterator[NDArray[Any]]:
             yield read_npy(read_range(str(path), start, start + size))
         except BadSample:
             continue
-
-
-def channel_rows(
-    index: DatasetIndex, split_name: str, ids: NDArray[np.int64]
-) -> list[tuple[str, str]]:
-    """Describe each channel of a data set that is not 8-bit RGB, by some of a split's images.
-
-    A histogram is of the range, from `low` to `high`; what lies outside counts at its ends.
-    """
-    kind, manifest = index.stored_type, index.manifest
-    if kind.is_rgb8:
-        return []
-    reader = Reader(index.split(split_name))
-    counts = np.zeros((len(kind.channels), BINS), np.int64)
-    for raw in map(reader.one, ids.tolist()):
-        try:
-            units = decode(raw.image, 2**16, image_type=kind)
-        except BadSample:
-            continue
-        for channel, own in enumerate(units):
-            places = np.clip(own.ravel() * (BINS / 256), 0, BINS - 1).astype(np.int64)
-            counts[channel] += np.bincount(places, minlength=BINS)
-    rows = [("images", f"{len(kind.channels)} channels of {kind.dtype}")]
-    for k, name in enumerate(kind.channels):
-        bars = np.ceil(counts[k] / max(1, counts[k].max()) * len(BARS)).astype(int)
-        drawn = "".join(BARS[bar - 1] if bar else " " for bar in bars.tolist())
-        spread = f"mean {manifest.mean[k]:.3f} std {manifest.std[k]:.3f}"
-        rows.append((name, f"{kind.low[k]:g} to {kind.high[k]:g}  {spread}  |{drawn}|"))
-    return rows

@@ -35,6 +35,7 @@ NPY_HEADER = 128  # bytes, as NumPy writes it
 BAND_BYTES = 2**26  # of a scene that is copied
 BLOCK_PX = 16
 LEAST_DEVIATION = 0.02  # of a block that shows something, as a share of its scene's range
+MOST_TILES = 2**20  # of a file
 MOST_LOOKED_AT = 64  # tiles of a scene, for its range
 
 
@@ -116,7 +117,8 @@ def parse_sensors(
 class Cut(NamedTuple):
     """Samples of all splits, with columns; `dtype` of images that are not 8-bit RGB.
 
-    `window` is the low and high value that all files say to look at, None where they differ.
+    `window` is the low and high value that all files say to look at, None where they differ;
+    `split_by` the column that keeps samples of a file in one split.
     """
 
     images: dict[str, Images]
@@ -124,6 +126,7 @@ class Cut(NamedTuple):
     dtype: str | None
     window: tuple[float, float] | None
     notes: list[str]
+    split_by: str | None = None
 
 
 class _Scene(NamedTuple):
@@ -196,7 +199,9 @@ def cut_scenes(
         kind = channels, np.dtype(dtype).itemsize
         images[split], own_columns[split] = _described(files, kept, scenes, samples, sensors, kind)
     window = windows.pop() if len(windows) == 1 else None
-    return Cut(images, own_columns, dtype if sensors.channels else None, window, notes)
+    split_by = PARENT if all(PARENT in own for own in own_columns.values()) else None
+    dtype_of_arrays = dtype if sensors.channels else None
+    return Cut(images, own_columns, dtype_of_arrays, window, notes, split_by)
 
 
 # --- files
@@ -313,8 +318,9 @@ def _cut(
     for number, scene in enumerate(scenes):
         planes = scene.planes
         try:
-            if not isinstance(planes, Planes):
-                raise planes or BadSample("")
+            assert planes is not None
+            if isinstance(planes, BadSample):
+                raise planes
             own = [_Sample(number, *window) for window in _windows(planes, sensors)]
             _check_size(own[0], planes)
             if not planes.has_windows and (
@@ -348,12 +354,17 @@ def _windows(planes: Planes, sensors: Sensors) -> list[tuple[int, int, int, int,
     tile, stride = sensors.tile_px, sensors.stride_px
     if tile is None:
         return [(page, 0, 0, height, width) for page in range(planes.total)]
-    step = stride or tile
+    tops, lefts = (_starts(side, tile, stride or tile) for side in (height, width))
+    if (count := planes.total * len(tops) * len(lefts)) > MOST_TILES:
+        raise BadSample(
+            f"{count} tiles of {width} x {height} px, more than the limit of {MOST_TILES}: give a "
+            "larger --tile or --stride"
+        )
     return [
         (page, y, x, min(tile, height), min(tile, width))
         for page in range(planes.total)
-        for y in _starts(height, tile, step)
-        for x in _starts(width, tile, step)
+        for y in tops
+        for x in lefts
     ]
 
 
@@ -374,7 +385,10 @@ def _with_content(
     # the range of the scene, by some of its tiles
     looked_at = samples[:: -(-len(samples) // MOST_LOOKED_AT)]
     with ThreadPoolExecutor(workers) as pool:
-        seen = [tile[::4, ::4].reshape(-1, planes.shape[2]) for tile in pool.map(pixels, looked_at)]
+        seen = [
+            np.array(tile[::4, ::4]).reshape(-1, planes.shape[2])
+            for tile in pool.map(pixels, looked_at)
+        ]
         values = np.concatenate(seen).astype(np.float64)
         values[~np.isfinite(values)] = np.nan
         with warnings.catch_warnings(action="ignore"):  # a channel of NaN only
@@ -387,14 +401,15 @@ def content(pixels: Array, spread: NDArray[np.float64]) -> float:
     """Say what share of a tile's blocks of BLOCK_PX shows something, dark or light.
 
     In such a block the standard deviation of a channel is over LEAST_DEVIATION of its scene's
-    range, from the 1st to the 99th percentile. Blocks with NaN show nothing.
+    range, from the 1st to the 99th percentile, at every other pixel. Blocks with NaN show nothing.
 
     Args:
         pixels: (h, w, C).
         spread: (C,), the range of the scene.
     """
+    pixels = pixels[::2, ::2]
     height, width, channels = pixels.shape
-    tall, wide = min(BLOCK_PX, height), min(BLOCK_PX, width)
+    tall, wide = min(BLOCK_PX // 2, height), min(BLOCK_PX // 2, width)
     whole = pixels[: height // tall * tall, : width // wide * wide].astype(np.float64)
     blocks = whole.reshape(height // tall, tall, width // wide, wide, channels)
     with np.errstate(invalid="ignore"):

@@ -218,8 +218,11 @@ def _open_tiff(path: Path, pages: Pages, size: int) -> Planes:
         series = tiff.series[0]
         key: Any = series.keyframe
         axes, shape = series.axes, tuple(series.shape)
-        if key.photometric.name not in _COLOURS:
-            raise BadSample(f"its colours are {key.photometric.name}; save it as grey or RGB")
+        colours = key.photometric.name
+        is_inverted = pages.as_rgb8 and colours == "MINISWHITE"
+        is_luminance = colours == "YCBCR" and key.compression not in _JPEG
+        if colours not in _COLOURS or is_inverted or is_luminance:
+            raise BadSample(f"its colours are {colours}; save it as grey or RGB")
         inner = key.axes
         if not axes.endswith(inner) or set(inner) - set("YXS") or not set("YX") <= set(inner):
             raise BadSample(f"its dimensions are {axes}, in pages of {inner}; save pages of YX")
@@ -240,6 +243,7 @@ def _open_tiff(path: Path, pages: Pages, size: int) -> Planes:
 
 
 _COLOURS = ("MINISBLACK", "MINISWHITE", "RGB", "YCBCR")
+_JPEG = (6, 7, 34892, 33007)  # which tifffile converts to RGB
 
 
 def _has_page(tiff: Any, number: int) -> bool:
@@ -304,7 +308,7 @@ def _segments(page: Any, size: int) -> _Segments:
     offsets, sizes = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
     if len(offsets) != len(sizes) or (offsets + sizes).max(initial=0) > size:
         raise BadSample("is truncated: its pixels end beyond the file")
-    is_jpeg = key.compression in (6, 7, 34892, 33007)
+    is_jpeg = key.compression in _JPEG
     tables = {"jpegtables": page.jpegtables, "jpegheader": key.jpegheader} if is_jpeg else {}
     return _Segments(offsets, sizes, tables)
 
@@ -540,6 +544,7 @@ def _open_nifti(path: Path, pages: Pages, size: int) -> Planes:
     """The slices of a volume along `slice_axis`, rescaled; volumes of a series are pages."""
     import nibabel
 
+    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL + 1)  # it mends headers
     image: Any = nibabel.load(path)
     shape, kept = image.shape, [k for k in range(3) if k != pages.slice_axis]
     volumes = shape[3] if len(shape) == 4 else 1

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from sslpipe.data.columns import is_missing
-from sslpipe.data.decode import BadSample, decode_picture, header_size
+from sslpipe.data.decode import BadSample, decode, decode_picture, header_size
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import UserError, one_line
@@ -19,6 +19,7 @@ from sslpipe.random import permutation
 CELL_PX, GAP_PX, LINE_PX, MARGIN_PX = 128, 12, 16, 20
 BACKGROUND, INK, FAINT, BAD = (250, 250, 248), (34, 34, 34), (120, 120, 116), (190, 30, 30)
 Colour = tuple[int, int, int]
+BARS, BINS = "▁▂▃▄▅▆▇█", 24
 _ORDER = "(min / median / max)"
 
 
@@ -170,6 +171,35 @@ def column_rows(index: DatasetIndex, split_name: str) -> list[tuple[str, str]]:
                 ends = [column.show_value(value) for value in groups.values[[0, -1]].tolist()]
                 parts.append(f"{ends[0]} to {ends[1]}")
         rows.append((f"column {name}", "; ".join(parts)))
+    return rows
+
+
+def channel_rows(
+    index: DatasetIndex, split_name: str, ids: NDArray[np.int64]
+) -> list[tuple[str, str]]:
+    """Describe each channel of a data set that is not 8-bit RGB, by some of a split's images.
+
+    A histogram is of the range, from `low` to `high`; what lies outside counts at its ends.
+    """
+    kind, manifest = index.stored_type, index.manifest
+    if kind.is_rgb8:
+        return []
+    reader = Reader(index.split(split_name))
+    counts = np.zeros((len(kind.channels), BINS), np.int64)
+    for raw in map(reader.one, ids.tolist()):
+        try:
+            units = decode(raw.image, 2**16, image_type=kind)
+        except BadSample:
+            continue
+        for channel, own in enumerate(units):
+            places = np.clip(own.ravel() * (BINS / 256), 0, BINS - 1).astype(np.int64)
+            counts[channel] += np.bincount(places, minlength=BINS)
+    rows = [("images", f"{len(kind.channels)} channels of {kind.dtype}")]
+    for k, name in enumerate(kind.channels):
+        bars = np.ceil(counts[k] / max(1, counts[k].max()) * len(BARS)).astype(int)
+        drawn = "".join(BARS[bar - 1] if bar else " " for bar in bars.tolist())
+        spread = f"mean {manifest.mean[k]:.3f} std {manifest.std[k]:.3f}"
+        rows.append((name, f"{kind.low[k]:g} to {kind.high[k]:g}  {spread}  |{drawn}|"))
     return rows
 
 

@@ -292,6 +292,17 @@ def test_where_nothing_can_be_compared_that_is_said(per_class):
     assert "better" not in report["verdict"]
 
 
+def test_one_class_with_pairs_gives_no_interval_over_classes_and_no_answer():
+    generator, rows = torch.Generator().manual_seed(1), torch.arange(BANK + QUERIES)
+    labels = torch.where(rows < BANK, rows % 3, (rows - BANK - 20).clamp_min(0) + 100)
+    pair = split(labels, torch.randn(len(rows), 8, generator=generator))
+    report = run_suite(dict.fromkeys(("ssl", "other"), pair), {}, against=["other"])
+    assert {row["column"] for row in report["rows"]} >= {"Recall@1", "MAP@R"}
+    assert report["against"] == []
+    assert report["verdict"].startswith("Not compared with other: ")
+    check_report(json.loads(json.dumps(report, allow_nan=False)))
+
+
 def compared(**changed):
     base = {
         "features": "ssl", "against": "lite0", "start": False, "measure": "kNN", "primary": True,

@@ -2,21 +2,27 @@
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
 
 from sslpipe.errors import DataError, UserError
+from sslpipe.evaluation import search
+from sslpipe.evaluation.embed import read_embeddings, save_embeddings
 from sslpipe.evaluation.search_index import (
     add_to_index,
+    build_index,
+    check_index,
     open_index,
     read_index,
     remove_from_index,
 )
-from tests.evaluation.test_search import by_loops, write_part
+from tests.evaluation.test_search import THEMES, by_loops, write_part
 
 QUERY = torch.tensor([[-0.5, 2.0, 0.1, 1.0, -1.0, 0.3]])
 
@@ -26,9 +32,9 @@ def parts(tmp_path):
     return [write_part(tmp_path / name, seed) for seed, name in enumerate("abc")]
 
 
-def found(index, top=30):
-    search, _ = open_index(index)
-    (hits,) = search.find(QUERY, top)
+def found(index, top=30, where="", **options):
+    opened, _ = open_index(index, **options)
+    (hits,) = opened.find(QUERY, top, where=where)
     return [hit[1:3] for hit in hits]
 
 
@@ -153,3 +159,191 @@ def test_mistakes_are_named(parts, tmp_path):
     features.write_bytes(torn[:-8] + bytes(8))
     with pytest.raises(DataError, match="is damaged: its sha256"):
         open_index(index)
+
+
+# Forks a process for each kill, so that nothing is imported again: op, place, seconds until it.
+STORM = """
+import json, os, signal, sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from sslpipe.evaluation import choose, search_index
+choose.LEAST_FLATTENED = 13
+features, data = Path(sys.argv[1]), sys.argv[2]
+acts = {
+    "add": lambda index: search_index.add_to_index(index, features, data),
+    "remove": lambda index: search_index.remove_from_index(index, Path(sys.argv[3]), [5]),
+    "build": lambda index: search_index.build_index(index),
+}
+for line in sys.stdin:
+    act, index, wait = json.loads(line)
+    begin = time.monotonic()
+    child = os.fork()
+    if not child:
+        try:
+            acts[act](Path(index))
+        finally:
+            os._exit(0)
+    if wait is not None:
+        time.sleep(wait)
+        os.kill(child, signal.SIGKILL)
+    print(json.dumps([os.waitpid(child, 0)[1], time.monotonic() - begin]), flush=True)
+"""
+KILLS = int(os.environ.get("INDEX_KILLS", "24"))
+
+
+def test_kills_at_random_times_leave_the_old_or_the_new_index(parts, tmp_path, monkeypatch):
+    monkeypatch.setattr("sslpipe.evaluation.choose.LEAST_FLATTENED", 13)
+    index = tmp_path / "index" / "index.json"
+    for part in parts[:2]:
+        add_to_index(index, *part[:2])
+    build_index(index, flatten=False)
+    draws, killed = random.Random(0), Counter()
+    words = [sys.executable, "-c", STORM, *parts[2][:2], parts[0][0]]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes) as process:
+
+        def change(act, number, wait):
+            shutil.copytree(index.parent, tmp_path / f"{act}-{number}")
+            copy = tmp_path / f"{act}-{number}" / index.name
+            process.stdin.write(json.dumps([act, str(copy), wait]) + "\n")
+            process.stdin.flush()
+            status, seconds = json.loads(process.stdout.readline())
+            return copy, status, seconds
+
+        old = found(index)
+        for act in ("add", "remove", "build"):
+            copy, status, _ = change(act, "first", None)  # the first also waits for what is lazy
+            new = found(copy)
+            assert status == 0
+            assert old != new
+            least, most = len(list(index.parent.rglob("*"))), len(list(copy.parent.rglob("*")))
+            seconds = min(change(act, f"timed-{number}", None)[2] for number in range(3))
+            for number in range(KILLS // 3):
+                copy, status, _ = change(act, number, draws.uniform(0, seconds))
+                now = found(copy)
+                assert now in (old, new), (act, number, status)
+                assert status in (0, 9)
+                killed[act, status, now == new] += 1
+                # the next writer works, and nothing of the killed one is left
+                removed = remove_from_index(copy, parts[1][0], [0])
+                assert removed == len(now) - 1
+                assert found(copy) == [hit for hit in now if hit != (1, 0)]
+                assert len(list(copy.parent.rglob("*"))) in (least, most)
+                shutil.rmtree(copy.parent)
+        process.stdin.close()
+    assert sum(killed.values()) == 3 * (KILLS // 3)
+    assert killed["build", 9, False] > 0, killed
+
+
+@pytest.fixture
+def built(parts, tmp_path, monkeypatch):
+    """An index of two files, flattened, one image removed before it was built; its folder."""
+    monkeypatch.setattr("sslpipe.evaluation.choose.LEAST_FLATTENED", 13)
+    index = tmp_path / "index.json"
+    for part in parts[:2]:
+        add_to_index(index, *part[:2])
+    remove_from_index(index, parts[0][0], [3])
+    before = found(index)
+    assert build_index(index).form.startswith("flattened, fitted on 13 images")
+    return index, before, tmp_path / "index.json.rows"
+
+
+def no_features(path):
+    raise AssertionError(f"{path} was read")
+
+
+def test_a_built_index_answers_as_before_and_reads_no_features(parts, built, monkeypatch):
+    index, before, folder = built
+    as_they_are = expected(parts[:2], {(0, 3)})
+    assert before != as_they_are
+    names = {path.name for path in folder.iterdir()}
+    assert [name.partition(".")[2] for name in sorted(names, key=len)] == [
+        "flattening", "rows.safetensors", "rows.safetensors",
+    ]  # fmt: skip
+    for where, wanted in (("theme = a", "a"), ("theme in a, b", "ab"), ("", None)):
+        shown = [hit for hit in before if wanted is None or (THEMES[hit[1]] or "-") in wanted]
+        with monkeypatch.context() as patch:
+            patch.setattr(search, "load_embeddings", no_features)
+            assert found(index, where=where) == shown
+    assert found(index, flatten=False) == as_they_are  # of the features themselves
+    assert found(index, flatten=True) == before
+    assert check_index(index) == 13
+
+    # what is removed and added afterwards; the spectrum stays
+    with monkeypatch.context() as patch:
+        patch.setattr(search, "load_embeddings", no_features)
+        remove_from_index(index, parts[1][0], [6, 0])
+        gone = {(1, 6), (1, 0)}
+        assert found(index) == [hit for hit in before if hit not in gone]
+        assert found(index, 2) == [hit for hit in before if hit not in gone][:2]
+        remove_from_index(index, parts[1][0], [1, 2, 3, 4])
+        gone |= {(1, number) for number in (1, 2, 3, 4)}
+        assert found(index) == [hit for hit in before if hit not in gone]
+    assert add_to_index(index, *parts[2][:2]) == 14
+    with monkeypatch.context() as patch:
+        patch.setattr(search, "load_embeddings", no_features)
+        after = found(index)
+        assert [hit for hit in after if hit[0] < 2] == [hit for hit in before if hit not in gone]
+        assert len(after) == 14
+    assert names < {path.name for path in folder.iterdir()}
+
+    # built again, as they are: what was there before is gone
+    assert build_index(index, flatten=False).flattening is None
+    assert found(index) == expected(parts, {(0, 3), *gone})
+    assert not names & {path.name for path in folder.iterdir()}
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_an_index_that_is_built_can_be_moved(built, tmp_path):
+    _, before, _ = built
+    folder = tmp_path.with_name(f"{tmp_path.name}-moved")
+    shutil.move(tmp_path, folder)
+    assert found(folder / "index.json") == before
+
+
+def test_damage_of_what_was_built_is_named(parts, built):
+    index, _, folder = built
+    tree = json.loads(index.read_text())
+    rows, flattening = (folder / tree["parts"][1][key] for key in ("rows", "flattening"))
+    whole = {path: path.read_bytes() for path in (rows, flattening, parts[1][0])}
+
+    def refused(reason, act=open_index):
+        with pytest.raises(DataError, match=reason):
+            act(index)
+        for path, content in whole.items():
+            path.unlink(missing_ok=True)
+            path.write_bytes(content)
+
+    rows.write_bytes(whole[rows][:-8])
+    refused("cannot read embeddings from .*rows.safetensors")
+    rows.unlink()
+    refused("cannot read embeddings from .*rows.safetensors")
+    rows.unlink()
+    os.mkfifo(rows)
+    refused("a FIFO, not a regular file")
+    rows.write_bytes(whole[parts[1][0]])
+    refused("is none of an index's files")
+    flattening.write_bytes(whole[flattening][:-1] + b"x")
+    refused("flattening is missing or damaged .*sha256")
+    flattening.unlink()
+    refused("flattening is missing or damaged .*No such file")
+    units, facts = read_embeddings(parts[1][0])
+    save_embeddings(parts[1][0], units._replace(features=units.features + 1), facts)
+    refused("features.safetensors is another file now")
+    # a changed number is met by the search where it is none, else by `verify`
+    units, facts = read_embeddings(rows)
+    for number in (torch.nan, -torch.nan, torch.inf):
+        broken = units.features.clone()
+        broken[2] = number
+        save_embeddings(rows, units._replace(features=broken), facts)
+        with pytest.raises(DataError, match="index is damaged: rows are not of length 1"):
+            open_index(index)[0].find(QUERY.abs(), 1)
+    rows.write_bytes(whole[rows][:-20] + bytes([whole[rows][-20] ^ 1]) + whole[rows][-19:])
+    refused("rows.safetensors is damaged: its sha256", check_index)
+    for change in ({"rows": "../index.json"}, {"flattening": "x"}, {"near": {"file": "a"}}):
+        changed = {**tree, "parts": [{**part, **change} for part in tree["parts"]]}
+        index.write_text(json.dumps(changed))
+        refused("is damaged, or no index of this version")
+    index.write_text(json.dumps(tree))
+    found(index)

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sslpipe.losses import MoCoLoss, NTXentLoss, moco
-from sslpipe.losses.base import both_directions
+from sslpipe.losses import MoCoLoss, moco
 from sslpipe.losses.engine.queue import enqueue
 from tests.losses.loops import pair, unit
 
@@ -84,75 +83,6 @@ def test_moco_equals_loops_over_a_list_as_queue(
             queue = queue[-queue_rows:]
             assert int(objective.filled_rows) == len(queue)
         assert ("key_groups" in objective.state_dict()) == (columns > 0)
-
-
-@pytest.mark.parametrize("unread", [False, True])
-@pytest.mark.parametrize("known", ["nothing", "images", "pairs", "one column", "two columns"])
-def test_without_a_queue_the_negatives_are_the_keys_of_the_batch(
-    known: str, unread: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The loops' queue is the batch itself; a row's own key shows its image, and is masked."""
-    if unread:
-        monkeypatch.setattr(moco, "_filled_queue", moco._whole_queue)
-    columns = {"one column": 1, "two columns": 2}.get(known, 0)
-    for (queries, keys, ids, groups), t, tile_rows in zip(
-        moco_steps(4, images=11), (0.2, 0.01, 0.2, 0.01), (4, 4, 512, 512), strict=True
-    ):
-        objective = MoCoLoss(4, 0, t, tile_rows=tile_rows, group_columns=columns).double()
-        if known == "nothing":
-            ids = [[row] * 2 for row in range(11)]
-        elif known == "images":  # two of them stand in the batch twice
-            ids = [[row % 9] * 2 for row in range(11)]
-        given: dict[str, Any] = {"ids": torch.tensor(ids)}
-        if columns:
-            given["groups"] = torch.tensor(groups)[:, :, :columns]
-        elif known != "pairs":
-            given = {"ids": given["ids"][:, 0]} if known == "images" else {}
-        rows = zip(keys, ids, groups, strict=True)
-        batch = [(unit(key.detach()), both[1], each[1]) for key, both, each in rows]
-        exact, masked = moco_loops((queries, keys, ids, groups), batch, t, columns)
-        loss = objective(queries, keys, **given)
-        torch.testing.assert_close(loss, exact, rtol=1e-11, atol=1e-13)
-        grad, of_keys = torch.autograd.grad(loss, (queries, keys), allow_unused=True)
-        (expected,) = torch.autograd.grad(exact, queries)
-        torch.testing.assert_close(grad, expected, rtol=1e-9, atol=1e-12)
-        assert of_keys is None
-        assert objective.masked_pairs == masked >= 11
-        assert objective.last_negatives == pytest.approx(11 - masked / 11)
-        assert int(objective.filled_rows) == len(objective.keys) == 0  # nothing is kept
-    assert MoCoLoss(4, 0).negatives_per_anchor(11) == 10
-    alone = torch.ones(1, 4, requires_grad=True)
-    loss = MoCoLoss(4, 0)(alone, torch.ones(1, 4))  # without a negative
-    assert (loss.item(), torch.autograd.grad(loss, alone)[0].abs().max().item()) == (0, 0)
-
-
-def test_both_directions_are_moco_v3s_loss_over_four_temperatures() -> None:
-    """Chen et al. 2021, algorithm 1, with torch's cross entropy; of q alone there is a gradient."""
-    t, labels = 0.3, torch.arange(9)
-    (q_a, k_b), (q_b, k_a) = pair(9, 4, seed=1), pair(9, 4, seed=2)
-    z_a, z_b = torch.cat([q_a, k_a], 1), torch.cat([q_b, k_b], 1)
-
-    def ctr(q: Tensor, k: Tensor) -> Tensor:
-        logits = torch.stack([unit(x) for x in q]) @ torch.stack([unit(x) for x in k]).T / t
-        return 2 * t * torch.nn.functional.cross_entropy(logits, labels)
-
-    exact = ctr(q_a, k_b.detach()) + ctr(q_b, k_a.detach())
-    loss = both_directions(MoCoLoss(4, 0, t).double(), z_a, z_b)
-    torch.testing.assert_close(4 * t * loss, exact, rtol=1e-11, atol=1e-13)
-    inputs = q_a, q_b, k_a, k_b
-    grads = torch.autograd.grad(4 * t * loss, inputs, allow_unused=True)
-    expected = torch.autograd.grad(exact, inputs[:2])
-    for grad, other in zip(grads, expected, strict=False):
-        torch.testing.assert_close(grad, other, rtol=1e-9, atol=1e-12)
-    assert all(grad is None or not grad.any() for grad in grads[2:])
-    # what is known of the views goes with them, in any objective
-    ids, groups = torch.tensor([[1, 2], [3, 1], [2, 2]]), torch.arange(6).view(3, 2, 1) % 4
-    z_a, z_b = z_a[:3], z_b[:3]
-    other = NTXentLoss(t)
-    there = other(z_a[:, :4], z_b[:, 4:], ids=ids, groups=groups)
-    back = other(z_b[:, :4], z_a[:, 4:], ids=ids[:, [1, 0]], groups=groups[:, [1, 0]])
-    loss = both_directions(other, z_a, z_b, ids=ids, groups=groups)
-    torch.testing.assert_close(loss, (there + back) / 2, rtol=1e-12, atol=0)
 
 
 def test_a_queue_is_told_how_many_columns_there_are() -> None:

@@ -1,6 +1,5 @@
 """Every objective in 1 to 4 real processes with unequal shares: the loss and gradient of one."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -40,27 +39,23 @@ def _in_batch(process: Rank, split: tuple[int, ...]) -> list[Any]:
     return answers
 
 
-def _queue(process: Rank, split: tuple[int, ...], queue_rows: int = 20) -> list[Any]:
+def _queue(process: Rank, split: tuple[int, ...]) -> list[Any]:
     """(loss, gradient) of three steps, and the buffers after them."""
-    objective = LOSSES["moco"](temperature=0.1, tile_rows=6, dim=4, queue_rows=queue_rows).double()
+    objective = LOSSES["moco"](temperature=0.1, tile_rows=6, dim=4, queue_rows=20).double()
     answers: list[Any] = []
-    for step, (z_a, z_b, numbers, _) in enumerate(moco_steps(3, images=9)):
+    for z_a, z_b, numbers, _ in moco_steps(3, images=9):
         ids = torch.tensor(numbers)[:, 0] % 7
         a, b, own = (x.detach().split(split)[process.rank].clone() for x in (z_a, z_b, ids))
-        known = {} if step == 1 and not queue_rows else {"ids": own}  # all different
-        loss = objective(a.requires_grad_(), b, **known)
+        loss = objective(a.requires_grad_(), b, ids=own)
         with NoCollectives():
             loss.backward()
         answers.append((loss.detach(), a.grad))
     return [*answers, dict(objective.state_dict())]
 
 
-def _all_splits(process: Rank) -> list[tuple[list[Any], list[Any], list[Any]]]:
+def _all_splits(process: Rank) -> list[tuple[list[Any], list[Any]]]:
     splits = SPLITS[process.world_size]
-    return [
-        (_in_batch(process, split), _queue(process, split), _queue(process, split, 0))
-        for split in splits
-    ]
+    return [(_in_batch(process, split), _queue(process, split)) for split in splits]
 
 
 def assert_whole(answers: list[Any], loss: Tensor, grad: Tensor, views: int) -> None:
@@ -88,14 +83,14 @@ def test_any_number_of_processes_gives_the_loss_and_gradient_of_one(
 ) -> None:
     """Those of the loops; of the queue, one process's. Backward communicates nothing."""
     by_rank = run_processes(_all_splits, world)
+    alone = _queue(Rank(), (9,))
     for case, (loss, grad, negatives) in enumerate(oracles):
         for number in range(len(SPLITS[world])):
             ranks = [splits[number][0][case] for splits in by_rank]
             assert_whole(ranks, loss, grad, views=2)
             assert [rank[3] for rank in ranks] == pytest.approx([negatives] * world)
-    for part, number in itertools.product((1, 2), range(len(SPLITS[world]))):
-        alone = _queue(Rank(), (9,), {1: 20, 2: 0}[part])
-        ranks = [splits[number][part] for splits in by_rank]
+    for number in range(len(SPLITS[world])):
+        ranks = [splits[number][1] for splits in by_rank]
         for step in range(3):
             assert_whole([rank[step] for rank in ranks], *alone[step], views=1)
         for rank in ranks:

@@ -80,30 +80,6 @@ def test_the_copy_follows_by_the_papers_formula():
         assert torch.equal(model.momentum.state_dict()[name], p)
 
 
-def test_symmetric_both_views_pass_both_encoders_and_queries_a_predictor_without_a_copy():
-    torch.manual_seed(0)
-    model = MomentumPair(small_resnet((4, 8)), PROJECTOR, symmetric=True, predictor=True).double()
-    asymmetric = pair()  # the predictor's first weights are drawn last
-    for name, value in asymmetric.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value), name
-    added = {*model.state_dict()} - {*asymmetric.state_dict()}
-    assert {name.split(".")[0] for name in added} == {"predictor"}
-    shapes = [tuple(w.shape) for w in model.predictor.parameters()]
-    assert shapes == [(6, 4), (6,), (6,), (4, 6)]  # linear, norm, linear; the last norm has none
-    by_hand = copy.deepcopy(model)
-    z_a, z_b = model(views()).chunk(2)  # (6, 8) each: query and key
-    queries = by_hand.predictor(by_hand.projector(by_hand.backbone(views())))
-    keys = by_hand.momentum(views())
-    torch.testing.assert_close(z_a, torch.cat([queries, keys], 1)[:6])
-    torch.testing.assert_close(z_b, torch.cat([queries, keys], 1)[6:])
-    assert [z.requires_grad for z in (queries, keys)] == [True, False]
-    torch.cat([z_a, z_b])[:, :4].square().sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-    model.follow(0.0)
-    for name, p in model.named_parameters():
-        assert name.startswith("predictor.") or torch.equal(model.momentum.get_buffer(name), p)
-
-
 def test_a_momentum_that_lies_on_the_device_gives_the_same_bits():
     torch.manual_seed(0)
     for dtype in (torch.float32, torch.float64):

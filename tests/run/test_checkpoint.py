@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sslpipe.data.index import DERIVED_COLUMN, load_index
+from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import CheckpointError
 from sslpipe.recipe import load_recipe
@@ -286,7 +286,7 @@ def data(tmp_path):
 def checkpoints(tmp_path, data, *overrides, run="run"):
     """The checkpoints of a run as it is opened on the data set of today."""
     recipe, index = load_recipe(write_recipe(tmp_path), overrides), load_index(data)
-    return opened(tmp_path / run, run_identities(recipe, index, DERIVED_COLUMN, 1))
+    return opened(tmp_path / run, run_identities(recipe, index, 1))
 
 
 def opened(folder, identities):
@@ -297,8 +297,14 @@ def opened(folder, identities):
 def test_a_column_that_a_run_does_not_use_may_come_change_and_go(tmp_path, data):
     before = load_index(data)
     checkpoints(tmp_path, data).save(3, some_parts(), {})
-    for values in ([0, 0, *[None] * 14], [None] * 14 + [5, 5]):
-        index = add_columns(data, duplicate_group=values)
+    two = [0, 0, *[None] * 14], [None] * 14 + [5, 5]
+    columns = [
+        ("duplicate_group", two[0]),
+        ("neighbour_group", two[0]),
+        ("duplicate_group", two[1]),
+    ]
+    for name, values in columns:
+        index = add_columns(data, **{name: values})
         assert index.sha256 == before.sha256 == before.file_sha256 != index.file_sha256
         assert index.has_sha256(before.sha256)
         again = checkpoints(tmp_path, data)
@@ -314,15 +320,24 @@ def test_a_column_that_a_run_does_not_use_may_come_change_and_go(tmp_path, data)
 
 
 @pytest.mark.parametrize(
-    "use", ["data.keep=duplicate_group first", "pairs.never_negative=['duplicate_group']"]
+    ("name", "use"),
+    [
+        ("duplicate_group", "data.keep=duplicate_group first"),
+        ("duplicate_group", "pairs.never_negative=['duplicate_group']"),
+        ("neighbour_group", "pairs.positive=neighbour_group"),
+    ],
 )
-def test_a_run_that_uses_the_column_records_its_values(tmp_path, data, use):
-    index = add_columns(data, duplicate_group=[0, 0, *[None] * 14])
+def test_a_run_that_uses_the_column_records_its_values(tmp_path, data, name, use):
+    """And not those of the other column that is made from the images."""
+    (other,) = {"duplicate_group", "neighbour_group"} - {name}
+    values = [0, 0, *[None] * 14]
+    index = add_columns(data, **{name: values})
     first = checkpoints(tmp_path, data, use)
     assert first.identity["index_sha256"] == index.file_sha256
     first.save(3, some_parts(), {})
+    add_columns(data, **{name: values, other: [1, *values[1:]]})
     assert checkpoints(tmp_path, data, use).restore(some_parts()) == 3
-    add_columns(data, duplicate_group=[None] * 14 + [5, 5])
+    add_columns(data, **{name: [None] * 14 + [5, 5]})
     with pytest.raises(CheckpointError, match="the data set is not the one"):
         checkpoints(tmp_path, data, use).restore(some_parts())
 

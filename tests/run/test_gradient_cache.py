@@ -11,12 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sslpipe.distributed import Rank
 from sslpipe.losses import LOSSES, TeacherFeatures
-from sslpipe.losses.base import both_directions
 from sslpipe.losses.nt_xent import NTXentLoss
-from sslpipe.models.backbones import small_resnet
-from sslpipe.models.momentum import MomentumPair
 from sslpipe.models.sync_batchnorm import sync_batchnorm
-from sslpipe.recipe.pretrain import Projector
 from sslpipe.run.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
 from tests.helpers.processes import run_processes
 
@@ -145,24 +141,6 @@ def test_gradient_and_statistics_are_those_of_one_graph_over_the_micro_batches(
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
         assert_same(model, oracle, tolerance)
     assert [norm.momentum for norm in model if hasattr(norm, "momentum")] == [0.1, None]
-
-
-def test_a_symmetric_pair_has_the_gradient_of_one_graph_too():
-    """Queries with gradient beside keys without, and running statistics of both encoders."""
-    torch.manual_seed(4)
-    projector = Projector(hidden_dim=6, out_dim=5)
-    pair = MomentumPair(small_resnet((4, 8)), projector, symmetric=True, predictor=True).double()
-    oracle, views = copy.deepcopy(pair), images()
-    moco = OBJECTIVES["moco"](queue_rows=0).double()
-
-    def loss_fn(z_a, z_b, *, ids, labels):
-        return both_directions(moco, z_a, z_b)
-
-    actual = cached(pair, loss_fn, views, 3)
-    expected = one_graph(oracle, loss_fn, views, 3)
-    for a, b in zip(actual, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-    assert_same(pair, oracle, 1e-9)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

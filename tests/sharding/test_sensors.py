@@ -2,6 +2,7 @@
 
 import io
 import math
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -521,6 +522,10 @@ BAD = {
     ),
     "complex": (bad(lambda f: np.save(f / "z.npy", np.ones((3, 3), "c8"))), "neither integers nor"),
     "integers": (bad(lambda f: np.save(f / "z.npy", np.full((3, 3), 2**30, "u4"))), "float32"),
+    "palette": (
+        bad(lambda f: Image.fromarray(numbers(9, 9, dtype="u1")).convert("P").save(f / "z.tif")),
+        "its colours are PALETTE",
+    ),
     "text": (bad(lambda f: (f / "z.tif").write_text("no image")), "not an image of a known format"),
     "truncated dicom": (bad(cut_dicom), "z.dcm"),
     "rgb": (bad(lambda f: Image.new("P", (9, 9)).save(f / "z.png")), "Pillow's mode P"),
@@ -574,6 +579,20 @@ def test_bad_files_are_skipped_and_nan_replaced_where_that_is_asked_for(tmp_path
 def test_a_mistake_of_the_command_is_one_line(tmp_path, capsys, words, reason):
     tifffile.imwrite(tmp_path / "good.tif", numbers(20, 30))
     assert reason in error_of(capsys, "build", tmp_path / "out", "--root", tmp_path, *words)
+
+
+def test_a_scene_that_claims_endless_tiles_is_refused(tmp_path, capsys):
+    side = 2**16
+    np.lib.format.open_memmap(tmp_path / "a.npy", "w+", "u1", (side, side)).flush()  # a hole
+    words = ["build", tmp_path / "out", "--root", tmp_path, "--channels", "grey", "--tile", "32"]
+    assert "4194304 tiles of 65536 x 65536 px" in error_of(capsys, *words)
+
+
+def test_a_missing_library_names_the_extra(tmp_path, capsys, monkeypatch):
+    tifffile.imwrite(tmp_path / "a.tif", numbers(20, 30))
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    words = ["build", tmp_path / "out", "--root", tmp_path, "--channels", "grey"]
+    assert 'pip install "sslpipe[sensors]"' in error_of(capsys, *words)
 
 
 def test_other_splits_have_the_same_type(tmp_path, capsys):

@@ -58,10 +58,6 @@ class AdditiveMargins(nn.Module):
         )
 
 
-def _cosine_margin(scale: float = 64.0, margin: float = 0.35) -> nn.Module:
-    return AdditiveMargins(scale, m3=margin)
-
-
 class CosFace(MarginSoftmax):
     """Take a margin off the target's cosine: scale * (cos th - margin).
 
@@ -73,13 +69,9 @@ class CosFace(MarginSoftmax):
         Wang et al. 2018, arXiv:1801.09414, eq. 4.
     """
 
-    rule_class = staticmethod(_cosine_margin)
-
-
-def _angle_margin(
-    scale: float = 64.0, margin: float = 0.5, beyond: Beyond = "linear"
-) -> AdditiveMargins:
-    return AdditiveMargins(scale, m2=margin, beyond=beyond)
+    @staticmethod
+    def rule_class(scale: float = 64.0, margin: float = 0.35) -> nn.Module:
+        return AdditiveMargins(scale, m3=margin)
 
 
 class ArcFace(MarginSoftmax):
@@ -94,13 +86,11 @@ class ArcFace(MarginSoftmax):
         Deng et al. 2019, arXiv:1801.07698, eq. 3.
     """
 
-    rule_class = staticmethod(_angle_margin)
-
-
-def _nearest_angle_margin(
-    scale: float = 64.0, margin: float = 0.5, beyond: Beyond = "linear", sub_centers: int = 3
-) -> nn.Module:
-    return _angle_margin(scale, margin, beyond)
+    @staticmethod
+    def rule_class(
+        scale: float = 64.0, margin: float = 0.5, beyond: Beyond = "linear"
+    ) -> nn.Module:
+        return AdditiveMargins(scale, m2=margin, beyond=beyond)
 
 
 class SubCenterArcFace(MarginSoftmax):
@@ -116,13 +106,11 @@ class SubCenterArcFace(MarginSoftmax):
         Deng et al. 2020 (sub-center ArcFace), eq. 3.
     """
 
-    rule_class = staticmethod(_nearest_angle_margin)
-
-
-def _combined_margins(
-    scale: float = 64.0, m1: float = 1.0, m2: float = 0.3, m3: float = 0.2
-) -> nn.Module:
-    return AdditiveMargins(scale, m1=m1, m2=m2, m3=m3, beyond="cosine")
+    @staticmethod
+    def rule_class(
+        scale: float = 64.0, margin: float = 0.5, beyond: Beyond = "linear", sub_centers: int = 3
+    ) -> nn.Module:
+        return AdditiveMargins(scale, m2=margin, beyond=beyond)
 
 
 class CombinedMargin(MarginSoftmax):
@@ -138,7 +126,11 @@ class CombinedMargin(MarginSoftmax):
         Deng et al. 2019, arXiv:1801.07698, eq. 4.
     """
 
-    rule_class = staticmethod(_combined_margins)
+    @staticmethod
+    def rule_class(
+        scale: float = 64.0, m1: float = 1.0, m2: float = 0.3, m3: float = 0.2
+    ) -> nn.Module:
+        return AdditiveMargins(scale, m1=m1, m2=m2, m3=m3, beyond="cosine")
 
 
 class MultipliedAngle(nn.Module):

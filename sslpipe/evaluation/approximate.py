@@ -1,0 +1,141 @@
+"""Approximate search of very many rows: faiss proposes some, and their cosines are exact.
+
+An inverted file: k-means cuts the rows into lists, a query looks into the lists whose centres are
+nearest, and compares 8-bit copies of their rows there. What it finds is ranked as exact search
+ranks; rows in other lists are missed, and how many is measured when the file is made.
+"""
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sslpipe.errors import DataError
+from sslpipe.evaluation.exact import Neighbours, best
+from sslpipe.evaluation.neighbours import SPARE, exactly, nearest_units
+from sslpipe.portable import sha256_of
+
+LEAST_ROWS = 100_000  # fewer are compared with a query in some hundredths of a second
+LEAST_RECALL = 0.95  # of the TOP nearest, on rows of its own
+TOP = 10
+MEASURED = 200  # rows that are queries, evenly spaced
+TRAINED = 64  # rows for each list, to find its centre
+MOST_LOOKED = 8  # a query looks into one list of so many at most
+PART_ROWS = 65536
+
+
+class Made(NamedTuple):
+    """What was measured of a file: lists a query looks into, and the recall that they give."""
+
+    lists: int
+    recall: float
+
+
+class Approximate:
+    """An inverted file, memory-mapped.
+
+    Args:
+        path: Of the file.
+        sha256: That it must have: faiss does not check what it reads.
+        lists: To look into.
+        shape: (N, F) of the rows that it is of.
+
+    Raises:
+        DataError: It is not there, or another one; or faiss is missing.
+    """
+
+    def __init__(self, path: Path, sha256: str, lists: int, shape: torch.Size) -> None:
+        faiss = import_faiss()
+        try:
+            found = sha256_of(path)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}; {_AGAIN}") from error
+        if found != sha256:
+            raise DataError(f"{path} is damaged: its sha256 is another one; {_AGAIN}")
+        self._index, self.lists = faiss.read_index(str(path), faiss.IO_FLAG_MMAP), lists
+        if (self._index.ntotal, self._index.d) != tuple(shape):
+            raise DataError(f"{path} is of other features; {_AGAIN}")
+
+    def nearest(
+        self, bank: Tensor, queries: Tensor, k: int, allowed: Tensor | None = None
+    ) -> Neighbours:
+        """Find about the k nearest rows of each query, ranked by exact cosines.
+
+        Args:
+            bank: (N, F) the rows, as `exact.fixed_point_units` returns them.
+            queries: (Q, F), alike.
+            k: At least 1.
+            allowed: (N,) bool, of rows that may be found; None: all.
+
+        Returns:
+            (Q, k); where fewer are found, the last similarities are -inf.
+        """
+        return _search(self._index, self.lists, bank, queries, k, allowed)
+
+
+_AGAIN = "make the index anew with `sslpipe index build`"
+
+
+def import_faiss() -> Any:
+    """Import faiss. Raises: DataError where it is missing."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise DataError(
+            "an approximate index needs faiss (pip install faiss-cpu); leave --approximate out, "
+            "or search with --exact"
+        ) from error
+    return faiss
+
+
+def write_approximate(rows: Tensor, path: Path) -> Made:
+    """Write an inverted file of rows, (N, F) as `exact.fixed_point_units` returns them.
+
+    As many lists are looked into as recall needs; it is measured on MEASURED of the rows, each
+    searched among all others.
+
+    Raises:
+        DataError: Too many lists would be needed, or faiss is missing.
+    """
+    faiss = import_faiss()
+    lists = 2 ** round(math.log2(len(rows)) / 2)
+    index = faiss.index_factory(rows.shape[1], f"IVF{lists},SQ8", faiss.METRIC_INNER_PRODUCT)
+    index.train(rows[:: max(1, len(rows) // (TRAINED * lists))].numpy())
+    for part in torch.split(rows, PART_ROWS):
+        index.add(part.numpy())
+    places = torch.arange(MEASURED) * len(rows) // MEASURED
+    own = torch.arange(len(rows))
+    # (MEASURED, TOP)
+    true = nearest_units(rows, rows[places], TOP, bank_ids=own, query_ids=places).indices
+    looked, recall = 1, 0.0
+    while looked <= max(1, lists // MOST_LOOKED):
+        near = _search(index, looked, rows, rows[places], TOP + 1).indices
+        hit = (true[:, :, None] == near[:, None]).any(2)  # a row itself is none of its true ones
+        recall = float(hit.float().mean())
+        if recall >= LEAST_RECALL:
+            faiss.write_index(index, str(path))
+            return Made(looked, recall)
+        looked *= 2
+    raise DataError(
+        f"an approximate index finds {recall:.1%} of the {TOP} nearest where a query looks into "
+        f"one list of {MOST_LOOKED}, under {LEAST_RECALL:.0%}: leave --approximate out"
+    )
+
+
+def _search(
+    index: Any, lists: int, bank: Tensor, queries: Tensor, k: int, allowed: Tensor | None = None
+) -> Neighbours:
+    faiss = import_faiss()
+    settings = {"nprobe": min(lists, index.nlist)}
+    if allowed is not None:
+        bits = np.packbits(allowed.numpy(), bitorder="little")
+        settings["sel"] = faiss.IDSelectorBitmap(bits)
+    proposed = index.search(
+        queries.numpy(), min(len(bank), k + SPARE), params=faiss.SearchParametersIVF(**settings)
+    )[1]
+    rows = torch.from_numpy(proposed)  # (Q, n) int64, -1 where there are no more
+    similarities = exactly(bank, queries, rows.clamp_min(0))
+    return best(similarities.masked_fill_(rows < 0, -torch.inf), rows, min(k, rows.shape[1]))

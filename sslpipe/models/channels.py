@@ -1,0 +1,58 @@
+"""Networks for images of other channels than red, green and blue."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sslpipe.errors import RecipeError
+
+RGB = ("red", "green", "blue")
+
+
+def set_channels(network: nn.Module, channels: int, kind: str) -> None:
+    """Replace the first convolution (or patch embedding) by one of other channels, in place.
+
+    Its weights are drawn with the spread of the one that goes, less by sqrt(3 / channels): what
+    comes out of it is as large as with RGB.
+
+    Raises:
+        RecipeError: No convolution sees three channels.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d) and module.in_channels == 3 and module.groups == 1:
+            break
+    else:
+        raise RecipeError(
+            f"backbone.kind = {kind!r} has no first convolution of 3 channels, which could get "
+            f"{channels}; use another one"
+        )
+    weight = module.weight.detach()
+    other = weight.new_empty(len(weight), channels, *weight.shape[2:])
+    nn.init.normal_(other, 0.0, 1.0)
+    with torch.no_grad():
+        other *= weight.std() * (3 / channels) ** 0.5
+    module.in_channels, module.weight = channels, nn.Parameter(other)
+
+
+def adapt_kernels(weight: Tensor, channels: Sequence[str]) -> Tensor:
+    """Make the first layer's RGB weights fit images of other channels.
+
+    A channel called red, green or blue gets the weights of that colour, any other those of red,
+    green and blue in turn; all are scaled by 3 / C, so that what comes out keeps its size. One
+    channel alone gets the sum.
+
+    Args:
+        weight: (O, 3, h, w).
+        channels: C names.
+
+    Returns:
+        (O, C, h, w).
+
+    Source:
+        timm, `adapt_input_conv`, which knows no names.
+    """
+    if len(channels) == 1:
+        return weight.sum(1, keepdim=True)
+    places = [RGB.index(name) if name in RGB else k % 3 for k, name in enumerate(channels)]
+    return weight[:, places] * (3 / len(channels))

@@ -1,0 +1,245 @@
+"""A map of an embedding in a local page: thumbnails, neighbours, colours by column, a selection.
+
+The page is embedding-atlas's (MIT, Apple), which reads one table. It is served to this machine
+alone, and the browser is told to load nothing from anywhere else.
+"""
+
+import io
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sslpipe.curate.clusters import cluster
+from sslpipe.data.index import Split
+from sslpipe.data.reader import Reader
+from sslpipe.errors import DataError, UserError
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.neighbours import nearest_units
+from sslpipe.evaluation.search import ImageSearch
+from sslpipe.evaluation.whiten import principal_axes
+from sslpipe.portable import open_regular, replacing
+from sslpipe.report.pictures import small_images
+
+NEIGHBOURS = 15  # of each image; UMAP's usual number
+FEWEST = NEIGHBOURS + 2
+OWN = ("row", "split", "id", "name", "class", "cluster", "x", "y", "image", "neighbours")
+NOT_COUNTED = ("row", "id", "name", "x", "y", "image", "neighbours")
+MOST_COUNTED = 1000  # different values of a column that has a chart of its own
+JPEG_QUALITY = 85
+ONLY_HERE = (  # what the page may load: all is served from this machine
+    "default-src 'self'; script-src 'self' 'wasm-unsafe-eval' 'unsafe-eval' blob:; "
+    "worker-src 'self' blob:; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "font-src 'self' data:; connect-src 'self' data: blob:; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+
+
+def import_parts(*names: str) -> list[Any]:
+    """Import modules of the extra `browse`. Raises: UserError where one is missing."""
+    from importlib import import_module
+
+    try:
+        return [import_module(name) for name in names]
+    except ImportError as error:
+        raise UserError(f"browse needs {error.name} (pip install 'sslpipe[browse]')") from error
+
+
+def make_table(
+    search: ImageSearch,
+    classes: Sequence[Sequence[str]],
+    *,
+    clusters: int = 0,
+    pca: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> Any:
+    """Make the table that the page shows: a row an image that can be decoded.
+
+    Args:
+        search: Opened features, as they are compared.
+        classes: Names by label of each features file.
+        clusters: k-means clusters to colour by; 0: none.
+        pca: Map by the two main axes, in seconds; else by UMAP, in minutes for 100,000 images.
+        say: Told what is done.
+
+    Returns:
+        A pyarrow Table of OWN and the columns of the data; no `cluster` without clusters.
+
+    Raises:
+        DataError: There are too few images.
+    """
+    (pa,) = import_parts("pyarrow")
+    parts = [search.rows(part) for part in range(len(search.splits))]
+    kept = [torch.isin(rows.ids, search.ids(part)) for part, rows in enumerate(parts)]
+    columns: dict[str, list[Any]] = {name: [] for name in ("split", "id", "name", "class", "image")}
+    shown: list[Embeddings] = []
+    more: dict[str, list[str | None]] = {}
+    for number, (split, rows, own) in enumerate(zip(search.splits, parts, kept, strict=True)):
+        rows = rows.rows(own)
+        say(f"{split.name}: {len(rows.ids):,} thumbnails")
+        names, pictures = _pictures(split, rows.ids.tolist())
+        rows = rows.rows(
+            torch.tensor([one in pictures for one in rows.ids.tolist()], dtype=torch.bool)
+        )
+        ids, known = rows.ids.tolist(), classes[number]
+        columns["split"] += [split.name] * len(ids)
+        columns["id"] += ids
+        columns["name"] += [names[one] for one in ids]
+        columns["class"] += [
+            None if label < 0 else known[label] if label < len(known) else str(label)
+            for label in rows.labels.tolist()
+        ]
+        columns["image"] += [{"bytes": pictures[one]} for one in ids]
+        for name in {*split.columns, *more}:
+            values = split.column(name).show(ids) if split.has_values(name) else [None] * len(ids)
+            before = more.setdefault(name, [None] * (len(columns["id"]) - len(ids)))
+            before += values
+        shown.append(rows)
+    together = Embeddings(*map(torch.cat, zip(*shown, strict=True)))
+    if len(together.ids) < FEWEST:
+        raise DataError(f"{len(together.ids)} images are too few for a map; give {FEWEST} or more")
+    say(f"{NEIGHBOURS} neighbours of each of {len(together.ids):,} images")
+    own_rows = torch.arange(len(together.ids))
+    near = nearest_units(
+        together.features, together.features, NEIGHBOURS, bank_ids=own_rows, query_ids=own_rows
+    )
+    say(f"map by {'PCA' if pca else 'UMAP'}")
+    places = (_by_pca if pca else _by_umap)(together, near.indices, near.similarities)
+    if clusters:
+        columns["cluster"] = [str(one) for one in cluster(together, clusters).of_row]
+    distances = (1 - near.similarities).tolist()
+    columns["neighbours"] = [
+        {"ids": ids, "distances": far}
+        for ids, far in zip(near.indices.tolist(), distances, strict=True)
+    ]
+    columns |= {"x": places[:, 0].tolist(), "y": places[:, 1].tolist()}
+    taken = {name if name not in OWN else f"{name}_column": each for name, each in more.items()}
+    rows_first = {"row": list(range(len(together.ids)))}
+    return pa.table({**rows_first, **columns, **taken})
+
+
+def _pictures(split: Split, ids: Sequence[int]) -> tuple[dict[int, str], dict[int, bytes]]:
+    """Read the key and a small JPEG of each sample that can be decoded, by its id."""
+    pictures: dict[int, bytes] = {}
+    for sample, image in small_images(split, ids):
+        file = io.BytesIO()
+        image.convert("RGB").save(file, "jpeg", quality=JPEG_QUALITY)
+        pictures[sample] = file.getvalue()
+    names: dict[int, str] = {}
+    reader, own = Reader(split), np.sort(np.fromiter(pictures, np.int64))
+    shards, rows = split.locate(own)
+    for shard in np.unique(shards).tolist():
+        here = shards == shard
+        for sample, raw in zip(own[here].tolist(), reader.rows(shard, rows[here]), strict=True):
+            names[sample] = raw.key
+    return names, pictures
+
+
+def _by_pca(rows: Embeddings, *_near: Any) -> NDArray[np.float32]:
+    mean, _, axes = principal_axes(rows.features)
+    places: NDArray[np.float32] = ((rows.features.double() - mean) @ axes[:, -2:]).float().numpy()
+    return places[:, ::-1]
+
+
+def _by_umap(
+    rows: Embeddings, neighbours: torch.Tensor, similarities: torch.Tensor
+) -> NDArray[np.float32]:
+    """UMAP on exact neighbours, each row the first of its own."""
+    (umap,) = import_parts("umap")
+    own = torch.arange(len(rows.ids))[:, None]
+    indices = torch.cat([own, neighbours[:, :-1]], dim=1).numpy()
+    distances = torch.cat([torch.zeros(len(own), 1), 1 - similarities[:, :-1]], dim=1).clamp_min(0)
+    knn = (indices.astype(np.int64), distances.numpy(), None)
+    made = umap.UMAP(n_neighbors=NEIGHBOURS, metric="cosine", random_state=0, precomputed_knn=knn)
+    places: NDArray[np.float32] = made.fit_transform(rows.features.numpy())
+    return places
+
+
+def save_table(table: Any, path: Path) -> None:
+    """Write a table as parquet, whole or not at all."""
+    (parquet,) = import_parts("pyarrow.parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        parquet.write_table(table, temporary)
+
+
+def load_table(path: Path) -> Any:
+    """Read a table that `save_table` wrote. Raises: DataError where it is none."""
+    (arrow, parquet) = import_parts("pyarrow", "pyarrow.parquet")
+    try:
+        with open_regular(path) as file:
+            table = parquet.read_table(file)
+    except (OSError, arrow.ArrowException) as error:
+        raise DataError(f"cannot read a map from {path}: {error}; make it anew") from error
+    if missing := {*OWN} - {"cluster"} - {*table.column_names}:
+        raise DataError(f"{path} is no map of `sslpipe browse`: it has no {min(missing)}")
+    return table
+
+
+def open_port(port: int) -> socket.socket:
+    """Take a port of this machine, for itself alone; 0: any. Raises: UserError where it is used."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise UserError(f"--port {port}: {error.strerror}; name another one") from error
+    return listener
+
+
+def _charts(table: Any) -> dict[str, Any]:
+    """The map, coloured by class or cluster, the images, and a chart of what has few values."""
+    places = {"x": "x", "y": "y", "image": "image", "neighbors": "neighbours"}
+    counted = [name for name in table.column_names if name not in NOT_COUNTED]
+    counted = [n for n in counted if 2 <= len(table.column(n).unique()) <= MOST_COUNTED]
+    colour = {"category": counted[0]} if counted else {}
+    charts: list[dict[str, Any]] = [
+        {"type": "embedding", "title": "Map", "data": places | colour},
+        {"type": "instances", "title": "Images"},
+        *({"type": "count-plot", "title": name, "data": {"field": name}} for name in counted),
+        {"type": "predicates", "title": "SQL predicates"},
+    ]
+    return {str(number): chart for number, chart in enumerate(charts, 1)}
+
+
+def serve(table: Any, listener: socket.socket) -> None:
+    """Serve the page of a table until the process is interrupted."""
+    atlas, options, server, atlas_version = import_parts(
+        *(f"embedding_atlas.{name}" for name in ("data_source", "options", "server", "version"))
+    )
+    hosts, uvicorn = import_parts("starlette.middleware.trustedhost", "uvicorn")
+    props = options.make_embedding_atlas_props(
+        row_id="row",
+        x="x",
+        y="y",
+        image="image",
+        neighbors="neighbours",
+        initial_state={
+            "version": atlas_version.__version__,
+            "charts": _charts(table),
+            "columnStyles": {
+                "image": {"renderer": "image", "display": "full"},
+                **{name: {"display": "hidden"} for name in ("neighbours", "x", "y")},
+            },
+        },
+    )
+    source = atlas.DataSource("sslpipe", table, {"props": props})
+    page = Path(server.__file__).parent / "static"
+    app = server.make_server(source, static_path=str(page), duckdb_uri="server")
+
+    async def only_here(request: Any, call_next: Any) -> Any:
+        response = await call_next(request)
+        response.headers["Content-Security-Policy"] = ONLY_HERE
+        return response
+
+    app.middleware("http")(only_here)
+    # a page of somebody else's, whose name leads here, is not answered
+    app.add_middleware(hosts.TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
+    config = uvicorn.Config(app, log_level="error", access_log=False)
+    uvicorn.Server(config).run(sockets=[listener])
