@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sslpipe.augment.fused_views import FusedViews
 from sslpipe.augment.params import draws
+from sslpipe.data.image_type import RGB8
 from sslpipe.data.pipeline import Batch
 
 # what nearly every recipe's own views do, and mildly: crops, and light. Nothing is mirrored, turned
@@ -37,12 +38,14 @@ class ProbeViews(nn.Module):
         crop_px: int,
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),
+        channels: Sequence[str] = RGB8.channels,
     ) -> None:
         super().__init__()
-        self.views = FusedViews("simclr", crop_px, mean, std, kernels="torch", **SETTINGS)
+        options = {**SETTINGS, "kernels": "torch", "channels": channels}
+        self.views = FusedViews("simclr", crop_px, mean, std, **options)
 
     def make_views(self, batch: Batch) -> Tensor:
-        """Return (2B, 3, S, S): the first views of all images, then the second."""
+        """Return (2B, C, S, S): the first views of all images, then the second."""
         params = draws(_SEED, 0, batch.ids, batch.view_sizes, self.views.specs)
         views: Tensor = self.views(batch, params)
         return views

@@ -61,7 +61,7 @@ def find_leaks(
     """
     if all(split.has_values(COLUMN) for split in splits):
         return Leaks(_by_column(*splits), f"by the column {COLUMN}")
-    wanted = _near(rows, pixels())
+    wanted = _near(rows, pixels(), len(splits[0].image_type.channels))
     ids = [np.unique(side) for side in wanted.T]
     count = sum(map(len, ids))
     with nullcontext() if progress is None else progress("leakage", count) as advance:
@@ -80,12 +80,12 @@ def find_leaks(
     return Leaks(np.unique(samples.ids[pairs[same, 1]]), "by pixels")
 
 
-def _near(rows: Pair, pixels: Pair) -> Integers:
+def _near(rows: Pair, pixels: Pair, channels: int) -> Integers:
     """Pair train ids with test ids, (P, 2): nearest by features, and alike by pixels."""
     (train, test), (of_train, of_test) = ([each.ids.numpy() for each in p] for p in (rows, pixels))
     by_features = nearest(rows[0].features, rows[1].features, 1).indices[:, 0].numpy()
     pairs = [np.stack([train[by_features], test], 1)]
-    bank, queries = (small_pictures(each.features) for each in pixels)  # (N, C, S, S)
+    bank, queries = (small_pictures(each.features, channels) for each in pixels)  # (N, C, S, S)
     units = _units(bank)
     for pictures in (queries, queries.flip(3)):
         near = nearest_units(units, _units(pictures), 1)
@@ -94,13 +94,14 @@ def _near(rows: Pair, pixels: Pair) -> Integers:
     return np.unique(np.concatenate(pairs), axis=0)
 
 
-def small_pictures(pixels: Tensor) -> Tensor:
-    """Make pictures of rows of `baselines.pixel_features`, at most PIXELS_PX wide.
+def small_pictures(pixels: Tensor, channels: int = 3) -> Tensor:
+    """Make pictures of rows of `features.pixel_features`, at most PIXELS_PX wide.
 
-    (N, S S) or (N, 3 S S) -> (N, 1 or 3, side, side).
+    (N, C S S), or (N, S S) of grey RGB -> (N, C or 1, side, side).
     """
     width = pixels.shape[1]
-    channels = 1 if isqrt(width) ** 2 == width else 3  # thrice a square is none
+    if channels == 3 and isqrt(width) ** 2 == width:  # thrice a square is none
+        channels = 1
     side = isqrt(width // channels)
     pictures = pixels.view(-1, channels, side, side)
     return adaptive_avg_pool2d(pictures, min(side, PIXELS_PX))

@@ -125,8 +125,8 @@ def embed_pixels(
 def pixel_features(*splits: Split, view: EvalView, **options: Any) -> list[Embeddings]:
     """Flatten each split's pixels, in [0, 1] at the view's size: (N, C S S) features.
 
-    Views larger than PIXELS_PX are made again at that size. Where the channels are equal in every
-    image of all splits, one is kept, (N, S S): cosines do not change.
+    Views larger than PIXELS_PX are made again at that size. Where red, green and blue are equal
+    in every image of all splits, one channel is kept, (N, S S): cosines do not change.
     """
     count = len(splits[0].image_type.channels)
     scale = min(1.0, PIXELS_PX / view.crop_px)
@@ -138,7 +138,7 @@ def pixel_features(*splits: Split, view: EvalView, **options: Any) -> list[Embed
     )
     splits_rows = [embed(nn.Flatten(), raw, split, **options) for split in splits]
     channels = [rows.features.view(len(rows.ids), count, -1) for rows in splits_rows]
-    if all(bool((c == c[:, :1]).all()) for c in channels):
+    if count == 3 and all(bool((c == c[:, :1]).all()) for c in channels):
         return [
             rows._replace(features=c[:, 0].contiguous())
             for rows, c in zip(splits_rows, channels, strict=True)

@@ -43,7 +43,8 @@ def monitor(
     """
     rows = _embedded(backbone, view, split, ids, process, options)
     settings = view.config()
-    probe = ProbeViews(view.crop_px, settings["mean"], settings["std"])
+    statistics = (settings["mean"], settings["std"], split.image_type.channels)
+    probe = ProbeViews(view.crop_px, *statistics)
     views = _embedded(backbone, probe, split, ids, process, options)
     if process.rank != 0 or len(rows.ids) < 2:
         return {}

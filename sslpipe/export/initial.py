@@ -384,7 +384,8 @@ def run_view(
     Started from weights, it resizes as they are used to. The recipe is one of `with_init`.
     """
     settings = recipe.augment.arguments
-    mean_std: dict[str, Any] = {}
+    count = len(index.manifest.mean)
+    mean_std: dict[str, Any] = {"mean": (0.0,) * count, "std": (1.0,) * count}
     if settings.get("normalize", True):
         mean_std = {key: settings.get(key, getattr(index.manifest, key)) for key in ("mean", "std")}
     crop_px = recipe.tune.eval_crop_px or crop_px

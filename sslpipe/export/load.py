@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sslpipe.augment.eval_view import EvalView, eval_view_for
 from sslpipe.augment.two_views import AUGMENTS
-from sslpipe.data.image_type import ImageType
+from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.index import Manifest
 from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError
 from sslpipe.evaluation.verdict import against_sentences
@@ -245,13 +245,16 @@ def load_run(
         data = _read_data(run_dir, identity["index_sha256"])
         image = None if data.get("image") is None else ImageType.model_validate(data["image"])
         # the view of evaluation: the training's crop and normalisation, without its distortions
-        views = build(
-            AUGMENTS, recipe.augment, section="augment", mean=data["mean"], std=data["std"]
-        )
+        own = {"mean": data["mean"], "std": data["std"]}
+        channels = {"channels": (image or RGB8).channels}
+        views = build(AUGMENTS, recipe.augment, section="augment", fixed=channels, **own)
         crop_px = int(views.crop_px)
         settings = recipe.augment.arguments
-        mean_std = (settings.get("mean", data["mean"]), settings.get("std", data["std"]))
-        view = eval_view_for(crop_px, *(mean_std if settings.get("normalize", True) else ()))
+        count = len(data["mean"])
+        mean_std = ((0.0,) * count, (1.0,) * count)
+        if settings.get("normalize", True):
+            mean_std = (settings.get("mean", data["mean"]), settings.get("std", data["std"]))
+        view = eval_view_for(crop_px, *mean_std)
         if "view" in state:  # of a run that started from weights: resized as they are used to
             view = EvalView(**state["view"])
         # the weights
