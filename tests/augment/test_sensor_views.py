@@ -51,7 +51,7 @@ def test_both_paths_equal_torchvision_and_kornia(
 ) -> None:
     given = settings_of(channels)
     augment, kornia = (AUGMENTS[kind](preset, 32, **given) for kind in ("fused", "kornia"))
-    batch = batch_of(SIZES[:16] + [(150, 120)], channels=channels, dtype=dtype)
+    batch = batch_of([*SIZES[:16], (150, 120)], channels=channels, dtype=dtype)
     params = params_for(batch, augment)
     views = augment(batch, params)
     rows = range(2 * len(batch.ids))
@@ -175,12 +175,12 @@ def test_what_makes_no_sense_is_refused_by_name(
 
 def test_other_images_are_refused() -> None:
     batch = batch_of(SIZES[:2], channels=5)
-    with pytest.raises(ValueError, match="^images have 5 channels, and the views 3$"):
+    with pytest.raises(ValueError, match=r"^images have 5 channels, and the views 3$"):
         views_of(batch, FusedViews("simclr", 32))
-    with pytest.raises(ValueError, match="^images have 5 channels, and the views 3$"):
+    with pytest.raises(ValueError, match=r"^images have 5 channels, and the views 3$"):
         EvalView(32, 32)(batch.images, batch.sizes)
     wide = batch._replace(images=batch.images.double())
-    with pytest.raises(ValueError, match="^images are float64; give uint8, or float32"):
+    with pytest.raises(ValueError, match=r"^images are float64; give uint8, or float32"):
         views_of(wide, FusedViews("simclr", 32, channels=NAMES))
 
 
