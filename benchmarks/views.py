@@ -5,7 +5,8 @@
                                [--json docs/measured/views_speed.json]
                                [--markdown docs/views_speed.md]
 
-Cases: 256 images of 32 px to 32 px; 64 of 96 px to 96 px; 16 of 500 x 375 px to 224 px. All
+Cases: 256 images of 32 px to 32 px; 64 of 96 px to 96 px; 16 of 500 x 375 px to 224 px; 224x5, the
+last in float32 of five channels, of which ours and kornia can make views. All
 contenders do the preset `simclr` (strength 1.0, blur and all) and draw their own parameters; ours
 and kornia take one uint8 batch, the others one decoded image at a time, in the form they like best.
 Each contender has a fresh process, which waits while another measures; they take turns, `rounds`
@@ -56,26 +57,42 @@ class Case(NamedTuple):
     height: int
     width: int
     crop_px: int
+    channels: int = 3
 
     @property
     def blur_px(self) -> int:
         return self.crop_px // 10 // 2 * 2 + 1
 
     def images(self) -> Tensor:
-        """(count, 3, H, W) uint8, as smooth as photographs: noise enlarged eight times."""
+        """(count, C, H, W), as smooth as photographs: noise enlarged eight times.
+
+        uint8 of three channels, float32 of others.
+        """
         generator = torch.Generator().manual_seed(0)
         coarse = torch.rand(
-            self.count, 3, self.height // 8 + 2, self.width // 8 + 2, generator=generator
+            (self.count, self.channels, self.height // 8 + 2, self.width // 8 + 2),
+            generator=generator,
         )
         fine = torch.nn.functional.interpolate(coarse, (self.height, self.width), mode="bicubic")
+        if self.channels != 3:
+            return fine * 255
         return (fine * 255).round().clamp(0, 255).to(torch.uint8)
 
 
-CASES = {32: Case(256, 32, 32, 32), 96: Case(64, 96, 96, 96), 224: Case(16, 375, 500, 224)}
+CASES = {
+    "32": Case(256, 32, 32, 32),
+    "96": Case(64, 96, 96, 96),
+    "224": Case(16, 375, 500, 224),
+    "224x5": Case(16, 375, 500, 224, 5),
+}
 
 
 def ours(case: Case, device: str, *, compile: bool = False, **settings: Any) -> Call:
-    augment = FusedViews("simclr", case.crop_px, MEAN, STD, **settings).to(device)
+    if case.channels == 3:
+        settings |= {"mean": MEAN, "std": STD}
+    else:
+        settings |= {"channels": [f"band{k}" for k in range(case.channels)]}
+    augment = FusedViews("simclr", case.crop_px, **settings).to(device)
     if compile:
         augment.compile_colours()
     images = case.images().contiguous(memory_format=torch.channels_last).to(device)  # the loader's
@@ -93,13 +110,16 @@ def ours(case: Case, device: str, *, compile: bool = False, **settings: Any) -> 
 def kornia(case: Case, device: str, *, cropping: str) -> Call:
     import kornia.augmentation as K
 
+    colours = [K.ColorJitter(0.8, 0.8, 0.8, 0.2, p=0.8), K.RandomGrayscale(p=0.2)]
+    if case.channels != 3:
+        colours = [K.RandomBrightness((0.2, 1.8), p=0.8), K.RandomContrast((0.2, 1.8), p=0.8)]
+    mean, std = (MEAN, STD) if case.channels == 3 else ((0.5,) * case.channels,) * 2
     augment = K.AugmentationSequential(
         K.RandomResizedCrop((case.crop_px,) * 2, scale=(0.08, 1.0), cropping_mode=cropping),
         K.RandomHorizontalFlip(),
-        K.ColorJitter(0.8, 0.8, 0.8, 0.2, p=0.8),
-        K.RandomGrayscale(p=0.2),
+        *colours,
         K.RandomGaussianBlur((case.blur_px,) * 2, (0.1, 2.0), p=0.5),
-        K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
+        K.Normalize(torch.tensor(mean), torch.tensor(std)),
         data_keys=["input"],
     )
     images = case.images().to(device)
@@ -191,7 +211,7 @@ def main() -> None:
     parse.add_argument("--markdown", type=Path)
     parse.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
     given = parse.parse_args()
-    cases = [int(case) for case in given.cases.split(",") if case]
+    cases = [case for case in given.cases.split(",") if case]
     if given.one:
         torch.set_num_threads(given.threads)
         torch.manual_seed(0)
@@ -206,12 +226,13 @@ def main() -> None:
         skipped += [name for name in CONTENDERS if "bf16" in name]  # exact then, and twice the same
     names = [name for name in CONTENDERS if name not in skipped and chosen(name, given.only)]
     results: list[dict[str, Any]] = []
-    for crop_px in cases:
-        own = ["--cases", str(crop_px), "--threads", str(given.threads)]
+    for case in cases:
+        own = ["--cases", case, "--threads", str(given.threads)]
         own += ["--seconds", str(given.seconds), "--device", given.device]
         turns = {"threads": given.threads, "rounds": given.rounds}
-        times, _ = in_turns("benchmarks.views", names, own, **turns)
-        rows = [summary(name, CASES[crop_px], of_name) for name, of_name in times.items()]
+        able = [n for n in names if CASES[case].channels == 3 or n.startswith(("ours", "kornia"))]
+        times, _ = in_turns("benchmarks.views", able, own, **turns)
+        rows = [summary(name, CASES[case], of_name) for name, of_name in times.items()]
         results += rows
         print(table(rows), flush=True)
     report = {"machine": machine(given.threads) | {"device": given.device}, "results": results}
@@ -228,7 +249,8 @@ def main() -> None:
 def summary(name: str, case: Case, rounds: list[list[float]]) -> dict[str, Any]:
     seconds, noise = quietest(rounds)
     return {
-        "case": f"{case.width}x{case.height} -> {case.crop_px} px, batch {case.count}",
+        "case": f"{case.width}x{case.height} -> {case.crop_px} px, batch {case.count}"
+        + (f", {case.channels} channels" if case.channels != 3 else ""),
         "contender": name,
         "images_per_s": round(case.count / seconds, 2),
         "noise": round(noise, 3),

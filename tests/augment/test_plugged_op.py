@@ -181,11 +181,8 @@ def test_an_op_that_takes_what_belongs_to_another_is_refused(
 def test_an_op_may_come_before_another() -> None:
     register_op(_Clash(), before="blur")
     names = [op.name for op in OPS]
-    assert names[names.index("clash") - 1 : names.index("clash") + 2] == [
-        "grayscale",
-        "clash",
-        "blur",
-    ]
+    place = names.index("clash")
+    assert names[place - 1 : place + 2] == ["grayscale", "clash", "blur"]
 
 
 def test_each_setting_is_read_by_one_op_and_lanes_0_to_33_keep_their_meaning() -> None:

@@ -32,12 +32,12 @@ def settings_of(channels: int) -> dict[str, Any]:
     return {key: values[:channels] for key, values in FIVE.items()}
 
 
-def of_a_gpu(augment: FusedViews, batch: Batch) -> Tensor:
-    """The views of a GPU's torch path, on the CPU; not normalised."""
+def of_a_gpu(augment: FusedViews, batch: Batch, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The views of a GPU's torch path, on the CPU; not normalised; dtype: of the result."""
     ops, canvas = ops_for(augment.specs), tuple(batch.images.shape[2:])
     params, count = params_for(batch, augment), batch.images.shape[1]
     plan = BatchPlan(params, augment.specs, canvas, augment.jitter_ops, ops, False, count)
-    (chunk,), views = plan.chunks(torch.float32), batch.images
+    (chunk,), views = plan.chunks(dtype), batch.images
     for op in ops:
         views = op.apply(views, chunk)
     return torch.empty_like(views).index_copy_(0, chunk.rows, views.contiguous())
@@ -63,7 +63,8 @@ def test_both_paths_equal_torchvision_and_kornia(
     gpu = of_a_gpu(augment, batch)
     gpu = (gpu - augment.mean[:, None, None]) / augment.std[:, None, None]
     assert (gpu - expected).abs().max() <= 3e-4
-    if dtype == torch.float32:  # nothing is clamped
+    if dtype == torch.float32:  # nothing is clamped, or rounded for the sake of a coarse result
+        assert torch.equal(of_a_gpu(augment, batch, torch.bfloat16), of_a_gpu(augment, batch))
         raw = AUGMENTS["fused"](preset, 32, normalize=False, **given)(batch, params)
         assert raw.max() > 1.1
 
