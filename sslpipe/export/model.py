@@ -168,7 +168,8 @@ class FrozenBackbone(nn.Module):
             images: The path of a JPEG, PNG or WebP file; a PIL image; uint8 RGB or grey pixels,
                 (C, H, W) or (B, C, H, W); or a list of these, of any sizes. Of a network for other
                 images, see `image_type`: the path of a .npy of (H, W, C); pixels of its channels
-                and depth, (C, H, W) or (B, C, H, W), as a tensor or an array.
+                and depth, a tensor (C, H, W) or (B, C, H, W), or an array (H, W, C) or
+                (B, H, W, C).
             on_bad: Called with the place in a list of what cannot be decoded, and why; it is left
                 out of the rows. None: an error.
             advance: Called with the number of entries of each part of a list that is done.
@@ -256,7 +257,9 @@ class FrozenBackbone(nn.Module):
         channels = len(own.channels)
         if own.is_rgb8 and not isinstance(images, Tensor):
             raise UserError(_refusal(images, what, own))
-        pixels = torch.as_tensor(images)
+        pixels = images if isinstance(images, Tensor) else torch.from_numpy(images)
+        if not isinstance(images, Tensor) and pixels.ndim > 2:
+            pixels = pixels.movedim(-1, -3)  # numpy's images have their channels last
         batch = pixels[None] if pixels.ndim == 3 else pixels
         counts = (1, 3) if own.is_rgb8 else (channels,)
         depth = str(pixels.dtype).removeprefix("torch.")
@@ -280,13 +283,15 @@ def _refusal(value: object, what: str, wanted: ImageType) -> str:
     """Say why `encode` does not take a value, and what to give instead."""
     if isinstance(value, list | tuple):
         return f"encode: {what} is an empty list; give at least one image"
-    kind = f"tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+    kind = type(value).__name__
+    if isinstance(value, Tensor | np.ndarray):
+        kind = f"{'tensor' if isinstance(value, Tensor) else 'ndarray'} of {value.dtype}"
     has = f"of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"({shown(value)})"
     if not wanted.is_rgb8:
         return (
             f"encode: {what} is a {kind} {has}; the network takes {wanted}: give a "
-            "tensor or an array (C, H, W) or (B, C, H, W), the path of a .npy of (H, W, C), or a "
-            "list of these"
+            "tensor (C, H, W) or (B, C, H, W), an array (H, W, C) or (B, H, W, C), the path of a "
+            ".npy, or a list of these"
         )
     return (
         f"encode: {what} is a {kind} {has}; give paths, PIL images, uint8 tensors of 3 channels, "
