@@ -26,7 +26,7 @@ EXPECTED = {
     "demo", "fashion_mnist", "fashion_mnist_asshipped", "cifar10", "cifar10_moco", "cifar100",
     "stl10",
     "tiny_imagenet", "imagenette", "imagenet100", "imagenet1k", "my_images", "my_images_small",
-    "adapt_resnet50", "adapt_vit", "adapt_mobile",
+    "adapt_resnet50", "adapt_vit", "adapt_mobile", "sensors",
 }  # fmt: skip
 STARTS = {  # of recipes that take the backbone of the weights: one that fits
     "adapt_resnet50": "torchvision/resnet50",

@@ -29,9 +29,10 @@ SECTIONS: dict[str, tuple[tuple[str, Mapping[str, Callable[..., Any]]], ...]] = 
 """Section with a `kind` -> the tables that the kind is looked up in."""
 
 _ANY_BACKBONE = {
+    "channels": "Of the images; the data decide, and it need not be given.",
     "embedding_dim": "Width of a linear layer behind the pooled features; none without it.",
     "normalize": "Whether features have length 1 (default false).",
-    "pool": "Of the last map of features: avg (default), max, l2 (root of the mean square) or gem "
+    "pool": "Of the last map of features: avg (default), max or gem "
     "(generalised mean with a learned power, at first 3); for networks that average.",
 }
 
