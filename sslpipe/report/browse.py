@@ -213,7 +213,9 @@ def serve(table: Any, listener: socket.socket) -> None:
     atlas, options, server, atlas_version = import_parts(
         *(f"embedding_atlas.{name}" for name in ("data_source", "options", "server", "version"))
     )
-    hosts, uvicorn = import_parts("starlette.middleware.trustedhost", "uvicorn")
+    hosts, responses, uvicorn = import_parts(
+        "starlette.middleware.trustedhost", "starlette.responses", "uvicorn"
+    )
     props = options.make_embedding_atlas_props(
         row_id="row",
         x="x",
@@ -234,6 +236,9 @@ def serve(table: Any, listener: socket.socket) -> None:
     app = server.make_server(source, static_path=str(page), duckdb_uri="server")
 
     async def only_here(request: Any, call_next: Any) -> Any:
+        origin, host = request.headers.get("origin"), request.headers.get("host")
+        if origin not in (None, f"http://{host}"):  # the page of another site asks
+            return responses.Response(status_code=403)
         response = await call_next(request)
         response.headers["Content-Security-Policy"] = ONLY_HERE
         return response

@@ -162,6 +162,12 @@ def test_only_this_machine_by_its_name_is_answered(served):
     other = urllib.request.Request(f"{address}/data/metadata.json", headers={"Host": "evil.test"})
     with pytest.raises(urllib.error.HTTPError, match="400"):
         urllib.request.urlopen(other)
+    body = b'{"type": "json", "sql": "SELECT 1"}'
+    query = urllib.request.Request(f"{address}/data/query", body, {"Origin": address})
+    assert urllib.request.urlopen(query).status == 200
+    query.add_header("Origin", "http://evil.test")  # a page of another site, in the same browser
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(query)
     assert shutil.which("ss") is None or "0.0.0.0:" + address.rsplit(":")[-1] not in (
         subprocess.run(["ss", "-ltn"], capture_output=True, text=True).stdout
     )
