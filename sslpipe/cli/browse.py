@@ -12,13 +12,16 @@ app = new_app()
 
 
 @app.command(
-    epilog="Examples: sslpipe browse runs/photos/features/test.safetensors --data out/photos --out "
-    "photos.parquet | sslpipe browse photos.parquet"
+    epilog="Examples: sslpipe browse runs/photos --data out/photos --out photos.parquet | "
+    "sslpipe browse photos.parquet"
 )
 def main(
     features: Annotated[
         Path,
-        argument("A file of `sslpipe embed`, one of `sslpipe index`, or what --out has written."),
+        argument(
+            "A run (the test images of its suite), a file of `sslpipe embed`, one of `sslpipe "
+            "index`, or what --out has written."
+        ),
     ],
     data: Annotated[
         str | None, option("The data set of the features, dataset.json; an index names its own.")
@@ -41,6 +44,13 @@ def main(
     selection saved as CSV. Nothing is loaded from elsewhere or sent there. Needs the extra
     `browse`.
     """
+    if features.is_dir():
+        run, features = features, features / "features" / "test.safetensors"
+        if not features.exists():
+            raise UserError(
+                f"{run} has no {features.relative_to(run)}: `sslpipe evaluate suite` writes it; or "
+                "name a file of `sslpipe embed`"
+            )
     check_features([features])
     is_map, is_index = features.suffix == ".parquet", features.suffix == ".json"
     if (data is None) != (is_map or is_index):

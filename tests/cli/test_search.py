@@ -94,6 +94,7 @@ def test_an_index_is_searched_without_what_was_removed(call, shop, model):
         (("browse", features), "all.safetensors needs --data"),
         (("browse", index, "--data", shop / "data"), "leave --data out"),
         (("browse", shop / "none.parquet"), "there is no such file"),
+        (("browse", shop), "`sslpipe evaluate suite` writes it"),
         (("index", "remove", index, shop / "x.safetensors", "--ids", 1), "there is no such file"),
         (("search", shop / "none.json", *words[2:]), "there is no such file"),
     ):
