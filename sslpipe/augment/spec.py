@@ -156,6 +156,8 @@ def check_statistics(
     count = channels or (len(mean) if isinstance(mean, Sequence) else 3)
     if not 0 < count <= MOST_CHANNELS:
         raise ValueError(f"mean has {count} numbers; use one a channel, 1 to {MOST_CHANNELS}")
+    if isinstance(std, Sequence) and len(std) != count and channels is None:
+        raise ValueError(f"mean has {count} numbers and std {len(std)}; use one a channel in both")
     for name, values, low in (("mean", mean, -_MOST_LEVEL), ("std", std, _LEAST_STD)):
         if (
             not isinstance(values, Sequence)

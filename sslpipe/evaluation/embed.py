@@ -199,10 +199,10 @@ def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
     return rows, facts
 
 
-def read_embeddings(path: Path, *, verify: bool = True) -> tuple[Embeddings, dict[str, Any]]:
+def read_embeddings(path: Path, *, hashed: bool = True) -> tuple[Embeddings, dict[str, Any]]:
     """Read as `load_embeddings` does, without checking the numbers.
 
-    Without `verify` the sha256 is not computed, and float32 features of a safetensors file are
+    Without `hashed` the sha256 is not computed, and float32 features of a safetensors file are
     memory-mapped: nothing of them is read until it is used.
     """
     if path.is_dir():
@@ -217,7 +217,7 @@ def read_embeddings(path: Path, *, verify: bool = True) -> tuple[Embeddings, dic
         write = "write one with `sslpipe embed`"
         raise DataError(f"{path} holds no embeddings (no {missing or 'facts'}); {write}")
     checksum = tensors.pop(CHECKSUM, None)  # absent in files of earlier versions
-    if verify and checksum is not None and checksum.tolist() != [*content_sha256(tensors, text)]:
+    if hashed and checksum is not None and checksum.tolist() != [*content_sha256(tensors, text)]:
         raise DataError(f"{path} is damaged: its sha256 is another one; embed again")
     rows = Embeddings(*(tensors[name] for name in Embeddings._fields))
     if rows.features.dtype == torch.float16:

@@ -77,6 +77,7 @@ def among_all(
         for start in range(0, max(1, len(queries)), step):
             part = slice(start, start + step)
             similarities = (queries[part].double() @ wide.T).float()  # (q, N)
+            similarities.nan_to_num_(torch.inf, torch.inf, -torch.inf)  # of damaged rows: seen
             if bank_ids is not None and ids is not None:
                 own = bank_ids[first : first + BANK_PART] == ids[part, None]
                 similarities.masked_fill_(own, -torch.inf)

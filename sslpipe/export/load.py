@@ -148,6 +148,11 @@ def _load_export(path: Path) -> FrozenBackbone:
         (backbone.network if bare else backbone).load_state_dict(tensors, strict=True)
         view = EvalView.from_config(config.view)
         check_side(f"{path}/config.json", view.resize_px)
+        if view.image_shape[0] != backbone.channels:
+            raise ExportError(
+                f"{path}/config.json: view.mean has {view.image_shape[0]} numbers, and the network "
+                f"sees {backbone.channels} channels"
+            )
         if isinstance(backbone, JoinedBackbone) and backbone.sides != view.sides:
             raise ExportError(
                 f"{path}/config.json: its networks see images of {backbone.sides} px, and its view "

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
@@ -44,6 +44,12 @@ class Config(Section):
     projector_sha256: str | None = None
     whitening_sha256: str | None = None  # of the file that `sslpipe whiten` adds
     image: ImageType | None = None  # what images the network was trained on; None: 8-bit RGB
+
+    @model_validator(mode="after")
+    def _check_version(self) -> "Config":
+        if (self.format_version == 2) != (self.image is not None):
+            raise ValueError("format_version = 2 is that of an export with image, 1 of one without")
+        return self
 
     @model_serializer(mode="wrap")
     def _without_usual_image(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
