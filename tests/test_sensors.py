@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 from PIL import Image
 
@@ -112,7 +113,9 @@ def test_a_run_knows_its_channels_from_the_data_to_the_export(five, tmp_path):
     again, image = sslpipe.load_backbone(tmp_path / "out"), np.load(five / "img/class0/0.npy")
     tensor = torch.from_numpy(image).permute(2, 0, 1)
     wanted = model.encode(five / "img/class0/0.npy")
-    for given in (tensor, tensor[None], image, [image], [tensor], five / "img/class0/0.npy"):
+    tifffile.imwrite(tmp_path / "a.tif", image, photometric="minisblack", planarconfig="contig")
+    paths = (five / "img/class0/0.npy", tmp_path / "a.tif")
+    for given in (tensor, tensor[None], image, [image], [tensor], *paths):
         torch.testing.assert_close(again.encode(given), wanted)
 
 
@@ -131,6 +134,17 @@ def test_a_run_knows_its_channels_from_the_data_to_the_export(five, tmp_path):
 def test_images_of_another_kind_are_refused_by_name(five, given, told):
     with pytest.raises(UserError, match=told):
         sslpipe.load_backbone(five / "run").encode(given)
+
+
+def test_files_of_another_kind_are_refused_by_name(five, tmp_path):
+    model = sslpipe.load_backbone(five / "run")
+    np.save(tmp_path / "three.npy", np.zeros((9, 9, 3), np.uint16))
+    np.save(tmp_path / "bytes.npy", np.zeros((9, 9, 5), np.uint8))
+    tifffile.imwrite(tmp_path / "pages.tif", np.zeros((2, 5, 9, 9), np.uint16))
+    for name, told in {"three": "uint16 in 3", "bytes": "uint8 in 5", "pages": "pages"}.items():
+        (path,) = tmp_path.glob(f"{name}.*")
+        with pytest.raises(UserError, match=told):
+            model.encode(path)
 
 
 def test_another_range_of_the_data_changes_no_feature(five, tmp_path):

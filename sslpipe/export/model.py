@@ -22,6 +22,7 @@ from sslpipe.models.state import check_finite, module_sha256
 from sslpipe.portable import read_regular
 from sslpipe.recipe.base import Component, Pixels, Positive, Section
 from sslpipe.recipe.pretrain import Projector
+from sslpipe.sharding.sensors import Pages, open_planes
 
 Picture = str | Path | Image.Image | Tensor | NDArray[Any]
 ENCODED_AT_ONCE = 64  # images of a list
@@ -173,9 +174,9 @@ class FrozenBackbone(nn.Module):
         Args:
             images: The path of a JPEG, PNG or WebP file; a PIL image; uint8 RGB or grey pixels,
                 (C, H, W) or (B, C, H, W); or a list of these, of any sizes. Of a network for other
-                images, see `image_type`: the path of a .npy of (H, W, C); pixels of its channels
-                and depth, a tensor (C, H, W) or (B, C, H, W), or an array (H, W, C) or
-                (B, H, W, C).
+                images, see `image_type`: the path of a file of one image that `shards build
+                --channels` reads; pixels of its channels and depth, a tensor (C, H, W) or
+                (B, C, H, W), or an array (H, W, C) or (B, H, W, C).
             on_bad: Called with the place in a list of what cannot be decoded, and why; it is left
                 out of the rows. None: an error.
             advance: Called with the number of entries of each part of a list that is done.
@@ -243,8 +244,7 @@ class FrozenBackbone(nn.Module):
         try:
             if not isinstance(picture, Image.Image):
                 what = str(picture)
-                raw, canvas_px = read_regular(picture), self.view.canvas_px
-                pixels = decode(raw, canvas_px, image_type=own)
+                pixels = read_image(Path(picture), own, self.view.canvas_px)
             elif picture.mode == "F":
                 raise BadSample("a PIL image of mode 'F' holds no 8-bit or 16-bit levels")
             else:
@@ -282,6 +282,27 @@ class FrozenBackbone(nn.Module):
         return torch.stack(units).permute(0, 3, 1, 2)
 
 
+def read_image(path: Path, wanted: ImageType, canvas_px: int) -> NDArray[Any]:
+    """Read a file of one image of this type: (C, h, w), see `decode`. Raises: BadSample, OSError.
+
+    Other images than 8-bit RGB are of any format that `shards build --channels` reads.
+    """
+    if wanted.is_rgb8:
+        return decode(read_regular(path), canvas_px)
+    planes = open_planes(path, Pages())
+    height, width, channels = planes.shape
+    if planes.total != 1 or (planes.dtype.name, channels) != (wanted.dtype, len(wanted.channels)):
+        raise BadSample(
+            f"{planes.total} image(s) of {planes.dtype} in {channels} channels, and the network "
+            f"takes one of {wanted}"
+        )
+    check_size(width, height)
+    pixels = planes.read(0, slice(0, height), slice(0, width))
+    if not np.isfinite(pixels).all():
+        raise BadSample("it has values that are NaN or infinite")
+    return reduce_to(np.ascontiguousarray(wanted.in_units(pixels)), canvas_px).transpose(2, 0, 1)
+
+
 _ENDS = ("low", "high")  # of the range of an ImageType
 
 
@@ -296,8 +317,8 @@ def _refusal(value: object, what: str, wanted: ImageType) -> str:
     if not wanted.is_rgb8:
         return (
             f"encode: {what} is a {kind} {has}; the network takes {wanted}: give a "
-            "tensor (C, H, W) or (B, C, H, W), an array (H, W, C) or (B, H, W, C), the path of a "
-            ".npy, or a list of these"
+            "tensor (C, H, W) or (B, C, H, W), an array (H, W, C) or (B, H, W, C), the path of "
+            "such a file, or a list of these"
         )
     return (
         f"encode: {what} is a {kind} {has}; give paths, PIL images, uint8 tensors of 3 channels, "

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from sslpipe.data.decode import decode_picture
+from sslpipe.data.decode import BadSample
 from sslpipe.data.image_type import RGB8
+from sslpipe.errors import DataError
 from sslpipe.evaluation.search import Hit, ImageSearch
-from sslpipe.portable import read_regular
+from sslpipe.export.model import read_image
 from sslpipe.report.page import html_page, render
 from sslpipe.report.pictures import THUMB_PX, shortest_uri, thumbnails
 
@@ -39,8 +39,10 @@ def search_page(
     rows = []
     for query, hits, names in zip(queries, found, keys, strict=True):
         kind = search.splits[0].stored_type if search.splits else RGB8
-        pixels = decode_picture(read_regular(query), CANVAS_PX, kind)  # (H, W, 3)
-        image = Image.fromarray(np.ascontiguousarray(pixels))
+        try:
+            image = Image.fromarray(kind.picture(read_image(query, kind, CANVAS_PX)))
+        except BadSample as error:
+            raise DataError(f"{query} has no picture for the page: {error}") from error
         image.thumbnail((THUMB_PX, THUMB_PX))
         own = shortest_uri(image), query.name
         cells = [
