@@ -94,7 +94,10 @@ def open_teacher(recipe: Recipe, index: DatasetIndex) -> tuple[Recipe, TeacherFe
     if recipe.teacher is None:
         return recipe, None
     path, name = recipe.teacher.features, recipe.data.split
-    rows, metadata = load_embeddings(path)
+    try:
+        rows, metadata = load_embeddings(path)
+    except DataError as error:
+        raise DataError(f"teacher.features: {error}") from error
     if not index.has_sha256(metadata.get("data_sha256")) or metadata.get("split") != name:
         raise DataError(
             f"teacher.features = {path!r} was not embedded from split {name!r} of this data set; "

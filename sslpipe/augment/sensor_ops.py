@@ -5,6 +5,7 @@ what its docstring says.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,6 @@ from sslpipe.augment.op import Chunk, Draws, MaskedOp, Op, masked_rows, named_la
 from sslpipe.augment.spec import ViewSpec, setting
 from sslpipe.data.image_type import MOST_CHANNELS
 from sslpipe.data.pipeline import send
-from sslpipe.random import hash_integers
 
 
 class VerticalFlip(MaskedOp):
@@ -153,10 +153,23 @@ class Gamma(Op):
         return [f"gamma {draw.exponent.item():.2f}"] if spec.gamma else []
 
 
+_NOISE_PLACES = 2**20  # where a view's numbers may begin in the table
+_NOISE_SEED = 0x7A81E
+
+
+@cache
+def _noise_table(numbers: int, device: torch.device) -> Tensor:
+    """Normal numbers, the same on every device: enough for `numbers` from any place on."""
+    generator = torch.Generator().manual_seed(_NOISE_SEED)
+    table = torch.randn(_NOISE_PLACES + numbers, generator=generator)
+    return send([table], device)[0]
+
+
 class Noise(Op):
     """Gaussian noise, independent in each pixel and channel, of a strength drawn for each view.
 
-    It is torch's generator's of the views' device, seeded by a hash of seed, epoch, id and view.
+    It is a piece of one table of normal numbers, from a place drawn for each view: no generator's
+    state, the same on every device.
     """
 
     name, optional = "noise", True
@@ -166,32 +179,27 @@ class Noise(Op):
             most=100,
         )
     }  # fmt: skip
-    reads, params = tuple(settings), ("noise",)  # (B,) float32, the standard deviation
-    lanes = named_lanes("noise", 1)
+    # (B,) float32, the standard deviation; (B,) int64, where in the table it begins
+    reads, params = tuple(settings), ("noise", "noise_place")
+    lanes = named_lanes("noise", 2)
 
     def draw(self, u: NDArray[Any], sizes: NDArray[Any], spec: Any) -> tuple[NDArray[Any], ...]:
-        """Draw the standard deviation."""
-        return ((spec.noise_std * u[:, 0]).astype(np.float32),)
+        """Draw the standard deviation and the place."""
+        places = (_NOISE_PLACES * u[:, 1]).astype(np.int64)
+        return (spec.noise_std * u[:, 0]).astype(np.float32), places
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Add noise to each view, in place."""
-        draws = chunk.draws
-        words = hash_integers(draws.seed, draws.epoch, draws.ids, draws.views, self.lanes[0])
-        generator = torch.Generator(views.device)
-        drawn = zip(views, words.tolist(), draws.noise.tolist(), strict=True)
-        for view, word, std in drawn:
-            if std:
-                generator.manual_seed(word >> 1)
-                shape, device = view.shape, view.device
-                view.add_(torch.randn(shape, generator=generator, device=device), alpha=std)
-        return views
+        std, places = (chunk.params[name] for name in self.params)
+        numbers = views[0].numel()
+        pieces = _noise_table(numbers, views.device).unfold(0, numbers, 1)  # a view of all places
+        noise = pieces.index_select(0, places).view(views.shape)
+        return views.addcmul_(noise, std[:, None, None, None].to(views.dtype))
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Add the same numbers."""
-        row = hash_integers(draw.seed, draw.epoch, draw.ids, draw.views, self.lanes[0])
-        generator = torch.Generator(view.device).manual_seed(int(row[0]) >> 1)
-        noise = torch.randn(view.shape[1:], generator=generator, device=view.device)
-        return view + noise * float(draw.noise)
+        place, table = int(draw.noise_place), _noise_table(view.numel(), view.device)
+        return view + table[place : place + view.numel()].view(view.shape) * float(draw.noise)
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
         """Say the standard deviation."""
