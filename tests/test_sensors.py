@@ -15,6 +15,7 @@ from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.knn import knn_accuracies
+from sslpipe.export.initial import fit_channels
 from sslpipe.export.write import export_model
 from sslpipe.recipe import parse_recipe
 from tests.helpers.exports import trained
@@ -156,6 +157,9 @@ def test_another_range_of_the_data_changes_no_feature(five, tmp_path):
         matched, (split,) = model.matched(load_index(data).split("test"))
         rows.append(embed(matched.backbone, matched.view, split).features)
     torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-4)
+    start = fit_channels(model, load_index(tmp_path / "data"))  # of a run that continues it
+    split = load_index(tmp_path / "data").split("test")
+    torch.testing.assert_close(embed(start.backbone, start.view, split).features, rows[1])
 
 
 def test_some_channels_are_trained_on_and_found_again_by_name(five, tmp_path):

@@ -154,7 +154,7 @@ def _senseless(
         value = overrides.get(key, 0)
         if any(value) if isinstance(value, list | tuple) else value:
             raise RecipeError(
-                f"augment.{key} = {shown(value)} makes no sense: {reason} ({shown(channels)}); "
+                f"augment.{key} = {shown(value)} makes no sense: {reason} ({', '.join(channels)}); "
                 "leave it out"
             )
     return dict.fromkeys(off, 0.0)

@@ -153,8 +153,8 @@ def fit_channels(
     if init_from is None or index is None or init_from.config.backbone.kind in (JOIN, ONNX):
         return init_from
     own, image_type = init_from.image_type, index.image_type
-    if own.channels == image_type.channels:
-        return init_from
+    if own.channels == image_type.channels:  # of the same depth, too: its view gets their range
+        return init_from.seeing(image_type) if own.dtype == image_type.dtype else init_from
     if not own.is_rgb:
         raise UserError(
             f"--init: {init_from.name} was trained on the channels {', '.join(own.channels)}, and "

@@ -122,9 +122,10 @@ class FrozenBackbone(nn.Module):
                 else split.with_channels(own.channels)
                 for split in splits
             )
-        return self._seeing(splits[0].image_type), list(splits)
+        return self.seeing(splits[0].image_type), list(splits)
 
-    def _seeing(self, image_type: ImageType) -> "FrozenBackbone":
+    def seeing(self, image_type: ImageType) -> "FrozenBackbone":
+        """Return the backbone with a view that allows for another range. Raises: UserError."""
         own = self.image_type
         if own == image_type or (own.is_rgb8 and image_type.is_rgb):
             return self
