@@ -8,8 +8,11 @@ import pytest
 import tifffile
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 import sslpipe
+import sslpipe.cli.embed
+import sslpipe.cli.export
 from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
@@ -160,6 +163,31 @@ def test_another_range_of_the_data_changes_no_feature(five, tmp_path):
     start = fit_channels(model, load_index(tmp_path / "data"))  # of a run that continues it
     split = load_index(tmp_path / "data").split("test")
     torch.testing.assert_close(embed(start.backbone, start.view, split).features, rows[1])
+    joined, rows = sslpipe.load_backbone(f"{five}/run+{five}/run@32"), []
+    for data in (five / "data", tmp_path / "data"):
+        matched, (split,) = joined.matched(load_index(data).split("test"))
+        rows.append(embed(matched.backbone, matched.view, split).features)
+    torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-4)
+
+
+def test_an_export_whitened_on_data_of_another_range_encodes_as_before(five, tmp_path):
+    """Whitening to all axes with power 0 only turns and centres: distances stay."""
+    build = ("build", tmp_path / "data", "--root", five / "img", "--test-fraction", "0.25")
+    assert run(*build, "--channels", "a,b,c,d,e", "--range", "0,9000") == 0
+    model = sslpipe.load_backbone(five / "run")
+    export_model(model, tmp_path / "out", ("safetensors",))
+    rows = tmp_path / "train.safetensors"
+    data = ["--data", str(tmp_path / "data"), "--split", "train"]
+    for app, words in (
+        (sslpipe.cli.embed.app, [str(tmp_path / "out"), *data, "--out", str(rows)]),
+        (sslpipe.cli.export.app, ["whiten", str(tmp_path / "out"), str(rows), "--power", "0"]),
+    ):
+        assert CliRunner().invoke(app, words).exit_code == 0
+    images = [np.load(path) for path in sorted((five / "img").rglob("*.npy"))[:6]]
+    before, after = (
+        each.encode(images) for each in (model, sslpipe.load_backbone(tmp_path / "out"))
+    )
+    torch.testing.assert_close(torch.cdist(after, after), torch.cdist(before, before))
 
 
 def test_some_channels_are_trained_on_and_found_again_by_name(five, tmp_path):
@@ -172,19 +200,23 @@ def test_some_channels_are_trained_on_and_found_again_by_name(five, tmp_path):
         trained().matched(load_index(five / "data").split("test"))
 
 
-def test_rgb_weights_begin_with_a_first_layer_for_the_data(five, tmp_path):
+@pytest.mark.parametrize(
+    ("channels", "kernels"), [(None, [0, 1, 2, 0, 1]), (["e", "b", "a"], [0, 1, 2])]
+)
+def test_rgb_weights_begin_with_a_first_layer_for_the_data(five, tmp_path, channels, kernels):
     start = trained(widths=[16, 32])
     tree = {**RECIPE, "steps": 4, "tune": {"l2_to_init": 1e-3}, "run": {"save_steps": 2}}
     del tree["backbone"]
+    tree["data"] = {**RECIPE["data"], **({"channels": channels} if channels else {})}
     chosen = parse_recipe(tree, "a test")
     train(chosen, five / "data", tmp_path / "run", init=start)
     kept = sslpipe.load_backbone(tmp_path / "run" / "init")
     own, first = start.backbone.state_dict(), kept.backbone.state_dict()
     key = "network.0.weight"
-    torch.testing.assert_close(first[key], own[key][:, [0, 1, 2, 0, 1]] * 3 / 5)
+    torch.testing.assert_close(first[key], own[key][:, kernels] * 3 / len(kernels))
     assert all(torch.equal(own[name], first[name]) for name in own if name != key)
     longer = parse_recipe({**tree, "steps": 6}, "a test")
-    assert sslpipe.load_backbone(tmp_path / "run").backbone.channels == 5
+    assert sslpipe.load_backbone(tmp_path / "run").backbone.channels == len(kernels)
     with pytest.raises(UserError, match="steps"):  # another run: nothing is silently resumed
         train(longer, five / "data", tmp_path / "run", init=start)
     assert train(chosen, five / "data", tmp_path / "run", init=start) == 4

@@ -154,6 +154,8 @@ class FusedViews(BaseViews):
                     if op.name not in triton_views.COVERED:  # a plugged-in one may flatten them
                         changed = changed.contiguous()
                     changed = op.apply(changed, chunk)  # (n, C, S, S), planar
+                    if op is ops[0] and self.rgb and images.dtype == torch.float32:
+                        changed = changed.clamp_(0, 1)  # as colour ops need it, and bytes are
                 if self.extra is not None:
                     changed = self.extra(changed.contiguous(), chunk.draws)
                 if isinstance(plan, ChunkPlan):

@@ -263,10 +263,13 @@ class Solarize(MaskedOp):
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Solarize the views, each with its spec's threshold."""
-        thresholds, rgb = (
-            [float(spec.solarize_threshold) for spec in chunk.specs],
-            chunk.specs[0].rgb,
+        thresholds = [float(spec.solarize_threshold) for spec in chunk.specs]
+        moved = any(
+            getattr(spec, key, 0)
+            for spec in chunk.specs
+            for key in ("channel_gain", "channel_shift", "gamma")
         )
+        rgb = chunk.specs[0].rgb and not moved
         if len(set(thresholds)) == 1:
             return pixels.solarize(views, thresholds[0], in_range=rgb)
         threshold = torch.tensor(thresholds)[chunk.draws.views]

@@ -50,6 +50,8 @@ class KorniaViews(BaseViews):
         spec, view = self.specs[int(draw.views)], image[None].float() / 255
         for op in ops_for(self.specs):
             view = op.apply_one(view, draw, spec)
+            if op.name == "crop" and spec.rgb and image.dtype == torch.float32:
+                view = view.clamp(0, 1)
         return view
 
 
@@ -135,7 +137,8 @@ def _to_canvas(images: Tensor | Sequence[Tensor], channels: int) -> tuple[Tensor
                 f"images[{row}] has shape {tuple(image.shape)}; give "
                 f"{'RGB' if channels == 3 else 'images'}, channels first: ({channels}, H, W)"
             )
-    if images[0].dtype == torch.float32 and max(float(image.max()) for image in images) <= 1:
+    # what nearly is a picture in [0, 1]; a black one is none
+    if images[0].dtype == torch.float32 and 0.1 < float(max(i.max() for i in images)) <= 1:
         raise ValueError("images are float32 of at most 1; give values of 0..255, as images * 255")
     sizes = torch.tensor([image.shape[1:] for image in images])
     if isinstance(images, Tensor):

@@ -98,7 +98,6 @@ def main(
     lacking = why_unlabelled(rows.labels[ids])
     options: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers}
     options |= {"device": target, "progress": progress, "say": say, "on_bad": report_bad}
-    where = (index, rows, ids, out / "features")
     # features of each candidate, and of two corners of each image where labels cannot choose
     found: dict[str, Candidate] = {}
     features: dict[str, Embeddings] = {}
@@ -107,6 +106,9 @@ def main(
     for source in (each for text in wanted for each in at_sizes(text, px or ())):
         try:
             one = load_candidate(source, found.values(), target)
+            model, (own_rows,) = one.model.matched(rows)
+            one = one._replace(model=model)
+            where = (index, own_rows, ids, out / "features")
             made, key = embed_kept(one, one.model.view, *where, **options)
             check_features(one.name, made, next(iter(features.values()), made))
             if lacking is not None:

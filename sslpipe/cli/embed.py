@@ -154,6 +154,7 @@ def features_metadata(
         "backbone_sha256": backbone.config.weights_sha256,
         "backbone": backbone.config.backbone.model_dump(),
         "view": view.config(),
+        **({} if backbone.config.image is None else {"image": backbone.config.image.model_dump()}),
         **data_metadata(index, split),
         **({} if sha256 is None else {"whitening_sha256": sha256}),
         **checkpoint_metadata(backbone),

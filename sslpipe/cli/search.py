@@ -116,6 +116,7 @@ def main(
     say(f"features {search.form}{undo}")
     backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
     say_weights(backbone)
+    backbone, _ = backbone.matched(search.splits[0])  # of the same range as its images
     search.check_network(backbone.network_facts)
     rows = backbone.to(pick_device(device, f"--device {device}")).encode(queries)
     found = search.find(rows, top, where=where, expand=expand, rerank=rerank)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sslpipe.export.load import SSLPIPE_KEY, FrozenBackbone
 from sslpipe.export.model_card import hub_card, model_card
-from sslpipe.models.backbones import RGB_CHANNELS, is_timm_vit
+from sslpipe.models.backbones import is_timm_vit
 from sslpipe.recipe.base import Component
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # the extra `onnx`
@@ -61,8 +61,8 @@ def _write_tensors(module: nn.Module, path: Path) -> Path:
 def _extra_layers(model: FrozenBackbone, theirs: str) -> str | None:
     """Name what a backbone has that its library's network has not, if any."""
     backbone = model.backbone
-    if backbone.channels != RGB_CHANNELS:
-        return f"its images have {backbone.channels} channels, and those of {theirs} three"
+    if not model.image_type.is_rgb8:
+        return f"it takes images of {model.image_type}, and {theirs} 8-bit RGB"
     if backbone.embedding is not None:
         return f"it has an embedding layer of {model.num_features} behind the network's features"
     if backbone.normalize:

@@ -21,7 +21,7 @@ from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, freeze, load_backbone
 from sslpipe.export.model_card import sha256_sums
 from sslpipe.models.backbones import JOIN, ONNX, RGB_CHANNELS, Backbone, build_backbone
-from sslpipe.models.channels import adapt_kernels
+from sslpipe.models.channels import adapt_kernels, first_convolution
 from sslpipe.models.pooling import is_pooling
 from sslpipe.recipe import FinetuneRecipe, Recipe
 from sslpipe.recipe.base import Component, Tune, Weights
@@ -162,8 +162,13 @@ def fit_channels(
         )
     component = _with_channels(init_from.config.backbone, len(image_type.channels))
     backbone = build_backbone(component, crop_px=init_from.config.crop_px)
-    fitted, state = backbone.state_dict(), init_from.backbone.state_dict()
-    (first,) = (key for key in state if fitted[key].shape != state[key].shape)
+    state, found = init_from.backbone.state_dict(), first_convolution(backbone.network)
+    if found is None:
+        raise UserError(
+            f"--init: {init_from.name} does not begin with a convolution, which could be fitted to "
+            f"the channels {', '.join(image_type.channels)}"
+        )
+    first = f"network.{found[0]}.weight"
     state[first] = adapt_kernels(state[first], image_type.channels)
     backbone.load_state_dict(state)
     statistics = {"mean": index.manifest.mean, "std": index.manifest.std}

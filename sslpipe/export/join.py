@@ -25,8 +25,11 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
         source: Names them, A+B.
 
     Raises:
-        UserError: One is whitened, or takes several crops, or two are one network and view.
+        UserError: One is whitened, or takes several crops, or two are one network and view;
+            or they take images of other channels or depths.
     """
+    # all of images of the first one's range
+    models = [models[0], *(model.seeing(models[0].image_type) for model in models[1:])]
     networks: list[FrozenBackbone] = []
     views: list[EvalView] = []
     parts: list[tuple[int, int]] = []  # (network, view)
@@ -47,9 +50,6 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
         if (network, view) in parts:
             raise UserError(f"{source} joins {model.name} with itself; give each another size")
         parts.append((network, view))
-    kinds = {model.image_type.model_dump_json() for model in models}
-    if len(kinds) > 1:
-        raise UserError(f"{source}: its parts take images of other channels or depths")
     sides = [view.crop_px for view in views]
     trees = [
         {**each.config.backbone.model_dump(), "crop_px": each.config.crop_px} for each in networks

@@ -139,12 +139,24 @@ class FrozenBackbone(nn.Module):
         low, high = (np.array([getattr(each, end) for each in (own, image_type)]) for end in _ENDS)
         width = high - low  # (2, C)
         a, b = width[1] / width[0], (low[1] - low[0]) / width[0]
-        view = self.view.config()
-        mean, std = (np.array(view[key]) for key in ("mean", "std"))
-        changed = {"mean": ((mean - b) / a).tolist(), "std": (std / a).tolist()}
+
+        def moved(view: dict[str, Any]) -> dict[str, Any]:
+            mean, std = (np.array(view[key]) for key in ("mean", "std"))
+            return {**view, "mean": ((mean - b) / a).tolist(), "std": (std / a).tolist()}
+
+        config = self.view.config()
+        if "views" in config:  # of a join
+            config["views"] = [moved(each) for each in config["views"]]
+        try:
+            view = EvalView.from_config(moved(config))
+        except ValueError as error:
+            raise UserError(
+                f"the range of these images is too far from that of {self.name}: {error}; build "
+                "them with its --range"
+            ) from error
         seeing = FrozenBackbone(
             self.backbone,
-            EvalView.from_config(view | changed),
+            view,
             self.config.model_copy(update={"image": image_type}),
             self.projector,
             self.whitening,

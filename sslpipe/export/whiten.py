@@ -85,12 +85,13 @@ def whiten_export(
     fitted = fit_whitening(rows, floor, kept, power, say)
     if erasure is not None:
         fitted = erasure.then(fitted)
-    _put(export, fitted, metadata["view"])
+    view: dict[str, Any] = {k: metadata[k] for k in ("view", "image") if k in metadata}
+    _put(export, fitted, view)
     return width, kept
 
 
 def _put(export: Path, fitted: Whitening, view: dict[str, Any]) -> None:
-    """Write a whitening, and the view that it was fitted on, into an export.
+    """Write a whitening, and the view that it was fitted on (its images' range), into an export.
 
     At every instant the folder is the export before or the one after: until config.json names it,
     the new whitening lies beside the old one (see `load_whitening`), and SHA256SUMS lists what both
@@ -103,7 +104,7 @@ def _put(export: Path, fitted: Whitening, view: dict[str, Any]) -> None:
     content = save(fitted._asdict())
     sha256 = hashlib.sha256(content).hexdigest()
     ours = tree.get(SSLPIPE_KEY, tree)  # inside another library's, or alone
-    ours |= {"whitening_sha256": sha256, "view": view}
+    ours |= {"whitening_sha256": sha256, **view}
     text = json.dumps(tree, indent=2) + "\n"
     # the new whitening, then lines for it
     beside = beside_whitening(file, sha256)

@@ -10,6 +10,14 @@ from sslpipe.errors import RecipeError
 RGB = ("red", "green", "blue")
 
 
+def first_convolution(network: nn.Module) -> tuple[str, nn.Conv2d] | None:
+    """Find the layer that sees the images, a stem or a patch embedding: its name and itself."""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Conv2d):
+            return (name, module) if module.groups == 1 else None
+    return None
+
+
 def set_channels(network: nn.Module, channels: int, kind: str) -> None:
     """Replace the first convolution (or patch embedding) by one of other channels, in place.
 
@@ -17,16 +25,15 @@ def set_channels(network: nn.Module, channels: int, kind: str) -> None:
     comes out of it is as large as with RGB.
 
     Raises:
-        RecipeError: No convolution sees three channels.
+        RecipeError: It does not begin with a convolution of three channels.
     """
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d) and module.in_channels == 3 and module.groups == 1:
-            break
-    else:
+    found = first_convolution(network)
+    if found is None or found[1].in_channels != 3:
         raise RecipeError(
-            f"backbone.kind = {kind!r} has no first convolution of 3 channels, which could get "
-            f"{channels}; use another one"
+            f"backbone.kind = {kind!r} does not begin with a convolution of 3 channels, "
+            f"which could get {channels}; use another one"
         )
+    module = found[1]
     weight = module.weight.detach()
     other = weight.new_empty(len(weight), channels, *weight.shape[2:])
     nn.init.normal_(other, 0.0, 1.0)
