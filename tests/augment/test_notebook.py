@@ -56,7 +56,7 @@ U8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
 @pytest.mark.parametrize(
     ("images", "words"),
     [
-        (U8.float() + 0.9, "images are float32 of at most 1; give values of 0..255, as images * 255"),
+        (U8 + 0.9, "images are float32 of at most 1; give values of 0..255, as images * 255"),
         ([U8[0], U8[0].float()], "images are float32; give uint8 in 0..255, or float32 in the"),
         (U8.long(), "images are int64; give uint8 in 0..255"),
         (U8[0], "images has shape (3, 8, 8); give (B, 3, H, W) or a list of (3, H, W)"),
