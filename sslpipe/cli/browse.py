@@ -56,6 +56,10 @@ def main(
     if (data is None) != (is_map or is_index):
         what = "names its data set itself; leave --data out" if data else "needs --data"
         raise UserError(f"{features} {what}")
+    if is_map and (clusters or pca or not flatten):
+        raise UserError(f"{features} is a map already: --clusters, --pca and --no-flatten make one")
+    if out is not None and out.suffix != ".parquet":
+        raise UserError(f"--out {out}: a map is named .parquet")
     check_file(out)
 
     from sslpipe.report.browse import (
@@ -76,7 +80,8 @@ def main(
             from sslpipe.evaluation.search_index import open_index
 
             if is_index:
-                search, parts = open_index(features, flatten=None if flatten else False)
+                form = None if flatten else False
+                search, parts = open_index(features, flatten=form, exact=True)
                 places = [part["data"] for part in parts]
             else:
                 assert data is not None

@@ -89,6 +89,8 @@ def main(
     if not is_index and len(data or ()) not in (1, len(files)):
         number = len(data or ())
         raise UserError(f"--data names {number} data sets for {len(files)} files of features")
+    if exact and not is_index:
+        raise UserError("--exact is for an index built with --approximate; leave it out")
     if is_index:
         from sslpipe.evaluation.search_index import read_index
 

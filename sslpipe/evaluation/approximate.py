@@ -116,7 +116,10 @@ def write_approximate(rows: Tensor, path: Path) -> Made:
         hit = (true[:, :, None] == near[:, None]).any(2)  # a row itself is none of its true ones
         recall = float(hit.float().mean())
         if recall >= LEAST_RECALL:
-            faiss.write_index(index, str(path))
+            try:
+                faiss.write_index(index, str(path))
+            except RuntimeError as error:  # a full disk
+                raise DataError(f"cannot write {path.parent}: {error}") from error
             return Made(looked, recall)
         looked *= 2
     raise DataError(

@@ -165,7 +165,7 @@ def _minimise(
     pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # step, change of gradient, 1 / their product
     steps = torch.ones_like(values)
     for iteration in range(MAX_ITERATIONS + 1):
-        far = gradients.abs().amax(1) > tolerance
+        far = ~(gradients.abs().amax(1) <= tolerance)  # NaN is far, too
         going = far & (steps > 1e-9) & (iteration < MAX_ITERATIONS)
         if not going.all():
             found[active[~going]] = points[~going]

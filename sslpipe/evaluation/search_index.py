@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,10 +112,11 @@ def open_index(
 def _open(
     index: Path, parts: list[dict[str, Any]], augment: int, flatten: bool | None, exact: bool
 ) -> ImageSearch:
-    prepared = None if augment else _prepared(index, parts, exact)
-    if prepared is not None and flatten is not None:
+    prepared = _prepared(index, parts, exact or augment > 0)
+    if prepared is not None:
         is_flat = prepared.flattening is not None
-        prepared = prepared if flatten == is_flat else None
+        flatten = is_flat if flatten is None else flatten
+        prepared = prepared if flatten == is_flat and not augment else None
     search = ImageSearch(
         *((part["features"], part["data"]) for part in parts),
         flatten=flatten is not False,
@@ -250,7 +252,8 @@ def _build_part(
     part["rows"] = f"{content}.rows.safetensors"
     save_embeddings(folder / part["rows"], rows, {**search.all_facts[number], "index": own})
     if approximate:
-        file = folder / f"{content}.faiss"
+        # made anew it may have other bytes: a name of its own, as the one before is still named
+        file = folder / f"{secrets.token_hex(32)}.faiss"
         with replacing(file) as temporary:
             made = write_approximate(rows.features, temporary)
             near = {"file": file.name, "sha256": sha256_of(temporary), **made._asdict()}
@@ -266,6 +269,11 @@ def check_index(index: Path) -> int:
     search, parts = open_index(index)
     for part in parts:
         load_embeddings(part["features"])
+        if stored_sha256(Path(part["features"])) is None:
+            raise DataError(
+                f"{part['features']} is of an earlier version, without a sha256 to compare with; "
+                "embed again"
+            )
         if "rows" in part:
             load_embeddings(_folder(index) / part["rows"])
     return len(search)

@@ -94,7 +94,7 @@ def make_table(
             for label in rows.labels.tolist()
         ]
         columns["image"] += [{"bytes": pictures[one]} for one in ids]
-        for name in {*split.columns, *more}:
+        for name in dict.fromkeys((*split.columns, *more)):
             values = split.column(name).show(ids) if split.has_values(name) else [None] * len(ids)
             before = more.setdefault(name, [None] * (len(columns["id"]) - len(ids)))
             before += values
@@ -237,7 +237,9 @@ def serve(table: Any, listener: socket.socket) -> None:
 
     async def only_here(request: Any, call_next: Any) -> Any:
         origin, host = request.headers.get("origin"), request.headers.get("host")
-        if origin not in (None, f"http://{host}"):  # the page of another site asks
+        site = request.headers.get("sec-fetch-site")  # which a GET has that has no origin
+        foreign = request.url.path.startswith("/data/") and site == "cross-site"
+        if foreign or origin not in (None, f"http://{host}"):  # the page of another site asks
             return responses.Response(status_code=403)
         response = await call_next(request)
         response.headers["Content-Security-Policy"] = ONLY_HERE

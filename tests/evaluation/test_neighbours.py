@@ -1,5 +1,6 @@
 """One search: whatever its tiles, parts and gloo processes, it finds what comparing all does."""
 
+import itertools
 import sys
 
 import pytest
@@ -37,7 +38,13 @@ def test_a_search_finds_what_comparing_all_finds(make, k, leave_out, search, mon
     ids = {"bank_ids": bank.ids, "query_ids": queries.ids} if leave_out else {}
     units = fixed_point_units(bank.features), fixed_point_units(queries.features)
     expected = among_all(*units, k, *(ids.get(key) for key in ("bank_ids", "query_ids")))
-    for numbers, ranked in ((2**28, 2**24), (3000 * 7, 999)):  # one tile; many, and of many parts
+    # all compared at once; one tile; many, and of many parts
+    for whole, numbers, ranked in (
+        (neighbours.WHOLE, 2**28, 2**24),
+        (0, 2**28, 2**24),
+        (0, 3000 * 7, 999),
+    ):
+        monkeypatch.setattr(neighbours, "WHOLE", whole)
         monkeypatch.setattr(neighbours, "CPU_NUMBERS", numbers)
         monkeypatch.setattr(neighbours, "RANKED_NUMBERS", ranked)
         monkeypatch.setattr(exact, "BANK_PART", 700)
@@ -105,12 +112,14 @@ def test_a_large_bank_is_searched_in_parts_with_the_same_neighbours(
 
 def in_rank(process: Rank):
     found = []
-    for make in (random_rows, tied_rows):
+    for whole, make in itertools.product((neighbours.WHOLE, 0), (random_rows, tied_rows)):
         bank, queries = make(103, 4, 5, seed=1), make(31, 4, 5, seed=2)
         bank = bank._replace(ids=bank.ids // 3)  # three rows an id, in two shares
         for k in (1, 9, 100):
             for ids in ({}, {"bank_ids": bank.ids, "query_ids": queries.ids}):
-                near = nearest(bank.features, queries.features, k, process=process, **ids)
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(neighbours, "WHOLE", whole)  # 0: proposed, then proved
+                    near = nearest(bank.features, queries.features, k, process=process, **ids)
                 found += [near.indices, near.similarities]
     # groups of a quarter of the bank
     bank, queries = random_rows(103, 4, 5, seed=1), random_rows(31, 4, 5, seed=2)

@@ -165,6 +165,13 @@ def test_only_this_machine_by_its_name_is_answered(served):
     body = b'{"type": "json", "sql": "SELECT 1"}'
     query = urllib.request.Request(f"{address}/data/query", body, {"Origin": address})
     assert urllib.request.urlopen(query).status == 200
+    body = b'{"predicate": "id < 3", "format": "csv"}'
+    selection = urllib.request.Request(f"{address}/data/selection", body)
+    assert b"split" in urllib.request.urlopen(selection).read()
+    image = urllib.request.Request(f"{address}/data/query?query=%7B%7D")  # as an <img> asks
+    image.add_header("Sec-Fetch-Site", "cross-site")
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(image)
     query.add_header("Origin", "http://evil.test")  # a page of another site, in the same browser
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(query)
