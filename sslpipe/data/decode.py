@@ -30,7 +30,7 @@ JpegDecoder = Callable[[list[Buffer]], list[Pixels]]  # -> (h, w, 3) uint8 RGB, 
 _NPY = b"\x93NUMPY"
 _NPY_HEADER = re.compile(  # as every version of NumPy writes it
     rb"\{\s*'descr':\s*'([^']*)',\s*'fortran_order':\s*(True|False),"
-    rb"\s*'shape':\s*\(((?:\d{1,18},?\s*)*)\),?\s*\}\s*"
+    rb"\s*'shape':\s*\(((?:\d{1,18},\s*)*(?:\d{1,18})?)\),?\s*\}\s*"
 )
 PILLOW: dict[Kind, Any] = {
     "jpg": JpegImagePlugin.JpegImageFile,
@@ -85,7 +85,8 @@ def decode(
         check_size(*header_size(raw))
     try:
         if kind is None:
-            pixels = np.require(image_type.in_units(read_npy(raw, image_type)), requirements="W")
+            units = image_type.in_units(read_npy(raw, image_type), channels)
+            pixels = np.require(units, requirements="W")
         elif decoded is not None:
             pixels = decoded
         elif kind == "jpg":
@@ -96,7 +97,7 @@ def decode(
         raise
     except Exception as error:  # damaged bytes make the decoders raise almost anything
         raise BadSample(f"cannot decode the {kind}: {first_line(error)}") from error
-    if channels is not None:
+    if channels is not None and kind is not None:
         pixels = pixels[:, :, channels]
     return reduce_to(np.ascontiguousarray(pixels), canvas_px).transpose(2, 0, 1)
 

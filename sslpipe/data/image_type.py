@@ -72,16 +72,20 @@ class ImageType(BaseModel):
             high=tuple(self.high[k] for k in places),
         )
 
-    def in_units(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        """Return what views take of stored pixels, (h, w, C) of `dtype`.
+    def in_units(self, pixels: NDArray[Any], places: Sequence[int] | None = None) -> NDArray[Any]:
+        """Return what views take of stored pixels, (h, w, C) of `dtype`, or of some channels.
 
         Returns:
             uint8 as it is; else (h, w, C) float32, (value - low) * 255 / (high - low).
         """
+        lows, highs = self.low, self.high
+        if places is not None:  # first: what is not wanted is not converted
+            pixels = np.ascontiguousarray(pixels[:, :, list(places)])
+            lows, highs = (tuple(ends[k] for k in places) for ends in (lows, highs))
         if self.dtype == "uint8":
             return pixels
         # by whole rows: numpy takes ten times as long for a last dimension of a few channels
-        low, scale = _row(self.low, self.high, pixels.shape[1])
+        low, scale = _row(lows, highs, pixels.shape[1])
         rows = np.subtract(pixels.reshape(len(pixels), -1), low)
         rows *= scale
         units: NDArray[Any] = rows.astype(np.float32).reshape(pixels.shape)

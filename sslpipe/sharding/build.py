@@ -440,6 +440,7 @@ def _finish(out: Path, manifest: Manifest, build: PartFile, workers: int) -> Bui
         measured = build.done.get("train") or next(iter(build.done.values()))
         if build.channels is None:
             update["mean"], update["std"] = mean_and_std(measured)
+            update["image"] = None
         else:
             tars = [out / done.entry.file for done in measured if done.entry is not None]
             found = measure(tars, build.channels, build.range)

@@ -85,6 +85,8 @@ def index_folder(
     Raises:
         DataError: A tar is compressed, cut, or not laid out for webdataset; it is named.
     """
+    if value_range and not channels:
+        raise DataError("--range is of images that --channels names; give both, or neither")
     manifest = load_manifest(folder) or new_manifest(folder.resolve().name)
     is_array = bool(channels) or manifest.image is not None
     suffixes = ARRAY_SUFFIXES if is_array else IMAGE_SUFFIXES
@@ -108,6 +110,10 @@ def index_folder(
         )
         if measured.image.is_rgb8:
             raise DataError("these are 8-bit RGB: store them as PNG or JPEG, or name channels else")
+        for name, paths in groups.items():
+            other = measure(paths, channels, value_range).image.dtype
+            if other != measured.image.dtype:
+                raise DataError(f"split {name!r} is of {other}, and others {measured.image.dtype}")
         update |= {"image": measured.image, "mean": measured.mean, "std": measured.std}
     found = columns_of_tars(groups, columns, workers=workers, suffixes=suffixes)
     return save_columns(folder, manifest.model_copy(update=update), found)

@@ -5,13 +5,13 @@ They are read from the shards, whatever wrote these, like columns.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.decode import BadSample, read_npy
-from sslpipe.data.image_type import ImageType
+from sslpipe.data.image_type import Depth, ImageType
 from sslpipe.data.index import ARRAY_SUFFIXES
 from sslpipe.data.storage import read_range
 from sslpipe.errors import DataError
@@ -20,6 +20,7 @@ from sslpipe.sharding.scan import scan_tar
 MOST_IMAGES = 1000  # evenly over all
 PIXELS_AN_IMAGE = 4096  # of float32, evenly over an image; of integers all are counted
 PERCENTILES = (0.1, 99.9)
+MOST_LEVEL = 1000  # of a mean or deviation that dataset.json may hold
 LEAST_STD = 1 / 255  # views are divided by it
 
 
@@ -53,6 +54,10 @@ def measure(
     for pixels in _sampled(shards):
         if not values:
             dtype = pixels.dtype.name
+            if dtype not in get_args(Depth):
+                raise DataError(f"images of {dtype}; store {', '.join(get_args(Depth))}")
+            if dtype == "uint8" and given is not None:
+                raise DataError("--range is for 16 bits and floats; 8 bits are 0 to 255")
             values = [_Values(pixels.dtype) for _ in range(pixels.shape[2])]
         if (pixels.dtype.name, pixels.shape[2]) != (dtype, len(values)):
             raise DataError(
@@ -88,10 +93,12 @@ def measure(
     image = ImageType(channels=tuple(channels), dtype=depth, low=tuple(low), high=tuple(high))
     moments = [own.moments() for own in values]
     spans = [(a, b - a) for a, b in zip(low, high, strict=True)]
-    mean = (round((m - a) / span, 6) for (m, _), (a, span) in zip(moments, spans, strict=True))
-    std = (
+    mean = [round((m - a) / span, 6) for (m, _), (a, span) in zip(moments, spans, strict=True)]
+    std = [
         round(max(s / span, LEAST_STD), 6) for (_, s), (_, span) in zip(moments, spans, strict=True)
-    )
+    ]
+    if max(map(abs, (*mean, *std))) > MOST_LEVEL:
+        raise DataError("values lie far outside of the range; give another --range LOW,HIGH")
     return Measured(image, tuple(mean), tuple(std), notes)
 
 
@@ -119,7 +126,10 @@ class _Values:
             wanted = np.maximum(1, np.ceil(np.array(percentiles) / 100 * total[-1]))
             low, high = np.searchsorted(total, wanted)
         else:
-            low, high = np.percentile(np.concatenate(self._floats), percentiles, method="lower")
+            values = np.concatenate(self._floats)
+            if not len(values):
+                raise DataError("a channel holds nothing but NaN and infinite values")
+            low, high = np.percentile(values, percentiles, method="lower")
         return float(low), float(high)
 
     def moments(self) -> tuple[float, float]:

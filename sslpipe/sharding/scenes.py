@@ -435,7 +435,7 @@ def _described(
     own: dict[str, ColumnValues] = {
         name: column._replace(values=column.values[of_file]) for name, column in columns.items()
     }
-    has_pages = len({(sample.scene, sample.page) for sample in samples}) > len(scenes)
+    has_pages = any(sample.page for sample in samples)
     parts = {PAGE: has_pages, Y: sensors.tile_px is not None, X: sensors.tile_px is not None}
     added: dict[str, ColumnValues] = {
         name: ColumnValues("integer", np.array([getattr(s, name) for s in samples], np.int64))

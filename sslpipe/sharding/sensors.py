@@ -454,6 +454,7 @@ def _open_picture(path: Path, pages: Pages, size: int) -> Planes:
     with open_regular(path) as file:
         image = opened(file)
         width, height = image.size
+        _check_decoded(width * height * len(image.getbands()), np.dtype("u1"))
         if image.getexif().get(_ORIENTATION) in _TRANSPOSED:
             width, height = height, width
         mode = image.mode
@@ -493,6 +494,8 @@ def _open_dicom(path: Path, pages: Pages, size: int) -> Planes:
     shape = (frames, int(header.Rows), int(header.Columns), samples)
     bits = int(header.BitsAllocated)
     raw = np.dtype(f"{'i' if header.get('PixelRepresentation') else 'u'}{max(1, bits // 8)}")
+    if pages.pages == "channels" and frames > 1:
+        raise BadSample(f"{frames} frames, which are images: leave --pages channels out")
     _check_decoded(math.prod(shape[1:]), raw)
     slope, intercept = _rescale(header)
     dtype = stored_dtype(raw if (slope, intercept) == (1, 0) else np.dtype("f4"))

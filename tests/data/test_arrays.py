@@ -84,7 +84,12 @@ BAD = {
     "records": (raw_of(np.zeros((4, 4), "u2,u2")), "a .npy header that is damaged"),
     "code": (GOOD.replace(b"(4, 4, 2)", b"f(4,4,2)"), "damaged"),
     "four dimensions": (raw_of(np.zeros((1, 4, 4, 2), np.uint16)), "shape (1, 4, 4, 2)"),
-    "huge": (GOOD.replace(b"(4, 4, 2), }   ", b"(400000,9999,2)"), ""),
+    "huge": (
+        GOOD.replace(b"(4, 4, 2), }" + b" " * 9, b"(400000, 99999, 2), }"),
+        "99999 x 400000 px is more than the limit",
+    ),
+    # a pattern that tries all ways to part them would not end
+    "digits": (GOOD.replace(b"(4, 4, 2), }" + b" " * 50, b"(" + b"1" * 58 + b"x)}"), "damaged"),
     "no pixels": (raw_of(np.zeros((0, 4, 2), np.uint16)), "4 x 0 px"),
 }
 

@@ -607,3 +607,35 @@ def test_other_splits_have_the_same_type(tmp_path, capsys):
     other[1] = tmp_path / "only"
     message = error_of(capsys, "build", tmp_path / "out", *other)
     assert "a data set has one type" in message
+
+
+def test_a_build_of_another_type_replaces_the_one_before(tmp_path, capsys):
+    for number in range(6):
+        folder = tmp_path / "img" / f"c{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(numbers(8, 8, dtype="u1")).save(folder / f"{number}.png")
+    build = ("build", tmp_path / "out", "--root", tmp_path / "img", "--test-fraction", "0.4")
+    assert run(*build, "--channels", "grey") == 0
+    assert run(*build, "--overwrite") == 0
+    assert load_index(tmp_path / "out").image_type.is_rgb8
+
+
+@pytest.mark.parametrize(
+    ("array", "more", "told"),
+    [
+        (np.zeros((4, 4, 1), np.int16), (), "images of int16; store uint8, uint16, float32"),
+        (np.zeros((4, 4, 1), np.uint32), (), "images of uint32"),
+        (np.full((4, 4, 1), np.nan, np.float32), (), "nothing but NaN"),
+        (np.full((4, 4, 1), 20000, np.uint16), ("--range", "0,1"), "far outside of the range"),
+        (np.zeros((4, 4, 1), np.uint8), ("--range", "0,9"), "--range is for 16 bits"),
+    ],
+)
+def test_tars_of_others_that_cannot_be_measured_are_one_line(array, more, told, tmp_path, capsys):
+    raw = io.BytesIO()
+    np.save(raw, array)
+    with tarfile.open(tmp_path / "train-000000.tar", "w") as tar:
+        entry = tarfile.TarInfo("a.npy")
+        entry.size = len(raw.getvalue())
+        tar.addfile(entry, io.BytesIO(raw.getvalue()))
+    assert told in error_of(capsys, "index", tmp_path, "--channels", "a", *more)
+    assert "--channels names" in error_of(capsys, "index", tmp_path, "--range", "0,1")
