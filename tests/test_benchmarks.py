@@ -44,7 +44,7 @@ from sslpipe.recipe import load_recipe
 from tests.helpers.dataset import write_dataset
 
 # parts that a CPU cannot try
-CUDA_ONLY = {"waits", "several_gpus"}
+CUDA_ONLY = {"waits", "compiled", "nvjpeg", "several_gpus"}
 
 
 def test_the_table_of_speeds_shows_ratios_to_each_peer() -> None:
