@@ -1,6 +1,6 @@
 """What training brings on each of the graded sets, at equal seconds of one device.
 
-    python -m benchmarks.graded.data debian out/graded --jpeg-px 96
+    python -m benchmarks.graded.data debian out/graded --jpeg-px 112
     cp .../efficientnet-lite0-57934424.pth out/graded/lite0.pth
     python -m benchmarks.graded.training out/graded --device cuda --seconds 1 --workers 8 \
         [--json out/graded_training.json]
