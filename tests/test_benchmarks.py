@@ -407,7 +407,8 @@ def test_a_graded_training_is_compared_with_its_own_start_and_the_line_seed_by_s
     )
 
 
-def test_a_graded_run_that_fails_or_dies_is_one_line_and_the_others_go_on(tmp_path) -> None:
+@pytest.mark.slow  # processes of their own that import torch
+def test_a_graded_run_that_fails_is_one_line_and_the_others_go_on(tmp_path) -> None:
     for name in ("fashion", "stamps"):
         for split in ("train", "test"):
             write_dataset(tmp_path / name, (20,), split=split)

@@ -1,6 +1,6 @@
 """What training brings on each of the graded sets, at equal seconds of one device.
 
-    python -m benchmarks.graded.data debian out/graded --jpeg-px 96
+    python -m benchmarks.graded.data debian out/graded --jpeg-px 112
     cp .../efficientnet-lite0-57934424.pth out/graded/lite0.pth
     python -m benchmarks.graded.training out/graded --device cuda --seconds 1 --workers 8 \
         [--json out/graded_training.json]
@@ -137,7 +137,9 @@ def main() -> None:
         report["runs"].append({**job._asdict(), **outcome})
         report["rows"] = summary(found)
         report["wall_s"] = round(time.perf_counter() - begin_s, 1)
-        save(args.json, report)
+        if args.json:  # whole at any moment: the call may be cut off in the middle of writing
+            save(args.json.with_suffix(".part"), report)
+            args.json.with_suffix(".part").replace(args.json)
         text = outcome.get("error") or f"{outcome['train_s']} + {outcome['score_s']} s"
         print(f"{report['wall_s']:6.1f} {job.method}, {job.name}, {job.seed}: {text}", flush=True)
     show(report, args.sets)
