@@ -44,6 +44,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor
 
+import benchmarks.graded.diet  # noqa: F401  # loss.kind = "diet"
 from benchmarks.common import machine, machine_line, parser, print_table, save
 from benchmarks.graded.data import TUNING
 from benchmarks.graded.table import FLATTENED, METRICS, SETS
@@ -67,13 +68,19 @@ from sslpipe.train import train
 
 RANDOM, IMAGENET = "random weights", "ImageNet weights"  # what the others start from
 NEIGHBOURS = "continued, neighbours"
+DIET = (  # benchmarks.graded.diet; its paper's decay
+    *("loss.kind=diet", "loss.temperature=1", "optim.weight_decay=0.05"),
+    *("projector.num_layers=1", "projector.batchnorm=false", "projector.out_dim={images}"),
+)
 METHODS: dict[str, tuple[str, tuple[str, ...]]] = {  # name -> its start, settings of the recipe
     "NT-Xent": (RANDOM, ()),
     "DCL": (RANDOM, ("loss.kind=dcl",)),
     "DCL, weighted": (RANDOM, ("loss.kind=dclw",)),
     "hard negatives": (RANDOM, ("loss.kind=hard_negatives",)),
     "queue (MoCo)": (RANDOM, QUEUE),
+    "DIET": (RANDOM, DIET),
     "continued": (IMAGENET, ()),
+    "continued, DIET": (IMAGENET, DIET),
     NEIGHBOURS: (IMAGENET, (f"pairs.positive={NEIGHBOUR_COLUMN}",)),
 }
 LINE = "NT-Xent"  # to beat from scratch
@@ -266,7 +273,8 @@ def read_recipe(place: Place, job: Job, index: DatasetIndex) -> Recipe:
     else:
         own += [*suggest_holdout(split.labels)[0].split()]
         own += [f"run.monitor_steps={min(50, max(1, job.steps // 4))}"]
-    own += [*METHODS.get(job.method, ("", ()))[1], *place.settings]
+    of_method = METHODS.get(job.method, ("", ()))[1]
+    own += [*(text.format(images=len(split)) for text in of_method), *place.settings]
     recipe = load_recipe(RECIPES / f"{RECIPE[start]}.toml", own)
     assert isinstance(recipe, Recipe)
     images = len(split) - len(untrained_ids(recipe, split))
