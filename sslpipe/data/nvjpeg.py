@@ -1,7 +1,7 @@
 """JPEGs decoded on a CUDA device by nvJPEG, which torchcodec brings: `data.decoder = "nvjpeg"`.
 
 The pixels come back to the host, where all else is as with the CPU's decoder: canvas, orientation,
-caches, stand-ins. That costs a copy each way and spares the cores the decoding (not yet measured).
+caches, stand-ins. That costs a copy each way and spares the cores the decoding (docs/gpu.md).
 """
 
 import threading
