@@ -227,5 +227,6 @@ def gather_objects(value: T) -> list[T]:
 def end_processes() -> None:
     """Leave the process group together: a rank that just exits can abort the others' threads."""
     if dist.is_initialized():
-        dist.barrier()
+        device = message_device()
+        dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
         dist.destroy_process_group()

@@ -1,5 +1,6 @@
 """What every test shares: one thread, CUDA tests only where there is CUDA, long files first."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,8 @@ def proved_here() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "gpu" not in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # two processes of a test cannot share one GPU
     config.option.loadscopereorder = False  # xdist would begin with the files of the most tests
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import time
 import zipfile
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -30,11 +32,12 @@ from benchmarks.gpu.common import Bench, SkippedError, check
 from benchmarks.graded import choice as graded_choice
 from benchmarks.graded import data as graded
 from benchmarks.graded import table as graded_table
+from benchmarks.graded import training as graded_training
 from benchmarks.plots import lines_over_rows
 from benchmarks.selection import FIRST, MEASURES, SECOND, labelled
 from benchmarks.selection import measure as measure_selection
 from benchmarks.selection import table as selection_table
-from benchmarks.trainings import embedded
+from benchmarks.trainings import Found, embedded
 from benchmarks.views import CONTENDERS, markdown, table
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
@@ -44,7 +47,7 @@ from sslpipe.recipe import load_recipe
 from tests.helpers.dataset import write_dataset
 
 # parts that a CPU cannot try
-CUDA_ONLY = {"waits", "several_gpus"}
+CUDA_ONLY = {"waits", "compiled", "nvjpeg", "several_gpus"}
 
 
 def test_the_table_of_speeds_shows_ratios_to_each_peer() -> None:
@@ -342,6 +345,75 @@ def test_classes_of_the_graded_sets_are_cut_in_half_and_each_picture_counts_once
     assert set(splits) == {"units/elf", "units/orc", "units/ghost"}  # of the rare one are too few
     assert all(len(found) == 1 for found in splits.values())
     assert {len([1 for row in rows if row[1] == name]) for name in splits} == {4, 5, graded.MOST}
+
+
+def test_small_images_of_the_graded_sets_are_jpegs_on_white(tmp_path) -> None:
+    wide = Image.new("RGBA", (300, 60), (255, 0, 0, 255))
+    wide.paste((0, 0, 0, 0), (0, 0, 150, 60))  # its left half is transparent
+    wide.save(tmp_path / "wide.png")
+    Image.new("L", (20, 30), 7).save(tmp_path / "small.png")
+    rows = [(tmp_path / "wide.png", "a", "train"), (tmp_path / "small.png", "b", "test")]
+    (wide_row, small_row) = graded.as_jpeg(rows, tmp_path / "out", 40)
+    assert (wide_row[1:], small_row[1:]) == (("a", "train"), ("b", "test"))
+    with Image.open(wide_row[0]) as image:
+        assert (image.format, image.size) == ("JPEG", (200, 40))
+        assert min(image.getpixel((20, 20))) > 250
+        assert image.getpixel((180, 20))[0] > 245
+        assert max(image.getpixel((180, 20))[1:]) < 10
+    with Image.open(small_row[0]) as image:
+        assert image.size == (20, 30)
+
+
+def test_a_graded_training_is_compared_with_its_own_start_and_the_line_seed_by_seed() -> None:
+    classes = np.repeat(np.arange(12), 3)
+
+    def found(value: float) -> dict[str, Found]:
+        values = dict.fromkeys(graded_table.METRICS, np.full(36, value))
+        return dict.fromkeys(graded_training.FORMS, Found(classes, values, 0))
+
+    values = {
+        **{("random weights", 0): 0.1, ("random weights", 1): 0.2, ("ImageNet weights", 0): 0.5},
+        **{("NT-Xent", 0): 0.4, ("NT-Xent", 1): 0.3, ("DCL", 1): 0.8},
+        **{("continued", 0): 0.6, ("continued", 1): 0.8},
+    }
+    jobs = {
+        graded_training.Job(method, "icons", seed, 9): found(value)
+        for (method, seed), value in values.items()
+    }
+    tree = graded_training.summary(jobs)
+    cells = {method: tree[method]["icons"]["flattened, MAP@R"] for method in tree}
+    assert cells["continued"]["value"] == pytest.approx(0.7)
+    more = {
+        (method, what): cell[f"more than its {what}"]["value"]
+        for method, cell in cells.items()
+        for what in ("start", "line")
+        if f"more than its {what}" in cell
+    }
+    assert more == pytest.approx(
+        {
+            **{("NT-Xent", "start"): 0.2, ("DCL", "start"): 0.6, ("DCL", "line"): 0.5},
+            ("continued", "start"): 0.2,
+        }
+    )
+
+
+@pytest.mark.slow  # processes of their own that import torch
+def test_a_graded_run_that_fails_is_one_line_and_the_others_go_on(tmp_path) -> None:
+    for name in ("fashion", "stamps"):
+        for split in ("train", "test"):
+            write_dataset(tmp_path / name, (20,), split=split)
+    out = tmp_path / "out.json"
+    words = ["--device", "cpu", "--seconds", "0.01", "--seeds", "0", "--workers", "2"]
+    words += ["--methods", "NT-Xent", "DCL", "--sets", "fashion", "stamps", "--json", str(out)]
+    words += ["--set", "backbone.widths=[4]", "data.batch_size=8", "data.num_streams=4"]
+    (tmp_path / "stamps" / "test-000000.tar").unlink()
+    command = [sys.executable, "-m", "benchmarks.graded.training", str(tmp_path), *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    assert {run["name"] for run in report["runs"] if "error" in run} == {"stamps"}
+    assert report["rows"].keys() == {"random weights", "NT-Xent", "DCL"}
+    assert "| DCL: more than its line |" in done.stdout
 
 
 def test_a_join_of_the_graded_table_is_unit_rows_side_by_side(tmp_path, monkeypatch) -> None:

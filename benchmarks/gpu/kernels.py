@@ -2,13 +2,18 @@
 
 import os
 import socket
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.gpu.common import Bench, Figures, check, relative
+from benchmarks.gpu.common import Bench, Figures, SkippedError, check, relative
+from benchmarks.photographs import write_photographs
+from sslpipe.data.decode import decode, first_line
+from sslpipe.data.nvjpeg import DeviceDecoder
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.losses import NTXentLoss
 from sslpipe.models.sync_batchnorm import SyncBatchNorm, sync_batchnorm
@@ -108,6 +113,23 @@ def batchnorm(bench: Bench) -> Figures:
             f"{name}: nn.BatchNorm2d: ms": 1e3 * times_s[0],
         }
     return figures
+
+
+def nvjpeg(bench: Bench) -> Figures:
+    """Photographs of 500 x 375 from bytes to the host's pixels, a batch a call; by a core, too."""
+    bench.needs_cuda()
+    try:
+        decode_all = DeviceDecoder(bench.device)
+    except (ImportError, OSError) as reason:
+        raise SkippedError(f"no torchcodec for this torch: {first_line(reason)}") from reason
+    with TemporaryDirectory() as folder:
+        write_photographs(Path(folder), bench.size(256, 4), 500, 375)
+        raws = [path.read_bytes() for path in sorted(Path(folder).rglob("*.jpg"))]
+    by_core_s = bench.seconds(lambda: [decode(raw, 512) for raw in raws], rounds=1)
+    return {
+        "images/s": len(raws) / bench.seconds(lambda: decode_all(raws)),
+        "one core: images/s": len(raws) / by_core_s,
+    }
 
 
 def several_gpus(bench: Bench) -> Figures:

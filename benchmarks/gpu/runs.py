@@ -46,15 +46,26 @@ def _overrides(bench: Bench, *full: str) -> tuple[str, ...]:
 
 def resnet50(bench: Bench) -> Figures:
     """imagenet1k.toml: ResNet-50, 256 photographs of 500 x 375 a step to 224 px, LARS, bf16."""
-    data = _data(bench, (500, 375), 4096)
-    return end_to_end(bench, "imagenet1k", data, _overrides(bench), log_steps=bench.size(25, 1))
+    data, overrides, log_steps = (
+        _data(bench, (500, 375), 4096),
+        _overrides(bench),
+        bench.size(25, 1),
+    )
+    figures = end_to_end(bench, "imagenet1k", data, overrides, log_steps=log_steps)
+    again = trained(
+        bench, "imagenet1k", data, (*overrides, "run.deterministic=true"), log_steps=log_steps
+    )
+    return figures | {"run.deterministic: images/s": again[1]["images/s"]}
 
 
 def resnet18(bench: Bench) -> Figures:
-    """cifar10.toml: ResNet-18, 512 images of 32 px a step, SGD, bf16."""
-    data = _data(bench, (32, 32), 8192)
+    """cifar10.toml: ResNet-18, 512 images of 32 px a step, SGD, bf16; launched and recorded."""
+    data, log_steps = _data(bench, (32, 32), 8192), bench.size(100, 1)
     overrides = _overrides(bench, "run.cache='device'")
-    return end_to_end(bench, "cifar10", data, overrides, log_steps=bench.size(100, 1))
+    figures = end_to_end(bench, "cifar10", data, overrides, log_steps=log_steps)
+    recorded = (*overrides, "run.cuda_graph=true")
+    again = trained(bench, "cifar10", data, recorded, log_steps=log_steps)[1]
+    return figures | {f"run.cuda_graph: {key}": value for key, value in again.items()}
 
 
 def vit(bench: Bench) -> Figures:
@@ -64,6 +75,13 @@ def vit(bench: Bench) -> Figures:
     own = f"backbone.kind='timm/{name}'", "optim.kind='adamw'", "optim.peak_lr=1e-4"
     overrides = (*_overrides(bench), *own)
     return end_to_end(bench, "imagenet1k", data, overrides, log_steps=bench.size(25, 1))
+
+
+def compiled(bench: Bench) -> Figures:
+    """The run of `resnet50`, its model by torch.compile; the compiler's time is not counted."""
+    bench.needs_cuda()  # tests on a CPU would wait for the compiler
+    data, overrides = _data(bench, (500, 375), 4096), (*_overrides(bench), "run.compile=true")
+    return trained(bench, "imagenet1k", data, overrides, log_steps=bench.size(25, 1))[1]
 
 
 def waits(bench: Bench) -> Figures:
@@ -127,25 +145,32 @@ def run_training(
         AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def end_to_end(
+def trained(
     bench: Bench, name: str, data: Path, overrides: Sequence[str], *, log_steps: int
-) -> Figures:
+) -> tuple[Recipe, Figures]:
     """A recipe from shards to weights, three log lines long; the last two are what is measured."""
     bench.forget_memory()
     cadence = (f"steps={3 * log_steps}", f"run.log_steps={log_steps}")
     own = (*NO_SAVES, f"run.device={bench.device.type}", *cadence)
     recipe = read_recipe(name, [*overrides, *own])
     lines, _ = run_training(bench, recipe, data)
-    speed = statistics.mean(line["images_per_s"] for line in lines[-2:])
-    figures: Figures = {
-        "images/s": speed,
+    return recipe, {
+        "images/s": statistics.mean(line["images_per_s"] for line in lines[-2:]),
         **({"MFU %": lines[-1]["mfu_percent"]} if "mfu_percent" in lines[-1] else {}),
         "waiting for data %": statistics.mean(line["data_wait_percent"] for line in lines[-2:]),
         **bench.peak_gib(),
     }
+
+
+def end_to_end(
+    bench: Bench, name: str, data: Path, overrides: Sequence[str], *, log_steps: int
+) -> Figures:
+    """The same, and beside it the bare encoder."""
+    recipe, figures = trained(bench, name, data, overrides, log_steps=log_steps)
     alone = bare_encoder(bench, recipe, recipe.optim.precision)
     figures |= {f"bare encoder: {key}": value for key, value in alone.items()}
-    bare_speed = alone["images/s"]
+    speed, bare_speed = figures["images/s"], alone["images/s"]
+    assert isinstance(speed, float)
     assert isinstance(bare_speed, float)
     return figures | {"of the bare encoder's speed %": 100 * speed / bare_speed}
 

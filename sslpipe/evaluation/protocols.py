@@ -29,6 +29,8 @@ LABELS_PER_CLASS = (100, 10)  # columns of the table
 FEWER_LABELS = (5, 1)  # measured, too
 MOST_NAMED = 5  # classes in a sentence
 FEWER_NEIGHBOURS = (1, 5)  # beside DINO's k
+# k is measured up to this, and beyond it up to so many times the rows of the largest train class
+CLOSE_K, FAR_K = 20, 10
 FARS, FOLDS = (1e-1, 1e-2, 1e-3), 10
 RETRIEVAL_K = (1, 5, 10)
 # rows x features x classes, above which linear probes are not part of a suite: some 15 minutes a
@@ -84,7 +86,7 @@ class Protocols:
                 "kNN and linear probes in the table: train has the classes of only "
                 f"{round(known * total):,} of {total:,} test samples"
             )
-        self._parts = [Part(KNN, _knn_rows)] if known else []
+        self._parts = [Part(KNN, partial(_knn_rows, self._neighbours()))] if known else []
         for n in (*LABELS_PER_CLASS, *FEWER_LABELS) if known else ():
             if self._measurable(n, f"kNN, {n} label{'s' * (n > 1)} per class"):
                 self._parts.append(Part(few_column(n), partial(self._few_shot, n)))
@@ -94,6 +96,18 @@ class Protocols:
                 Part("ridge", partial(self._probe, "ridge"), linear=True),
                 Part("linear", partial(self._probe, LINEAR), linear=True),
             ]
+
+    def _neighbours(self) -> list[int]:
+        """Choose the k of kNN; what is far beyond the largest class is said in `left_out`."""
+        rows, largest = sum(self._counts.values()), max(self._counts.values())
+        far = [k for k in DINO_K if CLOSE_K < k <= rows and k > largest * FAR_K]
+        if far:
+            self.left_out.append(
+                f"kNN with k = {' and '.join(map(str, far))}: the largest train class has {largest} "
+                "samples, so nearly all neighbours are of other classes"
+            )
+        usual = [k for k in DINO_K if k <= rows and k not in far] or [rows]
+        return [*(k for k in FEWER_NEIGHBOURS if k <= rows), *usual]
 
     def columns(self) -> list[str]:
         """Return the headings of the table; they begin with what decides."""
@@ -278,10 +292,9 @@ def few_column(labels_per_class: int) -> str:
     return f"{KNN}, {labels_per_class}/class"
 
 
-def _knn_rows(bank: Embeddings, queries: Embeddings) -> Columns:
+def _knn_rows(ks: list[int], bank: Embeddings, queries: Embeddings) -> Columns:
     """KNN with all labels, each with its column; the table's has k = 20 where there are so many."""
-    ks = [k for k in DINO_K if k <= len(bank.ids)] or [len(bank.ids)]
-    in_table = protocol_id(20 if 20 in ks else ks[0], 0.07, "weighted")
-    more = [k for k in FEWER_NEIGHBOURS if k <= len(bank.ids)]
-    results = knn_results(bank, queries, k=[*more, *ks], vote="both")
+    first = next((k for k in ks if k not in FEWER_NEIGHBOURS), ks[-1])
+    in_table = protocol_id(CLOSE_K if CLOSE_K in ks else first, 0.07, "weighted")
+    results = knn_results(bank, queries, k=ks, vote="both")
     return [(KNN if result.protocol == in_table else None, result) for result in results]

@@ -73,6 +73,8 @@ class StepGuard:
         warn: Tells of a skipped step when its numbers are read.
         optim: The recipe's section, for the message that ends a run.
         precision: That the run computes in; "": not known.
+        compiled: The modules run through torch.compile, which refuses buffers that share memory:
+            on CUDA they are then not moved together.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class StepGuard:
         warn: Callable[[str], None] | None = None,
         optim: Optim | None = None,
         precision: str = "",
+        compiled: bool = False,
     ) -> None:
         self._accelerator, self._optimizer = accelerator, optimizer
         self._max_bad_steps, self._file = max_bad_steps, folder / f"bad_steps.{rank}.jsonl"
@@ -96,7 +99,8 @@ class StepGuard:
         self._optim, self._precision = optim, precision
         self._warn, self._moved = warn, first_step > 0  # whether a step has changed the weights
         self.skipped = len({step for step in read_skipped([self._file]) if step < first_step})
-        self._memory = _Memory([buffer for module in modules for buffer in module.buffers()])
+        buffers = [buffer for module in modules for buffer in module.buffers()]
+        self._memory = _Memory(buffers, together=not compiled)
         device: torch.device = accelerator.device
         if on_device is None:
             on_device = device.type == "cuda" and takes_found_inf(optimizer.optimizer)
@@ -279,10 +283,12 @@ class _Memory:
     """
 
     @torch.no_grad()
-    def __init__(self, buffers: Sequence[Tensor]) -> None:
+    def __init__(self, buffers: Sequence[Tensor], *, together: bool = True) -> None:
         buffers = [local_part(buffer) for buffer in buffers]
+        if together and _can_be_moved(buffers):
+            buffers = [_moved_together(buffers)]
         blocks: dict[torch.dtype, list[Tensor]] = {}
-        for buffer in [_moved_together(buffers)] if _can_be_moved(buffers) else buffers:
+        for buffer in buffers:
             unit = torch.int32 if buffer.element_size() % 4 == 0 else torch.uint8
             blocks.setdefault(unit, []).append(_flat(buffer).view(unit))
         self._blocks = [_Block(rows) for rows in blocks.values()]

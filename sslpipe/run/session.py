@@ -270,6 +270,7 @@ class Run:
             warn=self.reporter.warn,
             optim=recipe.optim,
             precision=self.precision,
+            compiled=run_config.compile,
         )
         self._stop_requested = StopRequest(os.environ.get("SSLPIPE_STOP_FILE") if is_main else None)
         self._opened.callback(self._stop_requested.restore_handlers)

@@ -375,6 +375,20 @@ def test_linear_probes_that_take_hours_are_skipped_by_a_stated_rule(
     check_report(json.loads(json.dumps(report)))
 
 
+@pytest.mark.parametrize(
+    ("classes", "per_class", "ks"), [(100, 4, "1 5 10 20"), (30, 11, "1 5 10 20 100")]
+)
+def test_knn_looks_no_farther_than_ten_times_the_largest_class(classes, per_class, ks):
+    report = run_suite({"ssl": many_classes(classes, per_class)}, {})
+    words = [row["protocol"].split() for row in report["rows"]]
+    assert ks == " ".join(
+        dict.fromkeys(p[1][2:] for p in words if p[0] == "knn-weighted" and len(p) == 4)
+    )
+    [said] = [text for text in report["left_out"] if text.startswith("kNN with k = ")]
+    far = {4: "100 and 200", 11: "200"}[per_class]
+    assert said.startswith(f"kNN with k = {far}: the largest train class has {per_class - 1} sa")
+
+
 def test_a_set_that_fails_is_named_and_the_others_are_as_without_it(report):
     train, test = pair()
     noise = noise_of(train), noise_of(test)

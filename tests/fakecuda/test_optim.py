@@ -271,3 +271,21 @@ def test_the_guard_restores_buffers_of_every_kind_where_the_device_says_so(tie):
     if not tie:
         assert strides[:2] == [(5, 1), (1, 2)]
         assert counts == [1] * 4
+
+
+def _memories(compiled: bool) -> tuple[int, int]:
+    """How many pieces of memory hold the buffers of a guarded BatchNorm, and how many there are."""
+    from sslpipe.run.guard import StepGuard
+
+    norm = nn.BatchNorm2d(8).cuda()
+    accelerator = SimpleNamespace(device=torch.device("cuda", 0), scaler=None)
+    prepared = SimpleNamespace(optimizer=torch.optim.SGD(norm.parameters(), lr=0.1))
+    where: Any = {"folder": Path("."), "first_step": 0, "rank": 0, "compiled": compiled}
+    StepGuard([norm], accelerator, prepared, max_bad_steps=10, **where)
+    return len({b.untyped_storage().data_ptr() for b in norm.buffers()}), len(list(norm.buffers()))
+
+
+def test_buffers_of_a_compiled_model_share_no_memory():
+    """torch.compile cannot change inputs in place that do: seen on a GPU with torch 2.11."""
+    assert run_on_cuda(_memories, False) == [(1, 3)]
+    assert run_on_cuda(_memories, True) == [(3, 3)]

@@ -135,7 +135,8 @@ def _output(folder: Path, rank: int) -> str:
 
 def _child(folder: Path, rank: int, settings: dict[str, str]) -> None:
     redirect(folder / f"output{rank}", 1, 2)
-    for name in [name for name in os.environ if name.startswith("FAKE_") or name == "LD_PRELOAD"]:
+    hidden = ("FAKE_", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES")
+    for name in [name for name in os.environ if name.startswith(hidden)]:
         del os.environ[name]  # what this process starts is not to be fooled
     os.environ.update(settings)
     if "WORLD_SIZE" in settings:

@@ -137,7 +137,8 @@ def python(
 def user_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """This process's variables and others, for one that finds this tree's package."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "PET_"))}
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+    paths = [str(ROOT), *filter(None, [kept.get("PYTHONPATH")])]  # `make gpu NO_INSTALL=1` has one
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **environment}
 
 
 def command_line(
