@@ -204,12 +204,6 @@ def broadcast_object(value: T) -> T:
     return box[0]
 
 
-def broadcast_(x: Tensor) -> None:
-    """Write rank 0's values into x (any shape, contiguous), in place, on all ranks."""
-    if current_rank().world_size > 1:
-        dist.broadcast(x, src=0)
-
-
 def message_device() -> torch.device:
     """Say where small messages have to live: nccl moves only what is on its GPU.
 

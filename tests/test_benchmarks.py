@@ -9,7 +9,6 @@ import sys
 import time
 import zipfile
 from collections import Counter
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -25,6 +24,7 @@ from benchmarks.adapting import data as adapting
 from benchmarks.adapting.table import score_set
 from benchmarks.checkpoints import table as checkpoints
 from benchmarks.checkpoints.__main__ import BASE, DATA_SETS, RUNS
+from benchmarks.checkpoints.table import START
 from benchmarks.common import MEASURED, compare
 from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
@@ -33,7 +33,7 @@ from benchmarks.graded import choice as graded_choice
 from benchmarks.graded import data as graded
 from benchmarks.graded import table as graded_table
 from benchmarks.graded import training as graded_training
-from benchmarks.plots import START, dots_over_score, lines_over_rows
+from benchmarks.plots import lines_over_rows
 from benchmarks.selection import FIRST, MEASURES, SECOND, labelled
 from benchmarks.selection import measure as measure_selection
 from benchmarks.selection import table as selection_table
@@ -265,16 +265,6 @@ def test_the_table_of_checkpoints_ranks_and_regrets_by_hand() -> None:
     assert tree["last"]["regret within healthy runs"] == pytest.approx([5, 10])  # without "bad"
     assert (best["reaches the goal"], worst["reaches the goal"]) == (True, False)
     checkpoints.show({"x": tree})
-
-
-def test_the_chart_of_checkpoints_has_a_dot_for_each() -> None:
-    rows = [{"data": "x", "run": START, "step": 0, "knn": 0.2, "rankme_view_recall": 1}]
-    for run, at in product(("a", "b"), (40, 80)):
-        row = {"run": run, "step": at, "knn": at / 100, "rankme_view_recall": at / 10.0}
-        rows.append({"data": "x", **row})
-    drawing = dots_over_score(rows, "rankme_view_recall")
-    assert drawing.count("<circle") == 4
-    assert drawing.count("#0969da") == 2  # the last ones
 
 
 def test_the_chart_of_rows_has_a_line_a_contender_in_two_panels() -> None:

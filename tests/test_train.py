@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import time
 
 import pytest
 import torch
@@ -22,11 +21,9 @@ from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
-    at_each_step,
     command_line,
     faulty_in_rank,
     final_weights,
-    train_in_rank,
     train_over,
     write_recipe,
 )
@@ -287,26 +284,6 @@ def test_a_collapse_is_an_event_in_the_log_and_a_warning_on_the_console(data, tm
     assert line["value"]["embedding_collapse"] < line["threshold"]["embedding_collapse"] == 0.1
     assert f"warning: step {line['step']}: embedding_collapse: embedding_std is" in result.stderr
     assert result.stderr.count("embedding_collapse") == 1  # it lasts, and is reported once
-
-
-def failing_in_rank(process, *arguments):
-    def fail(step, batch):
-        if step == 2 and process.rank == 1:
-            raise RuntimeError("the cable of rank 1 was pulled")
-
-    at_each_step(fail)
-    return train_in_rank(process, *arguments)
-
-
-def test_one_failing_rank_ends_all_of_them_with_its_message(data, tmp_path):
-    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
-    begin_s = time.monotonic()
-    with pytest.raises(AssertionError, match="the cable of rank 1 was pulled"):
-        run_processes(failing_in_rank, 2, str(recipe), str(data), str(run_dir))
-    assert time.monotonic() - begin_s < 30
-    assert (run_dir / "FAILED").read_text() == (
-        "rank 1: RuntimeError: the cable of rank 1 was pulled\n"
-    )
 
 
 def test_a_second_job_on_the_run_directory_is_refused(data, tmp_path):

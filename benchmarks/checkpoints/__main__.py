@@ -31,9 +31,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.checkpoints.table import WITH_LABELS, show, table
+from benchmarks.checkpoints.table import START, WITH_LABELS, show, table
 from benchmarks.common import machine, parser, save
-from benchmarks.plots import START, dots_over_score
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.augment.probe_view import ProbeViews, by_view
 from sslpipe.build import build_model
@@ -88,7 +87,6 @@ OVERRIDES = {"clothes": GRAY, "letters": GRAY}
 TEST_IMAGES, BANK_IMAGES, K = 3000, 2000, 20
 
 CROP_PX, CANVAS_PX = 24, 40  # base.toml's
-DRAWN = "rankme_view_recall"
 
 Tree = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -98,7 +96,6 @@ def main() -> None:
     parse = parser(__doc__)
     parse.add_argument("folder", type=Path, help="what benchmarks.checkpoints.data built")
     parse.add_argument("--jobs", type=int, default=1, help="runs side by side, a thread each")
-    parse.add_argument("--svg", type=Path, help=f"draw kNN over {DRAWN}")
     args = parse.parse_args()
     todo = [(args.folder, data, run) for run in (START, *RUNS) for data in DATA_SETS]
     left = [each for each in todo if not numbers_file(*each).exists()]
@@ -111,8 +108,6 @@ def main() -> None:
     result = {"machine": machine(1), "tables": tables, "checkpoints": checkpoints}
     # an infinite score has no number in JSON
     save(args.json, json.loads(json.dumps(result), parse_constant=lambda _: None))
-    if args.svg:
-        args.svg.write_text(dots_over_score(checkpoints, DRAWN))
     show(tables)
 
 

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from benchmarks.common import print_table
-from benchmarks.plots import START
 from sslpipe.evaluation.label_free import SCORES
 
+START = "random weights"  # the row of a network that was not trained
 WITH_LABELS = "holdout_knn"  # of the same images: what labels would choose
 ROWS = (*SCORES, WITH_LABELS)
 # the goal, on each data set

@@ -8,6 +8,7 @@ from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import (
     BatchSize,
     Checkpoint,
+    Data,
     Device,
     NumWorkers,
     Weights,
@@ -23,7 +24,7 @@ from sslpipe.cli.terminal import (
     say_weights,
     write_json,
 )
-from sslpipe.errors import DataError, UserError
+from sslpipe.errors import UserError
 from sslpipe.registry import added
 
 
@@ -101,12 +102,11 @@ def _group() -> None:
     "--against timm:resnet50 --out runs/photos/eval.json",
 )
 def suite(
-    model: Annotated[str | None, argument()] = None,
-    data: str | None = None,
+    model: Annotated[str, argument()],
+    data: Data,
     out: Path = Path("eval.json"),
     train_split: TrainSplit = "train",
     test_split: TestSplit = "test",
-    features: list[str] | None = None,
     against: Annotated[list[str] | None, option(metavar="SOURCE")] = None,
     baselines: bool = True,
     columns: Annotated[list[str] | None, option(metavar="NAME")] = None,
@@ -126,9 +126,7 @@ def suite(
 
     Args:
         model: A run directory, an export's folder, or other weights.
-        data: The dataset.json to embed.
         out: The JSON file to write.
-        features: More features: NAME=TRAIN.safetensors,TEST.safetensors; repeatable.
         against: Compare with these weights: an export, a run, or anything that `sslpipe embed`
             takes, with its own view, on the same samples and protocols; repeatable. A run is always
             compared with the weights it started from, if they can be found.
@@ -138,26 +136,11 @@ def suite(
         leakage: Find test samples that are also in train, and score without them too.
         seed: For drawing labels and the hold-out.
     """
-    if model is None or data is None:
-        if columns:
-            raise DataError(
-                "--columns are those of the data set that a model embeds; name a model and --data, "
-                "or use `sslpipe evaluate nuisance TRAIN TEST --data ... --column ...`"
-            )
-        if model is not None:
-            raise DataError("a model needs --data DIR/dataset.json to embed")
-        if against:
-            raise DataError("--against is compared with a model; name an export or a run before it")
-        if not features:
-            raise DataError(
-                "nothing is named to evaluate: give a run, an export or other weights with --data, "
-                "or --features NAME=TRAIN.safetensors,TEST.safetensors"
-            )
     for source in [model, *(against or [])]:
         check_model(source)
     check_file(out)
     check_seed(seed)
-    index = None if data is None else open_data(data)
+    index = open_data(data)
 
     from sslpipe.cli import suite as work
     from sslpipe.cli.processes import start
@@ -170,41 +153,32 @@ def suite(
     from sslpipe.export.load import load_backbone
 
     target, _ = start(device, "suite")
-    own = () if model is None else ("ssl", *BASELINES)
-    given, names = work.load_features(features or [], own), (train_split, test_split)
-    sets: work.Sets = {}  # the most wanted first: what is interrupted has these
-    metadata: dict[str, Any] = {"seed": seed}
+    names = train_split, test_split
     not_measured: list[str] = []
-    compared, probed, leaks = work.Compared([]), [], None
-    if model is None and leakage:
-        not_measured.append("test samples that are in train: name a model and --data")
     with work.stoppable(out):
-        if model is not None and index is not None:
-            # what can be refused, before anything is embedded
-            probed = choose_columns(
-                index.split(train_split), index.split(test_split), columns, not_measured
-            )
-            backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
-            say_weights(backbone)
-            compared = work.load_compared(against or [], model, backbone, {*own, *given})
-            backbone, (train, test) = backbone.matched(*two_splits(index, *names))
-            splits = (train, test)
-            for split in splits:
-                check_labelled(split.name, split.labels)
-            # features
-            others = sorted(compared.others, key=lambda other: other.name != compared.start)
-            metadata |= work.model_metadata(backbone, index, names, others)
-            sets = work.embed_model(
-                Path(model), backbone, index, splits, compared,
-                untrained_seed=seed if baselines else None,
-                batch_size=batch_size, num_workers=num_workers, device=target,
-            )  # fmt: skip
-            leaks = work.find_leaks(splits, sets, num_workers) if leakage else None
-            if not baselines:
-                del sets["pixels"]
-        known_as = own_name(metadata, [*sets, *given])
-        last = {name: sets.pop(name) for name in BASELINES if name in sets}
-        sets |= given | last
+        # what can be refused, before anything is embedded
+        probed = choose_columns(
+            index.split(train_split), index.split(test_split), columns, not_measured
+        )
+        backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
+        say_weights(backbone)
+        compared = work.load_compared(against or [], model, backbone, {"ssl", *BASELINES})
+        backbone, (train, test) = backbone.matched(*two_splits(index, *names))
+        splits = (train, test)
+        for split in splits:
+            check_labelled(split.name, split.labels)
+        # features, the most wanted first: what is interrupted has these
+        others = sorted(compared.others, key=lambda other: other.name != compared.start)
+        metadata = {"seed": seed, **work.model_metadata(backbone, index, names, others)}
+        sets = work.embed_model(
+            Path(model), backbone, index, splits, compared,
+            untrained_seed=seed if baselines else None,
+            batch_size=batch_size, num_workers=num_workers, device=target,
+        )  # fmt: skip
+        leaks = work.find_leaks(splits, sets, num_workers) if leakage else None
+        if not baselines:
+            del sets["pixels"]
+        known_as = own_name(metadata, [*sets])
         # the numbers
         report = run_suite(
             {name: work.on_device(pair, target) for name, pair in sets.items()},
@@ -222,5 +196,5 @@ def suite(
         )
         write_json(out, report)
         work.print_report(report, out)
-    if model is not None and (Path(model) / "recipe.json").is_file():
+    if (Path(model) / "recipe.json").is_file():
         say_next("report", model, "--data", data)

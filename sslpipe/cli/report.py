@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from sslpipe.cli.inputs import check_features, check_file, check_run, open_data
+from sslpipe.cli.inputs import check_file, check_run, open_data
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import argument, documented, option
 from sslpipe.cli.terminal import new_app, say, working
@@ -28,8 +28,6 @@ def main(
         Path | None,
         option(show_default="RUN/report.html; for several, comparison.html beside the first"),
     ] = None,
-    features: Annotated[Path | None, option(show_default="RUN/features/test.safetensors")] = None,
-    bank: Annotated[Path | None, option(show_default="RUN/features/train.safetensors")] = None,
 ) -> None:
     """Show a run, or compare several, in one HTML file.
 
@@ -43,13 +41,9 @@ def main(
         run_dirs: A run directory, or several to compare.
         data: The dataset.json that was evaluated, to show its images.
         out: The HTML file to write.
-        features: Features of the test split.
-        bank: Features to find neighbours in.
     """
-    if len(run_dirs) > 1:
-        for option, value in (("--data", data), ("--features", features), ("--bank", bank)):
-            if value is not None:
-                raise UserError(f"{option} is for the report of one run; leave it out")
+    if len(run_dirs) > 1 and data is not None:
+        raise UserError("--data is for the report of one run; leave it out")
     for run_dir in run_dirs:
         check_run(run_dir)
     folders = [run_dir.resolve() for run_dir in run_dirs]
@@ -57,7 +51,6 @@ def main(
         if folder in folders[:place]:
             raise UserError(f"{run_dirs[place]} is named twice; name each run once")
     index = None if data is None else open_data(data)
-    check_features([features, bank])
     target = out or (
         run_dirs[0].parent / "comparison.html" if len(run_dirs) > 1 else run_dirs[0] / "report.html"
     )
@@ -79,7 +72,7 @@ def main(
         return
     (run_dir,) = run_dirs
     run = read_run(run_dir)
-    queries, others = _load(features, run_dir, "test"), _load(bank, run_dir, "train")
+    queries, others = _load(run_dir, "test"), _load(run_dir, "train")
     with working("report") as stage:
         page = build_page(run, index, queries, others, stage)
     if run.evaluation is not None:
@@ -95,12 +88,10 @@ def _write(out: Path, page: str) -> None:
     say(f"{out}: {len(page) / 1e6:.1f} MB, open it in a browser")
 
 
-def _load(path: Path | None, run_dir: Path, split: str) -> "Features | None":
-    """Read features from a file, else those in the run, if any."""
+def _load(run_dir: Path, split: str) -> "Features | None":
+    """Read the run's features, if any."""
     from sslpipe.evaluation.embed import load_embeddings
     from sslpipe.report.embeddings import Features
 
-    usual = run_dir / "features" / f"{split}.safetensors"
-    if path is None and not usual.is_file():
-        return None
-    return Features(*load_embeddings(path or usual))
+    path = run_dir / "features" / f"{split}.safetensors"
+    return Features(*load_embeddings(path)) if path.is_file() else None

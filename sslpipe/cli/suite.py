@@ -20,8 +20,8 @@ from sslpipe.cli.terminal import progress, report_bad, say, show
 from sslpipe.curate.leaks import Leaks
 from sslpipe.curate.leaks import find_leaks as find_leaks_in
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation.embed import Embeddings, check_comparable, embed_to_file, load_embeddings
+from sslpipe.errors import UserError
+from sslpipe.evaluation.embed import Embeddings, embed_to_file
 from sslpipe.evaluation.features import (
     data_metadata,
     embed_pair,
@@ -313,19 +313,3 @@ def find_leaks(splits: tuple[Split, Split], sets: Sets, num_workers: int) -> Lea
         return made
 
     return find_leaks_in(splits, rows, pixels, num_workers=num_workers, progress=progress)
-
-
-def load_features(texts: Sequence[str], taken: Collection[str]) -> Sets:
-    """Read the features of each NAME=TRAIN,TEST, whose names must differ from those taken."""
-    found: Sets = {}
-    for text in texts:
-        name, _, files = text.partition("=")
-        train_file, comma, test_file = files.partition(",")
-        if not (name and train_file and comma and test_file):
-            raise DataError(f"--features {text!r} is not NAME=TRAIN.safetensors,TEST.safetensors")
-        (train, train_facts), (test, test_facts) = map(load_embeddings, (train_file, test_file))
-        check_comparable(train_facts, test_facts, itself=False)
-        if name in (*found, *taken):
-            raise DataError(f"--features {name}=: the name {name} is taken; give it another one")
-        found[name] = train, test
-    return found

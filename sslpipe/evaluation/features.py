@@ -62,28 +62,6 @@ def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, A
     return split
 
 
-def embed_with_baselines(
-    backbone: nn.Module,
-    view: EvalView,
-    splits: tuple[Split, Split],
-    *,
-    untrained: nn.Module | None,
-    **options: Any,
-) -> dict[str, tuple[Embeddings, Embeddings]]:
-    """Embed both splits by a backbone, by the same network untrained, and as pixels.
-
-    Returns name ("ssl", "random", "pixels") -> train and test features, on the CPU; the last two
-    only where there is an untrained network. options: those of `embed_pair`.
-    """
-    shared = {**options, "view": view, "splits": splits}
-    sets = {"ssl": embed_pair("ssl", backbone, **shared)}
-    shared.pop("saved", None)
-    if untrained is not None:
-        sets["random"] = embed_pair("random", untrained, **shared)
-        sets["pixels"] = embed_pixels(**shared)
-    return sets
-
-
 def embed_pair(
     name: str,
     network: nn.Module,

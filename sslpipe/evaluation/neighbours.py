@@ -89,15 +89,13 @@ def nearest_units(
     *,
     bank_ids: Tensor | None = None,
     query_ids: Tensor | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> Neighbours:
     """Do as `nearest` with rows as `exact.fixed_point_units` returns them; nothing is copied.
 
-    Both are on one device, and queries may be the bank itself; `progress` is called with the number
-    of each part that is done.
+    Both are on one device, and queries may be the bank itself.
     """
     check_k(len(bank), k, bank_ids, query_ids)
-    return _by_parts(bank, queries, k, bank_ids, query_ids, progress, as_units=True)
+    return _by_parts(bank, queries, k, bank_ids, query_ids, as_units=True)
 
 
 def _by_parts(
@@ -106,7 +104,6 @@ def _by_parts(
     k: int,
     bank_ids: Tensor | None,
     query_ids: Tensor | None,
-    progress: Callable[[int], None] | None = None,
     *,
     search: Search = "torch",
     as_units: bool = False,
@@ -122,12 +119,9 @@ def _by_parts(
         part = slice(start, start + rows)
         units = bank[part] if as_units else fixed_point_units(bank[part].to(device))
         ids = None if bank_ids is None else bank_ids[part].to(device), query_ids
-        say = progress if rows >= len(bank) else None
-        near = _search(units, queries, k, *ids, say, propose)
+        near = _search(units, queries, k, *ids, propose)
         near = near._replace(indices=near.indices + start)
         found = near if found is None else _merged([found, near], k)
-    if progress is not None and rows < len(bank):
-        progress(len(queries))
     assert found is not None  # the bank has a row
     return found
 
@@ -150,7 +144,6 @@ def _search(
     k: int,
     bank_ids: Tensor | None,
     query_ids: Tensor | None,
-    progress: Callable[[int], None] | None,
     propose: "Propose",
 ) -> Neighbours:
     """Rank what products propose; a query of which a nearer row may lack meets the whole bank.
@@ -161,10 +154,7 @@ def _search(
     margin = float32_error(bank.shape[1]) + 2.0**-23  # of a float32 product, both ways
     width, k = min(len(bank), k + SPARE), min(k, len(bank))
     if propose is _by_torch and bank.device.type == "cpu" and len(bank) <= WHOLE * width:
-        whole = among_all(bank, queries, k, bank_ids, query_ids)
-        if progress is not None:
-            progress(len(queries))
-        return whole
+        return among_all(bank, queries, k, bank_ids, query_ids)
     parts, doubts = [], []
     tile = max(1, tile_numbers(bank.device) // len(bank))
     with full_float32():
@@ -180,8 +170,6 @@ def _search(
             # else no row that was not proposed is as near as the last of those found
             last = products[:, -1]
             doubts.append((parts[-1].similarities[:, -1] <= last + margin) & (last > -torch.inf))
-            if progress is not None:
-                progress(len(part))
     indices, similarities = (torch.cat(columns) for columns in zip(*parts, strict=True))
     if width < len(bank):
         doubtful = torch.cat(doubts).nonzero()[:, 0]  # the host waits here

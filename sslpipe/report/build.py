@@ -64,8 +64,8 @@ def build_page(
     Raises:
         UserError: Where the embeddings are of another data set.
     """
-    evaluation, split = run.evaluation, _split_of(index, queries, "--features")
-    bank_split = _split_of(index, bank, "--bank")
+    evaluation, split = run.evaluation, _split_of(index, queries)
+    bank_split = _split_of(index, bank)
     named = {run.recipe["name"]: run}
     found = found_neighbours(run, queries, split, bank, bank_split)
     builders: dict[str, Callable[[], Markup]] = {
@@ -167,13 +167,13 @@ def _results(run: RunFiles) -> Markup:
     return render("missing", text=text)
 
 
-def _split_of(index: DatasetIndex | None, features: Features | None, option: str) -> Split | None:
+def _split_of(index: DatasetIndex | None, features: Features | None) -> Split | None:
     """The split that was embedded. Raises: UserError where --data is another data set."""
     if index is None or features is None:
         return None
     if not index.has_sha256(features.facts.get("data_sha256")):
         raise UserError(
-            f"--data is not the data set of {option} (its sha256 is another one); "
-            "embed it again with `sslpipe embed`"
+            "--data is not the data set of the run's features (its sha256 is another one); embed "
+            "it again with `sslpipe embed`"
         )
     return index.split(str(features.facts["split"]))

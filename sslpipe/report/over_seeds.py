@@ -127,16 +127,9 @@ def verdicts(recipes: Sequence[Recipe]) -> list[Verdict]:
 
 
 def over_seeds(recipes: Sequence[Recipe], notes: Sequence[str] = ()) -> Markup:
-    """Return the section: mean and spread of each recipe's numbers, and the differences."""
+    """Return the section: mean and spread of each recipe's numbers."""
     several = [recipe for recipe in recipes if len(recipe.runs) > 1]
     cells = _cells(several)
-    differences = []
-    for ours, theirs in combinations(several, 2):
-        pairs = [_paired(ours, theirs, cell) for cell in cells]
-        counts = sorted({pair[1].number for pair in pairs if pair is not None})
-        number = f"{'/'.join(map(str, counts))} pairs" if counts else "–"
-        title = f"{ours.name} less {theirs.name}"
-        differences.append((title, number, [pair and pair[1] for pair in pairs]))
     return render(
         "runs.over_seeds",
         several=several,
@@ -146,7 +139,6 @@ def over_seeds(recipes: Sequence[Recipe], notes: Sequence[str] = ()) -> Markup:
             (r.name, ", ".join(map(str, sorted(r.runs))), [r.statistics(cell) for cell in cells])
             for r in several
         ],
-        differences=differences,
     )
 
 

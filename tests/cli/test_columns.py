@@ -261,5 +261,3 @@ def test_columns_of_a_suite_are_chosen_before_anything_is_embedded(evaluated):
     run_dir, manifest, _, _ = evaluated
     words = ["suite", run_dir, "--data", manifest, "--columns"]
     refused(evaluate_tool, [*words, "scaner"], "no column 'scaner'; did you mean 'scanner'")
-    message = "--columns are those of the data set that a model embeds"
-    refused(evaluate_tool, ["suite", "--columns", "scanner"], message)

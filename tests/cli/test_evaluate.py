@@ -381,8 +381,6 @@ def test_an_export_keeps_no_features_and_each_source_has_its_name(run, stranger,
         evaluate_tool, [*arguments, "--against", stranger], "--against .*weights is given twice"
     )
     refused(evaluate_tool, [*arguments, "--against", "nothing-here"], "nothing-here")
-    alone = ["suite", "--against", stranger]
-    refused(evaluate_tool, alone, "--against is compared with a model")
 
 
 def test_a_run_is_compared_with_the_weights_that_it_started_from(run, stranger, tmp_path):
@@ -526,21 +524,9 @@ def test_a_map_is_applied_to_both_files_and_recorded(
     refused(evaluate_tool, ["knn", *paths, *both], "--whiten is --whiten-power 1")
 
 
-def test_suite_takes_files_alone(files, tmp_path):
-    paths, _ = files
-    out = tmp_path / "eval.json"
-    arguments = ["suite", "--features", f"mine={paths[0]},{paths[1]}", "--out", out]
-    shown = " ".join(call(evaluate_tool, *arguments).split())
-    assert "not measured: test samples that are in train: name a model and --data" in shown
-    assert {row["features"] for row in json.loads(out.read_text())["rows"]} == {"mine"}
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["suite", "--features", "mine=only"], "NAME=TRAIN.safetensors,TEST.safetensors"),
-        (["suite"], "nothing is named to evaluate: give a run"),
-        (["suite", "somewhere"], "needs --data"),
         (["knn", "none", "none"], "cannot read embeddings from none"),
         (["knn", "tests", "tests"], "tests is a folder; name a file that `sslpipe embed` wrote"),
         (["ridge", "README.md", "README.md", "--device", "tpu"], "use auto, cpu, cuda or mps"),
@@ -558,15 +544,6 @@ def test_a_mistake_is_one_line_that_says_what_to_do(arguments, message, capsys, 
     assert lines[0].startswith("error: ")
 
 
-def test_features_of_a_taken_name_are_refused(files, run):
-    (train, test), _ = files
-    twice = ["--features", f"mine={train},{test}"] * 2
-    refused(evaluate_tool, ["suite", *twice], "--features mine=: the name mine is taken")
-    for name in ("ssl", "random", "pixels"):  # what the model's own rows are called
-        words = ["suite", run[0], "--data", run[1], "--features", f"{name}={train},{test}"]
-        refused(evaluate_tool, words, f"the name {name} is taken")
-
-
 def test_two_files_that_were_not_made_alike_are_refused_with_the_key_that_differs(files, tmp_path):
     _, rows = files
     same = {"backbone_sha256": "a", "canvas_px": 256, "dtype": "float32", "data_sha256": "d"}
@@ -578,8 +555,7 @@ def test_two_files_that_were_not_made_alike_are_refused_with_the_key_that_differ
     train = written("train.npz", rows[0], split="train")
     for key, other in (("backbone_sha256", "b"), ("canvas_px", 512), ("whitening_sha256", "w")):
         test = written("test.npz", rows[1], split="test", **{key: other})
-        for arguments in (["knn", train, test], ["suite", "--features", f"mine={train},{test}"]):
-            refused(evaluate_tool, arguments, f"differ in {key}")
+        refused(evaluate_tool, ["knn", train, test], f"differ in {key}")
     for name in ("knn", "linear", "ridge"):
         refused(evaluate_tool, [name, train, train], "both files are of split 'train'")
 

@@ -38,11 +38,11 @@ def test_an_argument_names_the_kinds_that_take_it_each_with_its_default():
 def test_kind_lists_the_entries_of_the_tables():
     listed = explain("loss.kind")
     assert "objective: nt_xent, dcl" in listed
-    assert "head: adaface" in listed
+    assert "head: arcface" in listed
 
 
 def test_what_stands_elsewhere_is_explained_as_it_is_there():
-    assert "head: adaface" in explain("also.loss.kind")
+    assert "head: arcface" in explain("also.loss.kind")
     assert explain("also.loss.margin").splitlines()[1:] == explain("loss.margin").splitlines()[1:]
     assert "default: 1.0" in explain("also.weight")
     assert not [name for name in PRESETS if name not in explain("augment.preset")]

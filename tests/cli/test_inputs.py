@@ -66,7 +66,6 @@ evaluate suite {m} --data {d} --seed -1 -> a seed is 0 to 2^63 - 1
 evaluate suite {m} --dta {d} -> No such option: --dta
 report {n} -> holds no run
 report {m} --data {n} -> cannot read
-report {m} --features {n}.npz -> cannot read embeddings
 report {m} --out {f}/x.html -> {f} is a file; name another folder
 gallery enrol {n} {m} --model {n} -> neither an export nor a run
 gallery enrol {n} {n} --model {m} -> has no folders

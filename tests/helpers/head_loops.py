@@ -88,49 +88,6 @@ def sub_centers(of_class=max):
     return classified(logits)
 
 
-def mean_target(x, y, head):
-    targets = [cosine(row, head.weight[label]) for row, label in zip(x, y, strict=True)]
-    return mean(targets).detach()
-
-
-def curricular(momentum=0.01, before=0.0):
-    """A hard negative's cosine becomes hard(cos, t)."""
-
-    def value(x, y, head):
-        t = momentum * mean_target(x, y, head) + (1 - momentum) * before
-
-        def logits(row, label, head):
-            cosines = [cosine(row, w) for w in head.weight]
-            threshold = torch.cos(torch.acos(cosines[label]) + 0.5)
-            return [
-                64 * (arc(v) if c == label else v * (t + v) if v > threshold else v)
-                for c, v in enumerate(cosines)
-            ]
-
-        return classified(logits)(x, y, head)
-
-    return value
-
-
-def adaptive(momentum=0.01, before=(20.0, 100.0)):
-    def value(x, y, head):
-        norms = torch.stack([length(row).detach().clamp(0.001, 100) for row in x])
-        center = (1 - momentum) * before[0] + momentum * norms.mean()
-        spread = (1 - momentum) * before[1] + momentum * norms.std()
-
-        def logits(row, label, head):
-            norm = length(row).detach().clamp(0.001, 100)
-            q = (0.333 * (norm - center) / (spread + 0.001)).clamp(-1, 1)
-            cosines = [cosine(row, w) for w in head.weight]
-            angle = (torch.acos(cosines[label]) - 0.4 * q).clamp(0, math.pi)
-            cosines[label] = torch.cos(angle) - 0.4 * (1 + q)
-            return [64 * v for v in cosines]
-
-        return classified(logits)(x, y, head)
-
-    return value
-
-
 def circle(gamma=256, own_optimum=1.25, other_optimum=-0.25, weighted=True):
     def logits(row, label, head):
         logits = []
@@ -204,13 +161,11 @@ def center(weight=0.003, over=len):
 
 
 HEAD_LOOPS = {
-    "adaface": adaptive(),
     "arcface": with_margin(arc, same),
     "center": center(),
     "circle_softmax": circle(),
     "combined_margin": with_margin(lambda v: torch.cos(torch.acos(v) + 0.3) - 0.2, same),
     "cosface": with_margin(lambda v: v - 0.35, same),
-    "curricularface": curricular(),
     "l_softmax": multiplied(with_weight=True),
     "modified_softmax": classified(
         lambda row, label, head: [length(row) * cosine(row, w) for w in head.weight]

@@ -103,9 +103,7 @@ def test_a_difference_that_all_seeds_show_is_said():
     assert "whitened kNN" in html  # of a file of an earlier version
     assert "of 4 seeds in %: kNN 70.8 ± 1.7; whitened kNN" in lines(recipes)[0]
     expected = ttest_rel(A, B).confidence_interval(0.95)
-    shown = f"{100 * expected.low:+.1f} to {100 * expected.high:+.1f}"
-    rows = re.findall(r"less tiny [^<]*</th><td>4 pairs</td>(.*?)</tr>", html)
-    assert [row.count(f">+4.0</data> <small>{shown}</small>") for row in rows] == [2]
+    assert f"interval {100 * expected.low:+.1f} to {100 * expected.high:+.1f})" in text
 
 
 def test_where_train_has_not_the_classes_of_test_recall_decides():
@@ -194,7 +192,6 @@ def test_recipes_are_compared_over_the_seeds_with_one_protocol():
     theirs = [a_run(seed, value, temperature=0.5, protocol="q") for seed, value in enumerate(B)]
     apart = group_by_recipe([*ours, *theirs])
     assert verdicts(apart) == []
-    assert "<data value" not in over_seeds(apart).split(" less tiny")[1]
     theirs[:2] = [a_run(seed, B[seed], temperature=0.5) for seed in (0, 1)]
     (found,) = verdicts(group_by_recipe([*ours, *theirs]))
     assert (found.difference.number, found.difference.value) == (2, pytest.approx(0.045))

@@ -3,17 +3,17 @@
 For fine-tuning recipes (`loss.kind` may be a name of HEADS) and for notebooks:
 `ArcFace(num_classes=10, dim=128)(embeddings, labels)`. They compare rows with weights, so `ref` and
 `miner` mean nothing to them. Their weights are trained with the model, their state lies in buffers,
-and an export leaves them out. Start with `margin_softmax.MarginSoftmax`; `fixed_margins` and
-`adaptive_margins` have it with each paper's rule, `proxies` the other heads. A new head is a class
-on `base.Head` and a line below.
+and an export leaves them out. Start with `margin_softmax.MarginSoftmax`; `fixed_margins` has it
+with each paper's rule, `proxies` the other heads. A new head is a class on `base.Head` and a line
+below.
 """
 
 from collections.abc import Callable
 
-from sslpipe.metric_learning.heads.adaptive_margins import AdaFace, CircleSoftmax, CurricularFace
 from sslpipe.metric_learning.heads.base import Head
 from sslpipe.metric_learning.heads.fixed_margins import (
     ArcFace,
+    CircleSoftmax,
     CombinedMargin,
     CosFace,
     LSoftmax,
@@ -32,13 +32,11 @@ from sslpipe.registry import Table
 HEADS: Table[Callable[..., Head]] = Table(
     "head",
     {
-        "adaface": AdaFace,
         "arcface": ArcFace,
         "center": CenterLoss,
         "circle_softmax": CircleSoftmax,
         "combined_margin": CombinedMargin,
         "cosface": CosFace,
-        "curricularface": CurricularFace,
         "l_softmax": LSoftmax,
         "modified_softmax": ModifiedSoftmax,
         "normface": NormFace,
@@ -54,13 +52,11 @@ HEADS: Table[Callable[..., Head]] = Table(
 
 __all__ = [
     "HEADS",
-    "AdaFace",
     "ArcFace",
     "CenterLoss",
     "CircleSoftmax",
     "CombinedMargin",
     "CosFace",
-    "CurricularFace",
     "Head",
     "LSoftmax",
     "MarginSoftmax",

@@ -1,4 +1,4 @@
-"""Softmax losses whose margin stays as it is set: on the target's cosine, or on its angle."""
+"""Softmax losses with each paper's margin: on the target's cosine, on its angle, or on all."""
 
 import math
 from typing import Literal
@@ -204,3 +204,33 @@ class LSoftmax(MarginSoftmax):
 
     rule_class = MultipliedAngle
     lengths = "both"
+
+
+class _CircleMargins(nn.Module):
+    def __init__(self, gamma: float = 256.0, margin: float = 0.25) -> None:
+        super().__init__()
+        self.gamma, self.margin = gamma, margin
+
+    def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
+        m = self.margin
+        target = take_target(cosines, labels)
+        others = (cosines.detach() + m).clamp_min(0) * (cosines - m)
+        own = (1 + m - target.detach()).clamp_min(0) * (target - (1 - m))
+        return self.gamma * with_target(others, labels, own)
+
+
+class CircleSoftmax(MarginSoftmax):
+    """Use circle loss with class-level labels.
+
+    Negatives gamma a_n (cos - m), target gamma a_p (cos - 1 + m), with the weights
+    a_n = [cos + m]+, a_p = [1 + m - cos]+ taken without gradient.
+
+    Args:
+        gamma: Scale.
+        margin: m.
+
+    Source:
+        Sun et al. 2020, arXiv:2002.10857, eq. 6 and 8 with one positive.
+    """
+
+    rule_class = _CircleMargins

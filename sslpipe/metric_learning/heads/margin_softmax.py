@@ -28,8 +28,6 @@ class MarginSoftmax(Head):
         lengths (B, C)  what a cosine is multiplied by where the rule has no scale of its own
         -> (B, C)       logits; rules with a state keep it in buffers
 
-    Only the target's logit changes, except in CurricularFace.
-
     Args:
         focal_gamma: The cross entropy -log p is multiplied by (1 - p)^gamma (Lin et al. 2017,
             arXiv:1708.02002, eq. 4); 0: it is not.
@@ -67,7 +65,7 @@ class MarginSoftmax(Head):
         nn.init.xavier_uniform_(self.weight)
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Average the cross entropy; collective, also for a rule's running statistics."""
+        """Average the cross entropy; collective."""
         return row_mean(focal_cross_entropy(self.logits(x, labels), labels, self.focal_gamma))
 
     def logits(self, x: Tensor, labels: Tensor) -> Tensor:
