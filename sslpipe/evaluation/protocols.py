@@ -103,8 +103,8 @@ class Protocols:
         far = [k for k in DINO_K if CLOSE_K < k <= rows and k > largest * FAR_K]
         if far:
             self.left_out.append(
-                f"kNN with k = {' and '.join(map(str, far))}: the largest train class has {largest} "
-                "samples, so nearly all neighbours are of other classes"
+                f"kNN with k = {' and '.join(map(str, far))}: the largest train class has "
+                f"{largest} samples, so nearly all neighbours are of other classes"
             )
         usual = [k for k in DINO_K if k <= rows and k not in far] or [rows]
         return [*(k for k in FEWER_NEIGHBOURS if k <= rows), *usual]
