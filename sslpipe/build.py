@@ -209,9 +209,12 @@ def plan_warnings(
     """List what a user should know before the first step.
 
     Raises:
-        RecipeError: run.keep or run.patience need an evaluation that is not made.
+        RecipeError: run.keep or run.patience need an evaluation that is not made; the objective
+            cannot train on the split.
     """
     assert recipe.backbone is not None
+    if reason := loss_fn.cannot(len(split), paired=pairing is not None):
+        raise RecipeError(f"loss.kind = {recipe.loss.kind!r} {reason}")
     ids = holdout_ids(recipe, split)
     doubt = holdout_doubt(recipe, split, ids)
     settings, tells = "data.holdout=2000", True

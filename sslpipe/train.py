@@ -117,6 +117,8 @@ def train(
         projector_first = ProjectorFirst(backbones(model), recipe.tune.projector_first_steps)
         cached = build_gradient_cache(recipe, model, ddp, run, augment.crop_px)
 
+        highest_rank = min(recipe.projector.out_dim, 2 * recipe.data.batch_size)
+
         # resume: weights, optimizer and loss buffers; then the data from that step on
         first_step = run.restore(
             index,
@@ -124,7 +126,7 @@ def train(
             {"model": model, "optimizer": optimizer, "loss": loss_fn},
             order_version=plan_version(recipe.pairs),
             guarded=[model, loss_fn],
-            alarms=Alarms(min(recipe.projector.out_dim, 2 * recipe.data.batch_size)),
+            alarms=Alarms(highest_rank) if loss_fn.embeds else None,
             metadata=init_metadata(init_from, view),
         )
         size = f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
@@ -154,7 +156,7 @@ def train(
             z_a, z_b, decision = take_step(batch.to(run.device), seed, *rates_at(step, recipe))
             run.step_done(step, batch, decision)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
-                health = embedding_health(z_a, z_b)
+                health = embedding_health(z_a, z_b) if loss_fn.embeds else {}
                 run.log(step, {**health, **loss_fn.stats(), **partner_shares(batch)})
             run.evaluate_if_due(step)  # all ranks embed, rank 0 scores
             run.save_if_due(step)  # all ranks agree whether to stop, rank 0 writes

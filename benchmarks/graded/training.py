@@ -44,7 +44,6 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor
 
-import benchmarks.graded.diet  # noqa: F401  # loss.kind = "diet"
 from benchmarks.common import machine, machine_line, parser, print_table, save
 from benchmarks.graded.data import TUNING
 from benchmarks.graded.table import FLATTENED, METRICS, SETS
@@ -68,8 +67,8 @@ from sslpipe.train import train
 
 RANDOM, IMAGENET = "random weights", "ImageNet weights"  # what the others start from
 NEIGHBOURS = "continued, neighbours"
-DIET = (  # benchmarks.graded.diet; its paper's decay
-    *("loss.kind=diet", "loss.temperature=1", "optim.weight_decay=0.05"),
+DIET = (  # with its paper's decay
+    *("loss={kind='diet'}", "optim.weight_decay=0.05"),
     *("projector.num_layers=1", "projector.batchnorm=false", "projector.out_dim={images}"),
 )
 METHODS: dict[str, tuple[str, tuple[str, ...]]] = {  # name -> its start, settings of the recipe

@@ -11,6 +11,7 @@ from functools import partial
 
 from sslpipe.losses.base import ContrastiveObjective, InBatchLoss, Objective
 from sslpipe.losses.dcl import DCLLoss
+from sslpipe.losses.diet import DietLoss
 from sslpipe.losses.distill import DistillLoss, TeacherFeatures
 from sslpipe.losses.hard_negatives import HardNegativeLoss
 from sslpipe.losses.moco import MoCoLoss
@@ -22,6 +23,7 @@ __all__ = [
     "LOSSES",
     "ContrastiveObjective",
     "DCLLoss",
+    "DietLoss",
     "DistillLoss",
     "HardNegativeLoss",
     "InBatchLoss",
@@ -39,6 +41,7 @@ _BUILT_IN: dict[str, Callable[..., Objective]] = {
     "sup_con": SupConLoss,
     "hard_negatives": HardNegativeLoss,
     "moco": MoCoLoss,
+    "diet": DietLoss,
     "distill": DistillLoss,
 }
 LOSSES = Table("loss", _BUILT_IN, "sslpipe.losses")

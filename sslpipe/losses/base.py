@@ -28,11 +28,13 @@ class Objective(nn.Module):
         uses_labels: labels change the value.
         ids_on_device: `ids` may be where the embeddings are, and no value of theirs is asked for:
             `run.cuda_graph` then gives each replay those of its batch.
+        embeds: What it compares are embeddings, whose health the log shows.
     """
 
     needs_momentum_encoder: bool = False
     uses_labels: bool = False
     ids_on_device: bool = False
+    embeds: bool = True
 
     def __init__(self) -> None:
         super().__init__()  # nn.Module's takes any keyword, and refuses it only when it is called
@@ -77,6 +79,11 @@ class Objective(nn.Module):
         """
         del ids, labels, groups
         return "it does not say (Objective.unlike) that its operations are those of every batch"
+
+    def cannot(self, samples: int, *, paired: bool) -> str | None:
+        """Say why a run cannot begin on a split of so many samples, with [pairs] or without."""
+        del samples, paired
+        return None
 
     def stats(self) -> dict[str, float]:
         """Return what the log shows of the last call, beside the loss."""

@@ -137,7 +137,7 @@ class Recipe(RunRecipe):
     """Which images, in what batches."""
     loss: Annotated[Component, Field(examples=["nt_xent"])]
     """The objective; `kind` is "nt_xent" (SimCLR), "moco", "dcl", "dclw", "sup_con" (with labels),
-    "hard_negatives", or "distill" (with [teacher])."""
+    "hard_negatives", "diet" (no negatives), or "distill" (with [teacher])."""
     backbone: Annotated[Component | None, Field(examples=["small_resnet"])] = None
     """The encoder; `kind` is small_resnet, torchvision/NAME or timm/NAME. Needed where no weights
     are named with --init, which else bring their own."""

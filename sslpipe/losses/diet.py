@@ -1,0 +1,77 @@
+"""DIET: each image is a class of its own, which one linear layer names; no negatives."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from sslpipe.distributed import global_mean, to_device
+from sslpipe.losses.base import Objective, check_views
+
+
+class DietLoss(Objective):
+    """Cross entropy of a view's outputs with the image that it shows, the target smoothed.
+
+    The projector is the classifier: one linear layer with an output for each image of the split
+    (`projector.num_layers = 1`, `batchnorm = false`, `out_dim` the number of images). It is held
+    and exchanged whole, so memory bounds the number of images; exports leave it out.
+
+    Args:
+        label_smoothing: Share of the target that all images get alike; 0 to below 1.
+        dim: Number of outputs, to be checked before a call; None: a call checks them.
+
+    Source:
+        Balestriero 2023, arXiv:2302.10260, section 2; here over two views a step.
+    """
+
+    ids_on_device = True
+    embeds = False
+
+    def __init__(self, label_smoothing: float = 0.8, dim: int | None = None) -> None:
+        super().__init__()
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing = {label_smoothing} must be from 0 to below 1")
+        self.label_smoothing, self._outputs = label_smoothing, dim
+        self._right: Tensor = torch.zeros(())
+
+    def forward(
+        self,
+        z_a: Tensor,
+        z_b: Tensor,
+        *,
+        ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        groups: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the global mean over all 2N views; ids are needed. See `Objective.forward`."""
+        check_views(z_a, z_b, ids, labels, groups)
+        if ids is None or ids.dim() != 1:
+            raise ValueError("ids (B,) are needed: they say which image both views of a row show")
+        outputs = torch.cat([z_a, z_b])  # (2B, images)
+        outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        target = to_device(ids, outputs.device).repeat(2)
+        self._right = (outputs.detach().argmax(1) == target).double().mean()
+        smoothing = self.label_smoothing
+        total = cross_entropy(outputs, target, label_smoothing=smoothing, reduction="sum")
+        return global_mean(total, torch.full_like(total, len(outputs)))
+
+    def cannot(self, samples: int, *, paired: bool) -> str | None:
+        """Say why not: too few outputs for the images, or [pairs]. See `Objective.cannot`."""
+        if paired:
+            return "names each view by its own image, so that [pairs] has no meaning; leave it out"
+        if self._outputs is not None and self._outputs < samples:
+            return (
+                f"needs an output for each of the split's {samples} images; set "
+                f"projector.num_layers=1 projector.batchnorm=false projector.out_dim={samples}"
+            )
+        return None
+
+    def unlike(
+        self, ids: Tensor | None, labels: Tensor | None = None, groups: Tensor | None = None
+    ) -> str | None:
+        """Say that all calls are alike. See `Objective.unlike`."""
+        del ids, labels, groups
+        return None
+
+    def stats(self) -> dict[str, float]:
+        """Return `named_right`: the share of this rank's views whose largest output is theirs."""
+        return {"named_right": float(self._right)}
