@@ -79,6 +79,43 @@ def test_runs_of_one_process_have_their_own_precision(tmp_path):
     assert not same_weights(tmp_path / "half", tmp_path / "first")
 
 
+AGAIN = """
+import sys
+from sslpipe.api import train
+recipe, data, run, *overrides = sys.argv[1:]
+assert train(recipe, data, run, overrides=overrides) == 2
+print(*sorted({"accelerate", "torch._dynamo"} & {*sys.modules}))
+"""
+
+
+@pytest.mark.parametrize("kind", ["pretraining", "fine-tuning"])
+def test_a_finished_run_started_again_changes_nothing_and_imports_little(tmp_path, kind):
+    data = write_dataset(tmp_path / "data", (40, 60, 72), classes=8)
+    write = write_recipe if kind == "pretraining" else finetunes.write_recipe
+    words = [str(write(tmp_path)), str(data), str(run := tmp_path / "run")]
+
+    def imported(*overrides: str) -> str:
+        command = [sys.executable, "-c", AGAIN, *words, "steps=2", *overrides]
+        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def files():
+        found = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        return {path: each for path, each in found.items() if path.parent.name != "heartbeat"}
+
+    assert imported() == "accelerate torch._dynamo"
+    before = files()
+    assert imported("run.log_steps=3") == ""  # [run] makes no other run
+    assert files() == before
+    # what is not surely this run's end is the training's to judge
+    with pytest.raises(UserError, match="holds a run with other settings: seed"):
+        sslpipe.train(*words, overrides=["steps=2", "seed=1"])
+    weights = run / "checkpoints" / "step-00000002" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"every checkpoint in .* is damaged"):
+        sslpipe.train(*words, overrides=["steps=2"])
+
+
 def same_weights(run: Path, other: Path) -> bool:
     theirs = final_weights(other)
     return all(torch.equal(tensor, theirs[name]) for name, tensor in final_weights(run).items())

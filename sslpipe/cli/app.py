@@ -65,11 +65,17 @@ def load_command(name: str) -> Any:
 def complete_help(name: str, command: Any) -> Any:
     """Add to a command's help the next command and `--plugin`, which is taken before any parsing.
 
+    Its paragraphs, but lists, flow with the terminal's width: typer keeps a docstring's line ends.
+
     Args:
         name: "train", or "shards build" of a sub-command.
         command: The click command, which is changed, and returned.
     """
     add_next(name, command)
+    command.help = "\n\n".join(
+        each if each.lstrip().startswith("- ") else " ".join(each.split())
+        for each in command.help.split("\n\n")
+    )
     if not any(param.name == "plugin" for param in command.params):
         program: Any = typer.main.get_command(app)
         plugin = next(copy(param) for param in program.params if param.name == "plugin")

@@ -121,7 +121,13 @@ def duplicates(
             )
     for text in shared_sentences(samples, groups):
         show(text)
-    show(f"{len(groups.sizes())} groups of {count} of {len(samples)} samples in {out}")
+    found_groups = len(groups.sizes())
+    show(
+        f"{len(samples):,} samples: {count:,} are in {found_groups:,} "
+        f"group{'s' * (found_groups != 1)} of duplicates, listed in {out}"
+        if count
+        else f"{len(samples):,} samples: no duplicates"
+    )
     after_a_look(data, *(["data.keep=duplicate_group first"] if column else []))
 
 

@@ -331,7 +331,9 @@ def verify(folder: DataSet, workers: Workers = 2) -> None:
     for fault in faults:
         print(f"{fault.shard}{' ' + fault.key if fault.key else ''}: {fault.reason}")
     if faults:
-        print(f"{len(faults)} faults in {total} samples", file=sys.stderr)
+        print(
+            f"{len(faults)} fault{'s' * (len(faults) != 1)} in {total:,} samples", file=sys.stderr
+        )
         raise typer.Exit(1)
     print(f"{folder}: {total} samples in {len(jobs)} shards are good")
     after_a_look(folder)

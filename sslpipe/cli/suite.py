@@ -34,6 +34,7 @@ from sslpipe.evaluation.protocols import Pair
 from sslpipe.evaluation.suite_file import own_name
 from sslpipe.evaluation.verdict import BASELINES, unfinished
 from sslpipe.export.load import FrozenBackbone, checkpoint_metadata, load_backbone
+from sslpipe.portable import make_folder
 from sslpipe.recipe.shortened import shortened_note
 
 AGAIN_S = 1.0  # a Ctrl-C so much later than the first signal ends what is being written
@@ -245,6 +246,7 @@ def _features_of_the_run(
     writable = (model / "recipe.json").is_file() and os.access(model, os.W_OK)
     small = len(split) * backbone.num_features * 4 <= MOST_KEPT_BYTES
     if writable and small and not file.exists():
+        make_folder(model, "features")  # a link there would lead the files elsewhere
         embed_to_file(
             file,
             backbone.backbone.to(options["device"]),

@@ -52,7 +52,8 @@ def shared_sentences(samples: Samples, groups: Groups) -> list[str]:
         if name != "train":
             count, total = int((shared & own).sum()), int(own.sum())
             share = f" ({100 * count / total:.2g} %)" if count else ""
-            sentences.append(f"{count:,} of {total:,} {name} images are also in train{share}")
+            images = f"{count:,} of {total:,}" if count else f"None of {total:,}"
+            sentences.append(f"{images} {name} images are also in train{share}")
     return sorted(sentences, key=lambda text: " test images" not in text)
 
 

@@ -89,6 +89,12 @@ def test_the_examples_of_the_help_are_command_lines_of_the_program(example):
     assert "launch/" not in example, "the reader has no clone"
 
 
+def test_a_paragraph_of_help_has_the_line_ends_of_the_terminal_only():
+    for words, command in programs():
+        texts = [text for text in command.help.split("\n\n") if not text.startswith("- ")]
+        assert all("\n" not in text for text in texts), words
+
+
 def test_no_markup_takes_letters_out_of_the_help(capsys, monkeypatch):
     """Neither HTML of Markdown, as in (?P<name>...), nor rich's brackets."""
     monkeypatch.setattr(typer.rich_utils, "MAX_WIDTH", 1000)

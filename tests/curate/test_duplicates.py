@@ -72,9 +72,9 @@ def test_exact_duplicates_are_grouped_across_splits(planted, tmp_path):
     add_columns(planted, camera=["a", "b"] * 8)
     before = {p: p.read_bytes() for p in planted.parent.glob("*.tar")}
     shown = run(planted, tmp_path / "out")
-    assert "2 groups of 5 of 23 samples" in shown
+    assert "23 samples: 5 are in 2 groups of duplicates" in shown
     summary = shown.splitlines().index("1 of 7 test images are also in train (14 %)")
-    assert "2 groups of 5 of 23" in shown.splitlines()[summary + 1]
+    assert "5 are in 2 groups" in shown.splitlines()[summary + 1]
     (tmp_path / "out" / "doubt.png").write_bytes(b"of pairs that are none now")
     told = "duplicate_group has other values than before"
     assert told not in shown
@@ -126,7 +126,7 @@ def test_a_column_of_that_name_that_somebody_else_made_is_not_lost(planted, tmp_
     before = planted.read_bytes()
     with pytest.raises(UserError, match="column duplicate_group of kind text, which would be lost"):
         run(planted, tmp_path / "out")
-    assert "2 groups of 5" in run(planted, tmp_path / "out", "--no-column")
+    assert "5 are in 2 groups" in run(planted, tmp_path / "out", "--no-column")
     assert planted.read_bytes() == before
 
 
@@ -145,7 +145,7 @@ def test_a_copy_of_a_copy_is_in_the_group_too(tmp_path):
     plants = {0: png(pixels), 1: other_png(pixels), 2: png(saved(pixels, 80))}
     manifest = write_dataset(tmp_path / "data", (8,), broken=plants)
     write_dataset(tmp_path / "data", (4,), split="test", broken={3: other_png(saved(pixels, 80))})
-    assert "1 groups of 4 of 12 samples" in run(manifest, tmp_path / "out")
+    assert "12 samples: 4 are in 1 group of duplicates" in run(manifest, tmp_path / "out")
     rows = shown_of(read_rows(tmp_path / "out"))
     assert [row[:2] for row in rows] == [*(("train", str(k)) for k in range(3)), ("test", "3")]
     assert rows[-1][4:] == ("pixels", "train:2")
