@@ -63,8 +63,9 @@ def test_an_objective_takes_two_views_ids_and_labels_and_gives_one_number(name):
     order = torch.randperm(6)
     shuffled = objective(z_a[order], z_b[order], ids=ids[order], labels=labels[order])
     torch.testing.assert_close(shuffled, loss)  # rows have no order
-    scaled = objective(3 * z_a, 3 * z_b, ids=ids, labels=labels)
-    torch.testing.assert_close(scaled, loss)  # nor has z a length
+    if objective.embeds:
+        scaled = objective(3 * z_a, 3 * z_b, ids=ids, labels=labels)
+        torch.testing.assert_close(scaled, loss)  # nor has z a length
     if objective.negatives_per_anchor(6):
         assert objective.last_negatives > 0
         assert objective.masked_pairs == 0
