@@ -67,6 +67,7 @@ class Planes(NamedTuple):
         load: Of a file that is only decoded as a whole: decodes it, and gives the same in memory.
         has_windows: Whether a window is read without most of the rest.
         window: Low and high value that the file says to look at.
+        parts: Of several files, their own planes, whose channels these are.
     """
 
     total: int
@@ -76,6 +77,7 @@ class Planes(NamedTuple):
     load: "Callable[[], Planes] | None" = None
     has_windows: bool = True
     window: tuple[float, float] | None = None
+    parts: "tuple[Planes, ...]" = ()
 
 
 def open_planes(path: Path, pages: Pages) -> Planes:

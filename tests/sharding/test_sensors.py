@@ -419,6 +419,60 @@ def test_a_build_of_tiles_that_was_stopped_resumes_to_the_same_bytes(tmp_path, m
             assert (tmp_path / other / name).read_bytes() == raw, (other, name)
 
 
+@pytest.fixture
+def decoded(monkeypatch):
+    """Names of the files that were decoded as a whole, once for each time."""
+    from sslpipe.sharding import scenes
+
+    names, opened = [], scenes.open_planes
+
+    def counted(path, pages):
+        planes = opened(path, pages)
+
+        def load():
+            names.append(path.name)
+            return planes.load()
+
+        return planes._replace(load=planes.load and load)
+
+    monkeypatch.setattr(scenes, "open_planes", counted)
+    return names
+
+
+def test_volumes_that_are_channels_are_decoded_once(tmp_path, decoded):
+    (tmp_path / "in").mkdir()
+    volumes = {c: RNG.normal(size=(20, 18, 7)).astype("f4") for c in ("t1", "t2")}
+    for name, volume in volumes.items():
+        nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "in" / f"a_{name}.nii.gz")
+    words = ["--channels", "t1,t2", "--name-pattern", r"a_(?P<channel>\w+)[.]nii[.]gz"]
+    assert run("build", tmp_path / "out", "--root", tmp_path / "in", *words) == 0
+    assert sorted(decoded) == ["a_t1.nii.gz", "a_t2.nii.gz"]
+    split = load_index(tmp_path / "out").split("train")
+    pages = split.column("page").values.tolist()
+    arrays = members(tmp_path / "out")
+    stored = np.stack([arrays[key] for key in _keys(tmp_path / "out")], axis=2)
+    wanted = np.stack([*volumes.values()], axis=-1)[:, :, pages]
+    np.testing.assert_array_equal(stored, wanted)
+
+
+def test_a_part_decodes_the_scenes_that_it_needs_and_a_resume_those_that_are_left(
+    tmp_path, decoded
+):
+    (tmp_path / "in").mkdir()
+    for number in range(4):
+        np.savez_compressed(tmp_path / "in" / f"{number}.npz", numbers(32, 32))
+    words = ["--root", tmp_path / "in", "--channels", "grey", "--tile", "16", "--workers", "1"]
+    words += ["--samples-per-shard", "4", "--group-by", "parent", "--name", "x"]
+    for part in range(1, 5):
+        for _ in range(2):  # the second finds it finished
+            assert run("build", tmp_path / "parts", *words, "--part", f"{part}/4") == 0
+            assert len(decoded) == len({*decoded}) == part
+    assert run("merge", tmp_path / "parts") == 0
+    assert run("build", tmp_path / "whole", *words) == 0
+    for path in (tmp_path / "whole").glob("[!.]*.*"):
+        assert (tmp_path / "parts" / path.name).read_bytes() == path.read_bytes()
+
+
 def test_tars_of_others_are_indexed_and_measured(tmp_path, capsys):
     scans(tmp_path / "in")
     words = ["--root", tmp_path / "in", "--channels", names(5)]
