@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import sslpipe
 import sslpipe.cli.embed
 import sslpipe.cli.export
+import sslpipe.cli.gallery
 from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
@@ -230,3 +231,31 @@ def test_channels_that_the_data_have_not_are_refused(five):
     ):
         with pytest.raises(UserError, match=told):
             train(recipe(**changes), five / "data", five / "refused")
+
+
+def test_a_gallery_finds_files_of_other_formats_in_folders(five, tmp_path, capsys):
+    for number, image in enumerate(sorted((five / "img").rglob("*.npy"))[:40]):
+        folder = tmp_path / "known" / image.parent.name
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.load(image)
+        if number % 2:
+            np.save(folder / image.name, pixels)
+        else:
+            tifffile.imwrite(
+                folder / f"{image.stem}.tif",
+                pixels,
+                photometric="minisblack",
+                planarconfig="contig",
+            )
+    words = [str(tmp_path / "gallery.safetensors"), str(tmp_path / "known")]
+    words += ["--model", str(five / "run")]
+    assert CliRunner().invoke(sslpipe.cli.gallery.app, ["enrol", *words]).exit_code == 0
+    found = CliRunner().invoke(sslpipe.cli.gallery.app, ["identify", *words])
+    rows = [line.split("\t") for line in found.stdout.splitlines() if "\t" in line]
+    assert len(rows) == 40
+    assert all(Path(path).parent.name == name for path, name, *_ in rows)
+    (tmp_path / "none").mkdir()
+    words[1] = str(tmp_path / "none")
+    assert ".tif, .npy" in str(
+        CliRunner().invoke(sslpipe.cli.gallery.app, ["identify", *words]).exception
+    )
