@@ -541,6 +541,34 @@ def cut_dicom(folder: Path) -> None:
     (folder / "z.dcm").write_bytes(raw)
 
 
+def shipped(name: str) -> Callable[[Path], object]:
+    """A file that ships with pydicom."""
+    return lambda folder: (folder / "z.dcm").write_bytes(
+        Path(get_testdata_file(name, download=False)).read_bytes()
+    )
+
+
+def cut_volume(folder: Path) -> None:
+    volume = RNG.normal(size=(20, 30, 9)).astype("f4")
+    (folder / "good.tif").unlink()
+    nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), folder / "z.nii.gz")
+    raw = (folder / "z.nii.gz").read_bytes()
+    (folder / "z.nii.gz").write_bytes(raw[: len(raw) // 2])
+
+
+def many_pages(folder: Path) -> None:
+    """A TIFF of 70,001 pages: one header again and again."""
+    tifffile.imwrite(folder / "z.tif", numbers(1, 1), metadata=None)
+    raw = bytearray((folder / "z.tif").read_bytes())
+    first, start = int.from_bytes(raw[4:8], "little"), len(raw)
+    end = first + 2 + 12 * int.from_bytes(raw[first : first + 2], "little")
+    header, size = bytes(raw[first:end]), end - first + 4
+    raw[end : end + 4] = start.to_bytes(4, "little")
+    places = [start + size * k for k in range(1, 70_000)] + [0]
+    raw += b"".join(header + place.to_bytes(4, "little") for place in places)
+    (folder / "z.tif").write_bytes(raw)
+
+
 def bomb(folder: Path) -> None:
     header = io.BytesIO()
     np.lib.format.write_array_header_2_0(
@@ -581,6 +609,13 @@ BAD = {
         "its colours are PALETTE",
     ),
     "text": (bad(lambda f: (f / "z.tif").write_text("no image")), "not an image of a known format"),
+    "truncated volume": (bad(cut_volume), "z.nii-page"),
+    "lossy dicom": (
+        bad(shipped("JPEGLSNearLossless_16.dcm")),
+        "cannot decode DICOM's JPEG-LS Lossy",
+    ),
+    "deflated dicom": (bad(shipped("image_dfl.dcm")), "deflated as a whole"),
+    "page bomb": (bad(many_pages), "more than 65536 pages"),
     "truncated dicom": (bad(cut_dicom), "z.dcm"),
     "rgb": (bad(lambda f: Image.new("P", (9, 9)).save(f / "z.png")), "Pillow's mode P"),
 }
