@@ -13,8 +13,8 @@ float32 (NIfTI), in 16 bits (TIFF of many pages), and as 8-bit RGB, converted be
 at its middle.
 
 Recipe `sensors`, smaller, the same views in all rows but "usual colour views". Steps are so many
-that a row takes --seconds of a core for them, by the seconds of a step on an AMD EPYC; what each
-run took, imports included, is in the table. Intervals are over classes.
+that a row takes --seconds of a core for them (of surfaces, of brain), by a step's on an AMD EPYC;
+what each run took, imports included, is in the table. Intervals are over classes.
 """
 
 import hashlib
@@ -60,11 +60,11 @@ ROWS: dict[str, dict[str, tuple[str, float, tuple[str, ...]]]] = {
 
 
 def main() -> None:
-    args = trainings.arguments(__doc__, debian="debian", seconds="100")
+    args = trainings.arguments(__doc__, debian="debian", seconds="150,100")
     torch.set_num_threads(1)
-    share, seconds = Path(args.debian) / "usr" / "share", float(args.seconds)
+    share, limits = Path(args.debian) / "usr" / "share", map(float, args.seconds.split(","))
     tree: dict[str, Any] = {"machine": machine(1), "seeds": args.seeds}
-    for name, make in (("surfaces", surfaces), ("brain", brain)):
+    for name, make, seconds in zip(ROWS, (surfaces, brain), limits, strict=True):
         make(share, args.folder)
         runs = [[training(name, row, k, seconds)] for k in args.seeds for row in ROWS[name]]
         trainings.train_all(runs, args.folder, args.jobs)
@@ -138,7 +138,7 @@ def brain(share: Path, out: Path) -> None:
             slices = stack[half].transpose(2, 0, 1)
             tifffile.imwrite(folders[kind] / "half.tif", slices, photometric="minisblack")
     grey, pages = ("--channels", "t1"), ("--pages", "samples")
-    for kind, options in {"float32": grey, "16": (*grey, *pages), "8": pages}.items():
+    for kind, options in (("float32", grey), ("16", (*grey, *pages)), ("8", pages)):
         build(out / f"brain_{kind}", "--root", out / "images" / f"brain_{kind}", *options, *tiles)
 
 
@@ -150,8 +150,7 @@ def scored(name: str, folder: Path, seeds: list[int], share: Path) -> dict[str, 
         score = search_surfaces if name == "surfaces" else search_brain
         found[row] = [score(run, folder / data, share) for run in runs]
     took = trainings.cpu_seconds(folder, [f"{name} {row}" for row in ROWS[name]], seeds)
-    first, *_ = found.values()
-    tree: dict[str, Any] = {}
+    first, tree = next(iter(found.values())), dict[str, Any]()
     for row, each in found.items():
         tree[row] = {"cpu_s": took[f"{name} {row}"]}
         for metric in each[0].values:

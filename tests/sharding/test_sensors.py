@@ -16,9 +16,11 @@ import tifffile
 from PIL import Image
 from pydicom.data import get_testdata_file
 
+from sslpipe.data.decode import BadSample
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.sharding.scenes import content
+from sslpipe.sharding.sensors import Pages, open_planes
 from tests.sharding.test_shards import error_of, run
 
 RNG = np.random.default_rng(0)
@@ -675,6 +677,24 @@ def test_a_scene_that_claims_endless_tiles_is_refused(tmp_path, capsys):
     np.lib.format.open_memmap(tmp_path / "a.npy", "w+", "u1", (side, side)).flush()  # a hole
     words = ["build", tmp_path / "out", "--root", tmp_path, "--channels", "grey", "--tile", "32"]
     assert "4194304 tiles of 65536 x 65536 px" in error_of(capsys, *words)
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_each_file_that_ships_with_pydicom_is_read_as_it_does_or_refused():
+    folder = Path(get_testdata_file("CT_small.dcm", download=False)).parent
+    equal = 0
+    for path in sorted(folder.glob("*.dcm")):
+        try:
+            planes = open_planes(path, Pages())
+            own = [planes.read(k, slice(None), slice(None)) for k in range(planes.total)]
+        except BadSample:
+            continue
+        pixels = pydicom.pixels.pixel_array(path)
+        pixels = pydicom.pixels.apply_rescale(pixels, pydicom.dcmread(path))
+        wanted = pixels.ravel().astype(planes.dtype)
+        np.testing.assert_array_equal(np.stack(own).ravel(), wanted, err_msg=path.name)
+        equal += 1
+    assert equal >= 40  # some need decoders that may be missing
 
 
 def test_a_missing_library_names_the_extra(tmp_path, capsys, monkeypatch):
