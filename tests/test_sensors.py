@@ -6,13 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tifffile
+import timm
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import sslpipe
 import sslpipe.cli.embed
 import sslpipe.cli.export
+import sslpipe.cli.gallery
 from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
@@ -230,3 +233,56 @@ def test_channels_that_the_data_have_not_are_refused(five):
     ):
         with pytest.raises(UserError, match=told):
             train(recipe(**changes), five / "data", five / "refused")
+
+
+def test_a_gallery_finds_files_of_other_formats_in_folders(five, tmp_path, capsys):
+    for number, image in enumerate(sorted((five / "img").rglob("*.npy"))[:40]):
+        folder = tmp_path / "known" / image.parent.name
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.load(image)
+        if number % 2:
+            np.save(folder / image.name, pixels)
+        else:
+            tifffile.imwrite(
+                folder / f"{image.stem}.tif",
+                pixels,
+                photometric="minisblack",
+                planarconfig="contig",
+            )
+    words = [str(tmp_path / "gallery.safetensors"), str(tmp_path / "known")]
+    words += ["--model", str(five / "run")]
+    assert CliRunner().invoke(sslpipe.cli.gallery.app, ["enrol", *words]).exit_code == 0
+    found = CliRunner().invoke(sslpipe.cli.gallery.app, ["identify", *words])
+    rows = [line.split("\t") for line in found.stdout.splitlines() if "\t" in line]
+    assert len(rows) == 40
+    assert all(Path(path).parent.name == name for path, name, *_ in rows)
+    (tmp_path / "none").mkdir()
+    words[1] = str(tmp_path / "none")
+    assert ".tif, .npy" in str(
+        CliRunner().invoke(sslpipe.cli.gallery.app, ["identify", *words]).exception
+    )
+
+
+def test_weights_of_others_for_as_many_channels_start_a_run_and_other_data_are_refused(
+    five, tmp_path
+):
+    torch.manual_seed(0)
+    theirs = timm.create_model("resnet10t", in_chans=5, num_classes=7).eval()
+    save_file(theirs.state_dict(), tmp_path / "five.safetensors")
+    source = f"timm/resnet10t@{tmp_path}/five.safetensors"
+    own = recipe(backbone={"kind": "timm/resnet10t"}, steps=2)
+    train(own, five / "data", tmp_path / "run", init=source)
+    start = sslpipe.load_backbone(tmp_path / "run" / "init")
+    assert start.image_type == load_index(five / "data").image_type
+    images = torch.randn(2, 5, 32, 32)
+    wanted = theirs.forward_head(theirs.forward_features(images), pre_logits=True)
+    torch.testing.assert_close(start(images), wanted, rtol=1e-4, atol=1e-5)
+    picked = recipe(
+        backbone={"kind": "timm/resnet10t"}, data={**RECIPE["data"], "channels": ["e", "b"]}
+    )
+    with pytest.raises(UserError, match=r"sees 5 channels, and the data have 2 \(e, b\)"):
+        train(picked, five / "data", tmp_path / "other", init=source)
+    with pytest.raises(UserError, match="sees 5 channels, and nothing says which"):
+        sslpipe.load_backbone(source).encode(torch.zeros(3, 32, 32, dtype=torch.uint8))
+    with pytest.raises(UserError, match="sees 5 channels, and nothing says which"):
+        sslpipe.load_backbone(source).matched(load_index(five / "data").split("test"))

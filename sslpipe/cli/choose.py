@@ -163,11 +163,12 @@ def _shards(data: str, out: Path) -> str:
     folder = Path(data)
     if not folder.is_dir() or (folder / "dataset.json").is_file():
         return data
+    from sslpipe.data.image_type import RGB8
     from sslpipe.sharding.build import build_dataset
     from sslpipe.sharding.sources import SourceOptions
     from sslpipe.sharding.writer import Layout
 
-    stats = [(str(path), path.stat()) for path in find_images(folder)]
+    stats = [(str(path), path.stat()) for path in find_images(folder, RGB8)]
     listed = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     state = hashlib.sha256(json.dumps([str(folder.absolute()), listed]).encode()).hexdigest()
     shards = out / f"shards-{state[:8]}"  # of these very files

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sslpipe.cli.inputs import check_model, find_images, find_named_images
+from sslpipe.cli.inputs import check_model, find_images, find_named_images, images_of
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import SOURCES, Checkpoint, Device, Weights, argument, option
 from sslpipe.cli.terminal import new_app, progress, say, say_weights, show
@@ -55,8 +55,9 @@ def enrol(
 ) -> None:
     """Add every name in a folder of folders; names already enrolled get more images."""
     check_model(model)
-    names, paths = find_named_images(folder)
+    find_named_images(folder)
     backbone = _load(model, checkpoint, weights, device)
+    names, paths = find_named_images(folder, backbone.image_type)
     book = _open(gallery, backbone, flatten) if gallery.exists() else None
     kept, embeddings = _embed(backbone, paths)
     names = [names[k] for k in kept]
@@ -131,8 +132,9 @@ def calibrate(
     """Set the threshold so that at most a share FAR of the strangers' images reaches it."""
     check_model(model)
     _check_there(gallery)
-    paths = find_images(strangers)
+    find_images(strangers)
     backbone = _load(model, checkpoint, weights, device)
+    paths = find_images(strangers, backbone.image_type)
     book = _open(gallery, backbone)
     _, embeddings = _embed(backbone, paths)
     threshold = book.calibrate(embeddings, far)
@@ -162,12 +164,12 @@ def identify(
     """
     check_model(model)
     _check_there(gallery)
-    paths = [path for name in images for path in (find_images(name) if name.is_dir() else [name])]
-    _check_images(paths)
+    _check_images(images_of(images))
 
     from sslpipe.metric_learning.gallery import NO_THRESHOLD
 
     backbone = _load(model, checkpoint, weights, device)
+    paths = images_of(images, backbone.image_type)
     book = _open(gallery, backbone)
     kept, embeddings = _embed(backbone, paths)
     for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
@@ -203,7 +205,8 @@ def verify_command(
         raise UserError("give --threshold, or --pairs FOLDER to set one by")
     check_model(model)
     _check_images([first, second])
-    names, paths = ([], []) if pairs is None else find_named_images(pairs)
+    if pairs is not None:
+        find_named_images(pairs)
 
     import torch
 
@@ -211,6 +214,8 @@ def verify_command(
 
     backbone = _load(model, checkpoint, weights, device)
     if threshold is None:
+        assert pairs is not None
+        names, paths = find_named_images(pairs, backbone.image_type)
         kept, embeddings = _embed(backbone, paths)
         number = {name: k for k, name in enumerate(dict.fromkeys(names))}
         labels = torch.tensor([number[names[k]] for k in kept])

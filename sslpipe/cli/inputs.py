@@ -14,6 +14,7 @@ from sslpipe.cli.options import MOST_SEED
 from sslpipe.errors import DataError, UserError, shown
 
 if TYPE_CHECKING:
+    from sslpipe.data.image_type import ImageType
     from sslpipe.data.index import DatasetIndex
     from sslpipe.recipe import FinetuneRecipe, Recipe
 
@@ -134,18 +135,39 @@ def check_choice(option: str, value: str, known: Sequence[str]) -> None:
         raise UserError(f"{option} {value} is unknown; known: {', '.join(known)}")
 
 
-def find_images(folder: Path) -> list[Path]:
-    """Return every image under a folder, sorted. Raises: UserError where there is none."""
-    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
+def find_images(folder: Path, image_type: "ImageType | None" = None) -> list[Path]:
+    """Return every image under a folder, sorted: JPEG, PNG, WebP; of sensors' types all formats.
+
+    `image_type` None: of any format, where the network is not yet known.
+
+    Raises: UserError where there is none.
+    """
+    from sslpipe.sharding.sources import is_image
+
+    is_rgb8 = image_type is not None and image_type.is_rgb8
+    paths = sorted(
+        p
+        for p in folder.rglob("*")
+        if p.suffix.lower() in IMAGE_SUFFIXES or (not is_rgb8 and is_image(p, sensors=True))
+    )
     if not paths:
-        raise UserError(f"{folder} holds no image ({', '.join(IMAGE_SUFFIXES)})")
+        other = "" if is_rgb8 else "; of other channels .tif, .npy, .dcm, .nii"
+        raise UserError(f"{folder} holds no image ({', '.join(IMAGE_SUFFIXES)}{other})")
     return paths
 
 
-def find_named_images(folder: Path) -> tuple[list[str], list[Path]]:
+def images_of(given: Iterable[Path], image_type: "ImageType | None" = None) -> list[Path]:
+    """Replace folders by the images in them. Raises: UserError."""
+    found = ([path] if not path.is_dir() else find_images(path, image_type) for path in given)
+    return [path for paths in found for path in paths]
+
+
+def find_named_images(
+    folder: Path, image_type: "ImageType | None" = None
+) -> tuple[list[str], list[Path]]:
     """Return the name and the path of every image FOLDER/NAME/*. Raises: UserError."""
     folders = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
     if not folders:
         raise UserError(f"{folder} has no folders; expected one a name, with its images inside")
-    pairs = [(each.name, path) for each in folders for path in find_images(each)]
+    pairs = [(each.name, path) for each in folders for path in find_images(each, image_type)]
     return [name for name, _ in pairs], [path for _, path in pairs]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sslpipe.cli.inputs import check_features, check_file, check_model, find_images, open_data
+from sslpipe.cli.inputs import check_features, check_file, check_model, images_of, open_data
 from sslpipe.cli.options import SOURCES, Checkpoint, Device, Weights, argument, option
 from sslpipe.cli.terminal import new_app, say, say_weights
 from sslpipe.errors import UserError, one_line
@@ -99,7 +99,7 @@ def main(
         assert data is not None
         places = data if len(data) == len(files) else data * len(files)
     indexes = [open_data(place) for place in places]
-    queries = [path for name in images for path in (find_images(name) if name.is_dir() else [name])]
+    images_of(images)
     if out is not None:
         check_file(out)
 
@@ -120,6 +120,7 @@ def main(
     say_weights(backbone)
     backbone, _ = backbone.matched(search.splits[0])  # of the same range as its images
     search.check_network(backbone.network_facts)
+    queries = images_of(images, backbone.image_type)
     rows = backbone.to(pick_device(device, f"--device {device}")).encode(queries)
     found = search.find(rows, top, where=where, expand=expand, rerank=rerank)
     keys = [[search.key(hit) for hit in hits] for hits in found]

@@ -147,12 +147,23 @@ def fit_channels(
 
     The view gets the data's mean and standard deviation. See `adapt_kernels`.
 
+    Weights of others for C channels, which have no names, take data of as many, in their order.
+
     Raises:
         UserError: The weights are for other channels than RGB, which are not the data's.
     """
     if init_from is None or index is None or init_from.config.backbone.kind in (JOIN, ONNX):
         return init_from
-    own, image_type = init_from.image_type, index.image_type
+    image_type, seen = index.image_type, init_from.backbone.channels
+    if init_from.config.image is None and seen != RGB_CHANNELS:
+        if seen != len(image_type.channels):
+            raise UserError(
+                f"--init: {init_from.name} sees {seen} channels, and the data have "
+                f"{len(image_type.channels)} ({', '.join(image_type.channels)}); choose {seen} by "
+                "data.channels, in the order of the weights"
+            )
+        return _of_data(init_from, init_from.backbone, init_from.config.backbone, index)
+    own = init_from.image_type
     if own.channels == image_type.channels:  # of the same depth, too: its view gets their range
         return init_from.seeing(image_type) if own.dtype == image_type.dtype else init_from
     if not own.is_rgb:
@@ -171,9 +182,16 @@ def fit_channels(
     first = f"network.{found[0]}.weight"
     state[first] = adapt_kernels(state[first], image_type.channels)
     backbone.load_state_dict(state)
+    return _of_data(init_from, backbone, component, index)
+
+
+def _of_data(
+    init_from: FrozenBackbone, backbone: Backbone, component: Component, index: DatasetIndex
+) -> FrozenBackbone:
+    """Return weights whose first layer fits the data's channels, with a view for them."""
     statistics = {"mean": index.manifest.mean, "std": index.manifest.std}
     view = EvalView.from_config(init_from.view.config() | statistics)
-    facts = {"init": {**init_facts(init_from), "channels": list(image_type.channels)}}
+    facts = {"init": {**init_facts(init_from), "channels": list(index.image_type.channels)}}
     facts = {**init_from.config.facts, **facts}
     return freeze(backbone, component, view, facts, image=index.manifest.image)
 

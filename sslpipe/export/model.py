@@ -101,7 +101,12 @@ class FrozenBackbone(nn.Module):
 
     @property
     def image_type(self) -> ImageType:
-        """What images it takes."""
+        """What images it takes. Raises: UserError for weights of others with other channels."""
+        if self.config.image is None and self.backbone.channels != len(RGB8.channels):
+            raise UserError(
+                f"{self.name} sees {self.backbone.channels} channels, and nothing says which; "
+                "start a training on data of as many from it (`sslpipe train --init`)"
+            )
         return self.config.image or RGB8
 
     def matched(self, *splits: Split) -> tuple["FrozenBackbone", list[Split]]:

@@ -5,6 +5,7 @@ samples are read one by one, as the bytes that a shard holds.
 """
 
 import io
+import math
 import os
 import re
 import tempfile
@@ -268,12 +269,19 @@ def _open(paths: Sequence[Path], sensors: Sensors) -> Planes:
                 f"{other.total} x {other.shape[:2]} {other.dtype}"
             )
 
+    return _joined(each)
+
+
+def _joined(each: Sequence[Planes]) -> Planes:
+    """Planes of one size and type as the channels of one image."""
+
     def read(image: int, rows: slice, columns: slice) -> Array:
         return np.concatenate([planes.read(image, rows, columns) for planes in each], axis=2)
 
-    shape = (*first.shape[:2], sum(planes.shape[2] for planes in each))
+    total, (height, width, _), dtype = each[0][:3]
+    shape = height, width, sum(planes.shape[2] for planes in each)
     has_windows = all(planes.has_windows for planes in each)
-    return Planes(first.total, shape, first.dtype, read, None, has_windows)
+    return Planes(total, shape, dtype, read, None, has_windows, parts=tuple(each))
 
 
 def _check_type(first: _Scene, scene: _Scene, sensors: Sensors) -> None:
@@ -311,8 +319,8 @@ def _cut(
 ) -> tuple[list[_Sample], int]:
     """Windows of all scenes, and how many were skipped; of a bad scene one stands for it.
 
-    Scenes that are decoded as a whole are replaced by copies that are read by windows, and those
-    that are read once are forgotten: they are opened again.
+    Scenes that are decoded as a whole are copied once a tile is read, and then read by windows;
+    those that are read once are forgotten, and opened again.
     """
     samples, skipped = list[_Sample](), 0
     for number, scene in enumerate(scenes):
@@ -323,10 +331,9 @@ def _cut(
                 raise planes
             own = [_Sample(number, *window) for window in _windows(planes, sensors)]
             _check_size(own[0], planes)
-            if not planes.has_windows and (
-                len(own) > planes.total or (len(own) > 1 and planes.load)
-            ):
-                planes = scratch.copy(planes)
+            has_load = any(part.load for part in planes.parts or (planes,))
+            if not planes.has_windows and (len(own) > planes.total or (len(own) > 1 and has_load)):
+                planes = scratch.lazily(planes)
             if sensors.min_content:
                 shown = _with_content(planes, own, workers, sensors.min_content)
                 skipped, own = skipped + len(own) - len(shown), shown
@@ -517,11 +524,35 @@ class _Scratch:
     """A file without a name on the disk, for scenes of formats that are decoded as a whole."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._lock = folder, threading.Lock()
+        self._folder, self._lock, self._copying = folder, threading.Lock(), threading.Lock()
         self._file: IO[bytes] | None = None
 
-    def copy(self, planes: Planes) -> Planes:
-        """Copy all pixels, a band at a time; the result is read by windows."""
+    def lazily(self, planes: Planes) -> Planes:
+        """Planes that are copied when the first window is read: a part or a resume may need none.
+
+        One scene is decoded at a time; what is wrong with it is raised for each of its windows.
+        """
+        copied: Planes | BadSample | None = None
+
+        def read(image: int, rows: slice, columns: slice) -> Array:
+            nonlocal copied
+            with self._copying:
+                if copied is None:
+                    try:
+                        copied = self._copy(planes)
+                    except BadSample as error:
+                        copied = error
+            if isinstance(copied, BadSample):
+                raise copied
+            return copied.read(image, rows, columns)
+
+        return planes._replace(read=read)
+
+    def _copy(self, planes: Planes) -> Planes:
+        """Copy all pixels, a band at a time, and of several files one after another."""
+        if planes.parts:
+            parts = planes.parts
+            return _joined([part if part.has_windows else self._copy(part) for part in parts])
         source = planes.load() if planes.load else planes
         (height, width, channels), dtype = planes.shape, planes.dtype
         rows = max(1, BAND_BYTES // (width * channels * dtype.itemsize))
@@ -530,15 +561,21 @@ class _Scratch:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
                 weakref.finalize(self, self._file.close)
-            offset = self._file.seek(0, io.SEEK_END)
+            file, shape = self._file, (planes.total, *planes.shape)
+            with self._lock:  # a memory map looks for the end of the file, too
+                offset = file.seek(0, io.SEEK_END)
+                file.truncate(offset + math.prod(shape) * dtype.itemsize)
+            place = offset
             for page in range(planes.total):
                 for y in range(0, height, rows):
                     band = source.read(page, slice(y, min(y + rows, height)), slice(0, width))
-                    self._file.write(np.ascontiguousarray(band).data)
-            self._file.flush()
+                    with self._lock:
+                        file.seek(place)
+                        file.write(np.ascontiguousarray(band).data)
+                        file.flush()
+                    place += band.nbytes
         except OSError as error:
             raise DataError(f"cannot copy a scene to {self._folder}: {error.strerror}") from error
-        file, shape = self._file, (planes.total, *planes.shape)
 
         def read(image: int, rows: slice, columns: slice) -> Array:
             with self._lock:

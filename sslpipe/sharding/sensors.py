@@ -8,6 +8,7 @@ import io
 import logging
 import math
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,6 +68,7 @@ class Planes(NamedTuple):
         load: Of a file that is only decoded as a whole: decodes it, and gives the same in memory.
         has_windows: Whether a window is read without most of the rest.
         window: Low and high value that the file says to look at.
+        parts: Of several files, their own planes, whose channels these are.
     """
 
     total: int
@@ -76,6 +78,7 @@ class Planes(NamedTuple):
     load: "Callable[[], Planes] | None" = None
     has_windows: bool = True
     window: tuple[float, float] | None = None
+    parts: "tuple[Planes, ...]" = ()
 
 
 def open_planes(path: Path, pages: Pages) -> Planes:
@@ -95,13 +98,14 @@ def open_planes(path: Path, pages: Pages) -> Planes:
         for is_kind, opened in _FORMATS:
             if is_kind(start, path.name.lower()):
                 planes = _checked(opened(path, pages, size))
-                return planes._replace(read=partial(_guarded, path, planes.read))
+                load = planes.load and partial(_guarded, path, planes.load)
+                return planes._replace(read=partial(_guarded, path, planes.read), load=load)
     raise BadSample(f"not an image of a known format: {looks_like(start)}")
 
 
-def _guarded(path: Path, read: Read, image: int, rows: slice, columns: slice) -> Array:
+def _guarded(path: Path, read: Callable[..., Any], *window: Any) -> Any:
     with _readable(path):
-        return read(image, rows, columns)
+        return read(*window)
 
 
 def _checked(planes: Planes) -> Planes:
@@ -484,7 +488,11 @@ def _open_dicom(path: Path, pages: Pages, size: int) -> Planes:
     from pydicom.pixels.utils import pixel_array
 
     pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
+    warnings.filterwarnings("ignore", module="pydicom")  # of headers that it mends
     with open_regular(path) as file:
+        if _DEFLATED in file.read(4096):
+            raise BadSample("a DICOM file that is deflated as a whole, which is not read")
+        file.seek(0)
         header = pydicom.dcmread(file, stop_before_pixels=True)
     if "Rows" not in header:
         raise BadSample("a DICOM file without pixels")
@@ -507,13 +515,17 @@ def _open_dicom(path: Path, pages: Pages, size: int) -> Planes:
                 pixels = pixel_array(file, index=image)
         except (RuntimeError, NotImplementedError, AttributeError) as error:
             name = getattr(syntax, "name", syntax)
-            raise BadSample(f"cannot decode DICOM's {name}: {first_line(error)}") from error
+            why = " ".join(str(error).split())[:200]  # it lists the decoders, a line each
+            raise BadSample(f"cannot decode DICOM's {name}: {why}") from error
         pixels = pixels.reshape(shape[1:])[rows, columns]
         if (slope, intercept) != (1, 0):
             pixels = pixels.astype(np.float64) * slope + intercept
         return cast(pixels, dtype)
 
     return Planes(frames, (shape[1], shape[2], samples), dtype, read, None, False, _look_at(header))
+
+
+_DEFLATED = b"1.2.840.10008.1.2.1.99"  # small files may hold any number of bytes
 
 
 def _rescale(header: Any) -> tuple[float, float]:

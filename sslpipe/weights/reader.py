@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import UserError, WeightsError, did_you_mean, shown
-from sslpipe.models.backbones import ONNX, Backbone, build_backbone
+from sslpipe.models.backbones import ONNX, RGB_CHANNELS, Backbone, build_backbone
+from sslpipe.models.channels import first_convolution
 from sslpipe.models.limits import TooLarge, within_memory
 from sslpipe.recipe.base import Component
 from sslpipe.run.records import read_object
@@ -219,7 +220,9 @@ def _identified(source: Source, encoder: Encoder) -> str:
             continue
         if resized:  # made for another size
             continue
-        image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+        image = torch.randn(
+            1, backbone.channels, size, size, generator=torch.Generator().manual_seed(0)
+        )
         with torch.no_grad():
             features: Tensor = backbone.eval()(image)
         if reference is None:
@@ -302,6 +305,11 @@ def _build(
         raise
     except UserError:  # some constructors read what they compute: the real one decides
         network = nn.Identity()
+    found = first_convolution(network)
+    sees = encoder.tensors.get(f"{found[0]}.weight") if found else None
+    if sees is not None and sees.ndim == 4 and sees.shape[1] not in (1, RGB_CHANNELS):
+        arguments = {**component.arguments, "channels": sees.shape[1]}
+        component = Component(kind=component.kind, **arguments)
     asked = sum(tensor.numel() for tensor in network.state_dict().values())
     given = sum(tensor.numel() for tensor in encoder.tensors.values())
     if asked > MOST_ASKED * given + 2**26:

@@ -16,9 +16,11 @@ import tifffile
 from PIL import Image
 from pydicom.data import get_testdata_file
 
+from sslpipe.data.decode import BadSample
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.sharding.scenes import content
+from sslpipe.sharding.sensors import Pages, open_planes
 from tests.sharding.test_shards import error_of, run
 
 RNG = np.random.default_rng(0)
@@ -419,6 +421,60 @@ def test_a_build_of_tiles_that_was_stopped_resumes_to_the_same_bytes(tmp_path, m
             assert (tmp_path / other / name).read_bytes() == raw, (other, name)
 
 
+@pytest.fixture
+def decoded(monkeypatch):
+    """Names of the files that were decoded as a whole, once for each time."""
+    from sslpipe.sharding import scenes
+
+    names, opened = [], scenes.open_planes
+
+    def counted(path, pages):
+        planes = opened(path, pages)
+
+        def load():
+            names.append(path.name)
+            return planes.load()
+
+        return planes._replace(load=planes.load and load)
+
+    monkeypatch.setattr(scenes, "open_planes", counted)
+    return names
+
+
+def test_volumes_that_are_channels_are_decoded_once(tmp_path, decoded):
+    (tmp_path / "in").mkdir()
+    volumes = {c: RNG.normal(size=(20, 18, 7)).astype("f4") for c in ("t1", "t2")}
+    for name, volume in volumes.items():
+        nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "in" / f"a_{name}.nii.gz")
+    words = ["--channels", "t1,t2", "--name-pattern", r"a_(?P<channel>\w+)[.]nii[.]gz"]
+    assert run("build", tmp_path / "out", "--root", tmp_path / "in", *words) == 0
+    assert sorted(decoded) == ["a_t1.nii.gz", "a_t2.nii.gz"]
+    split = load_index(tmp_path / "out").split("train")
+    pages = split.column("page").values.tolist()
+    arrays = members(tmp_path / "out")
+    stored = np.stack([arrays[key] for key in _keys(tmp_path / "out")], axis=2)
+    wanted = np.stack([*volumes.values()], axis=-1)[:, :, pages]
+    np.testing.assert_array_equal(stored, wanted)
+
+
+def test_a_part_decodes_the_scenes_that_it_needs_and_a_resume_those_that_are_left(
+    tmp_path, decoded
+):
+    (tmp_path / "in").mkdir()
+    for number in range(4):
+        np.savez_compressed(tmp_path / "in" / f"{number}.npz", numbers(32, 32))
+    words = ["--root", tmp_path / "in", "--channels", "grey", "--tile", "16", "--workers", "1"]
+    words += ["--samples-per-shard", "4", "--group-by", "parent", "--name", "x"]
+    for part in range(1, 5):
+        for _ in range(2):  # the second finds it finished
+            assert run("build", tmp_path / "parts", *words, "--part", f"{part}/4") == 0
+            assert len(decoded) == len({*decoded}) == part
+    assert run("merge", tmp_path / "parts") == 0
+    assert run("build", tmp_path / "whole", *words) == 0
+    for path in (tmp_path / "whole").glob("[!.]*.*"):
+        assert (tmp_path / "parts" / path.name).read_bytes() == path.read_bytes()
+
+
 def test_tars_of_others_are_indexed_and_measured(tmp_path, capsys):
     scans(tmp_path / "in")
     words = ["--root", tmp_path / "in", "--channels", names(5)]
@@ -487,6 +543,34 @@ def cut_dicom(folder: Path) -> None:
     (folder / "z.dcm").write_bytes(raw)
 
 
+def shipped(name: str) -> Callable[[Path], object]:
+    """A file that ships with pydicom."""
+    return lambda folder: (folder / "z.dcm").write_bytes(
+        Path(get_testdata_file(name, download=False)).read_bytes()
+    )
+
+
+def cut_volume(folder: Path) -> None:
+    volume = RNG.normal(size=(20, 30, 9)).astype("f4")
+    (folder / "good.tif").unlink()
+    nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), folder / "z.nii.gz")
+    raw = (folder / "z.nii.gz").read_bytes()
+    (folder / "z.nii.gz").write_bytes(raw[: len(raw) // 2])
+
+
+def many_pages(folder: Path) -> None:
+    """A TIFF of 70,001 pages: one header again and again."""
+    tifffile.imwrite(folder / "z.tif", numbers(1, 1), metadata=None)
+    raw = bytearray((folder / "z.tif").read_bytes())
+    first, start = int.from_bytes(raw[4:8], "little"), len(raw)
+    end = first + 2 + 12 * int.from_bytes(raw[first : first + 2], "little")
+    header, size = bytes(raw[first:end]), end - first + 4
+    raw[end : end + 4] = start.to_bytes(4, "little")
+    places = [start + size * k for k in range(1, 70_000)] + [0]
+    raw += b"".join(header + place.to_bytes(4, "little") for place in places)
+    (folder / "z.tif").write_bytes(raw)
+
+
 def bomb(folder: Path) -> None:
     header = io.BytesIO()
     np.lib.format.write_array_header_2_0(
@@ -527,6 +611,13 @@ BAD = {
         "its colours are PALETTE",
     ),
     "text": (bad(lambda f: (f / "z.tif").write_text("no image")), "not an image of a known format"),
+    "truncated volume": (bad(cut_volume), "z.nii-page"),
+    "lossy dicom": (
+        bad(shipped("JPEGLSNearLossless_16.dcm")),
+        "cannot decode DICOM's JPEG-LS Lossy",
+    ),
+    "deflated dicom": (bad(shipped("image_dfl.dcm")), "deflated as a whole"),
+    "page bomb": (bad(many_pages), "more than 65536 pages"),
     "truncated dicom": (bad(cut_dicom), "z.dcm"),
     "rgb": (bad(lambda f: Image.new("P", (9, 9)).save(f / "z.png")), "Pillow's mode P"),
 }
@@ -586,6 +677,24 @@ def test_a_scene_that_claims_endless_tiles_is_refused(tmp_path, capsys):
     np.lib.format.open_memmap(tmp_path / "a.npy", "w+", "u1", (side, side)).flush()  # a hole
     words = ["build", tmp_path / "out", "--root", tmp_path, "--channels", "grey", "--tile", "32"]
     assert "4194304 tiles of 65536 x 65536 px" in error_of(capsys, *words)
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_each_file_that_ships_with_pydicom_is_read_as_it_does_or_refused():
+    folder = Path(get_testdata_file("CT_small.dcm", download=False)).parent
+    equal = 0
+    for path in sorted(folder.glob("*.dcm")):
+        try:
+            planes = open_planes(path, Pages())
+            own = [planes.read(k, slice(None), slice(None)) for k in range(planes.total)]
+        except BadSample:
+            continue
+        pixels = pydicom.pixels.pixel_array(path)
+        pixels = pydicom.pixels.apply_rescale(pixels, pydicom.dcmread(path))
+        wanted = pixels.ravel().astype(planes.dtype)
+        np.testing.assert_array_equal(np.stack(own).ravel(), wanted, err_msg=path.name)
+        equal += 1
+    assert equal >= 40  # some need decoders that may be missing
 
 
 def test_a_missing_library_names_the_extra(tmp_path, capsys, monkeypatch):
