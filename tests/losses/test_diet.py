@@ -46,8 +46,7 @@ def _rank(process: Rank) -> list[tuple[Tensor, ...]]:
     answers = []
     for split in SPLITS[process.world_size]:
         z_a, z_b, ids = (
-            x.detach().split(split)[process.rank].clone()
-            for x in (*pair(9, 11), torch.tensor(IDS))
+            x.detach().split(split)[process.rank].clone() for x in (*pair(9, 11), torch.tensor(IDS))
         )
         loss = DietLoss()(z_a.requires_grad_(), z_b.requires_grad_(), ids=ids)
         with NoCollectives():
