@@ -30,6 +30,10 @@ RUNS: dict[str, Settings] = {
     "a ViT": ("backbone={kind='timm/test_vit'}", "augment.crop_px=32", "data.canvas_px=32"),
     "nt_xent sgd fp32, masked labels": ("loss.mask_labels=true",),
     "moco": ("loss.kind=moco", "loss.queue_rows=24", "momentum.start=0.9"),
+    "diet": (
+        *("loss={kind='diet'}", "projector.num_layers=1", "projector.out_dim=128"),
+        "projector.batchnorm=false",
+    ),
     "distill": ("loss.kind=distill", "loss.nt_xent=0.5", "pairs.positive=icon"),
     "micro-batches of one image a stream": ("data.micro_batch=4",),
     "pairs": ("loss.kind=hard_negatives", "pairs.positive=icon", "pairs.never_negative=tick"),
