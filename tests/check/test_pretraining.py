@@ -3,7 +3,6 @@ import math
 import re
 import time
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from sslpipe.data.index import Split, load_index
 from sslpipe.data.order import ORDER_VERSION, Order, mixing_score
 from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError, UserError
+from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.blocks import count_parameters
 from sslpipe.optim import build_optimizer
@@ -270,7 +270,7 @@ def test_few_groups_in_a_window_are_a_warning(recipe_of, tmp_path, together, win
 
 
 def monitor_warnings(recipe, index):
-    loss = SimpleNamespace(uses_labels=False)
+    loss = LOSSES["nt_xent"]()
     said = plan_warnings(recipe, index.split("train"), loss, crop_px=16)
     return [text for text in said if "held-out kNN" in text]
 

@@ -29,6 +29,8 @@ def test_an_argument_names_the_kinds_that_take_it_each_with_its_default():
     lines = explain("loss.temperature").splitlines()
     assert lines[0] == "loss.temperature"
     for kind, constructor in LOSSES.items():
+        if kind == "diet":  # classes, no cosines
+            continue
         default = inspect.signature(constructor).parameters["temperature"].default
         (line,) = (line for line in lines if f"{kind} (objective)" in line)
         assert line.endswith(f"(default {default!r})"), line
