@@ -306,7 +306,9 @@ def _build(
     except UserError:  # some constructors read what they compute: the real one decides
         network = nn.Identity()
     found = first_convolution(network)
-    sees = encoder.tensors.get(f"{found[0]}.weight") if found else None
+    # some see something else first than the image: its frequencies, its pixels folded
+    of_image = found is not None and found[1].in_channels == RGB_CHANNELS
+    sees = encoder.tensors.get(f"{found[0]}.weight") if found and of_image else None
     if sees is not None and sees.ndim == 4 and sees.shape[1] not in (1, RGB_CHANNELS):
         arguments = {**component.arguments, "channels": sees.shape[1]}
         component = Component(kind=component.kind, **arguments)
