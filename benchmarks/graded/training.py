@@ -118,8 +118,8 @@ def main() -> None:
         for name in args.sets if NEIGHBOURS in args.methods else ():
             if error := pool.submit(pair_neighbours, place, name).exception():
                 print(f"{name} has no {NEIGHBOUR_COLUMN}: {error}", flush=True)
-        steps = {}
-        for method in args.methods:
+        steps = dict.fromkeys(args.methods, args.steps) if args.steps else {}
+        for method in args.methods if not args.steps else ():
             first = Job(method, args.sets[0], 0, 3 * TIMED[args.device], timed=True)
             timed = pool.submit(attempt, place, first).result()
             if "error" not in timed:
@@ -157,6 +157,7 @@ def arguments() -> argparse.Namespace:
     parse.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     help_ = "of training, alone: of all runs, or from scratch and from weights"
     parse.add_argument("--seconds", type=float, nargs="+", default=[1.0], help=help_)
+    parse.add_argument("--steps", type=int, help="of each run, instead of --seconds")
     parse.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parse.add_argument("--workers", type=int, default=2, help="processes side by side")
     parse.add_argument("--sets", nargs="+", default=SETS, choices=SETS)

