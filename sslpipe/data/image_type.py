@@ -100,7 +100,8 @@ class ImageType(BaseModel):
 
     def strip(self, units: NDArray[Any]) -> NDArray[np.uint8]:
         """Return each channel as a grey picture: (C, h, w) -> (C, h, w) uint8."""
-        return np.clip(np.rint(units), 0, 255).astype(np.uint8)
+        pixels: NDArray[np.uint8] = np.clip(np.rint(units), 0, 255).astype(np.uint8)
+        return pixels
 
     @property
     def caption(self) -> str:
