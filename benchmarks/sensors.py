@@ -1,4 +1,4 @@
-"""Channels and bits beyond 8-bit RGB on public images: what they are worth at equal CPU seconds.
+"""Channels and bits beyond 8-bit RGB on public images: what they are worth after equal steps.
 
     apt-get download nexuiz-textures mricron-data
     for deb in *.deb; do dpkg -x $deb debian; done
@@ -10,11 +10,13 @@ for what follows the last digit or underscore), by a hash, nothing has seen. Eac
 searches all others. brain: a monkey's (INIA19), its left half to train on: tiles of slices in
 float32 (NIfTI), in 16 bits (TIFF of many pages), and as 8-bit RGB, converted between the 0.1 and
 99.9 percentiles. Each tile of the right half searches the left one for the same region of the atlas
-at its middle.
+at its middle. scans: five DICOM files that ship with pydicom, tiles of 32 px in float32, rescaled,
+and as 8-bit RGB, each file converted between its own 0.1 and 99.9 percentiles. Each tile searches
+all others for those of its file.
 
-Recipe `sensors`, smaller, the same views in all rows but "usual colour views". Steps are so many
-that a row takes --seconds of a core for them (of surfaces, of brain), by a step's on an AMD EPYC;
-what each run took, imports included, is in the table. Intervals are over classes.
+Recipe `sensors`, smaller, the same views in all rows but "usual colour views", --steps of each run
+(of surfaces, of brain, of scans). What each took, imports included, is in the table. Intervals are
+over classes; of scans, which are five, over tiles.
 """
 
 import hashlib
@@ -44,37 +46,39 @@ HALF = 84  # slice of the atlas between the halves
 COLOUR = ('data.channels=["red","green","blue"]',)
 SMALL = "augment.crop_px=32 data.canvas_px=64 data.batch_size=128 run.save_steps=9999 "
 SMALL += "backbone.widths=[16,32,64,128] optim.precision=fp32"
-# set -> row -> data set, seconds of a step, settings; others are compared with the first
-ROWS: dict[str, dict[str, tuple[str, float, tuple[str, ...]]]] = {
+SCANS = ("693_J2KI", "CT_small", "J2K_pixelrep_mismatch", "JPEG2000", "MR_small")
+# set -> row -> data set, settings; others are compared with the first
+ROWS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
     "surfaces": {
-        "seven channels": ("surfaces", 0.235, ()),
-        "colour alone": ("surfaces", 0.187, COLOUR),
-        "usual colour views": ("surfaces", 0.19, (*COLOUR, "augment.preset=simclr")),
+        "seven channels": ("surfaces", ()),
+        "colour alone": ("surfaces", COLOUR),
+        "usual colour views": ("surfaces", (*COLOUR, "augment.preset=simclr")),
     },
     "brain": {
-        "float32": ("brain_float32", 0.24, ()),
-        "16 bits": ("brain_16", 0.24, ()),
-        "8-bit RGB": ("brain_8", 0.175, ()),
+        "float32": ("brain_float32", ()),
+        "16 bits": ("brain_16", ()),
+        "8-bit RGB": ("brain_8", ()),
     },
+    "scans": {"float32": ("scans_float32", ()), "8-bit RGB": ("scans_8", ())},
 }
 
 
 def main() -> None:
-    args = trainings.arguments(__doc__, debian="debian", seconds="150,100")
+    args = trainings.arguments(__doc__, debian="debian", steps="500,300,200")
     torch.set_num_threads(1)
-    share, limits = Path(args.debian) / "usr" / "share", map(float, args.seconds.split(","))
-    tree: dict[str, Any] = {"machine": machine(1), "seeds": args.seeds}
-    for name, make, seconds in zip(ROWS, (surfaces, brain), limits, strict=True):
+    share, lengths = Path(args.debian) / "usr" / "share", map(int, args.steps.split(","))
+    tree: dict[str, Any] = {"machine": machine(1), "seeds": args.seeds, "steps": args.steps}
+    for name, make, steps in zip(ROWS, (surfaces, brain, scans), lengths, strict=True):
         make(share, args.folder)
-        runs = [[training(name, row, k, seconds)] for k in args.seeds for row in ROWS[name]]
+        runs = [[training(name, row, k, steps)] for k in args.seeds for row in ROWS[name]]
         trainings.train_all(runs, args.folder, args.jobs)
         tree[name] = scored(name, args.folder, args.seeds, share)
     save(args.json, tree)
 
 
-def training(name: str, row: str, seed: int, seconds: float) -> Training:
-    data, step_s, settings = ROWS[name][row]
-    lengths = (f"steps={seconds / step_s:.0f}", f"optim.warmup_steps={seconds / step_s / 10:.0f}")
+def training(name: str, row: str, seed: int, steps: int) -> Training:
+    data, settings = ROWS[name][row]
+    lengths = (f"steps={steps}", f"optim.warmup_steps={steps // 10}")
     settings = (*lengths, *SMALL.split(), *QUIET, *settings)
     return Training(f"{name} {row}", seed, RECIPES / "sensors.toml", data, settings)
 
@@ -142,20 +146,41 @@ def brain(share: Path, out: Path) -> None:
         build(out / f"brain_{kind}", "--root", out / "images" / f"brain_{kind}", *options, *tiles)
 
 
+def scans(share: Path, out: Path) -> None:
+    """Copy DICOM files of pydicom's to a folder, and convert them to PNGs of 8 bits."""
+    from pydicom import dcmread
+    from pydicom.data import get_testdata_file
+    from pydicom.pixels import apply_rescale
+
+    folders = {kind: out / "images" / f"scans_{kind}" for kind in ("float32", "8")}
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
+    for name in SCANS:
+        path = Path(str(get_testdata_file(f"{name}.dcm", download=False)))
+        (folders["float32"] / path.name).write_bytes(path.read_bytes())
+        scan = dcmread(path)
+        pixels = apply_rescale(scan.pixel_array, scan).astype(np.float64)
+        low, high = np.percentile(pixels, (0.1, 99.9))
+        eight = np.round((pixels.clip(low, high) - low) / (high - low) * 255).astype(np.uint8)
+        Image.fromarray(eight).save(folders["8"] / f"{name}.png")
+    for kind, options in {"float32": ("--channels", "intensity"), "8": ()}.items():
+        build(out / f"scans_{kind}", "--root", folders[kind], "--tile", BRAIN_TILE_PX, *options)
+
+
 def scored(name: str, folder: Path, seeds: list[int], share: Path) -> dict[str, Any]:
     """Score each row's runs; print the table, the first row compared with each by classes."""
     found: dict[str, list[Found]] = {}
-    for row, (data, _, _) in ROWS[name].items():
+    for row, (data, _) in ROWS[name].items():
         runs = [run_folder(folder, f"{name} {row}", seed) for seed in seeds]
-        score = search_surfaces if name == "surfaces" else search_brain
-        found[row] = [score(run, folder / data, share) for run in runs]
+        found[row] = [SEARCHES[name](run, folder / data, share) for run in runs]
     took = trainings.cpu_seconds(folder, [f"{name} {row}" for row in ROWS[name]], seeds)
     first, tree = next(iter(found.values())), dict[str, Any]()
     for row, each in found.items():
         tree[row] = {"cpu_s": took[f"{name} {row}"]}
         for metric in each[0].values:
             own, base = ([run.values[metric] for run in runs] for runs in (each, first))
-            pair = trainings.paired(np.mean(base, 0), np.mean(own, 0), first[0].classes)
+            units = np.arange(len(own[0])) if name == "scans" else first[0].classes
+            pair = trainings.paired(np.mean(base, 0), np.mean(own, 0), units)
             tree[row][metric] = {**trainings.mean_score(own), "less than the first": pair}
     form = "{value:.3f}, {interval95[0]:.3f} to {interval95[1]:.3f}"
     lines = []
@@ -188,6 +213,14 @@ def search_brain(run: Path, data: Path, share: Path) -> Found:
     known, names = found.matches > 0, {"Recall@1": "Recall@1", "MAP@R": "map_at_r"}
     values = {m: found.values[known, found.names.index(n)] for m, n in names.items()}
     return Found(sides[1].labels.numpy()[known], values, int((~known).sum()))
+
+
+def search_scans(run: Path, data: Path, share: Path) -> Found:
+    files = load_index(data).split("train").column("parent").values.astype(np.int64)
+    return trainings.search(embedded(run, data, "train")._replace(labels=torch.from_numpy(files)))
+
+
+SEARCHES = {"surfaces": search_surfaces, "brain": search_brain, "scans": search_scans}
 
 
 def embedded(run: Path, data: Path, split: str) -> Embeddings:

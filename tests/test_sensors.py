@@ -1,6 +1,11 @@
 """Images of other channels and depths through a whole run: trained, scored, exported, used."""
 
+import copy
+import io
 import json
+import shutil
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -9,25 +14,29 @@ import tifffile
 import timm
 import torch
 from PIL import Image
+from pydicom.data import get_testdata_file
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import sslpipe
-import sslpipe.cli.embed
-import sslpipe.cli.export
 import sslpipe.cli.gallery
 from sslpipe.api import train
+from sslpipe.augment.preview import _Cell, _draw_page
+from sslpipe.cli import app
+from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
+from sslpipe.data.reader import Reader
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.knn import knn_accuracies
 from sslpipe.export.initial import fit_channels
 from sslpipe.export.write import export_model
 from sslpipe.recipe import parse_recipe
+from sslpipe.sharding.show import CELL_PX, MARGIN_PX
 from tests.helpers.exports import trained
-from tests.sharding.test_shards import run
 
 RNG = np.random.default_rng(0)
+CONTIG = {"photometric": "minisblack", "planarconfig": "contig"}
 RECIPE = {
     "name": "sensors",
     "seed": 0,
@@ -43,14 +52,30 @@ RECIPE = {
 
 
 def recipe(**changes):
-    tree = json.loads(json.dumps(RECIPE))
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        if name:
-            tree.setdefault(section, {})[name] = value
-        else:
-            tree[section] = value
-    return parse_recipe(tree, "a test")
+    return parse_recipe(copy.deepcopy(RECIPE) | changes, "a test")
+
+
+def sslpipe_run(*words: object) -> str:
+    """What a command prints on stdout; raises where it fails."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as said:
+        patch.setattr(sys, "argv", ["sslpipe", *map(str, words)])
+        with pytest.raises(SystemExit) as stopped:
+            app.run()
+    assert not stopped.value.code, words
+    return said.getvalue()
+
+
+def build(out: Path, root: Path, *options: object) -> None:
+    sslpipe_run("shards", "build", out, "--root", root, *options)
+
+
+def embedded(model, *folders: Path) -> list[torch.Tensor]:
+    """Features of the test split of some data sets, each in the range of its own."""
+    found = [(model.matched(load_index(data).split("test"))) for data in folders]
+    return [embed(own.backbone, own.view, split).features for own, (split,) in found]
+
+
+FIVE = ("--channels", "a,b,c,d,e")
 
 
 def spots(kind: int, seed: int) -> np.ndarray:
@@ -59,9 +84,8 @@ def spots(kind: int, seed: int) -> np.ndarray:
     y, x = np.mgrid[:28, :28]
     count, radius = ((3, 5.0), (20, 1.2))[kind]
     places = rng.uniform(2, 26, (count, 2))
-    return sum(np.exp(-((x - a) ** 2 + (y - b) ** 2) / (2 * radius**2)) for a, b in places).clip(
-        0, 1
-    )
+    near = (np.exp(-((x - a) ** 2 + (y - b) ** 2) / (2 * radius**2)) for a, b in places)
+    return sum(near).clip(0, 1)
 
 
 def accuracy(model, data: Path) -> float:
@@ -82,8 +106,7 @@ def test_what_only_the_low_byte_shows_is_learned_and_is_lost_in_8_bits(tmp_path)
     found = {}
     for name, options in {"deep": ("--channels", "grey"), "8 bit": ()}.items():
         data, run_dir = tmp_path / name / "data", tmp_path / name / "run"
-        build = ("build", data, "--root", tmp_path / "img", "--test-fraction", "0.4", *options)
-        assert run(*build) == 0
+        build(data, tmp_path / "img", "--test-fraction", "0.4", *options)
         train(recipe(), data, run_dir)
         found[name] = accuracy(sslpipe.load_backbone(run_dir), data)
     # 64 test images of two classes: chance is 0.5, and beyond 0.69 in 1 of 1,000 cases
@@ -101,8 +124,8 @@ def five(tmp_path_factory):
         image = RNG.normal(3000, 100, (28, 28, 5))
         image[..., [1, 4]] += 2000 * spots(kind, number)[..., None]
         np.save(folder / "img" / f"class{kind}" / f"{number}.npy", image.astype(np.uint16))
-    build = ("build", folder / "data", "--root", folder / "img", "--test-fraction", "0.25")
-    assert run(*build, "--channels", "a,b,c,d,e") == 0
+    build(folder / "data", folder / "img", "--test-fraction", "0.25", *FIVE)
+    build(folder / "wide", folder / "img", "--test-fraction", "0.25", *FIVE, "--range", "0,9000")
     train(recipe(), folder / "data", folder / "run")
     return folder
 
@@ -120,7 +143,7 @@ def test_a_run_knows_its_channels_from_the_data_to_the_export(five, tmp_path):
     again, image = sslpipe.load_backbone(tmp_path / "out"), np.load(five / "img/class0/0.npy")
     tensor = torch.from_numpy(image).permute(2, 0, 1)
     wanted = model.encode(five / "img/class0/0.npy")
-    tifffile.imwrite(tmp_path / "a.tif", image, photometric="minisblack", planarconfig="contig")
+    tifffile.imwrite(tmp_path / "a.tif", image, **CONTIG)
     paths = (five / "img/class0/0.npy", tmp_path / "a.tif")
     for given in (tensor, tensor[None], image, [image], [tensor], *paths):
         torch.testing.assert_close(again.encode(given), wanted)
@@ -129,10 +152,7 @@ def test_a_run_knows_its_channels_from_the_data_to_the_export(five, tmp_path):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (
-            torch.zeros(5, 28, 28, dtype=torch.uint8),
-            r"torch.uint8 of shape \(5, 28, 28\)",
-        ),
+        (torch.zeros(5, 28, 28, dtype=torch.uint8), r"torch.uint8 of shape \(5, 28, 28\)"),
         (torch.zeros(3, 28, 28).to(torch.uint16), "uint16 in 5 channels"),
         (np.zeros((28, 28, 3), np.uint16), "ndarray of uint16"),
         (Image.new("RGB", (28, 28)), "Image"),
@@ -154,43 +174,67 @@ def test_files_of_another_kind_are_refused_by_name(five, tmp_path):
             model.encode(path)
 
 
-def test_another_range_of_the_data_changes_no_feature(five, tmp_path):
-    """The same pixels, in a data set of another stated range."""
-    build = ("build", tmp_path / "data", "--root", five / "img", "--test-fraction", "0.25")
-    assert run(*build, "--channels", "a,b,c,d,e", "--range", "0,9000") == 0
-    model, rows = sslpipe.load_backbone(five / "run"), []
-    for data in (five / "data", tmp_path / "data"):
-        matched, (split,) = model.matched(load_index(data).split("test"))
-        rows.append(embed(matched.backbone, matched.view, split).features)
-    torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-4)
-    start = fit_channels(model, load_index(tmp_path / "data"))  # of a run that continues it
-    split = load_index(tmp_path / "data").split("test")
-    torch.testing.assert_close(embed(start.backbone, start.view, split).features, rows[1])
-    joined, rows = sslpipe.load_backbone(f"{five}/run+{five}/run@32"), []
-    for data in (five / "data", tmp_path / "data"):
-        matched, (split,) = joined.matched(load_index(data).split("test"))
-        rows.append(embed(matched.backbone, matched.view, split).features)
-    torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-4)
+def test_another_range_of_the_data_changes_no_feature(five):
+    """The same pixels, in a data set of another stated range; a run's start, a join of two."""
+    folders = five / "data", five / "wide"
+    model = sslpipe.load_backbone(five / "run")
+    own, other = embedded(model, *folders)
+    torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+    start = fit_channels(model, load_index(five / "wide"))  # of a run that continues it
+    split = load_index(five / "wide").split("test")
+    torch.testing.assert_close(embed(start.backbone, start.view, split).features, other)
+    joined = sslpipe.load_backbone(f"{five}/run+{five}/run@32")
+    torch.testing.assert_close(*embedded(joined, *folders), rtol=1e-4, atol=1e-4)
 
 
 def test_an_export_whitened_on_data_of_another_range_encodes_as_before(five, tmp_path):
     """Whitening to all axes with power 0 only turns and centres: distances stay."""
-    build = ("build", tmp_path / "data", "--root", five / "img", "--test-fraction", "0.25")
-    assert run(*build, "--channels", "a,b,c,d,e", "--range", "0,9000") == 0
-    model = sslpipe.load_backbone(five / "run")
-    export_model(model, tmp_path / "out", ("safetensors",))
-    rows = tmp_path / "train.safetensors"
-    data = ["--data", str(tmp_path / "data"), "--split", "train"]
-    for app, words in (
-        (sslpipe.cli.embed.app, [str(tmp_path / "out"), *data, "--out", str(rows)]),
-        (sslpipe.cli.export.app, ["whiten", str(tmp_path / "out"), str(rows), "--power", "0"]),
-    ):
-        assert CliRunner().invoke(app, words).exit_code == 0
+    model, out, rows = sslpipe.load_backbone(five / "run"), tmp_path / "out", tmp_path / "rows"
+    export_model(model, out, ("safetensors",))
+    sslpipe_run("embed", out, "--data", five / "wide", "--split", "train", "--out", rows)
+    sslpipe_run("whiten", out, rows, "--power", "0")
     images = [np.load(path) for path in sorted((five / "img").rglob("*.npy"))[:6]]
-    before, after = (
-        each.encode(images) for each in (model, sslpipe.load_backbone(tmp_path / "out"))
-    )
+    before, after = (each.encode(images) for each in (model, sslpipe.load_backbone(out)))
     torch.testing.assert_close(torch.cdist(after, after), torch.cdist(before, before))
+
+
+def test_pictures_say_which_channels_they_show(five, tmp_path):
+    image = load_index(five / "data").image_type
+    names = [f"{c} ({image.low[k]:g} to {image.high[k]:g})" for k, c in enumerate("abc")]
+    caption = f"{names[0]} as red, {names[1]} as green, {names[2]} as blue"
+    sslpipe_run("report", five / "run", "--data", five / "data", "--out", tmp_path / "a.html")
+    assert f"Pictures show {caption}." in (tmp_path / "a.html").read_text()
+    out = tmp_path / "strip.png"
+    words = ("shards", "show", five / "data", "--ids", "3,5", "--all-channels", "--out", out)
+    assert f"pictures show {caption}" in sslpipe_run(*words)
+    raw = Reader(load_index(five / "data").split("train")).one(3).image
+    units = decode(raw, 28, image_type=image)
+    sheet, first = np.asarray(Image.open(out)), MARGIN_PX
+    for grey in units.round().clip(0, 255).repeat(CELL_PX // 28, 1).repeat(CELL_PX // 28, 2):
+        cell = sheet[MARGIN_PX : MARGIN_PX + len(grey), first : first + len(grey)]
+        np.testing.assert_array_equal(cell, grey[..., None].repeat(3, 2))
+        first += CELL_PX + 2
+    pages = [_draw_page(["image"], [[_Cell(Image.new("RGB", (9, 9)), ["x"], (0, 0, 0))]], text)
+             for text in ("", image.caption)]  # fmt: skip
+    (plain, said) = map(np.asarray, pages)
+    assert (said[: len(plain) - 16] == plain[:-16]).all()
+    assert (said[len(plain) - 16 :] != said[0, 0]).any()
+
+
+def test_dicom_files_are_trained_on_and_found(tmp_path):
+    """From files that ship with pydicom to a search by one of them."""
+    (tmp_path / "img").mkdir()
+    for name in ("CT_small", "JPEG2000", "MR_small"):
+        raw = Path(get_testdata_file(f"{name}.dcm", download=False)).read_bytes()
+        (tmp_path / "img" / f"{name}.dcm").write_bytes(raw)
+    data, run_dir, rows = tmp_path / "data", tmp_path / "run", tmp_path / "rows"
+    build(data, tmp_path / "img", "--channels", "intensity", "--tile", 64)
+    assert load_index(data).image_type.dtype == "float32"
+    train(recipe(steps=4), data, run_dir)
+    sslpipe_run("embed", run_dir, "--data", data, "--split", "train", "--out", rows)
+    query = tmp_path / "img" / "MR_small.dcm"  # 64 x 64 px: a tile of its own
+    found = sslpipe_run("search", rows, query, "--model", run_dir, "--data", data)
+    assert "MR_small" in found.splitlines()[0]
 
 
 def test_some_channels_are_trained_on_and_found_again_by_name(five, tmp_path):
@@ -235,32 +279,24 @@ def test_channels_that_the_data_have_not_are_refused(five):
             train(recipe(**changes), five / "data", five / "refused")
 
 
-def test_a_gallery_finds_files_of_other_formats_in_folders(five, tmp_path, capsys):
+def test_a_gallery_finds_files_of_other_formats_in_folders(five, tmp_path):
+    gallery = tmp_path / "gallery.safetensors"
     for number, image in enumerate(sorted((five / "img").rglob("*.npy"))[:40]):
         folder = tmp_path / "known" / image.parent.name
         folder.mkdir(parents=True, exist_ok=True)
-        pixels = np.load(image)
         if number % 2:
-            np.save(folder / image.name, pixels)
+            shutil.copy(image, folder)
         else:
-            tifffile.imwrite(
-                folder / f"{image.stem}.tif",
-                pixels,
-                photometric="minisblack",
-                planarconfig="contig",
-            )
-    words = [str(tmp_path / "gallery.safetensors"), str(tmp_path / "known")]
-    words += ["--model", str(five / "run")]
-    assert CliRunner().invoke(sslpipe.cli.gallery.app, ["enrol", *words]).exit_code == 0
-    found = CliRunner().invoke(sslpipe.cli.gallery.app, ["identify", *words])
-    rows = [line.split("\t") for line in found.stdout.splitlines() if "\t" in line]
+            tifffile.imwrite(folder / f"{image.stem}.tif", np.load(image), **CONTIG)
+    sslpipe_run("gallery", "enrol", gallery, tmp_path / "known", "--model", five / "run")
+    words = ("gallery", "identify", gallery, tmp_path / "known", "--model", five / "run")
+    rows = [line.split("\t") for line in sslpipe_run(*words).splitlines() if "\t" in line]
     assert len(rows) == 40
     assert all(Path(path).parent.name == name for path, name, *_ in rows)
     (tmp_path / "none").mkdir()
-    words[1] = str(tmp_path / "none")
-    assert ".tif, .npy" in str(
-        CliRunner().invoke(sslpipe.cli.gallery.app, ["identify", *words]).exception
-    )
+    words = [str(gallery), str(tmp_path / "none"), "--model", str(five / "run")]
+    refused = CliRunner().invoke(sslpipe.cli.gallery.app, ["identify", *words])
+    assert ".tif, .npy" in str(refused.exception)
 
 
 def test_weights_of_others_for_as_many_channels_start_a_run_and_other_data_are_refused(

@@ -83,7 +83,7 @@ def preview_grid(
         for number in range(epoch, epoch + num_epochs)
         for view in (1, 2)
     ]
-    return _draw_page(titles, rows)
+    return _draw_page(titles, rows, index.image_type.caption)
 
 
 def _with_partners(
@@ -176,7 +176,7 @@ def _wrap(words: list[str], width_px: int) -> list[str]:
     return lines
 
 
-def _draw_page(titles: list[str], rows: list[list[_Cell]]) -> Image.Image:
+def _draw_page(titles: list[str], rows: list[list[_Cell]], caption: str) -> Image.Image:
     """Draw the rows below their titles, in blocks side by side where there are many."""
     cell_px = max(_CELL_PX, *(cell.pixels.width for row in rows for cell in row))
     heights = [
@@ -187,8 +187,10 @@ def _draw_page(titles: list[str], rows: list[list[_Cell]]) -> Image.Image:
     top, step_x = _MARGIN_PX + 26, cell_px + _GAP_PX
     tallest = max(sum(heights[start : start + _MOST_ROWS]) for start in starts)
     width = len(starts) * (len(titles) * step_x - _GAP_PX + 2 * _MARGIN_PX)
-    page = Image.new("RGB", (width, top + tallest + _GAP_PX), _BACKGROUND)
+    height = top + tallest + _GAP_PX
+    page = Image.new("RGB", (width, height + _LINE_PX * bool(caption)), _BACKGROUND)
     pen = ImageDraw.Draw(page)
+    pen.text((_MARGIN_PX, height - _GAP_PX), caption, _INK, _FONT)
     for number, start in enumerate(starts):
         left, y = number * width // len(starts) + _MARGIN_PX, top
         for column, (title, cell) in enumerate(zip(titles, rows[start], strict=True)):

@@ -348,6 +348,9 @@ def show(
     ids: Ids = None,
     columns: Annotated[int, option("Pictures per row.", min=1)] = 8,
     seed: Annotated[int, option("For the choice.", min=0, max=MOST_SEED)] = 0,
+    all_channels: Annotated[
+        bool, option("Each sample as a strip of its channels in grey.", "--all-channels")
+    ] = False,
 ) -> None:
     """Draw samples with their classes, sizes, ids and keys; with --ids, also print them.
 
@@ -366,7 +369,9 @@ def show(
         save_sheet,
     )
 
-    sheet = sample_sheet(data, split, count=count, columns=columns, seed=seed, ids=wanted)
+    sheet = sample_sheet(
+        data, split, count=count, columns=columns, seed=seed, ids=wanted, all_channels=all_channels
+    )
     save_sheet(sheet, out)
     for line in sample_lines(data, split, sorted({*wanted}) if wanted else []):
         print(line)

@@ -94,14 +94,31 @@ class ImageType(BaseModel):
     def picture(self, units: NDArray[Any]) -> NDArray[np.uint8]:
         """Return what people see of an image in units of views: (C, h, w) -> (h, w, 3) uint8.
 
-        Red, green and blue where the channels have these names; else the first three, or the first
-        as grey. Values outside of the range are clamped.
+        Values outside of the range are clamped, as in `strip`.
         """
+        return self.strip(units[self._shown]).transpose(1, 2, 0)
+
+    def strip(self, units: NDArray[Any]) -> NDArray[np.uint8]:
+        """Return each channel as a grey picture: (C, h, w) -> (C, h, w) uint8."""
+        pixels: NDArray[np.uint8] = np.clip(np.rint(units), 0, 255).astype(np.uint8)
+        return pixels
+
+    @property
+    def caption(self) -> str:
+        """Say which channels `picture` shows, and from which value to which; "": 8-bit RGB."""
+        if self.is_rgb8:
+            return ""
+        shown = [f"{self.channels[k]} ({self.low[k]:g} to {self.high[k]:g})" for k in self._shown]
+        if shown[0] == shown[1]:
+            return f"pictures show {shown[0]} as grey"
+        pairs = zip(shown, _RGB, strict=True)
+        return "pictures show " + ", ".join(f"{name} as {colour}" for name, colour in pairs)
+
+    @property
+    def _shown(self) -> list[int]:
+        """Places of red, green, blue if channels have these names; else the first three, or one."""
         named = [self.channels.index(name) for name in _RGB if name in self.channels]
-        count = len(self.channels)
-        shown = named if len(named) == 3 else [0, 1, 2] if count >= 3 else [0, 0, 0]
-        values: NDArray[Any] = np.clip(np.rint(units[shown].transpose(1, 2, 0)), 0, 255)
-        return values.astype(np.uint8)
+        return named if len(named) == 3 else [0, 1, 2] if len(self.channels) >= 3 else [0, 0, 0]
 
 
 @lru_cache(maxsize=256)

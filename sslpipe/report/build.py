@@ -93,10 +93,11 @@ def build_page(
         sections[name] = build()
     opened = [*OPENED, *(["Alarms"] if run.alarms else [])]
     picture = render("embeddings.first", found=found) if found else ""
-    return html_page(run.recipe["name"], header(run, picture), sections, opened=opened)
+    caption = index.image_type.caption if index else ""
+    return html_page(run.recipe["name"], header(run, picture, caption), sections, opened=opened)
 
 
-def header(run: RunFiles, picture: Markup | str = "") -> Markup:
+def header(run: RunFiles, picture: Markup | str = "", caption: str = "") -> Markup:
     """Begin the page: one sentence, one number with its interval, one picture; the rest folds."""
     note = shortened_note(run.recipe)
     return render(
@@ -108,6 +109,7 @@ def header(run: RunFiles, picture: Markup | str = "") -> Markup:
         shortened=note and f"{note.capitalize()}.",
         unfinished=unfinished_text(run),
         picture=picture,
+        caption=caption,
     )
 
 

@@ -49,22 +49,22 @@ def measure(
     Raises:
         DataError: There is none that can be read, or their channels are others.
     """
-    values: list[_Values] = []
-    count, dtype = 0, ""
+    values, count = list[_Values](), 0
+    dtype: Any = None
     for pixels in _sampled(shards):
+        count, name = count + 1, pixels.dtype.name
         if not values:
-            dtype = pixels.dtype.name
+            dtype = name
             if dtype not in get_args(Depth):
                 raise DataError(f"images of {dtype}; store {', '.join(get_args(Depth))}")
             if dtype == "uint8" and given is not None:
                 raise DataError("--range is for 16 bits and floats; 8 bits are 0 to 255")
             values = [_Values(pixels.dtype) for _ in range(pixels.shape[2])]
-        if (pixels.dtype.name, pixels.shape[2]) != (dtype, len(values)):
+        if (name, pixels.shape[2]) != (dtype, len(values)):
             raise DataError(
-                f"an image of {pixels.shape[2]} channels of {pixels.dtype}, and others of "
-                f"{len(values)} of {dtype}: a data set has one type"
+                f"an image of {pixels.shape[2]} channels of {name}, and others of {len(values)} "
+                f"of {dtype}: a data set has one type"
             )
-        count += 1
         for channel, own in enumerate(values):
             own.add(pixels[:, :, channel])
     if not values:
@@ -74,32 +74,24 @@ def measure(
             f"images have {len(values)} channels, and --channels names {len(channels)}: "
             f"{', '.join(channels)}"
         )
-    notes = [f"range, mean and std are measured on {count:,} images"]
-    low, high = list[float](), list[float]()
+    notes, rows = [f"range, mean and std are measured on {count:,} images"], []
     for name, own in zip(channels, values, strict=True):
-        least, most = own.ends((0, 100))
-        ends = own.ends(PERCENTILES)
+        (least, most), (low, high) = own.ends((0, 100)), own.ends(PERCENTILES)
         if least == most:
             notes.append(f"channel {name} is constant: {least:g} in all of them")
+        if low == high:
+            low, high = least, most if most > least else least + max(1.0, abs(least) * 1e-3)
         if dtype == "uint8":
-            ends = (0.0, 255.0)
-        elif given is not None:
-            ends = given
-        elif ends[0] == ends[1]:
-            ends = (least, most if most > least else least + max(1.0, abs(least) * 1e-3))
-        low.append(ends[0])
-        high.append(ends[1])
-    depth: Any = dtype
-    image = ImageType(channels=tuple(channels), dtype=depth, low=tuple(low), high=tuple(high))
-    moments = [own.moments() for own in values]
-    spans = [(a, b - a) for a, b in zip(low, high, strict=True)]
-    mean = [round((m - a) / span, 6) for (m, _), (a, span) in zip(moments, spans, strict=True)]
-    std = [
-        round(max(s / span, LEAST_STD), 6) for (_, s), (_, span) in zip(moments, spans, strict=True)
-    ]
-    if max(map(abs, (*mean, *std))) > MOST_LEVEL:
+            low, high = 0.0, 255.0
+        low, high = given or (low, high)
+        mean, std = own.moments()
+        std = max(std / (high - low), LEAST_STD)
+        rows.append((low, high, round((mean - low) / (high - low), 6), round(std, 6)))
+    lows, highs, means, stds = zip(*rows, strict=True)
+    if max(map(abs, (*means, *stds))) > MOST_LEVEL:
         raise DataError("values lie far outside of the range; give another --range LOW,HIGH")
-    return Measured(image, tuple(mean), tuple(std), notes)
+    image = ImageType(channels=tuple(channels), dtype=dtype, low=lows, high=highs)
+    return Measured(image, means, stds, notes)
 
 
 class _Values:

@@ -5,6 +5,7 @@ samples are read one by one, as the bytes that a shard holds.
 """
 
 import io
+import itertools
 import math
 import os
 import re
@@ -15,6 +16,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from sslpipe.data.decode import MAX_BYTES, MAX_PIXELS, BadSample, read_npy
-from sslpipe.data.image_type import ImageType
+from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.errors import DataError
 from sslpipe.sharding.columns import Columns, ColumnValues
 from sslpipe.sharding.members import encode_png, png_bytes
@@ -143,11 +145,16 @@ class _Sample(NamedTuple):
     """A window of one of a scene's images."""
 
     scene: int
-    page: int
-    y: int
-    x: int
-    height: int
-    width: int
+    page: int = 0
+    y: int = 0
+    x: int = 0
+    height: int = 0
+    width: int = 0
+
+    def of(self, planes: Planes) -> Array:
+        """Read it, (h, w, C)."""
+        rows, columns = slice(self.y, self.y + self.height), slice(self.x, self.x + self.width)
+        return planes.read(self.page, rows, columns)
 
 
 def cut_scenes(
@@ -172,23 +179,23 @@ def cut_scenes(
         DataError: Files are of different types, or no tile shows anything; two are named.
     """
     scratch, notes = _Scratch(folder), list[str]()
-    for files in splits.values():
-        if not files.paths:
-            raise DataError("--channels and --tile need a source of files: folder or csv")
+    if not all(files.paths for files in splits.values()):
+        raise DataError("--channels and --tile need a source of files: folder or csv")
     opened = {
         split: _open_scenes(files, sensors, pattern, workers) for split, files in splits.items()
     }
-    good = [s for own in opened.values() for s in own if isinstance(s.planes, Planes)]
-    dtype, channels, windows = "uint8", 3, set[tuple[float, float] | None]()
+    good = [
+        (scene.name, scene.planes)
+        for own in opened.values()
+        for scene in own
+        if isinstance(scene.planes, Planes)
+    ]
     for scene in good:
         _check_type(good[0], scene, sensors)
-        assert isinstance(scene.planes, Planes)
-        windows.add(scene.planes.window)
-        dtype, channels = scene.planes.dtype.name, scene.planes.shape[2]
+    dtype, channels = (good[0][1].dtype, good[0][1].shape[2]) if good else (np.dtype("u1"), 3)
     images, own_columns = dict[str, Images](), dict[str, Columns]()
     for split, files in splits.items():
-        scenes = opened[split]
-        samples, skipped = _cut(scenes, sensors, scratch, workers)
+        samples, skipped = _cut(opened[split], sensors, scratch, workers)
         if skipped:
             notes.append(
                 f"split {split}: {skipped:,} of {skipped + len(samples):,} tiles skipped, with "
@@ -197,12 +204,18 @@ def cut_scenes(
         if not samples:
             raise DataError(f"split {split!r}: every tile is empty; give a lower --min-content")
         kept = {name: own for name, own in columns[split].items() if name != CHANNEL}
-        kind = channels, np.dtype(dtype).itemsize
-        images[split], own_columns[split] = _described(files, kept, scenes, samples, sensors, kind)
-    window = windows.pop() if len(windows) == 1 else None
-    split_by = PARENT if all(PARENT in own for own in own_columns.values()) else None
-    dtype_of_arrays = dtype if sensors.channels else None
-    return Cut(images, own_columns, dtype_of_arrays, window, notes, split_by)
+        images[split], own_columns[split] = _described(
+            files, kept, opened[split], samples, sensors, channels * dtype.itemsize
+        )
+    windows = {planes.window for _, planes in good}
+    return Cut(
+        images,
+        own_columns,
+        dtype.name if sensors.channels else None,
+        windows.pop() if len(windows) == 1 else None,
+        notes,
+        PARENT if all(PARENT in own for own in own_columns.values()) else None,
+    )
 
 
 # --- files
@@ -228,86 +241,69 @@ def _grouped(
     names: Sequence[str], sensors: Sensors, pattern: re.Pattern[str] | None
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Name of each sample's files, and their numbers, in the order of the channels."""
-    if pattern is None or CHANNEL not in pattern.groupindex or sensors.channels is None:
+    wanted = sensors.channels
+    if pattern is None or CHANNEL not in pattern.groupindex or wanted is None:
         return [(name, (number,)) for number, name in enumerate(names)]
     groups: dict[str, dict[str, int]] = {}
     for number, name in enumerate(names):
         match = pattern.fullmatch(name)
-        channel = match[CHANNEL] if match else None
-        if match is None or channel not in sensors.channels:
-            continue
-        start, end = match.span(CHANNEL)
-        groups.setdefault(f"{name[:start]}*{name[end:]}", {})[channel] = number
+        if match and match[CHANNEL] in wanted:
+            start, end = match.span(CHANNEL)
+            groups.setdefault(f"{name[:start]}*{name[end:]}", {})[match[CHANNEL]] = number
+    if not groups:
+        raise DataError(
+            f"--name-pattern: no file's channel is one of --channels {','.join(wanted)}"
+        )
     for name, own in groups.items():
-        for channel in sensors.channels:
+        for channel in wanted:
             if channel not in own:
                 raise DataError(
                     f"{name} has no file of channel {channel!r}; it has: {', '.join(own)}"
                 )
-    if not groups:
-        raise DataError(
-            f"--name-pattern: no file's channel is one of --channels {','.join(sensors.channels)}"
-        )
-    return [(name, tuple(own[c] for c in sensors.channels)) for name, own in groups.items()]
+    return [(name, tuple(own[channel] for channel in wanted)) for name, own in groups.items()]
 
 
 def _open(paths: Sequence[Path], sensors: Sensors) -> Planes:
     """Planes of files whose channels belong together. Raises: BadSample."""
     pages = Pages(sensors.pages, sensors.slice_axis, sensors.channels is None)
-    each = [open_planes(path, pages) for path in paths]
-    first = each[0]
-    if len(each) == 1:
-        return first
-    for other in each[1:]:
-        if (other.total, other.shape[:2], other.dtype) != (
-            first.total,
-            first.shape[:2],
-            first.dtype,
-        ):
-            raise BadSample(
-                f"channels of {first.total} x {first.shape[:2]} {first.dtype} and "
-                f"{other.total} x {other.shape[:2]} {other.dtype}"
-            )
-
-    return _joined(each)
+    return _joined([open_planes(path, pages) for path in paths])
 
 
 def _joined(each: Sequence[Planes]) -> Planes:
-    """Planes of one size and type as the channels of one image."""
+    """Planes of one size and type as the channels of one image. Raises: BadSample."""
+    if len(each) == 1:
+        return each[0]
+    kinds = [(one.total, one.shape[:2], one.dtype) for one in each]
+    if other := next((kind for kind in kinds if kind != kinds[0]), None):
+        one, two = ("{} x {} {}".format(*kind) for kind in (kinds[0], other))
+        raise BadSample(f"channels of {one} and {two}")
 
     def read(image: int, rows: slice, columns: slice) -> Array:
         return np.concatenate([planes.read(image, rows, columns) for planes in each], axis=2)
 
-    total, (height, width, _), dtype = each[0][:3]
-    shape = height, width, sum(planes.shape[2] for planes in each)
+    shape = *kinds[0][1], sum(planes.shape[2] for planes in each)
     has_windows = all(planes.has_windows for planes in each)
-    return Planes(total, shape, dtype, read, None, has_windows, parts=tuple(each))
+    return Planes(kinds[0][0], shape, kinds[0][2], read, None, has_windows, parts=tuple(each))
 
 
-def _check_type(first: _Scene, scene: _Scene, sensors: Sensors) -> None:
+def _check_type(first: tuple[str, Planes], scene: tuple[str, Planes], sensors: Sensors) -> None:
     """Raise DataError where a scene is of another type than the first one, or than asked for."""
-    assert isinstance(first.planes, Planes)
-    assert isinstance(scene.planes, Planes)
-    one, other = ((planes.shape[2], planes.dtype.name) for planes in (first.planes, scene.planes))
-    names = sensors.channels
+    one, other = (f"{name} has {planes.shape[2]} channels" for name, planes in (first, scene))
+    (_, planes), (_, theirs), names = first, scene, sensors.channels
     if names is None:
-        if other[1] != "uint8" or other[0] not in (1, 3):
+        if theirs.dtype != np.uint8 or theirs.shape[2] not in (1, 3):
             raise DataError(
-                f"{scene.name} has {other[0]} channels of {other[1]}, of which 8-bit RGB would "
-                "lose some: name its channels with --channels NAME,..."
+                f"{other} of {theirs.dtype}, of which 8-bit RGB would lose some: name its "
+                "channels with --channels NAME,..."
             )
-        return
-    if one != other:
+    elif (planes.shape[2], planes.dtype) != (theirs.shape[2], theirs.dtype):
         raise DataError(
-            f"{first.name} has {one[0]} channels of {one[1]}, and {scene.name} has {other[0]} of "
-            f"{other[1]}: a data set has one type; convert some, or build two data sets"
+            f"{one} of {planes.dtype}, and {other} of {theirs.dtype}: a data set has one type; "
+            "convert some, or build two data sets"
         )
-    if one[0] != len(names):
-        raise DataError(
-            f"{first.name} has {one[0]} channels, and --channels names {len(names)}: "
-            f"{', '.join(names)}"
-        )
-    if names == ("red", "green", "blue") and one[1] == "uint8":
+    elif planes.shape[2] != len(names):
+        raise DataError(f"{one}, and --channels names {len(names)}: {', '.join(names)}")
+    elif names == RGB8.channels and planes.dtype == np.uint8:
         raise DataError("these are 8-bit RGB images: build them without --channels")
 
 
@@ -329,7 +325,7 @@ def _cut(
             assert planes is not None
             if isinstance(planes, BadSample):
                 raise planes
-            own = [_Sample(number, *window) for window in _windows(planes, sensors)]
+            own = _windows(number, planes, sensors)
             _check_size(own[0], planes)
             has_load = any(part.load for part in planes.parts or (planes,))
             if not planes.has_windows and (len(own) > planes.total or (len(own) > 1 and has_load)):
@@ -339,8 +335,7 @@ def _cut(
                 skipped, own = skipped + len(own) - len(shown), shown
             scenes[number] = scene._replace(planes=planes if len(own) > 1 else None)
         except BadSample as error:
-            scenes[number] = scene._replace(planes=error)
-            own = [_Sample(number, 0, 0, 0, 0, 0)]
+            scenes[number], own = scene._replace(planes=error), [_Sample(number)]
         samples += own
     return samples, skipped
 
@@ -356,51 +351,38 @@ def _check_size(sample: _Sample, planes: Planes) -> None:
         )
 
 
-def _windows(planes: Planes, sensors: Sensors) -> list[tuple[int, int, int, int, int]]:
+def _windows(scene: int, planes: Planes, sensors: Sensors) -> list[_Sample]:
+    """Each image, or its tiles: one every `stride_px`, and one that ends where the side does."""
     height, width, _ = planes.shape
-    tile, stride = sensors.tile_px, sensors.stride_px
-    if tile is None:
-        return [(page, 0, 0, height, width) for page in range(planes.total)]
-    tops, lefts = (_starts(side, tile, stride or tile) for side in (height, width))
-    if (count := planes.total * len(tops) * len(lefts)) > MOST_TILES:
+    tile = sensors.tile_px or max(height, width)
+    step = sensors.stride_px or tile
+    last = [max(0, side - tile) for side in (height, width)]
+    tops, lefts = ([*range(0, end, step), end] for end in last)
+    count = planes.total * len(tops) * len(lefts)
+    if sensors.tile_px and count > MOST_TILES:
         raise BadSample(
             f"{count} tiles of {width} x {height} px, more than the limit of {MOST_TILES}: give a "
             "larger --tile or --stride"
         )
-    return [
-        (page, y, x, min(tile, height), min(tile, width))
-        for page in range(planes.total)
-        for y in tops
-        for x in lefts
-    ]
-
-
-def _starts(side: int, tile: int, stride: int) -> list[int]:
-    """Where tiles begin along a side: every `stride`, and one that ends where the side does."""
-    last = max(0, side - tile)
-    return [*range(0, last, stride), last]
+    size = min(tile, height), min(tile, width)
+    places = itertools.product(range(planes.total), tops, lefts)
+    return [_Sample(scene, *place, *size) for place in places]
 
 
 def _with_content(
     planes: Planes, samples: list[_Sample], workers: int, least: float
 ) -> list[_Sample]:
     """Those of a scene's tiles that show enough."""
-
-    def pixels(sample: _Sample) -> Array:
-        return _read(planes, sample)
-
     # the range of the scene, by some of its tiles
     looked_at = samples[:: -(-len(samples) // MOST_LOOKED_AT)]
     with ThreadPoolExecutor(workers) as pool:
-        seen = [
-            np.array(tile[::4, ::4]).reshape(-1, planes.shape[2])
-            for tile in pool.map(pixels, looked_at)
-        ]
+        some = pool.map(lambda sample: sample.of(planes), looked_at)
+        seen = [np.array(tile[::4, ::4]).reshape(-1, planes.shape[2]) for tile in some]
         values = np.concatenate(seen).astype(np.float64)
         values[~np.isfinite(values)] = np.nan
         with warnings.catch_warnings(action="ignore"):  # a channel of NaN only
             low, high = np.nanpercentile(values, [1, 99], axis=0)
-        shares = pool.map(lambda sample: content(pixels(sample), high - low), samples)
+        shares = pool.map(lambda sample: content(sample.of(planes), high - low), samples)
         return [sample for sample, share in zip(samples, shares, strict=True) if share >= least]
 
 
@@ -424,57 +406,55 @@ def content(pixels: Array, spread: NDArray[np.float64]) -> float:
     return float(shown.any(axis=2).mean())
 
 
-def _read(planes: Planes, sample: _Sample) -> Array:
-    rows = slice(sample.y, sample.y + sample.height)
-    return planes.read(sample.page, rows, slice(sample.x, sample.x + sample.width))
-
-
 def _described(
     files: Images,
     columns: Columns,
     scenes: list[_Scene],
     samples: list[_Sample],
     sensors: Sensors,
-    kind: tuple[int, int],
+    pixel_bytes: int,
 ) -> tuple[Images, Columns]:
     """Name samples, and give them labels and columns of their files, and where they lie."""
-    of_file = np.array([scenes[sample.scene].file for sample in samples], np.int64)
+    rows = np.array(samples, np.int64)  # (n, 6)
+    of_file = np.array([scene.file for scene in scenes], np.int64)[rows[:, 0]]
     own: dict[str, ColumnValues] = {
         name: column._replace(values=column.values[of_file]) for name, column in columns.items()
     }
-    has_pages = any(sample.page for sample in samples)
-    parts = {PAGE: has_pages, Y: sensors.tile_px is not None, X: sensors.tile_px is not None}
-    added: dict[str, ColumnValues] = {
-        name: ColumnValues("integer", np.array([getattr(s, name) for s in samples], np.int64))
-        for name, is_used in parts.items()
-        if is_used
-    }
+    is_tiled = sensors.tile_px is not None
+    used = {PAGE: bool(rows[:, 1].any()), Y: is_tiled, X: is_tiled}
+    places = {name: rows[:, k] for k, name in enumerate(used, start=1) if used[name]}
+    added = {name: ColumnValues("integer", values.copy()) for name, values in places.items()}
     if added:
-        places = np.array([sample.scene for sample in samples], np.int32)
-        added[PARENT] = ColumnValues("text", places, [scene.name for scene in scenes])
+        codes = rows[:, 0].astype(np.int32)
+        added[PARENT] = ColumnValues("text", codes, [scene.name for scene in scenes])
     for name in added:
         if name in own:
             raise DataError(f"column {name!r} says where a tile or page lies; rename your own")
-    names = [
-        _named(scenes[sample.scene].name, {n: getattr(sample, n) for n in added if n != PARENT})
-        for sample in samples
-    ]
+
+    def named(number: int) -> str:
+        stem, suffix = os.path.splitext(scenes[samples[number].scene].name)
+        return stem + "".join(f"-{key}{own[number]}" for key, own in places.items()) + suffix
+
+    def size(sample: _Sample) -> int:
+        if sensors.channels is None:
+            return png_bytes(sample.height, sample.width, pixel_bytes)
+        return NPY_HEADER + sample.height * sample.width * pixel_bytes
 
     def read(number: int) -> bytes:
-        sample = samples[number]
-        planes = scenes[sample.scene].planes
-        if isinstance(planes, BadSample):
-            raise planes
-        if planes is None:
-            planes = _open(scenes[sample.scene].paths, sensors)
-        return _encoded(_read(planes, sample), sensors)
+        scene = scenes[samples[number].scene]
+        if isinstance(scene.planes, BadSample):
+            raise scene.planes
+        pixels = samples[number].of(scene.planes or _open(scene.paths, sensors))
+        if sensors.channels is not None:
+            return _npy(pixels)
+        grey = pixels[:, :, :1]
+        return encode_png(np.ascontiguousarray(grey if (pixels == grey).all() else pixels))
 
-    channels, itemsize = kind
     made = replace(
         files,
-        names=names,
+        names=[named(number) for number in range(len(samples))],
         labels=files.labels[of_file],
-        sizes=np.array([_size(s, channels, itemsize, sensors) for s in samples], np.int64),
+        sizes=np.array([size(sample) for sample in samples], np.int64),
         read=read,
         cells={},
         paths=(),
@@ -482,21 +462,7 @@ def _described(
     return made, {**own, **added}
 
 
-def _named(name: str, places: Mapping[str, int]) -> str:
-    stem, suffix = os.path.splitext(name)
-    return stem + "".join(f"-{letter}{place}" for letter, place in places.items()) + suffix
-
-
-def _size(sample: _Sample, channels: int, itemsize: int, sensors: Sensors) -> int:
-    if sensors.channels is None:
-        return png_bytes(sample.height, sample.width, channels)
-    return NPY_HEADER + sample.height * sample.width * channels * itemsize
-
-
-def _encoded(pixels: Array, sensors: Sensors) -> bytes:
-    if sensors.channels is None:
-        grey = pixels[:, :, :1]
-        return encode_png(np.ascontiguousarray(grey if (pixels == grey).all() else pixels))
+def _npy(pixels: Array) -> bytes:
     file = io.BytesIO()
     np.save(file, np.ascontiguousarray(pixels), allow_pickle=False)
     return file.getvalue()
@@ -515,9 +481,7 @@ def without_nan(raw: bytes, nan: float | None) -> tuple[bytes, bool]:
             f"{int((~is_finite).sum())} of {pixels.size} values are NaN or infinite; give --nan "
             "VALUE to replace them"
         )
-    file = io.BytesIO()
-    np.save(file, np.where(is_finite, pixels, np.float32(nan)), allow_pickle=False)
-    return file.getvalue(), True
+    return _npy(np.where(is_finite, pixels, np.float32(nan))), True
 
 
 class _Scratch:
@@ -532,27 +496,27 @@ class _Scratch:
 
         One scene is decoded at a time; what is wrong with it is raised for each of its windows.
         """
-        copied: Planes | BadSample | None = None
+
+        @cache
+        def copied() -> Planes | BadSample:
+            try:
+                return self._copy(planes)
+            except BadSample as error:
+                return error
 
         def read(image: int, rows: slice, columns: slice) -> Array:
-            nonlocal copied
             with self._copying:
-                if copied is None:
-                    try:
-                        copied = self._copy(planes)
-                    except BadSample as error:
-                        copied = error
-            if isinstance(copied, BadSample):
-                raise copied
-            return copied.read(image, rows, columns)
+                found = copied()
+            if isinstance(found, BadSample):
+                raise found
+            return found.read(image, rows, columns)
 
         return planes._replace(read=read)
 
     def _copy(self, planes: Planes) -> Planes:
         """Copy all pixels, a band at a time, and of several files one after another."""
         if planes.parts:
-            parts = planes.parts
-            return _joined([part if part.has_windows else self._copy(part) for part in parts])
+            return _joined([p if p.has_windows else self._copy(p) for p in planes.parts])
         source = planes.load() if planes.load else planes
         (height, width, channels), dtype = planes.shape, planes.dtype
         rows = max(1, BAND_BYTES // (width * channels * dtype.itemsize))
@@ -563,17 +527,15 @@ class _Scratch:
                 weakref.finalize(self, self._file.close)
             file, shape = self._file, (planes.total, *planes.shape)
             with self._lock:  # a memory map looks for the end of the file, too
-                offset = file.seek(0, io.SEEK_END)
+                offset = place = file.seek(0, io.SEEK_END)
                 file.truncate(offset + math.prod(shape) * dtype.itemsize)
-            place = offset
-            for page in range(planes.total):
-                for y in range(0, height, rows):
-                    band = source.read(page, slice(y, min(y + rows, height)), slice(0, width))
-                    with self._lock:
-                        file.seek(place)
-                        file.write(np.ascontiguousarray(band).data)
-                        file.flush()
-                    place += band.nbytes
+            for page, y in itertools.product(range(planes.total), range(0, height, rows)):
+                band = source.read(page, slice(y, min(y + rows, height)), slice(0, width))
+                with self._lock:
+                    file.seek(place)
+                    file.write(np.ascontiguousarray(band).data)
+                    file.flush()
+                place += band.nbytes
         except OSError as error:
             raise DataError(f"cannot copy a scene to {self._folder}: {error.strerror}") from error
 

@@ -5,13 +5,14 @@ the extra `sensors`. To add a format: a function of path and `Pages`, and a line
 """
 
 import io
+import itertools
 import logging
 import math
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
@@ -40,6 +41,7 @@ _ORIENTATION = 0x0112
 _TRANSPOSED = range(5, 9)
 
 Array = NDArray[Any]
+Get = Callable[[tuple[Any, ...]], Array]  # integers and slices -> what they select
 Read = Callable[[int, slice, slice], Array]  # image, rows, columns -> (h, w, C)
 
 
@@ -94,37 +96,24 @@ def open_planes(path: Path, pages: Pages) -> Planes:
             size = file.seek(0, io.SEEK_END)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    with _readable(path):
-        for is_kind, opened in _FORMATS:
-            if is_kind(start, path.name.lower()):
-                planes = _checked(opened(path, pages, size))
-                load = planes.load and partial(_guarded, path, planes.load)
-                return planes._replace(read=partial(_guarded, path, planes.read), load=load)
+    for is_kind, opened in _FORMATS:
+        if is_kind(start, path.name.lower()):
+            planes: Planes = _guarded(path, opened, path, pages, size)
+            height, width, channels = planes.shape
+            sides = height, width, channels, planes.total
+            if min(sides) < 1 or max(height, width) > MOST_SIDE:
+                raise BadSample(f"the header says {planes.total} images of {width} x {height} px")
+            if planes.total > MOST_PAGES:
+                raise BadSample(f"{planes.total} images, more than the limit of {MOST_PAGES}")
+            load = planes.load and partial(_guarded, path, planes.load)
+            return planes._replace(read=partial(_guarded, path, planes.read), load=load)
     raise BadSample(f"not an image of a known format: {looks_like(start)}")
 
 
-def _guarded(path: Path, read: Callable[..., Any], *window: Any) -> Any:
-    with _readable(path):
-        return read(*window)
-
-
-def _checked(planes: Planes) -> Planes:
-    height, width, channels = planes.shape
-    if not (0 < height <= MOST_SIDE and 0 < width <= MOST_SIDE and channels and planes.total):
-        raise BadSample(f"the header says {planes.total} images of {width} x {height} px")
-    if planes.total > MOST_PAGES:
-        raise BadSample(f"{planes.total} images, more than the limit of {MOST_PAGES}")
-    return planes
-
-
-class _Ambiguous(Exception):
-    """A file has pages, and nothing says what they are."""
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _guarded(path: Path, read: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a reader; whatever goes wrong is a BadSample, or a DataError that says what to do."""
     try:
-        yield
+        return read(*arguments)
     except (BadSample, DataError):
         raise
     except _Ambiguous as error:
@@ -142,16 +131,19 @@ def _readable(path: Path) -> Iterator[None]:
         raise BadSample(f"not a readable image: {first_line(error)}") from error
 
 
-# --- types
+class _Ambiguous(Exception):
+    """A file has pages, and nothing says what they are."""
+
+
+# --- from a file's own dimensions to images
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Say what numbers are stored as: uint8, uint16, else float32. Raises: BadSample."""
     if dtype.kind not in "uif":
         raise BadSample(f"its values are {dtype}, neither integers nor floats")
-    if dtype.kind == "u" and dtype.itemsize <= 2:
-        return np.dtype(f"<u{dtype.itemsize}")
-    return np.dtype("<f4")
+    is_short = dtype.kind == "u" and dtype.itemsize <= 2
+    return np.dtype(f"<u{dtype.itemsize}" if is_short else "<f4")
 
 
 def cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
@@ -164,40 +156,79 @@ def cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
         return pixels.astype(dtype, copy=False)
 
 
-def _check_decoded(count: int, dtype: np.dtype[Any]) -> None:
-    if (size := count * dtype.itemsize) > MOST_DECODED:
+def _check_decoded(shape: Sequence[int], *dtypes: np.dtype[Any]) -> None:
+    if (size := math.prod(shape) * max(each.itemsize for each in dtypes)) > MOST_DECODED:
         raise BadSample(
             f"{size / 2**30:.1f} GiB of pixels, more than the limit of {MOST_DECODED / 2**30:.0f} "
             "GiB for a file without windows: save it as a tiled TIFF"
         )
 
 
-def _in_memory(pixels: Array, dtype: np.dtype[Any]) -> Planes:
-    """Planes of (n, h, w, C) pixels."""
+def _arranged(
+    axes: str,
+    shape: Sequence[int],
+    dtype: np.dtype[Any],
+    get: Get | None = None,
+    load: Callable[[], Array] | None = None,
+    pages: str | None = "samples",
+) -> Planes:
+    """Planes of an array that a file holds.
 
-    def read(image: int, rows: slice, columns: slice) -> Array:
-        return cast(pixels[image, rows, columns], dtype)
-
-    count, height, width, channels = pixels.shape
-    return Planes(count, (height, width, channels), dtype, read)
-
-
-def _whole(load: Callable[[], Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Planes:
-    """Planes of a file that is decoded as a whole: `load` gives (n, h, w, C)."""
-    count, height, width, channels = shape
+    Args:
+        axes: A letter for each dimension: Y, X, of channels C or S, others of images; v is first.
+        shape: Of the array.
+        dtype: Of the file; values that `get` or `load` converted may be of another.
+        get: Gives what an index of the array, of integers and slices, selects.
+        load: Decodes all of it, where nothing less can be; instead of `get`.
+        pages: See `Pages`; "channels": dimensions of images are channels.
+    """
+    images = [k for k, axis in enumerate(axes) if axis not in "YXCS"]
+    if pages is None and images:
+        raise _Ambiguous(f"pages, {axes} {tuple(shape)}")
+    images = [] if pages == "channels" else sorted(images, key=lambda k: axes[k] != "v")
+    y, x, counts = axes.index("Y"), axes.index("X"), [shape[k] for k in images]
+    kept = [k for k in range(len(axes)) if k not in images]
+    order = [kept.index(y), kept.index(x), *(n for n, k in enumerate(kept) if k not in (y, x))]
     stored = stored_dtype(dtype)
-    _check_decoded(math.prod(shape), max(dtype, stored, key=lambda each: each.itemsize))
 
-    def loaded() -> Planes:
-        pixels = load()
-        if pixels.shape != shape:
-            raise BadSample(f"holds {pixels.shape}, and its header says {shape}")
-        return _in_memory(pixels, stored)
+    def reader(get: Get) -> Read:
+        def read(image: int, rows: slice, columns: slice) -> Array:
+            at: list[Any] = [slice(None)] * len(axes)
+            at[y], at[x] = rows, columns
+            for k, place in zip(images, np.unravel_index(image, counts), strict=True):
+                at[k] = int(place)
+            window = np.array(np.asarray(get(tuple(at))).transpose(order), order="C")
+            return cast(window.reshape(*window.shape[:2], -1), stored)
 
-    def read(image: int, rows: slice, columns: slice) -> Array:
-        return loaded().read(image, rows, columns)
+        return read
 
-    return Planes(count, (height, width, channels), stored, read, loaded, has_windows=False)
+    def loaded() -> Array:
+        assert load is not None
+        if (array := load()).shape != tuple(shape):
+            raise BadSample(f"holds {array.shape}, and its header says {tuple(shape)}")
+        return array
+
+    size = shape[y], shape[x], math.prod(shape[kept[n]] for n in order[2:])
+    planes = Planes(math.prod(counts), size, stored, reader(get or (lambda at: loaded()[at])))
+    if load is None:
+        return planes
+    _check_decoded(shape, dtype, stored)
+    return planes._replace(
+        load=lambda: planes._replace(read=reader(loaded().__getitem__)), has_windows=False
+    )
+
+
+def _mapped(
+    path: Path, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...], order: Any = "C"
+) -> Get:
+    """Get from pixels that lie in one piece."""
+
+    def get(at: tuple[Any, ...]) -> Array:
+        with open_regular(path) as file:
+            window: Array = np.memmap(file, dtype, "r", offset, shape, order)[at]
+            return window
+
+    return get
 
 
 # --- TIFF
@@ -217,7 +248,8 @@ def _open_tiff(path: Path, pages: Pages, size: int) -> Planes:
         open_regular(path) as file,
         tifffile.TiffFile(file, name=path.name, _multifile=False) as tiff,
     ):
-        if _has_page(tiff, MOST_PAGES):
+        with suppress(IndexError):
+            tiff.pages[MOST_PAGES]
             raise BadSample(f"more than {MOST_PAGES} pages, or a loop of them")
         series = tiff.series[0]
         key: Any = series.keyframe
@@ -227,138 +259,84 @@ def _open_tiff(path: Path, pages: Pages, size: int) -> Planes:
         is_luminance = colours == "YCBCR" and key.compression not in _JPEG
         if colours not in _COLOURS or is_inverted or is_luminance:
             raise BadSample(f"its colours are {colours}; save it as grey or RGB")
-        inner = key.axes
-        if not axes.endswith(inner) or set(inner) - set("YXS") or not set("YX") <= set(inner):
-            raise BadSample(f"its dimensions are {axes}, in pages of {inner}; save pages of YX")
-        outer = shape[: len(shape) - len(inner)]
-        if series.dataoffset is not None:  # uncompressed, in one piece
+        if key.axes not in _OF_PAGE or not axes.endswith(key.axes):
+            raise BadSample(f"its dimensions are {axes}, in pages of {key.axes}; save pages of YX")
+        is_mapped = series.dataoffset is not None  # uncompressed, in one piece
+        if is_mapped:
             if series.dataoffset + math.prod(shape) * series.dtype.itemsize > size:
                 raise BadSample("is truncated: its pixels end beyond the file")
             dtype = series.dtype.newbyteorder(tiff.byteorder)
-            plane = _mapped_page(path, series.dataoffset, dtype, shape[len(outer) :], inner)
-            has_windows = True
+            get = _mapped(path, dtype, series.dataoffset, shape)
         else:
-            if None in series.pages or len(series.pages) != math.prod(outer):
-                raise BadSample(f"does not have the {math.prod(outer)} pages of its header")
-            segments = [_segments(page, size) for page in series.pages]
-            plane, has_windows = _segment_page(path, key, segments), key.is_tiled
-    planes = _arranged(axes, shape, len(inner), stored_dtype(series.dtype), plane, pages)
-    return planes._replace(has_windows=has_windows)
+            get = _segmented(path, series, size)
+    planes = _arranged(axes, shape, series.dtype, get, pages=pages.pages)
+    return planes._replace(has_windows=is_mapped or key.is_tiled)
 
 
 _COLOURS = ("MINISBLACK", "MINISWHITE", "RGB", "YCBCR")
 _JPEG = (6, 7, 34892, 33007)  # which tifffile converts to RGB
+# dimensions of a page -> them, of (separate samples, h, w, samples side by side)
+_OF_PAGE: dict[str, Any] = {"YX": np.s_[0, :, :, 0], "YXS": np.s_[0], "SYX": np.s_[..., 0]}
 
 
-def _has_page(tiff: Any, number: int) -> bool:
-    try:
-        tiff.pages[number]
-    except IndexError:
-        return False
-    return True
-
-
-def _arranged(
-    axes: str, shape: tuple[int, ...], inner: int, dtype: np.dtype[Any], plane: Read, pages: Pages
-) -> Planes:
-    """Planes of pages, of which `plane` reads (h, w, S): which are images, which are channels."""
-    outer = shape[: len(shape) - inner]
-    images = [k for k in range(len(outer)) if axes[k] not in "CS"]
-    if pages.pages is None and images:
-        raise _Ambiguous(f"pages, {axes} {shape}")
-    if pages.pages == "channels":
-        images = []
-    # numbers of pages, (images, channels)
-    rest = [k for k in range(len(outer)) if k not in images]
-    count = math.prod(outer[k] for k in images)
-    numbers = np.arange(math.prod(outer)).reshape(outer).transpose(*images, *rest)
-    numbers = numbers.reshape(count, -1)
-    sides = dict(zip(axes[-inner:], shape[len(outer) :], strict=True))
-
-    def read(image: int, rows: slice, columns: slice) -> Array:
-        parts = [plane(number, rows, columns) for number in numbers[image].tolist()]
-        return cast(np.concatenate(parts, axis=2), dtype)
-
-    channels = numbers.shape[1] * sides.get("S", 1)
-    return Planes(count, (sides["Y"], sides["X"], channels), dtype, read)
-
-
-def _mapped_page(
-    path: Path, offset: int, dtype: np.dtype[Any], inner: tuple[int, ...], axes: str
-) -> Read:
-    """Read windows of pixels that lie in one piece."""
-    page_bytes = math.prod(inner) * dtype.itemsize
-    order = [axes.index(axis) for axis in "YXS" if axis in axes]
-
-    def read(page: int, rows: slice, columns: slice) -> Array:
-        with open_regular(path) as file:
-            pixels = np.memmap(file, dtype, "r", offset + page * page_bytes, inner)
-            window = np.array(pixels.transpose(order)[rows, columns])
-            return window.reshape(*window.shape[:2], -1)
-
-    return read
-
-
-class _Segments(NamedTuple):
-    """Where the strips or tiles of a page lie, and what a JPEG in them lacks."""
-
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    tables: dict[str, Any]
-
-
-def _segments(page: Any, size: int) -> _Segments:
-    key = page.keyframe
-    offsets, sizes = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
-    if len(offsets) != len(sizes) or (offsets + sizes).max(initial=0) > size:
-        raise BadSample("is truncated: its pixels end beyond the file")
-    is_jpeg = key.compression in _JPEG
-    tables = {"jpegtables": page.jpegtables, "jpegheader": key.jpegheader} if is_jpeg else {}
-    return _Segments(offsets, sizes, tables)
-
-
-def _segment_page(path: Path, key: Any, pages: list[_Segments]) -> Read:
-    """Read windows of a page's strips or tiles: only those that the window needs."""
-    decode, nodata, dtype = key.decode, key.nodata, key.dtype
-    height, width, samples = key.imagelength, key.imagewidth, key.samplesperpixel
+def _segmented(path: Path, series: Any, size: int) -> Get:
+    """Get from the strips or tiles of a series' pages: only those that a window needs."""
+    key = series.keyframe
+    decode, nodata, dtype, in_page = key.decode, key.nodata, key.dtype, len(key.axes)
+    planes, _, height, width, samples = key.shaped
+    tall, wide = min(key.rowsperstrip, height), width
     if key.is_tiled:
         tall, wide = key.tilelength, key.tilewidth
-    else:
-        tall, wide = min(key.rowsperstrip, height), width
-    separate = key.planarconfig == 2 and samples > 1
-    if tall * wide * (1 if separate else samples) * dtype.itemsize > MOST_SEGMENT:
+    if tall * wide * samples * dtype.itemsize > MOST_SEGMENT:
         raise BadSample(
             f"strips or tiles of {wide} x {tall} px, more than {MOST_SEGMENT / 2**20:.0f} MiB; "
             "save it as a tiled TIFF"
         )
-    across, down = -(-width // wide), -(-height // tall)
-    planes = samples if separate else 1
-    if any(len(page.offsets) != planes * across * down for page in pages):
-        raise BadSample(f"does not have the {planes * across * down} strips or tiles of its header")
+    grid = planes, -(-height // tall), -(-width // wide)
+    # each page's offsets and sizes, and what a JPEG in it lacks
+    pages = list[tuple[NDArray[np.int64], NDArray[np.int64], dict[str, Any]]]()
+    for page in series.pages:
+        ends = np.array(page.dataoffsets, np.int64), np.array(page.databytecounts, np.int64)
+        if len(ends[0]) != len(ends[1]) or (ends[0] + ends[1]).max(initial=0) > size:
+            raise BadSample("is truncated: its pixels end beyond the file")
+        if len(ends[0]) != math.prod(grid):
+            raise BadSample(f"does not have the {math.prod(grid)} strips or tiles of its header")
+        is_jpeg = key.compression in _JPEG
+        tables = {"jpegtables": page.jpegtables, "jpegheader": key.jpegheader} if is_jpeg else {}
+        pages.append((*ends, tables))
+    outer = series.shape[:-in_page]
+    if len(pages) != math.prod(outer):
+        raise BadSample(f"does not have the {math.prod(outer)} pages of its header")
+    numbers = np.arange(len(pages)).reshape(outer)
 
-    def read(page: int, rows: slice, columns: slice) -> Array:
-        own = pages[page]
-        top, bottom, _ = rows.indices(height)
-        left, right, _ = columns.indices(width)
-        window = np.full((bottom - top, right - left, samples), nodata, dtype)
-        with open_regular(path) as file:
-            for plane in range(planes):
-                for row in range(top // tall, -(-bottom // tall)):
-                    for column in range(left // wide, -(-right // wide)):
-                        number = (plane * down + row) * across + column
-                        size = int(own.sizes[number])
-                        if not size:  # a hole: no data
-                            continue
-                        raw = read_at(file.fileno(), size, int(own.offsets[number]))
-                        pixels = decode(raw, number, **own.tables)[0]
-                        y, x = row * tall, column * wide
-                        part = pixels[0, max(0, top - y) : bottom - y, max(0, left - x) : right - x]
-                        at = slice(max(y - top, 0), None), slice(max(x - left, 0), None)
-                        target = window[:, :, plane : plane + 1] if separate else window
-                        target[at][: part.shape[0], : part.shape[1]] = part
+    def read(file: IO[bytes], number: int, rows: slice, columns: slice) -> Array:
+        offsets, sizes, tables = pages[number]
+        (top, bottom, _), (left, right, _) = rows.indices(height), columns.indices(width)
+        window = np.full((planes, bottom - top, right - left, samples), nodata, dtype)
+        down, across = (
+            range(top // tall, -(-bottom // tall)),
+            range(left // wide, -(-right // wide)),
+        )
+        for place in itertools.product(range(planes), down, across):
+            segment = int(np.ravel_multi_index(place, grid))
+            if not sizes[segment]:  # a hole: no data
+                continue
+            raw = read_at(file.fileno(), int(sizes[segment]), int(offsets[segment]))
+            y, x = place[1] * tall, place[2] * wide
+            part = decode(raw, segment, **tables)[0][0, max(0, top - y) :, max(0, left - x) :]
+            target = window[place[0], max(0, y - top) :, max(0, x - left) :]
+            part = part[: target.shape[0], : target.shape[1]]
+            target[: part.shape[0], : part.shape[1]] = part
         return window
 
-    return read
+    def get(at: tuple[Any, ...]) -> Array:
+        own = numbers[at[:-in_page]]
+        rows, columns = (at[len(outer) + key.axes.index(axis)] for axis in "YX")
+        with open_regular(path) as file:
+            parts = [read(file, k, rows, columns)[_OF_PAGE[key.axes]] for k in own.flat]
+        return np.reshape(parts, (*own.shape, *parts[0].shape))
+
+    return get
 
 
 # --- arrays
@@ -370,12 +348,8 @@ def _open_npy(path: Path, pages: Pages, size: int) -> Planes:
         offset = file.tell()
     if offset + math.prod(shape) * dtype.itemsize > size:
         raise BadSample(f"is truncated: {size} bytes do not hold {shape} {dtype}")
-
-    def opened() -> Array:
-        with open_regular(path) as file:
-            return np.memmap(file, dtype, "r", offset, shape, "F" if fortran else "C")
-
-    return _of_array(opened, shape, dtype, pages)
+    get = _mapped(path, dtype, offset, shape, "F" if fortran else "C")
+    return _arranged(_array_axes(shape, pages), shape, dtype, get, pages=pages.pages)
 
 
 def _open_npz(path: Path, pages: Pages, size: int) -> Planes:
@@ -386,46 +360,27 @@ def _open_npz(path: Path, pages: Pages, size: int) -> Planes:
             raise BadSample(f"holds {len(names)} arrays ({listed}), and an image is one")
         with archive.open(names[0]) as member:
             shape, _, dtype = _array_header(member)
-    _check_decoded(math.prod(shape), dtype)
 
-    def opened() -> Array:
+    def load() -> Array:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
             array: Array = arrays[arrays.files[0]]
             return array
 
-    def loaded() -> Planes:
-        array = opened()
-        return _of_array(lambda: array, shape, dtype, pages)
-
-    return _of_array(opened, shape, dtype, pages)._replace(load=loaded, has_windows=False)
+    return _arranged(_array_axes(shape, pages), shape, dtype, None, load, pages.pages)
 
 
 def _array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0
-    shape, fortran, dtype = (read if version[0] == 1 else np.lib.format.read_array_header_2_0)(file)
-    stored_dtype(dtype)
-    return shape, fortran, dtype
+    is_first = np.lib.format.read_magic(file)[0] == 1
+    form = np.lib.format
+    return (form.read_array_header_1_0 if is_first else form.read_array_header_2_0)(file)
 
 
-def _of_array(
-    opened: Callable[[], Array], shape: tuple[int, ...], dtype: np.dtype[Any], pages: Pages
-) -> Planes:
-    """Planes of an array (h, w) or (h, w, C); with --pages (pages, h, w) or (pages, h, w, C)."""
-    axes = (_ARRAY_AXES if pages.pages is None else _PAGED_AXES).get(len(shape))
-    if axes is None:
+def _array_axes(shape: tuple[int, ...], pages: Pages) -> str:
+    """Dimensions of an array (h, w) or (h, w, C); with --pages (pages, h, w) or with C behind."""
+    known = {2: "YX", 3: "YXS"} if pages.pages is None else {2: "YX", 3: "QYX", 4: "QYXS"}
+    if len(shape) not in known:
         raise BadSample(f"an array of {shape}: give (h, w), (h, w, C), or pages first and --pages")
-
-    def plane(page: int, rows: slice, columns: slice) -> Array:
-        array = opened()
-        window = np.array((array[page] if axes[0] == "Q" else array)[rows, columns])
-        return window.reshape(*window.shape[:2], -1)
-
-    return _arranged(axes, shape, len(axes.lstrip("Q")), stored_dtype(dtype), plane, pages)
-
-
-_ARRAY_AXES = {2: "YX", 3: "YXS"}
-_PAGED_AXES = {2: "YX", 3: "QYX", 4: "QYXS"}
+    return known[len(shape)]
 
 
 # --- pictures
@@ -437,12 +392,13 @@ def _open_png(path: Path, pages: Pages, size: int) -> Planes:
 
     with open_regular(path) as file:
         width, height, _, colours = struct.unpack(">IIBB", file.read(26)[16:])
-    shape = (1, height, width, {0: 1, 2: 3, 4: 2, 6: 4}[colours])
+    shape = (height, width, {0: 1, 2: 3, 4: 2, 6: 4}[colours])
 
     def load() -> Array:
-        return np.asarray(png_decode(read_regular(path, MOST_DECODED))).reshape(shape)
+        pixels = np.asarray(png_decode(read_regular(path, MOST_DECODED)))
+        return pixels.reshape(*pixels.shape[:2], -1)
 
-    return _whole(load, shape, np.dtype("u2"))
+    return _arranged("YXS", shape, np.dtype("u2"), load=load)
 
 
 def _open_picture(path: Path, pages: Pages, size: int) -> Planes:
@@ -458,28 +414,28 @@ def _open_picture(path: Path, pages: Pages, size: int) -> Planes:
     with open_regular(path) as file:
         image = opened(file)
         width, height = image.size
-        _check_decoded(width * height * len(image.getbands()), np.dtype("u1"))
-        if image.getexif().get(_ORIENTATION) in _TRANSPOSED:
-            width, height = height, width
-        mode = image.mode
-    channels = 3 if pages.as_rgb8 else _MODES.get(mode)
+        is_turned = image.getexif().get(_ORIENTATION) in _TRANSPOSED
+    channels = 3 if pages.as_rgb8 else _MODES.get(image.mode)
     if channels is None:
-        raise BadSample(f"its values are of Pillow's mode {mode}; save it as 8-bit grey or RGB")
+        raise BadSample(
+            f"its values are of Pillow's mode {image.mode}; save it as 8-bit grey or RGB"
+        )
 
     def load() -> Array:
         image = opened(io.BytesIO(read_regular(path, MOST_DECODED)))
-        if image.size not in ((width, height), (height, width)):
+        if image.size != (width, height):
             raise BadSample("two headers that differ")
         pixels = rgb_pixels(image) if pages.as_rgb8 else np.array(ImageOps.exif_transpose(image))
-        return pixels.reshape(1, *pixels.shape[:2], -1)
+        return pixels.reshape(*pixels.shape[:2], -1)
 
-    return _whole(load, (1, height, width, channels), np.dtype("u1"))
+    sides = (width, height) if is_turned else (height, width)
+    return _arranged("YXS", (*sides, channels), np.dtype("u1"), load=load)
 
 
 _MODES = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 
 
-# --- DICOM
+# --- volumes
 
 
 def _open_dicom(path: Path, pages: Pages, size: int) -> Planes:
@@ -496,33 +452,31 @@ def _open_dicom(path: Path, pages: Pages, size: int) -> Planes:
         header = pydicom.dcmread(file, stop_before_pixels=True)
     if "Rows" not in header:
         raise BadSample("a DICOM file without pixels")
-    frames, samples = int(header.get("NumberOfFrames") or 1), int(header.SamplesPerPixel)
     if header.PhotometricInterpretation == "PALETTE COLOR" or "ModalityLUTSequence" in header:
         raise BadSample("a DICOM file whose values are places in a table, which is not read")
-    shape = (frames, int(header.Rows), int(header.Columns), samples)
-    bits = int(header.BitsAllocated)
+    sides = int(header.Rows), int(header.Columns), int(header.SamplesPerPixel)
+    frames, bits = int(header.get("NumberOfFrames") or 1), int(header.BitsAllocated)
     raw = np.dtype(f"{'i' if header.get('PixelRepresentation') else 'u'}{max(1, bits // 8)}")
     if pages.pages == "channels" and frames > 1:
         raise BadSample(f"{frames} frames, which are images: leave --pages channels out")
-    _check_decoded(math.prod(shape[1:]), raw)
-    slope, intercept = _rescale(header)
-    dtype = stored_dtype(raw if (slope, intercept) == (1, 0) else np.dtype("f4"))
+    _check_decoded(sides, raw)
+    slope, intercept = rescale = _rescale(header)
     syntax = header.file_meta.get("TransferSyntaxUID")
 
-    def read(image: int, rows: slice, columns: slice) -> Array:
+    def get(at: tuple[Any, ...]) -> Array:
         try:
             with open_regular(path) as file:
-                pixels = pixel_array(file, index=image)
+                pixels = pixel_array(file, index=at[0])
         except (RuntimeError, NotImplementedError, AttributeError) as error:
             name = getattr(syntax, "name", syntax)
             why = " ".join(str(error).split())[:200]  # it lists the decoders, a line each
             raise BadSample(f"cannot decode DICOM's {name}: {why}") from error
-        pixels = pixels.reshape(shape[1:])[rows, columns]
-        if (slope, intercept) != (1, 0):
-            pixels = pixels.astype(np.float64) * slope + intercept
-        return cast(pixels, dtype)
+        window: Array = pixels.reshape(sides)[at[1:]]
+        return window if rescale == (1, 0) else window.astype(np.float64) * slope + intercept
 
-    return Planes(frames, (shape[1], shape[2], samples), dtype, read, None, False, _look_at(header))
+    dtype = raw if rescale == (1, 0) else np.dtype("f4")
+    planes = _arranged("IYXS", (frames, *sides), dtype, get)
+    return planes._replace(has_windows=False, window=_look_at(header))
 
 
 _DEFLATED = b"1.2.840.10008.1.2.1.99"  # small files may hold any number of bytes
@@ -548,9 +502,6 @@ def _look_at(header: Any) -> tuple[float, float] | None:
     return (centre - width / 2, centre + width / 2) if width > 0 else None
 
 
-# --- NIfTI
-
-
 def _is_nifti(start: bytes, name: str) -> bool:
     return start[344:347] in (b"n+1", b"ni1") or start[4:8] == b"n+2\0" or name.endswith(".nii.gz")
 
@@ -561,43 +512,19 @@ def _open_nifti(path: Path, pages: Pages, size: int) -> Planes:
 
     logging.getLogger("nibabel.global").setLevel(logging.CRITICAL + 1)  # it mends headers
     image: Any = nibabel.load(path)
-    shape, kept = image.shape, [k for k in range(3) if k != pages.slice_axis]
-    volumes = shape[3] if len(shape) == 4 else 1
+    shape, data = image.shape, image.dataobj
     if len(shape) not in (3, 4):
         raise BadSample(f"a volume of {shape}, neither 3 nor 4 dimensions")
-    if volumes > 1 and pages.pages is None:
-        raise _Ambiguous(f"{volumes} volumes {shape}")
-    slices = shape[pages.slice_axis]
-    together = volumes if pages.pages == "channels" else 1  # volumes that are channels
-    raw = image.get_data_dtype()
-    is_scaled = (image.dataobj.slope, image.dataobj.inter) != (1, 0)
-    dtype = stored_dtype(np.dtype("f4") if is_scaled and raw.kind in "uif" else raw)
-
-    def windows(data: Any) -> Read:
-        def read(number: int, rows: slice, columns: slice) -> Array:
-            volume, place = divmod(number, slices)
-            at = {pages.slice_axis: place, kept[0]: rows, kept[1]: columns}
-            index = tuple(at[k] for k in range(3))
-            parts = [
-                np.asarray(data[index if len(shape) == 3 else (*index, volume + k)])
-                for k in range(together)
-            ]
-            return cast(np.stack(parts, axis=2), dtype)
-
-        return read
-
-    count, sides = slices * volumes // together, (shape[kept[0]], shape[kept[1]], together)
-    if not path.name.lower().endswith(".gz"):
-        return Planes(count, sides, dtype, windows(image.dataobj))
-    _check_decoded(math.prod(shape), np.dtype("f8") if is_scaled else raw)
-
-    def load() -> Planes:
-        return Planes(count, sides, dtype, windows(np.asanyarray(image.dataobj)))
-
-    def read(number: int, rows: slice, columns: slice) -> Array:
-        return load().read(number, rows, columns)
-
-    return Planes(count, sides, dtype, read, load, has_windows=False)
+    if shape[3:] > (1,) and pages.pages is None:
+        raise _Ambiguous(f"{shape[3]} volumes {shape}")
+    axes = ("ZYX", "YZX", "YXZ")[pages.slice_axis]
+    axes += ("C" if pages.pages == "channels" else "v") * (len(shape) - 3)
+    dtype = image.get_data_dtype()
+    if (data.slope, data.inter) != (1, 0) and dtype.kind in "uif":
+        dtype = np.dtype("f8")
+    if path.name.lower().endswith(".gz"):
+        return _arranged(axes, shape, dtype, load=lambda: np.asanyarray(image.dataobj))
+    return _arranged(axes, shape, dtype, data.__getitem__)
 
 
 _FORMATS: tuple[tuple[Callable[[bytes, str], bool], Callable[[Path, Pages, int], Planes]], ...] = (

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from sslpipe.data.columns import is_missing
-from sslpipe.data.decode import BadSample, decode, decode_picture, header_size
+from sslpipe.data.decode import BadSample, decode, header_size
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import UserError, one_line
@@ -64,27 +64,31 @@ def sample_sheet(
     columns: int,
     seed: int,
     ids: Sequence[int] | None = None,
+    all_channels: bool = False,
 ) -> Image.Image:
     """Draw a grid of samples, each with its id, key, class and size; of a bad one, what is wrong.
 
-    At most `count` are drawn at random, unless `ids` names them; `columns` stand in a row.
+    At most `count` are drawn at random, unless `ids` names them; `columns` pictures stand in a row.
+    With `all_channels` each sample is a strip of grey pictures.
     """
-    split = index.split(split_name)
+    split, kind = index.split(split_name), index.stored_type
     reader, cells = Reader(split), []
     chosen = choose_ids(split, ids, count=count, seed=seed)
     classes = _classes(index, split, chosen)
     for sample_id, words in zip(chosen.tolist(), classes, strict=True):
         raw, colour = reader.one(sample_id), INK
         try:
-            picture = _fitted(decode_picture(raw.image, 2 * CELL_PX, index.stored_type))
+            units = decode(raw.image, 2 * CELL_PX, image_type=kind)
+            shown = kind.strip(units) if all_channels else kind.picture(units)[None]
+            pictures = [_fitted(pixels) for pixels in shown]
             width, height = header_size(raw.image)
             words = f"{words}  {width}x{height}"
         except BadSample as error:
             words, colour = str(error), BAD
-            picture = Image.new("RGB", (CELL_PX + 1, CELL_PX + 1), BACKGROUND)
-            ImageDraw.Draw(picture).rectangle((0, 0, CELL_PX, CELL_PX), outline=BAD)
-        cells.append(Cell((picture,), words, colour, f"id {sample_id}  {raw.key}"))
-    return draw_sheet(cells, columns)
+            pictures = [Image.new("RGB", (CELL_PX + 1, CELL_PX + 1), BACKGROUND)]
+            ImageDraw.Draw(pictures[0]).rectangle((0, 0, CELL_PX, CELL_PX), outline=BAD)
+        cells.append(Cell(pictures, words, colour, f"id {sample_id}  {raw.key}"))
+    return draw_sheet(cells, max(1, columns // (len(kind.channels) if all_channels else 1)))
 
 
 class Cell(NamedTuple):
@@ -99,7 +103,8 @@ class Cell(NamedTuple):
 def draw_sheet(cells: Sequence[Cell], columns: int) -> Image.Image:
     """Draw cells of as many pictures each, `columns` in a row."""
     font = ImageFont.load_default(size=12)
-    columns, wide = min(columns, len(cells)), len(cells[0].pictures) * (CELL_PX + 2) - 2
+    columns, wide = min(columns, len(cells)), max(len(cell.pictures) for cell in cells)
+    wide = wide * (CELL_PX + 2) - 2
     step_x, step_y = wide + GAP_PX, CELL_PX + 2 * LINE_PX + GAP_PX
     size = (columns * step_x - GAP_PX, -(-len(cells) // columns) * step_y - GAP_PX)
     sheet = Image.new("RGB", (size[0] + 2 * MARGIN_PX, size[1] + 2 * MARGIN_PX), BACKGROUND)
@@ -194,7 +199,7 @@ def channel_rows(
         for channel, own in enumerate(units):
             places = np.clip(own.ravel() * (BINS / 256), 0, BINS - 1).astype(np.int64)
             counts[channel] += np.bincount(places, minlength=BINS)
-    rows = [("images", f"{len(kind.channels)} channels of {kind.dtype}")]
+    rows = [("images", f"{len(kind.channels)} channels of {kind.dtype}; {kind.caption}")]
     for k, name in enumerate(kind.channels):
         bars = np.ceil(counts[k] / max(1, counts[k].max()) * len(BARS)).astype(int)
         drawn = "".join(BARS[bar - 1] if bar else " " for bar in bars.tolist())

@@ -34,6 +34,10 @@ def test_people_see_red_green_and_blue_wherever_they_are_else_the_first() -> Non
     units = np.arange(5, dtype=np.uint8)[:, None, None].repeat(2, 1)
     assert five.picture(units)[0, 0].tolist() == [3, 2, 1]
     assert deep().picture(np.float32([[[-3]], [[9]]])).tolist() == [[[0, 0, 0]]]
+    parts = ("red (0 to 255) as red", "green (0 to 255) as green", "blue (0 to 255) as blue")
+    assert five.caption == "pictures show " + ", ".join(parts)
+    assert deep().caption == "pictures show nir (0 to 4095) as grey"
+    assert RGB8.caption == ""
 
 
 @pytest.mark.parametrize(
