@@ -75,7 +75,7 @@ test: $(VENV)/.installed  ## all quick tests, minutes on 2 cores; most of their 
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-slow: $(VENV)/.installed  ## random kills, fuzzing, full disks, a real SLURM where it is installed and the user is root
-	$(SLOW) -n 2 --dist loadfile $(SLOW_FILES) # SLURM's jobs wait most of the time
+	$(SLOW) $(SIDE_BY_SIDE) $(SLOW_FILES) # SLURM's jobs wait most of the time
 	$(SLOW) tests/test_kills.py # alone: it looks for what a kill leaves on the machine
 
 test-full: $(VENV)/.installed  ## the same with 50 kills and 10,000 inputs a reader; writes docs/measured/test-full.json

@@ -12,7 +12,7 @@ from tests.helpers.fakecuda import fakecuda  # noqa: F401  (a fixture)
 
 torch.set_num_threads(1)  # tests run beside others; a thread pool per process only gets in the way
 
-LONGEST = ("test_slurm.py",)  # of the slow tests: minutes, most of them waiting
+LONGEST = ("test_slurm.py", "test_families.py")  # of the slow tests: minutes; SLURM waits
 # what a module that starts processes imports: its tests take seconds, those of others mostly not
 STARTS = {"finetune_over", "python", "run_on_cuda", "run_processes", "subprocess", "train_over"}
 

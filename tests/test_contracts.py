@@ -1,19 +1,16 @@
-"""Every entry of every table honours its signature: whoever adds a line is held to it here."""
+"""Backbones and objectives honour their signatures: whoever adds a line is held to it here.
+
+Views: augment/test_two_views.py; metric losses, heads, miners: metric_learning/.
+"""
 
 import inspect
 
 import pytest
 import torch
 
-from sslpipe.augment.params import draws
-from sslpipe.augment.two_views import AUGMENTS
-from sslpipe.data.pipeline import Batch
 from sslpipe.losses import LOSSES, TeacherFeatures
-from sslpipe.metric_learning import METRIC_LOSSES
-from sslpipe.metric_learning.heads import HEADS
 from sslpipe.models.backbones import BACKBONES, build_backbone
 from sslpipe.recipe.base import Component
-from sslpipe.registry import build
 
 SMALL = {
     "small_resnet": Component(kind="small_resnet"),
@@ -70,41 +67,3 @@ def test_an_objective_takes_two_views_ids_and_labels_and_gives_one_number(name):
         assert objective.last_negatives > 0
         assert objective.masked_pairs == 0
     torch.testing.assert_close(objective.state_dict(), saved, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", AUGMENTS)
-def test_an_augment_gives_two_normalised_views_in_order(name):
-    augment = AUGMENTS[name](preset="simclr_small", crop_px=16, mean=(0.5,) * 3, std=(0.25,) * 3)
-    torch.manual_seed(0)
-    ids, sizes = torch.arange(5), torch.full((5, 2), 20)
-    images = torch.randint(0, 256, (5, 3, 20, 20), dtype=torch.uint8)
-    batch = Batch(images, sizes, torch.full((5,), -1), ids, ids, 0)
-    views = augment(batch, draws(0, 0, ids, sizes, augment.specs))
-    assert views.shape == (10, 3, 16, 16)
-    assert views.dtype == torch.float32
-    assert not views.requires_grad
-    assert float(views.min()) >= -2.001
-    assert float(views.max()) <= 2.001  # [0, 1] less 0.5 over 0.25
-    again = augment(batch, draws(0, 0, ids, sizes, augment.specs))
-    assert torch.equal(views, again)
-    for row in range(5):  # row i and row B + i are views of image i: alone they are the same
-        one = Batch(*(part[row : row + 1] for part in batch[:5]), 0)
-        alone = augment(one, draws(0, 0, ids[row : row + 1], sizes[row : row + 1], augment.specs))
-        torch.testing.assert_close(views[[row, 5 + row]], alone, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", [k for k in (*METRIC_LOSSES, *HEADS) if k != "pml"])
-def test_a_metric_loss_takes_labelled_rows_and_gives_one_number(name):
-    torch.manual_seed(0)
-    table = {**METRIC_LOSSES, **HEADS}
-    loss_fn = build(table, Component(kind=name), section="loss", num_classes=3, dim=9)
-    names = list(inspect.signature(loss_fn.forward).parameters)
-    assert names == ["embeddings", "labels", "ids", "ref", "miner", "counts"]
-    x = torch.randn(9, 9, requires_grad=True)
-    labels, ids = torch.arange(9) % 3, torch.arange(9)
-    loss = loss_fn(x, labels, ids=ids)
-    assert loss.shape == ()
-    assert loss.dtype == torch.float32
-    (gradient,) = torch.autograd.grad(loss, x)
-    assert bool(gradient.isfinite().all())
-    assert bool(gradient.any())

@@ -147,15 +147,20 @@ TRAIN = ("steps=2", "run.save_steps=1", "run.monitor_steps=1")
 TEMPORARY = ".recipe.json.tmp .run.json.tmp .DONE.tmp .init.tmp heartbeat/.rank-0.json.tmp"
 
 
-@pytest.mark.parametrize("is_folder", [False, True])
+FOLDERS = ("checkpoints", "heartbeat", "init", "checkpoints/step-00000001")
+FILES = (
+    *("metrics.jsonl", "recipe.json", "data.json", "run.json", "MANIFEST.json", "lock", "DONE"),
+    *("PREEMPTED", "FAILED", "quarantine.jsonl", "bad_steps.0.jsonl", "checkpoints/latest"),
+    *("heartbeat/rank-0.json", "heartbeat/rank-0.stacks.txt"),
+    f"{TEMPORARY} checkpoints/.latest.tmp",
+)
+
+
 @pytest.mark.parametrize(
-    "planted",
+    ("planted", "is_folder"),
     [
-        *("metrics.jsonl", "recipe.json", "data.json", "run.json", "MANIFEST.json", "lock"),
-        *("DONE", "PREEMPTED", "FAILED", "quarantine.jsonl", "bad_steps.0.jsonl"),
-        *("checkpoints", "heartbeat", "init", f"{TEMPORARY} checkpoints/.latest.tmp"),
-        *("heartbeat/rank-0.json", "heartbeat/rank-0.stacks.txt"),
-        *("checkpoints/latest", "checkpoints/step-00000001"),
+        *((name, False) for name in (*FILES, "checkpoints")),
+        *((name, True) for name in (*FOLDERS, "metrics.jsonl", "run.json", "lock")),
     ],
 )
 def test_training_in_a_planted_folder_writes_nowhere_else(

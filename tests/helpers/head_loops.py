@@ -64,7 +64,7 @@ def psi(cos, m=4):
     return (-1) ** k * torch.cos(m * angle) - 2 * k
 
 
-def multiplied(with_weight, m=4, lam=0.0, psi=psi):
+def multiplied(with_weight, m=4, lam=0.0):
     def logits(row, label, head):
         cosines = [cosine(row, w) for w in head.weight]
         cosines[label] = (lam * cosines[label] + psi(cosines[label], m)) / (1 + lam)
@@ -79,22 +79,18 @@ def softmax(row, label, head):
     return [row @ w + b for w, b in zip(layer.weight, layer.bias, strict=True)]
 
 
-def sub_centers(of_class=max):
-    def logits(row, label, head):
-        groups = head.weight.unflatten(0, (-1, 3))
-        cosines = [of_class([cosine(row, w) for w in group]) for group in groups]
-        return [64 * (arc if c == label else same)(v) for c, v in enumerate(cosines)]
-
-    return classified(logits)
+def sub_centers(row, label, head):
+    groups = head.weight.unflatten(0, (-1, 3))
+    cosines = [max(cosine(row, w) for w in group) for group in groups]
+    return [64 * (arc if c == label else same)(v) for c, v in enumerate(cosines)]
 
 
-def circle(gamma=256, own_optimum=1.25, other_optimum=-0.25, weighted=True):
+def circle(gamma=256):
     def logits(row, label, head):
         logits = []
         for c, w in enumerate(head.weight):
             v = cosine(row, w)
-            gap = own_optimum - v.item() if c == label else v.item() - other_optimum
-            weight = max(gap, 0) if weighted else 1
+            weight = max(1.25 - v.item() if c == label else v.item() + 0.25, 0)
             logits.append(gamma * weight * (v - 0.75 if c == label else v - 0.25))
         return logits
 
@@ -113,29 +109,28 @@ def proxy_nca(form="paper", scale=1.0):
     return value
 
 
-def proxy_anchor(alpha=32, over="present", pushed="all", sign=1):
+def proxy_anchor(alpha=32):
     def value(x, y, head):
         pulls, pushes = [], []
         for c, p in enumerate(head.proxies):
             s = [cosine(row, p) for row in x]
             own = [torch.exp(-alpha * (v - 0.1)) for v, at in zip(s, y, strict=True) if at == c]
-            far = [alpha * (v + sign * 0.1) for v, at in zip(s, y, strict=True) if at != c]
-            pulls += [torch.log1p(sum(own))] if own else [0 * p.sum()] * (over == "all")
-            if own or pushed == "all":
-                pushes.append(torch.log1p(sum(map(torch.exp, far))) if far else 0 * p.sum())
+            far = [alpha * (v + 0.1) for v, at in zip(s, y, strict=True) if at != c]
+            pulls += [torch.log1p(sum(own))] if own else []
+            pushes.append(torch.log1p(sum(map(torch.exp, far))) if far else 0 * p.sum())
         return mean(pulls) + mean(pushes)
 
     return value
 
 
-def soft_triple(tau=0.2, hard=False):
+def soft_triple(tau=0.2):
     def value(x, y, head):
         values = []
         for row, label in zip(x, y, strict=True):
             logits = []
             for c, centers in enumerate(head.weight):
                 s = torch.stack([cosine(row, w) for w in centers])
-                soft = s.max() if hard else (torch.softmax(s / 0.1, 0) * s).sum()
+                soft = (torch.softmax(s / 0.1, 0) * s).sum()
                 logits.append(20 * (soft - 0.01 * (c == label)))
             values.append(entropy(logits, label))
         classes, k = head.weight.shape[:2]
@@ -178,5 +173,5 @@ HEAD_LOOPS = {
     "soft_triple": soft_triple(),
     "softmax": classified(softmax),
     "sphereface": multiplied(with_weight=False),
-    "sub_center_arcface": sub_centers(),
+    "sub_center_arcface": classified(sub_centers),
 }

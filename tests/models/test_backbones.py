@@ -1,9 +1,10 @@
-"""Every backbone gives one row an image; the stem follows the image size; wrong names fail."""
+"""Every backbone gives one row an image; the stem follows the image size; wrong names fail.
+
+That a backbone is its library's network without the head: weights/test_families.py.
+"""
 
 import pytest
-import timm
 import torch
-import torchvision
 from torch import nn
 
 from sslpipe.errors import RecipeError
@@ -63,27 +64,6 @@ def test_a_stem_that_does_not_fit_is_a_warning_and_one_that_fits_is_none():
     assert "'imagenet'" in message
     assert "32 px" in message
     assert "'small'" in message
-
-
-def test_a_torchvision_backbone_is_torchvisions_network_without_its_head():
-    torch.manual_seed(3)
-    ours = build_backbone(component("torchvision/resnet18"), crop_px=224).eval()
-    torch.manual_seed(3)
-    theirs = torchvision.models.resnet18().eval()
-    theirs.fc = nn.Identity()
-    images = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        assert torch.equal(ours(images), theirs(images))
-
-
-def test_a_timm_backbone_is_timms_network_without_its_head():
-    torch.manual_seed(3)
-    ours = build_backbone(component("timm/resnet10t"), crop_px=224).eval()
-    torch.manual_seed(3)
-    theirs = timm.create_model("resnet10t", num_classes=0).eval()
-    images = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        assert torch.equal(ours(images), theirs(images))
 
 
 @pytest.mark.parametrize(

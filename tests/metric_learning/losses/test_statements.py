@@ -1,11 +1,11 @@
-"""Properties that papers state of a loss: bounds, limits, gradients at special points."""
+"""Bounds and special points of what losses are made of; their formulas: test_losses.py."""
 
 import pytest
 import torch
 
 from sslpipe.metric_learning import METRIC_LOSSES
-from sslpipe.metric_learning.losses.pairwise import NEVER, compare, masked_lse, unit
-from tests.helpers.metric_rows import LABELS, rows, sizes_of, value_and_grad
+from sslpipe.metric_learning.losses.pairwise import NEVER, compare, masked_lse
+from tests.helpers.metric_rows import rows, sizes_of, value_and_grad
 
 
 def test_no_loss_falls_without_bound():
@@ -16,46 +16,6 @@ def test_no_loss_falls_without_bound():
         if name not in ("pml", "n_pair"):  # n_pair: its penalty is above 0 here
             loss = METRIC_LOSSES[name](**sizes_of(name)).double()
             assert loss(x, labels).item() >= 0
-
-
-def test_a_low_temperature_looks_at_the_hardest_negatives():
-    x = unit(torch.tensor([[1.0, 0, 0], [0.8, 0.6, 0], [0.9, 0, 0.436], [0.1, 0, 0.995]]).double())
-    labels = torch.tensor([0, 0, 1, 2])
-    pulls = []
-    for temperature in (0.05, 5.0):
-        loss = METRIC_LOSSES["nt_xent"](temperature=temperature, reduction="none")
-        s = (x @ x.T).requires_grad_()
-        batch, pairs = compare(x, labels, None, None)
-        batch = batch._replace(anchors=s, columns=torch.eye(4, dtype=torch.float64))
-        term = loss.rule(batch, pairs, temperature=temperature)[0]
-        grad = torch.autograd.grad(term.total[0], s)[0][0]
-        pulls.append(float(grad[2] / (grad[2] + grad[3])))
-    assert pulls[0] > 0.99 > 0.6 > pulls[1]
-
-
-def test_distances_on_the_sphere_and_the_gradient_of_normalising():
-    x = rows().requires_grad_()
-    batch, _ = compare(unit(x), torch.tensor(LABELS), None, None)
-    torch.testing.assert_close(batch.distances("squared"), 2 - 2 * batch.similarities())
-    (grad,) = torch.autograd.grad(METRIC_LOSSES["sup_con"]()(x, torch.tensor(LABELS)), x)
-    assert float((grad * x.detach()).sum(1).abs().max()) < 1e-12  # across x
-    row = x[0].detach()
-    jacobian = torch.autograd.functional.jacobian(lambda r: unit(r[None])[0], row)
-    length, u = row.norm(), row / row.norm()
-    torch.testing.assert_close(jacobian, (torch.eye(6, dtype=torch.float64) - u.outer(u)) / length)
-
-
-@pytest.mark.parametrize("kind", ["euclidean", "squared", "cosine"])
-def test_only_the_plain_distance_keeps_the_triangle_inequality(kind):
-    points = unit(rows(size=30, dim=3))
-    batch, _ = compare(points, torch.arange(30), None, None)
-    d = batch.distances(kind)
-    assert float(d.min()) >= -1e-12
-    torch.testing.assert_close(d, d.T)
-    assert float(d.diagonal().abs().max()) < 1e-7
-    assert float((d + torch.eye(30)).min()) > 1e-6  # zero for equal points alone
-    detour = (d[:, :, None] + d[None]).amin(1)
-    assert bool((d <= detour + 1e-9).all()) == (kind == "euclidean")
 
 
 @pytest.mark.parametrize("kind", ["euclidean", "squared"])
