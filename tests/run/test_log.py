@@ -1,5 +1,7 @@
 import importlib
+import json
 import os
+import struct
 import subprocess
 import sys
 
@@ -115,6 +117,24 @@ def test_tensorboard_gets_the_numbers(tmp_path):
     assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(3, 1.5)]
 
 
+def wandb_records(path):
+    """Wandb's own messages in the file that `wandb sync` uploads: a log as LevelDB writes it."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    raw, place, message = path.read_bytes(), 7, b""
+    assert raw[:4] == b":W&B"
+    while place < len(raw):
+        if (left := -place % 32768) and left < 7:  # a header does not fit into the block
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", raw, place)
+        message += raw[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            yield Record.FromString(message)
+            message = b""
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_wandb_works_offline_and_no_secret_is_written(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -127,7 +147,12 @@ def test_wandb_works_offline_and_no_secret_is_written(tmp_path, monkeypatch):
         log.close()
         importlib.import_module("wandb").teardown()  # its service outlives the run, as it may
     run = next((tmp_path / "wandb").glob("offline-run-*"))
-    assert next(run.glob("*.wandb")).stat().st_size > 0
+    items = [record.history.item for record in wandb_records(next(run.glob("*.wandb")))]
+    logged = [
+        {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in each} for each in items
+    ]
+    (line,) = [each for each in logged if "train/loss" in each]
+    assert (line["_step"], line["train/loss"]) == (3, 1.5)
     config = b"".join(p.read_bytes() for p in run.rglob("*") if p.is_file())
     assert SECRET.encode() not in config
 
