@@ -15,8 +15,7 @@ import torch
 from torch.nn.functional import normalize
 
 from benchmarks.common import machine, parser, print_table, save
-from sslpipe.evaluation.exact import fixed_point_units
-from sslpipe.evaluation.neighbours import nearest_units
+from sslpipe.evaluation.neighbours import fixed_point_units, nearest
 
 WIDTH, TOP, TURNS = 512, 10, 3
 
@@ -47,7 +46,7 @@ def main() -> None:
         for _ in range(TURNS):
             spent, (_, theirs_found) = seconds(lambda q=queries: index.search(q.numpy(), TOP))
             theirs.append(spent)
-            spent, found = seconds(lambda q=own: nearest_units(units, q, TOP))
+            spent, found = seconds(lambda q=own: nearest(units, q, TOP, units=True))
             ours.append(spent)
         same = (torch.from_numpy(theirs_found) == found.indices).float().mean()
         table.append((count, min(ours), min(theirs), min(theirs) / min(ours), float(same)))

@@ -42,7 +42,7 @@ from benchmarks.views import CONTENDERS, markdown, table
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.few_shot import few_rows
+from sslpipe.evaluation.knn import few_rows
 from sslpipe.recipe import load_recipe
 from tests.helpers.dataset import write_dataset
 

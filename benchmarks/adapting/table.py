@@ -53,8 +53,7 @@ from sslpipe.data.index import Split, load_index
 from sslpipe.evaluation.difference import bootstrap_means95
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.features import pixel_features
-from sslpipe.evaluation.few_shot import few_rows
-from sslpipe.evaluation.knn import knn_results
+from sslpipe.evaluation.knn import few_rows, knn_results
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_backbone
 

@@ -172,7 +172,7 @@ def suite(
         metadata = {"seed": seed, **work.model_metadata(backbone, index, names, others)}
         sets = work.embed_model(
             Path(model), backbone, index, splits, compared,
-            untrained_seed=seed if baselines else None,
+            untrained_seed=seed if baselines else None, left_out=not_measured,
             batch_size=batch_size, num_workers=num_workers, device=target,
         )  # fmt: skip
         leaks = work.find_leaks(splits, sets, num_workers) if leakage else None

@@ -199,11 +199,13 @@ def embed_model(
     splits: tuple[Split, Split],
     compared: Compared,
     untrained_seed: int | None,
+    left_out: list[str],
     **options: Any,
 ) -> Sets:
     """Embed both splits by a model; what it has to beat and other networks when their turn comes.
 
-    Without a seed there is no baseline of random weights.
+    Without a seed there is no baseline of random weights. `left_out` gets a sentence on pixels that
+    are too many.
     options: batch_size, num_workers and device of `embed`.
     """
     config = backbone.config
@@ -226,7 +228,7 @@ def embed_model(
         sets[other.name] = partial(embed_other, other, splits, **options)
     if untrained is not None:
         sets["random"] = partial(embed_pair, "random", untrained, **own)
-    sets["pixels"] = partial(embed_pixels, **own)
+    sets["pixels"] = partial(embed_pixels, **own, left_out=left_out)
     return sets
 
 

@@ -15,9 +15,8 @@ from sslpipe.curate.results import COLUMN
 from sslpipe.curate.scan import Samples, scan
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.exact import fixed_point_units
 from sslpipe.evaluation.features import Progress
-from sslpipe.evaluation.neighbours import nearest, nearest_units
+from sslpipe.evaluation.neighbours import fixed_point_units, nearest
 
 Pair = tuple[Embeddings, Embeddings]
 Integers = NDArray[np.int64]
@@ -88,7 +87,7 @@ def _near(rows: Pair, pixels: Pair, channels: int) -> Integers:
     bank, queries = (small_pictures(each.features, channels) for each in pixels)  # (N, C, S, S)
     units = _units(bank)
     for pictures in (queries, queries.flip(3)):
-        near = nearest_units(units, _units(pictures), 1)
+        near = nearest(units, _units(pictures), 1, units=True)
         alike = np.flatnonzero(near.similarities[:, 0].numpy() >= ALIKE)
         pairs.append(np.stack([of_train[near.indices[alike, 0].numpy()], of_test[alike]], 1))
     return np.unique(np.concatenate(pairs), axis=0)

@@ -8,8 +8,7 @@ what is better). Start reading at `result.py`, which every evaluation returns, t
 
 from collections.abc import Callable
 
-from sslpipe.evaluation.few_shot import few_shot_knn
-from sslpipe.evaluation.knn import knn_results
+from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.nuisance import nuisance
 from sslpipe.evaluation.result import Result

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation.exact import Neighbours, best
-from sslpipe.evaluation.neighbours import SPARE, exactly, nearest_units
+from sslpipe.evaluation.neighbours import SPARE, Neighbours, best, exact_cosines, nearest
 from sslpipe.portable import sha256_of
 
 LEAST_ROWS = 100_000  # fewer are compared with a query in some hundredths of a second
@@ -65,7 +64,7 @@ class Approximate:
         """Find about the k nearest rows of each query, ranked by exact cosines.
 
         Args:
-            bank: (N, F) the rows, as `exact.fixed_point_units` returns them.
+            bank: (N, F) the rows, as `neighbours.fixed_point_units` returns them.
             queries: (Q, F), alike.
             k: At least 1.
             allowed: (N,) bool, of rows that may be found; None: all.
@@ -92,7 +91,7 @@ def import_faiss() -> Any:
 
 
 def write_approximate(rows: Tensor, path: Path) -> Made:
-    """Write an inverted file of rows, (N, F) as `exact.fixed_point_units` returns them.
+    """Write an inverted file of rows, (N, F) as `neighbours.fixed_point_units` returns them.
 
     As many lists are looked into as recall needs; it is measured on MEASURED of the rows, each
     searched among all others.
@@ -109,7 +108,7 @@ def write_approximate(rows: Tensor, path: Path) -> Made:
     places = torch.arange(MEASURED) * len(rows) // MEASURED
     own = torch.arange(len(rows))
     # (MEASURED, TOP)
-    true = nearest_units(rows, rows[places], TOP, bank_ids=own, query_ids=places).indices
+    true = nearest(rows, rows[places], TOP, units=True, bank_ids=own, query_ids=places).indices
     looked, recall = 1, 0.0
     while looked <= max(1, lists // MOST_LOOKED):
         near = _search(index, looked, rows, rows[places], TOP + 1).indices
@@ -140,5 +139,7 @@ def _search(
         queries.numpy(), min(len(bank), k + SPARE), params=faiss.SearchParametersIVF(**settings)
     )[1]
     rows = torch.from_numpy(proposed)  # (Q, n) int64, -1 where there are no more
-    similarities = exactly(bank, queries, rows.clamp_min(0))
-    return best(similarities.masked_fill_(rows < 0, -torch.inf), rows, min(k, rows.shape[1]))
+    similarities = torch.full(rows.shape, -torch.inf)
+    there = (rows >= 0).nonzero(as_tuple=True)
+    similarities[there] = exact_cosines(bank, rows[there], queries, there[0])
+    return best(similarities, rows, k)

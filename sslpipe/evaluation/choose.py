@@ -231,7 +231,8 @@ def choose_power(
     scores: dict[float | None, list[float]] = {power: [] for power in (None, *POWERS)}
     for own in _halves(labels, seed):
         each = max(2, MOST_SCORED // len(own))  # images of a class
-        queries = np.concatenate([np.flatnonzero(labels == label)[:each] for label in own])
+        some = own[: MOST_SCORED // 2]  # two rows of a class at least: more are never used
+        queries = np.concatenate([np.flatnonzero(labels == label)[:each] for label in some])
         half = rows.rows(torch.from_numpy(queries[:MOST_SCORED]))
         others = torch.from_numpy(np.flatnonzero(~np.isin(labels, own))).to(rows.ids.device)
         fitted = fit_powers(rows, POWERS, floor, dims, some=others)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+LEAST_CLASSES = 10  # for an interval over classes; of fewer, their spread is hardly known
 Z95 = 1.959963984540054  # the normal distribution's 97.5 % quantile
 
 Interval = tuple[float, float]
@@ -93,11 +94,17 @@ def mean_over_seeds(values: Sequence[float]) -> tuple[float, float, Interval]:
     return mean, spread, (mean - half, mean + half)
 
 
-def class_means95(values: Floats, classes: Integers) -> list[Interval]:
-    """Compute (Q, columns)' intervals as `paired_means` does, against nothing."""
+def means95(values: Floats, classes: Integers) -> tuple[list[Interval], str]:
+    """Compute intervals of the means of (Q, columns), and say over what: "classes" or "queries".
+
+    Queries of a class stand or fall together: of LEAST_CLASSES classes or more whole classes are
+    left out, as in `paired_means`; else it is a bootstrap, too short where they do.
+    """
+    if len(np.unique(classes)) < LEAST_CLASSES:
+        return bootstrap_means95(values), "queries"
     nothing = np.zeros(len(values))
     ends = (paired_means(column, nothing, classes).interval95 for column in values.T)
-    return [(max(0.0, low), high) for low, high in ends]
+    return [(max(0.0, low), high) for low, high in ends], "classes"
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

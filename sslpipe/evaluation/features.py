@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import adaptive_avg_pool2d
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import DatasetIndex, Split, load_index
@@ -18,6 +19,9 @@ from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.recipe.base import Component
 
 PIXELS_PX = 32  # larger images are reduced: 3 x 224 x 224 numbers a sample are no baseline
+# numbers of a split's pixels, above which sides are halved: searching them, and their principal
+# axes, must not take longer than the networks; but not below LEAST_PX
+MOST_PIXELS, LEAST_PX = 2**26, 8
 
 # (title, number of samples) -> a context that is called with the number done since
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -100,11 +104,14 @@ def embed_pixels(
     return train, test
 
 
-def pixel_features(*splits: Split, view: EvalView, **options: Any) -> list[Embeddings]:
+def pixel_features(
+    *splits: Split, view: EvalView, left_out: list[str] | None = None, **options: Any
+) -> list[Embeddings]:
     """Flatten each split's pixels, in [0, 1] at the view's size: (N, C S S) features.
 
-    Views larger than PIXELS_PX are made again at that size. Where red, green and blue are equal
-    in every image of all splits, one channel is kept, (N, S S): cosines do not change.
+    Views larger than PIXELS_PX are made again at that size, and sides halved while a split has
+    more than MOST_PIXELS numbers, which `left_out` gets a sentence on. Where red, green and blue
+    are equal in every image of all splits, one channel is kept, (N, S S): cosines do not change.
     """
     count = len(splits[0].image_type.channels)
     scale = min(1.0, PIXELS_PX / view.crop_px)
@@ -115,13 +122,24 @@ def pixel_features(*splits: Split, view: EvalView, **options: Any) -> list[Embed
         std=(1.0,) * count,
     )
     splits_rows = [embed(nn.Flatten(), raw, split, **options) for split in splits]
-    channels = [rows.features.view(len(rows.ids), count, -1) for rows in splits_rows]
-    if count == 3 and all(bool((c == c[:, :1]).all()) for c in channels):
-        return [
-            rows._replace(features=c[:, 0].contiguous())
-            for rows, c in zip(splits_rows, channels, strict=True)
-        ]
-    return splits_rows
+    side = raw.crop_px
+    pictures = [rows.features.view(len(rows.ids), count, side, side) for rows in splits_rows]
+    if count == 3 and all(bool((each == each[:, :1]).all()) for each in pictures):
+        pictures = [each[:, :1] for each in pictures]
+    most = max(pictures, key=torch.Tensor.numel)
+    while side // 2 >= LEAST_PX and most.numel() * side**2 > MOST_PIXELS * raw.crop_px**2:
+        side //= 2
+    if side < raw.crop_px:
+        pictures = [adaptive_avg_pool2d(each, side) for each in pictures]
+        if left_out is not None:
+            left_out.append(
+                f"pixels at {raw.crop_px} px: of {len(most):,} images they are more than "
+                f"{MOST_PIXELS:,} numbers; measured at {side} px"
+            )
+    return [
+        rows._replace(features=each.flatten(1).contiguous())
+        for rows, each in zip(splits_rows, pictures, strict=True)
+    ]
 
 
 def random_backbone(component: Component, crop_px: int, seed: int = 0) -> Backbone:

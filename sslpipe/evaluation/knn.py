@@ -1,4 +1,4 @@
-"""k nearest neighbours by cosine: the label of a query from the labels around it."""
+"""k nearest neighbours by cosine: the label of a query from the labels around it, all or a few."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
+from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
-from sslpipe.evaluation.exact import Neighbours
 from sslpipe.evaluation.groups import GroupCodes, by_value, hidden_ids
-from sslpipe.evaluation.neighbours import Search, nearest
+from sslpipe.evaluation.neighbours import Neighbours, Search, nearest
 from sslpipe.evaluation.result import Result, accuracy, check_known
+from sslpipe.random import permutation
 
 Vote = Literal["weighted", "majority"]
 Votes = Literal["weighted", "majority", "both"]
@@ -84,27 +85,23 @@ def embeddings_from_arrays(
     not fit, or a number beyond float32 or int64, is a DataError.
     """
     rows = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features))
-    if rows.dim() != 2 or not rows.dtype.is_floating_point or not rows.numel():
-        raise DataError(
-            f"{side}_features must be floats of shape (rows, features), not "
-            f"{str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape)}"
-        )
     numbers = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        raise DataError(
-            f"{side}_labels must be integers of shape (rows,), not "
-            f"{numbers.dtype} {numbers.shape}; number the classes 0, 1, ..."
-        )
-    if len(numbers) != len(rows):
-        raise DataError(
-            f"{side}_features has {len(rows)} rows and {side}_labels {len(numbers)}; "
-            "each row needs one label"
-        )
-    if int(numbers.max()) > np.iinfo(np.int64).max:
-        raise DataError(f"{side}_labels reaches {numbers.max()}, beyond int64; number the classes")
-    ids = torch.arange(len(rows))
-    known = Embeddings(rows.detach().float(), torch.from_numpy(numbers.astype(np.int64)), ids)
-    return known.to(rows.device)
+    wrong = ""
+    if rows.dim() != 2 or not rows.dtype.is_floating_point or not rows.numel():
+        dtype = str(rows.dtype).removeprefix("torch.")
+        wrong = f"features must be floats of shape (rows, features), not {dtype} {(*rows.shape,)}"
+    elif numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        wrong = f"labels must be integers of shape (rows,), not {numbers.dtype} {numbers.shape}"
+        wrong += "; number the classes 0, 1, ..."
+    elif len(numbers) != len(rows):
+        wrong = f"features has {len(rows)} rows and {side}_labels {len(numbers)}; "
+        wrong += "each row needs one label"
+    elif int(numbers.max()) > np.iinfo(np.int64).max:
+        wrong = f"labels reaches {numbers.max()}, beyond int64; number the classes"
+    if wrong:
+        raise DataError(f"{side}_{wrong}")
+    numbered = torch.from_numpy(numbers.astype(np.int64)), torch.arange(len(rows))
+    return Embeddings(rows.detach().float(), *numbered).to(rows.device)
 
 
 def knn_accuracies(bank: Embeddings, queries: Embeddings, **options: Any) -> dict[str, float]:
@@ -125,10 +122,7 @@ def knn_results(
     by: GroupCodes | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
-    """Score each k (and each vote, with "both"), all from one exact search.
-
-    Collective: of several processes, each searches its share of the bank; all get the results of
-    one process, bit for bit.
+    """Score each k (and each vote, with "both"), all from one exact search. Collective.
 
     Args:
         bank: Features of any scale, compared by cosine; every row labelled, by any int64 >= 0. May
@@ -242,3 +236,82 @@ def _vote(neighbours: Neighbours, labels: Tensor, k: int, temperature: float, vo
         winner = tied.to(torch.uint8).argmax(dim=1, keepdim=True)  # the first of them
         predicted.append(voters.gather(1, winner)[:, 0].cpu().numpy())
     return np.concatenate(predicted)
+
+
+def few_shot_knn(
+    bank: Embeddings,
+    queries: Embeddings,
+    *,
+    labels_per_class: int,
+    k: Sequence[int] = (10,),
+    draws: int = 5,
+    seed: int = 0,
+    temperature: float = INSTDISC_TEMPERATURE,
+    vote: Vote = "weighted",
+    process: Rank = Rank(),  # noqa: B008 (immutable)
+) -> list[Result]:
+    """Average top-1 over banks of a few labels per class; one result for each k.
+
+    Draw d takes labels_per_class rows of each class, chosen by hashes of seed, d and the row's
+    place among the sorted ids: the same rows for every backbone.
+
+    Args:
+        bank: Labelled rows to draw from.
+        queries: Labelled rows to score.
+        labels_per_class: Rows of each class in a bank.
+        k: Numbers of neighbours.
+        draws: Banks, at least 2.
+        seed: Of the draws.
+        temperature: T > 0 of the weighted vote.
+        vote: "weighted" or "majority".
+        process: This process; see `knn_results`.
+
+    Returns:
+        details["draws"]: the accuracy of each; details["spread"]: their standard deviation (n - 1).
+        The interval is over queries and draws.
+
+    Raises:
+        DataError: A class has fewer rows.
+    """
+    check_pair(bank, queries)
+    if draws < 2:
+        raise DataError(f"draws = {draws}: a spread needs at least 2")
+    labels = queries.labels.cpu().numpy()
+    options: dict[str, Any] = {"k": k, "temperature": temperature, "vote": vote}
+    banks = (bank.rows(few_rows(bank, labels_per_class, seed, draw)) for draw in range(draws))
+    predicted = [knn_predictions(few, queries, process=process, **options) for few in banks]
+    results, size = [], labels_per_class * len(torch.unique(bank.labels))
+    for each in predicted[0]:
+        hits = np.stack([of_draw[each] == labels for of_draw in predicted])  # (draws, Q)
+        accuracies, name = hits.mean(axis=1), protocol_id(each, temperature, vote)
+        name += f" {labels_per_class}/class draws={draws} seed={seed}"
+        value, interval = float(accuracies.mean()), bootstrap95(hits)
+        details = {"draws": accuracies.tolist(), "spread": float(accuracies.std(ddof=1))}
+        counted = (len(labels), size, details)
+        results.append(Result(name, "top1", value, interval, *counted, draw_hits=hits))
+    return results
+
+
+def few_rows(bank: Embeddings, labels_per_class: int, seed: int, draw: int) -> Tensor:
+    """Choose the rows of one draw, sorted, (classes * labels_per_class,) int64."""
+    order = torch.argsort(bank.ids).cpu().numpy()  # so that the rows' own order does not matter
+    shuffled = order[permutation(len(order), seed, draw)]
+    labels = bank.labels.cpu().numpy()
+    members, places = by_class(shuffled, labels)
+    chosen = members[places < labels_per_class]
+    known, counts = np.unique(labels[chosen], return_counts=True)
+    if (lacking := np.flatnonzero(counts < labels_per_class)).size:
+        raise DataError(
+            f"class {known[lacking[0]]} has {counts[lacking[0]]} rows in the bank, fewer than the "
+            f"{labels_per_class} labels per class requested"
+        )
+    return torch.from_numpy(np.sort(chosen)).to(bank.features.device)
+
+
+def by_class(
+    rows: NDArray[np.int64], labels: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sort row numbers by their labels, in each class as they come; with each one's place there."""
+    members = rows[np.argsort(labels[rows], kind="stable")]
+    own = labels[members]
+    return members, np.arange(len(members)) - np.searchsorted(own, own)

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.evaluation.against import KNN, PER_QUERY
-from sslpipe.evaluation.difference import bootstrap95, wilson95
+from sslpipe.evaluation.difference import bootstrap95, means95, wilson95
 from sslpipe.evaluation.result import Result
-from sslpipe.evaluation.retrieval import means95
 
 
 def leakage_of(

@@ -6,13 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, by_value
-from sslpipe.evaluation.knn import check_pair
+from sslpipe.evaluation.knn import by_class, check_pair
 from sslpipe.evaluation.logistic import Linear, axes_with_variance, fit_logistic, predict
 from sslpipe.evaluation.result import Result, accuracy
 from sslpipe.random import permutation
@@ -213,15 +212,6 @@ def holdout_rows(train: Embeddings, fraction: float, seed: int) -> Tensor:
     held = np.zeros(len(labels), bool)
     held[members[places < shares[np.searchsorted(known, labels[members])]]] = True
     return torch.from_numpy(held).to(train.features.device)
-
-
-def by_class(
-    rows: NDArray[np.int64], labels: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sort row numbers by their labels, in each class as they come; with each one's place there."""
-    members = rows[np.argsort(labels[rows], kind="stable")]
-    own = labels[members]
-    return members, np.arange(len(members)) - np.searchsorted(own, own)
 
 
 def standardisation(features: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,39 +1,54 @@
 """Exact nearest neighbours by cosine, with ties in a fixed order, wherever they are searched.
 
-Float32 products, of torch or faiss, whose error is bounded, propose rows; the similarities of these
-are then computed exactly (`exact`), so that the neighbours do not depend on who proposes, on tile,
-device or number of processes.
-`exact.among_all`, which compares everything, is the oracle.
+Unit vectors are rounded to multiples of 2^-24, which float32 holds exactly. A product of two
+components is then a multiple of 2^-48, and the sum of any of them fits into float64 without
+rounding (it is at most 1): a similarity computed in float64 depends on the two vectors only, not
+on the order of the sum, the tile, the library or the machine. It is rounded to float32; equal
+similarities rank by the lower row of the bank.
+
+Float32 products, of torch or faiss, whose error is bounded, propose rows, and only those that may
+be among the nearest are compared exactly. `among_all`, which compares everything, is the oracle.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.errors import DataError
-from sslpipe.evaluation.exact import (
-    Neighbours,
-    among_all,
-    best,
-    fixed_point_units,
-    float32_error,
-)
 from sslpipe.evaluation.result import check_known
 from sslpipe.precision import full_float32
 
 Search = Literal["torch", "faiss"]
+Hidden = tuple[Tensor, Tensor] | None  # (N,) and (Q,): a query finds no row of its own number
 
-CPU_NUMBERS = 2**23  # similarities of a tile on the CPU: 32 MiB
+PART_ROWS = 4096  # rows converted to float64 at a time
+EXACT_NUMBERS = 2**21  # float64 similarities of a tile; 32 times as many on a GPU
+WIDE_NUMBERS = 2**23  # components of a bank in float64 at a time: 64 MiB
+CPU_NUMBERS = 2**23  # float32 similarities of a tile on the CPU: 32 MiB
 MOST_NUMBERS = 2**28  # on a GPU: 1 GiB
-RANKED_NUMBERS = 2**17  # components of proposed rows at a time; 128 times as many on a GPU
+PROPOSED_NUMBERS = 2**21  # rows that are proposed for many queries at a time
+PAIRED_NUMBERS = 2**17  # components of pairs at a time; 128 times as many on a GPU
 PART_BYTES = 2**27  # of a bank on the CPU that is searched at a time: its unit rows are a copy
 FAISS_MOST = 2048  # neighbours that faiss finds on a GPU
 SPARE = 32  # rows proposed beyond k: most queries are then proved complete
-# rows of a bank for each one proposed, up to which it costs less to compare all of them exactly
-WHOLE = 32
+
+
+class Neighbours(NamedTuple):
+    """The nearest rows of some queries, (Q, k) int64, and their cosines, (Q, k) float32."""
+
+    indices: Tensor
+    similarities: Tensor
+
+    def of(self, queries: Tensor | slice) -> "Neighbours":
+        """Select some queries."""
+        return Neighbours(self.indices[queries], self.similarities[queries])
+
+    def put(self, queries: Tensor | slice, others: "Neighbours") -> None:
+        """Replace what was found for some queries."""
+        self.indices[queries], self.similarities[queries] = others
 
 
 def nearest(
@@ -41,6 +56,7 @@ def nearest(
     queries: Tensor,
     k: int,
     *,
+    units: bool = False,
     search: Search = "torch",
     bank_ids: Tensor | None = None,
     query_ids: Tensor | None = None,
@@ -49,81 +65,109 @@ def nearest(
     """Find the k nearest rows of the bank for each query, the same bit for bit on all. Collective.
 
     Each process moves its share of the bank to where the queries are and searches it, on the CPU
-    part by part; what the parts name as nearest is merged by exact similarities.
+    part by part.
 
     Args:
         bank: (N, F) float32, any scale, on any device.
         queries: (Q, F) float32, any scale.
         k: At least 1; more than a query may find is a DataError.
+        units: Whether all rows are as `fixed_point_units` returns them, on one device: nothing is
+            copied, and queries may be the bank itself.
         search: "torch" or "faiss"; both find the same neighbours.
         bank_ids: (N,) int64; with query_ids, a query never finds a row of its own id.
         query_ids: (Q,) int64.
         process: This process; the other arguments are the same on all.
     """
-    check_known("search", search, ("faiss", "torch"))
+    check_known("search", search, sorted(get_args(Search)))
     check_k(len(bank), k, bank_ids, query_ids)
-    device, units, share = queries.device, fixed_point_units(queries), process.share(len(bank))
-    found = None
-    if len(share):  # else this process has no row
-        own = slice(share.start, share.stop)
-        ids = None if bank_ids is None else bank_ids[own], query_ids
-        found = _by_parts(bank[own], units, k, *ids, search=search)
-        found = found._replace(indices=found.indices + share.start)
-    if process.world_size == 1:
-        assert found is not None  # a bank of k rows or more
-        return found
-    # lists of one length: a short one ends with what none may find
-    indices = torch.zeros(1, len(queries), k, dtype=torch.int64, device=device)
-    similarities = torch.full((1, len(queries), k), -torch.inf, device=device)
-    if found is not None:
-        indices[0, :, : found.indices.shape[1]] = found.indices
-        similarities[0, :, : found.indices.shape[1]] = found.similarities
-    shares = all_gather_rows(indices), all_gather_rows(similarities)  # (processes, Q, k) each
-    return _merged([Neighbours(*each) for each in zip(*shares, strict=True)], k)
-
-
-def nearest_units(
-    bank: Tensor,
-    queries: Tensor,
-    k: int,
-    *,
-    bank_ids: Tensor | None = None,
-    query_ids: Tensor | None = None,
-) -> Neighbours:
-    """Do as `nearest` with rows as `exact.fixed_point_units` returns them; nothing is copied.
-
-    Both are on one device, and queries may be the bank itself.
-    """
-    check_k(len(bank), k, bank_ids, query_ids)
-    return _by_parts(bank, queries, k, bank_ids, query_ids, as_units=True)
-
-
-def _by_parts(
-    bank: Tensor,
-    queries: Tensor,
-    k: int,
-    bank_ids: Tensor | None,
-    query_ids: Tensor | None,
-    *,
-    search: Search = "torch",
-    as_units: bool = False,
-) -> Neighbours:
-    """Search a bank where the queries are: on the CPU part by part, for many queries at a time.
-
-    Only queries are units, unless `as_units`; with fewer than k columns where the bank has fewer.
-    """
-    device, propose = queries.device, _by_faiss if search == "faiss" else _by_torch
-    rows = len(bank) if device.type == "cuda" else max(1, PART_BYTES // bank[:1].nbytes)
-    found: Neighbours | None = None
-    for start in range(0, len(bank), rows):
-        part = slice(start, start + rows)
-        units = bank[part] if as_units else fixed_point_units(bank[part].to(device))
-        ids = None if bank_ids is None else bank_ids[part].to(device), query_ids
-        near = _search(units, queries, k, *ids, propose)
-        near = near._replace(indices=near.indices + start)
-        found = near if found is None else _merged([found, near], k)
-    assert found is not None  # the bank has a row
+    device, asked = queries.device, queries if units else fixed_point_units(queries)
+    share, found = process.share(len(bank)), _nothing(len(queries), k, device)
+    step = max(1, len(bank) if device.type == "cuda" else PART_BYTES // bank[:1].nbytes)
+    for start in range(share.start, share.stop, step):
+        part = slice(start, min(start + step, share.stop))
+        rows = bank[part] if units else fixed_point_units(bank[part].to(device))
+        for some in _tiles(len(queries), PROPOSED_NUMBERS // (k + SPARE)):
+            hidden = None
+            if bank_ids is not None and query_ids is not None:
+                hidden = bank_ids[part].to(device), query_ids[some]
+            found.put(some, _with_part(found.of(some), rows, start, asked[some], hidden, search))
+    if process.world_size > 1:
+        shares = (all_gather_rows(each[None]) for each in found)  # (processes, Q, k) each
+        found = _merged(*(Neighbours(*each) for each in zip(*shares, strict=True)))
     return found
+
+
+def _with_part(
+    found: Neighbours, bank: Tensor, first: int, queries: Tensor, hidden: Hidden, search: Search
+) -> Neighbours:
+    """Add a part of the bank, which begins at row `first`, to what was found in those before.
+
+    Of rows in fixed point. What may be nearer than the last that was found is compared exactly; a
+    query of which a nearer row may not be proposed meets the whole part. The host waits for a GPU
+    twice, however many the tiles of products.
+    """
+    k = found.indices.shape[1]
+    margin = float32_error(bank.shape[1]) + 2.0**-23  # of a float32 product, both ways
+    width, propose = min(len(bank), k + SPARE), _by_faiss if search == "faiss" else _by_torch
+    products = queries.new_empty(len(queries), width)
+    rows = torch.empty_like(products, dtype=torch.int64)
+    with full_float32():
+        for some in _tiles(len(queries), tile_numbers(bank.device) // len(bank)):
+            own = None if hidden is None else hidden[0] == hidden[1][some, None]  # (q, N)
+            products[some], rows[some] = propose(bank, queries[some], width, own)
+    least = found.similarities[:, -1]  # of the last of k rows, at least; NaN of damaged ones
+    if width >= k:
+        least = torch.maximum(least, products[:, k - 1] - margin)
+    close = ~((products + margin < least[:, None]) | (products == -torch.inf))
+    asked, place = close.nonzero(as_tuple=True)  # the host waits here
+    similarities = torch.full_like(products, -torch.inf)
+    similarities[asked, place] = exact_cosines(bank, rows[asked, place], queries, asked)
+    similarities.nan_to_num_(torch.inf, torch.inf, -torch.inf)  # of damaged rows: seen, not last
+    nearer = _merged(found, Neighbours(rows + first, similarities))
+    if width < len(bank):
+        last = products[:, -1]  # no row that was not proposed has a larger product
+        doubts = (nearer.similarities[:, -1] <= last + margin) & (last > -torch.inf)
+        doubtful = doubts.nonzero()[:, 0]  # and here
+        if len(doubtful):
+            ids = None if hidden is None else (hidden[0], hidden[1][doubtful])
+            near = among_all(bank, queries[doubtful], k, ids)
+            near = near._replace(indices=near.indices + first)
+            nearer.put(doubtful, _merged(found.of(doubtful), near))
+    return nearer
+
+
+def among_all(bank: Tensor, queries: Tensor, k: int, hidden: Hidden = None) -> Neighbours:
+    """Find the k nearest with every similarity computed exactly; rows in fixed point."""
+    found = _nothing(len(queries), k, bank.device)
+    numbers = EXACT_NUMBERS * (32 if bank.is_cuda else 1)
+    rows = max(1, WIDE_NUMBERS // bank.shape[1])
+    for first in range(0, len(bank), rows):
+        wide = bank[first : first + rows].double()
+        some = torch.arange(first, first + len(wide), device=bank.device)
+        for part in _tiles(len(queries), numbers // len(wide)):
+            similarities = (queries[part].double() @ wide.T).float()  # (q, n)
+            similarities.nan_to_num_(torch.inf, torch.inf, -torch.inf)
+            if hidden is not None:
+                similarities.masked_fill_(hidden[0][some] == hidden[1][part, None], -torch.inf)
+            found.put(part, _merged(found.of(part), best(similarities, some, k)))
+    return found
+
+
+def _tiles(count: int, rows: int) -> Iterator[slice]:
+    """Cut so many rows into pieces."""
+    return (slice(at, at + max(1, rows)) for at in range(0, count, max(1, rows)))
+
+
+def _nothing(queries: int, k: int, device: torch.device) -> Neighbours:
+    """Lists of what none may find, behind which all that is found comes first."""
+    indices = torch.zeros(queries, k, dtype=torch.int64, device=device)
+    return Neighbours(indices, torch.full((queries, k), -torch.inf, device=device))
+
+
+def _merged(*lists: Neighbours) -> Neighbours:
+    """The nearest of all lists, as many as the first one has."""
+    rows, similarities = (torch.cat(columns, dim=1) for columns in zip(*lists, strict=True))
+    return best(similarities, rows, lists[0].indices.shape[1])
 
 
 def check_k(rows: int, k: int, bank_ids: Tensor | None, query_ids: Tensor | None) -> None:
@@ -138,53 +182,60 @@ def check_k(rows: int, k: int, bank_ids: Tensor | None, query_ids: Tensor | None
         raise DataError(f"k = {k} does not fit a bank of {usable} rows; use 1 <= k <= {usable}")
 
 
-def _search(
-    bank: Tensor,
-    queries: Tensor,
-    k: int,
-    bank_ids: Tensor | None,
-    query_ids: Tensor | None,
-    propose: "Propose",
-) -> Neighbours:
-    """Rank what products propose; a query of which a nearer row may lack meets the whole bank.
+def fixed_point_units(rows: Tensor) -> Tensor:
+    """Scale rows to length 1, in multiples of 2^-24, (N, F) float32; zeros stay zeros."""
+    units = torch.empty_like(rows, dtype=torch.float32, memory_format=torch.contiguous_format)
+    for part, out in zip(torch.split(rows, PART_ROWS), torch.split(units, PART_ROWS), strict=True):
+        wide = part.double()
+        wide /= wide.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        out.copy_(wide.mul_(2.0**24).round_().mul_(2.0**-24))
+    return units
 
-    Of rows in fixed point; with k columns or one for each row of the bank. Where a query may find
-    fewer, similarities are -inf. The host waits for a GPU once, however many the tiles.
+
+def exact_cosines(bank: Tensor, rows: Tensor, queries: Tensor, asked: Tensor) -> Tensor:
+    """Compare pairs of rows in fixed point: (n,) numbers in the bank and of queries -> (n,)."""
+    step = max(1, PAIRED_NUMBERS * (128 if bank.is_cuda else 1) // bank.shape[1])
+    found = bank.new_empty(len(rows))
+    pieces = (torch.split(each, step) for each in (rows, asked, found))
+    for one, other, out in zip(*pieces, strict=True):
+        out.copy_(bank[one].double().mul_(queries[other]).sum(dim=1))
+    return found
+
+
+def float32_error(width: int) -> float:
+    """Bound how far a float32 dot product of unit vectors, and its rounding, can be off.
+
+    Probabilistic, with lambda = 8: exceeded with a chance of 3e-14 times the width, whatever the
+    order of the sum. Source: Higham and Mary 2019, SIAM J. Sci. Comput. 41(5).
     """
-    margin = float32_error(bank.shape[1]) + 2.0**-23  # of a float32 product, both ways
-    width, k = min(len(bank), k + SPARE), min(k, len(bank))
-    if propose is _by_torch and bank.device.type == "cpu" and len(bank) <= WHOLE * width:
-        return among_all(bank, queries, k, bank_ids, query_ids)
-    parts, doubts = [], []
-    tile = max(1, tile_numbers(bank.device) // len(bank))
-    with full_float32():
-        for part in torch.split(torch.arange(len(queries), device=queries.device), tile):
-            some = queries[part]
-            own = None
-            if bank_ids is not None and query_ids is not None:
-                own = bank_ids == query_ids[part, None]  # (q, N)
-            products, rows = propose(bank, some, width, own)
-            exact = exactly(bank, some, rows).masked_fill_(products == -torch.inf, -torch.inf)
-            exact.nan_to_num_(torch.inf, torch.inf, -torch.inf)  # of damaged rows: seen, not last
-            parts.append(best(exact, rows, k))
-            # else no row that was not proposed is as near as the last of those found
-            last = products[:, -1]
-            doubts.append((parts[-1].similarities[:, -1] <= last + margin) & (last > -torch.inf))
-    indices, similarities = (torch.cat(columns) for columns in zip(*parts, strict=True))
-    if width < len(bank):
-        doubtful = torch.cat(doubts).nonzero()[:, 0]  # the host waits here
-        if len(doubtful):
-            ids = None if query_ids is None else query_ids[doubtful]
-            again = among_all(bank, queries[doubtful], k, bank_ids, ids)
-            indices[doubtful], similarities[doubtful] = again
-    return Neighbours(indices, similarities)
+    unit_roundoff = 2.0**-24
+    return float((8 * width**0.5 + 2) * unit_roundoff)
+
+
+def rank_keys(similarities: Tensor, rows: Tensor) -> Tensor:
+    """Make int64 keys, all different in a row: larger is nearer, of equal ones the first.
+
+    `similarities` (q, N) float32 have no NaN; `rows` (N,) are the bank's.
+    """
+    bits = (similarities + 0.0).view(torch.int32).long()  # + 0.0: -0 and 0 are equal
+    ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+    return (ordered << 32) - rows
+
+
+def best(similarities: Tensor, rows: Tensor, k: int) -> Neighbours:
+    """Keep the k nearest of the columns, or all where there are fewer, nearest first.
+
+    `similarities` (q, n) are -inf for what may not be found; `rows` (n,) or (q, n) are the bank's.
+    """
+    keys = rank_keys(similarities, rows)
+    columns = keys.topk(min(k, keys.shape[1]), dim=1).indices  # (q, k)
+    return Neighbours(
+        rows.expand_as(similarities).gather(1, columns), similarities.gather(1, columns)
+    )
 
 
 # (bank (N, F), queries (q, F), how many, who finds none of which rows (q, N)) -> products (q, n)
 # float32, falling, and their rows of the bank (q, n); no other row's product is larger
-Propose = Callable[[Tensor, Tensor, int, Tensor | None], tuple[Tensor, Tensor]]
-
-
 def _by_torch(
     bank: Tensor, queries: Tensor, width: int, own: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -227,12 +278,6 @@ def _by_faiss(
     return largest, rows.gather(1, places)
 
 
-def _merged(lists: list[Neighbours], k: int) -> Neighbours:
-    """The k nearest of all lists, or all where there are fewer."""
-    rows, similarities = (torch.cat(columns, dim=1) for columns in zip(*lists, strict=True))
-    return best(similarities, rows, min(k, rows.shape[1]))
-
-
 def tile_numbers(device: torch.device) -> int:
     """Choose how many similarities a tile has: on a GPU an eighth of the free memory at most."""
     if device.type != "cuda":
@@ -240,20 +285,3 @@ def tile_numbers(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return max(1, min(MOST_NUMBERS, (free + unused) // (8 * 4)))
-
-
-def exactly(bank: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
-    """(q, n) float32 similarities of each query with its own rows of the bank, (q, n) int64."""
-    (count, near), width = rows.shape, bank.shape[1]
-    step = max(1, RANKED_NUMBERS * (128 if bank.is_cuda else 1) // (near * width))
-    found = bank.new_empty(count, near)
-    # used again: small results between large pieces of memory that come and go make a heap grow
-    narrow = bank.new_empty(min(step, count) * near, width)
-    wide = torch.empty_like(narrow, dtype=torch.float64)
-    for start in range(0, count, step):
-        some = rows[start : start + step]
-        own = slice(some.numel())
-        wide[own].copy_(torch.index_select(bank, 0, some.flatten(), out=narrow[own]))
-        asked = queries[start : start + step].double()[:, :, None]
-        found[start : start + step] = torch.bmm(wide[own].view(*some.shape, width), asked)[:, :, 0]
-    return found

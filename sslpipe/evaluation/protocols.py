@@ -15,8 +15,7 @@ from sslpipe.evaluation.against import KNN, LINEAR, PER_QUERY, has_a_match
 from sslpipe.evaluation.choose import choose_power
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
-from sslpipe.evaluation.few_shot import few_shot_knn
-from sslpipe.evaluation.knn import DINO_K, knn_results, protocol_id
+from sslpipe.evaluation.knn import DINO_K, few_shot_knn, knn_results, protocol_id
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation.exact import fixed_point_units
-from sslpipe.evaluation.neighbours import nearest_units
+from sslpipe.evaluation.neighbours import fixed_point_units, nearest
 
 MOST_RERANKED = 1000  # a query takes some tables of so many rows and columns: 8 MB each
 ALPHA = 3.0  # power of the cosines that weigh neighbours
@@ -93,7 +92,7 @@ def augmented(features: Tensor, count: int, alpha: float = ALPHA) -> Tensor:
     if not 1 <= count <= len(features):
         raise DataError(f"augment = {count} is not in 1..{len(features)}, the rows there are")
     units = fixed_point_units(features)
-    near = nearest_units(units, units, count)
+    near = nearest(units, units, count, units=True)
     weights = near.similarities.double().clamp_min(0) ** alpha  # (N, count)
     made = torch.empty_like(units)
     for first in range(0, len(units), PART_ROWS):

@@ -7,20 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
-from sslpipe.evaluation.difference import Interval, bootstrap_means95, class_means95
+from sslpipe.evaluation.difference import Floats, Integers, means95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, worst_value
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.ranking import Integers, Ranks, ranks_of_matches
+from sslpipe.evaluation.ranking import Ranks, ranks_of_matches
 from sslpipe.evaluation.rerank import augmented, check_reranked
 from sslpipe.evaluation.result import Result
-
-Floats = NDArray[np.float64]
-LEAST_CLASSES = 10  # for an interval over classes; of fewer, their spread is hardly known
 
 _OVER = " interval={}"  # in the protocol: what is taken anew for the interval
 _BY_VALUE = re.compile(r"Recall@\d+|map|map_at_r")  # of which the worst value is shown
@@ -97,7 +93,7 @@ def retrieval(
         "cross": cross,
         "process": process,
     }
-    scores = gathered(retrieval_per_query(gallery, queries, **settings), process)
+    scores = retrieval_per_query(gallery, queries, **settings)
     protocol = "retrieval cosine lone=skip" + " self-removed" * exclude_same_id
     named = {"not-same": exclude_same, "cross": cross}
     protocol += "".join(f" {rule}={it.name}" for rule, it in named.items() if it is not None)
@@ -108,16 +104,8 @@ def retrieval(
         scores = retrieval_per_query(gallery, queries, **settings, rerank=rerank)
         protocol += " transductive" + f" augment={augment}" * bool(augment)
         protocol += f" rerank={rerank}" * bool(rerank)
-        shown += _rows(gathered(scores, process), protocol, len(gallery.ids), by)
+        shown += _rows(scores, protocol, len(gallery.ids), by)
     return shown
-
-
-def gathered(scores: PerQuery, process: Rank) -> PerQuery:
-    """Return the tables of all processes, in rank order, on every process. Collective."""
-    if process.world_size == 1:
-        return scores
-    parts = (torch.from_numpy(array).to(message_device()) for array in scores[1:])
-    return PerQuery(scores.names, *(all_gather_rows(rows).cpu().numpy() for rows in parts))
 
 
 def _rows(scores: PerQuery, protocol: str, bank: int, by: GroupCodes | None) -> list[Result]:
@@ -146,7 +134,7 @@ def retrieval_per_query(
     rerank: int = 0,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> PerQuery:
-    """Score this process's share of the queries, in order of their rows; see `retrieval`."""
+    """Score each query, in order of their rows; see `retrieval`. Collective: each its share."""
     check_pair(gallery, queries)
     ks = sorted(set(k))
     if not ks or ks[0] < 1 or ks[-1] > len(gallery.ids):
@@ -177,18 +165,19 @@ def retrieval_per_query(
     for tile in tiles:
         values.append(query_metrics(tile, ks))
         matches.append(tile.matches)
-    ids, labels = queries.ids.cpu().numpy(), queries.labels.cpu().numpy()
-    return PerQuery(names, ids, labels, np.concatenate(matches), np.concatenate(values))
+    own = (queries.ids.cpu().numpy(), queries.labels.cpu().numpy())
+    scores = PerQuery(names, *own, np.concatenate(matches), np.concatenate(values))
+    if process.world_size == 1:
+        return scores
+    parts = (torch.from_numpy(array).to(message_device()) for array in scores[1:])
+    return PerQuery(names, *(all_gather_rows(rows).cpu().numpy() for rows in parts))
 
 
 def metric_names(ks: Sequence[int]) -> tuple[str, ...]:
     """Name the metrics, those at each k first."""
-    at = [
-        name
-        for k in ks
-        for name in (f"Recall@{k}", f"recall (IR)@{k}", f"precision@{k}", f"map@{k} /min(k,R)")
-    ]
-    return (*at, "map", "r_precision", "map_at_r", "mrr")
+    at = ("Recall@{}", "recall (IR)@{}", "precision@{}", "map@{} /min(k,R)")
+    whole = ("map", "r_precision", "map_at_r", "mrr")
+    return (*(name.format(k) for k in ks for name in at), *whole)
 
 
 def query_metrics(tile: Ranks, ks: Sequence[int]) -> Floats:
@@ -217,11 +206,7 @@ def _sum(columns: Floats) -> Floats:
 
 
 def summary(scores: PerQuery, protocol: str, *, bank: int = 0) -> list[Result]:
-    """Average each metric over the queries with a match, each with a 95 % interval.
-
-    Queries of a class stand or fall together: of LEAST_CLASSES classes or more the interval is over
-    classes (`paired_means`), else a bootstrap over queries, which is too short where they do.
-    """
+    """Average each metric over the queries with a match, each with the interval of `means95`."""
     kept = scores.matches > 0
     values, labels = scores.values[kept], scores.labels[kept]
     if len(values) == 0:
@@ -235,10 +220,3 @@ def summary(scores: PerQuery, protocol: str, *, bank: int = 0) -> list[Result]:
             scores.names, values.mean(axis=0), intervals, values.T, strict=True
         )
     ]
-
-
-def means95(values: Floats, labels: Integers) -> tuple[list[Interval], str]:
-    """Compute 95 % intervals of the columns' means, and say over what: "classes" or "queries"."""
-    if len(np.unique(labels)) >= LEAST_CLASSES:
-        return class_means95(values, labels), "classes"
-    return bootstrap_means95(values), "queries"

@@ -19,9 +19,8 @@ from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.approximate import Approximate
 from sslpipe.evaluation.choose import fit_flattening
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
-from sslpipe.evaluation.exact import fixed_point_units
 from sslpipe.evaluation.features import split_of_file
-from sslpipe.evaluation.neighbours import nearest_units
+from sslpipe.evaluation.neighbours import fixed_point_units, nearest
 from sslpipe.evaluation.rerank import augmented, check_reranked, k_reciprocal_order
 from sslpipe.evaluation.selection import parse_conditions, select
 from sslpipe.evaluation.whiten import Whitening
@@ -263,7 +262,7 @@ class ImageSearch:
                 near = by.nearest(bank, units, k, some)
             else:  # a query never finds a row of its own "id": all are 1, and so are hidden rows
                 ones = None if hidden is None else torch.ones(len(units), dtype=torch.int64)
-                near = nearest_units(bank, units, k, bank_ids=hidden, query_ids=ones)
+                near = nearest(bank, units, k, units=True, bank_ids=hidden, query_ids=ones)
             if not bool((near.similarities <= 1.001).all()):  # of rows that are mapped unchecked
                 raise DataError(
                     "the index is damaged: rows are not of length 1; make it anew with `sslpipe "

@@ -62,7 +62,7 @@ def run_suite(
         start: Which of those the run started from.
         not_compared: Sentences on networks that could not be.
         columns: Codes by sample id of the whole splits, which a probe reads from each set.
-        not_measured: Sentences on what else could have been.
+        not_measured: Sentences on what else could have been; what makes a set may add some.
         leaked: (L,) ids of test samples that have a near-duplicate in train: each number of the
             table is given without them, too. None: nobody has looked for them.
         leaked_by: How they were found.
@@ -75,7 +75,7 @@ def run_suite(
         DataError: The sets are not of the same samples, or these have no labels.
     """
     # what these samples allow
-    left_out = [*not_measured]
+    left_out: list[str] = []
     ready = {n: _labelled(pair, left_out) for n, pair in sets.items() if not callable(pair)}
     _check_same_samples(ready)
     first = next(iter(ready.values()))
@@ -146,7 +146,7 @@ def run_suite(
         "columns": protocols.columns(),
         "rows": rows,
         "nuisance": [_row(n, False, one.details["column"], one) for n, one in probed],
-        "left_out": list(dict.fromkeys(left_out)),
+        "left_out": list(dict.fromkeys([*not_measured, *left_out])),
         "comparisons": comparisons(rows, scores.of, without=against) if known else [],
         "against": compared,
         "not_compared": [*not_compared, *missing],

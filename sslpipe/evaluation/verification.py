@@ -11,8 +11,8 @@ from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import Interval, quantiles95
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.exact import fixed_point_units
 from sslpipe.evaluation.knn import check_pair
+from sslpipe.evaluation.neighbours import exact_cosines, fixed_point_units
 from sslpipe.evaluation.result import Result
 from sslpipe.random import hash_integers
 
@@ -192,19 +192,10 @@ def pair_cosines(
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> NDArray[np.float32]:
     """Compute the exact cosines of this process's share of the pairs; in order."""
-    units = fixed_point_units(rows.features).cpu().numpy()
-    share = process.share(len(pairs.same))
+    units, share = fixed_point_units(rows.features).cpu(), process.share(len(pairs.same))
     part = slice(share.start, share.stop)
-    first, second = pairs.first[part], pairs.second[part]
-    scores = np.empty(len(first), np.float32)
-    for at in range(0, len(first), 16384):
-        some = slice(at, at + 16384)
-        scores[some] = np.einsum(
-            "nf,nf->n",
-            units[first[some]].astype(np.float64),
-            units[second[some]].astype(np.float64),
-        )
-    return scores
+    first, second = (torch.from_numpy(side[part]) for side in (pairs.first, pairs.second))
+    return exact_cosines(units, first, units, second).numpy()
 
 
 def roc(scores: NDArray[np.float32], same: NDArray[np.bool_], weights: Floats | None = None) -> Roc:

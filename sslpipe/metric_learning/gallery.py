@@ -19,8 +19,7 @@ from torch import Tensor
 
 from sslpipe.errors import DataError, UserError, did_you_mean, shown
 from sslpipe.evaluation.embed import CHECKSUM, UNREADABLE, content_sha256
-from sslpipe.evaluation.exact import fixed_point_units
-from sslpipe.evaluation.neighbours import nearest
+from sslpipe.evaluation.neighbours import fixed_point_units, nearest
 from sslpipe.evaluation.whiten import Whitening
 from sslpipe.portable import open_regular, replacing
 

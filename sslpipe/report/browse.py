@@ -19,7 +19,7 @@ from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.neighbours import nearest_units
+from sslpipe.evaluation.neighbours import nearest
 from sslpipe.evaluation.search import ImageSearch
 from sslpipe.evaluation.whiten import principal_axes
 from sslpipe.portable import open_regular, replacing
@@ -104,8 +104,9 @@ def make_table(
         raise DataError(f"{len(together.ids)} images are too few for a map; give {FEWEST} or more")
     say(f"{NEIGHBOURS} neighbours of each of {len(together.ids):,} images")
     own_rows = torch.arange(len(together.ids))
-    near = nearest_units(
-        together.features, together.features, NEIGHBOURS, bank_ids=own_rows, query_ids=own_rows
+    features = together.features
+    near = nearest(
+        features, features, NEIGHBOURS, units=True, bank_ids=own_rows, query_ids=own_rows
     )
     say(f"map by {'PCA' if pca else 'UMAP'}")
     places = (_by_pca if pca else _by_umap)(together, near.indices, near.similarities)

@@ -11,8 +11,8 @@ from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation import approximate, search_index
 from sslpipe.evaluation.approximate import Approximate, write_approximate
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
-from sslpipe.evaluation.exact import fixed_point_units
 from sslpipe.evaluation.features import data_metadata
+from sslpipe.evaluation.neighbours import fixed_point_units
 from tests.evaluation.test_search import FACTS
 from tests.helpers.dataset import write_dataset
 

@@ -14,6 +14,7 @@ from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation import embed as embed_file
+from sslpipe.evaluation import features
 from sslpipe.evaluation.embed import (
     Embeddings,
     embed,
@@ -258,6 +259,20 @@ def test_pixel_features_of_gray_images_keep_one_channel_and_all_cosines(tmp_path
     np.testing.assert_allclose(
         one.features[3].numpy().reshape(16, 16), picture(3)[:, :, 0] / 255, atol=1e-6
     )
+
+
+def test_sides_of_very_many_pixels_are_halved_which_a_sentence_says(split, monkeypatch):
+    pixels = np.stack([picture(i) for i in range(21)]) / 255  # (21, 16, 16, 3)
+    assert features.MOST_PIXELS == 2**26
+    for numbers, side in ((pixels.size, 16), (pixels.size - 1, 8), (1, 8)):
+        monkeypatch.setattr(features, "MOST_PIXELS", numbers)
+        left_out: list[str] = []
+        (rows,) = pixel_features(split, view=EvalView(**VIEW), left_out=left_out)
+        means = pixels.reshape(21, side, 16 // side, side, 16 // side, 3).mean((2, 4))
+        expected = means.transpose(0, 3, 1, 2).reshape(21, -1)
+        np.testing.assert_allclose(rows.features.numpy(), expected, atol=1e-6)
+        said = f"pixels at 16 px: of 21 images they are more than {numbers:,} numbers; measured at"
+        assert left_out == ([] if side == 16 else [f"{said} 8 px"])
 
 
 def test_a_random_backbone_is_named_by_its_seed_and_leaves_torchs_generator_alone():

@@ -6,8 +6,13 @@ import torch
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.few_shot import few_rows, few_shot_knn
-from sslpipe.evaluation.knn import knn_accuracies, knn_predictions, knn_results
+from sslpipe.evaluation.knn import (
+    few_rows,
+    few_shot_knn,
+    knn_accuracies,
+    knn_predictions,
+    knn_results,
+)
 from sslpipe.evaluation.neighbours import nearest
 
 

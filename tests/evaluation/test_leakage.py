@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.few_shot import few_shot_knn
-from sslpipe.evaluation.knn import knn_results
+from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.evaluation.linear_probe import linear_probe
 from sslpipe.evaluation.suite import run_suite

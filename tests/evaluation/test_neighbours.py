@@ -1,6 +1,5 @@
 """One search: whatever its tiles, parts and gloo processes, it finds what comparing all does."""
 
-import itertools
 import sys
 
 import pytest
@@ -8,11 +7,9 @@ import torch
 
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
-from sslpipe.evaluation import exact, neighbours
-from sslpipe.evaluation.exact import among_all, fixed_point_units
-from sslpipe.evaluation.few_shot import few_shot_knn
-from sslpipe.evaluation.knn import knn_results
-from sslpipe.evaluation.neighbours import nearest, tile_numbers
+from sslpipe.evaluation import neighbours
+from sslpipe.evaluation.knn import few_shot_knn, knn_results
+from sslpipe.evaluation.neighbours import among_all, fixed_point_units, nearest, tile_numbers
 from tests.evaluation.test_knn import random_rows, tied_rows
 from tests.helpers.processes import run_processes
 
@@ -37,17 +34,13 @@ def test_a_search_finds_what_comparing_all_finds(make, k, leave_out, search, mon
     bank = bank._replace(ids=bank.ids // 3)  # three rows an id
     ids = {"bank_ids": bank.ids, "query_ids": queries.ids} if leave_out else {}
     units = fixed_point_units(bank.features), fixed_point_units(queries.features)
-    expected = among_all(*units, k, *(ids.get(key) for key in ("bank_ids", "query_ids")))
-    # all compared at once; one tile; many, and of many parts
-    for whole, numbers, ranked in (
-        (neighbours.WHOLE, 2**28, 2**24),
-        (0, 2**28, 2**24),
-        (0, 3000 * 7, 999),
-    ):
-        monkeypatch.setattr(neighbours, "WHOLE", whole)
+    expected = among_all(*units, k, (bank.ids, queries.ids) if leave_out else None)
+    # one tile; many, of queries that are proposed to in turns, and of many parts
+    for numbers, paired, proposed in ((2**28, 2**24, 2**24), (3000 * 7, 999, 20 * (k + 32))):
         monkeypatch.setattr(neighbours, "CPU_NUMBERS", numbers)
-        monkeypatch.setattr(neighbours, "RANKED_NUMBERS", ranked)
-        monkeypatch.setattr(exact, "BANK_PART", 700)
+        monkeypatch.setattr(neighbours, "PAIRED_NUMBERS", paired)
+        monkeypatch.setattr(neighbours, "PROPOSED_NUMBERS", proposed)
+        monkeypatch.setattr(neighbours, "WIDE_NUMBERS", 700 * 8)
         actual = nearest(bank.features, queries.features, k, search=search, **ids)
         assert_same(actual, expected)
 
@@ -93,9 +86,10 @@ def test_without_queries_there_is_nothing_and_a_tile_is_an_eighth_of_the_memory(
 def test_a_bank_in_parts_is_merged_to_what_it_is_as_a_whole(part, monkeypatch):
     bank, queries = tied_rows(1000, 5, 3, 1), tied_rows(20, 5, 3, 2)
     units = fixed_point_units(bank.features), fixed_point_units(queries.features)
-    whole = among_all(*units, 30, bank.ids, queries.ids)
-    monkeypatch.setattr(exact, "BANK_PART", part)
-    assert_same(among_all(*units, 30, bank.ids, queries.ids), whole)
+    hidden = bank.ids, queries.ids
+    whole = among_all(*units, 30, hidden)
+    monkeypatch.setattr(neighbours, "WIDE_NUMBERS", part * 5)
+    assert_same(among_all(*units, 30, hidden), whole)
 
 
 @pytest.mark.parametrize("part_bytes", [20_000, 7_777])
@@ -112,14 +106,12 @@ def test_a_large_bank_is_searched_in_parts_with_the_same_neighbours(
 
 def in_rank(process: Rank):
     found = []
-    for whole, make in itertools.product((neighbours.WHOLE, 0), (random_rows, tied_rows)):
+    for make in (random_rows, tied_rows):
         bank, queries = make(103, 4, 5, seed=1), make(31, 4, 5, seed=2)
         bank = bank._replace(ids=bank.ids // 3)  # three rows an id, in two shares
         for k in (1, 9, 100):
             for ids in ({}, {"bank_ids": bank.ids, "query_ids": queries.ids}):
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(neighbours, "WHOLE", whole)  # 0: proposed, then proved
-                    near = nearest(bank.features, queries.features, k, process=process, **ids)
+                near = nearest(bank.features, queries.features, k, process=process, **ids)
                 found += [near.indices, near.similarities]
     # groups of a quarter of the bank
     bank, queries = random_rows(103, 4, 5, seed=1), random_rows(31, 4, 5, seed=2)
