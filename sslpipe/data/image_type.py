@@ -86,9 +86,10 @@ class ImageType(BaseModel):
             return pixels
         # by whole rows: numpy takes ten times as long for a last dimension of a few channels
         low, scale = _row(lows, highs, pixels.shape[1])
-        rows = np.subtract(pixels.reshape(len(pixels), -1), low)
+        rows = pixels.reshape(len(pixels), -1).astype(low.dtype)
+        rows -= low
         rows *= scale
-        units: NDArray[Any] = rows.astype(np.float32).reshape(pixels.shape)
+        units: NDArray[Any] = rows.astype(np.float32, copy=False).reshape(pixels.shape)
         return units
 
     def picture(self, units: NDArray[Any]) -> NDArray[np.uint8]:
@@ -124,10 +125,16 @@ class ImageType(BaseModel):
 @lru_cache(maxsize=256)
 def _row(
     low: tuple[float, ...], high: tuple[float, ...], width: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What every value of a row of pixels is reduced by, then multiplied by: (width * C,) each."""
-    span = np.array(high) - np.array(low)
-    return np.tile(np.array(low), width), np.tile(255 / span, width)
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What every value of a row of pixels is reduced by, then multiplied by: (width * C,) each.
+
+    In float32, which takes half the time; in float64 where a step might leave its range.
+    """
+    ends = np.array([low, high])
+    span = ends[1] - ends[0]
+    is_usual = np.abs(ends).max() < 1e30 and span.min() > 1e-30
+    dtype = np.float32 if is_usual else np.float64
+    return np.tile(ends[0].astype(dtype), width), np.tile((255 / span).astype(dtype), width)
 
 
 RGB8 = ImageType(channels=_RGB, dtype="uint8", low=(0.0,) * 3, high=(255.0,) * 3)

@@ -27,6 +27,14 @@ def test_units_are_0_at_low_255_at_high_and_keep_the_lowest_bit() -> None:
     assert RGB8.in_units(rgb := np.zeros((2, 2, 3), np.uint8)) is rgb
 
 
+@pytest.mark.parametrize(("low", "high"), [(-3e38, 3e38), (0, 1e-37), (1e6, 1e6 + 4), (0.1, 0.3)])
+def test_units_of_any_range_of_floats(low: float, high: float) -> None:
+    kind = deep(channels=("a",), dtype="float32", low=(low,), high=(high,))
+    pixels = np.linspace(low, high, 7).astype(np.float32).reshape(1, 7, 1)
+    exact = (pixels.astype(np.float64) - low) * 255 / (high - low)
+    np.testing.assert_allclose(kind.in_units(pixels), exact, rtol=1e-6, atol=1e-4)
+
+
 def test_people_see_red_green_and_blue_wherever_they_are_else_the_first() -> None:
     five = ImageType(
         channels=("nir", "blue", "green", "red", "ir"), dtype="uint8", low=(0,) * 5, high=(255,) * 5
