@@ -1,7 +1,5 @@
 """Trainings with [pairs]: the same on any number of processes, and resumed in mid-epoch."""
 
-import os
-
 import pytest
 import torch
 
@@ -19,11 +17,14 @@ from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
     RECIPE,
     command_line,
+    faulty_in_rank,
     final_weights,
     train_in_rank,
     train_on_equal_views,
+    train_over,
     write_recipe,
 )
+from tests.test_resume import assert_bitwise
 
 PAIRS = ("pairs.positive=icon", "pairs.different=vendor", 'pairs.never_negative="patient"')
 FP64 = ("optim.precision=fp64", "steps=5")
@@ -79,24 +80,16 @@ def test_duplicates_that_the_command_found_are_no_negatives(tmp_path):
     assert shown["masked"] == pytest.approx([30 - 3 * 4 * 2 / 32] * 2)
 
 
-def killed_in_rank(process, *arguments):
-    os.environ["SSLPIPE_FAULT"] = "train.step:9"
-    train_in_rank(process, *arguments)
-
-
 def test_a_run_that_was_killed_in_mid_epoch_resumes_bitwise(data, tmp_path):
     """With a queue that keeps the groups of its keys."""
 
-    def run(fn, name):
-        words = (str(write_recipe(tmp_path)), str(data), str(tmp_path / name))
-        run_processes(fn, 1, *words, *PAIRS, *MOCO)
-
+    recipe, settings = write_recipe(tmp_path), (*PAIRS, *MOCO)
+    words = (str(recipe), str(data), str(tmp_path / "run"), *settings)
     with pytest.raises(AssertionError, match="ended without a word"):
-        run(killed_in_rank, "run")
-    run(train_in_rank, "run")
-    run(train_in_rank, "reference")
-    expected, actual = final_weights(tmp_path / "reference"), final_weights(tmp_path / "run")
-    assert all(torch.equal(actual[key], value) for key, value in expected.items())
+        run_processes(faulty_in_rank, 1, "train.step:9", *words)
+    for name in ("run", "reference"):
+        train_over(1, recipe, data, tmp_path / name, *settings)
+    assert_bitwise(final_weights(tmp_path / "reference"), final_weights(tmp_path / "run"))
 
 
 def test_pairs_are_part_of_the_digest_and_their_absence_is_not(data, tmp_path):

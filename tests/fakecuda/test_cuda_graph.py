@@ -210,14 +210,14 @@ def test_replayed_steps_leave_the_bits_of_launched_ones(tiny: Any, tmp_path: Pat
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs triton")
 def test_views_are_made_anew_by_every_replay(tiny: Any, tmp_path: Path) -> None:
-    views = "augment.kernels=triton", "augment.preset=simclr", "data.batch_size=8"
-    runs = {"views": (*views, "steps=5")}
+    views = "augment.kernels=triton", "augment.preset=simclr", "data.batch_size=4"
+    runs = {"views": (*views, "steps=4")}
     env = {"TRITON_INTERPRET": "1"}
     (found,) = run_on_cuda(train_twice, *tiny, tmp_path, runs, True, env=env, timeout_s=600)
-    assert found["views"][0] == [2, 3, 4]
+    assert found["views"][0] == [2, 3]
     _assert_same_run(tmp_path / "views")
     losses = {line["loss"] for line in read_metrics(tmp_path / "views" / "replayed")}
-    assert len(losses) == 5
+    assert len(losses) == 4
 
 
 def _train_the_guides_objective(recipe: Path, data: Path, folder: Path) -> Any:

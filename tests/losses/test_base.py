@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sslpipe.losses import LOSSES, DCLLoss, MoCoLoss, NTXentLoss, Objective, SupConLoss
+from sslpipe.losses import LOSSES, MoCoLoss, NTXentLoss, Objective
 from tests.losses.loops import pair
 
 
@@ -23,12 +23,6 @@ def test_objectives_say_what_they_need() -> None:
             NTXentLoss(temperature=0.1),
             "NTXentLoss(temperature=0.1, mask_labels=False, products='float32', tile_rows=None)",
         ),
-        (
-            DCLLoss(sigma=0.5, tile_rows=8),
-            "DCLLoss(temperature=0.1, sigma=0.5, mask_labels=False, products='float32', "
-            "tile_rows=8)",
-        ),
-        (SupConLoss(0.2), "SupConLoss(temperature=0.2, products='float32', tile_rows=None)"),
         (
             MoCoLoss(4, 6),
             "MoCoLoss(dim=4, queue_rows=6, temperature=0.2, products='float32', tile_rows=None)",

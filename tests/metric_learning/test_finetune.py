@@ -27,6 +27,7 @@ from sslpipe.models.tuning import freeze_layers, learning_rate_scale
 from sslpipe.optim import build_optimizer, set_lr
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
+from sslpipe.recipe.finetune import FinetuneOptim
 from sslpipe.report.build import build_page
 from sslpipe.report.run import read_run
 from sslpipe.run.best import choose
@@ -362,8 +363,7 @@ def test_layer_wise_rates_fall_towards_the_input_and_reach_every_parameter_once(
     task = nn.ModuleDict({"backbone": backbone, "losses": nn.ModuleList([nn.Linear(4, 3)])})
     scale = learning_rate_scale(backbone, backbone_lr=0.1, layer_decay=0.5, loss_lr=100.0)
     blocks = block_names(backbone.network)
-    optim = load_optim()
-    optimizer = build_optimizer(task, optim, scale)
+    optimizer = build_optimizer(task, FinetuneOptim(peak_lr=1.0, weight_decay=0.1), scale)
     set_lr(optimizer, 2.0)
     rates = {id(p): g["lr"] for g in optimizer.param_groups for p in g["params"]}
     assert len(rates) == len(list(task.parameters()))
@@ -375,12 +375,6 @@ def test_layer_wise_rates_fall_towards_the_input_and_reach_every_parameter_once(
             if name.startswith(f"backbone.network.{block}."):
                 expected = 2.0 * 0.1 * 0.5 ** (len(blocks) - 1 - number)
         assert rates[id(p)] == pytest.approx(expected), name
-
-
-def load_optim():
-    from sslpipe.recipe.finetune import FinetuneOptim
-
-    return FinetuneOptim(peak_lr=1.0, weight_decay=0.1)
 
 
 def test_frozen_layers_have_neither_gradient_nor_moving_statistics():

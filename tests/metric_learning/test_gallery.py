@@ -57,20 +57,6 @@ def test_ranks_are_those_of_loops_over_every_embedding(top):
             assert match.score == pytest.approx(score, abs=1e-6)
 
 
-def test_a_query_is_whoever_the_nearest_embedding_belongs_to():
-    """By Euclidean distance at length 1: the same order as cosines."""
-    gallery, queries = filled(), some(30, 12)
-    gallery.threshold = -0.99  # nobody is a stranger
-    for query, match in zip(queries.double(), gallery.identify(queries), strict=True):
-        nearest = (math.inf, "")
-        for name in gallery.names:
-            for row in gallery.embeddings(name).double():
-                apart = float((row / row.norm() - query / query.norm()).norm())
-                nearest = min(nearest, (apart, name))
-        assert match.name == nearest[1]
-        assert match.score == pytest.approx(1 - nearest[0] ** 2 / 2, abs=1e-6)
-
-
 def test_adding_and_removing_a_name_changes_no_bit_of_anothers_score():
     gallery, queries = filled(), some(40, 3)
 

@@ -1,7 +1,6 @@
 """The moving average of an encoder's weights, against its recurrence written out."""
 
 import copy
-import os
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from sslpipe.run.checkpoint_files import checkpoint_names
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import final_weights, train_in_rank, train_over, write_recipe
+from tests.helpers.runs import faulty_in_rank, final_weights, train_over, write_recipe
 from tests.test_resume import assert_bitwise
 
 
@@ -96,16 +95,12 @@ def test_the_monitor_scores_the_average_too(run):
         assert ours == {key for key in line if key.startswith("holdout_")}
 
 
-def stopped_in_rank(process, *arguments):
-    os.environ["SSLPIPE_FAULT"] = "train.step:4"  # a power cut after the fourth step
-    return train_in_rank(process, *arguments)
-
-
 def test_a_resumed_run_has_the_average_of_an_unbroken_one_bit_for_bit(run, data, tmp_path):
     recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
     settings = (*EVERY_STEP, "optim.ema=0.3", "run.monitor_steps=3")
-    with pytest.raises(AssertionError):
-        run_processes(stopped_in_rank, 1, str(recipe), str(data), str(run_dir), *settings)
+    words = (str(recipe), str(data), str(run_dir), *settings)
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_processes(faulty_in_rank, 1, "train.step:4", *words)
     assert len(checkpoint_names(run_dir / "checkpoints")) == 3
     train_over(1, recipe, data, run_dir, *settings)
     assert_bitwise(final_weights(run / "ema"), final_weights(run_dir))

@@ -12,8 +12,7 @@ from sslpipe.models.pooling import POOLS, GeM, MaxPool
 from sslpipe.models.tuning import freeze_layers
 from sslpipe.recipe.base import Component
 from tests.helpers.dataset import write_dataset
-from tests.helpers.processes import run_processes
-from tests.helpers.runs import faulty_in_rank, final_weights, train_over, write_recipe
+from tests.helpers.runs import final_weights, train_over, write_recipe
 
 PLACES = {  # a network, its side, and the module whose output is the last map
     "small_resnet": (32, "network.5"),
@@ -175,16 +174,10 @@ def test_pretrained_weights_fit_any_pool(source, target):
             assert value.tolist() == [3.0]
 
 
-def test_a_run_with_a_learned_power_trains_it_resumes_bitwise_and_is_loaded_with_it(tmp_path):
+def test_a_run_with_a_learned_power_trains_it_and_is_loaded_with_it(tmp_path):
     data, recipe = write_dataset(tmp_path / "data", (40, 40)), write_recipe(tmp_path)
-    override = 'backbone.pool="gem"'
-    train_over(1, recipe, data, tmp_path / "straight", override)
-    arguments = (str(recipe), str(data), str(tmp_path / "run"), override)
-    with pytest.raises(AssertionError, match="ended without a word"):
-        run_processes(faulty_in_rank, 1, "train.step:7", *arguments)
-    train_over(1, recipe, data, tmp_path / "run", override)
-    expected, actual = (final_weights(tmp_path / name) for name in ("straight", "run"))
-    assert all(torch.equal(expected[key], value) for key, value in actual.items())
+    train_over(1, recipe, data, tmp_path / "run", 'backbone.pool="gem"', "steps=3")
+    actual = final_weights(tmp_path / "run")
     (key,) = [key for key in actual if key.endswith("pooling_p")]
     assert float(actual[key]) != 3.0
     loaded = load_run(tmp_path / "run")
