@@ -43,12 +43,13 @@ class Series(NamedTuple):
     @property
     def rows(self) -> list[dict[str, float | None]]:
         """The points; a gap has no y, and there are `low` and `high` where there are intervals."""
-        parts = {"x": self.x, "y": self.y, "low": self.low, "high": self.high}
-        columns = {key: part.tolist() for key, part in parts.items() if part is not None}
-        points = [
+        gaps = [value if np.isfinite(value) else None for value in self.y.tolist()]
+        columns = {"x": self.x.tolist(), "y": gaps}
+        if self.low is not None and self.high is not None:
+            columns |= {"low": self.low.tolist(), "high": self.high.tolist()}
+        return [
             dict(zip(columns, each, strict=True)) for each in zip(*columns.values(), strict=True)
         ]
-        return [point | {"y": point["y"] if np.isfinite(point["y"]) else None} for point in points]
 
 
 def line_chart(
