@@ -199,8 +199,10 @@ def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
     return rows, facts
 
 
-def read_embeddings(path: Path, *, hashed: bool = True) -> tuple[Embeddings, dict[str, Any]]:
-    """Read as `load_embeddings` does, without checking the numbers.
+def read_embeddings(
+    path: Path, *, hashed: bool = True, again: str = "embed again"
+) -> tuple[Embeddings, dict[str, Any]]:
+    """Read as `load_embeddings` does, without checking the numbers; `again` says how it is remade.
 
     Without `hashed` the sha256 is not computed, and float32 features of a safetensors file are
     memory-mapped: nothing of them is read until it is used.
@@ -211,7 +213,7 @@ def read_embeddings(path: Path, *, hashed: bool = True) -> tuple[Embeddings, dic
         open_regular(path).close()
         tensors, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
     except UNREADABLE as error:
-        raise DataError(f"cannot read embeddings from {path}: {error}") from error
+        raise DataError(f"cannot read embeddings from {path}: {error}; {again}") from error
     missing = ", ".join(sorted({*Embeddings._fields} - {*tensors}))
     if missing or text is None:
         write = "write one with `sslpipe embed`"

@@ -159,7 +159,7 @@ def _prepared(index: Path, parts: list[dict[str, Any]], exact: bool) -> Prepared
         if "rows" not in part:
             continue
         path = _folder(index) / part["rows"]
-        mapped, facts = read_embeddings(path, hashed=False)
+        mapped, facts = read_embeddings(path, hashed=False, again=_BUILD)
         own = facts.pop("index", None)
         if not isinstance(own, dict) or not isinstance(own.get("form"), str):
             raise DataError(f"{path} is none of an index's files; {_BUILD}")

@@ -12,10 +12,11 @@ from sslpipe.recipe import is_finetune
 from sslpipe.recipe.shortened import shortened_note
 from sslpipe.report.curves import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts, few_shot_chart
 from sslpipe.report.embeddings import (
+    EMBED,
+    RANDOM_QUERIES,
     Features,
     embedding_map,
     found_neighbours,
-    nearest_neighbours,
 )
 from sslpipe.report.page import html_page, render
 from sslpipe.report.pictures import png_uri
@@ -36,13 +37,11 @@ SUITE = "sslpipe evaluate suite RUN --data DIR/dataset.json --out RUN/eval.json"
 NEEDS_RESULTS = Markup(
     "<p class='missing'>Needs eval.json: see <a href='#results'>Results</a>.</p>"
 )
+NO_EMBEDDINGS = render(
+    "missing", text="No embeddings of the test split yet.", command=EMBED.format("test")
+)
 OPENED = ("Results", "Embedding map", "Nearest neighbours")  # the others are folded
 MOST_CLASSES = 20  # of a confusion matrix that is shown whole
-COMPARED = {
-    "negatives_per_anchor": "negatives an anchor",
-    "active": "pairs or triplets still active",
-    "partners": "of the second views show a partner",
-}
 
 
 def build_page(
@@ -56,32 +55,43 @@ def build_page(
 
     Args:
         run: What the run directory holds.
-        index: The data set that was evaluated, for pictures; None: no pictures.
+        index: The data set that was evaluated; None: no pictures.
         queries: Embeddings of the test split.
         bank: Embeddings to search in.
         say: Called with the section that comes next.
 
     Raises:
-        UserError: Where the embeddings are of another data set.
+        UserError: The embeddings are of another data set.
     """
-    evaluation, split = run.evaluation, _split_of(index, queries)
-    bank_split = _split_of(index, bank)
-    named = {run.recipe["name"]: run}
-    found = found_neighbours(run, queries, split, bank, bank_split)
+    evaluation = run.evaluation
+    queries, bank = (
+        each and each._replace(split=_split_of(index, each)) for each in (queries, bank)
+    )
+    found = found_neighbours(run, queries, bank)
+    chart = few_shot_chart(evaluation) if evaluation else ""
     builders: dict[str, Callable[[], Markup]] = {
         "Results": lambda: _results(run),
-        "Nearest neighbours": lambda: nearest_neighbours(queries, split, bank, found),
-        "Embedding map": lambda: embedding_map(run, queries, split),
+        "Nearest neighbours": lambda: (
+            render(
+                "embeddings.neighbours",
+                images=queries.split is not None,
+                found=found,
+                random=RANDOM_QUERIES,
+                among_test=bank is None,
+                embed=EMBED.format("train"),
+            )
+            if queries
+            else NO_EMBEDDINGS
+        ),
+        "Embedding map": lambda: embedding_map(run, queries) if queries else NO_EMBEDDINGS,
         "Few labels": lambda: (
-            render("run.few_labels", chart=few_shot_chart(evaluation))
-            if evaluation
-            else NEEDS_RESULTS
+            render("run.few_labels", chart=chart) if evaluation else NEEDS_RESULTS
         ),
         "Confusion": lambda: confusion(evaluation, run.classes) if evaluation else NEEDS_RESULTS,
         "Training": lambda: training(run),
         "Views": lambda: render("run.views", uri=png_uri(run.views_png) if run.views_png else ""),
         "Alarms": lambda: render("run.alarms", run=run),
-        "Speed": lambda: charts(named, SPEED_CHARTS),
+        "Speed": lambda: charts({"": run}, SPEED_CHARTS),
         "Quarantine": lambda: render("run.quarantine", run=run),
         "Settings": lambda: render("run.settings", run=run),
     }
@@ -116,14 +126,8 @@ def header(run: RunFiles, picture: Markup | str = "", caption: str = "") -> Mark
 def training(run: RunFiles) -> Markup:
     """Draw what training logged, and say what it means."""
     finetune = is_finetune(run.recipe)
-    return render(
-        "run.training",
-        charts=charts({"": run}, FINETUNE_CHARTS if finetune else CHARTS),
-        run=run,
-        comparisons=COMPARED.items(),
-        not_finite=sum(line["loss"] is None for line in run.train),  # as null
-        finetune=finetune,
-    )
+    figures = charts({"": run}, FINETUNE_CHARTS if finetune else CHARTS)
+    return render("run.training", charts=figures, run=run, finetune=finetune)
 
 
 def confusion(evaluation: Tree, classes: list[str]) -> Markup:
@@ -135,13 +139,12 @@ def confusion(evaluation: Tree, classes: list[str]) -> Markup:
         return render("missing", text="No linear probe in eval.json, so no confusion matrix.")
     counts = np.array(cell["details"]["confusion"], dtype=np.int64)  # (C, C) [true][predicted]
     names = [*classes, *(f"class {label}" for label in range(len(classes), len(counts)))]
-    matrix = len(counts) <= MOST_CLASSES
+    matrix, totals, hits = len(counts) <= MOST_CLASSES, counts.sum(axis=1), counts.diagonal()
     # the most frequent confusions, and the classes of the lowest recall
-    off = counts - np.diag(counts.diagonal())
+    off = counts - np.diag(hits)
     order = np.argsort(off, axis=None, kind="stable")[::-1][: 8 if matrix else 20]
     pairs = [divmod(int(place), len(off)) for place in order]
-    totals = counts.sum(axis=1)
-    recall = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), np.inf)
+    recall = np.where(totals > 0, hits / np.maximum(totals, 1), np.inf)
     lowest = [int(label) for label in np.argsort(recall, kind="stable")[:10] if totals[label]]
     return render(
         "run.confusion",

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from markupsafe import Markup
 
 from sslpipe.data.index import Split
 from sslpipe.evaluation.choose import Parts, Ranked, best_forms, side_by_side
@@ -12,7 +11,7 @@ from sslpipe.evaluation.whiten import fit_powers
 from sslpipe.export.candidates import Candidate
 from sslpipe.random import permutation
 from sslpipe.report.embeddings import search
-from sslpipe.report.page import html_page, percent, render
+from sslpipe.report.page import command_page, percent, render
 from sslpipe.report.pictures import thumbnails
 
 Candidates = Mapping[str, Candidate]
@@ -38,11 +37,7 @@ def answer(
 ) -> list[str]:
     """Say what to use, what it is worth, what it costs, and how far that can be trusted.
 
-    Args:
-        ranked: The rows, the best first.
-        base: The row that the others are compared with, as it is.
-        found: Name -> candidate.
-        lacking: Why labels did not choose; None: they did.
+    `base` is what the rows are compared with, as it is; `lacking` why labels did not choose.
     """
     best = ranked[0]
     costs = f"It costs {_priced(best, found)}."
@@ -112,42 +107,30 @@ def choice_page(
 ) -> str:
     """Show the answer, the ranking as a table, and neighbours of the same queries side by side.
 
-    Args:
-        split: Of the images.
-        sentences: The answer.
-        heads: Of the table's columns.
-        cells: Its rows, the best first.
-        ranked: The same rows.
-        features: Candidate -> features.
-        names: Classes by label.
-        seed: Of the queries.
+    `heads` and `cells` are the table's, of the rows `ranked`; `features` those of each candidate.
     """
-    best = best_forms(ranked)
-    shown = [ranked[place] for place in best[:MOST_ROWS]]
+    best, found = best_forms(ranked), []
     ids = next(iter(features.values())).ids
     queries = torch.from_numpy(permutation(len(ids), seed, 1)[:QUERIES])
-    found = []
+    shown = [ranked[place] for place in best[:MOST_ROWS]]
     for row in shown:
         rows = side_by_side(features, row.parts)
         if row.power is not None:
             rows = fit_powers(rows, (row.power,))[0](rows)
         found.append(search(rows, rows.rows(queries), same_split=True))
-    each_query = list(zip(*found, strict=True))
     wanted = {near for rows in found for row in rows for near, *_ in row.near}
     pictures = thumbnails(split, wanted | {row.id for row in found[0]})
+    neighbours = render(
+        "choice.neighbours",
+        each_query=list(zip(*found, strict=True)),
+        pictures=(pictures, pictures),
+        names=names,
+        titles=[row.name for row in shown],
+    )
     sections = {
         "Ranking": render("choice.ranking", heads=heads, rows=[cells[place] for place in best]),
-        "Neighbours": render(
-            "choice.neighbours",
-            each_query=each_query,
-            pictures=(pictures, pictures),
-            names=names,
-            titles=[row.name for row in shown],
-        ),
+        "Neighbours": neighbours,
         "All rows": render("table", heads=heads, rows=cells),
     }
     title = f"Features for {split.name}: {len(ids):,} images"
-    head = render("choice.header", title=title, sentences=" ".join(sentences))
-    footer = Markup("Written by <code>sslpipe choose</code>.")
-    opened = ("Ranking", "Neighbours")
-    return html_page("Which features", head, sections, footer=footer, opened=opened)
+    return command_page("choose", title, " ".join(sentences), sections, ("Ranking", "Neighbours"))

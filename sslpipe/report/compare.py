@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -103,23 +102,25 @@ def differences(named: Mapping[str, RunFiles]) -> Markup:
 def results(named: Mapping[str, RunFiles], colours: Mapping[str, str]) -> Markup:
     """Show one table where the runs were evaluated on the same test data, else one for each."""
     evaluated = {name: run.evaluation for name, run in named.items() if run.evaluation}
-    without = [name for name in named if name not in evaluated]
-    if len(tests_of(named.values())) > 1:
+    apart = len(tests_of(named.values())) > 1
+    chart, others, tables = Markup(), Markup(), {}
+    if apart:
         tables = {name: result_table(merged({name: tree})) for name, tree in evaluated.items()}
-        return render("runs.results_apart", tables=tables, without=without)
-    if not evaluated:
-        return render("runs.not_evaluated", without=without)
-    together = merged(evaluated)
-    shown = {row["features"]: "var(--faint)" for row in together["rows"]} | dict(colours)
-    random = [name for name in shown if name.startswith(("random", NAMES["random"]))]
+    elif evaluated:
+        together = merged(evaluated)
+        tables, others = {"": result_table(together)}, task_tables(together)
+        shown = {row["features"]: "var(--faint)" for row in together["rows"]} | dict(colours)
+        random = [name for name in shown if name.startswith(("random", NAMES["random"]))]
+        chart = few_shot_chart(together, shown, whitened=False, dashed=random)
     return render(
         "runs.results",
         evaluated=evaluated,
-        table=result_table(together),
-        chart=few_shot_chart(together, shown, whitened=False, dashed=random),
+        apart=apart,
+        tables=tables,
+        chart=chart,
         others_title=OTHER_MEASURES,
-        others=task_tables(together),
-        without=without,
+        others=others,
+        without=[name for name in named if name not in evaluated],
     )
 
 
@@ -128,49 +129,47 @@ def merged(evaluations: Mapping[str, Tree]) -> Tree:
 
     A baseline that is the same for all stands once. A column whose protocols differ is split, a
     column for each protocol.
-
-    Args:
-        evaluations: eval.json by the run's name.
     """
     rows = _under_names({name: tree["rows"] for name, tree in evaluations.items()})
-    # columns: a name stands for one protocol
+    protocols: dict[str, dict[str, None]] = {}  # of each column
+    for row in rows:
+        protocols.setdefault(row["column"], {})[row["protocol"]] = None
+    for row in rows:
+        if len(protocols[row["column"]]) > 1 and row["column"] is not None:
+            row["column"] = f"{row['column']}: {row['protocol']}"
     columns = []
     for column in dict.fromkeys(c for tree in evaluations.values() for c in tree["columns"]):
-        in_column = [row for row in rows if row["column"] == column]
-        protocols = list(dict.fromkeys(row["protocol"] for row in in_column))
-        if len(protocols) < 2:
-            columns.append(column)
-            continue
-        columns += [f"{column}: {protocol}" for protocol in protocols]
-        for row in in_column:
-            row["column"] = f"{column}: {row['protocol']}"
-    left_out = [f"{name}: {t}" for name, tree in evaluations.items() for t in tree["left_out"]]
-    facts = next(iter(evaluations.values()))["facts"]
-    known = _under_names({name: tree.get("nuisance", []) for name, tree in evaluations.items()})
-    more = {"nuisance": known, "left_out": left_out}
-    return {"facts": facts, "columns": columns, "rows": rows, **more}
+        own = protocols.get(column, {})
+        columns += [f"{column}: {each}" for each in own] if len(own) > 1 else [column]
+    return {
+        "facts": next(iter(evaluations.values()))["facts"],
+        "columns": columns,
+        "rows": rows,
+        "nuisance": _under_names({n: tree.get("nuisance", []) for n, tree in evaluations.items()}),
+        "left_out": [
+            f"{n}: {text}" for n, tree in evaluations.items() for text in tree["left_out"]
+        ],
+    }
 
 
 def _under_names(tables: Mapping[str, Sequence[Tree]]) -> list[Tree]:
     """Join a table of several runs, with each run's features under its name."""
-    # the numbers of others' features, by their name and the run's: equal baselines stand once
-    of_others: dict[str, dict[str, list[Any]]] = {}
-    for name, table in tables.items():
-        for row in table:
-            numbers = of_others.setdefault(row["features"], {}).setdefault(name, [])
-            numbers.append((row["whitened"], row["protocol"], row["value"]))
-    first = next(iter(tables))
-    equal = {
-        features
-        for features, found in of_others.items()
-        if features not in ("ssl", *tables)
-        and all(found.get(name) == found.get(first) for name in tables)
+    first, *_ = tables
+    # what was measured of the features of others, by run: equal baselines stand once
+    numbers = {
+        name: [(row["features"], row["whitened"], row["protocol"], row["value"]) for row in table]
+        for name, table in tables.items()
     }
+
+    def is_equal(features: str) -> bool:
+        of_runs = [[row for row in own if row[0] == features] for own in numbers.values()]
+        return features not in ("ssl", *tables) and all(own == of_runs[0] for own in of_runs)
+
     rows: list[Tree] = []
     for name, table in tables.items():
         for row in table:
             whose = row["features"]
-            if whose in equal:
+            if is_equal(whose):
                 rows += [{**row}] * (name == first)
                 continue
             shown = name if whose == "ssl" else f"{NAMES.get(whose, whose)} of {name}"

@@ -1,5 +1,6 @@
 """Make the pages of `sslpipe curate`: outliers by reason, clusters on a map, what is chosen."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.random import permutation
 from sslpipe.report.charts import apart, scatter
 from sslpipe.report.embeddings import MOST_MAPPED, unit_rows
-from sslpipe.report.page import html_page, number, render
+from sslpipe.report.page import command_page, number, render
 from sslpipe.report.pictures import thumbnails
 
 MOST_SHOWN = 100  # pictures of a reason; the table has them all
@@ -26,53 +27,45 @@ def outlier_page(split: Split, outliers: Sequence[Outlier]) -> str:
     reasons: dict[str, list[Outlier]] = {}
     for one in outliers:
         reasons.setdefault(one.reason, []).append(one)
-    shown = {reason: own[:MOST_SHOWN] for reason, own in reasons.items()}
-    pictures = thumbnails(split, [one.id for own in shown.values() for one in own])
-    sections = {}
-    for reason, own in reasons.items():
-        captions = {
-            one.id: one.detail if np.isnan(one.value) else number(one.value)
-            for one in shown[reason]
-        }
-        sections[reason[0].upper() + reason[1:]] = render(
+    shown = {one.id for own in reasons.values() for one in own[:MOST_SHOWN]}
+    pictures = thumbnails(split, shown)
+    sections = {
+        reason[0].upper() + reason[1:]: render(
             "curated.outliers",
             own=own,
             most=MOST_SHOWN,
             total=len(split),
             limited=bool(np.isfinite(own[0].limit)),
-            captions=captions,
+            captions={
+                one.id: one.detail if np.isnan(one.value) else number(one.value)
+                for one in own[:MOST_SHOWN]
+            },
             pictures=pictures,
         )
+        for reason, own in reasons.items()
+    }
     sections = sections or {"None": Markup("<p>No sample is beyond a limit.</p>")}
     listed = len({one.id for one in outliers})
     text = f"{listed:,} of {len(split):,} samples have a reason to be looked at."
-    return _page(f"Outliers of {split.name}", text, sections)
+    return command_page("curate", f"Outliers of {split.name}", text, sections)
 
 
 def cluster_page(
     split: Split, rows: Embeddings, clusters: Clusters, names: Sequence[str], seed: int = 0
 ) -> str:
-    """Show clusters as a map, and each with its size and some of its pictures.
-
-    Args:
-        split: Their images.
-        rows: Their features.
-        clusters: Of the rows.
-        names: Classes by label; what a cluster holds is said where its rows have labels.
-        seed: Of the rows on the map, and of the members shown.
-    """
+    """Show clusters of `rows` as a map, and each with its size, classes and some pictures."""
     from sklearn.decomposition import PCA
 
     ids, labels, count = rows.ids.cpu().numpy(), rows.labels.cpu().numpy(), len(clusters.sizes)
-    shown = range(min(SHOWN_CLUSTERS, count))
     # of each cluster: its most frequent classes, the central row, then others at random
     table = []
-    for k in shown:
+    for k in range(min(SHOWN_CLUSTERS, count)):
         own = clusters.members(k)
-        classes, counts = np.unique(labels[own][labels[own] >= 0], return_counts=True)
-        most = np.argsort(-counts, kind="stable")[:2]
-        known = [(classes[n], 100 * counts[n] / counts.sum()) for n in most]
-        held = [(names[at] if at < len(names) else str(at), share) for at, share in known]
+        classes = Counter(labels[own][labels[own] >= 0].tolist())
+        held = [
+            (names[at] if at < len(names) else str(at), 100 * number / classes.total())
+            for at, number in sorted(classes.items(), key=lambda each: (-each[1], each[0]))[:2]
+        ]
         others = own[permutation(len(own), seed, k)][:MEMBERS]
         members = [clusters.central[k], *others[others != clusters.central[k]]][:MEMBERS]
         table.append((int(clusters.sizes[k]), held, ids[members].tolist()))
@@ -82,17 +75,19 @@ def cluster_page(
     some = np.unique(np.concatenate([clusters.central, mapped]))
     pca = PCA(2, svd_solver="full")
     places = pca.fit_transform(unit_rows(rows.rows(torch.from_numpy(some)).to("cpu")))
-    share = float(pca.explained_variance_ratio_.sum())
-    at = np.searchsorted(some, clusters.central[list(shown)])  # the largest cluster's first
-    kept = at[apart(places[at])] if len(at) else at
-    uris = {int(p): pictures[i] for p in kept if (i := int(ids[some[p]])) in pictures}
-    alt = f"PCA of {len(some):,} samples of {split.name}, coloured by cluster"
-    titles = [f"cluster {k}" for k in range(count)]
-    title = (
-        f"PCA of features of length 1, {100 * share:.0f} % of their variance; {len(some):,} dots."
+    at = np.searchsorted(some, clusters.central[: len(table)])  # the largest cluster's first
+    uris = {int(row): pictures.get(int(ids[some[row]]), "") for row in at[apart(places[at])]}
+    chart = scatter(
+        f"PCA of features of length 1, {100 * pca.explained_variance_ratio_.sum():.0f} % of their "
+        f"variance; {len(some):,} dots.",
+        f"PCA of {len(some):,} samples of {split.name}, coloured by cluster",
+        places,
+        clusters.of_row[some],
+        [f"cluster {k}" for k in range(count)],
+        uris,
+        uris,
     )
-    chart = scatter(title, alt, places, clusters.of_row[some], titles, uris, uris)
-    more = f" The {len(shown)} largest are shown." if len(shown) < count else ""
+    more = f" The {len(table)} largest are shown." if len(table) < count else ""
     text = (
         f"{count:,} clusters of {len(ids):,} samples; the largest has {clusters.sizes[0]:,}, the "
         f"smallest {clusters.sizes[-1]:,}.{more}"
@@ -101,7 +96,7 @@ def cluster_page(
         "Map": Markup("<div class='maps pixels'>{}</div>").format(chart),
         "Clusters": render("curated.clusters", clusters=table, pictures=pictures),
     }
-    return _page(f"Clusters of {split.name}", text, sections)
+    return command_page("curate", f"Clusters of {split.name}", text, sections)
 
 
 def chosen_page(split: Split, captions: Mapping[int, str]) -> str:
@@ -110,10 +105,4 @@ def chosen_page(split: Split, captions: Mapping[int, str]) -> str:
     more = f" The first {len(shown):,} are shown." if len(shown) < len(captions) else ""
     text = f"{len(captions):,} of {len(split):,} samples to label.{more}"
     sheet = render("curated.contacts", captions=shown, pictures=thumbnails(split, shown))
-    return _page(f"Samples of {split.name} to label", text, {"Chosen": sheet})
-
-
-def _page(title: str, text: str, sections: Mapping[str, Markup]) -> str:
-    head = render("choice.header", title=title, sentences=text)
-    footer = Markup("Written by <code>sslpipe curate</code>.")
-    return html_page(title, head, sections, footer=footer)
+    return command_page("curate", f"Samples of {split.name} to label", text, {"Chosen": sheet})

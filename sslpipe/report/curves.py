@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from typing import NamedTuple
 
 import numpy as np
@@ -21,47 +21,45 @@ class Chart(NamedTuple):
 
     title: str
     keys: dict[str, str]  # key in metrics.jsonl -> name of its line
-    kind: str = "train"  # of the lines of metrics.jsonl: "train" or "eval"
     within: tuple[float, ...] = ()  # values that the y axis shows in any case
+    kind: str = "train"  # of the lines of metrics.jsonl: "train" or "eval"
 
 
+_SIMILARITY = {"positive_similarity": "positive", "negative_similarity": "negative"}
+_RETRIEVAL = {"validation_recall_at_1": "Recall@1", "validation_map_at_r": "MAP@R"}
+_LOSS = Chart("loss", {"loss": "loss"})
+_RATE = Chart("learning rate", {"lr": "learning rate"}, (0.0,))
+_GRADIENT = Chart("gradient norm", {"grad_norm": "norm"}, (0.0,))
+_RANK = Chart("effective rank", {"effective_rank": "rank"}, (1.0,))
+_COSINE = Chart("cosine", _SIMILARITY, (0.0, 1.0))
+_HOLDOUT = "held-out {}, without labels"
 CHARTS = (
-    Chart("loss", {"loss": "loss"}),
-    Chart("held-out kNN top-1", {"holdout_knn": "top-1"}, "eval"),
+    _LOSS,
+    Chart("held-out kNN top-1", {"holdout_knn": "top-1"}, kind="eval"),
     Chart(
-        "held-out ranks, without labels",
+        _HOLDOUT.format("ranks"),
         {"holdout_rankme": "RankMe", "holdout_lidar": "LiDAR"},
-        "eval",
         (1.0,),
-    ),
-    Chart("held-out view recall, without labels", {"holdout_view_recall": "recall"}, "eval"),
-    Chart("learning rate", {"lr": "learning rate"}, within=(0.0,)),
-    Chart("gradient norm", {"grad_norm": "norm"}, within=(0.0,)),
-    Chart("alignment", {"alignment": "alignment"}, within=(0.0,)),
-    Chart("uniformity", {"uniformity": "uniformity"}),
-    Chart("effective rank", {"effective_rank": "rank"}, within=(1.0,)),
-    Chart("embedding std", {"embedding_std": "std"}, within=(0.0, 1.0)),
-    Chart(
-        "cosine",
-        {"positive_similarity": "positive", "negative_similarity": "negative"},
-        within=(0.0, 1.0),
-    ),
-)
-_BY_TITLE = {chart.title: chart for chart in CHARTS}
-FINETUNE_CHARTS = (
-    _BY_TITLE["loss"],
-    Chart(
-        "retrieval in held-out classes",
-        {"validation_recall_at_1": "Recall@1", "validation_map_at_r": "MAP@R"},
         "eval",
-        (0.0, 1.0),
     ),
-    Chart("active pairs or triplets (their loss is not 0)", {"active": "active"}, within=(0.0,)),
-    *(_BY_TITLE[t] for t in ("learning rate", "gradient norm", "effective rank", "cosine")),
+    Chart(_HOLDOUT.format("view recall"), {"holdout_view_recall": "recall"}, kind="eval"),
+    _RATE,
+    _GRADIENT,
+    Chart("alignment", {"alignment": "alignment"}, (0.0,)),
+    Chart("uniformity", {"uniformity": "uniformity"}),
+    _RANK,
+    Chart("embedding std", {"embedding_std": "std"}, (0.0, 1.0)),
+    _COSINE,
+)
+FINETUNE_CHARTS = (
+    _LOSS,
+    Chart("retrieval in held-out classes", _RETRIEVAL, (0.0, 1.0), "eval"),
+    Chart("active pairs or triplets (their loss is not 0)", {"active": "active"}, (0.0,)),
+    *(_RATE, _GRADIENT, _RANK, _COSINE),
 )
 SPEED_CHARTS = (
-    Chart("images a second", {"images_per_s": "images/s"}, within=(0.0,)),
-    Chart("waiting for data, % of the time", {"data_wait_percent": "wait"}, within=(0.0,)),
+    Chart("images a second", {"images_per_s": "images/s"}, (0.0,)),
+    Chart("waiting for data, % of the time", {"data_wait_percent": "wait"}, (0.0,)),
 )
 
 
@@ -70,38 +68,32 @@ def charts(
 ) -> Markup:
     """Draw each chart that metrics.jsonl has numbers for.
 
-    Args:
-        named: The runs by name.
-        wanted: The charts.
-        colours: CSS colours by name: a line for each run that has the numbers, a second number
-            dashed. None: of a single run; charts that lack a number are named.
+    `colours` by name: a line for each run that has the numbers, a second number dashed. None: of a
+    single run; charts that lack a number are named.
     """
     figures, absent = [], []
-    for title, numbers, kind, within in wanted:
+    for title, numbers, within, kind in wanted:
         lines = {name: run.train if kind == "train" else run.evals for name, run in named.items()}
-        known = {key for line in chain(*lines.values()) for key in line}
         # beside each what was scored of the weights that optim.ema averages, where it was
         averaged = {f"{EMA}{key}": f"{what} of averaged weights" for key, what in numbers.items()}
+        known = {key for line in chain(*lines.values()) for key in line}
         keys = numbers | {key: what for key, what in averaged.items() if key in known}
         series = []
-        for name in named:
-            for nth, (key, what) in enumerate(keys.items()):
-                there = [line for line in lines[name] if key in line]
-                x, y = (np.array([e[k] for e in there], dtype=np.float64) for k in ("step", key))
-                if colours is None:
-                    series.append(Series(what, x, y, f"var(--series-{nth + 1})"))
-                else:
-                    title_of = f"{name}, {what}" if len(keys) > 1 else name
-                    series.append(Series(title_of, x, y, colours[name], dashed=nth > 0))
+        for name, (nth, (key, what)) in product(named, enumerate(keys.items())):
+            there = [line for line in lines[name] if key in line]
+            x, y = (np.array([line[k] for line in there], dtype=np.float64) for k in ("step", key))
+            colour = f"var(--series-{nth + 1})" if colours is None else colours[name]
+            if colours is not None:
+                what = f"{name}, {what}" if len(keys) > 1 else name
+            series.append(Series(what, x, y, colour, dashed=colours is not None and nth > 0))
         shown = [each for each in series if len(each.x)]
         if not shown or (colours is None and len(shown) < len(series)):
             absent.append(title)
-            continue
-        figures.append(line_chart(title, shown, within=within, last_values=colours is None))
-    if colours is not None:
-        if not figures:
-            return Markup("<p>No run has logged a step.</p>")
-    elif not any(run.train for run in named.values()):
+        else:
+            figures.append(line_chart(title, shown, within=within, last_values=colours is None))
+    if not figures and colours is not None:
+        return Markup("<p>No run has logged a step.</p>")
+    if colours is None and not any(run.train for run in named.values()):
         return render("missing", text="No step of training is logged in metrics.jsonl.")
     shown_all = Markup("<div class='charts'>{}</div>").format(Markup().join(figures))
     if absent and colours is None:
@@ -116,13 +108,9 @@ def few_shot_chart(
     whitened: bool = True,
     dashed: Collection[str] = (),
 ) -> Markup:
-    """Draw the accuracy of kNN over the labels per class; '' without few-shot kNN.
+    """Draw the accuracy of kNN over the labels per class in eval.json; '' without few-shot kNN.
 
-    Args:
-        evaluation: eval.json.
-        colours: Of features, instead of the usual ones.
-        whitened: Whether whitened features are shown, too.
-        dashed: Features whose line is.
+    `colours` of features replace the usual ones; lines of features in `dashed` are.
     """
     colours = {**feature_colours(evaluation["rows"]), **(colours or {})}
     rows = [row for row in evaluation["rows"] if whitened or not row["whitened"]]

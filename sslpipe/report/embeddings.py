@@ -12,12 +12,7 @@ from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.random import permutation
-from sslpipe.report.charts import (
-    MOST_NAMES,
-    apart,
-    class_colour,
-    scatter,
-)
+from sslpipe.report.charts import MOST_NAMES, apart, class_colour, scatter
 from sslpipe.report.page import render
 from sslpipe.report.pictures import thumbnails
 from sslpipe.report.run import RunFiles
@@ -34,10 +29,11 @@ Floats = NDArray[np.float64]
 
 
 class Features(NamedTuple):
-    """Embeddings of one split, and the metadata saved with them (`facts` in their file)."""
+    """Embeddings of one split."""
 
     rows: Embeddings
-    facts: dict[str, object]
+    facts: dict[str, object]  # metadata in their file
+    split: Split | None = None  # of their images, where these are shown
 
 
 def mapped_rows(rows: Embeddings, seed: int = 0) -> Embeddings:
@@ -48,9 +44,6 @@ def mapped_rows(rows: Embeddings, seed: int = 0) -> Embeddings:
 def unit_rows(rows: Embeddings) -> Floats:
     """Return features of length 1, (n, F)."""
     return F.normalize(rows.features.double(), dim=1).numpy()
-
-
-# the map
 
 
 def tsne_map(rows: Embeddings) -> tuple[Floats, float]:
@@ -65,29 +58,25 @@ def tsne_map(rows: Embeddings) -> tuple[Floats, float]:
     return tsne.fit_transform(reduced).astype(np.float64), perplexity
 
 
-def embedding_map(run: RunFiles, queries: Features | None, split: Split | None) -> Markup:
+def embedding_map(run: RunFiles, queries: Features) -> Markup:
     """Draw t-SNE of some test features; hovering shows the images where they are known."""
-    if queries is None:
-        return no_embeddings()
-    rows = mapped_rows(queries.rows)
+    rows, split = mapped_rows(queries.rows), queries.split
     if len(rows.ids) < FEWEST_MAPPED:
         return render("missing", text=f"{len(rows.ids)} embeddings are too few for a map.")
-    # points, and a name for each label
-    names, labels = run.classes, rows.labels.numpy()
-    count = max(len(names), int(labels.max()) + 1)
-    names = [*names, *(f"class {label}" for label in range(len(names), count))]
+    labels, ids = rows.labels.numpy(), rows.ids.tolist()
+    count = max(len(run.classes), int(labels.max()) + 1)
+    names = [*run.classes, *(f"class {label}" for label in range(len(run.classes), count))]
     places, perplexity = tsne_map(rows)
-    # their images: small ones for hovering, and some on the map
-    hovered: dict[int, str] = {}
-    pictures: dict[int, str] = {}
+    # images: small ones for hovering, and some on the map
+    small: dict[int, str] = {}
+    large: dict[int, str] = {}
+    on_map = apart(places)
     if split is not None:
-        ids = rows.ids.tolist()
         small = thumbnails(split, ids[:MOST_HOVERED], HOVER_PX)
-        hovered = {row: small[one] for row, one in enumerate(ids) if one in small}
-        on_map = apart(places)
         large = thumbnails(split, [ids[row] for row in on_map])
-        pictures = {row: large[ids[row]] for row in on_map if ids[row] in large}
-    of = f"{len(rows.ids):,} test embeddings"
+    hovered = {row: small[one] for row, one in enumerate(ids) if one in small}
+    pictures = {row: large[ids[row]] for row in on_map if ids[row] in large}
+    of = f"{len(ids):,} test embeddings"
     some = f" with {len(pictures)} of the images" if pictures else ""
     title, alt = f"t-SNE{some}, perplexity {perplexity:.0f}", f"t-SNE of {of}{some}, by class"
     evaluated = run.facts.get("backbone_sha256")
@@ -102,9 +91,6 @@ def embedding_map(run: RunFiles, queries: Features | None, split: Split | None) 
         other=evaluated and queries.facts.get("backbone_sha256") != evaluated,
         embed=EMBED.format("test"),
     )
-
-
-# neighbours
 
 
 class Row(NamedTuple):
@@ -153,50 +139,20 @@ def neighbour_rows(bank: Embeddings, queries: Embeddings, *, same_split: bool) -
 
 
 def found_neighbours(
-    run: RunFiles,
-    queries: Features | None,
-    split: Split | None,
-    bank: Features | None,
-    bank_split: Split | None,
+    run: RunFiles, queries: Features | None, bank: Features | None
 ) -> Neighbours | None:
     """Search some test images in the bank, else among themselves.
 
-    None where there are no embeddings, no images (split, bank_split), or a single one.
+    None where there are no embeddings, none of their images, or a single one.
     """
-    if queries is None or split is None:
+    if queries is None or queries.split is None:
         return None
-    same_split = bank is None or bank_split is None
-    if bank is None or bank_split is None:
-        bank, bank_split = queries, split
-    if len(bank.rows.ids) < 2:
+    same_split = bank is None or bank.split is None
+    rows, _, split = queries if bank is None or bank.split is None else bank
+    if split is None or len(rows.ids) < 2:
         return None
-    rows = neighbour_rows(bank.rows, queries.rows, same_split=same_split)
-    own = thumbnails(split, (row.id for row in rows))
-    others = thumbnails(bank_split, {near for row in rows for near, *_ in row.near})
-    searched = f"the split {bank_split.name!r} ({len(bank.rows.ids):,} images)"
-    return Neighbours(rows, (own, others), run.classes, searched)
-
-
-def nearest_neighbours(
-    queries: Features | None,
-    split: Split | None,
-    bank: Features | None,
-    found: Neighbours | None,
-) -> Markup:
-    """Tabulate each query and its neighbours, framed by whether they are of its class."""
-    if queries is None:
-        return no_embeddings()
-    return render(
-        "embeddings.neighbours",
-        images=split is not None,
-        found=found,
-        random=RANDOM_QUERIES,
-        among_test=bank is None,
-        embed=EMBED.format("train"),
-    )
-
-
-def no_embeddings() -> Markup:
-    """Say that the test embeddings are missing, and the command that makes them."""
-    text = "No embeddings of the test split yet."
-    return render("missing", text=text, command=EMBED.format("test"))
+    found = neighbour_rows(rows, queries.rows, same_split=same_split)
+    own = thumbnails(queries.split, (row.id for row in found))
+    others = thumbnails(split, {near for row in found for near, *_ in row.near})
+    searched = f"the split {split.name!r} ({len(rows.ids):,} images)"
+    return Neighbours(found, (own, others), run.classes, searched)

@@ -16,32 +16,21 @@ from sslpipe.report.run import RunFiles, Tree
 
 SAME_TEST = ("data_sha256", "split", "train_split")  # metadata that two results must share
 # the first that both recipes have; Recall@1 where train has not test's classes
-DECIDING = ((KNN, ""), (LINEAR, ""), (RECALL, ""))
-
-Cell = tuple[str, str]  # column of eval.json, and the form: "", "flattened " or "whitened "
+DECIDING = (KNN, LINEAR, RECALL)
 
 
 class Recipe(NamedTuple):
     """Runs of one recipe that differ in their seed alone."""
 
     name: str  # with settings where another recipe has the same name
-    runs: dict[int, Tree]  # seed -> eval.json
+    runs: dict[int, dict[str, Tree]]  # seed -> "kNN", "flattened kNN" and so on -> row of eval.json
 
-    def values(self, cell: Cell) -> dict[int, tuple[str, float]]:
-        """Seed -> protocol and value of the run's own features, where they were measured."""
-        return {
-            seed: (row["protocol"], row["value"])
-            for seed, evaluation in self.runs.items()
-            for row in evaluation["rows"]
-            if (row["features"], row["column"], _form(row)) == ("ssl", *cell)
-        }
-
-    def statistics(self, cell: Cell) -> tuple[float, float, tuple[float, float]] | None:
+    def statistics(self, measure: str) -> tuple[float, float, tuple[float, float]] | None:
         """Mean, spread and interval; None where two seeds have not the same protocol."""
-        found = [*self.values(cell).values()]
-        if len(found) < 2 or len({protocol for protocol, _ in found}) > 1:
+        rows = [run[measure] for run in self.runs.values() if measure in run]
+        if len(rows) < 2 or len({row["protocol"] for row in rows}) > 1:
             return None
-        return mean_over_seeds([value for _, value in found])
+        return mean_over_seeds([row["value"] for row in rows])
 
 
 class Verdict(NamedTuple):
@@ -78,12 +67,10 @@ def group_by_recipe(runs: Iterable[RunFiles]) -> list[Recipe]:
     groups: dict[str, list[RunFiles]] = {}
     for run in evaluated:
         groups.setdefault(digest_without_seed(run), []).append(run)
-    recipes = []
-    for members, name in zip(groups.values(), _names(list(groups.values())), strict=True):
-        by_seed: dict[int, Tree] = {}
+    recipes = [Recipe(name, {}) for name in _names(list(groups.values()))]
+    for recipe, members in zip(recipes, groups.values(), strict=True):
         for run in members:
-            by_seed.setdefault(int(run.recipe["seed"]), run.evaluation or {})
-        recipes.append(Recipe(name, by_seed))
+            recipe.runs.setdefault(int(run.recipe["seed"]), _own_numbers(run))
     return recipes
 
 
@@ -115,7 +102,7 @@ def verdicts(recipes: Sequence[Recipe]) -> list[Verdict]:
     """Compare each two recipes over the seeds that both have, two at least."""
     found = []
     for ours, theirs in combinations(recipes, 2):
-        pairs = ((cell[0], _paired(ours, theirs, cell)) for cell in DECIDING)
+        pairs = ((measure, _paired(ours, theirs, measure)) for measure in DECIDING)
         if deciding := next(((measure, *pair) for measure, pair in pairs if pair), None):
             found.append((ours.name, theirs.name, *deciding))
     adjusted = holm([difference.p for *_, difference in found])
@@ -129,28 +116,17 @@ def verdicts(recipes: Sequence[Recipe]) -> list[Verdict]:
 def over_seeds(recipes: Sequence[Recipe], notes: Sequence[str] = ()) -> Markup:
     """Return the section: mean and spread of each recipe's numbers."""
     several = [recipe for recipe in recipes if len(recipe.runs) > 1]
-    cells = _cells(several)
-    return render(
-        "runs.over_seeds",
-        several=several,
-        notes=notes,
-        columns=[_title(cell) for cell in cells],
-        means=[
-            (r.name, ", ".join(map(str, sorted(r.runs))), [r.statistics(cell) for cell in cells])
-            for r in several
-        ],
-    )
+    return render("runs.over_seeds", several=several, notes=notes, columns=_measures(several))
 
 
 def lines(recipes: Sequence[Recipe]) -> list[str]:
     """Say mean and spread of each recipe in a line; nothing of one with a single seed."""
     said = []
     for recipe in recipes:
-        every = {cell: recipe.statistics(cell) for cell in _cells([recipe])}
         numbers = [
-            f"{_title(cell)} {percent(found[0])} ± {percent(found[1])}"
-            for cell, found in every.items()
-            if found
+            f"{measure} {percent(found[0])} ± {percent(found[1])}"
+            for measure in _measures([recipe])
+            if (found := recipe.statistics(measure))
         ]
         if numbers:
             seeds = f"mean ± standard deviation of {len(recipe.runs)} seeds in %"
@@ -158,18 +134,35 @@ def lines(recipes: Sequence[Recipe]) -> list[str]:
     return said
 
 
+def _measures(recipes: Iterable[Recipe]) -> list[str]:
+    """Every number of the tables, in the order in which they stand there."""
+    return list(dict.fromkeys(m for each in recipes for run in each.runs.values() for m in run))
+
+
+def _own_numbers(run: RunFiles) -> dict[str, Tree]:
+    """The run's own numbers; each seed is flattened by a power of its own, chosen by one rule."""
+    numbers = {}
+    for row in run.evaluation["rows"] if run.evaluation else ():
+        if row["features"] == "ssl" and row["column"] is not None:
+            form = ("flattened " if "power" in row else "whitened ") if row["whitened"] else ""
+            numbers[f"{form}{row['column']}"] = row
+    return numbers
+
+
 def _paired(
-    ours: Recipe, theirs: Recipe, cell: Cell
+    ours: Recipe, theirs: Recipe, measure: str
 ) -> tuple[tuple[float, float], Difference] | None:
     """Means and difference over the seeds that both have by one protocol; None: fewer than two."""
-    a, b = ours.values(cell), theirs.values(cell)
-    # a number of another protocol is another number
-    seeds = [seed for seed in a if seed in b and a[seed][0] == b[seed][0]]
-    if len(seeds) < 2:
+    values = [
+        (own["value"], other["value"])
+        for seed, run in ours.runs.items()
+        if (own := run.get(measure)) and (other := theirs.runs.get(seed, {}).get(measure))
+        if own["protocol"] == other["protocol"]
+    ]
+    if len(values) < 2:
         return None
-    values = [a[seed][1] for seed in seeds], [b[seed][1] for seed in seeds]
-    means = sum(values[0]) / len(seeds), sum(values[1]) / len(seeds)
-    return means, paired_seeds(*values)
+    a, b = map(list, zip(*values, strict=True))
+    return (sum(a) / len(a), sum(b) / len(b)), paired_seeds(a, b)
 
 
 def _names(groups: Sequence[Sequence[RunFiles]]) -> list[str]:
@@ -189,19 +182,3 @@ def _names(groups: Sequence[Sequence[RunFiles]]) -> list[str]:
         ]
         names.append(f"{name} ({'; '.join(differs[:3])})" if differs else name)
     return names
-
-
-def _cells(recipes: Sequence[Recipe]) -> list[Cell]:
-    """Every number of the tables, in the order in which they stand there."""
-    rows = [row for recipe in recipes for tree in recipe.runs.values() for row in tree["rows"]]
-    ours = [row for row in rows if row["features"] == "ssl" and row["column"] is not None]
-    return list(dict.fromkeys((row["column"], _form(row)) for row in ours))
-
-
-def _form(row: Tree) -> str:
-    """The form of a row; each seed is flattened by a power of its own, chosen by one rule."""
-    return ("flattened " if "power" in row else "whitened ") if row["whitened"] else ""
-
-
-def _title(cell: Cell) -> str:
-    return f"{cell[1]}{cell[0]}"

@@ -86,14 +86,9 @@ def html_page(
     footer: str = FOOTER,
     opened: Iterable[str] | None = None,
 ) -> str:
-    """Return the whole HTML file.
+    """Return the whole HTML file: head, links, and sections, whose headings become anchors.
 
-    Args:
-        title: Plain text.
-        head: HTML above the links.
-        sections: Heading -> HTML; each heading becomes an anchor.
-        footer: HTML.
-        opened: Headings of the sections that are not folded; None: all.
+    All sections but those `opened` are folded; None: none is.
     """
     scripts: list[str] = []
     if any("class='plot'" in each for each in (head, *sections.values())):
@@ -109,6 +104,19 @@ def html_page(
         scripts=[Markup(each) for each in scripts],
         hashes=[f"'sha256-{base64.b64encode(each).decode()}'" for each in digests],
     )
+
+
+def command_page(
+    command: str,
+    title: str,
+    text: str,
+    sections: Mapping[str, str],
+    opened: Iterable[str] | None = None,
+) -> str:
+    """Return the HTML file of another command: its title, some plain sentences, its sections."""
+    footer = Markup("Written by <code>sslpipe {}</code>.").format(command)
+    head = render("title", title=title, text=text)
+    return html_page(title, head, sections, footer=footer, opened=opened)
 
 
 @functools.cache

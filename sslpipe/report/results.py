@@ -91,18 +91,14 @@ def clear_best(lines: list[Line], column: str) -> list[Line]:
     there = [line for line in lines if column in line.cells]
     clear = []
     for line in there:
-        others = [other.cells[column] for other in there if other.features != line.features]
-        if others and all(_is_better(line.cells[column], other) for other in others):
-            clear.append(line)
+        (low, high), metric = (line.cells[column][key] for key in ("interval95", "metric"))
+        others = [e.cells[column]["interval95"] for e in there if e.features != line.features]
+        if metric.startswith(SMALL_IS_GOOD):
+            is_clear = all(high < their_low for their_low, _ in others)
+        else:
+            is_clear = all(low > their_high for _, their_high in others)
+        clear += [line] * bool(others and is_clear)
     return clear
-
-
-def _is_better(ours: Tree, theirs: Tree) -> bool:
-    """Say whether our interval lies wholly on the better side of theirs."""
-    (low, high), (their_low, their_high) = ours["interval95"], theirs["interval95"]
-    if ours["metric"].startswith(SMALL_IS_GOOD):
-        return bool(high < their_low)
-    return bool(low > their_high)
 
 
 def headline(run: RunFiles) -> str:
@@ -161,6 +157,11 @@ def summary(run: RunFiles) -> Markup:
         own = [row for row in run.evaluation["rows"] if row["column"] is not None]
         said = verdict({**run.evaluation, "rows": own})
     leaked = run.evaluation.get("leakage") if run.evaluation else None
+    clean = [
+        row["clean_value"]
+        for row in (leaked["rows"] if leaked else ())
+        if row["features"] == "ssl" and not row["whitened"] and row["column"] in (KNN, RECALL)
+    ]
     return render(
         "run.summary",
         run=run,
@@ -168,7 +169,7 @@ def summary(run: RunFiles) -> Markup:
         verdict=said,
         first=first_number(run.evaluation),
         leaked=leaked,
-        clean=[row["clean_value"] for row in _own_first(leaked)],
+        clean=clean,
     )
 
 
@@ -204,10 +205,7 @@ def feature_table(
     *,
     mark: bool = True,
 ) -> Markup:
-    """Tabulate features by columns, results with intervals.
-
-    titles: Of columns, where not their keys; mark: whether a clear best is marked.
-    """
+    """Tabulate features by columns, under `titles` where given; a clear best is marked."""
     winners = {column: clear_best(lines, column) if mark else [] for column in columns}
     return render("results.feature_table", lines=lines, winners=winners, titles=titles or {})
 
@@ -216,16 +214,12 @@ def task_tables(evaluation: Tree) -> Markup:
     """Return all tables but that of accuracies as HTML; '' where nothing was measured."""
     tables = []
     for heading, note, titles in TABLES:
-        rows = [
-            {**row, "column": row["metric"]}
-            for row in evaluation["rows"]
-            if row["metric"] in titles
-        ]
+        rows = [row for row in evaluation["rows"] if row["metric"] in titles]
         if rows:
             columns = [each for each in titles if any(row["metric"] == each for row in rows)]
-            shown = feature_table(table_lines(rows), columns, titles)
+            lines = table_lines({**row, "column": row["metric"]} for row in rows)
             protocols = ", ".join(sorted({row["protocol"] for row in rows}))
-            tables.append((heading, note, protocols, shown))
+            tables.append((heading, note, protocols, feature_table(lines, columns, titles)))
     # how well a probe predicts columns of the data set
     probed = evaluation.get("nuisance", [])
     titles = {
@@ -243,12 +237,3 @@ def leakage(evaluation: Tree) -> Markup:
     if not found:
         return Markup()
     return render("results.leakage", sentence=leakage_sentence(found).split("`"), found=found)
-
-
-def _own_first(leakage: Tree | None) -> list[Tree]:
-    """The rows of leakage that are of the run's own first number."""
-    return [
-        row
-        for row in (leakage["rows"] if leakage else ())
-        if row["features"] == "ssl" and not row["whitened"] and row["column"] in (KNN, RECALL)
-    ]

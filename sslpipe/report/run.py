@@ -189,12 +189,9 @@ def _checked(tree: Tree, kinds: Tree, path: Path) -> Tree:
 
 def _is_complete(line: Tree) -> bool:
     """Whether a line of training has what the report computes with."""
-    numbers = ("epoch", "images_per_s", "data_wait_percent")
-    return (
-        all(is_number(line.get(key)) for key in numbers)
-        and line["images_per_s"] > 0
-        and {"loss", "skipped_steps"} <= set(line)
-    )
+    numbers = [line.get(key) for key in ("epoch", "images_per_s", "data_wait_percent")]
+    there = all(map(is_number, numbers)) and {"loss", "skipped_steps"} <= set(line)
+    return there and line["images_per_s"] > 0
 
 
 def _is_alarm(line: Tree) -> bool:

@@ -51,6 +51,10 @@ def a_run(seed, knn, *, name="tiny", temperature=0.2, facts=FACTS, protocol="p",
 A, B = [0.71, 0.69, 0.73, 0.70], [0.66, 0.65, 0.69, 0.67]  # seeds 0 to 3
 
 
+def values(recipe, measure):
+    return {seed: rows[measure]["value"] for seed, rows in recipe.runs.items() if measure in rows}
+
+
 def two_recipes():
     ours = [a_run(seed, value) for seed, value in enumerate(A)]
     return ours + [a_run(seed, value, temperature=0.5) for seed, value in enumerate(B)]
@@ -76,7 +80,7 @@ def test_runs_belong_together_where_seed_name_and_run_settings_alone_differ():
     runs = [a_run(0, 0.5), a_run(1, 0.6, name="again", log_steps=7), a_run(2, 0.7, temperature=0.5)]
     recipes = group_by_recipe([*runs, a_run(1, 0.9), a_run(3, 0.5)._replace(evaluation=None)])
     assert [sorted(recipe.runs) for recipe in recipes] == [[0, 1], [2]]
-    assert recipes[0].values(("kNN", "")) == {0: ("p", 0.5), 1: ("p", 0.6)}  # not 0.9: the first
+    assert values(recipes[0], "kNN") == {0: 0.5, 1: 0.6}  # not 0.9: the first
     other_data = a_run(1, 0.6)._replace(data={"index_sha256": "y", "name": "b", "classes": []})
     assert len(group_by_recipe([runs[0], other_data])) == 2
     other_init = a_run(1, 0.6)
@@ -157,8 +161,8 @@ def test_what_counts_for_nothing_or_is_not_of_the_end_is_said():
     runs = {"a": a_run(0, 0.5), "b": a_run(1, 0.6)}
     runs["b"].evaluation["rows"][1]["power"] = 0.25
     (recipe,) = group_by_recipe([*runs.values()])
-    assert recipe.values(("kNN", "whitened ")) == {0: ("p", 0.6)}
-    assert recipe.values(("kNN", "flattened ")) == {1: ("p", 0.7)}
+    assert values(recipe, "whitened kNN") == {0: 0.6}
+    assert values(recipe, "flattened kNN") == {1: 0.7}
     runs = {"a": a_run(0, 0.5), "b": a_run(1, 0.6, facts={**FACTS, "split": "val"})}
     (said,) = cautions(runs, group_by_recipe(runs.values()))
     assert "not evaluated on the same test data" in said

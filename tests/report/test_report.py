@@ -6,7 +6,6 @@ import io
 import json
 import re
 import shutil
-import sys
 from html import unescape
 from html.parser import HTMLParser
 from importlib import resources
@@ -17,12 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
-import sslpipe.cli.app
-import sslpipe.cli.embed
-import sslpipe.cli.evaluate
-import sslpipe.cli.report
 import sslpipe.train
 from sslpipe.cli.suite_tables import against_table
 from sslpipe.data.index import load_index
@@ -48,7 +42,7 @@ from sslpipe.report.results import (
 from sslpipe.report.run import read_run, without_places
 from tests.evaluation.test_against import compared
 from tests.helpers.dataset import picture, write_dataset
-from tests.helpers.runs import RECIPE, write_recipe
+from tests.helpers.runs import RECIPE, command_line, write_recipe
 
 EVIL = "<script>alert('1')<script>"  # a run's name may hold no slash
 QUOTES = "' onload='alert(2)' \"><img src=x onerror='alert(3)'>"
@@ -106,21 +100,13 @@ def _cell(html: str) -> dict[str, str | None]:
 
 
 def report(*arguments: object) -> None:
-    result = CliRunner().invoke(sslpipe.cli.report.app, [str(a) for a in arguments])
-    if result.exception:
-        raise result.exception
-    assert result.exit_code == 0
+    command_line("report", *map(str, arguments), status=0)
 
 
-def error_line(monkeypatch, capsys, *arguments: object) -> str:
+def error_line(*arguments: object) -> str:
     """What the command line says of a user's mistake: exit status 2 and one line."""
-    monkeypatch.setattr(sys, "argv", ["sslpipe", "report", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        sslpipe.cli.app.run()
-    assert stop.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    return lines[0]
+    (line,) = command_line("report", *map(str, arguments), status=2).stderr.strip().splitlines()
+    return line
 
 
 @pytest.fixture(scope="module")
@@ -139,15 +125,11 @@ def whole(tmp_path_factory) -> SimpleNamespace:
     )
     bad = {"id": 3, "shard": "train-000000.tar", "key": EVIL, "reason": "no image in /home/ann/x"}
     (run_dir / "quarantine.jsonl").write_text(json.dumps(bad) + "\n" + '{"id": 4, "sha')
-    runner = CliRunner()
-    common = ["--data", str(data), "--num-workers", "0", "--device", "cpu"]
-    arguments = ["suite", str(run_dir), "--out", str(run_dir / "eval.json"), *common]
-    result = runner.invoke(sslpipe.cli.evaluate.app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    common = [str(run_dir), "--data", str(data), "--num-workers", "0", "--device", "cpu"]
+    command_line("evaluate", "suite", *common, "--out", str(run_dir / "eval.json"), status=0)
     for split in ("train", "test"):
-        out = run_dir / "features" / f"{split}.safetensors"
-        arguments = [str(run_dir), "--split", split, "--out", str(out), *common]
-        runner.invoke(sslpipe.cli.embed.app, arguments, catch_exceptions=False)
+        out = str(run_dir / "features" / f"{split}.safetensors")
+        command_line("embed", *common, "--split", split, "--out", out, status=0)
     report(run_dir, "--data", data)
     html = (run_dir / "report.html").read_text(encoding="utf-8")
     return SimpleNamespace(run_dir=run_dir, data=data, html=html, page=Page(html))
@@ -361,19 +343,19 @@ def test_a_run_is_shown_without_its_data_set(whole, tmp_path):
     assert page.rows == whole.page.rows
 
 
-def test_mistakes_are_one_line(whole, tmp_path, monkeypatch, capsys):
-    assert "holds no run" in error_line(monkeypatch, capsys, tmp_path)
-    again = whole.run_dir / ".." / "run"
-    line = error_line(monkeypatch, capsys, whole.run_dir, again)
-    assert "is named twice; name each run once" in line
-    line = error_line(monkeypatch, capsys, whole.run_dir, tmp_path, "--data", whole.data)
-    assert "--data is for the report of one run" in line
+def test_mistakes_are_one_line(whole, tmp_path):
     other = write_dataset(tmp_path / "other", (4,), split="test")
-    line = error_line(monkeypatch, capsys, whole.run_dir, "--data", other)
-    assert "not the data set of the run's features" in line
-    run_dir = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
-    (run_dir / "eval.json").write_text('{"schema_version": 99}')
-    assert "schema_version = 99" in error_line(monkeypatch, capsys, run_dir)
+    old = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
+    (old / "eval.json").write_text('{"schema_version": 99}')
+    run = whole.run_dir
+    for words, said in (
+        ([tmp_path], "holds no run"),
+        ([run, run / ".." / "run"], "is named twice; name each run once"),
+        ([run, tmp_path, "--data", whole.data], "--data is for the report of one run"),
+        ([run, "--data", other], "not the data set of the run's features"),
+        ([old], "schema_version = 99"),
+    ):
+        assert said in error_line(*words)
 
 
 def _copy(source: Path, folder: Path, *names: str) -> Path:
@@ -420,33 +402,34 @@ def test_the_best_is_marked_only_where_no_interval_of_other_features_overlaps():
     assert clear_best(lines, "linear") == []
 
 
+OURS = ("ssl", 0.9, 0.88, 0.92)
+BESIDE = [("random", 0.5, 0.4, 0.6), ("pixels", 0.9, 0.8, 1)]
+
+
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("answers", "others", "said"),
     [
-        ({"random": "better", "pixels": "better"}, "better than random weights and raw pixels."),
-        ({"w": "worse"}, "worse than w: use the model you have."),
-        ({"w": "no clear difference"}, "not clearly different from w."),
+        ({"random": "better", "pixels": "better"}, [], "better than random weights and raw pixels"),
+        ({"w": "worse"}, BESIDE, "worse than w: use the model you have"),
+        ({"w": "no clear difference"}, BESIDE, "not clearly different from w"),
         (
             {"random": "better", "w": "no clear difference"},
-            "better than random weights, but not clearly different from w.",
+            [],
+            "better than random weights, but not clearly different from w",
         ),
+        ({}, BESIDE, "better than random weights, but not clearly different from raw pixels"),
+        ({}, [], "not known"),
     ],
 )
-def test_the_page_begins_with_one_sentence_of_the_deciding_comparisons(answers, said):
+def test_the_page_begins_with_one_sentence_of_the_deciding_comparisons(answers, others, said):
     against = [compared(against=name, answer=answer) for name, answer in answers.items()]
-    other = compared(against="x", answer="worse", primary=False)
-    evaluation = {**evaluation_of(row("ssl", 0.5, 0.4, 0.6)), "against": [*against, other]}
-    run = SimpleNamespace(evaluation=evaluation)
-    assert headline(run) == f"The features are {said}"
-
-
-def test_the_first_sentence_without_other_networks_is_of_the_baselines():
-    rows = [row("ssl", 0.9, 0.88, 0.92), row("random", 0.5, 0.4, 0.6), row("pixels", 0.9, 0.8, 1)]
-    said = headline(SimpleNamespace(evaluation=evaluation_of(*rows)))
-    wanted = "better than random weights, but not clearly different from raw pixels."
-    assert said == f"The features are {wanted}"
-    assert "not known" in headline(SimpleNamespace(evaluation=evaluation_of(rows[0])))
-    assert "not known" in headline(SimpleNamespace(evaluation=None, data={"classes": ["a"]}))
+    if answers:
+        against.append(compared(against="x", answer="worse", primary=False))
+    evaluation = {**evaluation_of(*(row(*each) for each in (OURS, *others))), "against": against}
+    found = headline(SimpleNamespace(evaluation=evaluation))
+    assert found == f"The features are {said}." if "known" not in said else said in found
+    nothing = SimpleNamespace(evaluation=None, data={"classes": ["a"]})
+    assert "not known" in headline(nothing)
 
 
 def test_the_first_paragraph_names_baselines_in_the_same_form_judges_once_and_says_what_leaked(
@@ -501,22 +484,23 @@ def test_what_was_not_measured_is_one_sentence_and_no_column():
     assert "Not measured" not in result_table({**evaluation, "left_out": []})
 
 
-def test_a_fit_at_its_grids_edge_or_cut_short_is_told_below_the_table():
-    fine = {"C": 0.125, "C_at_edge": False, "converged": True}
-    for details, told in (
-        (fine, []),
-        ({"C": 0.125, "C_at_edge": False}, []),  # as eval.json was before
-        (fine | {"C_at_edge": True}, ["C = 0.125 is at the edge of its grid"]),
-        (fine | {"converged": False}, ["the fit did not converge"]),
-        ({"penalty": 3.0, "penalty_at_edge": True}, ["penalty = 3 is at the edge"]),
-    ):
-        html = result_table(evaluation_of(row(EVIL, 0.5, 0.4, 0.6, details=details)))
-        assert html.count("at the edge") + html.count("did not converge") == len(told)
-        cut = not details.get("converged", True)
-        assert html.split("</table>")[0].count("<b>not converged</b>") == cut
-        for sentence in told:
-            assert sentence in html.split("</table>")[1]
-        assert EVIL not in html
+@pytest.mark.parametrize(
+    ("details", "told"),
+    [
+        ({"C": 0.125, "C_at_edge": False, "converged": True}, ""),
+        ({"C": 0.125, "C_at_edge": False}, ""),  # as eval.json was before
+        ({"C": 0.125, "C_at_edge": True}, "C = 0.125 is at the edge of its grid"),
+        ({"C": 0.125, "C_at_edge": False, "converged": False}, "the fit did not converge"),
+        ({"penalty": 3.0, "penalty_at_edge": True}, "penalty = 3 is at the edge"),
+    ],
+)
+def test_a_fit_at_its_grids_edge_or_cut_short_is_told_below_the_table(details, told):
+    html = result_table(evaluation_of(row(EVIL, 0.5, 0.4, 0.6, details=details)))
+    assert html.count("at the edge") + html.count("did not converge") == bool(told)
+    table, below = html.split("</table>")[:2]
+    assert table.count("<b>not converged</b>") == (not details.get("converged", True))
+    assert told in below
+    assert EVIL not in html
 
 
 def test_other_networks_stand_in_the_table_with_their_answers_and_colours_of_their_own(whole):
@@ -697,6 +681,7 @@ def test_what_the_averaged_weights_scored_is_drawn_beside_the_trained_ones(whole
 
 def test_runs_of_other_test_data_are_not_put_side_by_side(whole, other):
     runs = {"a": read_run(whole.run_dir), "b": read_run(other)}
+    assert "Nothing" in differences({"a": runs["a"], "b": runs["a"]})
     colours = {"a": "red", "b": "blue"}
     assert "not comparable" not in results(runs, colours)
     for key in ("data_sha256", "split", "train_split"):
@@ -707,11 +692,6 @@ def test_runs_of_other_test_data_are_not_put_side_by_side(whole, other):
         assert html.count("<table class='results'>") == 2
     html = results({**runs, "b": runs["b"]._replace(evaluation=None)}, colours)
     assert "b has not been evaluated" in html
-
-
-def test_a_run_differs_from_itself_in_nothing(whole):
-    run = read_run(whole.run_dir)
-    assert "Nothing" in differences({"a": run, "b": run})
 
 
 def test_an_evaluation_of_weights_before_the_last_is_said(whole):
