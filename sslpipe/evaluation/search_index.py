@@ -171,7 +171,7 @@ def _prepared(index: Path, parts: list[dict[str, Any]], exact: bool) -> Prepared
         rows[number] = mapped, facts
         if (made := part.get("near")) and not exact:
             own = str(made["sha256"]), made["lists"], mapped.features.shape
-            near[number] = Approximate(_folder(index) / made["file"], *own)
+            near[number] = Approximate.read(_folder(index) / made["file"], *own)
             form += f"; approximate, recall {made['recall']:.1%} (--exact: all compared)"
     return Prepared(rows, flattening, form, near) if form else None
 
