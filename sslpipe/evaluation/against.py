@@ -40,14 +40,11 @@ class Scores(NamedTuple):
     of: dict[tuple[str, bool, str], NDArray[Any]]
     classes: NDArray[np.int64]
 
-    def take(
-        self, features: str, whitened: bool, results: Sequence[tuple[str | None, Result]]
-    ) -> None:
-        """Take what is compared from results, each with its column in the table."""
-        for column, result in results:
-            measure = PER_QUERY.get(result.metric, column)
-            if result.scores is not None and measure is not None:
-                self.of[features, whitened, measure] = result.scores
+    def take(self, features: str, whitened: bool, column: str | None, result: Result) -> None:
+        """Take a result, with its column in the table, if it is one that is compared."""
+        measure = PER_QUERY.get(result.metric, column)
+        if result.scores is not None and measure is not None:
+            self.of[features, whitened, measure] = result.scores
 
 
 def has_a_match(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -132,17 +129,8 @@ def _compare(
         if measure in PER_QUERY.values()
         else paired_top1(ours, theirs)
     )
-    return {
-        "features": pair[0],
-        "against": pair[1],
-        "measure": measure,
-        "whitened": forms[0],
-        "against_whitened": forms[1],
-        "value": float(ours.mean()),
-        "against_value": float(theirs.mean()),
-        "difference": value,
-        "interval95": list(interval),
-        "p": p,
-        "unit": unit,
-        "count": count,
-    }
+    row: Tree = {"features": pair[0], "against": pair[1], "measure": measure}
+    row |= {"whitened": forms[0], "against_whitened": forms[1]}
+    row |= {"value": float(ours.mean()), "against_value": float(theirs.mean())}
+    row |= {"difference": value, "interval95": list(interval), "p": p}
+    return row | {"unit": unit, "count": count}

@@ -34,19 +34,18 @@ class Made(NamedTuple):
 
 
 class Approximate:
-    """An inverted file, memory-mapped.
+    """An inverted file of faiss, and how many of its lists a query looks into."""
 
-    Args:
-        path: Of the file.
-        sha256: That it must have: faiss does not check what it reads.
-        lists: To look into.
-        shape: (N, F) of the rows that it is of.
+    def __init__(self, index: Any, lists: int) -> None:
+        self._index, self.lists = index, lists
 
-    Raises:
-        DataError: It is not there, or another one; or faiss is missing.
-    """
+    @classmethod
+    def read(cls, path: Path, sha256: str, lists: int, shape: torch.Size) -> "Approximate":
+        """Memory-map a file that has this sha256, as faiss does not check it, of (N, F) rows.
 
-    def __init__(self, path: Path, sha256: str, lists: int, shape: torch.Size) -> None:
+        Raises:
+            DataError: It is not there, or another one; or faiss is missing.
+        """
         faiss = import_faiss()
         try:
             found = sha256_of(path)
@@ -54,25 +53,30 @@ class Approximate:
             raise DataError(f"cannot read {path}: {error.strerror}; {_AGAIN}") from error
         if found != sha256:
             raise DataError(f"{path} is damaged: its sha256 is another one; {_AGAIN}")
-        self._index, self.lists = faiss.read_index(str(path), faiss.IO_FLAG_MMAP), lists
-        if (self._index.ntotal, self._index.d) != tuple(shape):
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
+        if (index.ntotal, index.d) != tuple(shape):
             raise DataError(f"{path} is of other features; {_AGAIN}")
+        return cls(index, lists)
 
     def nearest(
         self, bank: Tensor, queries: Tensor, k: int, allowed: Tensor | None = None
     ) -> Neighbours:
         """Find about the k nearest rows of each query, ranked by exact cosines.
 
-        Args:
-            bank: (N, F) the rows, as `neighbours.fixed_point_units` returns them.
-            queries: (Q, F), alike.
-            k: At least 1.
-            allowed: (N,) bool, of rows that may be found; None: all.
-
-        Returns:
-            (Q, k); where fewer are found, the last similarities are -inf.
+        Bank (N, F) and queries (Q, F) are as `neighbours.fixed_point_units` returns them; only rows
+        that are `allowed` (N,) are found. Where there are fewer, the last similarities are -inf.
         """
-        return _search(self._index, self.lists, bank, queries, k, allowed)
+        faiss = import_faiss()
+        settings = {"nprobe": min(self.lists, self._index.nlist)}
+        if allowed is not None:
+            bits = np.packbits(allowed.numpy(), bitorder="little")
+            settings["sel"] = faiss.IDSelectorBitmap(bits)
+        params, most = faiss.SearchParametersIVF(**settings), min(len(bank), k + SPARE)
+        rows = torch.from_numpy(self._index.search(queries.numpy(), most, params=params)[1])
+        similarities = torch.full(rows.shape, -torch.inf)
+        there = (rows >= 0).nonzero(as_tuple=True)  # -1 where there are no more
+        similarities[there] = exact_cosines(bank, rows[there], queries, there[0])
+        return best(similarities, rows, k)
 
 
 _AGAIN = "make the index anew with `sslpipe index build`"
@@ -111,7 +115,7 @@ def write_approximate(rows: Tensor, path: Path) -> Made:
     true = nearest(rows, rows[places], TOP, units=True, bank_ids=own, query_ids=places).indices
     looked, recall = 1, 0.0
     while looked <= max(1, lists // MOST_LOOKED):
-        near = _search(index, looked, rows, rows[places], TOP + 1).indices
+        near = Approximate(index, looked).nearest(rows, rows[places], TOP + 1).indices
         hit = (true[:, :, None] == near[:, None]).any(2)  # a row itself is none of its true ones
         recall = float(hit.float().mean())
         if recall >= LEAST_RECALL:
@@ -125,21 +129,3 @@ def write_approximate(rows: Tensor, path: Path) -> Made:
         f"an approximate index finds {recall:.1%} of the {TOP} nearest where a query looks into "
         f"one list of {MOST_LOOKED}, under {LEAST_RECALL:.0%}: leave --approximate out"
     )
-
-
-def _search(
-    index: Any, lists: int, bank: Tensor, queries: Tensor, k: int, allowed: Tensor | None = None
-) -> Neighbours:
-    faiss = import_faiss()
-    settings = {"nprobe": min(lists, index.nlist)}
-    if allowed is not None:
-        bits = np.packbits(allowed.numpy(), bitorder="little")
-        settings["sel"] = faiss.IDSelectorBitmap(bits)
-    proposed = index.search(
-        queries.numpy(), min(len(bank), k + SPARE), params=faiss.SearchParametersIVF(**settings)
-    )[1]
-    rows = torch.from_numpy(proposed)  # (Q, n) int64, -1 where there are no more
-    similarities = torch.full(rows.shape, -torch.inf)
-    there = (rows >= 0).nonzero(as_tuple=True)
-    similarities[there] = exact_cosines(bank, rows[there], queries, there[0])
-    return best(similarities, rows, k)

@@ -102,17 +102,15 @@ def check_features(name: str, rows: Embeddings, first: Embeddings) -> None:
         raise DataError(f"{few}; give {LEAST_IMAGES} or more")
     spread = (rows.features - rows.features[:1]).abs().max()
     if float(spread) <= 1e-6 * float(rows.features.abs().max()):
-        raise DataError(
-            f"{name} gives all {len(rows.ids)} images the same features: are they equal?"
-        )
+        same = f"all {len(rows.ids)} images the same features"
+        raise DataError(f"{name} gives {same}: are they equal?")
 
 
 def why_unlabelled(labels: NDArray[np.int64]) -> str | None:
     """Say why labels cannot choose; None where they can."""
-    known = _with_matches(labels)
-    if len(known) >= LEAST_CLASSES:
-        return None
-    return f"{len(known)} classes have two images or more, and choosing takes {LEAST_CLASSES}"
+    known = len(_with_matches(labels))
+    lacking = f"{known} classes have two images or more, and choosing takes {LEAST_CLASSES}"
+    return lacking if known < LEAST_CLASSES else None
 
 
 def rank_with_labels(
@@ -217,12 +215,9 @@ def choose_power(
 
     Args:
         rows: Features of a train split, not whitened.
-        floor: As `fit_whitening` takes it.
-        dims: As `fit_whitening` takes it.
+        floor: As `fit_whitening` takes it, like `dims`.
+        dims: The same.
         seed: Of the halves.
-
-    Returns:
-        One of POWERS.
     """
     labels = rows.labels.cpu().numpy()
     if (lacking := why_unlabelled(labels)) is not None:

@@ -155,19 +155,14 @@ def bootstrap95(right: Hits, *, resamples: int = 2000, seed: int = 0) -> Interva
     for weights in per_draw:
         times = np.bincount(generator.integers(queries, size=queries), minlength=queries)
         means.append(weights @ (hits @ times.astype(np.float64)) / queries)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
+    return quantiles95(np.array(means)[:, None])[0]
 
 
 def bootstrap_means95(values: Floats, *, resamples: int = 1000, seed: int = 0) -> list[Interval]:
     """Compute percentile intervals of the columns' means over resampled rows (rows, columns)."""
-    generator = np.random.default_rng(seed)
-    rows = len(values)
-    means = np.empty((resamples, values.shape[1]))
-    for resample in range(resamples):
-        times = np.bincount(generator.integers(rows, size=rows), minlength=rows)
-        means[resample] = times @ values / rows
-    return quantiles95(means)
+    generator, rows = np.random.default_rng(seed), len(values)
+    draws = (generator.integers(rows, size=rows) for _ in range(resamples))
+    return quantiles95([np.bincount(own, minlength=rows) @ values / rows for own in draws])
 
 
 def quantiles95(resampled: ArrayLike) -> list[Interval]:

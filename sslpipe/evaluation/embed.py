@@ -29,13 +29,7 @@ from sslpipe.precision import wide_dtype
 
 
 class Embeddings(NamedTuple):
-    """Rows of features.
-
-    Args:
-        features: (N, F) float32, not normalised.
-        labels: (N,) int64, -1 for none.
-        ids: (N,) int64, the samples' places in their split.
-    """
+    """Features (N, F) float32, not normalised; labels (N,) int64, -1: none; ids (N,) in a split."""
 
     features: Tensor
     labels: Tensor
@@ -98,14 +92,18 @@ def embed(
         local = local._replace(features=local.features.new_zeros(0, width))
     rows = (all_gather_rows(tensor.to(device)).to(rows_on) for tensor in local)
     together = Embeddings(*rows)
-    if len(together.ids) == 0:
-        raise DataError(f"split {split.name!r}: no sample of it could be read")
     if not bool((together.ids[1:] > together.ids[:-1]).all()):
         together = together.rows(torch.argsort(together.ids))
-        assert bool((together.ids[1:] > together.ids[:-1]).all()), "a sample was embedded twice"
+    _check_all(together, split)
     if network is not None:
         check_rows(together, split.name, network)
     return together
+
+
+def _check_all(rows: Embeddings, split: Split) -> None:
+    if len(rows.ids) == 0:
+        raise DataError(f"split {split.name!r}: no sample of it could be read")
+    assert bool((rows.ids[1:] > rows.ids[:-1]).all()), "a sample was embedded twice"
 
 
 def check_rows(rows: Embeddings, split: str, network: str) -> None:
@@ -237,10 +235,7 @@ def read_embeddings(
 
 
 def stored_sha256(path: Path) -> str | None:
-    """Read the sha256 that a file of features says it has, and no features.
-
-    None where there is no such file, or none that has one, as earlier versions wrote them.
-    """
+    """Read the sha256 that a file of features says it has; None where none has one."""
     read = _read_npz if path.suffix == ".npz" else _read_safetensors
     try:
         open_regular(path).close()
@@ -349,7 +344,6 @@ def check_embeddings(
 # The pass of `sslpipe embed`. While it runs, OUT's neighbour `.OUT.parts/` holds one file for each
 # PART_SAMPLES consecutive ids, whole or not there. Parts do not depend on the number of processes,
 # so a pass that was killed is resumed with any number of them and gives the same bytes.
-
 PART_SAMPLES = 4096
 
 
@@ -417,17 +411,9 @@ def embed_to_file(
     with nullcontext() if bar is None else bar(left) as progress:
         for file, own in todo:
             bad.clear()
-            rows = embed_here(
-                backbone,
-                view,
-                split,
-                ids=own,
-                process=Rank(),
-                canvas_px=canvas_px,
-                progress=progress,
-                on_bad=None if on_bad is None else report,
-                **reading,
-            )
+            reading |= {"ids": own, "canvas_px": canvas_px, "progress": progress}
+            reading |= {"on_bad": None if on_bad is None else report}
+            rows = embed_here(backbone, view, split, process=Rank(), **reading)
             check_rows(rows, split.name, network)
             if finish is not None and len(rows.ids):
                 rows = finish(rows)
@@ -481,10 +467,9 @@ def _join(
             path.unlink()
             raise DataError(f"{error}; it is removed: the same command makes it anew") from error
         left_out += metadata["left_out"]
-        rows += [part] if len(part.ids) else []
-    if not rows:
-        raise DataError(f"split {split.name!r}: no sample of it could be read")
-    together = Embeddings(*(torch.cat(columns) for columns in zip(*rows, strict=True)))
-    assert bool((together.ids[1:] > together.ids[:-1]).all()), "a sample was embedded twice"
+        rows.append(part)
+    some = [part for part in rows if len(part.ids)] or rows[:1]
+    together = Embeddings(*map(torch.cat, zip(*some, strict=True)))
+    _check_all(together, split)
     assert len(together.ids) + len(left_out) == len(split), "a sample was skipped silently"
     save_embeddings(out, together, {**facts, "left_out": left_out}, dtype)

@@ -12,7 +12,7 @@ from sslpipe.evaluation.result import Result
 
 
 def leakage_of(
-    measured: Iterable[tuple[str, bool, str | None, Result]],
+    measured: Iterable[tuple[str, float | None, str | None, Result]],
     leaked: NDArray[np.int64],
     how: str,
     scored: Mapping[str, NDArray[np.int64]],
@@ -20,34 +20,24 @@ def leakage_of(
 ) -> dict[str, Any]:
     """Return what eval.json holds, see `suite_file`: numbers with and without leaked samples.
 
-    `measured` are features, whether they are whitened, column of the table or None, and result;
-    `scored` maps a column to the (Q,) ids of the test samples that it scores; `classes` are the
+    `measured` are features, the power that flattens them, column of the table, and result; `scored`
+    maps a column to the (Q,) ids of the test samples that it scores; `classes` are the
     (q,) labels of those that retrieval inside test scores.
     """
     clean = {column: ~np.isin(ids, leaked) for column, ids in scored.items()}
-    rows = []
-    for features, whitened, column, result in measured:
+    rows: list[dict[str, Any]] = []
+    for features, power, column, result in measured:
         if column is None:
             continue
         kept = clean[column]
         value, interval = _restricted(result, kept, classes if result.metric in PER_QUERY else None)
-        rows.append(
-            {
-                "features": features,
-                "whitened": whitened,
-                "column": column,
-                "protocol": result.protocol,
-                "value": result.value,
-                "interval95": list(result.interval95),
-                "queries": result.queries,
-                "clean_value": value,
-                "clean_interval95": interval,
-                "clean_queries": int(kept.sum()),
-            }
-        )
-    all_samples = clean[KNN]
-    missing = int((~all_samples).sum())
-    return {"samples": len(all_samples), "leaked": missing, "how": how, "rows": rows}
+        row = {"features": features, "whitened": power is not None, "column": column}
+        row |= {key: getattr(result, key) for key in ("protocol", "value", "queries")}
+        row |= {"interval95": list(result.interval95), "clean_interval95": interval}
+        row |= {"clean_value": value, "clean_queries": int(kept.sum())}
+        rows.append(row if power is None else {**row, "power": power})
+    leaked_here = int((~clean[KNN]).sum())
+    return {"samples": len(clean[KNN]), "leaked": leaked_here, "how": how, "rows": rows}
 
 
 def leakage_sentence(leakage: dict[str, Any]) -> str:

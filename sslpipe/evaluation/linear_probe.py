@@ -11,10 +11,9 @@ from torch import Tensor
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, by_value
-from sslpipe.evaluation.knn import by_class, check_pair
+from sslpipe.evaluation.knn import by_class, check_pair, shuffled
 from sslpipe.evaluation.logistic import Linear, axes_with_variance, fit_logistic, predict
 from sslpipe.evaluation.result import Result, accuracy
-from sslpipe.random import permutation
 
 C_GRID = tuple(10.0 ** (half / 2) for half in range(-12, 8))  # 1e-6 to 3e3, 20 values
 PENALTY_GRID = tuple(10.0 ** (half / 2) for half in range(-12, 8))  # 1e-6 to 3e3 variances
@@ -70,8 +69,7 @@ def ridge_probe(
 ) -> list[Result]:
     """Score ridge regression onto one-hot labels, fitted on all of train, by top-1 on test.
 
-    All penalties come from one eigendecomposition; a second one, of all of train, gives the fit
-    that meets test.
+    All penalties come from one eigendecomposition.
 
     Args:
         train: Labelled rows.
@@ -89,11 +87,7 @@ def ridge_probe(
 
 
 class _Kind(NamedTuple):
-    """A probe of standardised features with a grid.
-
-    `search` and `fit` take features, labels, grid and the number of classes; of equally good values
-    `prefer` takes the one that penalises most.
-    """
+    """A probe with a grid; of equally good values `prefer` takes the one that penalises most."""
 
     name: str
     value: str
@@ -117,10 +111,8 @@ def _probe(
         raise DataError(f"grid = {tuple(grid)} must hold values of {name} > 0")
     classes = 1 + max(int(train.labels.max()), int(test.labels.max()))
     if classes > MOST_CLASSES:
-        raise DataError(
-            f"there is a label {classes - 1}; a linear probe needs labels 0, 1, ... below "
-            f"{MOST_CLASSES}: number the classes"
-        )
+        needed = f"a linear probe needs labels 0, 1, ... below {MOST_CLASSES}: number the classes"
+        raise DataError(f"there is a label {classes - 1}; {needed}")
     parameters = (train.features.shape[1] + 1) * classes
     if kind is LOGISTIC and parameters > MOST_PARAMETERS:
         raise DataError(
@@ -200,10 +192,8 @@ def holdout_rows(train: Embeddings, fraction: float, seed: int) -> Tensor:
     """
     if not 0 < fraction < 1:
         raise DataError(f"holdout = {fraction} must lie between 0 and 1")
-    order = torch.argsort(train.ids).cpu().numpy()
-    shuffled = order[permutation(len(order), seed)]
     labels = train.labels.cpu().numpy()
-    members, places = by_class(shuffled, labels)
+    members, places = by_class(shuffled(train, seed), labels)
     known, counts = np.unique(labels, return_counts=True)
     if (counts < 2).any():
         label = known[np.argmax(counts < 2)]

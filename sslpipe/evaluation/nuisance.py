@@ -16,9 +16,9 @@ from sslpipe.data.index import Split
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, group_codes
+from sslpipe.evaluation.knn import by_class, shuffled
 from sslpipe.evaluation.linear_probe import ridge_probe
 from sslpipe.evaluation.result import Result
-from sslpipe.random import permutation
 
 FEWEST_VALUES, MOST_VALUES = 2, 50  # of a text column that is probed unasked
 MOST_COLUMNS = 8  # that are probed unasked
@@ -52,23 +52,18 @@ def nuisance(
     column.check(train, test)
     counts = np.bincount(column.bank[column.bank >= 0], minlength=len(column.values))
     usable = np.flatnonzero(counts >= ROWS_OF_VALUE)
-    if len(usable) < 2:
-        raise DataError(
-            f"column {column.name!r}: {len(usable)} of its values have {ROWS_OF_VALUE} rows in "
-            "train; a probe tells two or more apart"
-        )
-    if most_rows < ROWS_OF_VALUE * len(usable):
-        raise DataError(
-            f"most_rows = {most_rows} is below {ROWS_OF_VALUE} for each of {len(usable)} values of "
-            f"column {column.name!r}"
-        )
     bank, fitted_on = _rows_of(train, column.bank, usable)
     queries, asked = _rows_of(test, column.queries, usable)
-    if not len(queries.ids):
-        raise DataError(
-            f"column {column.name!r}: no test row has a value that train has; it cannot be probed "
-            "between these splits"
-        )
+    wrong = ""
+    if len(usable) < 2:
+        wrong = f"{len(usable)} of its values have {ROWS_OF_VALUE} rows in train; a probe tells two"
+        wrong += " or more apart"
+    elif most_rows < ROWS_OF_VALUE * len(usable):
+        wrong = f"most_rows = {most_rows} is below {ROWS_OF_VALUE} for each of {len(usable)} values"
+    elif not len(queries.ids):
+        wrong = "no test row has a value that train has; it cannot be probed between these splits"
+    if wrong:
+        raise DataError(f"column {column.name!r}: {wrong}")
     cut = _few(bank, fitted_on, most_rows, seed)
     (result,) = ridge_probe(cut, queries, holdout=holdout, seed=seed)
     chance = float(np.bincount(asked).max() / len(asked))
@@ -153,12 +148,9 @@ def _few(rows: Embeddings, labels: NDArray[np.int64], most: int, seed: int) -> E
     """At most `most` rows, the same samples for every backbone, and two of each value at least."""
     if len(labels) <= most:
         return rows
-    order = torch.argsort(rows.ids).cpu().numpy()
-    shuffled = order[permutation(len(order), seed)]
-    # of each value its first two, then whoever comes first
-    by_value = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    starts = np.searchsorted(labels[by_value], np.arange(labels.max() + 1))
-    first = np.zeros(len(labels), bool)
-    first[by_value[np.concatenate([starts + row for row in range(ROWS_OF_VALUE)])]] = True
-    kept = np.concatenate([shuffled[first[shuffled]], shuffled[~first[shuffled]]])[:most]
+    order = shuffled(rows, seed)
+    members, places = by_class(order, labels)
+    first = np.zeros(len(labels), bool)  # of each value its first two, then whoever comes first
+    first[members[places < ROWS_OF_VALUE]] = True
+    kept = np.concatenate([order[first[order]], order[~first[order]]])[:most]
     return rows.rows(torch.from_numpy(np.sort(kept)).to(rows.ids.device))

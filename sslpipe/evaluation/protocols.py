@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from sslpipe.evaluation.whiten import whiten
 
 Pair = tuple[Embeddings, Embeddings]  # train, test
 Columns = list[tuple[str | None, Result]]  # a number, and its column of the table if it has one
+Forms = list[tuple[float | None, Columns]]  # plain (None), and flattened by a power
 LABELS_PER_CLASS = (100, 10)  # columns of the table
 FEWER_LABELS = (5, 1)  # measured, too
 MOST_NAMED = 5  # classes in a sentence
@@ -35,7 +36,6 @@ RETRIEVAL_K = (1, 5, 10)
 # rows x features x classes, above which linear probes are not part of a suite: some 15 minutes a
 # set on two CPU cores; ImageNet on a GPU is below
 PROBE_WORK, GPU_PROBE_WORK = 2**36, 2**42
-_FORMS = (False, True)  # whitened
 SPARSE_CLASSES, SPARSE_ROWS = 1000, 10  # of more classes with fewer rows each, too
 
 
@@ -47,18 +47,17 @@ class Part(NamedTuple):
     linear: bool = False
 
 
-class FormResults(NamedTuple):
-    """What was measured of a set, flattened by a power or plain."""
-
-    power: float | None
-    results: Columns
-
-
 class Protocols:
     """What is measured of each set: the same for all, by what the first one's samples allow.
 
-    `classes` are the classes' names by label, where known. `left_out` gets a sentence for each
-    number that cannot be measured. `draws` and `seed` as in `run_suite`.
+    kNN with all, 100, 10, 5 and 1 labels per class (where classes have so many), retrieval and
+    verification inside test, plain and flattened, and two linear probes, which standardise, of
+    plain features only. The table has kNN with k = 20, or as many as there are labels per class
+    where those are fewer, and the linear probe; Recall@1 and MAP@R where train has not the classes
+    of most test samples.
+
+    `classes` are the classes' names by label, where known; `left_out` gets a sentence for each
+    number that cannot be measured; `draws` and `seed` as in `run_suite`.
     """
 
     def __init__(
@@ -73,7 +72,6 @@ class Protocols:
         labels, counts = np.unique(first[0].labels.cpu().numpy(), return_counts=True)
         self._counts = dict(zip(labels.tolist(), counts.tolist(), strict=True))  # of train
         self._test_labels = first[1].labels.cpu().numpy()
-        self._drawn: dict[str, Any] = {"draws": draws, "seed": seed}
 
         # share of the test samples whose class train has
         known, total = float(np.isin(self._test_labels, labels).mean()), len(self._test_labels)
@@ -88,13 +86,16 @@ class Protocols:
         self._parts = [Part(KNN, partial(_knn_rows, self._neighbours()))] if known else []
         for n in (*LABELS_PER_CLASS, *FEWER_LABELS) if known else ():
             if self._measurable(n, f"kNN, {n} label{'s' * (n > 1)} per class"):
-                self._parts.append(Part(few_column(n), partial(self._few_shot, n)))
+                in_table = n in LABELS_PER_CLASS and self._most_have(n)
+                few = partial(few_shot_knn, labels_per_class=n, k=[min(20, n)], draws=draws)
+                score = partial(self._of_large, n, few_column(n) if in_table else None, few)
+                self._parts.append(Part(few_column(n), score))
         self._parts += _inside_test(first[1], seed, left_out)
         if known and self._measurable(2, "linear probes"):  # a row to fit and one to check
-            self._parts += [
-                Part("ridge", partial(self._probe, "ridge"), linear=True),
-                Part("linear", partial(self._probe, LINEAR), linear=True),
-            ]
+            for title, probe in (("ridge", ridge_probe), (LINEAR, linear_probe)):
+                column = LINEAR if title == LINEAR else None
+                score = partial(self._of_large, 2, column, probe)
+                self._parts.append(Part(title, score, linear=True))
 
     def _neighbours(self) -> list[int]:
         """Choose the k of kNN; what is far beyond the largest class is said in `left_out`."""
@@ -132,34 +133,31 @@ class Protocols:
         progress: Progress | None,
         *,
         use_up: bool,
-    ) -> list[FormResults]:
+    ) -> Forms:
         """Measure a set, plain and flattened, by the power that `choose_power` finds on train.
 
         With `use_up` nobody needs the plain features later: they are flattened in place.
         """
-        columns, found = self.columns(), list[FormResults]()
-        linear = self._can_probe(name, plain)
-        forms = {w: [p for p in self._parts if not p.linear or (linear and not w)] for w in _FORMS}
-        total = sum(map(len, forms.values()))
+        columns, found = self.columns(), Forms()
+        flattened = [part for part in self._parts if not part.linear]
+        both = self._parts if self._can_probe(name, plain) else flattened, flattened
+        total = sum(map(len, both))
         with nullcontext() if progress is None else progress(f"evaluate {name}", total) as advance:
-            for whitened, parts in forms.items():
-                pair, power, title = plain, None, name
-                if whitened:
+            for parts, title in zip(both, (name, f"{name}, flattened"), strict=True):
+                pair, power, results = plain, None, Columns()
+                if title != name:
                     power, why, _ = choose_power(plain[0], seed=self.seed)
-                    title = f"{name}, flattened"
                     say(f"{title}: {why}")
                     train, test = whiten(*plain, power=power, in_place=use_up, say=say)
                     pair = train, test
                 say(f"{title}: kNN, retrieval, verification")
-                form = FormResults(power, [])
                 for part in parts:
                     if part.title == "ridge":
                         say(f"{name}: linear probes")
-                    results = part.score(*pair)
-                    form.results.extend((c if c in columns else None, r) for c, r in results)
+                    results += [(c if c in columns else None, r) for c, r in part.score(*pair)]
                     if advance is not None:
                         advance(1)
-                found.append(form)
+                found.append((power, results))
         return found
 
     def _can_probe(self, name: str, plain: Pair) -> bool:
@@ -183,26 +181,21 @@ class Protocols:
             return False
         return True
 
-    def _few_shot(self, labels: int, bank: Embeddings, queries: Embeddings) -> Columns:
-        """KNN with few labels per class; a column of the table where most classes have so many."""
-        results = few_shot_knn(
-            *self._rows(bank, queries, labels),
-            labels_per_class=labels,
-            k=[min(20, labels)],
-            **self._drawn,
-        )
-        in_table = labels in LABELS_PER_CLASS and self._most_have(labels)
-        column = few_column(labels) if in_table else None
-        return [(column, self._named(result, labels)) for result in results]
-
-    def _probe(self, title: str, bank: Embeddings, queries: Embeddings) -> Columns:
-        """Run a linear probe on the classes with enough rows."""
-        probe = linear_probe if title == LINEAR else ridge_probe
-        results = probe(*self._rows(bank, queries, 2), seed=self.seed)
-        column = LINEAR if title == LINEAR else None
-        return [(column, self._named(result, 2)) for result in results]
-
     # of a number that needs some rows of each class in train: the classes that have them
+
+    def _of_large(
+        self,
+        count: int,
+        column: str | None,
+        score: Callable[..., list[Result]],
+        bank: Embeddings,
+        queries: Embeddings,
+    ) -> Columns:
+        """Score these classes only, which the protocols then say."""
+        results = score(*self._rows(bank, queries, count), seed=self.seed)
+        kept, total = len(self._kept(count)), len(self._counts)
+        some = f" classes={kept}/{total}" if kept < total else ""
+        return [(column, replace(one, protocol=one.protocol + some)) for one in results]
 
     def _kept(self, count: int) -> list[int]:
         return [label for label, rows in self._counts.items() if rows >= count]
@@ -217,13 +210,6 @@ class Protocols:
         kept = torch.tensor(self._kept(count), device=bank.labels.device)
         some = [torch.nonzero(torch.isin(rows.labels, kept))[:, 0] for rows in (bank, queries)]
         return bank.rows(some[0]), queries.rows(some[1])
-
-    def _named(self, result: Result, count: int) -> Result:
-        """Say in a result's protocol that it is of some classes only."""
-        kept, total = len(self._kept(count)), len(self._counts)
-        if kept == total:
-            return result
-        return replace(result, protocol=f"{result.protocol} classes={kept}/{total}")
 
     def _measurable(self, count: int, what: str) -> bool:
         """Whether two classes or more have so many rows; what is missing is said in `left_out`."""
@@ -276,14 +262,9 @@ def _inside_test(test: Embeddings, seed: int, left_out: list[str]) -> list[Part]
     fars = [far for far in FARS if far * different >= 1]
 
     def verified(_: Embeddings, rows: Embeddings) -> Columns:
-        return _plain(verification(rows, rows, far=fars, folds=FOLDS, seed=seed))
+        return [(None, one) for one in verification(rows, rows, far=fars, folds=FOLDS, seed=seed)]
 
     return [*chosen, Part("verification", verified)]
-
-
-def _plain(results: Sequence[Result]) -> Columns:
-    """Results without a column."""
-    return [(None, result) for result in results]
 
 
 def few_column(labels_per_class: int) -> str:

@@ -18,7 +18,12 @@ from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.approximate import Approximate
 from sslpipe.evaluation.choose import fit_flattening
-from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
+from sslpipe.evaluation.embed import (
+    COMPARED,
+    Embeddings,
+    check_comparable,
+    load_embeddings,
+)
 from sslpipe.evaluation.features import split_of_file
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
 from sslpipe.evaluation.rerank import augmented, check_reranked, k_reciprocal_order
@@ -120,10 +125,7 @@ class ImageSearch:
             self._kept.append(kept)
         if not self.splits:
             raise UserError("no features file to search; write one with `sslpipe embed`")
-        if prepared is not None:
-            self.flattening, self.form = prepared.flattening, prepared.form
-        else:
-            self.flattening, self.form = self._fit(flatten)
+        self.flattening, self.form = self._fit(flatten) if prepared is None else prepared[1:3]
         # made once: a search is then one product
         for part, rows in enumerate(self._rows):
             if ready[part] is None:
@@ -132,9 +134,8 @@ class ImageSearch:
         if augment:
             mixed = augmented(torch.cat([rows.features for rows in self._rows]), augment)
             parts = torch.split(mixed, [len(rows.ids) for rows in self._rows])
-            self._rows = [
-                rows._replace(features=part) for rows, part in zip(self._rows, parts, strict=True)
-            ]
+            both = zip(self._rows, parts, strict=True)
+            self._rows = [rows._replace(features=part) for rows, part in both]
 
     def _fit(self, flatten: bool) -> tuple[Whitening | None, str]:
         """Learn what flattens the features on the rows of all files; and say it in words."""
@@ -151,7 +152,7 @@ class ImageSearch:
 
     def check_network(self, facts: Mapping[str, Any]) -> None:
         """Raise DataError where these facts of the queries' network and view are others."""
-        for key in ("backbone_sha256", "view", "whitening_sha256", "canvas_px"):
+        for key in COMPARED[:-1]:  # the dtype of the file may differ
             if facts.get(key) != self.facts.get(key):
                 raise DataError(
                     f"the features differ from the queries' in {key}: {self.facts.get(key)} and "
@@ -207,17 +208,15 @@ class ImageSearch:
         check_reranked(rerank)
         queries, kept = self._flattened(queries.cpu().float()), self._where(where)
         if expand:
-            near = self._nearest(queries, expand, kept)
-            queries = torch.stack(
-                [self._expanded(*each, alpha) for each in zip(queries, near, strict=True)]
-            )
+            pairs = zip(queries, self._nearest(queries, expand, kept), strict=True)
+            queries = torch.stack([self._expanded(*each, alpha) for each in pairs])
         found = self._nearest(queries, max(top, rerank), kept)
         if rerank:
-            found = [self._reranked(*each, rerank) for each in zip(queries, found, strict=True)]
-        return [
-            [Hit(score, part, *self._sample(part, row)) for score, part, row in each[:top]]
-            for each in found
-        ]
+            for query, near in zip(queries, found, strict=True):
+                rows = torch.stack([self._rows[part].features[row] for _, part, row in near])
+                order = k_reciprocal_order(query, rows[:rerank])
+                near[:rerank] = [near[place] for place in order]
+        return [[self._hit(*each) for each in near[:top]] for near in found]
 
     def key(self, hit: Hit) -> str:
         """Read the name that the image has in its shard."""
@@ -269,14 +268,10 @@ class ImageSearch:
                     "index build`"
                 )
             indices = near.indices if places is None else places[near.indices]
-            for query, pairs in enumerate(
-                zip(near.similarities.tolist(), indices.tolist(), strict=True)
-            ):
-                found[query] += [
-                    (score, part, row)
-                    for score, row in zip(*pairs, strict=True)
-                    if score > -math.inf  # fewer were found
-                ]
+            both = zip(near.similarities.tolist(), indices.tolist(), strict=True)
+            for own, pairs in zip(found, both, strict=True):
+                hits = zip(*pairs, strict=True)  # -inf where fewer were found
+                own += [(score, part, row) for score, row in hits if score > -math.inf]
         return [sorted(each, key=lambda hit: (-hit[0], *hit[1:]))[:top] for each in found]
 
     def _expanded(self, query: Tensor, near: list[tuple[float, int, int]], alpha: float) -> Tensor:
@@ -287,13 +282,6 @@ class ImageSearch:
             total = total + weight * self._rows[part].features[row].double()
         return total.float()
 
-    def _reranked(
-        self, query: Tensor, near: list[tuple[float, int, int]], count: int
-    ) -> list[tuple[float, int, int]]:
-        """The same hits, the first ones in the order of re-ranking."""
-        rows = torch.stack([self._rows[part].features[row] for _, part, row in near[:count]])
-        return [near[place] for place in k_reciprocal_order(query, rows)] + near[count:]
-
-    def _sample(self, part: int, row: int) -> tuple[int, int]:
+    def _hit(self, score: float, part: int, row: int) -> Hit:
         rows = self._rows[part]
-        return int(rows.ids[row]), int(rows.labels[row])
+        return Hit(score, part, int(rows.ids[row]), int(rows.labels[row]))

@@ -149,13 +149,11 @@ def _prepared(index: Path, parts: list[dict[str, Any]], exact: bool) -> Prepared
     Their header, sizes and shapes are checked, and that they are of the features files that are
     there, by the sha256 that these say they have. No number is read.
     """
-    rows: list[tuple[Embeddings, dict[str, Any]] | None] = []
-    near: list[Approximate | None] = []
+    rows: list[tuple[Embeddings, dict[str, Any]] | None] = [None] * len(parts)
+    near: list[Approximate | None] = [None] * len(parts)
     form = ""
     flattening: Whitening | None = None
-    for part in parts:
-        rows.append(None)
-        near.append(None)
+    for number, part in enumerate(parts):
         if "rows" not in part:
             continue
         path = _folder(index) / part["rows"]
@@ -170,11 +168,10 @@ def _prepared(index: Path, parts: list[dict[str, Any]], exact: bool) -> Prepared
             form = own["form"]
             if own.get("flattening") is not None:
                 flattening = _read_flattening(index, part.get("flattening"), mapped)
-        rows[-1] = mapped, facts
+        rows[number] = mapped, facts
         if (made := part.get("near")) and not exact:
-            file = _folder(index) / made["file"]
-            shape = mapped.features.shape
-            near[-1] = Approximate(file, str(made["sha256"]), made["lists"], shape)
+            own = str(made["sha256"]), made["lists"], mapped.features.shape
+            near[number] = Approximate.read(_folder(index) / made["file"], *own)
             form += f"; approximate, recall {made['recall']:.1%} (--exact: all compared)"
     return Prepared(rows, flattening, form, near) if form else None
 
@@ -236,11 +233,7 @@ def _build_part(
     index: Path, part: dict[str, Any], search: ImageSearch, number: int, approximate: bool
 ) -> None:
     """Write the rows of one features file, and name them in its part."""
-    sha256 = stored_sha256(Path(part["features"]))
-    if sha256 is None:
-        raise DataError(
-            f"{part['features']} is of an earlier version, without a sha256; embed again"
-        )
+    sha256 = _sha256_of_features(part)
     folder = make_folder(index.parent, _folder(index).name)
     rows, flattening, name = search.rows(number), search.flattening, None
     if flattening is not None:
@@ -260,6 +253,14 @@ def _build_part(
         part["near"] = near
 
 
+def _sha256_of_features(part: dict[str, Any]) -> str:
+    if (sha256 := stored_sha256(Path(part["features"]))) is None:
+        raise DataError(
+            f"{part['features']} is of an earlier version, without a sha256; embed again"
+        )
+    return sha256
+
+
 def check_index(index: Path) -> int:
     """Read all that an index names, with every sha256; returns how many images there are.
 
@@ -269,11 +270,7 @@ def check_index(index: Path) -> int:
     search, parts = open_index(index)
     for part in parts:
         load_embeddings(part["features"])
-        if stored_sha256(Path(part["features"])) is None:
-            raise DataError(
-                f"{part['features']} is of an earlier version, without a sha256 to compare with; "
-                "embed again"
-            )
+        _sha256_of_features(part)
         if "rows" in part:
             load_embeddings(_folder(index) / part["rows"])
     return len(search)

@@ -15,7 +15,7 @@ from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.label_free import uniformity
 from sslpipe.evaluation.leakage import leakage_of
 from sslpipe.evaluation.nuisance import nuisance_rows
-from sslpipe.evaluation.protocols import FormResults, Pair, Protocols
+from sslpipe.evaluation.protocols import Forms, Pair, Protocols
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.suite_file import SCHEMA_VERSION, content_sha256
 from sslpipe.evaluation.verdict import BASELINES, comparisons, verdict
@@ -46,12 +46,8 @@ def run_suite(
 ) -> dict[str, Any]:
     """Run every evaluation on each set of features; returns an eval.json, see `suite_file`.
 
-    kNN with all, 100, 10, 5 and 1 labels per class (where classes have so many), retrieval and
-    verification inside test, plain and flattened, and two linear probes. The table has
-    kNN with k = 20, or as many as there are labels per class where those are fewer, and the linear
-    probe; Recall@1 and MAP@R where train has not the classes of most test samples. Nothing is
-    chosen on test. The linear probes standardise, so they are run on plain features only.
-    After Ctrl-C (KeyboardInterrupt) it has the sets that are measured by then.
+    What is measured, and what is in the table, says `Protocols`; nothing is chosen on test. After
+    Ctrl-C (KeyboardInterrupt) it has the sets that are measured by then.
 
     Args:
         sets: Name -> (train, test), all of the same samples, in the order of the table; or what
@@ -78,29 +74,40 @@ def run_suite(
     left_out: list[str] = []
     ready = {n: _labelled(pair, left_out) for n, pair in sets.items() if not callable(pair)}
     _check_same_samples(ready)
-    first = next(iter(ready.values()))
-    protocols = Protocols(first, facts.get("classes") or (), left_out, draws, seed)
-    labels = first[1].labels.cpu().numpy()
+    first, pair = next(iter(ready.items()))
+    protocols = Protocols(pair, facts.get("classes") or (), left_out, draws, seed)
+    labels = pair[1].labels.cpu().numpy()
     scores = Scores({}, labels[has_a_match(labels)])
 
     # the numbers of every set
-    measured: dict[str, list[FormResults]] = {}
+    measured: dict[str, Forms] = {}
     probed: list[tuple[str, Result]] = []  # name of a set, and of a column's probe
     incomplete: dict[str, str] = {}  # name -> why this set, or the probes of columns, are missing
     spread: dict[str, float] = {}  # of the start: how its features of test spread
+
+    def measure(name: str, given: Pair | Callable[[], Pair]) -> None:
+        if callable(given):
+            say(f"{name}: features")
+            pair = _labelled(given(), left_out)
+            _check_same_samples({first: ready[first], name: pair})
+        else:
+            pair = ready[name]
+        if columns:  # to be probed
+            ready[name] = pair
+        if name == start:
+            rows = pair[1].features
+            spread["start_uniformity"] = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
+        used_up = callable(given) and not columns
+        measured[name] = protocols.measure(name, pair, say, progress, use_up=used_up)
+
     try:
-        _measure(
-            sets,
-            ready,
-            protocols,
-            bool(columns),
-            start,
-            measured,
-            incomplete,
-            spread,
-            say,
-            progress,
-        )
+        for name, given in sets.items():
+            try:
+                measure(name, given)
+            except FAILURES as error:
+                if name == first:
+                    raise
+                incomplete[name] = one_line(str(error) or type(error).__name__)
         if columns:  # what else the features know
             say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
             pairs = {name: ready[name] for name in measured}
@@ -112,17 +119,15 @@ def run_suite(
             if name not in {*measured, *incomplete}:
                 incomplete[name] = "interrupted"
         say(f"interrupted; kept: {', '.join(measured)}")
-    table: list[tuple[str, bool, str | None, Result]] = []
-    powers: dict[str, float] = {}
-    for name, forms in measured.items():
-        for power, results in forms:
-            whitened = power is not None
-            table += [(name, whitened, *each) for each in results]
-            scores.take(name, whitened, results)
-            powers |= {} if power is None else {name: power}
+    table = [
+        (name, power, *each)
+        for name, forms in measured.items()
+        for power, results in forms
+        for each in results
+    ]
+    for name, power, column, result in table:
+        scores.take(name, power is not None, column, result)
     rows = [_row(*each) for each in table]
-    for row in rows:
-        row |= {"power": powers[row["features"]]} if row["whitened"] else {}
 
     # the answers: ours against other networks, and against baselines where kNN decides nothing
     left_out += [f"{n}: {why}" for n, why in incomplete.items() if n not in against]
@@ -133,9 +138,9 @@ def run_suite(
         compared = compare_all(ours, others, start, scores, known_classes=known)
     except KeyboardInterrupt:  # all is measured, and this takes seconds; a second one ends it
         compared = compare_all(ours, others, start, scores, known_classes=known)
+    powers = {name: power for name, power, *_ in table}  # the last form is the flattened one
     for row in compared:
-        ours_by, theirs_by = powers.get(row["features"]), powers.get(row["against"])
-        row |= {"power": ours_by, "against_power": theirs_by}
+        row |= {"power": powers[row["features"]], "against_power": powers[row["against"]]}
     missing = [f"Not compared with {n}: {incomplete[n]}." for n in against if n in incomplete]
     met = {each["against"] for each in compared}
     unmet = [BASELINES.get(name, name) for name in others if ours and name not in met]
@@ -145,57 +150,19 @@ def run_suite(
         "facts": facts,
         "columns": protocols.columns(),
         "rows": rows,
-        "nuisance": [_row(n, False, one.details["column"], one) for n, one in probed],
+        "nuisance": [_row(n, None, one.details["column"], one) for n, one in probed],
         "left_out": list(dict.fromkeys([*not_measured, *left_out])),
         "comparisons": comparisons(rows, scores.of, without=against) if known else [],
         "against": compared,
         "not_compared": [*not_compared, *missing],
         **({"incomplete": incomplete} if incomplete else {}),
-        **({"start_uniformity": spread[start]} if start in spread else {}),
+        **spread,
     }
     if leaked is not None:
         scored = protocols.scored_ids()
-        leakage = leakage_of(table, leaked, leaked_by, scored, scores.classes)
-        for row in leakage["rows"]:
-            row |= {"power": powers[row["features"]]} if row["whitened"] else {}
-        report["leakage"] = leakage
+        report["leakage"] = leakage_of(table, leaked, leaked_by, scored, scores.classes)
     report["verdict"] = verdict(report)
     return {**report, "sha256": content_sha256(report)}
-
-
-def _measure(
-    sets: Mapping[str, Pair | Callable[[], Pair]],
-    ready: dict[str, Pair],
-    protocols: Protocols,
-    keep_pairs: bool,
-    start: str | None,
-    measured: dict[str, list[FormResults]],
-    incomplete: dict[str, str],
-    spread: dict[str, float],
-    say: Callable[[str], None],
-    progress: Progress | None,
-) -> None:
-    """Measure each set as a whole, or say in `incomplete` why not."""
-    first = next(iter(ready))
-    for name, given in sets.items():
-        try:
-            if callable(given):
-                say(f"{name}: features")
-                pair = _labelled(given(), protocols.left_out)
-                _check_same_samples({first: ready[first], name: pair})
-            else:
-                pair = ready[name]
-            if keep_pairs:  # for probes of columns
-                ready[name] = pair
-            if name == start:
-                rows = pair[1].features
-                spread[name] = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
-            used_up = callable(given) and not keep_pairs
-            measured[name] = protocols.measure(name, pair, say, progress, use_up=used_up)
-        except FAILURES as error:
-            if name == first:
-                raise
-            incomplete[name] = one_line(str(error) or type(error).__name__)
 
 
 def check_labelled(split: str, labels: NDArray[np.int64]) -> None:
@@ -221,8 +188,9 @@ def _labelled(pair: Pair, left_out: list[str]) -> Pair:
     return sides[0], sides[1]
 
 
-def _row(name: str, whitened: bool, column: str | None, result: Result) -> dict[str, Any]:
-    return {"features": name, "whitened": whitened, "column": column, **result.to_json()}
+def _row(name: str, power: float | None, column: str | None, result: Result) -> dict[str, Any]:
+    form = {"whitened": False} if power is None else {"whitened": True, "power": power}
+    return {"features": name, **form, "column": column, **result.to_json()}
 
 
 def _check_same_samples(sets: Mapping[str, Pair]) -> None:

@@ -1,49 +1,4 @@
-"""What stands in an eval.json, which `suite.run_suite` makes, and whether one is whole.
-
-The layout of eval.json, what `run_suite` returns and `sslpipe evaluate suite` writes:
-
-    schema_version   1
-    facts            where the features come from: plain values, whatever the caller gave
-    columns          headings of the table, in order: kNN, few-shot kNN and linear, or Recall@1 and
-                     MAP@R where train has not the classes of most test samples
-    rows             one object a number:
-        features     "ssl" (the model's own), "pixels", "random", ...
-        whitened     whether the features were flattened before, by what was learned on train
-        power        of a flattened row: chosen on train, 1 whitens; absent in earlier files, which
-                     whitened
-        column       the heading this number stands under; null: not in the table
-        protocol, metric, value, interval95, queries, bank, details, unit    see result.Result;
-                     Recall@k and recall (IR)@k are of earlier files hit_rate@k and recall@k
-    nuisance         the same objects, of probes of what is no label: `column` names a column of
-                     the data set; details have its values and chance, see nuisance.nuisance
-    left_out         sentences: what could not be measured, and why
-    comparisons      the features against each baseline: see verdict.comparisons
-    against          the features against other networks: one object a measure, of each network the
-                     deciding one first
-        features, against, start    ours, theirs, and whether the run started from theirs
-        measure      "kNN", "linear", "Recall@1" or "MAP@R"
-        primary      whether it decides: then it has an answer
-        whitened, against_whitened  in which form each is taken: both in the same one, but in files
-                     of earlier versions, which took each network in its own better form
-        power, against_power  those that each network is flattened by, as in `rows`
-        value, against_value, difference, interval95 (of the difference), p (two-sided)
-        unit, count  what the interval is over, "images" or "classes", and how many
-        answer, p_holm, of          "better", "no clear difference" or "worse", by Holm's method at
-                     5 % over all `of` deciding comparisons, and in both forms; see `against`
-        other_form_value, other_form_difference  of a deciding one: what the network that is behind
-                     scores in its other form; the difference of both in that form
-    leakage          test samples that have a near-duplicate in train; absent: nobody has looked
-        samples, leaked, how        test samples, those of them, and how these were found
-        rows         each number of the table: features, whitened, column, protocol, value,
-                     interval95, queries, and the same without them: clean_value,
-                     clean_interval95 (null where none is left), clean_queries
-    incomplete       name of a set -> why it is not there, as "interrupted"; absent: all are there
-    notes            sentences on a file of an earlier version, added when it is read
-    start_uniformity how the start's features of test spread, see label_free.uniformity
-    not_compared     sentences: networks that could not be compared, and why
-    verdict          sentences: are they better than other networks, random weights, raw pixels
-    sha256           of the rest, as JSON with sorted keys; absent in files of earlier versions
-"""
+"""What stands in an eval.json, which `suite.run_suite` makes, and whether one is whole."""
 
 import hashlib
 import json
@@ -70,20 +25,20 @@ class _Strict(BaseModel):
 
 
 class _Number(_Strict):
-    """What rows of all kinds have; see `result.Result`."""
+    """What rows of all kinds have, in part from `result.Result`."""
 
-    features: str
-    whitened: bool
-    power: Share | None = None
+    features: str  # "ssl" (the model's own), "pixels", "random", ...
+    whitened: bool  # whether the features were flattened before, by what was learned on train
+    power: Share | None = None  # of a flattened row: chosen on train; earlier files whitened (1)
     protocol: str
-    metric: str
+    metric: str  # Recall@k and recall (IR)@k are of earlier files hit_rate@k and recall@k
     value: Finite
     interval95: Ends
     queries: int
 
 
 class _Row(_Number):
-    column: str | None
+    column: str | None  # the heading this number stands under; None: not in the table
     bank: int
     details: dict[str, Any]
 
@@ -94,12 +49,16 @@ class _Knows(_Strict):
 
 
 class _Nuisance(_Number):
-    column: str
+    """A probe of what is no label, see `nuisance.nuisance`."""
+
+    column: str  # of the data set
     value: Share
     details: _Knows
 
 
 class _Comparison(_Strict):
+    """The features against a baseline: see `verdict.comparisons`."""
+
     features: str
     baseline: Literal["random", "pixels"]
     column: Literal["kNN", "linear"]
@@ -113,11 +72,15 @@ class _Comparison(_Strict):
 
 
 class _Against(_Strict):
+    """Ours against theirs on one measure, see `against`; of two networks the deciding one first."""
+
     features: str
     against: str
-    start: bool
+    start: bool  # whether the run started from theirs
     measure: Literal["kNN", "linear", "Recall@1", "MAP@R"]
-    primary: bool
+    primary: bool  # whether it decides: then it has an answer
+    # in which form each is taken: both in the same one, but in files of earlier versions, which
+    # took each network in its own better form
     whitened: bool
     against_whitened: bool
     power: Share | None = None
@@ -125,11 +88,13 @@ class _Against(_Strict):
     value: Share
     against_value: Share
     difference: Annotated[float, Field(ge=-1, le=1)]
-    interval95: Ends
-    unit: Literal["images", "classes"]
+    interval95: Ends  # of the difference; also p, two-sided
+    unit: Literal["images", "classes"]  # what the interval is over, and `count` how many
     count: Count
+    # by Holm's method at 5 % over all `of` deciding comparisons (p_holm), and in both forms
     answer: Literal["better", "no clear difference", "worse"] | None = None
     of: Count | None = None
+    # what the network that is behind scores in its other form; the difference of both in that form
     other_form_value: Share | None = None
     other_form_difference: Annotated[float, Field(ge=-1, le=1)] | None = None
 
@@ -154,39 +119,41 @@ class _Facts(_Strict):
 
 
 class _LeakRow(_Strict):
+    """A number of the table, with and without test samples that are in train, too."""
+
     features: str
     whitened: bool
     power: Share | None = None
     column: str
     value: Share
-    clean_value: Share | None
+    clean_value: Share | None  # and its interval; None where no sample is left
     clean_interval95: Ends | None
     clean_queries: Annotated[int, Field(ge=0)]
 
 
 class _Leakage(_Strict):
-    samples: Count
+    samples: Count  # of test
     leaked: Annotated[int, Field(ge=0)]
-    how: str
+    how: str  # they were found
     rows: list[_LeakRow]
 
 
 class _Report(_Strict):
-    """What an eval.json must have to be shown; the layout is that above."""
+    """What an eval.json must have to be shown; also schema_version, verdict and sha256."""
 
-    facts: _Facts
-    columns: list[str]
-    rows: list[_Row]
+    facts: _Facts  # where the features come from: plain values, whatever the caller gave
+    columns: list[str]  # headings of the table, in order
+    rows: list[_Row]  # an object a number
     geometry: list[_Row] = []  # of earlier versions
     nuisance: list[_Nuisance] = []
-    left_out: list[str]
+    left_out: list[str]  # sentences: what could not be measured, and why
     comparisons: list[_Comparison] = []
     against: list[_Against] = []
-    not_compared: list[str] = []
-    incomplete: dict[str, str] = {}
-    notes: list[str] = []
-    start_uniformity: Finite | None = None
-    leakage: _Leakage | None = None
+    not_compared: list[str] = []  # sentences: networks that could not be compared, and why
+    incomplete: dict[str, str] = {}  # name of a set -> why it is not there, as "interrupted"
+    notes: list[str] = []  # sentences on a file of an earlier version, added when it is read
+    start_uniformity: Finite | None = None  # of the start's features, see label_free.uniformity
+    leakage: _Leakage | None = None  # None: nobody has looked
 
     @model_validator(mode="after")
     def _measured(self) -> Self:

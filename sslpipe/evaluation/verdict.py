@@ -1,6 +1,7 @@
 """Say first whether features are better than others': of other weights, random weights, pixels."""
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from numpy.typing import NDArray
@@ -46,32 +47,21 @@ def comparisons(
     }
     found = []
     for features in dict.fromkeys(name for name, *_ in cells if name not in (*BASELINES, *without)):
-        for baseline in BASELINES:
-            for column, whitened in _COMPARED:
-                ours = (features, whitened, column)
-                theirs = (baseline, whitened, column)
-                if ours not in cells or theirs not in cells:
-                    continue
-                paired, p = ours in hits and theirs in hits, None
-                if paired:
-                    difference, interval, p, *_ = paired_top1(hits[ours], hits[theirs])
-                else:
-                    difference, interval = unpaired_difference95(cells[ours], cells[theirs])
-                found.append(
-                    {
-                        "features": features,
-                        "baseline": baseline,
-                        "column": column,
-                        "whitened": whitened,
-                        "value": cells[ours]["value"],
-                        "baseline_value": cells[theirs]["value"],
-                        "difference": difference,
-                        "interval95": list(interval),
-                        "p": p,
-                        "paired": paired,
-                        **{key: cells[ours][key] for key in ("power",) if key in cells[ours]},
-                    }
-                )
+        for baseline, (column, whitened) in product(BASELINES, _COMPARED):
+            ours, theirs = ((name, whitened, column) for name in (features, baseline))
+            if ours not in cells or theirs not in cells:
+                continue
+            paired, p = ours in hits and theirs in hits, None
+            if paired:
+                difference, interval, p, *_ = paired_top1(hits[ours], hits[theirs])
+            else:
+                difference, interval = unpaired_difference95(cells[ours], cells[theirs])
+            row = {"features": features, "baseline": baseline, "column": column}
+            row |= {"whitened": whitened, "value": cells[ours]["value"]}
+            row |= {"baseline_value": cells[theirs]["value"], "difference": difference}
+            row |= {"interval95": list(interval), "p": p, "paired": paired}
+            power = {"power": cells[ours]["power"]} if "power" in cells[ours] else {}
+            found.append(row | power)
     return found
 
 
@@ -100,7 +90,6 @@ def against_sentences(evaluation: Tree) -> list[str]:
     for each in deciding:
         other = BASELINES.get(each["against"], each["against"])
         start = ", which it started from" if each["start"] else ""
-        low, high = (100 * end for end in each["interval95"])
         answer = {
             "better": f"Better than {other}{start}",
             "worse": f"Worse than {other}{start}: use the model you have",
@@ -109,10 +98,7 @@ def against_sentences(evaluation: Tree) -> list[str]:
         if each["against"] in BASELINES:
             answer = answer.partition(":")[0]
         text = f"{each['features']}: {answer[0].lower()}{answer[1:]}" if named else answer
-        sentences.append(
-            f"{text}: {value_text(each)} ({100 * each['difference']:+.1f} points, "
-            f"95 % interval {low:+.1f} to {high:+.1f}{_held_back(each)})."
-        )
+        sentences.append(f"{text}: {value_text(each)} ({_points(each)}{_held_back(each)}).")
     if len(deciding) > 1:
         sentences.append(f"These {len(deciding)} answers hold together at 5 % (Holm).")
     if any(each["whitened"] != each["against_whitened"] for each in deciding):
@@ -121,6 +107,13 @@ def against_sentences(evaluation: Tree) -> list[str]:
             "chance; run `sslpipe evaluate suite` again."
         )
     return sentences
+
+
+def _points(each: Tree, first: bool = True) -> str:
+    """Write a difference and its interval; what the numbers are is said at the first one."""
+    points, interval = (" points", "95 % interval ") if first else ("", "")
+    low, high = (100 * end for end in each["interval95"])
+    return f"{100 * each['difference']:+.1f}{points}, {interval}{low:+.1f} to {high:+.1f}"
 
 
 def _held_back(each: Tree) -> str:
@@ -169,13 +162,10 @@ def _baseline_sentences(evaluation: Tree) -> list[str]:
     compared = evaluation.get("comparisons") or comparisons(evaluation["rows"], without=others)
     names = list(dict.fromkeys(c["features"] for c in compared))
     sentences = [_sentence(compared, name, len(names) > 1) for name in names]
-    if any(c["baseline"] == "random" for c in compared):
-        return sentences
-    unknown = (
-        "Whether the features are better than random weights is not known: that baseline was "
-        "not measured."
-    )
-    return [unknown, *sentences]
+    if not any(c["baseline"] == "random" for c in compared):
+        unknown = "Whether the features are better than random weights is not known"
+        sentences = [f"{unknown}: that baseline was not measured.", *sentences]
+    return sentences
 
 
 def _sentence(compared: Sequence[Tree], features: str, named: bool) -> str:
@@ -183,7 +173,12 @@ def _sentence(compared: Sequence[Tree], features: str, named: bool) -> str:
     for baseline, words in BASELINES.items():
         own = [c for c in compared if (c["features"], c["baseline"]) == (features, baseline)]
         if own:
-            clauses.append(f"{_relation(own, words)}: {_numbers(own, first=not clauses)}")
+            numbers = ", ".join(
+                f"{_name(c)} {100 * c['value']:.1f} against {100 * c['baseline_value']:.1f} % "
+                f"({_points(c, first=not clauses and not place)})"
+                for place, c in enumerate(own)
+            )
+            clauses.append(f"{_relation(own, words)}: {numbers}")
     text = "; ".join(clauses) + "."
     return f"{features}: {text}" if named else text[0].upper() + text[1:]
 
@@ -204,18 +199,6 @@ def _relation(own: Sequence[Tree], words: str) -> str:
     if better:
         return f"better than {words} only by {' and '.join(better)}{below}"
     return f"no better than {words}{below}"
-
-
-def _numbers(own: Sequence[Tree], *, first: bool) -> str:
-    said = []
-    for place, c in enumerate(own):
-        low, high = (100 * end for end in c["interval95"])
-        points, interval = (" points", "95 % interval ") if first and not place else ("", "")
-        said.append(
-            f"{_name(c)} {100 * c['value']:.1f} against {100 * c['baseline_value']:.1f} % "
-            f"({100 * c['difference']:+.1f}{points}, {interval}{low:+.1f} to {high:+.1f})"
-        )
-    return ", ".join(said)
 
 
 def _name(comparison: Tree) -> str:

@@ -31,10 +31,7 @@ class LabelledPairs(NamedTuple):
 
 
 class Roc(NamedTuple):
-    """A ROC curve: one entry a distinct score, from the highest, at which pairs are accepted.
-
-    `false` and `true` are the shares of the different and of the same pairs accepted.
-    """
+    """Of each distinct score, falling: the shares of different and same pairs accepted at it."""
 
     threshold: Floats
     false: Floats
@@ -137,10 +134,9 @@ def _roc_numbers(
 
 
 def draw_pairs(rows: Embeddings, count: int, seed: int) -> LabelledPairs:
-    """Draw `count` pairs of one label and `count` of two, each uniform among all, none twice.
+    """Draw `count` pairs of one label and of two, uniform, none twice; all where they are fewer.
 
-    They are the same pairs of samples for every backbone and every order of the rows, and all where
-    there are fewer. That there is none of a kind is a DataError.
+    They are the same samples for every backbone and order of rows; none of a kind is a DataError.
     """
     if count < 1:
         raise DataError(f"pairs = {count} must be at least 1")

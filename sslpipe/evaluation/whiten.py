@@ -1,7 +1,7 @@
 """PCA whitening: learned on train features, applied alike to both sides of comparisons."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,12 +115,8 @@ def principal_axes(
     """
     if dims is not None and not 1 <= dims <= features.shape[1]:
         raise DataError(f"dims = {dims} must lie in 1..{features.shape[1]}, the features")
-    count, rows = len(features if some is None else some), part_rows(features)
-    parts: Iterable[Tensor | slice]
-    if some is None:
-        parts = [slice(at, at + rows) for at in range(0, count, rows)]
-    else:
-        parts = torch.split(some, rows)
+    some = torch.arange(len(features), device=features.device) if some is None else some
+    count, parts = len(some), torch.split(some, part_rows(features))
     mean = torch.stack([features[part].double().sum(dim=0) for part in parts]).sum(dim=0) / count
     covariance = mean.new_zeros(len(mean), len(mean))
     for part in parts:
@@ -160,9 +156,6 @@ def whiten(
     in_place: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Embeddings]:
-    """Whiten `fit_on` and the others, all with what was learned on `fit_on` alone.
-
-    See `fit_whitening`; `in_place` puts the result into the memory of the features.
-    """
+    """Whiten `fit_on` and the others, in their memory or anew, by `fit_whitening` of `fit_on`."""
     whitening = fit_whitening(fit_on, floor, power=power, say=say)
     return [whitening(rows, in_place=in_place) for rows in (fit_on, *others)]

@@ -61,7 +61,7 @@ def deciding(ours, theirs, *, known=True):
     for name, pair in {"ssl": ours, "theirs": theirs}.items():
         for whitened in (False, True):
             bank, queries = whiten(*pair) if whitened else pair
-            scores.take(name, whitened, [measured(bank, queries, known)])
+            scores.take(name, whitened, *measured(bank, queries, known))
     found = compare_all(["ssl"], ["theirs"], "theirs", scores, known_classes=known)
     assert [each["primary"] for each in found] == [True, False]
     assert all(each["whitened"] == each["against_whitened"] for each in found), "like for like"

@@ -43,7 +43,7 @@ def made(tmp_path_factory):
 
 def opened(made, lists=None):
     rows, path, stated = made
-    return Approximate(path, approximate.sha256_of(path), lists or stated.lists, rows.shape)
+    return Approximate.read(path, approximate.sha256_of(path), lists or stated.lists, rows.shape)
 
 
 def test_the_stated_recall_is_that_of_all_cosines(made):
@@ -95,7 +95,7 @@ def test_another_file_is_refused(made, tmp_path):
         (path, torch.Size((4000, 8)), "is of other features"),
     ):
         with pytest.raises(DataError, match=reason):
-            Approximate(file, sha256, 4, shape)
+            Approximate.read(file, sha256, 4, shape)
 
 
 def test_an_index_is_approximate_where_asked_and_large_enough(tmp_path, monkeypatch, capfd):
