@@ -2,7 +2,6 @@
 
     python -m benchmarks.nt_xent [--rows 512,2048,8192,16384,65536] [--threads 1] [--rounds 5]
                                  [--seconds 0.6] [--json docs/measured/nt_xent.json]
-                                 [--svg docs/nt_xent.svg]
 
 Sizes are 2N, D = 128, temperature 0.1, float32 inputs. Each contender has a fresh process, which
 waits while another measures; they take turns, `rounds` times, and the time is the median call of
@@ -13,7 +12,7 @@ bare matrix products of the symmetric algorithm take (two units of (2N)^2 D mult
 tiles are kept), measured in turn with the others and with the kernels that are used. Ours keeps
 freed memory (sslpipe.portable), as every run does; the peers run as they come: lightly's would
 gain up to an eighth by it, the textbook version loses at 8192 rows. --json keeps the sizes that are
-in FILE and were not measured now; --rows "" only draws. Peers that are not installed (extra
+in FILE and were not measured now. Peers that are not installed (extra
 `bench`) are named as skipped; those that would need more memory than this machine has are not
 asked. Linux only (reads /proc).
 """
@@ -21,7 +20,6 @@ asked. Linux only (reads /proc).
 import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,7 +39,6 @@ from benchmarks.common import (
     save,
     serve,
 )
-from benchmarks.plots import lines_over_rows
 from sslpipe.losses import NTXentLoss
 from sslpipe.losses.engine.products import Multiply, Products
 from sslpipe.losses.engine.tiles import KEPT_TILES_BYTES
@@ -237,10 +234,9 @@ def main() -> None:
     parse.add_argument("--threads", type=int, default=1)
     parse.add_argument("--rounds", type=int, default=5)
     parse.add_argument("--seconds", type=float, default=0.6, help="a contender and round")
-    parse.add_argument("--svg", type=Path, help="draw what is in --json, and what was measured")
     parse.add_argument("--one", choices=[*CONTENDERS, *FLOORS], help=argparse.SUPPRESS)
     given = parse.parse_args()
-    sizes = [int(rows) for rows in given.rows.split(",") if rows]
+    sizes = [int(rows) for rows in given.rows.split(",")]
     if given.one:
         serve_one(given.one, sizes[0], given.threads, given.seconds)
         return
@@ -259,12 +255,9 @@ def main() -> None:
         earlier = json.loads(given.json.read_text())["records"]
         records += [record for record in earlier if record["rows"] not in sizes]
     records.sort(key=lambda r: (r["rows"], list(CONTENDERS).index(r["contender"])))
-    if sizes:
-        save(given.json, {"machine": machine(given.threads), "records": records})
+    save(given.json, {"machine": machine(given.threads), "records": records})
     compare("nt_xent.json", {"records": records}, ratios)
     print("speed and memory: against lightly (where absent, the textbook version) in the same run")
-    if given.svg:
-        given.svg.write_text(lines_over_rows(records))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which images to label first: each way of choosing against a random choice of as many.
+"""Which images to label first: a choice by coverage against a random one of as many.
 
     python -m benchmarks.selection TRAIN TEST [--draws 20] [--json FILE]
 
@@ -7,11 +7,8 @@ label are left out. In each draw a random half of TRAIN is the pool. From it eac
 samples for every class that there is, without looking at a label or at how many of each class it
 takes; then the labels of the chosen are shown, and TEST is classified: by the 10 nearest and the
 single nearest of the chosen (weighted vote, T = 0.07), and by logistic regression at C = 0.01 on
-features standardised over the pool. All ways have the same pools. Intervals (95 %) resample draws
-and test samples. Then the second helping: as many again, when the first have labels.
-
-random: uniform. k-centre: the greedy 2-approximation of Sener and Savarese 2018, the farthest from
-all chosen, of which the first is random. coverage: `sslpipe.curate.labelling`.
+features standardised over the pool. Both ways have the same pools. Intervals (95 %) resample draws
+and test samples. random: uniform. coverage: `sslpipe.curate.labelling`.
 """
 
 from collections.abc import Callable
@@ -23,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common import parser, print_table, save
-from sslpipe.curate.labelling import Choice, by_coverage
+from sslpipe.curate.labelling import by_coverage
 from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.knn import knn_predictions
@@ -36,43 +33,18 @@ A_CLASS = 10  # labels
 MEASURES = ("kNN k=10", "kNN k=1", "linear")
 
 Rows = NDArray[np.int64]
-Way = Callable[[Embeddings, int, int, Rows], Rows]  # pool, count, draw, chosen before -> chosen
+Way = Callable[[Embeddings, int, int], Rows]  # pool, count, draw -> chosen
 
 
-def by_chance(pool: Embeddings, count: int, draw: int, before: Rows) -> Rows:
-    shuffled = permutation(len(pool.ids), 2, draw)
-    return shuffled[~np.isin(shuffled, before)][:count]
+def by_chance(pool: Embeddings, count: int, draw: int) -> Rows:
+    return permutation(len(pool.ids), 2, draw)[:count]
 
 
-def k_centre(pool: Embeddings, count: int, draw: int, before: Rows) -> Rows:
-    units = torch.nn.functional.normalize(pool.features)
-    chosen = before.tolist() or by_chance(pool, 1, draw, before).tolist()
-    nearest = (units @ units[chosen].T).max(dim=1).values
-    while len(chosen) < count + len(before):
-        chosen.append(int(nearest.argmin()))
-        nearest = torch.maximum(nearest, units @ units[chosen[-1]])
-    return np.array(chosen[len(before) :])
+def ours(pool: Embeddings, count: int, draw: int) -> Rows:
+    return np.array([one.row for one in by_coverage(pool, count, seed=draw)])
 
 
-def ours(choose: Callable[..., list[Choice]]) -> Way:
-    def way(pool: Embeddings, count: int, draw: int, before: Rows) -> Rows:
-        known = np.zeros(len(pool.ids), bool)
-        known[before] = True
-        return np.array([one.row for one in choose(pool, count, labelled=known, seed=draw)])
-
-    return way
-
-
-FIRST: dict[str, Way] = {
-    "random": by_chance,
-    "k-centre": k_centre,
-    "coverage": ours(by_coverage),
-}
-SECOND: dict[str, tuple[str, Way]] = {
-    "random, then random": ("random", by_chance),
-    "coverage, then random": ("coverage", by_chance),
-    "coverage, then coverage": ("coverage", ours(by_coverage)),
-}
+WAYS: dict[str, Way] = {"random": by_chance, "coverage": ours}
 
 
 def right(pool: Embeddings, chosen: Rows, test: Embeddings) -> NDArray[np.bool_]:
@@ -96,18 +68,12 @@ def measure(train: Embeddings, test: Embeddings, draws: int) -> dict[str, NDArra
     """Way -> (draws, measures, Q)."""
     classes = len(torch.unique(train.labels))
     count = A_CLASS * classes
-    hits: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in (*FIRST, *SECOND)}
-    nothing = np.empty(0, np.int64)
+    hits: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in WAYS}
     for draw in range(draws):
         half = permutation(len(train.ids), 1, draw)[: len(train.ids) // 2]
         pool = train.rows(torch.from_numpy(np.sort(half)))
-        first = {name: way(pool, count, draw, nothing) for name, way in FIRST.items()}
-        for name, chosen in first.items():
-            hits[name].append(right(pool, chosen, test))
-        for name, (begin, way) in SECOND.items():
-            chosen = np.concatenate([first[begin], way(pool, count, draw, first[begin])])
-            assert len(np.unique(chosen)) == 2 * count
-            hits[name].append(right(pool, chosen, test))
+        for name, way in WAYS.items():
+            hits[name].append(right(pool, way(pool, count, draw), test))
         print(f"draw {draw + 1} of {draws}", flush=True)
     return {name: np.stack(parts) for name, parts in hits.items()}
 
@@ -121,20 +87,18 @@ def percent(hits: NDArray[np.generic]) -> dict[str, float]:
     }
 
 
-def table(
-    hits: dict[str, NDArray[np.bool_]], names: tuple[str, ...]
-) -> dict[str, dict[str, object]]:
+def table(hits: dict[str, NDArray[np.bool_]]) -> dict[str, dict[str, object]]:
     """Way -> measure -> accuracy, and its difference from that of the first way."""
-    plain = hits[names[0]].astype(np.int8)
+    plain = next(iter(hits.values())).astype(np.int8)
     return {
         name: {
             what: {
-                "accuracy": percent(hits[name][:, k]),
-                "more than random": percent(hits[name][:, k].astype(np.int8) - plain[:, k]),
+                "accuracy": percent(each[:, k]),
+                "more than random": percent(each[:, k].astype(np.int8) - plain[:, k]),
             }
             for k, what in enumerate(MEASURES)
         }
-        for name in names
+        for name, each in hits.items()
     }
 
 
@@ -161,17 +125,16 @@ def main() -> None:
     check_comparable(facts, test_facts, itself=False)
     train, test = labelled(train), labelled(test)
     hits = measure(train, test, args.draws)
-    first, second = table(hits, tuple(FIRST)), table(hits, tuple(SECOND))
+    rows = table(hits)
     count = A_CLASS * len(torch.unique(train.labels))
-    show(f"{count} labels: accuracy in %, difference from random", first)
-    show(f"{2 * count} labels, {count} of them chosen first", second)
+    show(f"{count} labels: accuracy in %, difference from random", rows)
     words = [*args.features, "--json", args.json]
     tree = {
         "command": f"python -m benchmarks.selection {' '.join(map(str, words))}",
         "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn")},
         **{key: facts.get(key) for key in ("data", "backbone", "backbone_sha256")},
         **{"pool": len(train.ids) // 2, "test": len(test.ids), "draws": args.draws},
-        **{"labels": count, "first": first, "second": second},
+        **{"labels": count, "first": rows},
     }
     save(args.json, tree)
 

@@ -137,6 +137,13 @@ def efficientnet(number: int) -> str:
     return f"timm/tf_efficientnet_lite{number}@{file}"
 
 
+class Column(NamedTuple):
+    """What each query scored, in [0, 1], and its class: (Q,) each."""
+
+    values: Floats
+    classes: NDArray[np.int64]
+
+
 class Found(NamedTuple):
     """Each query that has a match among the others: its class, and metric -> what it scores."""
 
@@ -170,3 +177,11 @@ def paired(ours: Floats, theirs: Floats, classes: NDArray[np.int64]) -> Tree:
     found = paired_means(ours, theirs, classes)
     interval = list(found.interval95)
     return {"value": found.value, "interval95": interval, "p": found.p, found.unit: found.number}
+
+
+def percent(tree: Tree | None, sign: str = "") -> str:
+    """Write a value and its interval in percent; "" for none."""
+    if not tree:
+        return ""
+    value, low, high = (f"{100 * x:{sign}.1f}" for x in (tree["value"], *tree["interval95"]))
+    return f"{value} ({low} to {high})"

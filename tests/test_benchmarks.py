@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -33,8 +34,7 @@ from benchmarks.graded import choice as graded_choice
 from benchmarks.graded import data as graded
 from benchmarks.graded import table as graded_table
 from benchmarks.graded import training as graded_training
-from benchmarks.plots import lines_over_rows
-from benchmarks.selection import FIRST, MEASURES, SECOND, labelled
+from benchmarks.selection import MEASURES, WAYS, labelled
 from benchmarks.selection import measure as measure_selection
 from benchmarks.selection import table as selection_table
 from benchmarks.trainings import Found, embedded
@@ -230,9 +230,9 @@ def test_adapting_scores_perfect_features_and_asks_only_those_that_do_not_vote()
     large = rows.rows(rows.labels < 3)  # classes of 15 images or more
     always = set.intersection(*(set(few_rows(large, 10, 0, d).tolist()) for d in range(5)))  # vote
     found = score_set(rows)
-    counts = {metric: len(values) for metric, values in found.values.items()}
+    counts = {metric: len(column.values) for metric, column in found.items()}
     assert counts == {"Recall@1": 62, "MAP@R": 62, "kNN": 60 - len(always)}
-    assert all((values == 1).all() for values in found.values.values())
+    assert all((column.values == 1).all() for column in found.values())
 
 
 def test_every_run_of_the_table_of_checkpoints_is_a_recipe() -> None:
@@ -267,13 +267,6 @@ def test_the_table_of_checkpoints_ranks_and_regrets_by_hand() -> None:
     checkpoints.show({"x": tree})
 
 
-def test_the_chart_of_rows_has_a_line_a_contender_in_two_panels() -> None:
-    records = json.loads((MEASURED / "nt_xent.json").read_text())["records"]
-    drawing = lines_over_rows(records)
-    assert drawing.count("<polyline") == 2 * len({record["contender"] for record in records})
-    assert drawing.count("<circle") == 2 * len(records)
-
-
 def test_ways_of_choosing_labels_are_compared_on_the_same_pools() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(300) % 2
@@ -284,10 +277,10 @@ def test_ways_of_choosing_labels_are_compared_on_the_same_pools() -> None:
     assert torch.equal(rows.features, features[10:])
     train, test = rows.rows(torch.arange(230)), rows.rows(torch.arange(230, 290))
     hits = measure_selection(train, test, 2)
-    assert set(hits) == {*FIRST, *SECOND}
+    assert set(hits) == {*WAYS}
     assert {each.shape for each in hits.values()} == {(2, len(MEASURES), 60)}
     assert min(each.mean() for each in hits.values()) > 0.8
-    compared = selection_table(hits, tuple(FIRST))
+    compared = selection_table(hits)
     nothing = {"mean": 0.0, "low": 0.0, "high": 0.0}
     assert compared["random"]["linear"]["more than random"] == nothing
 
@@ -347,6 +340,38 @@ def test_classes_of_the_graded_sets_are_cut_in_half_and_each_picture_counts_once
     assert {len([1 for row in rows if row[1] == name]) for name in splits} == {4, 5, graded.MOST}
 
 
+def test_slices_of_the_graded_head_show_the_region_in_their_middle(tmp_path) -> None:
+    head = np.random.default_rng(0).integers(0, 255, (60, 70, 80), np.uint8)
+    atlas = np.zeros_like(head)
+    atlas[5:25, 10:60, 30:33], atlas[40:44, 30:34, 2:6] = 1, 2
+    for name, volume in (("ch2", head), ("aal", atlas)):
+        nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / f"{name}.nii.gz")
+    (tmp_path / "aal.nii.txt").write_text("1 Insula_L 9\n2 Insula_R 10\n")
+    ((name, files),) = graded.brain_regions(tmp_path, tmp_path / "out").items()
+    assert name == "region Insula"
+    middles = {}  # side -> points
+    for path in files:
+        *point, plane = path.stem.split("-")
+        x, y, z = map(int, point)
+        middles.setdefault(path.parent.name, set()).add((x, y, z))
+        with Image.open(path) as image:
+            seen = np.asarray(image)
+        assert seen.shape == (48, 48)
+        offsets = {"x": (0, 7, 9), "y": (7, 0, 9), "z": (7, 9, 0)}[plane]  # of a voxel beside it
+        across, up = [offset for offset in offsets if offset]
+        beside = tuple(np.add((x, y, z), offsets))
+        if all(at < side for at, side in zip(beside, head.shape, strict=True)):
+            assert seen[23 - up, 24 + across] == head[beside]
+        assert seen[23, 24] == head[x, y, z]
+        assert atlas[x, y, z] == 1 + ["Insula_L", "Insula_R"].index(path.parent.name)
+    assert len(files) == 3 * sum(map(len, middles.values()))
+    assert len(middles["Insula_R"]) == 1  # the region is smaller than the distance
+    left = np.array(sorted(middles["Insula_L"]))
+    assert len(left) >= 2
+    apart = np.linalg.norm(left[:, None] - left, axis=2)[~np.eye(len(left), dtype=bool)]
+    assert apart.min() >= 24
+
+
 def test_small_images_of_the_graded_sets_are_jpegs_on_white(tmp_path) -> None:
     wide = Image.new("RGBA", (300, 60), (255, 0, 0, 255))
     wide.paste((0, 0, 0, 0), (0, 0, 150, 60))  # its left half is transparent
@@ -362,6 +387,29 @@ def test_small_images_of_the_graded_sets_are_jpegs_on_white(tmp_path) -> None:
         assert max(image.getpixel((180, 20))[1:]) < 10
     with Image.open(small_row[0]) as image:
         assert image.size == (20, 30)
+
+
+def test_the_picture_of_the_graded_sets_has_a_row_a_set_and_an_image_a_class(tmp_path) -> None:
+    colours = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
+    listings = []
+    for name, classes in {"one": ("red", "green"), "two": ("blue",)}.items():
+        lines = ["path,label,split"]
+        for label in classes:
+            for number in range(2):
+                path = tmp_path / f"{label}{number}.png"
+                Image.new("RGB", (20, 10), colours[label] if number == 0 else "white").save(path)
+                lines.append(f"{path},{label},test")
+        listings.append(tmp_path / f"{name}.csv")
+        listings[-1].write_text("\n".join(lines))
+    sheet = graded.picture(listings, px=40, count=2)
+    assert sheet.size == (120, 80)
+    seen = [
+        [sheet.getpixel((40 * place + 20, 40 * row + 20)) for place in (1, 2)] for row in (0, 1)
+    ]
+    assert seen == [
+        [colours["green"], colours["red"]],  # the last class first
+        [colours["blue"], (255, 255, 255)],
+    ]
 
 
 def test_a_graded_training_is_compared_with_its_own_start_and_the_line_seed_by_seed() -> None:

@@ -95,7 +95,7 @@ def test_a_difference_is_of_the_means_over_the_seeds() -> None:
     def scores(share: float, above: float) -> table.Scores:
         hits = (torch.rand(40, generator=rng) < share).double().numpy()
         found = Found(things, {"Recall@1": hits}, 0)
-        return table.Scores(found, 0.5, 0.2, above, 0.1, 0.1, 0.5)
+        return table.Scores(found, 0.2, {"above_chance": above})
 
     found = {
         "ours": {0: scores(0.9, 0.2), 1: scores(0.9, 0.3)},

@@ -25,17 +25,15 @@ classes (`paired_means`). Settings were chosen with `--split val`; "test" was re
 import sys
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.common import machine, print_table, save
 from benchmarks.trainings import (
     QUIET,
     RECIPES,
-    Floats,
+    Column,
     Training,
     Tree,
     arguments,
@@ -44,6 +42,7 @@ from benchmarks.trainings import (
     embedded,
     mean_score,
     paired,
+    percent,
     run_folder,
     search,
     train_all,
@@ -115,8 +114,15 @@ def main() -> None:
         "split": args.split,
         "seeds": args.seeds,
         "cpu_s": cpu_seconds(args.folder, ROWS, args.seeds),
-        "rows": [summary(row, sets) for row, sets in scores.items()],
-        "differences": [difference(ours, theirs, scores) for ours, theirs in COMPARED],
+        "rows": [
+            {"row": row}
+            | {name: mean_score([run[name].values for run in runs]) for name in runs[0]}
+            for row, runs in scores.items()
+        ],
+        "differences": [
+            {"row": ours, "than": theirs, **difference(scores[ours], scores[theirs])}
+            for ours, theirs in COMPARED
+        ],
     }
     save(args.json, result)
     show(result)
@@ -144,23 +150,17 @@ def features(
     return found
 
 
-class Scores(NamedTuple):
-    """What each query of a set scored, in [0, 1], and its label: metric -> (Q,)."""
-
-    classes: dict[str, NDArray[np.int64]]
-    values: dict[str, Floats]
-
-
-def score(rows: dict[str, Embeddings], *, whitened: bool) -> dict[str, Scores]:
-    """Score the drawings and the stamps by one network's features."""
+def score(rows: dict[str, Embeddings], *, whitened: bool) -> dict[str, Column]:
+    """Score the drawings and the stamps by one network's features: "SET METRIC" -> its queries."""
     sets = {name: each for name, each in rows.items() if name != "fit"}
     if whitened:
         whitening = fit_whitening(rows["fit"])
         sets = {name: whitening(each) for name, each in sets.items()}
-    return {name: score_set(each) for name, each in sets.items()}
+    scores = {name: score_set(each) for name, each in sets.items()}
+    return {f"{name} {metric}": own[metric] for name, own in scores.items() for metric in METRICS}
 
 
-def score_set(rows: Embeddings) -> Scores:
+def score_set(rows: Embeddings) -> dict[str, Column]:
     """Score each image as a query: every other image is searched, or 10 per class vote."""
     found = search(rows)
     # kNN: the mean over those draws in which an image is asked and does not vote
@@ -175,55 +175,32 @@ def score_set(rows: Embeddings) -> Scores:
         hits[others] += result.scores
         asked += others.numpy()
     ever = asked > 0
-    classes = dict.fromkeys(found.values, found.classes)
-    classes["kNN"] = large.labels.numpy()[ever]
-    return Scores(classes, {**found.values, "kNN": hits[ever] / asked[ever]})
+    columns = {name: Column(values, found.classes) for name, values in found.values.items()}
+    return columns | {"kNN": Column(hits[ever] / asked[ever], large.labels.numpy()[ever])}
 
 
-def seed_scores(runs: list[dict[str, Scores]], name: str, metric: str) -> list[Floats]:
-    return [run[name].values[metric] for run in runs]
-
-
-def summary(row: str, runs: list[dict[str, Scores]]) -> Tree:
-    """Average a row's scores over its seeds."""
-    scores = {
-        f"{name} {metric}": mean_score(seed_scores(runs, name, metric))
-        for name in runs[0]
-        for metric in METRICS
-    }
-    return {"row": row, **scores}
-
-
-def difference(ours: str, theirs: str, scores: dict[str, list[dict[str, Scores]]]) -> Tree:
-    """Compare two rows query by query, each averaged over its seeds."""
-    tree: Tree = {"row": ours, "than": theirs}
-    for name, first in scores[ours][0].items():
-        for metric in METRICS:
-            a, b = (
-                np.mean(seed_scores(scores[row], name, metric), axis=0) for row in (ours, theirs)
-            )
-            over_queries = list(bootstrap_means95((a - b)[:, None])[0])
-            pair = paired(a, b, first.classes[metric])
-            tree[f"{name} {metric}"] = {**pair, "interval95_over_queries": over_queries}
+def difference(ours: list[dict[str, Column]], theirs: list[dict[str, Column]]) -> Tree:
+    """Compare the runs of two rows query by query, the mean over the seeds of each."""
+    tree: Tree = {}
+    for name, (_, classes) in ours[0].items():
+        a, b = (np.mean([run[name].values for run in runs], axis=0) for runs in (ours, theirs))
+        over_queries = list(bootstrap_means95((a - b)[:, None])[0])
+        tree[name] = {**paired(a, b, classes), "interval95_over_queries": over_queries}
     return tree
 
 
 def show(result: Tree) -> None:
     """Print the table in percent, and the differences with their intervals."""
-    columns = [key for key in result["rows"][0] if key != "row"]
+    first, *columns = result["rows"][0]
     rows = [
-        [tree["row"], *(f"{100 * tree[column]['value']:.1f}" for column in columns)]
-        for tree in result["rows"]
+        [row[first], *(f"{100 * row[c]['value']:.1f}" for c in columns)] for row in result["rows"]
     ]
-    differences = []
-    for tree in result["differences"]:
-        cells = [f"{tree['row']} - {tree['than']}"]
-        for column in columns:
-            low, high = (100 * end for end in tree[column]["interval95"])
-            cells.append(f"{100 * tree[column]['value']:+.1f} ({low:+.1f} to {high:+.1f})")
-        differences.append(cells)
     print_table(["", *columns], rows)
-    print_table(["difference", *columns], differences)
+    rows = [
+        [f"{pair['row']} - {pair['than']}", *(percent(pair[column], "+") for column in columns)]
+        for pair in result["differences"]
+    ]
+    print_table(["difference", *columns], rows)
     for row, seconds in result["cpu_s"].items():
         print(f"{row}: {', '.join(f'{each:.0f}' for each in seconds)} CPU s")
 

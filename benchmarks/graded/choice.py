@@ -10,13 +10,21 @@ points. For comparison: EfficientNet-Lite0 at 128 px as it is, and the join of i
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks.common import machine, parser, print_table, save
+from benchmarks.common import print_table
 from benchmarks.graded.data import TUNING
-from benchmarks.graded.table import BASE, CANDIDATES, JOINS, METRICS, SETS, joined, network, score
+from benchmarks.graded.table import (
+    BASE,
+    CANDIDATES,
+    JOINS,
+    METRICS,
+    joined,
+    measure,
+    network,
+    score,
+)
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.choose import (
@@ -33,18 +41,10 @@ Row = tuple[tuple[str, ...], float | None]
 
 
 def main() -> None:
-    parse = parser(__doc__)
-    parse.add_argument("folder", type=Path, help="what `benchmarks.graded.table` has measured")
-    args = parse.parse_args()
-    torch.set_num_threads(1)
-    sets: dict[str, Any] = {}
-    for name in SETS:
-        sets[name] = regrets(args.folder, name)
-        print(name, flush=True)
-    save(args.json, {"machine": machine(1), "tuning": list(TUNING), "sets": sets})
+    sets = measure(__doc__, {"tuning": list(TUNING)}, regrets)
     for metric in METRICS:
         lines = [
-            [how, *(f"{sets[name][how][metric]:.1f}" for name in sets)]
+            [how, *(f"{tree[how][metric]:.1f}" for tree in sets.values())]
             for how in next(iter(sets.values()))
         ]
         print_table([f"{metric}, regret", *sets], lines)

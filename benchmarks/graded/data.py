@@ -1,15 +1,17 @@
-"""The graded sets: nine kinds of images that anyone can fetch offline from Debian.
+"""The graded sets: ten kinds of images that anyone can fetch offline from Debian.
 
     apt-get download openclipart-png tuxpaint-stamps-default gnome-icon-theme mate-icon-theme \
         oxygen-icon-theme adwaita-icon-theme wesnoth-1.16-data nexuiz-textures ufoai-textures \
-        dataset-fashion-mnist fonts-dejavu-core fonts-liberation fonts-freefont-ttf
+        dataset-fashion-mnist fonts-dejavu-core fonts-liberation fonts-freefont-ttf mricron-data
     for deb in *.deb; do dpkg -x $deb debian; done
-    python -m benchmarks.graded.data debian out/graded
+    python -m benchmarks.graded.data debian out/graded [--picture out/graded.jpg]
 
 drawings: openclipart by folder. stamps: Tux Paint's by folder. icons: one icon name in several
 themes. sprites, terrain: Wesnoth's units (every frame) and fields by folder and first word. walls:
 Nexuiz's colour maps by folder. surfaces: UFO AI's colour maps by folder and first word. fashion:
-Fashion-MNIST. glyphs: a letter or digit in every font of the packages.
+Fashion-MNIST. glyphs: a letter or digit in every font of the packages. mri: slices of a head
+(Colin 27, T1), 48 mm each way, in three planes; a class is the region of the atlas AAL in the
+middle, left and right alike, and middles of one side are 24 mm apart.
 
 Images of the same pixels count once in a set; of a class at most MOST are taken, and classes of
 fewer than LEAST are left out. Classes are cut in the order of a hash of their names: half are
@@ -19,20 +21,23 @@ to 224 px on the shorter side. With --jpeg-px they are reduced to that and writt
 quality 90, in a tenth of the bytes, for a machine to which little can be sent: the same images, but
 scores differ a little from those of the whole sets.
 
-Licences: as each package's copyright file says (PD, GPL, CC-BY-SA, MIT, OFL); nothing but features
-and scores is kept.
+Licences: as each package's copyright file says (PD, GPL, CC-BY-SA, MIT, BSD, OFL); nothing but
+features and scores is kept, and of drawings, fashion, glyphs and mri, which may be shown without
+conditions or with their source, the picture of the docs: `--sets drawings fashion glyphs mri`.
 """
 
 import argparse
+import csv
 import gzip
 import hashlib
 import string
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from benchmarks.adapting.data import build, different_files
 
@@ -50,6 +55,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder of the data sets")
     parser.add_argument("--jpeg-px", type=int, help="shorter side of small images, as JPEG")
     parser.add_argument("--sets", nargs="+", metavar="SET", help="only these")
+    parser.add_argument("--picture", type=Path, help="show images of each set there, a row each")
     args = parser.parse_args()
     share, made = args.debian / "usr" / "share", args.out / "images"
     units = share / "games" / "wesnoth" / "1.16" / "data" / "core" / "images"
@@ -66,6 +72,7 @@ def main() -> None:
         ),
         "fashion": lambda: fashion_mnist(share / "datasets" / "fashion-mnist", made / "fashion"),
         "glyphs": lambda: glyphs(share / "fonts", made / "glyphs"),
+        "mri": lambda: brain_regions(share / "mricron" / "templates", made / "mri"),
     }
     for name in args.sets or sets:
         if not (args.out / name / "dataset.json").is_file():
@@ -74,6 +81,25 @@ def main() -> None:
                 rows = as_jpeg(rows, made / f"small-{name}", args.jpeg_px)
             options = ("--resize-shorter", str(SHORTER_PX))
             build(args.out / name, rows, "Debian", "see the packages", options=options)
+    if args.picture:
+        picture([args.out / f"{name}.csv" for name in args.sets or sets]).save(args.picture)
+
+
+def picture(listings: list[Path], px: int = 84, count: int = 8) -> Image.Image:
+    """Show the first image of each of the last classes of data sets, a row a listing."""
+    sheet = Image.new("RGB", (px * (count + 1), px * len(listings)), "white")
+    for row, listing in enumerate(listings):
+        with open(listing, newline="", encoding="utf-8") as file:
+            of_class = {line["label"]: line["path"] for line in reversed([*csv.DictReader(file)])}
+        ImageDraw.Draw(sheet).text(
+            (4, px * row + px // 2), listing.stem, fill="black", font_size=14
+        )
+        for place, path in enumerate([*of_class.values()][:count], start=1):
+            with Image.open(path) as image:
+                small = ImageOps.contain(image.convert("RGBA"), (px - 6, px - 6))
+            left, top = (px - side for side in small.size)
+            sheet.paste(small, (px * place + left // 2, px * row + top // 2), small)
+    return sheet
 
 
 def rows_of(classes: Classes) -> Rows:
@@ -197,6 +223,33 @@ def glyphs(fonts: Path, out: Path) -> Classes:
             path.parent.mkdir(parents=True, exist_ok=True)
             image.save(path)
             found.setdefault(f"glyph {ord(letter)}", []).append(path)
+    return found
+
+
+def brain_regions(templates: Path, out: Path, side: int = 48, apart: int = 24) -> Classes:
+    """Cut slices around points of each region of the atlas as PNG; sizes in mm, a voxel each."""
+    import nibabel
+
+    files: list[Any] = [nibabel.load(templates / f"{name}.nii.gz") for name in ("ch2", "aal")]
+    head, atlas = (np.asanyarray(file.dataobj) for file in files)
+    head, half, found = np.pad(head, side // 2), side // 2, Classes()
+    for line in (templates / "aal.nii.txt").read_text().strip().splitlines():
+        label, region, _ = line.split()
+        name = f"region {region.removesuffix('_L').removesuffix('_R')}"
+        voxels = np.argwhere(atlas == int(label))
+        # the most central voxel, then the next one that is far enough from all before
+        distances = ((voxels - voxels.mean(axis=0)) ** 2).sum(axis=1)
+        voxels = voxels[np.argsort(distances, kind="stable")]
+        while len(voxels):
+            middle = voxels[0]
+            voxels = voxels[((voxels - middle) ** 2).sum(axis=1) >= apart**2]
+            for axis in range(3):
+                box = [slice(at, at + 2 * half) for at in middle]  # of the padded head
+                box[axis] = slice(middle[axis] + half, middle[axis] + half + 1)
+                path = out / region / f"{'-'.join(map(str, middle))}-{'xyz'[axis]}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(np.rot90(head[tuple(box)].squeeze(axis))).save(path)
+                found.setdefault(name, []).append(path)
     return found
 
 

@@ -10,15 +10,16 @@ image a query for all others. FLATTENED was chosen on the two tuning sets among 
 the other sets were read once. Intervals are over classes.
 """
 
+import json
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks.common import machine, parser, print_table, save
-from benchmarks.trainings import Found, efficientnet, embedded, paired, search
+from benchmarks.trainings import Found, Tree, efficientnet, embedded, paired, search
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.whiten import FLOOR, fit_whitening
@@ -26,7 +27,7 @@ from sslpipe.export.load import FrozenBackbone, load_backbone
 
 SETS = (
     *("drawings", "stamps", "icons", "sprites", "terrain"),
-    *("walls", "surfaces", "fashion", "glyphs"),
+    *("walls", "surfaces", "fashion", "glyphs", "mri"),
 )
 CANDIDATES = ("lite0@96", "lite0@128", "lite0@160", "lite1@128")
 JOINS = (("lite0@128", "lite1@128"), ("lite0@96", "lite0@160"))
@@ -37,26 +38,52 @@ METRICS = ("Recall@1", "MAP@R")
 
 
 def main() -> None:
-    parse = parser(__doc__)
-    parse.add_argument("folder", type=Path, help="what `benchmarks.graded.data` wrote")
-    args = parse.parse_args()
-    torch.set_num_threads(1)
-    sets: dict[str, Any] = {}
-    for name in SETS:
-        found: dict[str, Found] = {}
-        for row in (*CANDIDATES, *("+".join(pair) for pair in JOINS)):
-            train, test = (joined(args.folder, name, split, row) for split in ("train", "test"))
-            for form, power in FORMS.items():
-                found[f"{row}, {form}"] = score(train, test, power)
-        sets[name] = summary(found)
-        print(f"scored: {name}", file=sys.stderr, flush=True)
-    save(args.json, {"machine": machine(1), "power": FLATTENED, "floor": FLOOR, "sets": sets})
+    facts = {"power": FLATTENED, "floor": FLOOR}
+    sets = measure(__doc__, facts, lambda folder, name: summary(scores(folder, name)))
     for metric in METRICS:
         lines = [
-            [row, *(f"{100 * sets[name][row][metric]['value']:.1f}" for name in sets)]
+            [row, *(f"{100 * tree[row][metric]['value']:.1f}" for tree in sets.values())]
             for row in next(iter(sets.values()))
         ]
         print_table([metric, *sets], lines)
+
+
+def measure(doc: str | None, facts: Tree, figures: Callable[[Path, str], Tree]) -> Tree:
+    """Take the figures of each set, and write them beside what --json has of others.
+
+    Args:
+        doc: Of the program.
+        facts: What else is written.
+        figures: Takes the folder and the name of a set.
+
+    Returns:
+        Set -> figures, of these and the others.
+    """
+    parse = parser(doc)
+    parse.add_argument("folder", type=Path, help="what `benchmarks.graded.data` wrote")
+    parse.add_argument("--sets", nargs="+", default=SETS, choices=SETS, help="only these")
+    args = parse.parse_args()
+    torch.set_num_threads(1)
+    tree: Tree = {"machine": machine(1), **facts, "sets": {}}
+    if args.json and args.json.exists() and tuple(args.sets) != SETS:
+        tree = json.loads(args.json.read_text())
+        tree[f"machine of {', '.join(args.sets)}"] = machine(1)
+    for name in args.sets:
+        tree["sets"][name] = figures(args.folder, name)
+        print(f"scored: {name}", file=sys.stderr, flush=True)
+    save(args.json, tree)
+    found: Tree = tree["sets"]
+    return found
+
+
+def scores(folder: Path, name: str) -> dict[str, Found]:
+    """Score every row of a set in every form."""
+    found: dict[str, Found] = {}
+    for row in (*CANDIDATES, *("+".join(pair) for pair in JOINS)):
+        train, test = (joined(folder, name, split, row) for split in ("train", "test"))
+        for form, power in FORMS.items():
+            found[f"{row}, {form}"] = score(train, test, power)
+    return found
 
 
 @cache
@@ -87,10 +114,10 @@ def score(train: Embeddings, test: Embeddings, power: float | None) -> Found:
     return search(test if power is None else fit_whitening(train, FLOOR, power=power)(test))
 
 
-def summary(found: dict[str, Found]) -> dict[str, Any]:
+def summary(found: dict[str, Found]) -> Tree:
     """Average each row, and compare it with the base as it is, an interval over classes."""
     base = found[f"{BASE}, as it is"]
-    tree: dict[str, Any] = {}
+    tree: Tree = {}
     for row, scores in found.items():
         tree[row] = {}
         for metric in METRICS:

@@ -47,8 +47,7 @@ from torch import Tensor
 from benchmarks.common import machine, machine_line, parser, print_table, save
 from benchmarks.graded.data import TUNING
 from benchmarks.graded.table import FLATTENED, METRICS, SETS
-from benchmarks.objectives import QUEUE
-from benchmarks.trainings import QUIET, RECIPES, Found, Tree, paired, search
+from benchmarks.trainings import QUIET, RECIPES, Found, Tree, paired, percent, search
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.build import build_model
 from sslpipe.curate.neighbours import mutual_groups, write_neighbours
@@ -67,6 +66,7 @@ from sslpipe.train import train
 
 RANDOM, IMAGENET = "random weights", "ImageNet weights"  # what the others start from
 NEIGHBOURS = "continued, neighbours"
+QUEUE = ("loss.kind=moco", "loss.queue_rows=2048", "momentum.start=0.97")
 DIET = (  # with its paper's decay
     *("loss={kind='diet'}", "optim.weight_decay=0.05"),
     *("projector.num_layers=1", "projector.batchnorm=false", "projector.out_dim={images}"),
@@ -382,20 +382,13 @@ def show(report: Tree, sets: list[str]) -> None:
             for what in ("more than its start", "more than its line"):
                 pairs = [(figure or {}).get(what) for figure in figures]
                 if any(pairs):
-                    lines.append([f"{method}: {what}", *map(difference, pairs)])
+                    lines.append([f"{method}: {what}", *(percent(pair, "+") for pair in pairs)])
         print_table([key, *sets], lines)
     failed = [run for run in report["runs"] if "error" in run]
     print(f"\n{len(report['runs'])} runs, {len(failed)} failed; {report['wall_s']} s in all")
     for method, timed in report["methods"].items():
         print(f"{method}: {timed}")
     print(machine_line(report["machine"]))
-
-
-def difference(pair: Tree | None) -> str:
-    if not pair:
-        return ""
-    low, high = (100 * end for end in pair["interval95"])
-    return f"{100 * pair['value']:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 if __name__ == "__main__":

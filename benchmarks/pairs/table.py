@@ -51,6 +51,7 @@ from benchmarks.trainings import (
     embedded,
     mean_score,
     paired,
+    percent,
     run_folder,
     search,
     train_all,
@@ -166,21 +167,15 @@ class Scores(NamedTuple):
 
     Args:
         found: Of each query with a match in another theme.
-        theme: The share of themes that the probe reads.
-        chance: Of the most frequent theme.
-        above: theme above chance, of what is above chance.
-        half: The same of a probe fitted on every other train thing.
-        neighbours: The same of 20 nearest neighbours among those.
-        balanced: The share of right answers of two, on things that both themes drew.
+        chance: The share of the most frequent theme.
+        theme: What is read of the theme: the share that the probe reads; above chance, of what is
+            above chance; the same of 20 nearest neighbours among every other train thing; the share
+            of right answers of two, on things that both themes drew.
     """
 
     found: Found
-    theme: float
     chance: float
-    above: float
-    half: float
-    neighbours: float
-    balanced: float
+    theme: dict[str, float]
 
     @property
     def hits(self) -> Floats:
@@ -191,7 +186,6 @@ class Scores(NamedTuple):
 def score(splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings) -> Scores:
     """Score one network: cross-theme search in the second split, and the theme's probe."""
     side = (splits[1], rows.ids.numpy())
-    themes = group_codes("theme", side, side)
     probe, other = theme_probe(splits, train_rows, rows), halves(train_rows)[1]
     chance = probe.details["chance"]
     near = group_codes("theme", (splits[0], other.ids.numpy()), side)
@@ -200,15 +194,14 @@ def score(splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings)
         each.rows(torch.from_numpy(drawn_by_all(split, each, BALANCED)))
         for split, each in zip(splits, (train_rows, rows), strict=True)
     ]
-    return Scores(
-        search(rows, exclude_same=themes),
-        probe.value,
-        chance,
-        probe.details["above_chance"],
-        theme_probe(splits, other, rows).details["above_chance"],
-        (vote.value - chance) / (1 - chance),
-        theme_probe(splits, *both).value,
-    )
+    theme = {
+        "value": probe.value,
+        "above_chance": probe.details["above_chance"],
+        "above_chance of neighbours": (vote.value - chance) / (1 - chance),
+        "balanced": theme_probe(splits, *both).value,
+    }
+    found = search(rows, exclude_same=group_codes("theme", side, side))
+    return Scores(found, chance, theme)
 
 
 def halves(rows: Embeddings) -> tuple[Embeddings, Embeddings]:
@@ -266,18 +259,18 @@ def told_by_the_thing(split: Split) -> float:
 def summary(row: str, runs: dict[int, Scores], folder: Path) -> Tree:
     """Average a row's scores over its seeds."""
     every = [*runs.values()]
-    keys = {"value": "theme", "above_chance": "above", "above_chance of half": "half"}
-    keys |= {"above_chance of neighbours": "neighbours", "balanced": "balanced"}
-    theme = {
-        key: float(np.mean([getattr(run, name) for run in every])) for key, name in keys.items()
-    }
+    theme = {key: float(np.mean([run.theme[key] for run in every])) for key in every[0].theme}
     hits = mean_score([run.hits for run in every])
     return {
         "row": row,
         "seeds": list(runs),
         "cpu_s": cpu_seconds(folder, [row], list(runs)).get(row, []),
         "Recall@1": {**hits, "lone": every[0].found.lone},
-        "theme": {**theme, "chance": every[0].chance, "seeds": [run.above for run in every]},
+        "theme": {
+            **theme,
+            "chance": every[0].chance,
+            "seeds": [run.theme["above_chance"] for run in every],
+        },
     }
 
 
@@ -285,7 +278,7 @@ def difference(ours: str, theirs: str, found: dict[str, dict[int, Scores]]) -> T
     """Compare two rows query by query, each averaged over its seeds."""
     runs = [[*found[row].values()] for row in (ours, theirs)]
     means = [np.mean([run.hits for run in its], axis=0) for its in runs]
-    above = [float(np.mean([run.above for run in its])) for its in runs]
+    above = [float(np.mean([run.theme["above_chance"] for run in its])) for its in runs]
     pair = paired(means[0], means[1], runs[0][0].found.classes)
     return {
         "row": ours,
@@ -298,11 +291,6 @@ def difference(ours: str, theirs: str, found: dict[str, dict[int, Scores]]) -> T
 
 def show(result: Tree) -> None:
     """Print the table in percent, and the differences with their intervals."""
-
-    def percent(tree: Tree, sign: str = "") -> str:
-        value, low, high = (f"{100 * x:{sign}.1f}" for x in (tree["value"], *tree["interval95"]))
-        return f"{value} ({low} to {high})"
-
     rows = [
         [
             *(tree["row"], str(len(tree["seeds"])), percent(tree["Recall@1"])),
