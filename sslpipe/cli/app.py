@@ -26,15 +26,15 @@ COMMANDS = {
     "train": ("train", "Pretrain or fine-tune, as the recipe says; or resume."),
     "status": ("train", "Show the state of a run, from its directory alone."),
     "runs": ("train", "List the runs under a folder: recipe, steps, best number, disk."),
-    "slurm": ("slurm", "Print the SLURM batch script of a training, or submit it."),
+    "slurm": ("train", "Print the SLURM batch script of a training, or submit it."),
     "embed": ("embed", "Write the features, labels and ids of every sample of a split."),
     "choose": ("choose", "Rank pretrained weights on your images: sizes, joins and flattening."),
     "index": (
-        "index",
+        "search",
         "Grow an index for `search`: add features files, remove images; build it for speed.",
     ),
     "search": ("search", "Show the images nearest to an image, in what `embed` has written."),
-    "browse": ("browse", "Show the images of features on a map, in a page on this machine."),
+    "browse": ("search", "Show the images of features on a map, in a page on this machine."),
     "curate": ("curate", "Find duplicates, outliers, clusters and samples to label in a data set."),
     "whiten": ("export", "Store a PCA whitening, and the crops of TRAIN, in an export."),
     "evaluate": ("evaluate", "Measure frozen features: kNN, linear probes, retrieval and more."),
@@ -88,10 +88,7 @@ class Program(LazyGroup):
     """All commands."""
 
     SUMMARIES: ClassVar = {name: text for name, (_, text) in COMMANDS.items()}
-
-    def load(self, name: str) -> Any:
-        """Import a command."""
-        return load_command(name)
+    load = staticmethod(load_command)
 
 
 app = new_app(
@@ -118,21 +115,16 @@ def _program(
     ] = False,
 ) -> None:
     """Self-supervised contrastive pretraining on webdataset shards, and what comes after it."""
-    if version:
-        typer.echo(_versions())
+    if version:  # what an issue report has to say, without importing torch
+        from importlib import metadata
+
+        import sslpipe
+
+        python, torch = ".".join(map(str, sys.version_info[:3])), metadata.version("torch")
+        typer.echo(f"sslpipe {sslpipe.__version__}, Python {python}, torch {torch}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(DAY)
-
-
-def _versions() -> str:
-    """Say what an issue report has to, without importing torch."""
-    from importlib.metadata import version
-
-    import sslpipe
-
-    python = ".".join(map(str, sys.version_info[:3]))
-    return f"sslpipe {sslpipe.__version__}, Python {python}, torch {version('torch')}"
 
 
 def run(*words: str) -> None:

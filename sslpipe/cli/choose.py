@@ -6,18 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
+from sslpipe.cli import options as opt
 from sslpipe.cli.inputs import check_folder, check_model, find_images, open_data
 from sslpipe.cli.next_step import say_next
-from sslpipe.cli.options import (
-    MOST_SEED,
-    SOURCES,
-    BatchSize,
-    Device,
-    NumWorkers,
-    argument,
-    option,
-)
 from sslpipe.cli.terminal import new_app, progress, report_bad, say, text_table, write_json
 from sslpipe.errors import UserError
 from sslpipe.portable import write_atomically
@@ -29,31 +22,39 @@ if TYPE_CHECKING:
 app = new_app()
 
 
-@app.command(
+@opt.documented(
+    app,
     epilog="Examples: sslpipe choose timm:resnet50 timm:vit_small_patch14_dinov2 --data "
     "out/photos/dataset.json --out out/choice | sslpipe choose weights.pth --px 128 --px 224 "
-    "--data MY_PHOTOS --out out/choice (a folder of images, classes by folder)"
+    "--data MY_PHOTOS --out out/choice (a folder of images, classes by folder)",
 )
 def main(
-    sources: Annotated[list[str], argument(f"Candidates: a run, {SOURCES}.", metavar="SOURCE...")],
-    data: Annotated[str, option("The data set's dataset.json, or a folder of images.")],
-    out: Annotated[Path, option("Folder for the page, the numbers and the kept features.")],
-    split: Annotated[str, option("The split to choose on; keep test for the end.")] = "train",
-    px: Annotated[
-        list[int] | None,
-        option("Side of the images, where SOURCE names none; repeatable. Default: the weights'."),
-    ] = None,
-    most: Annotated[int, option("Images to use at most, of each class alike.", min=20)] = 5000,
-    seed: Annotated[int, option("For the halves of the classes.", min=0, max=MOST_SEED)] = 0,
-    batch_size: BatchSize = 16,
-    num_workers: NumWorkers = 2,
-    device: Device = "auto",
+    sources: Annotated[
+        list[str], opt.argument(f"Candidates: a run, {opt.SOURCES}.", metavar="SOURCE...")
+    ],
+    data: Annotated[str, opt.option()],
+    out: Annotated[Path, opt.option()],
+    split: str = "train",
+    px: list[int] | None = None,
+    most: Annotated[int, opt.option(min=20)] = 5000,
+    seed: opt.Seed = 0,
+    batch_size: opt.BatchSize = 16,
+    num_workers: opt.NumWorkers = 2,
+    device: opt.Device = "auto",
 ) -> None:
     """Rank pretrained weights on your images: sizes, joins and flattening. Nothing is trained.
 
     With labels of two images or more in each of four classes, half the classes choose and the
     others say what it is worth; without, candidates are ranked by how well they recognise an
     image's other corner. A candidate that fails is reported and skipped (exit status 2).
+
+    Args:
+        data: The data set's dataset.json, or a folder of images.
+        out: Folder for the page, the numbers and the kept features.
+        split: The split to choose on; keep test for the end.
+        px: Side of the images, where SOURCE names none; repeatable. Default: the weights'.
+        most: Images to use at most, of each class alike.
+        seed: For the halves of the classes.
     """
     check_folder(out)
     failed: list[str] = []
@@ -70,32 +71,17 @@ def main(
     index = open_data(data, split)
     rows = index.split(split)
 
-    from sslpipe.cli.processes import start
-    from sslpipe.evaluation.choose import (
-        CornerViews,
-        best_forms,
-        check_features,
-        rank_with_labels,
-        rank_without_labels,
-        ranking_from,
-        to_json,
-        why_unlabelled,
-    )
+    from sslpipe.cli.inputs import start
+    from sslpipe.evaluation import choose
     from sslpipe.evaluation.label_free import concentration_text, uniformity
-    from sslpipe.export.candidates import (
-        at_sizes,
-        embed_kept,
-        load_candidate,
-        rows_to_rank,
-        sample_ids,
-    )
+    from sslpipe.export import candidates
     from sslpipe.report.choice import answer, choice_page, table_cells
 
     target, _ = start(device, "choose", small=True)
-    ids = sample_ids(rows, most, seed)
+    ids = candidates.sample_ids(rows, most, seed)
     if len(ids) < len(rows):
         say(f"{len(ids):,} of {len(rows):,} images; --most takes more")
-    lacking = why_unlabelled(rows.labels[ids])
+    lacking = choose.why_unlabelled(rows.labels[ids])
     options: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers}
     options |= {"device": target, "progress": progress, "say": say, "on_bad": report_bad}
     # features of each candidate, and of two corners of each image where labels cannot choose
@@ -103,18 +89,17 @@ def main(
     features: dict[str, Embeddings] = {}
     corners: dict[str, Embeddings] = {}
     keys = []
-    for source in (each for text in wanted for each in at_sizes(text, px or ())):
+    for source in (each for text in wanted for each in candidates.at_sizes(text, px or ())):
         try:
-            one = load_candidate(source, found.values(), target)
+            one = candidates.load_candidate(source, found.values(), target)
             model, (own_rows,) = one.model.matched(rows)
             one = one._replace(model=model)
             where = (index, own_rows, ids, out / "features")
-            made, key = embed_kept(one, one.model.view, *where, **options)
-            check_features(one.name, made, next(iter(features.values()), made))
+            made, key = candidates.embed_kept(one, one.model.view, *where, **options)
+            choose.check_features(one.name, made, next(iter(features.values()), made))
             if lacking is not None:
-                corners[one.name], _ = embed_kept(
-                    one, CornerViews(one.model.view), *where, **options
-                )
+                views = choose.CornerViews(one.model.view)
+                corners[one.name], _ = candidates.embed_kept(one, views, *where, **options)
             one.model.backbone.to("meta")  # its weights are not needed again
             features[one.name], found[one.name] = made, one
             options["on_bad"] = lambda bad: None  # reported with the first features
@@ -124,30 +109,41 @@ def main(
     if not features:
         raise UserError("no candidate can be ranked")
     # the ranking: read where these features have been ranked before
-    sets = rows_to_rank(found.values())
+    sets = candidates.rows_to_rank(found.values())
     identity = {"keys": keys, "sets": sets, "seed": seed, "labels": lacking is None}
-    ranked = ranking_from(out / "choice.json", identity)
+    ranked = choose.ranking_from(out / "choice.json", identity)
     if not ranked:
         say(f"rank {len(sets)} rows of {len(found)} candidates")
         if lacking is None:
-            ranked = rank_with_labels(features, sets, seed)
+            ranked = choose.rank_with_labels(features, sets, seed)
         else:
-            ranked = rank_without_labels(features, corners, sets)
+            ranked = choose.rank_without_labels(features, corners, sets)
     # the answer, in words, a table and a page
     sentences = answer(ranked, sets[0], found, lacking)
     heads, cells = table_cells(ranked, sets[0], found)
     for name in ranked[0].parts:
         some = features[name].features[:: len(ids) // 2000 + 1]
         sentences.append(f"Features of {name}: {concentration_text(uniformity(some))}.")
-    tree = {**to_json(ranked, identity), "answer": sentences, "skipped": failed}
+    tree = {**choose.to_json(ranked, identity), "answer": sentences, "skipped": failed}
     write_json(out / "choice.json", tree)
     classes = index.manifest.classes
     page = choice_page(rows, sentences, heads, cells, ranked, features, classes, seed)
     write_atomically(out / "choice.html", page)
-    _print(heads, [cells[n] for n in best_forms(ranked)])
+    # the best form of each row; a log file gets lines wide enough
+    best, printer = [cells[n] for n in choose.best_forms(ranked)], Console()
+    (printer if printer.is_terminal else Console(width=160)).print(text_table(heads, best))
+    if any("*" in cell for row in best for cell in row[1:]):
+        typer.echo("* clearly different, all rows taken together (Holm)")
     typer.echo("\n".join(sentences))
     say(f"{out / 'choice.html'}: the same queries under each")
-    _say_next(ranked[0].power, [found[name].source for name in ranked[0].parts], data, split, out)
+    # the commands that make an export of the best row, flattened
+    power, backbone, train = ranked[0].power, out / "backbone", out / "backbone.safetensors"
+    source = "+".join(found[name].source for name in ranked[0].parts)
+    say_next("export", source, "--out", backbone)
+    if power is not None:
+        words = ["--data", data, "--split", split, "--out", train]
+        say_next("embed", backbone, *words, when=", to flatten")
+        say_next("whiten", backbone, train, "--power", f"{power:g}", when=", last")
     if failed:
         raise typer.Exit(2)
 
@@ -177,23 +173,3 @@ def _shards(data: str, out: Path) -> str:
         layout = Layout(seed=0, samples_per_shard=1000, max_shard_bytes=10**9, scatter=False)
         build_dataset(shards, "folder", SourceOptions(root=folder), layout, skip_bad=True)
     return str(shards / "dataset.json")
-
-
-def _print(heads: list[str], cells: list[list[str]]) -> None:
-    """Print the best form of each row; a log file gets lines wide enough."""
-    from rich.console import Console
-
-    table, printer = text_table(heads, cells), Console()
-    (printer if printer.is_terminal else Console(width=160)).print(table)
-    if any("*" in cell for row in cells for cell in row[1:]):
-        typer.echo("* clearly different, all rows taken together (Holm)")
-
-
-def _say_next(power: float | None, sources: list[str], data: str, split: str, out: Path) -> None:
-    """Name the commands that make an export of the best row, flattened."""
-    backbone, train = out / "backbone", out / "backbone.safetensors"
-    say_next("export", "+".join(sources), "--out", backbone)
-    if power is not None:
-        words = ["--data", data, "--split", split, "--out", train]
-        say_next("embed", backbone, *words, when=", to flatten")
-        say_next("whiten", backbone, train, "--power", f"{power:g}", when=", last")

@@ -5,7 +5,7 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -80,21 +80,14 @@ def duplicates(
         raise UserError(f"--split {' '.join(names)} names a split twice; name each once")
     index = open_data(data, *names)
 
+    from sslpipe.curate import results
     from sslpipe.curate.duplicates import find_duplicates
     from sslpipe.curate.groups import group
-    from sslpipe.curate.results import (
-        COLUMN,
-        check_place,
-        doubt_sheet,
-        shared_sentences,
-        write_column,
-        write_groups,
-    )
     from sslpipe.curate.scan import scan
     from sslpipe.portable import keep_freed_memory
 
     if column:
-        check_place(index)
+        results.check_place(index)
     # read, compare, group
     splits = [index.split(name) for name in names]
     keep_freed_memory()
@@ -102,48 +95,40 @@ def duplicates(
         samples = scan(splits, num_workers=num_workers, on_bad=report_bad, progress=advance)
     with closing(samples.thumbs):
         found = find_duplicates(samples, num_workers=num_workers, progress=progress)
-        sheet = doubt_sheet(samples, found.doubt)
+        sheet = results.doubt_sheet(samples, found.doubt)
     groups = group(found.pairs, len(samples), found.apart)
     # write
-    count = write_groups(out / "groups.csv", samples, groups)
+    count = results.write_groups(out / "groups.csv", samples, groups)
     if sheet is None:
         (out / "doubt.png").unlink(missing_ok=True)  # of other pairs
     else:
         with replacing(out / "doubt.png") as temporary:
             sheet.save(temporary, "PNG")
     if column:
-        write_column(index.folder, samples, groups)
-        had = COLUMN in index.manifest.columns
+        results.write_column(index.folder, samples, groups)
+        had = results.COLUMN in index.manifest.columns
         if had and open_data(data).file_sha256 != index.file_sha256:
             say_once(
-                f"the column {COLUMN} has other values than before: runs that train by it and were "
-                "started with the old ones cannot be resumed"
+                f"the column {results.COLUMN} has other values than before: runs that train by it "
+                "and were started with the old ones cannot be resumed"
             )
-    for text in shared_sentences(samples, groups):
+    for text in results.shared_sentences(samples, groups):
         show(text)
     found_groups = len(groups.sizes())
-    show(
-        f"{len(samples):,} samples: {count:,} are in {found_groups:,} "
-        f"group{'s' * (found_groups != 1)} of duplicates, listed in {out}"
-        if count
-        else f"{len(samples):,} samples: no duplicates"
-    )
+    said = f"{count:,} are in {found_groups:,} group{'s' * (found_groups != 1)} of duplicates"
+    show(f"{len(samples):,} samples: {f'{said}, listed in {out}' if count else 'no duplicates'}")
     after_a_look(data, *(["data.keep=duplicate_group first"] if column else []))
 
 
-@app.command(
-    epilog="Example: sslpipe curate neighbours train.safetensors --data out/photos/dataset.json"
+@documented(
+    app,
+    epilog="Example: sslpipe curate neighbours train.safetensors --data out/photos/dataset.json",
 )
 def neighbours(
     features: Features,
     data: Data,
-    k: Annotated[
-        int, option("Nearest neighbours that count: each must be among the other's.", min=1)
-    ] = 1,
-    power: Annotated[
-        float,
-        option("Flatten the features' spectrum by this power first; 0: as they are.", min=0, max=1),
-    ] = 0.0,
+    k: Annotated[int, option(min=1)] = 1,
+    power: Annotated[float, option(min=0, max=1)] = 0.0,
 ) -> None:
     """Pair samples that are each other's nearest neighbours, as positives of a training.
 
@@ -151,20 +136,19 @@ def neighbours(
     neighbours in the space of the features, which may be of any network, a join or a flattened
     export. Train with pairs.positive=neighbour_group. Shards, existing features and runs stay
     valid. Where samples have labels, they say how many pairs are right; no label makes a pair.
+
+    Args:
+        k: Nearest neighbours that count: each must be among the other's.
+        power: Flatten the features' spectrum by this power first; 0: as they are.
     """
-    check_features([features])
-    index = open_data(data)
+    index, split, rows, _ = _open(features, data)
 
     from sslpipe.curate.neighbours import estimate_precision, mutual_groups, write_neighbours
     from sslpipe.curate.results import check_place
     from sslpipe.data.index import NEIGHBOUR_COLUMN
-    from sslpipe.evaluation.embed import load_embeddings
-    from sslpipe.evaluation.features import split_of_file
     from sslpipe.evaluation.whiten import FLOOR, fit_whitening
 
     check_place(index, NEIGHBOUR_COLUMN, "")
-    rows, facts = load_embeddings(features)
-    split = split_of_file(data, features, rows, facts)
     with working("compare"):
         groups = mutual_groups(fit_whitening(rows, FLOOR, power=power)(rows) if power else rows, k)
     paired = int((groups.group >= 0).sum())
@@ -183,15 +167,6 @@ def neighbours(
             f"images are both labelled; {100 * found.chance:.1f} % of pairs drawn by chance"
         )
     after_a_look(data, f"pairs.positive={NEIGHBOUR_COLUMN}")
-
-
-class _Opened(NamedTuple):
-    """A features file and the split that it is of."""
-
-    data: "DatasetIndex"
-    split: "Split"
-    rows: "Embeddings"
-    facts: dict[str, Any]
 
 
 @documented(
@@ -219,18 +194,17 @@ def outliers(
         z: Robust standard deviations above the usual distance.
         tiny_px: Shorter side of a tiny image. Default: half of what the view resizes to.
     """
-    opened = _open(features, data, out)
+    _, split, rows, facts = _open(features, data, out)
 
     from sslpipe.curate.images import keys_of
     from sslpipe.curate.outliers import Outlier, bad_pictures, far_from_all
     from sslpipe.curate.tables import write_table
     from sslpipe.report.curated import outlier_page
 
-    split = opened.split
     with working("compare"):
-        far = far_from_all(opened.rows, neighbours=neighbours, z=z)
+        far = far_from_all(rows, neighbours=neighbours, z=z)
     if tiny_px is None:
-        view = opened.facts.get("view")
+        view = facts.get("view")
         if not isinstance(view, dict) or not isinstance(view.get("resize_px"), int):
             raise DataError(f"{features} does not say what its view resizes to; give --tiny-px")
         tiny_px = view["resize_px"] / 2
@@ -238,16 +212,16 @@ def outliers(
         bad = bad_pictures(split, tiny_px=tiny_px, num_workers=num_workers, progress=advance)
     keys = keys_of(split, [one.id for one in far])
     found = [*(one._replace(key=keys[one.id]) for one in far), *bad]
-    rows: list[dict[str, Any]] = [{"split": split.name, **one._asdict()} for one in found]
-    for row in rows:  # six digits; none of what is none
+    table: list[dict[str, Any]] = [{"split": split.name, **one._asdict()} for one in found]
+    for row in table:  # six digits; none of what is none
         for name in ("value", "limit"):
             row[name] = None if row[name] != row[name] else float(f"{row[name]:.6g}")
-    write_table(out / "outliers.csv", rows, ("split", *Outlier._fields))
+    write_table(out / "outliers.csv", table, ("split", *Outlier._fields))
     write_atomically(out / "outliers.html", outlier_page(split, found))
     counts = Counter(one.reason for one in found)
     said = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none"
     show(f"{out}: of {len(split)} samples of {split.name}: {said}")
-    words = ["--count", min(50, len(opened.rows.ids)), "--out", out.with_name("clusters")]
+    words = ["--count", min(50, len(rows.ids)), "--out", out.with_name("clusters")]
     say_next("curate", "clusters", features, "--data", data, *words)
 
 
@@ -266,13 +240,12 @@ def clusters(
     Writes clusters.csv, each sample with its cluster (0 is the largest) and the distance to its
     centre; and clusters.html, with a map and images of each cluster.
     """
-    opened = _open(features, data, out)
+    index, split, rows, _ = _open(features, data, out)
 
     from sslpipe.curate.clusters import cluster
     from sslpipe.curate.tables import write_table
     from sslpipe.report.curated import cluster_page
 
-    split, rows = opened.split, opened.rows
     with working("clusters"):
         found = cluster(rows, count, seed=seed, tries=TRIES)
     ids, distances = rows.ids.tolist(), found.distances.round(6).tolist()
@@ -281,7 +254,7 @@ def clusters(
         for i, k, d in zip(ids, found.of_row.tolist(), distances, strict=True)
     ]
     write_table(out / "clusters.csv", table, ("split", "id", "cluster", "samples", "distance"))
-    page = cluster_page(split, rows, found, opened.data.manifest.classes, seed)
+    page = cluster_page(split, rows, found, index.manifest.classes, seed)
     write_atomically(out / "clusters.html", page)
     show(
         f"{out}: {count} clusters of {len(rows.ids)} samples of {split.name}, of "
@@ -334,7 +307,7 @@ def select(
     path = out / "chosen.csv"
     if path.is_file() and any(row["label"] for row in read_table(path, ("label",))):
         raise DataError(f"{path} holds labels, which would be lost; name another --out")
-    opened = _open(features, data, out)
+    _, split, rows, _ = _open(features, data, out)
 
     import numpy as np
     import torch
@@ -345,7 +318,6 @@ def select(
     from sslpipe.report.curated import chosen_page
 
     # what is labelled: by a table, else by the data set
-    split, rows = opened.split, opened.rows
     known = (rows.labels >= 0).numpy() & (not ignore_labels)
     if labels is not None:
         known = np.isin(rows.ids.numpy(), [*labelled_ids(labels, split.name, len(split))])
@@ -385,9 +357,15 @@ def select(
         say_next("curate", "select", features, "--data", data, "--count", count, *words, when=when)
 
 
-def _open(features: Path, data: str, out: Path) -> _Opened:
-    """Read the features and find their split. Raises: UserError where they do not fit, or OUT."""
-    check_folder(out)
+def _open(
+    features: Path, data: str, out: Path | None = None
+) -> tuple["DatasetIndex", "Split", "Embeddings", dict[str, Any]]:
+    """Read features, their split, of whose images something is written to `out`, and their facts.
+
+    Raises: UserError where they do not fit, or OUT.
+    """
+    if out is not None:
+        check_folder(out)
     check_features([features])
     index = open_data(data)
 
@@ -396,5 +374,6 @@ def _open(features: Path, data: str, out: Path) -> _Opened:
 
     rows, facts = load_embeddings(features)
     split = split_of_file(data, features, rows, facts)
-    index.check_files(split.name)
-    return _Opened(index, split, rows, facts)
+    if out is not None:
+        index.check_files(split.name)
+    return index, split, rows, facts

@@ -5,31 +5,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sslpipe.cli.inputs import FEATURE_SUFFIXES, check_choice, check_file, check_model, open_data
-from sslpipe.cli.options import (
-    SOURCES,
-    BatchSize,
-    Checkpoint,
-    Data,
-    Device,
-    NumWorkers,
-    Weights,
-    argument,
-    documented,
-    option,
-)
-from sslpipe.cli.terminal import new_app, progress, report_bad, say, say_weights
+from sslpipe.cli import options as opt
+from sslpipe.cli.inputs import FEATURE_SUFFIXES, check_file, check_model, open_data
+from sslpipe.cli.terminal import load_model, new_app, progress, report_bad, say
 from sslpipe.errors import UserError
 
 if TYPE_CHECKING:
     from sslpipe.augment.eval_view import EvalView
-    from sslpipe.data.index import DatasetIndex
     from sslpipe.export.load import FrozenBackbone
 
 app = new_app()
 
 
-@documented(
+@opt.documented(
     app,
     epilog="Examples: sslpipe embed out/backbone --data out/photos/dataset.json --split test "
     "--out test.safetensors | accelerate launch --multi_gpu --num_processes 2 -m sslpipe embed "
@@ -37,19 +25,19 @@ app = new_app()
     "file)",
 )
 def main(
-    model: Annotated[Path, argument(f"A run directory, {SOURCES}, or model.onnx.")],
-    data: Data,
-    out: Annotated[Path, option()],
+    model: Annotated[Path, opt.argument(f"A run directory, {opt.SOURCES}, or model.onnx.")],
+    data: opt.Data,
+    out: Annotated[Path, opt.option()],
     split: list[str] = ["test"],  # noqa: B006 (typer copies it)
     dtype: str = "float32",
     crops: str | None = None,
     reduce: str | None = None,
     resize_px: int | None = None,
-    batch_size: BatchSize = 256,
-    num_workers: NumWorkers = 2,
-    device: Device = "auto",
-    checkpoint: Checkpoint = None,
-    weights: Weights = None,
+    batch_size: opt.BatchSize = 256,
+    num_workers: opt.NumWorkers = 2,
+    device: opt.Device = "auto",
+    checkpoint: opt.Checkpoint = None,
+    weights: opt.Weights = None,
 ) -> None:
     """Write the features, labels and ids of every sample of a split, or of several.
 
@@ -66,7 +54,8 @@ def main(
         reduce: Combine the crops' features: mean or concat. Default: the export's.
         resize_px: Shorter side before cropping. Default: the export's.
     """
-    check_choice("--dtype", dtype, ("float32", "float16"))
+    if dtype not in ("float32", "float16"):
+        raise UserError(f"--dtype {dtype} is unknown; known: float32, float16")
     check_model(model)
     files = _files(out, split)
     for file in files.values():
@@ -75,14 +64,12 @@ def main(
 
     import torch
 
-    from sslpipe.cli.processes import start
+    from sslpipe.cli.inputs import start
     from sslpipe.distributed import end_processes
     from sslpipe.evaluation.embed import embed_to_file
-    from sslpipe.export.load import load_backbone
 
     target, process = start(device)
-    backbone = load_backbone(model, checkpoint=checkpoint, weights=weights).to(target)
-    say_weights(backbone)
+    backbone = load_model(model, checkpoint, weights).to(target)
     options = {"crops": crops, "reduce": reduce, "resize_px": resize_px}
     backbone, splits = backbone.matched(*map(index.split, files))
     view = _choose_view(backbone, {k: v for k, v in options.items() if v is not None}, model)
@@ -93,7 +80,7 @@ def main(
             backbone.backbone,
             view,
             rows,
-            features_metadata(backbone, view, index, name),
+            backbone.features_metadata(view, index, name),
             network=f"{backbone.name} of {model}",
             process=process,
             dtype=getattr(torch, dtype),
@@ -140,22 +127,3 @@ def _choose_view(backbone: "FrozenBackbone", options: dict[str, Any], model: Pat
             "export anew with other views"
         )
     return view
-
-
-def features_metadata(
-    backbone: "FrozenBackbone", view: "EvalView", index: "DatasetIndex", split: str
-) -> dict[str, Any]:
-    """Return all that decides the features, for the file to carry."""
-    from sslpipe.evaluation.features import data_metadata
-    from sslpipe.export.load import checkpoint_metadata
-
-    sha256 = backbone.config.whitening_sha256
-    return {
-        "backbone_sha256": backbone.config.weights_sha256,
-        "backbone": backbone.config.backbone.model_dump(),
-        "view": view.config(),
-        **({} if backbone.config.image is None else {"image": backbone.config.image.model_dump()}),
-        **data_metadata(index, split),
-        **({} if sha256 is None else {"whitening_sha256": sha256}),
-        **checkpoint_metadata(backbone),
-    }

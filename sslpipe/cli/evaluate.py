@@ -3,27 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+from sslpipe.cli import options as opt
 from sslpipe.cli.inputs import check_file, check_model, check_seed, open_data
 from sslpipe.cli.next_step import say_next
-from sslpipe.cli.options import (
-    BatchSize,
-    Checkpoint,
-    Data,
-    Device,
-    NumWorkers,
-    Weights,
-    argument,
-    documented,
-    option,
-)
-from sslpipe.cli.terminal import (
-    LazyGroup,
-    new_app,
-    progress,
-    say,
-    say_weights,
-    write_json,
-)
+from sslpipe.cli.terminal import LazyGroup, load_model, new_app, progress, say, write_json
 from sslpipe.errors import UserError
 from sslpipe.registry import added
 
@@ -86,37 +69,34 @@ app = new_app(
     "sslpipe evaluate suite out/backbone --data out/photos/dataset.json --out eval.json",
 )
 
-TrainSplit = Annotated[str, option("The split with the labels to learn from.")]
-TestSplit = Annotated[str, option("The split to score.")]
-
 
 @app.callback()
 def _group() -> None:
     """Make typer see a group, though one command alone is listed here; the app has the help."""
 
 
-@documented(
+@opt.documented(
     app,
     epilog="Examples: sslpipe evaluate suite out/backbone --data out/photos/dataset.json "
     "--out eval.json | sslpipe evaluate suite runs/photos --data out/photos/dataset.json "
     "--against timm:resnet50 --out runs/photos/eval.json",
 )
 def suite(
-    model: Annotated[str, argument()],
-    data: Data,
+    model: Annotated[str, opt.argument()],
+    data: opt.Data,
     out: Path = Path("eval.json"),
-    train_split: TrainSplit = "train",
-    test_split: TestSplit = "test",
-    against: Annotated[list[str] | None, option(metavar="SOURCE")] = None,
+    train_split: str = "train",
+    test_split: str = "test",
+    against: Annotated[list[str] | None, opt.option(metavar="SOURCE")] = None,
     baselines: bool = True,
-    columns: Annotated[list[str] | None, option(metavar="NAME")] = None,
+    columns: Annotated[list[str] | None, opt.option(metavar="NAME")] = None,
     leakage: bool = True,
     seed: int = 0,
-    batch_size: BatchSize = 256,
-    num_workers: NumWorkers = 2,
-    device: Device = "auto",
-    checkpoint: Checkpoint = None,
-    weights: Weights = None,
+    batch_size: opt.BatchSize = 256,
+    num_workers: opt.NumWorkers = 2,
+    device: opt.Device = "auto",
+    checkpoint: opt.Checkpoint = None,
+    weights: opt.Weights = None,
 ) -> None:
     """Every evaluation of a backbone beside raw pixels, random weights and other networks.
 
@@ -127,6 +107,8 @@ def suite(
     Args:
         model: A run directory, an export's folder, or other weights.
         out: The JSON file to write.
+        train_split: The split with the labels to learn from.
+        test_split: The split to score.
         against: Compare with these weights: an export, a run, or anything that `sslpipe embed`
             takes, with its own view, on the same samples and protocols; repeatable. A run is always
             compared with the weights it started from, if they can be found.
@@ -143,14 +125,13 @@ def suite(
     index = open_data(data)
 
     from sslpipe.cli import suite as work
-    from sslpipe.cli.processes import start
+    from sslpipe.cli.inputs import start
     from sslpipe.cli.suite_tables import renamed
     from sslpipe.evaluation.features import two_splits
     from sslpipe.evaluation.nuisance import choose_columns
     from sslpipe.evaluation.suite import check_labelled, run_suite
     from sslpipe.evaluation.suite_file import own_name
     from sslpipe.evaluation.verdict import BASELINES
-    from sslpipe.export.load import load_backbone
 
     target, _ = start(device, "suite")
     names = train_split, test_split
@@ -160,8 +141,7 @@ def suite(
         probed = choose_columns(
             index.split(train_split), index.split(test_split), columns, not_measured
         )
-        backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
-        say_weights(backbone)
+        backbone = load_model(model, checkpoint, weights)
         compared = work.load_compared(against or [], model, backbone, {"ssl", *BASELINES})
         backbone, (train, test) = backbone.matched(*two_splits(index, *names))
         splits = (train, test)

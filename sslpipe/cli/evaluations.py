@@ -13,9 +13,16 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from sslpipe.cli.inputs import check_file, check_seed
-from sslpipe.cli.options import Device, JsonFile, argument, documentation, option
-from sslpipe.cli.processes import start
+from sslpipe.cli.inputs import check_file, check_seed, start
+from sslpipe.cli.options import (
+    Device,
+    JsonFile,
+    argument,
+    documentation,
+    option,
+    parameters,
+    set_parameters,
+)
 from sslpipe.cli.suite_tables import print_results, print_values
 from sslpipe.cli.terminal import new_app, show, working, write_json
 from sslpipe.data.index import Split
@@ -33,45 +40,7 @@ MOST_DEFAULTS = 8  # of an option, that its help lists one by one
 SHARE_THE_BANK = ("few-shot", "knn")
 LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "nuisance", "ridge")
 
-_KEEP = "Keep only the rows of {} that match, such as 'theme {} papirus'{}"
-COMMON = {  # what every subcommand takes beside the arguments of its function
-    "data": Annotated[
-        str | None, option("The dataset.json that both files were embedded from, for its columns.")
-    ],
-    "query": Annotated[
-        str | None,
-        option(
-            _KEEP.format("TEST", "=", ". Operators: = != < <= > >= in, and `and`."),
-            metavar="CONDITION",
-        ),
-    ],
-    "gallery": Annotated[
-        str | None, option(_KEEP.format("TRAIN", "!=", "; see --query."), metavar="CONDITION")
-    ],
-    "erased": Annotated[
-        list[str] | None,
-        option(
-            "Change both sides so that no linear probe of TRAIN can read this column of the data "
-            "set; before --whiten; repeatable.",
-            "--erase",
-            metavar="COLUMN",
-        ),
-    ],
-    "whiten_both": Annotated[
-        bool | None, option("PCA-whiten both sides, fitted on TRAIN.", "--whiten")
-    ],
-    "whiten_power": Annotated[
-        float | None,
-        option(
-            "Flatten the spectrum of both sides: divide each principal axis of TRAIN by its "
-            "spread to this power; 1 is --whiten.",
-            "--whiten-power",
-            min=0,
-            max=1,
-        ),
-    ],
-    "out": JsonFile,
-}
+Condition = Annotated[str | None, option(metavar="CONDITION")]
 _EXTRA = {  # of the examples
     "few-shot": " --labels-per-class 10",
     "knn": " --k 10 --k 20 --vote majority",
@@ -160,18 +129,35 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
     columns = [parameter.name for parameter in accepted if parameter.annotation in _CODES]
 
     def command(
-        train: Path,
-        test: Path,
-        data: str | None,
-        query: str | None,
-        gallery: str | None,
-        erased: list[str] | None,
-        whiten_both: bool | None,
-        whiten_power: float | None,
-        device: str,
-        out: Path | None,
+        *,
+        train: Annotated[Path, argument()],
+        test: Annotated[Path, argument()],
+        device: Device = "auto",
+        data: str | None = None,
+        query: Condition = None,
+        gallery: Condition = None,
+        erased: Annotated[list[str] | None, option("", "--erase", metavar="COLUMN")] = None,
+        whiten_both: Annotated[bool | None, option("", "--whiten")] = None,
+        whiten_power: Annotated[float | None, option(min=0, max=1)] = None,
+        out: JsonFile = None,
         **options: Any,
     ) -> None:
+        """Evaluate features.
+
+        Args:
+            train: Features of the labelled train split.
+            test: Features of the test split.
+            data: The dataset.json that both files were embedded from, for its columns.
+            query: Keep only the rows of TEST that match, such as 'theme = papirus'. Operators: = !=
+                < <= > >= in, and `and`.
+            gallery: Keep only the rows of TRAIN that match, such as 'theme != papirus'; see
+                --query.
+            erased: Change both sides so that no linear probe of TRAIN can read this column of the
+                data set; before --whiten; repeatable.
+            whiten_both: PCA-whiten both sides, fitted on TRAIN.
+            whiten_power: Flatten the spectrum of both sides: divide each principal axis of TRAIN by
+                its spread to this power; 1 is --whiten.
+        """
         check_file(out)
         check_seed(options.get("seed", 0))
         if whiten_both and whiten_power is not None:
@@ -213,34 +199,19 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         end_processes()
 
     summary, helps = documentation(evaluate)
-    parameters = [
-        _parameter("train", Annotated[Path, argument("Features of the labelled train split.")]),
-        _parameter("test", Annotated[Path, argument("Features of the test split.")]),
-        *(_option(p, helps.get(p.name)) for p in accepted if p.name != "process"),
-        _parameter("device", Device, "auto"),
-        *(_parameter(key, kind, None) for key, kind in COMMON.items()),
-    ]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    first, second, *common, _ = parameters(command)
+    own = [_option(p, helps.get(p.name)) for p in accepted if p.name != "process"]
+    set_parameters(command, [first, second, *own, *common])
     example = f"Example: sslpipe evaluate {name} train.safetensors test.safetensors"
     alone = new_app()
     alone.command(name, help=summary, epilog=example + _EXTRA.get(name, ""))(command)
     return typer.main.get_command(alone)
 
 
-def _parameter(
-    name: str, annotation: Any, default: Any = inspect.Parameter.empty
-) -> inspect.Parameter:
-    place = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, place, default=default, annotation=annotation)
-
-
 def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter:
     """Make an option of an argument: a column's codes are given by its name, a sequence one by one.
 
-    Args:
-        parameter: Of an evaluation.
-        text: What its docstring says of it.
+    `text` is what the docstring of the evaluation says of it.
     """
     kind, default = parameter.annotation, parameter.default
     shown: bool | str = True
@@ -256,4 +227,4 @@ def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter
     if text is not None:  # without what is meant for those who read the code
         text = re.sub(r"; see `[\w.]+`( and `[\w.]+`)*", "", text)
     annotation = Annotated[kind, option(text or "", show_default=shown)]  # type: ignore[valid-type]
-    return _parameter(parameter.name, annotation, default)
+    return parameter.replace(kind=parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -2,13 +2,13 @@
 
 import inspect
 import re
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from sslpipe.augment.presets import setting_docs
 from sslpipe.augment.two_views import AUGMENTS
+from sslpipe.cli.options import documentation
 from sslpipe.errors import RecipeError, did_you_mean_key
 from sslpipe.losses import LOSSES
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
@@ -107,21 +107,13 @@ def _documented(source: Any, name: str) -> str:
 
     "as in NTXentLoss" and "The arguments are those of `SphereFace`" are followed.
     """
-    for owner in getattr(source, "__mro__", (source,)):
-        doc = inspect.cleandoc(owner.__doc__ or "") + "\n"
-        block = re.search(r"^Args:\n((?: .*\n|\n)+)", doc, re.MULTILINE)
-        lines = textwrap.dedent(block[1]) if block else ""
-        entry = re.search(rf"^{name}(?: \(.*\))?: (.*(?:\n +.*)*)", lines, re.MULTILINE)
-        if entry is not None:
-            text = " ".join(entry[1].split())
-            other = re.match(r"as in (\w+)\.?$", text, re.IGNORECASE)
-            return (_documented(_named(other[1]), name) if other else "") or text
-        if same := re.search(r"arguments are those of `(\w+)`", doc):
-            return _documented(_named(same[1]), name)
-    return ""
-
-
-def _named(class_name: str) -> Any:
-    """Return the entry of a table that is a class of this name; None without one."""
     entries = (entry for tables in SECTIONS.values() for _, t in tables for entry in t.values())
-    return next((c for c in entries if getattr(c, "__name__", "") == class_name), None)
+    classes = {getattr(entry, "__name__", ""): entry for entry in entries}
+    for owner in getattr(source, "__mro__", (source,)):
+        summary, helps = documentation(owner)
+        if (text := helps.get(name)) is not None:
+            other = re.match(r"as in (\w+)\.?$", text, re.IGNORECASE)
+            return (_documented(classes.get(other[1]), name) if other else "") or text
+        if same := re.search(r"arguments are those of `(\w+)`", summary):
+            return _documented(classes.get(same[1]), name)
+    return ""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from sslpipe.cli.inputs import check_features, check_folder, check_model, open_data
 from sslpipe.cli.next_step import say_next_program
 from sslpipe.cli.options import SOURCES, Checkpoint, Weights, argument, documented, option
-from sslpipe.cli.terminal import new_app, say, say_weights, show, working
+from sslpipe.cli.terminal import load_model, new_app, say, show, working
 from sslpipe.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ app = new_app()
 )
 def export(
     source: Annotated[Path, argument(f"A run directory, {SOURCES}.")],
-    out: Annotated[Path, option()] = ...,  # type: ignore[assignment]
+    out: Annotated[Path, option()],
     format: list[str] = ["safetensors"],  # noqa: B006 (typer copies it)
     with_projector: Annotated[bool, option("", "--with-projector")] = False,
     checkpoint: Checkpoint = None,
@@ -62,12 +62,9 @@ def export(
         index = open_data(data, split)
         images = index.split(split), index.manifest.name
 
-    from sslpipe.export.write import export_model, load_for_export, refusals
+    from sslpipe.export.write import export_model, refusals
 
-    model = load_for_export(
-        source, with_projector=with_projector, checkpoint=checkpoint, weights=weights
-    )
-    say_weights(model)
+    model = load_model(source, checkpoint, weights, with_projector=with_projector)
     proofs: dict[str, Agreement] = {}
     with working("export") as stage:
         written = export_model(

@@ -8,14 +8,14 @@ import typer
 from sslpipe.cli.inputs import check_model, find_images, find_named_images, images_of
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import SOURCES, Checkpoint, Device, Weights, argument, option
-from sslpipe.cli.terminal import new_app, progress, say, say_weights, show
+from sslpipe.cli.terminal import load_model, new_app, progress, say, show
 from sslpipe.errors import DataError, UserError, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from sslpipe.export.load import FrozenBackbone
-    from sslpipe.metric_learning.gallery import Gallery, Match
+    from sslpipe.metric_learning.gallery import Gallery
 
 app = new_app(
     no_args_is_help=True,
@@ -58,6 +58,19 @@ def enrol(
     find_named_images(folder)
     backbone = _load(model, checkpoint, weights, device)
     names, paths = find_named_images(folder, backbone.image_type)
+    book, names = _enrol(gallery, backbone, names, paths, flatten)
+    show(f"{gallery}: {len(names)} images of {len({*names})} names; {len(book)} names in all")
+    _say_next(book, gallery, model, images=folder)
+
+
+def _enrol(
+    gallery: Path,
+    backbone: "FrozenBackbone",
+    names: list[str],
+    paths: list[Path],
+    flatten: bool | None,
+) -> tuple["Gallery", list[str]]:
+    """Add images to a gallery, or begin one with them; also the names of those that are read."""
     book = _open(gallery, backbone, flatten) if gallery.exists() else None
     kept, embeddings = _embed(backbone, paths)
     names = [names[k] for k in kept]
@@ -65,9 +78,7 @@ def enrol(
         book = _new(backbone, embeddings, names, flatten)
     book.enrol(names, embeddings)
     book.save(gallery)
-    enrolled = len({*names})
-    show(f"{gallery}: {len(kept)} images of {enrolled} names; {len(book)} names in all")
-    _say_next(book, gallery, model, images=folder)
+    return book, names
 
 
 @app.command(
@@ -87,12 +98,7 @@ def add(
     check_model(model)
     _check_images(images)
     backbone = _load(model, checkpoint, weights, device)
-    book = _open(gallery, backbone, flatten) if gallery.exists() else None
-    _, embeddings = _embed(backbone, images)
-    if book is None:
-        book = _new(backbone, embeddings, [name] * len(embeddings), flatten)
-    book.add(name, embeddings)
-    book.save(gallery)
+    book, _ = _enrol(gallery, backbone, [name] * len(images), images, flatten)
     show(f"{gallery}: {one_line(name)} has {len(book.embeddings(name))} images")
 
 
@@ -173,17 +179,18 @@ def identify(
     book = _open(gallery, backbone)
     kept, embeddings = _embed(backbone, paths)
     for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
-        print("\t".join([one_line(str(paths[k])), *(_answer(book, match) for match in matches)]))
+        cells = [one_line(str(paths[k]))]
+        for match in matches:
+            name, score = one_line(match.name), f"{match.score:.4f}"
+            if book.calibrated and match.score < book.threshold:
+                cells += ["-", f"{score} ({name})"]
+            else:
+                unsure = "" if book.calibrated else " (nearest name, no threshold set)"
+                cells += [name, score + unsure]
+        print("\t".join(cells))
     if not book.calibrated:
         say(NO_THRESHOLD, "yellow")
         _say_next(book, gallery, model)
-
-
-def _answer(book: "Gallery", match: "Match") -> str:
-    name, score = one_line(match.name), f"{match.score:.4f}"
-    if not book.calibrated:
-        return f"{name}\t{score} (nearest name, no threshold set)"
-    return f"{name}\t{score}" if match.score >= book.threshold else f"-\t{score} ({name})"
 
 
 @app.command("verify", epilog="Example: sslpipe gallery verify a.jpg b.jpg --model out/backbone")
@@ -258,11 +265,9 @@ def _read(gallery: Path) -> "Gallery":
 
 def _load(model: Path, checkpoint: str | None, weights: Weights, device: str) -> "FrozenBackbone":
     from sslpipe.distributed import pick_device
-    from sslpipe.export.load import load_backbone
 
-    backbone = load_backbone(model, checkpoint=checkpoint, weights=weights)
-    say_weights(backbone)
-    return backbone.to(pick_device(device, f"--device {device}"))
+    target = pick_device(device, f"--device {device}")
+    return load_model(model, checkpoint, weights).to(target)
 
 
 def _made_with(backbone: "FrozenBackbone") -> dict[str, str]:
@@ -273,10 +278,7 @@ def _made_with(backbone: "FrozenBackbone") -> dict[str, str]:
 
 
 def _new(
-    backbone: "FrozenBackbone",
-    embeddings: "Tensor",
-    names: list[str],
-    flatten: bool | None,
+    backbone: "FrozenBackbone", embeddings: "Tensor", names: list[str], flatten: bool | None
 ) -> "Gallery":
     """Make an empty gallery for embeddings; its flattening is fitted on these, its first ones."""
     import torch
@@ -301,9 +303,8 @@ def _new(
 def _open(path: Path, backbone: "FrozenBackbone", flatten: bool | None = None) -> "Gallery":
     """Read a gallery that was made with this backbone."""
     book = _read(path)
-    if {key: book.metadata[key] for key in book.metadata if key != FLATTENED} != (
-        _made_with(backbone)
-    ):
+    own = {key: text for key, text in book.metadata.items() if key != FLATTENED}
+    if own != _made_with(backbone):
         raise UserError(
             f"{path} was made with another model, or another whitening; its embeddings mean "
             "nothing to this one: give that --model, or enrol into a new file"

@@ -1,4 +1,4 @@
-"""What a command reads and checks first: a mistake is reported before torch is imported.
+"""What a command reads and checks first, before torch is imported, and where it computes.
 
 The library checks the same and more when it reads; here stands what needs only names and small
 files.
@@ -16,6 +16,7 @@ from sslpipe.errors import DataError, UserError, shown
 if TYPE_CHECKING:
     from sslpipe.data.image_type import ImageType
     from sslpipe.data.index import DatasetIndex
+    from sslpipe.distributed import Rank
     from sslpipe.recipe import FinetuneRecipe, Recipe
 
 FEATURE_SUFFIXES = (".safetensors", ".npz")
@@ -129,12 +130,6 @@ def check_features(paths: Iterable[Path | None]) -> None:
             )
 
 
-def check_choice(option: str, value: str, known: Sequence[str]) -> None:
-    """Raise UserError where an option has none of its values."""
-    if value not in known:
-        raise UserError(f"{option} {value} is unknown; known: {', '.join(known)}")
-
-
 def find_images(folder: Path, image_type: "ImageType | None" = None) -> list[Path]:
     """Return every image under a folder, sorted: JPEG, PNG, WebP; of sensors' types all formats.
 
@@ -171,3 +166,35 @@ def find_named_images(
         raise UserError(f"{folder} has no folders; expected one a name, with its images inside")
     pairs = [(each.name, path) for each in folders for path in find_images(each, image_type)]
     return [name for name, _ in pairs], [path for _, path in pairs]
+
+
+def start(device: str, alone: str = "", *, small: bool = False) -> tuple[str, "Rank"]:
+    """Join the launcher's processes; `sslpipe.distributed.end_processes` leaves them.
+
+    Args:
+        device: As in --device.
+        alone: A command that runs in one process; "": one that takes several.
+        small: Keep no freed memory: slower, but the process shrinks between large stages.
+
+    Returns:
+        The torch device of this process, and its place among the others.
+
+    Raises:
+        UserError: There is no such device, or there are several processes and one is wanted.
+    """
+    import torch
+
+    from sslpipe.distributed import Rank, pick_device
+    from sslpipe.portable import keep_freed_memory
+
+    target, process = pick_device(device, f"--device {device}"), Rank()
+    if any(name == "WORLD_SIZE" or name.startswith("ACCELERATE_") for name in os.environ):
+        from sslpipe.run.launch import join_processes  # imports accelerate
+
+        process = join_processes(cpu=target == "cpu", timeout_s=3600.0)
+    elif not small:  # no launcher
+        keep_freed_memory()
+    if alone and process.world_size > 1:
+        started = f"the launcher started {process.world_size}"
+        raise UserError(f"{alone} runs in one process, and {started}")
+    return f"cuda:{torch.cuda.current_device()}" if target == "cuda" else target, process

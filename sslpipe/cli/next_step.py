@@ -73,14 +73,14 @@ def add_next(name: str, command: Any) -> None:
 
     The command's epilog is changed, once.
     """
-    example = command.epilog or f"Example: sslpipe {name}"
-    if "Next: " not in example:
-        # a line each: a reader would take the bar for a pipe, and typer joins lines
-        heading, examples = example.split(": ", 1)
-        lines = [f"{heading}:", *examples.split(" | ")]
-        lines = [example] if heading == "Example" else lines
-        following = NEXT.get(name, NEXT[name.partition(" ")[0]])
-        command.epilog = "\n\n".join([*lines, f"Next: {following}"])
+    shown = command.epilog or f"Example: sslpipe {name}"
+    if "Next: " in shown:
+        return
+    # a line each: a reader would take the bar for a pipe, and typer joins lines
+    heading, _, examples = shown.partition(": ")
+    lines = [f"{heading}:", *examples.split(" | ")] if heading == "Examples" else [shown]
+    following = NEXT.get(name, NEXT[name.partition(" ")[0]])
+    command.epilog = "\n\n".join([*lines, f"Next: {following}"])
 
 
 def plugin_words() -> list[str]:
@@ -91,12 +91,7 @@ def plugin_words() -> list[str]:
 
 
 def say_next(*words: object, when: str = "") -> None:
-    """Print `Next: sslpipe WORDS`.
-
-    Args:
-        words: Of the command; those that need it are quoted.
-        when: What must happen before, as in " when the job has ended".
-    """
+    """Print `Next: sslpipe WORDS`; `when` something has happened, " when the job has ended"."""
     say_next_program("sslpipe", *plugin_words(), *words, title=f"Next{when}")
 
 
@@ -112,12 +107,7 @@ def say_next_program(*words: object, title: str = "Next") -> None:
 
 
 def after_a_look(data: str | Path, *overrides: str) -> None:
-    """Check a training of a data set, from random or pretrained weights, where there are recipes.
-
-    Args:
-        data: dataset.json or its folder, a path or a URL.
-        overrides: Of the recipe.
-    """
+    """Check a training of a data set, from random and pretrained weights, if recipes are there."""
     from sslpipe.data.index import manifest_url
 
     words = ["--data", manifest_url(data), *overrides]

@@ -23,31 +23,34 @@ def documented(app: typer.Typer, **settings: Any) -> Callable[[Callable[..., Non
     """Add a command to an app whose docstring has, in `Args:`, the help of its options."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        summary, helps = documentation(function)
-        signature = inspect.signature(function)
-        parameters = [
-            parameter.replace(annotation=_with_help(parameter, helps[name]))
-            if name in helps
-            else parameter
-            for name, parameter in signature.parameters.items()
-        ]
-        of_function: Any = function
-        of_function.__signature__ = signature.replace(parameters=parameters)
-        of_function.__annotations__ = {each.name: each.annotation for each in parameters}
-        return app.command(help=summary, **settings)(function)
+        set_parameters(function, parameters(function))
+        return app.command(help=documentation(function)[0], **settings)(function)
 
     return register
 
 
-def _with_help(parameter: inspect.Parameter, text: str) -> Any:
-    annotation: Any = parameter.annotation
-    if get_origin(annotation) is Annotated:
-        kind, info = get_args(annotation)
-        info = copy(info)
-        info.help = text
-        return Annotated[kind, info]
-    required = parameter.default is parameter.empty
-    return Annotated[annotation, argument(text) if required else option(text)]
+def set_parameters(function: Any, parameters: list[inspect.Parameter]) -> None:
+    """Have typer see these parameters of a function."""
+    function.__signature__ = inspect.Signature(parameters)
+    function.__annotations__ = {each.name: each.annotation for each in parameters}
+
+
+def parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
+    """Return the parameters of a function with the help that its docstring has of them."""
+    _, helps = documentation(function)
+    found = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind: Any = parameter.annotation
+        if get_origin(kind) is Annotated:
+            kind, info = get_args(kind)
+            info = copy(info)
+        else:
+            info = argument() if parameter.default is parameter.empty else option()
+        if name in helps:
+            info.help = helps[name]
+            parameter = parameter.replace(annotation=Annotated[kind, info])
+        found.append(parameter)
+    return found
 
 
 def documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
@@ -79,6 +82,7 @@ SOURCES = (  # for the help of a MODEL
     "hf-hub:OWNER/NAME; SOURCE@128 for images of 128 px, A+B for both side by side"
 )
 MOST_SEED = 2**63 - 1
+Seed = Annotated[int, option(min=0, max=MOST_SEED)]
 
 RecipePath = Annotated[
     Path, argument("A recipe (TOML), such as recipes/my_images_small.toml in the repository.")
@@ -117,6 +121,7 @@ NumWorkers = Annotated[int, option("Threads that decode images.", min=0)]
 BatchSize = Annotated[int, option("Images embedded at a time.", min=1)]
 Device = Annotated[str, option("auto, cpu, cuda or mps.")]
 JsonFile = Annotated[Path | None, option("Also write the results as JSON.", "--out")]
+Flatten = Annotated[bool | None, option("", "--flatten/--no-flatten", show_default=False)]
 Ids = Annotated[
     list[str] | None,
     option("Show these samples, such as '469, 523'; repeatable.", "--ids", metavar="ID,ID,..."),

@@ -44,12 +44,12 @@ def main(
     """
     if len(run_dirs) > 1 and data is not None:
         raise UserError("--data is for the report of one run; leave it out")
+    folders: set[Path] = set()
     for run_dir in run_dirs:
         check_run(run_dir)
-    folders = [run_dir.resolve() for run_dir in run_dirs]
-    for place, folder in enumerate(folders):
-        if folder in folders[:place]:
-            raise UserError(f"{run_dirs[place]} is named twice; name each run once")
+        if run_dir.resolve() in folders:
+            raise UserError(f"{run_dir} is named twice; name each run once")
+        folders.add(run_dir.resolve())
     index = None if data is None else open_data(data)
     target = out or (
         run_dirs[0].parent / "comparison.html" if len(run_dirs) > 1 else run_dirs[0] / "report.html"

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from sslpipe.cli.inputs import check_picture, open_data, parse_ids
 from sslpipe.cli.next_step import after_a_look, say_next
-from sslpipe.cli.options import MOST_SEED, Ids, argument, documented, option
+from sslpipe.cli.options import Ids, Seed, argument, documented, option
 from sslpipe.cli.terminal import new_app, progress, text_table
 from sslpipe.errors import DataError
 
@@ -169,6 +169,7 @@ def build(
     from sslpipe.sharding.writer import Layout
 
     chosen = None if part is None else Part.parse(part)
+    unseen = [] if unseen_classes is None else [name.strip() for name in unseen_classes.split(",")]
     sensors = parse_sensors(channels, pages, slice_axis, nan, tile, stride, min_content)
     if value_range is not None and channels is None:
         raise DataError("--range needs --channels: 8-bit RGB is 0 to 255")
@@ -188,7 +189,7 @@ def build(
         ),
         test_fraction=test_fraction,
         split_by=split_by,
-        unseen_classes=_names(unseen_classes),
+        unseen_classes=unseen,
         skip_bad=skip_bad,
         overwrite=overwrite,
         part=chosen,
@@ -215,10 +216,6 @@ def _print_built(out: Path, built: "Built", part: object = None) -> None:
         count = sum(map(len, built.missing.values()))
         print(f"skipped: {count:,} missing files, listed in {out / MISSING}", file=sys.stderr)
     _print_summary(out, built.manifest)
-
-
-def _names(text: str | None) -> list[str]:
-    return [] if text is None else [name.strip() for name in text.split(",")]
 
 
 def _parse_colour(text: str | None) -> tuple[int, int, int] | None:
@@ -254,29 +251,16 @@ def merge(
     _print_built(out, merge_parts(out, parts or [], workers=workers, progress=progress))
 
 
-@app.command(epilog="Example: sslpipe shards index laion --json-fields url,width:integer")
+@documented(app, epilog="Example: sslpipe shards index laion --json-fields url,width:integer")
 def index(
     folder: OutFolder,
-    split: Annotated[
-        str | None, option("The split of all tars. Default: by name, as in train-000000.tar.")
-    ] = None,
-    classes: Annotated[Path | None, option("Text file: a class name per line, by label.")] = None,
-    json_fields: Annotated[
-        str | None, option("Columns from keys of KEY.json: sku,shot_at:time or sku=product:text.")
-    ] = None,
-    name_pattern: Annotated[
-        str | None, option("Columns from named groups of a regular expression of the image's name.")
-    ] = None,
-    channels: Annotated[
-        str | None,
-        option("Names of the channels of images in KEY.npy, (h, w, C); their type is measured."),
-    ] = None,
-    value_range: Annotated[
-        str | None, option("As in `build`.", "--range", metavar="LOW,HIGH")
-    ] = None,
-    no_columns: Annotated[
-        bool, option("Drop the columns that dataset.json has.", "--no-columns")
-    ] = False,
+    split: str | None = None,
+    classes: Path | None = None,
+    json_fields: str | None = None,
+    name_pattern: str | None = None,
+    channels: str | None = None,
+    value_range: Annotated[str | None, option("", "--range", metavar="LOW,HIGH")] = None,
+    no_columns: Annotated[bool, option("", "--no-columns")] = False,
     workers: Workers = 2,
 ) -> None:
     """Index existing webdataset tars (img2dataset, open_clip) without rewriting them.
@@ -284,6 +268,15 @@ def index(
     A sample is KEY.jpg, KEY.png or KEY.webp (with --channels KEY.npy), with an optional integer
     label in KEY.cls and columns in KEY.json; other members are ignored. mean and std in
     dataset.json are ImageNet's, or those of the channels.
+
+    Args:
+        split: The split of all tars. Default: by name, as in train-000000.tar.
+        classes: Text file: a class name per line, by label.
+        json_fields: Columns from keys of KEY.json: sku,shot_at:time or sku=product:text.
+        name_pattern: Columns from named groups of a regular expression of the image's name.
+        channels: Names of the channels of images in KEY.npy, (h, w, C); their type is measured.
+        value_range: As in `build`.
+        no_columns: Drop the columns that dataset.json has.
     """
     from sslpipe.sharding.cells import parse_columns
     from sslpipe.sharding.gather import TarColumns, parse_pattern
@@ -318,65 +311,65 @@ def verify(folder: DataSet, workers: Workers = 2) -> None:
     """Check sizes and sha256, decode every image, and list what is bad; exit status 1 if any is."""
     from sslpipe.sharding.index import verify_columns, verify_shard
 
-    data = open_data(folder)
-    jobs = [(key, k) for key, shards in data.manifest.splits.items() for k in range(len(shards))]
-    total = sum(shard.samples for shards in data.manifest.splits.values() for shard in shards)
-    faults, name = [], Path(folder).name
-    with progress(f"verify {name}", total) as advance, ThreadPoolExecutor(workers) as pool:
+    data, faults = open_data(folder), []
+    splits = data.manifest.splits
+    jobs = [(key, k) for key, shards in splits.items() for k in range(len(shards))]
+    total = sum(splits[key][k].samples for key, k in jobs)
+    title = f"verify {Path(folder).name}"
+    with progress(title, total) as advance, ThreadPoolExecutor(workers) as pool:
         results = pool.map(lambda job: verify_shard(data, *job), jobs)
-        for (key, shard), found in zip(jobs, results, strict=True):
+        for (key, k), found in zip(jobs, results, strict=True):
             faults += found
-            advance(data.manifest.splits[key][shard].samples)
-    faults += [fault for key in data.manifest.splits for fault in verify_columns(data, key)]
+            advance(splits[key][k].samples)
+    faults += [fault for key in splits for fault in verify_columns(data, key)]
     for fault in faults:
         print(f"{fault.shard}{' ' + fault.key if fault.key else ''}: {fault.reason}")
     if faults:
-        print(
-            f"{len(faults)} fault{'s' * (len(faults) != 1)} in {total:,} samples", file=sys.stderr
-        )
+        plural = "s" * (len(faults) != 1)
+        print(f"{len(faults)} fault{plural} in {total:,} samples", file=sys.stderr)
         raise typer.Exit(1)
     print(f"{folder}: {total} samples in {len(jobs)} shards are good")
     after_a_look(folder)
 
 
-@app.command(epilog="Example: sslpipe shards show out/photos --split test --out samples.png")
+@documented(app, epilog="Example: sslpipe shards show out/photos --split test --out samples.png")
 def show(
     folder: DataSet,
-    split: Annotated[str, option("The split to show.")] = "train",
-    out: Annotated[Path, option("The PNG to write.")] = Path("samples.png"),
-    count: Annotated[int, option("Number of samples, chosen at random.", min=1)] = 48,
+    split: str = "train",
+    out: Path = Path("samples.png"),
+    count: Annotated[int, option(min=1)] = 48,
     ids: Ids = None,
-    columns: Annotated[int, option("Pictures per row.", min=1)] = 8,
-    seed: Annotated[int, option("For the choice.", min=0, max=MOST_SEED)] = 0,
-    all_channels: Annotated[
-        bool, option("Each sample as a strip of its channels in grey.", "--all-channels")
-    ] = False,
+    columns: Annotated[int, option(min=1)] = 8,
+    seed: Seed = 0,
+    all_channels: Annotated[bool, option("", "--all-channels")] = False,
 ) -> None:
     """Draw samples with their classes, sizes, ids and keys; with --ids, also print them.
 
     - `sslpipe shards show out/mydata --split test --out test.png`
     - `sslpipe shards show out/mydata --ids 469,523`
+
+    Args:
+        split: The split to show.
+        out: The PNG to write.
+        count: Number of samples, chosen at random.
+        columns: Pictures per row.
+        seed: For the choice.
+        all_channels: Each sample as a strip of its channels in grey.
     """
     wanted = parse_ids(ids)
     data = open_data(folder)
     check_picture(out)
 
-    from sslpipe.sharding.show import (
-        channel_rows,
-        choose_ids,
-        sample_lines,
-        sample_sheet,
-        save_sheet,
-    )
+    from sslpipe.sharding import show
 
-    sheet = sample_sheet(
+    sheet = show.sample_sheet(
         data, split, count=count, columns=columns, seed=seed, ids=wanted, all_channels=all_channels
     )
-    save_sheet(sheet, out)
-    for line in sample_lines(data, split, sorted({*wanted}) if wanted else []):
+    show.save_sheet(sheet, out)
+    for line in show.sample_lines(data, split, sorted({*wanted}) if wanted else []):
         print(line)
-    chosen = choose_ids(data.split(split), wanted, count=count, seed=seed)
-    for name, text in channel_rows(data, split, chosen):
+    chosen = show.choose_ids(data.split(split), wanted, count=count, seed=seed)
+    for name, text in show.channel_rows(data, split, chosen):
         print(f"{name}: {text}")
     print(out)
     if not wanted:  # else who asks for some samples is in the middle of something else
@@ -402,13 +395,10 @@ def stats(
 
 
 def _print_summary(folder: Path, manifest: "Manifest") -> None:
-    rows = [
-        [
-            *(key, str(sum(shard.samples for shard in shards)), str(len(shards))),
-            f"{sum(shard.bytes for shard in shards) / 1e6:.1f}",
-        ]
-        for key, shards in manifest.splits.items()
-    ]
+    rows = []
+    for key, shards in manifest.splits.items():
+        samples, size = (sum(getattr(s, unit) for s in shards) for unit in ("samples", "bytes"))
+        rows.append([key, str(samples), str(len(shards)), f"{size / 1e6:.1f}"])
     Console().print(text_table(("split", "samples", "shards", "MB"), rows))
     print(f"{folder / 'dataset.json'}: {len(manifest.classes) or 'no'} classes")
     names = [*manifest.splits]

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import typer
 from rich.console import Console
 
-from sslpipe.cli.embed import features_metadata
 from sslpipe.cli.suite_tables import print_suite
 from sslpipe.cli.terminal import progress, report_bad, say, show
 from sslpipe.curate.leaks import Leaks
@@ -33,7 +32,7 @@ from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.evaluation.protocols import Pair
 from sslpipe.evaluation.suite_file import own_name
 from sslpipe.evaluation.verdict import BASELINES, unfinished
-from sslpipe.export.load import FrozenBackbone, checkpoint_metadata, load_backbone
+from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.portable import make_folder
 from sslpipe.recipe.shortened import shortened_note
 
@@ -96,10 +95,7 @@ def on_device(pair: Pair | Callable[[], Pair], device: str) -> Pair | Callable[[
     def moved(made: Pair) -> Pair:
         return made[0].to(device), made[1].to(device)
 
-    if callable(pair):
-        make = pair
-        return lambda: moved(make())
-    return moved(pair)
+    return (lambda: moved(pair())) if callable(pair) else moved(pair)
 
 
 class Other(NamedTuple):
@@ -134,13 +130,8 @@ def load_compared(
 ) -> Compared:
     """Load the networks of --against, and the weights that the model's own training started from.
 
-    Those are one of --against with the recorded sha256, or what the run keeps in RUN/init.
-
-    Args:
-        sources: As `load_backbone` takes them.
-        model: The run or export.
-        backbone: What was loaded of it.
-        taken: Names that rows of eval.json have already.
+    Those are one of --against with the recorded sha256, or what the run keeps in RUN/init. `taken`
+    are names that rows of eval.json have already.
 
     Raises:
         UserError: One of --against is given twice, or cannot be loaded.
@@ -205,19 +196,12 @@ def embed_model(
     """Embed both splits by a model; what it has to beat and other networks when their turn comes.
 
     Without a seed there is no baseline of random weights. `left_out` gets a sentence on pixels that
-    are too many.
-    options: batch_size, num_workers and device of `embed`.
+    are too many. options: batch_size, num_workers and device of `embed`.
     """
     config = backbone.config
-    untrained = None
-    if untrained_seed is not None:
-        untrained = random_backbone(config.backbone, config.crop_px, untrained_seed)
     options |= {"on_bad": report_bad}
-    saved = {}
-    for split in splits:
-        rows = _features_of_the_run(model, backbone, index, split, **options)
-        if rows is not None:
-            saved[split.name] = rows
+    kept = {each.name: _kept_features(model, backbone, index, each, **options) for each in splits}
+    saved = {name: rows for name, rows in kept.items() if rows is not None}
     own: dict[str, Any] = {"view": backbone.view, "canvas_px": backbone.view.canvas_px, **options}
     own |= {"splits": splits, "progress": progress}
     names = ("ssl", *BASELINES, *(other.name for other in compared.others))
@@ -226,25 +210,22 @@ def embed_model(
     # the start first: each is embedded when its turn comes
     for other in sorted(compared.others, key=lambda other: other.name != compared.start):
         sets[other.name] = partial(embed_other, other, splits, **options)
-    if untrained is not None:
+    if untrained_seed is not None:
+        untrained = random_backbone(config.backbone, config.crop_px, untrained_seed)
         sets["random"] = partial(embed_pair, "random", untrained, **own)
     sets["pixels"] = partial(embed_pixels, **own, left_out=left_out)
     return sets
 
 
-def _features_of_the_run(
-    model: Path,
-    backbone: FrozenBackbone,
-    index: DatasetIndex,
-    split: Split,
-    **options: Any,
+def _kept_features(
+    model: Path, backbone: FrozenBackbone, index: DatasetIndex, split: Split, **options: Any
 ) -> Embeddings | None:
     """Read RUN/features/SPLIT where it is just what would be embedded now; None where it is not.
 
     A file that is not there is written, if it is not too large: `report` and `search` read it.
     """
     file, canvas_px = model / "features" / f"{split.name}.safetensors", backbone.view.canvas_px
-    facts = features_metadata(backbone, backbone.view, index, split.name)
+    facts = backbone.features_metadata(backbone.view, index, split.name)
     writable = (model / "recipe.json").is_file() and os.access(model, os.W_OK)
     small = len(split) * backbone.num_features * 4 <= MOST_KEPT_BYTES
     if writable and small and not file.exists():
@@ -266,15 +247,10 @@ def _features_of_the_run(
 
 
 def model_metadata(
-    backbone: FrozenBackbone,
-    index: DatasetIndex,
-    names: tuple[str, str],
-    others: Sequence[Other],
+    backbone: FrozenBackbone, index: DatasetIndex, names: tuple[str, str], others: Sequence[Other]
 ) -> dict[str, Any]:
     """Return what eval.json says of where the features come from: weights, view, data."""
-    config = backbone.config
-    trained = config.facts.get("recipe")
-    recipe = trained if isinstance(trained, dict) else {}
+    config, recipe = backbone.config, _table(backbone.config.facts, "recipe")
     note = shortened_note(recipe)
     return {
         "name": config.facts.get("name", ""),
@@ -283,7 +259,7 @@ def model_metadata(
         "view": backbone.view.config(),
         "canvas_px": backbone.view.canvas_px,
         **data_metadata(index, names[1]),
-        **checkpoint_metadata(backbone),
+        **backbone.checkpoint_metadata,
         **{key: config.facts[key] for key in ("step", "checkpoint_reason") if key in config.facts},
         **({"steps": recipe["steps"]} if "steps" in recipe else {}),
         **({"shortened": note} if note else {}),

@@ -86,14 +86,20 @@ def say_once(text: str) -> None:
         say(text)
 
 
-def say_weights(model: "FrozenBackbone") -> None:
-    """Say which weights of a run were chosen; nothing of its newest trained ones."""
+def load_model(
+    source: str | Path, checkpoint: str | None, weights: Any, **options: Any
+) -> "FrozenBackbone":
+    """Load a backbone; say which weights of a run were chosen, unless its newest trained ones."""
+    from sslpipe.export.load import load_backbone
+
+    model = load_backbone(source, checkpoint=checkpoint, weights=weights, **options)
     facts = model.config.facts
     if {"checkpoint", "weights", "checkpoint_reason"} & {*facts}:
         kind = "averaged (optim.ema)" if facts.get("weights") == "ema" else "trained"
         name = facts.get("checkpoint", "the newest checkpoint")
         reason = f"; {facts['checkpoint_reason']}" if "checkpoint_reason" in facts else ""
         say_once(f"weights: {name} of {facts.get('name')}, {kind}{reason}")
+    return model
 
 
 def report_bad(sample: "Quarantined") -> None:

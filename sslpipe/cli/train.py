@@ -1,6 +1,7 @@
-"""`sslpipe check`, `train`, `preview`, `status` and `runs`."""
+"""`sslpipe check`, `train`, `preview`, `status`, `runs` and `slurm`."""
 
 import json
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -9,30 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from sslpipe.cli.inputs import (
-    check_folder,
-    check_model,
-    check_picture,
-    check_run,
-    load_recipe_or_run,
-    open_data,
-    parse_ids,
-    recorded_in,
-)
-from sslpipe.cli.next_step import after_train, new_run_dir, say_next, training
-from sslpipe.cli.options import (
-    Checkpoint,
-    Data,
-    Ids,
-    Init,
-    Overrides,
-    RecipeOrRun,
-    RecipePath,
-    Weights,
-    argument,
-    documented,
-    option,
-)
+from sslpipe.cli import inputs
+from sslpipe.cli import options as opt
+from sslpipe.cli.next_step import after_train, new_run_dir, plugin_words, say_next, training
 from sslpipe.cli.terminal import console, new_app, say_once, show, text_table, working
 from sslpipe.errors import UserError, one_line
 
@@ -48,7 +28,7 @@ def _explain(key: str | None) -> None:
         raise typer.Exit
 
 
-@documented(
+@opt.documented(
     app,
     epilog="Examples: sslpipe check recipe.toml --data out/photos/dataset.json data.batch_size=512 "
     "| sslpipe check finetune.toml --data out/photos/dataset.json --init runs/photos | "
@@ -56,16 +36,18 @@ def _explain(key: str | None) -> None:
     "sslpipe check recipe.toml --data out/photos/dataset.json --within 3600",
 )
 def check(
-    recipe: RecipeOrRun,
-    overrides: Overrides = None,
+    recipe: opt.RecipeOrRun,
+    overrides: opt.Overrides = None,
     data: str | None = None,
-    init: Init = None,
-    checkpoint: Checkpoint = None,
-    weights: Weights = None,
-    explain: Annotated[str | None, option(is_eager=True, callback=_explain, metavar="KEY")] = None,
-    within: Annotated[float | None, option(min=1, metavar="SECONDS")] = None,
-    whole_within: Annotated[float | None, option(min=1, metavar="SECONDS")] = None,
-    timed_by: Annotated[Path | None, option(metavar="RUN")] = None,
+    init: opt.Init = None,
+    checkpoint: opt.Checkpoint = None,
+    weights: opt.Weights = None,
+    explain: Annotated[
+        str | None, opt.option(is_eager=True, callback=_explain, metavar="KEY")
+    ] = None,
+    within: Annotated[float | None, opt.option(min=1, metavar="SECONDS")] = None,
+    whole_within: Annotated[float | None, opt.option(min=1, metavar="SECONDS")] = None,
+    timed_by: Annotated[Path | None, opt.option(metavar="RUN")] = None,
 ) -> None:
     """Validate a recipe without training; print its settings and sizes.
 
@@ -80,19 +62,19 @@ def check(
         timed_by: For --within: a run of a few steps on this machine, to time a step by its log.
             Default: a rough estimate.
     """
-    loaded = load_recipe_or_run(recipe, overrides or [])
-    run_dir = recorded_in(recipe)
+    loaded = inputs.load_recipe_or_run(recipe, overrides or [])
+    run_dir = inputs.recorded_in(recipe)
     if run_dir is not None and init is None and (run_dir / "init").is_dir():
         init = str(run_dir / "init")  # what it started from
-    index = open_data(data) if data else None
+    index = inputs.open_data(data) if data else None
     if index is not None:
         index.split(loaded.data.split)  # an unknown one is refused
-    check_model(init)
+    inputs.check_model(init)
     for name, value in (("--timed-by", timed_by), ("--whole-within", whole_within)):
         if value is not None and within is None:
             raise UserError(f"{name} is for --within; give both")
     if timed_by is not None:
-        check_run(timed_by)
+        inputs.check_run(timed_by)
 
     from sslpipe.check import check_recipe, check_within
     from sslpipe.export.initial import open_init
@@ -127,7 +109,7 @@ def check(
         say_next("train", *words, "--run-dir", new_run_dir(loaded.name))
 
 
-@documented(
+@opt.documented(
     app,
     epilog="Examples: sslpipe train recipe.toml --data out/photos/dataset.json --run-dir "
     "runs/photos | accelerate launch --multi_gpu --num_processes 2 --mixed_precision no -m sslpipe "
@@ -135,23 +117,15 @@ def check(
     "finetune.toml --init runs/photos --data out/photos/dataset.json --run-dir runs/tuned",
 )
 def train(
-    recipe: RecipePath,
-    overrides: Overrides = None,
-    data: Data = ...,  # type: ignore[assignment]
-    run_dir: Annotated[
-        Path, option("The run's folder; if it holds an unfinished run, that run resumes.")
-    ] = ...,  # type: ignore[assignment]
-    init: Init = None,
-    checkpoint: Checkpoint = None,
-    weights: Weights = None,
-    allow_pipe: Annotated[
-        bool,
-        option(
-            "Run the shell commands of shards named `pipe:COMMAND`. Only for data that you trust; "
-            "a recipe cannot allow it.",
-            "--allow-pipe",
-        ),
-    ] = False,
+    recipe: opt.RecipePath,
+    overrides: opt.Overrides = None,
+    *,
+    data: opt.Data,
+    run_dir: Annotated[Path, opt.option()],
+    init: opt.Init = None,
+    checkpoint: opt.Checkpoint = None,
+    weights: opt.Weights = None,
+    allow_pipe: Annotated[bool, opt.option("", "--allow-pipe")] = False,
 ) -> None:
     """Pretrain or fine-tune, as the recipe says; or resume.
 
@@ -161,6 +135,11 @@ def train(
     Ctrl-C, SIGTERM, SIGUSR1 and similar signals save a checkpoint and stop. The exit status is 0
     only when the run is complete; else 128 + the signal (130 after Ctrl-C), or 143 after a stop
     file.
+
+    Args:
+        run_dir: The run's folder; if it holds an unfinished run, that run resumes.
+        allow_pipe: Run the shell commands of shards named `pipe:COMMAND`. Only for data that you
+            trust; a recipe cannot allow it.
     """
     from sslpipe.recipe import load_recipe
     from sslpipe.recipe.shortened import shortened_note
@@ -169,10 +148,10 @@ def train(
 
     with made_with(plugins_of(run_dir)):
         loaded = load_recipe(recipe, overrides or [])
-    index = open_data(data, loaded.data.split, allow_pipe=allow_pipe)
-    check_folder(run_dir, "--run-dir")
+    index = inputs.open_data(data, loaded.data.split, allow_pipe=allow_pipe)
+    inputs.check_folder(run_dir, "--run-dir")
     if not (run_dir / "init").is_dir():  # else the run keeps its own
-        check_model(init)
+        inputs.check_model(init)
     if note := shortened_note(loaded.model_dump()):
         say_once(note)
 
@@ -187,30 +166,34 @@ def train(
     after_train(run_dir, data, index)
 
 
-@documented(
+@opt.documented(
     app,
     epilog="Example: sslpipe preview recipe.toml --data out/photos/dataset.json --out views.png",
 )
 def preview(
-    recipe: RecipeOrRun,
-    overrides: Overrides = None,
-    data: Data = ...,  # type: ignore[assignment]
-    out: Annotated[Path, option("The PNG to write.")] = Path("views.png"),
-    images: Annotated[int, option("Number of images.", min=1)] = 8,
-    ids: Ids = None,
-    epoch: Annotated[
-        int | None, option("Show this epoch's views. Default: epochs 0 and 1.", min=0)
-    ] = None,
+    recipe: opt.RecipeOrRun,
+    overrides: opt.Overrides = None,
+    *,
+    data: opt.Data,
+    out: Path = Path("views.png"),
+    images: Annotated[int, opt.option(min=1)] = 8,
+    ids: opt.Ids = None,
+    epoch: Annotated[int | None, opt.option(min=0)] = None,
 ) -> None:
     """Draw images beside the views that training makes of them.
 
     Given a run, the views are the ones it was trained on. The parameters stand beside each view;
     the id, key and class of each image are printed.
+
+    Args:
+        out: The PNG to write.
+        images: Number of images.
+        epoch: Show this epoch's views. Default: epochs 0 and 1.
     """
-    chosen = parse_ids(ids)
-    loaded = load_recipe_or_run(recipe, overrides or [])
-    index = open_data(data, loaded.data.split)
-    check_picture(out)
+    chosen = inputs.parse_ids(ids)
+    loaded = inputs.load_recipe_or_run(recipe, overrides or [])
+    index = inputs.open_data(data, loaded.data.split)
+    inputs.check_picture(out)
 
     from sslpipe.run.preview import preview_recipe
     from sslpipe.sharding.show import sample_lines, save_sheet
@@ -220,7 +203,7 @@ def preview(
     for line in sample_lines(index, loaded.data.split, drawn):
         print(line)
     show(f"{len(drawn)} images and their views: {out}")
-    if run_dir := recorded_in(recipe):
+    if run_dir := inputs.recorded_in(recipe):
         say_next("status", run_dir)
     else:
         say_next("train", *training(recipe, overrides, data), "--run-dir", new_run_dir(loaded.name))
@@ -228,17 +211,17 @@ def preview(
 
 @app.command(epilog="Examples: sslpipe status runs/photos | sslpipe status runs/photos --follow")
 def status(
-    run: Annotated[Path, argument("A run directory, of pretraining or fine-tuning.")],
-    as_json: Annotated[bool, option("Print JSON, for programs.", "--json")] = False,
+    run: Annotated[Path, opt.argument("A run directory, of pretraining or fine-tuning.")],
+    as_json: Annotated[bool, opt.option("Print JSON, for programs.", "--json")] = False,
     follow: Annotated[
-        bool, option("Draw learning curves, until the run has ended or Ctrl-C.", "--follow")
+        bool, opt.option("Draw learning curves, until the run has ended or Ctrl-C.", "--follow")
     ] = False,
 ) -> None:
     """Show the state of a run, from its directory alone.
 
     Progress, speed, time left, health, bad samples, last checkpoint, and each process.
     """
-    check_run(run)
+    inputs.check_run(run)
     if follow and as_json:
         raise UserError("--follow draws for people, and --json is for programs; leave one out")
 
@@ -269,11 +252,8 @@ def _follow(run: Path) -> None:
             nonlocal last
             if summary["step"] != last:
                 last = summary["step"]
-                values = {name: each[-1] for name, each in watch.curves(run).items()}
-                cells = [f"step {last} of {summary['steps']}"]
-                show(
-                    ", ".join([*cells, *(f"{name} {value:.4g}" for name, value in values.items())])
-                )
+                values = [f"{name} {each[-1]:.4g}" for name, each in watch.curves(run).items()]
+                show(", ".join([f"step {last} of {summary['steps']}", *values]))
 
         show(watch.picture(watch.follow(run, tell)))
         return
@@ -283,8 +263,8 @@ def _follow(run: Path) -> None:
 
 @app.command(epilog="Examples: sslpipe runs runs | sslpipe runs runs --json")
 def runs(
-    folder: Annotated[Path, argument("A folder with runs in it, at any depth.")],
-    as_json: Annotated[bool, option("Print JSON, for programs.", "--json")] = False,
+    folder: Annotated[Path, opt.argument("A folder with runs in it, at any depth.")],
+    as_json: Annotated[bool, opt.option("Print JSON, for programs.", "--json")] = False,
 ) -> None:
     """List the runs under a folder: recipe, steps, best number, disk.
 
@@ -300,20 +280,88 @@ def runs(
     if as_json:
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
         return
-    rows = [
-        (
-            each["run"],
-            str(each["recipe"] or "-"),
-            each["state"],
-            "-" if each["steps"] is None else f"{each['step']} of {each['steps']}",
-            "-" if each["best"] is None else f"{each['best_of']} {each['best']:.4g}",
-            f"{each['bytes'] / 1e6:.1f} MB",
-        )
-        for each in found
-    ]
+    rows = []
+    for each in found:
+        step = "-" if each["steps"] is None else f"{each['step']} of {each['steps']}"
+        best = "-" if each["best"] is None else f"{each['best_of']} {each['best']:.4g}"
+        size = f"{each['bytes'] / 1e6:.1f} MB"
+        rows.append((each["run"], str(each["recipe"] or "-"), each["state"], step, best, size))
     show(text_table(("run", "recipe", "state", "steps", "best", "disk"), rows, left=3))
     for each in found:
         if each["state"] == "damaged":
             show(one_line(each["detail"]))
         for path, size in each["deletable"].items():
             show(f"may be deleted: {one_line(path)} ({size / 1e6:.1f} MB)")
+
+
+Positive = Annotated[int, opt.option(min=1)]
+
+
+@opt.documented(
+    app,
+    epilog="Examples: sslpipe slurm recipe.toml --data /data/dataset.json --run-dir runs/photos "
+    "--nodes 4 --gpus-per-node 8 --time 24:00:00 --submit | sslpipe slurm finetune.toml --data "
+    "/data/dataset.json --run-dir runs/tuned --init runs/photos --option partition=gpu",
+)
+def slurm(
+    recipe: opt.RecipePath,
+    overrides: opt.Overrides = None,
+    *,
+    data: opt.Data,
+    run_dir: Annotated[Path, opt.option()],
+    init: opt.Init = None,
+    nodes: Positive = 1,
+    gpus_per_node: Annotated[int, opt.option(min=0)] = 0,
+    cpu_processes: Positive = 1,
+    time: str | None = None,
+    warn_s: Positive = 120,
+    job_name: Annotated[str | None, opt.option(show_default="the recipe's name")] = None,
+    option: list[str] | None = None,
+    site: Path | None = None,
+    submit: bool = False,
+) -> None:
+    """Print the SLURM batch script of a training, or submit it.
+
+    The script needs this Python environment and no other file. At the time limit and on preemption
+    the job saves a checkpoint and requeues itself.
+
+    Args:
+        run_dir: Where the run lives.
+        nodes: Number of nodes.
+        gpus_per_node: 0: train on CPUs.
+        cpu_processes: Per node, without GPUs.
+        time: Time limit of one start, such as 24:00:00.
+        warn_s: Save this many seconds before the limit.
+        option: Another option of sbatch, such as partition=gpu; repeatable.
+        site: A shell file to include, for modules, network or containers.
+        submit: Submit the script instead of printing it.
+    """
+    from sslpipe.recipe import Recipe, load_recipe
+    from sslpipe.run.batch_script import batch_script
+    from sslpipe.run.launcher import check_streams
+
+    loaded = load_recipe(recipe, overrides or [])
+    if isinstance(loaded, Recipe):
+        check_streams(loaded.data.num_streams, nodes * (gpus_per_node or cpu_processes))
+    options = {
+        "job-name": job_name or loaded.name,
+        "nodes": str(nodes),
+        "signal": f"B:USR1@{warn_s}",
+        **({"gpus-per-node": str(gpus_per_node)} if gpus_per_node else {}),
+        **({"time": time} if time else {}),
+        **{name: value for name, _, value in (each.partition("=") for each in option or ())},
+    }
+    words = [str(recipe), "--data", data, "--run-dir", str(run_dir), *plugin_words()]
+    words += [*([] if init is None else ["--init", init]), *(overrides or [])]
+    text = batch_script(options, words, {"SSLPIPE_CPU_PROCESSES": str(cpu_processes)}, site)
+    if not submit:
+        sys.stdout.write(text)
+        return
+    try:
+        done = subprocess.run(["sbatch"], input=text, text=True, capture_output=True)
+    except FileNotFoundError:
+        raise UserError("no sbatch on this machine; run this on a login node") from None
+    if done.returncode:
+        raise UserError(f"sbatch refused the job: {done.stderr.strip()}")
+    show(done.stdout.strip())
+    say_next("status", run_dir, when=" when the job runs")

@@ -53,8 +53,7 @@ def load_candidate(source: str, taken: Collection[Candidate], device: str) -> Ca
     """Load a candidate and take its time.
 
     Raises:
-        UserError: It cannot be read, takes no images of this size, is whitened, or is one of
-            `taken` again.
+        UserError: It cannot be read, takes no images of this size, is whitened, or `taken` already.
     """
     model = load_backbone(source)
     if model.whitening is not None:
@@ -127,18 +126,10 @@ def embed_kept(
     say: Callable[[str], None],
     **options: Any,
 ) -> tuple[Embeddings, str]:
-    """Embed images by a candidate, or read the features that an earlier call kept in `folder`.
+    """Embed sorted ids by a candidate, or read the features that an earlier call kept in `folder`.
 
-    Args:
-        one: The network.
-        view: Its own, or `CornerViews` of it.
-        index: The data set.
-        split: Of it.
-        ids: (n,) the samples, sorted.
-        folder: Has a file for all that decides the features, whose hash is returned, too.
-        progress: Makes the progress bar.
-        say: Called where a kept file is damaged; it is made anew.
-        options: batch_size, num_workers, device and on_bad of `embed`.
+    `view` is its own, or `CornerViews` of it; `say` is called where a kept file is damaged, which
+    is made anew; options are those of `embed`. Also returns the hash of all that decides the rows.
     """
     identity = {
         "backbone_sha256": one.model.config.weights_sha256,

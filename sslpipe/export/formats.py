@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from sslpipe.export.load import SSLPIPE_KEY, FrozenBackbone
 from sslpipe.export.model_card import hub_card, model_card
 from sslpipe.models.backbones import is_timm_vit
-from sslpipe.recipe.base import Component
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # the extra `onnx`
 ONNX_OPSET = 20
@@ -60,18 +59,17 @@ def _write_tensors(module: nn.Module, path: Path) -> Path:
 
 def _extra_layers(model: FrozenBackbone, theirs: str) -> str | None:
     """Name what a backbone has that its library's network has not, if any."""
-    backbone = model.backbone
-    if not model.image_type.is_rgb8:
-        return f"it takes images of {model.image_type}, and {theirs} 8-bit RGB"
-    if backbone.embedding is not None:
-        return f"it has an embedding layer of {model.num_features} behind the network's features"
-    if backbone.normalize:
-        return "its features are normalised to length 1"
-    if backbone.pool != "avg":
-        return f"it has backbone.pool = {backbone.pool!r}, and that library averages"
-    if backbone.stem not in (None, "imagenet"):
-        return f"this backbone has the small-image stem {backbone.stem!r}, which {theirs} has not"
-    return None
+    own, taken = model.backbone, model.image_type
+    pool, stem = own.pool, own.stem
+    layer = f"it has an embedding layer of {model.num_features} behind the network's features"
+    extra = (
+        (not taken.is_rgb8, f"it takes images of {taken}, and {theirs} 8-bit RGB"),
+        (own.embedding is not None, layer),
+        (own.normalize, "its features are normalised to length 1"),
+        (pool != "avg", f"it has backbone.pool = {pool!r}, and that library averages"),
+        (stem not in (None, "imagenet"), f"its small-image stem {stem!r} is none of {theirs}"),
+    )
+    return next((text for has, text in extra if has), None)
 
 
 def _refuses_torchvision(model: FrozenBackbone) -> str | None:
@@ -104,19 +102,12 @@ def _refuses_timm(model: FrozenBackbone) -> str | None:
     bases = {f"{each.__module__}.{each.__name__}" for each in type(model.backbone.network).__mro__}
     if family != "timm" and "torchvision.models.resnet.ResNet" not in bases:
         return f"a {kind!r} backbone is none of timm's, nor a ResNet, whose keys it shares"
-    component = model.config.backbone
-    said = ", ".join(f"{key} = {component.arguments[key]:g}" for key in sorted(_untold(component)))
+    # epsilons are set after timm has built its network
+    keys = ["head_norm_eps"] * (family == "timm")
+    keys += ["norm_eps"] * (family == "timm" and is_timm_vit(architecture))
+    told = model.config.backbone.arguments
+    said = ", ".join(f"{key} = {told[key]:g}" for key in keys if key in told)
     return f"this backbone has {said}, which no config.json can tell timm" if said else None
-
-
-def _untold(component: Component) -> set[str]:
-    """Name the arguments of a timm network that are set after timm has built it: epsilons."""
-    if not component.kind.startswith("timm/"):
-        return set()
-    keys = {"head_norm_eps"}
-    if is_timm_vit(component.kind.removeprefix("timm/")):
-        keys.add("norm_eps")
-    return keys & component.arguments.keys()
 
 
 def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
@@ -167,10 +158,6 @@ def _write_hub_folder(model: FrozenBackbone, folder: Path, by_timm: bool) -> Pat
     return folder
 
 
-def _write_timm(model: FrozenBackbone, folder: Path) -> Path:
-    return _write_hub_folder(model, folder / "timm", by_timm=True)
-
-
 def _write_hf(model: FrozenBackbone, folder: Path) -> Path:
     by_timm = _refuses_timm(model) is None
     path = _write_hub_folder(model, folder / "hf", by_timm)
@@ -189,10 +176,6 @@ def _refuses_onnx(model: FrozenBackbone) -> str | None:
     if size > MOST_ONNX_BYTES:
         return f"{size / 1e9:.1f} GB of weights are more than the 2 GB of an ONNX file"
     return None
-
-
-def _write_onnx(model: FrozenBackbone, folder: Path) -> Path:
-    return save_onnx(onnx_graph(model, model.backbone), folder / "model.onnx")
 
 
 def onnx_graph(model: FrozenBackbone, network: nn.Module) -> Any:
@@ -281,8 +264,16 @@ def _free_batch() -> dict[str, dict[int, Any]]:
 FORMATS: dict[str, Format] = {
     "safetensors": Format(_write_safetensors, USAGE["safetensors"]),
     "torchvision": Format(_write_torchvision, USAGE["torchvision"], _refuses_torchvision),
-    "timm": Format(_write_timm, USAGE["timm"], _refuses_timm),
-    "onnx": Format(_write_onnx, USAGE["onnx"], _refuses_onnx),
+    "timm": Format(
+        lambda model, folder: _write_hub_folder(model, folder / "timm", by_timm=True),
+        USAGE["timm"],
+        _refuses_timm,
+    ),
+    "onnx": Format(
+        lambda model, folder: save_onnx(onnx_graph(model, model.backbone), folder / "model.onnx"),
+        USAGE["onnx"],
+        _refuses_onnx,
+    ),
     "pt2": Format(_write_pt2, USAGE["pt2"]),
     "hf": Format(_write_hf, USAGE["hf"]),
 }

@@ -22,22 +22,16 @@ _PROOF_SIDES = ((1, 1), (0.6, 0.8), (2.3, 1.7), (1.1, 3.1), (5.05, 4.95))
 
 def check_front(files: Iterable[str], view: EvalView, image_type: ImageType) -> None:
     """Raise ExportError where formats have no ONNX file, or a file cannot make this view."""
+    kind = "of several networks" if isinstance(view, JoinedView) else f"of {view.crops} crops"
     if not any(name.startswith("onnx") for name in files):
-        raise ExportError(
-            "preprocessing fits into ONNX files only; add a format (--format onnx), or leave "
-            "--with-preprocessing out"
-        )
-    if not image_type.is_rgb8:
-        raise ExportError(
-            "an ONNX file with preprocessing takes 8-bit RGB, and the network was trained on "
-            f"{image_type}; leave --with-preprocessing out"
-        )
-    if isinstance(view, JoinedView) or view.crops != "center":
-        kind = "of several networks" if isinstance(view, JoinedView) else f"of {view.crops} crops"
-        raise ExportError(
-            f"this view is {kind}, and an ONNX file makes one central crop of an image; leave "
-            "--with-preprocessing out"
-        )
+        why = "preprocessing fits into ONNX files only; add a format (--format onnx), or"
+    elif not image_type.is_rgb8:
+        why = f"an ONNX file with preprocessing takes 8-bit RGB, and not {image_type};"
+    elif kind != "of center crops":
+        why = f"this view is {kind}, and an ONNX file makes one central crop of an image;"
+    else:
+        return
+    raise ExportError(f"{why} leave --with-preprocessing out")
 
 
 def front_usage(file: str) -> str:

@@ -18,7 +18,7 @@ from sslpipe.data.index import DatasetIndex
 from sslpipe.distributed import agree
 from sslpipe.errors import RecipeError, UserError, WeightsError
 from sslpipe.export.formats import FORMATS
-from sslpipe.export.load import FrozenBackbone, freeze, load_backbone
+from sslpipe.export.load import FrozenBackbone, freeze, load_backbone, normalisation
 from sslpipe.export.model_card import sha256_sums
 from sslpipe.models.backbones import JOIN, ONNX, RGB_CHANNELS, Backbone, build_backbone
 from sslpipe.models.channels import adapt_kernels, first_convolution
@@ -31,6 +31,9 @@ from sslpipe.weights.fit import fit_tensors
 RecipeT = TypeVar("RecipeT", Recipe, FinetuneRecipe)
 
 KEPT = "init"  # folder of a run directory
+# settings of [tune] for a run that starts from weights, of either kind
+_OF_WEIGHTS = ("projector_first_steps", "ramp_steps", "l2_to_init", "eval_crop_px")
+_TUNED = ("last_blocks", "layer_decay", "backbone_lr", "batchnorm")  # a fine-tuning has them, too
 
 
 def open_init(
@@ -46,12 +49,12 @@ def open_init(
     Args:
         recipe: Its views count; its [backbone], where weights of another program fit it.
         source: What `load_backbone` takes, or what is loaded already.
-        checkpoint: As in `load_backbone`; only with a run directory.
-        weights: As in `load_backbone`; only with a run directory.
+        checkpoint: As in `load_backbone`.
+        weights: As in `load_backbone`.
         run_dir: Of the run: once it keeps its start, that source is read no more.
 
     Raises:
-        UserError: There is no run directory for `checkpoint` or `weights`, or as `load_backbone`.
+        UserError: As `load_backbone`.
     """
     if not isinstance(source, str | Path):
         for option, value in (("--checkpoint", checkpoint), ("--weights", weights)):
@@ -92,12 +95,9 @@ def open_init(
 def keep_init(
     run_dir: Path, init_from: FrozenBackbone | None, *, is_main: bool
 ) -> FrozenBackbone | None:
-    """Return the weights in RUN/init; else `init_from`, which rank 0 keeps there. Collective.
+    """Return the weights in RUN/init; else those named, which rank 0 keeps there. Collective.
 
-    Args:
-        run_dir: The run directory, its lock held.
-        init_from: The weights that the command names, if any.
-        is_main: Whether this rank writes.
+    The lock of the run is held.
 
     Raises:
         UserError: RUN/init holds others, from which checkpoints came, is damaged, or cannot be
@@ -143,11 +143,10 @@ def keep_init(
 def fit_channels(
     init_from: FrozenBackbone | None, index: DatasetIndex | None
 ) -> FrozenBackbone | None:
-    """Make the first layer of RGB weights fit the channels of a data set; others stay as they are.
+    """Make the first layer of RGB weights fit the channels of a data set, by `adapt_kernels`.
 
-    The view gets the data's mean and standard deviation. See `adapt_kernels`.
-
-    Weights of others for C channels, which have no names, take data of as many, in their order.
+    The view gets the data's mean and standard deviation. Weights of others for C channels, which
+    have no names, take data of as many, in their order.
 
     Raises:
         UserError: The weights are for other channels than RGB, which are not the data's.
@@ -155,44 +154,38 @@ def fit_channels(
     if init_from is None or index is None or init_from.config.backbone.kind in (JOIN, ONNX):
         return init_from
     image_type, seen = index.image_type, init_from.backbone.channels
+    backbone, component = init_from.backbone, init_from.config.backbone
+    name, theirs = f"--init: {init_from.name}", ", ".join(image_type.channels)
     if init_from.config.image is None and seen != RGB_CHANNELS:
         if seen != len(image_type.channels):
             raise UserError(
-                f"--init: {init_from.name} sees {seen} channels, and the data have "
-                f"{len(image_type.channels)} ({', '.join(image_type.channels)}); choose {seen} by "
-                "data.channels, in the order of the weights"
+                f"{name} sees {seen} channels, and the data have {len(image_type.channels)} "
+                f"({theirs}); choose {seen} by data.channels, in the order of the weights"
             )
-        return _of_data(init_from, init_from.backbone, init_from.config.backbone, index)
-    own = init_from.image_type
-    if own.channels == image_type.channels:  # of the same depth, too: its view gets their range
-        return init_from.seeing(image_type) if own.dtype == image_type.dtype else init_from
-    if not own.is_rgb:
-        raise UserError(
-            f"--init: {init_from.name} was trained on the channels {', '.join(own.channels)}, and "
-            f"the data have {', '.join(image_type.channels)}; choose among them by data.channels"
-        )
-    component = _with_channels(init_from.config.backbone, len(image_type.channels))
-    backbone = build_backbone(component, crop_px=init_from.config.crop_px)
-    state, found = init_from.backbone.state_dict(), first_convolution(backbone.network)
-    if found is None:
-        raise UserError(
-            f"--init: {init_from.name} does not begin with a convolution, which could be fitted to "
-            f"the channels {', '.join(image_type.channels)}"
-        )
-    first = f"network.{found[0]}.weight"
-    state[first] = adapt_kernels(state[first], image_type.channels)
-    backbone.load_state_dict(state)
-    return _of_data(init_from, backbone, component, index)
-
-
-def _of_data(
-    init_from: FrozenBackbone, backbone: Backbone, component: Component, index: DatasetIndex
-) -> FrozenBackbone:
-    """Return weights whose first layer fits the data's channels, with a view for them."""
+    else:
+        own = init_from.image_type
+        if own.channels == image_type.channels:  # of the same depth, too: its view gets their range
+            return init_from.seeing(image_type) if own.dtype == image_type.dtype else init_from
+        if not own.is_rgb:
+            raise UserError(
+                f"{name} was trained on the channels {', '.join(own.channels)}, and the data have "
+                f"{theirs}; choose among them by data.channels"
+            )
+        component = _with_channels(component, len(image_type.channels))
+        backbone = build_backbone(component, crop_px=init_from.config.crop_px)
+        state, found = init_from.backbone.state_dict(), first_convolution(backbone.network)
+        if found is None:
+            raise UserError(
+                f"{name} does not begin with a convolution, which could be fitted to the channels "
+                f"{theirs}"
+            )
+        first = f"network.{found[0]}.weight"
+        state[first] = adapt_kernels(state[first], image_type.channels)
+        backbone.load_state_dict(state)
     statistics = {"mean": index.manifest.mean, "std": index.manifest.std}
     view = EvalView.from_config(init_from.view.config() | statistics)
-    facts = {"init": {**init_facts(init_from), "channels": list(index.image_type.channels)}}
-    facts = {**init_from.config.facts, **facts}
+    init = {**init_facts(init_from), "channels": list(image_type.channels)}
+    facts = {**init_from.config.facts, "init": init}
     return freeze(backbone, component, view, facts, image=index.manifest.image)
 
 
@@ -227,13 +220,8 @@ def with_init(
     """Return the recipe with backbone, hash and views of the weights that it starts from.
 
     The weights' backbone counts, not the recipe's, but for `pool`: weights fit any. Views get the
-    weights' mean, std and crop_px where [augment] does not say them and the data's are others.
-
-    Args:
-        recipe: Of either kind.
-        init_from: The weights; None: random ones of the recipe's [backbone].
-        index: The data set.
-        run_dir: The run directory: a run of an earlier version keeps the views it has.
+    weights' mean, std and crop_px where [augment] does not say them and the data's are others; a
+    run of an earlier version keeps the views it has.
 
     Raises:
         RecipeError: No backbone at all, or an override names another one, or the recipe other
@@ -245,7 +233,13 @@ def with_init(
                 "the recipe has no [backbone]; give one, or name weights to start from with --init"
             )
         component, sha256 = recipe.backbone, ""
-        _needs_init(recipe)
+        default = type(recipe.tune)()
+        for key in (*_OF_WEIGHTS, *(_TUNED if isinstance(recipe, Recipe) else ())):
+            if (value := getattr(recipe.tune, key)) != getattr(default, key):
+                raise RecipeError(
+                    f"tune.{key} = {value!r} is for a run that starts from weights; name them with "
+                    "--init, or leave it out"
+                )
     elif init_from.config.backbone.kind == JOIN:
         raise UserError(
             f"--init: {init_from.name} is a join, and a join is not trained; name one part"
@@ -281,20 +275,6 @@ def with_init(
     return fitted
 
 
-def _needs_init(recipe: Recipe | FinetuneRecipe) -> None:
-    """Raise RecipeError for a setting of [tune] that means nothing to random weights."""
-    default, tune = type(recipe.tune)(), recipe.tune
-    keys = ["projector_first_steps", "ramp_steps", "l2_to_init", "eval_crop_px"]
-    if isinstance(recipe, Recipe):  # of a fine-tuning the others do what they say
-        keys += ["last_blocks", "layer_decay", "backbone_lr", "batchnorm"]
-    for key in keys:
-        if getattr(tune, key) != getattr(default, key):
-            raise RecipeError(
-                f"tune.{key} = {getattr(tune, key)!r} is for a run that starts from weights; name "
-                "them with --init, or leave it out"
-            )
-
-
 def _takes_both_sides(component: Component, crop_px: int, eval_crop_px: int, device: str) -> bool:
     """Say whether a network for images of one size has the weights for another, and takes them."""
     try:
@@ -316,15 +296,11 @@ def _takes_both_sides(component: Component, crop_px: int, eval_crop_px: int, dev
 def backbone_note(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone | None) -> str | None:
     """Say which settings of a [backbone] as it was given the weights replace; None: none."""
     unlike = [] if init_from is None else _unlike(recipe, init_from)
-    if not unlike:
-        return None
-    if unlike[0][0] == "kind":  # the arguments of another one do not compare
+    if unlike and unlike[0][0] == "kind":  # the arguments of another one do not compare
         del unlike[1:]
     texts = [f"backbone.{key} = {present!r}, not {value!r}" for key, value, present in unlike]
-    return (
-        f"the backbone is that of the given weights: {', '.join(texts)}; the recipe's [backbone] "
-        "is for random weights"
-    )
+    said = f"the backbone is that of the given weights: {', '.join(texts)}; the recipe's [backbone]"
+    return f"{said} is for random weights" if texts else None
 
 
 def _unlike(
@@ -334,18 +310,13 @@ def _unlike(
     any_fit = {"pool"}
     if isinstance(recipe, FinetuneRecipe):  # its [embedding] says these; a record repeats them
         any_fit |= {"embedding_dim", "normalize"}
-    theirs, found = _settings(init_from.config.backbone), []
-    wanted = {} if recipe.backbone is None else _settings(recipe.backbone)
-    for key, value in wanted.items():
+    theirs, found = init_from.config.backbone.model_dump(), []
+    for key, value in ({} if recipe.backbone is None else recipe.backbone.model_dump()).items():
         present = theirs.get(key)
         same = (list(present) if isinstance(present, tuple) else present) == value
         if not same and key not in any_fit and (key, value) != ("stem", "auto"):
             found.append((key, value, present))
     return found
-
-
-def _settings(component: Component) -> dict[str, Any]:
-    return {"kind": component.kind, **component.arguments}
 
 
 def _fitted(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone) -> Component:
@@ -358,8 +329,8 @@ def _fitted(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone) -> Compo
             )
     own = {} if recipe.backbone is None else recipe.backbone.arguments
     heads = {"embedding_dim", "normalize"} - {*own}  # of a fine-tuning: the network is what counts
-    theirs = _settings(init_from.config.backbone).items()
-    tree = {key: value for key, value in theirs if key not in heads}
+    theirs = init_from.config.backbone.model_dump()
+    tree = {key: value for key, value in theirs.items() if key not in heads}
     return Component.model_validate(tree | {key: own[key] for key in ("pool",) if key in own})
 
 
@@ -385,10 +356,9 @@ def copy_weights(source: Backbone, target: Backbone, kind: str) -> None:
     Raises:
         WeightsError: The network is another one.
     """
-    state = source.network.state_dict()
+    state, own = source.network.state_dict(), target.network.state_dict()
     pooling = {key: state.pop(key) for key in list(state) if is_pooling(key)}
     fit_tensors(target, kind, state, "--init")
-    own = target.network.state_dict()
     known = {key: value for key, value in pooling.items() if key in own}
     target.network.load_state_dict(known, strict=False)
     theirs, ours = source.embedding, target.embedding
@@ -406,11 +376,7 @@ def run_view(
 
     Started from weights, it resizes as they are used to. The recipe is one of `with_init`.
     """
-    settings = recipe.augment.arguments
-    count = len(index.manifest.mean)
-    mean_std: dict[str, Any] = {"mean": (0.0,) * count, "std": (1.0,) * count}
-    if settings.get("normalize", True):
-        mean_std = {key: settings.get(key, getattr(index.manifest, key)) for key in ("mean", "std")}
+    mean_std = normalisation(recipe.augment, index.manifest.mean, index.manifest.std)
     crop_px = recipe.tune.eval_crop_px or crop_px
     if init_from is None or init_from.view.crop_px != crop_px:
         return eval_view_for(crop_px, **mean_std)

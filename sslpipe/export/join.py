@@ -18,11 +18,8 @@ from sslpipe.weights.views import scaled_resize
 def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
     """Put backbones side by side: the features of each with length 1, one after the other.
 
-    Each sees images through its own view. A network that sees two sizes is kept once.
-
-    Args:
-        models: Two or more; their weights are shared, not copied.
-        source: Names them, A+B.
+    Each sees images through its own view. A network that sees two sizes is kept once. Weights are
+    shared, not copied; `source` names them, A+B.
 
     Raises:
         UserError: One is whitened, or takes several crops, or two are one network and view;
@@ -90,8 +87,7 @@ def _same(one: FrozenBackbone, other: FrozenBackbone) -> bool:
 
 def _describe(model: FrozenBackbone) -> str:
     """Name a part in one sentence for reports and the model card."""
-    facts = model.config.facts
-    init = facts.get("init")
+    facts, init = model.config.facts, model.config.facts.get("init")
     source = init.get("source") if isinstance(init, dict) and "digest" not in facts else None
     return (
         f"{source or model.name}: {model.num_features} features of {model.view.crop_px} px, "

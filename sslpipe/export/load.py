@@ -1,5 +1,6 @@
 """Load a backbone with all it needs beside it: from an export, a run, or weights of others."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
 from sslpipe.export.join import at_size, join
 from sslpipe.export.model import Config, FrozenBackbone, freeze
-from sslpipe.models.backbones import JOIN, Backbone, JoinedBackbone, build_backbone, build_joined
+from sslpipe.models.backbones import JOIN, Backbone, build_backbone, build_joined
 from sslpipe.models.limits import check_side, within_memory
 from sslpipe.models.simclr import build_projector
 from sslpipe.models.state import module_sha256
@@ -37,16 +38,7 @@ from sslpipe.weights.hub import fetch
 from sslpipe.weights.reader import read_weights
 from sslpipe.weights.source import HUBS, parse_source
 
-__all__ = [
-    "SSLPIPE_KEY",
-    "Config",
-    "FrozenBackbone",
-    "Weights",
-    "checkpoint_metadata",
-    "freeze",
-    "load_backbone",
-    "load_run",
-]
+__all__ = ["Config", "FrozenBackbone", "Weights", "freeze"]  # of other modules
 
 # files of an export that are read here
 LOADED = ("config.json", "model.safetensors", "projector.safetensors", "whitening.safetensors")
@@ -61,6 +53,7 @@ def load_backbone(
     weights: Weights | None = None,
     component: Component | None = None,
     crop_px: int | None = None,
+    with_projector: bool | None = None,
 ) -> FrozenBackbone:
     """Load a backbone with its weights; in eval mode, on the CPU.
 
@@ -76,13 +69,15 @@ def load_backbone(
             architecture that the source names.
         crop_px: Side of the images that weights of another program will see; None: of those that
             they were trained with. An export and a run have their own.
+        with_projector: Load the projector, too; None: the one that an export has.
 
     Returns:
         The backbone; `config.facts["init"]` reports what another program's had: see
         `weights.reader.read_weights`.
 
     Raises:
-        ExportError: An export is damaged, or not what its config.json or SHA256SUMS says.
+        ExportError: An export is damaged, or not what its config.json or SHA256SUMS says; or there
+            is no projector.
         WeightsError: Weights of another program cannot be read, or do not fit the whole backbone.
         UserError: See `load_run`.
     """
@@ -100,21 +95,27 @@ def load_backbone(
         if value is not None and not is_run:
             raise UserError(f"{option} {value} is for a run directory, and {source} is none")
     if parsed.scheme == "join":
-        return join([load_backbone(part.text) for part in parsed.parts], parsed.text)
-    if parsed.scheme == "sslpipe":
-        ours = (
-            load_run(parsed.path, checkpoint=checkpoint, weights=weights)
-            if is_run
-            else _load_export(parsed.path)
-        )
-        return ours if parsed.px is None else at_size(ours, parsed.px, parsed.text)
-    px = crop_px if parsed.px is None else parsed.px
-    backbone, component, view, report = read_weights(parsed, component, px)
-    is_onnx = parsed.scheme == "onnx"
-    name = parsed.path.stem if is_onnx else component.kind.rpartition("/")[2]
-    model = freeze(backbone, component, view, {"name": name, "init": report})
-    if is_onnx:  # the module has no tensors
-        model.update_config(weights_sha256=report["sha256"])
+        model = join([load_backbone(part.text) for part in parsed.parts], parsed.text)
+    elif parsed.scheme == "sslpipe":
+        if is_run:
+            named: Any = {"checkpoint": checkpoint, "weights": weights}
+            model = load_run(parsed.path, with_projector=bool(with_projector), **named)
+        else:
+            model = _load_export(parsed.path)
+        model = model if parsed.px is None else at_size(model, parsed.px, parsed.text)
+    else:
+        px = crop_px if parsed.px is None else parsed.px
+        backbone, component, view, report = read_weights(parsed, component, px)
+        is_onnx = parsed.scheme == "onnx"
+        name = parsed.path.stem if is_onnx else component.kind.rpartition("/")[2]
+        model = freeze(backbone, component, view, {"name": name, "init": report})
+        if is_onnx:  # the module has no tensors
+            model.update_config(weights_sha256=report["sha256"])
+    if with_projector and model.projector is None:
+        raise ExportError(f"{source} has no projector to export")
+    if with_projector is False:
+        model.projector = None
+        model.update_config(projector=None, projector_sha256=None)
     return model
 
 
@@ -148,16 +149,15 @@ def _load_export(path: Path) -> FrozenBackbone:
         (backbone.network if bare else backbone).load_state_dict(tensors, strict=True)
         view = EvalView.from_config(config.view)
         check_side(f"{path}/config.json", view.resize_px)
-        if view.image_shape[0] != backbone.channels:
-            raise ExportError(
-                f"{path}/config.json: view.mean has {view.image_shape[0]} numbers, and the network "
-                f"sees {backbone.channels} channels"
-            )
-        if isinstance(backbone, JoinedBackbone) and backbone.sides != view.sides:
-            raise ExportError(
-                f"{path}/config.json: its networks see images of {backbone.sides} px, and its view "
-                f"makes {view.sides}"
-            )
+        for what, makes, sees in (
+            ("channels, by view.mean", view.image_shape[0], backbone.channels),
+            ("sides in px", view.sides, getattr(backbone, "sides", view.sides)),  # of a join
+        ):
+            if makes != sees:
+                raise ExportError(
+                    f"{path}/config.json: its view makes images of {makes} {what}, and the network "
+                    f"sees {sees}"
+                )
         whitening = None
         if config.whitening_sha256 is not None:
             whitening = load_whitening(path / "whitening.safetensors", config.whitening_sha256)
@@ -227,7 +227,7 @@ def load_run(
     """Load the backbone of a run's checkpoint: the one place that knows its files.
 
     Args:
-        run_dir: The run directory.
+        run_dir: Its folder.
         with_projector: Load the projector, too.
         checkpoint: "step-00000012", "best" or "last"; `Config.facts` names it. None: the best of a
             run whose start was a candidate (run.keep = "best"), else the newest.
@@ -254,12 +254,7 @@ def load_run(
         channels = {"channels": (image or RGB8).channels}
         views = build(AUGMENTS, recipe.augment, section="augment", fixed=channels, **own)
         crop_px = int(views.crop_px)
-        settings = recipe.augment.arguments
-        count = len(data["mean"])
-        mean_std = ((0.0,) * count, (1.0,) * count)
-        if settings.get("normalize", True):
-            mean_std = (settings.get("mean", data["mean"]), settings.get("std", data["std"]))
-        view = eval_view_for(crop_px, *mean_std)
+        view = eval_view_for(crop_px, **normalisation(recipe.augment, **own))
         if "view" in state:  # of a run that started from weights: resized as they are used to
             view = EvalView(**state["view"])
         # the weights
@@ -281,40 +276,35 @@ def load_run(
             projector.load_state_dict(_part(tensors, "projector."), strict=True)
     except (SafetensorError, RuntimeError) as error:
         raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from error
-    # what a reader of the export should know
+    # what a reader of the export should know, where there is something to know
+    optional = {
+        "checkpoint": folder.name if is_named else None,
+        "checkpoint_reason": reason or None,
+        "weights": None if weights == "trained" else weights,
+        "init": state.get("init"),  # the weights that the run started from
+        # whoever gets an export has them elsewhere
+        "plugins": [Path(name).name for name in plugins_of(run_dir)] or None,
+        "classes_seen": state.get("classes"),  # of a fine-tuning
+    }
     metadata = {
         "name": recipe.name,
         "recipe": recipe.model_dump(mode="json"),
         "digest": identity["digest"],
         "step": state["step"],
         "data": {key: data[key] for key in ("name", "license", "classes", "index_sha256")},
+        **{key: value for key, value in optional.items() if value is not None},
     }
-    if is_named:
-        metadata["checkpoint"] = folder.name
-    if reason:
-        metadata["checkpoint_reason"] = reason
-    if weights != "trained":
-        metadata["weights"] = weights
-    if "init" in state:  # the weights that the run started from
-        metadata["init"] = state["init"]
-    if plugins := plugins_of(run_dir):  # whoever gets an export has them elsewhere
-        metadata["plugins"] = [Path(name).name for name in plugins]
-    if "classes" in state:  # of a fine-tuning
-        metadata["classes_seen"] = state["classes"]
     if (run_dir / "eval.json").exists():
         metadata |= _evaluation(run_dir / "eval.json", module_sha256(backbone))
     return freeze(backbone, recipe.backbone, view, metadata, projector, projector_config, image)
 
 
-def checkpoint_metadata(model: FrozenBackbone) -> dict[str, str]:
-    """Return what results say of a checkpoint and weights that were chosen.
-
-    Returns:
-        checkpoint: its name; not there where it was the newest. weights: "ema"; not there where
-        they are the trained ones.
-    """
-    facts = model.config.facts
-    return {key: facts[key] for key in ("checkpoint", "weights") if key in facts}
+def normalisation(augment: Component, mean: Sequence[float], std: Sequence[float]) -> Any:
+    """Return the mean and std of evaluations: what [augment] says, else those of the data."""
+    if not augment.arguments.get("normalize", True):
+        return {"mean": (0.0,) * len(mean), "std": (1.0,) * len(std)}
+    data = {"mean": mean, "std": std}
+    return {key: augment.arguments.get(key, value) for key, value in data.items()}
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -323,8 +313,7 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _read_data(run_dir: Path, index_sha256: str) -> dict[str, Any]:
     """Read data.json. Raises: UserError where it is of another data set, or none."""
-    path = run_dir / "data.json"
-    data = read_description(run_dir, "data.json")
+    path, data = run_dir / "data.json", read_description(run_dir, "data.json")
     try:
         known = {key: data[key] for key in Manifest.model_fields if key in data}
         Manifest.model_validate({**known, "splits": {}})

@@ -6,7 +6,6 @@ of the file and by those in float32. The file is kept where the first neighbours
 
 import copy
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,20 +33,12 @@ BATCH_IMAGES = 32
 
 @dataclass(frozen=True)
 class Agreement:
-    """How alike two kinds of features find the nearest of some images among each other.
+    """How alike two kinds of features find the nearest of some images among each other."""
 
-    Args:
-        first: Share of images whose nearest image is the same.
-        ten: Share of the TOP nearest that are the same, whatever their order; mean over images.
-        images: How many.
-        data: Name of their data set.
-        split: Theirs.
-    """
-
-    first: float
-    ten: float
-    images: int
-    data: str
+    first: float  # share of images whose nearest image is the same
+    ten: float  # share of the TOP nearest that are, whatever their order; mean over images
+    images: int  # how many
+    data: str  # name of their data set
     split: str
 
     def __str__(self) -> str:
@@ -81,17 +72,10 @@ class _Half(nn.Module):
 
 
 class LowerFormats:
-    """Write formats of LOWER; the images that calibrate and prove them are those of a split.
+    """Write formats of LOWER of a backbone in float32 on the CPU; files in between go to `scratch`.
 
-    Args:
-        model: The backbone, float32 on the CPU.
-        split: At least LEAST_IMAGES images that training has not seen.
-        data: Name of the data set.
-        least: Share of first neighbours that must be the same.
-        scratch: A folder for files in between.
-
-    Raises:
-        ExportError: There are too few images.
+    Images of a split, at least LEAST_IMAGES that training has not seen, calibrate them, and prove
+    that a share `least` of first neighbours is the same. Raises: ExportError for too few.
     """
 
     def __init__(
@@ -106,6 +90,7 @@ class LowerFormats:
         self._view = matched.view  # which allows for the range of these images
         self._model, self._split, self._data = model, split, data
         self._least, self._scratch = least, scratch
+        self._reading: Any = {"batch_size": BATCH_IMAGES, "canvas_px": self._view.canvas_px}
         order = np.random.default_rng(0).permutation(len(split))
         calibrating = min(CALIBRATION_IMAGES, len(split) // 2)
         self._calibration = np.sort(order[:calibrating])
@@ -113,19 +98,15 @@ class LowerFormats:
         self._expected = self._features(model.backbone)
 
     def _features(self, network: nn.Module) -> Tensor:
-        reading: dict[str, Any] = {
-            "batch_size": BATCH_IMAGES,
-            "canvas_px": self._view.canvas_px,
-        }
-        rows = embed(network, self._view, self._split, ids=self._proof, **reading)
-        return rows.features
+        return embed(network, self._view, self._split, ids=self._proof, **self._reading).features
 
     def write(self, name: str, folder: Path) -> tuple[Path, Agreement]:
         """Write one of LOWER into a folder. Raises: ExportError where neighbours are others."""
         import onnx
 
         path = folder / LOWER[name]
-        graph = self._float16() if name == "onnx-float16" else self._int8()
+        half = _Half(self._model.backbone) if name == "onnx-float16" else None
+        graph = self._int8() if half is None else onnx_graph(self._model, half)
         save_onnx(graph, path)
         actual = self._features(OnnxSession(path))
         found = agreement(self._expected, actual, self._data, self._split.name)
@@ -138,9 +119,6 @@ class LowerFormats:
         onnx.helper.set_model_props(graph, {**stated, "agreement": json.dumps(asdict(found))})
         return save_onnx(graph, path), found
 
-    def _float16(self) -> Any:
-        return onnx_graph(self._model, _Half(self._model.backbone))
-
     def _int8(self) -> Any:
         """Quantise: activations to uint8, weights to int8 of 7 bits, a scale each channel.
 
@@ -151,6 +129,7 @@ class LowerFormats:
         from onnxruntime.quantization import QuantType, quantize_static
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
+        self._batches = one_pass(self._split, ids=self._calibration, **self._reading)
         plain = onnx_graph(self._model, self._model.backbone)
         whole, prepared, quantised = (
             self._scratch / f"{name}.onnx" for name in ("whole", "prepared", "int8")
@@ -160,7 +139,7 @@ class LowerFormats:
         quantize_static(
             str(prepared),
             str(quantised),
-            _Calibration(self._views()),
+            self,  # which asks for images by `get_next`
             per_channel=True,
             reduce_range=True,
             activation_type=QuantType.QUInt8,
@@ -171,22 +150,12 @@ class LowerFormats:
         onnx.helper.set_model_props(graph, stated)
         return graph
 
-    def _views(self) -> Iterator[Tensor]:
-        view = self._view
-        options: dict[str, Any] = {"batch_size": BATCH_IMAGES, "canvas_px": view.canvas_px}
-        for batch in one_pass(self._split, ids=self._calibration, **options):
-            yield view.make_views(batch)
-
-
-class _Calibration:
-    """What onnxruntime asks for images: a dictionary at a time, then None."""
-
-    def __init__(self, batches: Iterator[Tensor]) -> None:
-        self._batches = batches
-
     def get_next(self) -> dict[str, Any] | None:
-        images = next(self._batches, None)
-        return None if images is None else {"images": images.contiguous().numpy()}
+        """Return a batch of images that calibrate, for onnxruntime; None after the last."""
+        batch = next(self._batches, None)
+        if batch is None:
+            return None
+        return {"images": self._view.make_views(batch).contiguous().numpy()}
 
 
 LOWER = {"onnx-float16": "model.float16.onnx", "onnx-int8": "model.int8.onnx"}  # format -> file

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.decode import BadSample, check_size, decode, reduce_to, rgb_pixels
 from sslpipe.data.image_type import RGB8, ImageType
-from sslpipe.data.index import Split
+from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import UserError, shown
+from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.whiten import Whitening
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.state import check_finite, module_sha256
@@ -119,15 +120,12 @@ class FrozenBackbone(nn.Module):
         Raises:
             UserError: The images have not these channels, or another depth.
         """
-        own = self.image_type
-        if set(own.channels) <= set(splits[0].stored_type.channels):
-            splits = tuple(
-                split
-                if split.image_type.channels == own.channels
-                else split.with_channels(own.channels)
-                for split in splits
-            )
-        return self.seeing(splits[0].image_type), list(splits)
+        channels, fitting = self.image_type.channels, list(splits)
+        if {*channels} <= {*splits[0].stored_type.channels}:
+            for place, split in enumerate(splits):
+                if split.image_type.channels != channels:
+                    fitting[place] = split.with_channels(channels)
+        return self.seeing(fitting[0].image_type), fitting
 
     def seeing(self, image_type: ImageType) -> "FrozenBackbone":
         """Return the backbone with a view that allows for another range. Raises: UserError."""
@@ -141,9 +139,10 @@ class FrozenBackbone(nn.Module):
                 "give images of its kind"
             )
         # its units are a * theirs + b, and so are its mean and std
-        low, high = (np.array([getattr(each, end) for each in (own, image_type)]) for end in _ENDS)
-        width = high - low  # (2, C)
-        a, b = width[1] / width[0], (low[1] - low[0]) / width[0]
+        low, theirs_low, high, theirs_high = (
+            np.array(ends) for ends in (own.low, image_type.low, own.high, image_type.high)
+        )  # (C,) each
+        a, b = (theirs_high - theirs_low) / (high - low), (theirs_low - low) / (high - low)
 
         def moved(view: dict[str, Any]) -> dict[str, Any]:
             mean, std = (np.array(view[key]) for key in ("mean", "std"))
@@ -159,13 +158,8 @@ class FrozenBackbone(nn.Module):
                 f"the range of these images is too far from that of {self.name}: {error}; build "
                 "them with its --range"
             ) from error
-        seeing = FrozenBackbone(
-            self.backbone,
-            view,
-            self.config.model_copy(update={"image": image_type}),
-            self.projector,
-            self.whitening,
-        )
+        config_of = self.config.model_copy(update={"image": image_type})
+        seeing = FrozenBackbone(self.backbone, view, config_of, self.projector, self.whitening)
         return seeing.to(self.view.mean.device)
 
     @property
@@ -177,6 +171,25 @@ class FrozenBackbone(nn.Module):
             "view": self.view.config(),
             "canvas_px": self.view.canvas_px,
             **({} if sha256 is None else {"whitening_sha256": sha256}),
+        }
+
+    @property
+    def checkpoint_metadata(self) -> dict[str, str]:
+        """What results say of a checkpoint and weights ("ema") that are not the usual ones."""
+        facts = self.config.facts
+        return {key: facts[key] for key in ("checkpoint", "weights") if key in facts}
+
+    def features_metadata(self, view: EvalView, index: DatasetIndex, split: str) -> dict[str, Any]:
+        """Return all that decides the features of a split, for their file to carry."""
+        sha256, image = self.config.whitening_sha256, self.config.image
+        return {
+            "backbone_sha256": self.config.weights_sha256,
+            "backbone": self.config.backbone.model_dump(),
+            "view": view.config(),
+            **({} if image is None else {"image": image.model_dump()}),
+            **data_metadata(index, split),
+            **({} if sha256 is None else {"whitening_sha256": sha256}),
+            **self.checkpoint_metadata,
         }
 
     @torch.no_grad()
@@ -191,10 +204,9 @@ class FrozenBackbone(nn.Module):
 
         Args:
             images: The path of a JPEG, PNG or WebP file; a PIL image; uint8 RGB or grey pixels,
-                (C, H, W) or (B, C, H, W); or a list of these, of any sizes. Of a network for other
-                images, see `image_type`: the path of a file of one image that `shards build
-                --channels` reads; pixels of its channels and depth, a tensor (C, H, W) or
-                (B, C, H, W), or an array (H, W, C) or (B, H, W, C).
+                (C, H, W) or (B, C, H, W); or a list of these, of any sizes. For other images than
+                8-bit RGB: paths of files that `shards build --channels` reads, of one image each;
+                a tensor (C, H, W) or (B, C, H, W), or an array (H, W, C) or (B, H, W, C).
             on_bad: Called with the place in a list of what cannot be decoded, and why; it is left
                 out of the rows. None: an error.
             advance: Called with the number of entries of each part of a list that is done.
@@ -248,16 +260,11 @@ class FrozenBackbone(nn.Module):
         return features
 
     def _pixels(self, picture: Picture, what: str) -> Tensor:
-        """Take one entry of a list as pixels in units of views, (B, C, H, W); B is 1 or a batch's.
-
-        8-bit images stay uint8.
-        """
+        """Take one entry of a list as pixels in units of views, (B, C, H, W); 8 bits stay uint8."""
         if isinstance(picture, Tensor | np.ndarray):
             return self._batch(picture, what)
         own = self.image_type
-        if not isinstance(picture, str | Path | Image.Image):
-            raise UserError(_refusal(picture, what, own))
-        if isinstance(picture, Image.Image) and not own.is_rgb8:
+        if not isinstance(picture, (str | Path | Image.Image) if own.is_rgb8 else (str | Path)):
             raise UserError(_refusal(picture, what, own))
         try:
             if not isinstance(picture, Image.Image):
@@ -277,17 +284,19 @@ class FrozenBackbone(nn.Module):
 
     def _batch(self, images: Tensor | NDArray[Any], what: str) -> Tensor:
         """Take pixels as a batch in units of views, (B, C, H, W). Raises: UserError."""
-        own = self.image_type
-        channels = len(own.channels)
-        if own.is_rgb8 and not isinstance(images, Tensor):
-            raise UserError(_refusal(images, what, own))
-        pixels = images if isinstance(images, Tensor) else torch.from_numpy(images)
-        if not isinstance(images, Tensor) and pixels.ndim > 2:
-            pixels = pixels.movedim(-1, -3)  # numpy's images have their channels last
+        own, channels, pixels = self.image_type, len(self.image_type.channels), images
+        if not isinstance(pixels, Tensor):
+            pixels = torch.from_numpy(pixels)
+            pixels = pixels.movedim(-1, -3) if pixels.ndim > 2 else pixels  # numpy's are (H, W, C)
         batch = pixels[None] if pixels.ndim == 3 else pixels
         counts = (1, 3) if own.is_rgb8 else (channels,)
-        depth = str(pixels.dtype).removeprefix("torch.")
-        if depth != own.dtype or batch.ndim != 4 or batch.shape[1] not in counts:
+        known = isinstance(images, Tensor) or not own.is_rgb8
+        if (
+            not known
+            or str(pixels.dtype) != f"torch.{own.dtype}"
+            or batch.ndim != 4
+            or (batch.shape[1] not in counts)
+        ):
             raise UserError(_refusal(images, what, own))
         if 0 in batch.shape[2:]:
             raise UserError(f"encode: {what} is {tuple(images.shape)}: an image has no pixels")
@@ -321,9 +330,6 @@ def read_image(path: Path, wanted: ImageType, canvas_px: int) -> NDArray[Any]:
     return reduce_to(np.ascontiguousarray(wanted.in_units(pixels)), canvas_px).transpose(2, 0, 1)
 
 
-_ENDS = ("low", "high")  # of the range of an ImageType
-
-
 def _refusal(value: object, what: str, wanted: ImageType) -> str:
     """Say why `encode` does not take a value, and what to give instead."""
     if isinstance(value, list | tuple):
@@ -332,17 +338,15 @@ def _refusal(value: object, what: str, wanted: ImageType) -> str:
     if isinstance(value, Tensor | np.ndarray):
         kind = f"{'tensor' if isinstance(value, Tensor) else 'ndarray'} of {value.dtype}"
     has = f"of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"({shown(value)})"
-    if not wanted.is_rgb8:
-        return (
-            f"encode: {what} is a {kind} {has}; the network takes {wanted}: give a "
-            "tensor (C, H, W) or (B, C, H, W), an array (H, W, C) or (B, H, W, C), the path of "
-            "such a file, or a list of these"
-        )
-    return (
-        f"encode: {what} is a {kind} {has}; give paths, PIL images, uint8 tensors of 3 channels, "
-        "or 1 of grey, (C, H, W) or (B, C, H, W), or a list of these; normalised images are for "
-        "backbone(x), and of numpy's (H, W, 3) take torch.from_numpy(x).permute(2, 0, 1)"
+    remedy = (
+        "give paths, PIL images, uint8 tensors of 3 channels, or 1 of grey, (C, H, W) or "
+        "(B, C, H, W), or a list of these; normalised images are for backbone(x), and of numpy's "
+        "(H, W, 3) take torch.from_numpy(x).permute(2, 0, 1)"
+        if wanted.is_rgb8
+        else f"the network takes {wanted}: give a tensor (C, H, W) or (B, C, H, W), an array "
+        "(H, W, C) or (B, H, W, C), the path of such a file, or a list of these"
     )
+    return f"encode: {what} is a {kind} {has}; {remedy}"
 
 
 def freeze(
@@ -354,23 +358,15 @@ def freeze(
     projector_config: Projector | None = None,
     image: ImageType | None = None,
 ) -> FrozenBackbone:
-    """Wrap a backbone, and a projector if any, with what an export writes beside them.
+    """Wrap a backbone, and a projector if any, with what an export writes beside them: `Config`.
 
-    Args:
-        backbone: The network with its weights.
-        component: What it was built from.
-        view: The view that its features need.
-        metadata: `Config.facts`.
-        projector: Exported too.
-        projector_config: What the projector was built from.
-        image: What images the network was trained on; None: 8-bit RGB.
+    `component` and `projector_config` are what they were built from, `metadata` is `Config.facts`.
     """
-    arguments = component.arguments
-    if backbone.stem is not None:  # resolved, so that a later rule for "auto" changes nothing
-        arguments["stem"] = backbone.stem
+    # resolved, so that a later rule for "auto" changes nothing
+    stem = {} if backbone.stem is None else {"stem": backbone.stem}
     config = Config(
         format_version=1 if image is None else 2,
-        backbone=Component.model_validate({"kind": component.kind, **arguments}),
+        backbone=Component.model_validate({**component.model_dump(), **stem}),
         crop_px=view.crop_px,
         num_features=backbone.num_features,
         view=view.config(),

@@ -20,9 +20,7 @@ TUNED_TAGS = ("metric-learning", "image-retrieval")
 def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
     """Write the model card in Markdown, from templates/model_card.md.
 
-    Args:
-        config: `load.Config` as plain values.
-        usage: Format -> lines of Python that load it.
+    `config` is a `load.Config` as plain values, `usage` has lines of Python that load each format.
     """
     facts, backbone = config["facts"], config["backbone"]
     recipe, rows = facts.get("recipe", {}), facts.get("evaluation", [])
@@ -57,14 +55,9 @@ def sha256_sums(folder: Path) -> str:
 
 
 def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:
-    """Put the metadata of the Hugging Face Hub before a model card.
+    """Put the metadata of the Hugging Face Hub before a model card, for "timm" or "sslpipe".
 
     No licence is stated for the weights: that is for those to say who upload them.
-
-    Args:
-        config: `load.Config` as plain values.
-        text: The model card.
-        library: What loads the repository, "timm" or "sslpipe".
     """
     facts = config["facts"]
     tags = TUNED_TAGS if is_finetune(facts.get("recipe", {})) else TAGS

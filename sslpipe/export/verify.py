@@ -21,14 +21,7 @@ from sslpipe.errors import ExportError
 from sslpipe.run.launcher import watch_launcher
 
 TOLERANCE = 1e-5  # largest difference of two features, relative to the largest feature
-PROOF_IMAGES = 4  # fixed random images that a reloaded backbone is compared on, 1 and then 3
 PROOF_TIMEOUT_S = 600  # of all formats
-
-
-def proof_images(shape: Sequence[int]) -> Tensor:
-    """Return the images of a proof, (PROOF_IMAGES, *shape) noise; shape: `EvalView.image_shape`."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(PROOF_IMAGES, *shape, generator=generator)
 
 
 def relative_difference(value: Tensor, expected: Tensor) -> float:
@@ -125,7 +118,6 @@ class OnnxSession(nn.Module):
         import onnxruntime
 
         self.given = given
-
         self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def forward(self, images: Tensor) -> Tensor:

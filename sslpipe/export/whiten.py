@@ -37,10 +37,9 @@ def whiten_export(
     Args:
         export: Its folder: whitening.safetensors is added, config.json and SHA256SUMS change.
         train: A features file of the train split, by this export, not whitened.
-        floor: Added to each variance, as a share of their mean; None: see `fit_whitening`.
-        dims: Principal axes that are kept, the largest first; None: all.
-        power: 1 whitens, less flattens the spectrum in part; see `fit_whitening`. None: what
-            `choose_power` finds on TRAIN.
+        floor: As in `fit_whitening`.
+        dims: As in `fit_whitening`.
+        power: As in `fit_whitening`; None: what `choose_power` finds on TRAIN.
         erase: Columns of the data set that no linear probe reads from the features afterwards.
         data: The dataset.json that the features were embedded from, where its columns are.
         say: Told which power was chosen, and why.
@@ -51,10 +50,9 @@ def whiten_export(
     Raises:
         UserError: Where the folder is no export, or the features are not its own, or of other data.
     """
-    config_json = export / "config.json"
-    if not config_json.is_file():
+    if not (export / "config.json").is_file():
         raise UserError(f"{export} holds no config.json; name the folder of an export")
-    if not is_export(config_json):
+    if not is_export(export / "config.json"):
         raise UserError(
             f"{export} is of another program; write an export of it with `sslpipe export` first"
         )

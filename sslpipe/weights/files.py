@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sslpipe.errors import WeightsError
+from sslpipe.errors import WeightsError, one_line
 from sslpipe.portable import sha256_of
 from sslpipe.run.records import parse_object
 from sslpipe.weights.source import MOST_JSON_BYTES, check_file, weights_file
@@ -88,7 +88,7 @@ def _read_file(path: Path) -> Tree:
     except Exception as error:  # torch's readers fail in every way on what is no file of theirs
         if type(error).__name__ == "UnpicklingError":  # its module is imported nowhere here
             raise WeightsError(_refusal(path)) from error
-        text = " ".join(str(error).split())[:200] or type(error).__name__
+        text = one_line(str(error), 200) or type(error).__name__
         raise WeightsError(
             f"{path} is damaged, or no file of tensors (.safetensors, or torch.save's): {text}"
         ) from error
@@ -96,23 +96,22 @@ def _read_file(path: Path) -> Tree:
         raise WeightsError(f"{path} holds a {type(tree).__name__}, not a table of named tensors")
     tree = {str(key): value for key, value in tree.items()}
     # a view of stride 0 claims more numbers than the file has
-    dense = sum(t.numel() * t.element_size() for t in _dense_tensors(tree))
-    most = MOST_EXPANDED * path.stat().st_size + 2**28
-    if dense > most:
+    dense, size = sum(t.numel() * t.element_size() for t in _dense(tree)), path.stat().st_size
+    if dense > MOST_EXPANDED * size + 2**28:
         raise WeightsError(
-            f"{path} claims {dense:,} bytes of tensors in {path.stat().st_size:,}: views repeat "
-            "their numbers; save contiguous tensors"
+            f"{path} claims {dense:,} bytes of tensors in {size:,}: views repeat their numbers; "
+            "save contiguous tensors"
         )
     return tree
 
 
-def _dense_tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
+def _dense(value: Any, depth: int = 0) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         if value.layout == torch.strided and not value.is_meta:
             yield value
     elif isinstance(value, Mapping | list | tuple) and depth < MOST_NESTED:
         for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _dense_tensors(inner, depth + 1)
+            yield from _dense(inner, depth + 1)
 
 
 def _refusal(path: Path) -> str:

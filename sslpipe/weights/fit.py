@@ -26,13 +26,8 @@ _SHOWN = 3  # keys of each side that a message names
 def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], what: str) -> Report:
     """Load tensors into a backbone's network, in place; a learned pooling stays as it is.
 
-    Position tables of other sizes are resized as timm resizes them.
-
-    Args:
-        backbone: Of the architecture of the tensors.
-        kind: Its name in recipes.
-        tensors: With the keys of the architecture's own library, a classifier's with them.
-        what: Names the source in messages.
+    Position tables of other sizes are resized as timm resizes them. The tensors have the keys of
+    the library of `kind`, a classifier's with them; `what` names their source in messages.
 
     Raises:
         WeightsError: Less than the whole backbone fits; nothing was loaded then.
@@ -50,11 +45,21 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
     wrong = [key for key in own if key in given and given[key].shape != own[key].shape]
     lacking = [key for key in missing if not key.endswith("num_batches_tracked")]
     foreign = [key for key in unexpected if not is_leftover(key)]
-    if foreign and not lacking and not wrong:
-        heads = _classifier_keys(family, kind, network)
+    if foreign and not lacking and not wrong and family in ("timm", "torchvision"):
+        # what the architecture has with its classifier, as timm itself would rebuild it
+        stated: Any = getattr(network, "_model_args", {})
+        arguments = {key: value for key, value in stated.items() if key != "num_classes"}
+        heads = skeleton(kind, **arguments).state_dict().keys() - network.state_dict().keys()
         foreign = [key for key in foreign if key not in heads]
     if lacking or foreign or wrong:
-        raise WeightsError(_misfit(backbone, kind, what, own, given, lacking, foreign, wrong))
+        _refuse_stem(backbone, own, given, wrong, what)
+        fitting = len(own) - len(lacking) - len(wrong)
+        parts = [f"it has no {_first(lacking)}"] if lacking else []
+        for key in wrong[:1]:
+            parts.append(f"its {key} is {tuple(given[key].shape)}, not {tuple(own[key].shape)}")
+        parts += [f"the backbone has no {_first(foreign)}"] if foreign else []
+        said = f"{fitting} of {len(own)} tensors do; {'; '.join(parts)}"
+        raise WeightsError(f"{what} does not fit {kind}: {said}")
     for key in [key for key in own if key in given]:
         if given[key].is_floating_point() != own[key].is_floating_point():
             raise WeightsError(f"{what}: {key} is of type {given[key].dtype}, not {own[key].dtype}")
@@ -108,11 +113,16 @@ def _converted(family: str, architecture: str, network: nn.Module, given: Tensor
         except Exception:  # it may rely on keys that this file has not: the keys will be named
             return given
         return {key: t for key, t in converted.items() if isinstance(t, Tensor)}
-    table = "encoder.pos_embedding"
-    own = network.state_dict().get(table) if family == "torchvision" else None
-    if own is not None and table in given and given[table].shape != own.shape:
-        return {**given, table: _resized_table(given[table], own)}
-    return given
+    key = "encoder.pos_embedding"  # torchvision's position table, (1, 1 + n n, D)
+    own, table = network.state_dict().get(key), given.get(key)
+    if family != "torchvision" or own is None or table is None or table.shape == own.shape:
+        return given
+    theirs, ours = (round((t.shape[1] - 1) ** 0.5) for t in (table, own))
+    if table.shape != (1, 1 + theirs**2, own.shape[2]):
+        return given
+    from timm.layers import resample_abs_pos_embed
+
+    return {**given, key: resample_abs_pos_embed(table, [ours, ours], num_prefix_tokens=1)}
 
 
 def _with_three_channels(own: Mapping[str, Tensor], given: Tensors) -> Tensors:
@@ -124,17 +134,6 @@ def _with_three_channels(own: Mapping[str, Tensor], given: Tensors) -> Tensors:
         if theirs is not None and grey and tensor.shape == (len(theirs), 3, *theirs.shape[2:]):
             adapted[key] = theirs.repeat(1, 3, 1, 1) / 3  # (O, 1, H, W) -> (O, 3, H, W)
     return adapted
-
-
-def _resized_table(table: Tensor, own: Tensor) -> Tensor:
-    """Resize torchvision's position table, (1, 1 + n n, D), as timm does its own."""
-    from timm.layers import resample_abs_pos_embed
-
-    theirs, ours = (round((t.shape[1] - 1) ** 0.5) for t in (table, own))
-    if table.shape != (1, 1 + theirs**2, own.shape[2]):
-        return table
-    resized: Tensor = resample_abs_pos_embed(table, [ours, ours], num_prefix_tokens=1)
-    return resized
 
 
 def skeleton(kind: str, **arguments: Any) -> nn.Module:
@@ -154,45 +153,20 @@ def skeleton(kind: str, **arguments: Any) -> nn.Module:
         return network
 
 
-def _classifier_keys(family: str, kind: str, network: nn.Module) -> set[str]:
-    """Return the keys that the architecture has with its classifier, and not without."""
-    if family not in ("timm", "torchvision"):
-        return set()
-    stated: Any = getattr(network, "_model_args", {})  # what timm itself would rebuild it from
-    arguments = {key: value for key, value in stated.items() if key != "num_classes"}
-    return set(skeleton(kind, **arguments).state_dict()) - set(network.state_dict())
-
-
-def _misfit(
-    backbone: Backbone,
-    kind: str,
-    what: str,
-    own: Mapping[str, Tensor],
-    given: Mapping[str, Tensor],
-    lacking: list[str],
-    foreign: list[str],
-    wrong: list[str],
-) -> str:
-    """Say what does not fit: the first keys on both sides, and the remedy."""
-    if wrong == ["conv1.weight"] and backbone.stem is not None:
-        first, ours = given["conv1.weight"], own["conv1.weight"]
-        if first.ndim == 4 and first.shape[2:] != ours.shape[2:]:
-            theirs = "imagenet" if first.shape[-1] == 7 else "small"
-            return (
-                f"{what}: its first convolution is {first.shape[-1]}x{first.shape[-2]}, and the "
-                f"stem {backbone.stem!r} of this backbone has {ours.shape[-1]}x{ours.shape[-2]}; "
-                f"set backbone.stem = {theirs!r}"
-            )
-    fitting = len(own) - len(lacking) - len(wrong)
-    parts = []
-    if lacking:
-        parts.append(f"it has no {_first(lacking)}")
-    if wrong:
-        key = wrong[0]
-        parts.append(f"its {key} is {tuple(given[key].shape)}, not {tuple(own[key].shape)}")
-    if foreign:
-        parts.append(f"the backbone has no {_first(foreign)}")
-    return f"{what} does not fit {kind}: {fitting} of {len(own)} tensors do; {'; '.join(parts)}"
+def _refuse_stem(
+    backbone: Backbone, own: Tensors, given: Tensors, wrong: list[str], what: str
+) -> None:
+    """Raise WeightsError, with the remedy, where all that does not fit is a ResNet's stem."""
+    if wrong != ["conv1.weight"] or backbone.stem is None:
+        return
+    first, ours = given["conv1.weight"], own["conv1.weight"]
+    if first.ndim == 4 and first.shape[2:] != ours.shape[2:]:
+        theirs = "imagenet" if first.shape[-1] == 7 else "small"
+        raise WeightsError(
+            f"{what}: its first convolution is {first.shape[-1]}x{first.shape[-2]}, and the stem "
+            f"{backbone.stem!r} of this backbone has {ours.shape[-1]}x{ours.shape[-2]}; set "
+            f"backbone.stem = {theirs!r}"
+        )
 
 
 def _first(keys: list[str]) -> str:

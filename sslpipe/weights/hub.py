@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sslpipe.errors import WeightsError, did_you_mean
+from sslpipe.errors import WeightsError, did_you_mean, one_line
 from sslpipe.weights.source import Source, parse_source
 
 SAFE = ["*.json", "*.safetensors"]
@@ -13,10 +13,7 @@ PICKLED = ["*.json", "*.bin", "*.pth"]  # read as tensors only, where there is n
 
 
 def fetch(source: Source) -> Source:
-    """Download what a source names, unless an earlier download has it.
-
-    Returns:
-        The source as files on this machine, with the name that the user gave.
+    """Download what a source names, unless it is there: the source as files on this machine.
 
     Raises:
         WeightsError: There is no such name, or no network and no earlier download.
@@ -84,16 +81,15 @@ def _snapshot(source: Source, name: str, revision: str | None = None) -> Path:
 
 def _download(source: Source, url: str) -> Path:
     """Download a file whose URL ends with the first digits of its sha256, once."""
-    import torch
+    from torch import hub
 
-    path = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+    path = Path(hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
     digits = path.stem.rpartition("-")[2]
+    start = digits if len(digits) >= 8 else None
     with _reaching(source):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            torch.hub.download_url_to_file(
-                url, os.fspath(path), digits if len(digits) >= 8 else None, progress=False
-            )
+            hub.download_url_to_file(url, os.fspath(path), start, progress=False)
     return path
 
 
@@ -102,7 +98,7 @@ def _reaching(source: Source) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever requests, urllib and the disk raise, or another hash
-        text = " ".join(str(error).split())[:200] or type(error).__name__
+        text = one_line(str(error), 200) or type(error).__name__
         raise WeightsError(
             f"{source.text} cannot be had: {text}; without a network, download it elsewhere and "
             "name the folder or the file"

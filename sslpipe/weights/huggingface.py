@@ -256,20 +256,12 @@ def _convnext(config: Config, tensors: Tensors) -> Component:
 
 
 def _resnet(config: Config, tensors: Tensors) -> Component:
-    _require(
-        config,
-        hidden_act="relu",
-        num_channels=3,
-        embedding_size=64,
-        downsample_in_first_stage=False,
-        downsample_in_bottleneck=False,
-    )
+    _require(config, hidden_act="relu", num_channels=3, embedding_size=64)
+    _require(config, downsample_in_first_stage=False, downsample_in_bottleneck=False)
     depths, sizes = (tuple(map(int, config[key])) for key in ("depths", "hidden_sizes"))
     layers = _RESNETS.get((str(config["layer_type"]), depths, sizes))
     if layers is None:
-        raise ValueError(
-            f"depths = {depths} and hidden_sizes = {sizes} are no ResNet of torchvision"
-        )
+        raise ValueError(f"depths = {depths}, hidden_sizes = {sizes} are no ResNet of torchvision")
     return Component(kind=f"torchvision/resnet{layers}")
 
 
@@ -283,13 +275,9 @@ def _timm(name: str, general: str, sizes: Mapping[str, Any], eps: Mapping[str, f
 
 def _sizes(config: Config) -> tuple[str, dict[str, int]]:
     """Return the size in timm's names, "" for others, and timm's arguments."""
-    keys = {
-        "embed_dim": "hidden_size",
-        "depth": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
-        "patch_size": "patch_size",
-    }
-    sizes = {argument: _whole(config, key) for argument, key in keys.items()}
+    keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "patch_size")
+    names = ("embed_dim", "depth", "num_heads", "patch_size")
+    sizes = {name: _whole(config, key) for name, key in zip(names, keys, strict=True)}
     return _SIZES.get((sizes["embed_dim"], sizes["depth"], sizes["num_heads"]), ""), sizes
 
 

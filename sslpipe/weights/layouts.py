@@ -41,7 +41,7 @@ class Prefix(NamedTuple):
 
 
 _QUERY = "the query encoder is taken, as {}'s own evaluation does; {} is its momentum copy"
-_TEACHER = "the teacher is taken, as DINO's own evaluation does: the momentum copy of the student"
+_TEACHER = "the teacher is taken, as DINO's own evaluation does: the momentum copy"
 _TRAINED = "the trained encoder is taken; backbone_momentum is its momentum copy"
 _ONLINE = (
     "the online encoder is taken, as solo-learn's own evaluation does; {} is its momentum copy"
@@ -55,7 +55,7 @@ PREFIXES = (
         ("momentum_encoder.", "predictor."),
         _QUERY.format("MoCo v3", "momentum_encoder"),
     ),
-    Prefix("lightly", "teacher_backbone.", ("student_backbone.",), _TEACHER),
+    Prefix("lightly", "teacher_backbone.", ("student_backbone.",), f"{_TEACHER} of the student"),
     Prefix("lightly", "backbone.", ("backbone_momentum.",), _TRAINED),
     Prefix("lightly", "backbone.", ("projection_head.", "prediction_head.", "prototypes.")),
     *(
@@ -106,16 +106,14 @@ def _state_dict(tree: Tree) -> tuple[Any, str, str]:
     trunk = tree.get("classy_state_dict")
     for key in ("base_model", "model", "trunk"):
         trunk = trunk.get(key) if isinstance(trunk, dict) else None
-    teacher = "the teacher is taken, as DINO's own evaluation does: the momentum copy"
     tables = [value for value in tree.values() if is_state_dict(value)]
     for table, program, note in (
         (tree, "", ""),
-        (tree.get("teacher"), "DINO", teacher),
+        (tree.get("teacher"), "DINO", _TEACHER),
         (trunk, "VISSL", "the trunk of VISSL's base_model is taken"),
-        *(  # the order of timm
-            (tree.get(key), "timm", f"the averaged weights are taken, {key}")
-            for key in ("state_dict_ema", "model_ema")
-        ),
+        # the order of timm
+        (tree.get("state_dict_ema"), "timm", "the averaged weights are taken, state_dict_ema"),
+        (tree.get("model_ema"), "timm", "the averaged weights are taken, model_ema"),
         (tree.get("state_dict"), "", ""),
         (tree.get("model"), "", ""),
         # "model_state_dict", "net", ...: every program has a word of its own
@@ -182,13 +180,12 @@ def _of_efficientnet_pytorch(tensors: Tensors) -> Encoder | None:
     for name in list_models("tf_efficientnet_b?" if squeezed else "tf_efficientnet_lite?"):
         with within_memory("backbone"):
             own = create_model(name).state_dict()
-        pairs = list(zip(own.items(), tensors.items(), strict=False))
         same = len(own) == len(tensors) and all(
-            (a.shape == b.shape or key.partition(".")[0] in HEADS)  # any number of classes
+            (t.shape == tensors[other].shape or key.partition(".")[0] in HEADS)  # of any classes
             and key.rpartition(".")[2] == other.rpartition(".")[2]
-            for (key, a), (other, b) in pairs
+            for (key, t), other in zip(own.items(), tensors, strict=True)
         )
         if same:
-            renamed = {key: tensor for (key, _), (_, tensor) in pairs}
+            renamed = dict(zip(own, tensors.values(), strict=True))
             return Encoder("EfficientNet-PyTorch", renamed, Component(kind=f"timm/{name}"))
     return None

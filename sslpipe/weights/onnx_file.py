@@ -31,10 +31,8 @@ BASE_BYTES = 2**30  # what Python and onnxruntime take beside the file
 class OnnxNetwork(nn.Module):
     """A network that onnxruntime runs on the CPU; it has no parameters.
 
-    Attributes:
-        size: Side of the images, or None where any will do.
-        metadata: What the file says of itself.
-        files: It and those with its external data.
+    `size` is the side of its images (None: any), `metadata` what the file says of itself, `files`
+    are it and those with its external data.
 
     Raises:
         WeightsError: onnxruntime is not installed, or the file is damaged or no network from images
@@ -60,16 +58,12 @@ class OnnxNetwork(nn.Module):
         initial = {tensor.name for tensor in graph.initializer}
         inputs = [each for each in graph.input if each.name not in initial]
         # one input: float images, square and RGB
-        float_images = [
-            each
-            for each in inputs
-            if each.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-            and len(each.type.tensor_type.shape.dim) == 4
-        ]
-        if len(inputs) != 1 or not float_images:
+        taken = inputs[0].type.tensor_type if len(inputs) == 1 else None
+        of_floats = taken is not None and taken.elem_type == onnx.TensorProto.FLOAT
+        if taken is None or not of_floats or len(taken.shape.dim) != 4:
             given = ", ".join(each.name for each in inputs[:5]) or "nothing"
             raise WeightsError(f"{path} takes {given}; a backbone takes float images (B, 3, H, W)")
-        dims = float_images[0].type.tensor_type.shape.dim
+        dims = taken.shape.dim
         shape = [dim.dim_value if dim.HasField("dim_value") else None for dim in dims]
         sides = {side for side in shape[2:] if side is not None}
         if shape[1] not in (3, None) or len(sides) > 1 or min(sides, default=1) < 1:
@@ -94,12 +88,11 @@ class OnnxNetwork(nn.Module):
         """
         most = most_image_bytes() + BASE_BYTES + 3 * sum(file.stat().st_size for file in self.files)
         batch = 1 if self.fixed_batch is None else self.fixed_batch
-        program = Path(__file__).with_name("onnx_probe.py")
+        words = [self.path, self.input, self.output, str(batch), str(side), str(most)]
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        arguments = [self.input, self.output, str(batch), str(side), str(most)]
         try:
             done = subprocess.run(
-                [sys.executable, program, self.path, *arguments],
+                [sys.executable, Path(__file__).with_name("onnx_probe.py"), *words],
                 capture_output=True,
                 text=True,
                 timeout=PROBE_TIMEOUT_S,
@@ -149,11 +142,9 @@ class OnnxNetwork(nn.Module):
 
 def _external_files(path: Path, model: Any) -> list[Path]:
     """Find the files with a model's external data, sorted. Raises: WeightsError."""
-    names = set()
-    for tensor in _tensors(path, [model.graph, *model.functions]):
-        if tensor.data_location != tensor.EXTERNAL:
-            continue
-        names |= {entry.value for entry in tensor.external_data if entry.key == "location"}
+    tensors = _tensors(path, [model.graph, *model.functions])
+    beside = (each for each in tensors if each.data_location == each.EXTERNAL)
+    names = {e.value for each in beside for e in each.external_data if e.key == "location"}
     for name in sorted(names):
         inner = PurePosixPath(name)
         if inner.is_absolute() or ".." in inner.parts or not (path.parent / name).is_file():
@@ -170,8 +161,7 @@ def _tensors(path: Path, graphs: Sequence[Any]) -> Iterator[Any]:
     while waiting:
         graph = waiting.pop()
         yield from getattr(graph, "initializer", ())
-        for sparse in getattr(graph, "sparse_initializer", ()):
-            yield from (sparse.values, sparse.indices)
+        sparse_ones = [*getattr(graph, "sparse_initializer", ())]
         for node in graph.node:
             if node.op_type in _REPEATS:
                 raise WeightsError(
@@ -180,9 +170,10 @@ def _tensors(path: Path, graphs: Sequence[Any]) -> Iterator[Any]:
                 )
             for attribute in node.attribute:
                 yield from (attribute.t, *attribute.tensors)
-                for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-                    yield from (sparse.values, sparse.indices)
+                sparse_ones += [attribute.sparse_tensor, *attribute.sparse_tensors]
                 waiting += [attribute.g, *attribute.graphs]
+        for sparse in sparse_ones:
+            yield from (sparse.values, sparse.indices)
 
 
 def read_onnx(
@@ -199,10 +190,9 @@ def read_onnx(
     if network.size is not None and crop_px not in (None, network.size):
         raise WeightsError(f"{what} takes images of {network.size} px only, not of {crop_px}")
     notes = ["the file is run as it is: it can be embedded with, not trained"]
+    said = network.metadata
     try:
-        stated = {
-            key: json.loads(network.metadata[key]) for key in _VIEW if key in network.metadata
-        }
+        stated = {key: json.loads(said[key]) for key in _VIEW if key in said}
         named = {"crop_px", "resize_px", "mean", "std"} <= stated.keys()
         view = EvalView(**stated) if named else None
     except (ValueError, TypeError, RecursionError) as error:

@@ -1,14 +1,14 @@
 """Read a SOURCE of another program: the network with its weights, its view, and a report."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.errors import UserError, WeightsError, did_you_mean, shown
+from sslpipe.errors import UserError, WeightsError, did_you_mean, one_line, shown
 from sslpipe.models.backbones import ONNX, RGB_CHANNELS, Backbone, build_backbone
 from sslpipe.models.channels import first_convolution
 from sslpipe.models.limits import TooLarge, within_memory
@@ -37,10 +37,10 @@ _SAME = 1e-5  # features of two networks differ by less, relative to the largest
 def read_weights(
     source: Source, component: Component | None, crop_px: int | None
 ) -> tuple[Backbone, Component, EvalView, Report]:
-    """Read a file or folder of another program.
+    """Read a file or folder of another program, of the scheme "path" or "onnx".
 
     Args:
-        source: Of the scheme "path" or "onnx".
+        source: It.
         component: The backbone that the weights must fit; None: the source's own.
         crop_px: Side of the images; None: that of the weights.
 
@@ -70,8 +70,16 @@ def read_weights(
     if "model_type" in config:
         encoder = transformers_encoder(config, encoder.tensors, what)
     own = _stated(source, config) or encoder.component
-    theirs, tag = _named(source, config, own or component, encoder)
     by_keys = source.kind is None and own is None  # nobody named it
+    kind, tag = source.kind, ""  # as the user named it, with the tag of timm's weights
+    if kind is not None and kind.startswith("timm/"):
+        kind, _, tag = kind.partition(".")
+        if tag:
+            _check_tag(source, kind.removeprefix("timm/"), tag, config)
+    if kind is not None:
+        theirs = Component(kind=kind)
+    else:
+        theirs = own or component or Component(kind=_identified(source, encoder))
     # images as it knows them
     usual = encoder.format in _OF_ITS_LIBRARY and not by_keys
     view, notes = _view(source, crop_px, theirs.kind, tag, usual, config, encoder.format, sha256)
@@ -95,7 +103,7 @@ def read_weights(
 
 def _read_object(path: Path, name: str) -> dict[str, Any]:
     """Read a JSON file of a folder; {} where there is none. Raises: UserError for damage."""
-    if not path.is_dir() or not (path / name).is_file():
+    if not (path / name).is_file():
         return {}
     return read_object(path / name, "copy the folder again")
 
@@ -104,49 +112,23 @@ def _stated(source: Source, config: dict[str, Any]) -> Component | None:
     """Take the network from a config.json of timm; None where it is none. Raises: WeightsError."""
     if "architecture" not in config:
         return None
-    if not isinstance(config["architecture"], str):
+    name, stated = config["architecture"], config.get("model_args") or {}
+    if not isinstance(name, str):
         raise WeightsError(
-            f"{source.path}/config.json: architecture = {shown(config['architecture'])} is no "
-            "name of a network of timm"
+            f"{source.path}/config.json: architecture = {shown(name)} is no name of a network of "
+            "timm"
         )
     try:
-        stated = config.get("model_args") or {}
         if not isinstance(stated, dict):
             raise TypeError(f"{shown(stated)} is no table of arguments")
         for key, value in stated.items():  # some are counted to before anything is built
-            if any(isinstance(each, int) and abs(each) > MOST for each in _leaves(value)):
+            if any(isinstance(each, int) and abs(each) > MOST for each in tree_leaves(value)):
                 raise ValueError(f"{key} = {shown(value)} is more than {MOST:,}")
         tree = {key: value for key, value in stated.items() if key not in _NOT_BUILT}
-        return Component.model_validate({**tree, "kind": "timm/" + config["architecture"]})
+        return Component.model_validate({**tree, "kind": f"timm/{name}"})
     except (TypeError, ValueError) as error:  # pydantic's are of the latter
-        text = " ".join(str(error).split())
+        text = one_line(str(error))
         raise WeightsError(f"{source.path}/config.json: model_args: {text}") from error
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """Walk through what lies in lists and tables."""
-    if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(each)
-    else:
-        yield value
-
-
-def _named(
-    source: Source, config: dict[str, Any], stated: Component | None, encoder: Encoder
-) -> tuple[Component, str]:
-    """Find the source's own architecture: by the user, `stated` by it, or by its keys.
-
-    Also the tag of timm's weights that the user named, or "".
-    """
-    if source.kind is None:
-        return stated or Component(kind=_identified(source, encoder)), ""
-    kind, _, tag = source.kind.partition(".")
-    if not kind.startswith("timm/"):
-        return Component(kind=source.kind), ""
-    if tag:
-        _check_tag(source, kind.removeprefix("timm/"), tag, config)
-    return Component(kind=kind), tag
 
 
 def _check_tag(source: Source, architecture: str, tag: str, config: dict[str, Any]) -> None:
@@ -171,22 +153,18 @@ def _check_tag(source: Source, architecture: str, tag: str, config: dict[str, An
 def _computing_as(wanted: Component, own: Component | None) -> Component:
     """Add what the source's config says and no tensor shows: epsilons of norms and the like.
 
-    What `wanted` says itself stays.
+    What `wanted` says itself stays; networks of one module of timm take the same arguments.
     """
-    if own is None or own == wanted or not _one_family(wanted.kind, own.kind):
+    if own is None or own == wanted:
+        return wanted
+    import timm
+
+    kinds = [each.kind for each in (wanted, own) if each.kind.startswith("timm/")]
+    known = [name for name in (k.removeprefix("timm/") for k in kinds) if timm.is_model(name)]
+    if len(known) < 2 or len({timm.models.model_entrypoint(n).__module__ for n in known}) > 1:
         return wanted
     theirs = {key: own.arguments[key] for key in _NOT_IN_TENSORS if key in own.arguments}
     return Component.model_validate({"kind": wanted.kind, **theirs, **wanted.arguments})
-
-
-def _one_family(kind: str, other: str) -> bool:
-    """Say whether two kinds are networks of one module of timm, which take the same arguments."""
-    import timm
-
-    names = [each.removeprefix("timm/") for each in (kind, other) if each.startswith("timm/")]
-    known = [name for name in names if timm.is_model(name)]
-    modules = {timm.models.model_entrypoint(name).__module__ for name in known}
-    return len(known) == 2 and len(modules) == 1
 
 
 def _identified(source: Source, encoder: Encoder) -> str:
@@ -220,11 +198,10 @@ def _identified(source: Source, encoder: Encoder) -> str:
             continue
         if resized:  # made for another size
             continue
-        image = torch.randn(
-            1, backbone.channels, size, size, generator=torch.Generator().manual_seed(0)
-        )
+        seeded = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            features: Tensor = backbone.eval()(image)
+            shape = (1, backbone.channels, size, size)
+            features: Tensor = backbone.eval()(torch.randn(shape, generator=seeded))
         if reference is None:
             reference = features
         elif features.shape != reference.shape or not (
@@ -298,13 +275,13 @@ def _build(
     Raises:
         TooLarge: It has far more numbers than the file; nothing was allocated.
     """
+    network: nn.Module = nn.Identity()
     try:
         with within_memory("backbone"), torch.device("meta"):
             network = build_backbone(component, crop_px=crop_px).network
-    except TooLarge:
-        raise
-    except UserError:  # some constructors read what they compute: the real one decides
-        network = nn.Identity()
+    except UserError as error:  # some constructors read what they compute: the real one decides
+        if isinstance(error, TooLarge):
+            raise
     found = first_convolution(network)
     # some see something else first than the image: its frequencies, its pixels folded
     of_image = found is not None and found[1].in_channels == RGB_CHANNELS

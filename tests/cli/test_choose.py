@@ -228,11 +228,3 @@ def test_a_join_and_a_source_with_a_size_keep_theirs(call, models, photos, tmp_p
     joined = "small_resnet 16 px + small_resnet 24 px@24"
     pair = ("small_resnet@24", "small_resnet@16")
     assert {tuple(row["parts"]) for row in rows} == {*((name,) for name in (*pair, joined)), pair}
-
-
-def test_a_network_is_not_joined_with_itself_under_two_names(call, models, photos, tmp_path):
-    out = tmp_path / "out"
-    words = [models[0], f"{models[0]}/", "--data", photos, "--out", out]
-    status, said, errors = call("choose", *words)
-    assert status == 2, said
-    assert "it is small_resnet@16 again" in errors

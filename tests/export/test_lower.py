@@ -15,6 +15,7 @@ from PIL import Image
 import sslpipe
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
+from sslpipe.data.loader import one_pass
 from sslpipe.errors import ExportError
 from sslpipe.export import front, lower
 from sslpipe.export.front import with_preprocessing
@@ -80,9 +81,8 @@ def test_lower_formats_are_proved_by_neighbours_and_say_so(lowered, images):
     assert list(found) == LOWER
     card = (out / "README.md").read_text()
     rng = np.random.default_rng(0).permutation(80)
-    proof = np.sort(rng[40:])  # the other half has calibrated
-    pixels = torch.stack([batch_image(split, int(number)) for number in proof])
-    views = model.view(pixels, torch.full((len(pixels), 2), 32))
+    (batch,) = one_pass(split, ids=np.sort(rng[40:]))  # the other half has calibrated
+    views = model.view(batch.images, torch.full((40, 2), 32))
     with torch.no_grad():
         expected = model(views)
     for name in LOWER:
@@ -97,13 +97,6 @@ def test_lower_formats_are_proved_by_neighbours_and_say_so(lowered, images):
     assert found["onnx-float16"].first >= 0.95 <= found["onnx-int8"].first + 0.2
     halves = onnx.load(written["onnx-float16"]).graph.initializer
     assert {each.data_type for each in halves if len(each.dims) == 4} == {onnx.TensorProto.FLOAT16}
-
-
-def batch_image(split, number):
-    from sslpipe.data.loader import one_pass
-
-    (batch,) = one_pass(split, ids=np.array([number]))
-    return batch.images[0]
 
 
 def test_int8_weights_have_seven_bits_and_a_scale_each_channel(lowered):

@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from sslpipe.errors import ExportError
-from sslpipe.export.load import load_run
-from sslpipe.export.write import load_for_export
+from sslpipe.export.load import load_backbone, load_run
 from sslpipe.models.averaged import averaged, decay_at, follow_average
 from sslpipe.models.backbones import small_resnet
 from sslpipe.run.checkpoint_files import checkpoint_names
@@ -77,7 +76,7 @@ def test_a_runs_average_is_that_of_its_checkpoints_and_changes_no_trained_weight
 
 
 def test_the_average_is_exported_on_request_and_told_of(run):
-    trained, average = load_run(run / "ema"), load_for_export(run / "ema", weights="ema")
+    trained, average = load_run(run / "ema"), load_backbone(run / "ema", weights="ema")
     assert "weights" not in trained.config.facts
     assert average.config.facts["weights"] == "ema"
     saved = final_weights(run / "ema")

@@ -79,7 +79,15 @@ def check(kind: str, full: nn.Module, tmp_path, *, features: bool = True, **opti
         assert difference(model, headless, model.view.crop_px, count=1) <= 1e-5
 
 
-def check_timm(family: str, tmp_path) -> None:
+def slow_but(quick, families):
+    """The families as parameters of a test, slow but for some."""
+    assert {*quick} <= {*families}
+    return [pytest.param(f, marks=() if f in quick else pytest.mark.slow) for f in families]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", slow_but(QUICK, timm.list_modules()))
+def test_every_family_of_timm_loads_whole(family, tmp_path):
     name = smallest(family)
     kind, arguments = f"timm/{name}", ARGUMENTS.get(family, {})
     full = timm.create_model(name, **arguments)
@@ -88,30 +96,10 @@ def check_timm(family: str, tmp_path) -> None:
     check(kind, randomised(full), tmp_path, features=features, **options)
 
 
-@pytest.mark.parametrize("family", QUICK)
-def test_a_family_of_timm_loads_whole(family, tmp_path):
-    check_timm(family, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("family", timm.list_modules())
-def test_every_family_of_timm_loads_whole(family, tmp_path):
-    check_timm(family, tmp_path)
-
-
-@pytest.mark.parametrize("family", ["MobileNetV3", "ResNet", "ShuffleNetV2"])
-def test_a_family_of_torchvision_loads_whole(family, tmp_path):
-    check_torchvision(family, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", CLASSIFIERS)
+@pytest.mark.parametrize(
+    "family", slow_but(("MobileNetV3", "ResNet", "ShuffleNetV2"), [*CLASSIFIERS])
+)
 def test_every_family_of_torchvision_loads_whole(family, tmp_path):
-    check_torchvision(family, tmp_path)
-
-
-def check_torchvision(family: str, tmp_path) -> None:
     full = torchvision.models.get_model(TORCHVISION[family], weights=None)
     assert type(full).__name__ == family
     check(f"torchvision/{TORCHVISION[family]}", randomised(full), tmp_path)
