@@ -119,10 +119,23 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     faiss.omp_set_num_threads(given.threads)
     draws = torch.Generator().manual_seed(0)
-from sslpipe.evaluation.approximate import Approximate, write_approximate
-from sslpipe.evaluation.embed import Embeddings, read_embeddings, save_embeddings
-from sslpipe.evaluation.neighbours import Neighbours, fixed_point_units, nearest
-from sslpipe.portable import sha256_of
+    bank = unit_rows(given.rows, draws)
+    queries = [unit_rows(count, draws) for count in QUERIES]
+    opened, search = exact(bank, queries)
+    print(f"{given.rows:,} rows; unit rows once: {opened['s']:.1f} s, {opened['cpu_s']:.1f} of CPU")
+    head = ("queries", "ours, s", "of CPU", "faiss, s", "of CPU", "times as fast", "same")
+    print_table(head, [[f"{value:.4g}" for value in each.values()] for each in search])
+    with tempfile.TemporaryDirectory() as folder:
+        built = indexes(bank, list(map(fixed_point_units, queries)), Path(folder))
+    columns = [f"{n}, CPU s" for n in QUERIES]
+    head = ("built", "MB", "made, CPU s", "opened, CPU s", *columns, "recall")
+    lines = []
+    for each in built:
+        found = [each[f"of_{count}"] for count in QUERIES]
+        numbers = [each["bytes"] / 1e6, each["made_cpu_s"], each["open_cpu_s"]]
+        numbers += [*(one["search_cpu_s"] for one in found), found[-1]["recall"]]
+        lines.append([each["kind"], *(f"{number:.4g}" for number in numbers)])
+    print_table(head, lines)
     save(
         given.json,
         {
