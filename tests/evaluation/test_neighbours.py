@@ -69,6 +69,24 @@ def test_only_a_query_of_which_a_nearer_row_may_be_left_out_meets_the_whole_bank
         assert met == expected
 
 
+def test_only_rows_that_may_be_among_the_nearest_are_compared_exactly(monkeypatch):
+    compared, original = [], neighbours.exact_cosines
+
+    def counting(bank, rows, *rest):
+        compared.append(len(rows))
+        return original(bank, rows, *rest)
+
+    monkeypatch.setattr(neighbours, "exact_cosines", counting)
+    bank, queries = random_rows(3000, 8, 5, 3).features, random_rows(70, 8, 5, 4).features
+    nearest(bank, queries, 10)
+    assert 700 <= sum(compared) <= 710  # 42 are proposed
+    monkeypatch.setattr(neighbours, "PART_BYTES", 1000 * 8 * 4)
+    compared.clear()
+    nearest(bank, queries, 10)
+    assert len(compared) == 3
+    assert sum(compared[1:]) < 1.5 * compared[0]  # of later parts, what is nearer than those found
+
+
 def test_without_queries_there_is_nothing_and_a_tile_is_an_eighth_of_the_memory(monkeypatch):
     bank = random_rows(3000, 8, 5, 3).features
     assert nearest(bank, bank[:0], 10).indices.shape == (0, 10)
