@@ -33,7 +33,6 @@ from sslpipe.report.results import (
 )
 from sslpipe.report.run import RunFiles, Tree
 
-SUITE = "sslpipe evaluate suite RUN --data DIR/dataset.json --out RUN/eval.json"
 NEEDS_RESULTS = Markup(
     "<p class='missing'>Needs eval.json: see <a href='#results'>Results</a>.</p>"
 )
@@ -70,7 +69,14 @@ def build_page(
     found = found_neighbours(run, queries, bank)
     chart = few_shot_chart(evaluation) if evaluation else ""
     builders: dict[str, Callable[[], Markup]] = {
-        "Results": lambda: _results(run),
+        "Results": lambda: render(
+            "run.results",
+            run=run,
+            table=evaluation and result_table(evaluation),
+            leakage=evaluation and leakage(evaluation),
+            others_title=OTHER_MEASURES,
+            others=evaluation and task_tables(evaluation),
+        ),
         "Nearest neighbours": lambda: (
             render(
                 "embeddings.neighbours",
@@ -155,21 +161,6 @@ def confusion(evaluation: Tree, classes: list[str]) -> Markup:
         pairs=[f"{names[t]} predicted as {names[p]}: {off[t, p]}" for t, p in pairs if off[t, p]],
         worst=[f"{names[label]}: recall {100 * recall[label]:.0f} %" for label in lowest],
     )
-
-
-def _results(run: RunFiles) -> Markup:
-    if run.evaluation:
-        return render(
-            "run.results",
-            table=result_table(run.evaluation),
-            leakage=leakage(run.evaluation),
-            others_title=OTHER_MEASURES,
-            others=task_tables(run.evaluation),
-        )
-    if run.data["classes"]:
-        return render("missing", text="No eval.json yet.", command=SUITE)
-    text = "Without labels there is no accuracy. Scores without labels: see Training."
-    return render("missing", text=text)
 
 
 def _split_of(index: DatasetIndex | None, features: Features | None) -> Split | None:

@@ -62,13 +62,13 @@ def cluster_page(
     for k in range(min(SHOWN_CLUSTERS, count)):
         own = clusters.members(k)
         classes = Counter(labels[own][labels[own] >= 0].tolist())
-        held = [
-            (names[at] if at < len(names) else str(at), 100 * number / classes.total())
-            for at, number in sorted(classes.items(), key=lambda each: (-each[1], each[0]))[:2]
+        most = [
+            (names[at] if at < len(names) else str(at), 100 * held / classes.total())
+            for at, held in sorted(classes.items(), key=lambda each: (-each[1], each[0]))[:2]
         ]
         others = own[permutation(len(own), seed, k)][:MEMBERS]
         members = [clusters.central[k], *others[others != clusters.central[k]]][:MEMBERS]
-        table.append((int(clusters.sizes[k]), held, ids[members].tolist()))
+        table.append((int(clusters.sizes[k]), most, ids[members].tolist()))
     pictures = thumbnails(split, [one for *_, members in table for one in members])
     # the map
     mapped = permutation(len(ids), seed)[:MOST_MAPPED]
@@ -76,7 +76,8 @@ def cluster_page(
     pca = PCA(2, svd_solver="full")
     places = pca.fit_transform(unit_rows(rows.rows(torch.from_numpy(some)).to("cpu")))
     at = np.searchsorted(some, clusters.central[: len(table)])  # the largest cluster's first
-    uris = {int(row): pictures.get(int(ids[some[row]]), "") for row in at[apart(places[at])]}
+    kept = {int(row): int(ids[some[row]]) for row in at[apart(places[at])]}
+    uris = {row: pictures[sample] for row, sample in kept.items() if sample in pictures}
     chart = scatter(
         f"PCA of features of length 1, {100 * pca.explained_variance_ratio_.sum():.0f} % of their "
         f"variance; {len(some):,} dots.",

@@ -32,17 +32,12 @@ _RATE = Chart("learning rate", {"lr": "learning rate"}, (0.0,))
 _GRADIENT = Chart("gradient norm", {"grad_norm": "norm"}, (0.0,))
 _RANK = Chart("effective rank", {"effective_rank": "rank"}, (1.0,))
 _COSINE = Chart("cosine", _SIMILARITY, (0.0, 1.0))
-_HOLDOUT = "held-out {}, without labels"
+_RANKS = {"holdout_rankme": "RankMe", "holdout_lidar": "LiDAR"}
 CHARTS = (
     _LOSS,
     Chart("held-out kNN top-1", {"holdout_knn": "top-1"}, kind="eval"),
-    Chart(
-        _HOLDOUT.format("ranks"),
-        {"holdout_rankme": "RankMe", "holdout_lidar": "LiDAR"},
-        (1.0,),
-        "eval",
-    ),
-    Chart(_HOLDOUT.format("view recall"), {"holdout_view_recall": "recall"}, kind="eval"),
+    Chart("held-out ranks, without labels", _RANKS, (1.0,), "eval"),
+    Chart("held-out view recall, without labels", {"holdout_view_recall": "recall"}, kind="eval"),
     _RATE,
     _GRADIENT,
     Chart("alignment", {"alignment": "alignment"}, (0.0,)),

@@ -46,27 +46,22 @@ def unit_rows(rows: Embeddings) -> Floats:
     return F.normalize(rows.features.double(), dim=1).numpy()
 
 
-def tsne_map(rows: Embeddings) -> tuple[Floats, float]:
-    """Map unit-length features by t-SNE from 50 main axes: (n, 2), and the perplexity."""
+def embedding_map(run: RunFiles, queries: Features) -> Markup:
+    """Draw t-SNE of some test features; hovering shows the images where they are known."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
-    features = unit_rows(rows)
-    perplexity = min(30.0, (len(features) - 1) / 3)
-    reduced = PCA(min(50, *features.shape), svd_solver="full").fit_transform(features)
-    tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=0, max_iter=TSNE_STEPS)
-    return tsne.fit_transform(reduced).astype(np.float64), perplexity
-
-
-def embedding_map(run: RunFiles, queries: Features) -> Markup:
-    """Draw t-SNE of some test features; hovering shows the images where they are known."""
     rows, split = mapped_rows(queries.rows), queries.split
     if len(rows.ids) < FEWEST_MAPPED:
         return render("missing", text=f"{len(rows.ids)} embeddings are too few for a map.")
     labels, ids = rows.labels.numpy(), rows.ids.tolist()
     count = max(len(run.classes), int(labels.max()) + 1)
     names = [*run.classes, *(f"class {label}" for label in range(len(run.classes), count))]
-    places, perplexity = tsne_map(rows)
+    # unit-length features, from 50 main axes
+    features, perplexity = unit_rows(rows), min(30.0, (len(ids) - 1) / 3)
+    reduced = PCA(min(50, *features.shape), svd_solver="full").fit_transform(features)
+    tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=0, max_iter=TSNE_STEPS)
+    places = tsne.fit_transform(reduced).astype(np.float64)
     # images: small ones for hovering, and some on the map
     small: dict[int, str] = {}
     large: dict[int, str] = {}

@@ -97,7 +97,8 @@ def clear_best(lines: list[Line], column: str) -> list[Line]:
             is_clear = all(high < their_low for their_low, _ in others)
         else:
             is_clear = all(low > their_high for _, their_high in others)
-        clear += [line] * bool(others and is_clear)
+        if others and is_clear:
+            clear.append(line)
     return clear
 
 

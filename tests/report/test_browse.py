@@ -121,7 +121,7 @@ def served(shop, tmp_path_factory):
     log = tmp_path_factory.mktemp("served") / "log"
     with log.open("w") as file, subprocess.Popen(words, stderr=file) as process:
         try:
-            for _ in range(1200):
+            for _ in range(3000):  # numba compiles UMAP first
                 if found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text()):
                     break
                 assert process.poll() is None, log.read_text()
