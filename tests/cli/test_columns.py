@@ -19,7 +19,8 @@ from sslpipe.evaluation.nuisance import nuisance
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.suite_file import check_report
 from sslpipe.evaluation.whiten import whiten
-from sslpipe.export.write import export_backbone, load_backbone
+from sslpipe.export.load import load_backbone
+from sslpipe.export.write import export_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.report.compare import merged
 from sslpipe.report.results import task_tables

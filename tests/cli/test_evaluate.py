@@ -29,7 +29,8 @@ from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import embed, load_embeddings, save_embeddings
 from sslpipe.evaluation.knn import knn_accuracies
 from sslpipe.evaluation.whiten import fit_whitening, whiten
-from sslpipe.export.write import export_backbone, load_backbone
+from sslpipe.export.load import load_backbone
+from sslpipe.export.write import export_backbone
 from sslpipe.metric_learning.finetune import finetune
 from sslpipe.models.state import module_sha256
 from sslpipe.recipe import load_recipe
