@@ -32,11 +32,8 @@ class ByDescriptors:
     WIDER are found by the low frequencies of a picture's COARSE views; the k of them most like any
     view stay. Sums of whole numbers are exact: neither tiles nor threads change a pair.
 
-    Args:
-        descriptors: (N, VIEWS, 64) int8, of all samples; they are held once.
-        rows: (M,) int64 of those that are compared, ascending.
-        num_workers: Threads that search; 0: the caller does.
-        least: Cosine that a neighbour has at least.
+    `descriptors` (N, VIEWS, 64) int8 are of all samples and held once, `rows` (M,) of those that
+    are compared, ascending; a neighbour has at least the cosine `least`.
     """
 
     def __init__(
@@ -58,15 +55,10 @@ class ByDescriptors:
         self.length = _lengths(self.whole)  # (M,)
 
     def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
-        """Pair each of some samples, ascending, with its k nearest.
+        """Pair each of some samples (n,), ascending, with its k nearest.
 
-        Args:
-            samples: (n,) which.
-            k: How many neighbours.
-            advance: Called with the number of samples of each part that is done.
-
-        Returns:
-            (P, 2) int64 rows of samples, each pair once, the lower row first, in order.
+        Returns (P, 2) int64 rows of samples, each pair once, the lower row first, in order.
+        `advance` is called with the number of samples of each part that is done.
         """
         rows = np.searchsorted(self.rows, samples)
         parts = [rows[at : at + TILE_ROWS] for at in range(0, len(rows), TILE_ROWS)]

@@ -44,14 +44,8 @@ def by_coverage(
 
     There are as many clusters as there will be labels; the typical row has the largest mean
     similarity to its TYPICAL_NEIGHBOURS nearest in the cluster. k-centre greedy (Sener and Savarese
-    2018, arXiv:1708.00489) takes the farthest, which with few labels are outliers: see
-    docs/measured/selection.json.
-
-    Args:
-        rows: Features of one split.
-        count: How many to choose.
-        labelled: (N,) which rows have a label and are not chosen.
-        seed: Of the clusters.
+    2018, arXiv:1708.00489) takes the farthest, with few labels outliers: benchmarks/selection.py,
+    whose figures are in docs/measured/selection.json. Rows that are `labelled` (N,) are not chosen.
 
     Raises:
         DataError: Fewer rows are left than `count`, or fewer distinct ones than clusters.

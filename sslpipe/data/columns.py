@@ -15,7 +15,7 @@ A missing value knows nothing: it equals no other, and its sample is in no group
 import hashlib
 import io
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -115,32 +115,12 @@ def members_dtype(samples: int) -> np.dtype[Any]:
     return np.dtype("<i4") if samples < 2**31 else np.dtype("<i8")
 
 
-def map_file(url: str, file: ColumnFile, *, verify: bool) -> NDArray[Any]:
-    """Map a local .npy file, or hold a remote one. Raises: DataError where it is damaged."""
-    remote = bool(scheme(url))
-    raw = read_bytes(url) if remote else b""
-    size = len(raw) if remote else size_of(url)
-    if size is None:
-        raise DataError(f"{url} is missing; {REWRITE}")
-    if size != file.bytes:
-        raise DataError(f"{url} has {size} bytes, not the index's {file.bytes}; {REWRITE}")
-    if verify:
-        digest = hashlib.sha256(raw).hexdigest() if remote else sha256_of(Path(url))
-        if digest != file.sha256:
-            raise DataError(f"{url}: its sha256 is not the one in dataset.json; {REWRITE}")
-    try:
-        return load_array(io.BytesIO(raw)) if remote else load_array(url, mapped=True)
-    except Exception as error:  # numpy raises many kinds for a damaged header
-        raise DataError(f"{url} is not a .npy file: {error}; {REWRITE}") from None
-
-
 @dataclass(eq=False)
 class Column:
-    """One column of one split of `samples`, `entry` in the manifest; opened when it is needed.
+    """One column of one split of `samples`, `entry` in the manifest.
 
-    What is remote is held in memory. With `verify` each file that is opened is compared with its
-    sha256, which reads it once; without, its size and header are looked at and reading values
-    touches their own pages only.
+    A file is opened when it is needed, and compared with its sha256; a remote one is held in
+    memory.
     """
 
     folder: str
@@ -148,7 +128,6 @@ class Column:
     name: str
     entry: ColumnEntry
     samples: int
-    verify: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         self.kind = self.entry.kind
@@ -176,11 +155,8 @@ class Column:
     def show(self, ids: ArrayLike) -> list[str | None]:
         """Write values for people: strings as they are, times in ISO 8601; None where missing."""
         values = self.values_of(ids)
-        present = ~is_missing(self.kind, values)
-        return [
-            self.show_value(value) if there else None
-            for value, there in zip(values.tolist(), present.tolist(), strict=True)
-        ]
+        rows = zip(values.tolist(), is_missing(self.kind, values).tolist(), strict=True)
+        return [None if missing else self.show_value(value) for value, missing in rows]
 
     def show_value(self, value: int | float) -> str:
         """Write one stored value that is not missing."""
@@ -209,7 +185,7 @@ class Column:
         """The table of strings. Raises: DataError where the column is no text."""
         if self.entry.strings is None:
             raise DataError(f"{self._place}: its kind is {self.kind}; only a text has strings")
-        raw = self._open(self.entry.strings, np.dtype("u1"), None)
+        raw = self._open(self.entry.strings, np.dtype("u1"), (None,))
         return Strings(raw, join(self.folder, self.entry.strings.file))
 
     @cached_property
@@ -227,8 +203,7 @@ class Column:
         table = self._open(own.groups, np.dtype("<i8"), (2, None))
         members = self._open(own.members, members_dtype(self.samples), (None,))
         groups = Groups(self, table, members)
-        if self.verify:
-            groups.check()
+        groups.check()
         return groups
 
     @property
@@ -236,18 +211,28 @@ class Column:
         return f"column {self.name!r} of {self.folder}, split {self.split!r}"
 
     def _open(
-        self, file: ColumnFile, dtype: np.dtype[Any], shape: tuple[int | None, ...] | None
+        self, file: ColumnFile, dtype: np.dtype[Any], shape: tuple[int | None, ...]
     ) -> NDArray[Any]:
-        """Map a file of this type; None stands for any size. Raises: DataError."""
+        """Map a .npy file of this type, or hold a remote one; None stands for any size."""
         url = join(self.folder, file.file)
-        array = map_file(url, file, verify=self.verify)
-        shape = (None,) if shape is None else shape
-        fits = len(shape) == array.ndim and all(
-            wanted in (None, size) for wanted, size in zip(shape, array.shape, strict=False)
-        )
-        if array.dtype != dtype or not fits:
-            wanted = tuple("any" if size is None else size for size in shape)
-            raise DataError(f"{url}: {array.dtype} {array.shape}, not {dtype} {wanted}; {REWRITE}")
+        remote = bool(scheme(url))
+        raw = read_bytes(url) if remote else b""
+        size = len(raw) if remote else size_of(url)
+        if size is None:
+            raise DataError(f"{url} is missing; {REWRITE}")
+        if size != file.bytes:
+            raise DataError(f"{url} has {size} bytes, not the index's {file.bytes}; {REWRITE}")
+        digest = hashlib.sha256(raw).hexdigest() if remote else sha256_of(Path(url))
+        if digest != file.sha256:
+            raise DataError(f"{url}: its sha256 is not the one in dataset.json; {REWRITE}")
+        try:
+            array = load_array(io.BytesIO(raw)) if remote else load_array(url, mapped=True)
+        except Exception as error:  # numpy raises many kinds for a damaged header
+            raise DataError(f"{url} is not a .npy file: {error}; {REWRITE}") from None
+        sizes = tuple("any" if size is None else size for size in shape)
+        known = tuple(k if s == "any" else s for k, s in zip(array.shape, sizes, strict=False))
+        if array.dtype != dtype or array.ndim != len(sizes) or array.shape != known:
+            raise DataError(f"{url}: {array.dtype} {array.shape}, not {dtype} {sizes}; {REWRITE}")
         return array
 
 
@@ -318,11 +303,6 @@ class Groups:
         """Count the samples of every group, (G,)."""
         sizes: NDArray[np.int64] = np.diff(self.starts, append=len(self.ids))
         return sizes
-
-    def pick(self, places: ArrayLike) -> NDArray[np.int64]:
-        """Read ids at places of `ids`."""
-        found: NDArray[np.int64] = self.ids[np.asarray(places, np.int64)].astype(np.int64)
-        return found
 
     def _damaged(self) -> DataError:
         return DataError(f"column {self.column.name!r}: its groups are damaged; {REWRITE}")

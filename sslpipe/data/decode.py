@@ -197,8 +197,7 @@ def header_size(raw: Content) -> tuple[int, int]:
 
 
 def _known_kind(raw: Buffer) -> Kind:
-    kind = image_kind(raw)
-    if kind is None:
+    if (kind := image_kind(raw)) is None:
         raise BadSample(f"not a JPEG, PNG or WebP: {looks_like(raw)}")
     return kind
 

@@ -17,7 +17,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -77,29 +77,19 @@ class ShardFile(BaseModel):
 
 
 class Manifest(BaseModel):
-    """dataset.json; `source` and `license` are free text.
-
-    Args:
-        schema_version: One of SCHEMA_VERSIONS.
-        name: Of the data set.
-        classes: Names by label; empty where unlabelled.
-        mean: Of each channel in [0, 1] of its range, of the train split; `std` as well.
-        splits: Each split's shards, in index order.
-        columns: What else is known of the samples, by name.
-        image: What the images are; None: 8-bit RGB.
-    """
+    """dataset.json; mean and std are of each channel in [0, 1] of its range, of the train split."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     schema_version: int
     name: str
-    source: str = ""
+    source: str = ""  # free text, as `license`
     license: str = ""
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  # names by label; empty where unlabelled
     mean: tuple[Level, ...] = IMAGENET_MEAN
     std: tuple[Spread, ...] = IMAGENET_STD
     splits: dict[Annotated[str, AfterValidator(_split_name)], tuple[ShardFile, ...]]
     columns: dict[Annotated[str, Field(pattern=f"^{COLUMN_NAME}$")], ColumnEntry] = {}
-    image: ImageType | None = None
+    image: ImageType | None = None  # None: 8-bit RGB
 
     @model_validator(mode="after")
     def _check_statistics(self) -> "Manifest":
@@ -115,31 +105,22 @@ class Manifest(BaseModel):
 class Split:
     """One split's shards in index order, and where each sample lies in them; as in the manifest.
 
-    `folder` is where dataset.json is, a path or a URL. `allow_pipe` as in `load_index`. The shards
-    hold images of `stored_type`; who reads them gets `image_type`, the `channels` of it that were
-    selected (None: all).
+    The shards hold images of `stored_type`; who reads them gets `image_type`, the `channels` of it
+    that were selected (None: all).
     """
 
-    def __init__(
-        self,
-        folder: str,
-        name: str,
-        shards: tuple[ShardFile, ...],
-        columns: Mapping[str, ColumnEntry] | None = None,
-        *,
-        allow_pipe: bool = False,
-        stored_type: ImageType = RGB8,
-        channels: tuple[int, ...] | None = None,
-    ) -> None:
-        self.folder, self.name, self.shards = folder, name, shards
-        self.stored_type, self.channels = stored_type, channels
-        self.image_type = stored_type if channels is None else stored_type.select(channels)
-        self.suffixes = IMAGE_SUFFIXES if stored_type.is_rgb8 else ARRAY_SUFFIXES
-        self.allow_pipe = allow_pipe
-        self.columns = dict(columns or {})
-        sizes = np.array([shard.samples for shard in shards], dtype=np.int64)
+    def __init__(self, index: "DatasetIndex", name: str) -> None:
+        self.name, self.folder, self.allow_pipe = name, index.folder, index.allow_pipe
+        self.shards, self.columns = index.manifest.splits[name], index.manifest.columns
+        self.suffixes = IMAGE_SUFFIXES if index.stored_type.is_rgb8 else ARRAY_SUFFIXES
+        self._select(index)
+        sizes = np.array([shard.samples for shard in self.shards], dtype=np.int64)
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])  # (shards + 1,)
         self.offsets = lru_cache(maxsize=SIDECARS_KEPT)(self._read_offsets)
+
+    def _select(self, index: "DatasetIndex") -> None:
+        self.index, self.channels = index, index.channels
+        self.stored_type, self.image_type = index.stored_type, index.image_type
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -157,8 +138,7 @@ class Split:
     def with_channels(self, names: Sequence[str]) -> "Split":
         """Return the same split, read as these of its stored channels, in this order."""
         split = copy.copy(self)
-        split.channels = tuple(map(self.stored_type.channels.index, names))
-        split.image_type = self.stored_type.select(split.channels)
+        split._select(self.index.with_channels(names))
         return split
 
     @cached_property
@@ -179,10 +159,10 @@ class Split:
         """Say whether a column of this name has values of this split."""
         return name in self.columns and self.name in self.columns[name].splits
 
-    def column(self, name: str, *, verify: bool = True) -> Column:
-        """Open a column by its name; `verify` as in `Column`. Raises: DataError for no such one."""
+    def column(self, name: str) -> Column:
+        """Open a column by its name. Raises: DataError for no such one."""
         entry = find_column(self.columns, name, self.folder)
-        return Column(self.folder, self.name, name, entry, len(self), verify=verify)
+        return Column(self.folder, self.name, name, entry, len(self))
 
     def _read_offsets(self, shard: int) -> NDArray[np.int64]:
         """(samples, 3) int64: start, end, label."""
@@ -210,15 +190,7 @@ class RelabelledSplit(Split):
     """
 
     def __init__(self, split: Split, column: Column) -> None:
-        super().__init__(
-            split.folder,
-            split.name,
-            split.shards,
-            split.columns,
-            allow_pipe=split.allow_pipe,
-            stored_type=split.stored_type,
-            channels=split.channels,
-        )
+        super().__init__(split.index, split.name)
         self.original, self.column_of_labels, self._groups = split, column, column.groups
 
     @cached_property
@@ -294,19 +266,12 @@ class DatasetIndex:
                     f"{self.folder} has no channel {name!r}{did_you_mean(name, known)}; it has: "
                     f"{', '.join(known)}"
                 )
-        shown = self.image_type.channels
-        mean = dict(zip(shown, self.manifest.mean, strict=True))
-        std = dict(zip(shown, self.manifest.std, strict=True))
-        selected = copy.copy(self)
-        selected.channels = tuple(map(known.index, names))
-        image = self.stored_type.select(selected.channels)
-        selected.manifest = self.manifest.model_copy(
-            update={
-                "image": None if image.is_rgb8 else image,
-                "mean": tuple(mean[name] for name in names),
-                "std": tuple(std[name] for name in names),
-            }
-        )
+        selected, stored = copy.copy(self), self._stored
+        selected.channels = places = tuple(map(known.index, names))
+        image = self.stored_type.select(places)
+        mean, std = (tuple(each[k] for k in places) for each in (stored.mean, stored.std))
+        update = {"image": None if image.is_rgb8 else image, "mean": mean, "std": std}
+        selected.manifest = self.manifest.model_copy(update=update)
         return selected
 
     def has_sha256(self, recorded: object) -> bool:
@@ -318,16 +283,7 @@ class DatasetIndex:
         if name not in self.manifest.splits:
             known = ", ".join(sorted(self.manifest.splits))
             raise DataError(f"{self.folder} has no split {name!r}; it has: {known}")
-        shards, columns = self.manifest.splits[name], self.manifest.columns
-        return Split(
-            self.folder,
-            name,
-            shards,
-            columns,
-            allow_pipe=self.allow_pipe,
-            stored_type=self.stored_type,
-            channels=self.channels,
-        )
+        return Split(self, name)
 
     def check_files(self, split: str) -> None:
         """Check that every shard is there with the index's size; nothing is read.

@@ -56,43 +56,35 @@ class StreamReader:
 
     def take(self, step: int, partners: list[int] | None = None) -> Taken:
         """Read this stream's part of a global step; of the partners, what its window holds."""
-        order = self._order
+        order, holds = self._order, self._store.holds
         epoch, within = divmod(step, order.steps_per_epoch)
         plan = order.epoch(epoch).stream(self._number)
         share = order.batch_size // order.num_streams
         begin = within * share
-        ids = plan.ids(begin, begin + share).tolist()
-        raws: list[Raw | None] = []
-        partner_raws: list[Raw | None] = []
-        for position, sample_id in enumerate(ids, begin):
-            partner = sample_id if partners is None else partners[position - begin]
-            if self._store.holds(sample_id) and self._store.holds(partner):
-                raws.append(None)
-                partner_raws.append(None)
-                continue
-            window = plan.window_at(position)
-            if self._window != (epoch, window):
-                self._window = (epoch, window)
-                self._raw = self._read(plan, window)
-            raws.append(self._raw.get(sample_id))
-            partner_raws.append(self._raw.get(partner))
-        return Taken(ids, raws, plan, begin, partners, partner_raws)
+        taken = Taken(plan.ids(begin, begin + share).tolist(), [], plan, begin, partners, [])
+        for row, sample_id in enumerate(taken.ids):
+            partner = sample_id if partners is None else partners[row]
+            kept = holds(sample_id) and holds(partner)
+            raws = {} if kept else self._read(plan, epoch, plan.window_at(begin + row))
+            taken.raws.append(raws.get(sample_id))
+            taken.partner_raws.append(raws.get(partner))
+        return taken
 
-    def _read(self, plan: StreamPlan, window: int) -> dict[int, Raw]:
-        ids = plan.window_ids(window)
-        wanted = ids[[not self._store.holds(i) for i in ids.tolist()]]
-        shard = int(plan.windows[window, 0])
-        rows = wanted - self._order.starts[shard]
-        return dict(zip(wanted.tolist(), self._store.reader.rows(shard, rows), strict=True))
+    def _read(self, plan: StreamPlan, epoch: int, window: int) -> dict[int, Raw]:
+        """Read the samples of a window that are not kept decoded, unless it was the last one."""
+        if self._window != (epoch, window):
+            ids = plan.window_ids(window)
+            wanted = ids[[not self._store.holds(i) for i in ids.tolist()]]
+            shard = int(plan.windows[window, 0])
+            raws = self._store.reader.rows(shard, wanted - self._order.starts[shard])
+            self._window, self._raw = (epoch, window), dict(zip(wanted.tolist(), raws, strict=True))
+        return self._raw
 
 
 def open_reader(split: Split, run: RunConfig) -> Reader:
     """Open a split for reading, the way the recipe's [run] says."""
-    return Reader(
-        split,
-        window_bytes=run.window_bytes,
-        cache=DiskCache(Path(run.cache_dir), int(run.cache_gb * 1e9)) if run.cache_dir else None,
-    )
+    cache = DiskCache(Path(run.cache_dir), int(run.cache_gb * 1e9)) if run.cache_dir else None
+    return Reader(split, window_bytes=run.window_bytes, cache=cache)
 
 
 def batches(
@@ -114,28 +106,16 @@ def batches(
     The same arguments give the same batches, whatever run.num_workers, run.cache and the number of
     processes are: the ranks' parts, put together in rank order, are the one-process batch.
     A bad sample's place is taken by the next good one half a segment further in its stream, which
-    has no partner; where a partner is bad, both views show the sample itself.
-
-    Args:
-        split: Where the samples are.
-        order: Which sample stands where.
-        data: The recipe's [data].
-        run: The recipe's [run].
-        process: This process; it serves its share of the streams.
-        first_step: The global step to begin with.
-        device: Where the images are; all else is on the CPU.
-        on_bad: Called once for each bad sample, from any thread.
-        jpeg: See `ImageStore`.
-        prepare: Called with each step and its batch where it is collated: plans its views.
-        pairing: Of [pairs].
+    has no partner; where a partner is bad, both views show the sample itself. Only the images are
+    on `device`. `prepare` is called with each step and its batch where it is collated: it plans the
+    views. `on_bad` and `jpeg` as in `ImageStore`.
 
     Raises:
         DataError: A shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
     """
-    reader = open_reader(split, run)
     has_partners = pairing is not None and pairing.partners is not None
     store = ImageStore(
-        reader,
+        open_reader(split, run),
         canvas_px=data.canvas_px,
         keep=run.cache == "memory",
         on_bad=on_bad,
@@ -144,7 +124,6 @@ def batches(
     )
     streams = process.share(data.num_streams)
     readers = [StreamReader(order, store, number) for number in streams]
-
     pinned = device.type == "cuda"
 
     def read(step: int) -> list[Taken]:
@@ -213,16 +192,10 @@ def one_pass(
 ) -> Iterator[Batch]:
     """Yield this rank's contiguous share of the samples, each exactly once, in id order.
 
-    Args:
-        split: Where the samples are.
-        ids: (n,) the samples wanted, sorted; all of the split by default.
-        process: This process.
-        batch_size: Samples of a batch; the last one, or one with bad samples, has fewer.
-        canvas_px: Images with a longer side are reduced to it.
-        num_workers: Threads that decode; 0: the caller does.
-        on_bad: Called for each bad sample, which is skipped; without it, a DataError.
-        reader: Of this split; by default one that runs no command and keeps nothing on disk.
-        jpeg: See `ImageStore`.
+    `ids` (n,) are the samples wanted, sorted; all of the split by default. A bad one is skipped and
+    given to `on_bad`, without which it is a DataError; its batch has fewer than `batch_size`, and
+    so may the last one. With 0 `num_workers` the caller decodes. The default `reader` keeps nothing
+    on disk. `canvas_px` and `jpeg` as in `ImageStore`.
     """
     wanted = np.arange(len(split)) if ids is None else np.asarray(ids, dtype=np.int64)
     share = process.share(len(wanted))
@@ -257,15 +230,11 @@ def _refuse(bad: Quarantined) -> None:
 
 
 def stand_in(get: Callable[[int], T | None], plan: StreamPlan, position: int) -> tuple[int, T]:
-    """Find who takes a bad sample's place: the next good one half a segment further on.
+    """Find who takes a bad sample's place in its stream: the next good one half a segment further.
 
-    Args:
-        get: Gives what there is of a sample by its id, None for a bad one; it is returned, too.
-        plan: The bad sample's stream.
-        position: Its place there.
+    `get` gives what there is of a sample by its id, None for a bad one; it is returned, too.
 
-    Raises:
-        DataError: STAND_IN_TRIES samples in a row are bad.
+    Raises: DataError where STAND_IN_TRIES samples in a row are bad.
     """
     tries = min(STAND_IN_TRIES, plan.length)
     for further in range(tries):
@@ -296,13 +265,9 @@ def collate(
 ) -> Batch:
     """Put decoded images on one canvas, zeros around them.
 
-    Args:
-        split: Where their labels are.
-        ids: (B,) the positions' samples.
-        rows: Id and (C, h, w) image of the sample that stands at each position.
-        epoch: Of the batch.
-        partners: Of the second views; the images that are there come last, in this order.
-        pinned: Write to memory where a copy to a GPU begins; torch reuses it after the copies.
+    `ids` (B,) are the positions' samples, `rows` id and (C, h, w) image of who stands there;
+    images of `partners`, of second views, come last. `pinned` memory is where a copy to a GPU
+    begins; torch reuses it after the copies.
     """
     sources = np.array([source for source, _ in rows], np.int64)
     pictures = [image for _, image in rows] + [partner[1] for partner in partners if partner]
@@ -313,7 +278,6 @@ def collate(
     for canvas, picture, (h, w) in zip(images.numpy(), pictures, sizes.tolist(), strict=True):
         canvas[:h, :w] = picture.transpose(1, 2, 0)
         canvas[h:], canvas[:h, w:] = 0, 0
-    parts = (sizes, split.labels_of(sources), ids, sources)
-    tensors = [torch.from_numpy(part) for part in parts]
-    images = images.permute(0, 3, 1, 2)
-    return Batch(images, tensors[0], tensors[1], tensors[2], tensors[3], epoch)
+    arrays = sizes, split.labels_of(sources), ids, sources
+    of, labels, positions, read = map(torch.from_numpy, arrays)
+    return Batch(images.permute(0, 3, 1, 2), of, labels, positions, read, epoch)

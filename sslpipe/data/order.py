@@ -27,16 +27,11 @@ Booleans = NDArray[np.bool_]
 
 
 def held_out(labels: Integers, count: int, groups: Integers | None = None) -> Integers:
-    """Choose the ids of a fixed, class-stratified slice: the lowest hashes of each class.
+    """Choose the sorted ids of a fixed, class-stratified slice: the lowest hashes of each class.
 
-    Args:
-        labels: (N,) int64. Samples without a label (-1) are never taken, but with their group.
-        count: Of the slice; each class gives its share, rounded. 0: nobody.
-        groups: (N,) number of each sample's group, which is taken whole or not at all; then the
-            slice has as nearly `count` labelled samples as that allows; see `choose_groups`.
-
-    Returns:
-        Sorted ids.
+    Of `labels` (N,) each class gives its share of `count`, rounded; samples without one (-1) are
+    never taken, but with their group. `groups` (N,), if any, number what is taken whole or not at
+    all; see `choose_groups`.
 
     Raises:
         DataError: Nothing is left to train on, or with groups nothing is taken.
@@ -309,9 +304,5 @@ def mixing_score(batches: list[NDArray[np.int64]], pool: NDArray[np.int64]) -> f
 
 def _mean_entropy(batches: list[NDArray[np.int64]]) -> float:
     """In nats."""
-    values = []
-    for labels in batches:
-        shares = np.bincount(labels) / len(labels)
-        shares = shares[shares > 0]
-        values.append(-(shares * np.log(shares)).sum())
-    return float(np.mean(values))
+    shares = [np.unique(labels, return_counts=True)[1] / len(labels) for labels in batches]
+    return float(np.mean([-(each * np.log(each)).sum() for each in shares]))

@@ -54,10 +54,6 @@ class Survey(NamedTuple):
     outside: int = 0
     outside_bytes: float = 0.0
 
-    def plus(self, *more: float) -> "Survey":
-        """Add what another step has."""
-        return Survey(*(a + b for a, b in zip(self, more, strict=True)))  # type: ignore[arg-type]
-
     def reads_an_epoch(self, order: Order) -> str:
         """Say what partners outside of the window cost."""
         epochs = order.steps_per_epoch * order.batch_size / max(1, self.samples)
@@ -84,12 +80,7 @@ class Pairing:
         self.partners = None
         if pairs.has_partners:
             self.partners = Partners(
-                order,
-                same=same,
-                near=near,
-                different=different,
-                share=pairs.share,
-                reach=pairs.reach,
+                order, pairs.share, pairs.reach, same=same, near=near, different=different
             )
         with naming("pairs.never_negative"):
             self._masks = [[_grouped(column(name)) for name in names] for names in pairs.masks]
@@ -124,22 +115,21 @@ class Pairing:
     def survey(self, steps: Sequence[int], reach: str | None = None) -> Survey:
         """Count who finds a partner in some global steps, and where; `reach` as pairs.reach."""
         assert self.partners is not None
-        streams, found = range(self.order.num_streams), Survey()
+        streams, rows = range(self.order.num_streams), [(0, 0, 0, 0, 0.0)]
         bytes_each = np.array([shard.bytes / shard.samples for shard in self.split.shards])
         for step in steps:
             epoch, ids = self.order.ids(step, streams)
-            in_split = (reach or self.pairs.reach) == "split"
-            drawn = (
-                self.partners.in_split(epoch, ids)
-                if in_split
-                else self.partners.of_step(step, streams)
-            )
+            if (reach or self.pairs.reach) == "split":
+                drawn = self.partners.in_split(epoch, ids)
+            else:
+                drawn = self.partners.of_step(step, streams)
             has = drawn.ids != ids
             outside = has & ~self.partners.in_window(step, streams, drawn.ids)
             shards, _ = self.split.locate(drawn.ids[outside])
-            counts = len(ids), has.sum(), drawn.lonely.sum(), outside.sum()
-            found = found.plus(*map(int, counts), float(bytes_each[shards].sum()))
-        return found
+            lonely, size = drawn.lonely.sum(), float(bytes_each[shards].sum())
+            rows.append((len(ids), has.sum(), lonely, outside.sum(), size))
+        samples, partners, alone, out, size = np.sum(rows, axis=0).tolist()
+        return Survey(int(samples), int(partners), int(alone), int(out), size)
 
     def warnings(self, cache: str) -> list[str]:
         """List what a user should know before the first step. cache: run.cache."""

@@ -102,12 +102,12 @@ class Partners:
     def __init__(
         self,
         order: Order,
+        share: float = 1.0,
+        reach: str = "split",
         *,
         same: Sequence[Column],
         near: Near | None = None,
         different: Sequence[Column] = (),
-        share: float = 1.0,
-        reach: str = "split",
     ) -> None:
         self.order, self.share, self.reach = order, share, reach
         self.same, self.near, self.different = tuple(same), near, tuple(different)
@@ -194,10 +194,10 @@ class Partners:
         return others
 
     def _list(self, own: tuple[float, ...], base: int, begin: int, size: int) -> Integers:
-        return self._filter(own, self.bases[base].pick(np.arange(begin, begin + size)))
+        return self._filter(own, self.bases[base].ids[begin : begin + size].astype(np.int64))
 
     def _filter(self, own: tuple[float, ...], candidates: Integers) -> Integers:
-        return candidates[self._fit([np.array(value) for value in own], candidates)]
+        return candidates[self._fit(list(map(np.array, own)), candidates)]
 
     # who fits
 

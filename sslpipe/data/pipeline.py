@@ -34,20 +34,14 @@ class ViewPlan(Protocol):
 class PairRows(NamedTuple):
     """What [pairs] says of a batch's B rows; on the host.
 
-    Args:
-        image: (B,) int64, which of the batch's images the second view shows.
-        ids: (B, 2) int64, the samples that both views really show.
-        labels: (B, 2) int64, theirs; -1 for none.
-        groups: (B, 2, K) int64; views that share a number >= 0 in any column are no negatives of
-            each other.
-        lonely: (B,) bool, rows whose sample should have a partner and has none.
+    Views that share a number >= 0 in any column of `groups` are no negatives of each other.
     """
 
-    image: Tensor
-    ids: Tensor
-    labels: Tensor
-    groups: Tensor
-    lonely: Tensor
+    image: Tensor  # (B,) int64, which of the batch's images the second view shows
+    ids: Tensor  # (B, 2) int64, the samples that both views really show
+    labels: Tensor  # (B, 2) int64, theirs; -1 for none
+    groups: Tensor  # (B, 2, K) int64
+    lonely: Tensor  # (B,) bool, rows whose sample should have a partner and has none
 
     def rows(self, index: Tensor) -> tuple[Tensor, "PairRows"]:
         """Select some of the rows, (b,): which images they need, and these rows of those images."""
@@ -62,27 +56,19 @@ class PairRows(NamedTuple):
 class Batch(NamedTuple):
     """One rank's part of a global step; B rows, stream-major.
 
-    Args:
-        images: (B, C, H, W), channels last; each image is top left, the rest zero. With
-            partners (B + P, C, H, W): theirs come last. uint8, or float32 where `ImageType.dtype`
-            is another, in its units: 0 to 255 in the range, not clamped.
-        sizes: (B, 2) int64, the valid height and width of each image; (B + P, 2) with partners.
-        labels: (B,) int64, -1 for none.
-        ids: (B,) int64, the positions' samples: they name the random numbers.
-        source_ids: (B,) int64, the samples really read: others than ids where one was bad.
-        epoch: Of all rows.
-        plan: Of its views, made in the loader's threads; None: what makes views plans them.
-        pairs: What [pairs] says of its rows; None: both views of a row show its own image.
+    Images are (B, C, H, W), channels last; each is top left, the rest zero. The P of partners come
+    last: (B + P, C, H, W). They are uint8, or float32 where `ImageType.dtype` is another, in its
+    units: 0 to 255 in the range, not clamped.
     """
 
     images: Tensor
-    sizes: Tensor
-    labels: Tensor
-    ids: Tensor
-    source_ids: Tensor
-    epoch: int
-    plan: ViewPlan | None = None
-    pairs: PairRows | None = None
+    sizes: Tensor  # (B, 2) or (B + P, 2) int64, the valid height and width of each image
+    labels: Tensor  # (B,) int64, -1 for none
+    ids: Tensor  # (B,) int64, the positions' samples: they name the random numbers
+    source_ids: Tensor  # (B,) int64, the samples really read: others than ids where one was bad
+    epoch: int  # of all rows
+    plan: ViewPlan | None = None  # of its views; None: what makes views plans them
+    pairs: PairRows | None = None  # None: both views of a row show its own image
 
     @property
     def view_sizes(self) -> Tensor:
@@ -118,11 +104,10 @@ class Batch(NamedTuple):
         """Select some of the rows, in the order of `index` (on the CPU), on the same device."""
         images, pairs = (index, None) if self.pairs is None else self.pairs.rows(index)
         wanted = (images, images, index, index, index)
-        some = [
-            part[send([rows], part.device)[0]] for part, rows in zip(self[:5], wanted, strict=True)
-        ]
+        parts = zip(self[:5], wanted, strict=True)
+        kept, sizes, *rest = [part[send([rows], part.device)[0]] for part, rows in parts]
         plan = self.plan and self.plan.rows(index)
-        return Batch(some[0], some[1], some[2], some[3], some[4], self.epoch, plan, pairs)
+        return Batch(kept, sizes, rest[0], rest[1], rest[2], self.epoch, plan, pairs)
 
 
 Prepare = Callable[[int, Batch], Batch]  # of a global step's batch, in the thread that collates
@@ -193,8 +178,8 @@ class Upload:
             images, plan = batch.images, batch.plan
             if not images.is_cuda:
                 images = images.pin_memory().to(self._device, non_blocking=True)
-            batch = batch._replace(images=images, plan=plan and plan.to(self._device))
-            return batch, self._stream.record_event()
+            moved = batch._replace(images=images, plan=plan and plan.to(self._device))
+            return moved, self._stream.record_event()
 
     def end(self, batch: Batch, copied: torch.cuda.Event | None) -> Batch:
         """Call in the thread that computes: what it launches from here on sees the images."""
@@ -230,13 +215,12 @@ def pipelined(
             yield upload.end(*upload.begin(batch))
         return
     with ExitStack() as stack:
-        reading = ThreadPoolExecutor(1, "sslpipe-read", initializer=upload.enter_thread)
+        enter = upload.enter_thread
+        reading = ThreadPoolExecutor(1, "sslpipe-read", initializer=enter)
         decoding = ThreadPoolExecutor(num_workers, "sslpipe-decode")
         # to copy an image into its batch takes a fifth of the time of decoding it
         collators = 1 + num_workers // 4
-        collating = ThreadPoolExecutor(
-            collators, "sslpipe-collate", initializer=upload.enter_thread
-        )
+        collating = ThreadPoolExecutor(collators, "sslpipe-collate", initializer=enter)
         # left in the opposite order: who waits for others first; what has not begun is dropped
         for pool in (decoding, reading, collating):
             stack.callback(pool.shutdown, wait=True, cancel_futures=True)

@@ -5,7 +5,7 @@ The batches are those of `loader.batches`: same order, same stand-ins for bad sa
 
 import math
 from collections.abc import Callable, Generator
-from itertools import count
+from itertools import count, product
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import Split
 from sslpipe.data.loader import Integers, one_pass, open_reader, pixel_dtype, stand_in
-from sslpipe.data.order import Order, StreamPlan
+from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing
 from sslpipe.data.pipeline import Batch, Prepare, pipelined, send
 from sslpipe.data.store import OnBad, Quarantined
@@ -97,17 +97,12 @@ def _with_stand_ins(
 ) -> Integers:
     """The samples really served at each of a step's positions, (B,) int64; ids: those planned."""
     epoch, within = divmod(step, order.steps_per_epoch)
-    share = order.batch_size // order.num_streams
-    plans = (order.epoch(epoch).stream(number) for number in streams)
-    positions = ((plan, within * share + row) for plan in plans for row in range(share))
-
-    def source(plan: StreamPlan, position: int, sample_id: int) -> int:
-        if sample_id not in bad:
-            return sample_id
-        return stand_in(lambda i: None if i in bad else i, plan, position)[0]
-
-    pairs = zip(positions, ids.tolist(), strict=True)
-    return np.array([source(*at, sample_id) for at, sample_id in pairs], np.int64)
+    share, sources = order.batch_size // order.num_streams, ids.copy()
+    for row, (number, place) in enumerate(product(streams, range(share))):
+        if int(ids[row]) in bad:
+            plan, position = order.epoch(epoch).stream(number), within * share + place
+            sources[row] = stand_in(lambda i: None if i in bad else i, plan, position)[0]
+    return sources
 
 
 def _read(
@@ -134,11 +129,11 @@ def _read(
     images = torch.zeros(empty, dtype=pixel_dtype(split), device=device)
     sizes, held, count_held = [], [], 0
     for batch in decoded:
-        canvas = torch.tensor([images.shape[1:3], batch.images.shape[2:]]).amax(0).tolist()
-        if canvas != list(images.shape[1:3]):  # the first batch, or a larger image
+        height, width = batch.images.shape[2:]
+        canvas = max(height, images.shape[1]), max(width, images.shape[2])
+        if canvas != images.shape[1:3]:  # the first batch, or a larger image
             images = _enlarged(images, len(ids), *canvas)
         first, count_held = count_held, count_held + len(batch.ids)
-        height, width = batch.images.shape[2:]
         images[first:count_held, :height, :width] = batch.images.permute(0, 2, 3, 1).to(device)
         sizes.append(batch.sizes)
         held.append(batch.ids.numpy())

@@ -26,7 +26,7 @@ OnBad = Callable[[Quarantined], None]
 
 
 class ImageStore:
-    """Images by sample id: read, decoded, and kept where a cache is requested.
+    """Images of a reader's split by sample id.
 
     Args:
         reader: Of the split.
@@ -65,11 +65,7 @@ class ImageStore:
     def get(
         self, sample_id: int, raw: Raw | None = None, decoded: Image | None = None
     ) -> Image | None:
-        """Decode one sample, or take it from the cache: (C, h, w), or None where it is bad.
-
-        `raw` are its bytes, where they are read already, and `decoded` its pixels, where another
-        decoder made them.
-        """
+        """Decode a sample, read already or not, or take it from the cache: (C, h, w); None: bad."""
         if sample_id in self._kept:
             return self._kept[sample_id]
         if sample_id in self._bad:

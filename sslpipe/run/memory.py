@@ -89,16 +89,9 @@ def estimate_memory(
     Activations are counted on 2 and on 4 images and extrapolated linearly to the batch, or to the
     micro-batch: what a forward pass saves grows with its rows alone. Nothing is computed for it.
 
-    Args:
-        model: On the CPU, in its own dtype, what is trained.
-        recipe: Batch, canvas, optimizer, cache.
-        crop_px: Side of the views.
-        precision: "bf16" and "fp16" mean autocast.
-        world: Number of processes.
-        encoder: The part of the model that takes the views; None: all of it.
-        others: Further modules that hold buffers: a loss with a queue.
-        recorded: Whether steps are replayed, see `run.cuda_graph`.
-        image_type: Of the images.
+    The model is on the CPU, in its own dtype; `encoder` is the part of it that takes the views
+    (None: all of it), and `others` are further modules that hold buffers, as a loss with a queue.
+    "bf16" and "fp16" mean autocast; `recorded`: steps are replayed, see `run.cuda_graph`.
     """
     load, channels = Load.from_recipe(recipe, world), len(image_type.channels)
     encoder = model if encoder is None else encoder
@@ -136,11 +129,7 @@ def check_memory(
 ) -> str | None:
     """Return a warning where an estimate exceeds what is free on this machine; else None.
 
-    Args:
-        memory: Of one process, its weights not yet on the device.
-        recipe: Named in the remedy.
-        device: Where it will compute.
-        world: All processes; those of this machine share its memory.
+    `memory` is of one process, its weights not yet on the device; processes share a machine's.
 
     Raises:
         RecipeError: It exceeds all there is HOPELESS times.

@@ -79,11 +79,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 class Meter:
     """Speed between two readings, without the time spent in evaluation and in saving.
 
-    Args:
-        batch_size: Images of a global step.
-        flops: Of a global step.
-        peak: FLOP/s of one process's device, None where unknown.
-        world_size: Processes.
+    `batch_size` and `flops` are of a global step, `peak` of one process's device (None: unknown).
     """
 
     def __init__(self, batch_size: int, flops: float, peak: float | None, world_size: int) -> None:

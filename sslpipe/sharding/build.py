@@ -93,22 +93,12 @@ def build_dataset(
 ) -> Built:
     """Write shards from images; after a stop, the same call resumes to the same bytes.
 
-    Args:
-        out: The data set's folder; splits that it has already stay.
-        source: A key of SOURCES.
-        options: Where the source's images are.
-        layout: How they are shuffled, cut into shards and changed.
-        test_fraction: Share of each class to cut from train as test, in [0, 0.9].
-        split_by: Column whose groups the cut of test leaves whole.
-        unseen_classes: Classes whose images go to splits of their own.
-        skip_bad: Skip images that cannot be decoded, instead of raising.
-        overwrite: Replace the splits that the source has.
-        part: Write only the shards of this part, and no dataset.json; see `merge_parts`.
-        origin: Where the images come from, for the record.
-        license: Of the images, for the record.
-        workers: Threads; the files do not depend on it.
-        progress: Makes the progress bar of each split.
-        value_range: Low and high of all channels of images that are not 8-bit RGB; None: measured.
+    Splits that `out` has already stay, unless with `overwrite` the source has them. A share of each
+    class, `test_fraction` in [0, 0.9], is cut from train as test, and leaves groups of the column
+    `split_by` whole; `unseen_classes` go to splits of their own. With a `part` only its shards are
+    written, and no dataset.json; see `merge_parts`. `origin` and `license` are for the record,
+    `value_range` is of images that are not 8-bit RGB (None: measured). The files do not depend on
+    `workers`, which are threads.
 
     Raises:
         DataError: An unknown source, unreadable images, other classes, shards of another build.
@@ -230,10 +220,8 @@ def merge_parts(
             for name in (done.entry.file, done.entry.offsets):
                 _link_or_copy(folder / name, out / name)
 
-    with (
-        _bar(progress, f"merge {out.name}", len(jobs)) as advance,
-        ThreadPoolExecutor(workers) as pool,
-    ):
+    bar = _bar(progress, f"merge {out.name}", len(jobs))
+    with bar as advance, ThreadPoolExecutor(workers) as pool:
         for _ in pool.map(bring, jobs):
             advance(1)
 
@@ -300,11 +288,12 @@ def _check_layout(layout: Layout) -> None:
     if sensors is None:
         return
     option = "--channels" if sensors.channels is not None else "--tile"
-    for name, value in (
-        ("--scatter", layout.scatter and sensors.channels),
-        ("--resize-shorter", layout.resize_shorter_px and sensors.channels),
-        ("--background", layout.background),
-    ):
+    changes = {
+        "--scatter": layout.scatter and sensors.channels,
+        "--resize-shorter": layout.resize_shorter_px and sensors.channels,
+        "--background": layout.background,
+    }
+    for name, value in changes.items():
         if value:
             raise DataError(
                 f"{name} changes 8-bit RGB pictures, and {option} stores values as read"
@@ -318,17 +307,14 @@ def _check_type(
     kept = [key for key in manifest.splits if key not in splits]
     if not kept:
         return
-    image = manifest.image or RGB8
+    image, dtype = manifest.image or RGB8, dtype or RGB8.dtype
     channels = (layout.sensors and layout.sensors.channels) or RGB8.channels
-    if (image.channels, image.dtype, image.is_rgb8) != (
-        channels,
-        dtype or RGB8.dtype,
-        not layout.is_array,
-    ):
+    new = channels, dtype, not layout.is_array
+    if (image.channels, image.dtype, image.is_rgb8) != new:
         raise DataError(
             f"{', '.join(kept)} of dataset.json has {image.dtype} of {', '.join(image.channels)}, "
-            f"and these images are {dtype or RGB8.dtype} of {', '.join(channels)}: a data set has "
-            "one type; build another one"
+            f"and these images are {dtype} of {', '.join(channels)}: a data set has one type; "
+            "build another one"
         )
 
 
@@ -337,8 +323,7 @@ def _check_free(
 ) -> None:
     """Raise DataError where a folder holds shards of these splits that another build wrote.
 
-    `plans` are the fingerprints of what is to be written, as this part or as a whole (None);
-    `remedy` is named beside another folder, and '' stands for --overwrite.
+    `plans` are the fingerprints of what is to be written; a `remedy` of '' stands for --overwrite.
     """
     held = [key for key, plan in plans.items() if _is_held(out, manifest, key, plan, part)]
     if not held:
@@ -433,7 +418,8 @@ def _finish(out: Path, manifest: Manifest, build: PartFile, workers: int) -> Bui
         splits[key] = tuple(done.entry for done in each if done.entry is not None)
         if not splits[key]:
             raise DataError(f"split {key!r} has no image that can be decoded")
-    update: dict[str, object] = {"source": build.source, "license": build.license}
+    update: dict[str, object] = {"classes": build.classes, "splits": splits}
+    update |= {"source": build.source, "license": build.license}
     # mean and std are train's, or the first split's while there is no train
     notes: list[str] = []
     if "train" in build.done or not manifest.splits:
@@ -446,7 +432,6 @@ def _finish(out: Path, manifest: Manifest, build: PartFile, workers: int) -> Bui
             found = measure(tars, build.channels, build.range)
             update |= {"image": found.image, "mean": found.mean, "std": found.std}
             notes = found.notes
-    update |= {"classes": build.classes, "splits": splits}
     manifest = manifest.model_copy(update=update)
     _list_missing(out / MISSING, build)
     specs = tuple(ColumnSpec(name, name, kind) for name, kind in build.columns.items())

@@ -91,11 +91,8 @@ def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
 def cut_idx(root: Path, out: Path, per_class: int) -> list[Path]:
     """Keep the first `per_class` training images of each class, in file order.
 
-    Args:
-        root: Folder of train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz; a test file is
-            never read.
-        out: Folder for two files of the same names, which are returned.
-        per_class: How many images to keep of each class; with fewer, a DataError.
+    Reads train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz of `root`, never a test file;
+    returns the files of the same names in `out`. Raises: DataError where a class has fewer.
     """
     names = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
     pixels, labels = parse_idx(root / names[0], 3), parse_idx(root / names[1], 1)
@@ -104,9 +101,8 @@ def cut_idx(root: Path, out: Path, per_class: int) -> list[Path]:
     counts = np.bincount(labels)
     if counts.min() < per_class:
         raise DataError(f"class {counts.argmin()} has {counts.min()} images, not {per_class}")
-    kept = np.sort(
-        np.concatenate([np.nonzero(labels == k)[0][:per_class] for k in np.unique(labels)])
-    )
+    of_class = [np.flatnonzero(labels == k)[:per_class] for k in np.unique(labels)]
+    kept = np.sort(np.concatenate(of_class))
     out.mkdir(parents=True, exist_ok=True)
     for name, values in zip(names, (pixels[kept], labels[kept]), strict=True):
         write_idx(out / name, values)

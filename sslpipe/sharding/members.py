@@ -62,7 +62,10 @@ def lost_in(raw: bytes, *, on_background: bool) -> list[str]:
         image = _open(raw, ("JPEG", "PNG", "WEBP", *_OTHER_FORMATS))
         if image.mode in ("CMYK", "LAB"):
             lost.append(f"are {image.mode}, converted without their colour profile")
-        if _is_deep(raw, image):
+        bits = image.tag_v2.get(_TIFF_BITS, (8,)) if isinstance(image, TiffImageFile) else (8,)
+        deep = image.mode.startswith("I") or max(bits) > 8
+        deep = raw[24] == 16 if image_kind(raw) == "png" else deep  # its header tells more
+        if deep:
             lost.append(
                 "have 16-bit values, of which the upper 8 bits are used; a smaller range looks "
                 "almost black: scale it to 0 to 65,535 first, or keep all bits with --channels"
@@ -79,14 +82,6 @@ def lost_in(raw: bytes, *, on_background: bool) -> list[str]:
     except Exception:  # decoders mend damage that headers of the same bytes show
         return []
     return lost
-
-
-def _is_deep(raw: bytes, image: Image.Image) -> bool:
-    """Say whether an image has more than 8 bits a value, by its header."""
-    if image_kind(raw) == "png":
-        return raw[24] == 16
-    bits = image.tag_v2.get(_TIFF_BITS, (8,)) if isinstance(image, TiffImageFile) else (8,)
-    return image.mode.startswith("I") or max(bits) > 8
 
 
 def _with_alpha(raw: bytes) -> Image.Image | None:

@@ -97,22 +97,14 @@ class Moments(BaseModel):
 
 
 class Done(BaseModel):
-    """One finished shard; `entry`, its line in dataset.json, is None where every image was bad.
-
-    Args:
-        shard: Its number.
-        entry: As above.
-        moments: Of its pixels.
-        bad: "NAME: reason" for each image that was skipped.
-        lost: How many images lose something on the way to 8-bit RGB, by what; see `lost_in`.
-    """
+    """One finished shard; `entry`, its line in dataset.json, is None where every image was bad."""
 
     model_config = ConfigDict(frozen=True)
     shard: int
     entry: ShardFile | None
     moments: Moments
-    bad: list[str]
-    lost: dict[str, int] = {}  # records of earlier versions do not say
+    bad: list[str]  # "NAME: reason" for each image that was skipped
+    lost: dict[str, int] = {}  # images by what they lose, see `lost_in`; not in earlier records
 
     def is_unharmed(self, folder: Path) -> bool:
         """Say whether shard and sidecar are in the folder, with their sha256."""
@@ -202,12 +194,7 @@ class SplitRecord(BaseModel):
 
 
 class PartFile(BaseModel):
-    """A finished part, or with `part` None a whole build; all but `part` and `done` is shared.
-
-    `missing` are files that a list names and that are not there, `columns` the kinds of columns
-    whose values are in the shards, `done` the part's shards, by split. `channels` are those of
-    images that are not 8-bit RGB, `range` their low and high value, None: measured.
-    """
+    """A finished part, or with `part` None a whole build; all but `part` and `done` is shared."""
 
     model_config = ConfigDict(frozen=True)
     name: str | None
@@ -215,12 +202,12 @@ class PartFile(BaseModel):
     license: str
     classes: tuple[str, ...]
     splits: list[SplitRecord]
-    missing: dict[str, list[str]]
-    columns: dict[str, Kind] = {}
-    channels: tuple[str, ...] | None = None
-    range: tuple[float, float] | None = None
+    missing: dict[str, list[str]]  # files that a list names and that are not there
+    columns: dict[str, Kind] = {}  # whose values are in the shards
+    channels: tuple[str, ...] | None = None  # of images that are not 8-bit RGB
+    range: tuple[float, float] | None = None  # their low and high value; None: measured
     part: Part | None
-    done: dict[str, list[Done]]
+    done: dict[str, list[Done]]  # its shards, by split
 
     def shared(self) -> dict[str, object]:
         """Return what all parts of one build have in common."""

@@ -6,6 +6,7 @@ import re
 import tarfile
 from collections.abc import Sequence
 from io import BufferedReader
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,25 +82,18 @@ def scan_tar(path: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Sampl
         DataError: The tar is compressed or cut, members of a sample do not lie together, a sample
             has two images, or a .cls is no integer.
     """
-    samples: list[Sample] = []
+    samples: list[Sample | None] = []
     seen: set[str] = set()
-    group: list[Member] = []
     with open_tar(path) as file:
-        for member in [*list_members(path), None]:
-            if group and (member is None or member.key != group[0].key):
-                sample = to_sample(path, file.fileno(), group, suffixes)
-                if sample is not None:
-                    samples.append(sample)
-                group = []
-            if member is not None:
-                if not group and member.key in seen:
-                    raise DataError(
-                        f"{path}: the members of {member.key!r} do not lie together; write them "
-                        "again side by side"
-                    )
-                seen.add(member.key)
-                group.append(member)
-    return samples
+        for key, group in groupby(list_members(path), lambda member: member.key):
+            if key in seen:
+                raise DataError(
+                    f"{path}: the members of {key!r} do not lie together; write them again side by "
+                    "side"
+                )
+            seen.add(key)
+            samples.append(_to_sample(path, file.fileno(), [*group], suffixes))
+    return [sample for sample in samples if sample is not None]
 
 
 def offset_rows(samples: list[Sample]) -> NDArray[np.int64]:
@@ -174,8 +168,8 @@ def list_members(path: Path) -> list[Member]:
     return members
 
 
-def to_sample(
-    path: Path, descriptor: int, group: list[Member], image_suffixes: Sequence[str] = IMAGE_SUFFIXES
+def _to_sample(
+    path: Path, descriptor: int, group: list[Member], image_suffixes: Sequence[str]
 ) -> Sample | None:
     """Make a sample of the members of one key; None where none of them is an image.
 
@@ -196,12 +190,10 @@ def to_sample(
             json = (member.data, member.size)
         if member.suffix == "cls":
             text = read_at(descriptor, min(member.size, _LABEL_BYTES), member.data)
-            label = _label(path, key, text)
+            if not re.fullmatch(rb"\s*(-1|\d{1,18})\s*", text):
+                raise DataError(
+                    f"{path}: {key}.cls holds {text!r}, not an integer >= 0 (-1: no label)"
+                )
+            label = int(text)
     place = (images[0].data, images[0].size)
     return Sample(key, group[0].start, group[-1].end, place, label, images[0].name, json)
-
-
-def _label(path: Path, key: str, text: bytes) -> int:
-    if not re.fullmatch(rb"\s*(-1|\d{1,18})\s*", text):
-        raise DataError(f"{path}: {key}.cls holds {text!r}, not an integer >= 0 (-1: no label)")
-    return int(text)

@@ -50,8 +50,9 @@ def draw_placement(pixels: NDArray[np.uint8], seed: int, split: str, number: int
     left, right, top, bottom = _extent(pixels, degrees)  # at scale 1, from the centre
     fits = min(width / (right - left), height / (bottom - top), LARGEST)
     scale = min(SMALLEST, fits) + (fits - min(SMALLEST, fits)) * numbers[2]
-    dx = _between(-width / 2 - scale * left, width / 2 - scale * right, numbers[3])
-    dy = _between(-height / 2 - scale * top, height / 2 - scale * bottom, numbers[4])
+    low_x, high_x = -width / 2 - scale * left, width / 2 - scale * right
+    low_y, high_y = -height / 2 - scale * top, height / 2 - scale * bottom
+    dx, dy = low_x + (high_x - low_x) * numbers[3], low_y + (high_y - low_y) * numbers[4]
     return Placement(scale, degrees, brightness, dx, dy)
 
 
@@ -62,7 +63,7 @@ def place(pixels: NDArray[np.uint8], placement: Placement) -> NDArray[np.uint8]:
         pixels: (h, w, C) uint8, C = 1 or 3; the result has the same.
     """
     height, width, channels = pixels.shape
-    cos, sin = _cos_sin(placement.degrees)
+    cos, sin = (f(math.radians(placement.degrees)) for f in (math.cos, math.sin))
     # output (x, y), in samples, to input (x, y), in pixels: undo shift, rotation and scale
     a, b = cos / placement.scale, -sin / placement.scale
     d, e = sin / placement.scale, cos / placement.scale
@@ -89,15 +90,7 @@ def _extent(pixels: NDArray[np.uint8], degrees: float) -> tuple[float, float, fl
     # a pixel's square, and half a pixel that bilinear sampling spreads it, but not past the image
     xs = np.stack([np.maximum(columns - 0.5, 0), np.minimum(columns + 1.5, width)]) - width / 2
     ys = np.stack([np.maximum(rows - 0.5, 0), np.minimum(rows + 1.5, height)]) - height / 2
-    cos, sin = _cos_sin(degrees)
+    cos, sin = (f(math.radians(degrees)) for f in (math.cos, math.sin))
     x = cos * xs[:, None] + sin * ys[None, :]  # (2, 2, n) corners, y down, counter-clockwise
     y = -sin * xs[:, None] + cos * ys[None, :]
     return float(x.min()), float(x.max()), float(y.min()), float(y.max())
-
-
-def _cos_sin(degrees: float) -> tuple[float, float]:
-    return math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-
-
-def _between(low: float, high: float, share: float) -> float:
-    return low + (high - low) * share

@@ -127,8 +127,9 @@ def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tu
     labels = split.labels
     offsets = [split.offsets(k) for k in range(len(split.shards))]
     in_tar = np.concatenate([rows[:, 1] - rows[:, 0] for rows in offsets])
+    shards = f"{len(split.shards):,} shards, {in_tar.sum() / 1e6:,.1f} MB"
     rows = [
-        ("samples", f"{len(split):,} in {len(split.shards):,} shards, {_mb(in_tar.sum())}"),
+        ("samples", f"{len(split):,} in {shards}"),
         ("bytes a sample", f"{_spread(in_tar)} (in the tar)"),
         ("unlabelled", f"{int((labels < 0).sum()):,}"),
     ]
@@ -251,7 +252,3 @@ def _cut(words: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, px: int
 def _spread(values: np.ndarray) -> str:
     low, middle, high = np.percentile(values, [0, 50, 100])
     return f"{low:,.0f} / {middle:,.0f} / {high:,.0f} {_ORDER}"
-
-
-def _mb(count: float) -> str:
-    return f"{count / 1e6:,.1f} MB"

@@ -30,29 +30,21 @@ SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test", "unlabeled", "un
 class Images:
     """One split of a source, readable in any order and from several threads.
 
-    Args:
-        names: Where each image comes from, for messages and keys.
-        labels: (n,) int64, an index into `classes`; -1 for none.
-        sizes: (n,) int64, bytes of each encoded image, roughly.
-        classes: Class names by label.
-        read: Gives the i-th encoded image as it is in the source; raises DataError.
-        missing: Files that the source lists and does not have, with `SourceOptions.skip_missing`.
-        cells: What else is known of each image, by the source's names of its columns.
-        origin: What a text among `cells` may mean.
-        ignored: Of other files than images, how many by suffix; the first split's are of all.
-        paths: The file of each image; empty where they are no files.
+    `read` gives the i-th encoded image as it is in the source, or raises DataError; `missing` are
+    files that the source lists and does not have; `cells` are what else is known of each image, by
+    the source's names of its columns.
     """
 
-    names: Sequence[str]
-    labels: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    names: Sequence[str]  # where each image comes from, for messages and keys
+    labels: NDArray[np.int64]  # (n,), an index into `classes`; -1 for none
+    sizes: NDArray[np.int64]  # (n,), bytes of each encoded image, roughly
     classes: tuple[str, ...]
     read: Callable[[int], bytes]
     missing: Sequence[str] = ()
     cells: Mapping[str, Sequence[object]] = field(default_factory=dict)
-    origin: Origin = "name"
-    ignored: Mapping[str, int] = field(default_factory=dict)
-    paths: Sequence[Path] = ()
+    origin: Origin = "name"  # what a text among `cells` may mean
+    ignored: Mapping[str, int] = field(default_factory=dict)  # other files by suffix; of all splits
+    paths: Sequence[Path] = ()  # the file of each image, where they are files
 
     def __len__(self) -> int:
         return len(self.names)
@@ -60,41 +52,23 @@ class Images:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What the command line says about a source; each reader uses what it knows.
+    """What the command line says about a source; each reader uses what it knows."""
 
-    Args:
-        root: Folder of the images or files.
-        split: Only this split; names it where the source has none.
-        name: The data set's name in torchvision.
-        csv: A CSV file, a row an image.
-        image_column: Of the CSV or parquet file.
-        label_column: Of the CSV or parquet file; None: no labels.
-        split_column: Of the CSV file; None: one split.
-        class_file: Class names, one a line by label.
-        labels: Whether labels are read.
-        download: Whether torchvision may fetch the data set.
-        delimiter: Of the CSV file's columns; None: a comma, or a tab where its name ends in .tsv.
-        skip_missing: Whether files that a list names and that are not there are skipped.
-        columns: What else is read of each image.
-        name_pattern: A regular expression of an image's whole name, whose named groups are columns.
-        is_sensors: Whether files of a folder that only sensors write are images, too.
-    """
-
-    root: Path | None = None
-    split: str | None = None
-    name: str | None = None
-    csv: Path | None = None
-    image_column: str = "path"
+    root: Path | None = None  # folder of the images or files
+    split: str | None = None  # only this one; names it where the source has none
+    name: str | None = None  # in torchvision
+    csv: Path | None = None  # a row an image
+    image_column: str = "path"  # of the CSV or parquet file, as label_column
     label_column: str | None = "label"
-    split_column: str | None = None
-    class_file: Path | None = None
+    split_column: str | None = None  # of the CSV file; None: one split
+    class_file: Path | None = None  # class names, one a line by label
     labels: bool = True
-    download: bool = False
-    delimiter: str | None = None
-    skip_missing: bool = False
-    columns: tuple[ColumnSpec, ...] = ()
-    name_pattern: re.Pattern[str] | None = None
-    is_sensors: bool = False
+    download: bool = False  # torchvision may fetch the data set
+    delimiter: str | None = None  # None: a comma, or a tab where the CSV's name ends in .tsv
+    skip_missing: bool = False  # files that a list names and that are not there
+    columns: tuple[ColumnSpec, ...] = ()  # what else is read of each image
+    name_pattern: re.Pattern[str] | None = None  # of an image's whole name; named groups: columns
+    is_sensors: bool = False  # files of a folder that only sensors write are images, too
 
     @property
     def in_names(self) -> list[str]:

@@ -38,10 +38,12 @@ def cut_test(
         )
     train = splits["train"]
     images, is_test = train.images, np.zeros(len(train.images), bool)
+    sizes = np.unique(images.labels, return_counts=True)[1].tolist()
+    rounded: int = sum(round(fraction * size) for size in sizes)
     if by is not None:
         groups = find_groups(train.columns, by, "--split-by")
         is_test = choose_groups(groups, images.labels, fraction, seed)
-    elif _can_round(images, fraction):
+    elif 0 < rounded < len(images):  # both splits have an image
         for label in np.unique(images.labels).tolist():
             members = np.nonzero(images.labels == label)[0]
             order = permutation(len(members), seed, label)
@@ -62,13 +64,6 @@ def cut_test(
         "train": train._replace(numbers=np.nonzero(~is_test)[0]),
         "test": train._replace(numbers=np.nonzero(is_test)[0]),
     }
-
-
-def _can_round(images: Images, fraction: float) -> bool:
-    """Say whether both splits have an image where the share of each class is rounded."""
-    sizes = np.unique(images.labels, return_counts=True)[1].tolist()
-    drawn: int = sum(round(fraction * size) for size in sizes)
-    return 0 < drawn < len(images)
 
 
 def describe_cut(splits: Mapping[str, SplitImages], by: str | None = None) -> list[str]:

@@ -14,11 +14,11 @@ import tarfile
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,28 +54,16 @@ Advance = Callable[[int], None]
 
 
 class Layout(NamedTuple):
-    """What, besides the source, decides the bytes of the shards.
+    """What, besides the source, decides the bytes of the shards."""
 
-    Args:
-        seed: Of the shuffle and of scattering.
-        samples_per_shard: At most so many.
-        max_shard_bytes: At most so many; rough where images are converted.
-        scatter: Whether each image is placed at random in its frame; see `scatter.place`.
-        resize_shorter_px: Downscale longer images to this shorter side; None: as they are.
-        background: Red, green, blue (0 to 255) under transparent parts; None: alpha is dropped.
-        group_by: Column whose groups are written side by side; see `_order`.
-        sensors: What samples are of scenes, and of images that are not 8-bit RGB; None: 8-bit RGB
-            as it is.
-    """
-
-    seed: int
-    samples_per_shard: int
-    max_shard_bytes: int
-    scatter: bool
-    resize_shorter_px: int | None = None
-    background: tuple[int, int, int] | None = None
-    group_by: str | None = None
-    sensors: Sensors | None = None
+    seed: int  # of the shuffle and of scattering
+    samples_per_shard: int  # at most
+    max_shard_bytes: int  # at most; rough where images are converted
+    scatter: bool  # each image is placed at random in its frame; see `scatter.place`
+    resize_shorter_px: int | None = None  # longer images are downscaled to this shorter side
+    background: tuple[int, int, int] | None = None  # RGB, 0 to 255; None: alpha is dropped
+    group_by: str | None = None  # column whose groups are written side by side; see `_order`
+    sensors: Sensors | None = None  # scenes, and other images than 8-bit RGB; None: 8-bit RGB
 
     @property
     def is_array(self) -> bool:
@@ -233,24 +221,15 @@ def _cut(split: str, source: SplitImages, layout: Layout) -> list[NDArray[np.int
     starts = np.unique(np.concatenate([starts, *inside]))
     totals = np.add.reduceat(sizes, starts) if len(starts) else sizes
     lengths = np.diff(starts, append=len(order))
-    cuts = cut_shards(lengths, totals, layout.samples_per_shard, layout.max_shard_bytes)
-    return list(np.split(order, starts[cuts]))
-
-
-def cut_shards(
-    lengths: Sequence[int] | NDArray[np.int64],
-    sizes: Sequence[int] | NDArray[np.int64],
-    most_samples: int,
-    most_bytes: int,
-) -> list[int]:
-    """Say at which pieces, of so many samples and bytes each, another shard begins."""
+    # at which of them another shard begins
     cuts, count, filled = list[int](), 0, 0
-    for at, (length, size) in enumerate(zip(lengths, sizes, strict=True)):
-        if count and (count + length > most_samples or filled + size > most_bytes):
-            cuts.append(at)
+    for start, length, size in zip(starts.tolist(), lengths.tolist(), totals.tolist(), strict=True):
+        too_many = count + length > layout.samples_per_shard
+        if count and (too_many or filled + size > layout.max_shard_bytes):
+            cuts.append(start)
             count = filled = 0
-        count, filled = count + int(length), filled + int(size)
-    return cuts
+        count, filled = count + length, filled + size
+    return list(np.split(order, cuts))
 
 
 def _fingerprint(split: str, source: SplitImages, layout: Layout) -> str:
@@ -274,7 +253,7 @@ def _write_shard(
 ) -> Done:
     """Write one tar and its sidecar, each atomically; no tar where every image is bad."""
     source, layout = plan.source, plan.layout
-    path = folder / shard_name(plan.split, shard)
+    path = folder / f"{plan.split}-{shard:06d}.tar"
     # the images, with the sums that mean and std are computed of
     bad: list[str] = []
     pixels, lost = 0, Counter[str]()
@@ -308,21 +287,23 @@ def _write_shard(
             pixels += image.shape[1]
             sums += image.sum(axis=1)
             squares += (image**2).sum(axis=1)
-            key = _key(number, source.images.names[number])
-            add_member(tar, f"{key}.{suffix}", io.BytesIO(raw), len(raw))
             label = int(source.images.labels[number])
-            if label >= 0:
-                add_label(tar, key, label)
-            described = to_json(source.columns, number)
-            if described:
-                add_member(tar, f"{key}.json", io.BytesIO(described), len(described))
+            members = {
+                suffix: raw,
+                "cls": b"%d" % label if label >= 0 else b"",
+                "json": to_json(source.columns, number),
+            }
+            for kind, content in members.items():
+                if content:
+                    member = tarfile.TarInfo(f"{_key(number, source.images.names[number])}.{kind}")
+                    member.mode, member.size = 0o444, len(content)  # no time, no owner
+                    tar.addfile(member, io.BytesIO(content))
     if not pixels:
         path.unlink()
     return Done(
         shard=shard,
-        entry=index_tar(path, layout.suffixes)
-        if pixels
-        else None,  # now that it is whole and on disk
+        # now that it is whole and on disk
+        entry=index_tar(path, layout.suffixes) if pixels else None,
         moments=Moments(pixels=pixels, sums=sums.tolist(), squares=squares.tolist()),
         bad=bad,
         lost=dict(lost),
@@ -348,21 +329,3 @@ def _key(number: int, name: str) -> str:
     """Return a unique key of 60 ASCII characters at most; its end helps to find the file."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", os.path.splitext(name)[0]).strip("_")
     return f"{number:08d}-{stem[-51:]}"
-
-
-def shard_name(split: str, shard: int) -> str:
-    """Name a shard's tar."""
-    return f"{split}-{shard:06d}.tar"
-
-
-def add_member(tar: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> None:
-    """Add `size` bytes of a file as a member without time or owner."""
-    member = tarfile.TarInfo(name)  # mtime, uid, gid 0; no user, no group
-    member.mode, member.size = 0o444, size
-    tar.addfile(member, file)
-
-
-def add_label(tar: tarfile.TarFile, key: str, label: int) -> None:
-    """Add a sample's label as KEY.cls."""
-    text = b"%d" % label
-    add_member(tar, f"{key}.cls", io.BytesIO(text), len(text))
