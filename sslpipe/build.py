@@ -4,11 +4,11 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import suggest_holdout
@@ -32,7 +32,7 @@ from sslpipe.models.tuning import (
     pretrained_groups,
     tune_warnings,
 )
-from sslpipe.optim import build_optimizer, rate_warning
+from sslpipe.optim import parameter_groups, rate_warning
 from sslpipe.portable import sha256_of
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import build
@@ -67,11 +67,11 @@ def backbones(model: Model) -> list[Backbone]:
     return [model.backbone, *copies]
 
 
-def freeze_and_optimize(model: Model, recipe: Recipe) -> Optimizer:
-    """Take what [tune] freezes out of training, in place; the optimizer is that of the rest."""
+def freeze_and_group(model: Model, recipe: Recipe) -> list[dict[str, Any]]:
+    """Take what [tune] freezes out of training, in place; the groups are those of the rest."""
     tune = recipe.tune
     if not recipe.init:
-        return build_optimizer(model, recipe.optim)
+        return parameter_groups(model, recipe.optim)
     still = tune.batchnorm == "frozen"
     for backbone in backbones(model):
         freeze_layers(backbone, frozen=False, last_blocks=tune.last_blocks, batchnorm=still)
@@ -81,7 +81,7 @@ def freeze_and_optimize(model: Model, recipe: Recipe) -> Optimizer:
         layer_decay=tune.layer_decay,
         by_library=True,
     )
-    return build_optimizer(model, recipe.optim, scale, **pretrained_groups(tune))
+    return parameter_groups(model, recipe.optim, scale, **pretrained_groups(tune))
 
 
 def open_teacher(recipe: Recipe, index: DatasetIndex) -> tuple[Recipe, TeacherFeatures | None]:

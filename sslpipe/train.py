@@ -17,7 +17,7 @@ from sslpipe.build import (
     build_gradient_cache,
     build_loss,
     build_model,
-    freeze_and_optimize,
+    freeze_and_group,
     open_teacher,
     plan_warnings,
     recipe_flops,
@@ -48,6 +48,7 @@ from sslpipe.losses.base import takes_groups
 from sslpipe.models.averaged import decay_at
 from sslpipe.models.momentum import MomentumPair, follow, momentum_at
 from sslpipe.models.tuning import ProjectorFirst
+from sslpipe.optim import optimizer_over
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.cuda_graph import (
     Number,
@@ -113,7 +114,8 @@ def train(
         jpeg = jpeg_decoder(recipe.data, run.device, index.image_type)  # or refused
         flops = recipe_flops(recipe, model, augment.crop_px)
         model = run.place(model)
-        ddp, optimizer = run.prepare(model, freeze_and_optimize(model, recipe))
+        groups = freeze_and_group(model, recipe)
+        ddp, optimizer = run.prepare(model, optimizer_over(groups, recipe.optim))
         projector_first = ProjectorFirst(backbones(model), recipe.tune.projector_first_steps)
         cached = build_gradient_cache(recipe, model, ddp, run, augment.crop_px)
 

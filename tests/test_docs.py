@@ -48,7 +48,7 @@ def prose(text: str) -> str:
 def command_lines(text: str) -> Iterator[list[str]]:
     """The words of each line of the blocks that are no Python, lines ending in \\ joined."""
     for language, code in blocks(text):
-        if language in ("", "sh"):
+        if language in ("", "sh", "bash"):
             for line in code.replace("\\\n", " ").splitlines():
                 with contextlib.suppress(ValueError):  # of drawings and file trees
                     yield shlex.split(line, comments=True)

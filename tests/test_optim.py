@@ -87,7 +87,7 @@ def test_frozen_parameters_are_skipped() -> None:
 def test_groups_are_described_with_their_counts() -> None:
     model = net()
     optimizer = build_optimizer(model, optim(kind="lars", weight_decay=1e-6))
-    assert describe_groups(optimizer, model).splitlines() == [
+    assert describe_groups(optimizer.param_groups, model).splitlines() == [
         "decay: 2 tensors, 102 numbers, weight decay 1e-06, adapted layer by layer"
         " (1 Conv2d.weight, 1 Linear.weight)",
         "no_decay: 4 tensors, 13 numbers, weight decay 0, not adapted"

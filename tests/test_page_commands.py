@@ -1,7 +1,10 @@
 """Commands of the pages do what the pages say: they are run, on made-up data."""
 
 import csv
+import glob
+import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,18 +14,20 @@ from PIL import Image
 from sslpipe.cli import app
 from sslpipe.data.index import load_index
 from sslpipe.sharding.idx import cut_idx
+from tests.helpers import finetunes
 from tests.helpers.dataset import picture
-from tests.helpers.runs import ROOT, write_recipe
+from tests.helpers.runs import RECIPE, ROOT, write_recipe
 from tests.test_docs import TEXTS, command_lines, inline
 
 pytestmark = pytest.mark.usefixtures("proved_here")
 
+OWN_TESTS = {"docs/sensors.md": "tests/sharding/test_sensors.py"}
 UNSEEN = ("cub", "torchvision", "pngs")  # data of others, and the plug-in of a page
 
 
 def pages_builds() -> list[str]:
     found = set()
-    for text in TEXTS.values():
+    for text in (text for name, text in TEXTS.items() if name not in OWN_TESTS):
         builds = [code for code in inline(text) if code.startswith("sslpipe shards build ")]
         for words in [*command_lines(text), *map(shlex.split, builds)]:
             if words[:3] == ["sslpipe", "shards", "build"]:
@@ -94,18 +99,98 @@ def test_the_builds_of_the_pages_build(command, tmp_path, monkeypatch):
     assert list(index.manifest.columns) == columns
 
 
-@pytest.mark.parametrize("name", ["docs/pairs.md", "docs/quickstart.md"])
-def test_the_commands_of_a_page_run_as_they_stand(name, tmp_path, monkeypatch):
-    """With a tiny recipe under the name that the page has."""
-    commands = [words for words in command_lines(TEXTS[name]) if words[:1] == ["sslpipe"]]
-    if name == "docs/quickstart.md":  # those for one's own images, up to the export
-        builds = [k for k, words in enumerate(commands) if "MY_PHOTOS" in words]
-        commands = commands[builds[0] : builds[0] + 7]
-    assert {"shards", "check", "train", "export"} <= {words[1] for words in commands}
+# what a page calls its reader's own things -> what stands there here
+NAMES = {
+    "DIR": "out/photos",
+    "photos/dataset.json": "out/photos/dataset.json",
+    "out/birds/data": "out/photos",
+    "RUN": "runs/photos",
+    "FOLDER": "out/exported",
+    "PHOTOS": "MY_PHOTOS",
+    "STRANGERS": "MY_PHOTOS/c3",
+    **dict.fromkeys(("SOURCE", "WEIGHTS1", "weights/FILE.pth"), "out/backbone"),
+    "WEIGHTS2": "runs/other",
+    **dict.fromkeys(("WEIGHTS_A+WEIGHTS_B", "A+B"), "out/backbone+runs/other"),
+}
+NOT_HERE = {  # commands that cannot run here, and why
+    r"timm": "weights that are downloaded",
+    r" \.\.\.": "a part of a command",
+    r"^sslpipe slurm": "tests/test_slurm.py",
+    r"my_parts|runs/mine": "tests/test_plugins.py",
+    r"loss.kind=distill": "two networks of known widths",
+    r"RUN_A": "two runs",
+    r"^sslpipe browse": "tests/report/test_browse.py",
+    r"onnx-int8": "a network of a usual size: tests/export/test_lower.py",
+    r"curate select .*--labels": "a table that is filled in by hand: tests/curate",
+    r"--erase scanner --data DIR": "a column; the command of docs/pairs.md is run",
+}
+
+
+def commands_of(name: str) -> list[str]:
+    lines = [shlex.join(words) for words in command_lines(TEXTS[name]) if words[:1] == ["sslpipe"]]
+    return [line for line in lines if not any(re.search(reason, line) for reason in NOT_HERE)]
+
+
+def test_each_kind_of_command_that_is_not_run_is_on_a_page():
+    lines = [shlex.join(words) for text in TEXTS.values() for words in command_lines(text)]
+    assert all(any(re.search(reason, line) for line in lines) for reason in NOT_HERE)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder of what pages start from: photographs, shards, a run, an export, features."""
+    folder = tmp_path_factory.mktemp("world")
+    small = RECIPE.replace("steps = 12", "steps = 2").replace("16, 16]", "16, 64]")
+    for name in ("my_images_small", "demo", "adapt_mobile"):
+        write_recipe(folder, small.replace("tiny", name)).rename(folder / f"{name}.toml")
+    (folder / "recipes" / "metric").mkdir(parents=True)
+    finetunes.write_recipe(folder).rename(folder / "recipes/metric/cub_proxy_anchor.toml")
+    for file in folder.glob("*.toml"):
+        file.rename(folder / "recipes" / file.name)
+    for number in range(600):
+        path = folder / "MY_PHOTOS" / f"c{number % 8}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture(number, 20)).save(path)
+    shutil.copytree(folder / "MY_PHOTOS" / "c1", folder / "ada")
+    for name in ("A", "a", "b", "query", "new"):
+        shutil.copy(folder / "ada" / "1.jpg", folder / f"{name}.jpg")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for line in (
+            "shards build out/photos --root MY_PHOTOS --test-fraction 0.1",
+            "train recipes/demo.toml --data out/photos/dataset.json --run-dir runs/photos",
+            "train recipes/my_images_small.toml --data out/photos --run-dir runs/other seed=1",
+            "evaluate suite runs/photos --data out/photos --out x.json --no-baselines",
+            "embed runs/photos --data out/photos --split train --out train.safetensors",
+            "embed runs/photos --data out/photos --split train --out out/new.safetensors",
+            "export runs/photos --out out/backbone",
+        ):
+            run(["sslpipe", *line.split()], patch)
+    shutil.copytree(folder / "runs/photos", folder / "runs/birds")
+    shutil.copytree(folder / "out/photos", folder / "out/new")
+    return folder
+
+
+@pytest.mark.parametrize("name", [n for n in TEXTS if commands_of(n) and n not in OWN_TESTS])
+def test_the_commands_of_a_page_run_as_they_stand(name, world, tmp_path, monkeypatch):
+    """With tiny recipes under the names that the page has."""
+    shutil.copytree(world, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipes").mkdir()
-    write_recipe(tmp_path).rename(tmp_path / "recipes" / "my_images_small.toml")
-    for words in commands:
+    for line in commands_of(name):
+        words = [here for word in shlex.split(line) for here in found(word)]
         if words[1:3] == ["shards", "build"]:
-            make_up(tmp_path, words, images=96)
+            shutil.rmtree(words[3], ignore_errors=True)
+            if not Path(option(words, "--csv") or option(words, "--root")).exists():
+                make_up(tmp_path, words, images=96)
+        for key in {"train": ["--run-dir"], "export": ["--out"]}.get(words[1], []):
+            shutil.rmtree(option(words, key), ignore_errors=True)
+        if words[1:3] == ["curate", "select"] and "--labels" not in words:
+            words.append("--ignore-labels")  # all photographs have one here
         run(words, monkeypatch)
+
+
+def found(word: str) -> list[str]:
+    """What a word of a page is here; a pattern is expanded, as a shell does."""
+    for theirs, ours in NAMES.items():
+        word = re.sub(rf"^{re.escape(theirs)}(?=/|$)", ours, word)
+    return (sorted(glob.glob(word)) if "*" in word else []) or [word]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sslpipe.augment.two_views import AUGMENTS
-from sslpipe.build import build_loss, build_model, freeze_and_optimize
+from sslpipe.build import build_loss, build_model, freeze_and_group
 from sslpipe.models.backbones import stem_warning
 from sslpipe.optim import lr_at, rate_warning
 from sslpipe.recipe import load_recipe
@@ -131,7 +131,7 @@ def test_every_part_builds_and_a_view_passes_through(path):
     assert z.shape == (2, recipe.projector.out_dim)
     loss = build_loss(recipe)(z[:1], z[1:])
     assert loss.isfinite()
-    assert freeze_and_optimize(model, recipe)
+    assert freeze_and_group(model, recipe)
     assert recipe.data.canvas_px >= augment.crop_px
 
 

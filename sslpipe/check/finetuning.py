@@ -15,7 +15,7 @@ from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
     build_task,
-    freeze_and_optimize,
+    freeze_and_group,
     labelled_split,
     plan_batches,
     plan_warnings,
@@ -88,7 +88,7 @@ def check_finetuning(
     if index is not None:  # all parts are built: the digest covers the source of plug-ins
         ours, *_ = run_identities(recipe, index, ORDER_AND_PK_VERSION)
         plan = PlanCheck(index.manifest.name, order, len(held), ours["digest"])
-    groups = describe_groups(freeze_and_optimize(task, recipe), task)
+    groups = describe_groups(freeze_and_group(task, recipe), task)
     precision, crop_px = recipe.optim.precision, augment.crop_px
     memory = estimate_memory(
         task, recipe, crop_px, precision, encoder=task.backbone, image_type=image_type

@@ -14,7 +14,7 @@ from sslpipe.build import (
     Model,
     build_loss,
     build_model,
-    freeze_and_optimize,
+    freeze_and_group,
     open_teacher,
     plan_warnings,
     recipe_flops,
@@ -137,7 +137,7 @@ def check_pretraining(
         model = model.double()
     # all parts are built: the digest covers the source of those from plug-ins
     data = None if index is None else _check_data(recipe, index, split, order, pairing)
-    groups = describe_groups(freeze_and_optimize(model, recipe), model)
+    groups = describe_groups(freeze_and_group(model, recipe), model)
     named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
     recorded = will_record(recipe, 1, loss_fn)
     memory = estimate_memory(

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from sslpipe.data.index import DatasetIndex, RelabelledSplit, Split
 from sslpipe.data.order import ORDER_VERSION, with_a_partner
@@ -28,7 +27,7 @@ from sslpipe.models.tuning import (
     pretrained_groups,
     tune_warnings,
 )
-from sslpipe.optim import build_optimizer, rate_warning
+from sslpipe.optim import parameter_groups, rate_warning
 from sslpipe.random import permutation
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.finetune import FinetuneRecipe
@@ -196,8 +195,8 @@ def _table_of(kind: str) -> Mapping[str, Callable[..., nn.Module]]:
     return next((t for t in tables if kind in t), dict.fromkeys(names, nn.Module))
 
 
-def freeze_and_optimize(task: MetricTask, recipe: FinetuneRecipe) -> Optimizer:
-    """Take what [tune] freezes out of training, in place; the optimizer is that of the rest."""
+def freeze_and_group(task: MetricTask, recipe: FinetuneRecipe) -> list[dict[str, Any]]:
+    """Take what [tune] freezes out of training, in place; the groups are those of the rest."""
     tune = recipe.tune
     freeze_layers(
         task.backbone,
@@ -223,7 +222,7 @@ def freeze_and_optimize(task: MetricTask, recipe: FinetuneRecipe) -> Optimizer:
         loss_lr=tune.loss_lr,
         by_library=tune.layer_decay_by == "library",
     )
-    return build_optimizer(task, recipe.optim, scale, **pretrained_groups(tune))
+    return parameter_groups(task, recipe.optim, scale, **pretrained_groups(tune))
 
 
 def class_index(order: PKOrder, split: Split) -> Tensor:

@@ -29,7 +29,7 @@ from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
     build_task,
     class_index,
-    freeze_and_optimize,
+    freeze_and_group,
     labelled_split,
     plan_batches,
     plan_warnings,
@@ -43,6 +43,7 @@ from sslpipe.metric_learning.model import MetricTask
 from sslpipe.metric_learning.sampling.batches import PKOrder, pk_batches
 from sslpipe.models.averaged import follow_average
 from sslpipe.models.tuning import ProjectorFirst
+from sslpipe.optim import optimizer_over
 from sslpipe.recipe.base import Tune
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.run.launch import seed_torch
@@ -97,7 +98,8 @@ def finetune(
         warnings = plan_warnings(recipe, index, order, augment.crop_px)  # or refused
         run.configure(recipe, recipe.optim.precision)
         augment, task = augment.to(run.device), run.place(task)
-        ddp, optimizer = run.prepare(task, freeze_and_optimize(task, recipe))
+        groups = freeze_and_group(task, recipe)
+        ddp, optimizer = run.prepare(task, optimizer_over(groups, recipe.optim))
         first_steps = recipe.tune.projector_first_steps
         projector_first = ProjectorFirst([task.backbone.network], first_steps)
 

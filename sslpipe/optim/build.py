@@ -72,15 +72,24 @@ def build_optimizer(
     pretrained: str | None = None,
     l2_to_init: float = 0.0,
 ) -> Optimizer:
-    """Build the recipe's optimizer over the model's trainable parameters.
+    """Build the recipe's optimizer over the model's trainable parameters: `parameter_groups`."""
+    groups = parameter_groups(model, optim, lr_scale, pretrained=pretrained, l2_to_init=l2_to_init)
+    return optimizer_over(groups, optim)
+
+
+def parameter_groups(
+    model: nn.Module,
+    optim: Optim,
+    lr_scale: Callable[[str], float] = lambda name: 1.0,
+    *,
+    pretrained: str | None = None,
+    l2_to_init: float = 0.0,
+) -> list[dict[str, Any]]:
+    """Make an optimizer's groups of the model's trainable parameters.
 
     Groups "decay": parameters of two or more dimensions. "no_decay": biases, norms, scalars, which
     get no weight decay and no LARS adaptation unless optim.decay_one_dim. Distinguished by shape,
     since names differ from backbone to backbone.
-
-    On CUDA SGD and AdamW are torch's fused ones, also where weights are cut. These and LARS take
-    the gradient scaler's `found_inf` and `grad_scale`, () floats on the device: where the first is
-    1, a step changes nothing; the gradient is divided by the second.
 
     Args:
         model: its parameters that require a gradient.
@@ -114,14 +123,26 @@ def build_optimizer(
         if started:
             group["pretrained"] = True
             group["l2_to_init"] = l2_to_init if decayed else 0.0
+        if optim.kind == "lars":
+            group["adapt"] = decayed
         groups.append(group)
-    optimizer = _optimizer_over(groups, optim)
-    if l2_to_init:
+    return groups
+
+
+def optimizer_over(groups: list[dict[str, Any]], optim: Optim) -> Optimizer:
+    """Build the recipe's optimizer over `parameter_groups`.
+
+    On CUDA SGD and AdamW are torch's fused ones, also where weights are cut. These and LARS take
+    the gradient scaler's `found_inf` and `grad_scale`, () floats on the device: where the first is
+    1, a step changes nothing; the gradient is divided by the second.
+    """
+    optimizer = _of_kind(groups, optim)
+    if any(group.get("l2_to_init") for group in groups):
         optimizer.register_step_pre_hook(_TowardsStart(groups))
     return optimizer
 
 
-def _optimizer_over(groups: list[dict[str, Any]], optim: Optim) -> Optimizer:
+def _of_kind(groups: list[dict[str, Any]], optim: Optim) -> Optimizer:
     parts = [[local_part(p) for p in group["params"]] for group in groups]
     kernels: Any = {"lr": optim.peak_lr, "fused": all(map(on_one_gpu, parts)) or None}
     cut = any(is_cut(p) for group in groups for p in group["params"])
@@ -134,8 +155,6 @@ def _optimizer_over(groups: list[dict[str, Any]], optim: Optim) -> Optimizer:
             adamw = ShardedAdamW if cut else AdamW
             return _with_own_kernels(adamw(groups, betas=optim.betas, **kernels))
         case "lars":
-            for group in groups:
-                group["adapt"] = group["name"].startswith("decay")
             return LARS(
                 groups,
                 lr=optim.peak_lr,
@@ -210,7 +229,7 @@ def _with_own_kernels(optimizer: SGD | AdamW) -> Optimizer:
     return optimizer
 
 
-def describe_groups(optimizer: Optimizer, model: nn.Module) -> str:
+def describe_groups(groups: Iterable[dict[str, Any]], model: nn.Module) -> str:
     """Describe each group in one line.
 
     Its name, tensors, numbers, weight decay, whether LARS adapts it, and how many tensors of which
@@ -222,7 +241,7 @@ def describe_groups(optimizer: Optimizer, model: nn.Module) -> str:
         for name, parameter in module.named_parameters(recurse=False)
     }
     lines = []
-    for group in optimizer.param_groups:
+    for group in groups:
         numbers = sum(p.numel() for p in group["params"])
         adapted = {True: ", adapted layer by layer", False: ", not adapted", None: ""}
         counts = Counter(kinds[p] for p in group["params"])

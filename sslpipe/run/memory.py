@@ -22,6 +22,7 @@ from sslpipe.run.fsdp import is_asked_for
 from sslpipe.run.launch import training_device
 
 HOPELESS = 8  # times all memory and swap: no swapping and no smaller canvas saves such a run
+_SMALL = 10**10  # parameters times pixels of a view: its multiply-adds where nothing is strided
 
 
 class Memory(NamedTuple):
@@ -190,14 +191,16 @@ def saved_bytes(
     """Bytes of the different storages that a forward of `rows` views keeps for backward.
 
     The forward runs on fake tensors: shapes and dtypes as on the CPU, no numbers and no memory. A
-    network that reads numbers, as one of a plug-in may, cannot: for it the forward is a real one.
+    network that reads numbers, as one of a plug-in may, cannot: for it the forward is a real one,
+    and for a small one, which takes less time so than fake tensors take to be imported.
     """
     shape = (rows, channels, crop_px, crop_px)
-    try:
-        with FakeTensorMode():
-            return _kept_by_forward(model, shape, precision, real=False)
-    except Exception:  # of the network, or of what fakes cannot do: a real forward tells which
-        pass
+    if crop_px**2 * sum(p.numel() for p in model.parameters()) > _SMALL:
+        try:
+            with FakeTensorMode():
+                return _kept_by_forward(model, shape, precision, real=False)
+        except Exception:  # of the network, or of what fakes cannot do: a real forward tells which
+            pass
     try:
         with torch.random.fork_rng(devices=[]):
             return _kept_by_forward(model, shape, precision, real=True)

@@ -266,7 +266,7 @@ class Run:
             f"{self.recipe.name}: {world} process{'es' * (world > 1)} on {self.device.type}, "
             f"{self.precision}; {what}; {start}, {total} steps in all"
         )
-        self.reporter.say(describe_groups(self._optimizer, self._model))
+        self.reporter.say(describe_groups(self._optimizer.param_groups, self._model))
         if ignores_hang_up():
             self.reporter.say(
                 "SIGHUP is ignored (nohup): closing the terminal does not stop the run"

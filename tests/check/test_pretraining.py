@@ -1,6 +1,8 @@
 import io
 import math
 import re
+import subprocess
+import sys
 import time
 from collections import Counter
 
@@ -10,6 +12,8 @@ import torch
 import torchvision
 from rich.console import Console
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models import vit_b_16
 
 import sslpipe.check.estimate
 from sslpipe.augment.build import build_augment
@@ -33,7 +37,7 @@ from sslpipe.run.memory import estimate_memory
 from sslpipe.run.throughput import step_flops
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
-from tests.helpers.runs import command_line, write_recipe
+from tests.helpers.runs import ROOT, command_line, write_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +110,28 @@ def test_flops_of_a_small_network_are_those_on_paper(recipe_of):
         check_pretraining(recipe_of(f"data.batch_size={n}"), None).step_flops for n in (16, 64)
     )
     assert large == 4 * small
+
+
+def test_flops_of_a_transformer_are_those_of_torchs_counter():
+    network = vit_b_16(image_size=32)
+    with FlopCounterMode(display=False) as counter:
+        network.eval()(torch.zeros(1, 3, 32, 32))
+    assert step_flops(network, 1, 32) == 3 * 2 * counter.get_total_flops()
+
+
+def test_a_check_does_not_import_torch_compile(tmp_path):
+    """It would take as long as torch itself; a training imports it with its optimizer."""
+    recipe = str(write_recipe(tmp_path))
+    code = (
+        "import sys\n"
+        "from sslpipe.check.pretraining import check_pretraining\n"
+        "from sslpipe.recipe import load_recipe\n"
+        f"check_pretraining(load_recipe({recipe!r}), None)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    words = [sys.executable, "-c", code]  # `python` of the helpers has it imported already
+    done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.split()[-1] == "False"
 
 
 def test_activations_are_what_autograd_must_keep(recipe_of):

@@ -43,10 +43,10 @@ from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.losses import LOSSES
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
-from sslpipe.metric_learning.build import build_task, freeze_and_optimize, with_backbone
+from sslpipe.metric_learning.build import build_task, freeze_and_group, with_backbone
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.models import backbones, limits
-from sslpipe.optim import build_optimizer
+from sslpipe.optim import build_optimizer, optimizer_over
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component, RunRecipe
 from sslpipe.recipe.finetune import FinetuneRecipe
@@ -236,7 +236,7 @@ def step(recipe: RunRecipe, index: DatasetIndex) -> float:
     views = augment(batch, params).to(dtype)
     if isinstance(recipe, FinetuneRecipe):
         task = build_task(with_backbone(recipe, None), augment.crop_px, None, 6).to(dtype).train()
-        optimizer = freeze_and_optimize(task, recipe)
+        optimizer = optimizer_over(freeze_and_group(task, recipe), recipe.optim)
         half = slice(0, 8 * recipe.views)
         rows = views[half], batch.labels.repeat(2)[half], batch.ids.repeat(2)[half]
         loss = task(*rows)
