@@ -534,3 +534,19 @@ def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:
             assert cells[1:] == [f"{choice[name][cells[0]][how]:.1f}" for name in columns]
             regrets += 1
     assert (rows, regrets, trainings) == (22, 8, 14)
+
+
+def test_the_page_of_sensors_shows_what_was_measured() -> None:
+    measured = json.loads((MEASURED / "sensors.json").read_text())
+    page = (MEASURED.parent / "sensors.md").read_text().replace("**", "")
+    for name in ("surfaces", "brain", "scans"):
+        for row, found in measured[name].items():
+            values = (f"{100 * found[metric]['value']:.1f}" for metric in ("Recall@1", "MAP@R"))
+            seconds = ", ".join(f"{each:.0f}" for each in found["cpu_s"])
+            table = page[page.index(f"| {name} |") :]
+            assert table.index(f"\n| {row} | {' | '.join(values)} | {seconds} |\n") < 500, row
+    for name, row in (("surfaces", "colour alone"), ("brain", "8-bit RGB"), ("scans", "8-bit RGB")):
+        less = measured[name][row]["Recall@1"]["less than the first"]
+        ends = sorted((f"{abs(100 * end):.1f}" for end in less["interval95"]), key=float)
+        assert f"{abs(100 * less['value']):.1f} points" in page
+        assert all(end in page for end in ends)
