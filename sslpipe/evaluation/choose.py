@@ -133,8 +133,8 @@ def rank_with_labels(
             own = together.rows(half)
             found.setdefault((parts, None), []).append(_scores(own))
             fitted = fit_powers(together.rows(~half), POWERS)
-            for power, flatten in zip(POWERS, fitted, strict=True):
-                found.setdefault((parts, power), []).append(_scores(flatten(own)))
+            for power in POWERS:  # each is freed before the next spectrum is fitted
+                found.setdefault((parts, power), []).append(_scores(fitted.pop(0)(own)))
     base, ranked = found[rows[0], None][1], []
     for row, (chooses, reports) in found.items():
         more = {m: paired_means(reports[m], base[m], reports["class"]) for m in METRICS}
