@@ -35,6 +35,7 @@ CHOSEN_BY = "MAP@R"
 LEAST_CLASSES = 4  # with two images or more: two choose, two report
 LEAST_IMAGES = 20
 LEAST_FLATTENED = 100  # rows: docs/graded.md measures no fewer
+ROUNDING = 1e-4  # of the largest feature: equal images in batches of other sizes differ by less
 MOST_COMPARED = 2000  # images whose views are searched among each other
 MOST_SCORED = 1000  # images of a half by which a power is chosen
 
@@ -101,7 +102,7 @@ def check_features(name: str, rows: Embeddings, first: Embeddings) -> None:
     if len(rows.ids) < LEAST_IMAGES:
         raise DataError(f"{few}; give {LEAST_IMAGES} or more")
     spread = (rows.features - rows.features[:1]).abs().max()
-    if float(spread) <= 1e-6 * float(rows.features.abs().max()):
+    if float(spread) <= ROUNDING * float(rows.features.abs().max()):
         raise DataError(
             f"{name} gives all {len(rows.ids)} images the same features: are they equal?"
         )
