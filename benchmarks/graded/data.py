@@ -22,8 +22,8 @@ quality 90, in a tenth of the bytes, for a machine to which little can be sent: 
 scores differ a little from those of the whole sets.
 
 Licences: as each package's copyright file says (PD, GPL, CC-BY-SA, MIT, BSD, OFL); nothing but
-features and scores is kept, and of drawings, fashion, glyphs and mri, which may be shown without
-conditions or with their source, the picture of the docs: `--sets drawings fashion glyphs mri`.
+features and scores is kept, and the picture of the docs, of three sets that may be shown without
+conditions: `--sets drawings fashion glyphs --picture docs/pictures/graded.jpg`.
 """
 
 import argparse

@@ -35,6 +35,7 @@ CHOSEN_BY = "MAP@R"
 LEAST_CLASSES = 4  # with two images or more: two choose, two report
 LEAST_IMAGES = 20
 LEAST_FLATTENED = 100  # rows: docs/graded.md measures no fewer
+ROUNDING = 1e-4  # of the largest feature: equal images in batches of other sizes differ by less
 MOST_COMPARED = 2000  # images whose views are searched among each other
 MOST_SCORED = 1000  # images of a half by which a power is chosen
 
@@ -101,7 +102,7 @@ def check_features(name: str, rows: Embeddings, first: Embeddings) -> None:
     if len(rows.ids) < LEAST_IMAGES:
         raise DataError(f"{few}; give {LEAST_IMAGES} or more")
     spread = (rows.features - rows.features[:1]).abs().max()
-    if float(spread) <= 1e-6 * float(rows.features.abs().max()):
+    if float(spread) <= ROUNDING * float(rows.features.abs().max()):
         same = f"all {len(rows.ids)} images the same features"
         raise DataError(f"{name} gives {same}: are they equal?")
 
@@ -131,8 +132,8 @@ def rank_with_labels(
             own = together.rows(half)
             found.setdefault((parts, None), []).append(_scores(own))
             fitted = fit_powers(together.rows(~half), POWERS)
-            for power, flatten in zip(POWERS, fitted, strict=True):
-                found.setdefault((parts, power), []).append(_scores(flatten(own)))
+            for power in POWERS:  # each is freed before the next spectrum is fitted
+                found.setdefault((parts, power), []).append(_scores(fitted.pop(0)(own)))
     base, ranked = found[rows[0], None][1], []
     for row, (chooses, reports) in found.items():
         more = {m: paired_means(reports[m], base[m], reports["class"]) for m in METRICS}

@@ -179,9 +179,13 @@ def test_what_cannot_be_ranked_is_said_in_one_line():
     few = features["good"].rows(torch.arange(10))
     with pytest.raises(DataError, match=r"^10 images are too few.*give 20 or more$"):
         check_features("good", few, few)
-    one = features["good"]._replace(features=torch.ones(240, DIM))
-    with pytest.raises(DataError, match="gives all 240 images the same features"):
-        check_features("lite0@96", one, one)
+    same = torch.ones(240, DIM)
+    for rounding in (0.0, 1e-5):  # of batches of other sizes
+        one = features["good"]._replace(features=same + rounding * features["good"].features.sign())
+        with pytest.raises(DataError, match="gives all 240 images the same features"):
+            check_features("lite0@96", one, one)
+    near = features["good"]._replace(features=same + 1e-3 * features["good"].features.sign())
+    check_features("lite0@96", near, near)
     with pytest.raises(DataError, match="good reads other images than the first"):
         check_features("good", features["good"], few)
     check_features("good", features["good"], features["dead"])
