@@ -279,5 +279,5 @@ def collate(
         canvas[:h, :w] = picture.transpose(1, 2, 0)
         canvas[h:], canvas[:h, w:] = 0, 0
     arrays = sizes, split.labels_of(sources), ids, sources
-    of, labels, positions, read = map(torch.from_numpy, arrays)
-    return Batch(images.permute(0, 3, 1, 2), of, labels, positions, read, epoch)
+    sides, labels, positions, read = map(torch.from_numpy, arrays)
+    return Batch(images.permute(0, 3, 1, 2), sides, labels, positions, read, epoch)
