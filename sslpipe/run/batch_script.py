@@ -43,9 +43,11 @@ def batch_script(
 ) -> str:
     """Return a script for sbatch that needs no arguments and no other file.
 
-    `options` are sbatch's, by the long names in OPTIONS, `arguments` of `sslpipe train`, `settings`
-    variables that the site's part would otherwise default. `site` is a shell file to include before
-    the defaults: modules, network, containers.
+    Args:
+        options: Of sbatch, by the long names in OPTIONS.
+        arguments: Of `sslpipe train`.
+        settings: Variables that the site's part would otherwise default.
+        site: A shell file to include before the defaults: modules, network, containers.
 
     Raises:
         UserError: For an unknown option, a value that it cannot have, or an unreadable file.

@@ -28,8 +28,9 @@ class Best:
 
     With optim.ema the better ones of trained and averaged weights count, of equal ones the trained.
 
-    The argument `state` is what `state` returned when the checkpoint was written that a run resumes
-    from.
+    Args:
+        config: The recipe's [run].
+        state: What `state` returned when the checkpoint was written that the run resumes from.
 
     Attributes:
         step: Steps done at the best evaluation; None before the first one.
@@ -59,7 +60,8 @@ class Best:
     def read_start(self, values: Values) -> None:
         """Make the weights that a run starts from a candidate, with run.keep = "best". Collective.
 
-        Without a number to choose by the start is no candidate.
+        Args:
+            values: As in `read`; without a number to choose by the start is no candidate.
         """
         if self._keeps:
             self.read(0, values)
@@ -192,9 +194,12 @@ def check_keeping(
 ) -> None:
     """Refuse a run.keep or run.patience that no evaluation of the run could decide.
 
-    `scored`: the monitor has images whose label-free scores it takes; `labels` are theirs, -1
-    without. With a single class every evaluation is right, and without two images of one class none
-    is. `remedy` are settings that give it such images.
+    Args:
+        config: The recipe's [run].
+        scored: Whether the monitor has images whose label-free scores it takes.
+        labels: Of its images, -1 without. With a single class every evaluation is right, and
+            without two images of one class none is.
+        remedy: Settings that give it such images.
     """
     setting = "run.keep = 'best'" if config.keep == "best" else "run.patience"
     if config.keep != "best" and not config.patience:

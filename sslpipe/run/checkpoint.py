@@ -48,10 +48,14 @@ _TEMPORARY = ".tmp-"  # how folders begin that are not whole yet, or no more
 class Checkpointer:
     """Saves and restores a run's parts; called by all ranks, written by rank 0.
 
-    So many checkpoints as `keep` says stay, beside those that they name as the best. One of
-    `identities` must agree for a resume, {"digest": ..., "recipe": {...}, "index_sha256": ...}: the
-    run's own, then others that it may have been recorded with, which may lack `defaults`
-    (`ADDED_LATER` of the recipe).
+    Args:
+        run_dir: Of the run.
+        keep: How many checkpoints stay, beside those that they name as the best.
+        identities: What must agree for a resume, {"digest": ..., "recipe": {...}, "index_sha256":
+            ...}: the run's own, then others that it may have been recorded with.
+        process: This process.
+        warn: Shows a message to the user.
+        defaults: `ADDED_LATER` of the recipe: what a stored identity may say or not.
 
     Attributes:
         identity: What the run records: its own, or what it was recorded with.
@@ -77,11 +81,16 @@ class Checkpointer:
     def save(
         self, step: int, parts: dict[str, Any], metadata: dict[str, Any], *, needed: bool = False
     ) -> bool:
-        """Write a checkpoint of `step` steps done; returns whether it worked, on all ranks.
+        """Write a checkpoint; a failed save (a full disk, say) is reported and tried again later.
 
-        A failed save (a full disk, say) is reported and tried again later. `parts` have a
-        state_dict ("model" is the bare model), `metadata` are more entries of state.json.
-        `needed`: no other save comes after this one, so that failing is an error.
+        Args:
+            step: Optimizer steps done.
+            parts: Name -> what has a state_dict; "model" is the bare model.
+            metadata: More entries of state.json.
+            needed: No other save comes after this one: failing is an error.
+
+        Returns:
+            Whether it worked, on all ranks.
 
         Raises:
             CheckpointError: MAX_FAILED_SAVES failures in a row, or one that was `needed`.
@@ -141,16 +150,8 @@ class Checkpointer:
         for name in reversed(names):
             damage = damage_of(self.folder / name)
             if damage is None:
-                stored = read_state(self.folder / name)["identity"]
-                if any(same_run(stored, each, self.defaults) for each in self.identities):
-                    self.identity = stored  # a run keeps the digest that it began with
-                    return name
-                theirs, ours = (
-                    {k: i[k] for k in i if k != "digest"} for i in (stored, self.identities[0])
-                )
-                differ = differences(theirs, ours)
-                text = f"{self.folder.parent} holds a run with other settings: {differ}"
-                raise CheckpointError(text)
+                self._same_run(name)
+                return name
             self.warn(f"checkpoint {name} is damaged ({damage}); renamed bad-{name}")
             os.replace(self.folder / name, self.folder / f"bad-{name}-{uuid.uuid4().hex[:6]}")
         if names:
@@ -159,6 +160,17 @@ class Checkpointer:
                 "directory, or restore an undamaged copy"
             )
         return None
+
+    def _same_run(self, name: str) -> None:
+        stored = read_state(self.folder / name)["identity"]
+        if any(same_run(stored, each, self.defaults) for each in self.identities):
+            self.identity = stored  # a run keeps the digest that it began with
+        else:
+            ours, theirs = (
+                {k: i[k] for k in i if k != "digest"} for i in (self.identities[0], stored)
+            )
+            differ = differences(theirs, ours)
+            raise CheckpointError(f"{self.folder.parent} holds a run with other settings: {differ}")
 
     def _write(self, step: int, states: dict[str, Any], metadata: dict[str, Any]) -> None:
         # a temporary folder: what a kill leaves is never taken for a checkpoint

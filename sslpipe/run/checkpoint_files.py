@@ -50,7 +50,11 @@ def best_of(checkpoint: Path) -> BestOf | None:
 
 
 def reason_of(best: dict[str, Any]) -> str:
-    """Say why what state.json calls the best is so, where the start was a candidate; else ""."""
+    """Say why a checkpoint is the best of a run whose start was a candidate; "" of another run.
+
+    Args:
+        best: What state.json says of it.
+    """
     measure, value, start = (best.get(key) for key in ("measure", "value", "start"))
     if not isinstance(measure, str) or not (is_number(value) and is_number(start)):
         return ""

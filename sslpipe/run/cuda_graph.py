@@ -53,7 +53,13 @@ def graph_refusal(
 ) -> str | None:
     """Say why the steps of a run cannot be recorded; None: they can be, or nobody asked for it.
 
-    `precision` is the run's, where it is known; `on_device`: the device decides if a step is taken.
+    Args:
+        recipe: Of the run.
+        device_type: "cuda", "cpu" or "mps".
+        world_size: Processes of the run.
+        loss_fn: The objective.
+        precision: Of the run, where it is known.
+        on_device: Whether the device decides if a step is taken.
     """
     loss_reason = loss_fn.unlike(torch.arange(2), torch.full((2,), -1))
     optim, precisions = recipe.optim, (precision, recipe.optim.precision)
@@ -86,10 +92,16 @@ class StepGraph:
 
     Weights, buffers and optimizer state stay where they are, so evaluations and checkpoints between
     steps see them. Views are recorded, too, where Triton's kernels make them; what torch's
-    operations launch for them depends on the batch, so those are made before. Learning rates of
-    `optimizer` are read before each call; plain attributes of `loss_fn` are set as the recorded
-    call has set them. No image has a longer side than `canvas_px`. `warn` tells why nothing is
-    recorded, or the first time that a step is not replayed.
+    operations launch for them depends on the batch, so those are made before.
+
+    Args:
+        take_step: Launches the whole step: (batch, seed, *numbers, views=None).
+        make_views: batch -> (2B, 3, S, S).
+        optimizer: That it steps. Learning rates are read before each call.
+        loss_fn: That it computes; plain attributes are set as the recorded call has set them.
+        guard: Of the run.
+        canvas_px: The longest side of an image.
+        warn: Tells why nothing is recorded, or the first time that a step is not replayed.
     """
 
     def __init__(
@@ -116,8 +128,10 @@ class StepGraph:
     def __call__(self, batch: Batch, seed: Seed, *numbers: float) -> Step:
         """Take a step, from a batch on the device; the next call overwrites what it returns.
 
-        `take_step` gets `seed` as it is (torch's generators are seeded already), and of `numbers`,
-        which is what else differs between steps, () float64 on the device.
+        Args:
+            batch: Of this step.
+            seed: Handed on to take_step; torch's generators are seeded already.
+            numbers: What else differs between steps; take_step gets () float64 on the device.
         """
         before = torch.cuda.current_stream()
         self._stream.wait_stream(before)

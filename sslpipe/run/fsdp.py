@@ -75,7 +75,9 @@ def check_recipe(recipe: RunRecipe) -> None:
 def check_precision(precision: str) -> None:
     """Refuse a precision that a sharded run does not have, where the launcher asks for one.
 
-    '' is that of a new run with "auto"; fp16's gradient scaler is not tested with parts.
+    Args:
+        precision: '' where a new run has optim.precision = "auto"; fp16's gradient scaler is not
+            tested with parts.
     """
     if is_asked_for() and precision in ("", "fp16"):
         why = "is not there under FSDP" if precision else "times the whole model on one device"
@@ -91,8 +93,10 @@ def shard(model: ModuleT, device: torch.device, *, sent_as: torch.dtype | None =
     blocks that hold a hundredth of them; but for the first: what a patch embedding returns is a
     view, of which FSDP warns. An average of the backbone is cut like it. Collective.
 
-    The model is on the CPU, so that one block at a time is whole on the device. Gradients are
-    summed over the ranks in the dtype `sent_as`; None: their own.
+    Args:
+        model: On the CPU, so that one block at a time is whole on the device.
+        device: Where the parts go.
+        sent_as: Gradients are summed over the ranks in this dtype; None: their own.
 
     Raises:
         RecipeError: A parameter has no dimension to cut.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,15 @@ from sslpipe.precision import to_float64, wide_dtype
 def micro_batch_rows(images: int, streams: int, micro_batches: int) -> list[Tensor]:
     """Choose which of a rank's rows each micro-batch takes: the k-th slice of every stream.
 
-    A stream belongs to one rank, so a micro-batch has the same members whatever their number. Of B
-    `images` of this rank, stream-major, `micro_batches` tensors (B / micro_batches,) int64 are
-    made.
+    A stream belongs to one rank, so a micro-batch has the same members whatever their number.
+
+    Args:
+        images: B rows on this rank, stream-major.
+        streams: Of this rank.
+        micro_batches: How many to make.
+
+    Returns:
+        micro_batches tensors (B / micro_batches,) int64.
     """
     if images % (streams * micro_batches):
         raise ValueError(
@@ -62,8 +68,7 @@ def cached_backward(
     Source:
         Gao et al. 2021 (GradCache), arXiv:2101.06983, section 3.
     """
-    ddp = wrapped if isinstance(wrapped, DistributedDataParallel) else None
-    model = wrapped if ddp is None else ddp.module
+    model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
     images = sum(len(part) for part in rows)
     buffers = [local_part(buffer) for buffer in model.buffers()]
     before = [buffer.clone() for buffer in buffers]
@@ -90,8 +95,7 @@ def cached_backward(
         # pass 2: embed again, with gradient, and carry each part of dL/dz back
         for k, part in enumerate(rows):
             seed(k)
-            last = k == len(rows) - 1  # ranks exchange gradients once
-            with nullcontext() if ddp is None or last else ddp.no_sync():
+            with _exchange_gradients(wrapped, k == len(rows) - 1):
                 z = wrapped(make_views(part))  # (2b, D)
                 here = places[k]
                 z.backward(torch.cat([_gradient(z_a)[here], _gradient(z_b)[here]]).to(z.dtype))
@@ -102,6 +106,12 @@ def cached_backward(
 def _gradient(z: Tensor) -> Tensor:
     """dL/dz; zero where the loss does not depend on z, as on the keys of a momentum encoder."""
     return torch.zeros_like(z) if z.grad is None else z.grad
+
+
+def _exchange_gradients(wrapped: nn.Module, now: bool) -> AbstractContextManager[None]:
+    if now or not isinstance(wrapped, DistributedDataParallel):
+        return nullcontext()
+    return wrapped.no_sync()
 
 
 class PooledStatistics:

@@ -30,11 +30,17 @@ _LOGGED = ("loss", "lr", "grad_norm")  # of a log line, and said where a run end
 
 
 class Decision(NamedTuple):
-    """What became of a step; on its device."""
+    """What became of a step; on its device.
 
-    numbers: Tensor  # (2,), the loss and the gradient's length
-    skipped: Tensor  # () bool, the step is bad
-    overflow: Tensor | None = None  # () bool, it is an fp16 scaler's overflow; None: no scaler
+    Args:
+        numbers: (2,), the loss and the gradient's length.
+        skipped: () bool, the step is bad.
+        overflow: () bool, it is an fp16 scaler's overflow; None where there is no scaler.
+    """
+
+    numbers: Tensor
+    skipped: Tensor
+    overflow: Tensor | None = None
 
     @property
     def values(self) -> Tensor:
@@ -55,11 +61,20 @@ class StepGuard:
         overflows: Steps that an fp16 scaler lowered its scale for, which are none of those.
         on_device: Whether the device decides, and the host does not wait for it.
 
-    After a skipped step the buffers of `modules` are restored, and its ids written to `folder`
-    (bad_steps.RANK.jsonl, each rank's own rows). `max_bad_steps` in a row end the run, with a
-    message for which `optim` and `precision` are. The optimizer is accelerate's, `on_device` None:
-    on CUDA, if it takes `found_inf`. torch.compile (`compiled`) refuses buffers that share memory:
-    on CUDA they are then not moved together.
+    Args:
+        modules: Those whose buffers are restored after a skipped step.
+        accelerator: Holds the scaler, where there is one.
+        optimizer: As accelerate prepared it.
+        max_bad_steps: Non-finite steps in a row that end the run.
+        folder: Where a skipped step's ids are written (bad_steps.RANK.jsonl, each rank's own rows).
+        first_step: Where the run begins or is resumed.
+        rank: Of this process.
+        on_device: Decide there. None: on CUDA, with an optimizer that takes `found_inf`.
+        warn: Tells of a skipped step when its numbers are read.
+        optim: The recipe's section, for the message that ends a run.
+        precision: That the run computes in; "": not known.
+        compiled: The modules run through torch.compile, which refuses buffers that share memory:
+            on CUDA they are then not moved together.
     """
 
     def __init__(
@@ -132,7 +147,12 @@ class StepGuard:
     ) -> None:
         """Count a step as good or bad; on CUDA its numbers are read at the next one.
 
-        `ids` (B,) int64 are of this rank's places, `source_ids` of the images used; on the host.
+        Args:
+            step: The global step.
+            ids: (B,) int64, of this rank's places; on the host.
+            source_ids: (B,) int64, of the images used.
+            decision: Of that step.
+            epoch: Of the batch.
 
         Raises:
             UserError: max_bad_steps non-finite steps in a row, overflows not counted. On CUDA a

@@ -67,7 +67,10 @@ def training_device(recipe: RunRecipe) -> torch.device:
 def join_processes(*, cpu: bool, timeout_s: float, sharded: bool = False) -> Rank:
     """Join the launcher's process group, if there is one, over gloo where `cpu`.
 
-    `timeout_s` is of a collective; `sharded`: the caller can do what FSDP asks for.
+    Args:
+        cpu: Whether to compute there.
+        timeout_s: Of a collective, in seconds.
+        sharded: Whether the caller can do what FSDP asks for.
 
     Raises:
         UserError: The launcher's processes are not the ones accelerate sees, or it asks for a model
@@ -198,8 +201,17 @@ def check_precision(precision: str, device: str) -> None:
 def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: int) -> str:
     """Choose fp64, fp32, bf16 or fp16; `auto` is what the run began with, else the faster one.
 
-    '' under FSDP where `auto` has none yet, as timing takes the whole model. The model is bare,
-    with its `backbone`, on any device; its weights and buffers stay. Collective.
+    Collective.
+
+    Args:
+        recipe: Its optim.precision.
+        run_dir: Where the run may have begun.
+        model: Bare, with its `backbone`, on any device; its weights and buffers are as before
+            afterwards.
+        crop_px: Side of the views.
+
+    Returns:
+        Its name. '' under FSDP where `auto` has none yet, as timing takes the whole model.
     """
     if recipe.optim.precision != "auto":
         return recipe.optim.precision
@@ -304,8 +316,12 @@ def describe_run(
 ) -> None:
     """Write recipe.json, data.json and run.json: what export and report need, without the shards.
 
-    `index_sha256` is as the checkpoints record it, `metadata` has `precision`, `world` and, of a
-    run from weights, `init`.
+    Args:
+        run_dir: The run directory.
+        recipe: Resolved.
+        index: The data set; its splits are written as sample counts.
+        index_sha256: Of it, as the checkpoints record it.
+        metadata: `precision`, `world` and, of a run from weights, `init`.
     """
     manifest = index.manifest.model_dump(mode="json", exclude={"splits"})
     manifest["samples"] = {

@@ -55,9 +55,16 @@ def clock(seconds: float) -> str:
 class RunLog:
     """Writes a run's metrics; on ranks other than 0 (`enabled=False`) every method does nothing.
 
-    `config` is the resolved recipe, for `trackers` (of TRACKERS); values of keys that name a secret
-    are blanked. The time of the `cheaper_steps` at the start (tune.projector_first_steps) says
-    little of that of the others.
+    Args:
+        run_dir: Of the run.
+        name: The run's, for bars and trackers.
+        config: The resolved recipe, for trackers; values of keys that name a secret are blanked.
+        steps: Optimizer steps of the whole run.
+        first_step: Where this start begins.
+        trackers: Names of TRACKERS.
+        enabled: Whether this process writes.
+        cheaper_steps: At the start of the run, whose time says little of the others'
+            (tune.projector_first_steps).
     """
 
     def __init__(
@@ -231,9 +238,7 @@ def read_metrics(run_dir: Path, kind: str = "train") -> list[dict[str, Any]]:
     """
     by_step: dict[int, dict[str, Any]] = {}
     for line in read_records(run_dir / "metrics.jsonl", METRIC)[0]:
-        values = (value for key, value in line.items() if key != "kind")
-        numbers = kind not in NUMBERS_ONLY or all(x is None or is_number(x) for x in values)
-        if line["kind"] == kind and numbers:
+        if line["kind"] == kind and (kind not in NUMBERS_ONLY or _has_numbers_only(line)):
             by_step[line["step"]] = line
     return [by_step[step] for step in sorted(by_step)]
 
@@ -301,21 +306,34 @@ def without_secrets(tree: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _has_numbers_only(line: dict[str, Any]) -> bool:
+    values = (value for key, value in line.items() if key != "kind")
+    return all(value is None or is_number(value) for value in values)
+
+
 def _accelerate_tracker(kind: str, name: str, run_dir: Path) -> Any:
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    if kind == "wandb":  # its temporary folders, which a kill leaves, lie in the run
-        shutil.rmtree(make_folder(run_dir, "wandb") / "tmp", ignore_errors=True)
-        before, tempfile.tempdir = tempfile.tempdir, str(make_folder(run_dir, "wandb", "tmp"))
-        try:
-            importlib.import_module("wandb")
-        finally:
-            tempfile.tempdir = before
+    if kind == "wandb":
+        _import_wandb(run_dir)
     arguments: dict[str, dict[str, Any]] = {
         "wandb": {"dir": str(run_dir), "name": name, "settings": {"init_timeout": 60}},
         "tensorboard": {"logging_dir": str(run_dir / "tensorboard")},
     }
     return LOGGER_TYPE_TO_CLASS[kind](name, **arguments.get(kind, {}))
+
+
+def _import_wandb(run_dir: Path) -> None:
+    """Import wandb so that its temporary folders, which a kill leaves, lie in the run.
+
+    The next start of the run removes them.
+    """
+    shutil.rmtree(make_folder(run_dir, "wandb") / "tmp", ignore_errors=True)
+    before, tempfile.tempdir = tempfile.tempdir, str(make_folder(run_dir, "wandb", "tmp"))
+    try:
+        importlib.import_module("wandb")
+    finally:
+        tempfile.tempdir = before
 
 
 # (run's name, run directory) -> what has start(), store_init_configuration(settings),

@@ -90,9 +90,16 @@ def estimate_memory(
     Activations are counted on 2 and on 4 images and extrapolated linearly to the batch, or to the
     micro-batch: what a forward pass saves grows with its rows alone. Nothing is computed for it.
 
-    The model is on the CPU, in its own dtype; `encoder` is the part of it that takes the views
-    (None: all of it), and `others` are further modules that hold buffers, as a loss with a queue.
-    "bf16" and "fp16" mean autocast; `recorded`: steps are replayed, see `run.cuda_graph`.
+    Args:
+        model: On the CPU, in its own dtype, what is trained.
+        recipe: Batch, canvas, optimizer, cache.
+        crop_px: Side of the views.
+        precision: "bf16" and "fp16" mean autocast.
+        world: Number of processes.
+        encoder: The part of the model that takes the views; None: all of it.
+        others: Further modules that hold buffers: a loss with a queue.
+        recorded: Whether steps are replayed, see `run.cuda_graph`.
+        image_type: Of the images.
     """
     load, channels = Load.from_recipe(recipe, world), len(image_type.channels)
     encoder = model if encoder is None else encoder
@@ -130,7 +137,11 @@ def check_memory(
 ) -> str | None:
     """Return a warning where an estimate exceeds what is free on this machine; else None.
 
-    `memory` is of one process, its weights not yet on the device; processes share a machine's.
+    Args:
+        memory: Of one process, its weights not yet on the device.
+        recipe: Named in the remedy.
+        device: Where it will compute.
+        world: All processes; those of this machine share its memory.
 
     Raises:
         RecipeError: It exceeds all there is HOPELESS times.

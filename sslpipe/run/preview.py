@@ -22,8 +22,15 @@ def preview_recipe(
 ) -> tuple[Image.Image, list[int]]:
     """Draw images of the recipe's split beside the views that training makes of them.
 
-    At most so many `images`, drawn by the recipe's seed, or those of `ids`; with their views of an
-    `epoch`, or of the first two. Returns the picture and the ids on it, ascending.
+    Args:
+        recipe: Of either kind; its seed decides the views and, without `ids`, the images.
+        index: The data set.
+        images: How many, at most.
+        ids: These samples instead.
+        epoch: Whose views are shown, alone; None: those of the first two.
+
+    Returns:
+        The picture, and the ids of the images on it, ascending.
     """
     index = index.with_channels(recipe.data.channels)
     split = index.split(recipe.data.split)

@@ -144,9 +144,12 @@ def append_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 def write_description(run_dir: Path, trees: Mapping[str, Tree]) -> None:
     """Write what describes the run, and before it MANIFEST.json with the sha256 of each file.
 
-    `trees` are the content of each file of DESCRIPTION. The sha256 of a file that is still there
-    stays beside the new one: a kill between two writes leaves files that are as the manifest has
-    them.
+    The sha256 of a file that is still there stays beside the new one: a kill between two writes
+    leaves files that are as the manifest has them.
+
+    Args:
+        run_dir: The run directory.
+        trees: Content of each file of DESCRIPTION.
     """
     texts = {name: json.dumps(tree, indent=1) + "\n" for name, tree in trees.items()}
     try:

@@ -135,17 +135,28 @@ class Run:
     `evaluate_start`, then `steps` and, inside the loop, `guard.remember`, `backward`,
     `optimizer_step`, `step_done`, `log`, `evaluate_if_due`, `save_if_due`; then `finish`.
 
-    Until `began`, when its checkpoint and its log are accepted, a refusal leaves the run's markers
-    as they were. `last_step` counts the steps done so far, those before a resume included.
+    Attributes:
+        process: This process among all.
+        recipe: The recipe, resolved by `configure`.
+        device: Where the model is.
+        dtype: Of the model's weights.
+        view_dtype: Of the views that go into the model. On CUDA under bf16 they are written in it,
+            as the first convolution would round them anyway.
+        reporter: metrics.jsonl, the console and trackers; rank 0 writes.
+        quarantine: Collects bad samples.
+        guard: Decides which steps are taken.
+        last_step: Steps done so far, those before a resume included.
+        began: Whether its checkpoint and its log were accepted: before that, a refusal leaves the
+            run's markers as they were.
     """
 
     accelerator: Accelerator
-    device: torch.device  # of the model
-    dtype: torch.dtype  # of its weights
-    view_dtype: torch.dtype  # under bf16 on CUDA it: the first convolution would round views anyway
-    reporter: RunLog  # metrics.jsonl, the console and trackers; rank 0 writes
+    device: torch.device
+    dtype: torch.dtype
+    view_dtype: torch.dtype
+    reporter: RunLog
     quarantine: "Quarantine"
-    guard: StepGuard  # decides which steps are taken
+    guard: StepGuard
 
     def __init__(self, recipe: RunRecipe, run_dir: Path, process: Rank, watchdog: Watchdog) -> None:
         self.recipe, self.run_dir, self.process = recipe, run_dir, process
@@ -194,10 +205,17 @@ class Run:
     ) -> int:
         """Load the newest checkpoint into the parts, keep them for later saves, and open the log.
 
-        Returns the step to begin with: 0 where there is no checkpoint, which holds the `parts` with
-        a `state_dict`, among them `model`, and beside them plain `metadata`. `order_version`, of
-        the order's algorithm, is part of the digest. A non-finite step changes no buffers of
-        `guarded` modules. `alarms` read the numbers of each log line.
+        Args:
+            index: The data set.
+            order: The plan of the batches.
+            parts: What a checkpoint holds: `model`, and others with a `state_dict`, or None.
+            order_version: Of the order's algorithm; part of the digest.
+            guarded: Modules whose buffers a non-finite step must not change.
+            alarms: Read the numbers of each log line.
+            metadata: Plain values stored beside each checkpoint.
+
+        Returns:
+            The step to begin with: 0 where there is no checkpoint.
 
         Raises:
             CheckpointError: The run was another one, or all its checkpoints are damaged.
@@ -282,10 +300,13 @@ class Run:
         held_out: HeldOut,
         ema: nn.Module | None = None,
     ) -> None:
-        """Have held-out samples scored by `evaluate_if_due`, with one of `evaluation.monitor`.
+        """Have held-out samples scored by `evaluate_if_due`; without any, none are.
 
-        The backbone makes (B, F) of images (B, 3, S, S). `ema`, an average of it, is scored
-        likewise: its numbers begin with "ema_".
+        Args:
+            score: One of `evaluation.monitor`.
+            backbone: Images (B, 3, S, S) -> (B, F).
+            held_out: The samples, and how they are seen.
+            ema: An average of the backbone, scored likewise: its numbers begin with "ema_".
         """
         if not len(held_out.ids):
             return
@@ -335,9 +356,11 @@ class Run:
     ) -> Iterator[tuple[int, Batch]]:
         """Yield (step, batch) up to the recipe's steps, or until all ranks agree to stop.
 
-        Before each, the learning rate is set. `batches` are endless, from the restored step on, and
-        are closed with the run. `step_flops` are of a global step, forward and backward; 0:
-        utilisation is not logged.
+        Before each, the learning rate is set.
+
+        Args:
+            batches: Endless, from the restored step on; closed with the run.
+            step_flops: Of a global step, forward and backward; 0: utilisation is not logged.
         """
         self._opened.callback(batches.close)
         self._opened.callback(self.quarantine.write_own)
@@ -478,7 +501,10 @@ class Run:
 class Quarantine:
     """Collects the bad samples that the loader reports; rank 0's log lists them once. Collective.
 
-    Of the `samples` served in an epoch, a share of `max_fraction` may be bad.
+    Args:
+        log: Writes the list.
+        samples: Served in an epoch.
+        max_fraction: The share of them that may be bad.
     """
 
     def __init__(self, log: RunLog, samples: int, max_fraction: float) -> None:

@@ -194,16 +194,23 @@ def render(summary: dict[str, Any]) -> Group:
     rows |= {f"damaged: {name}": text for name, text in summary["damaged"].items()}
     for name, text in rows.items():
         table.add_row(name, text)
-    # what each rank does and since when, or what it did last
-    now_s, running = time.time(), summary["state"] == "running"
+    now_s = time.time()
     for beat in summary["ranks"]:
         age_s = now_s - float(beat["wall"])
-        since = f"{beat['since_s']:.0f} s since this step or phase began, " if running else ""
-        text = f"step {beat['step']}, {beat['phase']}, {since}on {beat['host']}"
-        text = text if running else f"last heartbeat: {text}"
-        late = f"; no heartbeat for {age_s:.0f} s" if running and age_s > EXPECTED_BEAT_S else ""
-        table.add_row(f"rank {beat['rank']}", text + late)
+        old = summary["state"] == "running" and age_s > EXPECTED_BEAT_S
+        table.add_row(
+            f"rank {beat['rank']}",
+            _beat(beat, summary["state"]) + (f"; no heartbeat for {age_s:.0f} s" if old else ""),
+        )
     return Group(table)
+
+
+def _beat(beat: dict[str, Any], state: str) -> str:
+    """Say what a rank does and since when, or what it did last."""
+    if state != "running":
+        return f"last heartbeat: step {beat['step']}, {beat['phase']}, on {beat['host']}"
+    since = f"{beat['since_s']:.0f} s since this step or phase began"
+    return f"step {beat['step']}, {beat['phase']}, {since}, on {beat['host']}"
 
 
 def _skipped(summary: dict[str, Any]) -> dict[str, str]:

@@ -100,7 +100,11 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 class Meter:
     """Speed between two readings, without the time spent in evaluation and in saving.
 
-    `batch_size` and `flops` are of a global step, `peak` of one process's device (None: unknown).
+    Args:
+        batch_size: Images of a global step.
+        flops: Of a global step.
+        peak: FLOP/s of one process's device, None where unknown.
+        world_size: Processes.
     """
 
     def __init__(self, batch_size: int, flops: float, peak: float | None, world_size: int) -> None:

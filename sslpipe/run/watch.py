@@ -5,7 +5,7 @@ Nothing of a run is touched. No torch: it takes a second to import.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
@@ -103,15 +103,18 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: There is no run.
     """
-    found = []
+    found = [_entry(run_dir) for run_dir in _runs_under(folder)]
+    if not found:
+        raise UserError(f"{folder} holds no run: no recipe.json under it; check the path")
+    return found
+
+
+def _runs_under(folder: Path) -> Iterator[Path]:
     for path, folders, files in os.walk(folder):
         folders.sort()
         if "recipe.json" in files:
             folders.clear()  # a run holds no other run
-            found.append(_entry(Path(path)))
-    if not found:
-        raise UserError(f"{folder} holds no run: no recipe.json under it; check the path")
-    return found
+            yield Path(path)
 
 
 def _entry(run_dir: Path) -> dict[str, Any]:
@@ -133,8 +136,14 @@ def _entry(run_dir: Path) -> dict[str, Any]:
     best, best_of = max(scored, default=(None, None))
     shown = {key: summary[key] for key in ("state", "detail", "step", "steps")}
     deletable = {str(path): _bytes(path) for path in _not_needed(run_dir, summary)}
-    scores = {"best": best, "best_of": best_of}
-    return {**entry, **shown, "recipe": name, **scores, "deletable": deletable}
+    return {
+        **entry,
+        **shown,
+        "recipe": name,
+        "best": best,
+        "best_of": best_of,
+        "deletable": deletable,
+    }
 
 
 def _not_needed(run_dir: Path, summary: dict[str, Any]) -> list[Path]:
