@@ -32,8 +32,11 @@ class ByDescriptors:
     WIDER are found by the low frequencies of a picture's COARSE views; the k of them most like any
     view stay. Sums of whole numbers are exact: neither tiles nor threads change a pair.
 
-    `descriptors` (N, VIEWS, 64) int8 are of all samples and held once, `rows` (M,) of those that
-    are compared, ascending; a neighbour has at least the cosine `least`.
+    Args:
+        descriptors: (N, VIEWS, 64) int8, of all samples; they are held once.
+        rows: (M,) int64 of those that are compared, ascending.
+        num_workers: Threads that search; 0: the caller does.
+        least: Cosine that a neighbour has at least.
     """
 
     def __init__(
@@ -55,10 +58,15 @@ class ByDescriptors:
         self.length = _lengths(self.whole)  # (M,)
 
     def pairs(self, samples: Integers, k: int, advance: Advance | None = None) -> Integers:
-        """Pair each of some samples (n,), ascending, with its k nearest.
+        """Pair each of some samples, ascending, with its k nearest.
 
-        Returns (P, 2) int64 rows of samples, each pair once, the lower row first, in order.
-        `advance` is called with the number of samples of each part that is done.
+        Args:
+            samples: (n,) which.
+            k: How many neighbours.
+            advance: Called with the number of samples of each part that is done.
+
+        Returns:
+            (P, 2) int64 rows of samples, each pair once, the lower row first, in order.
         """
         rows = np.searchsorted(self.rows, samples)
         parts = [rows[at : at + TILE_ROWS] for at in range(0, len(rows), TILE_ROWS)]

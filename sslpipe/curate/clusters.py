@@ -29,8 +29,13 @@ def cluster(rows: Embeddings, count: int, *, seed: int = 0, tries: int = 1) -> C
     """Find `count` clusters of rows of length 1, by Lloyd's algorithm from k-means++.
 
     On one thread, where the order of sums, and so the clusters, is the same each time. The rows'
-    own order decides ties only: they are taken by id. Of `tries`, the one with the least sum of
-    squared distances is taken.
+    own order decides ties only: they are taken by id.
+
+    Args:
+        rows: Features, any scale.
+        count: K, 1 to the number of distinct rows.
+        seed: Of the first centres.
+        tries: The one with the least sum of squared distances is taken.
 
     Raises:
         DataError: There are fewer distinct rows than clusters.

@@ -59,8 +59,10 @@ def find_duplicates(
 ) -> Found:
     """Find exact and near duplicates, inside and across splits.
 
-    `num_workers` threads compare pixels, or with 0 the caller. `progress` makes the bars of samples
-    searched for and of pairs compared.
+    Args:
+        samples: As scanned.
+        num_workers: Threads that compare pixels; 0: the caller does.
+        progress: Makes the progress bars of samples searched for and of pairs compared.
     """
     exact = exact_duplicates(samples)
     first = np.ones(len(samples), bool)

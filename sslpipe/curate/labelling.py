@@ -44,8 +44,13 @@ def by_coverage(
 
     There are as many clusters as there will be labels; the typical row has the largest mean
     similarity to its TYPICAL_NEIGHBOURS nearest in the cluster. k-centre greedy (Sener and Savarese
-    2018, arXiv:1708.00489) takes the farthest, with few labels outliers: benchmarks/selection.py,
-    whose figures are in docs/measured/selection.json. Rows that are `labelled` (N,) are not chosen.
+    2018, arXiv:1708.00489) takes the farthest, with few labels outliers: `benchmarks/selection.py`.
+
+    Args:
+        rows: Features of one split.
+        count: How many to choose.
+        labelled: (N,) which rows have a label and are not chosen.
+        seed: Of the clusters.
 
     Raises:
         DataError: Fewer rows are left than `count`, or fewer distinct ones than clusters.

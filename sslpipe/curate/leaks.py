@@ -46,8 +46,14 @@ def find_leaks(
 
     Where both splits have the column duplicate_group, it says so. Else the pixels of each test
     sample are compared with those of the train sample that is nearest by features and, where they
-    are alike on a coarse grid, by pixels, mirrored or not. `rows` are features of train and test,
-    and `pixels` makes their pixels as features (`features.pixel_features`), all on the CPU.
+    are alike on a coarse grid, by pixels, mirrored or not.
+
+    Args:
+        splits: Train and test.
+        rows: Their features, on the CPU.
+        pixels: Makes their pixels as features, see `baselines.pixel_features`; on the CPU, too.
+        num_workers: Threads that decode and compare.
+        progress: Makes the progress bar of the samples that are read.
 
     Raises:
         DataError: A shard cannot be read.

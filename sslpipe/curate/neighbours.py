@@ -28,7 +28,11 @@ def mutual_groups(rows: Embeddings, k: int = 1) -> Groups:
 
     With k = 1 these are pairs. With more, the sample with the most mutual neighbours and these are
     a group, then the same of the rest: each member is a mutual neighbour of its group's centre, and
-    no chain joins two groups. `rows` are features of one split.
+    no chain joins two groups.
+
+    Args:
+        rows: Features of one split.
+        k: How many neighbours count.
 
     Raises:
         DataError: There are no k other samples.
@@ -46,7 +50,12 @@ def mutual_groups(rows: Embeddings, k: int = 1) -> Groups:
 
 
 def estimate_precision(group_of: Integers, labels: Integers) -> Precision | None:
-    """Compare the labels (N,) within groups (N,), -1 without; None: no group has two labels."""
+    """Compare the labels within groups; None where no group has two labelled samples.
+
+    Args:
+        group_of: (N,), -1 without a group.
+        labels: (N,), -1 without a label.
+    """
     known = labels >= 0
     sizes = np.bincount(group_of[known & (group_of >= 0)])
     pairs = _pairs(sizes)
@@ -64,10 +73,13 @@ def _pairs(sizes: Integers) -> int:
 
 
 def write_neighbours(folder: str, split: Split, ids: Integers, group_of: Integers) -> None:
-    """Write the column `neighbour_group` of a split beside dataset.json in `folder`.
+    """Write the column `neighbour_group` of a split beside its data set; shards stay.
 
-    `group_of` (N,) are the groups of the samples `ids` (N,); -1: none, and no value. Other splits
-    keep their column.
+    Args:
+        folder: Of dataset.json.
+        split: Of the samples; other splits keep their column.
+        ids: (N,), the samples.
+        group_of: (N,), their groups; -1: none, and no value.
     """
     values = np.full(len(split), MISSING_INTEGER, np.int64)
     values[ids[group_of >= 0]] = group_of[group_of >= 0]

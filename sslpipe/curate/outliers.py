@@ -106,8 +106,14 @@ def bad_pictures(
 ) -> list[Outlier]:
     """Read every picture of a split and doubt those that can hardly show anything.
 
-    Returns those that cannot be decoded, then by reason as in `checks`, the worst first.
-    `progress` is called with the number of samples of each part that is done.
+    Args:
+        split: Where they are.
+        tiny_px: Least shorter side.
+        num_workers: Threads that decode; 0: the caller does.
+        progress: Called with the number of samples of each part that is done.
+
+    Returns:
+        Those that cannot be decoded, then by reason as in `checks`, the worst first.
     """
     listed = checks(tiny_px)
     bad: list[Quarantined] = []

@@ -60,7 +60,13 @@ def shared_sentences(samples: Samples, groups: Groups) -> list[str]:
 def doubt_sheet(samples: Samples, doubt: Doubt, most: int = MOST_PAIRS) -> Image.Image | None:
     """Draw thumbnails of the most doubtful pairs side by side, with red words if refused.
 
-    Of a doubt without pairs there is no image: None.
+    Args:
+        samples: As scanned.
+        doubt: Of `duplicates.find_duplicates`.
+        most: Pairs drawn.
+
+    Returns:
+        An RGB image; None where no pair is doubtful.
     """
     pairs, scores, verdicts = (column[:most] for column in doubt)
     cells = []
@@ -105,8 +111,15 @@ def write_column(folder: str, samples: Samples, groups: Groups) -> None:
     """Write the column `duplicate_group` of the splits beside their data set; shards stay.
 
     One number stands for one picture in all of these splits; a sample of no group has no value.
-    Other splits lose theirs: their numbers would stand for other pictures. Raises: as
-    `check_place`.
+    Other splits lose theirs: their numbers would stand for other pictures.
+
+    Args:
+        folder: Of dataset.json.
+        samples: All that could be read.
+        groups: Theirs.
+
+    Raises:
+        DataError: As `check_place`.
     """
     index = load_index(folder)
     check_place(index)

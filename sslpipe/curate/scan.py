@@ -83,10 +83,14 @@ def scan(
     on_bad: OnBad | None = None,
     progress: Progress | None = None,
 ) -> Samples:
-    """Read the images of some splits, those of `ids` (sorted) of each, or all.
+    """Read the images of some splits.
 
-    One that cannot be decoded is skipped and given to `on_bad`; `progress` is called with the
-    number of samples of each part that is done. With 0 `num_workers` the caller decodes.
+    Args:
+        splits: Where they are.
+        ids: Of each split the samples wanted, sorted; all of them by default.
+        num_workers: Threads that decode; 0: the caller does.
+        on_bad: Called for each image that cannot be decoded, which is skipped.
+        progress: Called with the number of samples of each part that is done.
 
     Raises:
         DataError: A shard cannot be read, or thumbnails have no room on the disk.
@@ -180,11 +184,15 @@ def each_part(
     num_workers: int = 2,
     on_bad: OnBad | None = None,
 ) -> Iterator[U]:
-    """Look at every sample of a split, or at those of `ids` (sorted), a part at a time, in order.
+    """Look at every sample of a split, or at some, a part at a time, in order.
 
-    `look` is called with a sample's id and bytes, `gather` with a part's results in the same
-    thread, and its own are yielded. A sample for which `look` raises BadSample is given to
-    `on_bad`, from any thread, and None stands in its place. With 0 `num_workers` the caller looks.
+    Args:
+        split: Where they are.
+        look: Called with a sample's id and bytes, in a thread; raises BadSample.
+        gather: Called with a part's results, in the same thread; its own are yielded.
+        ids: The samples wanted, sorted; all by default.
+        num_workers: Threads that look; 0: the caller does.
+        on_bad: Called for each bad sample, from any thread; None stands in its place.
 
     Raises:
         DataError: A shard cannot be read.
