@@ -14,7 +14,10 @@ torch.set_num_threads(1)  # tests run beside others; a thread pool per process o
 
 LONGEST = ("test_slurm.py", "test_families.py")  # of the slow tests: minutes; SLURM waits
 # what a module that starts processes imports: its tests take seconds, those of others mostly not
-STARTS = {"finetune_over", "python", "run_on_cuda", "run_processes", "subprocess", "train_over"}
+STARTS = {
+    *("finetune_over", "python", "run_on_cuda", "run_processes", "run_python", "subprocess"),
+    "train_over",
+}
 
 
 @pytest.fixture(scope="session")

@@ -56,7 +56,7 @@ def test_a_crash_is_seen_and_names_its_input(tmp_path):
 
 
 def test_random_settings_are_accepted_and_sane_or_refused_in_one_line(tmp_path):
-    found = settings(18, 0, tmp_path)
+    found = settings(12, 0, tmp_path)
     assert min(found["accepted"], found["refused"]) > 2  # neither harmless nor hopeless
 
 

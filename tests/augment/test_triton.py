@@ -35,7 +35,7 @@ COVERED_PRESETS = [
     for name in PRESETS
     if all(op.name in COVERED for op in ops_for(FusedViews(name, 32).specs))
 ]
-KINDS = ["simclr", "byol", "grayscale"]  # the other presets draw what these do, with other numbers
+KINDS = ["byol", "grayscale"]  # the other presets draw what these do, with other numbers
 SMALL = [(150, 61), (9, 70), (32, 32)]
 
 

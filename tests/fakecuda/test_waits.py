@@ -37,18 +37,16 @@ RUNS: dict[str, Settings] = {
     "distill": ("loss.kind=distill", "loss.nt_xent=0.5", "pairs.positive=icon"),
     "micro-batches of one image a stream": ("data.micro_batch=4",),
     "pairs": ("loss.kind=hard_negatives", "pairs.positive=icon", "pairs.never_negative=tick"),
+}
+ON_TWO_RANKS: dict[str, Settings] = {
     "near pairs in micro-batches": (
         *("loss.kind=sup_con", "pairs.label=icon", "data.micro_batch=8"),
         *("pairs.time=tick", "pairs.within=3", "pairs.never_negative=icon"),
     ),
-    "pairs moco": (
+    "pairs moco lars bf16, clipped": (
         *("loss.kind=moco", "loss.queue_rows=24", "momentum.start=0.9", "pairs.positive=icon"),
-        *("pairs.never_negative=tick", "run.cache=device"),
+        *("pairs.never_negative=tick", "run.cache=device", *RUNS["lars bf16, clipped"]),
     ),
-}
-ON_TWO_RANKS = {
-    "pairs moco lars bf16, clipped": (*RUNS["pairs moco"], *RUNS["lars bf16, clipped"]),
-    "near pairs in micro-batches": RUNS["near pairs in micro-batches"],
 }
 
 

@@ -53,28 +53,25 @@ def mean(values):
     return sum(values) / len(values) if values else torch.zeros(())
 
 
+def by_pairs(x, y, near, far):
+    """The mean of near(a, b) over the pairs of a class and of far(a, b) over the others."""
+    return mean([(near if y[i] == y[j] else far)(x[i], x[j]) for i, j in pairs(y)])
+
+
 def contrastive(x, y, margin=1.0, positive_margin=0.0):
-    return mean(
-        [
-            0.5 * hinge(dist(x[i], x[j]) - positive_margin) ** 2
-            if y[i] == y[j]
-            else 0.5 * hinge(margin - dist(x[i], x[j])) ** 2
-            for i, j in pairs(y)
-        ]
+    return by_pairs(
+        *(x, y, lambda a, b: 0.5 * hinge(dist(a, b) - positive_margin) ** 2),
+        lambda a, b: 0.5 * hinge(margin - dist(a, b)) ** 2,
     )
 
 
 def chopra(x, y, q):
-    def energy(i, j):
-        return (x[i] - x[j]).abs().sum()
+    def energy(a, b):
+        return (a - b).abs().sum() / q
 
-    return mean(
-        [
-            2 / q * energy(i, j) ** 2
-            if y[i] == y[j]
-            else 2 * q * torch.exp(-2.77 / q * energy(i, j))
-            for i, j in pairs(y)
-        ]
+    return by_pairs(
+        *(x, y, lambda a, b: 2 * q * energy(a, b) ** 2),
+        lambda a, b: 2 * q * torch.exp(-2.77 * energy(a, b)),
     )
 
 
@@ -85,12 +82,8 @@ def cross_entropy(row, label, linear):
 
 
 def deep_id2(x, y, linear, margin=1.0, weight=0.05):
-    verification = [
-        0.5 * d2(x[i], x[j]) if y[i] == y[j] else 0.5 * hinge(margin - dist(x[i], x[j])) ** 2
-        for i, j in pairs(y)
-    ]
     identification = [cross_entropy(row, label, linear) for row, label in zip(x, y, strict=True)]
-    return mean(identification) + weight * mean(verification)
+    return mean(identification) + weight * contrastive(x, y, margin)
 
 
 def near_and_far(x, y, distance=d2):
@@ -99,26 +92,13 @@ def near_and_far(x, y, distance=d2):
     return [(distance(x[a], x[p]), distance(x[a], x[n])) for a, p, n in triplets(y)]
 
 
-def triplet(x, y, margin=0.2, distance=d2):
-    return mean([hinge(near - far + margin) for near, far in near_and_far(x, y, distance)])
+def triplet(x, y, margin=0.2, distance=d2, penalty=hinge):
+    return mean([penalty(near - far + margin) for near, far in near_and_far(x, y, distance)])
 
 
-def soft_triplet(x, y, margin=0.0):
-    return mean([soft(near - far + margin) for near, far in near_and_far(x, y)])
-
-
-def semi_hard_triplet(x, y, margin=0.2):
-    pairs = near_and_far(x, y)
-    return mean([near - far + margin for near, far in pairs if near < far < near + margin])
-
-
-def hard_triplet(x, y, margin=0.2):
-    return mean([near - far + margin for near, far in near_and_far(x, y) if far < near])
-
-
-def active_triplet(x, y, margin=0.2):
-    values = [hinge(near - far + margin) for near, far in near_and_far(x, y)]
-    return mean([v for v in values if v > 0])
+def chosen_triplet(x, y, kept, margin=0.2):
+    """Of the triplets whose distances are kept(near, far), all of which count."""
+    return mean([near - far + margin for near, far in near_and_far(x, y) if kept(near, far)])
 
 
 def batch_hard(x, y, margin=0.2, soft_margin=False):
@@ -165,11 +145,6 @@ def lmnn(x, y, matrix, margin=1.0, weight=1.0, neighbours=None):
             pull = pull + d_a(i, j)
             push = push + sum(hinge(margin + d_a(i, j) - d_a(i, k)) for k in negatives(y, i))
     return pull + weight * push
-
-
-def cosine_triplet(x, y):
-    x = unit(x)
-    return mean([hinge(x[a] @ x[n] - x[a] @ x[p]) for a, p, n in triplets(y)])
 
 
 def tuple_max(x, y):

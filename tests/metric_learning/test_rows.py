@@ -23,7 +23,7 @@ VALUE, GRADIENT = 1e-6, 3e-6
 # that are left of an offset. More digits would take rows in float64.
 UNIT_GRADIENT = {"collapsed": 2e-3, "offset": 2e-4}
 LOSS_LOOPS = {}  # name -> (arguments, value of the loss, rows and labels in float64)
-for _, loss_name, given, loss_loop in CASES:
+for loss_name, given, loss_loop in CASES:
     LOSS_LOOPS.setdefault(loss_name, (given | {"dim": D} if "dim" in given else given, loss_loop))
 
 
