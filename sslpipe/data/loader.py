@@ -106,9 +106,20 @@ def batches(
     The same arguments give the same batches, whatever run.num_workers, run.cache and the number of
     processes are: the ranks' parts, put together in rank order, are the one-process batch.
     A bad sample's place is taken by the next good one half a segment further in its stream, which
-    has no partner; where a partner is bad, both views show the sample itself. Only the images are
-    on `device`. `prepare` is called with each step and its batch where it is collated: it plans the
-    views. `on_bad` and `jpeg` as in `ImageStore`.
+    has no partner; where a partner is bad, both views show the sample itself.
+
+    Args:
+        split: Where the samples are.
+        order: Which sample stands where.
+        data: The recipe's [data].
+        run: The recipe's [run].
+        process: This process; it serves its share of the streams.
+        first_step: The global step to begin with.
+        device: Where the images are; all else is on the CPU.
+        on_bad: Called once for each bad sample, from any thread.
+        jpeg: See `ImageStore`.
+        prepare: Called with each step and its batch where it is collated: plans its views.
+        pairing: Of [pairs].
 
     Raises:
         DataError: A shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
@@ -192,10 +203,16 @@ def one_pass(
 ) -> Iterator[Batch]:
     """Yield this rank's contiguous share of the samples, each exactly once, in id order.
 
-    `ids` (n,) are the samples wanted, sorted; all of the split by default. A bad one is skipped and
-    given to `on_bad`, without which it is a DataError; its batch has fewer than `batch_size`, and
-    so may the last one. With 0 `num_workers` the caller decodes. The default `reader` keeps nothing
-    on disk. `canvas_px` and `jpeg` as in `ImageStore`.
+    Args:
+        split: Where the samples are.
+        ids: (n,) the samples wanted, sorted; all of the split by default.
+        process: This process.
+        batch_size: Samples of a batch; the last one, or one with bad samples, has fewer.
+        canvas_px: Images with a longer side are reduced to it.
+        num_workers: Threads that decode; 0: the caller does.
+        on_bad: Called for each bad sample, which is skipped; without it, a DataError.
+        reader: Of this split; by default one that runs no command and keeps nothing on disk.
+        jpeg: See `ImageStore`.
     """
     wanted = np.arange(len(split)) if ids is None else np.asarray(ids, dtype=np.int64)
     share = process.share(len(wanted))
@@ -230,11 +247,15 @@ def _refuse(bad: Quarantined) -> None:
 
 
 def stand_in(get: Callable[[int], T | None], plan: StreamPlan, position: int) -> tuple[int, T]:
-    """Find who takes a bad sample's place in its stream: the next good one half a segment further.
+    """Find who takes a bad sample's place: the next good one half a segment further on.
 
-    `get` gives what there is of a sample by its id, None for a bad one; it is returned, too.
+    Args:
+        get: Gives what there is of a sample by its id, None for a bad one; it is returned, too.
+        plan: The bad sample's stream.
+        position: Its place there.
 
-    Raises: DataError where STAND_IN_TRIES samples in a row are bad.
+    Raises:
+        DataError: STAND_IN_TRIES samples in a row are bad.
     """
     tries = min(STAND_IN_TRIES, plan.length)
     for further in range(tries):
@@ -265,9 +286,13 @@ def collate(
 ) -> Batch:
     """Put decoded images on one canvas, zeros around them.
 
-    `ids` (B,) are the positions' samples, `rows` id and (C, h, w) image of who stands there;
-    images of `partners`, of second views, come last. `pinned` memory is where a copy to a GPU
-    begins; torch reuses it after the copies.
+    Args:
+        split: Where their labels are.
+        ids: (B,) the positions' samples.
+        rows: Id and (C, h, w) image of the sample that stands at each position.
+        epoch: Of the batch.
+        partners: Of the second views; the images that are there come last, in this order.
+        pinned: Write to memory where a copy to a GPU begins; torch reuses it after the copies.
     """
     sources = np.array([source for source, _ in rows], np.int64)
     pictures = [image for _, image in rows] + [partner[1] for partner in partners if partner]

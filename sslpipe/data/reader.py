@@ -41,7 +41,10 @@ class Raw(NamedTuple):
 class Reader:
     """Reads samples of a split by shard and row; safe to use from several threads.
 
-    `window_bytes` is the largest single read, `cache` for shards that are not on this machine.
+    Args:
+        split: Where the samples are.
+        window_bytes: The largest single read.
+        cache: For shards that are not on this machine.
     """
 
     def __init__(

@@ -126,10 +126,18 @@ def embed_kept(
     say: Callable[[str], None],
     **options: Any,
 ) -> tuple[Embeddings, str]:
-    """Embed sorted ids by a candidate, or read the features that an earlier call kept in `folder`.
+    """Embed images by a candidate, or read the features that an earlier call kept in `folder`.
 
-    `view` is its own, or `CornerViews` of it; `say` is called where a kept file is damaged, which
-    is made anew; options are those of `embed`. Also returns the hash of all that decides the rows.
+    Args:
+        one: The network.
+        view: Its own, or `CornerViews` of it.
+        index: The data set.
+        split: Of it.
+        ids: (n,) the samples, sorted.
+        folder: Has a file for all that decides the features, whose hash is returned, too.
+        progress: Makes the progress bar.
+        say: Called where a kept file is damaged; it is made anew.
+        options: batch_size, num_workers, device and on_bad of `embed`.
     """
     identity = {
         "backbone_sha256": one.model.config.weights_sha256,

@@ -95,9 +95,12 @@ def open_init(
 def keep_init(
     run_dir: Path, init_from: FrozenBackbone | None, *, is_main: bool
 ) -> FrozenBackbone | None:
-    """Return the weights in RUN/init; else those named, which rank 0 keeps there. Collective.
+    """Return the weights in RUN/init; else `init_from`, which rank 0 keeps there. Collective.
 
-    The lock of the run is held.
+    Args:
+        run_dir: The run directory, its lock held.
+        init_from: The weights that the command names, if any.
+        is_main: Whether this rank writes.
 
     Raises:
         UserError: RUN/init holds others, from which checkpoints came, is damaged, or cannot be
@@ -220,8 +223,13 @@ def with_init(
     """Return the recipe with backbone, hash and views of the weights that it starts from.
 
     The weights' backbone counts, not the recipe's, but for `pool`: weights fit any. Views get the
-    weights' mean, std and crop_px where [augment] does not say them and the data's are others; a
-    run of an earlier version keeps the views it has.
+    weights' mean, std and crop_px where [augment] does not say them and the data's are others.
+
+    Args:
+        recipe: Of either kind.
+        init_from: The weights; None: random ones of the recipe's [backbone].
+        index: The data set.
+        run_dir: The run directory: a run of an earlier version keeps the views it has.
 
     Raises:
         RecipeError: No backbone at all, or an override names another one, or the recipe other

@@ -358,9 +358,16 @@ def freeze(
     projector_config: Projector | None = None,
     image: ImageType | None = None,
 ) -> FrozenBackbone:
-    """Wrap a backbone, and a projector if any, with what an export writes beside them: `Config`.
+    """Wrap a backbone, and a projector if any, with what an export writes beside them.
 
-    `component` and `projector_config` are what they were built from, `metadata` is `Config.facts`.
+    Args:
+        backbone: The network with its weights.
+        component: What it was built from.
+        view: The view that its features need.
+        metadata: `Config.facts`.
+        projector: Exported too.
+        projector_config: What the projector was built from.
+        image: What images the network was trained on; None: 8-bit RGB.
     """
     # resolved, so that a later rule for "auto" changes nothing
     stem = {} if backbone.stem is None else {"stem": backbone.stem}

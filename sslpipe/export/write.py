@@ -53,7 +53,18 @@ def export_backbone(
 ) -> dict[str, Path]:
     """Write the backbone of a run's newest checkpoint, or of a named one, into a folder.
 
-    Arguments, result and errors are those of `load.load_run` and of `export_model`.
+    Args:
+        run_dir: The run directory.
+        out: As in `export_model`, which also says what is returned.
+        formats: As there.
+        with_projector: Write the projector, too.
+        checkpoint: As in `load_run`.
+        weights: As there.
+        overwrite: As in `export_model`.
+
+    Raises:
+        ExportError: See `export_model`.
+        UserError: See `load_run`.
     """
     model = load_run(
         Path(run_dir), with_projector=with_projector, checkpoint=checkpoint, weights=weights

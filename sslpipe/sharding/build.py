@@ -93,12 +93,22 @@ def build_dataset(
 ) -> Built:
     """Write shards from images; after a stop, the same call resumes to the same bytes.
 
-    Splits that `out` has already stay, unless with `overwrite` the source has them. A share of each
-    class, `test_fraction` in [0, 0.9], is cut from train as test, and leaves groups of the column
-    `split_by` whole; `unseen_classes` go to splits of their own. With a `part` only its shards are
-    written, and no dataset.json; see `merge_parts`. `origin` and `license` are for the record,
-    `value_range` is of images that are not 8-bit RGB (None: measured). The files do not depend on
-    `workers`, which are threads.
+    Args:
+        out: The data set's folder; splits that it has already stay.
+        source: A key of SOURCES.
+        options: Where the source's images are.
+        layout: How they are shuffled, cut into shards and changed.
+        test_fraction: Share of each class to cut from train as test, in [0, 0.9].
+        split_by: Column whose groups the cut of test leaves whole.
+        unseen_classes: Classes whose images go to splits of their own.
+        skip_bad: Skip images that cannot be decoded, instead of raising.
+        overwrite: Replace the splits that the source has.
+        part: Write only the shards of this part, and no dataset.json; see `merge_parts`.
+        origin: Where the images come from, for the record.
+        license: Of the images, for the record.
+        workers: Threads; the files do not depend on it.
+        progress: Makes the progress bar of each split.
+        value_range: Low and high of all channels of images that are not 8-bit RGB; None: measured.
 
     Raises:
         DataError: An unknown source, unreadable images, other classes, shards of another build.

@@ -70,11 +70,17 @@ def index_folder(
     channels: tuple[str, ...] | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> Manifest:
-    """Write sidecars for all tars, by split, then dataset.json; its other splits stay as they are.
+    """Write sidecars for all tars, then dataset.json; its other splits stay as they are.
 
-    The splits' columns so far are forgotten. `channels` are of images in KEY.npy, whose type is
-    measured (None: as dataset.json says), `value_range` their low and high value (None: measured).
-    `advance` is called with 1 for each tar done.
+    Args:
+        folder: Of the tars and of dataset.json.
+        groups: Tars by split; see `find_tars`.
+        classes: Class names by label; empty: unknown.
+        columns: What else is read of each sample; the splits' columns so far are forgotten.
+        workers: Threads.
+        advance: Called with 1 for each tar done.
+        channels: Of images in KEY.npy, whose type is measured; None: as dataset.json says.
+        value_range: Their low and high value; None: measured.
 
     Raises:
         DataError: A tar is compressed, cut, or not laid out for webdataset; it is named.

@@ -26,8 +26,13 @@ _SHOWN = 3  # keys of each side that a message names
 def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], what: str) -> Report:
     """Load tensors into a backbone's network, in place; a learned pooling stays as it is.
 
-    Position tables of other sizes are resized as timm resizes them. The tensors have the keys of
-    the library of `kind`, a classifier's with them; `what` names their source in messages.
+    Position tables of other sizes are resized as timm resizes them.
+
+    Args:
+        backbone: Of the architecture of the tensors.
+        kind: Its name in recipes.
+        tensors: With the keys of the architecture's own library, a classifier's with them.
+        what: Names the source in messages.
 
     Raises:
         WeightsError: Less than the whole backbone fits; nothing was loaded then.

@@ -28,9 +28,15 @@ def make_view(
 ) -> tuple[EvalView, list[str]]:
     """Make a view from what a library says of its weights; and notes on what it could not take.
 
-    `what` names the source in messages; the other arguments are those of EvalView, at the `size`
-    that the weights were trained for, which counts where `crop_px` is None and is judged then.
-    Other interpolations than bilinear and bicubic become bicubic.
+    Args:
+        what: Names the source in messages.
+        crop_px: Side of the views; None: `size`, which is judged then.
+        size: Side that the weights were trained for.
+        resize: Shorter side before the crop, at `size`; keeps its share at other sizes.
+        mean: RGB in [0, 1].
+        std: RGB in [0, 1].
+        interpolation: The library's name; others than bilinear and bicubic become bicubic.
+        squash: See EvalView.
     """
     notes = []
     mean, std = (list(each) * 3 if len(each) == 1 else each for each in (mean, std))  # of grey
