@@ -254,9 +254,9 @@ def remove(index: Index, features: Features, ids: opt.Ids = None) -> None:
 
 @opt.documented(index_app, epilog="Example: sslpipe index build photos.json")
 def build(index: Index, flatten: bool = True, approximate: bool = False) -> None:
-    """Write the rows as they are searched beside an index: a search then starts at once.
+    """Write ready-to-search rows beside an index, so that a search starts at once.
 
-    They take as much disk as the features. Files that are added later are written alike.
+    They take as much disk as the features. Files that are added later are written too.
 
     Args:
         flatten: Flatten the features' spectrum, as `sslpipe whiten` does.

@@ -128,7 +128,9 @@ def _guarded(path: Path, read: Callable[..., Any], *arguments: Any) -> Any:
     except MemoryError as error:
         raise BadSample("no memory to decode it") from error
     except Exception as error:  # damaged bytes make the readers raise almost anything
-        raise BadSample(f"not a readable image: {first_line(error)}") from error
+        is_inner = isinstance(error, AttributeError | TypeError | LookupError)  # of a reader's code
+        text = f"damaged ({type(error).__name__})" if is_inner else first_line(error)
+        raise BadSample(f"not a readable image: {text}") from error
 
 
 class _Ambiguous(Exception):
