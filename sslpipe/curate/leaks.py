@@ -51,7 +51,7 @@ def find_leaks(
     Args:
         splits: Train and test.
         rows: Their features, on the CPU.
-        pixels: Makes their pixels as features, see `baselines.pixel_features`; on the CPU, too.
+        pixels: Makes their pixels as features, see `features.pixel_features`; on the CPU, too.
         num_workers: Threads that decode and compare.
         progress: Makes the progress bar of the samples that are read.
 
