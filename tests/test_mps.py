@@ -81,7 +81,8 @@ def test_features_and_evaluations_there_are_those_of_the_cpu(made):
 
 def test_a_search_by_its_features_finds_what_one_on_the_cpu_finds(made, tmp_path):
     Image.fromarray(picture(3)).save(tmp_path / "query.png")
-    words = [f"{made[0]}.safetensors", str(tmp_path / "query.png"), "--model", str(made[0])]
+    query = [f"{made[0]}.safetensors", str(tmp_path / "query.png")]
+    words = ["search", *query, "--model", str(made[0])]
     words += ["--data", str(made[0].parent / "data"), "--json"]
     with fakemps():
         found = invoke(sslpipe.cli.search, [*words, "--device", "mps"])

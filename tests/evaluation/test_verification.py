@@ -180,7 +180,7 @@ def in_rank(process):
         return query_metrics(tile, ks)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sslpipe.evaluation.retrieval.query_metrics", counting)
+        patch.setitem(retrieval_per_query.__globals__, "query_metrics", counting)
         assert len(retrieval_per_query(gallery, queries, process=process).ids) == 41
     scores = pair_cosines(gallery, draw_pairs(gallery, 101, seed=0), process)
     options = {"process": process}
