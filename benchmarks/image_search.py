@@ -90,7 +90,7 @@ def indexes(bank: Tensor, queries: list[Tensor], folder: Path) -> list[dict[str,
     made_s, made = seconds(lambda: write_approximate(units, near))
     opened, (mapped, _) = seconds(lambda: read_embeddings(file, hashed=False))
     digest = sha256_of(near)
-    more, approximate = seconds(lambda: Approximate(near, digest, made.lists, units.shape))
+    more, approximate = seconds(lambda: Approximate.read(near, digest, made.lists, units.shape))
     more = {key: value + opened[key] for key, value in more.items()}
     rows, true = mapped.features, [nearest(units, q, TOP, units=True).indices for q in queries]
     kinds: tuple[tuple[str, dict[str, float], dict[str, float], Path, Find], ...] = (
