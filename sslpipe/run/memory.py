@@ -23,6 +23,7 @@ from sslpipe.run.launch import training_device
 
 HOPELESS = 8  # times all memory and swap: no swapping and no smaller canvas saves such a run
 _SMALL = 10**10  # parameters times pixels of a view: its multiply-adds where nothing is strided
+_FEW_PX = 2**18  # of all views of a real forward: 0.5 GB at most of so small a network
 
 
 class Memory(NamedTuple):
@@ -88,7 +89,7 @@ def estimate_memory(
     """Estimate the memory that one of `world` processes needs.
 
     Activations are counted on 2 and on 4 images and extrapolated linearly to the batch, or to the
-    micro-batch: what a forward pass saves grows with its rows alone. Nothing is computed for it.
+    micro-batch: what a forward pass saves grows with its rows alone. See `saved_bytes`.
 
     Args:
         model: On the CPU, in its own dtype, what is trained.
@@ -206,7 +207,8 @@ def saved_bytes(
     and for a small one, which takes less time so than fake tensors take to be imported.
     """
     shape = (rows, channels, crop_px, crop_px)
-    if crop_px**2 * sum(p.numel() for p in model.parameters()) > _SMALL:
+    products = crop_px**2 * sum(p.numel() for p in model.parameters())
+    if products > _SMALL or rows * crop_px**2 > _FEW_PX:
         try:
             with FakeTensorMode():
                 return _kept_by_forward(model, shape, precision, real=False)
