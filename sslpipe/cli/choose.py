@@ -13,7 +13,7 @@ from sslpipe.cli.inputs import check_folder, check_model, find_images, open_data
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.terminal import new_app, progress, report_bad, say, text_table, write_json
 from sslpipe.errors import UserError
-from sslpipe.portable import write_atomically
+from sslpipe.portable import return_freed_memory, write_atomically
 
 if TYPE_CHECKING:
     from sslpipe.evaluation.embed import Embeddings
@@ -113,6 +113,7 @@ def main(
     identity = {"keys": keys, "sets": sets, "seed": seed, "labels": lacking is None}
     ranked = choose.ranking_from(out / "choice.json", identity)
     if not ranked:
+        return_freed_memory()
         say(f"rank {len(sets)} rows of {len(found)} candidates")
         if lacking is None:
             ranked = choose.rank_with_labels(features, sets, seed)
