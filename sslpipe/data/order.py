@@ -203,9 +203,11 @@ class Order:
         self.samples = int(self.kept.sum())
         self.steps_per_epoch = self.samples // batch_size
         if not self.steps_per_epoch:
+            fits = self.samples // num_streams * num_streams
+            streams = "" if fits else f" data.num_streams={self.samples}"
             raise DataError(
                 f"data.batch_size = {batch_size} is more than the {self.samples} samples to "
-                f"train on; use at most {self.samples}"
+                f"train on; use data.batch_size={fits or self.samples}{streams}, or less"
             )
         self.epoch = lru_cache(maxsize=2)(partial(EpochPlan, self))
 
