@@ -56,6 +56,10 @@ class Result:
         return tree
 
 
+# features, the power that flattens them (None: plain), column of the table, and the number
+Measured = tuple[str, float | None, str | None, Result]
+
+
 def check_known(name: str, value: str, known: Iterable[str]) -> None:
     """Raise DataError where a value is none of those that are known."""
     names = [*known]
