@@ -51,7 +51,6 @@ def import_parts(*names: str) -> list[Any]:
 
 def make_table(
     search: ImageSearch,
-    classes: Sequence[Sequence[str]],
     *,
     clusters: int = 0,
     pca: bool = False,
@@ -61,7 +60,6 @@ def make_table(
 
     Args:
         search: Opened features, as they are compared.
-        classes: Names by label of each features file.
         clusters: k-means clusters to colour by; 0: none.
         pca: Map by the two main axes, in seconds; else by UMAP, in minutes for 100,000 images.
         say: Told what is done.
@@ -78,21 +76,18 @@ def make_table(
     columns: dict[str, list[Any]] = {name: [] for name in ("split", "id", "name", "class", "image")}
     shown: list[Embeddings] = []
     more: dict[str, list[str | None]] = {}
-    for number, (split, rows, own) in enumerate(zip(search.splits, parts, kept, strict=True)):
+    for split, rows, own in zip(search.splits, parts, kept, strict=True):
         rows = rows.rows(own)
         say(f"{split.name}: {len(rows.ids):,} thumbnails")
         names, pictures = _pictures(split, rows.ids.tolist())
         rows = rows.rows(
             torch.tensor([one in pictures for one in rows.ids.tolist()], dtype=torch.bool)
         )
-        ids, known = rows.ids.tolist(), classes[number]
+        ids = rows.ids.tolist()
         columns["split"] += [split.name] * len(ids)
         columns["id"] += ids
         columns["name"] += [names[one] for one in ids]
-        columns["class"] += [
-            None if label < 0 else known[label] if label < len(known) else str(label)
-            for label in rows.labels.tolist()
-        ]
+        columns["class"] += map(split.class_name, rows.labels.tolist())
         columns["image"] += [{"bytes": pictures[one]} for one in ids]
         for name in dict.fromkeys((*split.columns, *more)):
             values = split.column(name).show(ids) if split.has_values(name) else [None] * len(ids)
