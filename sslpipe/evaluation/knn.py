@@ -278,7 +278,7 @@ def few_shot_knn(
         value, interval = float(accuracies.mean()), bootstrap95(hits)
         details = {"draws": accuracies.tolist(), "spread": float(accuracies.std(ddof=1))}
         counted = (len(labels), size, details)
-        results.append(Result(name, "top1", value, interval, *counted, draw_hits=hits))
+        results.append(Result(name, "top1", value, interval, *counted, scores=hits))
     return results
 
 

@@ -66,11 +66,10 @@ def _restricted(
     """The number over some of its queries, and its interval as in `result`."""
     if not kept.any():
         return None, None
-    if result.draw_hits is not None:
-        hits = result.draw_hits[:, kept]
-        return float(hits.mean(axis=1).mean()), list(bootstrap95(hits))
     assert result.scores is not None
-    scores = result.scores[kept]
+    scores = result.scores[..., kept]
+    if scores.ndim > 1:  # of several draws
+        return float(scores.mean(axis=1).mean()), list(bootstrap95(scores))
     if classes is not None:  # of retrieval
         (interval,), _ = means95(scores[:, None], classes[kept])
         return float(scores.mean()), list(interval)

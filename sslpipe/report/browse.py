@@ -4,7 +4,6 @@ The page is embedding-atlas's (MIT, Apple), which reads one table. It is served 
 alone, and the browser is told to load nothing from anywhere else.
 """
 
-import io
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,22 +14,21 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.curate.clusters import cluster
+from sslpipe.curate.images import keys_of
 from sslpipe.data.index import Split
-from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.evaluation.search import ImageSearch
 from sslpipe.evaluation.whiten import principal_axes
 from sslpipe.portable import open_regular, replacing
-from sslpipe.report.pictures import small_images
+from sslpipe.report.pictures import encoded, small_images
 
 NEIGHBOURS = 15  # of each image; UMAP's usual number
 FEWEST = NEIGHBOURS + 2
 OWN = ("row", "split", "id", "name", "class", "cluster", "x", "y", "image", "neighbours")
 NOT_COUNTED = ("row", "id", "name", "x", "y", "image", "neighbours")
 MOST_COUNTED = 1000  # different values of a column that has a chart of its own
-JPEG_QUALITY = 85
 ONLY_HERE = (  # what the page may load: all is served from this machine
     "default-src 'self'; script-src 'self' 'wasm-unsafe-eval' 'unsafe-eval' blob:; "
     "worker-src 'self' blob:; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -120,19 +118,9 @@ def make_table(
 
 def _pictures(split: Split, ids: Sequence[int]) -> tuple[dict[int, str], dict[int, bytes]]:
     """Read the key and a small JPEG of each sample that can be decoded, by its id."""
-    pictures: dict[int, bytes] = {}
-    for sample, image in small_images(split, ids):
-        file = io.BytesIO()
-        image.convert("RGB").save(file, "jpeg", quality=JPEG_QUALITY)
-        pictures[sample] = file.getvalue()
-    names: dict[int, str] = {}
-    reader, own = Reader(split), np.sort(np.fromiter(pictures, np.int64))
-    shards, rows = split.locate(own)
-    for shard in np.unique(shards).tolist():
-        here = shards == shard
-        for sample, raw in zip(own[here].tolist(), reader.rows(shard, rows[here]), strict=True):
-            names[sample] = raw.key
-    return names, pictures
+    images = small_images(split, ids)
+    pictures = {sample: encoded(image.convert("RGB"), "jpeg") for sample, image in images}
+    return keys_of(split, list(pictures)), pictures
 
 
 def _by_pca(rows: Embeddings, *_near: Any) -> NDArray[np.float32]:
