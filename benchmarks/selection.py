@@ -56,7 +56,7 @@ def right(pool: Embeddings, chosen: Rows, test: Embeddings) -> NDArray[np.bool_]
     few_x = (few.features - mean) / scale
     (fitted,) = fit_logistic(few_x, few.labels, [0.01], classes, tolerance=1e-5)
     linear = predict(fitted, (test.features - mean) / scale).numpy()
-    return np.stack([near[10], near[1], linear]) == test.labels.numpy()
+    return np.stack([near["weighted", 10], near["weighted", 1], linear]) == test.labels.numpy()
 
 
 def labelled(rows: Embeddings) -> Embeddings:

@@ -28,7 +28,7 @@ from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import embed
-from sslpipe.evaluation.knn import knn_accuracies
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.export.initial import fit_channels
 from sslpipe.export.write import export_model
 from sslpipe.recipe import parse_recipe
@@ -93,8 +93,8 @@ def accuracy(model, data: Path) -> float:
     index = load_index(data)
     matched, splits = model.matched(index.split("train"), index.split("test"))
     bank, queries = (embed(matched.backbone, matched.view, split) for split in splits)
-    (value,) = knn_accuracies(bank, queries, k=(5,)).values()
-    return value
+    (result,) = knn_results(bank, queries, k=(5,))
+    return result.value
 
 
 def test_what_only_the_low_byte_shows_is_learned_and_is_lost_in_8_bits(tmp_path):

@@ -39,7 +39,7 @@ from sslpipe.build import build_model
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.plan import holdout_ids
 from sslpipe.evaluation.embed import embed
-from sslpipe.evaluation.knn import knn_accuracies
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.label_free import SCORES, label_free_numbers
 from sslpipe.export.load import Weights, load_run
 from sslpipe.models.backbones import Backbone
@@ -154,10 +154,10 @@ def measured(backbone: Backbone, index: DatasetIndex, ids: NDArray[np.int64]) ->
             (split, bank_ids, BANK_IMAGES),
         )
     )
-    (knn,) = knn_accuracies(bank, queries, k=(K,)).values()
-    (holdout_knn,) = knn_accuracies(held_out, held_out, k=(K,), exclude_same_id=True).values()
+    (knn,) = knn_results(bank, queries, k=(K,))
+    (holdout_knn,) = knn_results(held_out, held_out, k=(K,), exclude_same_id=True)
     free = label_free_numbers(held_out.features, by_view(views))
-    return {"knn": knn, WITH_LABELS: holdout_knn, **free}
+    return {"knn": knn.value, WITH_LABELS: holdout_knn.value, **free}
 
 
 def evenly(ids: NDArray[np.int64], most: int) -> NDArray[np.int64]:

@@ -68,8 +68,7 @@ def main(
     if not wanted:
         raise UserError("no candidate can be read")
     data = _shards(data, out)
-    index = open_data(data, split)
-    rows = index.split(split)
+    rows = open_data(data, split).split(split)
 
     from sslpipe.cli.inputs import start
     from sslpipe.evaluation import choose
@@ -94,7 +93,7 @@ def main(
             one = candidates.load_candidate(source, found.values(), target)
             model, (own_rows,) = one.model.matched(rows)
             one = one._replace(model=model)
-            where = (index, own_rows, ids, out / "features")
+            where = (own_rows, ids, out / "features")
             made, key = candidates.embed_kept(one, one.model.view, *where, **options)
             choose.check_features(one.name, made, next(iter(features.values()), made))
             if lacking is not None:
@@ -127,8 +126,7 @@ def main(
         sentences.append(f"Features of {name}: {concentration_text(uniformity(some))}.")
     tree = {**choose.to_json(ranked, identity), "answer": sentences, "skipped": failed}
     write_json(out / "choice.json", tree)
-    classes = index.manifest.classes
-    page = choice_page(rows, sentences, heads, cells, ranked, features, classes, seed)
+    page = choice_page(rows, sentences, heads, cells, ranked, features, seed)
     write_atomically(out / "choice.html", page)
     # the best form of each row; a log file gets lines wide enough
     best, printer = [cells[n] for n in choose.best_forms(ranked)], Console()

@@ -17,7 +17,7 @@ from sslpipe.errors import DataError, UserError
 from sslpipe.portable import replacing, write_atomically
 
 if TYPE_CHECKING:
-    from sslpipe.data.index import DatasetIndex, Split
+    from sslpipe.data.index import Split
     from sslpipe.evaluation.embed import Embeddings
 
 app = new_app(
@@ -141,13 +141,14 @@ def neighbours(
         k: Nearest neighbours that count: each must be among the other's.
         power: Flatten the features' spectrum by this power first; 0: as they are.
     """
-    index, split, rows, _ = _open(features, data)
+    split, rows, _ = _open(features, data)
 
     from sslpipe.curate.neighbours import estimate_precision, mutual_groups, write_neighbours
     from sslpipe.curate.results import check_place
     from sslpipe.data.index import NEIGHBOUR_COLUMN
     from sslpipe.evaluation.whiten import FLOOR, fit_whitening
 
+    index = split.index
     check_place(index, NEIGHBOUR_COLUMN, "")
     with working("compare"):
         groups = mutual_groups(fit_whitening(rows, FLOOR, power=power)(rows) if power else rows, k)
@@ -194,7 +195,7 @@ def outliers(
         z: Robust standard deviations above the usual distance.
         tiny_px: Shorter side of a tiny image. Default: half of what the view resizes to.
     """
-    _, split, rows, facts = _open(features, data, out)
+    split, rows, facts = _open(features, data, out)
 
     from sslpipe.curate.images import keys_of
     from sslpipe.curate.outliers import Outlier, bad_pictures, far_from_all
@@ -240,7 +241,7 @@ def clusters(
     Writes clusters.csv, each sample with its cluster (0 is the largest) and the distance to its
     centre; and clusters.html, with a map and images of each cluster.
     """
-    index, split, rows, _ = _open(features, data, out)
+    split, rows, _ = _open(features, data, out)
 
     from sslpipe.curate.clusters import cluster
     from sslpipe.curate.tables import write_table
@@ -254,8 +255,7 @@ def clusters(
         for i, k, d in zip(ids, found.of_row.tolist(), distances, strict=True)
     ]
     write_table(out / "clusters.csv", table, ("split", "id", "cluster", "samples", "distance"))
-    page = cluster_page(split, rows, found, index.manifest.classes, seed)
-    write_atomically(out / "clusters.html", page)
+    write_atomically(out / "clusters.html", cluster_page(split, rows, found, seed))
     show(
         f"{out}: {count} clusters of {len(rows.ids)} samples of {split.name}, of "
         f"{found.sizes[-1]} to {found.sizes[0]} samples"
@@ -307,7 +307,7 @@ def select(
     path = out / "chosen.csv"
     if path.is_file() and any(row["label"] for row in read_table(path, ("label",))):
         raise DataError(f"{path} holds labels, which would be lost; name another --out")
-    _, split, rows, _ = _open(features, data, out)
+    split, rows, _ = _open(features, data, out)
 
     import numpy as np
     import torch
@@ -359,7 +359,7 @@ def select(
 
 def _open(
     features: Path, data: str, out: Path | None = None
-) -> tuple["DatasetIndex", "Split", "Embeddings", dict[str, Any]]:
+) -> tuple["Split", "Embeddings", dict[str, Any]]:
     """Read features, their split, of whose images something is written to `out`, and their facts.
 
     Raises: UserError where they do not fit, or OUT.
@@ -367,7 +367,7 @@ def _open(
     if out is not None:
         check_folder(out)
     check_features([features])
-    index = open_data(data)
+    open_data(data)
 
     from sslpipe.evaluation.embed import load_embeddings
     from sslpipe.evaluation.features import split_of_file
@@ -375,5 +375,5 @@ def _open(
     rows, facts = load_embeddings(features)
     split = split_of_file(data, features, rows, facts)
     if out is not None:
-        index.check_files(split.name)
-    return index, split, rows, facts
+        split.index.check_files(split.name)
+    return split, rows, facts

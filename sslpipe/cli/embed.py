@@ -80,7 +80,7 @@ def main(
             backbone.backbone,
             view,
             rows,
-            backbone.features_metadata(view, index, name),
+            backbone.features_metadata(view, rows),
             network=f"{backbone.name} of {model}",
             process=process,
             dtype=getattr(torch, dtype),

@@ -134,7 +134,6 @@ def suite(
     from sslpipe.evaluation.verdict import BASELINES
 
     target, _ = start(device, "suite")
-    names = train_split, test_split
     not_measured: list[str] = []
     with work.stoppable(out):
         # what can be refused, before anything is embedded
@@ -143,15 +142,15 @@ def suite(
         )
         backbone = load_model(model, checkpoint, weights)
         compared = work.load_compared(against or [], model, backbone, {"ssl", *BASELINES})
-        backbone, (train, test) = backbone.matched(*two_splits(index, *names))
+        backbone, (train, test) = backbone.matched(*two_splits(index, train_split, test_split))
         splits = (train, test)
         for split in splits:
             check_labelled(split.name, split.labels)
         # features, the most wanted first: what is interrupted has these
         others = sorted(compared.others, key=lambda other: other.name != compared.start)
-        metadata = {"seed": seed, **work.model_metadata(backbone, index, names, others)}
+        metadata = {"seed": seed, **work.model_metadata(backbone, splits, others)}
         sets = work.embed_model(
-            Path(model), backbone, index, splits, compared,
+            Path(model), backbone, splits, compared,
             untrained_seed=seed if baselines else None, left_out=not_measured,
             batch_size=batch_size, num_workers=num_workers, device=target,
         )  # fmt: skip

@@ -272,9 +272,8 @@ def _load(model: Path, checkpoint: str | None, weights: Weights, device: str) ->
 
 def _made_with(backbone: "FrozenBackbone") -> dict[str, str]:
     """What decides the embeddings: `encode` applies a whitening, too."""
-    whitening = backbone.config.whitening_sha256
-    more = {} if whitening is None else {"whitening_sha256": whitening}
-    return {"backbone_sha256": backbone.config.weights_sha256, **more}
+    known = backbone.network_facts
+    return {key: known[key] for key in ("backbone_sha256", "whitening_sha256") if key in known}
 
 
 def _new(

@@ -1,9 +1,8 @@
 """`sslpipe search`, `browse` and `index`: look into what `sslpipe embed` has written."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +12,9 @@ from sslpipe.cli.next_step import say_next
 from sslpipe.cli.terminal import load_model, new_app, say
 from sslpipe.errors import UserError, one_line
 from sslpipe.portable import write_atomically
+
+if TYPE_CHECKING:
+    from sslpipe.evaluation.search import ImageSearch
 
 app = new_app()
 index_app = new_app(
@@ -86,27 +88,14 @@ def search(
         raise UserError(f"--data names {number} data sets for {len(files)} files of features")
     if exact and not is_index:
         raise UserError("--exact is for an index built with --approximate; leave it out")
-    if is_index:
-        from sslpipe.evaluation.search_index import read_index
-
-        places = [part["data"] for part in read_index(files[0])]
-    else:
-        assert data is not None
-        places = data if len(data) == len(files) else data * len(files)
-    indexes = [inputs.open_data(place) for place in places]
+    for place in data or ():
+        inputs.open_data(place)
     inputs.images_of(images)
     inputs.check_file(out)
 
     from sslpipe.distributed import pick_device
-    from sslpipe.evaluation.search import ImageSearch
 
-    if is_index:
-        from sslpipe.evaluation.search_index import open_index
-
-        search, _ = open_index(files[0], augment, flatten=flatten, exact=exact)
-    else:
-        parts = zip(files, places, strict=True)
-        search = ImageSearch(*parts, flatten=flatten is not False, augment=augment)
+    search, places = _open(files, data, augment, flatten=flatten, exact=exact)
     undo = "; --no-flatten: as they are" * (search.flattening is not None)
     say(f"features {search.form}{undo}")
     backbone, _ = load_model(model, checkpoint, weights).matched(search.splits[0])  # their range
@@ -124,7 +113,7 @@ def search(
             "split": search.splits[hit.part].name,
             "id": hit.id,
             "name": name,
-            "class": _class(indexes[hit.part].manifest.classes, hit.label),
+            "class": search.splits[hit.part].class_name(hit.label),
         }
         for query, hits, names in zip(queries, found, keys, strict=True)
         for place, (hit, name) in enumerate(zip(hits, names, strict=True), 1)
@@ -143,8 +132,24 @@ def search(
         say(f"{out}: open it in a browser")
 
 
-def _class(names: Sequence[str], label: int) -> str | None:
-    return None if label < 0 else names[label] if label < len(names) else str(label)
+def _open(
+    files: list[Path],
+    data: list[str] | None,
+    augment: int = 0,
+    *,
+    flatten: bool | None,
+    exact: bool,
+) -> tuple["ImageSearch", list[str]]:
+    """Open features files with their data sets, or an index, without; returns each one's, too."""
+    from sslpipe.evaluation.search import ImageSearch
+    from sslpipe.evaluation.search_index import open_index
+
+    if not data:
+        search, parts = open_index(files[0], augment, flatten=flatten, exact=exact)
+        return search, [part["data"] for part in parts]
+    places = data if len(data) == len(files) else data * len(files)
+    both = zip(files, places, strict=True)
+    return ImageSearch(*both, flatten=flatten is not False, augment=augment), places
 
 
 @opt.documented(
@@ -185,8 +190,8 @@ def browse(
                 "name a file of `sslpipe embed`"
             )
     inputs.check_features([features])
-    is_map, is_index = features.suffix == ".parquet", features.suffix == ".json"
-    if (data is None) != (is_map or is_index):
+    is_map = features.suffix == ".parquet"
+    if (data is None) != (features.suffix in (".parquet", ".json")):
         what = "names its data set itself; leave --data out" if data else "needs --data"
         raise UserError(f"{features} {what}")
     if is_map and (clusters or pca or not flatten):
@@ -202,19 +207,10 @@ def browse(
         if is_map:
             table = page.load_table(features)
         else:
-            from sslpipe.evaluation.search import ImageSearch
-            from sslpipe.evaluation.search_index import open_index
-
-            if is_index:
-                form = None if flatten else False
-                search, parts = open_index(features, flatten=form, exact=True)
-                places = [part["data"] for part in parts]
-            else:
-                assert data is not None
-                search, places = ImageSearch((features, data), flatten=flatten), [data]
+            form = None if flatten else False
+            search, _ = _open([features], [data] if data else None, flatten=form, exact=True)
             say(f"features {search.form}")
-            classes = [inputs.open_data(place).manifest.classes for place in places]
-            table = page.make_table(search, classes, clusters=clusters, pca=pca, say=say)
+            table = page.make_table(search, clusters=clusters, pca=pca, say=say)
         if out is not None:
             page.save_table(table, out)
             say(f"{out}: open it again with `sslpipe browse {out}`")

@@ -18,7 +18,7 @@ from sslpipe.cli.suite_tables import print_suite
 from sslpipe.cli.terminal import progress, report_bad, say, show
 from sslpipe.curate.leaks import Leaks
 from sslpipe.curate.leaks import find_leaks as find_leaks_in
-from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.index import Split
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, embed_to_file
 from sslpipe.evaluation.features import (
@@ -186,7 +186,6 @@ def short_name(source: str, taken: Collection[str]) -> str:
 def embed_model(
     model: Path,
     backbone: FrozenBackbone,
-    index: DatasetIndex,
     splits: tuple[Split, Split],
     compared: Compared,
     untrained_seed: int | None,
@@ -200,7 +199,7 @@ def embed_model(
     """
     config = backbone.config
     options |= {"on_bad": report_bad}
-    kept = {each.name: _kept_features(model, backbone, index, each, **options) for each in splits}
+    kept = {each.name: _kept_features(model, backbone, each, **options) for each in splits}
     saved = {name: rows for name, rows in kept.items() if rows is not None}
     own: dict[str, Any] = {"view": backbone.view, "canvas_px": backbone.view.canvas_px, **options}
     own |= {"splits": splits, "progress": progress}
@@ -218,14 +217,14 @@ def embed_model(
 
 
 def _kept_features(
-    model: Path, backbone: FrozenBackbone, index: DatasetIndex, split: Split, **options: Any
+    model: Path, backbone: FrozenBackbone, split: Split, **options: Any
 ) -> Embeddings | None:
     """Read RUN/features/SPLIT where it is just what would be embedded now; None where it is not.
 
     A file that is not there is written, if it is not too large: `report` and `search` read it.
     """
     file, canvas_px = model / "features" / f"{split.name}.safetensors", backbone.view.canvas_px
-    facts = backbone.features_metadata(backbone.view, index, split.name)
+    facts = backbone.features_metadata(backbone.view, split)
     writable = (model / "recipe.json").is_file() and os.access(model, os.W_OK)
     small = len(split) * backbone.num_features * 4 <= MOST_KEPT_BYTES
     if writable and small and not file.exists():
@@ -247,7 +246,7 @@ def _kept_features(
 
 
 def model_metadata(
-    backbone: FrozenBackbone, index: DatasetIndex, names: tuple[str, str], others: Sequence[Other]
+    backbone: FrozenBackbone, splits: tuple[Split, Split], others: Sequence[Other]
 ) -> dict[str, Any]:
     """Return what eval.json says of where the features come from: weights, view, data."""
     config, recipe = backbone.config, _table(backbone.config.facts, "recipe")
@@ -258,13 +257,13 @@ def model_metadata(
         "backbone_sha256": config.weights_sha256,
         "view": backbone.view.config(),
         "canvas_px": backbone.view.canvas_px,
-        **data_metadata(index, names[1]),
+        **data_metadata(splits[1]),
         **backbone.checkpoint_metadata,
         **{key: config.facts[key] for key in ("step", "checkpoint_reason") if key in config.facts},
         **({"steps": recipe["steps"]} if "steps" in recipe else {}),
         **({"shortened": note} if note else {}),
-        "train_split": names[0],
-        "classes": list(index.manifest.classes),
+        "train_split": splits[0].name,
+        "classes": list(splits[0].index.manifest.classes),
         **({"against": [other.metadata() for other in others]} if others else {}),
     }
 

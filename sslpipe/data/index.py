@@ -155,6 +155,11 @@ class Split:
             labels[here] = self.offsets(shard)[rows[here], 2]
         return labels
 
+    def class_name(self, label: int) -> str | None:
+        """Name a label, by its number where the data set has no name for it; None for none."""
+        names = self.index.manifest.classes
+        return None if label < 0 else names[label] if label < len(names) else str(label)
+
     def has_values(self, name: str) -> bool:
         """Say whether a column of this name has values of this split."""
         return name in self.columns and self.name in self.columns[name].splits

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation.neighbours import SPARE, Neighbours, best, exact_cosines, nearest
+from sslpipe.evaluation.neighbours import (
+    SPARE,
+    Neighbours,
+    best,
+    exact_cosines,
+    import_faiss,
+    nearest,
+)
 from sslpipe.portable import sha256_of
 
 LEAST_ROWS = 100_000  # fewer are compared with a query in some hundredths of a second
@@ -46,7 +53,7 @@ class Approximate:
         Raises:
             DataError: It is not there, or another one; or faiss is missing.
         """
-        faiss = import_faiss()
+        faiss = import_faiss(*_NEEDS)
         try:
             found = sha256_of(path)
         except OSError as error:
@@ -66,7 +73,7 @@ class Approximate:
         Bank (N, F) and queries (Q, F) are as `neighbours.fixed_point_units` returns them; only rows
         that are `allowed` (N,) are found. Where there are fewer, the last similarities are -inf.
         """
-        faiss = import_faiss()
+        faiss = import_faiss(*_NEEDS)
         settings = {"nprobe": min(self.lists, self._index.nlist)}
         if allowed is not None:
             bits = np.packbits(allowed.numpy(), bitorder="little")
@@ -80,18 +87,7 @@ class Approximate:
 
 
 _AGAIN = "make the index anew with `sslpipe index build`"
-
-
-def import_faiss() -> Any:
-    """Import faiss. Raises: DataError where it is missing."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise DataError(
-            "an approximate index needs faiss (pip install faiss-cpu); leave --approximate out, "
-            "or search with --exact"
-        ) from error
-    return faiss
+_NEEDS = ("an approximate index", "leave --approximate out, or search with --exact")
 
 
 def write_approximate(rows: Tensor, path: Path) -> Made:
@@ -103,7 +99,7 @@ def write_approximate(rows: Tensor, path: Path) -> Made:
     Raises:
         DataError: Too many lists would be needed, or faiss is missing.
     """
-    faiss = import_faiss()
+    faiss = import_faiss(*_NEEDS)
     lists = 2 ** round(math.log2(len(rows)) / 2)
     index = faiss.index_factory(rows.shape[1], f"IVF{lists},SQ8", faiss.METRIC_INNER_PRODUCT)
     index.train(rows[:: max(1, len(rows) // (TRAINED * lists))].numpy())

@@ -184,6 +184,7 @@ def check_one_split(train: dict[str, Any], test: dict[str, Any]) -> None:
         )
 
 
-def data_metadata(index: DatasetIndex, split: str) -> dict[str, Any]:
+def data_metadata(split: Split) -> dict[str, Any]:
     """Return what a features file or eval.json says of the data set and the split."""
-    return {"data": index.manifest.name, "data_sha256": index.sha256, "split": split}
+    index = split.index
+    return {"data": index.manifest.name, "data_sha256": index.sha256, "split": split.name}

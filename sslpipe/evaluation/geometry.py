@@ -34,21 +34,14 @@ def rank_of(s: Tensor) -> Tensor:
     return entropy.exp()
 
 
-def potentials_less_one(u: Tensor) -> Tensor:
-    """Compute exp(-2 |u_i - u_j|^2) - 1 of rows u (M, D): (M, M), 0 on the diagonal.
-
-    Less one, so that the distances of collapsed rows are not lost beside it.
-    """
-    u = u - u.mean(dim=0)  # distances know no origin, rounding does
-    lengths = u.square().sum(dim=1)
-    squared = torch.addmm(lengths + lengths[:, None], u, u.T, alpha=-2).clamp_min_(0)
-    return squared.mul_(-2).expm1_().fill_diagonal_(0)
-
-
 def uniformity(u: Tensor) -> Tensor:
     """Compute the log of the mean of exp(-2 |u_i - u_j|^2) over i != j; 0 for a single row."""
     if len(u) < 2:
         return u.new_zeros(())
-    total = to_float64(potentials_less_one(u).sum(dim=1)).sum()
-    mean: Tensor = total / (len(u) * (len(u) - 1))
+    u = u - u.mean(dim=0)  # distances know no origin, rounding does
+    lengths = u.square().sum(dim=1)
+    squared = torch.addmm(lengths + lengths[:, None], u, u.T, alpha=-2).clamp_min_(0)
+    # less one: the distances of collapsed rows would be lost beside it
+    less_one = squared.mul_(-2).expm1_().fill_diagonal_(0)  # (M, M)
+    mean: Tensor = to_float64(less_one.sum(dim=1)).sum() / (len(u) * (len(u) - 1))
     return mean.log1p()

@@ -104,11 +104,6 @@ def embeddings_from_arrays(
     return Embeddings(rows.detach().float(), *numbered).to(rows.device)
 
 
-def knn_accuracies(bank: Embeddings, queries: Embeddings, **options: Any) -> dict[str, float]:
-    """Map protocols to the values of `knn_results`: {"knn-weighted k=20 T=0.07 cosine": 0.81}."""
-    return {result.protocol: result.value for result in knn_results(bank, queries, **options)}
-
-
 def knn_results(
     bank: Embeddings,
     queries: Embeddings,
@@ -146,7 +141,7 @@ def knn_results(
     """
     options: dict[str, Any] = {"exclude_same_id": exclude_same_id, "exclude_same": exclude_same}
     options |= {"k": k, "temperature": temperature, "vote": vote, "search": search}
-    predicted = _predictions(bank, queries, **options, process=process)
+    predicted = knn_predictions(bank, queries, **options, process=process)
     suffix = " leave-one-out" if exclude_same_id else ""
     suffix += f" not-same={exclude_same.name}" if exclude_same is not None else ""
     labels, size = queries.labels.cpu().numpy(), len(bank.ids)
@@ -155,11 +150,6 @@ def knn_results(
         for (one, each), rows in predicted.items()
     ]
     return by_value(results, by)
-
-
-def knn_predictions(bank: Embeddings, queries: Embeddings, **options: Any) -> dict[int, Labels]:
-    """Predict the label of each query, (Q,) int64, for each k; options as in `knn_results`."""
-    return {k: rows for (_, k), rows in _predictions(bank, queries, **options).items()}
 
 
 def protocol_id(k: int, temperature: float, vote: Vote) -> str:
@@ -179,7 +169,7 @@ def check_pair(bank: Embeddings, queries: Embeddings) -> None:
         )
 
 
-def _predictions(
+def knn_predictions(
     bank: Embeddings,
     queries: Embeddings,
     *,
@@ -191,7 +181,7 @@ def _predictions(
     exclude_same: GroupCodes | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> dict[tuple[Vote, int], Labels]:
-    """What each vote says for each k, all from one search, after all arguments are checked."""
+    """Predict the label of each query, (Q,) int64, for each vote and k; see `knn_results`."""
     check_known("vote", vote, get_args(Votes))
     check_pair(bank, queries)
     if not k:
@@ -281,14 +271,14 @@ def few_shot_knn(
     banks = (bank.rows(few_rows(bank, labels_per_class, seed, draw)) for draw in range(draws))
     predicted = [knn_predictions(few, queries, process=process, **options) for few in banks]
     results, size = [], labels_per_class * len(torch.unique(bank.labels))
-    for each in predicted[0]:
-        hits = np.stack([of_draw[each] == labels for of_draw in predicted])  # (draws, Q)
+    for each in sorted(set(k)):
+        hits = np.stack([of_draw[vote, each] == labels for of_draw in predicted])  # (draws, Q)
         accuracies, name = hits.mean(axis=1), protocol_id(each, temperature, vote)
         name += f" {labels_per_class}/class draws={draws} seed={seed}"
         value, interval = float(accuracies.mean()), bootstrap95(hits)
         details = {"draws": accuracies.tolist(), "spread": float(accuracies.std(ddof=1))}
         counted = (len(labels), size, details)
-        results.append(Result(name, "top1", value, interval, *counted, draw_hits=hits))
+        results.append(Result(name, "top1", value, interval, *counted, scores=hits))
     return results
 
 

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from sslpipe.evaluation.against import KNN, PER_QUERY
 from sslpipe.evaluation.difference import bootstrap95, means95, wilson95
-from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.result import Measured, Result
 
 
 def leakage_of(
-    measured: Iterable[tuple[str, float | None, str | None, Result]],
+    measured: Iterable[Measured],
     leaked: NDArray[np.int64],
     how: str,
     scored: Mapping[str, NDArray[np.int64]],
@@ -20,8 +20,7 @@ def leakage_of(
 ) -> dict[str, Any]:
     """Return what eval.json holds, see `suite_file`: numbers with and without leaked samples.
 
-    `measured` are features, the power that flattens them, column of the table, and result; `scored`
-    maps a column to the (Q,) ids of the test samples that it scores; `classes` are the
+    `scored` maps a column to the (Q,) ids of the test samples that it scores; `classes` are the
     (q,) labels of those that retrieval inside test scores.
     """
     clean = {column: ~np.isin(ids, leaked) for column, ids in scored.items()}
@@ -67,11 +66,10 @@ def _restricted(
     """The number over some of its queries, and its interval as in `result`."""
     if not kept.any():
         return None, None
-    if result.draw_hits is not None:
-        hits = result.draw_hits[:, kept]
-        return float(hits.mean(axis=1).mean()), list(bootstrap95(hits))
     assert result.scores is not None
-    scores = result.scores[kept]
+    scores = result.scores[..., kept]
+    if scores.ndim > 1:  # of several draws
+        return float(scores.mean(axis=1).mean()), list(bootstrap95(scores))
     if classes is not None:  # of retrieval
         (interval,), _ = means95(scores[:, None], classes[kept])
         return float(scores.mean()), list(interval)

@@ -13,7 +13,7 @@ from sslpipe.data.index import Split
 from sslpipe.data.order import with_a_partner
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.embed import Embeddings, View, embed
-from sslpipe.evaluation.knn import knn_accuracies
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.label_free import label_free_numbers
 from sslpipe.evaluation.retrieval import retrieval_per_query
 from sslpipe.precision import wide_dtype
@@ -55,8 +55,8 @@ def monitor(
         # of classes this small most of 20 neighbours are of others: Recall@1 instead
         small = np.unique(classes, return_counts=True)[1].max() <= SMALL_CLASS
         k = 1 if small else min(MONITOR_K, len(classes) - 1)
-        found = knn_accuracies(labelled, labelled, k=(k,), exclude_same_id=True)
-        (numbers["holdout_knn"],) = found.values()
+        (found,) = knn_results(labelled, labelled, k=(k,), exclude_same_id=True)
+        numbers["holdout_knn"] = found.value
     free = label_free_numbers(rows.features, by_view(views.features))
     return numbers | {f"holdout_{name}": value for name, value in free.items()}
 

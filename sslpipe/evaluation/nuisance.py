@@ -4,7 +4,7 @@ How much of the scanner, the camera or the vendor is in an embedding: against ch
 the same number of the pixels and of random weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -110,27 +110,24 @@ def choose_columns(
 
 
 def nuisance_rows(
-    sets: Mapping[str, tuple[Embeddings, Embeddings]],
+    pair: tuple[Embeddings, Embeddings],
     columns: Sequence[GroupCodes],
     left_out: list[str],
     *,
     seed: int = 0,
-) -> list[tuple[str, Result]]:
-    """Probe every column of `choose_columns` on every set of features, all of the same samples.
+) -> list[Result]:
+    """Probe every column of `choose_columns` on features of train and test.
 
     `left_out` gets a sentence for each column that cannot be probed.
     """
     found = []
+    bank, queries = (rows.ids.cpu().numpy() for rows in pair)
     for codes in columns:
-        for name, (train, test) in sets.items():
-            bank, queries = (rows.ids.cpu().numpy() for rows in (train, test))
-            own = codes._replace(bank=codes.bank[bank], queries=codes.queries[queries])
-            try:
-                (result,) = nuisance(train, test, column=own, seed=seed)
-            except DataError as error:
-                left_out.append(str(error))
-                break  # the samples of the other sets are the same
-            found.append((name, result))
+        own = codes._replace(bank=codes.bank[bank], queries=codes.queries[queries])
+        try:
+            found += nuisance(*pair, column=own, seed=seed)
+        except DataError as error:
+            left_out.append(str(error))
     return found
 
 

@@ -17,14 +17,13 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.knn import DINO_K, few_shot_knn, knn_results, protocol_id
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
-from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.result import Measured, Result
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.verification import draw_pairs, verification
 from sslpipe.evaluation.whiten import whiten
 
 Pair = tuple[Embeddings, Embeddings]  # train, test
 Columns = list[tuple[str | None, Result]]  # a number, and its column of the table if it has one
-Forms = list[tuple[float | None, Columns]]  # plain (None), and flattened by a power
 LABELS_PER_CLASS = (100, 10)  # columns of the table
 FEWER_LABELS = (5, 1)  # measured, too
 MOST_NAMED = 5  # classes in a sentence
@@ -133,18 +132,18 @@ class Protocols:
         progress: Progress | None,
         *,
         use_up: bool,
-    ) -> Forms:
+    ) -> list[Measured]:
         """Measure a set, plain and flattened, by the power that `choose_power` finds on train.
 
         With `use_up` nobody needs the plain features later: they are flattened in place.
         """
-        columns, found = self.columns(), Forms()
+        columns, found = self.columns(), list[Measured]()
         flattened = [part for part in self._parts if not part.linear]
         both = self._parts if self._can_probe(name, plain) else flattened, flattened
         total = sum(map(len, both))
         with nullcontext() if progress is None else progress(f"evaluate {name}", total) as advance:
             for parts, title in zip(both, (name, f"{name}, flattened"), strict=True):
-                pair, power, results = plain, None, Columns()
+                pair, power = plain, None
                 if title != name:
                     power, why, _ = choose_power(plain[0], seed=self.seed)
                     say(f"{title}: {why}")
@@ -154,10 +153,10 @@ class Protocols:
                 for part in parts:
                     if part.title == "ridge":
                         say(f"{name}: linear probes")
-                    results += [(c if c in columns else None, r) for c, r in part.score(*pair)]
+                    for column, result in part.score(*pair):
+                        found.append((name, power, column if column in columns else None, result))
                     if advance is not None:
                         advance(1)
-                found.append((power, results))
         return found
 
     def _can_probe(self, name: str, plain: Pair) -> bool:

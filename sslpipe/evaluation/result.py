@@ -25,9 +25,9 @@ class Result:
         bank: Labelled train samples used.
         details: Chosen C, confusion matrix, spread over draws and so on: plain JSON values.
         unit: "share" or "number".
-        scores: (queries,) what each scored, bool or float64, `value` their mean; None where a query
-            has no score of its own. Not in the JSON.
-        draw_hits: (draws, queries) bool, of a mean over draws. Not in the JSON.
+        scores: (queries,) what each scored, bool or float64, or (draws, queries) of a mean over
+            draws; `value` is their mean. None where a query has no score of its own. Not in the
+            JSON.
     """
 
     protocol: str
@@ -39,7 +39,6 @@ class Result:
     details: dict[str, Any] = field(default_factory=dict)
     unit: Literal["share", "number"] = "share"
     scores: NDArray[Any] | None = field(default=None, repr=False, compare=False)
-    draw_hits: NDArray[np.bool_] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         low, high = self.interval95
@@ -51,9 +50,13 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain JSON values, all fields but those of queries by their names."""
-        tree = asdict(replace(self, scores=None, draw_hits=None))
-        del tree["scores"], tree["draw_hits"]
+        tree = asdict(replace(self, scores=None))
+        del tree["scores"]
         return tree
+
+
+# features, the power that flattens them (None: plain), column of the table, and the number
+Measured = tuple[str, float | None, str | None, Result]
 
 
 def check_known(name: str, value: str, known: Iterable[str]) -> None:

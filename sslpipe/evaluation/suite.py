@@ -15,8 +15,8 @@ from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.label_free import uniformity
 from sslpipe.evaluation.leakage import leakage_of
 from sslpipe.evaluation.nuisance import nuisance_rows
-from sslpipe.evaluation.protocols import Forms, Pair, Protocols
-from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.protocols import Pair, Protocols
+from sslpipe.evaluation.result import Measured, Result
 from sslpipe.evaluation.suite_file import SCHEMA_VERSION, content_sha256
 from sslpipe.evaluation.verdict import BASELINES, comparisons, verdict
 
@@ -80,9 +80,9 @@ def run_suite(
     scores = Scores({}, labels[has_a_match(labels)])
 
     # the numbers of every set
-    measured: dict[str, Forms] = {}
+    measured: dict[str, list[Measured]] = {}
     probed: list[tuple[str, Result]] = []  # name of a set, and of a column's probe
-    incomplete: dict[str, str] = {}  # name -> why this set, or the probes of columns, are missing
+    incomplete: dict[str, str] = {}  # name -> why this set is missing
     spread: dict[str, float] = {}  # of the start: how its features of test spread
 
     def measure(name: str, given: Pair | Callable[[], Pair]) -> None:
@@ -92,13 +92,14 @@ def run_suite(
             _check_same_samples({first: ready[first], name: pair})
         else:
             pair = ready[name]
-        if columns:  # to be probed
-            ready[name] = pair
         if name == start:
             rows = pair[1].features
             spread["start_uniformity"] = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
-        used_up = callable(given) and not columns
-        measured[name] = protocols.measure(name, pair, say, progress, use_up=used_up)
+        if columns:  # what else the features know
+            say(f"{name}: probes of columns {', '.join(codes.name for codes in columns)}")
+        known = nuisance_rows(pair, columns, left_out, seed=seed)
+        measured[name] = protocols.measure(name, pair, say, progress, use_up=callable(given))
+        probed.extend((name, one) for one in known)
 
     try:
         for name, given in sets.items():
@@ -108,26 +109,18 @@ def run_suite(
                 if name == first:
                     raise
                 incomplete[name] = one_line(str(error) or type(error).__name__)
-        if columns:  # what else the features know
-            say(f"probes of columns: {', '.join(codes.name for codes in columns)}")
-            pairs = {name: ready[name] for name in measured}
-            probed += nuisance_rows(pairs, columns, left_out, seed=seed)
     except KeyboardInterrupt:  # what was measured is kept; a second one ends it
         if not measured:
             raise
-        for name in (*sets, *(("probes of columns",) if columns else ())):
-            if name not in {*measured, *incomplete}:
-                incomplete[name] = "interrupted"
+        missed = (name for name in sets if name not in {*measured, *incomplete})
+        incomplete |= dict.fromkeys(missed, "interrupted")
         say(f"interrupted; kept: {', '.join(measured)}")
-    table = [
-        (name, power, *each)
-        for name, forms in measured.items()
-        for power, results in forms
-        for each in results
-    ]
+    table = [each for own in measured.values() for each in own]
     for name, power, column, result in table:
         scores.take(name, power is not None, column, result)
     rows = [_row(*each) for each in table]
+    order = [codes.name for codes in columns]
+    probed.sort(key=lambda each: order.index(each[1].details["column"]))
 
     # the answers: ours against other networks, and against baselines where kNN decides nothing
     left_out += [f"{n}: {why}" for n, why in incomplete.items() if n not in against]

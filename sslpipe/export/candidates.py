@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.index import Split
 from sslpipe.errors import DataError, UserError, one_line
 from sslpipe.evaluation.choose import Parts
 from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
-from sslpipe.evaluation.features import Progress, data_metadata, saved_embeddings
+from sslpipe.evaluation.features import Progress, saved_embeddings
+from sslpipe.evaluation.knn import by_class
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.models.backbones import JOIN
 from sslpipe.random import permutation
@@ -95,29 +96,21 @@ def sample_ids(rows: Split, most: int, seed: int) -> NDArray[np.int64]:
     """
     if len(rows) <= most:
         return np.arange(len(rows), dtype=np.int64)
-    shuffled = permutation(len(rows), seed, 2)
-    labels = rows.labels[shuffled]
-    labelled = shuffled[labels >= 0]
-    known, of_class, counts = np.unique(
-        labels[labels >= 0], return_inverse=True, return_counts=True
-    )
+    shuffled, labels = permutation(len(rows), seed, 2), rows.labels
+    members, places = by_class(shuffled[labels[shuffled] >= 0], labels)
+    known, counts = np.unique(labels[members], return_counts=True)
     cap = max(FEW, most // max(1, len(known)))
-    # each image's place in its class, in the order of the shuffle
-    by_class = np.argsort(of_class, kind="stable")
-    place = np.empty_like(by_class)
-    place[by_class] = np.arange(len(by_class)) - np.repeat(np.cumsum(counts) - counts, counts)
     # classes in random order, as long as they fit
     order = permutation(len(known), seed, 3)
-    kept = np.zeros(len(known), bool)
-    kept[order[np.cumsum(np.minimum(counts, cap)[order]) <= most]] = True
-    own = labelled[kept[of_class] & (place < cap)]
-    return np.sort(np.concatenate([own, shuffled[labels < 0][: most - len(own)]]))
+    kept = known[order[np.cumsum(np.minimum(counts, cap)[order]) <= most]]
+    own = members[np.isin(labels[members], kept) & (places < cap)]
+    unlabelled = shuffled[labels[shuffled] < 0]
+    return np.sort(np.concatenate([own, unlabelled[: most - len(own)]]))
 
 
 def embed_kept(
     one: Candidate,
     view: EvalView,
-    index: DatasetIndex,
     split: Split,
     ids: NDArray[np.int64],
     folder: Path,
@@ -131,21 +124,15 @@ def embed_kept(
     Args:
         one: The network.
         view: Its own, or `CornerViews` of it.
-        index: The data set.
-        split: Of it.
+        split: Where the images are.
         ids: (n,) the samples, sorted.
         folder: Has a file for all that decides the features, whose hash is returned, too.
         progress: Makes the progress bar.
         say: Called where a kept file is damaged; it is made anew.
         options: batch_size, num_workers, device and on_bad of `embed`.
     """
-    identity = {
-        "backbone_sha256": one.model.config.weights_sha256,
-        "backbone": one.model.config.backbone.model_dump(),
-        "view": view.config(),
-        **data_metadata(index, split.name),
-        "ids": hashlib.sha256(ids.tobytes()).hexdigest(),
-    }
+    identity = one.model.features_metadata(view, split)
+    identity["ids"] = hashlib.sha256(ids.tobytes()).hexdigest()
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     file = folder / f"{key[:16]}.safetensors"
     try:

@@ -25,6 +25,7 @@ from sslpipe.models.backbones import is_timm_vit
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # the extra `onnx`
 ONNX_OPSET = 20
 MOST_ONNX_BYTES = 2**31 - 2**20  # protobuf's limit of one message, with room for the graph
+# format -> lines of Python that load it, for the model card
 USAGE = tomllib.loads((resources.files(__package__) / "templates/usage.toml").read_text("utf-8"))
 TRACED_IMAGES = 2  # neither 1 nor the sizes that the proof uses: the batch size must stay free
 
@@ -34,7 +35,6 @@ class Format:
     """One export format."""
 
     write: Callable[[FrozenBackbone, Path], Path]  # into a folder; returns the main file or folder
-    usage: str  # lines of Python that load it, for the model card
     # says why this backbone, or this machine, cannot have the format; None: it can
     refuses: Callable[[FrozenBackbone], str | None] = lambda model: None
 
@@ -260,20 +260,17 @@ def _free_batch() -> dict[str, dict[int, Any]]:
     return {"images": {0: torch.export.Dim("batch")}}
 
 
-# sslpipe/export/templates/usage.toml says how each is loaded
+# `USAGE` says how each is loaded
 FORMATS: dict[str, Format] = {
-    "safetensors": Format(_write_safetensors, USAGE["safetensors"]),
-    "torchvision": Format(_write_torchvision, USAGE["torchvision"], _refuses_torchvision),
+    "safetensors": Format(_write_safetensors),
+    "torchvision": Format(_write_torchvision, _refuses_torchvision),
     "timm": Format(
-        lambda model, folder: _write_hub_folder(model, folder / "timm", by_timm=True),
-        USAGE["timm"],
-        _refuses_timm,
+        lambda model, folder: _write_hub_folder(model, folder / "timm", by_timm=True), _refuses_timm
     ),
     "onnx": Format(
         lambda model, folder: save_onnx(onnx_graph(model, model.backbone), folder / "model.onnx"),
-        USAGE["onnx"],
         _refuses_onnx,
     ),
-    "pt2": Format(_write_pt2, USAGE["pt2"]),
-    "hf": Format(_write_hf, USAGE["hf"]),
+    "pt2": Format(_write_pt2),
+    "hf": Format(_write_hf),
 }

@@ -14,7 +14,7 @@ from sslpipe.augment.eval_view import EvalView, eval_view_for
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.index import Manifest
-from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError
+from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError, one_line
 from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
 from sslpipe.export.join import at_size, join
@@ -179,12 +179,9 @@ def _load_export(path: Path) -> FrozenBackbone:
         raise
     except OSError as error:
         raise ExportError(f"cannot read {error.filename}: {error.strerror}") from error
-    except SafetensorError as error:
-        raise ExportError(f"{path}: {error}; copy the export again") from error
-    except REFUSALS as error:
-        raise ExportError(
-            f"{path}: {' '.join(str(error).split()) or type(error).__name__}"
-        ) from error
+    except (SafetensorError, *REFUSALS) as error:
+        said = one_line(str(error)) or type(error).__name__
+        raise ExportError(f"{path}: {said}; copy the export again") from error
     # the weights are those that were proved
     sums = ((backbone, config.weights_sha256), (projector, config.projector_sha256))
     for module, sha256 in sums:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.decode import BadSample, check_size, decode, reduce_to, rgb_pixels
 from sslpipe.data.image_type import RGB8, ImageType
-from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.index import Split
 from sslpipe.errors import UserError, shown
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.whiten import Whitening
@@ -179,7 +179,7 @@ class FrozenBackbone(nn.Module):
         facts = self.config.facts
         return {key: facts[key] for key in ("checkpoint", "weights") if key in facts}
 
-    def features_metadata(self, view: EvalView, index: DatasetIndex, split: str) -> dict[str, Any]:
+    def features_metadata(self, view: EvalView, split: Split) -> dict[str, Any]:
         """Return all that decides the features of a split, for their file to carry."""
         sha256, image = self.config.whitening_sha256, self.config.image
         return {
@@ -187,7 +187,7 @@ class FrozenBackbone(nn.Module):
             "backbone": self.config.backbone.model_dump(),
             "view": view.config(),
             **({} if image is None else {"image": image.model_dump()}),
-            **data_metadata(index, split),
+            **data_metadata(split),
             **({} if sha256 is None else {"whitening_sha256": sha256}),
             **self.checkpoint_metadata,
         }

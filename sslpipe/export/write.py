@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sslpipe.data.index import Split
 from sslpipe.errors import ExportError, did_you_mean
-from sslpipe.export.formats import FORMATS
+from sslpipe.export.formats import FORMATS, USAGE
 from sslpipe.export.front import check_front, front_usage, with_preprocessing
 from sslpipe.export.load import FrozenBackbone, Weights, load_run
 from sslpipe.export.lower import LEAST_EQUAL, LOWER, Agreement, LowerFormats, usage
@@ -147,7 +147,7 @@ def export_model(
             say(f"put preprocessing into {name}")
             path = with_preprocessing(written[name], model.view)
             written[f"{name}-pixels"], usages[f"{name}-pixels"] = path, front_usage(path.name)
-        usages |= {name: FORMATS[name].usage for name in formats}
+        usages |= {name: USAGE[name] for name in formats}
         card = model_card(model.config.model_dump(mode="json"), usages)
         (folder / "README.md").write_text(card, encoding="utf-8")
         for part in (folder / "timm", folder / "hf", folder):  # each can be used alone

@@ -4,7 +4,6 @@ The page is embedding-atlas's (MIT, Apple), which reads one table. It is served 
 alone, and the browser is told to load nothing from anywhere else.
 """
 
-import io
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,22 +14,21 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.curate.clusters import cluster
+from sslpipe.curate.images import keys_of
 from sslpipe.data.index import Split
-from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.evaluation.search import ImageSearch
 from sslpipe.evaluation.whiten import principal_axes
 from sslpipe.portable import open_regular, replacing
-from sslpipe.report.pictures import small_images
+from sslpipe.report.pictures import encoded, small_images
 
 NEIGHBOURS = 15  # of each image; UMAP's usual number
 FEWEST = NEIGHBOURS + 2
 OWN = ("row", "split", "id", "name", "class", "cluster", "x", "y", "image", "neighbours")
 NOT_COUNTED = ("row", "id", "name", "x", "y", "image", "neighbours")
 MOST_COUNTED = 1000  # different values of a column that has a chart of its own
-JPEG_QUALITY = 85
 ONLY_HERE = (  # what the page may load: all is served from this machine
     "default-src 'self'; script-src 'self' 'wasm-unsafe-eval' 'unsafe-eval' blob:; "
     "worker-src 'self' blob:; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -51,7 +49,6 @@ def import_parts(*names: str) -> list[Any]:
 
 def make_table(
     search: ImageSearch,
-    classes: Sequence[Sequence[str]],
     *,
     clusters: int = 0,
     pca: bool = False,
@@ -61,7 +58,6 @@ def make_table(
 
     Args:
         search: Opened features, as they are compared.
-        classes: Names by label of each features file.
         clusters: k-means clusters to colour by; 0: none.
         pca: Map by the two main axes, in seconds; else by UMAP, in minutes for 100,000 images.
         say: Told what is done.
@@ -78,21 +74,18 @@ def make_table(
     columns: dict[str, list[Any]] = {name: [] for name in ("split", "id", "name", "class", "image")}
     shown: list[Embeddings] = []
     more: dict[str, list[str | None]] = {}
-    for number, (split, rows, own) in enumerate(zip(search.splits, parts, kept, strict=True)):
+    for split, rows, own in zip(search.splits, parts, kept, strict=True):
         rows = rows.rows(own)
         say(f"{split.name}: {len(rows.ids):,} thumbnails")
         names, pictures = _pictures(split, rows.ids.tolist())
         rows = rows.rows(
             torch.tensor([one in pictures for one in rows.ids.tolist()], dtype=torch.bool)
         )
-        ids, known = rows.ids.tolist(), classes[number]
+        ids = rows.ids.tolist()
         columns["split"] += [split.name] * len(ids)
         columns["id"] += ids
         columns["name"] += [names[one] for one in ids]
-        columns["class"] += [
-            None if label < 0 else known[label] if label < len(known) else str(label)
-            for label in rows.labels.tolist()
-        ]
+        columns["class"] += map(split.class_name, rows.labels.tolist())
         columns["image"] += [{"bytes": pictures[one]} for one in ids]
         for name in dict.fromkeys((*split.columns, *more)):
             values = split.column(name).show(ids) if split.has_values(name) else [None] * len(ids)
@@ -125,19 +118,9 @@ def make_table(
 
 def _pictures(split: Split, ids: Sequence[int]) -> tuple[dict[int, str], dict[int, bytes]]:
     """Read the key and a small JPEG of each sample that can be decoded, by its id."""
-    pictures: dict[int, bytes] = {}
-    for sample, image in small_images(split, ids):
-        file = io.BytesIO()
-        image.convert("RGB").save(file, "jpeg", quality=JPEG_QUALITY)
-        pictures[sample] = file.getvalue()
-    names: dict[int, str] = {}
-    reader, own = Reader(split), np.sort(np.fromiter(pictures, np.int64))
-    shards, rows = split.locate(own)
-    for shard in np.unique(shards).tolist():
-        here = shards == shard
-        for sample, raw in zip(own[here].tolist(), reader.rows(shard, rows[here]), strict=True):
-            names[sample] = raw.key
-    return names, pictures
+    images = small_images(split, ids)
+    pictures = {sample: encoded(image.convert("RGB"), "jpeg") for sample, image in images}
+    return keys_of(split, list(pictures)), pictures
 
 
 def _by_pca(rows: Embeddings, *_near: Any) -> NDArray[np.float32]:

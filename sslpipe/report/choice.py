@@ -102,7 +102,6 @@ def choice_page(
     cells: Sequence[Sequence[str]],
     ranked: Sequence[Ranked],
     features: Mapping[str, Embeddings],
-    names: Sequence[str],
     seed: int = 0,
 ) -> str:
     """Show the answer, the ranking as a table, and neighbours of the same queries side by side.
@@ -124,7 +123,7 @@ def choice_page(
         "choice.neighbours",
         each_query=list(zip(*found, strict=True)),
         pictures=(pictures, pictures),
-        names=names,
+        names=split.index.manifest.classes,
         titles=[row.name for row in shown],
     )
     sections = {

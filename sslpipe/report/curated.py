@@ -50,9 +50,7 @@ def outlier_page(split: Split, outliers: Sequence[Outlier]) -> str:
     return command_page("curate", f"Outliers of {split.name}", text, sections)
 
 
-def cluster_page(
-    split: Split, rows: Embeddings, clusters: Clusters, names: Sequence[str], seed: int = 0
-) -> str:
+def cluster_page(split: Split, rows: Embeddings, clusters: Clusters, seed: int = 0) -> str:
     """Show clusters of `rows` as a map, and each with its size, classes and some pictures."""
     from sklearn.decomposition import PCA
 
@@ -63,7 +61,7 @@ def cluster_page(
         own = clusters.members(k)
         classes = Counter(labels[own][labels[own] >= 0].tolist())
         most = [
-            (names[at] if at < len(names) else str(at), 100 * held / classes.total())
+            (split.class_name(at), 100 * held / classes.total())
             for at, held in sorted(classes.items(), key=lambda each: (-each[1], each[0]))[:2]
         ]
         others = own[permutation(len(own), seed, k)][:MEMBERS]

@@ -37,7 +37,7 @@ def small_images(
 def shortest_uri(image: Image.Image) -> str:
     """Encode as PNG what is small or has few colours, else as JPEG: whichever is shorter."""
     image = image.convert("RGB")
-    png, jpeg = _saved(image, "png", optimize=True), _saved(image, "jpeg", quality=85)
+    png, jpeg = encoded(image, "png"), encoded(image, "jpeg")
     if image.width * image.height > 32 * 32 and len(jpeg) <= len(png):
         return _uri("jpeg", jpeg)
     return _uri("png", png)
@@ -50,9 +50,10 @@ def png_uri(raw: bytes) -> str:
     return shortest_uri(Image.open(io.BytesIO(raw)))
 
 
-def _saved(image: Image.Image, kind: str, **options: int | bool) -> bytes:
+def encoded(image: Image.Image, kind: str) -> bytes:
+    """Write an image as PNG, as short as can be, or as JPEG: its bytes."""
     file = io.BytesIO()
-    image.save(file, kind, **options)
+    image.save(file, kind, optimize=True, quality=85)
     return file.getvalue()
 
 

@@ -133,7 +133,7 @@ def read_run(run_dir: Path) -> RunFiles:
         train=[line for line in read_metrics(run_dir, "train") if _is_complete(line)],
         evals=read_metrics(run_dir, "eval"),
         alarms=[line for line in read_metrics(run_dir, "alarm") if _is_alarm(line)],
-        quarantine=[_without_places(line) for line in bad_samples],
+        quarantine=without_places(bad_samples),
         evaluation=cleaned(evaluation) if evaluation else None,
         views_png=_read_png(run_dir / "views.png"),
         classes=list(classes or data["classes"]),
@@ -145,25 +145,22 @@ def read_run(run_dir: Path) -> RunFiles:
 
 def cleaned(tree: Tree) -> Tree:
     """Return the tree with secrets blanked and no absolute folder in any text."""
-    result: Tree = _without_places(without_secrets(tree))
+    result: Tree = without_places(without_secrets(tree))
     return result
 
 
-def without_places(text: str) -> str:
+def without_places(value: Any) -> Any:
     """Replace absolute paths by names, and strip user, password and signature from URLs.
 
-    "no such file /home/ann/data/a.tar" -> "no such file …/a.tar"
+    "no such file /home/ann/data/a.tar" -> "no such file …/a.tar", in every text of a tree.
     """
-    text = _QUERY.sub(r"\1", _CREDENTIALS.sub("", text))
-    return _FOLDERS.sub("…/", text)
-
-
-def _without_places(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_places(each) for key, each in value.items()}
+        return {key: without_places(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_without_places(each) for each in value]
-    return without_places(value) if isinstance(value, str) else value
+        return [without_places(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    return _FOLDERS.sub("…/", _QUERY.sub(r"\1", _CREDENTIALS.sub("", value)))
 
 
 def _recipe_kinds(tree: Tree) -> Tree:

@@ -41,19 +41,15 @@ def choose_ids(
 def sample_lines(index: DatasetIndex, split_name: str, ids: Sequence[int]) -> list[str]:
     """Name samples, a line each: id, key in its shard, class."""
     split = index.split(split_name)
-    reader, classes = Reader(split), _classes(index, split, ids)
+    reader, classes = Reader(split), _classes(split, ids)
     return [
         f"id {sample_id}: {one_line(reader.one(sample_id).key)}, {one_line(name)}"
         for sample_id, name in zip(ids, classes, strict=True)
     ]
 
 
-def _classes(index: DatasetIndex, split: Split, ids: ArrayLike) -> list[str]:
-    names = index.manifest.classes
-    return [
-        names[label] if 0 <= label < len(names) else "no label" if label < 0 else str(label)
-        for label in split.labels_of(ids).tolist()
-    ]
+def _classes(split: Split, ids: ArrayLike) -> list[str]:
+    return [split.class_name(label) or "no label" for label in split.labels_of(ids).tolist()]
 
 
 def sample_sheet(
@@ -74,7 +70,7 @@ def sample_sheet(
     split, kind = index.split(split_name), index.stored_type
     reader, cells = Reader(split), []
     chosen = choose_ids(split, ids, count=count, seed=seed)
-    classes = _classes(index, split, chosen)
+    classes = _classes(split, chosen)
     for sample_id, words in zip(chosen.tolist(), classes, strict=True):
         raw, colour = reader.one(sample_id), INK
         try:

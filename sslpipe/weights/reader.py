@@ -187,8 +187,7 @@ def _identified(source: Source, encoder: Encoder) -> str:
     if of_torchvision or len(kinds) == 1:
         return (of_torchvision or kinds)[0]
     # the same weights in each: which ones give other features?
-    reference: Tensor | None = None
-    fitting: list[str] = []
+    found: dict[str, Tensor] = {}
     for kind in sorted(kinds, key=len)[:MOST_CANDIDATES]:
         size = own_size(kind)
         try:
@@ -201,22 +200,21 @@ def _identified(source: Source, encoder: Encoder) -> str:
         seeded = torch.Generator().manual_seed(0)
         with torch.no_grad():
             shape = (1, backbone.channels, size, size)
-            features: Tensor = backbone.eval()(torch.randn(shape, generator=seeded))
-        if reference is None:
-            reference = features
-        elif features.shape != reference.shape or not (
-            (features - reference).abs().max() <= _SAME * reference.abs().max()
-        ):
-            raise WeightsError(
-                f"{source.text} names no architecture, and its keys and shapes are those of "
-                f"several that give other features: {', '.join(kinds)}; {remedy}"
-            )
-        fitting.append(kind)
-    if not fitting or len(kinds) > MOST_CANDIDATES:
+            found[kind] = backbone.eval()(torch.randn(shape, generator=seeded))
+    one = next(iter(found.values()), torch.empty(0))
+    if not all(
+        each.shape == one.shape and (each - one).abs().max() <= _SAME * one.abs().max()
+        for each in found.values()
+    ):
+        raise WeightsError(
+            f"{source.text} names no architecture, and its keys and shapes are those of several "
+            f"that give other features: {', '.join(kinds)}; {remedy}"
+        )
+    if not found or len(kinds) > MOST_CANDIDATES:
         raise WeightsError(
             f"{source.text} names no architecture; it may be of {', '.join(kinds)}; {remedy}"
         )
-    return fitting[0]
+    return next(iter(found))
 
 
 def own_size(kind: str) -> int:

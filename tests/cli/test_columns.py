@@ -51,7 +51,7 @@ def given(tmp_path_factory):
     rows = random_rows(200, 5, 4, seed=1), random_rows(90, 5, 4, seed=2)
     paths = folder / "train.safetensors", folder / "test.safetensors"
     for path, part in zip(paths, rows, strict=True):
-        save_embeddings(path, part, data_metadata(index, path.stem))
+        save_embeddings(path, part, data_metadata(index.split(path.stem)))
     return manifest, paths, rows, GroupCodes("camera", *sides, ("a", "b", "c"))
 
 
@@ -183,7 +183,7 @@ def test_columns_are_those_of_the_data_that_was_embedded(given, tmp_path):
     refused(evaluate_tool, words, r"train.safetensors was not embedded from .* embed the")
     longer = tmp_path / "longer.safetensors"
     shifted = rows[1]._replace(ids=rows[1].ids + 1)
-    save_embeddings(longer, shifted, data_metadata(load_index(manifest), "test"))
+    save_embeddings(longer, shifted, data_metadata(load_index(manifest).split("test")))
     words = ["knn", paths[0], longer, "--data", manifest]
     refused(evaluate_tool, words, r"has an id 90, and split 'test' of .* has 90 samples")
 

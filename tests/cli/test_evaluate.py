@@ -27,7 +27,7 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import embed, load_embeddings, save_embeddings
-from sslpipe.evaluation.knn import knn_accuracies
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.whiten import fit_whitening, whiten
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
@@ -225,7 +225,8 @@ def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries
         for r in report["rows"]
         if r["features"] == "ssl" and not r["whitened"]
     }
-    assert knn_accuracies(*sides, k=(10, 20)).items() <= by_protocol.items()
+    for one in knn_results(*sides, k=(10, 20)):
+        assert by_protocol[one.protocol] == one.value
     carried = model.config.facts["evaluation"]
     assert len(carried) == sum(row["column"] is not None for row in report["rows"])
 
@@ -303,8 +304,8 @@ def test_suite_compares_with_the_weights_of_others_through_their_own_view(run, s
     }
     sides = [embed(other.backbone, other.view, index.split(name)) for name in ("train", "test")]
     for whitened, pair in ((False, sides), (True, whiten(*sides))):
-        (expected,) = knn_accuracies(*pair, k=(20,)).values()
-        assert [expected] == [
+        (expected,) = knn_results(*pair, k=(20,))
+        assert [expected.value] == [
             row["value"]
             for row in report["rows"]
             if (row["features"], row["whitened"], row["column"]) == ("weights", whitened, "kNN")
@@ -527,7 +528,8 @@ def test_a_map_is_applied_to_both_files_and_recorded(
     (row,) = json.loads(out.read_text())
     maps = {key: row[key] for key in row if key in ("whitened", "power")}
     assert maps == {"whitened": False, **recorded}
-    assert [row["value"]] == list(knn_accuracies(*mapped(*rows), k=(5,)).values())
+    (expected,) = knn_results(*mapped(*rows), k=(5,))
+    assert row["value"] == expected.value
     both = ["--whiten", "--whiten-power", "0.5"]
     refused(evaluate_tool, ["knn", *paths, *both], "--whiten is --whiten-power 1")
 

@@ -106,7 +106,7 @@ def test_an_index_is_approximate_where_asked_and_large_enough(tmp_path, monkeypa
         features = clustered(count, width=8, seed=3)
         rows = Embeddings(features, torch.zeros(count).long(), torch.arange(count))
         path = tmp_path / f"{number}.safetensors"
-        save_embeddings(path, rows, {**FACTS, **data_metadata(data, "train")})
+        save_embeddings(path, rows, {**FACTS, **data_metadata(data.split("train"))})
         search_index.add_to_index(index, path, str(tmp_path / f"data{number}"))
         parts.append(rows.features)
     search = search_index.build_index(index, flatten=False, approximate=True)

@@ -9,7 +9,6 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import (
     few_rows,
     few_shot_knn,
-    knn_accuracies,
     knn_predictions,
     knn_results,
 )
@@ -77,7 +76,7 @@ def test_knn_equals_brute_force_in_float64(make, vote):
     # labels that floats do not tell apart
     bank, queries = (each._replace(labels=each.labels + 2**62) for each in (bank, queries))
     actual = knn_predictions(bank, queries, k=(1, 4, 20, 150), vote=vote)
-    for k, predicted in actual.items():
+    for (_, k), predicted in actual.items():
         np.testing.assert_array_equal(predicted, brute_knn(bank, queries, k, 0.07, vote))
 
 
@@ -112,16 +111,17 @@ def test_leave_one_out_removes_a_query_by_its_id_and_nothing_else():
     (predicted,) = knn_predictions(bank, shuffled, k=(5,), exclude_same_id=True).values()
     expected = brute_knn(bank, shuffled, 5, 0.07, "weighted", [(i, i) for i in range(120)])
     np.testing.assert_array_equal(predicted, expected)
-    with_itself = knn_accuracies(bank, bank, k=(1,))
-    assert list(with_itself.values()) == [1.0]
-    assert next(iter(knn_accuracies(bank, bank, k=(1,), exclude_same_id=True).values())) < 1.0
+    (with_itself,) = knn_results(bank, bank, k=(1,))
+    assert with_itself.value == 1.0
+    (without,) = knn_results(bank, bank, k=(1,), exclude_same_id=True)
+    assert without.value < 1.0
 
 
 def test_classes_missing_on_either_side_do_not_shift_the_others():
     bank = rows([[1, 0], [0.9, 0.1], [0, 1]], [2, 2, 7])
     queries = rows([[1, 0.05], [0.1, 1], [1, 0]], [2, 7, 5], first_id=10)
     for vote in ("weighted", "majority"):
-        assert knn_predictions(bank, queries, k=(1,), vote=vote)[1].tolist() == [2, 7, 2]
+        assert knn_predictions(bank, queries, k=(1,), vote=vote)[vote, 1].tolist() == [2, 7, 2]
     (result,) = knn_results(bank, queries, k=(1,))
     assert result.value == pytest.approx(2 / 3)
 
@@ -129,15 +129,17 @@ def test_classes_missing_on_either_side_do_not_shift_the_others():
 def test_an_equal_vote_goes_to_the_class_met_first():
     bank = rows([[1, 0], [1, 0.1], [1, 0.2], [1, 0.3]], [3, 0, 0, 3])
     query = rows([[1, 0]], [3], first_id=9)
-    assert knn_predictions(bank, query, k=(2, 4), vote="majority") == {2: [3], 4: [3]}
+    found = knn_predictions(bank, query, k=(2, 4), vote="majority")
+    assert found == {("majority", 2): [3], ("majority", 4): [3]}
 
 
 def test_the_scale_of_features_does_not_matter_and_a_small_temperature_stays_finite():
     bank, queries = random_rows(200, 6, 5, seed=9), random_rows(50, 6, 5, seed=10)
     scaled = Embeddings(queries.features * 1e-6, queries.labels, queries.ids)
-    assert knn_accuracies(bank, queries, k=(20,)) == knn_accuracies(bank, scaled, k=(20,))
-    sharp = knn_predictions(bank, queries, k=(20,), temperature=1e-5)[20]
-    assert sharp.tolist() == knn_predictions(bank, queries, k=(1,))[1].tolist()
+    assert knn_results(bank, queries, k=(20,)) == knn_results(bank, scaled, k=(20,))
+    (sharp,) = knn_predictions(bank, queries, k=(20,), temperature=1e-5).values()
+    (first,) = knn_predictions(bank, queries, k=(1,)).values()
+    assert sharp.tolist() == first.tolist()
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_wrong_input_is_one_clear_error(change, message):
     full = random_rows(50, 4, 3, 1)
     bank, options = change(full)
     with pytest.raises(DataError) as error:
-        knn_accuracies(bank, full, **{"k": (5,), **options})
+        knn_results(bank, full, **{"k": (5,), **options})
     assert message in str(error.value)
 
 

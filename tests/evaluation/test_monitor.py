@@ -10,7 +10,7 @@ from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.embed import embed
-from sslpipe.evaluation.knn import knn_accuracies
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.label_free import NUMBERS, label_free_numbers
 from sslpipe.evaluation.monitor import monitor, retrieval_monitor
 from sslpipe.models.backbones import small_resnet
@@ -43,8 +43,8 @@ def test_the_numbers_are_those_of_features_and_of_two_fixed_views(data):
     backbone, split = small_resnet((8, 16)), load_index(str(data)).split("train")
     rows = embed(backbone, EvalView(16, 16, MEAN, STD), split, ids=IDS, **OPTIONS)
     views = embed(backbone, ProbeViews(16, MEAN, STD), split, ids=IDS, **OPTIONS)
-    (knn,) = knn_accuracies(rows, rows, k=(20,), exclude_same_id=True).values()
-    assert found["holdout_knn"] == knn
+    (knn,) = knn_results(rows, rows, k=(20,), exclude_same_id=True)
+    assert found["holdout_knn"] == knn.value
     expected = label_free_numbers(rows.features, by_view(views.features))
     assert {name: found[f"holdout_{name}"] for name in NUMBERS} == expected
 
@@ -71,8 +71,8 @@ def test_of_small_classes_the_nearest_image_decides(data):
     backbone = torch.nn.Flatten()
     found = monitor(backbone, view, split, ids, Rank(), **OPTIONS)
     rows = embed(backbone, view, split, ids=ids, **OPTIONS)
-    (nearest,) = knn_accuracies(rows, rows, k=(1,), exclude_same_id=True).values()
-    assert found["holdout_knn"] == nearest
+    (nearest,) = knn_results(rows, rows, k=(1,), exclude_same_id=True)
+    assert found["holdout_knn"] == nearest.value
 
 
 def test_retrieval_is_scored_where_two_images_are_of_a_class(data):

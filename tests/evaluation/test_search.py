@@ -27,7 +27,7 @@ def write_part(folder, seed, themes=THEMES, **facts):
     order = torch.from_numpy(draws.permutation(7))  # rows may stand in any order of ids
     rows = Embeddings(features, torch.arange(7)[order] % 2, order)
     path = folder / "features.safetensors"
-    save_embeddings(path, rows, {**FACTS, **data_metadata(index, "train"), **facts})
+    save_embeddings(path, rows, {**FACTS, **data_metadata(index.split("train")), **facts})
     return path, str(folder / "dataset.json"), rows
 
 

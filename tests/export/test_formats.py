@@ -25,7 +25,7 @@ from sslpipe.export import formats
 from sslpipe.export import write as export
 from sslpipe.export.load import load_run
 from sslpipe.export.verify import READERS, read
-from sslpipe.export.write import FORMATS, TOLERANCE, export_model, refusals
+from sslpipe.export.write import FORMATS, TOLERANCE, USAGE, export_model, refusals
 from sslpipe.recipe.pretrain import Projector
 from tests.evaluation.test_against import compared
 from tests.export.test_write import break_format, flip_a_convolution
@@ -132,8 +132,9 @@ def test_the_lines_of_the_page_and_the_model_card_load_each_format(resnet, tmp_p
     assert len(blocks) == len(FORMATS)
     page = (ROOT / "docs" / "export.md").read_text()
     for name, block in zip(FORMATS, blocks, strict=True):
-        assert FORMATS[name].usage.replace("ARCHITECTURE", "resnet18") == block
-        assert FORMATS[name].usage.replace("ARCHITECTURE", "resnet18") in page, name
+        usage = USAGE[name].replace("ARCHITECTURE", "resnet18")
+        assert usage == block
+        assert usage in page, name
     hub = hub_cache(out / "hf", tmp_path)
     code = """
 import sys, torch

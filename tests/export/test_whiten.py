@@ -75,7 +75,7 @@ def test_an_erased_column_is_in_the_export_with_the_whitening_after_it(export, t
     index = add_columns(manifest, camera=[None if c < 0 else "abc"[c] for c in camera])
     rows, metadata = load_embeddings(train)
     file = tmp_path / "train.safetensors"
-    save_embeddings(file, rows, {**metadata, **data_metadata(index, "train")})
+    save_embeddings(file, rows, {**metadata, **data_metadata(index.split("train"))})
     options = {"erase": ["camera"], "data": str(manifest), "power": 1.0}
     width = rows.features.shape[1]
     assert whiten_export(tmp_path / "out", file, **options) == (width, width - 2)

@@ -65,8 +65,9 @@ class Run:
         model, index = load_backbone(self.path), sslpipe.load_index(self.data)
         sets = []
         for name in ("train", "test"):
-            rows = embed(model.backbone, model.view, index.split(name), on_bad=lambda bad: None)
-            facts = {"backbone_sha256": model.config.weights_sha256, **data_metadata(index, name)}
+            split = index.split(name)
+            rows = embed(model.backbone, model.view, split, on_bad=lambda bad: None)
+            facts = {"backbone_sha256": model.config.weights_sha256, **data_metadata(split)}
             for suffix in ("safetensors", "npz"):
                 save_embeddings(self.path / "features" / f"{name}.{suffix}", rows, facts)
             sets.append(rows)

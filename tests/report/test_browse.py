@@ -41,7 +41,7 @@ def shop(tmp_path_factory):
     features = places + 0.05 * torch.randn(COUNT, 8, generator=draws)
     rows = Embeddings(features, torch.arange(COUNT) % 4, torch.arange(COUNT))
     path = tmp_path / "all.safetensors"
-    facts = {"backbone_sha256": "0" * 64, "view": {}, **data_metadata(index, "train")}
+    facts = {"backbone_sha256": "0" * 64, "view": {}, **data_metadata(index.split("train"))}
     save_embeddings(path, rows, facts)
     return path, tmp_path / "data", rows
 
@@ -49,8 +49,7 @@ def shop(tmp_path_factory):
 def table_of(shop, **options):
     path, data, _ = shop
     search = ImageSearch((path, str(data)), flatten=False)
-    classes = load_index(str(data)).manifest.classes
-    return browse.make_table(search, [classes], pca=True, **options)
+    return browse.make_table(search, pca=True, **options)
 
 
 def test_each_image_that_can_be_read_is_a_row_with_its_neighbours(shop, tmp_path):
@@ -90,10 +89,11 @@ def test_each_image_that_can_be_read_is_a_row_with_its_neighbours(shop, tmp_path
 def test_mistakes_are_named(shop, tmp_path, monkeypatch):
     _, data, rows = shop
     few = tmp_path / "few.safetensors"
-    facts = {"backbone_sha256": "0" * 64, "view": {}, **data_metadata(load_index(data), "train")}
+    split = load_index(data).split("train")
+    facts = {"backbone_sha256": "0" * 64, "view": {}, **data_metadata(split)}
     save_embeddings(few, rows.rows(torch.arange(16)), facts)
     with pytest.raises(DataError, match="15 images are too few for a map; give 17 or more"):
-        browse.make_table(ImageSearch((few, str(data))), [()], pca=True)
+        browse.make_table(ImageSearch((few, str(data))), pca=True)
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing PAR1")
     with pytest.raises(DataError, match="cannot read a map from"):
         browse.load_table(tmp_path / "a.parquet")
