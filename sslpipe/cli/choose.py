@@ -121,9 +121,9 @@ def main(
     # the answer, in words, a table and a page
     sentences = answer(ranked, sets[0], found, lacking)
     heads, cells = table_cells(ranked, sets[0], found)
-    for name in ranked[0].parts:
-        some = features[name].features[:: len(ids) // 2000 + 1]
-        sentences.append(f"Features of {name}: {concentration_text(uniformity(some))}.")
+    parts = ranked[0].parts
+    some = (features[name].features[:: len(ids) // 2000 + 1] for name in parts)
+    sentences.append(f"{' and '.join(parts)}: {concentration_text(*map(uniformity, some))}.")
     tree = {**choose.to_json(ranked, identity), "answer": sentences, "skipped": failed}
     write_json(out / "choice.json", tree)
     page = choice_page(rows, sentences, heads, cells, ranked, features, seed)
