@@ -21,7 +21,6 @@ from sslpipe.sharding.cells import ColumnSpec, Origin
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".gif")
 )
-_SUFFIXES = " ".join(sorted(SUFFIXES))
 SENSOR_SUFFIXES = SUFFIXES | {".npy", ".npz", ".dcm", ".dicom", ".nii", ".btf", ".tf8"}  # .nii.gz
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test", "unlabeled", "unlabelled")
 
@@ -124,10 +123,11 @@ def _labelled_files(folder: Path, files: Sequence[Path], options: SourceOptions)
     """Find the images below a folder among sorted files, with their class folders."""
     sensors = options.is_sensors
     images = [path for path in files if is_image(path, sensors) and folder in path.parents]
+    suffixes = " ".join(sorted(SENSOR_SUFFIXES if sensors else SUFFIXES))
     if not images:
         more = "" if sensors else "; for other formats see --channels"
         raise DataError(
-            f"{folder} has no images ({_SUFFIXES}); for a table, parquet or idx files see "
+            f"{folder} has no images ({suffixes}); for a table, parquet or idx files see "
             f"--source{more}"
         )
     children = folders_in(folder)
@@ -142,7 +142,7 @@ def _labelled_files(folder: Path, files: Sequence[Path], options: SourceOptions)
             )
         rows.append((path, path.relative_to(folder).parts[0]))
     for name in sorted({child.name for child in children} - {row[1] for row in rows}):
-        raise DataError(f"class folder {folder / name} has no images ({_SUFFIXES})")
+        raise DataError(f"class folder {folder / name} has no images ({suffixes})")
     return rows
 
 
