@@ -11,6 +11,8 @@ from torch import Tensor
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.random import hash_integers
 
+Array = NDArray[Any]
+
 
 @dataclass(frozen=True)
 class Draws:
@@ -78,15 +80,9 @@ class Chunk(NamedTuple):
     jitter: Callable[[Tensor], Tensor] | None  # of all rows, perhaps in place; None: of none
     bfloat16: bool  # whether blurs are rounded to it
     params: Mapping[str, Tensor]  # those of `draws` on the views' device
-    masked: Mapping[str, "MaskedRows"]  # by MaskedOp; empty on a CPU, which finds them itself
-
-
-class MaskedRows(NamedTuple):
-    """The rows of a chunk that a MaskedOp changes."""
-
-    rows: slice | Tensor  # on the CPU
-    chosen: slice | Tensor  # the same on the views' device
-    params: Mapping[str, Tensor]  # of these rows and this op, on the views' device
+    # by MaskedOp: the rows that it changes, on the CPU and on the device; empty on a CPU, which
+    # finds them itself
+    masked: Mapping[str, tuple[Tensor, Tensor]]
 
 
 class Op:
@@ -109,9 +105,7 @@ class Op:
     params: ClassVar[tuple[str, ...]]
     lanes: ClassVar[Sequence[int]]
 
-    def draw(
-        self, u: NDArray[Any], sizes: NDArray[Any], spec: ViewSpec
-    ) -> tuple[NDArray[Any], ...]:
+    def draw(self, u: Array, sizes: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Make the parameters of B views from uniform numbers.
 
         Args:
@@ -156,25 +150,23 @@ class MaskedOp(Op):
 
     label: ClassVar[str]  # in the preview
 
-    def draw(
-        self, u: NDArray[Any], sizes: NDArray[Any], spec: ViewSpec
-    ) -> tuple[NDArray[Any], ...]:
+    def draw(self, u: Array, sizes: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Draw the mask, and what `draw_params` makes of the other lanes."""
         done = u[:, 0] < getattr(spec, f"{self.name}_prob")
         return done, *self.draw_params(u[:, 1:], spec)
 
-    def draw_params(self, u: NDArray[Any], spec: ViewSpec) -> tuple[NDArray[Any], ...]:
+    def draw_params(self, u: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Make the parameters after the mask, of all rows: see `draw`; u is without its lane."""
         return ()
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Change the rows of the mask."""
-        masked = chunk.masked.get(self.name)
-        rows = masked.rows if masked else masked_rows(chunk.draws.params[self.name])
+        rows, chosen = (
+            chunk.masked.get(self.name) or (masked_rows(chunk.draws.params[self.name]),) * 2
+        )
         if rows is not None:
-            chosen = masked.chosen if masked else rows
             part, draws = views[chosen], chunk.draws.rows(rows, self.params)
-            params = masked.params if masked else draws.params
+            params = {name: chunk.params[name][chosen] for name in self.params[1:]}
             changed = self.change(part, chunk._replace(draws=draws, params=params))
             if changed is not part or not isinstance(rows, slice):  # else it is done, in place
                 views[chosen] = changed
@@ -183,8 +175,8 @@ class MaskedOp(Op):
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Change the n views of the mask: see `apply`.
 
-        The chunk's `draws` and `params` have a row for each of them and this op's parameters only;
-        its other fields may have more rows.
+        The chunk's `draws` and `params` have a row for each of them and this op's parameters only,
+        `params` without the mask; its other fields may have more rows.
         """
         raise NotImplementedError
 

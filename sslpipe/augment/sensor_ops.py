@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from sslpipe.augment.op import Chunk, Draws, MaskedOp, Op, masked_rows, named_lanes
+from sslpipe.augment.op import Array, Chunk, Draws, MaskedOp, Op, masked_rows, named_lanes
 from sslpipe.augment.spec import ViewSpec, setting
 from sslpipe.data.image_type import MOST_CHANNELS
 from sslpipe.data.pipeline import send
@@ -53,7 +52,7 @@ class QuarterTurn(MaskedOp):
     reads, params = tuple(settings), ("quarter_turn", "turns")  # (B,) bool, (B,) int64 in 1..3
     lanes = named_lanes("quarter_turn", 2)
 
-    def draw_params(self, u: NDArray[Any], spec: ViewSpec) -> tuple[NDArray[Any], ...]:
+    def draw_params(self, u: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Draw how many quarters."""
         return (1 + (3 * u[:, 0]).astype(np.int64),)
 
@@ -92,7 +91,7 @@ class ChannelGain(Op):
     reads, params = tuple(settings), ("gains", "shifts")
     lanes = named_lanes("channel_gain", 2 * MOST_CHANNELS)
 
-    def draw(self, u: NDArray[Any], sizes: NDArray[Any], spec: Any) -> tuple[NDArray[Any], ...]:
+    def draw(self, u: Array, sizes: Array, spec: Any) -> tuple[Array, ...]:
         """Draw factors and shifts."""
         low, high = max(0.0, 1 - spec.channel_gain), 1 + spec.channel_gain
         gains = low + (high - low) * u[:, :MOST_CHANNELS]
@@ -128,7 +127,7 @@ class Gamma(Op):
     reads, params = tuple(settings), ("exponent",)  # (B,) float32
     lanes = named_lanes("gamma", 1)
 
-    def draw(self, u: NDArray[Any], sizes: NDArray[Any], spec: Any) -> tuple[NDArray[Any], ...]:
+    def draw(self, u: Array, sizes: Array, spec: Any) -> tuple[Array, ...]:
         """Draw the exponent."""
         return (((1 + spec.gamma) ** (2 * u[:, 0] - 1)).astype(np.float32),)
 
@@ -183,7 +182,7 @@ class Noise(Op):
     reads, params = tuple(settings), ("noise", "noise_place")
     lanes = named_lanes("noise", 2)
 
-    def draw(self, u: NDArray[Any], sizes: NDArray[Any], spec: Any) -> tuple[NDArray[Any], ...]:
+    def draw(self, u: Array, sizes: Array, spec: Any) -> tuple[Array, ...]:
         """Draw the standard deviation and the place."""
         places = (_NOISE_PLACES * u[:, 1]).astype(np.int64)
         return (spec.noise_std * u[:, 0]).astype(np.float32), places
@@ -216,7 +215,7 @@ class ChannelDrop(MaskedOp):
     reads, params = tuple(settings), ("channel_drop", "dropped")  # (B,) bool; (B,) float32 in [0,1)
     lanes = named_lanes("channel_drop", 2)
 
-    def draw_params(self, u: NDArray[Any], spec: ViewSpec) -> tuple[NDArray[Any], ...]:
+    def draw_params(self, u: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Draw which: a part of the channels' count."""
         return (np.minimum(u[:, 0].astype(np.float32), np.float32(1 - 2**-24)),)
 
