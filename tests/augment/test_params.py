@@ -1,4 +1,4 @@
-"""sslpipe.augment.params and presets, against torchvision's own samplers.
+"""Parameters of views and presets, against torchvision's own samplers.
 
 Kolmogorov-Smirnov and binomial tests: 20,000 draws a side under fixed seeds, p > 1e-4.
 """
@@ -12,10 +12,12 @@ import torch
 import torchvision.transforms.v2 as transforms
 from scipy import stats
 
-from sslpipe.augment.build import build_augment
-from sslpipe.augment.params import Draws, ViewSpec, draws
+from sslpipe.augment.op import Draws
+from sslpipe.augment.ops import draws
 from sslpipe.augment.pixels import HUE
 from sslpipe.augment.presets import PRESETS, view_specs
+from sslpipe.augment.spec import ViewSpec
+from sslpipe.augment.two_views import build_augment
 from sslpipe.errors import RecipeError
 from sslpipe.recipe import load_recipe
 from tests.helpers.runs import write_recipe

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.augment.op import Chunk, Draws, MaskedOp, Op, named_lanes
-from sslpipe.augment.ops import OPS, register_op
-from sslpipe.augment.params import draws
+from sslpipe.augment.ops import OPS, draws, register_op
 from sslpipe.augment.presets import PRESETS, setting_docs, view_specs
 from sslpipe.augment.preview import preview_grid
 from sslpipe.augment.spec import ViewSpec, setting

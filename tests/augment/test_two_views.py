@@ -12,7 +12,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torchvision.transforms import InterpolationMode
 
-from sslpipe.augment.params import Draws, draws
+from sslpipe.augment.op import Draws
+from sslpipe.augment.ops import draws
 from sslpipe.augment.pixels import EAGER, compiled_colours
 from sslpipe.augment.presets import PRESETS
 from sslpipe.augment.resample import bfloat16_pays
