@@ -1,6 +1,6 @@
 """What an augmentation is: an Op. The ops and their list, OPS, are in ops.py."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,8 +18,7 @@ Array = NDArray[Any]
 class Draws:
     """The parameters of V views (1 or 2) of B samples: all first views, then all second.
 
-    `draws.sigma` is short for `draws.params["sigma"]`. Iterating gives the four numbers that name a
-    row's random numbers, then the parameters, op by op.
+    `draws.sigma` is short for `draws.params["sigma"]`.
 
     Args:
         seed: of all rows.
@@ -45,10 +44,6 @@ class Draws:
         """B: how many rows each view has."""
         return int((self.views == self.views[:1]).sum())
 
-    def __iter__(self) -> Iterator[Any]:
-        yield from (self.seed, self.epoch, self.ids, self.views)
-        yield from self.params.values()
-
     def rows(self, index: Tensor | slice, names: Iterable[str] | None = None) -> "Draws":
         """Return some of the rows, in the order of `index`, with all parameters or those named."""
         params = {
@@ -63,10 +58,6 @@ class Draws:
             for part in (self.ids, self.views, *self.params.values())
         )
         return Draws(self.seed, self.epoch, ids, views, dict(zip(self.params, values, strict=True)))
-
-    def replace(self, **params: Tensor) -> "Draws":
-        """Return the same with other values of some parameters."""
-        return Draws(self.seed, self.epoch, self.ids, self.views, {**self.params, **params})
 
 
 class Chunk(NamedTuple):
@@ -92,7 +83,6 @@ class Op:
         name: in messages and `register_op(..., before=name)`.
         settings: the keys `augment.<key>` that it adds, each made by `setting(default, doc)`.
         optional: whether views have it only where one of its settings is not 0.
-        reads: the fields of ViewSpec that it reads; of a plugged-in op usually its settings.
         params: the names of what it draws, as the attributes of Draws.
         lanes: which of a view's random numbers it takes; no two ops share one. 0 to 33 belong to
             the built-in ops; others take `named_lanes(name, count)`.
@@ -101,7 +91,6 @@ class Op:
     name: ClassVar[str]
     settings: ClassVar[Mapping[str, Any]] = {}
     optional: ClassVar[bool] = False
-    reads: ClassVar[tuple[str, ...]] = ()
     params: ClassVar[tuple[str, ...]]
     lanes: ClassVar[Sequence[int]]
 

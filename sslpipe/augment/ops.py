@@ -49,7 +49,6 @@ class CropFlip(Op):
     """Random resized crop and left-right flip, one antialiased resample. Makes views of images."""
 
     name = "crop"
-    reads = ("crop_px", "crop_area", "crop_ratio", "flip_prob")
     params = ("boxes", "flip")  # (B, 4) int64: top, left, height, width in the image; (B,) bool
     lanes = range(0, 23)  # ten areas, ten ratios, top, left, flip
 
@@ -108,7 +107,6 @@ class Rotation(Op):
     """Rotation about the centre of the view; black outside."""
 
     name = "rotation"
-    reads = ("rotation_deg",)
     params = ("angle_deg",)  # (B,) float32, counter-clockwise
     lanes = range(23, 24)
 
@@ -139,7 +137,6 @@ class ColorJitter(Op):
     """Brightness, contrast, saturation and hue, in an order of each view's own."""
 
     name = "jitter"
-    reads = ("jitter_prob", "brightness", "contrast", "saturation", "hue")
     # (B,) bool; (B, 4) float32: the factors of the first three, hue shift in cycles; (B, 4) int64:
     # the column of factors that is applied at each step. All drawn for all rows.
     params = ("jitter", "factors", "order")
@@ -197,7 +194,6 @@ class Grayscale(MaskedOp):
 
     name = "grayscale"
     label = "gray"
-    reads = ("grayscale_prob",)
     params = ("grayscale",)  # (B,) bool
     lanes = range(30, 31)
 
@@ -217,7 +213,6 @@ class Blur(MaskedOp):
     """Gaussian blur with SimCLR's kernel, a tenth of the view."""
 
     name = "blur"
-    reads = ("blur_prob", "blur_sigma")
     params = ("blur", "sigma")  # (B,) bool; (B,) float32, pixels of the view
     lanes = range(31, 33)
 
@@ -252,7 +247,6 @@ class Solarize(MaskedOp):
 
     name = "solarize"
     label = "solarized"
-    reads = ("solarize_prob", "solarize_threshold")
     params = ("solarize",)  # (B,) bool
     lanes = range(33, 34)
 

@@ -114,7 +114,11 @@ def test_no_two_parameters_of_a_view_are_correlated() -> None:
     place = ours.boxes[:, :2] / room.clamp_min(1)  # where the box lies in the room it has
     sides = ours.boxes[:, 2:].log()
     shape = torch.stack([sides.sum(1), sides[:, 0] - sides[:, 1]], dim=1)  # area, aspect
-    columns = [place, shape, *(field.reshape(COUNT, -1) for field in tuple(ours)[5:])]
+    columns = [
+        place,
+        shape,
+        *(field.reshape(COUNT, -1) for field in list(ours.params.values())[1:]),
+    ]
     assert torch.equal(columns[6], ours.order)  # its entries are related to each other, no more
     start = sum(column.shape[1] for column in columns[:6])
     order = range(start, start + 4)
@@ -127,16 +131,20 @@ def test_no_two_parameters_of_a_view_are_correlated() -> None:
     assert abs(correlations[0, 1]) < 5 / COUNT**0.5  # top and left
 
 
+def tensors(params: Draws) -> list[torch.Tensor]:
+    return [params.ids, params.views, *params.params.values()]
+
+
 def test_a_row_depends_on_its_own_image_only() -> None:
     specs = view_specs("byol", 96)
     ids, sizes = np.array([7, 3, 90, 11]), np.array([[40, 50], [90, 33], [224, 224], [8, 8]])
     whole = draws(5, 2, ids, sizes, specs)
     for row in range(4):
         alone = draws(5, 2, ids[row : row + 1], sizes[row : row + 1], specs)
-        for part, one in zip(tuple(whole)[2:], tuple(alone)[2:], strict=True):
+        for part, one in zip(tensors(whole), tensors(alone), strict=True):
             assert torch.equal(part[[row, row + 4]], one)
     backwards = draws(5, 2, ids[::-1], sizes[::-1], specs)
-    for part, other in zip(tuple(whole)[2:], tuple(backwards)[2:], strict=True):
+    for part, other in zip(tensors(whole), tensors(backwards), strict=True):
         assert torch.equal(part.view(2, 4, -1).flip(1), other.view(2, 4, -1))
 
 
