@@ -250,7 +250,7 @@ class DatasetIndex:
         """
         if names is None:
             return self
-        known = self.stored_type.channels
+        kind, known = self.stored_type, self.stored_type.channels
         for name in names:
             if name not in known:
                 raise DataError(
@@ -259,8 +259,11 @@ class DatasetIndex:
                 )
         selected, stored = copy.copy(self), self._stored
         selected.channels = places = tuple(map(known.index, names))
-        image = self.stored_type.select(places)
-        mean, std = (tuple(each[k] for k in places) for each in (stored.mean, stored.std))
+        low, high, mean, std = (
+            tuple(each[k] for k in places)
+            for each in (kind.low, kind.high, stored.mean, stored.std)
+        )
+        image = ImageType(channels=tuple(names), dtype=kind.dtype, low=low, high=high)
         update = {"image": None if image.is_rgb8 else image, "mean": mean, "std": std}
         selected.manifest = self.manifest.model_copy(update=update)
         return selected

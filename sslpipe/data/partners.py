@@ -212,10 +212,8 @@ class Partners:
     def _fit(self, own: Sequence[Values], candidates: Integers) -> Flags:
         """Say which candidates (n,) fit samples with these values, each (n,) or ()."""
         left_out, own = self.order.without, list(own)
-        place = np.searchsorted(left_out, candidates)
-        fit = np.ones(len(candidates), bool)
-        if len(left_out):
-            fit &= left_out[np.minimum(place, len(left_out) - 1)] != candidates
+        first = np.searchsorted(left_out, candidates)
+        fit: Flags = first == np.searchsorted(left_out, candidates, side="right")
         for column in self.same:  # the sample's is not missing
             fit &= column.values_of(candidates) == own.pop(0)
         for column in self.different:
@@ -284,13 +282,11 @@ class Partners:
         epoch, within = divmod(step, order.steps_per_epoch)
         share, plan = order.batch_size // order.num_streams, order.epoch(epoch)
         for place, number in enumerate(streams):
-            stream, position = plan.stream(number), within * share
-            row, end = place * share, (place + 1) * share
-            while row < end:
-                window = stream.window_at(position)
-                count = min(end - row, int(stream.ends[window]) - position)
-                parts.append((slice(row, row + count), (epoch, number, window)))
-                row, position = row + count, position + count
+            row, begin = place * share, within * share
+            for window, own in plan.stream(number).pieces(begin, begin + share):
+                rows = slice(row, row + own.stop - own.start)
+                parts.append((rows, (epoch, number, window)))
+                row = rows.stop
         return parts
 
     def _sort_window(self, epoch: int, stream: int, window: int) -> "_Window":

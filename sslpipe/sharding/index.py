@@ -22,7 +22,7 @@ from sslpipe.portable import sha256_of
 from sslpipe.sharding.columns import save_columns
 from sslpipe.sharding.gather import TarColumns, columns_of_tars
 from sslpipe.sharding.measure import measure
-from sslpipe.sharding.record import load_manifest, merge_classes, new_manifest
+from sslpipe.sharding.record import load_manifest, merge_classes, open_manifest
 from sslpipe.sharding.scan import index_tar, offset_rows, scan_tar
 from sslpipe.sharding.writer import Advance
 
@@ -87,7 +87,7 @@ def index_folder(
     """
     if value_range and not channels:
         raise DataError("--range is of images that --channels names; give both, or neither")
-    manifest = load_manifest(folder) or new_manifest(folder.resolve().name)
+    manifest = open_manifest(folder)
     is_array = bool(channels) or manifest.image is not None
     suffixes = ARRAY_SUFFIXES if is_array else IMAGE_SUFFIXES
     if channels and manifest.image is None and set(manifest.splits) - set(groups):
