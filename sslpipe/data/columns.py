@@ -74,13 +74,10 @@ class ColumnEntry(BaseModel):
     strings: ColumnFile | None = None
     splits: dict[str, SplitColumn]
 
-    def files(self, split: str | None = None) -> list[ColumnFile]:
-        """List the files of a split, or of all, with the table of strings."""
-        files = [self.strings]
-        for name, own in self.splits.items():
-            if split in (None, name):
-                files += [own.values, own.groups, own.members]
-        return [file for file in files if file is not None]
+    def files(self) -> list[ColumnFile]:
+        """List the files of all splits, with the table of strings."""
+        own = [file for each in self.splits.values() for _, file in each]  # values, groups, ...
+        return [file for file in (self.strings, *own) if file is not None]
 
 
 def find_column(columns: dict[str, ColumnEntry], name: str, where: str) -> ColumnEntry:
