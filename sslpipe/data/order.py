@@ -8,6 +8,7 @@ global step takes `batch_size / num_streams` samples from every stream. Neither 
 workers appear anywhere here, so they cannot change the order.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache, partial
 
 import numpy as np
@@ -269,10 +270,6 @@ class StreamPlan:
         self.ends = np.cumsum(self.windows[:, 2] - self.windows[:, 1])  # (windows,) in the stream
         self.window_ids = lru_cache(maxsize=2)(self._window_ids)
 
-    def window_at(self, position: int) -> int:
-        """Find the number of the window that holds the stream's sample `position`."""
-        return int(np.searchsorted(self.ends, position, side="right"))
-
     def _window_ids(self, window: int) -> Integers:
         shard, low, high = self.windows[window].tolist()
         order = self._order
@@ -283,14 +280,16 @@ class StreamPlan:
 
     def ids(self, begin: int, end: int) -> Integers:
         """Give the ids of the stream's samples begin to end - 1."""
-        parts = []
+        return np.concatenate([self.window_ids(k)[own] for k, own in self.pieces(begin, end)])
+
+    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, slice]]:
+        """Cut the samples begin to end - 1 where windows change: its number, their places in it."""
         while begin < end:
-            window = self.window_at(begin)
+            window = int(np.searchsorted(self.ends, begin, side="right"))
             stop = int(self.ends[window])
             start = stop - int(self.windows[window, 2] - self.windows[window, 1])
-            parts.append(self.window_ids(window)[begin - start : min(end, stop) - start])
-            begin = min(end, stop)
-        return np.concatenate(parts)
+            yield window, slice(begin - start, min(end, stop) - start)
+            begin = stop
 
 
 def mixing_score(batches: list[NDArray[np.int64]], pool: NDArray[np.int64]) -> float | None:

@@ -97,13 +97,7 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     roots = {options.split or "train": root}
     if any(is_split):
         roots = {child.name: child for child in children}
-        if options.split is not None:
-            if options.split not in roots:
-                raise DataError(
-                    f"{root} has no split {options.split!r}{did_you_mean(options.split, roots)}; "
-                    f"it has: {', '.join(roots)}"
-                )
-            roots = {options.split: roots[options.split]}
+        roots = {split: roots[split] for split in chosen_splits(options, roots, root)}
     # the images in it, with their classes; other files are counted
     files = files_under(root)
     rows = {split: _labelled_files(folder, files, options) for split, folder in roots.items()}
@@ -226,6 +220,17 @@ def check_missing(missing: Sequence[str], total: int, skip_missing: bool) -> Non
         f"cannot read {missing[0]}: No such file or directory; {len(missing):,} of {total:,} "
         f"listed files are missing: mend the list or --root{hint}"
     )
+
+
+def chosen_splits(options: SourceOptions, there: Iterable[str], where: object) -> list[str]:
+    """Return the splits to read: the one of --split, or all. Raises: DataError."""
+    known = list(there)
+    if options.split is not None and options.split not in known:
+        raise DataError(
+            f"{where} has no split {options.split!r}{did_you_mean(options.split, known)}; it has: "
+            f"{', '.join(known)}"
+        )
+    return known if options.split is None else [options.split]
 
 
 def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:
