@@ -40,8 +40,9 @@ def linear_probe(
     Args:
         train: Labelled rows.
         test: Labelled rows.
-        grid: Values of C, the inverse strength of the L2 penalty (scikit-learn's); the one with the
-            best accuracy on the held-out part is taken, the smallest among equals.
+        grid: Values of C, the inverse strength of the L2 penalty (scikit-learn's), all solved
+            together; the one with the best accuracy on the held-out part is taken, the smallest
+            among equals.
         holdout: Class-stratified share of train that chooses C.
         seed: Of that share.
         by: A column: the accuracy of its worst value beside it; see `groups.worst_value`.
