@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import Peak, in_fresh_process, parser, print_table, save
-from sslpipe.augment.params import draws
+from sslpipe.augment.ops import draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.pipeline import Batch
 from sslpipe.losses import NTXentLoss

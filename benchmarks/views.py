@@ -42,7 +42,7 @@ from benchmarks.common import (
     save,
     serve,
 )
-from sslpipe.augment.params import draws
+from sslpipe.augment.ops import draws
 from sslpipe.augment.resample import bfloat16_pays
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.pipeline import Batch

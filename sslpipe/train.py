@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sslpipe.augment.build import build_augment
-from sslpipe.augment.two_views import Views
+from sslpipe.augment.two_views import Views, build_augment
 from sslpipe.build import (
     CachedBackward,
     Model,

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu.common import Bench, Figures, check
 from benchmarks.views import MEAN, STD, Case, kornia, ours, torchvision
-from sslpipe.augment.params import draws
+from sslpipe.augment.ops import draws
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import RecipeError

@@ -2,50 +2,38 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sslpipe.augment.extra_ops import ExtraOps
 from sslpipe.augment.op import Draws
-from sslpipe.augment.params import draws
+from sslpipe.augment.ops import draws
 from sslpipe.augment.presets import view_specs
 from sslpipe.augment.spec import check_images, check_statistics
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.pipeline import Batch
 
 
-class Work(Protocol):
-    """Who computes what of a batch's views, on one device."""
-
-    def to(self, device: torch.device) -> Self:
-        """Move what the device needs; on CUDA without waiting for the copy."""
-
-    def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Say that a stream other than the copy's reads what was moved."""
-
-
-WorkT = TypeVar("WorkT", bound=Work)
-
-
 @dataclass(frozen=True)
-class ViewPlan(Generic[WorkT]):
+class ViewPlan:
     """The plan of a batch's views.
 
     Args:
         draws: Their parameters, VB rows on the CPU.
-        work: Made from them by FusedViews; None: it is made when the views are.
+        work: Who computes what, on one device: a plan that FusedViews makes from them, with `to`
+            and `record_stream`; None: it is made when the views are.
     """
 
     draws: Draws
-    work: WorkT | None = None
+    work: Any = None
 
-    def to(self, device: torch.device) -> "ViewPlan[WorkT]":
+    def to(self, device: torch.device) -> "ViewPlan":
         """Move what the device needs; on CUDA without waiting for the copy."""
         return ViewPlan(self.draws, self.work and self.work.to(device))
 
-    def rows(self, index: Tensor) -> "ViewPlan[WorkT]":
+    def rows(self, index: Tensor) -> "ViewPlan":
         """Select the views of some of the batch's images, (b,) int64 on the CPU."""
         images = self.draws.num_images
         views = torch.arange(len(self.draws.ids) // max(1, images))[:, None]
@@ -62,8 +50,6 @@ class BaseViews(nn.Module):
 
     mean: Tensor
     std: Tensor
-    scale: Tensor
-    shift: Tensor
 
     def __init__(
         self,
@@ -88,9 +74,6 @@ class BaseViews(nn.Module):
         self.extra = ExtraOps(extra) if extra else None
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
-        scale = self.std.reciprocal()  # (x - mean) / std = x scale + shift
-        self.register_buffer("scale", scale, persistent=False)
-        self.register_buffer("shift", -self.mean * scale, persistent=False)
 
     def prepare(self, batch: Batch, *, seed: int, number: int) -> Batch:
         """Return the batch with the plan of its views: what a loader's thread does ahead.
@@ -104,11 +87,11 @@ class BaseViews(nn.Module):
         params = draws(seed, number, batch.ids, batch.view_sizes, self.specs)
         return batch._replace(plan=self.plan(params, batch))
 
-    def plan(self, params: Draws, batch: Batch) -> ViewPlan[Any]:
+    def plan(self, params: Draws, batch: Batch) -> ViewPlan:
         """Plan the views of a batch that have these parameters."""
         return ViewPlan(params)
 
-    def plan_of(self, batch: Batch, params: Draws | None) -> ViewPlan[Any]:
+    def plan_of(self, batch: Batch, params: Draws | None) -> ViewPlan:
         """Return the batch's plan, or one of these parameters.
 
         Raises:

@@ -4,6 +4,7 @@ A GPU is fastest with few operations on many pixels, and when the host never wai
 are not cut into small chunks, and all that the host knows is made ahead and sent in one copy.
 """
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sslpipe.augment.op import Chunk, Draws, MaskedOp, MaskedRows, Op
+from sslpipe.augment.op import Chunk, Draws, MaskedOp, Op
 from sslpipe.augment.pixels import HUE, blend_channels_, make_blends
 from sslpipe.augment.planes import Planes, blend_weights
 from sslpipe.augment.spec import ViewSpec
@@ -48,22 +49,26 @@ class Passes(NamedTuple):
     spans: list[tuple[slice, bool]]  # rows of each pass; whether the mean gray is needed
     before: int  # passes before the hue shift
     hues: slice | None  # the rows whose hue is shifted
-    terms: Tensor  # (passes, 3, n) float32: factor, gray and mean of the blends; on the device
-    shift: Tensor  # (n,) float32, in sixths of a cycle; on the device
 
 
 class Part(NamedTuple):
-    """Some images and all their views; the tensors but draws on the device."""
+    """Some images and all their views, n, in the order of the passes.
+
+    What is sent to the device:
+        plan: rows (n,) int64, which of the views they are; gather (n,) int64, where they are among
+            the crops, which are image by image; terms (passes, 3, n) float32, factor, gray and mean
+            of the blends; shift (n,) float32, of the hue, in sixths of a cycle; and where the views
+            of a row show two images, shown (n,) int64, that of each crop.
+        lines: `Lines` of the crops.
+        params: Those of the draws.
+        masked: The rows that each MaskedOp changes, where there are some.
+    """
 
     images: slice
-    shown: Tensor | None  # (n,) int64: the image of each view; None: all views of `images`
-    draws: Draws  # in the order of the passes
-    rows: Tensor  # (n,) int64: which of the views they are, in that order
-    gather: Tensor  # (n,) int64: where they are among the crops, which are image by image
-    lines: Lines  # of the crops
+    draws: Draws
     passes: Passes
-    params: Mapping[str, Tensor]
-    masked: Mapping[str, MaskedRows]
+    masked: Mapping[str, Tensor]
+    sent: Mapping[str, Mapping[str, Tensor]]
 
 
 class BatchPlan:
@@ -105,16 +110,21 @@ class BatchPlan:
 
     def to(self, device: torch.device) -> "BatchPlan":
         """Move all numbers in one copy, which the host does not wait for."""
-        flat = iter(send([tensor for part in self._parts for tensor in _tensors(part)], device))
-        moved = object.__new__(BatchPlan)
-        moved.__dict__.update(self.__dict__)
-        moved._parts = [_with_tensors(part, flat) for part in self._parts]
+        tables = [table for part in self._parts for table in part.sent.values()]
+        flat = iter(send([tensor for table in tables for tensor in table.values()], device))
+        moved = copy.copy(self)
+        moved._parts = [
+            part._replace(
+                sent={key: {name: next(flat) for name in own} for key, own in part.sent.items()}
+            )
+            for part in self._parts
+        ]
         return moved
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Say that a stream other than the copy's reads the numbers."""
-        if self._parts and self._parts[0].rows.is_cuda:
-            self._parts[0].rows.record_stream(stream)  # all are parts of one block
+        if self._parts and (rows := self._parts[0].sent["plan"]["rows"]).is_cuda:
+            rows.record_stream(stream)  # all are parts of one block
 
     def chunks(self, dtype: torch.dtype) -> Iterator[Chunk]:
         """Give each part as a Chunk, for a result of this dtype.
@@ -127,13 +137,15 @@ class BatchPlan:
             yield Chunk(
                 draws=part.draws,
                 specs=self._specs,
-                rows=part.rows,
+                rows=part.sent["plan"]["rows"],
                 from_bytes=True,
                 cut=views.cut,
                 jitter=views.jitter if part.passes.spans or part.passes.hues else None,
                 bfloat16=self._bfloat16,
-                params=part.params,
-                masked=part.masked,
+                params=part.sent["params"],
+                masked={
+                    name: (rows, part.sent["masked"][name]) for name, rows in part.masked.items()
+                },
             )
 
 
@@ -146,12 +158,13 @@ class _PartViews:
     def cut(self, images: Tensor) -> Tensor:
         """Crop the part's views, and bring them in the order of its passes; planar again."""
         part, side = self._part, self._crop_px
-        shown = part.shown
+        plan = part.sent["plan"]
+        shown = plan.get("shown")
         images = images[part.images] if shown is None else images.index_select(0, shown)
         # float16 holds bytes exactly, and no sensor's values
         dtype = self._dtype if images.dtype == torch.uint8 else torch.float32
-        crops = crop_by_products(images, part.lines, side, dtype)
-        crops = crops.index_select(0, part.gather)
+        lines = Lines(**part.sent["lines"])
+        crops = crop_by_products(images, lines, side, dtype).index_select(0, plan["gather"])
         if not self._rgb:
             return crops.transpose(1, 2).to(torch.float32).mul(1 / 255).contiguous()
         self._planes = Planes(len(crops), side, images.device)
@@ -159,23 +172,23 @@ class _PartViews:
 
     def jitter(self, views: Tensor) -> Tensor:
         """Jitter colours, each view in its own order."""
-        passes = self._part.passes
+        passes, plan = self._part.passes, self._part.sent["plan"]
         if not self._rgb:
             for number, (rows, needs_mean) in enumerate(passes.spans):
-                factor, gray, mean = passes.terms[number, :, rows]
+                factor, gray, mean = plan["terms"][number, :, rows]
                 blend_channels_(views[rows], factor, gray, mean, False, needs_mean)
             return views
         planes = self._planes
         if views.data_ptr() != planes.views.data_ptr():  # a rotation's own memory
             planes.views.copy_(views)
         with full_float32():
-            weights = blend_weights(passes.terms)
+            weights = blend_weights(plan["terms"])
             for number in range(len(passes.spans) + 1):
                 if number == passes.before and passes.hues is not None:
-                    planes.shift_hue_(passes.hues, passes.shift[passes.hues])
+                    planes.shift_hue_(passes.hues, plan["shift"][passes.hues])
                 if number < len(passes.spans):
                     rows, needs_mean = passes.spans[number]
-                    mean = passes.terms[number, 2, rows] if needs_mean else None
+                    mean = plan["terms"][number, 2, rows] if needs_mean else None
                     planes.blend_(rows, weights[number, rows], mean)
         return planes.views
 
@@ -255,22 +268,18 @@ def _plan_part(
     gather = before.argsort(stable=True)
     rows, sorted_draws = natural[gather], crops.rows(gather)
 
-    masked = {}
-    for op in ops:
-        if isinstance(op, MaskedOp) and len(chosen := sorted_draws.params[op.name].nonzero()[:, 0]):
-            params = {name: sorted_draws.params[name][chosen] for name in op.params}
-            masked[op.name] = MaskedRows(chosen, chosen, params)
-    return Part(
-        images=images,
-        shown=None if shown is None else shown[images],
-        draws=sorted_draws,
-        rows=rows,
-        gather=gather,
-        lines=plan_lines(crops.boxes, crops.flip, side),
-        passes=_plan_passes(order[gather], before[gather], sorted_draws, shifts),
-        params=sorted_draws.params,
-        masked=masked,
-    )
+    masked = {
+        op.name: chosen
+        for op in ops
+        if isinstance(op, MaskedOp) and len(chosen := sorted_draws.params[op.name].nonzero()[:, 0])
+    }
+    passes, terms = _plan_passes(order[gather], before[gather], sorted_draws, shifts)
+    shift = 6.0 * sorted_draws.factors[:, HUE]
+    plan = {"rows": rows, "gather": gather, "terms": terms, "shift": shift}
+    plan |= {} if shown is None else {"shown": shown[images]}
+    lines = plan_lines(crops.boxes, crops.flip, side)._asdict()
+    sent = {"plan": plan, "lines": lines, "params": sorted_draws.params, "masked": masked}
+    return Part(images, sorted_draws, passes, masked, sent)
 
 
 def plan_lines(boxes: Tensor, flip: Tensor, crop_px: int) -> Lines:
@@ -282,8 +291,10 @@ def plan_lines(boxes: Tensor, flip: Tensor, crop_px: int) -> Lines:
     return Lines(start, length - 1.0, scale, support, support - 0.5, 0.5 - crop_px * mirrored)
 
 
-def _plan_passes(order: Tensor, before: Tensor, draws: Draws, shifts: bool) -> Passes:
-    """Plan the jitter of sorted views; before: (n,), how many blends precede their hue."""
+def _plan_passes(
+    order: Tensor, before: Tensor, draws: Draws, shifts: bool
+) -> tuple[Passes, Tensor]:
+    """Plan the jitter of sorted views, and `terms`; before: (n,), blends that precede their hue."""
     blends = torch.stack(tuple(make_blends(order, draws.factors, draws.jitter)), dim=1)  # (n, 3, k)
     count = blends.shape[2]
     jittered = int(draws.jitter.sum())
@@ -303,28 +314,4 @@ def _plan_passes(order: Tensor, before: Tensor, draws: Draws, shifts: bool) -> P
             number_before += number < len(early)
     hues = slice(0, jittered) if shifts and jittered else None
     stacked = torch.stack(terms) if terms else torch.empty(0, 3, len(order))
-    return Passes(spans, number_before, hues, stacked, 6.0 * draws.factors[:, HUE])
-
-
-def _tensors(part: Part) -> list[Tensor]:
-    """List what a part needs on the device."""
-    tensors = [part.rows, part.gather, *part.lines, part.passes.terms, part.passes.shift]
-    tensors += [] if part.shown is None else [part.shown]
-    for masked in part.masked.values():
-        assert isinstance(masked.chosen, Tensor)
-        tensors += [masked.chosen, *masked.params.values()]
-    return [*tensors, *part.params.values()]
-
-
-def _with_tensors(part: Part, moved: Iterator[Tensor]) -> Part:
-    """Put the tensors of _tensors(part), moved, in their places."""
-    rows, gather = next(moved), next(moved)
-    lines = Lines(*(next(moved) for _ in Lines._fields))
-    passes = part.passes._replace(terms=next(moved), shift=next(moved))
-    shown = None if part.shown is None else next(moved)
-    masked = {
-        name: MaskedRows(own.rows, next(moved), {key: next(moved) for key in own.params})
-        for name, own in part.masked.items()
-    }
-    params = {name: next(moved) for name in part.params}
-    return Part(part.images, shown, part.draws, rows, gather, lines, passes, params, masked)
+    return Passes(spans, number_before, hues), stacked

@@ -1,6 +1,6 @@
 """What an augmentation is: an Op. The ops and their list, OPS, are in ops.py."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,13 +11,14 @@ from torch import Tensor
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.random import hash_integers
 
+Array = NDArray[Any]
+
 
 @dataclass(frozen=True)
 class Draws:
     """The parameters of V views (1 or 2) of B samples: all first views, then all second.
 
-    `draws.sigma` is short for `draws.params["sigma"]`. Iterating gives the four numbers that name a
-    row's random numbers, then the parameters, op by op.
+    `draws.sigma` is short for `draws.params["sigma"]`.
 
     Args:
         seed: of all rows.
@@ -43,10 +44,6 @@ class Draws:
         """B: how many rows each view has."""
         return int((self.views == self.views[:1]).sum())
 
-    def __iter__(self) -> Iterator[Any]:
-        yield from (self.seed, self.epoch, self.ids, self.views)
-        yield from self.params.values()
-
     def rows(self, index: Tensor | slice, names: Iterable[str] | None = None) -> "Draws":
         """Return some of the rows, in the order of `index`, with all parameters or those named."""
         params = {
@@ -62,10 +59,6 @@ class Draws:
         )
         return Draws(self.seed, self.epoch, ids, views, dict(zip(self.params, values, strict=True)))
 
-    def replace(self, **params: Tensor) -> "Draws":
-        """Return the same with other values of some parameters."""
-        return Draws(self.seed, self.epoch, self.ids, self.views, {**self.params, **params})
-
 
 class Chunk(NamedTuple):
     """Some of the views, changed together by FusedViews. Most ops read `draws` and `specs` only."""
@@ -78,15 +71,9 @@ class Chunk(NamedTuple):
     jitter: Callable[[Tensor], Tensor] | None  # of all rows, perhaps in place; None: of none
     bfloat16: bool  # whether blurs are rounded to it
     params: Mapping[str, Tensor]  # those of `draws` on the views' device
-    masked: Mapping[str, "MaskedRows"]  # by MaskedOp; empty on a CPU, which finds them itself
-
-
-class MaskedRows(NamedTuple):
-    """The rows of a chunk that a MaskedOp changes."""
-
-    rows: slice | Tensor  # on the CPU
-    chosen: slice | Tensor  # the same on the views' device
-    params: Mapping[str, Tensor]  # of these rows and this op, on the views' device
+    # by MaskedOp: the rows that it changes, on the CPU and on the device; empty on a CPU, which
+    # finds them itself
+    masked: Mapping[str, tuple[Tensor, Tensor]]
 
 
 class Op:
@@ -96,7 +83,6 @@ class Op:
         name: in messages and `register_op(..., before=name)`.
         settings: the keys `augment.<key>` that it adds, each made by `setting(default, doc)`.
         optional: whether views have it only where one of its settings is not 0.
-        reads: the fields of ViewSpec that it reads; of a plugged-in op usually its settings.
         params: the names of what it draws, as the attributes of Draws.
         lanes: which of a view's random numbers it takes; no two ops share one. 0 to 33 belong to
             the built-in ops; others take `named_lanes(name, count)`.
@@ -105,13 +91,10 @@ class Op:
     name: ClassVar[str]
     settings: ClassVar[Mapping[str, Any]] = {}
     optional: ClassVar[bool] = False
-    reads: ClassVar[tuple[str, ...]] = ()
     params: ClassVar[tuple[str, ...]]
     lanes: ClassVar[Sequence[int]]
 
-    def draw(
-        self, u: NDArray[Any], sizes: NDArray[Any], spec: ViewSpec
-    ) -> tuple[NDArray[Any], ...]:
+    def draw(self, u: Array, sizes: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Make the parameters of B views from uniform numbers.
 
         Args:
@@ -156,25 +139,23 @@ class MaskedOp(Op):
 
     label: ClassVar[str]  # in the preview
 
-    def draw(
-        self, u: NDArray[Any], sizes: NDArray[Any], spec: ViewSpec
-    ) -> tuple[NDArray[Any], ...]:
+    def draw(self, u: Array, sizes: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Draw the mask, and what `draw_params` makes of the other lanes."""
         done = u[:, 0] < getattr(spec, f"{self.name}_prob")
         return done, *self.draw_params(u[:, 1:], spec)
 
-    def draw_params(self, u: NDArray[Any], spec: ViewSpec) -> tuple[NDArray[Any], ...]:
+    def draw_params(self, u: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Make the parameters after the mask, of all rows: see `draw`; u is without its lane."""
         return ()
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Change the rows of the mask."""
-        masked = chunk.masked.get(self.name)
-        rows = masked.rows if masked else masked_rows(chunk.draws.params[self.name])
+        rows, chosen = (
+            chunk.masked.get(self.name) or (masked_rows(chunk.draws.params[self.name]),) * 2
+        )
         if rows is not None:
-            chosen = masked.chosen if masked else rows
             part, draws = views[chosen], chunk.draws.rows(rows, self.params)
-            params = masked.params if masked else draws.params
+            params = {name: chunk.params[name][chosen] for name in self.params[1:]}
             changed = self.change(part, chunk._replace(draws=draws, params=params))
             if changed is not part or not isinstance(rows, slice):  # else it is done, in place
                 views[chosen] = changed
@@ -183,8 +164,8 @@ class MaskedOp(Op):
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Change the n views of the mask: see `apply`.
 
-        The chunk's `draws` and `params` have a row for each of them and this op's parameters only;
-        its other fields may have more rows.
+        The chunk's `draws` and `params` have a row for each of them and this op's parameters only,
+        `params` without the mask; its other fields may have more rows.
         """
         raise NotImplementedError
 

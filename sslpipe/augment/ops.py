@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sslpipe import registry
 from sslpipe.augment import pixels
-from sslpipe.augment.op import Chunk, Draws, MaskedOp, Op
+from sslpipe.augment.op import Array, Chunk, Draws, MaskedOp, Op
 from sslpipe.augment.pixels import CONTRAST, HUE
 from sslpipe.augment.resample import bfloat16_pays, gaussian_blur
 from sslpipe.augment.sensor_ops import (
@@ -40,6 +40,7 @@ from sslpipe.augment.sensor_ops import (
 )
 from sslpipe.augment.spec import ViewSpec, extend_spec
 from sslpipe.data.pipeline import send
+from sslpipe.random import uniform
 
 CROP_ATTEMPTS = 10  # torchvision RandomResizedCrop, then a central crop
 
@@ -48,13 +49,10 @@ class CropFlip(Op):
     """Random resized crop and left-right flip, one antialiased resample. Makes views of images."""
 
     name = "crop"
-    reads = ("crop_px", "crop_area", "crop_ratio", "flip_prob")
     params = ("boxes", "flip")  # (B, 4) int64: top, left, height, width in the image; (B,) bool
     lanes = range(0, 23)  # ten areas, ten ratios, top, left, flip
 
-    def draw(
-        self, u: NDArray[Any], sizes: NDArray[Any], spec: ViewSpec
-    ) -> tuple[NDArray[Any], ...]:
+    def draw(self, u: Array, sizes: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Draw which views are flipped, and boxes: the first of ten that fits, else central.
 
         Source:
@@ -109,13 +107,10 @@ class Rotation(Op):
     """Rotation about the centre of the view; black outside."""
 
     name = "rotation"
-    reads = ("rotation_deg",)
     params = ("angle_deg",)  # (B,) float32, counter-clockwise
     lanes = range(23, 24)
 
-    def draw(
-        self, u: NDArray[Any], sizes: NDArray[Any], spec: ViewSpec
-    ) -> tuple[NDArray[Any], ...]:
+    def draw(self, u: Array, sizes: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Draw the angle, uniform in +- rotation_deg."""
         return ((spec.rotation_deg * (2 * u[:, 0] - 1)).astype(np.float32),)
 
@@ -142,15 +137,12 @@ class ColorJitter(Op):
     """Brightness, contrast, saturation and hue, in an order of each view's own."""
 
     name = "jitter"
-    reads = ("jitter_prob", "brightness", "contrast", "saturation", "hue")
     # (B,) bool; (B, 4) float32: the factors of the first three, hue shift in cycles; (B, 4) int64:
     # the column of factors that is applied at each step. All drawn for all rows.
     params = ("jitter", "factors", "order")
     lanes = range(24, 30)  # jitter, four factors, order
 
-    def draw(
-        self, u: NDArray[Any], sizes: NDArray[Any], spec: ViewSpec
-    ) -> tuple[NDArray[Any], ...]:
+    def draw(self, u: Array, sizes: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Draw whether it is done, the strengths and the order."""
         strengths = np.array(spec.jitter_strengths)
         low, high = np.maximum(0, 1 - strengths), 1 + strengths
@@ -202,7 +194,6 @@ class Grayscale(MaskedOp):
 
     name = "grayscale"
     label = "gray"
-    reads = ("grayscale_prob",)
     params = ("grayscale",)  # (B,) bool
     lanes = range(30, 31)
 
@@ -222,11 +213,10 @@ class Blur(MaskedOp):
     """Gaussian blur with SimCLR's kernel, a tenth of the view."""
 
     name = "blur"
-    reads = ("blur_prob", "blur_sigma")
     params = ("blur", "sigma")  # (B,) bool; (B,) float32, pixels of the view
     lanes = range(31, 33)
 
-    def draw_params(self, u: NDArray[Any], spec: ViewSpec) -> tuple[NDArray[Any], ...]:
+    def draw_params(self, u: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Draw sigma, uniform in blur_sigma."""
         return (_between(spec.blur_sigma, u[:, 0]).astype(np.float32),)
 
@@ -257,7 +247,6 @@ class Solarize(MaskedOp):
 
     name = "solarize"
     label = "solarized"
-    reads = ("solarize_prob", "solarize_threshold")
     params = ("solarize",)  # (B,) bool
     lanes = range(33, 34)
 
@@ -366,6 +355,50 @@ def ops_for(specs: Sequence[ViewSpec]) -> list[Op]:
         if all(hasattr(specs[0], name) for name in op.settings)
         and not (op.optional and not any(getattr(s, name) for s in specs for name in op.settings))
     ]
+
+
+def draws(
+    seed: int, epoch: int, ids: ArrayLike, sizes: ArrayLike, specs: tuple[ViewSpec, ...]
+) -> Draws:
+    """Draw the parameters of every view of the samples: all first views, then all second.
+
+    A row depends on (seed, epoch, its id, its view, its size) and the view's spec only.
+
+    Args:
+        seed: the run's.
+        epoch: of all samples.
+        ids: (B,) integers.
+        sizes: (B, 2) valid height and width in pixels, or (views, B, 2) where the views of a row
+            show different images; both on the CPU.
+        specs: the settings of each view.
+
+    Returns:
+        Draws of `len(specs) * B` rows, on the CPU.
+    """
+    ids = np.asarray(ids, dtype=np.int64)
+    sizes = np.asarray(sizes, dtype=np.int64)
+    sizes = np.broadcast_to(sizes, (len(specs), len(ids), 2))
+    ops = ops_for(specs)
+    lanes = np.concatenate([np.asarray(op.lanes) for op in ops])
+    params: dict[str, list[NDArray[np.generic]]] = {name: [] for op in ops for name in op.params}
+    for view, spec in enumerate(specs):
+        u = uniform(seed, epoch, ids, view, lanes)  # (B, lanes)
+        first = 0
+        for op in ops:
+            last = first + len(op.lanes)
+            for name, values in zip(
+                op.params, op.draw(u[:, first:last], sizes[view], spec), strict=True
+            ):
+                params[name].append(values)
+            first = last
+    views = np.repeat(np.arange(len(specs)), len(ids))
+    return Draws(
+        seed,
+        epoch,
+        torch.from_numpy(np.tile(ids, len(specs))),
+        torch.from_numpy(views),
+        {name: torch.from_numpy(np.concatenate(values)) for name, values in params.items()},
+    )
 
 
 def _jitter_channels(view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:

@@ -8,12 +8,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from sslpipe.augment.ops import ops_for
-from sslpipe.augment.params import Draws, draws
+from sslpipe.augment.op import Draws
+from sslpipe.augment.ops import draws, ops_for
 from sslpipe.augment.two_views import Views
 from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.loader import one_pass
+from sslpipe.data.loader import collate, one_pass
 from sslpipe.data.pipeline import Batch, PairRows
 
 _CELL_PX = 176  # about a cell's width; small views are enlarged by a whole factor, unsmoothed
@@ -96,20 +96,18 @@ def _with_partners(
     if not len(other):
         return batch
     read = one_pass(split, ids=other, canvas_px=canvas_px, batch_size=len(other), num_workers=0)
-    more = next(read)
-    height, width = (
-        max(a, b) for a, b in zip(batch.images.shape[2:], more.images.shape[2:], strict=True)
-    )
-    shape = len(ids) + len(other), batch.images.shape[1], height, width
-    images = torch.zeros(shape, dtype=batch.images.dtype)
-    for first, part in ((0, batch.images), (len(ids), more.images)):
-        images[first : first + len(part), :, : part.shape[2], : part.shape[3]] = part
+    rows = [
+        (sample, image[:, :height, :width].numpy())
+        for part in (batch, next(read))
+        for sample, image, (height, width) in zip(
+            part.ids.tolist(), part.images, part.sizes.tolist(), strict=True
+        )
+    ]
+    whole = collate(split, ids, rows[: len(ids)], epoch, partners=rows[len(ids) :])
     image = np.where(shown != ids, len(ids) + np.searchsorted(other, shown), np.arange(len(ids)))
     both, nothing = np.stack([ids, shown], axis=1), np.zeros((len(ids), 2, 0), np.int64)
     parts = (image, both, both, nothing, shown != shown)
-    pairs = PairRows(*(torch.from_numpy(part) for part in parts))
-    images = images.contiguous(memory_format=torch.channels_last)
-    return batch._replace(images=images, sizes=torch.cat([batch.sizes, more.sizes]), pairs=pairs)
+    return whole._replace(pairs=PairRows(*(torch.from_numpy(part) for part in parts)))
 
 
 def _rows(

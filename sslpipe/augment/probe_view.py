@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.augment.fused_views import FusedViews
-from sslpipe.augment.params import draws
+from sslpipe.augment.ops import draws
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.pipeline import Batch
 

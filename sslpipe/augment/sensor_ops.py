@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from sslpipe.augment.op import Chunk, Draws, MaskedOp, Op, masked_rows, named_lanes
+from sslpipe.augment.op import Array, Chunk, Draws, MaskedOp, Op, masked_rows, named_lanes
 from sslpipe.augment.spec import ViewSpec, setting
 from sslpipe.data.image_type import MOST_CHANNELS
 from sslpipe.data.pipeline import send
@@ -26,7 +25,7 @@ class VerticalFlip(MaskedOp):
     settings: ClassVar[Mapping[str, Any]] = {
         "vertical_flip_prob": setting(0.0, "probability of a top-bottom flip")
     }
-    reads, params = tuple(settings), ("vertical_flip",)
+    params = ("vertical_flip",)
     lanes = named_lanes("vertical_flip", 1)
 
     def change(self, views: Tensor, chunk: Chunk) -> Tensor:
@@ -50,10 +49,10 @@ class QuarterTurn(MaskedOp):
             0.0, "probability of a rotation by 90, 180 or 270 degrees; 0.75: all four equally often"
         )
     }
-    reads, params = tuple(settings), ("quarter_turn", "turns")  # (B,) bool, (B,) int64 in 1..3
+    params = ("quarter_turn", "turns")  # (B,) bool, (B,) int64 in 1..3
     lanes = named_lanes("quarter_turn", 2)
 
-    def draw_params(self, u: NDArray[Any], spec: ViewSpec) -> tuple[NDArray[Any], ...]:
+    def draw_params(self, u: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Draw how many quarters."""
         return (1 + (3 * u[:, 0]).astype(np.int64),)
 
@@ -89,10 +88,10 @@ class ChannelGain(Op):
         ),
     }
     # (B, MOST_CHANNELS) float32 each: a channel's numbers do not depend on how many there are
-    reads, params = tuple(settings), ("gains", "shifts")
+    params = ("gains", "shifts")
     lanes = named_lanes("channel_gain", 2 * MOST_CHANNELS)
 
-    def draw(self, u: NDArray[Any], sizes: NDArray[Any], spec: Any) -> tuple[NDArray[Any], ...]:
+    def draw(self, u: Array, sizes: Array, spec: Any) -> tuple[Array, ...]:
         """Draw factors and shifts."""
         low, high = max(0.0, 1 - spec.channel_gain), 1 + spec.channel_gain
         gains = low + (high - low) * u[:, :MOST_CHANNELS]
@@ -125,10 +124,10 @@ class Gamma(Op):
             0.0, "exponent log-uniform in [1 / (1 + x), 1 + x]; values below 0 become 0", most=100
         )
     }
-    reads, params = tuple(settings), ("exponent",)  # (B,) float32
+    params = ("exponent",)  # (B,) float32
     lanes = named_lanes("gamma", 1)
 
-    def draw(self, u: NDArray[Any], sizes: NDArray[Any], spec: Any) -> tuple[NDArray[Any], ...]:
+    def draw(self, u: Array, sizes: Array, spec: Any) -> tuple[Array, ...]:
         """Draw the exponent."""
         return (((1 + spec.gamma) ** (2 * u[:, 0] - 1)).astype(np.float32),)
 
@@ -180,10 +179,10 @@ class Noise(Op):
         )
     }  # fmt: skip
     # (B,) float32, the standard deviation; (B,) int64, where in the table it begins
-    reads, params = tuple(settings), ("noise", "noise_place")
+    params = ("noise", "noise_place")
     lanes = named_lanes("noise", 2)
 
-    def draw(self, u: NDArray[Any], sizes: NDArray[Any], spec: Any) -> tuple[NDArray[Any], ...]:
+    def draw(self, u: Array, sizes: Array, spec: Any) -> tuple[Array, ...]:
         """Draw the standard deviation and the place."""
         places = (_NOISE_PLACES * u[:, 1]).astype(np.int64)
         return (spec.noise_std * u[:, 0]).astype(np.float32), places
@@ -213,10 +212,10 @@ class ChannelDrop(MaskedOp):
     settings: ClassVar[Mapping[str, Any]] = {
         "channel_drop_prob": setting(0.0, "probability that one channel becomes 0")
     }
-    reads, params = tuple(settings), ("channel_drop", "dropped")  # (B,) bool; (B,) float32 in [0,1)
+    params = ("channel_drop", "dropped")  # (B,) bool; (B,) float32 in [0,1)
     lanes = named_lanes("channel_drop", 2)
 
-    def draw_params(self, u: NDArray[Any], spec: ViewSpec) -> tuple[NDArray[Any], ...]:
+    def draw_params(self, u: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Draw which: a part of the channels' count."""
         return (np.minimum(u[:, 0].astype(np.float32), np.float32(1 - 2**-24)),)
 

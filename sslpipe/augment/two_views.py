@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from sslpipe.augment.base import BaseViews
 from sslpipe.augment.fused_views import FusedViews
 from sslpipe.augment.op import Draws
-from sslpipe.augment.ops import ops_for
-from sslpipe.augment.params import draws
+from sslpipe.augment.ops import draws, ops_for
+from sslpipe.data.index import DatasetIndex
 from sslpipe.data.pipeline import Batch
+from sslpipe.recipe.base import RunRecipe
+from sslpipe.registry import build
 
-__all__ = ["AUGMENTS", "FusedViews", "KorniaViews", "TwoViews", "Views"]
+__all__ = ["AUGMENTS", "FusedViews", "KorniaViews", "TwoViews", "Views", "build_augment"]
 
 
 class KorniaViews(BaseViews):
@@ -57,6 +59,31 @@ class KorniaViews(BaseViews):
 
 Views = FusedViews | KorniaViews
 AUGMENTS: dict[str, Callable[..., Views]] = {"fused": FusedViews, "kornia": KorniaViews}
+
+
+def build_augment(
+    recipe: RunRecipe, index: DatasetIndex | None = None, *, compiled: bool = False
+) -> Views:
+    """Build the recipe's views, on the CPU.
+
+    Args:
+        recipe: Its own mean and std win.
+        index: The data set whose mean and std are used otherwise, and whose channels the images
+            have; None: 0 and 1, and red, green and blue.
+        compiled: On a CPU, compile the colour operations at their first use.
+
+    Raises:
+        RecipeError: A preset, key or value of [augment] is wrong.
+    """
+    statistics: dict[str, Any] = {}
+    channels: dict[str, Any] = {}
+    if index is not None:
+        statistics = {"mean": index.manifest.mean, "std": index.manifest.std}
+        channels = {"channels": index.image_type.channels}
+    augment = build(AUGMENTS, recipe.augment, section="augment", fixed=channels, **statistics)
+    if compiled and isinstance(augment, FusedViews):
+        augment.compile_colours()
+    return augment
 
 
 class TwoViews(nn.Module):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sslpipe.augment.params import draws
+from sslpipe.augment.ops import draws
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.loader import open_reader

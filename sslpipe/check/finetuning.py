@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 
-from sslpipe.augment.build import build_augment
+from sslpipe.augment.two_views import build_augment
 from sslpipe.check.columns import straddle_warning
 from sslpipe.check.tables import Rows, memory_text, start_text, tables, warmup_warning
 from sslpipe.data.image_type import RGB8

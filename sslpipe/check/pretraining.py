@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import RenderableType
 
-from sslpipe.augment.build import build_augment
+from sslpipe.augment.two_views import build_augment
 from sslpipe.build import (
     MOST_HELD_OUT,
     Model,

@@ -13,7 +13,7 @@ from sslpipe.cli.inputs import check_folder, check_model, find_images, open_data
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.terminal import new_app, progress, report_bad, say, text_table, write_json
 from sslpipe.errors import UserError
-from sslpipe.portable import write_atomically
+from sslpipe.portable import return_freed_memory, write_atomically
 
 if TYPE_CHECKING:
     from sslpipe.evaluation.embed import Embeddings
@@ -112,6 +112,7 @@ def main(
     identity = {"keys": keys, "sets": sets, "seed": seed, "labels": lacking is None}
     ranked = choose.ranking_from(out / "choice.json", identity)
     if not ranked:
+        return_freed_memory()
         say(f"rank {len(sets)} rows of {len(found)} candidates")
         if lacking is None:
             ranked = choose.rank_with_labels(features, sets, seed)
@@ -120,9 +121,9 @@ def main(
     # the answer, in words, a table and a page
     sentences = answer(ranked, sets[0], found, lacking)
     heads, cells = table_cells(ranked, sets[0], found)
-    for name in ranked[0].parts:
-        some = features[name].features[:: len(ids) // 2000 + 1]
-        sentences.append(f"Features of {name}: {concentration_text(uniformity(some))}.")
+    parts = ranked[0].parts
+    some = (features[name].features[:: len(ids) // 2000 + 1] for name in parts)
+    sentences.append(f"{' and '.join(parts)}: {concentration_text(*map(uniformity, some))}.")
     tree = {**choose.to_json(ranked, identity), "answer": sentences, "skipped": failed}
     write_json(out / "choice.json", tree)
     page = choice_page(rows, sentences, heads, cells, ranked, features, seed)

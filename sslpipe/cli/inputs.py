@@ -124,9 +124,9 @@ def check_features(paths: Iterable[Path]) -> None:
     """Raise DataError where a file of embeddings is not there."""
     for path in paths:
         if not path.is_file():
+            why = "it is no regular file" if path.exists() else "there is no such file"
             raise DataError(
-                f"cannot read embeddings from {path}: there is no such file; write it with "
-                "`sslpipe embed`"
+                f"cannot read embeddings from {path}: {why}; write it with `sslpipe embed`"
             )
 
 

@@ -280,4 +280,5 @@ def verify(index: Index) -> None:
 
 def _check_index(index: Path) -> None:
     if not index.is_file():
-        raise UserError(f"there is no index {index}; begin one with `sslpipe index add`")
+        why = f"{index} is no regular file" if index.exists() else f"there is no index {index}"
+        raise UserError(f"{why}; begin one with `sslpipe index add`")

@@ -12,22 +12,18 @@ Files of a column, in the folder columns/NAME beside dataset.json, which holds t
 A missing value knows nothing: it equals no other, and its sample is in no group.
 """
 
-import hashlib
-import io
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from sslpipe.data.storage import join, load_array, read_bytes, scheme, size_of
+from sslpipe.data.storage import join, read_array
 from sslpipe.data.values import CONVERT
 from sslpipe.errors import DataError, did_you_mean, shown
-from sslpipe.portable import sha256_of
 
 # a new kind: STORED below, values.CONVERT, cells._TYPES; then what asks for `kind ==`
 Kind = Literal["text", "integer", "float", "time"]
@@ -78,13 +74,10 @@ class ColumnEntry(BaseModel):
     strings: ColumnFile | None = None
     splits: dict[str, SplitColumn]
 
-    def files(self, split: str | None = None) -> list[ColumnFile]:
-        """List the files of a split, or of all, with the table of strings."""
-        files = [self.strings]
-        for name, own in self.splits.items():
-            if split in (None, name):
-                files += [own.values, own.groups, own.members]
-        return [file for file in files if file is not None]
+    def files(self) -> list[ColumnFile]:
+        """List the files of all splits, with the table of strings."""
+        own = [file for each in self.splits.values() for _, file in each]  # values, groups, ...
+        return [file for file in (self.strings, *own) if file is not None]
 
 
 def find_column(columns: dict[str, ColumnEntry], name: str, where: str) -> ColumnEntry:
@@ -215,25 +208,7 @@ class Column:
     ) -> NDArray[Any]:
         """Map a .npy file of this type, or hold a remote one; None stands for any size."""
         url = join(self.folder, file.file)
-        remote = bool(scheme(url))
-        raw = read_bytes(url) if remote else b""
-        size = len(raw) if remote else size_of(url)
-        if size is None:
-            raise DataError(f"{url} is missing; {REWRITE}")
-        if size != file.bytes:
-            raise DataError(f"{url} has {size} bytes, not the index's {file.bytes}; {REWRITE}")
-        digest = hashlib.sha256(raw).hexdigest() if remote else sha256_of(Path(url))
-        if digest != file.sha256:
-            raise DataError(f"{url}: its sha256 is not the one in dataset.json; {REWRITE}")
-        try:
-            array = load_array(io.BytesIO(raw)) if remote else load_array(url, mapped=True)
-        except Exception as error:  # numpy raises many kinds for a damaged header
-            raise DataError(f"{url} is not a .npy file: {error}; {REWRITE}") from None
-        sizes = tuple("any" if size is None else size for size in shape)
-        known = tuple(k if s == "any" else s for k, s in zip(array.shape, sizes, strict=False))
-        if array.dtype != dtype or array.ndim != len(sizes) or array.shape != known:
-            raise DataError(f"{url}: {array.dtype} {array.shape}, not {dtype} {sizes}; {REWRITE}")
-        return array
+        return read_array(url, file.sha256, dtype, shape, REWRITE, size=file.bytes)
 
 
 class Groups:
@@ -291,13 +266,17 @@ class Groups:
 
     def spans(self, codes: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Find where groups begin in `ids`, and their sizes; 0 for code -1. (n,) -> (n,), (n,)."""
-        codes = np.asarray(codes, np.int64)
-        if not len(self):
-            return np.zeros_like(codes), np.zeros_like(codes)
-        begin = self.starts[np.maximum(codes, 0)]
-        following = np.minimum(codes + 1, len(self) - 1)
-        end = np.where(codes + 1 < len(self), self.starts[following], len(self.ids))
-        return np.where(codes < 0, 0, begin), np.where(codes < 0, 0, end - begin)
+        known = np.asarray(codes, np.int64) >= 0
+        codes = np.maximum(codes, 0)
+        begin = self.begin_of(codes)
+        return begin * known, (self.begin_of(codes + 1) - begin) * known
+
+    def begin_of(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Find where groups begin in `ids`; of code G, where the last one ends. (n,) -> (n,)."""
+        begin = np.full(codes.shape, len(self.ids), np.int64)
+        inside = codes < len(self)
+        begin[inside] = self.starts[codes[inside]]
+        return begin
 
     def sizes(self) -> NDArray[np.int64]:
         """Count the samples of every group, (G,)."""

@@ -63,15 +63,6 @@ class ImageType(BaseModel):
         count = len(self.channels)
         return f"{self.dtype} in {count} channel{'s' * (count > 1)} ({', '.join(self.channels)})"
 
-    def select(self, places: Sequence[int]) -> "ImageType":
-        """Return the type of some of the channels, by their places, in this order."""
-        return ImageType(
-            channels=tuple(self.channels[k] for k in places),
-            dtype=self.dtype,
-            low=tuple(self.low[k] for k in places),
-            high=tuple(self.high[k] for k in places),
-        )
-
     def in_units(self, pixels: NDArray[Any], places: Sequence[int] | None = None) -> NDArray[Any]:
         """Return what views take of stored pixels, (h, w, C) of `dtype`, or of some channels.
 

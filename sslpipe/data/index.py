@@ -14,7 +14,6 @@ A sample's id is its place in its split: shards in index order, samples in file 
 
 import copy
 import hashlib
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ from pydantic import (
 
 from sslpipe.data.columns import COLUMN_NAME, Column, ColumnEntry, find_column
 from sslpipe.data.image_type import RGB8, ImageType
-from sslpipe.data.storage import join, load_array, read_bytes, size_of
+from sslpipe.data.storage import join, read_array, read_bytes, size_of
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import forward_slashes
 from sslpipe.recipe.messages import explain_errors
@@ -172,16 +171,8 @@ class Split:
     def _read_offsets(self, shard: int) -> NDArray[np.int64]:
         """(samples, 3) int64: start, end, label."""
         entry = self.shards[shard]
-        url = join(self.folder, entry.offsets)
-        raw = read_bytes(url)
-        if hashlib.sha256(raw).hexdigest() != entry.offsets_sha256:
-            raise DataError(f"{url}: its sha256 is not the one in dataset.json; {_REINDEX}")
-        try:
-            rows: NDArray[np.int64] = load_array(io.BytesIO(raw))
-        except Exception as error:  # numpy raises many kinds for a damaged header
-            raise DataError(f"{url} is not a .npy file: {error}; {_REINDEX}") from None
-        if rows.shape != (entry.samples, 3) or rows.dtype != np.int64:
-            raise DataError(f"{url}: {rows.dtype} {rows.shape}, not int64 ({entry.samples}, 3)")
+        url, shape = join(self.folder, entry.offsets), (entry.samples, 3)
+        rows = read_array(url, entry.offsets_sha256, np.dtype(np.int64), shape, _REINDEX)
         starts, ends = rows[:, 0], rows[:, 1]
         if (starts < 0).any() or (ends <= starts).any() or (ends > entry.bytes).any():
             raise DataError(f"{url}: offsets lie outside {entry.file}; {_REINDEX}")
@@ -264,7 +255,7 @@ class DatasetIndex:
         """
         if names is None:
             return self
-        known = self.stored_type.channels
+        kind, known = self.stored_type, self.stored_type.channels
         for name in names:
             if name not in known:
                 raise DataError(
@@ -273,8 +264,11 @@ class DatasetIndex:
                 )
         selected, stored = copy.copy(self), self._stored
         selected.channels = places = tuple(map(known.index, names))
-        image = self.stored_type.select(places)
-        mean, std = (tuple(each[k] for k in places) for each in (stored.mean, stored.std))
+        low, high, mean, std = (
+            tuple(each[k] for k in places)
+            for each in (kind.low, kind.high, stored.mean, stored.std)
+        )
+        image = ImageType(channels=tuple(names), dtype=kind.dtype, low=low, high=high)
         update = {"image": None if image.is_rgb8 else image, "mean": mean, "std": std}
         selected.manifest = self.manifest.model_copy(update=update)
         return selected

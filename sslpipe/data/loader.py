@@ -61,13 +61,15 @@ class StreamReader:
         plan = order.epoch(epoch).stream(self._number)
         share = order.batch_size // order.num_streams
         begin = within * share
-        taken = Taken(plan.ids(begin, begin + share).tolist(), [], plan, begin, partners, [])
-        for row, sample_id in enumerate(taken.ids):
-            partner = sample_id if partners is None else partners[row]
-            kept = holds(sample_id) and holds(partner)
-            raws = {} if kept else self._read(plan, epoch, plan.window_at(begin + row))
-            taken.raws.append(raws.get(sample_id))
-            taken.partner_raws.append(raws.get(partner))
+        taken = Taken([], [], plan, begin, partners, [])
+        for window, own in plan.pieces(begin, begin + share):
+            for sample_id in plan.window_ids(window)[own].tolist():
+                partner = sample_id if partners is None else partners[len(taken.ids)]
+                kept = holds(sample_id) and holds(partner)
+                raws = {} if kept else self._read(plan, epoch, window)
+                taken.ids.append(sample_id)
+                taken.raws.append(raws.get(sample_id))
+                taken.partner_raws.append(raws.get(partner))
         return taken
 
     def _read(self, plan: StreamPlan, epoch: int, window: int) -> dict[int, Raw]:
@@ -139,9 +141,7 @@ def batches(
 
     def read(step: int) -> list[Taken]:
         drawn = None if pairing is None else pairing.drawn(step, streams)
-        if drawn is None:
-            return [reader.take(step) for reader in readers]
-        parts = drawn.ids.reshape(len(readers), -1).tolist()
+        parts = drawn.ids.reshape(len(readers), -1).tolist() if drawn else [None] * len(readers)
         return [reader.take(step, part) for reader, part in zip(readers, parts, strict=True)]
 
     def batch(step: int, parts: list[Decoded]) -> Batch:

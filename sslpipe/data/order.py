@@ -8,6 +8,7 @@ global step takes `batch_size / num_streams` samples from every stream. Neither 
 workers appear anywhere here, so they cannot change the order.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache, partial
 
 import numpy as np
@@ -203,9 +204,11 @@ class Order:
         self.samples = int(self.kept.sum())
         self.steps_per_epoch = self.samples // batch_size
         if not self.steps_per_epoch:
+            fits = self.samples // num_streams * num_streams
+            streams = "" if fits else f" data.num_streams={self.samples}"
             raise DataError(
                 f"data.batch_size = {batch_size} is more than the {self.samples} samples to "
-                f"train on; use at most {self.samples}"
+                f"train on; use data.batch_size={fits or self.samples}{streams}, or less"
             )
         self.epoch = lru_cache(maxsize=2)(partial(EpochPlan, self))
 
@@ -267,10 +270,6 @@ class StreamPlan:
         self.ends = np.cumsum(self.windows[:, 2] - self.windows[:, 1])  # (windows,) in the stream
         self.window_ids = lru_cache(maxsize=2)(self._window_ids)
 
-    def window_at(self, position: int) -> int:
-        """Find the number of the window that holds the stream's sample `position`."""
-        return int(np.searchsorted(self.ends, position, side="right"))
-
     def _window_ids(self, window: int) -> Integers:
         shard, low, high = self.windows[window].tolist()
         order = self._order
@@ -281,14 +280,16 @@ class StreamPlan:
 
     def ids(self, begin: int, end: int) -> Integers:
         """Give the ids of the stream's samples begin to end - 1."""
-        parts = []
+        return np.concatenate([self.window_ids(k)[own] for k, own in self.pieces(begin, end)])
+
+    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, slice]]:
+        """Cut the samples begin to end - 1 where windows change: its number, their places in it."""
         while begin < end:
-            window = self.window_at(begin)
+            window = int(np.searchsorted(self.ends, begin, side="right"))
             stop = int(self.ends[window])
             start = stop - int(self.windows[window, 2] - self.windows[window, 1])
-            parts.append(self.window_ids(window)[begin - start : min(end, stop) - start])
-            begin = min(end, stop)
-        return np.concatenate(parts)
+            yield window, slice(begin - start, min(end, stop) - start)
+            begin = stop
 
 
 def mixing_score(batches: list[NDArray[np.int64]], pool: NDArray[np.int64]) -> float | None:

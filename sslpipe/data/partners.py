@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.columns import Column, Groups, is_missing
+from sslpipe.data.columns import Column, is_missing
 from sslpipe.data.order import Order
 from sslpipe.errors import DataError
 from sslpipe.random import hash_integers
@@ -82,11 +82,6 @@ class _Runs(NamedTuple):
             picked[here] = array[self.begin[rows[here], None] + offsets[here]]
         return picked
 
-    def all_of(self, row: int) -> Integers:
-        """List the candidates of one row."""
-        begin, array = int(self.begin[row]), self.arrays[int(self.base[row])]
-        return array[begin : begin + int(self.size[row])].astype(np.int64)
-
 
 class Partners:
     """Draw the partners of an order's samples: none that the order never serves, by its seed.
@@ -119,7 +114,9 @@ class Partners:
                 "pairs.time is a column of floats, which are in no groups: give pairs.positive "
                 'as well, or pairs.reach = "window"'
             )
-        self._listed = lru_cache(maxsize=_LISTS_KEPT)(self._list)
+        self._listed = lru_cache(maxsize=_LISTS_KEPT)(
+            lambda own, base, *span: self._list(own, self.bases[base].ids, *span)
+        )
         self._window = lru_cache(maxsize=2 * order.num_streams + 2)(self._sort_window)
 
     def of_step(self, step: int, streams: range) -> Drawn:
@@ -185,18 +182,18 @@ class Partners:
     def _list_fitting(self, sample: Integers, runs: _Runs, row: int) -> Integers:
         """List the partners of one sample, (1,) -> (n,)."""
         own = tuple(values.item() for values in self._own(sample))
+        base, begin, size = (int(each[row]) for each in (runs.base, runs.begin, runs.size))
         if self.reach == "window" or self.near is not None:  # a list for each sample
-            fitting = self._filter(own, runs.all_of(row))
+            fitting = self._list(own, runs.arrays[base], begin, size)
         else:  # one for all samples that have the same values
-            span = int(runs.base[row]), int(runs.begin[row]), int(runs.size[row])
-            fitting = self._listed(own, *span)
+            fitting = self._listed(own, base, begin, size)
         others: Integers = fitting[fitting != sample]
         return others
 
-    def _list(self, own: tuple[float, ...], base: int, begin: int, size: int) -> Integers:
-        return self._filter(own, self.bases[base].ids[begin : begin + size].astype(np.int64))
-
-    def _filter(self, own: tuple[float, ...], candidates: Integers) -> Integers:
+    def _list(
+        self, own: tuple[float, ...], ids: NDArray[np.integer[Any]], begin: int, size: int
+    ) -> Integers:
+        candidates = ids[begin : begin + size].astype(np.int64)
         return candidates[self._fit(list(map(np.array, own)), candidates)]
 
     # who fits
@@ -215,10 +212,8 @@ class Partners:
     def _fit(self, own: Sequence[Values], candidates: Integers) -> Flags:
         """Say which candidates (n,) fit samples with these values, each (n,) or ()."""
         left_out, own = self.order.without, list(own)
-        place = np.searchsorted(left_out, candidates)
-        fit = np.ones(len(candidates), bool)
-        if len(left_out):
-            fit &= left_out[np.minimum(place, len(left_out) - 1)] != candidates
+        first = np.searchsorted(left_out, candidates)
+        fit: Flags = first == np.searchsorted(left_out, candidates, side="right")
         for column in self.same:  # the sample's is not missing
             fit &= column.values_of(candidates) == own.pop(0)
         for column in self.different:
@@ -240,7 +235,7 @@ class Partners:
             low, high = self.near.bounds(ids)
             first = np.searchsorted(groups.values, low, side="left")
             last = np.searchsorted(groups.values, high, side="right")
-            begin, end = (_place(groups, code) for code in (first, last))
+            begin, end = groups.begin_of(first), groups.begin_of(last)
             spans.append((begin, end - begin))
         sizes = np.stack([size for _, size in spans])  # (bases, n)
         base = sizes.argmin(0)
@@ -271,16 +266,14 @@ class Partners:
         shards = np.searchsorted(order.starts, ids, side="right") - 1
         first = order.starts[shards]
         excluded = np.searchsorted(order.without, ids) - np.searchsorted(order.without, first)
-        windows = [order.epoch(epoch).stream(k).windows for k in range(order.num_streams)]
+        tables = [order.epoch(epoch).stream(k).windows for k in range(order.num_streams)]
+        keys = [
+            (epoch, stream, k) for stream, table in enumerate(tables) for k in range(len(table))
+        ]
+        shard_of, low, high = np.concatenate(tables).T
         for shard, kept in zip(shards, ids - first - excluded, strict=True):
-            here = [
-                (epoch, stream, int(at))
-                for stream, table in enumerate(windows)
-                for at in np.flatnonzero(
-                    (table[:, 0] == shard) & (table[:, 1] <= kept) & (kept < table[:, 2])
-                )
-            ]
-            found.append(here[0] if here else None)
+            here = np.flatnonzero((shard_of == shard) & (low <= kept) & (kept < high))
+            found.append(keys[here[0]] if len(here) else None)
         return found
 
     def _windows_of(self, step: int, streams: range) -> list[tuple[slice, tuple[int, int, int]]]:
@@ -289,13 +282,11 @@ class Partners:
         epoch, within = divmod(step, order.steps_per_epoch)
         share, plan = order.batch_size // order.num_streams, order.epoch(epoch)
         for place, number in enumerate(streams):
-            stream, position = plan.stream(number), within * share
-            row, end = place * share, (place + 1) * share
-            while row < end:
-                window = stream.window_at(position)
-                count = min(end - row, int(stream.ends[window]) - position)
-                parts.append((slice(row, row + count), (epoch, number, window)))
-                row, position = row + count, position + count
+            row, begin = place * share, within * share
+            for window, own in plan.stream(number).pieces(begin, begin + share):
+                rows = slice(row, row + own.stop - own.start)
+                parts.append((rows, (epoch, number, window)))
+                row = rows.stop
         return parts
 
     def _sort_window(self, epoch: int, stream: int, window: int) -> "_Window":
@@ -321,11 +312,3 @@ class _Window(NamedTuple):
     members: Integers
     begin: Integers
     size: Integers
-
-
-def _place(groups: Groups, codes: Integers) -> Integers:
-    """Find where groups begin among all members; code G: behind the last. (n,) -> (n,)."""
-    if not len(groups):
-        return np.zeros_like(codes)
-    begin = groups.starts[np.minimum(codes, len(groups) - 1)]
-    return np.where(codes < len(groups), begin, len(groups.ids))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import accumulate
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,19 +16,6 @@ from torch import Tensor
 CPU = torch.device("cpu")
 Read = TypeVar("Read")
 Decoded = TypeVar("Decoded")
-
-
-class ViewPlan(Protocol):
-    """What the views of a batch need beside its images: their parameters, and who computes what."""
-
-    def to(self, device: torch.device) -> Self:
-        """Move what the device needs; on CUDA without waiting for the copy."""
-
-    def rows(self, index: Tensor) -> Self:
-        """Select the views of some of the batch's images, (b,) int64 on the CPU."""
-
-    def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Say that a stream other than the copy's reads what was moved."""
 
 
 class PairRows(NamedTuple):
@@ -67,7 +54,7 @@ class Batch(NamedTuple):
     ids: Tensor  # (B,) int64, the positions' samples: they name the random numbers
     source_ids: Tensor  # (B,) int64, the samples really read: others than ids where one was bad
     epoch: int  # of all rows
-    plan: ViewPlan | None = None  # of its views; None: what makes views plans them
+    plan: Any = None  # of its views, a ViewPlan; None: what makes views plans them
     pairs: PairRows | None = None  # None: both views of a row show its own image
 
     @property

@@ -19,17 +19,9 @@ CLASS = "class"  # data.holdout_by: whole classes, where no column has this name
 class RunPlan(Protocol):
     """What a run has to know of its order."""
 
-    @property
-    def samples(self) -> int:
-        """Samples that an epoch draws from."""
-
-    @property
-    def batch_size(self) -> int:
-        """Images of a global step."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Global steps of an epoch."""
+    samples: int  # that an epoch draws from
+    batch_size: int  # images of a global step
+    steps_per_epoch: int
 
 
 def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:

@@ -4,7 +4,7 @@ The batches are those of `loader.batches`: same order, same stand-ins for bad sa
 """
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from itertools import count, product
 
 import numpy as np
@@ -25,7 +25,6 @@ from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.pretrain import Data
 
 MOST_OF_MEMORY = 0.5  # of what is free: the rest is for the model and its activations
-OnProgress = Callable[[int], None]
 
 
 def resident_batches(
@@ -38,15 +37,13 @@ def resident_batches(
     first_step: int = 0,
     device: torch.device,
     on_bad: OnBad,
-    on_progress: OnProgress = lambda images: None,
     jpeg: JpegDecoder | None = None,
     prepare: Prepare | None = None,
     pairing: Pairing | None = None,
 ) -> Generator[Batch]:
     """Yield the batches of `batches`, with the images on the device; arguments as there.
 
-    Every process holds all images that are served. `on_progress` is called with the number of
-    images of each decoded batch. Raises: DataError, also where the images do not fit.
+    Every process holds all images that are served. Raises: DataError, also where they do not fit.
     """
     # decode everything once, into the device's memory
     bad: set[int] = set()
@@ -56,7 +53,7 @@ def resident_batches(
         on_bad(record)
 
     ids = np.setdiff1d(np.arange(len(split)), order.without)
-    images, sizes, held = _read(split, ids, data, run, device, remember, on_progress, jpeg)
+    images, sizes, held = _read(split, ids, data, run, device, remember, jpeg)
     place = np.full(len(split), -1, np.int64)  # of a sample among the images held
     place[held] = np.arange(len(held))
 
@@ -112,7 +109,6 @@ def _read(
     run: RunConfig,
     device: torch.device,
     on_bad: OnBad,
-    on_progress: OnProgress,
     jpeg: JpegDecoder | None,
 ) -> tuple[Tensor, Tensor, Integers]:
     """(at least n, H, W, C) pixels on the device; (n, 2) sizes and (n,) ids of the good samples."""
@@ -137,7 +133,6 @@ def _read(
         images[first:count_held, :height, :width] = batch.images.permute(0, 2, 3, 1).to(device)
         sizes.append(batch.sizes)
         held.append(batch.ids.numpy())
-        on_progress(len(batch.ids))
     if not count_held:
         raise DataError(
             f"none of the {len(ids)} samples can be decoded; `sslpipe shards verify` "

@@ -1,11 +1,14 @@
 """Bytes from a path or a URL: whole files, sizes and ranges, with retries for what is remote."""
 
+import hashlib
+import io
 import os
 import random
 import re
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -15,7 +18,7 @@ from numpy.typing import NDArray
 
 from sslpipe.errors import DataError
 from sslpipe.faults import fault
-from sslpipe.portable import open_regular, read_at, read_regular
+from sslpipe.portable import open_regular, read_at, read_regular, sha256_of
 
 T = TypeVar("T")
 
@@ -106,6 +109,55 @@ def load_array(file: str | BinaryIO, *, mapped: bool = False) -> NDArray[Any]:
     with _ONE_HEADER:
         array: NDArray[Any] = np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
         return array
+
+
+def npy_bytes(array: NDArray[Any]) -> bytes:
+    """Return what a .npy file of the array holds."""
+    file = io.BytesIO()
+    np.save(file, np.ascontiguousarray(array), allow_pickle=False)
+    return file.getvalue()
+
+
+def read_array(
+    url: str,
+    sha256: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int | None, ...],
+    remedy: str,
+    *,
+    size: int | None = None,
+) -> NDArray[Any]:
+    """Read a .npy file that dataset.json names.
+
+    Args:
+        url: A path or a URL.
+        sha256: Of the file.
+        dtype: Of the array.
+        shape: Of the array; None stands for any size.
+        remedy: What to do where it is damaged, for the message.
+        size: Its bytes; with them a local file is mapped, not read.
+
+    Raises:
+        DataError: It is missing, another file, or no array of this type.
+    """
+    mapped = size is not None and not scheme(url)
+    raw = b"" if mapped else read_bytes(url)
+    there = size_of(url) if mapped else len(raw)
+    if there is None:
+        raise DataError(f"{url} is missing; {remedy}")
+    if size not in (None, there):
+        raise DataError(f"{url} has {there} bytes, not the index's {size}; {remedy}")
+    if (sha256_of(Path(url)) if mapped else hashlib.sha256(raw).hexdigest()) != sha256:
+        raise DataError(f"{url}: its sha256 is not the one in dataset.json; {remedy}")
+    try:
+        array = load_array(url, mapped=True) if mapped else load_array(io.BytesIO(raw))
+    except Exception as error:  # numpy raises many kinds for a damaged header
+        raise DataError(f"{url} is not a .npy file: {error}; {remedy}") from None
+    wanted = tuple("any" if side is None else side for side in shape)
+    found = tuple(w if w == "any" else s for s, w in zip(array.shape, wanted, strict=False))
+    if array.dtype != dtype or array.ndim != len(wanted) or found != wanted:
+        raise DataError(f"{url}: {array.dtype} {array.shape}, not {dtype} {wanted}; {remedy}")
+    return array
 
 
 def read_range(url: str, start: int, end: int) -> bytes:

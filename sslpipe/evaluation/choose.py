@@ -131,7 +131,7 @@ def rank_with_labels(
         for half in halves:
             own = together.rows(half)
             found.setdefault((parts, None), []).append(_scores(own))
-            fitted = fit_powers(together.rows(~half), POWERS)
+            fitted = fit_powers(together, POWERS, some=(~half).nonzero()[:, 0])
             for power in POWERS:  # each is freed before the next spectrum is fitted
                 found.setdefault((parts, power), []).append(_scores(fitted.pop(0)(own)))
     base, ranked = found[rows[0], None][1], []

@@ -86,13 +86,14 @@ def uniformity(features: Tensor) -> float:
     return float(uniformity_of(_unit(features)))
 
 
-def concentration_text(value: float) -> str:
-    """Say what a uniformity of a start's features means; docs/adapting.md says what is not known.
+def concentration_text(*values: float) -> str:
+    """Say what uniformities of weights' features mean; docs/adapting.md says what is not known.
 
     The reference is EfficientNet-Lite0 with ImageNet weights at 128 px on sets of docs/graded.md.
     """
+    numbers = ", ".join(f"{value:.2f}" for value in values)
     return (
-        f"uniformity {value:.2f} (0: all images look alike to these weights, -4: features spread "
+        f"uniformity {numbers} (0: all images look alike to these weights, -4: features spread "
         "evenly; EfficientNet-Lite0 has -1.8 on letters, -2.7 on icons, -3.0 on stamps; whether "
         "training will help it does not say)"
     )

@@ -20,7 +20,7 @@ from sslpipe.evaluation.rerank import k_reciprocal_order
 from sslpipe.precision import full_float32
 
 TILE_NUMBERS = 2**23  # similarities of a tile: 32 MiB of float32
-SORTED_NUMBERS = 2**21  # of a tile whose rows are sorted, with float64 products and integer keys
+SORTED_NUMBERS = 2**20  # of a tile whose rows are sorted, with float64 products and integer keys
 _NONE = torch.iinfo(torch.int64).min  # a key behind all others
 COUNTED = 16  # up to so many matches, what precedes each is counted; beyond that the row is sorted
 

@@ -121,7 +121,8 @@ def principal_axes(
     covariance = mean.new_zeros(len(mean), len(mean))
     for part in parts:
         centred = features[part].double().sub_(mean)
-        covariance += centred.T @ centred / count  # (F, F)
+        covariance += (centred.T @ centred).div_(count)  # (F, F)
+        del centred  # as large as the covariance
     variances, axes = torch.linalg.eigh(covariance)
     return mean, variances, axes
 

@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sslpipe.augment.build import build_augment
-from sslpipe.augment.two_views import Views
+from sslpipe.augment.two_views import Views, build_augment
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import all_gather_rows, to_device

@@ -127,9 +127,14 @@ def choice_page(
         titles=[row.name for row in shown],
     )
     sections = {
-        "Ranking": render("choice.ranking", heads=heads, rows=[cells[place] for place in best]),
+        "Ranking": render(
+            "choice.ranking",
+            sentences=sentences[1:],
+            heads=heads,
+            rows=[cells[place] for place in best],
+        ),
         "Neighbours": neighbours,
         "All rows": render("table", heads=heads, rows=cells),
     }
     title = f"Features for {split.name}: {len(ids):,} images"
-    return command_page("choose", title, " ".join(sentences), sections, ("Ranking", "Neighbours"))
+    return command_page("choose", title, sentences[0], sections, ("Ranking", "Neighbours"))

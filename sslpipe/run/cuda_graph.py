@@ -288,7 +288,7 @@ class _Inputs:
             batch = batch._replace(source_ids=self._ids)
         if self._views is not None or plan is None:
             return batch, self._views
-        moved = ViewPlan(cast(ViewPlan[Any], batch.plan).draws, plan.over(self._block))
+        moved = ViewPlan(batch.plan.draws, plan.over(self._block))
         return batch._replace(images=self._images, plan=moved), None
 
 

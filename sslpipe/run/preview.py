@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from sslpipe.augment.build import build_augment
 from sslpipe.augment.preview import preview_grid
+from sslpipe.augment.two_views import build_augment
 from sslpipe.data.index import DatasetIndex
 from sslpipe.data.plan import draw_partners
 from sslpipe.recipe import FinetuneRecipe, Recipe

@@ -28,10 +28,9 @@ from sslpipe.sharding.record import (
     PartFile,
     SplitRecord,
     forget_split,
-    load_manifest,
     load_parts,
     merge_classes,
-    new_manifest,
+    open_manifest,
     part_path,
     part_records,
     record_path,
@@ -124,7 +123,7 @@ def build_dataset(
 
     # every image of the source, its label, its split
     images = SOURCES[source](options)
-    manifest = load_manifest(out) or new_manifest(options.name or out.resolve().name)
+    manifest = open_manifest(out, options.name)
     # idx files without names: one split may lack the last classes
     classes = merge_classes(manifest.classes, max((i.classes for i in images.values()), key=len))
     made = _samples(images, options, layout, out, workers)
@@ -200,7 +199,7 @@ def merge_parts(
     found = [(folder, part) for folder in folders or [out] for part in load_parts(folder)]
     _check_whole(found, [*folders] or [out])
     first = found[0][1]
-    manifest = load_manifest(out) or new_manifest(first.name or out.resolve().name)
+    manifest = open_manifest(out, first.name)
     if merge_classes(manifest.classes, first.classes) != first.classes:
         raise DataError(
             f"{out} has other classes than the parts; build the parts into folders that hold its "

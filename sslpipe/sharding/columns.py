@@ -4,7 +4,6 @@ Files come before the dataset.json that names them, and what the old one names s
 """
 
 import hashlib
-import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from sslpipe.data.columns import (
     show_time,
 )
 from sslpipe.data.index import Manifest, load_index
+from sslpipe.data.storage import npy_bytes
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import (
     make_folder,
@@ -263,9 +263,7 @@ def _pack(strings: Sequence[str]) -> NDArray[np.uint8]:
 def _save(
     folder: Path, name: str, part: str, array: NDArray[Any], named: Mapping[str, str]
 ) -> ColumnFile:
-    buffer = io.BytesIO()
-    np.save(buffer, np.ascontiguousarray(array), allow_pickle=False)
-    raw = buffer.getvalue()
+    raw = npy_bytes(array)
     sha256 = hashlib.sha256(raw).hexdigest()
     if part == "strings":  # its own name, as an older dataset.json may still name another table
         part = f"strings-{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"

@@ -22,7 +22,7 @@ from sslpipe.portable import sha256_of
 from sslpipe.sharding.columns import save_columns
 from sslpipe.sharding.gather import TarColumns, columns_of_tars
 from sslpipe.sharding.measure import measure
-from sslpipe.sharding.record import load_manifest, merge_classes, new_manifest
+from sslpipe.sharding.record import load_manifest, merge_classes, open_manifest
 from sslpipe.sharding.scan import index_tar, offset_rows, scan_tar
 from sslpipe.sharding.writer import Advance
 
@@ -87,7 +87,7 @@ def index_folder(
     """
     if value_range and not channels:
         raise DataError("--range is of images that --channels names; give both, or neither")
-    manifest = load_manifest(folder) or new_manifest(folder.resolve().name)
+    manifest = open_manifest(folder)
     is_array = bool(channels) or manifest.image is not None
     suffixes = ARRAY_SUFFIXES if is_array else IMAGE_SUFFIXES
     if channels and manifest.image is None and set(manifest.splits) - set(groups):
@@ -105,15 +105,13 @@ def index_folder(
         "splits": {**manifest.splits, **splits},
     }
     if channels:
-        measured = measure(
-            groups.get("train") or next(iter(groups.values())), channels, value_range
-        )
+        each = {name: measure(paths, channels, value_range) for name, paths in groups.items()}
+        measured = each.get("train") or next(iter(each.values()))
         if measured.image.is_rgb8:
             raise DataError("these are 8-bit RGB: store them as PNG or JPEG, or name channels else")
-        for name, paths in groups.items():
-            other = measure(paths, channels, value_range).image.dtype
-            if other != measured.image.dtype:
-                raise DataError(f"split {name!r} is of {other}, and others {measured.image.dtype}")
+        for name, other in each.items():
+            if (dtype := other.image.dtype) != measured.image.dtype:
+                raise DataError(f"split {name!r} is of {dtype}, and others {measured.image.dtype}")
         update |= {"image": measured.image, "mean": measured.mean, "std": measured.std}
     found = columns_of_tars(groups, columns, workers=workers, suffixes=suffixes)
     return save_columns(folder, manifest.model_copy(update=update), found)
@@ -142,12 +140,11 @@ def verify_columns(index: DatasetIndex, split: str) -> list[Fault]:
     for name, entry in index.manifest.columns.items():
         column = index.split(split).column(name)
         try:
-            values, missing = column.values, column.missing(range(len(column)))
-            grouped = 0 if entry.kind == "float" else len(column.groups.ids)
+            values = column.values
             if entry.kind == "text" and values.max(initial=-1) >= len(column.strings):
                 raise DataError("a value is no string of its table")
-            if entry.kind != "float" and grouped != (~missing).sum():
-                raise DataError(f"{grouped} samples in groups, {(~missing).sum()} values")
+            if entry.kind != "float":
+                _ = column.groups  # which are checked where they are opened
         except DataError as error:
             faults.append(Fault(f"column {name} of {split}", "", str(error)))
     return faults

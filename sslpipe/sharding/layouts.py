@@ -20,6 +20,7 @@ from sslpipe.sharding.sources import (
     Images,
     Row,
     SourceOptions,
+    chosen_splits,
     from_files,
     images_under,
     read_file,
@@ -206,10 +207,8 @@ def _splits(
     options: SourceOptions, root: Path, groups: dict[str, list[Row]], columns: Sequence[str] = ()
 ) -> dict[str, Images]:
     """Describe the rows of each split; `columns` name what follows image and class."""
-    if options.split is not None and options.split not in groups:
-        raise DataError(f"--split {options.split!r}: {root} has {', '.join(groups)}")
     splits = {}
-    for split in [options.split] if options.split is not None else groups:
+    for split in chosen_splits(options, groups, root):
         if not groups[split]:
             raise DataError(f"{root} has no image of split {split!r}")
         splits[split] = from_files(

@@ -40,9 +40,10 @@ def save_manifest(folder: Path, manifest: Manifest) -> None:
     write_atomically(folder / "dataset.json", manifest_text(manifest), fsync=True)
 
 
-def new_manifest(name: str) -> Manifest:
-    """Return a manifest without splits."""
-    return Manifest(schema_version=SCHEMA_VERSIONS[0], name=name, splits={})
+def open_manifest(folder: Path, name: str | None = None) -> Manifest:
+    """Read the manifest of a folder; where it has none yet, return one without splits."""
+    new = Manifest(schema_version=SCHEMA_VERSIONS[0], name=name or folder.resolve().name, splits={})
+    return load_manifest(folder) or new
 
 
 def merge_classes(known: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.index import BLOCK, IMAGE_SUFFIXES, ShardFile
+from sslpipe.data.storage import npy_bytes
 from sslpipe.errors import DataError
 from sslpipe.portable import open_regular, read_at, sha256_of, write_atomically
 
@@ -109,17 +110,15 @@ def index_tar(path: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> ShardFile
         raise DataError(
             f"{path} has no member {wanted if suffixes == IMAGE_SUFFIXES else 'KEY.npy'}"
         )
-    buffer = io.BytesIO()
-    np.save(buffer, rows, allow_pickle=False)
-    sidecar = path.with_suffix(".offsets.npy")
-    write_atomically(sidecar, buffer.getvalue(), fsync=True)
+    sidecar, raw = path.with_suffix(".offsets.npy"), npy_bytes(rows)
+    write_atomically(sidecar, raw, fsync=True)
     return ShardFile(
         file=path.name,
         samples=len(rows),
         bytes=path.stat().st_size,
         sha256=sha256_of(path),
         offsets=sidecar.name,
-        offsets_sha256=hashlib.sha256(buffer.getvalue()).hexdigest(),
+        offsets_sha256=hashlib.sha256(raw).hexdigest(),
     )
 
 

@@ -26,6 +26,7 @@ from pydantic import ValidationError
 
 from sslpipe.data.decode import MAX_BYTES, MAX_PIXELS, BadSample, read_npy
 from sslpipe.data.image_type import RGB8, ImageType
+from sslpipe.data.storage import npy_bytes
 from sslpipe.errors import DataError
 from sslpipe.sharding.columns import Columns, ColumnValues
 from sslpipe.sharding.members import encode_png, png_bytes
@@ -446,7 +447,7 @@ def _described(
             raise scene.planes
         pixels = samples[number].of(scene.planes or _open(scene.paths, sensors))
         if sensors.channels is not None:
-            return _npy(pixels)
+            return npy_bytes(pixels)
         grey = pixels[:, :, :1]
         return encode_png(np.ascontiguousarray(grey if (pixels == grey).all() else pixels))
 
@@ -462,12 +463,6 @@ def _described(
     return made, {**own, **added}
 
 
-def _npy(pixels: Array) -> bytes:
-    file = io.BytesIO()
-    np.save(file, np.ascontiguousarray(pixels), allow_pickle=False)
-    return file.getvalue()
-
-
 def without_nan(raw: bytes, nan: float | None) -> tuple[bytes, bool]:
     """Return a .npy whose values are finite, and whether any had to be replaced by `nan`.
 
@@ -481,7 +476,7 @@ def without_nan(raw: bytes, nan: float | None) -> tuple[bytes, bool]:
             f"{int((~is_finite).sum())} of {pixels.size} values are NaN or infinite; give --nan "
             "VALUE to replace them"
         )
-    return _npy(np.where(is_finite, pixels, np.float32(nan))), True
+    return npy_bytes(np.where(is_finite, pixels, np.float32(nan))), True
 
 
 class _Scratch:

@@ -21,7 +21,6 @@ from sslpipe.sharding.cells import ColumnSpec, Origin
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".gif")
 )
-_SUFFIXES = " ".join(sorted(SUFFIXES))
 SENSOR_SUFFIXES = SUFFIXES | {".npy", ".npz", ".dcm", ".dicom", ".nii", ".btf", ".tf8"}  # .nii.gz
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test", "unlabeled", "unlabelled")
 
@@ -98,13 +97,7 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     roots = {options.split or "train": root}
     if any(is_split):
         roots = {child.name: child for child in children}
-        if options.split is not None:
-            if options.split not in roots:
-                raise DataError(
-                    f"{root} has no split {options.split!r}{did_you_mean(options.split, roots)}; "
-                    f"it has: {', '.join(roots)}"
-                )
-            roots = {options.split: roots[options.split]}
+        roots = {split: roots[split] for split in chosen_splits(options, roots, root)}
     # the images in it, with their classes; other files are counted
     files = files_under(root)
     rows = {split: _labelled_files(folder, files, options) for split, folder in roots.items()}
@@ -124,10 +117,11 @@ def _labelled_files(folder: Path, files: Sequence[Path], options: SourceOptions)
     """Find the images below a folder among sorted files, with their class folders."""
     sensors = options.is_sensors
     images = [path for path in files if is_image(path, sensors) and folder in path.parents]
+    suffixes = " ".join(sorted(SENSOR_SUFFIXES if sensors else SUFFIXES))
     if not images:
         more = "" if sensors else "; for other formats see --channels"
         raise DataError(
-            f"{folder} has no images ({_SUFFIXES}); for a table, parquet or idx files see "
+            f"{folder} has no images ({suffixes}); for a table, parquet or idx files see "
             f"--source{more}"
         )
     children = folders_in(folder)
@@ -142,7 +136,7 @@ def _labelled_files(folder: Path, files: Sequence[Path], options: SourceOptions)
             )
         rows.append((path, path.relative_to(folder).parts[0]))
     for name in sorted({child.name for child in children} - {row[1] for row in rows}):
-        raise DataError(f"class folder {folder / name} has no images ({_SUFFIXES})")
+        raise DataError(f"class folder {folder / name} has no images ({suffixes})")
     return rows
 
 
@@ -226,6 +220,17 @@ def check_missing(missing: Sequence[str], total: int, skip_missing: bool) -> Non
         f"cannot read {missing[0]}: No such file or directory; {len(missing):,} of {total:,} "
         f"listed files are missing: mend the list or --root{hint}"
     )
+
+
+def chosen_splits(options: SourceOptions, there: Iterable[str], where: object) -> list[str]:
+    """Return the splits to read: the one of --split, or all. Raises: DataError."""
+    known = list(there)
+    if options.split is not None and options.split not in known:
+        raise DataError(
+            f"{where} has no split {options.split!r}{did_you_mean(options.split, known)}; it has: "
+            f"{', '.join(known)}"
+        )
+    return known if options.split is None else [options.split]
 
 
 def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:

@@ -17,6 +17,7 @@ from sslpipe.sharding.sources import (
     Row,
     SourceOptions,
     check_missing,
+    chosen_splits,
     from_files,
     number_labels,
     read_file,
@@ -35,9 +36,7 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     groups = _read_rows(options, options.csv, root)
     if not groups:
         raise DataError(f"{options.csv} has no rows below its first line, which names the columns")
-    chosen = [options.split] if by and options.split else groups
-    if by and options.split and options.split not in groups:
-        raise DataError(f"{options.csv}: no row has {by} = {options.split!r}")
+    chosen = chosen_splits(options, groups, f"{options.csv}, column {by!r},") if by else groups
     settings: Any = {"skip_missing": options.skip_missing, "origin": "table"}
     return {
         split: from_files(root, groups[split], groups, options.fields, **settings)
@@ -133,15 +132,10 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
         groups.setdefault(split, []).append(path)
     if not groups:
         raise DataError(f"{root} has no *.parquet file")
-    if options.split is not None and options.split not in groups:
-        hint = did_you_mean(options.split, groups)
-        raise DataError(
-            f"{root} has no file {options.split}*.parquet{hint}; splits there: {', '.join(groups)}"
-        )
     # the columns that are needed, all rows of a split as one table
     column = options.image_column if options.image_column != "path" else "image"
     label_column = options.label_column if options.labels else None
-    chosen = {options.split: groups[options.split]} if options.split else groups
+    chosen = {split: groups[split] for split in chosen_splits(options, groups, root)}
     wanted = [column, *filter(None, [label_column]), *options.fields]
     tables = {split: _read_table(paths, wanted) for split, paths in chosen.items()}
     # texts are numbered by those of all splits, also of the ones that are not read
@@ -207,12 +201,9 @@ def _labels(cells: Any, where: str) -> Labels:
     from pyarrow import types
 
     kind = cells.type
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
-        return [text or None for text in cells.to_pylist()]
-    if types.is_boolean(kind):
-        return [None if value is None else str(value) for value in cells.to_pylist()]
-    if types.is_null(kind):
-        return [None] * len(cells)
+    texts = types.is_string, types.is_large_string, types.is_string_view
+    if any(is_kind(kind) for is_kind in (*texts, types.is_boolean, types.is_null)):
+        return [None if cell in (None, "") else str(cell) for cell in cells.to_pylist()]
     if types.is_integer(kind):
         numbers: NDArray[np.int64] = cells.cast("int64").fill_null(-1).to_numpy()
         return numbers

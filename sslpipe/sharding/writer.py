@@ -16,6 +16,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -212,23 +213,16 @@ def _cut(split: str, source: SplitImages, layout: Layout) -> list[NDArray[np.int
     if source.columns:
         described = [len(to_json(source.columns, number)) for number in range(len(images))]
         sizes += [BLOCK * (1 + -(-size // BLOCK)) if size else 0 for size in described]
-    sizes = sizes[order]
-    # pieces that lie together, unless they are larger than a shard
-    in_piece = np.add.reduceat(sizes, starts) if len(starts) else sizes
-    lengths = np.diff(starts, append=len(order))
-    large = np.flatnonzero((in_piece > layout.max_shard_bytes) & (lengths > 1))
-    inside = [np.arange(starts[k], starts[k] + lengths[k]) for k in large]
-    starts = np.unique(np.concatenate([starts, *inside]))
-    totals = np.add.reduceat(sizes, starts) if len(starts) else sizes
-    lengths = np.diff(starts, append=len(order))
-    # at which of them another shard begins
-    cuts, count, filled = list[int](), 0, 0
-    for start, length, size in zip(starts.tolist(), lengths.tolist(), totals.tolist(), strict=True):
-        too_many = count + length > layout.samples_per_shard
-        if count and (too_many or filled + size > layout.max_shard_bytes):
-            cuts.append(start)
-            count = filled = 0
-        count, filled = count + length, filled + size
+    ends = [0, *np.cumsum(sizes[order]).tolist()]
+    # at which of them another shard begins: pieces lie together, unless larger than a shard
+    cuts, begin = list[int](), 0
+    for start, stop in pairwise([*starts.tolist(), len(order)]):
+        is_whole = ends[stop] - ends[start] <= layout.max_shard_bytes
+        for first, last in [(start, stop)] if is_whole else pairwise(range(start, stop + 1)):
+            too_many = last - begin > layout.samples_per_shard
+            if first > begin and (too_many or ends[last] - ends[begin] > layout.max_shard_bytes):
+                cuts.append(first)
+                begin = first
     return list(np.split(order, cuts))
 
 

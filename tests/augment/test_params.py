@@ -1,4 +1,4 @@
-"""sslpipe.augment.params and presets, against torchvision's own samplers.
+"""Parameters of views and presets, against torchvision's own samplers.
 
 Kolmogorov-Smirnov and binomial tests: 20,000 draws a side under fixed seeds, p > 1e-4.
 """
@@ -12,10 +12,12 @@ import torch
 import torchvision.transforms.v2 as transforms
 from scipy import stats
 
-from sslpipe.augment.build import build_augment
-from sslpipe.augment.params import Draws, ViewSpec, draws
+from sslpipe.augment.op import Draws
+from sslpipe.augment.ops import draws
 from sslpipe.augment.pixels import HUE
 from sslpipe.augment.presets import PRESETS, view_specs
+from sslpipe.augment.spec import ViewSpec
+from sslpipe.augment.two_views import build_augment
 from sslpipe.errors import RecipeError
 from sslpipe.recipe import load_recipe
 from tests.helpers.runs import write_recipe
@@ -112,7 +114,11 @@ def test_no_two_parameters_of_a_view_are_correlated() -> None:
     place = ours.boxes[:, :2] / room.clamp_min(1)  # where the box lies in the room it has
     sides = ours.boxes[:, 2:].log()
     shape = torch.stack([sides.sum(1), sides[:, 0] - sides[:, 1]], dim=1)  # area, aspect
-    columns = [place, shape, *(field.reshape(COUNT, -1) for field in tuple(ours)[5:])]
+    columns = [
+        place,
+        shape,
+        *(field.reshape(COUNT, -1) for field in list(ours.params.values())[1:]),
+    ]
     assert torch.equal(columns[6], ours.order)  # its entries are related to each other, no more
     start = sum(column.shape[1] for column in columns[:6])
     order = range(start, start + 4)
@@ -125,16 +131,20 @@ def test_no_two_parameters_of_a_view_are_correlated() -> None:
     assert abs(correlations[0, 1]) < 5 / COUNT**0.5  # top and left
 
 
+def tensors(params: Draws) -> list[torch.Tensor]:
+    return [params.ids, params.views, *params.params.values()]
+
+
 def test_a_row_depends_on_its_own_image_only() -> None:
     specs = view_specs("byol", 96)
     ids, sizes = np.array([7, 3, 90, 11]), np.array([[40, 50], [90, 33], [224, 224], [8, 8]])
     whole = draws(5, 2, ids, sizes, specs)
     for row in range(4):
         alone = draws(5, 2, ids[row : row + 1], sizes[row : row + 1], specs)
-        for part, one in zip(tuple(whole)[2:], tuple(alone)[2:], strict=True):
+        for part, one in zip(tensors(whole), tensors(alone), strict=True):
             assert torch.equal(part[[row, row + 4]], one)
     backwards = draws(5, 2, ids[::-1], sizes[::-1], specs)
-    for part, other in zip(tuple(whole)[2:], tuple(backwards)[2:], strict=True):
+    for part, other in zip(tensors(whole), tensors(backwards), strict=True):
         assert torch.equal(part.view(2, 4, -1).flip(1), other.view(2, 4, -1))
 
 

@@ -15,9 +15,11 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment import pixels
-from sslpipe.augment.params import Draws, ViewSpec, draws
+from sslpipe.augment.op import Draws
+from sslpipe.augment.ops import draws
 from sslpipe.augment.pixels import HUE, compiled_colours
 from sslpipe.augment.planes import Planes, blend_weights
+from sslpipe.augment.spec import ViewSpec
 from tests.augment.test_two_views import torchvision_jitter
 
 COUNT = 12

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sslpipe.augment.params import draws
+from sslpipe.augment.ops import draws
 from sslpipe.augment.preview import preview_grid
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.data.index import load_index

@@ -12,8 +12,7 @@ from torch import Tensor
 from sslpipe.augment import triton_views
 from sslpipe.augment.batched import BatchPlan
 from sslpipe.augment.eval_view import EvalView, JoinedView
-from sslpipe.augment.ops import OPS, ops_for
-from sslpipe.augment.params import draws
+from sslpipe.augment.ops import OPS, draws, ops_for
 from sslpipe.augment.presets import PRESETS
 from sslpipe.augment.preview import _original, _rows
 from sslpipe.augment.two_views import AUGMENTS, FusedViews, TwoViews

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sslpipe.augment.ops import ops_for
-from sslpipe.augment.params import draws
+from sslpipe.augment.ops import draws, ops_for
 from sslpipe.augment.presets import PRESETS
 from sslpipe.augment.triton_views import COVERED, TritonPlan
 from sslpipe.augment.two_views import FusedViews

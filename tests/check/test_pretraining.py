@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import vit_b_16
 
 import sslpipe.check.estimate
-from sslpipe.augment.build import build_augment
 from sslpipe.augment.presets import view_specs
+from sslpipe.augment.two_views import build_augment
 from sslpipe.build import build_model, plan_warnings
 from sslpipe.check import pretraining
 from sslpipe.check.estimate import step_seconds

@@ -1,6 +1,7 @@
 """`sslpipe search`: an image finds itself and its like, as lines, JSON and a page."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_features_are_flattened_unless_told_otherwise(call, shop, model, monkeyp
     assert (same, "features as they are" in errors) == (plain, True)
 
 
-def test_an_index_is_searched_without_what_was_removed(call, shop, model):
+def test_an_index_is_searched_without_what_was_removed(call, shop, model, tmp_path):
     index, features = shop / "all.json", shop / "all.safetensors"
     status, _, errors = call("index", "add", index, features, "--data", shop / "data")
     assert (status, "9 images" in errors) == (0, True)
@@ -85,8 +86,11 @@ def test_an_index_is_searched_without_what_was_removed(call, shop, model):
     assert (status, "8 images, undamaged" in errors) == (0, True)
     ranked = json.loads(call(*words, "--rerank", 5, "--augment", 2)[1])
     assert {one["class"] for one in ranked[:2]} == {"bob"}
+    os.mkfifo(fifo := tmp_path / "fifo.json")
     for line, named in (
         ((*words, "--data", shop / "data"), "leave --data out"),
+        (("index", "build", fifo), "is no regular file"),
+        (("search", fifo, *words[2:]), "it is no regular file"),
         (("search", features, *words[2:]), "--data names 0 data sets"),
         (("index", "remove", index, features), "name the images"),
         (("index", "build", index, "--approximate"), "is for 100,000 images"),

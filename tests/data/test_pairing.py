@@ -241,7 +241,9 @@ def test_the_survey_counts_who_finds_whom_where(index):
         ):
             plan, position = order.epoch(epoch).stream(row // 4), step * 4 + row % 4
             partners += own != other
-            outside += own != other and other not in plan.window_ids(plan.window_at(position))
+            outside += own != other and other not in plan.window_ids(
+                next(plan.pieces(position, position + 1))[0]
+            )
     assert (found.samples, found.partners, found.outside) == (32, partners, outside)
     assert found.partners + found.lonely == 32
     assert outside > 5

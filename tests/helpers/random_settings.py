@@ -32,10 +32,10 @@ from pydantic import BaseModel
 
 from benchmarks.common import memory_mb
 from sslpipe import portable
-from sslpipe.augment.build import build_augment
 from sslpipe.augment.fused_views import FusedViews
-from sslpipe.augment.params import draws
+from sslpipe.augment.ops import draws
 from sslpipe.augment.spec import ViewSpec
+from sslpipe.augment.two_views import build_augment
 from sslpipe.build import build_loss, build_model
 from sslpipe.check import estimate, finetuning, pretraining
 from sslpipe.check.estimate import noise_batch

@@ -75,7 +75,8 @@ def train_in_rank(process: Rank, recipe: str, data: str, run_dir: str, *override
     seen = []
 
     def record(step, batch):
-        params = (part for part in batch.plan.draws if isinstance(part, torch.Tensor))
+        draws = batch.plan.draws
+        params = (draws.ids, draws.views, *draws.params.values())
         seen.append((batch.ids.clone(), [part.clone() for part in params]))
 
     original = at_each_step(record)

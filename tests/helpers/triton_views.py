@@ -3,6 +3,7 @@
 `python -m tests.helpers.triton_views CALLS`: functions below, their results by name as JSON.
 """
 
+import dataclasses
 import itertools
 import json
 import os
@@ -78,11 +79,13 @@ def colours(side: int) -> float:
     orders = list(itertools.permutations(range(4)))
     torch_way, own = _both(side, blur_prob=0.0, flip_prob=0.0, normalize=False)
     batch = own.prepare(_batch([[side, side]] * len(orders)), seed=2, number=0)
-    params = batch.plan.draws.replace(
-        boxes=torch.tensor([[0, 0, side, side]] * 2 * len(orders)),
-        order=torch.tensor(orders * 2),
-        jitter=torch.ones(2 * len(orders), dtype=torch.bool),
-    )
+    drawn = batch.plan.draws
+    changed = {
+        "boxes": torch.tensor([[0, 0, side, side]] * 2 * len(orders)),
+        "order": torch.tensor(orders * 2),
+        "jitter": torch.ones(2 * len(orders), dtype=torch.bool),
+    }
+    params = dataclasses.replace(drawn, params={**drawn.params, **changed})
     return float((own(batch, params) - torch_way(batch, params)).abs().max())
 
 

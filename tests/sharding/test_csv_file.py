@@ -78,7 +78,11 @@ def test_the_output_of_a_command_is_a_table_too(table: Path, tmp_path: Path) -> 
         (BIRDS, {"image_column": "fle"}, "no column 'fle'; did you mean 'file'"),
         (BIRDS, {"label_column": "class"}, "no column 'class'.*it has: file, species, fold"),
         (BIRDS, {"split_column": "sp", "split": "x"}, "no column 'sp'"),
-        (BIRDS, {"split_column": "fold", "split": "x"}, "no row has fold = 'x'"),
+        (
+            BIRDS,
+            {"split_column": "fold", "split": "x"},
+            "column 'fold', has no split 'x'; it has: ",
+        ),
         (BIRDS.replace("2.png", "9.png"), {}, r"cannot read .*9\.png: No such file"),
         ("path,label\n0.png,größe\n".encode("latin-1"), {}, "save it as UTF-8"),
     ],

@@ -103,8 +103,9 @@ def test_wrong_folders_are_named(tmp_path: Path) -> None:
         SOURCES["folder"](SourceOptions(root=tmp_path / "nowhere"))
     with pytest.raises(DataError, match="needs --root"):
         SOURCES["folder"](SourceOptions())
-    with pytest.raises(DataError, match="has no images"):
-        SOURCES["folder"](SourceOptions(root=tmp_path))
+    for sensors, suffix in ((False, ".png"), (True, ".dcm")):
+        with pytest.raises(DataError, match=rf"has no images \(.*\{suffix}"):
+            SOURCES["folder"](SourceOptions(root=tmp_path, is_sensors=sensors))
     png(tmp_path / "ape" / "a.png", 1)
     (tmp_path / "bee").mkdir()
     with pytest.raises(DataError, match=r"class folder .*bee has no images"):

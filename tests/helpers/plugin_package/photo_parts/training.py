@@ -36,7 +36,6 @@ class Invert(MaskedOp):
     name = "invert"
     label = "inverted"
     settings: ClassVar = {"invert_prob": setting(0.0, "probability of the negative")}
-    reads = ("invert_prob",)
     params = ("invert",)
     lanes = named_lanes("invert", 1)
 
