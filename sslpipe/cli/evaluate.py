@@ -122,12 +122,16 @@ def suite(
         check_model(source)
     check_file(out)
     check_seed(seed)
+    if train_split == test_split:
+        raise UserError(
+            f"--train-split and --test-split are both {test_split!r}: every sample would find "
+            "itself; name two splits"
+        )
     index = open_data(data)
 
     from sslpipe.cli import suite as work
     from sslpipe.cli.inputs import start
     from sslpipe.cli.suite_tables import renamed
-    from sslpipe.evaluation.features import two_splits
     from sslpipe.evaluation.nuisance import choose_columns
     from sslpipe.evaluation.suite import check_labelled, run_suite
     from sslpipe.evaluation.suite_file import own_name
@@ -137,15 +141,15 @@ def suite(
     not_measured: list[str] = []
     with work.stoppable(out):
         # what can be refused, before anything is embedded
-        probed = choose_columns(
-            index.split(train_split), index.split(test_split), columns, not_measured
-        )
+        given = index.split(train_split), index.split(test_split)
+        for split in given:
+            index.check_files(split.name)
+            check_labelled(split.name, split.labels)
+        probed = choose_columns(*given, columns, not_measured)
         backbone = load_model(model, checkpoint, weights)
         compared = work.load_compared(against or [], model, backbone, {"ssl", *BASELINES})
-        backbone, (train, test) = backbone.matched(*two_splits(index, train_split, test_split))
+        backbone, (train, test) = backbone.matched(*given)
         splits = (train, test)
-        for split in splits:
-            check_labelled(split.name, split.labels)
         # features, the most wanted first: what is interrupted has these
         others = sorted(compared.others, key=lambda other: other.name != compared.start)
         metadata = {"seed": seed, **work.model_metadata(backbone, splits, others)}
@@ -160,7 +164,7 @@ def suite(
         known_as = own_name(metadata, [*sets])
         # the numbers
         report = run_suite(
-            {name: work.on_device(pair, target) for name, pair in sets.items()},
+            sets,
             metadata,
             against=[other.name for other in compared.others],
             start=compared.start,
@@ -170,6 +174,7 @@ def suite(
             leaked=None if leaks is None else leaks.ids,
             leaked_by="" if leaks is None else leaks.how,
             seed=seed,
+            device=target,
             say=lambda text: say(renamed(text, known_as)),
             progress=lambda title, total: progress(renamed(title, known_as), total),
         )

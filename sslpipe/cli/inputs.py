@@ -113,17 +113,17 @@ def check_file(file: Path | None, option: str = "--out") -> None:
     check_folder(file.parent, option)
 
 
-def check_picture(file: Path, option: str = "--out") -> None:
+def check_picture(file: Path) -> None:
     """Raise UserError where a picture cannot be written to a file, or its name has another end."""
     if file.suffix.lower() not in IMAGE_SUFFIXES:
-        raise UserError(f"{option} {file}: a picture is named {', '.join(IMAGE_SUFFIXES)}")
-    check_file(file, option)
+        raise UserError(f"--out {file}: a picture is named {', '.join(IMAGE_SUFFIXES)}")
+    check_file(file)
 
 
-def check_features(paths: Iterable[Path | None]) -> None:
+def check_features(paths: Iterable[Path]) -> None:
     """Raise DataError where a file of embeddings is not there."""
     for path in paths:
-        if path is not None and not path.is_file():
+        if not path.is_file():
             why = "it is no regular file" if path.exists() else "there is no such file"
             raise DataError(
                 f"cannot read embeddings from {path}: {why}; write it with `sslpipe embed`"

@@ -58,16 +58,14 @@ def main(
 
     from sslpipe.cli.suite_tables import print_suite
     from sslpipe.report.build import build_page
-    from sslpipe.report.compare import build_comparison, names_apart
-    from sslpipe.report.over_seeds import cautions, group_by_recipe, lines, verdicts
+    from sslpipe.report.compare import build_comparison, names_apart, sentences
     from sslpipe.report.run import read_run
 
     if len(run_dirs) > 1:
         runs = [read_run(run_dir) for run_dir in run_dirs]
         named = dict(zip(names_apart(run_dirs, runs), runs, strict=True))
-        recipes = group_by_recipe(runs)
-        for line in (*cautions(named, recipes), *lines(recipes), *verdicts(recipes)):
-            say(str(line))
+        for line in sentences(named):
+            say(line)
         _write(target, build_comparison(named))
         return
     (run_dir,) = run_dirs

@@ -89,15 +89,6 @@ def stoppable(out: Path) -> Iterator[None]:
             signal.signal(kind, handler)
 
 
-def on_device(pair: Pair | Callable[[], Pair], device: str) -> Pair | Callable[[], Pair]:
-    """Move features, or those that a function will return."""
-
-    def moved(made: Pair) -> Pair:
-        return made[0].to(device), made[1].to(device)
-
-    return (lambda: moved(pair())) if callable(pair) else moved(pair)
-
-
 class Other(NamedTuple):
     """A network to compare with: the name of its rows, what was given, and what was loaded."""
 

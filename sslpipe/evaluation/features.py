@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.data.index import DatasetIndex, Split, load_index
+from sslpipe.data.index import Split, load_index
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings
 from sslpipe.models.backbones import Backbone, build_backbone
@@ -25,19 +25,6 @@ MOST_PIXELS, LEAST_PX = 2**26, 8
 
 # (title, number of samples) -> a context that is called with the number done since
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-
-
-def two_splits(index: DatasetIndex, train_split: str, test_split: str) -> tuple[Split, Split]:
-    """Return both splits, with their files checked; that they are one is a DataError."""
-    if train_split == test_split:
-        raise DataError(
-            f"--train-split and --test-split are both {test_split!r}: every sample would find "
-            "itself; name two splits"
-        )
-    train, test = index.split(train_split), index.split(test_split)
-    for name in (train_split, test_split):
-        index.check_files(name)
-    return train, test
 
 
 def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, Any]) -> Split:

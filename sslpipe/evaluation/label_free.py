@@ -33,7 +33,7 @@ def rankme(features: Tensor) -> float:
     return float(effective_rank(features))
 
 
-def lidar(views: Tensor, delta: float = LIDAR_DELTA) -> float:
+def lidar(views: Tensor) -> float:
     """Compute LiDAR: the effective rank of Fisher's discriminant matrix, an image being a class.
 
     S_w^(-1/2) S_b S_w^(-1/2), S_b the covariance of the images' means, S_w that of views about the
@@ -49,7 +49,7 @@ def lidar(views: Tensor, delta: float = LIDAR_DELTA) -> float:
     means = x.mean(dim=0)  # (N, D)
     # S_w = R^T R, from its rows and never squared: features of any scale keep their digits
     apart = (x - means).flatten(0, 1) / (count * images) ** 0.5  # (qN, D)
-    diagonal = delta**0.5 * torch.eye(dim, dtype=x.dtype, device=x.device)
+    diagonal = LIDAR_DELTA**0.5 * torch.eye(dim, dtype=x.dtype, device=x.device)
     root = torch.linalg.qr(torch.cat([apart, diagonal]), mode="r").R
     between = (means - means.mean(dim=0)) / images**0.5  # (N, D); S_b = between^T between
     # R^-T S_b R^-1 has the eigenvalues of the symmetric product
@@ -99,10 +99,10 @@ def concentration_text(*values: float) -> str:
     )
 
 
-def alpha_req(features: Tensor, ranks: tuple[int, int] = ALPHA_RANKS) -> float:
+def alpha_req(features: Tensor) -> float:
     """Compute alpha-ReQ of (N, D): how fast the covariance's eigenvalues fall, as rank^-alpha.
 
-    The slope of log eigenvalue over log rank, from the first to the last of `ranks`, by least
+    The slope of log eigenvalue over log rank, from the first to the last of ALPHA_RANKS, by least
     squares with weights 1 / rank; it ends before eigenvalues that are rounding errors. The value is
     0 (all directions alike) upwards; near 1 is good. Infinite where the features lie in a few
     directions.
@@ -117,7 +117,7 @@ def alpha_req(features: Tensor, ranks: tuple[int, int] = ALPHA_RANKS) -> float:
     gram = x.T @ x if len(x) >= x.shape[1] else x @ x.T
     eigenvalues = singular_values(gram).square() / len(x)
     known = int((eigenvalues > LEAST_EIGENVALUE * eigenvalues[0]).sum())
-    first, last = ranks[0], min(ranks[1], known)
+    first, last = ALPHA_RANKS[0], min(ALPHA_RANKS[1], known)
     if last <= first:
         return float("inf")
     rank = torch.arange(first, last + 1, dtype=x.dtype, device=x.device)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,14 +87,9 @@ def retrieval(
     if by is not None:
         by.check(gallery, queries)
     check_reranked(rerank)
-    settings: dict[str, Any] = {
-        "k": k,
-        "exclude_same_id": exclude_same_id,
-        "exclude_same": exclude_same,
-        "cross": cross,
-        "process": process,
-    }
-    scores = retrieval_per_query(gallery, queries, **settings)
+    score = partial(retrieval_per_query, k=k, exclude_same_id=exclude_same_id, process=process)
+    score = partial(score, queries=queries, exclude_same=exclude_same, cross=cross)
+    scores = score(gallery)
     protocol = "retrieval cosine lone=skip" + " self-removed" * exclude_same_id
     named = {"not-same": exclude_same, "cross": cross}
     protocol += "".join(f" {rule}={it.name}" for rule, it in named.items() if it is not None)
@@ -101,7 +97,7 @@ def retrieval(
     if augment or rerank:
         if augment:
             gallery = gallery._replace(features=augmented(gallery.features, augment))
-        scores = retrieval_per_query(gallery, queries, **settings, rerank=rerank)
+        scores = score(gallery, rerank=rerank)
         protocol += " transductive" + f" augment={augment}" * bool(augment)
         protocol += f" rerank={rerank}" * bool(rerank)
         shown += _rows(scores, protocol, len(gallery.ids), by)

@@ -102,7 +102,6 @@ class ImageSearch:
         prepared: Prepared | None = None,
     ) -> None:
         self.splits: list[Split] = []
-        self.facts: dict[str, Any] = {}
         self.all_facts: list[dict[str, Any]] = []
         self._rows: list[Embeddings] = []
         self._kept: list[Tensor | None] = []  # (N,) bool, of rows that are mapped; None: all
@@ -110,12 +109,9 @@ class ImageSearch:
         self._near = [None] * len(files) if prepared is None else prepared.near
         for number, ((path, data), own) in enumerate(zip(files, ready, strict=True)):
             rows, facts = load_embeddings(path) if own is None else own
-            if self.splits:
-                check_comparable(self.facts, facts)
-            else:
-                self.facts = facts
-            self.splits.append(split_of_file(data, Path(path), rows, facts))
             self.all_facts.append(facts)
+            check_comparable(self.all_facts[0], facts)
+            self.splits.append(split_of_file(data, Path(path), rows, facts))
             kept = None
             if removed and len(removed[number]):
                 kept = ~torch.isin(rows.ids, torch.tensor(removed[number], dtype=torch.int64))
@@ -125,6 +121,7 @@ class ImageSearch:
             self._kept.append(kept)
         if not self.splits:
             raise UserError("no features file to search; write one with `sslpipe embed`")
+        self.facts = self.all_facts[0]
         self.flattening, self.form = self._fit(flatten) if prepared is None else prepared[1:3]
         # made once: a search is then one product
         for part, rows in enumerate(self._rows):

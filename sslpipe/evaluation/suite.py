@@ -41,6 +41,7 @@ def run_suite(
     leaked_by: str = "",
     draws: int = 5,
     seed: int = 0,
+    device: str = "cpu",
     say: Callable[[str], None] = lambda text: None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -64,6 +65,7 @@ def run_suite(
         leaked_by: How they were found.
         draws: Of a few labels per class.
         seed: Of all that is drawn.
+        device: Where the features are searched, if it has float64; they are moved there.
         say: Called with what comes next.
         progress: Makes a progress bar for each set.
 
@@ -72,7 +74,7 @@ def run_suite(
     """
     # what these samples allow
     left_out: list[str] = []
-    ready = {n: _labelled(pair, left_out) for n, pair in sets.items() if not callable(pair)}
+    ready = {n: _labelled(s, left_out, device) for n, s in sets.items() if not callable(s)}
     _check_same_samples(ready)
     first, pair = next(iter(ready.items()))
     protocols = Protocols(pair, facts.get("classes") or (), left_out, draws, seed)
@@ -88,7 +90,7 @@ def run_suite(
     def measure(name: str, given: Pair | Callable[[], Pair]) -> None:
         if callable(given):
             say(f"{name}: features")
-            pair = _labelled(given(), left_out)
+            pair = _labelled(given(), left_out, device)
             _check_same_samples({first: ready[first], name: pair})
         else:
             pair = ready[name]
@@ -168,8 +170,8 @@ def check_labelled(split: str, labels: NDArray[np.int64]) -> None:
         )
 
 
-def _labelled(pair: Pair, left_out: list[str]) -> Pair:
-    """Return the rows of both sides that have a label; the others are counted in `left_out`."""
+def _labelled(pair: Pair, left_out: list[str], device: str) -> Pair:
+    """Move the rows of both sides that have a label; the others are counted in `left_out`."""
     sides = []
     for side, rows in zip(("train", "test"), pair, strict=True):
         check_labelled(side, rows.labels.cpu().numpy())
@@ -177,7 +179,7 @@ def _labelled(pair: Pair, left_out: list[str]) -> Pair:
         if unlabelled:
             left_out.append(f"{unlabelled} of {total} {side} samples, which have no label")
             rows = rows.rows(torch.nonzero(rows.labels >= 0).flatten())
-        sides.append(rows)
+        sides.append(rows.to(device))
     return sides[0], sides[1]
 
 

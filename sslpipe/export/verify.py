@@ -111,18 +111,18 @@ def _read_both(folder: Path) -> list[nn.Module]:
 
 
 class OnnxSession(nn.Module):
-    """Run a file of the onnx format by onnxruntime, on the CPU."""
+    """Run a file of the onnx format, or its bytes, by onnxruntime, on the CPU."""
 
-    def __init__(self, path: Path, given: str = "images") -> None:
+    def __init__(self, file: Path | bytes, given: str = "images", wanted: str = "features") -> None:
         super().__init__()
         import onnxruntime
 
-        self.given = given
-        self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        self.given, self.wanted = given, wanted
+        self.session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute features, (B, F), of what the file takes."""
-        (features,) = self.session.run(["features"], {self.given: images.contiguous().numpy()})
+        """Compute what is wanted, features (B, F), of what the file takes."""
+        (features,) = self.session.run([self.wanted], {self.given: images.contiguous().numpy()})
         return torch.from_numpy(features)
 
 

@@ -14,6 +14,7 @@ from sslpipe.report.page import number, render
 MOST_POINTS = 600  # of a line; more would not be seen on 300 px
 MOST_DOTS = 30  # of a line whose points are marked
 PICTURE_PX = 34
+MAP_PX = np.array((1000, 420))  # width and height
 MOST_NAMES = 20  # classes whose colours can be distinguished, with some effort
 # Tableau 10, as in matplotlib's default cycle: seen on white and on black
 TEN_COLOURS = (
@@ -154,10 +155,10 @@ def thinned(series: Series) -> Series:
     return series._replace(x=series.x[rows], y=series.y[rows])
 
 
-def apart(points: Numbers, width: float = 1000, height: float = 420) -> list[int]:
-    """Choose rows whose pictures do not overlap on a map of this many pixels, taken in order."""
+def apart(points: Numbers) -> list[int]:
+    """Choose rows whose pictures do not overlap on a map of MAP_PX, taken in order."""
     span = np.maximum(np.ptp(points, axis=0), 1e-9)
-    places = (points - points.min(axis=0)) / span * (width - 40, height - 40)
+    places = (points - points.min(axis=0)) / span * (MAP_PX - 40)
     kept: list[int] = []
     for row, place in enumerate(places):
         if not kept or np.abs(places[kept] - place).max(axis=1).min() > PICTURE_PX + 2:

@@ -40,6 +40,12 @@ def names_apart(run_dirs: Sequence[Path], runs: Sequence[RunFiles]) -> list[str]
     return [f"{name}, {i + 1}" if twice[name] > 1 else name for i, name in enumerate(names)]
 
 
+def sentences(named: Mapping[str, RunFiles]) -> list[str]:
+    """Say what counts for nothing, how far numbers move over seeds, and which recipe is better."""
+    recipes = group_by_recipe(named.values())
+    return [*cautions(named, recipes), *lines(recipes), *map(str, verdicts(recipes))]
+
+
 def build_comparison(named: Mapping[str, RunFiles]) -> str:
     """Return the whole HTML file of two runs or more, by names that are all different."""
     recipes = group_by_recipe(named.values())
