@@ -12,7 +12,7 @@ from tests.helpers.runs import ROOT
 
 NOTEBOOKS = ROOT / "docs" / "notebooks"
 # what the test makes smaller: as the notebook has it -> what runs
-SMALL = r'data.batch_size=32\", \"optim.precision=fp32\", \"backbone.widths=[8, 16]'  # in JSON
+SMALL = r"data.batch_size=32\", \"optim.precision=fp32\", \"backbone.widths=[8, 16]"  # in JSON
 SMALLER = {
     "search_engine": {
         "STEPS = 300": "STEPS = 10",
