@@ -319,13 +319,13 @@ def continue_in_rank(process, recipe, data, folder):
 
     The same with the labels of seven classes, judged by the three others.
     """
-    common = ("data.holdout=500", "data.batch_size=32", "augment.flip_prob=0.0",
+    common = ("data.holdout=250", "data.batch_size=32", "augment.flip_prob=0.0",
               "augment.crop_area=[0.6,1.0]", "run.save_steps=100")  # fmt: skip
     adamw = (*common, "optim.kind=adamw")
     first = (*adamw, "steps=40", "optim.peak_lr=0.05", "optim.warmup_steps=10")
     sslpipe.api.train(recipe, data, f"{folder}/source", overrides=first)
-    bad = ("steps=12", "optim.peak_lr=30.0", "optim.warmup_steps=100")
-    worse = ("steps=20", "optim.peak_lr=100.0", "optim.warmup_steps=100")
+    bad = ("steps=9", "optim.peak_lr=30.0", "optim.warmup_steps=100")
+    worse = ("steps=9", "optim.peak_lr=100.0", "optim.warmup_steps=100")
     judged = ("data.validation_classes=6",)  # of three alone MAP@R stays at 1
     runs = {
         "good": (recipe, (*adamw, "steps=8", "optim.peak_lr=0.0003")),
