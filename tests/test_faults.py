@@ -19,6 +19,7 @@ from sslpipe.run.log import RunLog, read_metrics
 from tests.helpers.processes import run_processes, start_python
 from tests.helpers.runs import (
     ROOT,
+    assert_same_weights,
     at_each_step,
     command_line,
     faulty_in_rank,
@@ -28,7 +29,6 @@ from tests.helpers.runs import (
     user_environment,
     write_recipe,
 )
-from tests.test_resume import assert_bitwise
 
 WATCHED = ("run.monitor_steps=3",)
 
@@ -41,13 +41,13 @@ def test_sigterm_while_evaluating_or_saving_is_heard_by_all_and_nothing_is_lost(
     data, straight, tmp_path, fault, stopped_at
 ):
     """In a save it is heard after the next step: the one that is being written ends first."""
-    run_dir = tmp_path / "run"
-    arguments = (str(write_recipe(tmp_path)), str(data), str(run_dir), *WATCHED)
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    arguments = (train_in_rank, str(recipe), str(data), str(run_dir), *WATCHED)
     done = [last for last, _ in run_processes(faulty_in_rank, 2, fault, *arguments)]
     assert done == [stopped_at + ("checkpoint" in fault)] * 2
     assert (run_dir / "PREEMPTED").exists()
-    train_over(2, Path(arguments[0]), data, run_dir, *WATCHED)
-    assert_bitwise(final_weights(straight / "2"), final_weights(run_dir))
+    train_over(2, recipe, data, run_dir, *WATCHED)
+    assert_same_weights(straight / "2", run_dir)
 
 
 def test_sigterm_twice_to_a_launchers_whole_group_saves_and_stops_in_order(data, tmp_path):
@@ -85,13 +85,13 @@ def error_in_rank(process, *arguments):
 def test_a_run_directory_that_cannot_be_is_one_error_on_all_ranks(data, tmp_path):
     """chmod does not stop root; a file in a folder's place stops everybody."""
     (tmp_path / "file").touch()
-    arguments = (str(write_recipe(tmp_path)), str(data), str(tmp_path / "file" / "run"))
-    for name, text in run_processes(error_in_rank, 2, *arguments):
+    where = write_recipe(tmp_path), data, tmp_path / "file" / "run"
+    for name, text in train_over(2, *where, by=error_in_rank):
         assert name == "UserError"
         assert re.search(r"run directory: .*Not a directory", text)
 
 
-def vanishing_in_rank(process, fault, *arguments):
+def vanishing_in_rank(process, *arguments):
     """Another program moves the run directory away before the second save."""
 
     def vanish(step, batch):
@@ -103,35 +103,33 @@ def vanishing_in_rank(process, fault, *arguments):
 
 
 def test_a_run_directory_that_vanishes_ends_all_ranks_with_its_name(data, tmp_path):
-    run_dir = tmp_path / "run"
-    arguments = (str(write_recipe(tmp_path)), str(data), str(run_dir), "steps=10")
-    for name, text in run_processes(vanishing_in_rank, 2, "", *arguments):
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    for name, text in train_over(2, recipe, data, run_dir, "steps=10", by=vanishing_in_rank):
         assert name == "CheckpointError"
         assert str(run_dir) in text
     assert not run_dir.exists()  # not made again behind the user's back
     assert checkpoint_names(tmp_path / "run.away" / "checkpoints") == ["step-00000005"]
 
 
-def full_in_rank(process, limit_bytes, *arguments):
-    """No file may grow beyond the limit: what a full disk does to a large file."""
+def full_in_rank(process, *arguments):
+    """No file may grow beyond 8 kB: what a full disk does to a large file."""
     for stream in (1, 2):  # which pytest keeps in files
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8000, resource.RLIM_INFINITY))
     return error_in_rank(process, *arguments)
 
 
 def test_a_full_disk_costs_saves_not_the_run_and_the_same_command_resumes(data, straight, tmp_path):
-    run_dir = tmp_path / "run"
-    arguments = (str(write_recipe(tmp_path)), str(data), str(run_dir), *WATCHED)
-    for name, text in run_processes(full_in_rank, 2, 8000, *arguments):
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    for name, text in train_over(2, recipe, data, run_dir, *WATCHED, by=full_in_rank):
         assert name == "CheckpointError"
         assert re.search(r"step 12 was not written .*; free some space, then resume", text)
     assert checkpoint_names(run_dir / "checkpoints") == []
     assert not list((run_dir / "checkpoints").glob(".tmp-*"))
     steps = [line["step"] for line in read_metrics(run_dir)]
     assert steps == list(range(1, len(steps) + 1))  # training continued over two failed saves
-    train_over(2, Path(arguments[0]), data, run_dir, *WATCHED)
-    assert_bitwise(final_weights(straight / "2"), final_weights(run_dir))
+    train_over(2, recipe, data, run_dir, *WATCHED)
+    assert_same_weights(straight / "2", run_dir)
 
 
 def test_lines_that_a_full_disk_refused_come_with_the_next_one(tmp_path, capsys):
@@ -175,7 +173,7 @@ def test_a_file_system_without_space_left_keeps_the_last_checkpoint(data, tmp_pa
         subprocess.run(["mount", "-o", "remount,size=20m", mounted], check=True)
         again = command_line(*command, status=0)
         assert "resumed at step 5" in again.stderr
-        assert_bitwise(final_weights(reference), final_weights(mounted / "run"))
+        assert_same_weights(reference, mounted / "run")
     finally:
         subprocess.run(["umount", mounted], check=True)
 
@@ -193,7 +191,7 @@ def test_a_device_without_memory_is_reported_with_what_helps(data, tmp_path):
 
 def test_what_a_reading_thread_raises_ends_the_run_with_its_message(data, tmp_path):
     run_dir = tmp_path / "run"
-    arguments = (str(write_recipe(tmp_path)), str(data), str(run_dir))
+    arguments = (train_in_rank, str(write_recipe(tmp_path)), str(data), str(run_dir))
     with pytest.raises(AssertionError, match=r"the fault storage\.read_range"):
         run_processes(faulty_in_rank, 2, "storage.read_range:7@1=full", *arguments)
     assert (run_dir / "FAILED").read_text().startswith("rank 1: ")
@@ -228,7 +226,7 @@ def test_a_hint_or_a_clock_that_is_wrong_changes_nothing(data, tmp_path):
     before = final_weights(run_dir)
     [(done, seen)] = train_over(1, recipe, data, run_dir)
     assert (done, seen) == (12, [])  # it resumed from step 12, the last
-    assert_bitwise(before, final_weights(run_dir))
+    assert_same_weights(before, run_dir)
 
 
 @pytest.mark.slow
@@ -236,8 +234,7 @@ def test_memory_does_not_grow_over_twenty_epochs(data, tmp_path):
     """Resident memory after epochs 5 and 20 of a run that decodes, logs, saves and monitors."""
     recipe = write_recipe(tmp_path)
     settings = ("steps=140", "run.monitor_steps=7", "run.save_steps=7")
-    arguments = (str(recipe), str(data), str(tmp_path / "run"), *settings)
-    [sizes] = run_processes(measured_in_rank, 1, *arguments)
+    [sizes] = train_over(1, recipe, data, tmp_path / "run", *settings, by=measured_in_rank)
     early, late = max(sizes[28:35]), max(sizes[133:140])
     assert late < early + 16 * 2**20, f"{early / 2**20:.0f} MiB, later {late / 2**20:.0f} MiB"
 

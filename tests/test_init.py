@@ -30,6 +30,7 @@ from tests.helpers.finetunes import RECIPE as METRIC
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
     RECIPE,
+    assert_same_weights,
     command_line,
     final_weights,
     train_from,
@@ -106,13 +107,6 @@ def test_a_recipes_own_mean_and_std_count(data, sources, tmp_path):
     assert (list(augment["mean"]), list(augment["std"])) == ([0.5] * 3, [0.3, 0.4, 0.5])
 
 
-def test_a_run_from_random_weights_has_the_digest_it_had(data, tmp_path):
-    train_over(1, write_recipe(tmp_path), data, tmp_path / "run", "steps=1")
-    identity = state_of(tmp_path / "run")["identity"]
-    assert not {"init", "tune"} & {*identity["recipe"]}
-    assert "init" not in json.loads((tmp_path / "run" / "run.json").read_text())
-
-
 def test_a_resume_needs_the_source_no_more_and_refuses_another(data, sources, tmp_path):
     """Killed before its first checkpoint, then after it, while the backbone is still frozen; the
     weights are those of one go."""
@@ -136,9 +130,7 @@ def test_a_resume_needs_the_source_no_more_and_refuses_another(data, sources, tm
     done = command_line(*words, *named)  # the command it was started with
     assert done.returncode == 0, done.stderr
     command_line(*words[:-1], str(tmp_path / "straight"), "--init", str(sources["run"]), status=0)
-    expected, actual = final_weights(tmp_path / "straight"), final_weights(run_dir)
-    for key, value in expected.items():
-        assert torch.equal(actual[key], value), key
+    assert_same_weights(tmp_path / "straight", run_dir)
 
 
 def test_check_says_what_it_starts_from_and_what_cannot_be(data, sources, tmp_path):
@@ -223,28 +215,25 @@ SLICED = (  # a momentum encoder, micro-batches and frozen statistics besides
 TOLERANCE = 1e-9  # as in test_invariance
 
 
-@pytest.mark.parametrize(("world", "changes"), [(2, ()), (4, ()), (2, SLICED)])
-def test_processes_change_nothing_in_a_tuned_run(data, sources, tmp_path, world, changes):
+@pytest.mark.parametrize("changes", [(), SLICED])
+def test_processes_change_nothing_in_a_tuned_run(data, sources, tmp_path, changes):
     recipe = write_short(tmp_path)
-    for count in (1, world):
-        run_dir = tmp_path / str(count)
-        train_from(count, sources["run"], recipe, data, run_dir, *TUNED, *changes)
-    expected, actual = read_metrics(tmp_path / "1"), read_metrics(tmp_path / str(world))
+    one, two = (tmp_path / str(world) for world in (1, 2))
+    for world, run_dir in ((1, one), (2, two)):
+        train_from(world, sources["run"], recipe, data, run_dir, *TUNED, *changes)
+    expected, actual = read_metrics(one), read_metrics(two)
     assert len(expected) == len(actual) == 5
     for a, b in zip(expected, actual, strict=True):
         for key in ("loss", "grad_norm", "alignment", "effective_rank"):
             assert b[key] == pytest.approx(a[key], rel=TOLERANCE), key
-    evals = [read_metrics(tmp_path / str(count), "eval") for count in (1, world)]
+    evals = [read_metrics(run_dir, "eval") for run_dir in (one, two)]
     assert [line["step"] for line in evals[0]] == [0, 5]
     assert [e["holdout_knn"] for e in evals[0]] == [e["holdout_knn"] for e in evals[1]]
-    weights, ours = final_weights(tmp_path / "1"), final_weights(tmp_path / str(world))
-    for key, value in weights.items():
-        torch.testing.assert_close(ours[key], value, rtol=TOLERANCE, atol=1e-11, msg=key)
+    assert_same_weights(one, two, rtol=TOLERANCE, atol=1e-11)
     if changes:  # frozen statistics are those of the weights, micro-batches or not
+        weights = final_weights(one)
         for key, value in load_backbone(sources["run"]).backbone.named_buffers():
-            assert torch.equal(weights[f"backbone.{key}"], value.to(weights[f"backbone.{key}"])), (
-                key
-            )
+            assert weights[f"backbone.{key}"].equal(value.to(weights[f"backbone.{key}"])), key
 
 
 def test_the_projector_alone_is_trained_first_and_frozen_statistics_stay(data, sources, tmp_path):
@@ -271,8 +260,7 @@ def test_images_of_another_size_in_evaluations_change_no_weight(data, sources, t
         tunes.append(state_of(tmp_path / name)["identity"]["recipe"]["tune"])
     assert [tune.get("eval_crop_px") for tune in tunes] == [None, 24]
     assert "eval_crop_px" not in tunes[0]  # the digest is that of the setting's absence
-    expected, actual = final_weights(tmp_path / "same"), final_weights(tmp_path / "larger")
-    assert all(torch.equal(actual[key], value) for key, value in expected.items())
+    assert_same_weights(tmp_path / "same", tmp_path / "larger")
     # evaluation and export see the larger ones
     export_backbone(tmp_path / "larger", tmp_path / "exported", ["safetensors"])
     for folder in (tmp_path / "larger", tmp_path / "exported"):
@@ -331,13 +319,13 @@ def continue_in_rank(process, recipe, data, folder):
 
     The same with the labels of seven classes, judged by the three others.
     """
-    common = ("data.holdout=500", "data.batch_size=32", "augment.flip_prob=0.0",
+    common = ("data.holdout=250", "data.batch_size=32", "augment.flip_prob=0.0",
               "augment.crop_area=[0.6,1.0]", "run.save_steps=100")  # fmt: skip
     adamw = (*common, "optim.kind=adamw")
     first = (*adamw, "steps=40", "optim.peak_lr=0.05", "optim.warmup_steps=10")
     sslpipe.api.train(recipe, data, f"{folder}/source", overrides=first)
-    bad = ("steps=12", "optim.peak_lr=30.0", "optim.warmup_steps=100")
-    worse = ("steps=20", "optim.peak_lr=100.0", "optim.warmup_steps=100")
+    bad = ("steps=9", "optim.peak_lr=30.0", "optim.warmup_steps=100")
+    worse = ("steps=9", "optim.peak_lr=100.0", "optim.warmup_steps=100")
     judged = ("data.validation_classes=6",)  # of three alone MAP@R stays at 1
     runs = {
         "good": (recipe, (*adamw, "steps=8", "optim.peak_lr=0.0003")),

@@ -1,22 +1,23 @@
 """The recipe decides the run; the machine does not: 1, 2 and 4 processes train the same weights."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from sslpipe.export.load import load_run
 from sslpipe.run.log import read_metrics
-from tests.helpers.processes import run_processes
-from tests.helpers.runs import RECIPE, final_weights, train_on_equal_views, write_recipe
+from tests.helpers import runs
+from tests.helpers.runs import (
+    RECIPE,
+    assert_same_weights,
+    final_weights,
+    train_on_equal_views,
+    write_recipe,
+)
 
-
-def train_over(world, recipe, data, run_dir, *overrides):
-    return run_processes(
-        train_on_equal_views, world, str(recipe), str(data), str(run_dir), *overrides
-    )
-
-
+train_over = partial(runs.train_over, by=train_on_equal_views)
 FP64 = ("optim.precision=fp64", "steps=5", "run.monitor_steps=5")
 OPTIMIZERS = {
     "sgd": ("optim.kind=sgd", "optim.peak_lr=0.05", "optim.nesterov=true"),
@@ -25,6 +26,7 @@ OPTIMIZERS = {
 }
 # Equal from step to step: measured on W = 1, 2, 4 in float64, relative
 TOLERANCE = 1e-9
+CLOSE = {"rtol": TOLERANCE, "atol": 1e-11}  # weights, with BatchNorm's statistics
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def test_processes_change_neither_samples_nor_draws_nor_numbers(
         assert a["negatives_per_anchor"] == b["negatives_per_anchor"] == 2 * 16 - 2
         for key in ("loss", "grad_norm", "alignment", "uniformity", "effective_rank"):
             assert b[key] == pytest.approx(a[key], rel=1e-6 if key == "uniformity" else TOLERANCE)
-    assert_equal_weights(final_weights(run_dir), final_weights(tmp_path / "run"))
+    assert_same_weights(run_dir, tmp_path / "run", **CLOSE)
     evals = [read_metrics(folder, "eval")[-1] for folder in (run_dir, tmp_path / "run")]
     assert evals[0]["holdout_knn"] == evals[1]["holdout_knn"]
 
@@ -86,7 +88,7 @@ def assert_same_run(expected_dir, found_dir, negatives):
         for key in ("loss", "grad_norm", "alignment", "effective_rank"):
             assert b[key] == pytest.approx(a[key], rel=TOLERANCE)
     assert [line["negatives_per_anchor"] for line in actual] == negatives
-    assert_equal_weights(final_weights(expected_dir), final_weights(found_dir))
+    assert_same_weights(expected_dir, found_dir, **CLOSE)
 
 
 def test_processes_change_nothing_with_micro_batches_either(data, micro_batches, tmp_path):
@@ -101,12 +103,13 @@ def test_nor_with_a_momentum_encoder_and_a_queue(data, tmp_path):
     assert_same_run(tmp_path / "1", tmp_path / "2", [0, 16, 32, 40, 40])
     # what is evaluated and exported is the trained backbone, not the one that follows it
     weights, exported = final_weights(tmp_path / "1"), load_run(tmp_path / "1").backbone
-    for key, value in exported.state_dict().items():
-        assert torch.equal(value, weights[f"backbone.{key}"].to(value.dtype)), key
-    assert any(
-        not torch.equal(value, weights[f"momentum.backbone.{key}"].to(value.dtype))
-        for key, value in exported.state_dict().items()
-    )
+    trained, following = (
+        [torch.equal(value, weights[prefix + key].to(value.dtype))
+         for key, value in exported.state_dict().items()]
+        for prefix in ("backbone.", "momentum.backbone.")
+    )  # fmt: skip
+    assert all(trained)
+    assert not all(following)
 
 
 def test_micro_batches_change_neither_samples_nor_rate_nor_the_first_loss_much(
@@ -131,13 +134,6 @@ def test_micro_batches_change_neither_samples_nor_rate_nor_the_first_loss_much(
         assert int(final_weights(micro_batches)[key]) == int(final_weights(without)[key]) == 5
 
 
-def assert_equal_weights(expected, actual):
-    assert expected.keys() == actual.keys()
-    assert any("running_var" in key for key in expected)  # BatchNorm's statistics are among them
-    for key, value in expected.items():
-        torch.testing.assert_close(actual[key], value, rtol=TOLERANCE, atol=1e-11, msg=key)
-
-
 # those of a line do not meet
 @pytest.mark.parametrize(
     "settings",
@@ -151,9 +147,7 @@ def test_settings_of_run_change_no_weight(data, one_process, tmp_path, settings)
     run_dir, _ = one_process["sgd"]
     recipe = write_recipe(tmp_path)
     train_over(1, recipe, data, tmp_path / "run", *FP64, *OPTIMIZERS["sgd"], *settings)
-    actual = final_weights(tmp_path / "run")
-    for key, value in final_weights(run_dir).items():
-        assert torch.equal(actual[key], value), key
+    assert_same_weights(run_dir, tmp_path / "run")
 
 
 def test_local_batchnorm_depends_on_the_process_count_as_it_says(data, tmp_path):

@@ -12,15 +12,16 @@ from tests.helpers.runs import ROOT
 
 NOTEBOOKS = ROOT / "docs" / "notebooks"
 # what the test makes smaller: as the notebook has it -> what runs
+SMALL = r"data.batch_size=32\", \"optim.precision=fp32\", \"backbone.widths=[8, 16]"  # in JSON
 SMALLER = {
     "search_engine": {
         "STEPS = 300": "STEPS = 10",
-        "batch_size=128": "batch_size=64",
+        "data.batch_size=128": SMALL,
         "3)[::5]": "3)[::20]",
     },
     "did_it_help": {
         "STEPS = 200": "STEPS = 10",
-        "batch_size=128": "batch_size=64",
+        "data.batch_size=128": SMALL,
         "PER_CLASS = 300": "PER_CLASS = 40",
         "data.holdout=300": "data.holdout=40",
         "(5, 10, 50)": "(5, 10, 20)",

@@ -1,7 +1,6 @@
 """Trainings with [pairs]: the same on any number of processes, and resumed in mid-epoch."""
 
 import pytest
-import torch
 
 from sslpipe.check import check_recipe
 from sslpipe.cli import curate as curate_tool
@@ -13,18 +12,15 @@ from sslpipe.run.log import read_metrics
 from tests.cli.test_evaluate import call
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import picture, png, write_dataset
-from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
     RECIPE,
+    assert_same_weights,
     command_line,
-    faulty_in_rank,
-    final_weights,
-    train_in_rank,
+    kill_over,
     train_on_equal_views,
     train_over,
     write_recipe,
 )
-from tests.test_resume import assert_bitwise
 
 PAIRS = ("pairs.positive=icon", "pairs.different=vendor", 'pairs.never_negative="patient"')
 FP64 = ("optim.precision=fp64", "steps=5")
@@ -52,17 +48,15 @@ KINDS = {
 def test_two_processes_train_the_weights_of_one(data, tmp_path, kind):
     recipe, settings = write_recipe(tmp_path), (*PAIRS, *FP64, *KINDS[kind])
     for world in (1, 2):
-        arguments = (str(recipe), str(data), str(tmp_path / str(world)), *settings)
-        run_processes(train_on_equal_views, world, *arguments)
+        where = tmp_path / str(world)
+        train_over(world, recipe, data, where, *settings, by=train_on_equal_views)
     one, two = (read_metrics(tmp_path / str(world)) for world in (1, 2))
     for a, b in zip(one, two, strict=True):
         for key in ("loss", "partners", "without_partner", "negatives_per_anchor"):
             assert b[key] == pytest.approx(a[key], rel=1e-9)
     assert 0.2 < sum(line["partners"] for line in one) / 5 < 1
     assert sum(line["negatives_per_anchor"] for line in one) / 5 < 30
-    expected, actual = final_weights(tmp_path / "1"), final_weights(tmp_path / "2")
-    for key, value in expected.items():
-        torch.testing.assert_close(actual[key], value, rtol=1e-9, atol=1e-11, msg=key)
+    assert_same_weights(tmp_path / "1", tmp_path / "2", rtol=1e-9, atol=1e-11)
 
 
 def test_duplicates_that_the_command_found_are_no_negatives(tmp_path):
@@ -74,7 +68,7 @@ def test_duplicates_that_the_command_found_are_no_negatives(tmp_path):
     masked = ('pairs.never_negative="duplicate_group"',)
     for name, settings in {"all": (), "masked": masked}.items():
         words = ("data.holdout=0", "data.shuffle_window=16", "steps=2", *settings)
-        run_processes(train_in_rank, 1, str(recipe), str(data), str(tmp_path / name), *words)
+        train_over(1, recipe, data, tmp_path / name, *words)
         shown[name] = [line["negatives_per_anchor"] for line in read_metrics(tmp_path / name)]
     assert shown["all"] == [30, 30]
     assert shown["masked"] == pytest.approx([30 - 3 * 4 * 2 / 32] * 2)
@@ -82,14 +76,11 @@ def test_duplicates_that_the_command_found_are_no_negatives(tmp_path):
 
 def test_a_run_that_was_killed_in_mid_epoch_resumes_bitwise(data, tmp_path):
     """With a queue that keeps the groups of its keys."""
-
     recipe, settings = write_recipe(tmp_path), (*PAIRS, *MOCO)
-    words = (str(recipe), str(data), str(tmp_path / "run"), *settings)
-    with pytest.raises(AssertionError, match="ended without a word"):
-        run_processes(faulty_in_rank, 1, "train.step:9", *words)
+    kill_over(1, "train.step:9", recipe, data, tmp_path / "run", *settings)
     for name in ("run", "reference"):
         train_over(1, recipe, data, tmp_path / name, *settings)
-    assert_bitwise(final_weights(tmp_path / "reference"), final_weights(tmp_path / "run"))
+    assert_same_weights(tmp_path / "reference", tmp_path / "run")
 
 
 def test_pairs_are_part_of_the_digest_and_their_absence_is_not(data, tmp_path):

@@ -128,11 +128,6 @@ def test_only_regular_files_are_read_and_only_up_to_a_size(tmp_path):
         read_regular(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("data"))
-
-
 def ended(done: CompletedProcess[str]) -> bool:
     """Whether a command did its work; else it has said why not."""
     assert done.returncode in (0, 2), done.stderr

@@ -8,28 +8,20 @@ import pytest
 import torch
 
 from sslpipe.run.log import read_metrics
-from tests.helpers.processes import run_processes, start_python
+from tests.helpers.processes import start_python
 from tests.helpers.runs import (
     RECIPE,
     ROOT,
+    assert_same_weights,
     at_each_step,
     command_line,
-    faulty_in_rank,
-    feed_equal_views,
-    final_weights,
+    kill_over,
     train_in_rank,
     train_on_equal_views,
     train_over,
     user_environment,
     write_recipe,
 )
-
-
-def assert_bitwise(expected, actual):
-    assert expected.keys() == actual.keys()
-    for key, value in expected.items():
-        assert torch.equal(actual[key], value), key
-
 
 POINTS = (
     "train.step:3",  # before the first save
@@ -46,16 +38,13 @@ POINTS = (
 def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(
     data, straight, tmp_path, point, world
 ):
-    recipe = write_recipe(tmp_path)
-    arguments = (str(recipe), str(data), str(tmp_path / "run"))
-    with pytest.raises(AssertionError, match="ended without a word"):
-        run_processes(faulty_in_rank, world, point, *arguments)
-    assert not (tmp_path / "run" / "DONE").exists()
-    done = [last for last, _ in train_over(world, recipe, data, tmp_path / "run")]
-    assert done == [12] * world
-    assert_bitwise(final_weights(straight / str(world)), final_weights(tmp_path / "run"))
+    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
+    kill_over(world, point, recipe, data, run_dir)
+    assert not (run_dir / "DONE").exists()
+    assert [last for last, _ in train_over(world, recipe, data, run_dir)] == [12] * world
+    assert_same_weights(straight / str(world), run_dir)
     expected = {m["step"]: m["loss"] for m in read_metrics(straight / str(world))}
-    assert {m["step"]: m["loss"] for m in read_metrics(tmp_path / "run")} == expected
+    assert {m["step"]: m["loss"] for m in read_metrics(run_dir)} == expected
 
 
 MOCO = ("momentum.start=0.9", "loss.kind=moco", "loss.queue_rows=24")
@@ -68,12 +57,10 @@ def test_micro_batches_dropout_momentum_encoder_and_queue_resume_bitwise(data, t
     assert "drop_path" in text
     recipe = write_recipe(tmp_path, text)
     settings = ("data.micro_batch=8", *MOCO, "steps=4", "run.save_steps=2")
-    train_over(2, recipe, data, tmp_path / "straight", *settings)
-    arguments = (str(recipe), str(data), str(tmp_path / "run"), *settings)
-    with pytest.raises(AssertionError, match="ended without a word"):
-        run_processes(faulty_in_rank, 2, "train.step:3", *arguments)
-    train_over(2, recipe, data, tmp_path / "run", *settings)
-    assert_bitwise(final_weights(tmp_path / "straight"), final_weights(tmp_path / "run"))
+    kill_over(2, "train.step:3", recipe, data, tmp_path / "run", *settings)
+    for name in ("run", "straight"):
+        train_over(2, recipe, data, tmp_path / name, *settings)
+    assert_same_weights(tmp_path / "straight", tmp_path / "run")
 
 
 def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the_save(
@@ -90,55 +77,46 @@ def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the
     last = read_metrics(run_dir)[-1]["step"]
     result = command_line(*command, status=0)
     assert "resumed at step 5" in result.stderr or last >= 10
-    assert_bitwise(final_weights(straight / "1"), final_weights(run_dir))
+    assert_same_weights(straight / "1", run_dir)
 
 
-def killed_on_equal_views(process, *arguments):
-    feed_equal_views()
-    return faulty_in_rank(process, *arguments)
+def test_resumed_with_another_process_count_it_sees_the_same_samples(data, tmp_path):
+    recipe, fp64, equal = write_recipe(tmp_path), "optim.precision=fp64", train_on_equal_views
+    reference = tmp_path / "reference"
+    [(_, whole)] = train_over(1, recipe, data, reference, fp64, by=equal)
+    for before, after in ((1, 2), (2, 1)):
+        run_dir = tmp_path / f"{before} to {after}"
+        kill_over(before, "train.step:6", recipe, data, run_dir, fp64, by=equal)
+        ranks = train_over(after, recipe, data, run_dir, fp64, by=equal)
+        assert len(ranks[0][1]) == 7  # steps 5 to 11: the save was after 5
+        for step in range(7):
+            ids = torch.cat([seen[step][0] for _, seen in ranks])
+            assert torch.equal(ids, whole[5 + step][0])
+        assert_same_weights(reference, run_dir, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_resumed_with_another_process_count_it_sees_the_same_samples(data, tmp_path, before, after):
-    recipe, fp64 = write_recipe(tmp_path), "optim.precision=fp64"
-    arguments = (str(recipe), str(data), str(tmp_path / "run"), fp64)
-    with pytest.raises(AssertionError):
-        run_processes(killed_on_equal_views, before, "train.step:6", *arguments)
-    ranks = run_processes(train_on_equal_views, after, *arguments)
-    reference = (str(recipe), str(data), str(tmp_path / "reference"), fp64)
-    [(_, whole)] = run_processes(train_on_equal_views, 1, *reference)
-    assert len(ranks[0][1]) == 7  # steps 5 to 11: the save was after 5
-    for step in range(7):
-        ids = torch.cat([seen[step][0] for _, seen in ranks])
-        assert torch.equal(ids, whole[5 + step][0])
-    expected = final_weights(tmp_path / "reference")
-    for key, value in final_weights(tmp_path / "run").items():
-        torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-11)
-
-
-def signalled_in_rank(process, number, *arguments):
+def signalled_in_rank(process, *arguments):
     """Rank 1 alone is signalled, at its third step."""
 
     def signal_at_the_third(step, batch):
-        if step == 2 and process.rank == process.world_size - 1:
-            os.kill(os.getpid(), number)
+        if step == 2 and process.rank == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
 
     at_each_step(signal_at_the_third)
     return train_in_rank(process, *arguments)[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+# SIGTERM: test_faults.py
 def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_the_run_continues(
-    data, straight, tmp_path, number
+    data, straight, tmp_path
 ):
     recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
-    arguments = (str(recipe), str(data), str(run_dir))
-    assert run_processes(signalled_in_rank, 2, number, *arguments) == [3, 3]
+    assert train_over(2, recipe, data, run_dir, by=signalled_in_rank) == [3, 3]
     assert (run_dir / "PREEMPTED").read_text() == "step 3\n"
     assert [last for last, _ in train_over(2, recipe, data, run_dir)] == [12, 12]
     assert not (run_dir / "PREEMPTED").exists()
     assert (run_dir / "DONE").exists()
-    assert_bitwise(final_weights(straight / "2"), final_weights(run_dir))
+    assert_same_weights(straight / "2", run_dir)
 
 
 @pytest.mark.parametrize(

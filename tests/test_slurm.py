@@ -18,8 +18,13 @@ from tests.helpers.dataset import write_dataset
 from tests.helpers.finetunes import write_recipe as write_finetune_recipe
 from tests.helpers.photos import write_photos
 from tests.helpers.record import record
-from tests.helpers.runs import ROOT, command_line, final_weights, train_over, write_recipe
-from tests.test_resume import assert_bitwise
+from tests.helpers.runs import (
+    ROOT,
+    assert_same_weights,
+    command_line,
+    train_over,
+    write_recipe,
+)
 
 LIMIT_S = 240  # a loaded machine takes a minute to start two ranks
 SETTINGS = ("steps=60", "run.save_steps=10", "run.log_steps=1")
@@ -58,12 +63,12 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def straight(data, tmp_path_factory):
-    """World -> weights at the end of a run that nothing stopped."""
+    """World -> a run that nothing stopped."""
     folder = tmp_path_factory.mktemp("straight")
     recipe = write_recipe(folder)
     for world, settings in ((1, LONG), (2, SETTINGS)):
         train_over(world, recipe, data, folder / str(world), *settings)
-    return {world: final_weights(folder / str(world)) for world in (1, 2)}
+    return {world: folder / str(world) for world in (1, 2)}
 
 
 class Job:
@@ -170,7 +175,7 @@ def test_preempted_on_two_nodes_it_saves_is_requeued_and_ends_with_the_same_weig
     assert (first, marker) == (0, f"step {second}\n")
     assert 5 <= second < 60, "no save was due: it stopped at a step of its own"
     assert (run_dir / "DONE").exists()
-    assert_bitwise(straight[2], final_weights(run_dir))
+    assert_same_weights(straight[2], run_dir)
     log = (tmp_path / "job.log").read_text()
     record("slurm_preemption", {"log": re.findall(r"^(?:slurm: .*|.*stopped at.*)$", log, re.M)})
 
@@ -196,7 +201,7 @@ def test_killed_in_a_save_when_the_grace_is_over_it_resumes_from_the_save_before
     assert low.wait("COMPLETED", "FAILED")["JobState"] == "COMPLETED", log_of(tmp_path)
     assert low.facts()["Restarts"] == "1"
     assert starts(run_dir) == [0, 30]
-    assert_bitwise(straight[2], final_weights(run_dir))
+    assert_same_weights(straight[2], run_dir)
 
 
 @pytest.mark.slurm
@@ -218,7 +223,7 @@ def test_at_the_time_limit_it_saves_and_resumes_and_a_cancelled_job_stays_cancel
     assert job.facts()["JobState"] == "CANCELLED"
     again = pretrain(cluster, tmp_path, data, settings=LONG)
     assert again.wait("COMPLETED", "FAILED")["JobState"] == "COMPLETED", log_of(tmp_path)
-    assert_bitwise(straight[1], final_weights(run_dir))
+    assert_same_weights(straight[1], run_dir)
 
 
 @pytest.mark.slurm

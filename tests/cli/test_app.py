@@ -18,13 +18,7 @@ import typer.rich_utils
 import sslpipe.cli.app as program
 from sslpipe.__main__ import main
 from sslpipe.cli.app import COMMANDS, load_command
-from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import ROOT, command_line, parsed, write_recipe
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("data"))
 
 
 def programs():
@@ -217,18 +211,6 @@ def test_a_mistake_in_a_recipe_is_one_line_before_the_first_step(
     assert said.startswith("error: ")
     assert said.count("\n") == 1
     assert not (run_dir / "metrics.jsonl").exists()
-
-
-def test_missing_and_truncated_shards_are_one_error_before_the_first_step(tmp_path, call):
-    data = write_dataset(tmp_path / "data")
-    (tmp_path / "data" / "train-000002.tar").unlink()
-    cut = tmp_path / "data" / "train-000005.tar"
-    cut.write_bytes(cut.read_bytes()[:-1024])
-    words = ("train", write_recipe(tmp_path), "--data", data, "--run-dir", tmp_path / "run")
-    code, _, said = call(*words)
-    assert code == 2
-    assert "train-000002.tar is missing; train-000005.tar has" in said
-    assert said.count("\n") == 1
 
 
 BLOCKED = """

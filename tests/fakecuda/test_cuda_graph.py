@@ -210,8 +210,8 @@ def test_replayed_steps_leave_the_bits_of_launched_ones(tiny: Any, tmp_path: Pat
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs triton")
 def test_views_are_made_anew_by_every_replay(tiny: Any, tmp_path: Path) -> None:
-    views = "augment.kernels=triton", "augment.preset=simclr", "data.batch_size=4"
-    runs = {"views": (*views, "steps=4")}
+    views = "augment.kernels=triton", "augment.preset=simclr"
+    runs = {"views": (*views, "data.batch_size=2", "data.num_streams=2", "steps=4")}
     env = {"TRITON_INTERPRET": "1"}
     (found,) = run_on_cuda(train_twice, *tiny, tmp_path, runs, True, env=env, timeout_s=600)
     assert found["views"][0] == [2, 3]

@@ -10,8 +10,7 @@ from sslpipe.export.load import load_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.run.session import Run
 from tests.helpers import runs
-from tests.helpers.processes import run_processes
-from tests.helpers.runs import at_each_step, feed_equal_views
+from tests.helpers.runs import at_each_step, feed_equal_views, train_over
 
 RECIPE = """
 name = "tiny-metric"
@@ -75,8 +74,8 @@ def finetune_in_rank(
 def finetune_over(
     world: int, recipe: Path, data: Path, run_dir: Path, *overrides: str, backbone=None
 ):
-    arguments = (str(recipe), str(data), str(run_dir), backbone and str(backbone), *overrides)
-    return run_processes(finetune_in_rank, world, *arguments)
+    given = backbone and str(backbone)
+    return train_over(world, recipe, data, run_dir, given, *overrides, by=finetune_in_rank)
 
 
 def several_in_rank(process: Rank, jobs):

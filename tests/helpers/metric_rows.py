@@ -4,7 +4,7 @@ import inspect
 
 import torch
 
-from sslpipe.metric_learning import METRIC_LOSSES
+from sslpipe.metric_learning import HEADS, METRIC_LOSSES
 
 LABELS = [0, 1, 2, 0, 1, 3, 2, 0, 1, 2]  # unequal classes, one row alone in its own
 SIZES = {"num_classes": 4, "dim": 6}
@@ -24,10 +24,11 @@ def built(name, **arguments):
     return loss
 
 
-def sizes_of(name):
-    """num_classes and dim, where the loss asks for them."""
-    asked = inspect.signature(METRIC_LOSSES[name]).parameters
-    return {key: size for key, size in SIZES.items() if asked.keys() >= {key} and name != "margin"}
+def sizes_of(name, dim=6):
+    """num_classes and dim, where the loss or head asks for them."""
+    asked = inspect.signature({**METRIC_LOSSES, **HEADS}[name]).parameters
+    sizes = {**SIZES, "dim": dim}
+    return {key: size for key, size in sizes.items() if key in asked and name != "margin"}
 
 
 def value_and_grad(fn, x):

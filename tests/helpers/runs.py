@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -70,7 +71,7 @@ def write_recipe(folder: Path, text: str = RECIPE) -> Path:
     return path
 
 
-def train_in_rank(process: Rank, recipe: str, data: str, run_dir: str, *overrides: str):
+def train_in_rank(process: Rank, recipe: str, data: str, run_dir: str, *overrides: str) -> Any:
     """What each process runs; records what every step saw: (ids, source ids, drawn numbers)."""
     seen = []
 
@@ -87,10 +88,10 @@ def train_in_rank(process: Rank, recipe: str, data: str, run_dir: str, *override
     return done, seen
 
 
-def faulty_in_rank(process: Rank, fault: str, *arguments: str):
-    """As `train_in_rank`, with a fault as SSLPIPE_FAULT names it."""
+def faulty_in_rank(process: Rank, fault: str, by: Callable[..., Any], *arguments: Any) -> Any:
+    """As `by`, with a fault as SSLPIPE_FAULT names it."""
     os.environ["SSLPIPE_FAULT"] = fault
-    return train_in_rank(process, *arguments)
+    return by(process, *arguments)
 
 
 def at_each_step(call):
@@ -107,10 +108,23 @@ def at_each_step(call):
     return original
 
 
-def train_over(world: int, recipe: Path, data: Path, run_dir: Path, *overrides: str):
-    """Train in `world` processes; per rank: (last step done, what each step saw)."""
-    arguments = (str(recipe), str(data), str(run_dir), *overrides)
-    return run_processes(train_in_rank, world, *arguments)
+def train_over(
+    world: int, recipe: Path, data: Path, run_dir: Path, *rest: Any, by: Any = train_in_rank
+) -> list[Any]:
+    """Train in `world` processes; per rank what `by` gives: (last step done, what each step saw).
+
+    rest: overrides, but what `by` takes before them.
+    """
+    return run_processes(by, world, str(recipe), str(data), str(run_dir), *rest)
+
+
+def kill_over(
+    world: int, fault: str, recipe: Path, data: Path, run_dir: Path, *rest: Any, by=train_in_rank
+) -> None:
+    """As `train_over`, until a fault, as SSLPIPE_FAULT names it, kills the processes."""
+    arguments = (str(recipe), str(data), str(run_dir), *rest)
+    with pytest.raises(AssertionError, match="ended without a word"):
+        run_processes(faulty_in_rank, world, fault, by, *arguments)
 
 
 def forget_accelerator():
@@ -119,8 +133,20 @@ def forget_accelerator():
     GradientState._reset_state()
 
 
-def final_weights(run_dir: Path) -> dict[str, torch.Tensor]:
+Weights = dict[str, torch.Tensor]
+
+
+def final_weights(run_dir: Path) -> Weights:
     return load_file(latest(run_dir) / "model.safetensors")
+
+
+def assert_same_weights(
+    expected: Path | Weights, actual: Path | Weights, rtol: float = 0.0, atol: float = 0.0
+) -> None:
+    """Two runs, or their weights, have the same tensors; unless told otherwise, bit for bit."""
+    theirs, ours = (each if isinstance(each, dict) else final_weights(each)
+                    for each in (expected, actual))  # fmt: skip
+    torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
 
 
 def python(
@@ -218,7 +244,7 @@ def train_on_equal_views(process, *arguments):
     return train_in_rank(process, *arguments)
 
 
-def train_from_in_rank(process: Rank, init: str | None, recipe, data, run_dir, *overrides):
+def train_from_in_rank(process: Rank, recipe, data, run_dir, *overrides, init: str | None):
     """As `sslpipe.train` with `init`; views are made image by image, see `feed_equal_views`."""
     feed_equal_views()
     return sslpipe.api.train(recipe, data, run_dir, init=init, overrides=overrides)
@@ -226,5 +252,5 @@ def train_from_in_rank(process: Rank, init: str | None, recipe, data, run_dir, *
 
 def train_from(world: int, init, recipe: Path, data: Path, run_dir: Path, *overrides: str):
     """Train in `world` processes from weights; per rank the last step done."""
-    arguments = (str(recipe), str(data), str(run_dir), *overrides)
-    return run_processes(train_from_in_rank, world, init and str(init), *arguments)
+    by = partial(train_from_in_rank, init=init and str(init))
+    return train_over(world, recipe, data, run_dir, *overrides, by=by)

@@ -11,10 +11,11 @@ from sslpipe.errors import RecipeError
 from sslpipe.losses import DietLoss
 from sslpipe.run.log import read_metrics
 from tests.helpers.columns import add_columns
+from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import train_over, write_recipe
-from tests.losses.loops import NoCollectives, assert_same, pair, value_and_grad
-from tests.losses.test_processes import SPLITS, assert_whole
+from tests.helpers.runs import train_in_rank, train_over, write_recipe
+from tests.losses.loops import assert_same, pair, value_and_grad
+from tests.losses.test_processes import SPLITS, assert_whole, of_share
 
 IDS = [3, 0, 10, 3, 7, 1, 2, 9, 5]
 ONE_LAYER = ("projector.num_layers=1", "projector.batchnorm=false")
@@ -42,19 +43,9 @@ def test_it_equals_a_loop(smoothing: float) -> None:
     assert objective.stats() == {"named_right": pytest.approx(sum(right) / 18)}
 
 
-def _rank(process: Rank) -> list[tuple[Tensor, ...]]:
-    answers = []
-    for split in SPLITS[process.world_size]:
-        z_a, z_b, ids = (
-            x.detach().split(split)[process.rank].clone() for x in (*pair(9, 11), torch.tensor(IDS))
-        )
-        loss = DietLoss()(z_a.requires_grad_(), z_b.requires_grad_(), ids=ids)
-        with NoCollectives():
-            loss.backward()
-        assert z_a.grad is not None
-        assert z_b.grad is not None
-        answers.append((loss.detach(), z_a.grad, z_b.grad))
-    return answers
+def _rank(process: Rank) -> list[list[Tensor]]:
+    batch, splits = pair(9, 11), SPLITS[process.world_size]
+    return [of_share(DietLoss(), process, s, batch, ids=torch.tensor(IDS)) for s in splits]
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -91,13 +82,9 @@ def test_a_run_learns_to_name_images_and_logs_no_health_of_outputs(tmp_path, dat
     ],
 )
 def test_what_it_cannot_do_is_said_before_the_first_step(tmp_path, changes, text):
-    from tests.helpers.dataset import write_dataset
-    from tests.helpers.runs import train_in_rank
-
     manifest = write_dataset(tmp_path / "data", (40, 3, 60, 25))
     add_columns(manifest, icon=[n % 40 for n in range(128)])
+    where = [str(path) for path in (write_recipe(tmp_path), manifest, tmp_path / "run")]
     with pytest.raises(RecipeError, match=text):
-        train_in_rank(
-            Rank(), str(write_recipe(tmp_path)), str(manifest), str(tmp_path / "run"), *changes
-        )
+        train_in_rank(Rank(), *where, *changes)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

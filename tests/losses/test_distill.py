@@ -2,7 +2,6 @@
 
 import json
 import math
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,12 @@ from sslpipe.errors import DataError, RecipeError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.losses import DistillLoss, NTXentLoss, TeacherFeatures
 from sslpipe.recipe import load_recipe
+from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import RECIPE, final_weights, train_over, write_recipe
+from tests.helpers.runs import RECIPE, assert_same_weights, kill_over, train_over, write_recipe
 from tests.losses.loops import assert_same, pair, unit, value_and_grad
-from tests.test_resume import signalled_in_rank
+from tests.losses.test_processes import assert_whole, of_share
 
 # the samples of both views: one stands in the batch twice, one row shows two
 IDS = torch.tensor([[7, 7], [3, 3], [5, 11], [3, 3], [11, 11], [0, 0], [20, 20]])
@@ -97,14 +97,9 @@ def test_an_image_alone_in_the_batch_has_no_loss() -> None:
     assert not z.grad.any()
 
 
-def _in_rank(process: Rank, split: tuple[int, ...]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    answers = []
-    for settings in SETTINGS:
-        a, b, ids = (x.detach().split(split)[process.rank].clone() for x in (*pair(7, 4), IDS))
-        loss = DistillLoss(teacher(), **settings)(a.requires_grad_(), b.requires_grad_(), ids=ids)
-        loss.backward()
-        answers.append((loss.detach(), a.grad, b.grad))
-    return answers
+def _in_rank(process: Rank, split: tuple[int, ...]) -> list[list[Tensor]]:
+    objectives = [DistillLoss(teacher(), **settings) for settings in SETTINGS]
+    return [of_share(each, process, split, pair(7, 4), True, ids=IDS) for each in objectives]
 
 
 @pytest.mark.parametrize("split", [(3, 4), (7, 0), (2, 1, 1, 3)], ids=str)
@@ -112,12 +107,8 @@ def test_several_processes_have_the_loss_and_gradient_of_one(split: tuple[int, .
     z_a, z_b = pair(7, 4)
     ranks = run_processes(_in_rank, len(split), split)
     for number, settings in enumerate(SETTINGS):
-        answers = [rank[number] for rank in ranks]
-        loss, grad = value_and_grad(loop(z_a, z_b, **settings), z_a, z_b)
-        for answer in answers:
-            assert torch.equal(answer[0], answers[0][0])
-        whole = torch.cat([answer[view] for view in (1, 2) for answer in answers]) / len(split)
-        assert_same((answers[0][0], whole), (loss, grad))
+        exact = value_and_grad(loop(z_a, z_b, **settings), z_a, z_b)
+        assert_whole([rank[number] for rank in ranks], *exact, views=2)
 
 
 def test_what_a_call_cannot_use_is_refused() -> None:
@@ -162,20 +153,17 @@ def write_teacher(
     ],
     ids=["cosines", "features", "no projector"],
 )
-def test_a_resumed_distillation_ends_with_the_same_weights(
+def test_a_distillation_logs_its_agreement_and_resumes_to_the_same_weights(
     tiny: tuple[Path, Path], tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     recipe, data = tiny
-    ((last, _),) = train_over(1, recipe, data, tmp_path / "whole", *overrides)
-    assert last == 12
-    lines = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()
-    logged = [json.loads(line) for line in lines if "teacher_agreement" in line]
-    assert len(logged) == 12
-    arguments = (str(recipe), str(data), str(tmp_path / "cut"), *overrides)
-    assert run_processes(signalled_in_rank, 1, signal.SIGTERM, *arguments) == [3]
-    train_over(1, recipe, data, tmp_path / "cut", *overrides)
-    whole, cut = final_weights(tmp_path / "whole"), final_weights(tmp_path / "cut")
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    settings = ("steps=4", "run.save_steps=2", *overrides)
+    train_over(1, recipe, data, tmp_path / "whole", *settings)
+    assert [line["step"] for line in read_metrics(tmp_path / "whole")] == [1, 2, 3, 4]
+    assert all("teacher_agreement" in line for line in read_metrics(tmp_path / "whole"))
+    kill_over(1, "train.step:3", recipe, data, tmp_path / "cut", *settings)
+    train_over(1, recipe, data, tmp_path / "cut", *settings)
+    assert_same_weights(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_a_run_resumes_with_its_teacher_wherever_the_file_is_and_with_no_other(

@@ -9,22 +9,13 @@ from torch import Tensor
 
 from sslpipe.losses import NTXentLoss
 from sslpipe.losses.engine import tiles
-from tests.losses.loops import assert_same, loops, pair, relative, value_and_grad
+from tests.losses.loops import pair, relative, value_and_grad
 
 
 def textbook(z_a: Tensor, z_b: Tensor, temperature: float) -> Tensor:
     z = F.normalize(torch.cat([z_a, z_b]), dim=1)
     logits = (z @ z.T / temperature).fill_diagonal_(-math.inf)
     return F.cross_entropy(logits, torch.arange(len(z)).roll(len(z_a)))
-
-
-@pytest.mark.parametrize("temperature", [0.001, 5.0])
-def test_ntxent_equals_the_loops_at_extreme_temperatures(temperature: float) -> None:
-    z_a, z_b = pair(9, 4)
-    exact = value_and_grad(loops("nt_xent", z_a, z_b, temperature)[0], z_a, z_b)
-    for tile_rows in (1, 5, 7, 512):
-        loss = NTXentLoss(temperature, tile_rows=tile_rows)(z_a, z_b)
-        assert_same(value_and_grad(loss, z_a, z_b), exact)
 
 
 def test_tiles_that_are_kept_for_the_gradient_equal_those_made_again(

@@ -1,5 +1,6 @@
 """Every objective in 1 to 4 real processes with unequal shares: the loss and gradient of one."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -26,16 +27,32 @@ CASES = [
 TEMPERATURES = {"nt_xent": 0.01}  # of the others 0.1
 
 
+def of_share(
+    objective: Any,
+    process: Rank,
+    split: tuple[int, ...],
+    batch: Any,
+    talks: bool = False,
+    **known: Any,
+) -> list[Any]:
+    """A rank's loss and gradient of its rows of a batch of two views.
+
+    talks: whether backward may communicate.
+    """
+    rows = {k: x.detach().split(split)[process.rank].clone() for k, x in known.items()}
+    z = [x.detach().split(split)[process.rank].clone().requires_grad_() for x in batch]
+    loss = objective(*z, **rows)
+    with nullcontext() if talks else NoCollectives():
+        loss.backward()
+    return [loss.detach(), z[0].grad, z[1].grad]
+
+
 def _in_batch(process: Rank, split: tuple[int, ...]) -> list[Any]:
     answers = []
     for kind, name in CASES:
-        mine = {k: x.split(split)[process.rank] for k, x in tensors(KNOWN[name]).items()}
-        a, b = (z.detach().split(split)[process.rank].clone() for z in pair(9, 4))
         objective = LOSSES[kind](temperature=TEMPERATURES.get(kind, 0.1), tile_rows=5)
-        loss = objective(a.requires_grad_(), b.requires_grad_(), **mine)
-        with NoCollectives():
-            loss.backward()
-        answers.append((loss.detach(), a.grad, b.grad, objective.last_negatives))
+        own = of_share(objective, process, split, pair(9, 4), **tensors(KNOWN[name]))
+        answers.append([*own, objective.last_negatives])
     return answers
 
 
@@ -45,11 +62,7 @@ def _queue(process: Rank, split: tuple[int, ...]) -> list[Any]:
     answers: list[Any] = []
     for z_a, z_b, numbers, _ in moco_steps(3, images=9):
         ids = torch.tensor(numbers)[:, 0] % 7
-        a, b, own = (x.detach().split(split)[process.rank].clone() for x in (z_a, z_b, ids))
-        loss = objective(a.requires_grad_(), b, ids=own)
-        with NoCollectives():
-            loss.backward()
-        answers.append((loss.detach(), a.grad))
+        answers.append(of_share(objective, process, split, (z_a, z_b), ids=ids)[:2])
     return [*answers, dict(objective.state_dict())]
 
 

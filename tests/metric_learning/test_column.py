@@ -3,18 +3,15 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.metric_learning.build import labelled_split, plan_batches, trained_labels
 from sslpipe.recipe import load_recipe
-from sslpipe.run.checkpoint_files import latest
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
-from tests.helpers.finetunes import finetune_in_rank, write_recipe
-from tests.helpers.processes import run_processes
-from tests.helpers.runs import final_weights
+from tests.helpers.finetunes import finetune_over, write_recipe
+from tests.helpers.runs import assert_same_weights
 
 SIZES = (40, 3, 60, 25)
 SKU = [None if i % 9 == 0 else f"sku-{i % 6}" for i in range(128)]
@@ -70,10 +67,6 @@ def test_it_trains_what_the_same_labels_would(tmp_path):
     manifest = write_dataset(tmp_path / "data", SIZES)
     add_columns(manifest, kind=[i % 4 for i in range(128)])
     settings = ("sampler.classes_per_batch=2", "data.validation_classes=1", "steps=3")
-    weights = []
     for name, more in (("labels", ()), ("column", ("sampler.column=kind",))):
-        arguments = (str(write_recipe(tmp_path)), str(manifest), str(tmp_path / name), None)
-        run_processes(finetune_in_rank, 1, *arguments, *settings, *more)
-        weights.append(final_weights(tmp_path / name))
-        assert latest(tmp_path / name) is not None
-    assert all(torch.equal(weights[1][key], value) for key, value in weights[0].items())
+        finetune_over(1, write_recipe(tmp_path), manifest, tmp_path / name, *settings, *more)
+    assert_same_weights(tmp_path / "labels", tmp_path / "column")

@@ -172,12 +172,9 @@ def test_a_wrong_setting_is_an_error_before_the_first_step(name):
         METRIC_LOSSES[name](**BAD[name])
 
 
-def test_wrong_shapes_and_label_types_are_named():
-    loss = built("triplet")
-    with pytest.raises(ValueError, match="int64"):
-        loss(rows(), LABELS.int())
+def test_wrong_shapes_are_named():
     with pytest.raises(ValueError, match=r"\(10, 6\) and \(9,\)"):
-        loss(rows(), LABELS[:9])
+        built("triplet")(rows(), LABELS[:9])
 
 
 @pytest.mark.parametrize("name", MINERS)

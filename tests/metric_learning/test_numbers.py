@@ -1,7 +1,5 @@
 """Numbers that float32 or a wrong divisor would spoil, and batches that hold next to nothing."""
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
@@ -12,8 +10,8 @@ from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.gallery import Gallery, similarity
 from sslpipe.metric_learning.losses.clusters import k_means, squared_distances_of_rows
 from tests.helpers import metric_loops as loops
+from tests.helpers.metric_rows import sizes_of
 
-SIZES = {"num_classes": 4, "dim": 66}
 OURS = sorted(set(METRIC_LOSSES) - {"pml"})
 LABELS = torch.arange(16) // 4
 
@@ -24,11 +22,8 @@ def noise(size=16, dim=66, seed=0):
 
 
 def made(name, **arguments):
-    table = HEADS if name in HEADS else METRIC_LOSSES
-    asked = inspect.signature(table[name]).parameters
     torch.manual_seed(0)
-    sizes = {k: v for k, v in SIZES.items() if k in asked and name != "margin"}
-    return table[name](**sizes, **arguments)
+    return {**METRIC_LOSSES, **HEADS}[name](**sizes_of(name, dim=66), **arguments)
 
 
 def value_and_grad(loss, x, labels=LABELS, **given):
@@ -115,11 +110,6 @@ def test_a_batch_without_rows_or_without_labels_gives_zero(name, train):
         assert not grad.any()
         for buffer in loss.buffers():
             assert bool(buffer.isfinite().all())
-
-
-@pytest.mark.parametrize("name", sorted(set(MINERS) - {"maximum_loss"}))
-def test_a_miner_of_a_batch_without_rows_keeps_nothing(name):
-    assert MINERS[name]()(noise()[:0], LABELS[:0]).positive.shape == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["triplet", "arcface"])

@@ -1,13 +1,12 @@
 """Metric losses, heads and miners in 2 and 3 real processes with unequal rows equal one process."""
 
-import inspect
-
 import pytest
 import torch
 
 from sslpipe.distributed import Rank, all_gather_rows, global_sum
 from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.losses.pairwise import References
+from tests.helpers.metric_rows import sizes_of
 from tests.helpers.processes import run_processes
 
 LABELS = torch.tensor([0, 0, 2, 1, 1, 3, 2, 0, -1, 1, 2, 0])
@@ -46,10 +45,7 @@ def every_case(process):
     mine = slice(start, start + counts[process.rank])
     for name, arguments, miner_name, with_ref in CASES:
         torch.manual_seed(1)
-        asked = inspect.signature(TABLE[name]).parameters
-        sizes = {"num_classes": 4, "dim": 6} if name != "margin" else {}
-        sizes = {key: size for key, size in sizes.items() if key in asked}
-        loss = TABLE[name](**sizes, **arguments).double()
+        loss = TABLE[name](**sizes_of(name), **arguments).double()
         miner = None
         if miner_name:
             miner = MINERS[miner_name](**({"rows": 8} if miner_name == "maximum_loss" else {}))

@@ -302,7 +302,7 @@ def test_a_miner_keeps_what_its_rule_keeps_in_float64(name, kind, dtype):
 
 @pytest.mark.parametrize("name", MINER_RULES)
 def test_a_miner_keeps_what_its_rule_keeps_and_dead_rows_have_length_0(name):
-    for kind in ("ordinary", "dead rows"):
+    for kind in ("ordinary", "dead rows", "empty"):
         test_a_miner_keeps_what_its_rule_keeps_in_float64(name, kind, torch.float32)
 
 

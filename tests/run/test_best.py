@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 import sslpipe.train
-from sslpipe.cli.app import run
 from sslpipe.data.index import load_index
 from sslpipe.errors import CheckpointError, ExportError, RecipeError, UserError
 from sslpipe.evaluation.embed import load_embeddings
@@ -30,9 +29,8 @@ from sslpipe.run.session import Run
 from sslpipe.run.status import status
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import final_weights, write_recipe
+from tests.helpers.runs import assert_same_weights, command_line, final_weights, write_recipe
 from tests.run.test_checkpoint import a_checkpointer, cut_in_half, some_parts
-from tests.test_resume import assert_bitwise
 
 pytestmark = pytest.mark.usefixtures("proved_here")
 
@@ -293,10 +291,9 @@ def test_a_run_keeps_its_best_checkpoint_beside_the_last_ones(kept, plain):
     best, last = load_run(kept, checkpoint="best"), load_run(kept)
     assert (best.config.facts["step"], best.config.facts["checkpoint"]) == (4, "step-00000004")
     assert last.config.facts["step"] == 12
-    assert_bitwise(final_weights(plain), final_weights(kept))  # to keep it changes no weight
+    assert_same_weights(plain, kept)  # to keep it changes no weight
     theirs = load_run(plain, checkpoint="4").backbone.state_dict()
-    for key, value in best.backbone.state_dict().items():
-        assert torch.equal(theirs[key], value), key
+    assert_same_weights(theirs, best.backbone.state_dict())
 
 
 EMA = ("run.keep=best", "optim.ema=0.5")
@@ -323,10 +320,8 @@ def test_the_averaged_weights_of_the_best_evaluation_are_what_best_means(average
     file = load_file(averaged / "checkpoints" / "step-00000008" / "model.safetensors")
     for weights, prefix in ((None, "ema."), ("ema", "ema."), ("trained", "backbone.")):
         model = load_run(averaged, checkpoint="best", weights=weights)
-        tensors = model.backbone.state_dict()
-        assert {key for key in file if key.startswith(prefix)} == {prefix + key for key in tensors}
-        for key, value in tensors.items():
-            assert torch.equal(file[prefix + key], value), key
+        own = {key.removeprefix(prefix): t for key, t in file.items() if key.startswith(prefix)}
+        assert_same_weights(own, model.backbone.state_dict())
         assert model.config.facts.get("weights") == (None if weights == "trained" else "ema")
     # another checkpoint means its trained weights, as ever
     for name in (None, "8", "step-12"):
@@ -338,9 +333,7 @@ def test_the_averaged_weights_of_the_best_evaluation_are_what_best_means(average
         load_run(kept, checkpoint="best", weights="ema")
 
 
-def test_the_commands_take_the_better_weights_of_the_best_and_say_so(
-    averaged, data, tmp_path, monkeypatch, capsys
-):
+def test_the_commands_take_the_better_weights_of_the_best_and_say_so(averaged, data, tmp_path):
     run_dir = Path(shutil.copytree(averaged, tmp_path / "run"))
     best, file = ["--checkpoint", "best"], tmp_path / "x.safetensors"
     on = ["--data", data, "--device", "cpu", "--num-workers", "0"]
@@ -348,12 +341,8 @@ def test_the_commands_take_the_better_weights_of_the_best_and_say_so(
     said = "weights: step-00000008 of tiny, averaged (optim.ema)"
 
     def command(*words):
-        monkeypatch.setattr("sys.argv", ["sslpipe", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            run()
-        shown = capsys.readouterr()
-        assert not end.value.code, shown.err
-        return [" ".join(text.split()) for text in shown]
+        done = command_line(*map(str, words), status=0)
+        return [" ".join(text.split()) for text in (done.stdout, done.stderr)]
 
     # the export is of these weights, and so is what is loaded from it
     assert said in command("export", run_dir, "--out", tmp_path / "out", *best)[1]
@@ -414,7 +403,7 @@ def test_a_kill_around_the_best_checkpoint_loses_nothing(data, averaged, tmp_pat
     for name in names:
         ours, theirs = (json.loads((each / name / "state.json").read_text()) for each in folders)
         assert ours["best"] == theirs["best"]
-    assert_bitwise(final_weights(expected), final_weights(run_dir))
+    assert_same_weights(expected, run_dir)
     ours, theirs = (load_run(each, checkpoint="best").config for each in (expected, run_dir))
     assert ours.weights_sha256 == theirs.weights_sha256
 
@@ -429,7 +418,7 @@ def test_a_run_that_no_longer_improves_is_done_with_its_reason(data, tmp_path):
     assert lines[-1]["reason"] == "no evaluation since step 4 was better by run.keep_by = 'auto'"
     before = final_weights(run_dir)
     assert scripted(2, data, run_dir, "run.patience=2") == [8, 8]  # nothing more
-    assert_bitwise(before, final_weights(run_dir))
+    assert_same_weights(before, run_dir)
     assert (run_dir / "DONE").exists()
     assert len(read_metrics(run_dir, "eval")) == 4
     # with more of it the same run goes on

@@ -12,8 +12,7 @@ import pytest
 from sslpipe.run.console import lasting_streams
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
-from tests.helpers.runs import ROOT, command_line, final_weights, write_recipe
-from tests.test_resume import assert_bitwise
+from tests.helpers.runs import ROOT, assert_same_weights, command_line, write_recipe
 
 FULL = Path("/dev/full")  # a device whose writes fail as on a full disk
 
@@ -53,7 +52,7 @@ def test_a_training_runs_to_its_end_whatever_becomes_of_its_console(given, name)
     result = shell(f"train {words} {run}", INTO[name])
     assert (result.returncode, result.stderr) == (0, "")
     assert (run / "DONE").read_text() == (good / "DONE").read_text()
-    assert_bitwise(final_weights(good), final_weights(run))
+    assert_same_weights(good, run)
     numbers = [{m["step"]: m["loss"] for m in read_metrics(r)} for r in (good, run)]
     assert numbers[0] == numbers[1]
 

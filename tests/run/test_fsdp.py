@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -19,15 +20,17 @@ from sslpipe.run.fsdp import check_precision, check_recipe, gathered, shard
 from sslpipe.run.log import read_metrics
 from sslpipe.run.session import Run
 from tests.helpers import finetunes
-from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
     RECIPE,
+    assert_same_weights,
     at_each_step,
     final_weights,
+    kill_over,
     train_from_in_rank,
     train_in_rank,
     train_on_equal_views,
+    train_over,
     write_recipe,
 )
 from tests.run.test_guard import poisoned_in_rank
@@ -46,19 +49,9 @@ def sharded_in_rank(process, *arguments):
     return train_on_equal_views(process, *arguments)
 
 
-def sharded_from_in_rank(process, *arguments):
+def sharded_from_in_rank(process, *arguments, init):
     ask_for_fsdp()
-    return train_from_in_rank(process, *arguments)
-
-
-def killed_in_rank(process, point, fn, *arguments):
-    os.environ["SSLPIPE_FAULT"] = point
-    fn(process, *arguments)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("data"), (40, 3, 60, 25))
+    return train_from_in_rank(process, *arguments, init=init)
 
 
 def assert_same_run(expected_dir, run_dir):
@@ -67,28 +60,22 @@ def assert_same_run(expected_dir, run_dir):
         assert (a["step"], a["lr"]) == (b["step"], b["lr"])
         for key in ("loss", "grad_norm", "alignment", "effective_rank"):
             assert b[key] == pytest.approx(a[key], rel=TOLERANCE)
-    assert_close(tensors_of(latest(expected_dir)), tensors_of(latest(run_dir)))
+    assert_same_weights(tensors_of(expected_dir), tensors_of(run_dir), TOLERANCE, 1e-11)
     one, two = (load_run(folder).backbone.state_dict() for folder in (expected_dir, run_dir))
-    for key, value in one.items():  # what is exported and evaluated
-        torch.testing.assert_close(two[key], value, rtol=1e-5, atol=1e-7, msg=key)
+    assert_same_weights(one, two, 1e-5, 1e-7)  # what is exported and evaluated
 
 
-def tensors_of(checkpoint):
-    """Everything in a checkpoint, by its place there."""
-    states = torch.load(checkpoint / "parts.pt", weights_only=True)
+def tensors_of(run_dir):
+    """Everything in a run's newest checkpoint, by its place there; whole tensors."""
+    states = torch.load(latest(run_dir) / "parts.pt", weights_only=True)
     moments = states["optimizer"]["state"]
-    return final_weights(checkpoint.parents[1]) | {
+    tensors = final_weights(run_dir) | {
         f"{number}.{name}": value
         for number, values in moments.items()
         for name, value in values.items()
     }
-
-
-def assert_close(expected, actual):
-    assert expected.keys() == actual.keys()
-    for key, value in expected.items():
-        assert type(actual[key]) is type(value) is torch.Tensor, key  # whole
-        torch.testing.assert_close(actual[key], value, rtol=TOLERANCE, atol=1e-11, msg=key)
+    assert {type(value) for value in tensors.values()} == {torch.Tensor}
+    return tensors
 
 
 @pytest.mark.parametrize(
@@ -101,9 +88,8 @@ def assert_close(expected, actual):
 )
 def test_two_shards_train_what_one_process_trains(data, tmp_path, changes):
     recipe = write_recipe(tmp_path)
-    for name, fn, world in (("one", train_on_equal_views, 1), ("two", sharded_in_rank, 2)):
-        arguments = str(recipe), str(data), str(tmp_path / name), *FP64, *changes
-        run_processes(fn, world, *arguments)
+    for name, by, world in (("one", train_on_equal_views, 1), ("two", sharded_in_rank, 2)):
+        train_over(world, recipe, data, tmp_path / name, *FP64, *changes, by=by)
     assert_same_run(tmp_path / "one", tmp_path / "two")
     evals = [read_metrics(tmp_path / name, "eval")[-1] for name in ("one", "two")]
     for name in evals[0].keys() & {"holdout_knn", "ema_holdout_knn"}:
@@ -113,13 +99,12 @@ def test_two_shards_train_what_one_process_trains(data, tmp_path, changes):
 def test_nor_does_a_tuned_run_change(data, tmp_path):
     """Frozen blocks and statistics, decay towards the start, rates of their own, a frozen start."""
     recipe = write_recipe(tmp_path)
-    train_arguments = str(recipe), str(data), str(tmp_path / "start"), "steps=2"
-    run_processes(train_on_equal_views, 1, *train_arguments)
+    train_over(1, recipe, data, tmp_path / "start", "steps=2", by=train_on_equal_views)
     tune = "tune={batchnorm='frozen', last_blocks=2, l2_to_init=0.1, layer_decay=0.5, "
     tune += "projector_first_steps=2}"
     for name, fn, world in (("one", train_from_in_rank, 1), ("two", sharded_from_in_rank, 2)):
-        arguments = str(tmp_path / "start"), str(recipe), str(data), str(tmp_path / name)
-        run_processes(fn, world, *arguments, *FP64, tune)
+        by = partial(fn, init=str(tmp_path / "start"))
+        train_over(world, recipe, data, tmp_path / name, *FP64, tune, by=by)
     assert_same_run(tmp_path / "one", tmp_path / "two")
     first = [read_metrics(tmp_path / name, "eval")[0] for name in ("one", "two")]
     assert first[0]["step"] == 0  # before the model has been called in training
@@ -143,9 +128,9 @@ def test_nor_does_a_tuned_run_change(data, tmp_path):
 def test_bf16_rounds_what_ddp_rounds(data, tmp_path, changes, bf16, same, apart):
     losses = {}
     runs = (("ddp", train_on_equal_views, bf16), ("sharded", sharded_in_rank, bf16))
-    for name, fn, setting in (*runs, ("exact", sharded_in_rank, apart)):
-        where = str(write_recipe(tmp_path)), str(data), str(tmp_path / name)
-        run_processes(fn, 2, *where, "steps=3", "run.save_steps=3", *changes, setting)
+    for name, by, setting in (*runs, ("exact", sharded_in_rank, apart)):
+        settings = ("steps=3", "run.save_steps=3", *changes, setting)
+        train_over(2, write_recipe(tmp_path), data, tmp_path / name, *settings, by=by)
         losses[name] = torch.tensor([line["loss"] for line in read_metrics(tmp_path / name)])
     torch.testing.assert_close(losses["sharded"], losses["ddp"], **same)
     assert (losses["exact"] - losses["sharded"]).abs().max() > 1e-3
@@ -156,20 +141,17 @@ def test_checkpoints_go_from_layout_to_layout(data, tmp_path):
     recipe = write_recipe(tmp_path)
     settings = ("optim.precision=fp64", "optim.kind=adamw", "optim.clip_norm=0.5", "steps=8")
     settings += ("run.save_steps=2", "optim.warmup_steps=2", "optim.peak_lr=0.001")
-    run_dir = tmp_path / "moved"
-    arguments = str(recipe), str(data), str(run_dir), *settings
+    run_dir, straight = tmp_path / "moved", tmp_path / "straight"
     layouts = ((sharded_in_rank, 2), (train_on_equal_views, 1), (sharded_in_rank, 2))
-    for number, (fn, world) in enumerate(layouts):
+    for number, (by, world) in enumerate(layouts):
         point = f"train.step:{3 if number == 0 else 4}"  # two steps behind a checkpoint at most
-        with pytest.raises(AssertionError, match="ended without a word"):
-            run_processes(killed_in_rank, world, point, fn, *arguments)
+        kill_over(world, point, recipe, data, run_dir, *settings, by=by)
         assert latest(run_dir).name == f"step-{2 * (number + 1):08d}"
-    run_processes(train_on_equal_views, 2, *arguments)
+    train_over(2, recipe, data, run_dir, *settings, by=train_on_equal_views)
     starts = [line["step"] for line in read_metrics(run_dir, "start")]
     assert starts == [0, 2, 4, 6]
-    straight = tmp_path / "straight"
-    run_processes(train_on_equal_views, 1, str(recipe), str(data), str(straight), *settings)
-    assert_close(tensors_of(latest(straight)), tensors_of(latest(run_dir)))
+    train_over(1, recipe, data, straight, *settings, by=train_on_equal_views)
+    assert_same_weights(tensors_of(straight), tensors_of(run_dir), TOLERANCE, 1e-11)
     groups = [
         torch.load(latest(folder) / "parts.pt", weights_only=True)["optimizer"]["param_groups"]
         for folder in (straight, run_dir)
@@ -216,7 +198,7 @@ def test_a_nan_in_one_shard_moves_no_weight_on_any_rank(data, tmp_path, poison, 
         assert not all(torch.equal(last[number][name], value) for name, value in values.items())
         assert all(bool(value.isfinite().all()) for value in last[number].values())
     _, weights, same, moved = (load_file(folder / "model.safetensors") for folder in folders)
-    assert all(torch.equal(same[name], weight) for name, weight in weights.items())
+    assert_same_weights(weights, same)
     for name in ("backbone.network.0.weight", "ema.network.0.weight"):
         assert not torch.equal(moved[name], weights[name])
     lines = read_metrics(run_dir)
@@ -263,11 +245,10 @@ def held_in_rank(process, *arguments):
 
 def test_a_process_holds_half_of_everything(data, tmp_path):
     """Also in a run that was resumed from whole tensors."""
-    arguments = str(write_recipe(tmp_path)), str(data), str(tmp_path / "run"), "optim.kind=adamw"
+    arguments = write_recipe(tmp_path), data, tmp_path / "run", "optim.kind=adamw"
     arguments += ("steps=4", "run.save_steps=2", "optim.ema=0.9")
-    with pytest.raises(AssertionError, match="ended without a word"):
-        run_processes(killed_in_rank, 2, "train.step:3", sharded_in_rank, *arguments)
-    ranks = run_processes(held_in_rank, 2, *arguments)
+    kill_over(2, "train.step:3", *arguments, by=sharded_in_rank)
+    ranks = train_over(2, *arguments, by=held_in_rank)
     assert ranks == [([10640 // 2, 10640, 10224 // 2], 10640, 10224)] * 2
 
 
@@ -345,13 +326,12 @@ def test_a_precision_that_is_timed_or_scaled_is_refused(asked):
 
 def test_a_new_run_says_its_precision_and_a_resumed_one_has_it(data, tmp_path):
     recipe = write_recipe(tmp_path, RECIPE.replace('precision = "fp32"\n', ""))
-    arguments = str(recipe), str(data), str(tmp_path / "run"), "steps=2", "run.save_steps=1"
+    arguments = recipe, data, tmp_path / "run", "steps=2", "run.save_steps=1"
     with pytest.raises(AssertionError, match=r"optim\.precision = 'auto' times the whole model"):
-        run_processes(sharded_in_rank, 2, *arguments)
+        train_over(2, *arguments, by=sharded_in_rank)
     assert not (tmp_path / "run" / "checkpoints").exists()
-    with pytest.raises(AssertionError, match="ended without a word"):
-        run_processes(killed_in_rank, 1, "train.step:2", train_on_equal_views, *arguments)
-    assert [done for done, _ in run_processes(sharded_in_rank, 2, *arguments)] == [2, 2]
+    kill_over(1, "train.step:2", *arguments, by=train_on_equal_views)
+    assert [done for done, _ in train_over(2, *arguments, by=sharded_in_rank)] == [2, 2]
 
 
 def test_a_parameter_without_dimensions_is_refused_by_name():

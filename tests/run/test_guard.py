@@ -22,9 +22,8 @@ from sslpipe.run.guard import StepGuard, advice
 from sslpipe.run.launch import start_accelerator
 from sslpipe.run.log import RunLog, read_metrics
 from sslpipe.run.status import status
-from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import final_weights, train_in_rank, write_recipe
+from tests.helpers.runs import assert_same_weights, final_weights, train_in_rank, write_recipe
 
 
 def poisoned_in_rank(process, steps, *arguments):
@@ -63,11 +62,6 @@ def poisoned_gradient_in_rank(process, steps, *arguments):
     return train_in_rank(process, *arguments)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("data"))
-
-
 PAIR = ("momentum.start=0.5", "loss.kind=moco", "loss.queue_rows=24", "data.micro_batch=8")
 PAIR = (*PAIR, "optim.ema=0.5")
 
@@ -93,8 +87,7 @@ def test_a_nan_on_one_rank_changes_nothing_on_any_and_is_counted(
     _, before, after, last = (load_file(folder / "model.safetensors") for folder in folders)
     for part in ("momentum.", "ema."):
         assert any(key.startswith(part) for key in before) == (PAIR[0] in settings)
-    for key, value in before.items():
-        assert torch.equal(after[key], value), key
+    assert_same_weights(before, after)
     assert any(not torch.equal(last[key], value) for key, value in before.items())
     assert all(bool(torch.isfinite(value).all()) for value in last.values())
     queues = [torch.load(folder / "parts.pt", weights_only=True)["loss"] for folder in folders]

@@ -24,7 +24,7 @@ from sslpipe.run.lock import holder_of
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes
 from tests.helpers.dataset import write_dataset
-from tests.helpers.runs import ROOT, final_weights, python, train_over, write_recipe
+from tests.helpers.runs import ROOT, assert_same_weights, python, train_over, write_recipe
 
 LAUNCH = ROOT / "launch"
 PROCESSES = {"cpu2": 2, "cpu4": 4, "gpu1": 1, "gpu8": 8, "nodes": 16, "fsdp": 8}
@@ -121,9 +121,7 @@ def test_fsdp_launched_on_a_cpu_shards_the_model_and_trains_the_weights_of_ddp(t
     done = python(*launcher("fsdp", "--num_processes", "2"), *train, status=0)
     assert "FSDP: each of 2 processes holds 5,320 of the 10,640 weights" in done.stdout
     train_over(2, recipe, data, tmp_path / "ddp", *changes)
-    expected, actual = (final_weights(tmp_path / name) for name in ("ddp", "sharded"))
-    for key, value in expected.items():
-        torch.testing.assert_close(actual[key], value, rtol=1e-9, atol=1e-11, msg=key)
+    assert_same_weights(tmp_path / "ddp", tmp_path / "sharded", rtol=1e-9, atol=1e-11)
 
 
 def test_a_launched_finetuning_from_a_backbone_ends_with_the_weights_of_one_process(tmp_path):
@@ -137,8 +135,7 @@ def test_a_launched_finetuning_from_a_backbone_ends_with_the_weights_of_one_proc
     init = load_backbone(pretrained).config.weights_sha256
     changes = ("steps=4", "optim.kind=sgd", "optim.precision=fp64", "run.device=cpu")
     changes += ("backbone.widths=[8,8]",)  # the pretrained one's
-    weights, losses = [], []
-    home = home_of_a_user(tmp_path)
+    losses, home = [], home_of_a_user(tmp_path)
     for number, before in enumerate(([], launcher("cpu2"))):
         run_dir = tmp_path / f"run{number}"
         where = ["--data", data, "--run-dir", str(run_dir), "--init", str(pretrained)]
@@ -147,12 +144,10 @@ def test_a_launched_finetuning_from_a_backbone_ends_with_the_weights_of_one_proc
         [started] = read_metrics(run_dir, "start")
         assert started["world"] == number + 1
         assert json.loads((run_dir / "recipe.json").read_text())["init"] == init
-        weights.append(final_weights(run_dir))
         losses.append([m["loss"] for m in read_metrics(run_dir)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     assert losses[0][0] != losses[0][3]
-    for key, value in weights[0].items():
-        torch.testing.assert_close(weights[1][key], value, rtol=1e-6, atol=1e-7, msg=key)
+    assert_same_weights(tmp_path / "run0", tmp_path / "run1", rtol=1e-6, atol=1e-7)
 
 
 def test_two_machines_become_one_group(tmp_path):

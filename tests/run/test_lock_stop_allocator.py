@@ -14,12 +14,7 @@ from sslpipe.run.stop import StopRequest, clear_markers, write_marker
 ELSEWHERE = {"host": "elsewhere", "pid": 1, "start": "1", "job": "77"}
 
 
-def test_the_lock_of_a_killed_job_is_taken_over(tmp_path):
-    code = "import sys, os, pathlib; from sslpipe.run.lock import RunLock; "
-    code += "RunLock(pathlib.Path(sys.argv[1])); os._exit(9)"
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60).returncode == 9
-    assert (tmp_path / "lock").exists()
-    RunLock(tmp_path).release()
+# the lock of a process that is dead: test_portable.py
 
 
 def test_another_hosts_lock_counts_until_it_is_stale(tmp_path):
