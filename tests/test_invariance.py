@@ -65,6 +65,7 @@ def test_processes_change_neither_samples_nor_draws_nor_numbers(
         for key in ("loss", "grad_norm", "alignment", "uniformity", "effective_rank"):
             assert b[key] == pytest.approx(a[key], rel=1e-6 if key == "uniformity" else TOLERANCE)
     assert_same_weights(run_dir, tmp_path / "run", **CLOSE)
+    assert any("running_var" in key for key in final_weights(run_dir))
     evals = [read_metrics(folder, "eval")[-1] for folder in (run_dir, tmp_path / "run")]
     assert evals[0]["holdout_knn"] == evals[1]["holdout_knn"]
 

@@ -50,6 +50,8 @@ class BaseViews(nn.Module):
 
     mean: Tensor
     std: Tensor
+    scale: Tensor
+    shift: Tensor
 
     def __init__(
         self,
@@ -74,6 +76,9 @@ class BaseViews(nn.Module):
         self.extra = ExtraOps(extra) if extra else None
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
+        scale = self.std.reciprocal()  # (x - mean) / std = x scale + shift
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("shift", -self.mean * scale, persistent=False)
 
     def prepare(self, batch: Batch, *, seed: int, number: int) -> Batch:
         """Return the batch with the plan of its views: what a loader's thread does ahead.

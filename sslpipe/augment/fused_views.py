@@ -178,7 +178,7 @@ class FusedViews(BaseViews):
     def _write_all(self, part: Tensor, rows: Tensor, views: Tensor) -> None:
         """Normalise (n, C, S, S), and write it to these rows (n,) of the views."""
         written = torch.empty_like(part, dtype=views.dtype, memory_format=torch.channels_last)
-        scale = self.std.reciprocal()[:, None, None]  # (x - mean) / std = x scale - mean scale
-        torch.addcmul(-self.mean[:, None, None] * scale, part, scale, out=written)
+        scale, shift = self.scale[:, None, None], self.shift[:, None, None]
+        torch.addcmul(shift, part, scale, out=written)
         lines = views.permute(0, 2, 3, 1).view(len(views), -1)  # (2B, C S S)
         lines.index_copy_(0, rows, written.permute(0, 2, 3, 1).view(len(rows), -1))

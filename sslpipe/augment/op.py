@@ -155,7 +155,7 @@ class MaskedOp(Op):
         )
         if rows is not None:
             part, draws = views[chosen], chunk.draws.rows(rows, self.params)
-            params = {name: chunk.params[name][chosen] for name in self.params[1:]}
+            params = {name: chunk.params[name][chosen] for name in self.params}
             changed = self.change(part, chunk._replace(draws=draws, params=params))
             if changed is not part or not isinstance(rows, slice):  # else it is done, in place
                 views[chosen] = changed

@@ -74,10 +74,9 @@ def preview_grid(
             for number in range(epoch, epoch + num_epochs)
         }
         rows += _rows(paired, augment, seed, index.image_type)
-    names = index.manifest.classes
-    for row, sample, label in zip(rows, ids.tolist(), split.labels[ids].tolist(), strict=True):
+    for row, sample, label in zip(rows, ids.tolist(), split.labels_of(ids).tolist(), strict=True):
         row[0].lines.insert(0, f"id {sample}")
-        row[0].lines.insert(1, names[label] if 0 <= label < len(names) else "no label")
+        row[0].lines.insert(1, split.class_name(label) or "no label")
     titles = ["image"] + [
         f"epoch {number}, view {view}"
         for number in range(epoch, epoch + num_epochs)

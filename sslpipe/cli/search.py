@@ -208,7 +208,9 @@ def browse(
             table = page.load_table(features)
         else:
             form = None if flatten else False
-            search, _ = _open([features], [data] if data else None, flatten=form, exact=True)
+            search, _ = _open(
+                [features], None if data is None else [data], flatten=form, exact=True
+            )
             say(f"features {search.form}")
             table = page.make_table(search, clusters=clusters, pca=pca, say=say)
         if out is not None:

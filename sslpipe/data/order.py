@@ -204,11 +204,13 @@ class Order:
         self.samples = int(self.kept.sum())
         self.steps_per_epoch = self.samples // batch_size
         if not self.steps_per_epoch:
+            if not self.samples:
+                raise DataError("no sample is left to train on: hold out fewer, or keep more")
             fits = self.samples // num_streams * num_streams
             streams = "" if fits else f" data.num_streams={self.samples}"
             raise DataError(
                 f"data.batch_size = {batch_size} is more than the {self.samples} samples to "
-                f"train on; use data.batch_size={fits or self.samples}{streams}, or less"
+                f"train on; use data.batch_size={fits or self.samples}{streams}"
             )
         self.epoch = lru_cache(maxsize=2)(partial(EpochPlan, self))
 

@@ -147,7 +147,11 @@ def read_array(
         raise DataError(f"{url} is missing; {remedy}")
     if size not in (None, there):
         raise DataError(f"{url} has {there} bytes, not the index's {size}; {remedy}")
-    if (sha256_of(Path(url)) if mapped else hashlib.sha256(raw).hexdigest()) != sha256:
+    try:
+        digest = sha256_of(Path(url)) if mapped else hashlib.sha256(raw).hexdigest()
+    except OSError as error:
+        raise _cannot_read(url, error) from error
+    if digest != sha256:
         raise DataError(f"{url}: its sha256 is not the one in dataset.json; {remedy}")
     try:
         array = load_array(url, mapped=True) if mapped else load_array(io.BytesIO(raw))

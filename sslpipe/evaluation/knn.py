@@ -264,6 +264,7 @@ def few_shot_knn(
         DataError: A class has fewer rows.
     """
     check_pair(bank, queries)
+    check_known("vote", vote, get_args(Vote))
     if draws < 2:
         raise DataError(f"draws = {draws}: a spread needs at least 2")
     labels = queries.labels.cpu().numpy()

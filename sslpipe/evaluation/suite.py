@@ -84,7 +84,8 @@ def run_suite(
     # the numbers of every set
     measured: dict[str, list[Measured]] = {}
     probed: list[tuple[str, Result]] = []  # name of a set, and of a column's probe
-    incomplete: dict[str, str] = {}  # name -> why this set is missing
+    unprobed: set[str] = set()  # sets whose probes were begun
+    incomplete: dict[str, str] = {}  # name -> why this set, or the probes of columns, are missing
     spread: dict[str, float] = {}  # of the start: how its features of test spread
 
     def measure(name: str, given: Pair | Callable[[], Pair]) -> None:
@@ -97,11 +98,22 @@ def run_suite(
         if name == start:
             rows = pair[1].features
             spread["start_uniformity"] = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
-        if columns:  # what else the features know
+        if use_up := callable(given):  # flattened in place: first what needs the plain features
+            probe(name, pair)
+        measured[name] = protocols.measure(name, pair, say, progress, use_up=use_up)
+        if not use_up:
+            probe(name, pair)
+
+    def probe(name: str, pair: Pair) -> None:  # what else the features know
+        if columns:
             say(f"{name}: probes of columns {', '.join(codes.name for codes in columns)}")
-        known = nuisance_rows(pair, columns, left_out, seed=seed)
-        measured[name] = protocols.measure(name, pair, say, progress, use_up=callable(given))
-        probed.extend((name, one) for one in known)
+            unprobed.add(name)
+            try:
+                known = nuisance_rows(pair, columns, left_out, seed=seed)
+                probed.extend((name, one) for one in known)
+            except FAILURES as error:
+                left_out.append(f"{name}: probes of columns: {one_line(str(error))}")
+            unprobed.remove(name)
 
     try:
         for name, given in sets.items():
@@ -116,6 +128,8 @@ def run_suite(
             raise
         missed = (name for name in sets if name not in {*measured, *incomplete})
         incomplete |= dict.fromkeys(missed, "interrupted")
+        if unprobed & measured.keys():
+            incomplete["probes of columns"] = "interrupted"
         say(f"interrupted; kept: {', '.join(measured)}")
     table = [each for own in measured.values() for each in own]
     for name, power, column, result in table:

@@ -181,7 +181,8 @@ def _load_export(path: Path) -> FrozenBackbone:
         raise ExportError(f"cannot read {error.filename}: {error.strerror}") from error
     except (SafetensorError, *REFUSALS) as error:
         said = one_line(str(error)) or type(error).__name__
-        raise ExportError(f"{path}: {said}; copy the export again") from error
+        remedy = "; copy the export again" * isinstance(error, SafetensorError)
+        raise ExportError(f"{path}: {said}{remedy}") from error
     # the weights are those that were proved
     sums = ((backbone, config.weights_sha256), (projector, config.projector_sha256))
     for module, sha256 in sums:

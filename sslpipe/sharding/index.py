@@ -105,11 +105,12 @@ def index_folder(
         "splits": {**manifest.splits, **splits},
     }
     if channels:
-        each = {name: measure(paths, channels, value_range) for name, paths in groups.items()}
-        measured = each.get("train") or next(iter(each.values()))
+        first = "train" if "train" in groups else next(iter(groups))
+        measured = measure(groups[first], channels, value_range)
         if measured.image.is_rgb8:
             raise DataError("these are 8-bit RGB: store them as PNG or JPEG, or name channels else")
-        for name, other in each.items():
+        for name, paths in groups.items():
+            other = measured if name == first else measure(paths, channels, value_range)
             if (dtype := other.image.dtype) != measured.image.dtype:
                 raise DataError(f"split {name!r} is of {dtype}, and others {measured.image.dtype}")
         update |= {"image": measured.image, "mean": measured.mean, "std": measured.std}

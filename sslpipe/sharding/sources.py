@@ -22,6 +22,7 @@ SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".gif")
 )
 SENSOR_SUFFIXES = SUFFIXES | {".npy", ".npz", ".dcm", ".dicom", ".nii", ".btf", ".tf8"}  # .nii.gz
+MOST_NAMED = 20  # splits in a message
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test", "unlabeled", "unlabelled")
 
 
@@ -226,9 +227,11 @@ def chosen_splits(options: SourceOptions, there: Iterable[str], where: object) -
     """Return the splits to read: the one of --split, or all. Raises: DataError."""
     known = list(there)
     if options.split is not None and options.split not in known:
+        some = known[:MOST_NAMED]
+        more = f" and {len(known) - len(some):,} more" * (len(known) > len(some))
         raise DataError(
-            f"{where} has no split {options.split!r}{did_you_mean(options.split, known)}; it has: "
-            f"{', '.join(known)}"
+            f"{where} has no split {options.split!r}{did_you_mean(options.split, some)}; it has: "
+            f"{', '.join(some)}{more}"
         )
     return known if options.split is None else [options.split]
 

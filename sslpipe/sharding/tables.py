@@ -36,7 +36,7 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     groups = _read_rows(options, options.csv, root)
     if not groups:
         raise DataError(f"{options.csv} has no rows below its first line, which names the columns")
-    chosen = chosen_splits(options, groups, f"{options.csv}, column {by!r},") if by else groups
+    chosen = chosen_splits(options, groups, f"column {by!r} of {options.csv}") if by else groups
     settings: Any = {"skip_missing": options.skip_missing, "origin": "table"}
     return {
         split: from_files(root, groups[split], groups, options.fields, **settings)

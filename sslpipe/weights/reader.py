@@ -204,7 +204,7 @@ def _identified(source: Source, encoder: Encoder) -> str:
     one = next(iter(found.values()), torch.empty(0))
     if not all(
         each.shape == one.shape and (each - one).abs().max() <= _SAME * one.abs().max()
-        for each in found.values()
+        for each in [*found.values()][1:]
     ):
         raise WeightsError(
             f"{source.text} names no architecture, and its keys and shapes are those of several "

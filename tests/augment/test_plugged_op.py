@@ -14,7 +14,7 @@ from sslpipe.augment.ops import OPS, draws, register_op
 from sslpipe.augment.presets import PRESETS, setting_docs, view_specs
 from sslpipe.augment.preview import preview_grid
 from sslpipe.augment.spec import ViewSpec, setting
-from sslpipe.augment.two_views import AUGMENTS, FusedViews
+from sslpipe.augment.two_views import AUGMENTS, FusedViews, TwoViews
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
 from sslpipe.random import uniform
@@ -181,6 +181,25 @@ def test_an_op_may_come_before_another() -> None:
     names = [op.name for op in OPS]
     place = names.index("clash")
     assert names[place - 1 : place + 2] == ["grayscale", "clash", "blur"]
+
+
+OTHER = {  # another value of each setting
+    "crop_px": 24, "crop_area": (0.8, 1.0), "crop_ratio": (0.4, 0.5), "rotation_deg": 30.0,
+    "flip_prob": 1.0, "jitter_prob": 0.0, "brightness": 0.1, "contrast": 0.1, "saturation": 0.1,
+    "hue": 0.01, "grayscale_prob": 1.0, "blur_prob": 0.0, "blur_sigma": (3.0, 4.0),
+    "solarize_prob": 0.0, "solarize_threshold": 0.9,
+}  # fmt: skip
+
+
+def test_every_setting_of_views_changes_them() -> None:
+    assert OTHER.keys() == vars(ViewSpec()).keys()
+    images = [torch.randint(0, 256, (3, 40, 40), dtype=torch.uint8)]
+    always = {"jitter_prob": 1.0, "blur_prob": 1.0, "solarize_prob": 1.0, "grayscale_prob": 0.0}
+    settings = {"crop_px": 32, "flip_prob": 0.0, **always}
+    for name, value in OTHER.items():
+        both = settings, {**settings, name: value}
+        first, other = (torch.cat(TwoViews("simclr", **given)(images)) for given in both)
+        assert not torch.equal(first, other), name
 
 
 def test_lanes_0_to_33_keep_their_meaning() -> None:

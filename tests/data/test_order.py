@@ -96,10 +96,12 @@ def test_neighbouring_windows_meet_in_different_epochs():
 
 
 def test_too_large_a_batch_is_refused_with_the_largest_that_works():
-    with pytest.raises(DataError, match=r"= 64 is more than the 40 .* data.batch_size=36, or"):
+    with pytest.raises(DataError, match=r"= 64 is more than the 40 .* data.batch_size=36$"):
         an_order((40,), batch_size=64, num_streams=12)
-    with pytest.raises(DataError, match=r"data.batch_size=4 data.num_streams=4, or"):
+    with pytest.raises(DataError, match=r"data.batch_size=4 data.num_streams=4$"):
         an_order((4,), batch_size=64, num_streams=8)
+    with pytest.raises(DataError, match="no sample is left to train on"):
+        an_order((4,), batch_size=4, without=np.arange(4))
 
 
 def test_the_holdout_is_stratified_fixed_and_never_unlabelled():

@@ -3,6 +3,7 @@
 import io
 import json
 from html import unescape
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -327,6 +328,24 @@ def test_an_interrupted_suite_keeps_the_sets_that_are_measured(report, when, mon
     assert said[-1] == "interrupted; kept: ssl"
     check_report(json.loads(json.dumps(stopped)))
     assert "incomplete" not in report
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_probes_of_columns_that_end_early_cost_no_numbers(report, monkeypatch, error):
+    def ended(*rows, **options):
+        raise error
+
+    monkeypatch.setattr(suite, "nuisance_rows", ended)
+    train, test = pair()
+    sets = {"ssl": (train, test), "noise": (noise_of(train), noise_of(test))}
+    stopped = run_suite(sets, {"data": "made up"}, columns=[SimpleNamespace(name="vendor")])
+    assert rows_of(stopped, "ssl") == rows_of(report, "ssl")
+    if error is KeyboardInterrupt:
+        missing = {"noise": "interrupted", "probes of columns": "interrupted"}
+        assert stopped["incomplete"] == missing
+    else:
+        assert stopped["rows"] == report["rows"]
+        assert any("noise: probes of columns" in said for said in stopped["left_out"])
 
 
 def test_an_interruption_of_the_answers_costs_nothing(report, monkeypatch):
