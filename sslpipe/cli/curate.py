@@ -117,7 +117,7 @@ def duplicates(
     found_groups = len(groups.sizes())
     said = f"{count:,} are in {found_groups:,} group{'s' * (found_groups != 1)} of duplicates"
     show(f"{len(samples):,} samples: {f'{said}, listed in {out}' if count else 'no duplicates'}")
-    after_a_look(data, *(["data.keep=duplicate_group first"] if column else []))
+    after_a_look(data, *(["data.keep=duplicate_group first"] if column and count else []))
 
 
 @documented(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from sslpipe.cli import options as opt
 from sslpipe.cli.inputs import FEATURE_SUFFIXES, check_file, check_model, open_data
+from sslpipe.cli.next_step import say_next
 from sslpipe.cli.terminal import load_model, new_app, progress, report_bad, say
 from sslpipe.errors import UserError
 
@@ -94,6 +95,8 @@ def main(
         )
         if process.rank == 0:
             say(f"{file}: features of split {name!r}")
+    if process.rank == 0 and out.parent == Path(model) / "features":  # where a report finds them
+        say_next("report", model, "--data", data)
     end_processes()
 
 

@@ -27,6 +27,7 @@ app = new_app(
     "out/backbone",
 )
 
+SAME = 0.9999  # the cosine of a stranger who is an enrolled image, or a copy of one
 FLATTENED = "flattened"  # in a gallery's metadata: how, in words
 
 GalleryFile = Annotated[Path, argument("The gallery's file.", show_default=False)]
@@ -142,7 +143,13 @@ def calibrate(
     backbone = _load(model, checkpoint, weights, device)
     paths = find_images(strangers, backbone.image_type)
     book = _open(gallery, backbone)
-    _, embeddings = _embed(backbone, paths)
+    kept, embeddings = _embed(backbone, paths)
+    for place, (nearest, *_) in zip(kept, book.rank(embeddings), strict=True):
+        if nearest.score >= SAME:
+            raise UserError(
+                f"{paths[place]} is an enrolled image of {nearest.name!r}, or a copy: give images "
+                "of nobody enrolled"
+            )
     threshold = book.calibrate(embeddings, far)
     book.save(gallery)
     show(f"{gallery}: threshold {threshold:.4f} from {len(embeddings)} strangers at FAR {far:g}")

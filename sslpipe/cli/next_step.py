@@ -133,9 +133,12 @@ def new_run_dir(name: str) -> Path:
 
 
 def after_train(run_dir: Path, data: str, index: "DatasetIndex") -> None:
-    """Measure the run, where the data set has labels to measure with; else show it."""
+    """Measure the run, where the data set has labels to measure with; else look at neighbours."""
     both = {"train", "test"} <= {*index.manifest.splits}
     if both and (index.split("test").labels >= 0).any():
         say_next("evaluate", "suite", run_dir, "--data", data, "--out", run_dir / "eval.json")
+    elif "test" in index.manifest.splits:  # the report shows the neighbours of these
+        out = run_dir / "features" / "test.safetensors"
+        say_next("embed", run_dir, "--data", data, "--split", "test", "--out", out)
     else:
         say_next("report", run_dir, "--data", data)

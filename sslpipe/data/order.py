@@ -46,9 +46,11 @@ def held_out(labels: Integers, count: int, groups: Integers | None = None) -> In
     if not count or not len(labelled):
         return np.zeros(0, np.int64)
     if count >= len(labelled):
+        tenth = f"data.holdout={max(2, len(labelled) // 10)}"  # beside the user's own groups
         raise DataError(
             f"data.holdout = {count} leaves nothing to train on; {len(labelled)} are labelled: use "
-            f"{suggest_holdout(labels)[0]}, about a tenth, or data.holdout=0 for none"
+            f"{suggest_holdout(labels)[0] if groups is None else tenth}, about a tenth, or "
+            "data.holdout=0 for none"
         )
     if groups is not None:
         whole = np.flatnonzero(choose_groups(groups, labels, count / len(labelled), _HOLDOUT))

@@ -206,7 +206,10 @@ def summary(scores: PerQuery, protocol: str, *, bank: int = 0) -> list[Result]:
     kept = scores.matches > 0
     values, labels = scores.values[kept], scores.labels[kept]
     if len(values) == 0:
-        raise DataError(f"none of {len(kept)} queries has a match in the gallery")
+        raise DataError(
+            f"none of {len(kept)} queries has a match in the gallery: give one with images of "
+            "their classes, or search a split in itself without the query (--exclude-same-id)"
+        )
     details: dict[str, Any] = {"lone": int((~kept).sum())}
     intervals, over = means95(values, labels)
     protocol += _OVER.format(over)

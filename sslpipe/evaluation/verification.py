@@ -154,7 +154,10 @@ def draw_pairs(rows: Embeddings, count: int, seed: int) -> LabelledPairs:
     different = _distinct(first, second, count)
     for name, kind in (("one label", same), ("two labels", different)):
         if kind.shape[1] == 0:
-            raise DataError(f"there is no pair of {name} among {len(labels)} rows")
+            raise DataError(
+                f"there is no pair of {name} among {len(labels)} rows: give a split with two "
+                "classes or more, of two images or more"
+            )
     both = order[np.concatenate([same, different], axis=1)]
     is_same = np.arange(both.shape[1]) < same.shape[1]
     return LabelledPairs(both[0], both[1], is_same)

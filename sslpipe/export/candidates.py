@@ -76,7 +76,7 @@ def _milliseconds(model: FrozenBackbone, device: str) -> float:
     """Time the network on black images, the fastest pass of three to ten. Raises: UserError."""
     images = torch.zeros(TIMED, *model.view.image_shape, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
-    times = []
+    times: list[float] = []
     try:
         while len(times) < 3 or (len(times) < 10 and sum(times) < TIMED_S):
             started = time.perf_counter()

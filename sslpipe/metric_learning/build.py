@@ -254,10 +254,10 @@ def plan_warnings(
             f"{order.images_per_class} images and are skipped"
         )
     if order.used < 0.8 * order.samples:
+        larger = f"raise sampler.buffer = {order.buffer}, or " * bool(order.dropped)
         warnings.append(
             f"an epoch uses {order.used} of {order.samples} images ({order.dropped} had to leave "
-            f"sampler.buffer = {order.buffer}): a larger buffer, or fewer classes a batch than "
-            "there are, uses more"
+            f"the buffer): {larger}lower sampler.classes_per_batch to use more"
         )
     ids = validation_ids(split, classes, names)
     held = len(ids)

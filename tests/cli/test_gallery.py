@@ -66,6 +66,10 @@ def test_enrol_calibrate_identify_remove(photos, model, gallery):
     expected = backbone.encode(torch.from_numpy(pixels)[None])
     torch.testing.assert_close(loaded.embeddings("bob")[1], expected[0], rtol=0, atol=1e-6)
 
+    status, _, refused = gallery("calibrate", book, photos / "photos/bob", "--model", model)
+    assert status == 2
+    assert "is an enrolled image of 'bob'" in refused
+
     strangers = photos / "strangers"
     status, said, warned = gallery("calibrate", book, strangers, "--model", model)
     assert status == 0

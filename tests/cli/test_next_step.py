@@ -1,6 +1,7 @@
 """What each command says to type next works as it stands, and leads from images to an export."""
 
 import shlex
+import shutil
 
 import pytest
 
@@ -67,6 +68,11 @@ def test_a_beginner_is_led_from_photographs_to_an_export(follow, tmp_path):
     assert commands == ["curate outliers", "curate clusters", "curate select"]
     parsed(*shlex.split(line)[1:])  # it wants the labels that nobody has filled in
     line = follow("sslpipe curate duplicates 'out/my data' --out look/duplicates")
+    assert "data.keep" not in line  # there are none
+    cats = tmp_path / "my photos/cats"
+    shutil.copy(cats / "0.png", cats / "copy.png")
+    follow("sslpipe shards build twice --root 'my photos'")
+    line = follow("sslpipe curate duplicates twice --out look/twice")
     assert "'data.keep=duplicate_group first'" in line
     follow(line)
 
@@ -119,6 +125,11 @@ def test_a_training_without_labelled_test_images_is_shown(follow, tmp_path):
     assert line == "sslpipe preview own.toml data.holdout=0 --data data --out views.png"
     line = follow("sslpipe train own.toml data.holdout=0 --data data --run-dir here")
     assert line == "sslpipe report here --data data"
+    follow("sslpipe shards build two --root photos --no-labels --test-fraction 0.3")
+    line = follow("sslpipe train own.toml data.holdout=0 --data two --run-dir there")
+    features = "there/features/test.safetensors"
+    assert line == f"sslpipe embed there --data two --split test --out {features}"
+    assert follow(line) == "sslpipe report there --data two"
 
 
 def test_only_the_first_of_several_processes_says_it_and_no_script(monkeypatch, capsys):

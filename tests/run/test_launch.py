@@ -18,6 +18,7 @@ from sslpipe.cli.train import app as train_commands
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe import load_recipe
+from sslpipe.run import launch
 from sslpipe.run.launch import join_processes, start_processes
 from sslpipe.run.launcher import check_streams, launch_command
 from sslpipe.run.lock import holder_of
@@ -267,3 +268,20 @@ def test_one_failing_rank_ends_the_launch_with_its_message(tmp_path):
     assert said == "rank 1: RuntimeError: the cable of rank 1 was pulled\n"
     assert not (run_dir / "DONE").exists()
     assert holder_of(run_dir) is None  # gloo may abort rank 0: its lock is then no process's
+
+
+@pytest.mark.parametrize(("bf16_s", "tries"), [(39.0, [3, 1]), (2.0, [3, 3])])
+def test_a_precision_that_is_far_slower_on_a_cpu_is_tried_once(monkeypatch, bf16_s, tries):
+    clock, steps = [0.0], []
+
+    class Network(torch.nn.Linear):
+        def forward(self, views):
+            halved = torch.is_autocast_enabled("cpu")
+            steps.append(halved)
+            clock[0] += bf16_s if halved else 1.0
+            return super().forward(views)
+
+    monkeypatch.setattr(launch.time, "perf_counter", lambda: clock[0])
+    times_s = launch._time_precisions(Network(8, 2), 4, 8, torch.device("cpu"))
+    assert times_s == {"fp32": 1.0, "bf16": bf16_s}
+    assert [steps.count(False), steps.count(True)] == tries

@@ -81,7 +81,7 @@ def test_the_output_of_a_command_is_a_table_too(table: Path, tmp_path: Path) -> 
         (
             BIRDS,
             {"split_column": "fold", "split": "x"},
-            "column 'fold', has no split 'x'; it has: ",
+            "column 'fold' of .* has no split 'x'; it has: a, b",
         ),
         (BIRDS.replace("2.png", "9.png"), {}, r"cannot read .*9\.png: No such file"),
         ("path,label\n0.png,größe\n".encode("latin-1"), {}, "save it as UTF-8"),

@@ -130,9 +130,13 @@ class PKOrder:
         self.epoch = lru_cache(maxsize=2)(self._plan)
         first = self._passes(0, passes=1, batches=None)
         if not len(first.ids):
+            remedy = f"use a larger one, up to {self.order.samples}, or lower"
+            if buffer >= self.order.samples:  # all that there are
+                remedy = f"there are {self.order.samples} in all: lower"
             raise DataError(
                 f"no {classes_per_batch} classes with {images_per_class} images each meet in "
-                f"sampler.buffer = {buffer} samples; use a larger one, up to {self.order.samples}"
+                f"sampler.buffer = {buffer} samples; {remedy} sampler.classes_per_batch or "
+                "sampler.images_per_class"
             )
         self.steps_per_epoch = len(first.ids)
         self.samples, self.used, self.dropped = self.order.samples, first.used, first.dropped
