@@ -107,7 +107,7 @@ NAMES = {
     "RUN": "runs/photos",
     "FOLDER": "out/exported",
     "PHOTOS": "MY_PHOTOS",
-    "STRANGERS": "MY_PHOTOS/c3",
+    "STRANGERS": "strangers",
     **dict.fromkeys(("SOURCE", "WEIGHTS1", "weights/FILE.pth"), "out/backbone"),
     "WEIGHTS2": "runs/other",
     **dict.fromkeys(("WEIGHTS_A+WEIGHTS_B", "A+B"), "out/backbone+runs/other"),
@@ -147,8 +147,9 @@ def world(tmp_path_factory):
     finetunes.write_recipe(folder).rename(folder / "recipes/metric/cub_proxy_anchor.toml")
     for file in folder.glob("*.toml"):
         file.rename(folder / "recipes" / file.name)
-    for number in range(600):
-        path = folder / "MY_PHOTOS" / f"c{number % 8}" / f"{number}.jpg"
+    for number in range(620):
+        kind = f"MY_PHOTOS/c{number % 8}" if number < 600 else "strangers"
+        path = folder / kind / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture(number, 20)).save(path)
     shutil.copytree(folder / "MY_PHOTOS" / "c1", folder / "ada")
