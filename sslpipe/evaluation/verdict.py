@@ -184,7 +184,7 @@ def _sentence(compared: Sequence[Tree], features: str, named: bool) -> str:
 
 
 def _relation(own: Sequence[Tree], words: str) -> str:
-    """Say "better than", "no better than" or "worse than", and by what where that differs."""
+    """Say "better than", "not clearly better than" or "worse than", and by what where that differs."""
     if all(c["interval95"][0] > 0 for c in own):
         return f"better than {words}"
     if all(c["interval95"][1] < 0 for c in own):
@@ -198,7 +198,7 @@ def _relation(own: Sequence[Tree], words: str) -> str:
     below = f", worse by {' and '.join(worse)}" if worse else ""
     if better:
         return f"better than {words} only by {' and '.join(better)}{below}"
-    return f"no better than {words}{below}"
+    return f"not clearly better than {words}{below}"
 
 
 def _name(comparison: Tree) -> str:

@@ -22,11 +22,11 @@ def row(features, right, column="kNN", *, whitened=False, total=1000):
     ("ours", "begins"),
     [
         ((600, 700, 650), "Better than random weights: kNN 60.0 against 50.0 % (+10.0 points, "),
-        ((505, 510, 490), "No better than random weights: kNN 50.5 against 50.0 % (+0.5 points, "),
+        ((505, 510, 490), "Not clearly better than random weights: kNN 50.5 against 50.0 % (+0.5 points, "),
         ((505, 700, 510), "Better than random weights only by linear: kNN "),
         ((300, 300, 300), "Worse than random weights: "),
         ((505, 700, 300), "Better than random weights only by linear, worse by whitened kNN: "),
-        ((505, 510, 300), "No better than random weights, worse by whitened kNN: "),
+        ((505, 510, 300), "Not clearly better than random weights, worse by whitened kNN: "),
     ],
 )
 def test_the_sentence_begins_with_the_answer(ours, begins):
@@ -46,7 +46,7 @@ def test_the_sentence_begins_with_the_answer(ours, begins):
 @pytest.mark.parametrize(
     ("p_values", "begins"),
     [
-        ((0.03, 0.5, 0.6), "No better than random weights: "),
+        ((0.03, 0.5, 0.6), "Not clearly better than random weights: "),
         ((0.01, 0.5, 0.6), "Better than random weights only by kNN: "),
         ((0.03, 0.03, 0.03), "Better than random weights: "),
     ],
@@ -77,7 +77,7 @@ def test_several_features_are_named():
     rows = [row("ssl", 600), row("other", 500), row("random", 500)]
     said = verdict({"rows": rows})
     assert said.startswith("ssl: better than random weights: kNN")
-    assert "other: no better than random weights: kNN" in said
+    assert "other: not clearly better than random weights: kNN" in said
 
 
 def test_the_suite_compares_sample_by_sample_and_an_older_file_by_its_intervals():
