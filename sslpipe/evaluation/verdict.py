@@ -184,7 +184,7 @@ def _sentence(compared: Sequence[Tree], features: str, named: bool) -> str:
 
 
 def _relation(own: Sequence[Tree], words: str) -> str:
-    """Say "better than", "not clearly better than" or "worse than", and by what where that differs."""
+    """Say "better than", "not clearly better than" or "worse than", and by what if not by all."""
     if all(c["interval95"][0] > 0 for c in own):
         return f"better than {words}"
     if all(c["interval95"][1] < 0 for c in own):

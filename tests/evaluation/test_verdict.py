@@ -22,7 +22,7 @@ def row(features, right, column="kNN", *, whitened=False, total=1000):
     ("ours", "begins"),
     [
         ((600, 700, 650), "Better than random weights: kNN 60.0 against 50.0 % (+10.0 points, "),
-        ((505, 510, 490), "Not clearly better than random weights: kNN 50.5 against 50.0 % (+0.5 points, "),
+        ((505, 510, 490), "Not clearly better than random weights: kNN 50.5 against 50.0 % (+0.5 "),
         ((505, 700, 510), "Better than random weights only by linear: kNN "),
         ((300, 300, 300), "Worse than random weights: "),
         ((505, 700, 300), "Better than random weights only by linear, worse by whitened kNN: "),
