@@ -211,7 +211,7 @@ def test_auto_precision_says_what_it_took_and_a_resume_keeps_it(data, tmp_path):
     settings = ("optim.precision=auto", "steps=3", "run.save_steps=1")
     killed = command_line(*command, *settings, SSLPIPE_FAULT="train.step:2", status=9)
     run = json.loads((run_dir / "run.json").read_text())
-    assert f"took {run['precision']} (a step: bf16 " in killed.stdout
+    assert f"took {run['precision']} (a step: fp32 " in killed.stdout
     other = {"fp32": "bf16", "bf16": "fp32"}[run["precision"]]
     (run_dir / "run.json").write_text("{")  # the checkpoints have it, too
     for checkpoint in (run_dir / "checkpoints").glob("step-*"):
