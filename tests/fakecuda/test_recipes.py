@@ -107,6 +107,7 @@ def _reset() -> None:
     forget_accelerator()
 
 
+@pytest.mark.timeout(900)  # two minutes on two idle cores
 @pytest.mark.parametrize(
     ("ranks", "names"),
     [
@@ -122,5 +123,5 @@ def test_every_recipe_trains_without_a_wait_resumes_and_evaluates(ranks, names, 
     names = sorted(set(names), key=lambda name: (name != "demo", name))  # whose weights others take
     # the table of noise is computed, too, and the view of it from all its places
     env = {"FAKE_FILLED": str(2**23), "FAKE_VALUES": str(2**33)}
-    for found in run_on_cuda(_trained, names, data, tmp_path, ranks=ranks, env=env, timeout_s=600):
+    for found in run_on_cuda(_trained, names, data, tmp_path, ranks=ranks, env=env, timeout_s=800):
         assert found == dict.fromkeys(names, (0, {}))
