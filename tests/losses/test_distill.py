@@ -14,6 +14,7 @@ from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from sslpipe.export.load import load_run
 from sslpipe.losses import DistillLoss, NTXentLoss, TeacherFeatures
 from sslpipe.recipe import load_recipe
 from sslpipe.run.log import read_metrics
@@ -164,6 +165,7 @@ def test_a_distillation_logs_its_agreement_and_resumes_to_the_same_weights(
     kill_over(1, "train.step:3", recipe, data, tmp_path / "cut", *settings)
     train_over(1, recipe, data, tmp_path / "cut", *settings)
     assert_same_weights(tmp_path / "whole", tmp_path / "cut")
+    assert load_run(tmp_path / "cut").config.facts["step"] == 4
 
 
 def test_a_run_resumes_with_its_teacher_wherever_the_file_is_and_with_no_other(
