@@ -147,7 +147,8 @@ def train(
         take_step: TakeStep = training_step
         if recipe.run.cuda_graph and not not_recorded:
             parts = training_step.make_views, optimizer.optimizer, loss_fn, run.guard
-            take_step = StepGraph(training_step, *parts, canvas_px, run.reporter.warn)
+            alike, warn = projector_first.over, run.reporter.warn
+            take_step = StepGraph(training_step, *parts, canvas_px, alike, warn)
 
         for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
             projector_first.begin(step)  # the backbone is frozen in tune.projector_first_steps

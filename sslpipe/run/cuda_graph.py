@@ -68,7 +68,6 @@ def graph_refusal(
         f"{world_size} processes exchange gradients and statistics inside a step": world_size > 1,
         "data.micro_batch takes several passes a step": recipe.data.micro_batch,
         "run.compile = true makes kernels of its own": recipe.run.compile,
-        "tune.projector_first_steps changes what is trained": recipe.tune.projector_first_steps,
         "[pairs] gives batches of unequal numbers of images": recipe.pairs,
         f"loss.kind = {recipe.loss.kind!r}: {loss_reason}": loss_reason,
         "the host keeps the scale of fp16's gradients": "fp16" in precisions,
@@ -101,6 +100,7 @@ class StepGraph:
         loss_fn: That it computes; plain attributes are set as the recorded call has set them.
         guard: Of the run.
         canvas_px: The longest side of an image.
+        alike: Whether the steps from now on train the same weights; before, they are launched.
         warn: Tells why nothing is recorded, or the first time that a step is not replayed.
     """
 
@@ -112,11 +112,12 @@ class StepGraph:
         loss_fn: Objective,
         guard: StepGuard,
         canvas_px: int,
+        alike: Callable[[], bool],
         warn: Callable[[str], None],
     ) -> None:
         self._take_step, self._make_views, self._optimizer = take_step, make_views, optimizer
         self._loss_fn, self._guard, self._warn = loss_fn, guard, warn
-        self._canvas_px, self._launched = canvas_px, 0
+        self._canvas_px, self._alike, self._launched = canvas_px, alike, 0
         self._numbers: _Numbers | None = None
         self._inputs: _Inputs | None = None
         self._recorded: _Recorded | None = None
@@ -145,7 +146,7 @@ class StepGraph:
 
     def _launch_or_replay(self, batch: Batch, seed: Seed, numbers: Sequence[Tensor]) -> Step:
         views = None if _triton_plan(batch) else self._make_views(batch)
-        if self._gave_up:
+        if self._gave_up or not self._alike():
             return self._take_step(batch, seed, *numbers, views=views)
         if self._inputs is None:
             ids_on_device = self._loss_fn.ids_on_device
