@@ -28,7 +28,7 @@ import torch
 from benchmarks.common import commit, machine_line, markdown_table, save
 from benchmarks.gpu.common import Bench, Figures, SkippedError
 from benchmarks.gpu.kernels import batchnorm, knn, nt_xent, nvjpeg, several_gpus
-from benchmarks.gpu.runs import compiled, resnet18, resnet50, vit, waits
+from benchmarks.gpu.runs import compiled, mobile, resnet18, resnet50, vit, waits
 from benchmarks.gpu.views import views
 from benchmarks.gpu.wheels import installed
 
@@ -41,6 +41,7 @@ PARTS: dict[str, Callable[[Bench], Figures]] = {
         resnet50,
         resnet18,
         vit,
+        mobile,
         compiled,
         nt_xent,
         knn,

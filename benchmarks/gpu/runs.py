@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import timm
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
@@ -15,6 +16,8 @@ from benchmarks.gpu.common import Bench, Figures
 from benchmarks.photographs import write_photographs
 from sslpipe.build import build_model, recipe_flops
 from sslpipe.data.index import load_index
+from sslpipe.export.initial import open_init
+from sslpipe.export.load import FrozenBackbone
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe
@@ -26,6 +29,7 @@ from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.writer import Layout
 from sslpipe.train import train
 
+MOBILE = "tf_efficientnet_lite0"
 RECIPES = Path(__file__).parents[2] / "recipes"
 NO_SAVES = ("run.save_steps=1000000", "data.holdout=0", "run.monitor_steps=0")
 # what a CPU trains in a second; it takes the place of sizes, and no other setting
@@ -77,6 +81,25 @@ def vit(bench: Bench) -> Figures:
     return end_to_end(bench, "imagenet1k", data, overrides, log_steps=bench.size(25, 1))
 
 
+def mobile(bench: Bench) -> Figures:
+    """adapt_mobile.toml: EfficientNet-Lite0, 128 images a step to 64 px, bf16; also recorded."""
+    data, log_steps = _data(bench, (128, 128), 2048), bench.size(25, 1)
+    overrides = _overrides(bench, "run.cache='device'", "optim.precision='bf16'")
+    with TemporaryDirectory() as folder:  # of random weights, which are as fast as others
+        file = Path(folder) / "weights.pth"
+        torch.save(timm.create_model(MOBILE).state_dict(), file)
+        init = open_init(read_recipe("adapt_mobile", []), f"timm/{MOBILE}@{file}")
+    own = [text for text in overrides if not text.startswith(("backbone", "optim.warmup"))]
+    own += ["data.holdout_from='labelled'", "run.keep='last'"]
+    figures: Figures = {}
+    for name, more in (("", ()), ("run.cuda_graph: ", ("run.cuda_graph=true",))):
+        if name and not bench.on_cuda:
+            continue
+        found = trained(bench, "adapt_mobile", data, (*own, *more), log_steps=log_steps, init=init)
+        figures |= {f"{name}{key}": value for key, value in found[1].items()}
+    return figures
+
+
 def compiled(bench: Bench) -> Figures:
     """The run of `resnet50`, its model by torch.compile; the compiler's time is not counted."""
     bench.needs_cuda()  # tests on a CPU would wait for the compiler
@@ -115,7 +138,12 @@ def read_recipe(name: str, overrides: Sequence[str]) -> Recipe:
 
 
 def run_training(
-    bench: Bench, recipe: Recipe, data: Path, *, refused_from: int | None = None
+    bench: Bench,
+    recipe: Recipe,
+    data: Path,
+    *,
+    refused_from: int | None = None,
+    init: FrozenBackbone | None = None,
 ) -> tuple[list[dict[str, Any]], int]:
     """Train in a folder that is removed; returns the log's lines and how many steps refused waits.
 
@@ -136,7 +164,7 @@ def run_training(
 
     try:
         with TemporaryDirectory() as folder, patch.object(Run, "steps", steps):
-            train(recipe, load_index(data), Path(folder))
+            train(recipe, load_index(data), Path(folder), init)
             return read_metrics(Path(folder)), refusing
     finally:
         if refused_from is not None:
@@ -146,14 +174,20 @@ def run_training(
 
 
 def trained(
-    bench: Bench, name: str, data: Path, overrides: Sequence[str], *, log_steps: int
+    bench: Bench,
+    name: str,
+    data: Path,
+    overrides: Sequence[str],
+    *,
+    log_steps: int,
+    init: FrozenBackbone | None = None,
 ) -> tuple[Recipe, Figures]:
     """A recipe from shards to weights, three log lines long; the last two are what is measured."""
     bench.forget_memory()
     cadence = (f"steps={3 * log_steps}", f"run.log_steps={log_steps}")
     own = (*NO_SAVES, f"run.device={bench.device.type}", *cadence)
     recipe = read_recipe(name, [*overrides, *own])
-    lines, _ = run_training(bench, recipe, data)
+    lines, _ = run_training(bench, recipe, data, init=init)
     return recipe, {
         "images/s": statistics.mean(line["images_per_s"] for line in lines[-2:]),
         **({"MFU %": lines[-1]["mfu_percent"]} if "mfu_percent" in lines[-1] else {}),
