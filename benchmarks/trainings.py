@@ -105,17 +105,18 @@ def embedded(
     facts: dict[str, Any],
     *,
     canvas_px: int,
+    side_px: int | None = None,
 ) -> Embeddings:
     """Embed the whole shorter side of a split's images, or read what is at `path`.
 
-    `load` gives the network, with its own view's side, mean and std.
+    `load` gives the network, with its own view's mean and std, and side unless `side_px` is given.
     """
     if path.exists():
         return load_embeddings(path)[0]
     model = load()
     crop_px, mean, std = (model.view.config()[key] for key in ("crop_px", "mean", "std"))
     backbone = model.backbone.to(memory_format=torch.channels_last)
-    view = EvalView(crop_px, crop_px, mean, std)
+    view = EvalView(side_px or crop_px, side_px or crop_px, mean, std)
     rows = embed(backbone, view, split, canvas_px=canvas_px, num_workers=0)
     save_embeddings(path, rows, facts)
     return rows
