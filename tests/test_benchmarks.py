@@ -31,6 +31,7 @@ from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
 from benchmarks.gpu.common import Bench, SkippedError, check
 from benchmarks.graded import choice as graded_choice
+from benchmarks.graded import curves as graded_curves
 from benchmarks.graded import data as graded
 from benchmarks.graded import table as graded_table
 from benchmarks.graded import training as graded_training
@@ -423,26 +424,49 @@ def test_a_graded_training_is_compared_with_its_own_start_and_the_line_seed_by_s
         **{("random weights", 0): 0.1, ("random weights", 1): 0.2, ("ImageNet weights", 0): 0.5},
         **{("NT-Xent", 0): 0.4, ("NT-Xent", 1): 0.3, ("DCL", 1): 0.8},
         **{("continued", 0): 0.6, ("continued", 1): 0.8},
+        **{(graded_training.JOIN, 0): 0.9, (graded_training.TAUGHT, 1): 0.7},
     }
+    scratch = ("NT-Xent", "DCL")
     jobs = {
-        graded_training.Job(method, "icons", seed, 9): found(value)
+        graded_training.Job(method, "icons", seed, 9, 60.0 * (method in scratch)): found(value)
         for (method, seed), value in values.items()
     }
-    tree = graded_training.summary(jobs)
-    cells = {method: tree[method]["icons"]["flattened, MAP@R"] for method in tree}
+    longer = graded_training.Job("NT-Xent", "icons", 0, 90, 600.0)  # in no comparison with others
+    tree = graded_training.summary({**jobs, longer: found(0.9)})
+    rows = {row.removesuffix(", 60 s"): cells for row, cells in tree.items()}
+    cells = {row: rows[row]["icons"]["flattened, MAP@R"] for row in rows}
     assert cells["continued"]["value"] == pytest.approx(0.7)
     more = {
         (method, what): cell[f"more than its {what}"]["value"]
         for method, cell in cells.items()
-        for what in ("start", "line")
+        for what in ("start", "line", "teacher")
         if f"more than its {what}" in cell
     }
     assert more == pytest.approx(
         {
             **{("NT-Xent", "start"): 0.2, ("DCL", "start"): 0.6, ("DCL", "line"): 0.5},
-            ("continued", "start"): 0.2,
+            **{("continued", "start"): 0.2, ("NT-Xent, 600 s", "start"): 0.8},
+            **{(graded_training.JOIN, "start"): 0.4, (graded_training.TAUGHT, "start"): 0.2},
+            (graded_training.TAUGHT, "teacher"): -0.2,
         }
     )
+
+
+def test_a_graded_method_keeps_the_setting_that_was_best_on_all_tuning_sets() -> None:
+    def found(recall: float, map_at_r: float) -> dict[str, Found]:
+        values = {"Recall@1": np.full(4, recall), "MAP@R": np.full(4, map_at_r)}
+        return dict.fromkeys(graded_training.FORMS, Found(np.arange(4), values, 0))
+
+    values = {  # setting, set -> both metrics
+        **{("a", "drawings"): (0.6, 0.2), ("a", "stamps"): (0.2, 0.2)},
+        **{("b", "drawings"): (0.4, 0.1), ("b", "stamps"): (0.5, 0.4)},
+        ("c", "drawings"): (0.9, 0.9),  # the call was cut before it saw the other set
+    }
+    tried = {
+        graded_training.Job("DCL", name, 0, 9, 60.0, setting): found(*both)
+        for (setting, name), both in values.items()
+    }
+    assert graded_training.best_settings(tried) == {"DCL": "b"}
 
 
 @pytest.mark.slow  # processes of their own that import torch
@@ -460,8 +484,8 @@ def test_a_graded_run_that_fails_is_one_line_and_the_others_go_on(tmp_path) -> N
     assert done.returncode == 0, done.stderr
     report = json.loads(out.read_text())
     assert {run["name"] for run in report["runs"] if "error" in run} == {"stamps"}
-    assert report["rows"].keys() == {"random weights", "NT-Xent", "DCL"}
-    assert "| DCL: more than its line |" in done.stdout
+    assert report["rows"].keys() == {"random weights", "NT-Xent, 0.01 s", "DCL, 0.01 s"}
+    assert "| DCL, 0.01 s: more than its line |" in done.stdout
 
 
 def test_a_join_of_the_graded_table_is_unit_rows_side_by_side(tmp_path, monkeypatch) -> None:
@@ -545,9 +569,12 @@ def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:
     )
     page = (MEASURED.parent / "graded.md").read_text().replace("whitened (power 1)", "power 1")
     page = page.replace("Lite0 at 96 px, ImageNet weights", "ImageNet weights")
-    page = page.replace("`adapt_mobile` from them, 50 steps", "continued")
-    page = page.replace("**", "").replace(" (clearly less)", "")
-    trained = json.loads((MEASURED / "graded_training.json").read_text())["rows"]
+    page = page.replace("Lite0 at 96 and 160 px, ImageNet weights", graded_training.JOIN)
+    page = page.replace("`adapt_mobile` from them", "continued")
+    report = json.loads((MEASURED / "graded_training.json").read_text())
+    trained = {row.removesuffix(", 600 s"): cells for row, cells in report["rows"].items()}
+    differences = {"DCL": "line", "queue (MoCo)": "line", "DIET": "line"}
+    differences |= dict.fromkeys(("continued", graded_training.TAUGHT), "start")
     metric, columns, rows, regrets, trainings = "", [], 0, 0, 0
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -556,8 +583,14 @@ def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:
         if cells[0] == graded_table.FEW or cells[0].partition(",")[0] in graded_table.METRICS:
             metric, columns = cells[0], cells[1:]
         elif cells[0] in trained:
-            found = [trained[cells[0]][name][f"as it is, {metric}"]["value"] for name in columns]
-            assert cells[1:] == [f"{100 * value:.1f}" for value in found]
+            for name, shown in zip(columns, cells[1:], strict=True):
+                figures = trained[cells[0]][name][f"as it is, {metric}"]
+                expected = f"{100 * figures['value']:.1f}"
+                if what := differences.get(cells[0]):
+                    low, high = figures[f"more than its {what}"]["interval95"]
+                    expected = f"**{expected}**" if low > 0 else expected
+                    expected += " (clearly less)" * (high < 0)
+                assert shown == expected, (cells[0], name)
             trainings += 1
         elif metric in (*graded_table.METRICS, graded_table.FEW):
             expected = [f"{100 * sets[name][cells[0]][metric]['value']:.1f}" for name in columns]
@@ -567,7 +600,9 @@ def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:
             how = metric.partition(",")[0]
             assert cells[1:] == [f"{choice[name][cells[0]][how]:.1f}" for name in columns]
             regrets += 1
-    assert (rows, regrets, trainings) == (22, 8, 14)
+    assert (rows, regrets, trainings) == (22, 8, 18)
+    picture = graded_curves.picture(graded_curves.curves(report))
+    assert (MEASURED.parent / "pictures" / "curves.svg").read_text() == picture
 
 
 def test_the_page_of_sensors_shows_what_was_measured() -> None:

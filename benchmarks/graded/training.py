@@ -134,85 +134,118 @@ class Place(NamedTuple):
 
 def main() -> None:
     args = arguments()
-    place = Place(args.folder, args.device, tuple(args.set))
-    begin_s = time.perf_counter()
-    device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-    report: dict[str, Any] = {"seconds of training": args.seconds, "methods": {}}
-    report |= {"machine": {"device": device, **machine(1)}, "tuning": TUNING}
-    report |= {"settings": {}, "trials": [], "runs": []}
-    with workers(1, args.device) as pool:  # alone, and nothing of it in this process
-        for name in args.sets if NEIGHBOURS in args.methods else ():
-            if error := pool.submit(pair_neighbours, place, name).exception():
-                print(f"{name} has no {NEIGHBOUR_COLUMN}: {error}", flush=True)
-        for name in args.sets if TAUGHT in args.methods else ():
-            pool.submit(teach, place, name).result()
-        if args.timed_by:
-            told = json.loads(args.timed_by.read_text())
-            report |= {"timed on": told["machine"], "methods": told["methods"]}
-        untimed = [m for m in args.methods if start_of(m) == RANDOM and not args.timed_by]
-        for method in untimed:
-            first = Job(method, args.sets[0], 0, 3 * TIMED[args.device], timed=True)
-            report["methods"][method] = pool.submit(attempt, place, first).result()
-            print(method, report["methods"][method], flush=True)
+    study = Study(args, Place(args.folder, args.device, tuple(args.set)))
+    study.prepare()
     if args.only_time:
-        save(args.json, report)
+        save(args.json, study.report)
         return
-
-    def job(method: str, name: str, seed: int, seconds: float, setting: str = "") -> Job:
-        if method not in METHODS:
-            return Job(method, name, seed, 0)
-        if start_of(method) == IMAGENET:
-            return Job(method, name, seed, RECIPE_STEPS, 0.0, setting)
-        steps = max(1, round(seconds / report["methods"][method]["step_s"]))
-        return Job(method, name, seed, steps, seconds, setting)
-
-    def scored(jobs: list[Job], found: dict[Job, dict[str, Found]], runs: list[Any]) -> None:
-        for one, outcome in outcomes(place, jobs, args.workers):
-            if scores := outcome.pop("scores", None):
-                found[one] = scores
-            runs.append({**one._asdict(), **outcome})
-            report["wall_s"] = round(time.perf_counter() - begin_s, 1)
-            if runs is report["runs"]:
-                report["rows"] = summary(found)
-            if args.json:  # whole at any moment: the call may be cut off in the middle of writing
-                save(args.json.with_suffix(".part"), report)
-                args.json.with_suffix(".part").replace(args.json)
-            text = outcome.get("error") or f"{outcome['train_s']} + {outcome['score_s']} s"
-            said = f"{one.row}, {one.name}, {one.seed} {one.setting}: {text}"
-            print(f"{report['wall_s']:6.1f} {said}", flush=True)
-
-    fit = {m for m, timed in report["methods"].items() if "step_s" in timed}
-    methods = [m for m in args.methods if m in fit or start_of(m) == IMAGENET]
     if args.tune:
+        study.tune()
+    study.score([*study.starts(), *study.trainings()], {}, "runs")
+    show(study.report, args.sets)
+
+
+class Study:
+    """What is written of a call, and the jobs that fill it.
+
+    Args:
+        args: Of the call.
+        place: Where jobs run.
+    """
+
+    def __init__(self, args: argparse.Namespace, place: Place) -> None:
+        self.args, self.place, self._begin_s = args, place, time.perf_counter()
+        device = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
+        self.report: dict[str, Any] = {
+            **{"seconds of training": args.seconds, "tuning": TUNING},
+            **{"machine": {"device": device, **machine(1)}, "methods": {}},
+            **{"settings": {}, "trials": [], "runs": []},
+        }
+
+    def prepare(self) -> None:
+        """Write what methods learn from, and time their steps, alone; nothing of it stays here."""
+        args, methods = self.args, self.report["methods"]
+        with workers(1, args.device) as pool:
+            for name in args.sets if NEIGHBOURS in args.methods else ():
+                if error := pool.submit(pair_neighbours, self.place, name).exception():
+                    print(f"{name} has no {NEIGHBOUR_COLUMN}: {error}", flush=True)
+            for name in args.sets if TAUGHT in args.methods else ():
+                pool.submit(teach, self.place, name).result()
+            if args.timed_by:
+                told = json.loads(args.timed_by.read_text())
+                self.report["timed on"] = told["machine"]
+                methods |= told["methods"]
+            for method in args.methods:
+                if start_of(method) == RANDOM and not args.timed_by:
+                    job = Job(method, args.sets[0], 0, 3 * TIMED[args.device], timed=True)
+                    methods[method] = pool.submit(attempt, self.place, job).result()
+                    print(method, methods[method], flush=True)
+
+    def tune(self) -> None:
+        """Choose a setting of each method by its trials on the tuning sets."""
         tried: dict[Job, dict[str, Found]] = {}
+        seed, seconds = self.args.seeds[0], self.args.seconds[0]
         jobs = [
-            job(method, name, args.seeds[0], args.seconds[0], setting)
-            for method in methods
+            self._job(method, name, seed, seconds)._replace(setting=setting)
+            for method in self._fit()
             for name in TUNING
             for setting in TRIALS[start_of(method)]
         ]
-        scored(jobs, tried, report["trials"])
-        report["settings"] = best_settings(tried)
-        print(report["settings"], flush=True)
-    budgets = [(seconds, args.longer) for seconds in args.seconds[1:]]
-    jobs = [
-        job(method, name, seed, seconds, report["settings"].get(method, ""))
-        for seconds, of_budget in ((args.seconds[0], methods), *budgets)
-        for seed in args.seeds
-        for name in sorted(args.sets, key=lambda name: name not in TUNING)
-        for method in of_budget
-    ]
-    starts = dict.fromkeys(start_of(method) for method in methods)
-    starts |= dict.fromkeys([JOIN] if TAUGHT in methods else [])
-    seeded = {start: args.seeds if start == RANDOM else args.seeds[:1] for start in starts}
-    jobs = [
-        job(start, name, seed, 0)
-        for start in starts
-        for seed in seeded[start]
-        for name in args.sets
-    ] + jobs
-    scored(jobs, {}, report["runs"])
-    show(report, args.sets)
+        self.score(jobs, tried, "trials")
+        self.report["settings"] = best_settings(tried)
+        print(self.report["settings"], flush=True)
+
+    def starts(self) -> list[Job]:
+        """List what the methods start from, and the teacher; random weights are of each seed."""
+        args, methods = self.args, self._fit()
+        names = dict.fromkeys([*map(start_of, methods), *[JOIN] * (TAUGHT in methods)])
+        return [
+            Job(name, of_set, seed, 0)
+            for name in names
+            for seed in (args.seeds if name == RANDOM else args.seeds[:1])
+            for of_set in args.sets
+        ]
+
+    def trainings(self) -> list[Job]:
+        """List the runs: budget by budget, of each a seed after the other, tuning sets first."""
+        args = self.args
+        budgets = [(args.seconds[0], self._fit()), *((s, args.longer) for s in args.seconds[1:])]
+        return [
+            self._job(method, name, seed, seconds)
+            for seconds, methods in budgets
+            for seed in args.seeds
+            for name in sorted(args.sets, key=lambda name: name not in TUNING)
+            for method in methods
+        ]
+
+    def score(self, jobs: list[Job], found: dict[Job, dict[str, Found]], key: str) -> None:
+        """Run jobs into `found` and report[key]; --json is whole at any moment."""
+        report, out = self.report, self.args.json
+        for job, outcome in outcomes(self.place, jobs, self.args.workers):
+            if scores := outcome.pop("scores", None):
+                found[job] = scores
+            report[key].append({**job._asdict(), **outcome})
+            report["wall_s"] = round(time.perf_counter() - self._begin_s, 1)
+            if key == "runs":
+                report["rows"] = summary(found)
+            if out:  # the call may be cut off in the middle of writing
+                save(out.with_suffix(".part"), report)
+                out.with_suffix(".part").replace(out)
+            text = outcome.get("error") or f"{outcome['train_s']} + {outcome['score_s']} s"
+            named = f"{job.row}, {job.name}, {job.seed} {job.setting}"
+            print(f"{report['wall_s']:6.1f} {named}: {text}", flush=True)
+
+    def _fit(self) -> list[str]:
+        """List the methods that can run: those from scratch whose step was timed, all others."""
+        timed = {name for name, found in self.report["methods"].items() if "step_s" in found}
+        return [m for m in self.args.methods if m in timed or start_of(m) == IMAGENET]
+
+    def _job(self, method: str, name: str, seed: int, seconds: float) -> Job:
+        setting = self.report["settings"].get(method, "")
+        if start_of(method) == IMAGENET:
+            return Job(method, name, seed, RECIPE_STEPS, setting=setting)
+        steps = max(1, round(seconds / self.report["methods"][method]["step_s"]))
+        return Job(method, name, seed, steps, seconds, setting)
 
 
 def arguments() -> argparse.Namespace:

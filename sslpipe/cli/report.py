@@ -1,9 +1,10 @@
 """`sslpipe report`: a run directory -> one self-contained HTML file."""
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from sslpipe.cli.inputs import check_file, check_run, open_data
+from sslpipe.cli.inputs import check_file, check_run, load_recipe_or_run, open_data
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.options import argument, documented, option
 from sslpipe.cli.terminal import new_app, say, working
@@ -11,6 +12,7 @@ from sslpipe.errors import UserError
 from sslpipe.portable import write_atomically
 
 if TYPE_CHECKING:
+    from sslpipe.data.index import DatasetIndex
     from sslpipe.report.embeddings import Features
 
 app = new_app(rich_markup_mode="markdown")
@@ -35,7 +37,7 @@ def main(
     which recipe is better in all of them.
 
     The page loads nothing from the network. What is missing in a run is named there, with the
-    command that makes it. With --data the report also shows images.
+    command that makes it. With --data the report also shows images, and views as training saw them.
 
     Args:
         run_dirs: A run directory, or several to compare.
@@ -72,6 +74,9 @@ def main(
     run = read_run(run_dir)
     queries, others = _load(run_dir, "test"), _load(run_dir, "train")
     with working("report") as stage:
+        own = index is not None and index.has_sha256(run.data["index_sha256"])
+        if index is not None and own and run.views_png is None:
+            run = run._replace(views_png=_views(run_dir, index))
         page = build_page(run, index, queries, others, stage)
     if run.evaluation is not None:
         print_suite(run.evaluation)
@@ -84,6 +89,19 @@ def _write(out: Path, page: str) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
     say(f"{out}: {len(page) / 1e6:.1f} MB, open it in a browser")
+
+
+def _views(run_dir: Path, index: "DatasetIndex") -> bytes | None:
+    """Draw the PNG of `sslpipe preview RUN`; None, and the reason told, where that cannot be."""
+    from sslpipe.run.preview import preview_recipe
+
+    try:
+        grid, _ = preview_recipe(load_recipe_or_run(run_dir, []), index)
+    except UserError as error:
+        say(f"without a picture of the views: {error}")
+        return None
+    grid.save(file := io.BytesIO(), "PNG")
+    return file.getvalue()
 
 
 def _load(run_dir: Path, split: str) -> "Features | None":

@@ -218,7 +218,8 @@ def _kept_features(
     facts = backbone.features_metadata(backbone.view, split)
     writable = (model / "recipe.json").is_file() and os.access(model, os.W_OK)
     small = len(split) * backbone.num_features * 4 <= MOST_KEPT_BYTES
-    if writable and small and not file.exists():
+    new = writable and small and not file.exists()
+    if new:
         make_folder(model, "features")  # a link there would lead the files elsewhere
         embed_to_file(
             file,
@@ -232,7 +233,7 @@ def _kept_features(
         )
     rows = saved_embeddings(file, {**facts, "canvas_px": canvas_px, "dtype": "float32"}, split)
     if rows is not None:
-        say(f"{split.name}: read from {file}")
+        say(f"{split.name}: {'written to' if new else 'read from'} {file}")
     return rows
 
 

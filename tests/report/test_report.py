@@ -332,6 +332,24 @@ def test_a_bare_run_names_everything_that_is_missing(whole, tmp_path):
     assert raw == (run_dir / "views.png").read_bytes()
 
 
+def test_views_are_drawn_for_a_run_without_a_picture_of_them(whole, tmp_path):
+    assert not (whole.run_dir / "views.png").exists()
+    (image,) = [each for each in whole.page.all("img") if each["alt"].startswith("A row for each")]
+    raw = base64.b64decode(image["src"].removeprefix("data:image/png;base64,"))
+    words = str(whole.run_dir), "--data", str(whole.data), "--out", str(tmp_path / "views.png")
+    command_line("preview", *words, status=0)
+    with Image.open(io.BytesIO(raw)) as shown, Image.open(tmp_path / "views.png") as expected:
+        assert np.array_equal(np.asarray(shown), np.asarray(expected))
+    # that a part of the run's is not there spoils no report
+    recipe = json.loads((whole.run_dir / "recipe.json").read_text())
+    recipe["augment"]["preset"] = "own"
+    run_dir = _copy(whole.run_dir, tmp_path, "data.json", "run.json")
+    (run_dir / "recipe.json").write_text(json.dumps(recipe))
+    done = command_line("report", str(run_dir), "--data", str(whole.data), status=0)
+    assert "without a picture of the views: " in done.stderr
+    assert "No views.png yet" in (run_dir / "report.html").read_text()
+
+
 def test_a_run_is_shown_without_its_data_set(whole, tmp_path):
     report(whole.run_dir, "--out", tmp_path / "page.html")
     page_html = (tmp_path / "page.html").read_text().split("<body>")[1].split("<script>")[0]
