@@ -492,7 +492,7 @@ def test_a_join_of_the_graded_table_is_unit_rows_side_by_side(tmp_path, monkeypa
     write_dataset(tmp_path / "toy", (6,))
     made = {name: torch.rand(6, width) + 0.1 for name, width in (("a", 3), ("b", 5))}
 
-    def embed(path, split, load, facts, *, canvas_px):
+    def embed(path, split, load, facts, **options):
         return Embeddings(made[facts["candidate"]], *torch.zeros(2, 6, dtype=torch.int64))
 
     monkeypatch.setattr(graded_table, "embedded", embed)

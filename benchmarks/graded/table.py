@@ -133,12 +133,12 @@ def few_labels(rows: Embeddings) -> Column:
     """Score each image by FEW; one that every draw labels is left out."""
     asked, right = np.zeros((2, len(rows.ids)))
     for draw in range(DRAWS):
-        queries = torch.ones(len(rows.ids), dtype=torch.bool)
-        queries[few_rows(rows, LABELS, 0, draw)] = False
-        bank, others = rows.rows(~queries), rows.rows(queries)
-        (named,) = knn_predictions(bank, others, k=(1,), vote="majority").values()
-        asked += queries.numpy()
-        right[queries.numpy()] += torch.as_tensor(named) == others.labels
+        known = few_rows(rows, LABELS, 0, draw)
+        others = np.setdiff1d(np.arange(len(asked)), known)
+        bank, queries = rows.rows(known), rows.rows(torch.from_numpy(others))
+        (named,) = knn_predictions(bank, queries, k=(1,), vote="majority").values()
+        asked[others] += 1
+        right[others] += named == queries.labels.numpy()
     some = asked > 0
     return Column(right[some] / asked[some], rows.labels.numpy()[some])
 
