@@ -125,6 +125,8 @@ def test_the_holdout_is_stratified_fixed_and_never_unlabelled():
         ([1] * 500, "data.holdout=50 data.holdout_by=class", False),
         ([1000] + [2] * 500, "data.holdout=200 data.holdout_by=class", True),
         ([6, 6], "data.holdout=3", True),
+        ([4, 4], "data.holdout=3", True),  # half of them, and no more
+        ([80] + [10] * 12, "data.holdout=20 data.holdout_by=class", True),  # 8 of 20 had a partner
         ([1, 1, 1], "data.holdout=0", False),
         ([], "data.holdout=25 data.holdout_from=all", False),
     ],
@@ -162,6 +164,7 @@ def test_chosen_groups_are_whole_and_hold_the_share(seed):
     counted = labels >= 0 if (labels >= 0).any() else np.ones(len(labels), bool)
     largest = np.bincount(groups[counted]).max()
     assert abs(taken[counted].sum() - fraction * counted.sum()) <= largest / 2
+    assert set(groups[taken]) <= set(groups[counted])  # nobody else is taken alone
     assert np.array_equal(taken, choose_groups(groups, labels, fraction, seed))
 
 

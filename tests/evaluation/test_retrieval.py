@@ -185,16 +185,12 @@ def test_intervals_over_classes_hold_the_mean_of_other_classes_and_those_over_qu
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"k": (0, 1)}, "must lie in 1..100"),
-        ({"k": (101,)}, "must lie in 1..100"),
-    ],
+    ("width", "k", "message"),
+    [(4, (0, 1), "lie in 1..100"), (4, (101,), "lie in 1..100"), (3, (1,), "different backbones")],
 )
-def test_wrong_options_are_one_clear_error(options, message):
+def test_wrong_options_are_one_clear_error(width, k, message):
     gallery, queries = random_rows(100, 4, 4, seed=1), random_rows(5, 4, 4, 2, 1000)
-    with pytest.raises(DataError) as error:
-        retrieval(gallery, queries, **options)
-    assert message in str(error.value)
+    with pytest.raises(DataError, match=message):
+        retrieval(gallery, queries._replace(features=queries.features[:, :width]), k=k)
     with pytest.raises(DataError, match="none of 5 queries has a match"):
         summary(retrieval_per_query(gallery, queries._replace(labels=queries.labels + 50)), "p")

@@ -182,6 +182,7 @@ class Trainee:
         linear = torch.nn.Linear(4, 6, bias=False)  # the norm takes a bias away
         self.model = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(6))
         self.model.register_buffer("followed", torch.zeros(6, 4).T)  # not contiguous
+        self.model.register_buffer("flags", torch.zeros(3, dtype=torch.bool))  # not of 4 bytes each
         settings = Optim(kind=kind, peak_lr=lr, weight_decay=0.1, trust_coefficient=0.1)
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "is_cuda", on_device and kind != "lars")
@@ -213,6 +214,8 @@ class Trainee:
         numbers = loss * loss_factor, norm
         with self.guard.step(*numbers) as decision:
             self.model.followed.lerp_(self.model[0].weight.T, 0.25)
+            self.model.flags[self.done % 3].logical_not_()
+        assert self.model[0].weight.grad is None
         self.guard.count(self.done, ids, ids + 9, decision, epoch=self.done // 3)
         self.done += 1
         return not bool(decision.skipped)
