@@ -12,6 +12,7 @@ points. For comparison: EfficientNet-Lite0 at 128 px as it is, and the join of i
 
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 
@@ -100,7 +101,7 @@ def corner_features(folder: Path, name: str, candidate: str) -> Embeddings:
         backbone = model.backbone.to(memory_format=torch.channels_last)
         split = load_index(str(folder / name / "dataset.json")).split("train")
         view = CornerViews(EvalView(px, px, mean, std))
-        options = {"canvas_px": 320, "num_workers": 0, "batch_size": BATCH_SIZE}
+        options: dict[str, Any] = {"canvas_px": 320, "num_workers": 0, "batch_size": BATCH_SIZE}
         save_embeddings(path, embed(backbone, view, split, **options), {})
     return load_embeddings(path)[0]
 
