@@ -45,7 +45,7 @@ from sslpipe.evaluation.knn import few_rows
 ROWS = [*((name,) for name in CANDIDATES), *JOINS]
 ALWAYS = (("lite0@96", "lite0@160"), 0.25)
 Row = tuple[tuple[str, ...], float | None]
-DRAWS = 5
+DRAWS = 3
 
 
 def main() -> None:
