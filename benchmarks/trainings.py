@@ -103,19 +103,21 @@ def embedded(
     split: Split,
     load: Callable[[], FrozenBackbone],
     facts: dict[str, Any],
+    *,
+    side_px: int | None = None,
     **options: Any,
 ) -> Embeddings:
     """Embed the whole shorter side of a split's images, or read what is at `path`.
 
-    `load` gives the network, with its own view's side, mean and std; `options` are those of
-    `embed`, `canvas_px` at least.
+    `load` gives the network, with its own view's mean and std, and side unless `side_px` is given;
+    `options` are those of `embed`, `canvas_px` at least.
     """
     if path.exists():
         return load_embeddings(path)[0]
     model = load()
     crop_px, mean, std = (model.view.config()[key] for key in ("crop_px", "mean", "std"))
     backbone = model.backbone.to(memory_format=torch.channels_last)
-    view = EvalView(crop_px, crop_px, mean, std)
+    view = EvalView(side_px or crop_px, side_px or crop_px, mean, std)
     rows = embed(backbone, view, split, num_workers=0, **options)
     save_embeddings(path, rows, facts)
     return rows

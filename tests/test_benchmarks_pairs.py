@@ -14,6 +14,7 @@ from benchmarks.trainings import Found
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.erase import fit_erasure
+from sslpipe.recipe import Recipe, load_recipe
 
 
 @pytest.fixture
@@ -159,3 +160,40 @@ def test_an_erasure_learns_from_half_of_the_things_and_changes_the_others() -> N
     assert torch.equal(test.features, fitted.apply(features))
     assert torch.equal(train.features, test.features[~even])
     assert torch.equal(train.ids, ids[~even])
+
+
+def test_three_sizes_stand_side_by_side_and_are_flattened_as_train_says() -> None:
+    ids = torch.arange(900)
+    rng = torch.Generator().manual_seed(0)
+    near, far = (
+        Embeddings(scale * torch.randn(900, 3, generator=rng).cumsum(1), ids // 5, ids)
+        for scale in (1.0, 40.0)
+    )
+    both = table.side_by_side((near, far))
+    parts = [rows.features.double().numpy() for rows in (near, far)]
+    wide = np.hstack([x / np.linalg.norm(x, axis=1, keepdims=True) for x in parts])  # (900, 6)
+    np.testing.assert_allclose(both.features, wide, rtol=1e-6, atol=1e-7)
+    train, test = table.flattened(both, both.rows(ids[:7]))
+    covariance = np.cov(wide.T, bias=True)
+    ridge = covariance + 0.1 * np.trace(covariance) / 6 * np.eye(6)
+    centred = wide - wide.mean(0)
+    cosines = centred @ np.linalg.inv(ridge) @ centred.T  # products of whitened rows
+    np.testing.assert_allclose(train.features @ train.features.T, cosines, rtol=1e-3, atol=1e-3)
+    assert torch.equal(test.features, train.features[:7])
+
+
+def test_a_long_row_is_pairs_of_another_theme_at_a_smaller_side() -> None:
+    rows = {run.row: run.overrides for run in table.trainings(5, seed=0)}
+    assert not any(row.startswith(table.SMALL) for row in (r.row for r in table.trainings(2, 0)))
+    base, small = (
+        load_recipe(table.RECIPES / "my_images_small.toml", rows[f"{row}, 5 min"])
+        for row in (table.DIFFERENT, table.SMALL)
+    )
+    changed = {"augment", "optim", "steps"}
+    assert {key for key, value in base if value != getattr(small, key)} == changed
+    assert isinstance(small, Recipe)
+    assert (small.augment.arguments["crop_px"], small.optim.warmup_steps, small.steps) == (
+        32,
+        140,
+        1400,
+    )

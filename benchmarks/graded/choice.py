@@ -78,7 +78,7 @@ def regrets(folder: Path, name: str) -> dict[str, dict[str, float]]:
             found[parts, power] = {m: float(scores.values[m].mean()) for m in METRICS}
     best = {metric: max(row[metric] for row in found.values()) for metric in METRICS}
     return {
-        how: {m: 100 * (best[m] - fmean(found[row][m] for row in rows)) for m in METRICS}
+        how: {m: 100 * fmean(best[m] - found[row][m] for row in rows) for m in METRICS}
         for how, rows in chosen.items()
     }
 

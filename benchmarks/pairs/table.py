@@ -1,6 +1,8 @@
 """Another vendor's drawing as the positive, against another crop of the same one, and labels.
 
     python -m benchmarks.pairs.table out/pairs [--split val] [--json docs/measured/pairs.json]
+    python -m benchmarks.pairs.table out/pairs --rows "pairs, other theme, 32 px" \
+        --json docs/measured/pairs_32px.json
 
 `out/pairs` holds what `benchmarks.pairs.data` builds; runs and features go there, too. What is done
 is not done again, so a stopped command is repeated. All rows train recipes/my_images_small.toml,
@@ -8,7 +10,8 @@ changed by SETTINGS, from scratch, for 2 and 5 CPU minutes with three seeds:
 
 two crops: no column. pairs: the second view is of another drawing of the same thing, of any theme
 or size (pairs.positive). pairs, other theme: of another theme (pairs.different). SupCon: two crops,
-and all drawings of a thing in the batch are positives (pairs.label).
+and all drawings of a thing in the batch are positives (pairs.label). pairs, other theme, 32 px: the
+same at two thirds of the side, for 5 minutes alone: more steps in them. `--rows` names some rows.
 
 The steps of a run were fixed beforehand from the processor seconds of one step on this machine; the
 seconds it took, imports included, are recorded. Every network sees whole images.
@@ -23,9 +26,11 @@ and chance is a half. neighbours: the theme as a vote of 20 nearest neighbours r
 not be linear, above chance; the neighbours are drawings of every other train thing.
 Theme erased: the features after the smallest change that hides the theme from linear probes
 (`sslpipe.evaluation.erase`), fitted on the drawings of half of the train things; all that is read
-from them is learned from the other half. A difference of Recall@1 is of the means over the seeds,
-its interval over things (`paired_means`). Settings were chosen with `--split val`; "test" was read
-once, at the end.
+from them is learned from the other half. Flattened: divided by the spread of each principal axis of
+the train drawings (`sslpipe whiten`). Three sizes: one network sees each drawing at the side of its
+training and at 1.25 and 1.5 times that, RUN@32+RUN@40+RUN@48. A difference of Recall@1 is of the
+means over the seeds, its interval over things (`paired_means`). Settings were chosen with
+`--split val`; "test" was read once, at the end.
 """
 
 import sys
@@ -65,11 +70,14 @@ from sslpipe.evaluation.groups import group_codes
 from sslpipe.evaluation.knn import knn
 from sslpipe.evaluation.nuisance import nuisance
 from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import load_backbone
 
 DATA = "icons"
 PIXELS, CROPS, PAIRS, DIFFERENT = "pixels", "two crops", "pairs", "pairs, other theme"
-SUPCON, ERASED = "SupCon", ", theme erased"
+SUPCON, SMALL = "SupCon", "pairs, other theme, 32 px"
+ERASED, FLATTENED, SIZES = ", theme erased", ", flattened", ", three sizes, flattened"
+SIDES = (1.0, 1.25, 1.5)  # of three sizes, as shares of the training's
 NEIGHBOURS = 20  # that vote on a theme
 BALANCED = ("papirus", "numix-circle")
 CROP_PX, CANVAS_PX = 48, 96
@@ -91,10 +99,19 @@ ROWS = {  # what a row adds
 }
 # steps that fill the minutes, by processor seconds of a step on one core of an AMD EPYC
 STEPS = {2: 650, 5: 1_650}
+LONG_ROWS = {  # of 5 minutes alone; the steps are those of a core without bf16
+    SMALL: (
+        *ROWS[DIFFERENT],
+        *("augment.crop_px=32", "optim.precision=fp32", "steps=1400", "optim.warmup_steps=140"),
+    ),
+}
 COMPARED = (
     *((PAIRS, CROPS), (DIFFERENT, CROPS), (DIFFERENT, PAIRS), (SUPCON, CROPS), (DIFFERENT, SUPCON)),
     *((DIFFERENT + ERASED, CROPS), (DIFFERENT + ERASED, DIFFERENT), (CROPS + ERASED, CROPS)),
+    *((kind + form, kind) for kind in (DIFFERENT, SMALL) for form in (FLATTENED, SIZES)),
+    *((SMALL + form, DIFFERENT + form) for form in ("", FLATTENED, SIZES)),
 )
+FORMS = {CROPS: (ERASED,), DIFFERENT: (ERASED, FLATTENED, SIZES), SMALL: (FLATTENED, SIZES)}
 
 
 def row_name(kind: str, minutes: int) -> str:
@@ -107,14 +124,18 @@ def trainings(minutes: int, seed: int) -> list[Training]:
     recipe = RECIPES / "my_images_small.toml"
     return [
         Training(row_name(kind, minutes), seed, recipe, DATA, (*steps, *SETTINGS, *added))
-        for kind, added in ROWS.items()
+        for kind, added in (ROWS | (LONG_ROWS if minutes == max(STEPS) else {})).items()
     ]
 
 
 def main() -> None:
-    args = arguments(__doc__)
+    args = arguments(__doc__, rows="")
     torch.set_num_threads(1)
     runs = [run for minutes in STEPS for seed in args.seeds for run in trainings(minutes, seed)]
+    named = args.rows.split("; ") if args.rows else [*ROWS, *LONG_ROWS]
+    if unknown := {*named} - {*ROWS, *LONG_ROWS}:
+        raise SystemExit(f"--rows: no row is called {min(unknown)!r}; join their names by '; '")
+    runs = [run for run in runs if run.row.rpartition(", ")[0] in named]
     train_all([[run] for run in runs], args.folder, args.jobs)
 
     # features of every network, then scores of every query
@@ -128,9 +149,12 @@ def main() -> None:
         rows = features(run_dir, splits)
         found.setdefault(run.row, {})[run.seed] = score(splits, *rows)
         kind, _, minutes = run.row.rpartition(", ")
-        if kind in (CROPS, DIFFERENT):
-            row = f"{kind}{ERASED}, {minutes}"
-            found.setdefault(row, {})[run.seed] = score(splits, *erased(splits, *rows))
+        for form in FORMS.get(kind, ()):
+            if form == ERASED:
+                changed = erased(splits, *rows)
+            else:
+                changed = flattened(*(at_sizes(run_dir, splits) if form == SIZES else rows))
+            found.setdefault(f"{kind}{form}, {minutes}", {})[run.seed] = score(splits, *changed)
         print(f"scored: {run_dir.name}", file=sys.stderr, flush=True)
 
     # the table
@@ -141,25 +165,43 @@ def main() -> None:
         "theme told by the thing": told_by_the_thing(splits[1]),
         "settings": SETTINGS,
         "steps": STEPS,
+        "added": {kind: LONG_ROWS[kind] for kind in named if kind in LONG_ROWS},
         "rows": [summary(row, scores, args.folder) for row, scores in found.items()],
         "differences": [
             difference(row_name(ours, minutes), row_name(theirs, minutes), found)
             for minutes in STEPS
             for ours, theirs in COMPARED
+            if {row_name(ours, minutes), row_name(theirs, minutes)} <= {*found}
         ],
     }
     save(args.json, result)
     show(result)
 
 
-def features(run_dir: Path, splits: Sequence[Split]) -> tuple[Embeddings, ...]:
-    """Embed both splits by a run's backbone, or read what was embedded."""
+def features(
+    run_dir: Path, splits: Sequence[Split], side_px: int | None = None
+) -> tuple[Embeddings, ...]:
+    """Embed both splits by a run's backbone, or read what was embedded. None: its own side."""
     load, found = cache(partial(load_backbone, run_dir)), []
     for split in splits:
-        path = run_dir.parent.parent / "features" / f"{run_dir.name}-{split.name}.safetensors"
-        facts = {"run": run_dir.name, "split": split.name}
-        found.append(embedded(path, split, load, facts, canvas_px=CANVAS_PX))
+        name = f"{run_dir.name}{f'-{side_px}px' if side_px else ''}-{split.name}.safetensors"
+        path = run_dir.parent.parent / "features" / name
+        facts = {"run": run_dir.name, "split": split.name, "side_px": str(side_px or "its own")}
+        found.append(embedded(path, split, load, facts, canvas_px=CANVAS_PX, side_px=side_px))
     return tuple(found)
+
+
+def at_sizes(run_dir: Path, splits: Sequence[Split]) -> tuple[Embeddings, ...]:
+    """Embed both splits at three sizes: the features of each with length 1, side by side."""
+    own_px = load_backbone(run_dir).view.config()["crop_px"]
+    sizes = [features(run_dir, splits, int(own_px * share)) for share in SIDES]
+    return tuple(side_by_side(rows) for rows in zip(*sizes, strict=True))
+
+
+def side_by_side(sizes: Sequence[Embeddings]) -> Embeddings:
+    """Put the features of the same images side by side, those of each size with length 1."""
+    parts = [torch.nn.functional.normalize(rows.features, dim=1) for rows in sizes]
+    return sizes[0]._replace(features=torch.cat(parts, dim=1))
 
 
 class Scores(NamedTuple):
@@ -218,6 +260,12 @@ def erased(
     side = (splits[0], fit_on.ids.numpy())
     _, *pair = erase(fit_on, others, rows, columns={"theme": group_codes("theme", side, side).bank})
     return pair[0], pair[1]
+
+
+def flattened(train_rows: Embeddings, rows: Embeddings) -> tuple[Embeddings, Embeddings]:
+    """Flatten the spectrum, as the train drawings show it, of both; no column is read."""
+    whitening = fit_whitening(train_rows)
+    return whitening(train_rows), whitening(rows)
 
 
 def theme_probe(splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings) -> Result:

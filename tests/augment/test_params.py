@@ -14,7 +14,7 @@ from scipy import stats
 
 from sslpipe.augment.op import Draws
 from sslpipe.augment.ops import draws
-from sslpipe.augment.pixels import HUE
+from sslpipe.augment.pixels import EAGER, HUE
 from sslpipe.augment.presets import PRESETS, view_specs
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.augment.two_views import build_augment
@@ -62,9 +62,9 @@ def test_boxes_lie_inside_the_image_and_reach_its_last_pixel() -> None:
     assert (left + width).max() == 31
 
 
-@pytest.mark.parametrize("size", [(4, 900), (900, 4), (7, 9)])
+@pytest.mark.parametrize("size", [(4, 900), (900, 40), (7, 9), (100_000, 95_000)])
 def test_the_central_fallback_is_torchvisions(size: tuple[int, int]) -> None:
-    spec = dataclasses.replace(SIMCLR, crop_area=(0.999, 1.0), crop_ratio=(0.9, 1.1))
+    spec = dataclasses.replace(SIMCLR, crop_area=(1 - 1e-6, 1.0), crop_ratio=(0.9, 1.1))
     torch.manual_seed(0)
     crop = transforms.RandomResizedCrop(224, scale=spec.crop_area, ratio=spec.crop_ratio)
     expected = crop.make_params([torch.empty(3, *size, device="meta")])
@@ -238,6 +238,12 @@ def test_a_value_that_gives_no_views_is_one_line_that_names_the_key(tmp_path, ov
     recipe = load_recipe(write_recipe(tmp_path), [f"augment.{override}"])
     with pytest.raises(RecipeError, match=override.partition("=")[0]):
         build_augment(recipe)
+
+
+def test_colours_are_compiled_only_where_a_run_asks_for_it(tmp_path):
+    recipe = load_recipe(write_recipe(tmp_path), ["augment.kind=fused"])
+    for compiled in (False, True):
+        assert (build_augment(recipe, compiled=compiled).colours is not EAGER) == compiled
 
 
 @pytest.mark.parametrize("override", ["augment.mean=[nan, 0, 0]", "augment.std=[1, 1, inf]"])

@@ -87,7 +87,7 @@ def test_the_weights_of_a_pixel_sum_to_one_and_lie_inside_the_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("side", "kernel_px"), [(32, 3), (50, 5), (33, 9), (96, 9), (100, 41), (224, 23)]
+    ("side", "kernel_px"), [(32, 3), (50, 5), (9, 11), (33, 9), (96, 9), (100, 41), (224, 23)]
 )
 def test_blur_equals_torchvisions(side: int, kernel_px: int) -> None:
     images, sigma = noise(side), torch.linspace(0.1, 2.0, COUNT)

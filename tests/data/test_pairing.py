@@ -7,7 +7,7 @@ import torch
 from sslpipe.data import store
 from sslpipe.data.loader import batches
 from sslpipe.data.order import Order, held_out, mixing_score
-from sslpipe.data.pairing import joint_codes, plan_pairs
+from sslpipe.data.pairing import joint_codes, plan_pairs, plan_version
 from sslpipe.data.resident import resident_batches
 from sslpipe.errors import DataError
 from sslpipe.recipe.pairs import Pairs
@@ -82,6 +82,11 @@ RULES = [
     Pairs(positive="icon", different="vendor", reach="window"),
     Pairs(time="shot_at", within="1 s", never_negative="vendor"),
 ]
+
+
+def test_digests_hold_the_versions_that_runs_were_made_with():
+    """Golden: as ORDER_VERSION and PARTNERS_VERSION were when they were written."""
+    assert (plan_version(None), plan_version(Pairs(positive="icon"))) == (1, 1001)
 
 
 @pytest.mark.parametrize("pairs", RULES, ids=str)

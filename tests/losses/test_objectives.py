@@ -180,7 +180,7 @@ def test_objectives_make_no_tensor_larger_than_a_tile_or_the_input(kind: str) ->
         (lambda: DCLLoss(sigma=0.0), "sigma = 0.0"),
         (lambda: HardNegativeLoss(beta=-1.0), "beta = -1.0"),
         (lambda: HardNegativeLoss(class_prior=1.0), "class_prior = 1.0"),
-        (lambda: MoCoLoss(queue_rows=-1), "queue_rows = -1"),
+        (lambda: MoCoLoss(queue_rows=0), "queue_rows = 0"),
         (lambda: MoCoLoss(8)(torch.ones(2, 3), torch.ones(2, 3)), r"loss\.dim = 8"),
         (lambda: SupConLoss()(*torch.ones(2, 2, 3), labels=torch.ones(3)), "labels must be"),
         (lambda: NTXentLoss()(*torch.ones(2, 2, 3), ids=torch.ones(3)), "ids must be"),

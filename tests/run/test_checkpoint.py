@@ -227,10 +227,14 @@ def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path):
     assert not canary.exists()
 
 
-def test_a_full_disk_is_reported_retried_and_ends_the_run_at_the_third_time(tmp_path, monkeypatch):
+@pytest.mark.parametrize("before", [[], [1]])
+def test_a_full_disk_is_reported_retried_and_ends_the_run_at_the_third_time(
+    tmp_path, monkeypatch, before
+):
     warnings = []
     checkpoints = a_checkpointer(tmp_path, warnings)
-    checkpoints.save(1, some_parts(), {})
+    for step in before:
+        checkpoints.save(step, some_parts(), {})
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -244,7 +248,8 @@ def test_a_full_disk_is_reported_retried_and_ends_the_run_at_the_third_time(tmp_
         with pytest.raises(CheckpointError, match="3 times in a row; free some space"):
             checkpoints.save(4, some_parts(), {})
     assert checkpoints.save(5, some_parts(), {})
-    assert checkpoint_names(tmp_path / "checkpoints") == ["step-00000001", "step-00000005"]
+    kept = [f"step-{step:08d}" for step in (*before, 5)]
+    assert checkpoint_names(tmp_path / "checkpoints") == kept
 
 
 POINTS = (
