@@ -124,6 +124,7 @@ def main(
     parts = ranked[0].parts
     some = (features[name].features[:: len(ids) // 2000 + 1] for name in parts)
     sentences.append(f"{' and '.join(parts)}: {concentration_text(*map(uniformity, some))}.")
+    sentences += filter(None, [choose.too_few(rows.labels[ids])])
     tree = {**choose.to_json(ranked, identity), "answer": sentences, "skipped": failed}
     write_json(out / "choice.json", tree)
     page = choice_page(rows, sentences, heads, cells, ranked, features, seed)

@@ -33,6 +33,7 @@ UNLABELLED_POWER = 0.25  # of every row that is ranked without labels
 METRICS = {"Recall@1": "Recall@1", "MAP@R": "map_at_r"}
 CHOSEN_BY = "MAP@R"
 LEAST_CLASSES = 4  # with two images or more: two choose, two report
+FEW_LABELLED = 200  # of fewer the choice was not trustworthy, docs/graded.md
 LEAST_IMAGES = 20
 LEAST_FLATTENED = 100  # rows: docs/graded.md measures no fewer
 ROUNDING = 1e-4  # of the largest feature: equal images in batches of other sizes differ by less
@@ -112,6 +113,18 @@ def why_unlabelled(labels: NDArray[np.int64]) -> str | None:
     known = len(_with_matches(labels))
     lacking = f"{known} classes have two images or more, and choosing takes {LEAST_CLASSES}"
     return lacking if known < LEAST_CLASSES else None
+
+
+def too_few(labels: NDArray[np.int64]) -> str | None:
+    """Warn of a choice by few labels; None where they are enough, or choose nothing."""
+    count = int(np.isin(labels, _with_matches(labels)).sum())
+    if why_unlabelled(labels) is not None or count >= FEW_LABELLED:
+        return None
+    return (
+        f"Only {count} labelled images chose: of fewer than {FEW_LABELLED}, where the ranking "
+        "shows no clear difference (*), one network at two sizes side by side, power "
+        f"{UNLABELLED_POWER:g}, has been the better guess."
+    )
 
 
 def rank_with_labels(

@@ -19,6 +19,7 @@ from sslpipe.evaluation.choose import (
     ranking_from,
     side_by_side,
     to_json,
+    too_few,
     why_unlabelled,
 )
 from sslpipe.evaluation.embed import Embeddings
@@ -190,6 +191,9 @@ def test_what_cannot_be_ranked_is_said_in_one_line():
         check_features("good", features["good"], few)
     check_features("good", features["good"], features["dead"])
     assert why_unlabelled(np.array([0, 0, 1, 1, 2, 2, 3, 3])) is None
+    assert "Only 8 labelled images chose" in too_few(np.array([0, 0, 1, 1, 2, 2, 3, 3, 4, -1, -1]))
+    assert too_few(np.arange(200) // 2) is None
+    assert too_few(np.array([0, 0, 1, 1, 2, 2])) is None  # which choose nothing
     assert "3 classes have two images" in why_unlabelled(np.array([0, 0, 1, 1, 2, 2, 3, -1, -1]))
 
 
