@@ -43,7 +43,7 @@ BASE = "lite0@128"
 METRICS = ("Recall@1", "MAP@R")
 LABELS, DRAWS = 2, 10  # images of a class, and how often they are drawn
 FEW = f"kNN, {LABELS} labels a class"
-BATCH_SIZE = 8  # what fits a cache: on a thread of a CPU half the time of 256
+BATCH_SIZE = 8  # what fits a cache: on a thread of a CPU 16 took half the time of 128
 
 
 def main() -> None:
