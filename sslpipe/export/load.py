@@ -241,10 +241,11 @@ def load_run(
     folder, weights, is_named, reason = choose(run_dir, checkpoint, weights)
     state = read_state(folder)
     identity = state["identity"]
-    tree = read_description(run_dir, "recipe.json")
-    for key, value in identity["recipe"].items():  # which may leave out keys of a section
-        both = isinstance(value, dict) and isinstance(tree.get(key), dict)
-        tree[key] = {**tree[key], **value} if both else value
+    written = read_description(run_dir, "recipe.json")
+    tree = {**written, **identity["recipe"]}
+    if isinstance(teacher := written.get("teacher"), dict) and tree["teacher"]:
+        # where its file was, which the identity leaves out
+        tree["teacher"] = {"features": teacher.get("features"), **tree["teacher"]}
     with made_with(plugins_of(run_dir)):
         recipe = parse_recipe(tree, f"{run_dir}/recipe.json", recorded=True)
         assert recipe.backbone is not None  # a run has written down what it built
