@@ -138,7 +138,7 @@ def embed_here(
         for batch in batches:
             batch = batch.to(torch.device(device))
             images = view.make_views(batch).to(dtype)  # (B, 3, S, S)
-            features = view.reduced(backbone(images))  # (B, F)
+            features = view.reduced(_forward(backbone, images))  # (B, F)
             rows = Embeddings(features.float(), batch.labels, batch.ids)
             if not done:  # one piece of memory: joining parts takes it twice
                 sizes = ((most.stop - most.start, *each.shape[1:]) for each in rows)
@@ -151,6 +151,20 @@ def embed_here(
                 progress(len(rows.ids))
     assert module_sha256(backbone) == before, "evaluation changed the backbone"
     return Embeddings(*(tensor[:done].to(rows_on) for tensor in made))
+
+
+# Of one forward on a CPU: the activations of more images leave its caches. 256 images of 128 px
+# take EfficientNet-Lite0 half the time that one forward of all takes, ResNet-50 two thirds.
+CPU_PX = 16 * 128 * 128
+CPU_IMAGES = 16  # at least; below, some convolutions round otherwise
+
+
+def _forward(backbone: nn.Module, images: Tensor) -> Tensor:
+    if images.device.type != "cpu":
+        features: Tensor = backbone(images)
+        return features
+    at_once = max(CPU_IMAGES, CPU_PX // (images.shape[-2] * images.shape[-1]))
+    return torch.cat([backbone(some) for some in torch.split(images, at_once)])
 
 
 def save_embeddings(

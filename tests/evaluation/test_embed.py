@@ -73,6 +73,15 @@ def test_features_do_not_depend_on_the_batch_size(split):
         torch.testing.assert_close(rows.features, by_size[0].features, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("px", "passes"), [(16, [21]), (176, [16, 5])])
+def test_a_cpu_takes_as_many_images_at_once_as_its_caches_hold(split, px, passes):
+    backbone, seen = make_backbone(), []
+    backbone.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    rows = embed(backbone, EvalView(**VIEW | {"crop_px": px, "resize_px": px}), split)
+    assert seen == passes
+    assert rows.ids.tolist() == list(range(21))
+
+
 def test_the_backbone_is_the_same_before_and_after_and_modes_are_restored(split):
     backbone = make_backbone().train()
     frozen_part = backbone.network[1].eval()
