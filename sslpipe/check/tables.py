@@ -22,17 +22,20 @@ def tables(
     """Put together what every check shows: what decides first, the settings last.
 
     Args:
-        recipe: Its settings are the last table.
+        recipe: Its settings are the last table, those at their defaults one line.
         views: The distribution of each view's parameters, presets and defaults resolved.
         sizes: A title and its rows.
         warnings: Shown after the sizes.
     """
-    tree = recipe.model_dump(exclude_none=True)
+    written = {key: _written(v) for key, v in leaves(recipe.model_dump(exclude_none=True))}
+    changed = dict(leaves(recipe.model_dump(exclude_none=True, exclude_defaults=True)))
+    defaults = (f"{key} {text or '(none)'}" for key, text in written.items() if key not in changed)
     return Group(
         _table(*sizes),
         *(Text(f"warning: {warning}", style="yellow") for warning in warnings),
         _table("views", _view_rows(views)),
-        _table("settings", [(k, _written(v)) for k, v in leaves(tree)]),
+        _table("settings", [row for row in written.items() if row[0] in changed]),
+        Text(f"\nat their defaults: {', '.join(defaults)}"),
     )
 
 

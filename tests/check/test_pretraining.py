@@ -450,6 +450,10 @@ def test_the_command_prints_the_check_or_one_line(tmp_path, index):
     good = command_line("check", recipe, "--data", data, "data.num_streams=8")
     assert good.returncode == 0, good.stderr
     assert "1, 2, 4, 8" in good.stdout
+    table, _, defaults = good.stdout.partition("at their defaults: ")
+    assert re.search(r"data\.num_streams +8\b", table.partition("settings")[2])
+    assert "run.prefetch 4" in " ".join(defaults.split())
+    assert "run.prefetch" not in table
     bad = command_line("check", recipe, "--data", data, "data.batch_sise=8", SSLPIPE_NEXT="0")
     assert bad.returncode == 2
     assert bad.stderr.count("\n") == 1
