@@ -28,7 +28,7 @@ from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
 from sslpipe.data.pipeline import Batch
-from sslpipe.data.plan import holdout_ids, plan_order
+from sslpipe.data.plan import bank_ids, holdout_ids, plan_order
 from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import all_gather_rows
 from sslpipe.evaluation.monitor import monitor
@@ -137,7 +137,8 @@ def train(
             size + describe_init(init_from, recipe.tune), [*warnings, not_used, not_recorded]
         )
         canvas_px = recipe.data.canvas_px
-        held_out = HeldOut(view, split, holdout_ids(recipe, split), canvas_px)
+        ids, bank = holdout_ids(recipe, split), bank_ids(recipe, split)
+        held_out = HeldOut(view, split, ids, canvas_px, bank)
         run.monitor(monitor, model.backbone, held_out, ema=model.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below
 

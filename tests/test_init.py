@@ -228,7 +228,8 @@ def test_processes_change_nothing_in_a_tuned_run(data, sources, tmp_path, world,
             assert b[key] == pytest.approx(a[key], rel=TOLERANCE), key
     evals = [read_metrics(run_dir, "eval") for run_dir in (one, two)]
     assert [line["step"] for line in evals[0]] == [0, 5]
-    assert [e["holdout_knn"] for e in evals[0]] == [e["holdout_knn"] for e in evals[1]]
+    for name in ("holdout_knn", "holdout_map_at_r", "holdout_recall_at_1"):
+        assert [e[name] for e in evals[0]] == [e[name] for e in evals[1]]
     assert_same_weights(one, two, rtol=TOLERANCE, atol=1e-11)
     if changes:  # frozen statistics are those of the weights, micro-batches or not
         weights = final_weights(one)
@@ -353,7 +354,7 @@ def continued(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("good", "bad", "number"),
-    [("good", "bad", "holdout_knn"), ("tuned good", "tuned bad", "validation_map_at_r")],
+    [("good", "bad", "holdout_map_at_r"), ("tuned good", "tuned bad", "validation_map_at_r")],
 )
 def test_a_rate_far_too_high_raises_an_alarm_before_much_is_lost(continued, good, bad, number):
     evals = [read_metrics(continued / name, "eval") for name in (good, bad)]

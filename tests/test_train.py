@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 
+import numpy as np
 import pytest
 import torch
 
+from sslpipe.data import plan
 from sslpipe.data.index import load_index
 from sslpipe.data.order import held_out
-from sslpipe.data.plan import plan_order, untrained_ids
+from sslpipe.data.plan import bank_ids, holdout_ids, plan_order, untrained_ids
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import digest, identity
@@ -90,6 +92,24 @@ def test_of_each_group_the_first_is_trained_on_alone_also_after_a_resume(tmp_pat
     kill_over(1, "train.step:10", file, data.folder, tmp_path / "run", *changes)
     [(_, rest)] = train_over(1, file, data.folder, tmp_path / "run", *changes)
     assert [[int(i) for i in ids] for ids, _ in rest] == served[5:], "saved at step 5 of 7"
+
+
+def test_held_out_images_of_a_run_from_weights_search_trained_ones_too(tmp_path, monkeypatch):
+    split = load_index(write_dataset(tmp_path / "data")).split("train")
+    random = load_recipe(write_recipe(tmp_path), ["data.holdout=16"])
+    recipe = random.model_copy(update={"init": "0" * 64})
+    trained = np.setdiff1d(np.arange(len(split)), holdout_ids(recipe, split))
+    assert bank_ids(recipe, split).tolist() == trained.tolist()
+    monkeypatch.setattr(plan, "MOST_BANK", 30)
+    assert len(bank_ids(recipe, split)) == 30
+    assert set(bank_ids(recipe, split)) < set(trained)
+    assert bank_ids(random, split) is None
+    unlabelled = load_index(write_dataset(tmp_path / "none", labelled=False)).split("train")
+    every = recipe.model_copy(
+        update={"data": recipe.data.model_copy(update={"holdout_from": "all"})}
+    )
+    assert len(holdout_ids(every, unlabelled))
+    assert bank_ids(every, unlabelled) is None
 
 
 def test_the_first_of_a_group_is_the_first_that_is_not_held_out(tmp_path):

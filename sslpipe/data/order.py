@@ -64,8 +64,13 @@ def held_out(labels: Integers, count: int, groups: Integers | None = None) -> In
     for label in np.unique(labels[labelled]):
         members = np.flatnonzero(labels == label)
         share = round(count * len(members) / len(labelled))
-        taken.append(members[np.argsort(hash_integers(_HOLDOUT, members), kind="stable")[:share]])
+        taken.append(lowest_hashes(members, share))
     return np.sort(np.concatenate(taken)).astype(np.int64)
+
+
+def lowest_hashes(ids: Integers, count: int) -> Integers:
+    """Choose at most `count` ids, always the same ones, sorted."""
+    return np.sort(ids[np.argsort(hash_integers(_HOLDOUT, ids), kind="stable")[:count]])
 
 
 def class_groups(labels: Integers) -> Integers:

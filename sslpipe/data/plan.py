@@ -7,12 +7,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.order import Order, class_groups, held_out, repeated, with_a_partner
+from sslpipe.data.order import (
+    Order,
+    class_groups,
+    held_out,
+    lowest_hashes,
+    repeated,
+    with_a_partner,
+)
 from sslpipe.data.pairing import plan_pairs
 from sslpipe.errors import naming
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
 
+MOST_BANK = 2000  # samples that an evaluation embeds beside the held-out ones
 CLASS = "class"  # data.holdout_by: whole classes, where no column has this name
 
 
@@ -83,6 +91,19 @@ def holdout_doubt(recipe: Recipe, split: Split, ids: NDArray[np.int64]) -> str:
             "so no more can be right"
         )
     return ""
+
+
+def bank_ids(recipe: Recipe, split: Split) -> NDArray[np.int64] | None:
+    """Return the ids that a run is trained on and its held-out samples search; None: none are.
+
+    Of a run from weights with labelled held-out samples: at most MOST_BANK labelled ones, by a
+    hash. Among themselves a few held-out samples of each class say little.
+    """
+    ids = holdout_ids(recipe, split) if recipe.init else np.zeros(0, np.int64)
+    if not len(ids) or not (split.labels_of(ids) >= 0).any():
+        return None
+    others = np.setdiff1d(np.flatnonzero(split.labels >= 0), untrained_ids(recipe, split))
+    return lowest_hashes(others, MOST_BANK) if len(others) else None
 
 
 def untrained_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:

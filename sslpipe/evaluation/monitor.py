@@ -28,20 +28,33 @@ def monitor(
     split: Split,
     ids: NDArray[np.int64],
     process: Rank,
+    *,
+    bank: NDArray[np.int64] | None = None,
     **options: Any,
 ) -> dict[str, float]:
     """Score held-out samples: leave-one-out weighted kNN, and scores without labels. Collective.
 
     k is 20, but 1 where no class has more than SMALL_CLASS held-out images. Three forwards an
     image: as evaluation sees it, and the two `ProbeViews` of the label-free scores, which the same
-    ids always have. options: canvas_px, num_workers, device, reader of `embed`.
+    ids always have.
+
+    Args:
+        backbone: Images (B, 3, S, S) -> (B, F).
+        view: As evaluation sees images.
+        split: Where the samples are.
+        ids: (n,) of the held-out samples.
+        process: This process.
+        bank: (m,) samples, trained on, that they search, too; None: no retrieval is scored.
+        **options: canvas_px, num_workers, device, reader of `embed`.
 
     Returns:
         On rank 0 {"holdout_knn": top-1 in [0, 1] of the labelled samples, "holdout_" + each name of
-        `label_free.NUMBERS`}; without "holdout_knn" where no two are of one class. Empty on the
-        others, and where fewer than two samples can be decoded.
+        `label_free.NUMBERS`}; without "holdout_knn" where no two are of one class. With a bank
+        "holdout_recall_at_1" and "holdout_map_at_r", too, of the labelled samples among it and each
+        other. Empty on the others, and where fewer than two samples can be decoded.
     """
     rows = _embedded(backbone, view, split, ids, process, options)
+    more = None if bank is None else _embedded(backbone, view, split, bank, process, options)
     settings = view.config()
     statistics = (settings["mean"], settings["std"], split.image_type.channels)
     probe = ProbeViews(view.crop_px, *statistics)
@@ -57,6 +70,9 @@ def monitor(
         k = 1 if small else min(MONITOR_K, len(classes) - 1)
         (found,) = knn_results(labelled, labelled, k=(k,), exclude_same_id=True)
         numbers["holdout_knn"] = found.value
+    if more is not None:
+        everything = Embeddings(*map(torch.cat, zip(labelled, more, strict=True)))
+        numbers |= _retrieval(labelled, everything, "holdout")
     free = label_free_numbers(rows.features, by_view(views.features))
     return numbers | {f"holdout_{name}": value for name, value in free.items()}
 
@@ -77,14 +93,21 @@ def retrieval_monitor(
         class}; empty on the others, and where no two samples are of one class.
     """
     rows = _embedded(backbone, view, split, ids, process, options)
-    if process.rank != 0 or not with_a_partner(rows.labels.cpu().numpy()):
+    return {} if process.rank != 0 else _retrieval(rows, rows, "validation")
+
+
+def _retrieval(queries: Embeddings, rows: Embeddings, prefix: str) -> dict[str, float]:
+    """Search rows, among which the queries are; {} where none has another row of its class."""
+    if not len(queries.ids):
         return {}
-    scores = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True)
-    means = scores.values[scores.matches > 0].mean(0).tolist()
-    values = dict(zip(scores.names, means, strict=True))
+    scores = retrieval_per_query(rows, queries, k=(1,), exclude_same_id=True)
+    matched = scores.values[scores.matches > 0]
+    if not len(matched):
+        return {}
+    values = dict(zip(scores.names, matched.mean(0).tolist(), strict=True))
     return {
-        "validation_recall_at_1": values["Recall@1"],
-        "validation_map_at_r": values["map_at_r"],
+        f"{prefix}_recall_at_1": values["Recall@1"],
+        f"{prefix}_map_at_r": values["map_at_r"],
     }
 
 

@@ -27,6 +27,7 @@ class Chart(NamedTuple):
 
 _SIMILARITY = {"positive_similarity": "positive", "negative_similarity": "negative"}
 _RETRIEVAL = {"validation_recall_at_1": "Recall@1", "validation_map_at_r": "MAP@R"}
+_HELD_OUT_RETRIEVAL = {"holdout_recall_at_1": "Recall@1", "holdout_map_at_r": "MAP@R"}
 _LOSS = Chart("loss", {"loss": "loss"})
 _RATE = Chart("learning rate", {"lr": "learning rate"}, (0.0,))
 _GRADIENT = Chart("gradient norm", {"grad_norm": "norm"}, (0.0,))
@@ -36,6 +37,7 @@ _RANKS = {"holdout_rankme": "RankMe", "holdout_lidar": "LiDAR"}
 CHARTS = (
     _LOSS,
     Chart("held-out kNN top-1", {"holdout_knn": "top-1"}, kind="eval"),
+    Chart("held-out retrieval", _HELD_OUT_RETRIEVAL, (0.0, 1.0), "eval"),
     Chart("held-out ranks, without labels", _RANKS, (1.0,), "eval"),
     Chart("held-out view recall, without labels", {"holdout_view_recall": "recall"}, kind="eval"),
     _RATE,

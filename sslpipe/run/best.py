@@ -17,7 +17,12 @@ from sslpipe.run.checkpoint_files import best_of, checkpoint_names, latest, name
 
 EMA = "ema_"  # before the names of an evaluation's numbers of averaged weights
 HOLDOUT = "holdout_"  # before the names of numbers of held-out images
-LABELLED = ("holdout_knn", "validation_map_at_r")  # run.keep_by = "auto": the one that is there
+# run.keep_by = "auto": the first that is there; the first of a run from weights alone
+LABELLED = ("holdout_map_at_r", "holdout_knn", "validation_map_at_r")
+BESIDE = {  # a number -> another one, in which the best may not be below the start
+    "holdout_map_at_r": "holdout_recall_at_1",
+    "validation_map_at_r": "validation_recall_at_1",
+}
 UNLABELLED = "rankme_view_recall"  # and this one where no held-out image has a label
 
 Values = Mapping[str, float]
@@ -39,6 +44,7 @@ class Best:
         since: Evaluations after it, none of which was better.
         start: The score of the weights that the run started from, where they are a candidate: then
             every command takes the best checkpoint unless told otherwise.
+        floor: Their Recall@1 where MAP@R is the score: an evaluation below it is not the best.
         is_new: The last evaluation is the best one, and its checkpoint is not written yet.
     """
 
@@ -53,6 +59,7 @@ class Best:
         self.value: float = state["value"] if same and self.step is not None else -math.inf
         self.since: int = state.get("since", 0) if same else 0
         self.start: float | None = state.get("start") if same else None
+        self.floor: float | None = state.get("floor") if same else None
         self._measure: str = state.get("measure", "") if same else ""
         self.is_new = False
         self._before = (self.step, self.weights, self.value, self.since)
@@ -66,6 +73,8 @@ class Best:
         if self._keeps:
             self.read(0, values)
             self.start = self.value if self.step == 0 else None
+            floor = values.get(BESIDE.get(self._measure, ""))
+            self.floor = broadcast_object(floor if self.step == 0 else None)
             self.since = 0
 
     def read(self, done: int, values: Values) -> None:
@@ -94,6 +103,8 @@ class Best:
     def _score(self, values: Values) -> float | None:
         """Score an evaluation, larger is better; None: it has no score."""
         value = values.get(self._measure, math.nan)
+        if self.floor is not None and not values.get(BESIDE[self._measure], math.nan) >= self.floor:
+            return None
         if self._measure in SCORES and _has_scores(values):
             value = SCORES[self._measure]({name: values[HOLDOUT + name] for name in NUMBERS})
         return None if math.isnan(value) else value
@@ -125,6 +136,8 @@ class Best:
         entry |= {"value": self.value, "since": self.since}
         if self.start is not None:
             entry["start"] = self.start
+        if self.floor is not None:
+            entry["floor"] = self.floor
         if self.start is not None or (self._by, self._measure) == ("auto", UNLABELLED):
             entry["measure"] = self._measure
         return {"best": {**entry, **kept}}

@@ -120,12 +120,16 @@ def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator["Run"]:
 
 
 class HeldOut(NamedTuple):
-    """Samples that a run scores and never trains on: the view of them, their split, (n,) ids."""
+    """Samples that a run scores and never trains on: the view of them, their split, (n,) ids.
+
+    `bank` has (m,) ids of samples that it trains on, among which these are searched, or None.
+    """
 
     view: EvalView
     split: Split
     ids: NDArray[np.int64]
     canvas_px: int
+    bank: NDArray[np.int64] | None = None
 
 
 class Run:
@@ -310,7 +314,7 @@ class Run:
         """
         if not len(held_out.ids):
             return
-        view, split, ids, canvas_px = held_out
+        view, split, ids, canvas_px, bank = held_out
         config = self.recipe.run
         self._score, self._samples = score, (view, split, ids, self.process)
         self._score_options = {
@@ -318,6 +322,7 @@ class Run:
             "device": self.device,
             "num_workers": config.num_workers,
             "reader": open_reader(split, config),
+            **({} if bank is None else {"bank": bank}),
         }
         self._backbones = {"": backbone} if ema is None else {"": backbone, EMA: ema}
 

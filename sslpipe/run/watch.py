@@ -22,7 +22,8 @@ from sslpipe.run.status import newest_best, render, status
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 50  # of a curve, in characters
 FOLLOW_S = 2.0  # between two looks at a run
-SCORES = ("holdout_knn", "validation_map_at_r")  # of held-out images with labels, larger is better
+# of held-out images with labels, larger is better
+SCORES = ("holdout_knn", "holdout_map_at_r", "validation_map_at_r")
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:

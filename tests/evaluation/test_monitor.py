@@ -83,6 +83,26 @@ def test_retrieval_is_scored_where_two_images_are_of_a_class(data):
         assert all(0 <= value <= 1 for value in found.values())
 
 
+def test_held_out_images_are_searched_among_each_other_and_a_bank(data):
+    """Against a loop over all rows, in float64."""
+    view, split = EvalView(16, 16, MEAN, STD), load_index(str(data)).split("train")
+    bank, backbone = np.arange(0, 60, 2), torch.nn.Flatten()
+    found = monitor(backbone, view, split, IDS, Rank(), bank=bank, **OPTIONS)
+    rows = embed(backbone, view, split, ids=np.union1d(IDS, bank), **OPTIONS)
+    units = torch.nn.functional.normalize(rows.features.double(), dim=1)
+    first, mean = [], []
+    for row in np.flatnonzero(np.isin(rows.ids.numpy(), IDS)):
+        order = [i for i in torch.argsort(-(units @ units[row])).tolist() if i != row]
+        hits = (rows.labels[order] == rows.labels[row]).double()
+        r = int(hits.sum())
+        first.append(hits[0])
+        mean.append((hits[:r].cumsum(0) / torch.arange(1, r + 1) * hits[:r]).sum() / r)
+    assert found["holdout_recall_at_1"] == pytest.approx(np.mean(first))
+    assert found["holdout_map_at_r"] == pytest.approx(np.mean(mean))
+    without = monitor(backbone, view, split, IDS, Rank(), **OPTIONS)
+    assert without == {k: v for k, v in found.items() if k.rpartition("_at_")[1] == ""}
+
+
 def test_a_single_image_has_no_score(data):
     assert scored(Rank(), data, np.array([4])) == {}
 

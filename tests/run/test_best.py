@@ -171,6 +171,29 @@ def test_the_start_competes_and_stays_the_best_until_something_is_better():
     assert "start" not in after(none, 0.1).state()["best"]
 
 
+@pytest.mark.parametrize("of", ["holdout", "validation"])
+def test_an_evaluation_below_the_starts_recall_is_not_the_best(of):
+    def numbers(map_at_r, recall):
+        more = {"holdout_knn": 0.99} if of == "holdout" else {}
+        return {**more, f"{of}_map_at_r": map_at_r, f"{of}_recall_at_1": recall}
+
+    best = Best(KEEP)
+    best.read_start(numbers(0.4, 0.7))
+    best.saved(True)
+    steps = []
+    for step, (map_at_r, recall) in enumerate([(0.9, 0.69), (0.3, 0.9), (0.5, 0.7), (0.6, 0.6)], 1):
+        best = again(best, KEEP)  # its state is all that a resumed run has
+        best.read(step, numbers(map_at_r, recall))
+        best.saved(True)
+        steps.append(best.step)
+    assert steps == [0, 0, 3, 3]
+    assert f"the best by {of}_map_at_r: 0.5, the start 0.4" in best.choice
+    earlier = {k: v for k, v in best.state()["best"].items() if k != "floor"}
+    known = Best(KEEP, earlier)  # of a version that had no floor
+    known.read(9, numbers(0.6, 0.1))
+    assert known.step == 9
+
+
 def test_without_labels_the_score_that_is_named_decides_from_the_first_evaluation_to_the_last():
     rng, tried = np.random.default_rng(1), []
     best = Best(KEEP)
