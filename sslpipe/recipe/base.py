@@ -188,9 +188,9 @@ class RunConfig(Section):
     below the start, by the held-out images. Else every command takes the last one."""
     keep_by: KeepBy = "auto"
     """Which number of an evaluation says what is best, for `keep` and `patience`; no effect without
-    either. auto: held-out kNN (fine-tuning: MAP@R of the validation classes), or without labelled
-    held-out images rankme_view_recall. That and the others need no labels and are advice:
-    docs/checkpoints.md says how well each finds the best checkpoint."""
+    either. auto: held-out kNN (from weights: MAP@R; fine-tuning: MAP@R of the validation classes),
+    or without labelled held-out images rankme_view_recall. That and the others need no labels and
+    are advice: docs/checkpoints.md says how well each finds the best checkpoint."""
     patience: NonNegative = 0
     """End the run, as done, when so many evaluations in a row were no better than the best one; 0:
     never. The learning rate still follows the whole length of the run."""
