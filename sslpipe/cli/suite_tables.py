@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -33,7 +33,18 @@ def print_results(title: str, results: Sequence[Result], prefix: str = "") -> No
             value = f"{percent(one.value, one.interval95)} %"
         rows.append([prefix + one.protocol, one.metric, value, str(one.queries), str(one.bank)])
     heads = ("protocol", "metric", "value", "queries", "bank")
-    Console().print(text_table(heads, rows, title=title, left=2))
+    # what all rows share is said once, above them
+    shared = [
+        place for place in (0, 3, 4) if len(rows) > 1 and len({row[place] for row in rows}) == 1
+    ]
+    said_once = [f"{heads[place]}: {rows[0][place]}" for place in shared if rows[0][place] != "0"]
+    kept = [place for place in range(len(heads)) if place not in shared]
+    table = text_table(
+        [heads[place] for place in kept],
+        [[row[place] for place in kept] for row in rows],
+        left=1 if 0 in shared else 2,
+    )
+    Console().print(Group(Text("; ".join([title, *said_once])), table))
     for one in results:
         for said in caveats(one.details):
             show(f"{one.protocol}: {said}")

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,12 +23,14 @@ from sslpipe.cli import report as report_tool
 from sslpipe.cli import suite as suite_tool
 from sslpipe.cli.app import run as run_program
 from sslpipe.cli.suite import short_name
+from sslpipe.cli.suite_tables import print_results
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import embed, load_embeddings, save_embeddings
 from sslpipe.evaluation.knn import knn_results
+from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.whiten import fit_whitening, whiten
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
@@ -287,6 +290,19 @@ def stranger(run, tmp_path_factory):
     train(recipe, load_index(run[1]), folder / "run")
     export_backbone(folder / "run", folder / "weights", ["safetensors"])
     return folder / "weights"
+
+
+def test_what_all_results_share_is_said_once_above_their_table(capsys):
+    at = [Result("retrieval cosine", f"Recall@{k}", 0.5, (0.4, 0.6), 20, 30) for k in (1, 5)]
+    print_results("mine", at)
+    assert capsys.readouterr().out.count("retrieval cosine") == 1
+    print_results("mine", [at[0], replace(at[1], protocol="retrieval dot", bank=31)])
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "mine; queries: 20"
+    assert all(text in said[2] for text in ("protocol", "metric", "value", "bank"))
+    assert "queries" not in said[2]
+    print_results("mine", at[:1])
+    assert capsys.readouterr().out.startswith("mine\n")
 
 
 def test_suite_compares_with_the_weights_of_others_through_their_own_view(run, stranger, tmp_path):
