@@ -138,7 +138,7 @@ def embed_here(
         for batch in batches:
             batch = batch.to(torch.device(device))
             images = view.make_views(batch).to(dtype)  # (B, 3, S, S)
-            features = view.reduced(_forward(backbone, images))  # (B, F)
+            features = view.reduced(forward_in_parts(backbone, images))  # (B, F)
             rows = Embeddings(features.float(), batch.labels, batch.ids)
             if not done:  # one piece of memory: joining parts takes it twice
                 sizes = ((most.stop - most.start, *each.shape[1:]) for each in rows)
@@ -159,7 +159,8 @@ CPU_PX = 16 * 128 * 128
 CPU_IMAGES = 16  # at least; below, some convolutions round otherwise
 
 
-def _forward(backbone: nn.Module, images: Tensor) -> Tensor:
+def forward_in_parts(backbone: nn.Module, images: Tensor) -> Tensor:
+    """Compute features, (N, C, S, S) -> (N, F): of all at once but on a CPU."""
     if images.device.type != "cpu":
         features: Tensor = backbone(images)
         return features

@@ -16,6 +16,7 @@ from sslpipe.data.decode import BadSample, check_size, decode, reduce_to, rgb_pi
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.index import Split
 from sslpipe.errors import UserError, shown
+from sslpipe.evaluation.embed import forward_in_parts
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.whiten import Whitening
 from sslpipe.models.backbones import Backbone
@@ -253,7 +254,7 @@ class FrozenBackbone(nn.Module):
 
     def _features(self, views: Tensor, samples: Sequence[object]) -> Tensor:
         """Compute one row a sample from all their views, (n B, C, S, S)."""
-        features = self.view.reduced(self.forward(views))  # (B, F)
+        features = self.view.reduced(forward_in_parts(self, views))  # (B, F)
         if self.whitening is not None:
             features = self.whitening.apply(features)
         check_finite(features, [f"image {sample}" for sample in samples], self.name)
