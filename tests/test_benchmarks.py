@@ -198,10 +198,13 @@ def test_what_is_missing_is_named_with_what_goes_without(monkeypatch) -> None:
     assert not wheels.met("==1.0", "1.1")
 
 
-def test_drawings_are_cut_by_class_and_no_file_is_taken_twice(tmp_path: Path) -> None:
-    for folder in range(60):
+def test_drawings_are_cut_by_class_and_no_file_is_taken_twice(tmp_path, monkeypatch) -> None:
+    limits = {"VAL_CLASSES": 2, "TEST_CLASSES": 3, "LEAST_DRAWINGS": 4, "MOST_DRAWINGS": 9}
+    for name, value in limits.items():
+        monkeypatch.setattr(adapting, name, value)
+    for folder in range(9):
         (tmp_path / "top" / f"class{folder}" / "deep").mkdir(parents=True)
-        for number in range(20 + folder * 3):
+        for number in range(4 + folder):
             parts = ("top", f"class{folder}", "deep" if number % 3 else "", f"{number}.png")
             tmp_path.joinpath(*parts).write_text(f"{folder} {number}")
     small = tmp_path / "top" / "small"
@@ -216,11 +219,11 @@ def test_drawings_are_cut_by_class_and_no_file_is_taken_twice(tmp_path: Path) ->
         assert label in ("/".join(path.relative_to(tmp_path).parts[:2]), "")
         splits[split][label] += 1
     held_out = splits["val"] | splits["test"]
-    assert (len(splits["val"]), len(splits["test"]), len(held_out)) == (13, 20, 33)
+    assert (len(splits["val"]), len(splits["test"]), len(held_out)) == (2, 3, 5)
     assert splits["train"].pop("") == 1  # labels are folders, and small ones have none
     assert not splits["train"].keys() & held_out.keys()
-    assert all(n == min(100, 20 + 3 * int(name[9:])) for name, n in held_out.items())
-    assert all(n == 20 + 3 * int(name[9:]) for name, n in splits["train"].items())
+    assert all(n == min(9, 4 + int(name[9:])) for name, n in held_out.items())
+    assert all(n == 4 + int(name[9:]) for name, n in splits["train"].items())
     assert len({path.read_text() for path, *_ in rows}) == len(rows)
 
 
