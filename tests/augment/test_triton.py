@@ -42,8 +42,8 @@ SMALL = [(150, 61), (9, 70), (32, 32)]
 def interpreted() -> dict[str, Any]:
     """The results of the helper's functions in Triton's interpreter; views of two programs each."""
     calls: dict[str, Any] = {"whole_views": [KINDS, 20, SIZES[:2], 256], "colours": [16]}
-    calls |= {"crops": [24, SMALL], "blurs": [24, SMALL]}
-    calls |= {"moved": [24, [(110, 45), (50, 70), (30, 24)]]}
+    calls |= {"crops": [12, SMALL], "blurs": [12, SMALL]}
+    calls |= {"moved": [16, [(110, 45), (50, 70), (30, 24)]]}
     found: dict[str, Any] = in_a_process(calls, TRITON_INTERPRET="1")
     return found
 
