@@ -51,10 +51,8 @@ def test_moco_equals_loops_over_a_list_as_queue(
     if unread:
         monkeypatch.setattr(moco, "_filled_queue", moco._whole_queue)
     columns = {"one column": 1, "two columns": 2}.get(known, 0)
-    for queue_rows, temperature, tile_rows in (
-        *((5, 0.2, 4), (12, 0.01, 4), (21, 0.2, 512), (100, 0.01, 512)),
-        *((21, 0.01, 4), (100, 0.2, 4)),
-    ):
+    cases = (5, 0.2, 4), (12, 0.01, 4), (21, 0.2, 512), (100, 0.01, 4)
+    for queue_rows, temperature, tile_rows in cases:
         objective = MoCoLoss(
             4, queue_rows, temperature, tile_rows=tile_rows, group_columns=columns
         ).double()

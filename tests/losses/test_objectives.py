@@ -38,7 +38,8 @@ def test_objectives_equal_the_loops_of_their_papers(
     kind: str, settings: dict[str, Any], known: str
 ) -> None:
     z_a, z_b = pair(9, 4)
-    for temperature in (0.01, 0.1, 0.5, *((0.001, 5.0) if kind == "nt_xent" else ())):
+    every = (0.01, 0.1, 0.5, *((0.001, 5.0) if kind == "nt_xent" else ()))
+    for temperature in every if known in ("nothing", "images") else every[1:2]:
         oracle, negatives = loops(kind, z_a, z_b, temperature, **KNOWN[known], **settings)
         exact = value_and_grad(oracle, z_a, z_b)
         for tile_rows in (1, 5, 512):
