@@ -35,6 +35,7 @@ from sslpipe.recipe import parse_recipe
 from sslpipe.sharding.show import CELL_PX, MARGIN_PX
 from tests.helpers.exports import trained
 
+pytestmark = pytest.mark.usefixtures("proved_here")
 RNG = np.random.default_rng(0)
 CONTIG = {"photometric": "minisblack", "planarconfig": "contig"}
 RECIPE = {
@@ -135,7 +136,7 @@ def test_a_run_knows_its_channels_from_the_data_to_the_export(five, tmp_path):
     assert model.backbone.channels == 5
     assert model.image_type == load_index(five / "data").image_type
     assert accuracy(model, five / "data") > 0.8
-    export_model(model, tmp_path / "out", ("safetensors", "onnx"))  # proved in another process
+    export_model(model, tmp_path / "out", ("safetensors", "onnx"))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["format_version"] == 2
     assert config["image"]["channels"] == ["a", "b", "c", "d", "e"]
