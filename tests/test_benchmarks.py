@@ -21,8 +21,6 @@ from PIL import Image
 from torch import nn
 
 from benchmarks import evaluation, nt_xent, step, trainings, views
-from benchmarks.adapting import data as adapting
-from benchmarks.adapting.table import score_set
 from benchmarks.checkpoints import table as checkpoints
 from benchmarks.checkpoints.__main__ import BASE, DATA_SETS, RUNS
 from benchmarks.checkpoints.table import START
@@ -198,45 +196,16 @@ def test_what_is_missing_is_named_with_what_goes_without(monkeypatch) -> None:
     assert not wheels.met("==1.0", "1.1")
 
 
-def test_drawings_are_cut_by_class_and_no_file_is_taken_twice(tmp_path, monkeypatch) -> None:
-    limits = {"VAL_CLASSES": 2, "TEST_CLASSES": 3, "LEAST_DRAWINGS": 4, "MOST_DRAWINGS": 9}
-    for name, value in limits.items():
-        monkeypatch.setattr(adapting, name, value)
-    for folder in range(9):
-        (tmp_path / "top" / f"class{folder}" / "deep").mkdir(parents=True)
-        for number in range(4 + folder):
-            parts = ("top", f"class{folder}", "deep" if number % 3 else "", f"{number}.png")
-            tmp_path.joinpath(*parts).write_text(f"{folder} {number}")
-    small = tmp_path / "top" / "small"
-    small.mkdir()
-    (small / "one.png").write_text("alone")
-    (small / "again.png").write_text("7 7")  # of class 7
-    (small / "link.png").symlink_to(tmp_path / "top" / "class3" / "3.png")
-
-    rows = adapting.openclipart_rows(adapting.different_files(tmp_path, adapting.LEVELS))
-    splits: dict[str, Counter[str]] = {name: Counter() for name in ("train", "val", "test")}
-    for path, label, split in rows:
-        assert label in ("/".join(path.relative_to(tmp_path).parts[:2]), "")
-        splits[split][label] += 1
-    held_out = splits["val"] | splits["test"]
-    assert (len(splits["val"]), len(splits["test"]), len(held_out)) == (2, 3, 5)
-    assert splits["train"].pop("") == 1  # labels are folders, and small ones have none
-    assert not splits["train"].keys() & held_out.keys()
-    assert all(n == min(9, 4 + int(name[9:])) for name, n in held_out.items())
-    assert all(n == 4 + int(name[9:]) for name, n in splits["train"].items())
-    assert len({path.read_text() for path, *_ in rows}) == len(rows)
-
-
-def test_adapting_scores_perfect_features_and_asks_only_those_that_do_not_vote() -> None:
-    labels = torch.arange(3).repeat_interleave(20)
-    labels = torch.cat([labels, torch.tensor([3, 4, 4])])  # one without a match, a small class
-    rows = Embeddings(torch.eye(5)[labels], labels, torch.arange(63))
-    large = rows.rows(rows.labels < 3)  # classes of 15 images or more
-    always = set.intersection(*(set(few_rows(large, 10, 0, d).tolist()) for d in range(5)))  # vote
-    found = score_set(rows)
-    counts = {metric: len(column.values) for metric, column in found.items()}
-    assert counts == {"Recall@1": 62, "MAP@R": 62, "kNN": 60 - len(always)}
-    assert all((column.values == 1).all() for column in found.values())
+def test_links_and_second_files_of_the_same_bytes_are_in_no_folder(tmp_path: Path) -> None:
+    for name, text in {"a/b/1": "x", "a/b/c/2": "y", "a/b/c/3": "x", "d/4": "z"}.items():
+        (tmp_path / f"{name}.png").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.png").write_text(text)
+    (tmp_path / "d" / "link.png").symlink_to("4.png")
+    found = graded.different_files(tmp_path, 2)
+    assert {folder: {path.stem for path in paths} for folder, paths in found.items()} == {
+        **{"a/b": {"1", "2"}, "d": {"4"}}
+    }
+    assert set(graded.different_files(tmp_path)) == {"a/b", "a/b/c", "d"}
 
 
 def test_every_run_of_the_table_of_checkpoints_is_a_recipe() -> None:

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from benchmarks.adapting.data import build, different_files
+from benchmarks.graded.data import build, different_files
 
 ROOT = Path(__file__).parents[2]
 DRAWINGS_LEVELS, LEAST_DRAWINGS, MOST_DRAWINGS = 2, 40, 400
