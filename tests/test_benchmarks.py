@@ -37,7 +37,6 @@ from benchmarks.selection import MEASURES, WAYS, labelled
 from benchmarks.selection import measure as measure_selection
 from benchmarks.selection import table as selection_table
 from benchmarks.trainings import Found, embedded
-from benchmarks.views import CONTENDERS, markdown, table
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
@@ -47,19 +46,6 @@ from tests.helpers.dataset import write_dataset
 
 # parts that a CPU cannot try
 CUDA_ONLY = {"waits", "compiled", "nvjpeg", "several_gpus"}
-
-
-def test_the_table_of_speeds_shows_ratios_to_each_peer() -> None:
-    speeds = dict.fromkeys(CONTENDERS, 10.0) | {"ours": 60.0, "kornia, slice": 20.0}
-    speeds |= {"torchvision, PIL": 15.0, "lightly": 30.0}
-    rows = [
-        {"case": "tiny", "contender": name, "images_per_s": speed, "noise": 0.01}
-        for name, speed in speeds.items()
-    ]
-    assert "| ours | 60 | 1% | 3.0 | 4.0 | 2.0 |" in table(rows)
-    assert "torch 9.9, kornia 1.2.\n\n## tiny\n" in markdown(
-        {"machine": {"torch": "9.9", "kornia": "1.2"}, "results": rows}
-    )
 
 
 @pytest.mark.parametrize(
@@ -360,29 +346,6 @@ def test_small_images_of_the_graded_sets_are_jpegs_on_white(tmp_path) -> None:
         assert max(image.getpixel((180, 20))[1:]) < 10
     with Image.open(small_row[0]) as image:
         assert image.size == (20, 30)
-
-
-def test_the_picture_of_the_graded_sets_has_a_row_a_set_and_an_image_a_class(tmp_path) -> None:
-    colours = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
-    listings = []
-    for name, classes in {"one": ("red", "green"), "two": ("blue",)}.items():
-        lines = ["path,label,split"]
-        for label in classes:
-            for number in range(2):
-                path = tmp_path / f"{label}{number}.png"
-                Image.new("RGB", (20, 10), colours[label] if number == 0 else "white").save(path)
-                lines.append(f"{path},{label},test")
-        listings.append(tmp_path / f"{name}.csv")
-        listings[-1].write_text("\n".join(lines))
-    sheet = graded.picture(listings, px=40, count=2)
-    assert sheet.size == (120, 80)
-    seen = [
-        [sheet.getpixel((40 * place + 20, 40 * row + 20)) for place in (1, 2)] for row in (0, 1)
-    ]
-    assert seen == [
-        [colours["green"], colours["red"]],  # the last class first
-        [colours["blue"], (255, 255, 255)],
-    ]
 
 
 def test_a_graded_training_is_compared_with_its_own_start_and_the_line_seed_by_seed() -> None:
