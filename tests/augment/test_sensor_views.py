@@ -95,15 +95,6 @@ def test_one_level_of_16_bits_is_seen(preset: str, channels: tuple[str, ...]) ->
     assert (b > a).float().mean() > 0.99
 
 
-def test_64_channels() -> None:
-    names = [f"c{k}" for k in range(64)]
-    augment = FusedViews("satellite", 16, channels=names)
-    batch = batch_of([(20, 20)] * 2, channels=64, dtype=torch.float32)
-    params = params_for(batch, augment)
-    expected = torch.stack([torchvision_view(batch, params, row, augment) for row in range(4)])
-    assert (augment(batch, params) - expected).abs().max() <= 1e-4
-
-
 ALONE = {
     "crop_area": [1, 1],
     "crop_ratio": [1, 1],

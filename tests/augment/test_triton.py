@@ -18,7 +18,7 @@ from sslpipe.augment.two_views import FusedViews
 from sslpipe.errors import RecipeError
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import digest
-from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of, views_of
+from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of
 from tests.helpers.runs import write_recipe
 from tests.helpers.triton_views import bytes_moved, in_a_process
 
@@ -116,12 +116,6 @@ def test_the_kernels_are_refused_where_they_cannot_run(monkeypatch: pytest.Monke
         FusedViews("simclr", 16, kernels="triton", extra=extra).prepare(batch, seed=0, number=0)
     with pytest.raises(ValueError, match="kernels = 'cuda' is not 'auto', 'torch' or 'triton'"):
         FusedViews("simclr", 16, kernels="cuda")
-
-
-def test_a_cpu_makes_the_same_views_whatever_a_gpu_would_use() -> None:
-    auto, plain = (FusedViews("byol", 32, kernels=kernels) for kernels in ("auto", "torch"))
-    batch = batch_of(SIZES[:4])
-    assert torch.equal(views_of(batch, auto), views_of(batch, plain))
 
 
 def test_the_kernels_are_no_part_of_a_runs_digest(tmp_path: Path) -> None:

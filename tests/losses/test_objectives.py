@@ -59,16 +59,6 @@ def test_objectives_meet_where_the_papers_say_so() -> None:
     torch.testing.assert_close(DCLLoss(0.2, sigma=1e6)(z_a, z_b), DCLLoss(0.2)(z_a, z_b))
 
 
-def test_views_of_the_same_samples_are_as_images() -> None:
-    """(B, 2) of equal columns gives what (B,) does."""
-    z_a, z_b = pair(9, 4)
-    twice = {name: numbers[:, None].expand(-1, 2) for name, numbers in IMAGES.items()}
-    for kind, settings in CASES:
-        objective = LOSSES[kind](temperature=0.1, **settings)
-        once, again = (objective(z_a, z_b, **known) for known in (IMAGES, twice))
-        assert_same(value_and_grad(again, z_a, z_b), value_and_grad(once, z_a, z_b), rtol=1e-10)
-
-
 def test_one_group_of_whole_rows_is_the_only_mask_and_different_ids_are_none() -> None:
     """Then the samples' own numbers need no comparison: partners share the group."""
     z, column = torch.zeros(4, 2), torch.tensor([[3, 3], [3, 3], [5, 5], [-1, -1]])
