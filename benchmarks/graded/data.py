@@ -31,8 +31,6 @@ import csv
 import gzip
 import hashlib
 import string
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -40,6 +38,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
+
+from benchmarks.common import sslpipe
 
 TUNING = ("drawings", "stamps")  # settings are chosen on these, and nowhere else
 MOST, LEAST, MOST_CLASSES = 20, 4, 100
@@ -132,11 +132,10 @@ def build(
         writer = csv.writer(file)
         writer.writerow(("path", "label", "split", *columns))
         writer.writerows((Path(path).resolve(), *cells) for path, *cells in rows)
-    words = ["--source", "csv", "--csv", str(listing), "--split-column", "split"]
+    words = ["--source", "csv", "--csv", listing, "--split-column", "split"]
     words += ["--background", "white", "--skip-bad", "--origin", origin, "--license", license]
     words += ["--columns", ",".join(columns)] if columns else []
-    command = [sys.executable, "-m", "sslpipe", "shards", "build", str(out), *words, *options]
-    subprocess.run(command, check=True)
+    sslpipe("shards", "build", out, *words, *options)
 
 
 # --- the sets
