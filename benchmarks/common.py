@@ -150,6 +150,11 @@ class Peak:
 # --- a fresh process for each contender
 
 
+def sslpipe(*words: object) -> None:
+    """Run the command line; what it prints is shown. Raises: CalledProcessError."""
+    subprocess.run([sys.executable, "-m", "sslpipe", *map(str, words)], check=True)
+
+
 def in_fresh_process(module: str, *words: object) -> Any:
     """Run `python -m MODULE WORDS` and return the JSON of its last line."""
     command = [sys.executable, "-m", module, *map(str, words)]

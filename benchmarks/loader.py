@@ -22,8 +22,6 @@ import io
 import json
 import math
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -38,7 +36,7 @@ from rich.progress import track
 from torch.nn import functional
 from torchvision.transforms import RandomResizedCrop
 
-from benchmarks.common import absent, in_fresh_process, machine, parser, print_table, save
+from benchmarks.common import absent, in_fresh_process, machine, parser, print_table, save, sslpipe
 from benchmarks.photographs import write_photographs
 from sslpipe.portable import keep_freed_memory
 
@@ -51,9 +49,8 @@ Items = Callable[[Path], Iterable[object]]
 def write_data(folder: Path, images: int) -> None:
     """folder/images/CLASS/*.jpg, and shards with their index in folder/shards."""
     write_photographs(folder / "images", images, WIDTH, HEIGHT)
-    build = [sys.executable, "-m", "sslpipe", "shards", "build", str(folder / "shards")]
-    build += ["--root", str(folder / "images"), "--samples-per-shard", str(PER_SHARD)]
-    subprocess.run(build, check=True, capture_output=True)
+    words = ["--root", folder / "images", "--samples-per-shard", PER_SHARD]
+    sslpipe("shards", "build", folder / "shards", *words)
 
 
 def shards(folder: Path) -> list[str]:

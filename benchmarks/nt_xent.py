@@ -87,10 +87,7 @@ CONTENDERS: dict[str, Callable[[], Loss]] = {
     "ours": lambda: NTXentLoss(TEMPERATURE),
     "ours, bfloat16": lambda: NTXentLoss(TEMPERATURE, products="bfloat16"),
 }
-FLOORS: dict[str, Products] = {
-    "floor of ours": "float32",
-    "floor of ours, bfloat16": "bfloat16",
-}
+FLOORS: dict[str, Products] = {"floor of ours": "float32", "floor of ours, bfloat16": "bfloat16"}
 NEEDS = {"lightly": "lightly", "pytorch-metric-learning": "pytorch_metric_learning"}
 # bytes at the peak; measured ones of small sizes, carried on
 NEEDED: dict[str, Callable[[int], float]] = {

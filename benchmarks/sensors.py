@@ -21,8 +21,6 @@ over classes; of scans, which are five, over tiles.
 
 import hashlib
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ import torch
 from PIL import Image
 
 from benchmarks import trainings
-from benchmarks.common import machine, print_table, save
+from benchmarks.common import machine, print_table, save, sslpipe
 from benchmarks.trainings import QUIET, RECIPES, Found, Training, run_folder
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings, embed
@@ -84,9 +82,8 @@ def training(name: str, row: str, seed: int, steps: int) -> Training:
 
 
 def build(out: Path, *options: object) -> None:
-    words = [sys.executable, "-m", "sslpipe", "shards", "build", out, *options]
     if not (out / "dataset.json").exists():
-        subprocess.run([*map(str, words)], check=True)
+        sslpipe("shards", "build", out, *options)
 
 
 def surfaces(share: Path, out: Path) -> None:

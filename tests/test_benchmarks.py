@@ -21,8 +21,6 @@ from PIL import Image
 from torch import nn
 
 from benchmarks import evaluation, nt_xent, step, trainings, views
-from benchmarks.adapting import data as adapting
-from benchmarks.adapting.table import score_set
 from benchmarks.checkpoints import table as checkpoints
 from benchmarks.checkpoints.__main__ import BASE, DATA_SETS, RUNS
 from benchmarks.checkpoints.table import START
@@ -39,7 +37,6 @@ from benchmarks.selection import MEASURES, WAYS, labelled
 from benchmarks.selection import measure as measure_selection
 from benchmarks.selection import table as selection_table
 from benchmarks.trainings import Found, embedded
-from benchmarks.views import CONTENDERS, markdown, table
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
@@ -49,19 +46,6 @@ from tests.helpers.dataset import write_dataset
 
 # parts that a CPU cannot try
 CUDA_ONLY = {"waits", "compiled", "nvjpeg", "several_gpus"}
-
-
-def test_the_table_of_speeds_shows_ratios_to_each_peer() -> None:
-    speeds = dict.fromkeys(CONTENDERS, 10.0) | {"ours": 60.0, "kornia, slice": 20.0}
-    speeds |= {"torchvision, PIL": 15.0, "lightly": 30.0}
-    rows = [
-        {"case": "tiny", "contender": name, "images_per_s": speed, "noise": 0.01}
-        for name, speed in speeds.items()
-    ]
-    assert "| ours | 60 | 1% | 3.0 | 4.0 | 2.0 |" in table(rows)
-    assert "torch 9.9, kornia 1.2.\n\n## tiny\n" in markdown(
-        {"machine": {"torch": "9.9", "kornia": "1.2"}, "results": rows}
-    )
 
 
 @pytest.mark.parametrize(
@@ -198,42 +182,16 @@ def test_what_is_missing_is_named_with_what_goes_without(monkeypatch) -> None:
     assert not wheels.met("==1.0", "1.1")
 
 
-def test_drawings_are_cut_by_class_and_no_file_is_taken_twice(tmp_path: Path) -> None:
-    for folder in range(60):
-        (tmp_path / "top" / f"class{folder}" / "deep").mkdir(parents=True)
-        for number in range(20 + folder * 3):
-            parts = ("top", f"class{folder}", "deep" if number % 3 else "", f"{number}.png")
-            tmp_path.joinpath(*parts).write_text(f"{folder} {number}")
-    small = tmp_path / "top" / "small"
-    small.mkdir()
-    (small / "one.png").write_text("alone")
-    (small / "again.png").write_text("7 7")  # of class 7
-    (small / "link.png").symlink_to(tmp_path / "top" / "class3" / "3.png")
-
-    rows = adapting.openclipart_rows(adapting.different_files(tmp_path, adapting.LEVELS))
-    splits: dict[str, Counter[str]] = {name: Counter() for name in ("train", "val", "test")}
-    for path, label, split in rows:
-        assert label in ("/".join(path.relative_to(tmp_path).parts[:2]), "")
-        splits[split][label] += 1
-    held_out = splits["val"] | splits["test"]
-    assert (len(splits["val"]), len(splits["test"]), len(held_out)) == (13, 20, 33)
-    assert splits["train"].pop("") == 1  # labels are folders, and small ones have none
-    assert not splits["train"].keys() & held_out.keys()
-    assert all(n == min(100, 20 + 3 * int(name[9:])) for name, n in held_out.items())
-    assert all(n == 20 + 3 * int(name[9:]) for name, n in splits["train"].items())
-    assert len({path.read_text() for path, *_ in rows}) == len(rows)
-
-
-def test_adapting_scores_perfect_features_and_asks_only_those_that_do_not_vote() -> None:
-    labels = torch.arange(3).repeat_interleave(20)
-    labels = torch.cat([labels, torch.tensor([3, 4, 4])])  # one without a match, a small class
-    rows = Embeddings(torch.eye(5)[labels], labels, torch.arange(63))
-    large = rows.rows(rows.labels < 3)  # classes of 15 images or more
-    always = set.intersection(*(set(few_rows(large, 10, 0, d).tolist()) for d in range(5)))  # vote
-    found = score_set(rows)
-    counts = {metric: len(column.values) for metric, column in found.items()}
-    assert counts == {"Recall@1": 62, "MAP@R": 62, "kNN": 60 - len(always)}
-    assert all((column.values == 1).all() for column in found.values())
+def test_links_and_second_files_of_the_same_bytes_are_in_no_folder(tmp_path: Path) -> None:
+    for name, text in {"a/b/1": "x", "a/b/c/2": "y", "a/b/c/3": "x", "d/4": "z"}.items():
+        (tmp_path / f"{name}.png").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.png").write_text(text)
+    (tmp_path / "d" / "link.png").symlink_to("4.png")
+    found = graded.different_files(tmp_path, 2)
+    assert {folder: {path.stem for path in paths} for folder, paths in found.items()} == {
+        **{"a/b": {"1", "2"}, "d": {"4"}}
+    }
+    assert set(graded.different_files(tmp_path)) == {"a/b", "a/b/c", "d"}
 
 
 def test_every_run_of_the_table_of_checkpoints_is_a_recipe() -> None:
@@ -388,29 +346,6 @@ def test_small_images_of_the_graded_sets_are_jpegs_on_white(tmp_path) -> None:
         assert max(image.getpixel((180, 20))[1:]) < 10
     with Image.open(small_row[0]) as image:
         assert image.size == (20, 30)
-
-
-def test_the_picture_of_the_graded_sets_has_a_row_a_set_and_an_image_a_class(tmp_path) -> None:
-    colours = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
-    listings = []
-    for name, classes in {"one": ("red", "green"), "two": ("blue",)}.items():
-        lines = ["path,label,split"]
-        for label in classes:
-            for number in range(2):
-                path = tmp_path / f"{label}{number}.png"
-                Image.new("RGB", (20, 10), colours[label] if number == 0 else "white").save(path)
-                lines.append(f"{path},{label},test")
-        listings.append(tmp_path / f"{name}.csv")
-        listings[-1].write_text("\n".join(lines))
-    sheet = graded.picture(listings, px=40, count=2)
-    assert sheet.size == (120, 80)
-    seen = [
-        [sheet.getpixel((40 * place + 20, 40 * row + 20)) for place in (1, 2)] for row in (0, 1)
-    ]
-    assert seen == [
-        [colours["green"], colours["red"]],  # the last class first
-        [colours["blue"], (255, 255, 255)],
-    ]
 
 
 def test_a_graded_training_is_compared_with_its_own_start_and_the_line_seed_by_seed() -> None:

@@ -14,7 +14,6 @@ from benchmarks.trainings import Found
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.erase import fit_erasure
-from sslpipe.recipe import Recipe, load_recipe
 
 
 @pytest.fixture
@@ -180,20 +179,3 @@ def test_three_sizes_stand_side_by_side_and_are_flattened_as_train_says() -> Non
     cosines = centred @ np.linalg.inv(ridge) @ centred.T  # products of whitened rows
     np.testing.assert_allclose(train.features @ train.features.T, cosines, rtol=1e-3, atol=1e-3)
     assert torch.equal(test.features, train.features[:7])
-
-
-def test_a_long_row_is_pairs_of_another_theme_at_a_smaller_side() -> None:
-    rows = {run.row: run.overrides for run in table.trainings(5, seed=0)}
-    assert not any(row.startswith(table.SMALL) for row in (r.row for r in table.trainings(2, 0)))
-    base, small = (
-        load_recipe(table.RECIPES / "my_images_small.toml", rows[f"{row}, 5 min"])
-        for row in (table.DIFFERENT, table.SMALL)
-    )
-    changed = {"augment", "optim", "steps"}
-    assert {key for key, value in base if value != getattr(small, key)} == changed
-    assert isinstance(small, Recipe)
-    assert (small.augment.arguments["crop_px"], small.optim.warmup_steps, small.steps) == (
-        32,
-        140,
-        1400,
-    )

@@ -105,8 +105,3 @@ def test_there_are_few_parts():
     parts = {part_of(path) for path in FILES}
     assert parts == set(HEIGHT), "a row names a part that is not there"
     assert len(parts) <= 28
-
-
-def test_no_python_file_of_the_library_reads_slurm_variables():
-    for path in FILES:
-        assert "SLURM_" not in path.read_text(), path

@@ -138,41 +138,42 @@ def ended(done: CompletedProcess[str]) -> bool:
 TRAIN = ("steps=2", "run.save_steps=1", "run.monitor_steps=1")
 
 
-# of names that were guessed, all are planted at once: they stop no run
-TEMPORARY = ".recipe.json.tmp .run.json.tmp .DONE.tmp .init.tmp heartbeat/.rank-0.json.tmp"
-
-
-FOLDERS = ("checkpoints", "heartbeat", "init", "checkpoints/step-00000001")
-FILES = (
-    *("metrics.jsonl", "recipe.json", "data.json", "run.json", "MANIFEST.json", "lock", "DONE"),
-    *("PREEMPTED", "FAILED", "quarantine.jsonl", "bad_steps.0.jsonl", "checkpoints/latest"),
-    *("heartbeat/rank-0.json", "heartbeat/rank-0.stacks.txt"),
-    f"{TEMPORARY} checkpoints/.latest.tmp",
+# names that a run writes, or that were guessed: each is replaced
+REPLACED = (
+    *("recipe.json", "data.json", "run.json", "MANIFEST.json", "lock", "DONE", "PREEMPTED"),
+    *("FAILED", "quarantine.jsonl", "bad_steps.0.jsonl", "checkpoints/latest"),
+    *("heartbeat/rank-0.json", "heartbeat/rank-0.stacks.txt", "heartbeat/.rank-0.json.tmp"),
+    *(".recipe.json.tmp", ".run.json.tmp", ".DONE.tmp", ".init.tmp", "checkpoints/.latest.tmp"),
 )
 
 
 @pytest.mark.parametrize(
     ("planted", "is_folder"),
     [
-        *((name, False) for name in (*FILES, "checkpoints")),
-        *((name, True) for name in (*FOLDERS, "metrics.jsonl", "run.json", "lock")),
+        *((REPLACED, False), (("run.json",), True)),
+        *(((name,), False) for name in ("metrics.jsonl", "checkpoints")),
+        *(
+            ((name,), True)
+            for name in ("metrics.jsonl", "checkpoints", "checkpoints/step-00000001")
+        ),
+        *(((name,), True) for name in ("heartbeat", "init", "lock")),
     ],
 )
 def test_training_in_a_planted_folder_writes_nowhere_else(
     tmp_path, data, victim, planted, is_folder
 ):
     run_dir = tmp_path / "run"
-    for name in planted.split():
+    for name in planted:
         (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
         (run_dir / name).symlink_to(victim.parent if is_folder else victim)
     where = ("--data", str(data), "--run-dir", str(run_dir))
     done = command_line("train", str(write_recipe(tmp_path)), *where, *TRAIN)
     assert unharmed(victim)
-    if not ended(done):
-        assert not planted.startswith(TEMPORARY)
-        assert planted.split("/")[0] in done.stderr or "checkpoint" in done.stderr, done.stderr
-    else:
+    if ended(done):
         assert (run_dir / "DONE").read_text().strip() == "step 2"
+    else:
+        assert planted != REPLACED
+        assert planted[0].split("/")[0] in done.stderr or "checkpoint" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "lock", "DONE", "recipe.json"])

@@ -131,6 +131,7 @@ PYTHON = [path for folder in ("sslpipe", "tools") for path in sorted((ROOT / fol
         (r"(?<![\w.])(eval|exec|__import__)\(", "text that is run"),
         (r"allow_pickle\s*=\s*True|weights_only\s*=\s*False", "unpickling"),
         (r"torch\.load\((?![^)]*weights_only=True)", "unpickling"),
+        (r"SLURM_", "a scheduler's variable: launch/ has those"),
         (r"extractall|\.extract\(", "files written under a tar's names"),
         (r"verify\s*=\s*False|ssl\._create_unverified|CERT_NONE", "unchecked certificates"),
         (r"\.decode\(\s*\)\s*\.to_tuple|wds\.WebDataset\(", "webdataset's own decoding"),

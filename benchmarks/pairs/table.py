@@ -103,7 +103,7 @@ LONG_ROWS = {  # of 5 minutes alone; the steps are those of a core without bf16
     SMALL: (
         *ROWS[DIFFERENT],
         *("augment.crop_px=32", "optim.precision=fp32", "steps=1400", "optim.warmup_steps=140"),
-    ),
+    )
 }
 COMPARED = (
     *((PAIRS, CROPS), (DIFFERENT, CROPS), (DIFFERENT, PAIRS), (SUPCON, CROPS), (DIFFERENT, SUPCON)),

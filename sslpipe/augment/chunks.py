@@ -81,11 +81,7 @@ class ChunkPlan:
         needs = np.logical_or.reduceat(needs, [part.start for part in self._parts])
         self._needs = needs.tolist()  # (chunks, k, 3)
         self._crops = plan_crops(
-            shown[self.rows],
-            self._draws.boxes,
-            self._draws.flip,
-            self._large,
-            crop_px,
+            shown[self.rows], self._draws.boxes, self._draws.flip, self._large, crop_px
         )
         self._specs, self._colours, self._bfloat16 = specs, colours, bfloat16
 

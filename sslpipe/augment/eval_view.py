@@ -230,9 +230,7 @@ class JoinedView(EvalView):
 
 
 def eval_view_for(
-    crop_px: int,
-    mean: Sequence[float] = (0.0, 0.0, 0.0),
-    std: Sequence[float] = (1.0, 1.0, 1.0),
+    crop_px: int, mean: Sequence[float] = (0.0, 0.0, 0.0), std: Sequence[float] = (1.0, 1.0, 1.0)
 ) -> EvalView:
     """Return the evaluation view that belongs to training views of crop_px.
 

@@ -27,10 +27,7 @@ PRESETS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # Chen et al. 2020, arXiv:2003.04297 and its code
     "mocov2": ({**_MOCO_JITTER, "crop_area": (0.2, 1.0)},) * 2,
     # Grill et al. 2020, arXiv:2006.07733, table 6
-    "byol": (
-        {**_BYOL, "blur_prob": 1.0},
-        {**_BYOL, "blur_prob": 0.1, "solarize_prob": 0.2},
-    ),
+    "byol": ({**_BYOL, "blur_prob": 1.0}, {**_BYOL, "blur_prob": 0.1, "solarize_prob": 0.2}),
     # gray images with an upright object: nothing that only moves colour, nothing mirrored
     "grayscale": (
         {

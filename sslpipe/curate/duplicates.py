@@ -52,10 +52,7 @@ class Found(NamedTuple):
 
 
 def find_duplicates(
-    samples: Samples,
-    *,
-    num_workers: int = 2,
-    progress: Progress | None = None,
+    samples: Samples, *, num_workers: int = 2, progress: Progress | None = None
 ) -> Found:
     """Find exact and near duplicates, inside and across splits.
 

@@ -98,9 +98,7 @@ def compare(thumbs: NDArray[np.uint8], descriptors: NDArray[np.int8], sizes: Int
     return verdicts
 
 
-def _trials(
-    descriptors: NDArray[np.int8],
-) -> tuple[Integers, Integers, NDArray[np.bool_], Floats]:
+def _trials(descriptors: NDArray[np.int8]) -> tuple[Integers, Integers, NDArray[np.bool_], Floats]:
     """Choose for each pair and mirroring which is the whole, and where the part may be.
 
     -> (T,) rows of pairs, (T,) which of both is the whole, (T,) mirrored, (T, 4) boxes.

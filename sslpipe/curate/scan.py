@@ -14,15 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sslpipe.curate.thumbnails import (
-    THUMB_PX,
-    VIEWS,
-    WIDTH,
-    ThumbFile,
-    Thumbs,
-    describe,
-    thumbnail,
-)
+from sslpipe.curate.thumbnails import THUMB_PX, VIEWS, WIDTH, ThumbFile, Thumbs, describe, thumbnail
 from sslpipe.data.decode import MAX_PIXELS, BadSample, decode_picture
 from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import Split

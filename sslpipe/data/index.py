@@ -23,14 +23,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sslpipe.data.columns import COLUMN_NAME, Column, ColumnEntry, find_column
 from sslpipe.data.image_type import RGB8, ImageType

@@ -8,12 +8,7 @@ from torch import Tensor
 
 from sslpipe.distributed import all_gather_rows, current_rank, row_counts, to_device
 from sslpipe.losses.base import ContrastiveObjective, check_views
-from sslpipe.losses.engine.contrast import (
-    normalised,
-    project_out,
-    with_gradient,
-    without_autocast,
-)
+from sslpipe.losses.engine.contrast import normalised, project_out, with_gradient, without_autocast
 from sslpipe.losses.engine.masks import Masks, MaskTiles
 from sslpipe.losses.engine.products import Multiply, Products
 from sslpipe.losses.engine.queue import enqueue

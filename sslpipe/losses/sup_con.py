@@ -26,10 +26,7 @@ class SupConLoss(InBatchLoss):
     uses_labels = True
 
     def __init__(
-        self,
-        temperature: float = 0.1,
-        products: Products = "float32",
-        tile_rows: int | None = None,
+        self, temperature: float = 0.1, products: Products = "float32", tile_rows: int | None = None
     ) -> None:
         super().__init__(temperature, products=products, tile_rows=tile_rows)
 

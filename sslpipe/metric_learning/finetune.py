@@ -166,12 +166,7 @@ def monitored_ids(recipe: FinetuneRecipe, index: DatasetIndex) -> NDArray[np.int
 
 
 def open_batches(
-    recipe: FinetuneRecipe,
-    split: Split,
-    order: PKOrder,
-    run: Run,
-    first_step: int,
-    augment: Views,
+    recipe: FinetuneRecipe, split: Split, order: PKOrder, run: Run, first_step: int, augment: Views
 ) -> Generator[Batch]:
     """Open this rank's rows of every step's batch, from `first_step` on, their views planned."""
 

@@ -28,12 +28,7 @@ from sslpipe.data.columns import (
 from sslpipe.data.index import Manifest, load_index
 from sslpipe.data.storage import npy_bytes
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import (
-    make_folder,
-    one_at_a_time,
-    remove_abandoned,
-    write_atomically,
-)
+from sslpipe.portable import make_folder, one_at_a_time, remove_abandoned, write_atomically
 from sslpipe.sharding.record import save_manifest
 
 FOLDER = "columns"

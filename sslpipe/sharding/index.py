@@ -9,13 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sslpipe.data.decode import BadSample, decode
-from sslpipe.data.index import (
-    ARRAY_SUFFIXES,
-    IMAGE_SUFFIXES,
-    DatasetIndex,
-    Manifest,
-    ShardFile,
-)
+from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, DatasetIndex, Manifest, ShardFile
 from sslpipe.data.storage import join, read_range
 from sslpipe.errors import DataError
 from sslpipe.portable import sha256_of

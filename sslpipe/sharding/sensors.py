@@ -21,14 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from sslpipe.data.decode import (
-    PILLOW,
-    BadSample,
-    first_line,
-    image_kind,
-    looks_like,
-    rgb_pixels,
-)
+from sslpipe.data.decode import PILLOW, BadSample, first_line, image_kind, looks_like, rgb_pixels
 from sslpipe.errors import DataError
 from sslpipe.portable import open_regular, read_at, read_regular
 

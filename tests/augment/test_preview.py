@@ -74,15 +74,15 @@ def test_second_views_are_of_the_partners(tmp_path: Path) -> None:
 def _contains(page: np.ndarray, view: np.ndarray, scale: int = 11) -> bool:
     """Whether the view, enlarged by whole pixels, stands somewhere on the page (+-1 level)."""
     height, width = (side * scale for side in view.shape[:2])
-    image = np.asarray(Image.fromarray(view.astype(np.uint8)).resize((width, height), 0), int)
+    page = page.astype(np.int16)
+    image = np.asarray(Image.fromarray(view.astype(np.uint8)).resize((width, height), 0), np.int16)
     probes = [(0, 0), (height - 1, width - 1), (height // 2, width // 3)]
     rows, columns = page.shape[0] - height + 1, page.shape[1] - width + 1
     near = np.ones((rows, columns), bool)
     for y, x in probes:
-        patch = page[y : y + rows, x : x + columns].astype(int)
-        near &= (np.abs(patch - image[y, x]) <= 1).all(-1)
+        near &= (np.abs(page[y : y + rows, x : x + columns] - image[y, x]) <= 1).all(-1)
     return any(
-        (np.abs(page[y : y + height, x : x + width].astype(int) - image) <= 1).all()
+        (np.abs(page[y : y + height, x : x + width] - image) <= 1).all()
         for y, x in np.argwhere(near)
     )
 

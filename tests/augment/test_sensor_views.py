@@ -50,7 +50,8 @@ def test_both_paths_equal_torchvision_and_kornia(
 ) -> None:
     given = settings_of(channels)
     augment, kornia = (AUGMENTS[kind](preset, 32, **given) for kind in ("fused", "kornia"))
-    batch = batch_of([*SIZES[:16], (150, 120)], channels=channels, dtype=dtype)
+    sizes = [*SIZES[:8], (150, 120)]
+    batch = batch_of(sizes, first_id=9 * channels, channels=channels, dtype=dtype)
     params = params_for(batch, augment)
     views = augment(batch, params)
     rows = range(2 * len(batch.ids))
@@ -92,15 +93,6 @@ def test_one_level_of_16_bits_is_seen(preset: str, channels: tuple[str, ...]) ->
     eval_view = EvalView(32, 36, [0.0] * count, [1.0] * count)
     a, b = (eval_view(image[None], torch.tensor([[40, 40]])) for image in images)
     assert (b > a).float().mean() > 0.99
-
-
-def test_64_channels() -> None:
-    names = [f"c{k}" for k in range(64)]
-    augment = FusedViews("satellite", 16, channels=names)
-    batch = batch_of([(20, 20)] * 2, channels=64, dtype=torch.float32)
-    params = params_for(batch, augment)
-    expected = torch.stack([torchvision_view(batch, params, row, augment) for row in range(4)])
-    assert (augment(batch, params) - expected).abs().max() <= 1e-4
 
 
 ALONE = {

@@ -18,7 +18,7 @@ from sslpipe.augment.two_views import FusedViews
 from sslpipe.errors import RecipeError
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import digest
-from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of, views_of
+from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of
 from tests.helpers.runs import write_recipe
 from tests.helpers.triton_views import bytes_moved, in_a_process
 
@@ -35,15 +35,13 @@ COVERED_PRESETS = [
     if all(op.name in COVERED for op in ops_for(FusedViews(name, 32).specs))
 ]
 KINDS = ["byol", "grayscale"]  # the other presets draw what these do, with other numbers
-SMALL = [(150, 61), (9, 70), (32, 32)]
 
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, Any]:
     """The results of the helper's functions in Triton's interpreter; views of two programs each."""
-    calls: dict[str, Any] = {"whole_views": [KINDS, 20, SIZES[:2], 256], "colours": [16]}
-    calls |= {"crops": [24, SMALL], "blurs": [24, SMALL]}
-    calls |= {"moved": [24, [(110, 45), (50, 70), (30, 24)]]}
+    calls: dict[str, Any] = {"whole_views": [KINDS, 16, SIZES[:2], 256]}
+    calls |= {"moved": [16, [(110, 45), (50, 70), (30, 24)]]}
     found: dict[str, Any] = in_a_process(calls, TRITON_INTERPRET="1")
     return found
 
@@ -55,8 +53,6 @@ def test_the_kernels_make_the_views_of_torchs_operations_in_five_launches_at_mos
     for preset, (error, launches) in interpreted["whole_views"].items():
         assert error <= 2e-5, preset
         assert launches <= 5, preset
-    # colours in every order, crops, blurs
-    assert all(interpreted[name] <= 2e-6 for name in ("colours", "crops", "blurs")), interpreted
 
 
 @needs_triton
@@ -89,7 +85,8 @@ def test_a_plan_that_is_sent_in_one_block_holds_the_same_tables() -> None:
 def test_the_kernels_make_views_of_every_size(crop_px: int) -> None:
     sizes = [(375, 500), (500, 333), (224, 224)] if crop_px == 224 else SIZES[: 6 if FULL else 3]
     calls: dict[str, Any] = {"whole_views": [COVERED_PRESETS, crop_px, sizes, 4096]}
-    calls |= {"crops": [crop_px, sizes], "blurs": [crop_px, sizes], "colours": [crop_px]}
+    calls |= {"crops": [crop_px, [*sizes, (150, 61), (9, 70)]], "blurs": [crop_px, sizes]}
+    calls |= {"colours": [crop_px]}
     found = in_a_process(calls, TRITON_INTERPRET="1")
     assert max(error for error, _ in found.pop("whole_views").values()) <= 2e-5
     assert max(found.values()) <= 2e-5
@@ -97,7 +94,8 @@ def test_the_kernels_make_views_of_every_size(crop_px: int) -> None:
 
 @needs_triton
 @needs_ptxas
-@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
 def test_every_kernel_compiles_for_a_card_that_is_not_there(
     capability: int, tmp_path: Path
 ) -> None:
@@ -118,12 +116,6 @@ def test_the_kernels_are_refused_where_they_cannot_run(monkeypatch: pytest.Monke
         FusedViews("simclr", 16, kernels="triton", extra=extra).prepare(batch, seed=0, number=0)
     with pytest.raises(ValueError, match="kernels = 'cuda' is not 'auto', 'torch' or 'triton'"):
         FusedViews("simclr", 16, kernels="cuda")
-
-
-def test_a_cpu_makes_the_same_views_whatever_a_gpu_would_use() -> None:
-    auto, plain = (FusedViews("byol", 32, kernels=kernels) for kernels in ("auto", "torch"))
-    batch = batch_of(SIZES[:4])
-    assert torch.equal(views_of(batch, auto), views_of(batch, plain))
 
 
 def test_the_kernels_are_no_part_of_a_runs_digest(tmp_path: Path) -> None:

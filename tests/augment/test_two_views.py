@@ -133,13 +133,13 @@ SIZES = [(40, 52), (33, 33), (20, 64), (64, 20), (50, 50), (28, 41), (64, 64), (
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("crop_px", [32, 96])
 def test_the_fused_pipeline_equals_torchvision_image_by_image(preset: str, crop_px: int) -> None:
-    augment, batch = FusedViews(preset, crop_px, MEAN, STD), batch_of(SIZES)
+    augment, batch = FusedViews(preset, crop_px, MEAN, STD), batch_of(SIZES[:12], first_id=crop_px)
     params = params_for(batch, augment)
     views = augment(batch, params)
-    assert views.shape == (48, 3, crop_px, crop_px)
+    assert views.shape == (24, 3, crop_px, crop_px)
     assert views.dtype == torch.float32
     assert views.is_contiguous(memory_format=torch.channels_last)
-    expected = torch.stack([torchvision_view(batch, params, row, augment) for row in range(48)])
+    expected = torch.stack([torchvision_view(batch, params, row, augment) for row in range(24)])
     # ops: 1e-5 in [0, 1], rotation 4e-5 at 96 px with gain 2.6; over std 0.22
     tolerance = 4e-4 if augment.specs[0].rotation_deg else 5e-5
     assert (views - expected).abs().max() <= tolerance
@@ -277,7 +277,7 @@ def test_compiled_views_have_no_graph_break_and_are_compiled_once_for_all_batche
     augment, plain = FusedViews("byol", crop_px), FusedViews("byol", crop_px)
     graphs = CompileCounter()  # fullgraph: a graph break raises
     augment.compile_colours(backend=graphs)
-    for epoch, sizes in enumerate([SIZES * 4, SIZES * 3, SIZES[:7], MIXED, SIZES[3:4]]):
+    for epoch, sizes in enumerate([SIZES, SIZES[:16], SIZES[:7], MIXED, SIZES[3:4]]):
         batch = batch_of(sizes, first_id=epoch, epoch=epoch)
         assert (views_of(batch, augment) - views_of(batch, plain)).abs().max() <= 2e-6
         assert 2 <= graphs.frame_count <= 4  # blend and hue, of more rows and of one

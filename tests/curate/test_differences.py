@@ -92,7 +92,10 @@ def shown(image, px):
     return np.asarray(image.resize((px, px), Image.Resampling.LANCZOS))
 
 
-@pytest.mark.parametrize("px", [28, 48, 64, 96, 128, 256])
+SLOW = [pytest.param(px, marks=pytest.mark.slow) for px in (48, 96, 256)]
+
+
+@pytest.mark.parametrize("px", [28, 64, 128, *SLOW])
 @pytest.mark.parametrize("name", PAIRS)
 def test_drawings_that_differ_in_a_small_part_are_two_and_in_doubt(name, px):
     one, other = (shown(image, px) for image in PAIRS[name])

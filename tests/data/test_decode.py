@@ -3,7 +3,6 @@
 import io
 import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -230,11 +229,3 @@ def test_a_second_png_header_cannot_hide_a_bomb() -> None:
     second = png_parts(60000, 60000, 8, 0, b"")[1]
     with pytest.raises(BadSample):
         decode(b"".join([start, header, second, *rest]), CANVAS_PX)
-
-
-def test_threads_decode_what_one_thread_does() -> None:
-    raws = [encoded(photo(40, 30, seed), form) for seed in range(20) for form in ("PNG", "JPEG")]
-    expected = [decode(raw, 32) for raw in raws]
-    with ThreadPoolExecutor(4) as pool:
-        for got in pool.map(lambda _: [decode(raw, 32) for raw in raws], range(4)):
-            assert all(map(np.array_equal, got, expected))

@@ -265,9 +265,8 @@ def test_unlabelled_shards_give_label_minus_one(tmp_path):
     assert (take(index, 1)[0].labels == -1).all()
 
 
-@pytest.mark.parametrize("holdout", [0, 16])
-@pytest.mark.parametrize(("rank", "world"), [(0, 1), (0, 2), (1, 2)])
-@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize(("holdout", "first"), [(0, 0), (16, 5)])
+@pytest.mark.parametrize(("rank", "world"), [(0, 1), (1, 2)])
 @pytest.mark.parametrize("broken", [{}, {5: b"", 17: b"<html>", 90: png(picture(90, 24)[:10])}])
 def test_batches_from_the_devices_memory_are_those_that_are_streamed(
     tmp_path, holdout, rank, world, first, broken

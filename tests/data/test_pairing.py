@@ -105,13 +105,13 @@ def test_the_ranks_batches_put_together_are_the_one_process_batch(index, pairs, 
 
 @pytest.mark.parametrize("pairs", RULES, ids=str)
 def test_neither_run_nor_resuming_changes_a_pair(index, pairs):
-    plain = take(index, 16, pairs=pairs, run={"num_workers": 0})
+    plain = take(index, 11, pairs=pairs, run={"num_workers": 0})
     settings = [{"num_workers": 3}, {"cache": "memory"}, {"window_bytes": 1}]
     for run in (*settings, {"num_workers": 9, "prefetch": 9}):
-        assert all(map(same, plain, take(index, 16, pairs=pairs, run=run)))
-    assert all(map(same, plain, take(index, 16, pairs=pairs, source=resident_batches)))
+        assert all(map(same, plain, take(index, 11, pairs=pairs, run=run)))
+    assert all(map(same, plain, take(index, 11, pairs=pairs, source=resident_batches)))
     for first in (1, 6, 9):  # 7 steps are an epoch
-        assert all(map(same, plain[first:], take(index, 16 - first, first=first, pairs=pairs)))
+        assert all(map(same, plain[first:], take(index, 11 - first, first=first, pairs=pairs)))
 
 
 def test_micro_batches_select_rows_with_their_partners(index):

@@ -90,7 +90,7 @@ class Server:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
         self._server.shutdown()
@@ -205,7 +205,7 @@ def test_the_cache_keeps_its_limit_and_what_was_used_last(tmp_path, monkeypatch)
 
     cache = DiskCache(tmp_path, limit_bytes=1000)
     rng = np.random.default_rng(0)
-    for _ in range(300):
+    for _ in range(100):
         start, end = sorted(rng.choice(2051, 2, replace=False).tolist())
         assert cache.read("a", 2050, start, end, fetch) == content[start:end]
         assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) <= 1000

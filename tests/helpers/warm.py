@@ -13,6 +13,7 @@ from sslpipe.models.simclr import SimCLR
 from sslpipe.recipe.pretrain import Projector
 from sslpipe.run.memory import saved_bytes
 
+os.fsync = lambda descriptor: None  # nobody pulls the plug, and to wait for the disk takes time
 # a process that has used CUDA, as fakes do where there is a GPU, has no forks that can
 with patch.dict(os.environ, PYTORCH_NVML_BASED_CUDA_CHECK="1"):  # does not count as such a use
     without_gpu = not torch.cuda.is_available()

@@ -48,11 +48,10 @@ def _rank(process: Rank) -> list[list[Tensor]]:
     return [of_share(DietLoss(), process, s, batch, ids=torch.tensor(IDS)) for s in splits]
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_processes_of_unequal_shares_give_the_loss_and_gradient_of_one(world: int) -> None:
+def test_processes_of_unequal_shares_give_the_loss_and_gradient_of_one() -> None:
     z_a, z_b = pair(9, 11)
     exact = value_and_grad(loop(z_a, z_b, 0.8), z_a, z_b)
-    for answers in zip(*run_processes(_rank, world), strict=True):
+    for answers in zip(*run_processes(_rank, 2), strict=True):
         assert_whole(list(answers), *exact, views=2)
 
 

@@ -103,7 +103,7 @@ def _in_rank(process: Rank, split: tuple[int, ...]) -> list[list[Tensor]]:
     return [of_share(each, process, split, pair(7, 4), True, ids=IDS) for each in objectives]
 
 
-@pytest.mark.parametrize("split", [(3, 4), (7, 0), (2, 1, 1, 3)], ids=str)
+@pytest.mark.parametrize("split", [(7, 0), (2, 1, 4)], ids=str)
 def test_several_processes_have_the_loss_and_gradient_of_one(split: tuple[int, ...]) -> None:
     z_a, z_b = pair(7, 4)
     ranks = run_processes(_in_rank, len(split), split)
@@ -145,20 +145,11 @@ def write_teacher(
     save_embeddings(path, embeddings, facts)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (),
-        ("loss.match=features", "projector.out_dim=6", "projector.num_layers=1"),
-        ("projector.num_layers=0", "projector.out_dim=16", "loss.nt_xent=0.5"),
-    ],
-    ids=["cosines", "features", "no projector"],
-)
 def test_a_distillation_logs_its_agreement_and_resumes_to_the_same_weights(
-    tiny: tuple[Path, Path], tmp_path: Path, overrides: tuple[str, ...]
+    tiny: tuple[Path, Path], tmp_path: Path
 ) -> None:
     recipe, data = tiny
-    settings = ("steps=4", "run.save_steps=2", *overrides)
+    settings = ("steps=4", "run.save_steps=2", "projector.num_layers=0", "projector.out_dim=16")
     train_over(1, recipe, data, tmp_path / "whole", *settings)
     assert [line["step"] for line in read_metrics(tmp_path / "whole")] == [1, 2, 3, 4]
     assert all("teacher_agreement" in line for line in read_metrics(tmp_path / "whole"))
@@ -212,6 +203,8 @@ def test_what_no_training_can_use_is_refused_before_the_first_step(
     features = load_recipe(path, ["loss.match=features"])
     with pytest.raises(RecipeError, match=r"projector\.out_dim = 6"):
         build_loss(features, open_teacher(features, index)[1])
+    wide = load_recipe(path, ["loss.match=features", "projector.out_dim=6"])
+    assert build_loss(wide, open_teacher(wide, index)[1]).match == "features"
     forged = opened.teacher.model_copy(update={"sha256": "0" * 64})
     with pytest.raises(RecipeError, match="name that file"):
         open_teacher(opened.model_copy(update={"teacher": forged}), index)

@@ -38,7 +38,8 @@ def test_objectives_equal_the_loops_of_their_papers(
     kind: str, settings: dict[str, Any], known: str
 ) -> None:
     z_a, z_b = pair(9, 4)
-    for temperature in (0.01, 0.1, 0.5, *((0.001, 5.0) if kind == "nt_xent" else ())):
+    every = (0.01, 0.1, 0.5, *((0.001, 5.0) if kind == "nt_xent" else ()))
+    for temperature in every if known in ("nothing", "images") else every[1:2]:
         oracle, negatives = loops(kind, z_a, z_b, temperature, **KNOWN[known], **settings)
         exact = value_and_grad(oracle, z_a, z_b)
         for tile_rows in (1, 5, 512):
@@ -56,16 +57,6 @@ def test_objectives_meet_where_the_papers_say_so() -> None:
     torch.testing.assert_close(SupConLoss(0.2)(z_a, z_b), nt_xent)
     torch.testing.assert_close(HardNegativeLoss(0.2, beta=0, class_prior=0)(z_a, z_b), nt_xent)
     torch.testing.assert_close(DCLLoss(0.2, sigma=1e6)(z_a, z_b), DCLLoss(0.2)(z_a, z_b))
-
-
-def test_views_of_the_same_samples_are_as_images() -> None:
-    """(B, 2) of equal columns gives what (B,) does."""
-    z_a, z_b = pair(9, 4)
-    twice = {name: numbers[:, None].expand(-1, 2) for name, numbers in IMAGES.items()}
-    for kind, settings in CASES:
-        objective = LOSSES[kind](temperature=0.1, **settings)
-        once, again = (objective(z_a, z_b, **known) for known in (IMAGES, twice))
-        assert_same(value_and_grad(again, z_a, z_b), value_and_grad(once, z_a, z_b), rtol=1e-10)
 
 
 def test_one_group_of_whole_rows_is_the_only_mask_and_different_ids_are_none() -> None:

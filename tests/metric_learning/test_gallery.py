@@ -267,7 +267,7 @@ def test_a_fifo_or_a_device_is_no_gallery(tmp_path):
 
 
 def test_mistakes_are_one_error_that_says_what_to_do(tmp_path):
-    gallery = filled()
+    gallery, zero = filled(), torch.tensor([[1.0], [0.0]]).expand(2, DIM)
     for attempt, text in (
         (
             lambda: gallery.remove("persn 4"),
@@ -276,6 +276,9 @@ def test_mistakes_are_one_error_that_says_what_to_do(tmp_path):
         (lambda: gallery.add("x", torch.zeros(2, 3)), "have 3 features, the gallery 16"),
         (lambda: gallery.add("x", torch.full((1, DIM), math.nan)), "must be finite"),
         (lambda: gallery.enrol(["x"], some(2)), "1 names for 2 embeddings"),
+        (lambda: gallery.rank(zero), "embedding 1 is all zeros"),
+        (lambda: gallery.enrol(["b", "d"], zero), r"embedding 1 \('d'\) is all zeros"),
+        (lambda: similarity(*zero), "'second'"),
         (lambda: gallery.rank(some(1), 31), "top = 31 does not fit 30 names"),
         (lambda: Gallery(DIM).rank(some(1)), "the gallery is empty"),
         (lambda: threshold_at(torch.zeros(0), 0.1), "there must be a score"),
@@ -283,6 +286,7 @@ def test_mistakes_are_one_error_that_says_what_to_do(tmp_path):
     ):
         with pytest.raises(UserError, match=text):
             attempt()
+    assert gallery.names == filled().names
     (tmp_path / "x").write_bytes(b"junk")
     for path in (tmp_path / "x", tmp_path / "missing"):
         with pytest.raises(DataError, match="holds no gallery"):

@@ -5,9 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sslpipe.errors import UserError
 from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS
-from sslpipe.metric_learning.gallery import Gallery, similarity
 from sslpipe.metric_learning.losses.clusters import k_means, squared_distances_of_rows
 from tests.helpers import metric_loops as loops
 from tests.helpers.metric_rows import sizes_of
@@ -124,16 +122,3 @@ def test_numpy_arrays_and_lists_are_taken_and_wrong_labels_named(name):
     with pytest.raises(ValueError, match=r"float dtype, got torch\.int64"):
         made(name)(noise().long(), LABELS)
     assert MINERS["batch_hard"]()(noise().numpy(), LABELS.numpy()).positive.any()
-
-
-def test_a_gallery_refuses_a_zero_vector_and_names_it():
-    gallery, x = Gallery(66), noise()
-    x[3] = 0
-    with pytest.raises(UserError, match=r"embedding 3 \('d'\) is all zeros"):
-        gallery.enrol(list("abcdefghijklmnop"), x)
-    assert not gallery.names
-    gallery.add("a", x[0])
-    with pytest.raises(UserError, match="embedding 3 is all zeros"):
-        gallery.rank(x)
-    with pytest.raises(UserError, match="'second'"):
-        similarity(x[0], x[3])

@@ -78,7 +78,7 @@ def one_process():
     return every_case(Rank(0, 1))
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_processes_with_unequal_rows_equal_one(world, one_process):
     everyone = run_processes(every_case, world)
     wrong = []

@@ -146,12 +146,7 @@ class _HierarchicalTripletTerms(nn.Module):
     self_share: Tensor
 
     def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        beta: float = 0.1,
-        levels: int = 16,
-        momentum: float = 0.1,
+        self, num_classes: int, dim: int, beta: float = 0.1, levels: int = 16, momentum: float = 0.1
     ) -> None:
         super().__init__()
         if levels < 1 or not 0 < momentum <= 1:

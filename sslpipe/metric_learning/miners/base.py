@@ -27,11 +27,7 @@ class Miner(Configured):
     """
 
     def forward(
-        self,
-        rows: LabelledRows | Tensor,
-        pairs: Pairs | Tensor,
-        *,
-        loss: Loss | None = None,
+        self, rows: LabelledRows | Tensor, pairs: Pairs | Tensor, *, loss: Loss | None = None
     ) -> Pairs:
         """Return the pairs that are left, as boolean masks `.positive` and `.negative` (n, M).
 

@@ -87,11 +87,7 @@ class SemiHardMiner(TripletMiner):
     """
 
     def __init__(
-        self,
-        margin: float = 0.2,
-        distance: Distance = "squared",
-        pick: Pick = "all",
-        seed: int = 0,
+        self, margin: float = 0.2, distance: Distance = "squared", pick: Pick = "all", seed: int = 0
     ) -> None:
         super().__init__("semi_hard", margin, distance, pick, seed)
 

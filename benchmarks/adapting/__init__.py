@@ -1,1 +1,0 @@
-"""Does continuing from ImageNet weights help on drawings? The data and the table of it."""
