@@ -444,13 +444,14 @@ def test_missing_and_truncated_shards_are_one_user_error(recipe_of, tmp_path):
         check_pretraining(recipe_of(), load_index(path))
 
 
-def test_the_command_prints_the_check_or_one_line(tmp_path, index):
+def test_the_command_prints_the_check_or_one_line(tmp_path, index, monkeypatch):
+    monkeypatch.setenv("SSLPIPE_NEXT", "0")
     recipe, data = str(write_recipe(tmp_path)), f"{index.folder}/dataset.json"
     before = sorted(tmp_path.rglob("*"))
     good = command_line("check", recipe, "--data", data, "data.num_streams=8")
     assert good.returncode == 0, good.stderr
     assert "1, 2, 4, 8" in good.stdout
-    bad = command_line("check", recipe, "--data", data, "data.batch_sise=8", SSLPIPE_NEXT="0")
+    bad = command_line("check", recipe, "--data", data, "data.batch_sise=8")
     assert bad.returncode == 2
     assert bad.stderr.count("\n") == 1
     assert "did you mean 'batch_size'" in bad.stderr

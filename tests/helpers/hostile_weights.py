@@ -7,6 +7,7 @@ as one line, at once, in little memory.
 import json
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,13 @@ def _endless_config(folder: Path) -> Path:
 # --- tensors
 
 
+@cache
+def _state() -> dict[str, torch.Tensor]:
+    return torchvision.models.resnet18().state_dict()
+
+
 def _resnet(**changes: Any) -> dict[str, Any]:
-    state = torchvision.models.resnet18().state_dict()
-    return {**state, **{key.replace("__", "."): value for key, value in changes.items()}}
+    return {**_state(), **{key.replace("__", "."): value for key, value in changes.items()}}
 
 
 @hostile("float8", torch.zeros(64, dtype=torch.float8_e4m3fn))
