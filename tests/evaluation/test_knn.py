@@ -6,12 +6,7 @@ import torch
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.knn import (
-    few_rows,
-    few_shot_knn,
-    knn_predictions,
-    knn_results,
-)
+from sslpipe.evaluation.knn import few_rows, few_shot_knn, knn_predictions, knn_results
 from sslpipe.evaluation.neighbours import nearest
 
 
