@@ -190,11 +190,9 @@ def test_completion_scripts_ask_the_program(monkeypatch):
     ("override", "message"),
     [
         ("loss.temprature=0.1", "loss.temprature is not an argument"),
-        ("loss.kind=nt_xnet", "did you mean 'nt_xent'?"),
         ("data.batch_size=512", "data.batch_size = 512 is more than the 112 samples"),
         ("data.num_streams=5", "data.batch_size = 16 is not a multiple"),
         ("augment.preset=simclr_smal", "simclr_small"),
-        ("backbone.kind=small_resnt", "did you mean 'small_resnet'?"),
         ("run.device=cuda", "torch sees no CUDA device"),
     ],
 )

@@ -60,14 +60,6 @@ def test_what_is_added_is_found_and_what_is_removed_is_not(parts, tmp_path):
     assert os.listdir(index.parent) == ["index.json"]
 
 
-def test_it_can_be_moved_with_its_files(parts, tmp_path):
-    add_to_index(tmp_path / "index.json", *parts[0][:2])
-    before = found(tmp_path / "index.json")
-    folder = tmp_path.with_name(f"{tmp_path.name}-moved")
-    shutil.move(tmp_path, folder)
-    assert found(folder / "index.json") == before
-
-
 def remove_in_rank(process, index, features):
     for number in ((0, 1, 2), (4, 5, 6))[process.rank]:
         remove_from_index(index, features, [number])
@@ -268,11 +260,13 @@ def test_a_built_index_answers_as_before_and_reads_no_features(parts, built, mon
     assert len(list(folder.iterdir())) == 3
 
 
-def test_an_index_that_is_built_can_be_moved(built, tmp_path):
-    _, before, _ = built
+def test_an_index_can_be_moved_with_its_files(parts, built, tmp_path):
+    add_to_index(tmp_path / "plain.json", *parts[0][:2])
+    plain = found(tmp_path / "plain.json")
     folder = tmp_path.with_name(f"{tmp_path.name}-moved")
     shutil.move(tmp_path, folder)
-    assert found(folder / "index.json") == before
+    assert found(folder / "index.json") == built[1]
+    assert found(folder / "plain.json") == plain
 
 
 def test_damage_of_what_was_built_is_named(parts, built):

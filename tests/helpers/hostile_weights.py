@@ -177,7 +177,7 @@ def _timm(folder: Path, stated: dict[str, Any]) -> Path:
 
 _ARGUMENTS: tuple[Any, ...] = (
     *([["img_size", 224], ["depth", 3]], [["a", "b", "c"]], "img_size", {"img_size": {"a": 1}}),
-    *({"layers": [10**6] * 4}, {"width": 10**9}),
+    *({"layers": [10**6] * 4}, {"width": 10**9}, 3, {"x": {"y": "\0"}}, {"depht": 3}),
 )
 _OF_VIT: tuple[dict[str, Any], ...] = (
     *({"depth": 10**9}, {"embed_dim": 3 * 2**20}, {"img_size": 48000}, {"img_size": "x"}),
@@ -187,12 +187,13 @@ _PRETRAINED: tuple[Any, ...] = (
     *({"crop_pct": value} for value in (1e-320, 0, -1, float("nan"))),
     *({"input_size": value} for value in ([3, 20000, 20000], [3, 0, 0], [3, 2**70, 2**70], "abc")),
     *({"mean": "abc"}, {"std": [0, 0, 0]}, {"interpolation": [1]}, {"crop_mode": [1]}),
-    [["crop_pct", 1]],
+    *([["crop_pct", 1]], {"crop_pct": "x"}, {"input_size": 3}, {"mean": [1, 2]}, 3),
 )
 for _stated in (
     *({"model_args": arguments} for arguments in _ARGUMENTS),
     *({"architecture": "vit_tiny_patch16_224", "model_args": each} for each in _OF_VIT),
     *({"pretrained_cfg": stated} for stated in _PRETRAINED),
+    *({"architecture": name} for name in (["resnet18"], "resnet81", 18)),
 ):
     hostile(f"timm {json.dumps(_stated)[:90]}", _stated)(_timm)
 
