@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import timm
 import torch
 import torchvision
 from onnx import TensorProto, helper
@@ -157,6 +158,12 @@ for _key, _values in {
         )
 
 
+for _stated in ({}, {"depths": 3, "hidden_sizes": [1]}):
+    hostile(f"transformers resnet {_stated}", {"model_type": "resnet", **_stated})(
+        lambda folder, changes: _transformers(folder, **changes)
+    )
+
+
 @hostile("preprocessor image_mean = []", {"image_mean": []})
 @hostile("preprocessor size = 48000", {"size": 48000})
 @hostile("preprocessor crop_pct = 1e-320", {"size": {"shortest_edge": 224}, "crop_pct": 1e-320})
@@ -168,9 +175,15 @@ def _preprocessor(folder: Path, changes: dict[str, Any]) -> Path:
     return _transformers(folder)
 
 
+@cache
+def small_resnet() -> dict[str, torch.Tensor]:
+    """Make the tensors of timm/test_resnet: 2 MB."""
+    return timm.create_model("test_resnet").state_dict()
+
+
 def _timm(folder: Path, stated: dict[str, Any]) -> Path:
-    save_file(_resnet(), folder / "model.safetensors")
-    tree = {"architecture": "resnet18", "pretrained_cfg": {"input_size": [3, 224, 224]}}
+    save_file(small_resnet(), folder / "model.safetensors")
+    tree = {"architecture": "test_resnet", "pretrained_cfg": {"input_size": [3, 160, 160]}}
     (folder / "config.json").write_text(json.dumps({**tree, **stated}))
     return folder
 

@@ -16,7 +16,7 @@ from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.models import limits
 from sslpipe.recipe.base import Component
-from tests.helpers.hostile_weights import HOSTILE
+from tests.helpers.hostile_weights import HOSTILE, small_resnet
 from tests.helpers.weights import randomised, saved
 
 
@@ -61,13 +61,13 @@ def test_a_pickle_that_runs_a_command_does_not_run_it(tmp_path, state, form):
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".bin", ".ckpt"])
-def test_a_truncated_file_is_one_line(tmp_path, state, suffix):
-    path = tmp_path / f"weights{suffix}"
+def test_a_truncated_file_is_one_line(tmp_path, suffix):
+    path, state = tmp_path / f"weights{suffix}", small_resnet()
     save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
     raw = path.read_bytes()
     for size in (0, 7, 9, 1000, len(raw) // 2, len(raw) - 1):
         path.write_bytes(raw[:size])
-        assert path.name in refused(f"torchvision/resnet18@{path}")
+        assert path.name in refused(f"timm/test_resnet@{path}")
 
 
 def changed(state, **changes):
