@@ -140,13 +140,12 @@ def test_a_learned_pooling_of_the_recipe_starts_anew(tmp_path):
 # what nobody names
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "convnext_atto"])
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto"])
 def test_an_architecture_is_told_by_its_keys(tmp_path, name):
     network = randomised(timm.create_model(name))
     model = load_backbone(saved(network.state_dict(), tmp_path))
-    kind = "torchvision/resnet18" if name == "resnet18" else f"timm/{name}"
-    assert model.config.backbone.kind == kind
-    assert kind in model.config.facts["init"]["notes"][0]
+    assert model.config.backbone.kind == f"timm/{name}"
+    assert f"timm/{name}" in model.config.facts["init"]["notes"][0]
     network.reset_classifier(0)
     assert difference(model, network, model.view.crop_px) <= 1e-5
 
