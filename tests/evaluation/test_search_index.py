@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,6 +71,24 @@ def test_of_two_writers_at_once_neither_is_lost(parts, tmp_path):
     add_to_index(index, *parts[0][:2])
     run_processes(remove_in_rank, 2, index, parts[0][0])
     assert found(index) == [(0, 3)]
+
+
+def test_a_write_that_ends_before_the_new_file_is_in_place_leaves_the_old_one(
+    parts, tmp_path, monkeypatch
+):
+    index = tmp_path / "index.json"
+    add_to_index(index, *parts[0][:2])
+
+    def end(*paths):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", end)
+        patch.setattr(Path, "replace", end)
+        remove_from_index(index, parts[0][0], [3])
+    assert found(index) == expected(parts[:1])
+    remove_from_index(index, parts[0][0], [3])  # and nothing of it is in the way
+    assert found(index) == expected(parts[:1], {(0, 3)})
 
 
 def test_mistakes_are_named(parts, tmp_path):
