@@ -82,10 +82,11 @@ def test_a_write_that_ends_before_the_new_file_is_in_place_leaves_the_old_one(
     def end(*paths):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(os, "replace", end)
-        patch.setattr(Path, "replace", end)
+    monkeypatch.setattr(os, "replace", end)
+    monkeypatch.setattr(Path, "replace", end)
+    with pytest.raises(KeyboardInterrupt):
         remove_from_index(index, parts[0][0], [3])
+    monkeypatch.undo()
     assert found(index) == expected(parts[:1])
     remove_from_index(index, parts[0][0], [3])  # and nothing of it is in the way
     assert found(index) == expected(parts[:1], {(0, 3)})
