@@ -187,13 +187,6 @@ def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, t
     images = torch.stack([torch.from_numpy(picture(i)) for i in range(20)]).permute(0, 3, 1, 2)
     torch.testing.assert_close(exported.encode(images), expected.features, rtol=1e-4, atol=1e-4)
 
-    # without whitening: the principal axes alone
-    export_backbone(run_dir, tmp_path / "turned", ["safetensors"])
-    call(export_tool, "whiten", tmp_path / "turned", train_file, "--dims", "8", "--power", "0")
-    expected = fit_whitening(rows, dims=8, power=0)(plain).features
-    turned = load_backbone(tmp_path / "turned").encode(images)
-    torch.testing.assert_close(turned, expected, rtol=1e-4, atol=1e-4)
-
     refused(embed_tool, [*words, "--out", test_file, "--crops", "ten"], "its own view")
     refused(export_tool, ["whiten", tmp_path / "out", test_file], "is whitened already")
     (tmp_path / "out" / "whitening.safetensors").write_bytes(b"other")
