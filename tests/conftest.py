@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,20 @@ def proved_here() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write, "read_outputs", read_here)
+        yield
+
+
+@pytest.fixture(scope="module")
+def few_resamples() -> Iterator[None]:
+    """Intervals of few resamples, for a module whose claims are not about them."""
+    from sslpipe.evaluation import difference, knn
+
+    verification = import_module("sslpipe.evaluation.verification")  # a function has its name, too
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(knn, "bootstrap95", partial(knn.bootstrap95, resamples=40))
+        means95 = partial(difference.bootstrap_means95, resamples=40)
+        patch.setattr(difference, "bootstrap_means95", means95)
+        patch.setattr(verification, "RESAMPLES", 40)
         yield
 
 

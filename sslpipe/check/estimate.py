@@ -144,12 +144,7 @@ def noise_batch(image_px: int, images: int = 8, image_type: ImageType = RGB8) ->
 
 
 def _one_step(
-    model: nn.Module,
-    augment: Any,
-    batch: Batch,
-    precision: str,
-    device: torch.device,
-    cached: bool,
+    model: nn.Module, augment: Any, batch: Batch, precision: str, device: torch.device, cached: bool
 ) -> None:
     numbers = draws(0, batch.epoch, batch.ids, batch.sizes, augment.specs)
     batch, dtype = batch.to(device), next(model.parameters()).dtype

@@ -19,11 +19,7 @@ from sslpipe.recipe import explain_key, setting_keys
 SECTIONS: dict[str, tuple[tuple[str, Mapping[str, Callable[..., Any]]], ...]] = {
     "augment": (("view", AUGMENTS),),
     "backbone": (("backbone", BACKBONES),),
-    "loss": (
-        ("objective", LOSSES),
-        ("metric loss", METRIC_LOSSES),
-        ("head", HEADS),
-    ),
+    "loss": (("objective", LOSSES), ("metric loss", METRIC_LOSSES), ("head", HEADS)),
     "miner": (("miner", MINERS),),
 }
 """Section with a `kind` -> the tables that the kind is looked up in."""

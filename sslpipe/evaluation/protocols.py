@@ -60,12 +60,7 @@ class Protocols:
     """
 
     def __init__(
-        self,
-        first: Pair,
-        classes: Sequence[str],
-        left_out: list[str],
-        draws: int,
-        seed: int,
+        self, first: Pair, classes: Sequence[str], left_out: list[str], draws: int, seed: int
     ) -> None:
         self._first, self._names, self.left_out, self.seed = first, classes, left_out, seed
         labels, counts = np.unique(first[0].labels.cpu().numpy(), return_counts=True)

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes
-from sslpipe.evaluation.neighbours import (
-    exact_cosines,
-    fixed_point_units,
-    float32_error,
-    rank_keys,
-)
+from sslpipe.evaluation.neighbours import exact_cosines, fixed_point_units, float32_error, rank_keys
 from sslpipe.evaluation.rerank import k_reciprocal_order
 from sslpipe.precision import full_float32
 

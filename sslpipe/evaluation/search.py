@@ -18,12 +18,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.approximate import Approximate
 from sslpipe.evaluation.choose import fit_flattening
-from sslpipe.evaluation.embed import (
-    COMPARED,
-    Embeddings,
-    check_comparable,
-    load_embeddings,
-)
+from sslpipe.evaluation.embed import COMPARED, Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.features import split_of_file
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
 from sslpipe.evaluation.rerank import augmented, check_reranked, k_reciprocal_order

@@ -11,10 +11,11 @@ from sslpipe.check.finetuning import check_finetuning, render_finetuning
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.load import load_backbone
+from sslpipe.metric_learning.finetune import finetune
 from sslpipe.recipe import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
-from tests.helpers.finetunes import RECIPE, finetune_over, write_recipe
+from tests.helpers.finetunes import RECIPE, write_recipe
 from tests.helpers.runs import ROOT, command_line, final_weights
 
 
@@ -26,7 +27,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    finetune_over(1, write_recipe(folder), data, folder / "run")
+    finetune(load_recipe(write_recipe(folder)), load_index(data), folder / "run", None)
     return folder / "run"
 
 
@@ -97,9 +98,10 @@ def test_what_the_run_would_refuse_is_refused(tmp_path, data):
         checked(tmp_path, None, "loss.kind=arcfase")
 
 
-def test_the_command_line_checks_either_kind_of_recipe(tmp_path, data):
+def test_the_command_line_checks_either_kind_of_recipe(tmp_path, data, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     recipe = str(write_recipe(tmp_path, RECIPE))
-    done = command_line("check", recipe, "--data", str(data), COLUMNS="200", status=0)
+    done = command_line("check", recipe, "--data", str(data), status=0)
     assert "of 6 classes" in done.stdout
     recipe = str(ROOT / "recipes" / "demo.toml")
     done = command_line("check", recipe, "--init", str(tmp_path), status=2)

@@ -13,7 +13,7 @@ import torchvision
 from rich.console import Console
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision.models import vit_b_16
+from torchvision.models import VisionTransformer
 
 import sslpipe.check.estimate
 from sslpipe.augment.presets import view_specs
@@ -113,7 +113,7 @@ def test_flops_of_a_small_network_are_those_on_paper(recipe_of):
 
 
 def test_flops_of_a_transformer_are_those_of_torchs_counter():
-    network = vit_b_16(image_size=32)
+    network = VisionTransformer(32, 16, 2, 2, 32, 64)
     with FlopCounterMode(display=False) as counter:
         network.eval()(torch.zeros(1, 3, 32, 32))
     assert step_flops(network, 1, 32) == 3 * 2 * counter.get_total_flops()
@@ -444,7 +444,8 @@ def test_missing_and_truncated_shards_are_one_user_error(recipe_of, tmp_path):
         check_pretraining(recipe_of(), load_index(path))
 
 
-def test_the_command_prints_the_check_or_one_line(tmp_path, index):
+def test_the_command_prints_the_check_or_one_line(tmp_path, index, monkeypatch):
+    monkeypatch.setenv("SSLPIPE_NEXT", "0")
     recipe, data = str(write_recipe(tmp_path)), f"{index.folder}/dataset.json"
     before = sorted(tmp_path.rglob("*"))
     good = command_line("check", recipe, "--data", data, "data.num_streams=8")
@@ -454,7 +455,7 @@ def test_the_command_prints_the_check_or_one_line(tmp_path, index):
     assert re.search(r"data\.num_streams +8\b", table.partition("settings")[2])
     assert "run.prefetch 4" in " ".join(defaults.split())
     assert "run.prefetch" not in table
-    bad = command_line("check", recipe, "--data", data, "data.batch_sise=8", SSLPIPE_NEXT="0")
+    bad = command_line("check", recipe, "--data", data, "data.batch_sise=8")
     assert bad.returncode == 2
     assert bad.stderr.count("\n") == 1
     assert "did you mean 'batch_size'" in bad.stderr

@@ -14,6 +14,8 @@ from sslpipe.export.candidates import sample_ids
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from tests.cli.test_gallery import write_model
 
+pytestmark = pytest.mark.usefixtures("proved_here")
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):

@@ -31,7 +31,7 @@ from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import write_recipe
 
-pytestmark = pytest.mark.usefixtures("proved_here")
+pytestmark = pytest.mark.usefixtures("proved_here", "few_resamples")
 
 
 def values_of(codes):

@@ -11,6 +11,7 @@ from tests.helpers.photos import write_photos
 from tests.helpers.runs import RECIPE, ROOT, parsed
 
 STEPS = "steps = 4"
+pytestmark = pytest.mark.usefixtures("proved_here", "few_resamples")
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from sslpipe.run.records import seal
 from tests.helpers.photos import write_photos
 from tests.helpers.runs import write_recipe
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 
 def test_a_short_run_is_marked_wherever_its_numbers_are_shown(call, tmp_path, monkeypatch):
     monkeypatch.setenv("SSLPIPE_NEXT", "0")  # on a slow machine a line would come first

@@ -20,6 +20,7 @@ from sslpipe.evaluation.verdict import against_sentences, verdict
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.report.results import result_table
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
 CLASSES, PIXELS, WIDTH = 8, 24, 12
 BANK, QUERIES = 240, 300
 
@@ -99,16 +100,16 @@ def known(generator, kind):
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "trained on noise", "as good as before", "useful"])
-def test_of_100_useless_runs_at_least_95_are_not_called_better(kind):
-    pairs = (known(torch.Generator().manual_seed(draw), kind) for draw in range(100))
+def test_of_40_useless_runs_at_least_38_are_not_called_better(kind):
+    pairs = (known(torch.Generator().manual_seed(draw), kind) for draw in range(40))
     answers = [answer(*pair) for pair in pairs]
     if kind == "useful":
-        assert answers.count("better") >= 60
+        assert answers.count("better") >= 24
         assert answers.count("worse") == 0
         return
-    assert answers.count("better") <= 5
+    assert answers.count("better") <= 2
     if kind != "as good as before":
-        assert answers.count("worse") >= 60
+        assert answers.count("worse") >= 24
 
 
 def unseen(generator, test, kind):
@@ -134,15 +135,15 @@ def unseen(generator, test, kind):
 @pytest.mark.parametrize(
     "kind", ["8 steps at rate 0", "other statistics", "as good as before", "useful"]
 )
-def test_of_100_useless_runs_at_least_95_are_not_called_better_on_unseen_classes(kind, test):
+def test_of_40_useless_runs_at_least_38_are_not_called_better_on_unseen_classes(kind, test):
     """4 images per class: a form that each network chose by itself was chance, and decided."""
-    draws = 100 if kind != "useful" else 20
+    draws = 40 if kind != "useful" else 20
     pairs = (unseen(torch.Generator().manual_seed(draw), test, kind) for draw in range(draws))
     answers = [deciding(*pair, known=False)["answer"] for pair in pairs]
     if kind == "useful":
         assert answers.count("better") >= 0.8 * draws
     else:
-        assert answers.count("better") <= 5
+        assert answers.count("better") <= 2
 
 
 def test_better_scaled_features_alone_are_not_called_better():

@@ -66,13 +66,6 @@ def test_an_average_embeds_in_the_dtype_of_its_weights_which_are_buffers(split):
     assert embed(averaged(backbone), EvalView(**VIEW), split).features.equal(expected)
 
 
-def test_features_do_not_depend_on_the_batch_size(split):
-    backbone = make_backbone()
-    by_size = [embed(backbone, EvalView(**VIEW), split, batch_size=n) for n in (1, 4, 100)]
-    for rows in by_size[1:]:
-        torch.testing.assert_close(rows.features, by_size[0].features, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(("px", "passes"), [(16, [21]), (176, [16, 5])])
 def test_a_cpu_takes_as_many_images_at_once_as_its_caches_hold(split, px, passes):
     backbone, seen = make_backbone(), []
@@ -207,13 +200,12 @@ def embed_in_rank(process: Rank, data: str, out: str):
     ]
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_every_process_gets_every_row_once_whatever_their_number(split, tmp_path, world):
+def test_every_process_gets_every_row_once(split, tmp_path):
     one, many = tmp_path / "one.safetensors", tmp_path / "many.safetensors"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(embed_file, "PART_SAMPLES", 4)
         expected = [tuple(rows) for rows in embed_in_rank(Rank(), split.folder, str(one))]
-    for actual in run_processes(embed_in_rank, world, split.folder, str(many)):
+    for actual in run_processes(embed_in_rank, 4, split.folder, str(many)):
         for rows, alone in zip(actual, expected, strict=True):
             assert torch.equal(rows[1], alone[1])
             assert torch.equal(rows[2], alone[2])

@@ -12,12 +12,7 @@ from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.evaluation import ranking
 from sslpipe.evaluation.difference import wilson95
-from sslpipe.evaluation.groups import (
-    GroupCodes,
-    group_codes,
-    worst_sentence,
-    worst_value,
-)
+from sslpipe.evaluation.groups import GroupCodes, group_codes, worst_sentence, worst_value
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval, retrieval_per_query

@@ -6,12 +6,7 @@ import torch
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.knn import (
-    few_rows,
-    few_shot_knn,
-    knn_predictions,
-    knn_results,
-)
+from sslpipe.evaluation.knn import few_rows, few_shot_knn, knn_predictions, knn_results
 from sslpipe.evaluation.neighbours import nearest
 
 
@@ -80,12 +75,6 @@ def test_knn_equals_brute_force_in_float64(make, vote):
         np.testing.assert_array_equal(predicted, brute_knn(bank, queries, k, 0.07, vote))
 
 
-def test_ties_rank_by_the_lower_row_of_the_bank_even_when_more_rows_tie_than_fit():
-    bank = torch.ones(500, 3)
-    actual = nearest(bank, torch.ones(2, 3), 10)
-    assert actual.indices.tolist() == [list(range(10))] * 2
-
-
 def test_nearly_equal_features_still_give_the_exact_order():
     # a collapsed backbone: all cosines within 1e-7, where a float32 product alone is noise
     rng = np.random.default_rng(5)
@@ -124,13 +113,6 @@ def test_classes_missing_on_either_side_do_not_shift_the_others():
         assert knn_predictions(bank, queries, k=(1,), vote=vote)[vote, 1].tolist() == [2, 7, 2]
     (result,) = knn_results(bank, queries, k=(1,))
     assert result.value == pytest.approx(2 / 3)
-
-
-def test_an_equal_vote_goes_to_the_class_met_first():
-    bank = rows([[1, 0], [1, 0.1], [1, 0.2], [1, 0.3]], [3, 0, 0, 3])
-    query = rows([[1, 0]], [3], first_id=9)
-    found = knn_predictions(bank, query, k=(2, 4), vote="majority")
-    assert found == {("majority", 2): [3], ("majority", 4): [3]}
 
 
 def test_the_scale_of_features_does_not_matter_and_a_small_temperature_stays_finite():

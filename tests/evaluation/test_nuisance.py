@@ -96,11 +96,7 @@ def test_a_suite_probes_text_columns_of_few_values_or_those_asked_for(tmp_path):
     manifest = write_dataset(tmp_path, (60,))
     texts = {f"t{at}": ["a", "b"] * 30 for at in range(9)}
     add_columns(
-        manifest,
-        one=["a"] * 60,
-        many=[f"v{at}" for at in range(60)],
-        count=[1, 2] * 30,
-        **texts,
+        manifest, one=["a"] * 60, many=[f"v{at}" for at in range(60)], count=[1, 2] * 30, **texts
     )
     index = add_columns(manifest, "test", t0=["b"] * 6)
     train, test = index.split("train"), index.split("test")

@@ -110,14 +110,6 @@ def test_queries_without_a_match_are_counted_and_skipped():
     assert "lone=skip" in first.protocol
 
 
-def test_the_tutorials_example_is_1_and_a_half_and_not_a_quarter_and_an_eighth():
-    gallery = rows([[1, 0], [0.8, 0.6], [0.6, 0.8], [0, 1]], [0, 1, 2, 3])
-    queries = rows([[1, 0.1], [1, 0.1]], [0, 1], first_id=10)  # hits at rank 1 and rank 2 of 4
-    actual = retrieval_per_query(gallery, queries, k=(4,))
-    for metric in ("map", "map@4 /min(k,R)"):
-        assert actual.values[:, actual.names.index(metric)].tolist() == [1, 1 / 2]
-
-
 def test_the_full_map_equals_scikit_learns_average_precision():
     gallery, queries = random_rows(200, 8, 5, seed=1), random_rows(20, 8, 5, seed=2, first_id=1000)
     actual = retrieval_per_query(gallery, queries, k=(1,))

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from sslpipe.evaluation.search_index import (
     remove_from_index,
 )
 from tests.evaluation.test_search import THEMES, by_loops, write_part
+from tests.helpers.processes import run_processes
 
 QUERY = torch.tensor([[-0.5, 2.0, 0.1, 1.0, -1.0, 0.3]])
 
@@ -59,64 +61,35 @@ def test_what_is_added_is_found_and_what_is_removed_is_not(parts, tmp_path):
     assert os.listdir(index.parent) == ["index.json"]
 
 
-def test_it_can_be_moved_with_its_files(parts, tmp_path):
-    add_to_index(tmp_path / "index.json", *parts[0][:2])
-    before = found(tmp_path / "index.json")
-    folder = tmp_path.with_name(f"{tmp_path.name}-moved")
-    shutil.move(tmp_path, folder)
-    assert found(folder / "index.json") == before
-
-
-REMOVE = """
-import sys
-from pathlib import Path
-from sslpipe.evaluation import search_index
-print("ready", flush=True)
-sys.stdin.readline()
-for number in map(int, sys.argv[3:]):
-    search_index.remove_from_index(Path(sys.argv[1]), Path(sys.argv[2]), [number])
-"""
+def remove_in_rank(process, index, features):
+    for number in ((0, 1, 2), (4, 5, 6))[process.rank]:
+        remove_from_index(index, features, [number])
 
 
 def test_of_two_writers_at_once_neither_is_lost(parts, tmp_path):
     index = tmp_path / "index.json"
     add_to_index(index, *parts[0][:2])
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", REMOVE, index, parts[0][0], *numbers],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for numbers in (["0", "1", "2"], ["4", "5", "6"])
-    ]
-    for writer in writers:
-        assert writer.stdout.readline() == "ready\n"
-    for writer in writers:
-        writer.stdin.write("\n")
-        writer.stdin.flush()
-    for writer in writers:
-        writer.communicate(timeout=120)
-        assert writer.returncode == 0
+    run_processes(remove_in_rank, 2, index, parts[0][0])
     assert found(index) == [(0, 3)]
 
 
-def test_a_kill_while_it_is_written_leaves_the_old_one(parts, tmp_path):
+def test_a_write_that_ends_before_the_new_file_is_in_place_leaves_the_old_one(
+    parts, tmp_path, monkeypatch
+):
     index = tmp_path / "index.json"
     add_to_index(index, *parts[0][:2])
-    kill = """
-import os, sys
-from pathlib import Path
-replace = os.replace
-os.replace = Path.replace = lambda *arguments: os.kill(os.getpid(), 9)
-"""
-    words = [sys.executable, "-c", kill + REMOVE, index, parts[0][0], "3"]
-    done = subprocess.run(words, input="\n", text=True, timeout=120)
-    assert done.returncode == -9
+
+    def end(*paths):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", end)
+    monkeypatch.setattr(Path, "replace", end)
+    with pytest.raises(KeyboardInterrupt):
+        remove_from_index(index, parts[0][0], [3])
+    monkeypatch.undo()
     assert found(index) == expected(parts[:1])
     remove_from_index(index, parts[0][0], [3])  # and nothing of it is in the way
     assert found(index) == expected(parts[:1], {(0, 3)})
-    assert [path.name for path in tmp_path.glob("*index*")] == ["index.json"]
 
 
 def test_mistakes_are_named(parts, tmp_path):
@@ -307,11 +280,13 @@ def test_a_built_index_answers_as_before_and_reads_no_features(parts, built, mon
     assert len(list(folder.iterdir())) == 3
 
 
-def test_an_index_that_is_built_can_be_moved(built, tmp_path):
-    _, before, _ = built
+def test_an_index_can_be_moved_with_its_files(parts, built, tmp_path):
+    add_to_index(tmp_path / "plain.json", *parts[0][:2])
+    plain = found(tmp_path / "plain.json")
     folder = tmp_path.with_name(f"{tmp_path.name}-moved")
     shutil.move(tmp_path, folder)
-    assert found(folder / "index.json") == before
+    assert found(folder / "index.json") == built[1]
+    assert found(folder / "plain.json") == plain
 
 
 def test_damage_of_what_was_built_is_named(parts, built):

@@ -26,6 +26,8 @@ from sslpipe.report.results import result_table
 from sslpipe.run.evaluated import read_suite
 from tests.evaluation.test_knn import random_rows
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 
 def pair(width=6, n=400):
     return random_rows(n, width, 4, seed=1), random_rows(100, width, 4, seed=2, first_id=10**6)

@@ -9,6 +9,8 @@ from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.verdict import comparisons, verdict
 from tests.evaluation.test_suite import noise_of, pair
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
+
 
 def row(features, right, column="kNN", *, whitened=False, total=1000):
     low, high = wilson95(right, total)

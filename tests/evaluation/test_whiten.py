@@ -14,15 +14,6 @@ def covariance(features):
     return centred.T @ centred / len(features)
 
 
-def test_without_a_floor_the_covariance_of_train_is_the_identity():
-    train = random_rows(500, 8, 3, seed=1)
-    (white,) = whiten(train, floor=0)
-    torch.testing.assert_close(
-        covariance(white.features), torch.eye(8, dtype=torch.float64), rtol=0, atol=1e-5
-    )
-    assert float(white.features.mean(0).abs().max()) < 1e-5
-
-
 def test_distances_are_mahalanobis_distances_with_the_floor_as_ridge():
     train, test = random_rows(500, 8, 3, seed=1), random_rows(50, 8, 3, seed=2)
     white_train, white = whiten(train, test, floor=0.3)

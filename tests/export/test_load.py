@@ -20,6 +20,7 @@ from sslpipe.export.load import load_backbone, load_run
 from sslpipe.recipe import load_recipe
 from sslpipe.run.records import DESCRIPTION, write_description
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
 OLD = Path(__file__).parents[1] / "old_runs"  # written before there were checksums
 
 

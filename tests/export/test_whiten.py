@@ -43,12 +43,13 @@ def encoded(folder: Path) -> torch.Tensor:
     return load_backbone(folder).encode(IMAGES)
 
 
-def test_a_power_flattens_what_the_export_encodes(export, tmp_path):
+@pytest.mark.parametrize("power", [0.0, 0.5])
+def test_a_power_flattens_what_the_export_encodes(export, tmp_path, power):
     out, train = export
     shutil.copytree(out, tmp_path / "out")
     plain, rows = encoded(out), load_embeddings(train)[0]
-    whiten_export(tmp_path / "out", train, power=0.5)
-    expected = fit_whitening(rows, power=0.5).apply(plain)
+    whiten_export(tmp_path / "out", train, power=power)
+    expected = fit_whitening(rows, power=power).apply(plain)
     torch.testing.assert_close(encoded(tmp_path / "out"), expected, rtol=1e-4, atol=1e-4)
 
 

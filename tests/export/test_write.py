@@ -32,7 +32,9 @@ def test_a_format_that_ends_the_clean_process_is_an_error_with_its_name(tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_an_export_in_both_formats_gives_the_features_of_the_model_in_memory(tmp_path):
+def test_an_export_in_both_formats_gives_the_features_of_the_model_in_memory(
+    tmp_path, in_this_process
+):
     model = trained("torchvision/resnet18", stem="imagenet")
     out = tmp_path / "deep" / "export"
     written = export_model(model, out, ["safetensors", "torchvision"])
@@ -146,6 +148,7 @@ RESNET, IMAGENET = "torchvision/resnet18", {"stem": "imagenet"}
         ("torchvision/vit_b_32", {}, ["torchvision"], "another position table"),
         (RESNET, {**IMAGENET, "embedding_dim": 8}, ["timm"], "embedding layer of 8"),
         (RESNET, {**IMAGENET, "normalize": True}, ["torchvision"], "length 1"),
+        (RESNET, {**IMAGENET, "pool": "max"}, ["timm"], "backbone.pool = 'max'"),
         ("small_resnet", {}, ["timm", "safetensors"], "this backbone can have safetensors"),
         ("small_resnet", {}, ["torchvision"], "none of torchvision's"),
         ("small_resnet", {}, ["safetensor"], "did you mean 'safetensors'"),

@@ -7,10 +7,12 @@ as one line, at once, in little memory.
 import json
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import onnx
+import timm
 import torch
 import torchvision
 from onnx import TensorProto, helper
@@ -76,9 +78,13 @@ def _endless_config(folder: Path) -> Path:
 # --- tensors
 
 
+@cache
+def _state() -> dict[str, torch.Tensor]:
+    return torchvision.models.resnet18().state_dict()
+
+
 def _resnet(**changes: Any) -> dict[str, Any]:
-    state = torchvision.models.resnet18().state_dict()
-    return {**state, **{key.replace("__", "."): value for key, value in changes.items()}}
+    return {**_state(), **{key.replace("__", "."): value for key, value in changes.items()}}
 
 
 @hostile("float8", torch.zeros(64, dtype=torch.float8_e4m3fn))
@@ -152,6 +158,12 @@ for _key, _values in {
         )
 
 
+for _stated in ({}, {"depths": 3, "hidden_sizes": [1]}):
+    hostile(f"transformers resnet {_stated}", {"model_type": "resnet", **_stated})(
+        lambda folder, changes: _transformers(folder, **changes)
+    )
+
+
 @hostile("preprocessor image_mean = []", {"image_mean": []})
 @hostile("preprocessor size = 48000", {"size": 48000})
 @hostile("preprocessor crop_pct = 1e-320", {"size": {"shortest_edge": 224}, "crop_pct": 1e-320})
@@ -163,16 +175,22 @@ def _preprocessor(folder: Path, changes: dict[str, Any]) -> Path:
     return _transformers(folder)
 
 
+@cache
+def small_resnet() -> dict[str, torch.Tensor]:
+    """Make the tensors of timm/test_resnet: 2 MB."""
+    return timm.create_model("test_resnet").state_dict()
+
+
 def _timm(folder: Path, stated: dict[str, Any]) -> Path:
-    save_file(_resnet(), folder / "model.safetensors")
-    tree = {"architecture": "resnet18", "pretrained_cfg": {"input_size": [3, 224, 224]}}
+    save_file(small_resnet(), folder / "model.safetensors")
+    tree = {"architecture": "test_resnet", "pretrained_cfg": {"input_size": [3, 160, 160]}}
     (folder / "config.json").write_text(json.dumps({**tree, **stated}))
     return folder
 
 
 _ARGUMENTS: tuple[Any, ...] = (
     *([["img_size", 224], ["depth", 3]], [["a", "b", "c"]], "img_size", {"img_size": {"a": 1}}),
-    *({"layers": [10**6] * 4}, {"width": 10**9}),
+    *({"layers": [10**6] * 4}, {"width": 10**9}, 3, {"x": {"y": "\0"}}, {"depht": 3}),
 )
 _OF_VIT: tuple[dict[str, Any], ...] = (
     *({"depth": 10**9}, {"embed_dim": 3 * 2**20}, {"img_size": 48000}, {"img_size": "x"}),
@@ -182,12 +200,13 @@ _PRETRAINED: tuple[Any, ...] = (
     *({"crop_pct": value} for value in (1e-320, 0, -1, float("nan"))),
     *({"input_size": value} for value in ([3, 20000, 20000], [3, 0, 0], [3, 2**70, 2**70], "abc")),
     *({"mean": "abc"}, {"std": [0, 0, 0]}, {"interpolation": [1]}, {"crop_mode": [1]}),
-    [["crop_pct", 1]],
+    *([["crop_pct", 1]], {"crop_pct": "x"}, {"input_size": 3}, {"mean": [1, 2]}, 3),
 )
 for _stated in (
     *({"model_args": arguments} for arguments in _ARGUMENTS),
     *({"architecture": "vit_tiny_patch16_224", "model_args": each} for each in _OF_VIT),
     *({"pretrained_cfg": stated} for stated in _PRETRAINED),
+    *({"architecture": name} for name in (["resnet18"], "resnet81", 18)),
 ):
     hostile(f"timm {json.dumps(_stated)[:90]}", _stated)(_timm)
 

@@ -11,13 +11,7 @@ from scipy.stats import ttest_1samp, ttest_rel
 from sslpipe.evaluation.difference import holm, mean_over_seeds, paired_seeds
 from sslpipe.recipe import parse_recipe
 from sslpipe.report.compare import build_comparison
-from sslpipe.report.over_seeds import (
-    cautions,
-    group_by_recipe,
-    lines,
-    over_seeds,
-    verdicts,
-)
+from sslpipe.report.over_seeds import cautions, group_by_recipe, lines, over_seeds, verdicts
 from sslpipe.report.run import RunFiles
 from tests.helpers.runs import RECIPE
 from tests.report.test_report import row

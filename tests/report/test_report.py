@@ -44,6 +44,7 @@ from tests.evaluation.test_against import compared
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.runs import RECIPE, command_line, write_recipe
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
 EVIL = "<script>alert('1')<script>"  # a run's name may hold no slash
 QUOTES = "' onload='alert(2)' \"><img src=x onerror='alert(3)'>"
 VENDORED = {  # vega 5.33.0, vega-lite 5.23.0, vega-embed 6.29.0: beginnings of their sha256

@@ -21,7 +21,7 @@ SMALL = (
     "_050", "_t0", "_s0", "_m0", "_b0", "_s1", "_xs", "_ti", "121", "small", "18", "26", "_s",
     "_t", "_b",
 )  # fmt: skip
-QUICK = ("convnext", "efficientnet", "resnet", "swin_transformer_v2_cr", "vision_transformer")
+QUICK = ("convnext", "efficientnet", "resnet", "vision_transformer")
 SMALLEST = {"mobilenetv3": "mobilenetv3_small_050", "mlp_mixer": "gmixer_12_224"}
 ARGUMENTS = {  # families whose smallest member is large
     "deepseek_vit": {"depth": 1},

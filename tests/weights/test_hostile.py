@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 
 from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone
+from sslpipe.models import limits
 from sslpipe.recipe.base import Component
-from tests.helpers.hostile_weights import HOSTILE
+from tests.helpers.hostile_weights import HOSTILE, small_resnet
 from tests.helpers.weights import randomised, saved
 
 
@@ -60,13 +61,13 @@ def test_a_pickle_that_runs_a_command_does_not_run_it(tmp_path, state, form):
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".bin", ".ckpt"])
-def test_a_truncated_file_is_one_line(tmp_path, state, suffix):
-    path = tmp_path / f"weights{suffix}"
+def test_a_truncated_file_is_one_line(tmp_path, suffix):
+    path, state = tmp_path / f"weights{suffix}", small_resnet()
     save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
     raw = path.read_bytes()
     for size in (0, 7, 9, 1000, len(raw) // 2, len(raw) - 1):
         path.write_bytes(raw[:size])
-        assert path.name in refused(f"torchvision/resnet18@{path}")
+        assert path.name in refused(f"timm/test_resnet@{path}")
 
 
 def changed(state, **changes):
@@ -152,31 +153,10 @@ def test_files_that_are_not_there_or_too_many_are_named(tmp_path, state):
     assert "--checkpoint" in refused(path, checkpoint="step-4")
 
 
-@pytest.mark.parametrize(
-    "stated",
-    [
-        *({"pretrained_cfg": cfg} for cfg in ({"crop_pct": "x"}, {"input_size": 3}, 3, {})),
-        {"pretrained_cfg": {"mean": [1, 2]}},
-        *({"model_args": stated} for stated in (3, {"x": {"y": "\0"}}, {"depht": 3})),
-        *({"architecture": name} for name in (["resnet18"], "resnet81")),
-        {"architecture": 18},
-        {"model_type": "resnet"},
-        {"model_type": "resnet", "depths": 3, "hidden_sizes": [1]},
-        {"model_type": "vit", "patch_size": 0, "hidden_size": 0},
-        '{"model_type": ',
-    ],
-    ids=str,
-)
-def test_a_folder_of_another_program_with_a_garbled_config_is_one_line(tmp_path, state, stated):
-    if isinstance(stated, dict) and "model_type" not in stated:
-        stated = {"architecture": "resnet18", **stated}
+def test_an_architecture_that_is_no_text_is_named(tmp_path, state):
     save_file(state, tmp_path / "model.safetensors")
-    text = stated if isinstance(stated, str) else json.dumps(stated)
-    (tmp_path / "config.json").write_text(text)
-    message = refused(tmp_path)
-    assert str(tmp_path) in message
-    if "18}" in text:
-        assert "config.json: architecture = 18 is no name" in message
+    (tmp_path / "config.json").write_text('{"architecture": 18}')
+    assert "config.json: architecture = 18 is no name" in refused(tmp_path)
 
 
 def test_an_index_of_parts_reads_only_what_lies_beside_it(tmp_path, state):
@@ -226,7 +206,8 @@ MOST_GROWTH_KIB = 2 * 2**20
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_file_is_one_line_at_once_in_little_memory(name, tmp_path):
+def test_a_hostile_file_is_one_line_at_once_in_little_memory(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "MOST_MODULES", 1000)  # so many take seconds less
     source = HOSTILE[name](tmp_path)
     begin_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused(source)
