@@ -21,7 +21,6 @@ train_over = partial(runs.train_over, by=train_on_equal_views)
 FP64 = ("optim.precision=fp64", "steps=5", "run.monitor_steps=5")
 OPTIMIZERS = {
     "sgd": ("optim.kind=sgd", "optim.peak_lr=0.05", "optim.nesterov=true"),
-    "adamw": ("optim.kind=adamw", "optim.peak_lr=0.001"),
     "lars": ("optim.kind=lars", "optim.peak_lr=0.5"),
 }
 # Equal from step to step: measured on W = 1, 2, 4 in float64, relative
@@ -40,9 +39,7 @@ def one_process(data, tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize(
-    ("world", "optimizer"), [(2, "sgd"), (4, "sgd"), (2, "adamw"), (2, "lars")]
-)
+@pytest.mark.parametrize(("world", "optimizer"), [(4, "sgd"), (2, "lars")])
 def test_processes_change_neither_samples_nor_draws_nor_numbers(
     data, one_process, tmp_path, world, optimizer
 ):
@@ -93,7 +90,7 @@ def assert_same_run(expected_dir, found_dir, negatives):
 
 
 def test_processes_change_nothing_with_micro_batches_either(data, micro_batches, tmp_path):
-    train_over(4, write_recipe(tmp_path), data, tmp_path / "run", *MICRO)
+    train_over(2, write_recipe(tmp_path), data, tmp_path / "run", *MICRO)
     assert_same_run(micro_batches, tmp_path / "run", [2 * 16 - 2] * 5)  # not those of a part
 
 

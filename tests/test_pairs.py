@@ -39,8 +39,7 @@ def data(tmp_path_factory):
 KINDS = {
     "micro-batches": ("data.micro_batch=4", "pairs.reach=window", "data.shuffle_window=32"),
     "sup_con": ("loss.kind=sup_con", "pairs.label=icon", "pairs.share=0.5"),
-    "moco": (*MOCO, "run.cache=memory"),
-    "device": ("run.cache=device",),
+    "moco": (*MOCO, "run.cache=device"),
 }
 
 
