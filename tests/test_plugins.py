@@ -215,23 +215,17 @@ def test_a_module_of_the_option_plugin_adds_the_same(data, tmp_path):
         assert hint in said
     assert said.startswith(f"error: {hint}")
     # what the message says for Python does load it, and resumes the same run
-    python = re.search(r"in Python, first: (.*?\))\)", said)[1]
-    lines = f"""{python}
+    first = re.search(r"in Python, first: (.*?\))\)", said)[1]
+    lines = f"""{first}
 assert sslpipe.train({str(recipe)!r}, {str(data)!r}, {str(run)!r}) == 6
-backbone = sslpipe.load_backbone({str(run)!r})
-sslpipe.export_backbone({str(run)!r}, "again")  # its proof is another process
-print(backbone.num_features)
+print(sslpipe.load_backbone({str(run)!r}).num_features)
 """
-    assert run_python(lines, tmp_path).endswith("12\n")
+    shown = python("-c", f"import sslpipe\n{lines}", cwd=tmp_path, status=0).stdout
+    assert shown.endswith("12\n")
     # another file is another run
     (tmp_path / "my_parts.py").write_text(MODULE + "# changed\n")
     said = run_program(*train, "--plugin", "my_parts", code=2, **here)
     assert "the source of the plug-in my_parts has changed" in said
-
-
-def run_python(lines: str, cwd: Path) -> str:
-    """Run lines of Python behind `import sslpipe`; returns what they print."""
-    return python("-c", f"import sslpipe\n{lines}", cwd=cwd, status=0).stdout
 
 
 FAULTY = """
