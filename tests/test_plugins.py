@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from sslpipe.errors import ExportError, UserError
 from sslpipe.export.load import load_backbone
@@ -20,8 +19,8 @@ from tests.helpers import finetunes
 from tests.helpers.runs import (
     RECIPE,
     ROOT,
+    assert_same_weights,
     command_line,
-    final_weights,
     launched,
     python,
     write_recipe,
@@ -118,7 +117,7 @@ def test_a_stopped_run_resumes_with_its_code_and_is_refused_with_another(trained
     # the same one
     said = run_program(*words, stopped, path=site)
     assert "resumed at step 4" in said
-    assert_same(final_weights(stopped), final_weights(run), 0.0)
+    assert_same_weights(run, stopped)
 
 
 def test_two_processes_train_a_packages_parts(trained, site, tmp_path):
@@ -127,7 +126,7 @@ def test_two_processes_train_a_packages_parts(trained, site, tmp_path):
     arguments = (*map(str, words), str(tmp_path / "run"), "run.device=cpu")
     for done in launched(2, *arguments, PYTHONPATH=where):
         assert done.returncode == 0, done.stderr
-    assert_same(final_weights(tmp_path / "run"), final_weights(run), 1e-4)
+    assert_same_weights(run, tmp_path / "run", atol=1e-4)
 
 
 def test_a_packages_backbone_is_exported_embedded_and_evaluated(trained, site, data, tmp_path):
@@ -269,12 +268,6 @@ def test_an_error_inside_a_plugin_names_its_line_and_shows_that_part(data, tmp_p
     said = run_program(*words, **here)
     place = f"({tmp_path / 'faulty_parts.py'}, line 3, in <module>)"
     assert f"cannot be imported: NameError: name 'LOSSES' is not defined {place}" in said
-
-
-def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float) -> None:
-    assert a.keys() == b.keys()
-    for key in a:
-        assert torch.allclose(a[key].double(), b[key].double(), rtol=0, atol=tolerance), key
 
 
 @pytest.mark.parametrize("place", ["import", "loss"])

@@ -147,20 +147,21 @@ def test_the_exit_status_of_a_stopped_run_names_the_signal(data, tmp_path, numbe
     assert not (run_dir / marker).exists()
 
 
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_a_run_with_another_recipe_is_refused_with_the_keys_that_differ(data, tmp_path):
     recipe = write_recipe(tmp_path)
     command = ["train", str(recipe), "--data", str(data), "--run-dir", str(tmp_path / "run")]
     command_line(*command, "steps=5", status=0)
-    before = contents(tmp_path / "run")
+
+    def contents():
+        found = (tmp_path / "run").rglob("*")
+        return {path: path.read_bytes() for path in found if path.is_file()}
+
+    before = contents()
     refused = tmp_path / "REFUSED.77"
     job = {"SSLPIPE_REFUSED_FILE": str(refused)}  # as a batch job has it
     settings = "loss.temperature=0.5", "optim.weight_decay=0.1"
     result = command_line(*command, "steps=5", *settings, **job, status=2)
-    assert contents(tmp_path / "run") == before  # the run that it holds is as it was
+    assert contents() == before  # the run that it holds is as it was
     assert refused.read_text().startswith("rank 0: CheckpointError: ")
     assert "loss.temperature = 0.2 when it began, 0.5 now" in result.stderr
     assert "optim.weight_decay = 1e-06 when it began, 0.1 now" in result.stderr
