@@ -277,15 +277,9 @@ def kept(data, tmp_path_factory):
     return run_dir
 
 
-@pytest.fixture(scope="module")
-def plain(data, tmp_path_factory):
-    """A run with every step's checkpoint, of which none is called the best."""
-    run_dir = tmp_path_factory.mktemp("plain") / "run"
-    scripted(1, data, run_dir, "run.save_steps=1", "run.keep_checkpoints=20")
-    return run_dir
-
-
-def test_a_run_keeps_its_best_checkpoint_beside_the_last_ones(kept, plain):
+def test_a_run_keeps_its_best_checkpoint_beside_the_last_ones(data, kept, tmp_path):
+    plain = tmp_path / "plain"  # every step's checkpoint, of which none is called the best
+    scripted(1, data, plain, "run.save_steps=1", "run.keep_checkpoints=20")
     names = checkpoint_names(kept / "checkpoints")
     assert names == ["step-00000004", "step-00000009", "step-00000012"]
     best, last = load_run(kept, checkpoint="best"), load_run(kept)
