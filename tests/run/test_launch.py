@@ -125,6 +125,7 @@ def test_a_launch_that_would_cut_the_model_into_parts_is_refused(name, sharded, 
         join_processes(cpu=True, timeout_s=10, sharded=bool(sharded))
 
 
+@pytest.mark.slow
 def test_fsdp_launched_on_a_cpu_shards_the_model_and_trains_the_weights_of_ddp(tmp_path):
     """The launcher would have accelerate do it, which on a CPU does nothing and says nothing."""
     data, recipe = write_dataset(tmp_path / "data"), write_recipe(tmp_path)
@@ -212,12 +213,6 @@ def test_the_launcher_would_start_the_right_processes_on_gpus(name, flags, expec
     assert {key: getattr(arguments, key) for key in expected} == expected
 
 
-@pytest.mark.gpu
-def test_one_gpu_runs_gpu1(tmp_path):
-    assert torch.cuda.device_count() >= 1
-    assert probe(tmp_path, launcher("gpu1")) == [[0, 1, 1]]
-
-
 def test_a_world_size_that_accelerate_does_not_join_is_one_error_naming_both(tmp_path):
     script = tmp_path / "stale.py"
     script.write_text(
@@ -270,6 +265,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_one_failing_rank_ends_the_launch_with_its_message(tmp_path):
     """A launch as messages name it, which needs no file either."""
     script, run_dir = tmp_path / "failing.py", tmp_path / "run"
