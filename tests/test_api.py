@@ -13,26 +13,19 @@ import sslpipe
 from sslpipe.errors import UserError
 from sslpipe.recipe import parse_recipe
 from sslpipe.run.launch import join_processes
-from tests.helpers import finetunes
+from tests.helpers import finetunes, runs
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import ROOT, final_weights, python, write_recipe
 
-# in a process of its own: this one has imported much already
-FIRST_USE = """
-import sys, sslpipe
-assert "torch" not in sys.modules
-assert callable(sslpipe.train)
-import sslpipe.train
-assert callable(sslpipe.train) and sslpipe.train.open_batches
-for name in sslpipe.__all__:
-    assert callable(getattr(sslpipe, name)), name
-assert not hasattr(sslpipe, "trian")
-assert set(sslpipe.__all__) <= set(dir(sslpipe))
-"""
-
 
 def test_the_packages_names_are_imported_at_their_first_use():
-    subprocess.run([sys.executable, "-c", FIRST_USE], cwd=ROOT, check=True)
+    """In a process without torch: below, in `AGAIN`."""
+    assert callable(sslpipe.train)
+    assert sslpipe.train.open_batches  # it is the module, too
+    for name in sslpipe.__all__:
+        assert callable(getattr(sslpipe, name)), name
+    assert not hasattr(sslpipe, "trian")
+    assert set(sslpipe.__all__) <= set(dir(sslpipe))
 
 
 def test_one_line_each():
@@ -51,12 +44,12 @@ def test_train_runs_both_kinds_from_paths_and_what_it_trained_loads(tmp_path):
     recipe = write_recipe(tmp_path)
     (tmp_path / "metric").mkdir()
     metric = finetunes.write_recipe(tmp_path / "metric")
-    runs = str(tmp_path)
-    assert sslpipe.train(str(recipe), str(data), runs + "/ssl", overrides=["steps=2"]) == 2
+    folder = str(tmp_path)
+    assert sslpipe.train(str(recipe), str(data), folder + "/ssl", overrides=["steps=2"]) == 2
     index = sslpipe.load_index(data)
     tuned = sslpipe.load_recipe(metric, ["steps=2", "backbone.widths=[8, 16, 16]"])
-    assert sslpipe.train(tuned, index, runs + "/tuned", init=runs + "/ssl") == 2
-    assert sslpipe.load_backbone(runs + "/tuned").num_features == 8
+    assert sslpipe.train(tuned, index, folder + "/tuned", init=folder + "/ssl") == 2
+    assert sslpipe.load_backbone(folder + "/tuned").num_features == 8
     assert (tmp_path / "ssl" / "DONE").exists()
     ssl, tuned = final_weights(tmp_path / "ssl"), final_weights(tmp_path / "tuned")
     key = "backbone.network.0.weight"
@@ -79,41 +72,45 @@ def test_runs_of_one_process_have_their_own_precision(tmp_path):
     assert not same_weights(tmp_path / "half", tmp_path / "first")
 
 
+# in a process of its own: this one has imported much already
 AGAIN = """
-import sys
+import sys, sslpipe
+assert "torch" not in sys.modules
 from sslpipe.api import train
-recipe, data, run, *overrides = sys.argv[1:]
-assert train(recipe, data, run, overrides=overrides) == 2
+data, *words = sys.argv[1:]
+for recipe, run in zip(words[::2], words[1::2]):  # [run] makes no other run
+    assert train(recipe, data, run, overrides=["steps=2", "run.log_steps=3"]) == 2
 print(*sorted({"accelerate", "torch._dynamo"} & {*sys.modules}))
 """
 
 
-@pytest.mark.parametrize("kind", ["pretraining", "fine-tuning"])
-def test_a_finished_run_started_again_changes_nothing_and_imports_little(tmp_path, kind):
-    data = write_dataset(tmp_path / "data", (40, 60, 72), classes=8)
-    write = write_recipe if kind == "pretraining" else finetunes.write_recipe
-    words = [str(write(tmp_path)), str(data), str(run := tmp_path / "run")]
-
-    def imported(*overrides: str) -> str:
-        command = [sys.executable, "-c", AGAIN, *words, "steps=2", *overrides]
-        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
+def test_a_finished_run_started_again_changes_nothing_and_imports_little(tmp_path):
+    data = str(write_dataset(tmp_path / "data", (40, 60, 72), classes=8))
+    words = []
+    for kind in (runs, finetunes):
+        (tmp_path / kind.__name__).mkdir()
+        run = tmp_path / kind.__name__ / "run"
+        words += [str(kind.write_recipe(run.parent)), str(run)]
+        sslpipe.train(words[-2], data, run, overrides=["steps=2"])
 
     def files():
-        found = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        found = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         return {path: each for path, each in found.items() if path.parent.name != "heartbeat"}
 
-    assert imported() == "accelerate torch._dynamo"
+    assert {"accelerate", "torch._dynamo"} <= {*sys.modules}  # a training does
     before = files()
-    assert imported("run.log_steps=3") == ""  # [run] makes no other run
+    command = [sys.executable, "-c", AGAIN, data, *words]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == ""
     assert files() == before
     # what is not surely this run's end is the training's to judge
-    with pytest.raises(UserError, match="holds a run with other settings: seed"):
-        sslpipe.train(*words, overrides=["steps=2", "seed=1"])
-    weights = run / "checkpoints" / "step-00000002" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"every checkpoint in .* is damaged"):
-        sslpipe.train(*words, overrides=["steps=2"])
+    for recipe, run in zip(words[::2], words[1::2], strict=True):
+        with pytest.raises(UserError, match="holds a run with other settings: seed"):
+            sslpipe.train(recipe, data, run, overrides=["steps=2", "seed=1"])
+        weights = Path(run, "checkpoints", "step-00000002", "model.safetensors")
+        weights.write_bytes(weights.read_bytes()[:-1])
+        with pytest.raises(UserError, match=r"every checkpoint in .* is damaged"):
+            sslpipe.train(recipe, data, run, overrides=["steps=2"])
 
 
 def same_weights(run: Path, other: Path) -> bool:

@@ -1,6 +1,7 @@
-"""Backbones and objectives honour their signatures: whoever adds a line is held to it here.
+"""Objectives honour their signatures: whoever adds a line is held to it here.
 
-Views: augment/test_two_views.py; metric losses, heads, miners: metric_learning/.
+Backbones: models/test_backbones.py; views: augment/test_two_views.py; metric losses, heads,
+miners: metric_learning/.
 """
 
 import inspect
@@ -9,28 +10,6 @@ import pytest
 import torch
 
 from sslpipe.losses import LOSSES, TeacherFeatures
-from sslpipe.models.backbones import BACKBONES, build_backbone
-from sslpipe.recipe.base import Component
-
-SMALL = {
-    "small_resnet": Component(kind="small_resnet"),
-    "torchvision": Component(kind="torchvision/resnet18"),
-    "timm": Component(kind="timm/resnet18"),
-}
-
-
-@pytest.mark.parametrize("name", BACKBONES)
-def test_a_backbone_gives_one_finite_feature_vector_an_image(name):
-    torch.manual_seed(0)
-    backbone = build_backbone(SMALL[name], crop_px=32)  # a new table entry needs a line in SMALL
-    images = torch.rand(4, 3, 32, 32)
-    features = backbone(images)
-    assert features.shape == (4, backbone.num_features)
-    assert bool(torch.isfinite(features).all())
-    features.square().mean().backward()
-    # DDP waits for ever for a parameter that takes no part
-    assert not [key for key, p in backbone.named_parameters() if p.grad is None]
-
 
 SMALL_LOSSES = {  # where the defaults do not fit below
     "moco": {"dim": 5, "queue_rows": 16},

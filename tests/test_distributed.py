@@ -95,7 +95,7 @@ def _talk(process: Rank, splits: list[tuple[int, ...]]) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [3, 4])
 def test_gathered_rows_stand_in_rank_order_and_flags_and_objects_agree(world: int) -> None:
     splits = [split for split in SPLITS if len(split) == world]
     for rank, said in enumerate(run_processes(_talk, world, splits)):
@@ -112,6 +112,12 @@ def test_gathered_rows_stand_in_rank_order_and_flags_and_objects_agree(world: in
 def _mean_square_of_cosines(everyone: Tensor, z: Tensor) -> Tensor:
     """A row's value depends on all rows: what a metric loss looks like."""
     return ((z @ everyone.T).tanh().square().sum(1) / everyone.shape[0]).tanh()
+
+
+def _metric_losses(
+    process: Rank, splits: list[tuple[int, ...]], x: Tensor, w: Tensor
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    return [_metric_loss(process, split, x, w) for split in splits]
 
 
 def _metric_loss(
@@ -133,8 +139,8 @@ def _metric_loss(
     return value, w.grad, z.grad
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_gather_with_grad_and_row_mean_give_one_process_gradient(split: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("world", [2, 4])
+def test_gather_with_grad_and_row_mean_give_one_process_gradient(world: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(12, 5, dtype=torch.float64)
     w = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
@@ -144,23 +150,13 @@ def test_gather_with_grad_and_row_mean_give_one_process_gradient(split: tuple[in
     expected.backward()
     assert w.grad is not None
     assert z.grad is not None
-    answers = run_processes(_metric_loss, len(split), split, x, w.detach())
-    for value, grad_w, _ in answers:
-        torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=0)
-        torch.testing.assert_close(grad_w, w.grad, rtol=1e-12, atol=1e-15)
-    remote = torch.cat([grad_z for *_, grad_z in answers]) / len(split)
-    torch.testing.assert_close(remote, z.grad, rtol=1e-12, atol=1e-15)
-
-
-def _fail_on_rank_one(process: Rank) -> None:
-    if process.rank == 1:
-        raise ValueError("rank one has had enough")
-    dist.barrier()
-
-
-def test_a_failing_rank_ends_the_others_and_is_quoted() -> None:
-    with pytest.raises(AssertionError, match="rank one has had enough"):
-        run_processes(_fail_on_rank_one, 2)
+    splits = [split for split in SPLITS if len(split) == world]
+    for answers in zip(*run_processes(_metric_losses, world, splits, x, w.detach()), strict=True):
+        for value, grad_w, _ in answers:
+            torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=0)
+            torch.testing.assert_close(grad_w, w.grad, rtol=1e-12, atol=1e-15)
+        remote = torch.cat([grad_z for *_, grad_z in answers]) / world
+        torch.testing.assert_close(remote, z.grad, rtol=1e-12, atol=1e-15)
 
 
 # -- BatchNorm -------------------------------------------------------------------------------------
@@ -227,12 +223,12 @@ def _norms(
     return answers
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("fused", [False, True])
 def test_sync_batchnorm_equals_one_process_in_value_gradient_and_statistics(
     world: int, fused: bool
 ) -> None:
-    splits = [split for split in [*SPLITS, (12,), (0, 12)] if len(split) == world]
+    splits = [split for split in [*SPLITS, (0, 12)] if len(split) == world]
     by_rank = run_processes(_norms, world, splits, fused)
     cases = [(split, *case) for split in splits for case in _norm_cases()]
     for i, (_, shape, momentum, affine) in enumerate(cases):

@@ -1,6 +1,5 @@
 """docs/faults.md promises nothing without a test."""
 
-import ast
 import re
 from pathlib import Path
 
@@ -20,10 +19,9 @@ def test_rows_are_numbered_without_gaps():
 
 def test_every_row_names_tests_that_exist():
     functions = {
-        f"{path.relative_to(TESTS).as_posix()}::{node.name}"
+        f"{path.relative_to(TESTS).as_posix()}::{name}"
         for path in TESTS.rglob("test_*.py")
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.FunctionDef)
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
     }
     for number, *_, named in ROWS:
         actual = re.findall(r"[\w/]*test_\w+\.py::test_\w+", named)

@@ -10,7 +10,9 @@ from sslpipe.export.load import load_run
 from sslpipe.run.log import read_metrics
 from tests.helpers import runs
 from tests.helpers.runs import (
+    NUMBERS,
     RECIPE,
+    assert_same_numbers,
     assert_same_weights,
     final_weights,
     train_on_equal_views,
@@ -21,12 +23,9 @@ train_over = partial(runs.train_over, by=train_on_equal_views)
 FP64 = ("optim.precision=fp64", "steps=5", "run.monitor_steps=5")
 OPTIMIZERS = {
     "sgd": ("optim.kind=sgd", "optim.peak_lr=0.05", "optim.nesterov=true"),
-    "adamw": ("optim.kind=adamw", "optim.peak_lr=0.001"),
     "lars": ("optim.kind=lars", "optim.peak_lr=0.5"),
 }
-# Equal from step to step: measured on W = 1, 2, 4 in float64, relative
-TOLERANCE = 1e-9
-CLOSE = {"rtol": TOLERANCE, "atol": 1e-11}  # weights, with BatchNorm's statistics
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # weights, with BatchNorm's statistics; in float64
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +39,7 @@ def one_process(data, tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize(
-    ("world", "optimizer"), [(2, "sgd"), (4, "sgd"), (2, "adamw"), (2, "lars")]
-)
+@pytest.mark.parametrize(("world", "optimizer"), [(4, "sgd"), (2, "lars")])
 def test_processes_change_neither_samples_nor_draws_nor_numbers(
     data, one_process, tmp_path, world, optimizer
 ):
@@ -57,14 +54,8 @@ def test_processes_change_neither_samples_nor_draws_nor_numbers(
             first = torch.cat([part[1][number][:rows] for part in parts])
             second = torch.cat([part[1][number][rows:] for part in parts])
             assert torch.equal(torch.cat([first, second]), tensor)
-    expected, actual = read_metrics(run_dir), read_metrics(tmp_path / "run")
-    assert len(actual) == len(expected) == 5
-    for a, b in zip(expected, actual, strict=True):
-        assert a["lr"] == b["lr"]
-        assert a["negatives_per_anchor"] == b["negatives_per_anchor"] == 2 * 16 - 2
-        for key in ("loss", "grad_norm", "alignment", "uniformity", "effective_rank"):
-            assert b[key] == pytest.approx(a[key], rel=1e-6 if key == "uniformity" else TOLERANCE)
-    assert_same_weights(run_dir, tmp_path / "run", **CLOSE)
+    assert_same_run(run_dir, tmp_path / "run", [2 * 16 - 2] * 5)
+    assert_same_numbers(run_dir, tmp_path / "run", ("uniformity",), 1e-6)
     assert any("running_var" in key for key in final_weights(run_dir))
     evals = [read_metrics(folder, "eval")[-1] for folder in (run_dir, tmp_path / "run")]
     assert evals[0]["holdout_knn"] == evals[1]["holdout_knn"]
@@ -83,17 +74,13 @@ def micro_batches(data, tmp_path_factory):
 
 
 def assert_same_run(expected_dir, found_dir, negatives):
-    expected, actual = read_metrics(expected_dir), read_metrics(found_dir)
-    for a, b in zip(expected, actual, strict=True):
-        assert a["lr"] == b["lr"]
-        for key in ("loss", "grad_norm", "alignment", "effective_rank"):
-            assert b[key] == pytest.approx(a[key], rel=TOLERANCE)
-    assert [line["negatives_per_anchor"] for line in actual] == negatives
+    lines = assert_same_numbers(expected_dir, found_dir, NUMBERS)
+    assert [line["negatives_per_anchor"] for line in lines] == negatives
     assert_same_weights(expected_dir, found_dir, **CLOSE)
 
 
 def test_processes_change_nothing_with_micro_batches_either(data, micro_batches, tmp_path):
-    train_over(4, write_recipe(tmp_path), data, tmp_path / "run", *MICRO)
+    train_over(2, write_recipe(tmp_path), data, tmp_path / "run", *MICRO)
     assert_same_run(micro_batches, tmp_path / "run", [2 * 16 - 2] * 5)  # not those of a part
 
 

@@ -29,30 +29,33 @@ SMALLER = {
 }
 
 
-@pytest.fixture
-def execute(tmp_path, monkeypatch):
-    """Run a notebook in tmp_path; returns its cells with their outputs."""
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """By notebook: its folder and its cells with their outputs; all by one kernel."""
+    tmp_path, cells, found = tmp_path_factory.mktemp("notebooks"), [], {}
     program = tmp_path / "bin" / "sslpipe"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sslpipe "$@"\n')
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
-    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
-
-    def run(name):
+    for name, smaller in SMALLER.items():
         text = (NOTEBOOKS / f"{name}.ipynb").read_text()
-        for whole, less in SMALLER[name].items():
+        for whole, less in smaller.items():
             assert text.count(whole) == 1, whole
             text = text.replace(whole, less)
-        notebook = nbformat.reads(text, as_version=4)
-        (tmp_path / "work").mkdir()
-        where = {"metadata": {"path": str(tmp_path / "work")}}
-        NotebookClient(notebook, timeout=240, resources=where).execute()
-        return notebook.cells
-
-    return run
+        own = nbformat.reads(text, as_version=4).cells
+        (tmp_path / name).mkdir()
+        begin = nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {tmp_path / name}")
+        cells += [begin, *own]
+        for number, cell in enumerate(own):
+            cell["id"] = f"{name}-{number}"  # both begin with cell-01
+        found[name] = tmp_path / name, own
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        patch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
+        for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"):
+            patch.setenv(name, str(tmp_path / name.lower()))
+        NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=240).execute()
+    return found
 
 
 def printed(cells):
@@ -68,10 +71,10 @@ def pictures(cells):
 
 
 @pytest.mark.timeout(600)
-def test_a_folder_of_photographs_becomes_a_search_engine(execute, tmp_path):
-    cells = execute("search_engine")
+def test_a_folder_of_photographs_becomes_a_search_engine(executed):
+    folder, cells = executed["search_engine"]
     assert pictures(cells) == 6  # the folder, the views, three questions, one to the loaded export
-    assert {"backbone", "features.npy"} == {p.name for p in (tmp_path / "work/search").iterdir()}
+    assert {"backbone", "features.npy"} == {p.name for p in (folder / "search").iterdir()}
     asked, loaded = (
         next(output.data["image/png"] for output in cell.outputs if "data" in output)
         for cell in cells
@@ -81,8 +84,8 @@ def test_a_folder_of_photographs_becomes_a_search_engine(execute, tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_whether_pretraining_helped_is_answered_with_intervals(execute):
-    text = printed(execute("did_it_help"))
+def test_whether_pretraining_helped_is_answered_with_intervals(executed):
+    text = printed(executed["did_it_help"][1])
     assert len(re.findall(r"^(?:ssl|random|pixels) .* % right  \[.*\]$", text, re.MULTILINE)) == 3
     assert len(re.findall(r"^than (?:random|pixels)\s*: .* \[.*\]: ", text, re.MULTILINE)) == 2
     assert len(re.findall(r"^step +\d+  #* 0\.\d+$", text, re.MULTILINE)) >= 3

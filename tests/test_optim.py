@@ -152,21 +152,6 @@ def test_lars_follows_the_paper_over_steps_with_a_changing_rate() -> None:
     assert parameters[4].any()
 
 
-def test_lars_after_a_gradient_scaler_steps_as_without_one() -> None:
-    """The norms are taken after unscaling, or the decay's share would depend on the scale."""
-    weights = []
-    for scale in (1.0, 65536.0):
-        torch.manual_seed(0)
-        model = nn.Linear(4, 3)
-        optimizer = LARS(model.parameters(), lr=1.0, weight_decay=0.1, trust_coefficient=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        scaler.scale(model(torch.ones(2, 4)).square().mean()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        weights.append(model.weight.detach().clone())
-    torch.testing.assert_close(weights[0], weights[1])
-
-
 def test_lars_divides_the_gradient_by_the_scale_that_it_is_given() -> None:
     steps = []
     for scale in (1.0, 4.0):

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from sslpipe.errors import ExportError, UserError
 from sslpipe.export.load import load_backbone
@@ -20,8 +19,8 @@ from tests.helpers import finetunes
 from tests.helpers.runs import (
     RECIPE,
     ROOT,
+    assert_same_weights,
     command_line,
-    final_weights,
     launched,
     python,
     write_recipe,
@@ -118,7 +117,7 @@ def test_a_stopped_run_resumes_with_its_code_and_is_refused_with_another(trained
     # the same one
     said = run_program(*words, stopped, path=site)
     assert "resumed at step 4" in said
-    assert_same(final_weights(stopped), final_weights(run), 0.0)
+    assert_same_weights(run, stopped)
 
 
 def test_two_processes_train_a_packages_parts(trained, site, tmp_path):
@@ -127,7 +126,7 @@ def test_two_processes_train_a_packages_parts(trained, site, tmp_path):
     arguments = (*map(str, words), str(tmp_path / "run"), "run.device=cpu")
     for done in launched(2, *arguments, PYTHONPATH=where):
         assert done.returncode == 0, done.stderr
-    assert_same(final_weights(tmp_path / "run"), final_weights(run), 1e-4)
+    assert_same_weights(run, tmp_path / "run", atol=1e-4)
 
 
 def test_a_packages_backbone_is_exported_embedded_and_evaluated(trained, site, data, tmp_path):
@@ -215,23 +214,17 @@ def test_a_module_of_the_option_plugin_adds_the_same(data, tmp_path):
         assert hint in said
     assert said.startswith(f"error: {hint}")
     # what the message says for Python does load it, and resumes the same run
-    python = re.search(r"in Python, first: (.*?\))\)", said)[1]
-    lines = f"""{python}
+    first = re.search(r"in Python, first: (.*?\))\)", said)[1]
+    lines = f"""{first}
 assert sslpipe.train({str(recipe)!r}, {str(data)!r}, {str(run)!r}) == 6
-backbone = sslpipe.load_backbone({str(run)!r})
-sslpipe.export_backbone({str(run)!r}, "again")  # its proof is another process
-print(backbone.num_features)
+print(sslpipe.load_backbone({str(run)!r}).num_features)
 """
-    assert run_python(lines, tmp_path).endswith("12\n")
+    shown = python("-c", f"import sslpipe\n{lines}", cwd=tmp_path, status=0).stdout
+    assert shown.endswith("12\n")
     # another file is another run
     (tmp_path / "my_parts.py").write_text(MODULE + "# changed\n")
     said = run_program(*train, "--plugin", "my_parts", code=2, **here)
     assert "the source of the plug-in my_parts has changed" in said
-
-
-def run_python(lines: str, cwd: Path) -> str:
-    """Run lines of Python behind `import sslpipe`; returns what they print."""
-    return python("-c", f"import sslpipe\n{lines}", cwd=cwd, status=0).stdout
 
 
 FAULTY = """
@@ -275,12 +268,6 @@ def test_an_error_inside_a_plugin_names_its_line_and_shows_that_part(data, tmp_p
     said = run_program(*words, **here)
     place = f"({tmp_path / 'faulty_parts.py'}, line 3, in <module>)"
     assert f"cannot be imported: NameError: name 'LOSSES' is not defined {place}" in said
-
-
-def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: float) -> None:
-    assert a.keys() == b.keys()
-    for key in a:
-        assert torch.allclose(a[key].double(), b[key].double(), rtol=0, atol=tolerance), key
 
 
 @pytest.mark.parametrize("place", ["import", "loss"])

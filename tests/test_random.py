@@ -61,14 +61,9 @@ def test_a_row_depends_on_seed_epoch_id_and_view_alone():
         assert (uniform(*words, 34) != whole).all()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2**31])
-def test_lanes_and_ids_are_uniform(seed):
-    """Kolmogorov-Smirnov against U[0, 1) of 8 lanes x 20,000 ids, and of all together.
-
-    27 tests over the seeds, each refused at p < 1e-6: a false alarm with probability under 3e-5;
-    the numbers are fixed, so it either happens always or never.
-    """
-    numbers = uniform(seed, 3, np.arange(20_000), 1, 8)
+def test_lanes_and_ids_are_uniform():
+    """Kolmogorov-Smirnov against U[0, 1) of 8 lanes x 20,000 ids, and of all together."""
+    numbers = uniform(2**31, 3, np.arange(20_000), 1, 8)
     assert numbers.min() >= 0
     assert numbers.max() < 1
     for lane in numbers.T:
@@ -90,29 +85,7 @@ def test_consecutive_ids_and_neighbouring_lanes_are_independent():
         assert stats.chisquare(table.ravel()).pvalue > 1e-6
 
 
-def test_every_bit_of_an_id_moves_every_bit_of_its_hash():
-    """Avalanche: a flipped input bit flips each output bit in half of 2,000 cases.
-
-    Bound: 0.5 +- 0.07, six standard deviations (0.011), over 64 x 64 frequencies.
-    """
-    ids = np.arange(2_000)
-    before = hash_integers(0, ids)
-    for bit in range(63):
-        changed = before ^ hash_integers(0, ids ^ (1 << bit))
-        bits = np.unpackbits(changed.view(np.uint8).reshape(-1, 8), axis=1)
-        assert np.abs(bits.mean(0) - 0.5).max() < 0.07
-
-
 def test_a_permutation_has_every_number_once_and_depends_on_its_words():
     for n in (0, 1, 2, 1000):
         assert np.array_equal(np.sort(permutation(n, 3, 4)), np.arange(n))
     assert not np.array_equal(permutation(1000, 3, 4), permutation(1000, 4, 3))
-
-
-def test_all_orders_of_four_are_equally_frequent():
-    """Chi-square over the 24 orders of 12,000 permutations, refused at p < 1e-6."""
-    orders = hash_integers(0, np.arange(12_000)[:, None], np.arange(4)).argsort(1)
-    assert np.array_equal(orders[:99], [permutation(4, 0, k) for k in range(99)])
-    counts = np.unique(orders, axis=0, return_counts=True)[1]
-    assert len(counts) == 24
-    assert stats.chisquare(counts).pvalue > 1e-6

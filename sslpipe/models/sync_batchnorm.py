@@ -78,23 +78,18 @@ class SyncBatchNorm(_BatchNorm):
         (rows, channels, ...) -> the same, in the same dtype and memory format.
     """
 
-    def _check_input_dim(self, x: Tensor) -> None:
-        if x.dim() < 2:
-            raise ValueError(f"BatchNorm needs (rows, channels, ...), got shape {tuple(x.shape)}")
-
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x by the statistics of all ranks' rows; in eval mode, by the running ones."""
-        self._check_input_dim(x)
-        by_batch = self.training or self.running_mean is None
-        y = self._normalised_by_batch(x) if by_batch else self._normalised_by_running(x)
+        if x.dim() < 2:
+            raise ValueError(f"BatchNorm needs (rows, channels, ...), got shape {tuple(x.shape)}")
+        mean, var = self.running_mean, self.running_var
+        if self.training or mean is None:
+            y = self._normalised_by_batch(x)
+        else:
+            y = F.batch_norm(x, mean, var, self.weight, self.bias, False, 0.0, self.eps)
         for child in self.children():
             y = child(y)
         return y
-
-    def _normalised_by_running(self, x: Tensor) -> Tensor:
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-        )
 
     def _normalised_by_batch(self, x: Tensor) -> Tensor:
         running = self._running() if self.training else None

@@ -14,9 +14,11 @@ it an error came from.
 """
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from types import UnionType
 from typing import Any, Protocol, TypeVar, Union, get_args, get_origin
 
@@ -198,7 +200,16 @@ def typed(annotation: Any, value: Any, key: str) -> Any:
 
 def installed(group: str | None) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name; nothing is imported."""
-    return {} if group is None else {entry.name: entry for entry in entry_points(group=group)}
+    if group is None:
+        return {}
+    # a pip install changes the time of its folder
+    places = tuple((path, os.stat(path).st_mtime) for path in sys.path if os.path.isdir(path))
+    return {entry.name: entry for entry in _entry_points(group, places)}
+
+
+@lru_cache(maxsize=32)  # to read the metadata of all packages takes 20 ms
+def _entry_points(group: str, places: tuple[tuple[str, float], ...]) -> EntryPoints:
+    return entry_points(group=group)
 
 
 def added(group: str) -> list[str]:

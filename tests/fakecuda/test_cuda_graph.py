@@ -32,11 +32,13 @@ STEADY = ("optim.warmup_steps=2", "optim.ema=0.9")
 QUEUE = ("loss.kind=moco", "loss.queue_rows=120")
 RUNS: dict[str, Settings] = {
     "lars": (*STEADY, "optim.kind=lars", "optim.clip_norm=1", "momentum.start=0.9"),
-    "adamw": (*STEADY, "optim.kind=adamw", "loss.kind=hard_negatives"),
     # a queue that holds images of the epoch before, which are masked by their ids; sgd
     "moco": (*QUEUE, "optim.clip_norm=1", "momentum.start=0.9", "momentum.schedule=cosine"),
     # from the weights of a run above; the first steps train its projector alone
-    "from weights": (*STEADY, "optim.kind=adamw", "tune.projector_first_steps=2"),
+    "from weights": (
+        *(*STEADY, "optim.kind=adamw", "loss.kind=hard_negatives"),
+        "tune.projector_first_steps=2",
+    ),
 }
 TOLD = "run.cuda_graph: a step is launched, not replayed: an image stands in the batch twice"
 TIMED = {"images_per_s", "data_wait_percent", "mfu_percent", "wall", "restart"}  # of a log line

@@ -57,10 +57,9 @@ def _measured(tmp_path: Path, *settings: str) -> tuple[Memory, list[tuple[int, i
     return found  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("kind", ["lars", "adamw"])
-def test_what_a_step_holds_is_its_estimate(kind: str, tmp_path: Path) -> None:
+def test_what_a_step_holds_is_its_estimate(tmp_path: Path) -> None:
     """Of few images, where weights and LARS's block of gradients are much of it."""
-    settings = f"optim.kind={kind}", "data.batch_size=8", "augment.crop_px=160"
+    settings = "optim.kind=lars", "data.batch_size=8", "augment.crop_px=160"
     estimate, seen = _measured(tmp_path, *settings)
     assert 0.85 * estimate.total < seen[-1][0] < 1.05 * estimate.total, (estimate, seen)
 

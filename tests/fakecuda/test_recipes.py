@@ -112,7 +112,6 @@ def _reset() -> None:
     ("ranks", "names"),
     [
         (1, ["face_arcface"]),
-        (2, ["imagenet1k"]),
         # every recipe once
         pytest.param(1, ["demo", *list(RECIPES)[::2]], marks=pytest.mark.slow),
         pytest.param(2, ["demo", *list(RECIPES)[1::2]], marks=pytest.mark.slow),

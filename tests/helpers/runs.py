@@ -28,6 +28,7 @@ from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.recipe import load_recipe
 from sslpipe.run.checkpoint_files import latest
+from sslpipe.run.log import read_metrics
 from sslpipe.run.session import Run
 from tests.helpers.processes import free_port, run_processes, run_python
 
@@ -134,6 +135,7 @@ def forget_accelerator():
 
 
 Weights = dict[str, torch.Tensor]
+NUMBERS = ("loss", "grad_norm", "alignment", "effective_rank")
 
 
 def final_weights(run_dir: Path) -> Weights:
@@ -147,6 +149,18 @@ def assert_same_weights(
     theirs, ours = (each if isinstance(each, dict) else final_weights(each)
                     for each in (expected, actual))  # fmt: skip
     torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
+
+
+def assert_same_numbers(
+    expected: Path, actual: Path, keys: tuple[str, ...], rtol: float = 1e-9
+) -> list[dict[str, Any]]:
+    """Two runs logged the same steps, rates and values of these keys; returns the lines."""
+    theirs, ours = read_metrics(expected), read_metrics(actual)
+    for a, b in zip(theirs, ours, strict=True):
+        assert (b["step"], b["lr"]) == (a["step"], a["lr"])
+        for key in keys:
+            assert b[key] == pytest.approx(a[key], rel=rtol), (a["step"], key)
+    return ours
 
 
 def python(

@@ -1,4 +1,7 @@
-"""The moving average of an encoder's weights, against its recurrence written out."""
+"""The moving average of an encoder's weights, against its recurrence written out.
+
+In a run that is killed: run/test_best.py.
+"""
 
 import copy
 
@@ -12,13 +15,7 @@ from sslpipe.models.averaged import averaged, decay_at, follow_average
 from sslpipe.models.backbones import small_resnet
 from sslpipe.run.checkpoint_files import checkpoint_names
 from sslpipe.run.log import read_metrics
-from tests.helpers.runs import (
-    assert_same_weights,
-    final_weights,
-    kill_over,
-    train_over,
-    write_recipe,
-)
+from tests.helpers.runs import assert_same_weights, final_weights, train_over, write_recipe
 
 
 def decays(steps: int, decay: float) -> list[float]:
@@ -90,12 +87,3 @@ def test_the_monitor_scores_the_average_too(run):
         ours = {key.removeprefix("ema_") for key in line if key.startswith("ema_")}
         assert "holdout_knn" in ours
         assert ours == {key for key in line if key.startswith("holdout_")}
-
-
-def test_a_resumed_run_has_the_average_of_an_unbroken_one_bit_for_bit(run, data, tmp_path):
-    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
-    settings = (*EVERY_STEP, "optim.ema=0.3", "run.monitor_steps=3")
-    kill_over(1, "train.step:4", recipe, data, run_dir, *settings)
-    assert len(checkpoint_names(run_dir / "checkpoints")) == 3
-    train_over(1, recipe, data, run_dir, *settings)
-    assert_same_weights(run / "ema", run_dir)

@@ -265,10 +265,9 @@ def gradients_in_rank(process):
     return actual
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_processes_change_no_objective_with_micro_batches_and_talk_once(world):
+def test_processes_change_no_objective_with_micro_batches_and_talk_once():
     expected = gradients_in_rank(Rank(0, 1))
-    for actual in run_processes(gradients_in_rank, world):
+    for actual in run_processes(gradients_in_rank, 2):
         for name, (tensors, exchanged) in actual.items():
             assert exchanged == 1
             for a, b in zip(tensors, expected[name][0], strict=True):

@@ -25,6 +25,7 @@ os.kill(os.getpid(), 9)
 WITHIN_S = 10.0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="an orphan keeps its parent's number there")
 def test_a_process_whose_launcher_is_killed_ends_in_imports_and_in_a_rendezvous(tmp_path):
     data, recipe = write_dataset(tmp_path / "data"), write_recipe(tmp_path)

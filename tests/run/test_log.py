@@ -4,11 +4,12 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
 from sslpipe.data.store import Quarantined
-from sslpipe.run.log import RunLog, quarantined_ids, read_metrics
+from sslpipe.run.log import RunLog, _import_wandb, quarantined_ids, read_metrics
 from sslpipe.run.records import unseal
 from tests.helpers.runs import ROOT
 
@@ -157,8 +158,21 @@ def test_wandb_works_offline_and_no_secret_is_written(tmp_path, monkeypatch):
     assert SECRET.encode() not in config
 
 
+def test_folders_that_wandb_makes_when_imported_lie_in_the_run_until_its_next_start(
+    tmp_path, monkeypatch
+):
+    before = tempfile.tempdir
+    monkeypatch.setattr("importlib.import_module", lambda name: made.append(tempfile.mkdtemp()))
+    made = []
+    for _ in range(2):
+        _import_wandb(tmp_path)
+        assert [str(path) for path in (tmp_path / "wandb" / "tmp").iterdir()] == made[-1:]
+    assert tempfile.tempdir == before
+
+
+@pytest.mark.slow
 def test_a_kill_leaves_no_folder_of_wandb_but_in_the_run(tmp_path):
-    """What it leaves there goes with the next start."""
+    """With the real one: two processes import it."""
     program = (
         "import os, pathlib; from sslpipe.run.log import RunLog;"
         f"run = pathlib.Path({str(tmp_path / 'run')!r});"
@@ -182,8 +196,6 @@ def test_a_kill_leaves_no_folder_of_wandb_but_in_the_run(tmp_path):
 
 
 def test_a_tracker_that_cannot_start_is_named_and_skipped(tmp_path, monkeypatch, capsys):
-    import sys
-
     monkeypatch.setitem(sys.modules, "wandb", None)
     log = a_log(tmp_path, trackers=("wandb", "tensorboard"))
     log.train(1, VALUES)

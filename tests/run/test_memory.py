@@ -114,7 +114,7 @@ def test_training_warns_before_the_first_step_and_goes_on(tmp_path, kind, remedy
 
 BIG = ("steps=2", "augment.crop_px=64", "data.canvas_px=64", "run.num_workers=1")
 WIDE = (*BIG, "data.batch_size=16", "projector.hidden_dim=3072", "projector.num_layers=3")
-MANY = (*BIG, "data.batch_size=128", "backbone.widths=[32, 64]")
+MANY = (*BIG, "data.batch_size=64", "backbone.widths=[32, 64]")
 PK = "sampler={classes_per_batch=6, images_per_class=24, buffer=300}"
 
 
