@@ -173,7 +173,19 @@ def test_a_kill_while_an_old_one_is_removed_leaves_none_that_looks_whole(tmp_pat
     assert not list((tmp_path / "checkpoints").glob(".tmp-*"))
 
 
-# only damaged ones: test_api.py; another recipe: test_resume.py
+def test_only_damaged_checkpoints_are_an_error_never_a_fresh_start(tmp_path):
+    checkpoints = a_checkpointer(tmp_path)
+    checkpoints.save(1, some_parts(), {})
+    cut_in_half(tmp_path / "checkpoints" / "step-00000001" / "parts.pt")
+    with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
+        checkpoints.restore(some_parts())
+
+
+def test_another_recipe_is_refused_with_the_keys_that_differ(tmp_path):
+    a_checkpointer(tmp_path).save(1, some_parts(), {})
+    other = {"digest": "b", "recipe": {"loss": {"temperature": 0.5}}, "index_sha256": "x"}
+    with pytest.raises(CheckpointError, match=r"loss\.temperature = 0\.1 when it began, 0\.5 now"):
+        a_checkpointer(tmp_path, identity=other).restore(some_parts())
 
 
 def test_a_run_recorded_with_a_default_that_is_in_no_digest_today_resumes_under_its_own(tmp_path):
