@@ -79,6 +79,7 @@ def test_two_shards_train_what_one_process_trains(data, tmp_path):
     """By LARS; AdamW: test_checkpoints_go_from_layout_to_layout, SGD: the next."""
     recipe = write_recipe(tmp_path)
     changes = ("optim.kind=lars", "optim.peak_lr=0.5", "data.micro_batch=4", "optim.ema=0.9")
+    changes += ("run.monitor_steps=3",)  # the average is gathered, and cut again
     for name, by, world in (("one", train_on_equal_views, 1), ("two", sharded_in_rank, 2)):
         train_over(world, recipe, data, tmp_path / name, *FP64, *changes, by=by)
     assert_same_run(tmp_path / "one", tmp_path / "two")
