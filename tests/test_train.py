@@ -129,13 +129,12 @@ def test_the_first_of_a_group_is_the_first_that_is_not_held_out(tmp_path):
         load_recipe(file, ["data.keep=duplicate_group last"])
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_bad_images_are_quarantined_by_shard_and_key_and_the_run_continues(tmp_path, world):
+def test_bad_images_are_quarantined_by_shard_and_key_and_the_run_continues(tmp_path):
     data = write_dataset(tmp_path / "data", broken=BROKEN)
     run_dir = tmp_path / "run"
     recipe = write_recipe(tmp_path)
-    ranks = train_over(world, recipe, data, run_dir, "data.holdout=0", "steps=8")
-    assert [done for done, _ in ranks] == [8] * world
+    ranks = train_over(2, recipe, data, run_dir, "data.holdout=0", "steps=8")
+    assert [done for done, _ in ranks] == [8, 8]
     lines = [json.loads(line) for line in (run_dir / "quarantine.jsonl").read_text().splitlines()]
     assert sorted((line["id"], line["shard"], line["key"]) for line in lines) == [
         (5, "train-000000.tar", "train000005"),

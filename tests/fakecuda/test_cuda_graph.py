@@ -200,10 +200,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_recipe(folder), write_dataset(folder / "data")
 
 
-def test_replayed_steps_leave_the_bits_of_launched_ones(tiny: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("runs", [["lars"], pytest.param(list(RUNS), marks=pytest.mark.slow)])
+def test_replayed_steps_leave_the_bits_of_launched_ones(
+    runs: list[str], tiny: Any, tmp_path: Path
+) -> None:
     """Over rates that change, a step of NaN, one that is not alike, dropout, and a resume."""
-    ((found),) = run_on_cuda(train_twice, *tiny, tmp_path, RUNS, timeout_s=600)
-    for name in RUNS:
+    chosen = {name: RUNS[name] for name in runs}
+    ((found),) = run_on_cuda(train_twice, *tiny, tmp_path, chosen, timeout_s=600)
+    for name in runs:
         replayed, warned, launched, _ = found[name]
         # 5, 6: warm up again; 8: a duplicate, which changes a mask within the batch
         alike, first = name == "moco", 4 if name == "from weights" else 2

@@ -43,7 +43,8 @@ def given(tmp_path_factory):
 INTO = {"gone": "2>&1 | head -n 1", "full": "> /dev/full 2>&1"}
 
 
-@pytest.mark.parametrize("name", ["gone", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INTO)
 def test_a_training_runs_to_its_end_whatever_becomes_of_its_console(given, name):
     if name == "full" and not FULL.exists():
         pytest.skip("this system has no /dev/full")

@@ -35,7 +35,6 @@ from tests.helpers.runs import (
     train_over,
     write_recipe,
 )
-from tests.run.test_guard import poisoned_in_rank
 
 FP64 = ("optim.precision=fp64", "steps=5", "run.monitor_steps=5")
 TOLERANCE = 1e-9  # as in test_invariance
@@ -76,19 +75,11 @@ def tensors_of(run_dir):
     return tensors
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        # adamw: in test_checkpoints_go_from_layout_to_layout
-        (
-            *("optim.kind=sgd", "optim.nesterov=true", "optim.clip_norm=0.5"),
-            "optim.decay_one_dim=true",
-        ),
-        ("optim.kind=lars", "optim.peak_lr=0.5", "data.micro_batch=4", "optim.ema=0.9"),
-    ],
-)
-def test_two_shards_train_what_one_process_trains(data, tmp_path, changes):
+def test_two_shards_train_what_one_process_trains(data, tmp_path):
+    """By LARS; AdamW: test_checkpoints_go_from_layout_to_layout, SGD: the next."""
     recipe = write_recipe(tmp_path)
+    changes = ("optim.kind=lars", "optim.peak_lr=0.5", "data.micro_batch=4", "optim.ema=0.9")
+    changes += ("run.monitor_steps=3",)  # the average is gathered, and cut again
     for name, by, world in (("one", train_on_equal_views, 1), ("two", sharded_in_rank, 2)):
         train_over(world, recipe, data, tmp_path / name, *FP64, *changes, by=by)
     assert_same_run(tmp_path / "one", tmp_path / "two")
@@ -103,9 +94,10 @@ def test_nor_does_a_tuned_run_change(data, tmp_path):
     train_over(1, recipe, data, tmp_path / "start", "steps=2", by=train_on_equal_views)
     tune = "tune={batchnorm='frozen', last_blocks=2, l2_to_init=0.1, layer_decay=0.5, "
     tune += "projector_first_steps=2}"
+    sgd = ("optim.nesterov=true", "optim.clip_norm=0.5", "optim.decay_one_dim=true")
     for name, fn, world in (("one", train_from_in_rank, 1), ("two", sharded_from_in_rank, 2)):
         by = partial(fn, init=str(tmp_path / "start"))
-        train_over(world, recipe, data, tmp_path / name, *FP64, tune, by=by)
+        train_over(world, recipe, data, tmp_path / name, *FP64, *sgd, tune, by=by)
     assert_same_run(tmp_path / "one", tmp_path / "two")
     first = [read_metrics(tmp_path / name, "eval")[0] for name in ("one", "two")]
     assert first[0]["step"] == 0  # before the model has been called in training
@@ -128,10 +120,11 @@ def test_nor_does_a_tuned_run_change(data, tmp_path):
 )
 def test_bf16_rounds_what_ddp_rounds(data, tmp_path, changes, bf16, same, apart):
     losses = {}
-    runs = (("ddp", train_on_equal_views, bf16), ("sharded", sharded_in_rank, bf16))
-    for name, by, setting in (*runs, ("exact", sharded_in_rank, apart)):
+    ddp, sharded = train_on_equal_views, sharded_in_rank
+    runs = (("ddp", ddp, 2, bf16), ("sharded", sharded, 2, bf16), ("exact", ddp, 1, apart))
+    for name, by, world, setting in runs:
         settings = ("steps=3", "run.save_steps=3", *changes, setting)
-        train_over(2, write_recipe(tmp_path), data, tmp_path / name, *settings, by=by)
+        train_over(world, write_recipe(tmp_path), data, tmp_path / name, *settings, by=by)
         losses[name] = torch.tensor([line["loss"] for line in read_metrics(tmp_path / name)])
     torch.testing.assert_close(losses["sharded"], losses["ddp"], **same)
     assert (losses["exact"] - losses["sharded"]).abs().max() > 1e-3
@@ -176,19 +169,11 @@ def poisoned_shard_in_rank(process, step, *arguments):
     return sharded_in_rank(process, *arguments)
 
 
-def poisoned_views_in_rank(process, step, *arguments):
-    ask_for_fsdp()
-    return poisoned_in_rank(process, (step,), *arguments)
-
-
-@pytest.mark.parametrize(
-    ("poison", "optimizer"), [(poisoned_shard_in_rank, "adamw"), (poisoned_views_in_rank, "lars")]
-)
-def test_a_nan_in_one_shard_moves_no_weight_on_any_rank(data, tmp_path, poison, optimizer):
+def test_a_nan_in_one_shard_moves_no_weight_on_any_rank(data, tmp_path):
     recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
     settings = ("steps=4", "run.save_steps=1", "run.keep_checkpoints=4", "optim.ema=0.9")
-    settings += (f"optim.kind={optimizer}",)
-    run_processes(poison, 2, 2, str(recipe), str(data), str(run_dir), *settings)
+    settings += ("optim.kind=adamw",)
+    run_processes(poisoned_shard_in_rank, 2, 2, str(recipe), str(data), str(run_dir), *settings)
     folders = sorted((run_dir / "checkpoints").glob("step-*"))
     _, before, after, last = (
         torch.load(folder / "parts.pt", weights_only=True)["optimizer"]["state"]
@@ -204,7 +189,7 @@ def test_a_nan_in_one_shard_moves_no_weight_on_any_rank(data, tmp_path, poison, 
         assert not torch.equal(moved[name], weights[name])
     lines = read_metrics(run_dir)
     assert [line["skipped_steps"] for line in lines] == [0, 0, 1, 1]
-    assert (lines[2]["loss"] is None) == (poison is poisoned_views_in_rank)
+    assert lines[2]["loss"] is not None
     for rank in range(2):
         (line,) = (run_dir / f"bad_steps.{rank}.jsonl").read_text().splitlines()
         assert json.loads(line)["step"] == 2
