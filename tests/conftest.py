@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -61,13 +60,12 @@ def proved_here() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def few_resamples() -> Iterator[None]:
     """Intervals of few resamples, for a module whose claims are not about them."""
-    from sslpipe.evaluation import difference, knn
+    from sslpipe.evaluation.difference import bootstrap95, bootstrap_means95
 
     verification = import_module("sslpipe.evaluation.verification")  # a function has its name, too
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(knn, "bootstrap95", partial(knn.bootstrap95, resamples=40))
-        means95 = partial(difference.bootstrap_means95, resamples=40)
-        patch.setattr(difference, "bootstrap_means95", means95)
+        for interval in (bootstrap95, bootstrap_means95):
+            patch.setitem(interval.__kwdefaults__, "resamples", 40)
         patch.setattr(verification, "RESAMPLES", 40)
         yield
 

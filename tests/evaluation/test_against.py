@@ -99,17 +99,22 @@ def known(generator, kind):
     return split(labels, ours), split(labels, theirs)
 
 
+# the 100 of docs/adapting_trials.md are drawn by `make test-slow`
+draws_of = pytest.mark.parametrize("draws", [20, pytest.param(100, marks=pytest.mark.slow)])
+
+
+@draws_of
 @pytest.mark.parametrize("kind", ["shuffled", "trained on noise", "as good as before", "useful"])
-def test_of_40_useless_runs_at_least_38_are_not_called_better(kind):
-    pairs = (known(torch.Generator().manual_seed(draw), kind) for draw in range(40))
+def test_of_100_useless_runs_at_least_95_are_not_called_better(kind, draws):
+    pairs = (known(torch.Generator().manual_seed(draw), kind) for draw in range(draws))
     answers = [answer(*pair) for pair in pairs]
     if kind == "useful":
-        assert answers.count("better") >= 24
+        assert answers.count("better") >= 0.6 * draws
         assert answers.count("worse") == 0
         return
-    assert answers.count("better") <= 2
+    assert answers.count("better") <= 0.05 * draws
     if kind != "as good as before":
-        assert answers.count("worse") >= 24
+        assert answers.count("worse") >= 0.6 * draws
 
 
 def unseen(generator, test, kind):
@@ -131,19 +136,19 @@ def unseen(generator, test, kind):
     return tuple((each.rows(ids[:bank]), each.rows(ids[bank:])) for each in rows)
 
 
+@draws_of
 @pytest.mark.parametrize("test", [100, 500])
 @pytest.mark.parametrize(
     "kind", ["8 steps at rate 0", "other statistics", "as good as before", "useful"]
 )
-def test_of_40_useless_runs_at_least_38_are_not_called_better_on_unseen_classes(kind, test):
+def test_of_100_useless_runs_at_least_95_are_not_called_better_on_unseen_classes(kind, test, draws):
     """4 images per class: a form that each network chose by itself was chance, and decided."""
-    draws = 40 if kind != "useful" else 20
     pairs = (unseen(torch.Generator().manual_seed(draw), test, kind) for draw in range(draws))
     answers = [deciding(*pair, known=False)["answer"] for pair in pairs]
     if kind == "useful":
         assert answers.count("better") >= 0.8 * draws
     else:
-        assert answers.count("better") <= 2
+        assert answers.count("better") <= 0.05 * draws
 
 
 def test_better_scaled_features_alone_are_not_called_better():

@@ -14,6 +14,7 @@ from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.suite_file import check_report, content_sha256
 from sslpipe.report.results import leakage
 
+pytestmark = pytest.mark.usefixtures("few_resamples")
 LEAKED = 60
 
 

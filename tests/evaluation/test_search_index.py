@@ -173,7 +173,7 @@ for line in sys.stdin:
             os._exit(0)
     print(json.dumps([os.waitpid(child, 0)[1], int.from_bytes(seen[:4], "big")]), flush=True)
 """
-KILLS = int(os.environ.get("INDEX_KILLS", "24"))
+KILLS = int(os.environ.get("INDEX_KILLS", "12"))
 
 
 def test_a_kill_before_any_file_operation_leaves_the_old_or_the_new_index(

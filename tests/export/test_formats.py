@@ -60,14 +60,15 @@ VIT = "timm/vit_tiny_patch16_224"
         ("small_resnet", {"pool": "gem"}, ["torchvision", "timm"], False),
         ("timm/resnet10t", {}, ["torchvision"], False),
         ("timm/resnet10t", {"embedding_dim": 6, "normalize": True}, ["torchvision", "timm"], False),
-        (VIT, {"depth": 1}, ["torchvision"], True),
+        (VIT, {"depth": 1}, ["torchvision"], False),
+        pytest.param(VIT, {"depth": 1}, ["torchvision"], True, marks=pytest.mark.slow),
         (VIT, {"depth": 1, "norm_eps": 0.01}, ["torchvision", "timm"], False),
     ],
 )
 def test_all_is_every_format_that_can_hold_the_backbone_and_each_gives_its_features(
     tmp_path, monkeypatch, in_this_process, kind, arguments, refused, traced
 ):
-    """A program is traced, which takes seconds, of a transformer; others in the tests below."""
+    """Programs are traced, which takes seconds, in the tests below; a join has a transformer."""
     if not traced:
         for name in PROGRAMS:
             monkeypatch.delitem(FORMATS, name)

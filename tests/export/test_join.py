@@ -84,7 +84,13 @@ def test_networks_of_equal_weights_with_other_features_are_kept_apart(files):
     assert len(join([one, other], "A@64+A@96").backbone.network) == 2
 
 
-@pytest.mark.parametrize(("which", "sizes"), [((0, 1), ("@64", "@96")), ((0, 2), ("@64", "@64"))])
+@pytest.mark.parametrize(
+    ("which", "sizes"),
+    [
+        ((0, 1), ("@64", "@96")),
+        pytest.param((0, 2), ("@64", "@64"), marks=pytest.mark.slow),  # one view, as of one network
+    ],
+)
 def test_an_export_of_a_join_is_the_join_also_by_onnxruntime_alone(
     files, pictures, which, sizes, tmp_path
 ):

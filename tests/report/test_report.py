@@ -562,7 +562,7 @@ def test_the_leaked_samples_are_told_with_what_lists_them():
 
 def test_many_classes_give_lists_instead_of_a_matrix():
     counts = np.diag(np.full(30, 10))
-    counts[7, 9], counts[7, 7] = 6, 4
+    counts[7, 9], counts[7, 7], counts[29, 29] = 6, 4, 1
     details = {"confusion": counts.tolist(), "C": 1.0, "C_at_edge": False}
     html = confusion(
         evaluation_of(row("ssl", 0.9, 0.8, 1.0, column="linear", details=details)), [EVIL] * 8
@@ -571,6 +571,7 @@ def test_many_classes_give_lists_instead_of_a_matrix():
     assert "class 9: 6" in html
     assert f"{EVIL}" not in html
     assert "recall 40 %" in html
+    assert "class 29: recall" not in html  # of its one image, 100 %
 
 
 def test_thumbnails_are_the_samples(whole):
