@@ -60,6 +60,11 @@ def test_labels_come_in_id_order_and_only_from_the_sidecars_they_need(folder):
         split.labels_of([0])
 
 
+def test_the_index_is_named_by_the_sha256_of_its_file(folder):
+    expected = hashlib.sha256((folder / "dataset.json").read_bytes()).hexdigest()
+    assert load_index(folder).sha256 == load_index(folder / "dataset.json").sha256 == expected
+
+
 def test_missing_and_resized_shards_are_all_named_at_once(folder):
     index = load_index(folder)
     index.check_files("train")

@@ -80,7 +80,8 @@ def test_objectives_are_finite_and_right_in_any_dtype_length_and_temperature(
     """Values within 1e-4, gradients within two roundings of the dtype, 2e-5 in float32."""
     z_a, z_b = pair(9, 16, closeness=0.1)
     coldest = 0.003 if kind == "nt_xent" else 0.01
-    for temperature, length in ((coldest, 1.0), (0.1, 1.0), (0.1, 1e-3), (0.01, 1e4)):
+    cases = (coldest, 1.0), (0.1, 1.0), (0.1, 1e-3), (0.01, 1e4)
+    for temperature, length in cases if dtype is torch.float32 else cases[::3]:
         a, b = ((z.detach() * length / 20).to(dtype).requires_grad_() for z in (z_a, z_b))
         objective = LOSSES[kind](temperature=temperature, tile_rows=8)
         with torch.autocast("cpu", torch.bfloat16):  # must not reach the products inside
