@@ -121,7 +121,7 @@ def world(tmp_path_factory):
     for name in ("my_images_small", "demo", "adapt_mobile"):
         write_recipe(folder, small.replace("tiny", name)).rename(folder / f"{name}.toml")
     (folder / "recipes" / "metric").mkdir(parents=True)
-    finetunes.write_recipe(folder).rename(folder / "recipes/metric/cub_proxy_anchor.toml")
+    finetunes.write_recipe(folder).rename(folder / "recipes/metric/my_images_mobile.toml")
     for file in folder.glob("*.toml"):
         file.rename(folder / "recipes" / file.name)
     for number in range(620):

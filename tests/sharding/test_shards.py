@@ -614,6 +614,20 @@ def test_a_foreign_tar_that_cannot_be_trusted_is_refused_by_name(foreign, capsys
     assert not (foreign / "dataset.json").exists()
 
 
+def test_nothing_is_unpickled_or_extracted(tmp_path):
+    folder, canary = tmp_path / "in", tmp_path / "canary"
+    folder.mkdir()
+    bomb = b"cos\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR."
+    with tarfile.open(folder / "train-0.tar", "w") as tar:
+        add(tar, "../evil.jpg", jpeg(0))
+        for suffix in ("pyd", "pickle", "pth"):
+            add(tar, f"../evil.{suffix}", bomb)
+    assert run("index", folder) == 0
+    assert run("verify", folder) == 0
+    assert not canary.exists()
+    assert not list(tmp_path.glob("evil*"))
+
+
 # --- verify
 
 
