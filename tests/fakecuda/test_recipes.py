@@ -20,7 +20,8 @@ pytestmark = needs_fakecuda
 SAVED, LAST = 13, 15
 COUNTED = (11,)  # in the first ten steps DDP times itself; those below are saves and log lines
 RECIPES = {path.stem: path for path in sorted((ROOT / "recipes").rglob("*.toml"))}
-ADAPTED = [name for name in RECIPES if name.startswith("adapt_")]  # they start from weights
+# they start from weights
+ADAPTED = [name for name in RECIPES if name.startswith("adapt_") or name == "my_images_mobile"]
 # sizes, the split and the cadence; all else is the recipe's own, its precision too
 CADENCE = (
     *(f"steps={LAST}", f"run.save_steps={SAVED}", f"run.log_steps={LAST}", "run.num_workers=1"),
@@ -37,6 +38,7 @@ FINETUNING = (
 BACKBONE = ("backbone.kind=small_resnet", "backbone.widths=[8, 16, 16]")
 OWN = {
     **dict.fromkeys(ADAPTED, ("tune.projector_first_steps=3", "tune.ramp_steps=4")),
+    "my_images_mobile": ("tune.ramp_steps=4",),
     "cifar10_moco": ("loss.queue_rows=24",),
 }
 
