@@ -42,6 +42,7 @@ def _with_and_without(folder: Path):
     return [_measured(["waits"], folder / str(waiting), waiting) for waiting in (False, True)]
 
 
+@pytest.mark.slow
 def test_a_wait_in_a_step_is_an_error(tmp_path):
     ((without, found),) = run_on_cuda(_with_and_without, tmp_path)
     # of 8: 3 first, 2 of log lines

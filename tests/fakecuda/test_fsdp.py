@@ -23,6 +23,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 def test_no_step_of_a_sharded_run_waits_for_the_device(tmp_path):
     runs = {name: ("steps=4", *settings) for name, settings in RUNS.items()}
     arguments = write_recipe(tmp_path), write_dataset(tmp_path / "data"), tmp_path, runs, (1, 2)
