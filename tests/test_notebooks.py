@@ -10,6 +10,7 @@ from nbclient import NotebookClient
 
 from tests.helpers.runs import ROOT
 
+pytestmark = pytest.mark.slow  # a kernel of its own, and twenty seconds
 NOTEBOOKS = ROOT / "docs" / "notebooks"
 # what the test makes smaller: as the notebook has it -> what runs
 SMALL = r"data.batch_size=32\", \"optim.precision=fp32\", \"backbone.widths=[8, 16]"  # in JSON
