@@ -143,7 +143,7 @@ class Alarms:
 
 
 class StartAlarm:
-    """The score of `best.LABELLED` of a run that starts from weights fell below the start.s.
+    """The score of `best.LABELLED` of a run that starts from weights fell below the start's.
 
     Raised at the first reading MOST_FALL below the start, over at the first that is not below it. A
     rate made for training from scratch is the usual reason.
