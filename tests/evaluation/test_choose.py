@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import DataError
+from sslpipe.evaluation import choose
 from sslpipe.evaluation.choose import (
     POWERS,
     CornerViews,
@@ -17,7 +18,6 @@ from sslpipe.evaluation.choose import (
     rank_with_labels,
     rank_without_labels,
     ranking_from,
-    side_by_side,
     to_json,
     too_few,
     why_unlabelled,
@@ -102,8 +102,6 @@ def test_values_are_those_of_loops_over_the_half_that_did_not_choose():
         return np.mean(hits), np.mean(precision)
 
     # which half is which: the two are all classes, each once
-    import sslpipe.evaluation.choose as choose
-
     chooses, reports = choose._halves(rows.labels.numpy(), 5)
     assert sorted([*chooses, *reports]) == list(range(CLASSES))
     halves = [torch.from_numpy(np.isin(rows.labels.numpy(), own)) for own in (chooses, reports)]
@@ -190,19 +188,18 @@ def test_what_cannot_be_ranked_is_said_in_one_line():
     with pytest.raises(DataError, match="good reads other images than the first"):
         check_features("good", features["good"], few)
     check_features("good", features["good"], features["dead"])
-    assert why_unlabelled(np.array([0, 0, 1, 1, 2, 2, 3, 3])) is None
-    assert "Only 8 labelled images chose" in too_few(np.array([0, 0, 1, 1, 2, 2, 3, 3, 4, -1, -1]))
-    assert too_few(np.arange(200) // 2) is None
-    assert too_few(np.array([0, 0, 1, 1, 2, 2])) is None  # which choose nothing
+    four = np.arange(8) // 2
+    assert why_unlabelled(four) is None
     assert "3 classes have two images" in why_unlabelled(np.array([0, 0, 1, 1, 2, 2, 3, -1, -1]))
+    assert "Only 8 labelled images chose" in too_few(np.array([*four, 4, -1, -1]))
+    assert too_few(np.arange(200) // 2) is None
+    assert too_few(four[:6]) is None  # which choose nothing
 
 
 def test_unlabelled_images_and_lone_ones_are_searched_by_nobody():
-    features = planted()
-    labels = features["good"].labels.clone()
+    rows = planted()["good"]
+    labels = rows.labels.clone()
     labels[: 3 * EACH] = -1  # three classes
     labels[3 * EACH + 1 : 4 * EACH] = -1  # one image left of the fourth
-    changed = {name: rows._replace(labels=labels) for name, rows in features.items()}
-    ranked = rank_with_labels(changed, [("good",)])
+    ranked = rank_with_labels({"good": rows._replace(labels=labels)}, [("good",)])
     assert ranked[0].more["MAP@R"].number == (CLASSES - 4) // 2
-    assert torch.equal(side_by_side(changed, ("good",)).labels, labels)

@@ -1,9 +1,12 @@
 """Label-free scores against loops in numpy, and their values for features of known shape."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
 
+from sslpipe.evaluation import geometry
 from sslpipe.evaluation.label_free import (
     SCORES,
     alignment,
@@ -92,3 +95,12 @@ def test_features_of_one_direction_have_the_worst_numbers():
     assert numbers["lidar"] == pytest.approx(1, rel=1e-3)
     assert numbers["alpha_req"] == float("inf")
     assert SCORES["alpha_req"](numbers) == -float("inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spread", [1e-4, 1e-2, 1.0])
+def test_uniformity_of_collapsed_rows_keeps_its_digits(spread, dtype):
+    rows = torch.tensor(0.125 + spread * unit(gaussian(32, 64)), dtype=dtype)
+    pairs = combinations(rows.double().numpy(), 2)
+    expected = np.log1p(np.mean([np.expm1(-2 * ((a - b) ** 2).sum()) for a, b in pairs]))
+    assert float(geometry.uniformity(rows)) == pytest.approx(expected, rel=1e-6)

@@ -18,12 +18,20 @@ from sslpipe.evaluation.logistic import fit_logistic, predict
 from sslpipe.evaluation.result import caveats
 from tests.evaluation.test_knn import random_rows, rows
 
+PROBES = {"C": linear_probe, "penalty": ridge_probe}
 
-def sklearn_fit(model, fit, check, targets=None):
-    """Fit a model on standardised features. Returns its predictions of `check`."""
+
+def sklearns_hits(name, value, fit, check):
+    """Which rows of `check` scikit-learn has right, fitted on standardised features of `fit`."""
     mean, scale = standardisation(fit.features)
     x, asked = (((rows.features - mean) / scale).double().numpy() for rows in (fit, check))
-    return model.fit(x, fit.labels.numpy() if targets is None else targets).predict(asked)
+    y = fit.labels.numpy()
+    if name == "C":
+        predicted = LogisticRegression(C=value, tol=1e-8, max_iter=5000).fit(x, y).predict(asked)
+    else:
+        ridge = Ridge(alpha=value * len(y)).fit(x, np.eye(5)[y])
+        predicted = ridge.predict(asked).argmax(1)
+    return predicted, predicted == check.labels.numpy()
 
 
 @pytest.mark.parametrize(
@@ -74,21 +82,27 @@ def test_the_ridge_solution_equals_scikit_learns(penalty, n, width):
     np.testing.assert_allclose(solutions[1].bias.numpy(), theirs.intercept_, atol=1e-10)
 
 
-def test_the_ridge_probe_equals_scikit_learn_at_the_penalty_that_scikit_learn_would_choose():
+@pytest.mark.parametrize("name", PROBES)
+def test_a_probe_is_scikit_learns_chosen_on_a_held_out_part_alone(name):
     train, test = random_rows(300, 40, 5, seed=3), random_rows(200, 40, 5, seed=4)
-    (result,) = ridge_probe(train, test, grid=(1e-3, 0.1, 1.0, 10.0))
-
-    def score(fit, check, penalty):
-        model = Ridge(alpha=penalty * len(fit.ids))
-        predicted = sklearn_fit(model, fit, check, np.eye(5)[fit.labels.numpy()]).argmax(1)
-        return (predicted == check.labels.numpy()).mean()
-
-    held = holdout_rows(train, 0.15, 0)
-    scores = {p: score(train.rows(~held), train.rows(held), p) for p in (1e-3, 0.1, 1.0, 10.0)}
-    assert list(result.details["holdout_top1"].values()) == pytest.approx(list(scores.values()))
-    best = max(p for p in scores if scores[p] == max(scores.values()))
-    assert result.details["penalty"] == best
-    assert result.value == pytest.approx(score(train, test, best))
+    (result,) = PROBES[name](train, test, grid=(1e-4, 1e-2, 1.0), holdout=0.2)
+    held = holdout_rows(train, 0.2, 0)
+    fit, check = train.rows(~held), train.rows(held)
+    scores = {float(each): score for each, score in result.details["holdout_top1"].items()}
+    assert list(scores) == [1e-4, 1e-2, 1.0]
+    for value, score in scores.items():
+        theirs = sklearns_hits(name, value, fit, check)[1].mean()
+        assert score == pytest.approx(theirs, abs=1 / len(check.ids) + 1e-9)  # one borderline row
+    best = [value for value in scores if scores[value] == max(scores.values())]
+    assert result.details[name] == (min(best) if name == "C" else max(best))
+    predicted, hits = sklearns_hits(name, result.details[name], train, test)
+    assert result.value == pytest.approx(hits.mean())
+    confusion = np.zeros((5, 5), int)
+    np.add.at(confusion, (test.labels.numpy(), predicted), 1)
+    assert result.details["confusion"] == confusion.tolist()
+    per_class = confusion.diagonal() / confusion.sum(1)
+    assert result.details["per_class"] == pytest.approx(per_class.tolist())
+    assert (result.queries, result.bank) == (200, 300)
 
 
 def test_many_classes_have_no_confusion_matrix_and_too_many_are_refused():
@@ -100,34 +114,6 @@ def test_many_classes_have_no_confusion_matrix_and_too_many_are_refused():
     wide = rows(torch.zeros(2, 2000), [0, 60_000])
     with pytest.raises(DataError, match="parameters"):
         linear_probe(wide, wide)
-
-
-def test_the_probe_equals_scikit_learn_at_the_chosen_c():
-    train, test = random_rows(600, 10, 5, seed=3), random_rows(200, 10, 5, seed=4)
-    (result,) = linear_probe(train, test)
-    model = LogisticRegression(C=result.details["C"], tol=1e-8, max_iter=5000)
-    predicted = sklearn_fit(model, train, test)
-    assert result.value == pytest.approx((predicted == test.labels.numpy()).mean())
-    confusion = np.zeros((5, 5), int)
-    np.add.at(confusion, (test.labels.numpy(), predicted), 1)
-    assert result.details["confusion"] == confusion.tolist()
-    assert result.details["per_class"] == pytest.approx(
-        (confusion.diagonal() / confusion.sum(1)).tolist()
-    )
-    assert (result.queries, result.bank) == (200, 600)
-
-
-def test_c_is_the_best_on_the_held_out_part_and_test_is_never_seen():
-    train = random_rows(200, 60, 3, seed=5)  # few rows, many features: C matters
-    (result,) = linear_probe(train, train, grid=(1e-4, 1e-2, 1.0), holdout=0.2)
-    scores = {float(c): score for c, score in result.details["holdout_top1"].items()}
-    held = holdout_rows(train, 0.2, 0)
-    fit, check = train.rows(~held), train.rows(held)
-    for c, score in scores.items():
-        model = LogisticRegression(C=c, tol=1e-8, max_iter=5000)
-        theirs = (sklearn_fit(model, fit, check) == check.labels.numpy()).mean()
-        assert score == pytest.approx(theirs, abs=1 / len(check.ids) + 1e-9)  # one borderline row
-    assert result.details["C"] == min(c for c in scores if scores[c] == max(scores.values()))
 
 
 def test_test_labels_change_the_score_and_nothing_else():
@@ -162,21 +148,19 @@ def test_constant_features_and_their_scale_do_no_harm():
     assert plain.value == wide.value
 
 
-def test_a_c_at_the_edge_of_the_grid_is_reported():
+def test_a_c_at_the_edge_and_a_fit_that_was_cut_short_are_reported(monkeypatch):
     train, test = random_rows(300, 6, 3, seed=8), random_rows(100, 6, 3, seed=9)
-    assert linear_probe(train, test, grid=(1e-7, 1e-1))[0].details["C_at_edge"]
-    assert not linear_probe(train, test, grid=(1e-9, 1e-1, 1e-8, 1e9))[0].details["C_at_edge"]
 
+    def details(grid):
+        return linear_probe(train, test, grid=grid)[0].details
 
-def test_a_fit_that_was_cut_short_is_reported(monkeypatch):
-    train, test = random_rows(300, 6, 3, seed=8), random_rows(100, 6, 3, seed=9)
-    (result,) = linear_probe(train, test)
-    assert result.details["converged"]
-    assert caveats(result.details) == []
+    assert details((1e-7, 1e-1))["C_at_edge"]
+    whole = details((1e-9, 1e-1, 1e-8, 1e9))
+    assert (whole["C_at_edge"], whole["converged"], caveats(whole)) == (False, True, [])
     monkeypatch.setattr(logistic, "MAX_ITERATIONS", 2)
-    (result,) = linear_probe(train, test, grid=(1.0, 10.0, 1e3))
-    assert not result.details["converged"]
-    assert "the fit did not converge" in caveats(result.details)
+    cut = details((1.0, 10.0, 1e3))
+    assert not cut["converged"]
+    assert "the fit did not converge" in caveats(cut)
 
 
 @pytest.mark.parametrize(

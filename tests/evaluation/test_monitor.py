@@ -56,6 +56,7 @@ def test_two_processes_say_what_one_says(data):
     assert first["holdout_knn"] == alone["holdout_knn"]
     for name, value in alone.items():  # views of another batch are equal to rounding
         assert first[name] == pytest.approx(value, rel=1e-4, abs=1e-4), name
+    assert scored(Rank(), data, IDS[:1]) == {}
 
 
 @pytest.mark.parametrize("images", [{"labelled": False}, {"classes": 128}])
@@ -103,10 +104,6 @@ def test_held_out_images_are_searched_among_each_other_and_a_bank(data):
     assert without == {k: v for k, v in found.items() if k.rpartition("_at_")[1] == ""}
 
 
-def test_a_single_image_has_no_score(data):
-    assert scored(Rank(), data, np.array([4])) == {}
-
-
 def test_an_unlabelled_run_holds_images_out_for_scores_where_it_is_told_to(tmp_path):
     data = write_dataset(tmp_path / "data", labelled=False)
     recipe = write_recipe(tmp_path)
@@ -135,8 +132,5 @@ def test_views_of_an_image_depend_on_its_id_alone(data):
     assert torch.equal(views(range(20), 20), together)
     apart = (together[0] - together[1]).abs().amax(dim=(1, 2, 3))
     assert bool((apart > 0.05).all())  # the two views of an image are two
-
-
-def test_views_are_neither_mirrored_nor_recoloured():
     off = ("flip_prob", "hue", "saturation", "grayscale_prob", "blur_prob")
     assert all(SETTINGS[name] == 0 for name in off)

@@ -20,11 +20,6 @@ def collapsed_rows(n, width, classes, seed, first_id=0):
     return data._replace(features=1 + 1e-4 * data.features)
 
 
-def assert_same(actual, expected):
-    assert torch.equal(actual.indices, expected.indices)
-    assert torch.equal(actual.similarities, expected.similarities)
-
-
 @pytest.mark.parametrize("search", ["torch", "faiss"])
 @pytest.mark.parametrize("leave_out", [False, True])
 @pytest.mark.parametrize("k", [1, 40, 1100])
@@ -35,14 +30,18 @@ def test_a_search_finds_what_comparing_all_finds(make, k, leave_out, search, mon
     ids = {"bank_ids": bank.ids, "query_ids": queries.ids} if leave_out else {}
     units = fixed_point_units(bank.features), fixed_point_units(queries.features)
     expected = among_all(*units, k, (bank.ids, queries.ids) if leave_out else None)
-    # one tile; many, of queries that are proposed to in turns, and of many parts
-    for numbers, paired, proposed in ((2**28, 2**24, 2**24), (3000 * 7, 999, 20 * (k + 32))):
-        monkeypatch.setattr(neighbours, "CPU_NUMBERS", numbers)
-        monkeypatch.setattr(neighbours, "PAIRED_NUMBERS", paired)
-        monkeypatch.setattr(neighbours, "PROPOSED_NUMBERS", proposed)
-        monkeypatch.setattr(neighbours, "WIDE_NUMBERS", 700 * 8)
+    sizes = ("CPU_NUMBERS", "PAIRED_NUMBERS", "PROPOSED_NUMBERS", "WIDE_NUMBERS", "PART_BYTES")
+    # one tile; many, of queries that are proposed to in turns; and the bank part by part
+    for numbers in (
+        (2**28, 2**24, 2**24, 2**24, 2**27),
+        (3000 * 7, 999, 20 * (k + 32), 700 * 8, 2**27),
+        (3000 * 7, 2**24, 2**24, 2**24, 7_777),
+    ):
+        for name, number in zip(sizes, numbers, strict=True):
+            monkeypatch.setattr(neighbours, name, number)
         actual = nearest(bank.features, queries.features, k, search=search, **ids)
-        assert_same(actual, expected)
+        assert torch.equal(actual.indices, expected.indices)
+        assert torch.equal(actual.similarities, expected.similarities)
 
 
 def test_faiss_is_needed_only_where_it_is_asked_for(monkeypatch):
@@ -100,28 +99,6 @@ def test_without_queries_there_is_nothing_and_a_tile_is_an_eighth_of_the_memory(
     assert tile_numbers(torch.device("cuda")) == 2**28
 
 
-@pytest.mark.parametrize("part", [1, 64, 5000])
-def test_a_bank_in_parts_is_merged_to_what_it_is_as_a_whole(part, monkeypatch):
-    bank, queries = tied_rows(1000, 5, 3, 1), tied_rows(20, 5, 3, 2)
-    units = fixed_point_units(bank.features), fixed_point_units(queries.features)
-    hidden = bank.ids, queries.ids
-    whole = among_all(*units, 30, hidden)
-    monkeypatch.setattr(neighbours, "WIDE_NUMBERS", part * 5)
-    assert_same(among_all(*units, 30, hidden), whole)
-
-
-@pytest.mark.parametrize("part_bytes", [20_000, 7_777])
-@pytest.mark.parametrize("leave_out", [False, True])
-def test_a_large_bank_is_searched_in_parts_with_the_same_neighbours(
-    leave_out, part_bytes, monkeypatch
-):
-    bank, queries = tied_rows(5000, 6, 3, 1), tied_rows(40, 6, 3, 2)  # 120,000 bytes
-    ids = {"bank_ids": bank.ids, "query_ids": queries.ids} if leave_out else {}
-    whole = nearest(bank.features, queries.features, 30, **ids)
-    monkeypatch.setattr(neighbours, "PART_BYTES", part_bytes)
-    assert_same(nearest(bank.features, queries.features, 30, **ids), whole)
-
-
 def in_rank(process: Rank):
     found = []
     for make in (random_rows, tied_rows):
@@ -132,7 +109,6 @@ def in_rank(process: Rank):
                 near = nearest(bank.features, queries.features, k, process=process, **ids)
                 found += [near.indices, near.similarities]
     # groups of a quarter of the bank
-    bank, queries = random_rows(103, 4, 5, seed=1), random_rows(31, 4, 5, seed=2)
     ids = {"bank_ids": torch.arange(103) % 4, "query_ids": torch.arange(31) % 5}
     near = nearest(bank.features, queries.features, 9, process=process, **ids)
     found += [near.indices, near.similarities]

@@ -58,12 +58,26 @@ def test_the_nearest_of_all_files_are_those_of_a_loop_over_all_cosines(parts, to
     allowed = {"": THEMES, "theme = a": ["a"], "theme in b, c": ["b", "c"]}[where]
     for query, hits in zip(queries, search.find(queries, top, where=where), strict=True):
         expected = by_loops(parts, query.double(), top, lambda theme: theme in allowed)
-        assert [hit[1:] for hit in hits] == [hit[1:] for hit in expected]
-        np.testing.assert_allclose([h.score for h in hits], [h[0] for h in expected], atol=1e-6)
+        assert_found(hits, expected)
 
 
-@pytest.mark.parametrize("expand", [0, 3])
-def test_a_flattened_search_is_that_of_rows_flattened_before(parts, monkeypatch, expand):
+def expanded(parts, query, count, alpha):
+    """The query and its first neighbours as one row, each of length 1 and weighted."""
+    total = query / query.norm()
+    for cosine, part, sample, _ in by_loops(parts, total, count):
+        rows = parts[part][2]
+        other = rows.features[rows.ids == sample][0].double()
+        total = total + max(cosine, 0) ** alpha * other / other.norm()
+    return total
+
+
+def assert_found(hits, expected):
+    assert [hit[1:] for hit in hits] == [hit[1:] for hit in expected]
+    np.testing.assert_allclose([h.score for h in hits], [h[0] for h in expected], atol=1e-6)
+
+
+@pytest.mark.parametrize(("expand", "alpha"), [(0, 3), (3, 3), (3, 2.5)])
+def test_a_flattened_search_is_that_of_rows_flattened_before(parts, monkeypatch, expand, alpha):
     """The spectrum is learned on the rows of all files, and queries are mapped as they are."""
     monkeypatch.setattr(f"{CHOOSE}.LEAST_FLATTENED", 14)
     search = ImageSearch(*(part[:2] for part in parts))
@@ -73,19 +87,12 @@ def test_a_flattened_search_is_that_of_rows_flattened_before(parts, monkeypatch,
     space = fit_whitening(both, power=0.25)
     flat = [(*place, space(rows)) for *place, rows in parts]
     query = torch.randn(1, 6, generator=torch.Generator().manual_seed(2)) + 1
-    total = space.apply(query)[0].double()
-    if expand:
-        total /= total.norm()
-        for cosine, part, sample, _ in by_loops(flat, total, expand):
-            other = flat[part][2].features[flat[part][2].ids == sample][0].double()
-            total = total + max(cosine, 0) ** 3 * other / other.norm()
-    (hits,) = search.find(query, 9, expand=expand)
-    expected = by_loops(flat, total, 9)
-    assert [hit[1:] for hit in hits] == [hit[1:] for hit in expected]
-    np.testing.assert_allclose([h.score for h in hits], [h[0] for h in expected], atol=1e-6)
-    (plain,) = ImageSearch(*(part[:2] for part in parts), flatten=False).find(query, 9)
-    raw = by_loops(parts, query[0].double(), 9)
-    np.testing.assert_allclose([h.score for h in plain], [h[0] for h in raw], atol=1e-6)
+    (hits,) = search.find(query, 9, expand=expand, alpha=alpha)
+    total = expanded(flat, space.apply(query)[0].double(), expand, alpha)
+    assert_found(hits, by_loops(flat, total, 9))
+    plain = ImageSearch(*(part[:2] for part in parts), flatten=False)
+    (hits,) = plain.find(query, 9, expand=expand, alpha=alpha)
+    assert_found(hits, by_loops(parts, expanded(parts, query[0].double(), expand, alpha), 9))
 
 
 def test_rows_of_a_whitened_export_are_not_flattened_again(tmp_path, monkeypatch):
@@ -93,20 +100,6 @@ def test_rows_of_a_whitened_export_are_not_flattened_again(tmp_path, monkeypatch
     part = write_part(tmp_path, 5, whitening_sha256="w")
     search = ImageSearch(part[:2])
     assert (search.flattening, search.form) == (None, "as their export whitened them")
-
-
-def test_expansion_searches_for_the_weighted_sum_of_the_first_neighbours(parts):
-    search = ImageSearch(*(part[:2] for part in parts))
-    query = torch.tensor([[-0.5, 2.0, 0.1, 1.0, -1.0, 0.3]])
-    total = query[0].double() / query[0].double().norm()
-    for cosine, part, sample, _ in by_loops(parts, query[0].double(), 3):
-        rows = parts[part][2]
-        other = rows.features[rows.ids == sample][0].double()
-        total += max(cosine, 0) ** 2.5 * other / other.norm()
-    (hits,) = search.find(query, 6, expand=3, alpha=2.5)
-    expected = by_loops(parts, total, 6)
-    assert [hit[1:] for hit in hits] == [hit[1:] for hit in expected]
-    np.testing.assert_allclose([h.score for h in hits], [h[0] for h in expected], atol=1e-6)
 
 
 def test_what_does_not_fit_is_named(parts, tmp_path):

@@ -7,9 +7,10 @@ import pytest
 from sslpipe.evaluation.difference import wilson95
 from sslpipe.evaluation.suite import run_suite
 from sslpipe.evaluation.verdict import comparisons, verdict
-from tests.evaluation.test_suite import noise_of, pair
+from tests.evaluation.test_suite import two_sets
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
+CELLS = (("kNN", False), ("linear", False), ("kNN", True))  # column, whitened
 
 
 def row(features, right, column="kNN", *, whitened=False, total=1000):
@@ -32,9 +33,8 @@ def row(features, right, column="kNN", *, whitened=False, total=1000):
     ],
 )
 def test_the_sentence_begins_with_the_answer(ours, begins):
-    cells = (("kNN", False), ("linear", False), ("kNN", True))
     rows = []
-    for (column, whitened), right in zip(cells, ours, strict=True):
+    for (column, whitened), right in zip(CELLS, ours, strict=True):
         rows += [row("ssl", right, column, whitened=whitened)]
         rows += [row(name, 500, column, whitened=whitened) for name in ("random", "pixels")]
     said = verdict({"rows": rows})
@@ -54,38 +54,32 @@ def test_the_sentence_begins_with_the_answer(ours, begins):
     ],
 )
 def test_one_of_three_measures_must_be_clear_among_three(p_values, begins):
-    cells = (("kNN", False), ("linear", False), ("kNN", True))
     compared = [
         {
             "features": "ssl", "baseline": "random", "column": column, "whitened": whitened, "p": p,
             "value": 0.6, "baseline_value": 0.56, "difference": 0.04,
             "interval95": [0.001 if p < 0.05 else -0.001, 0.08],
         }
-        for (column, whitened), p in zip(cells, p_values, strict=True)
+        for (column, whitened), p in zip(CELLS, p_values, strict=True)
     ]  # fmt: skip
     assert verdict({"rows": [row("ssl", 600)], "comparisons": compared}).startswith(begins)
 
 
-def test_what_was_not_measured_is_said():
+def test_what_was_not_measured_is_said_and_several_features_are_named():
     assert "not known: that baseline was not measured" in verdict({"rows": [row("ssl", 600)]})
     said = verdict({"rows": [row("ssl", 600), row("pixels", 400)]})
     assert "random weights is not known" in said
     assert "Better than raw pixels: kNN 60.0 against 40.0 %" in said
-    assert verdict({"rows": [row("ssl", 6, None)]}).startswith("No accuracy was measured")
-    assert verdict({"rows": []}).startswith("No accuracy was measured")
-
-
-def test_several_features_are_named():
-    rows = [row("ssl", 600), row("other", 500), row("random", 500)]
-    said = verdict({"rows": rows})
+    for rows in ([row("ssl", 6, None)], []):
+        assert verdict({"rows": rows}).startswith("No accuracy was measured")
+    said = verdict({"rows": [row("ssl", 600), row("other", 500), row("random", 500)]})
     assert said.startswith("ssl: better than random weights: kNN")
     assert "other: not clearly better than random weights: kNN" in said
 
 
 def test_the_suite_compares_sample_by_sample_and_an_older_file_by_its_intervals():
-    train, test = pair()
-    sets = {"ssl": (train, test), "random": (noise_of(train), noise_of(test))}
-    report = run_suite(sets, {})
+    ssl, noise = two_sets().values()
+    report = run_suite({"ssl": ssl, "random": noise}, {})
     assert report["verdict"].startswith("Better than random weights")
     assert [c["paired"] for c in report["comparisons"]] == [True] * 3
     assert json.loads(json.dumps(report["comparisons"])) == report["comparisons"]
