@@ -23,7 +23,7 @@ from benchmarks.common import parser, print_table, save
 from sslpipe.curate.labelling import by_coverage
 from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
-from sslpipe.evaluation.knn import knn_predictions
+from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.linear_probe import standardisation
 from sslpipe.evaluation.logistic import fit_logistic, predict
 from sslpipe.random import permutation
@@ -50,13 +50,13 @@ WAYS: dict[str, Way] = {"random": by_chance, "coverage": ours}
 def right(pool: Embeddings, chosen: Rows, test: Embeddings) -> NDArray[np.bool_]:
     """(measures, Q) which test samples are classified right."""
     few = pool.rows(torch.from_numpy(chosen))
-    near = knn_predictions(few, test, k=(10, 1))
+    of_1, of_10 = (np.asarray(one.scores) for one in knn_results(few, test, k=(1, 10)))
     mean, scale = standardisation(pool.features)
     classes = 1 + int(test.labels.max())
     few_x = (few.features - mean) / scale
     (fitted,) = fit_logistic(few_x, few.labels, [0.01], classes, tolerance=1e-5)
     linear = predict(fitted, (test.features - mean) / scale).numpy()
-    return np.stack([near["weighted", 10], near["weighted", 1], linear]) == test.labels.numpy()
+    return np.stack([of_10, of_1, linear == test.labels.numpy()])
 
 
 def labelled(rows: Embeddings) -> Embeddings:

@@ -25,7 +25,7 @@ from benchmarks.common import machine, parser, print_table, save
 from benchmarks.trainings import Column, Tree, efficientnet, embedded, paired, search
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.knn import few_rows, knn_predictions
+from sslpipe.evaluation.knn import few_rows, knn_results
 from sslpipe.evaluation.whiten import FLOOR, fit_powers
 from sslpipe.export.load import FrozenBackbone, load_backbone
 
@@ -136,9 +136,9 @@ def few_labels(rows: Embeddings) -> Column:
         known = few_rows(rows, LABELS, 0, draw)
         others = np.setdiff1d(np.arange(len(asked)), known)
         bank, queries = rows.rows(known), rows.rows(torch.from_numpy(others))
-        (named,) = knn_predictions(bank, queries, k=(1,), vote="majority").values()
+        (found,) = knn_results(bank, queries, k=(1,), vote="majority")
         asked[others] += 1
-        right[others] += named == queries.labels.numpy()
+        right[others] += np.asarray(found.scores)
     some = asked > 0
     return Column(right[some] / asked[some], rows.labels.numpy()[some])
 

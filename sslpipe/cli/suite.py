@@ -28,10 +28,9 @@ from sslpipe.evaluation.features import (
     random_backbone,
     saved_embeddings,
 )
-from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.evaluation.protocols import Pair
 from sslpipe.evaluation.suite_file import own_name
-from sslpipe.evaluation.verdict import BASELINES, unfinished
+from sslpipe.evaluation.verdict import BASELINES, leakage_sentence, unfinished
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.portable import make_folder
 from sslpipe.recipe.shortened import shortened_note

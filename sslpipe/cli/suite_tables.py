@@ -9,11 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from sslpipe.cli.terminal import show, text_table
-from sslpipe.evaluation.against import RECALL
 from sslpipe.evaluation.groups import worst_sentence
 from sslpipe.evaluation.result import Result, caveats, measured_columns
 from sslpipe.evaluation.suite_file import features_name, own_name, with_own_name
-from sslpipe.evaluation.verdict import answer_text, form_names
+from sslpipe.evaluation.verdict import RECALL, answer_text, form_names
 
 SHOWN_VALUES = 10  # the worst of a column
 

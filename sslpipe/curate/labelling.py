@@ -82,5 +82,5 @@ def _most_typical(rows: Embeddings, members: NDArray[np.int64]) -> int:
     if not neighbours:
         return int(members[0])
     own = rows.rows(torch.from_numpy(members).to(rows.ids.device))
-    near = nearest(own.features, own.features, neighbours, bank_ids=own.ids, query_ids=own.ids)
+    near = nearest(own.features, own.features, neighbours, hidden=(own.ids, own.ids))
     return int(members[int(near.similarities.double().mean(dim=1).argmax())])

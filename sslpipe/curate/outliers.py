@@ -84,7 +84,7 @@ def neighbour_distances(rows: Embeddings, neighbours: int) -> NDArray[np.float64
             "others; ask for fewer neighbours, or embed more samples"
         )
     x, ids = rows.features, rows.ids
-    near = nearest(x, x, neighbours, bank_ids=ids, query_ids=ids)
+    near = nearest(x, x, neighbours, hidden=(ids, ids))
     similar: NDArray[np.float64] = near.similarities.double().mean(dim=1).cpu().numpy()
     return 1 - similar
 

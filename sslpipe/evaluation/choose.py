@@ -8,7 +8,7 @@ often they were right on the others.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
+from torch import Tensor
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import DataError
@@ -142,11 +143,8 @@ def rank_with_labels(
     for parts in rows:
         together = side_by_side(features, parts)
         for half in halves:
-            own = together.rows(half)
-            found.setdefault((parts, None), []).append(_scores(own))
-            fitted = fit_powers(together, POWERS, some=(~half).nonzero()[:, 0])
-            for power in POWERS:  # each is freed before the next spectrum is fitted
-                found.setdefault((parts, power), []).append(_scores(fitted.pop(0)(own)))
+            for power, scores in _forms(together, half, (~half).nonzero()[:, 0], None, None):
+                found.setdefault((parts, power), []).append(scores)
     base, ranked = found[rows[0], None][1], []
     for row, (chooses, reports) in found.items():
         more = {m: paired_means(reports[m], base[m], reports["class"]) for m in METRICS}
@@ -242,12 +240,10 @@ def choose_power(
         each = max(2, MOST_SCORED // len(own))  # images of a class
         some = own[: MOST_SCORED // 2]  # two rows of a class at least: more are never used
         queries = np.concatenate([np.flatnonzero(labels == label)[:each] for label in some])
-        half = rows.rows(torch.from_numpy(queries[:MOST_SCORED]))
+        half = torch.from_numpy(queries[:MOST_SCORED])
         others = torch.from_numpy(np.flatnonzero(~np.isin(labels, own))).to(rows.ids.device)
-        fitted = fit_powers(rows, POWERS, floor, dims, some=others)
-        scores[None].append(float(_scores(half)[CHOSEN_BY].mean()))
-        for power, flatten in zip(POWERS, fitted, strict=True):
-            scores[power].append(float(_scores(flatten(half))[CHOSEN_BY].mean()))
+        for power, found in _forms(rows, half, others, floor, dims):
+            scores[power].append(float(found[CHOSEN_BY].mean()))
     mean = {power: sum(each) / 2 for power, each in scores.items()}
     best = max(POWERS, key=lambda power: mean[power])
     helps = mean[None] <= mean[best]
@@ -292,6 +288,17 @@ def _halves(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], ND
     known = _with_matches(labels)
     shuffled = known[permutation(len(known), seed)]
     return shuffled[::2], shuffled[1::2]
+
+
+def _forms(
+    rows: Embeddings, half: Tensor, others: Tensor, floor: float | None, dims: int | None
+) -> Iterator[tuple[float | None, dict[str, Any]]]:
+    """Score some rows as they are, then flattened by the spectrum of the others to each power."""
+    own = rows.rows(half)
+    yield None, _scores(own)
+    fitted = fit_powers(rows, POWERS, floor, dims, some=others)
+    for power in POWERS:  # each is freed before the next spectrum is fitted
+        yield power, _scores(fitted.pop(0)(own))
 
 
 def _scores(rows: Embeddings) -> dict[str, Any]:

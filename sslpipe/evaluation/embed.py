@@ -48,10 +48,7 @@ class Embeddings(NamedTuple):
 
 
 class View(Protocol):
-    """A module that makes a batch's images for the backbone, (n B, 3, S, S), and joins features.
-
-    `reduced` makes one row a sample of the features of its n images, (n B, F).
-    """
+    """Makes a batch's images, (n B, 3, S, S), and of their features (n B, F) one row a sample."""
 
     def to(self, device: torch.device | str) -> Any: ...  # noqa: D102
     def make_views(self, batch: Batch) -> Tensor: ...  # noqa: D102
@@ -80,9 +77,8 @@ def embed(
         device: Where the backbone is.
         rows_on: Where the rows are wanted: the CPU, or `device` for an evaluation there.
         network: Names the backbone where features are not finite, a DataError; None: they may be.
-        **options: `progress`, called with the number of samples of each batch done here, and those
-            of `one_pass`: ids, batch_size, canvas_px, num_workers, on_bad, reader. A sample that
-            cannot be decoded has no row where there is `on_bad`, else it is a DataError.
+        **options: `progress`, called with the size of each batch done here, and those of
+            `one_pass`. Without its `on_bad` a sample that cannot be decoded is a DataError.
     """
     places: dict[str, Any] = {"device": device, "rows_on": rows_on}
     local = embed_here(backbone, view, split, process=process, **places, **options)
@@ -153,8 +149,8 @@ def embed_here(
     return Embeddings(*(tensor[:done].to(rows_on) for tensor in made))
 
 
-# Of one forward on a CPU: the activations of more images leave its caches. 256 images of 128 px
-# take EfficientNet-Lite0 half the time that one forward of all takes, ResNet-50 two thirds.
+# Of one forward on a CPU: the activations of more images leave its caches, which takes
+# EfficientNet-Lite0 twice as long for 256 images of 128 px.
 CPU_PX = 16 * 128 * 128
 CPU_IMAGES = 16  # at least; below, some convolutions round otherwise
 
@@ -176,8 +172,8 @@ def save_embeddings(
 ) -> None:
     """Write a safetensors file, or numpy's npz where the name ends so.
 
-    `facts` say where the rows come from (backbone hash, data, view, split); `dtype` is that of the
-    features in the file. Features beyond float16 are a DataError.
+    `facts` say where the rows come from; `dtype` is that of the features in the file. Features
+    beyond float16 are a DataError.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,10 +181,8 @@ def save_embeddings(
     if not bool(torch.isfinite(features).all()) and bool(torch.isfinite(embeddings.features).all()):
         most = float(embeddings.features.abs().max())
         raise DataError(f"features reach {most:g}; float16 ends at 65504: write float32")
-    tensors = {
-        name: tensor.contiguous()
-        for name, tensor in embeddings._replace(features=features)._asdict().items()
-    }
+    columns = embeddings._replace(features=features)._asdict()
+    tensors = {name: tensor.contiguous() for name, tensor in columns.items()}
     text = json.dumps(facts, sort_keys=True)
     # a tensor: metadata of two entries would be written in an order that changes
     tensors[CHECKSUM] = torch.tensor([*content_sha256(tensors, text)], dtype=torch.uint8)
@@ -204,8 +198,8 @@ def save_embeddings(
 def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
     """Read rows, features as float32, and facts as they were saved; nothing is unpickled.
 
-    A file that is none of ours, damaged, empty, or with features that are not finite is a
-    DataError.
+    Raises:
+        DataError: The file is none of ours, damaged, empty, or has features that are not finite.
     """
     rows, facts = read_embeddings(Path(path))
     check_embeddings(rows, str(path), labelled=False)
@@ -215,10 +209,9 @@ def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
 def read_embeddings(
     path: Path, *, hashed: bool = True, again: str = "embed again"
 ) -> tuple[Embeddings, dict[str, Any]]:
-    """Read as `load_embeddings` does, without checking the numbers; `again` says how it is remade.
+    """Read as `load_embeddings`, without checking the numbers; `again` says how it is remade.
 
-    Without `hashed` the sha256 is not computed, and float32 features of a safetensors file are
-    memory-mapped: nothing of them is read until it is used.
+    Unless `hashed`, no sha256 is computed, and float32 features of safetensors are memory-mapped.
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file that `sslpipe embed` wrote")
@@ -330,24 +323,21 @@ def check_embeddings(
     """Check shapes, types, if `finite` the features and, if `labelled`, that labels are there."""
     features, labels, ids = rows
     if features.dtype != torch.float32 or features.ndim != 2 or features.shape[1] == 0:
-        raise DataError(
-            f"{name}: features are {features.dtype} {tuple(features.shape)}, not float32 (N, F)"
-        )
+        found = f"features are {features.dtype} {tuple(features.shape)}"
+        raise DataError(f"{name}: {found}, not float32 (N, F)")
     for key, tensor in (("labels", labels), ("ids", ids)):
         if tensor.dtype != torch.int64 or tensor.shape != features.shape[:1]:
-            raise DataError(
-                f"{name}: {key} are {tensor.dtype} {tuple(tensor.shape)}, "
-                f"not int64 ({len(features)},)"
-            )
+            found = f"{key} are {tensor.dtype} {tuple(tensor.shape)}"
+            raise DataError(f"{name}: {found}, not int64 ({len(features)},)")
     if len(features) == 0:
         raise DataError(f"{name}: has no rows")
     # where a number is not finite, the sum is not: that is read in a fifth of the time
-    summed = not finite or bool(torch.isfinite(features.sum()))
-    bad_rows = 0 if summed else int((~torch.isfinite(features)).any(dim=1).sum())
-    if bad_rows:
-        raise DataError(
-            f"{name}: {bad_rows} rows of features are not finite; did training diverge?"
-        )
+    if finite and not bool(torch.isfinite(features.sum())):
+        bad_rows = int((~torch.isfinite(features)).any(dim=1).sum())
+        if bad_rows:
+            raise DataError(
+                f"{name}: {bad_rows} rows of features are not finite; did training diverge?"
+            )
     unlabelled = int((labels < 0).sum())
     if labelled and unlabelled:
         raise DataError(
@@ -381,7 +371,7 @@ def embed_to_file(
     """Write features, labels and ids of each sample of the split, once, in id order. Collective.
 
     Args:
-        out: The file; see `save_embeddings` for its kinds.
+        out: The file; see `save_embeddings`.
         backbone: As in `embed`.
         view: Makes its images.
         split: Where the samples are.
@@ -392,8 +382,7 @@ def embed_to_file(
         dtype: Of the features in the file, float32 or float16.
         finish: What is done to the rows of each part: whitening, say.
         canvas_px: As in `embed`.
-        bar: Takes the number of samples left to this process and gives a context; what that yields
-            is called with the size of each batch done.
+        bar: Takes the samples left to this process; a context of what is called for each batch.
         on_bad: As in `embed`.
         **reading: batch_size, num_workers and device of `embed`.
 
@@ -451,10 +440,10 @@ def _room_for(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if full_disk(error):
-            shutil.rmtree(out.with_name(f".{out.name}.parts"), ignore_errors=True)
-            raise OSError(error.errno, error.strerror, str(out)) from error
-        raise
+        if not full_disk(error):
+            raise
+        shutil.rmtree(out.with_name(f".{out.name}.parts"), ignore_errors=True)
+        raise OSError(error.errno, error.strerror, str(out)) from error
 
 
 def _open(parts: Path, identity: dict[str, Any]) -> None:

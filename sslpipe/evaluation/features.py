@@ -30,7 +30,8 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, Any]) -> Split:
     """Open the split that a features file was embedded from.
 
-    It is a DataError where the data set is another one, or the ids are no different samples of it.
+    Raises:
+        DataError: The data set is another one, or the ids are no different samples of it.
     """
     index = load_index(data)
     if not index.has_sha256(metadata.get("data_sha256")) or "split" not in metadata:
@@ -66,8 +67,7 @@ def embed_pair(
     """Embed a train and a test split by one network, moved to options["device"].
 
     `name` is the network's in titles and messages. `saved` has features by split, where they are
-    known; see `saved_embeddings`. `progress` makes the progress bar of each pass. options:
-    batch_size, canvas_px, num_workers, device, on_bad of `embed`.
+    known. `progress` makes the bar of each pass; options are those of `embed`.
     """
     network = network.to(options.get("device", "cpu"))
     rows = []
@@ -96,9 +96,9 @@ def pixel_features(
 ) -> list[Embeddings]:
     """Flatten each split's pixels, in [0, 1] at the view's size: (N, C S S) features.
 
-    Views larger than PIXELS_PX are made again at that size, and sides halved while a split has
-    more than MOST_PIXELS numbers, which `left_out` gets a sentence on. Where red, green and blue
-    are equal in every image of all splits, one channel is kept, (N, S S): cosines do not change.
+    Views larger than PIXELS_PX are made again at that size, and sides halved while a split has more
+    than MOST_PIXELS numbers, which `left_out` gets a sentence on. Where red, green and blue are
+    equal in every image of all splits, one channel is kept: cosines do not change.
     """
     count = len(splits[0].image_type.channels)
     scale = min(1.0, PIXELS_PX / view.crop_px)
@@ -141,9 +141,8 @@ def saved_embeddings(
 ) -> Embeddings | None:
     """Read what `embed_to_file` wrote earlier, where it is just what would be computed now.
 
-    `identity` is all that decides the features, as the file carries it: weights, view, data, split,
-    canvas and dtype. None without a file, or where it differs in anything; with `whole`, also where
-    samples could not be decoded. A damaged file is a DataError.
+    `identity` is all that decides the features, as the file carries it. None without a file, or
+    where it differs in anything; with `whole`, also where samples could not be decoded.
     """
     if not file.is_file():
         return None

@@ -1,7 +1,6 @@
 """Numbers by a column of the data set: who may not find whom, and how the worst value fares.
 
-A `GroupCodes` says which value of one column each row of bank and queries has. A missing value
-knows nothing: it equals no other, so it excludes no row, and it is no group of its own.
+A missing value knows nothing: it equals no other, so it excludes no row, and it is no group.
 """
 
 from collections.abc import Sequence
@@ -11,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from sslpipe.data.columns import is_missing
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import wilson95
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.neighbours import Hidden
 from sslpipe.evaluation.result import Result
 
 LEAST_QUERIES = 20  # of a value that is scored by itself: below, an interval spans most of [0, 1]
@@ -56,7 +55,8 @@ def group_codes(
 ) -> GroupCodes:
     """Look up a text, integer or time column for some ids of one or two splits of a data set.
 
-    That there is no such column, or it holds floats, is a DataError.
+    Raises:
+        DataError: There is no such column, or it holds floats.
     """
     column = bank[0].column(name)
     if column.kind == "float":
@@ -78,14 +78,13 @@ def group_codes(
 
 def hidden_ids(
     bank: Embeddings, queries: Embeddings, *, same_id: bool, same: GroupCodes | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Number the rows, (N,) and (Q,) int64, so that a query finds none of its own number.
+) -> Hidden:
+    """Number the rows, (N,) and (Q,), so that a query finds none of its own number.
 
-    That is the row of its own id with `same_id`, and all rows of its value of `same`; None and None
-    where nothing is excluded.
+    That is the row of its own id with `same_id`, and all rows of its value of `same`.
     """
     if same is None:
-        return (bank.ids, queries.ids) if same_id else (None, None)
+        return (bank.ids, queries.ids) if same_id else None
     same.check(bank, queries)
     sides = []
     for side, (rows, codes) in enumerate(((bank, same.bank), (queries, same.queries))):
@@ -108,13 +107,15 @@ def worst_value(result: Result, by: GroupCodes, *, least: int = LEAST_QUERIES) -
     The lowest of several measured accuracies was selected, so it is mostly below the lowest true
     one. The interval is therefore simultaneous: each of the G values has one of level 1 - 0.05 / G
     (Bonferroni), and the lowest true accuracy lies between the lowest of their lower and of their
-    upper ends. `result` is a mean over queries whose `scores` are 0 to 1. No value with `least`
-    queries is a DataError.
+    upper ends. `result` is a mean over queries whose `scores` are 0 to 1.
 
     Returns:
         details: "worst", the value; "values", each with mean, queries and its own 95 % interval
         (Wilson's), the worst first; "too_few", values with fewer than `least` queries; "missing",
         queries without a value.
+
+    Raises:
+        DataError: No value has `least` queries.
     """
     assert result.scores is not None, f"{result.protocol}: queries have no scores of their own"
     if len(result.scores) != len(by.queries):

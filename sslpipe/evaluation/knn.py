@@ -1,6 +1,7 @@
 """k nearest neighbours by cosine: the label of a query from the labels around it, all or a few."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,7 +20,6 @@ from sslpipe.random import permutation
 
 Vote = Literal["weighted", "majority"]
 Votes = Literal["weighted", "majority", "both"]
-Labels = NDArray[np.int64]
 
 DINO_K = (10, 20, 100, 200)  # Caron et al. 2021, arXiv:2104.14294, its evaluation script
 # Wu et al. 2018, arXiv:1805.01978, section 3.4: the same weights, exp(S / T), with k = 200; DINO's
@@ -49,7 +49,7 @@ def knn(
         train_labels: (N,) integers >= 0 of any dtype, numpy, torch or a list.
         test_features: (Q, F), as train_features; moved to their device.
         test_labels: (Q,), as train_labels.
-        k: Neighbours that vote, 1 to N; DINO reports its best at 10 and 20.
+        k: Neighbours that vote, 1 to N.
         temperature: T > 0 of the weights exp(cosine / T); without effect on a majority vote.
         vote: "weighted" (the field's protocol) or "majority".
         search: "torch" or "faiss"; both find the same neighbours.
@@ -139,16 +139,23 @@ def knn_results(
     Raises:
         DataError: Labels are missing, features are not finite, or k is larger than the bank.
     """
-    options: dict[str, Any] = {"exclude_same_id": exclude_same_id, "exclude_same": exclude_same}
-    options |= {"k": k, "temperature": temperature, "vote": vote, "search": search}
-    predicted = knn_predictions(bank, queries, **options, process=process)
+    check_known("vote", vote, get_args(Votes))
+    check_pair(bank, queries)
+    if not k:
+        raise DataError("k is empty; name at least one number of neighbours")
+    if not 0 < temperature < float("inf"):
+        raise DataError(f"temperature = {temperature} must be > 0 and finite")
+    hidden = hidden_ids(bank, queries, same_id=exclude_same_id, same=exclude_same)
+    sides = (bank.features, queries.features)
+    neighbours = nearest(*sides, max(k), search=search, hidden=hidden, process=process)
     suffix = " leave-one-out" if exclude_same_id else ""
     suffix += f" not-same={exclude_same.name}" if exclude_same is not None else ""
-    labels, size = queries.labels.cpu().numpy(), len(bank.ids)
-    results = [
-        accuracy(protocol_id(each, temperature, one) + suffix, rows, labels, bank=size)
-        for (one, each), rows in predicted.items()
-    ]
+    labels, results = queries.labels.cpu().numpy(), []
+    votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
+    for one, each in product(votes, sorted(set(k))):
+        predicted = _vote(neighbours, bank.labels, each, temperature, one)
+        protocol = protocol_id(each, temperature, one) + suffix
+        results.append(accuracy(protocol, predicted, labels, bank=len(bank.ids)))
     return by_value(results, by)
 
 
@@ -169,39 +176,9 @@ def check_pair(bank: Embeddings, queries: Embeddings) -> None:
         )
 
 
-def knn_predictions(
-    bank: Embeddings,
-    queries: Embeddings,
-    *,
-    k: Sequence[int] = DINO_K,
-    temperature: float = INSTDISC_TEMPERATURE,
-    vote: Votes = "weighted",
-    search: Search = "torch",
-    exclude_same_id: bool = False,
-    exclude_same: GroupCodes | None = None,
-    process: Rank = Rank(),  # noqa: B008 (immutable)
-) -> dict[tuple[Vote, int], Labels]:
-    """Predict the label of each query, (Q,) int64, for each vote and k; see `knn_results`."""
-    check_known("vote", vote, get_args(Votes))
-    check_pair(bank, queries)
-    if not k:
-        raise DataError("k is empty; name at least one number of neighbours")
-    if not 0 < temperature < float("inf"):
-        raise DataError(f"temperature = {temperature} must be > 0 and finite")
-    bank_ids, query_ids = hidden_ids(bank, queries, same_id=exclude_same_id, same=exclude_same)
-    ids: dict[str, Any] = {"bank_ids": bank_ids, "query_ids": query_ids}
-    neighbours = nearest(
-        bank.features, queries.features, max(k), search=search, process=process, **ids
-    )
-    votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
-    return {
-        (one, each): _vote(neighbours, bank.labels, each, temperature, one)
-        for one in votes
-        for each in sorted(set(k))
-    }
-
-
-def _vote(neighbours: Neighbours, labels: Tensor, k: int, temperature: float, vote: Vote) -> Labels:
+def _vote(
+    neighbours: Neighbours, labels: Tensor, k: int, temperature: float, vote: Vote
+) -> NDArray[np.int64]:
     """Label with the most votes among the k nearest; of equal ones, the one met first."""
     labels = labels.to(neighbours.indices.device)
     predicted = []
@@ -267,18 +244,17 @@ def few_shot_knn(
     check_known("vote", vote, get_args(Vote))
     if draws < 2:
         raise DataError(f"draws = {draws}: a spread needs at least 2")
-    labels = queries.labels.cpu().numpy()
     options: dict[str, Any] = {"k": k, "temperature": temperature, "vote": vote}
     banks = (bank.rows(few_rows(bank, labels_per_class, seed, draw)) for draw in range(draws))
-    predicted = [knn_predictions(few, queries, process=process, **options) for few in banks]
-    results, size = [], labels_per_class * len(torch.unique(bank.labels))
-    for each in sorted(set(k)):
-        hits = np.stack([of_draw[vote, each] == labels for of_draw in predicted])  # (draws, Q)
-        accuracies, name = hits.mean(axis=1), protocol_id(each, temperature, vote)
-        name += f" {labels_per_class}/class draws={draws} seed={seed}"
-        value, interval = float(accuracies.mean()), bootstrap95(hits)
+    of_draws = [knn_results(few, queries, process=process, **options) for few in banks]
+    results = []
+    for of_k in zip(*of_draws, strict=True):
+        hits = np.stack([np.asarray(result.scores) for result in of_k])  # (draws, Q)
+        accuracies = hits.mean(axis=1)
         details = {"draws": accuracies.tolist(), "spread": float(accuracies.std(ddof=1))}
-        counted = (len(labels), size, details)
+        name = f"{of_k[0].protocol} {labels_per_class}/class draws={draws} seed={seed}"
+        counted = (hits.shape[1], of_k[0].bank, details)
+        value, interval = float(accuracies.mean()), bootstrap95(hits)
         results.append(Result(name, "top1", value, interval, *counted, scores=hits))
     return results
 

@@ -4,6 +4,7 @@ Each takes features of any scale and computes in float64; none is an accuracy. H
 trusted to rank checkpoints is measured by `benchmarks.checkpoints`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 
@@ -11,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sslpipe.evaluation.geometry import effective_rank, rank_of, singular_values
-from sslpipe.evaluation.geometry import uniformity as uniformity_of
 from sslpipe.precision import to_float64
 
 LIDAR_DELTA = 1e-4  # the paper's, on the diagonal of the covariance within
@@ -20,6 +19,44 @@ ALPHA_RANKS = (6, 50)  # of the eigenvalues that the power law is fitted to, as 
 MOST_PAIRED = 4096  # images of a table of all pairs: 128 MB
 NUMBERS = ("rankme", "lidar", "alignment", "uniformity", "alpha_req", "view_recall")
 LEAST_EIGENVALUE = 1e-10  # of the largest: below it are the roundings of float32 features
+
+
+def effective_rank(rows: Tensor) -> Tensor:
+    """Compute exp(entropy of s / sum(s)), s the singular values of rows (R, D), in float64.
+
+    From the smaller Gram matrix; NaN if one number is not finite.
+    """
+    rows = to_float64(rows)  # squaring halves the digits of small singular values
+    gram = rows.T @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.T
+    return rank_of(singular_values(gram))
+
+
+def singular_values(gram: Tensor) -> Tensor:
+    """Compute those of the rows with this Gram matrix (n, n), from the largest; or NaN."""
+    if not bool(torch.isfinite(gram).all()):  # eigvalsh would raise
+        return gram.new_full((len(gram),), math.nan)
+    squares: Tensor = torch.linalg.eigvalsh(gram)
+    return squares.clamp_min(0).sqrt().flip(0)
+
+
+def rank_of(s: Tensor) -> Tensor:
+    """Compute exp(entropy of s / sum(s)) of singular values s (n,)."""
+    p = s / s.sum().clamp_min(torch.finfo(s.dtype).tiny)
+    entropy: Tensor = torch.special.entr(p).sum()
+    return entropy.exp()
+
+
+def uniformity_of_units(u: Tensor) -> Tensor:
+    """Compute the log of the mean of exp(-2 |u_i - u_j|^2) over i != j; 0 for a single row."""
+    if len(u) < 2:
+        return u.new_zeros(())
+    u = u - u.mean(dim=0)  # distances know no origin, rounding does
+    lengths = u.square().sum(dim=1)
+    squared = torch.addmm(lengths + lengths[:, None], u, u.T, alpha=-2).clamp_min_(0)
+    # less one: the distances of collapsed rows would be lost beside it
+    less_one = squared.mul_(-2).expm1_().fill_diagonal_(0)  # (M, M)
+    mean: Tensor = to_float64(less_one.sum(dim=1)).sum() / (len(u) * (len(u) - 1))
+    return mean.log1p()
 
 
 def rankme(features: Tensor) -> float:
@@ -37,9 +74,9 @@ def lidar(views: Tensor) -> float:
     """Compute LiDAR: the effective rank of Fisher's discriminant matrix, an image being a class.
 
     S_w^(-1/2) S_b S_w^(-1/2), S_b the covariance of the images' means, S_w that of views about the
-    mean of their image, plus delta on its diagonal; exp of the entropy of its eigenvalues, which
-    are made to sum to 1. A direction counts as far as it tells images apart and views not. `views`
-    are (q, N, D) of q >= 2 views of each image; the value is 1 to min(N - 1, D).
+    mean of their image, plus delta on its diagonal: a direction counts as far as it tells images
+    apart and views not. `views` are (q, N, D) of q >= 2 views of each image; the value is 1 to
+    min(N - 1, D).
 
     Source:
         Thilak et al. 2023, arXiv:2312.04000, section 3, without its epsilon; its delta.
@@ -83,7 +120,7 @@ def uniformity(features: Tensor) -> float:
     Source:
         Wang and Isola 2020, arXiv:2005.10242, eq. 5, t = 2.
     """
-    return float(uniformity_of(_unit(features)))
+    return float(uniformity_of_units(_unit(features)))
 
 
 def concentration_text(*values: float) -> str:
@@ -102,15 +139,13 @@ def concentration_text(*values: float) -> str:
 def alpha_req(features: Tensor) -> float:
     """Compute alpha-ReQ of (N, D): how fast the covariance's eigenvalues fall, as rank^-alpha.
 
-    The slope of log eigenvalue over log rank, from the first to the last of ALPHA_RANKS, by least
-    squares with weights 1 / rank; it ends before eigenvalues that are rounding errors. The value is
-    0 (all directions alike) upwards; near 1 is good. Infinite where the features lie in a few
-    directions.
+    The slope of log eigenvalue over log rank, from the first to the last of ALPHA_RANKS or where
+    rounding begins, by least squares with weights 1 / rank. It is 0 (all directions alike) upwards;
+    near 1 is good, infinite where the features lie in a few directions.
 
     Source:
-        Agrawal et al. 2022 (NeurIPS), "alpha-ReQ: Assessing Representation Quality in
-        Self-Supervised Learning by measuring eigenspectrum decay"; the fit is that of Stringer et
-        al. 2019 (Nature 571:361), which it uses.
+        Agrawal et al. 2022 (NeurIPS), "alpha-ReQ"; the fit is that of Stringer et al. 2019 (Nature
+        571:361), which it uses.
     """
     x = to_float64(features)
     x = x - x.mean(dim=0)
@@ -130,8 +165,7 @@ def alpha_req(features: Tensor) -> float:
 def view_recall(views: Tensor) -> float:
     """Compute how often an image's other view is the nearest of all, by cosine, of (2, N, D).
 
-    The mean over both views, 0 to 1; of equal similarities the first counts, so that one point for
-    all images gives 1 / N.
+    Of equal similarities the first counts, so that one point for all images gives 1 / N.
     """
     a, b = _unit(views)
     cosines = a @ b.T  # (N, N)

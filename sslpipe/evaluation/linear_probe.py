@@ -187,8 +187,10 @@ def fit_ridge(
 def holdout_rows(train: Embeddings, fraction: float, seed: int) -> Tensor:
     """Choose the rows that are held out, (N,) bool: in each class a share, at least one row.
 
-    A function of ids and seed, so the same samples for every backbone. A class with a single row is
-    a DataError.
+    A function of ids and seed, so the same samples for every backbone.
+
+    Raises:
+        DataError: A class has a single row.
     """
     if not 0 < fraction < 1:
         raise DataError(f"holdout = {fraction} must lie between 0 and 1")

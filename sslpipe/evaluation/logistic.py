@@ -17,7 +17,7 @@ GRID_PARAMETERS = 2**20  # of all C that are solved together; L-BFGS keeps 40 nu
 class Linear(NamedTuple):
     """A linear classifier: standardised features x have scores x @ weight + bias, (F, C) and (C,).
 
-    `converged` says whether the minimiser was reached, where it was sought step by step.
+    `converged`: the minimiser was reached, where it was sought step by step.
     """
 
     weight: Tensor
@@ -45,11 +45,11 @@ def fit_logistic(
 
     It is the objective of scikit-learn's LogisticRegression(C=C), of standardised features (N, F).
     All C are solved together, each by its own L-BFGS with backtracking: one matrix product scores
-    the rows for every C that is not done. The weight is sought as P v in principal axes,
-    P = (h covariance + I / (C N))^-1/2, h the mean curvature p (1 - p) at zero: the Hessian in v is
-    then near the identity, and what is left to gain when a C is done, no entry of the mean loss's
-    gradient in v above `tolerance`, is about half that gradient's square. `dtype` is that of
-    scores, gradients and steps; losses are summed in float64.
+    the rows for every C that is not done. The weight is sought as P v in principal axes, P = (h
+    covariance + I / (C N))^-1/2, h the mean curvature p (1 - p) at zero: the Hessian in v is then
+    near the identity, and what is left to gain when no entry of the gradient in v is above
+    `tolerance` is about half its square. `dtype` is that of scores, gradients and steps; losses are
+    summed in float64.
     """
     # principal axes, in which the problem is well conditioned
     curvature = max((num_classes - 1) / num_classes**2, 1e-3)
@@ -78,8 +78,8 @@ def fit_logistic(
 def axes_with_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Compute variances (F,) around 0, ascending, and axes (F, F) in columns, of (N, F) float64.
 
-    Of fewer rows than features, by the products of rows with each other; the axes of no variance,
-    on which no penalised fit has a weight, are left out.
+    Of fewer rows than features, by the products of rows with each other, without the axes of no
+    variance, on which no penalised fit has a weight.
     """
     if len(rows) >= rows.shape[1]:
         variances, axes = torch.linalg.eigh(rows.T @ rows / len(rows))
@@ -123,8 +123,7 @@ def _fit_together(
 def _cross_entropy(columns: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Mean loss (g,) and its gradient (g, F, K) for each weight (g, F, K); float64 sums.
 
-    columns: (F, N), a column for each row of features. Products with few classes are up to four
-    times as fast with the long side last, and so is a softmax across rows.
+    columns (F, N): with few classes, products and softmax are faster with the long side last.
     """
     problems, width, classes = weights.shape
     flat = weights.permute(2, 0, 1).reshape(-1, width)  # (K g, F)

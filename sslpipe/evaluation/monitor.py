@@ -35,8 +35,7 @@ def monitor(
     """Score held-out samples: leave-one-out weighted kNN, and scores without labels. Collective.
 
     k is 20, but 1 where no class has more than SMALL_CLASS held-out images. Three forwards an
-    image: as evaluation sees it, and the two `ProbeViews` of the label-free scores, which the same
-    ids always have.
+    image: as evaluation sees it, and the two `ProbeViews` of the label-free scores.
 
     Args:
         backbone: Images (B, 3, S, S) -> (B, F).
@@ -48,10 +47,10 @@ def monitor(
         **options: canvas_px, num_workers, device, reader of `embed`.
 
     Returns:
-        On rank 0 {"holdout_knn": top-1 in [0, 1] of the labelled samples, "holdout_" + each name of
-        `label_free.NUMBERS`}; without "holdout_knn" where no two are of one class. With a bank
-        "holdout_recall_at_1" and "holdout_map_at_r", too, of the labelled samples among it and each
-        other. Empty on the others, and where fewer than two samples can be decoded.
+        On rank 0 {"holdout_knn": top-1 of the labelled samples, where two are of one class,
+        "holdout_" + each name of `label_free.NUMBERS`}; with a bank "holdout_recall_at_1" and
+        "holdout_map_at_r", too. Empty on the others, and where fewer than two samples can be
+        decoded.
     """
     rows = _embedded(backbone, view, split, ids, process, options)
     more = None if bank is None else _embedded(backbone, view, split, bank, process, options)
@@ -88,9 +87,8 @@ def retrieval_monitor(
     """Score leave-one-out retrieval among samples of held-out classes; see `monitor`. Collective.
 
     Returns:
-        On rank 0 {"validation_recall_at_1": share of queries whose nearest other sample is of their
-        class, "validation_map_at_r": mean average precision within the first R, R the others of the
-        class}; empty on the others, and where no two samples are of one class.
+        On rank 0 {"validation_recall_at_1": ..., "validation_map_at_r": ...}; empty on the others,
+        and where no two samples are of one class.
     """
     rows = _embedded(backbone, view, split, ids, process, options)
     return {} if process.rank != 0 else _retrieval(rows, rows, "validation")

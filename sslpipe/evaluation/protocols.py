@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation.against import KNN, LINEAR, PER_QUERY, has_a_match
 from sslpipe.evaluation.choose import choose_power
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
@@ -19,6 +18,7 @@ from sslpipe.evaluation.knn import DINO_K, few_shot_knn, knn_results, protocol_i
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.result import Measured, Result
 from sslpipe.evaluation.retrieval import retrieval
+from sslpipe.evaluation.verdict import KNN, LINEAR, PER_QUERY, has_a_match
 from sslpipe.evaluation.verification import draw_pairs, verification
 from sslpipe.evaluation.whiten import whiten
 

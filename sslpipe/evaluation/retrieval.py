@@ -1,13 +1,14 @@
 """Retrieval: does a query find rows of its own label first? All metrics from the matches' ranks."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
@@ -15,10 +16,22 @@ from sslpipe.evaluation.difference import Floats, Integers, means95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, worst_value
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.ranking import Ranks, ranks_of_matches
-from sslpipe.evaluation.rerank import augmented, check_reranked
+from sslpipe.evaluation.neighbours import (
+    augmented,
+    check_reranked,
+    exact_cosines,
+    fixed_point_units,
+    float32_error,
+    k_reciprocal_order,
+    rank_keys,
+)
 from sslpipe.evaluation.result import Result
+from sslpipe.precision import full_float32
 
+TILE_NUMBERS = 2**23  # similarities of a tile: 32 MiB of float32
+SORTED_NUMBERS = 2**20  # of a tile whose rows are sorted, with float64 products and integer keys
+COUNTED = 16  # up to so many matches, what precedes each is counted; beyond that the row is sorted
+_NONE = torch.iinfo(torch.int64).min  # a key behind all others
 _OVER = " interval={}"  # in the protocol: what is taken anew for the interval
 _BY_VALUE = re.compile(r"Recall@\d+|map|map_at_r")  # of which the worst value is shown
 
@@ -48,8 +61,8 @@ def retrieval(
 ) -> list[Result]:
     """Average all retrieval metrics over the queries, over the whole gallery.
 
-    Collective: of several processes, each searches for its share of the queries; all get the same
-    results, bit for bit those of one process.
+    Collective: each process searches for its share; all get the results of one process, bit for
+    bit.
 
     Args:
         gallery: Labelled rows that are searched.
@@ -89,18 +102,16 @@ def retrieval(
     check_reranked(rerank)
     score = partial(retrieval_per_query, k=k, exclude_same_id=exclude_same_id, process=process)
     score = partial(score, queries=queries, exclude_same=exclude_same, cross=cross)
-    scores = score(gallery)
     protocol = "retrieval cosine lone=skip" + " self-removed" * exclude_same_id
     named = {"not-same": exclude_same, "cross": cross}
     protocol += "".join(f" {rule}={it.name}" for rule, it in named.items() if it is not None)
-    shown = _rows(scores, protocol, len(gallery.ids), by)
+    shown = _rows(score(gallery), protocol, len(gallery.ids), by)
     if augment or rerank:
         if augment:
             gallery = gallery._replace(features=augmented(gallery.features, augment))
-        scores = score(gallery, rerank=rerank)
         protocol += " transductive" + f" augment={augment}" * bool(augment)
         protocol += f" rerank={rerank}" * bool(rerank)
-        shown += _rows(scores, protocol, len(gallery.ids), by)
+        shown += _rows(score(gallery, rerank=rerank), protocol, len(gallery.ids), by)
     return shown
 
 
@@ -117,6 +128,25 @@ def _rows(scores: PerQuery, protocol: str, bank: int, by: GroupCodes | None) -> 
             protocol = result.protocol.replace(_OVER.format("classes"), _OVER.format("queries"))
             shown.append(worst_value(replace(result, protocol=protocol), scored))
     return shown
+
+
+def summary(scores: PerQuery, protocol: str, *, bank: int = 0) -> list[Result]:
+    """Average each metric over the queries with a match, each with the interval of `means95`."""
+    kept = scores.matches > 0
+    values, labels = scores.values[kept], scores.labels[kept]
+    if len(values) == 0:
+        raise DataError(
+            f"none of {len(kept)} queries has a match in the gallery: give one with images of "
+            "their classes, or search a split in itself without the query (--exclude-same-id)"
+        )
+    details: dict[str, Any] = {"lone": int((~kept).sum())}
+    intervals, over = means95(values, labels)
+    protocol += _OVER.format(over)
+    columns = zip(scores.names, values.mean(axis=0), intervals, values.T, strict=True)
+    return [
+        Result(protocol, name, float(mean), interval, len(values), bank, details, scores=each)
+        for name, mean, interval, each in columns
+    ]
 
 
 def retrieval_per_query(
@@ -143,79 +173,143 @@ def retrieval_per_query(
             "gallery and queries are the same rows, and each would find itself; set "
             "exclude_same_id (--exclude-same-id)"
         )
+    share = process.share(len(queries.ids))
+    part = slice(share.start, share.stop)
+    unlike: list[tuple[bool, Tensor, Tensor]] = []  # of the own label alone?, codes of both sides
     for codes in (exclude_same, cross):
         if codes is not None:
             codes.check(gallery, queries)
-    share = process.share(len(queries.ids))
+            own = torch.from_numpy(codes.queries[part])
+            unlike.append((codes is cross, torch.from_numpy(codes.bank), own))
     queries = queries.rows(torch.arange(share.start, share.stop, device=queries.ids.device))
-    part, names = slice(share.start, share.stop), metric_names(ks)
-    values, matches = [np.zeros((0, len(names)))], [np.zeros(0, np.int64)]
-    tiles = ranks_of_matches(
-        gallery,
-        queries,
-        itself=not exclude_same_id,
-        unlike=None if exclude_same is None else exclude_same.of_queries(part),
-        cross=None if cross is None else cross.of_queries(part),
-        rerank=rerank,
-    )
-    for tile in tiles:
-        values.append(query_metrics(tile, ks))
-        matches.append(tile.matches)
-    own = (queries.ids.cpu().numpy(), queries.labels.cpu().numpy())
-    scores = PerQuery(names, *own, np.concatenate(matches), np.concatenate(values))
+    matches: list[Integers] = []
+    values: list[Floats] = []
+    for ranks, total in _ranks(gallery, queries, exclude_same_id, unlike, rerank):
+        columns = query_metrics(ranks, total, ks)
+        matches.append(total)
+        values.append(np.stack([*columns.values()], axis=1))
+    own_ids = (queries.ids.cpu().numpy(), queries.labels.cpu().numpy())
+    scores = PerQuery(tuple(columns), *own_ids, np.concatenate(matches), np.concatenate(values))
     if process.world_size == 1:
         return scores
     parts = (torch.from_numpy(array).to(message_device()) for array in scores[1:])
-    return PerQuery(names, *(all_gather_rows(rows).cpu().numpy() for rows in parts))
+    return PerQuery(scores.names, *(all_gather_rows(rows).cpu().numpy() for rows in parts))
 
 
-def metric_names(ks: Sequence[int]) -> tuple[str, ...]:
-    """Name the metrics, those at each k first."""
-    at = ("Recall@{}", "recall (IR)@{}", "precision@{}", "map@{} /min(k,R)")
-    whole = ("map", "r_precision", "map_at_r", "mrr")
-    return (*(name.format(k) for k in ks for name in at), *whole)
+def query_metrics(ranks: Floats, matches: Integers, ks: Sequence[int]) -> dict[str, Floats]:
+    """Compute each metric of some queries, (q,); zeros for a lone one.
 
-
-def query_metrics(tile: Ranks, ks: Sequence[int]) -> Floats:
-    """Compute (q, metrics) in the order of `metric_names`; zeros for a lone query."""
-    ranks, total = tile.ranks, tile.matches[:, None].astype(np.float64)  # (q, M), (q, 1)
+    `ranks` (q, M) are those of each query's matches, ascending, 1 the nearest, then inf; `matches`
+    (q,) how many there are.
+    """
+    total = matches.astype(np.float64)
     precision = np.arange(1, ranks.shape[1] + 1) / ranks  # at each match; 0 behind the last
     some = np.maximum(total, 1)
-    columns: list[Floats] = []
+    found: dict[str, Floats] = {}
     for k in ks:
-        hits = (ranks <= k).sum(axis=1, keepdims=True)
-        sums = _sum(np.where(ranks <= k, precision, 0))
-        columns += [hits > 0, hits / some, hits / k, sums / np.minimum(k, some)]
-    within_r = ranks <= total
-    columns += [
-        _sum(precision) / some,
-        within_r.sum(axis=1, keepdims=True) / some,
-        _sum(np.where(within_r, precision, 0)) / some,
-        1 / ranks[:, :1],
-    ]
-    return np.concatenate(columns, axis=1, dtype=np.float64)
+        hits, sums = (ranks <= k).sum(axis=1), _sum(np.where(ranks <= k, precision, 0))
+        found |= {f"Recall@{k}": np.minimum(hits, 1.0), f"recall (IR)@{k}": hits / some}
+        found |= {f"precision@{k}": hits / k, f"map@{k} /min(k,R)": sums / np.minimum(k, some)}
+    within_r = ranks <= total[:, None]
+    at_r = _sum(np.where(within_r, precision, 0)) / some
+    found |= {"map": _sum(precision) / some, "r_precision": within_r.sum(axis=1) / some}
+    return found | {"map_at_r": at_r, "mrr": 1 / ranks[:, 0]}
 
 
 def _sum(columns: Floats) -> Floats:
-    """(q, M) -> (q, 1), from left to right: how many zeros follow the last match changes no bit."""
-    return np.cumsum(columns, axis=1)[:, -1:]
+    """(q, M) -> (q,), from left to right: how many zeros follow the last match changes no bit."""
+    return np.cumsum(columns, axis=1)[:, -1]
 
 
-def summary(scores: PerQuery, protocol: str, *, bank: int = 0) -> list[Result]:
-    """Average each metric over the queries with a match, each with the interval of `means95`."""
-    kept = scores.matches > 0
-    values, labels = scores.values[kept], scores.labels[kept]
-    if len(values) == 0:
-        raise DataError(
-            f"none of {len(kept)} queries has a match in the gallery: give one with images of "
-            "their classes, or search a split in itself without the query (--exclude-same-id)"
-        )
-    details: dict[str, Any] = {"lone": int((~kept).sum())}
-    intervals, over = means95(values, labels)
-    protocol += _OVER.format(over)
-    return [
-        Result(protocol, name, float(mean), interval, len(values), bank, details, scores=each)
-        for name, mean, interval, each in zip(
-            scores.names, values.mean(axis=0), intervals, values.T, strict=True
-        )
-    ]
+def _ranks(
+    gallery: Embeddings,
+    queries: Embeddings,
+    hide_own: bool,
+    unlike: Sequence[tuple[bool, Tensor, Tensor]],
+    rerank: int,
+) -> Iterator[tuple[Floats, Integers]]:
+    """Rank all matches by their cosine, exactly, a tile of queries at a time; see `query_metrics`.
+
+    Equal cosines (in float32) rank by the lower row of the gallery.
+    """
+    ids, labels, wanted = gallery.ids.cpu(), gallery.labels.cpu(), queries.labels.cpu()
+    known, counts = torch.unique(labels, return_counts=True)
+    most = max([1, *counts[torch.isin(known, wanted)].tolist()])
+    # exact products rank many matches; of few, the doubtful ones are looked at again
+    few = most <= COUNTED and not rerank
+    step = max(1, (TILE_NUMBERS if few else SORTED_NUMBERS) // len(ids))
+    units = fixed_point_units(gallery.features)
+    bank = units if few else units.double()
+    buffer = bank.new_empty(min(step, len(wanted)), len(bank))  # used again: fresh memory is slow
+    for start in range(0, max(1, len(wanted)), step):
+        part = slice(start, start + step)
+        asked = fixed_point_units(queries.features[part])
+        with full_float32():
+            product = torch.mm(asked.to(bank.dtype), bank.T, out=buffer[: len(asked)])
+        similarities = product.float().cpu()
+        # what a query sees, and what of it has its label
+        same = labels == wanted[part, None]  # (q, N)
+        hidden = ids == queries.ids.cpu()[part, None] if hide_own else torch.zeros_like(same)
+        for of_own_label, codes, own in unlike:
+            own = own[part, None]  # a missing value excludes nothing
+            excluded = (codes == own) & (own >= 0)
+            hidden |= excluded & same if of_own_label else excluded
+        similarities.masked_fill_(hidden, -torch.inf)
+        if rerank:
+            for at in same.any(1).nonzero()[:, 0].tolist():
+                query = queries.features[start + at]
+                _rerank(similarities[at], query, gallery.features, rerank)
+        matches = same & ~hidden
+        if few:
+            similarities.masked_fill_(same, -torch.inf)  # what is left is no match
+            ranks = _by_counting(similarities, matches, most, units.cpu(), asked.cpu())
+        else:
+            ranks = _by_sorting(similarities, matches, most)
+        yield ranks.numpy(), matches.sum(1).numpy()
+
+
+def _rerank(row: Tensor, query: Tensor, bank: Tensor, count: int) -> None:
+    """Replace the largest similarities of a row by larger ones, in the order of re-ranking."""
+    if count := min(count, int(row.isfinite().sum())):
+        first = rank_keys(row, torch.arange(len(row))).topk(count).indices  # nearest first
+        ranked = first[torch.from_numpy(k_reciprocal_order(query, bank[first.to(bank.device)]))]
+        row[ranked] = 1 + torch.arange(count, 0, -1.0)  # a cosine is at most 1
+
+
+def _by_counting(
+    others: Tensor, matches: Tensor, most: int, bank: Tensor, queries: Tensor
+) -> Tensor:
+    """Rank by float32 products with all that is no match, exactly where one is too near to call."""
+    # of a float32 product against the exact similarity, both ways
+    margin = float32_error(bank.shape[1]) + 2.0**-23
+    asked, rows = matches.nonzero(as_tuple=True)
+    there = torch.arange(most) < matches.sum(1, keepdim=True)
+    exact = exact_cosines(bank, rows, queries, asked)
+    keys, similarities = torch.full(there.shape, _NONE), torch.zeros(there.shape)
+    keys[there], similarities[there] = rank_keys(exact, rows), exact
+    keys, order = keys.sort(1, descending=True)
+    similarities = similarities.gather(1, order)
+    ranks = torch.full(there.shape, torch.inf, dtype=torch.float64)
+    for number in range(most):
+        some = there[:, number].nonzero()[:, 0]
+        row, similarity, key = others[some], similarities[some, number, None], keys[some, number]
+        near, above = row >= similarity - margin, (row > similarity + margin).sum(1)
+        doubtful = (near.sum(1) > above).nonzero()[:, 0]
+        close = near[doubtful] & (row[doubtful] <= similarity[doubtful] + margin)
+        which, place = close.nonzero(as_tuple=True)
+        which = doubtful[which]
+        before = rank_keys(exact_cosines(bank, place, queries, some[which]), place) > key[which]
+        above.index_add_(0, which, before.long())
+        ranks[some, number] = (1 + number + above).double()
+    return ranks
+
+
+def _by_sorting(similarities: Tensor, matches: Tensor, most: int) -> Tensor:
+    """Rank by exact similarities (q, N), those of all queries sorted; -inf is behind all others."""
+    keys = rank_keys(similarities, torch.arange(similarities.shape[1]))
+    every = torch.from_numpy(np.sort(keys.numpy(), axis=1))  # several times as fast as torch's
+    there = torch.arange(most) < matches.sum(1, keepdim=True)
+    own = torch.full(there.shape, _NONE)
+    own[there] = keys[matches]
+    ranks = (keys.shape[1] - torch.searchsorted(every, own)).double()
+    return ranks.masked_fill_(~there, torch.inf).sort(1).values

@@ -16,12 +16,18 @@ from torch import Tensor
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation.approximate import Approximate
 from sslpipe.evaluation.choose import fit_flattening
 from sslpipe.evaluation.embed import COMPARED, Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.features import split_of_file
-from sslpipe.evaluation.neighbours import fixed_point_units, nearest
-from sslpipe.evaluation.rerank import augmented, check_reranked, k_reciprocal_order
+from sslpipe.evaluation.neighbours import (
+    Approximate,
+    Hidden,
+    augmented,
+    check_reranked,
+    fixed_point_units,
+    k_reciprocal_order,
+    nearest,
+)
 from sslpipe.evaluation.selection import parse_conditions, select
 from sslpipe.evaluation.whiten import Whitening
 
@@ -239,7 +245,8 @@ class ImageSearch:
         found: list[list[tuple[float, int, int]]] = [[] for _ in queries]
         units = fixed_point_units(queries)
         for part, (rows, some) in enumerate(zip(self._rows, chosen, strict=True)):
-            bank, places, hidden = rows.features, None, None
+            bank, places = rows.features, None
+            hidden: Hidden = None
             count = len(bank) if some is None else int(some.sum())
             if not count:
                 continue
@@ -247,13 +254,13 @@ class ImageSearch:
                 places = some.nonzero()[:, 0]
                 bank = bank[places]
             elif some is not None and count < len(bank):
-                hidden = (~some).long()
+                # each query has number 1, and so have rows that it shall not find
+                hidden = (~some).long(), torch.ones(len(units), dtype=torch.int64)
             by, k = self._near[part], min(top, count)
             if by is not None and places is None:
                 near = by.nearest(bank, units, k, some)
-            else:  # a query never finds a row of its own "id": all are 1, and so are hidden rows
-                ones = None if hidden is None else torch.ones(len(units), dtype=torch.int64)
-                near = nearest(bank, units, k, units=True, bank_ids=hidden, query_ids=ones)
+            else:
+                near = nearest(bank, units, k, units=True, hidden=hidden)
             if not bool((near.similarities <= 1.001).all()):  # of rows that are mapped unchecked
                 raise DataError(
                     "the index is damaged: rows are not of length 1; make it anew with `sslpipe "

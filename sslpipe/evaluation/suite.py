@@ -1,6 +1,6 @@
 """Every evaluation for several sets of features, by the same protocols: the table of a report."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,17 +8,25 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, one_line
-from sslpipe.evaluation.against import Scores, compare_all, has_a_match
+from sslpipe.evaluation.difference import bootstrap95, means95, wilson95
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.label_free import uniformity
-from sslpipe.evaluation.leakage import leakage_of
 from sslpipe.evaluation.nuisance import nuisance_rows
 from sslpipe.evaluation.protocols import Pair, Protocols
 from sslpipe.evaluation.result import Measured, Result
 from sslpipe.evaluation.suite_file import SCHEMA_VERSION, content_sha256
-from sslpipe.evaluation.verdict import BASELINES, comparisons, verdict
+from sslpipe.evaluation.verdict import (
+    BASELINES,
+    KNN,
+    PER_QUERY,
+    Scores,
+    compare_all,
+    comparisons,
+    has_a_match,
+    verdict,
+)
 
 MOST_SPREAD = 2048  # rows, about, of which a uniformity is taken
 FAILURES = (ValueError, OSError, RuntimeError, MemoryError)  # of a set: the others are measured
@@ -215,3 +223,48 @@ def _check_same_samples(sets: Mapping[str, Pair]) -> None:
                     f"{side} features of {name!r} and {first_name!r} are not of the same samples; "
                     "embed the same split with both"
                 )
+
+
+def leakage_of(
+    measured: Iterable[Measured],
+    leaked: NDArray[np.int64],
+    how: str,
+    scored: Mapping[str, NDArray[np.int64]],
+    classes: NDArray[np.int64],
+) -> dict[str, Any]:
+    """Return what eval.json has of leaks: the table's numbers without the leaked samples, too.
+
+    `scored` maps a column to the (Q,) ids of the test samples that it scores; `classes` are the
+    (q,) labels of those that retrieval inside test scores.
+    """
+    clean = {column: ~np.isin(ids, leaked) for column, ids in scored.items()}
+    rows: list[dict[str, Any]] = []
+    for features, power, column, result in measured:
+        if column is None:
+            continue
+        kept = clean[column]
+        value, interval = _restricted(result, kept, classes if result.metric in PER_QUERY else None)
+        row = {"features": features, "whitened": power is not None, "column": column}
+        row |= {key: getattr(result, key) for key in ("protocol", "value", "queries")}
+        row |= {"interval95": list(result.interval95), "clean_interval95": interval}
+        row |= {"clean_value": value, "clean_queries": int(kept.sum())}
+        rows.append(row if power is None else {**row, "power": power})
+    leaked_here = int((~clean[KNN]).sum())
+    return {"samples": len(clean[KNN]), "leaked": leaked_here, "how": how, "rows": rows}
+
+
+def _restricted(
+    result: Result, kept: NDArray[np.bool_], classes: NDArray[np.int64] | None
+) -> tuple[float | None, list[float] | None]:
+    """The number over some of its queries, and its interval as in `result`."""
+    if not kept.any():
+        return None, None
+    assert result.scores is not None
+    scores = result.scores[..., kept]
+    if scores.ndim > 1:  # of several draws
+        return float(scores.mean(axis=1).mean()), list(bootstrap95(scores))
+    if classes is not None:  # of retrieval
+        (interval,), _ = means95(scores[:, None], classes[kept])
+        return float(scores.mean()), list(interval)
+    right, total = int(scores.sum()), len(scores)
+    return right / total, list(wilson95(right, total))

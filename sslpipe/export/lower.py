@@ -52,7 +52,7 @@ def agreement(expected: Tensor, actual: Tensor, data: str = "", split: str = "")
     """Compare the neighbours of some images by two kinds of features, (N, F) each; N > TOP."""
     ids = torch.arange(len(expected))
     ours, theirs = (
-        nearest(rows, rows, TOP, bank_ids=ids, query_ids=ids).indices for rows in (expected, actual)
+        nearest(rows, rows, TOP, hidden=(ids, ids)).indices for rows in (expected, actual)
     )  # (N, TOP)
     first = (ours[:, 0] == theirs[:, 0]).double().mean()
     ten = (ours[:, :, None] == theirs[:, None]).any(dim=2).double().mean()

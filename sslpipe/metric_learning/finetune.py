@@ -13,7 +13,7 @@ from sslpipe.augment.two_views import Views, build_augment
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import all_gather_rows, to_device
-from sslpipe.evaluation.geometry import effective_rank
+from sslpipe.evaluation.label_free import effective_rank
 from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.export.initial import (
     backbone_note,

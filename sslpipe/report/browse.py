@@ -98,9 +98,7 @@ def make_table(
     say(f"{NEIGHBOURS} neighbours of each of {len(together.ids):,} images")
     own_rows = torch.arange(len(together.ids))
     features = together.features
-    near = nearest(
-        features, features, NEIGHBOURS, units=True, bank_ids=own_rows, query_ids=own_rows
-    )
+    near = nearest(features, features, NEIGHBOURS, units=True, hidden=(own_rows, own_rows))
     say(f"map by {'PCA' if pca else 'UMAP'}")
     places = (_by_pca if pca else _by_umap)(together, near.indices, near.similarities)
     if clusters:

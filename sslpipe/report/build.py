@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import UserError
-from sslpipe.evaluation.against import LINEAR
+from sslpipe.evaluation.verdict import LINEAR
 from sslpipe.recipe import is_finetune
 from sslpipe.recipe.shortened import shortened_note
 from sslpipe.report.curves import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts, few_shot_chart

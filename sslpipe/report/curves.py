@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from sslpipe.evaluation.against import KNN
+from sslpipe.evaluation.verdict import KNN
 from sslpipe.report.charts import Series, line_chart
 from sslpipe.report.page import number, render
 from sslpipe.report.results import feature_colours, table_lines

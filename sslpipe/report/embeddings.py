@@ -113,8 +113,8 @@ class Neighbours(NamedTuple):
 def search(bank: Embeddings, queries: Embeddings, *, same_split: bool) -> list[Row]:
     """Search the NEIGHBOURS nearest of each query; in the same split it does not find itself."""
     k = min(NEIGHBOURS, len(bank.ids) - same_split)
-    ids = (bank.ids, queries.ids) if same_split else (None, None)
-    found = nearest(bank.features, queries.features, k, bank_ids=ids[0], query_ids=ids[1])
+    ids = (bank.ids, queries.ids) if same_split else None
+    found = nearest(bank.features, queries.features, k, hidden=ids)
     rows = []
     for place, at in enumerate(found.indices):
         columns = (bank.ids[at], bank.labels[at], found.similarities[place])

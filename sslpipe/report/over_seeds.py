@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from sslpipe.evaluation.against import KNN, LEVEL, LINEAR, RECALL
 from sslpipe.evaluation.difference import Difference, holm, mean_over_seeds, paired_seeds
+from sslpipe.evaluation.verdict import KNN, LEVEL, LINEAR, RECALL
 from sslpipe.recipe import parse_recipe
 from sslpipe.recipe.identity import digest
 from sslpipe.report.page import flat, percent, render

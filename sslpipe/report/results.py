@@ -6,10 +6,15 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from sslpipe.evaluation.against import KNN, RECALL
-from sslpipe.evaluation.leakage import leakage_sentence
 from sslpipe.evaluation.result import measured_columns
-from sslpipe.evaluation.verdict import comparisons, unfinished, verdict
+from sslpipe.evaluation.verdict import (
+    KNN,
+    RECALL,
+    comparisons,
+    leakage_sentence,
+    unfinished,
+    verdict,
+)
 from sslpipe.report.page import NAMES, feature_title, percent, render
 from sslpipe.report.run import RunFiles, Tree
 

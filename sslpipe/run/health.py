@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sslpipe.distributed import all_gather_rows, row_counts
-from sslpipe.evaluation.geometry import effective_rank, uniformity
+from sslpipe.evaluation.label_free import effective_rank, uniformity_of_units
 from sslpipe.precision import to_float64
 from sslpipe.run.best import LABELLED
 
@@ -63,7 +63,7 @@ def embedding_health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
     negative = (u.sum(0).square().sum() - of_one_image) / max(1, 4 * images * (images - 1))
     numbers = {
         "alignment": (u_a - u_b).square().sum(1).mean(),
-        "uniformity": (uniformity(u_a) + uniformity(u_b)) / 2,
+        "uniformity": (uniformity_of_units(u_a) + uniformity_of_units(u_b)) / 2,
         "embedding_std": u.std(0, correction=0).mean() * math.sqrt(u.shape[1]),
         "effective_rank": rank,
         "positive_similarity": positive,

@@ -8,11 +8,11 @@ import torch
 
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation import approximate, search_index
-from sslpipe.evaluation.approximate import Approximate, write_approximate
+from sslpipe.evaluation import neighbours, search_index
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.features import data_metadata
-from sslpipe.evaluation.neighbours import fixed_point_units
+from sslpipe.evaluation.neighbours import Approximate, fixed_point_units, write_approximate
+from sslpipe.portable import sha256_of
 from tests.evaluation.test_search import FACTS
 from tests.helpers.dataset import write_dataset
 
@@ -43,12 +43,12 @@ def made(tmp_path_factory):
 
 def opened(made, lists=None):
     rows, path, stated = made
-    return Approximate.read(path, approximate.sha256_of(path), lists or stated.lists, rows.shape)
+    return Approximate.read(path, sha256_of(path), lists or stated.lists, rows.shape)
 
 
 def test_the_stated_recall_is_that_of_all_cosines(made):
     rows, _, stated = made
-    places = torch.arange(approximate.MEASURED) * len(rows) // approximate.MEASURED
+    places = torch.arange(neighbours.MEASURED) * len(rows) // neighbours.MEASURED
     true, _ = by_cosines(rows, rows[places], 11)
     near = opened(made).nearest(fixed_point_units(rows), fixed_point_units(rows[places]), 11)
     hits = [
@@ -57,7 +57,7 @@ def test_the_stated_recall_is_that_of_all_cosines(made):
     ]
     assert stated.recall == pytest.approx(np.mean(hits), abs=1e-6)
     assert stated.recall >= 0.95
-    assert 1 <= stated.lists <= 64 // approximate.MOST_LOOKED
+    assert 1 <= stated.lists <= 64 // neighbours.MOST_LOOKED
 
 
 def test_where_it_looks_into_all_lists_it_finds_what_exact_search_does(made):
@@ -88,7 +88,7 @@ def test_another_file_is_refused(made, tmp_path):
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     (tmp_path / "b.faiss").write_bytes(raw)
-    sha256 = approximate.sha256_of(path)
+    sha256 = sha256_of(path)
     for file, shape, reason in (
         (tmp_path / "b.faiss", rows.shape, "is damaged: its sha256"),
         (tmp_path / "c.faiss", rows.shape, "cannot read .*No such file"),

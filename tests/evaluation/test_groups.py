@@ -10,13 +10,12 @@ from scipy.stats import norm
 
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
-from sslpipe.evaluation import ranking
 from sslpipe.evaluation.difference import wilson95
 from sslpipe.evaluation.groups import GroupCodes, group_codes, worst_sentence, worst_value
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval, retrieval_per_query
-from tests.evaluation.test_knn import brute_knn, random_rows, tied_rows
+from tests.evaluation.test_knn import brute_knn, random_rows, rows, tied_rows
 from tests.evaluation.test_retrieval import assert_equals_loops
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
@@ -28,8 +27,8 @@ def codes_for(bank, queries, values=4, seed=5, missing=0.2):
     """A column of both sides; of some rows the value is missing."""
     rng = np.random.default_rng(seed)
     sides = []
-    for rows in (bank, queries):
-        codes = rng.integers(values, size=len(rows.ids))
+    for side in (bank, queries):
+        codes = rng.integers(values, size=len(side.ids))
         sides.append(np.where(rng.random(len(codes)) < missing, -1, codes))
     return GroupCodes("camera", *sides, NAMES[:values])
 
@@ -63,9 +62,8 @@ def test_knn_without_rows_of_the_querys_value_equals_loops(make):
     # of one split: a row without a value still does not find itself
     own = codes._replace(queries=codes.bank)
     removed = pairs_unlike(bank, bank, own) + [(i, i) for i in bank.ids.tolist()]
-    (result,) = knn_results(
-        bank, bank, k=(3,), vote="majority", exclude_same=own, exclude_same_id=True
-    )
+    options = {"exclude_same": own, "exclude_same_id": True}
+    (result,) = knn_results(bank, bank, k=(3,), vote="majority", **options)
     assert result.value == brute_accuracy(bank, bank, 3, removed)
 
 
@@ -86,8 +84,8 @@ def test_more_neighbours_than_other_values_have_rows_are_refused():
 @pytest.mark.parametrize("make", [random_rows, tied_rows])
 @pytest.mark.parametrize("kind", ["exclude_same", "cross"])
 def test_retrieval_across_values_equals_loops(make, kind, counted, monkeypatch):
-    monkeypatch.setattr(ranking, "COUNTED", counted)
-    monkeypatch.setattr(ranking, "TILE_NUMBERS", 90 * 7)  # several tiles
+    monkeypatch.setitem(retrieval_per_query.__globals__, "COUNTED", counted)
+    monkeypatch.setitem(retrieval_per_query.__globals__, "TILE_NUMBERS", 90 * 7)  # several tiles
     gallery, queries = make(90, 4, 9, seed=1), make(40, 4, 12, seed=2, first_id=1000)
     codes = codes_for(gallery, queries, values=3)
     actual = retrieval_per_query(gallery, queries, k=(1, 5), **{kind: codes})
@@ -97,17 +95,9 @@ def test_retrieval_across_values_equals_loops(make, kind, counted, monkeypatch):
 
 def test_re_identification_ignores_the_identity_in_its_own_camera_and_keeps_distractors():
     # Market-1501's rules: the larger the value, the less similar to the query at 0
-    def at(places, people):
-        features = torch.tensor([[1.0, place] for place in places])
-        labels = torch.tensor(people)
-        return random_rows(1, 2, 2, seed=0)._replace(
-            features=features, labels=labels, ids=torch.arange(len(labels))
-        )
-
-    query = at([0.0], [7])
-    gallery = at([0.1, 0.2, 0.3, 0.4, 0.5], [7, 3, 7, 9, 7])
+    gallery = rows([[1, 0.1], [1, 0.2], [1, 0.3], [1, 0.4], [1, 0.5]], [7, 3, 7, 9, 7])
+    query, options = rows([[1, 0]], [7]), {"k": (1, 2, 3)}
     cameras = GroupCodes("camera", np.array([0, 0, 1, 1, 2]), np.array([0]), NAMES)
-    options = {"k": (1, 2, 3)}
     by_name = {r.metric: r for r in retrieval(gallery, query, cross=cameras, **options)}
     # seen: person 3 in the query's camera (a distractor), 7 in 1, 9 in 1, 7 in 2
     assert [by_name[f"Recall@{k}"].value for k in (1, 2, 3)] == [0, 1, 1]
@@ -129,8 +119,7 @@ def wilson_by_root(right, total, level):
     def excess(p):
         return (share - p) ** 2 - z**2 * p * (1 - p) / total
 
-    low = 0.0 if share == 0 else brentq(excess, 0, share)
-    return low, 1.0 if share == 1 else brentq(excess, share, 1)
+    return brentq(excess, 0, share), 1.0 if share == 1 else brentq(excess, share, 1)
 
 
 def test_the_worst_value_has_an_interval_that_allows_for_the_choice():
@@ -139,18 +128,14 @@ def test_the_worst_value_has_an_interval_that_allows_for_the_choice():
     hits = rng.random(len(codes)) < np.array([0.9, 0.5, 1.1, 0.0, 0.0])[codes]
     by = GroupCodes("camera", codes[:0], codes, NAMES)
     worst = worst_value(result_of(hits), by)
-    joint = [
-        wilson_by_root(hits[codes == code].sum(), (codes == code).sum(), 1 - 0.05 / 3)
-        for code in range(3)
-    ]
-    assert worst.value == hits[codes == 1].mean()
-    assert worst.interval95 == pytest.approx(
-        (min(low for low, _ in joint), min(high for _, high in joint))
-    )
+    of_values = [hits[codes == code] for code in range(3)]
+    joint = [wilson_by_root(each.sum(), len(each), 1 - 0.05 / 3) for each in of_values]
+    assert worst.value == of_values[1].mean()
+    assert worst.interval95 == pytest.approx([min(ends) for ends in zip(*joint, strict=True)])
     assert worst.queries == 200
     assert worst.metric == "top1 of the worst camera"
     assert next(iter(worst.details["values"])) == worst.details["worst"] == "b"
-    own = wilson95(int(hits[codes == 1].sum()), 60)
+    own = wilson95(int(of_values[1].sum()), 60)
     assert worst.details["values"]["b"]["interval95"] == pytest.approx(own)
     assert "b is the worst of 3 values of camera with at least 20" in worst_sentence(worst)
     assert "values with fewer queries: 1; queries without a value: 6" in worst_sentence(worst)
@@ -171,22 +156,13 @@ def test_the_interval_of_the_worst_value_holds_where_the_worst_ones_own_does_not
     assert own < 120
 
 
-def test_knn_says_how_the_worst_value_fares():
-    bank, queries = random_rows(200, 5, 4, seed=1), random_rows(150, 5, 4, seed=2, first_id=1000)
-    codes = codes_for(bank, queries, values=3)
-    overall, worst = knn_results(bank, queries, k=(5,), by=codes)
-    expected = [overall.scores[codes.queries == code].mean() for code in range(3)]
-    assert worst.value == min(expected)
-    assert worst.interval95[0] < worst.value < worst.interval95[1]
-    low, high = worst.details["values"][worst.details["worst"]]["interval95"]
-    assert worst.interval95[0] <= low < worst.value < high
-
-
-def test_retrieval_says_how_the_worst_value_fares():
+def test_knn_and_retrieval_say_how_the_worst_value_fares():
     gallery = random_rows(120, 5, 4, seed=1)
     queries = random_rows(150, 5, 4, seed=2, first_id=1000)
-    queries.labels[:30] = 9  # without a match
     codes = codes_for(gallery, queries, values=3)
+    overall, worst = knn_results(gallery, queries, k=(5,), by=codes)
+    assert worst.value == min(overall.scores[codes.queries == code].mean() for code in range(3))
+    queries.labels[:30] = 9  # without a match
     results = retrieval(gallery, queries, k=(1, 5), by=codes)
     plain = [one for one in results if " by=" not in one.protocol]
     assert plain == retrieval(gallery, queries, k=(1, 5))
@@ -201,8 +177,8 @@ def test_retrieval_says_how_the_worst_value_fares():
         assert one.value == pytest.approx(min(means), rel=1e-12)
         assert one.interval95[0] < one.value < one.interval95[1]
         own = one.details["values"][one.details["worst"]]
-        rows = scores[counted & (codes.queries == np.argmin(means))]
-        assert (own["queries"], own["interval95"]) == (len(rows), wilson95(rows.sum(), len(rows)))
+        few = scores[counted & (codes.queries == np.argmin(means))]
+        assert (own["queries"], own["interval95"]) == (len(few), wilson95(few.sum(), len(few)))
     many = (each._replace(labels=each.ids % 10) for each in (gallery, queries))  # ten classes
     for one in retrieval(*many, k=(1, 5), by=codes):
         over = "queries" if " by=" in one.protocol else "classes"

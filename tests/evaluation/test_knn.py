@@ -6,7 +6,7 @@ import torch
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.knn import few_rows, few_shot_knn, knn_predictions, knn_results
+from sslpipe.evaluation.knn import few_rows, few_shot_knn, knn_results
 from sslpipe.evaluation.neighbours import nearest
 
 
@@ -27,6 +27,12 @@ def tied_rows(n, width, classes, seed, first_id=0):
     """Few different vectors, so that nearly every similarity is shared by many rows."""
     rng = np.random.default_rng(seed)
     return rows(rng.integers(1, 3, (n, width)), rng.integers(classes, size=n), first_id)
+
+
+def collapsed_rows(n, width, classes, seed, first_id=0):
+    """All cosines within 1e-7, where a float32 product alone is noise."""
+    data = random_rows(n, width, classes, seed, first_id)
+    return data._replace(features=1 + 1e-4 * data.features)
 
 
 def brute_similarities(bank, queries, removed=()):
@@ -65,24 +71,17 @@ def brute_knn(bank, queries, k, temperature, vote, removed=()):
 
 
 @pytest.mark.parametrize("vote", ["weighted", "majority"])
-@pytest.mark.parametrize("make", [random_rows, tied_rows])
+@pytest.mark.parametrize("make", [random_rows, tied_rows, collapsed_rows])
 def test_knn_equals_brute_force_in_float64(make, vote):
     bank, queries = make(150, 6, 5, seed=1), make(40, 6, 5, seed=2, first_id=1000)
     # labels that floats do not tell apart
     bank, queries = (each._replace(labels=each.labels + 2**62) for each in (bank, queries))
-    actual = knn_predictions(bank, queries, k=(1, 4, 20, 150), vote=vote)
-    for (_, k), predicted in actual.items():
-        np.testing.assert_array_equal(predicted, brute_knn(bank, queries, k, 0.07, vote))
-
-
-def test_nearly_equal_features_still_give_the_exact_order():
-    # a collapsed backbone: all cosines within 1e-7, where a float32 product alone is noise
-    rng = np.random.default_rng(5)
-    bank = rows(1 + 1e-4 * rng.normal(size=(400, 16)), rng.integers(3, size=400))
-    queries = bank.rows(torch.arange(30))
-    table = brute_similarities(bank, queries)
-    expected = [sorted(range(400), key=lambda j, row=row: (-row[j], j))[:15] for row in table]
-    assert nearest(bank.features, queries.features, 15).indices.tolist() == expected
+    ks, labels = (1, 4, 20, 150), queries.labels.numpy()
+    for k, result in zip(ks, knn_results(bank, queries, k=ks, vote=vote), strict=True):
+        hits = brute_knn(bank, queries, k, 0.07, vote) == labels
+        np.testing.assert_array_equal(result.scores, hits)
+    both = [knn_results(bank, queries, k=ks, vote=one) for one in ("weighted", "majority")]
+    assert knn_results(bank, queries, k=ks, vote="both") == both[0] + both[1]
 
 
 def test_the_order_of_the_features_changes_no_bit_of_a_similarity():
@@ -97,9 +96,9 @@ def test_the_order_of_the_features_changes_no_bit_of_a_similarity():
 def test_leave_one_out_removes_a_query_by_its_id_and_nothing_else():
     bank = random_rows(120, 6, 4, seed=6)
     shuffled = bank.rows(torch.randperm(120, generator=torch.Generator().manual_seed(0)))
-    (predicted,) = knn_predictions(bank, shuffled, k=(5,), exclude_same_id=True).values()
+    (found,) = knn_results(bank, shuffled, k=(5,), exclude_same_id=True)
     expected = brute_knn(bank, shuffled, 5, 0.07, "weighted", [(i, i) for i in range(120)])
-    np.testing.assert_array_equal(predicted, expected)
+    np.testing.assert_array_equal(found.scores, expected == shuffled.labels.numpy())
     (with_itself,) = knn_results(bank, bank, k=(1,))
     assert with_itself.value == 1.0
     (without,) = knn_results(bank, bank, k=(1,), exclude_same_id=True)
@@ -109,19 +108,17 @@ def test_leave_one_out_removes_a_query_by_its_id_and_nothing_else():
 def test_classes_missing_on_either_side_do_not_shift_the_others():
     bank = rows([[1, 0], [0.9, 0.1], [0, 1]], [2, 2, 7])
     queries = rows([[1, 0.05], [0.1, 1], [1, 0]], [2, 7, 5], first_id=10)
-    for vote in ("weighted", "majority"):
-        assert knn_predictions(bank, queries, k=(1,), vote=vote)[vote, 1].tolist() == [2, 7, 2]
-    (result,) = knn_results(bank, queries, k=(1,))
-    assert result.value == pytest.approx(2 / 3)
+    for result in knn_results(bank, queries, k=(1,), vote="both"):
+        assert result.scores.tolist() == [True, True, False]  # the third as a 2
 
 
 def test_the_scale_of_features_does_not_matter_and_a_small_temperature_stays_finite():
     bank, queries = random_rows(200, 6, 5, seed=9), random_rows(50, 6, 5, seed=10)
     scaled = Embeddings(queries.features * 1e-6, queries.labels, queries.ids)
     assert knn_results(bank, queries, k=(20,)) == knn_results(bank, scaled, k=(20,))
-    (sharp,) = knn_predictions(bank, queries, k=(20,), temperature=1e-5).values()
-    (first,) = knn_predictions(bank, queries, k=(1,)).values()
-    assert sharp.tolist() == first.tolist()
+    (sharp,) = knn_results(bank, queries, k=(20,), temperature=1e-5)
+    (first,) = knn_results(bank, queries, k=(1,))
+    assert sharp.scores.tolist() == first.scores.tolist()
 
 
 @pytest.mark.parametrize(
@@ -136,10 +133,7 @@ def test_the_scale_of_features_does_not_matter_and_a_small_temperature_stays_fin
         (lambda b: (b._replace(labels=0 * b.labels - 1), {}), "50 of 50 rows have no label"),
         (lambda b: (b._replace(labels=b.labels.int()), {}), "not int64"),
         (lambda b: (b._replace(features=b.features.double()), {}), "not float32"),
-        (
-            lambda b: (b._replace(features=b.features * torch.nan), {}),
-            "50 rows of features are not",
-        ),
+        (lambda b: (b._replace(features=b.features * torch.nan), {}), "50 rows of features are"),
         (lambda b: (b._replace(features=b.features[:, :3]), {}), "different backbones"),
         (lambda b: (b.rows(torch.arange(0)), {}), "no rows"),
     ],
@@ -155,8 +149,7 @@ def test_wrong_input_is_one_clear_error(change, message):
 def test_few_shot_takes_n_rows_of_each_class_and_other_rows_in_each_draw():
     bank = random_rows(300, 6, 5, seed=11)
     draws = [few_rows(bank, 7, 0, draw) for draw in range(3)]
-    for chosen in draws:
-        assert torch.bincount(bank.labels[chosen]).tolist() == [7] * 5
+    assert all(torch.bincount(bank.labels[rows]).tolist() == [7] * 5 for rows in draws)
     assert not torch.equal(draws[0], draws[1])
     backwards = bank.rows(torch.arange(299, -1, -1))
     again = backwards.ids[few_rows(backwards, 7, 0, 0)]
@@ -166,13 +159,8 @@ def test_few_shot_takes_n_rows_of_each_class_and_other_rows_in_each_draw():
 def test_few_shot_is_the_mean_over_its_draws():
     bank, queries = random_rows(300, 6, 5, seed=11), random_rows(80, 6, 5, seed=12)
     (result,) = few_shot_knn(bank, queries, labels_per_class=7, k=(5,), draws=3)
-    expected = [
-        (
-            brute_knn(bank.rows(few_rows(bank, 7, 0, d)), queries, 5, 0.07, "weighted")
-            == queries.labels.numpy()
-        ).mean()
-        for d in range(3)
-    ]
+    labels, banks = queries.labels.numpy(), [bank.rows(few_rows(bank, 7, 0, d)) for d in range(3)]
+    expected = [(brute_knn(few, queries, 5, 0.07, "weighted") == labels).mean() for few in banks]
     assert result.details["draws"] == pytest.approx(expected)
     assert result.value == pytest.approx(np.mean(expected))
     assert result.details["spread"] == pytest.approx(np.std(expected, ddof=1))
@@ -190,9 +178,3 @@ def test_the_matmul_precision_of_training_is_restored():
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def test_both_votes_are_those_of_two_searches():
-    bank, queries = random_rows(60, 4, 3, seed=1), random_rows(30, 4, 3, seed=2)
-    alone = [knn_results(bank, queries, k=(1, 7), vote=vote) for vote in ("weighted", "majority")]
-    assert knn_results(bank, queries, k=(1, 7), vote="both") == alone[0] + alone[1]

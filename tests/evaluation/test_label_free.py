@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from sslpipe.evaluation import geometry
 from sslpipe.evaluation.label_free import (
     SCORES,
     alignment,
@@ -15,6 +14,7 @@ from sslpipe.evaluation.label_free import (
     lidar,
     rankme,
     uniformity,
+    uniformity_of_units,
     view_recall,
 )
 
@@ -103,4 +103,4 @@ def test_uniformity_of_collapsed_rows_keeps_its_digits(spread, dtype):
     rows = torch.tensor(0.125 + spread * unit(gaussian(32, 64)), dtype=dtype)
     pairs = combinations(rows.double().numpy(), 2)
     expected = np.log1p(np.mean([np.expm1(-2 * ((a - b) ** 2).sum()) for a, b in pairs]))
-    assert float(geometry.uniformity(rows)) == pytest.approx(expected, rel=1e-6)
+    assert float(uniformity_of_units(rows)) == pytest.approx(expected, rel=1e-6)

@@ -26,9 +26,12 @@ OPTIONS = {"canvas_px": 16, "num_workers": 0}
 
 def scored(process, data, ids=IDS):
     torch.manual_seed(0)
-    backbone, view = small_resnet((8, 16)), EvalView(16, 16, MEAN, STD)
-    split = load_index(str(data)).split("train")
-    return monitor(backbone, view, split, ids, process, **OPTIONS)
+    return monitor(small_resnet((8, 16)), *seen(data), ids, process, **OPTIONS)
+
+
+def seen(data):
+    """How evaluation sees the images, and the split."""
+    return EvalView(16, 16, MEAN, STD), load_index(str(data)).split("train")
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +43,8 @@ def test_the_numbers_are_those_of_features_and_of_two_fixed_views(data):
     found = scored(Rank(), data)
     assert set(found) == {"holdout_knn", *(f"holdout_{name}" for name in NUMBERS)}
     torch.manual_seed(0)
-    backbone, split = small_resnet((8, 16)), load_index(str(data)).split("train")
-    rows = embed(backbone, EvalView(16, 16, MEAN, STD), split, ids=IDS, **OPTIONS)
+    backbone, (view, split) = small_resnet((8, 16)), seen(data)
+    rows = embed(backbone, view, split, ids=IDS, **OPTIONS)
     views = embed(backbone, ProbeViews(16, MEAN, STD), split, ids=IDS, **OPTIONS)
     (knn,) = knn_results(rows, rows, k=(20,), exclude_same_id=True)
     assert found["holdout_knn"] == knn.value
@@ -67,7 +70,7 @@ def test_without_two_images_of_a_class_all_but_knn_is_there(tmp_path, images):
 
 def test_of_small_classes_the_nearest_image_decides(data):
     """3 classes of 4: with all 11 others voting, the own class has 3 votes and each other 4."""
-    view, split = EvalView(16, 16, MEAN, STD), load_index(str(data)).split("train")
+    view, split = seen(data)
     ids = np.arange(16)[np.arange(16) % 4 < 3]
     backbone = torch.nn.Flatten()
     found = monitor(backbone, view, split, ids, Rank(), **OPTIONS)
@@ -77,7 +80,7 @@ def test_of_small_classes_the_nearest_image_decides(data):
 
 
 def test_retrieval_is_scored_where_two_images_are_of_a_class(data):
-    view, split = EvalView(16, 16, MEAN, STD), load_index(str(data)).split("train")
+    view, split = seen(data)
     for ids, scores in ((np.arange(4), 0), (np.arange(8), 2)):  # 4 classes
         found = retrieval_monitor(small_resnet((8, 16)), view, split, ids, Rank(), **OPTIONS)
         assert len(found) == scores
@@ -86,7 +89,7 @@ def test_retrieval_is_scored_where_two_images_are_of_a_class(data):
 
 def test_held_out_images_are_searched_among_each_other_and_a_bank(data):
     """Against a loop over all rows, in float64."""
-    view, split = EvalView(16, 16, MEAN, STD), load_index(str(data)).split("train")
+    view, split = seen(data)
     bank, backbone = np.arange(0, 60, 2), torch.nn.Flatten()
     found = monitor(backbone, view, split, IDS, Rank(), bank=bank, **OPTIONS)
     rows = embed(backbone, view, split, ids=np.union1d(IDS, bank), **OPTIONS)

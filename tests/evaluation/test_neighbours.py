@@ -10,14 +10,8 @@ from sslpipe.errors import DataError
 from sslpipe.evaluation import neighbours
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.neighbours import among_all, fixed_point_units, nearest, tile_numbers
-from tests.evaluation.test_knn import random_rows, tied_rows
+from tests.evaluation.test_knn import collapsed_rows, random_rows, tied_rows
 from tests.helpers.processes import run_processes
-
-
-def collapsed_rows(n, width, classes, seed, first_id=0):
-    """All cosines within 1e-7: which rows are proposed is chance."""
-    data = random_rows(n, width, classes, seed, first_id)
-    return data._replace(features=1 + 1e-4 * data.features)
 
 
 @pytest.mark.parametrize("search", ["torch", "faiss"])
@@ -27,9 +21,9 @@ def collapsed_rows(n, width, classes, seed, first_id=0):
 def test_a_search_finds_what_comparing_all_finds(make, k, leave_out, search, monkeypatch):
     bank, queries = make(3000, 8, 5, seed=3), make(70, 8, 5, seed=4)
     bank = bank._replace(ids=bank.ids // 3)  # three rows an id
-    ids = {"bank_ids": bank.ids, "query_ids": queries.ids} if leave_out else {}
+    hidden = (bank.ids, queries.ids) if leave_out else None
     units = fixed_point_units(bank.features), fixed_point_units(queries.features)
-    expected = among_all(*units, k, (bank.ids, queries.ids) if leave_out else None)
+    expected = among_all(*units, k, hidden)
     sizes = ("CPU_NUMBERS", "PAIRED_NUMBERS", "PROPOSED_NUMBERS", "WIDE_NUMBERS", "PART_BYTES")
     # one tile; many, of queries that are proposed to in turns; and the bank part by part
     for numbers in (
@@ -39,7 +33,7 @@ def test_a_search_finds_what_comparing_all_finds(make, k, leave_out, search, mon
     ):
         for name, number in zip(sizes, numbers, strict=True):
             monkeypatch.setattr(neighbours, name, number)
-        actual = nearest(bank.features, queries.features, k, search=search, **ids)
+        actual = nearest(bank.features, queries.features, k, search=search, hidden=hidden)
         assert torch.equal(actual.indices, expected.indices)
         assert torch.equal(actual.similarities, expected.similarities)
 
@@ -105,12 +99,12 @@ def in_rank(process: Rank):
         bank, queries = make(103, 4, 5, seed=1), make(31, 4, 5, seed=2)
         bank = bank._replace(ids=bank.ids // 3)  # three rows an id, in two shares
         for k in (1, 9, 100):
-            for ids in ({}, {"bank_ids": bank.ids, "query_ids": queries.ids}):
-                near = nearest(bank.features, queries.features, k, process=process, **ids)
+            for ids in (None, (bank.ids, queries.ids)):
+                near = nearest(bank.features, queries.features, k, hidden=ids, process=process)
                 found += [near.indices, near.similarities]
     # groups of a quarter of the bank
-    ids = {"bank_ids": torch.arange(103) % 4, "query_ids": torch.arange(31) % 5}
-    near = nearest(bank.features, queries.features, 9, process=process, **ids)
+    ids = torch.arange(103) % 4, torch.arange(31) % 5
+    near = nearest(bank.features, queries.features, 9, hidden=ids, process=process)
     found += [near.indices, near.similarities]
     # more processes than some have rows
     few = random_rows(3, 4, 2, seed=1)

@@ -174,7 +174,11 @@ def test_where_train_has_not_the_classes_of_test_the_table_has_what_decides(unse
     measured = any("knn" in r["protocol"] for r in report["rows"])
     assert measured == (unseen < 20)
     assert sum("train" in text for text in report["left_out"]) == 1
+    assert report["comparisons"] == []
     assert next(e for e in report["against"] if e["primary"])["measure"] == "Recall@1"
+    assert {each["measure"] for each in report["against"]} == {"Recall@1", "MAP@R"}
+    assert "raw pixels: " in report["verdict"]
+    assert "kNN" not in report["verdict"]
     for page in (result_table(report), printed(report)):
         assert f"{100 * inside['Recall@1'].value:.1f}" in page
 

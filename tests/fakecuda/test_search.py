@@ -56,8 +56,9 @@ def _searched_together() -> list[torch.Tensor]:
 def _searches(device: str, **options: Any) -> list[torch.Tensor]:
     """Neighbours of all rows, and of those with another id."""
     bank, queries = _rows(6000, 1), _rows(50, 2).to(device)
-    ids = {"bank_ids": torch.arange(6000) // 3, "query_ids": torch.arange(50).to(device)}
-    return [*nearest(bank, queries, 20, **options), *nearest(bank, queries, 20, **ids, **options)]
+    ids = torch.arange(6000) // 3, torch.arange(50).to(device)
+    found = (nearest(bank, queries, 20, hidden=hidden, **options) for hidden in (None, ids))
+    return [tensor for near in found for tensor in near]
 
 
 def test_two_gpus_with_half_of_the_bank_each_find_the_neighbours_of_the_cpu():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sslpipe.distributed import Rank
-from sslpipe.evaluation.geometry import effective_rank
+from sslpipe.evaluation.label_free import effective_rank
 from sslpipe.run.health import MOST_IMAGES, Alarm, Alarms, StartAlarm, embedding_health
 from tests.helpers.processes import run_processes
 
