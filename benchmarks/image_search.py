@@ -92,10 +92,10 @@ def indexes(bank: Tensor, queries: list[Tensor], folder: Path) -> list[dict[str,
     file, near = folder / "rows.safetensors", folder / "rows.faiss"
     none = torch.full_like(ids, -1)
     written, _ = seconds(lambda: save_embeddings(file, Embeddings(units, none, ids), {}))
-    made_s, made = seconds(lambda: write_approximate(units, near))
+    made_s, (lists, stated) = seconds(lambda: write_approximate(units, near))
     opened, (mapped, _) = seconds(lambda: read_embeddings(file, hashed=False))
     digest = sha256_of(near)
-    more, approximate = seconds(lambda: Approximate.read(near, digest, made.lists, units.shape))
+    more, approximate = seconds(lambda: Approximate.read(near, digest, lists, units.shape))
     more = {key: value + opened[key] for key, value in more.items()}
     rows, true = mapped.features, [nearest(units, q, TOP, units=True).indices for q in queries]
     kinds: tuple[tuple[str, dict[str, float], dict[str, float], Path, Find], ...] = (
@@ -107,7 +107,7 @@ def indexes(bank: Tensor, queries: list[Tensor], folder: Path) -> list[dict[str,
         one: dict[str, Any] = {"kind": kind, "bytes": path.stat().st_size}
         one |= least([making], "made") | least([opening], "open")
         if kind == "approximate":
-            one |= {"lists": made.lists, "stated_recall": made.recall}
+            one |= {"lists": lists, "stated_recall": stated}
         for each, wanted in zip(queries, true, strict=True):
             timed = [seconds(lambda q=each, f=find: f(q)) for _ in range(TURNS)]
             recall = same(timed[-1][1].indices, wanted)

@@ -1,9 +1,8 @@
 """Which features to use: networks, joins and powers of flattening, ranked with labels or without.
 
 With labels the classes are cut in two: one half chooses, by MAP@R, the other half says what the
-choice is worth. Without labels the ranking is by `view_recall`: how often an image's other corner
-is the nearest of all. Both rules were chosen on two of the sets of docs/graded.md, which says how
-often they were right on the others.
+choice is worth. Without labels the ranking is by `view_recall`. Both rules were chosen on two of
+the sets of docs/graded.md, which says how often they were right on the others.
 """
 
 import json
@@ -219,17 +218,11 @@ class Power(NamedTuple):
 def choose_power(
     rows: Embeddings, floor: float | None = None, dims: int | None = None, seed: int = 0
 ) -> Power:
-    """Choose how far to flatten the spectrum of features.
+    """Choose how far to flatten the spectrum of features; `floor` and `dims` as in `fit_whitening`.
 
-    With labels by MAP@R: each half of the classes is searched in itself, flattened by the spectrum
-    of all rows that are not in it. Of many rows each class has its share of MOST_SCORED. Without
-    labels UNLABELLED_POWER, which docs/graded.md measures.
-
-    Args:
-        rows: Features of a train split, not whitened.
-        floor: As `fit_whitening` takes it, like `dims`.
-        dims: The same.
-        seed: Of the halves.
+    With labels by MAP@R: each half of the classes, cut by `seed`, is searched in itself, flattened
+    by the spectrum of all rows that are not in it. Of many rows each class has its share of
+    MOST_SCORED. Without labels UNLABELLED_POWER, which docs/graded.md measures.
     """
     labels = rows.labels.cpu().numpy()
     if (lacking := why_unlabelled(labels)) is not None:
@@ -259,13 +252,8 @@ def fit_flattening(
 ) -> tuple[Whitening | None, str]:
     """Fit what a gallery or a search does to features by default, on its own images alone.
 
-    Args:
-        rows: Features of these images, not whitened.
-        by_labels: Whether labels, where there are enough, choose the power, or that none helps.
-        say: Told where rows are few.
-
-    Returns:
-        None where the features stay as they are; and words for the user.
+    `by_labels`: labels, where there are enough, choose the power, or that none helps. `say` is told
+    where rows are few. Returns None where the features stay as they are; and words for the user.
     """
     count = len(rows.ids)
     if count < LEAST_FLATTENED:

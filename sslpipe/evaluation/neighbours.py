@@ -310,13 +310,6 @@ def tile_numbers(device: torch.device) -> int:
     return max(1, min(MOST_NUMBERS, (free + unused) // (8 * 4)))
 
 
-class Made(NamedTuple):
-    """What was measured of a file: lists a query looks into, and the recall that they give."""
-
-    lists: int
-    recall: float
-
-
 class Approximate:
     """An inverted file of faiss, and how many of its lists a query looks into.
 
@@ -368,11 +361,11 @@ class Approximate:
         return best(similarities, rows, k)
 
 
-def write_approximate(rows: Tensor, path: Path) -> Made:
-    """Write an inverted file of rows, (N, F) as `neighbours.fixed_point_units` returns them.
+def write_approximate(rows: Tensor, path: Path) -> tuple[int, float]:
+    """Write an inverted file of rows, (N, F) as `fixed_point_units` returns them.
 
-    As many lists are looked into as recall needs; it is measured on MEASURED of the rows, each
-    searched among all others.
+    Returns how many lists a query looks into, as many as recall needs, and the recall, measured on
+    MEASURED of the rows, each searched among all others.
 
     Raises:
         DataError: Too many lists would be needed, or faiss is missing.
@@ -397,7 +390,7 @@ def write_approximate(rows: Tensor, path: Path) -> Made:
                 faiss.write_index(index, str(path))
             except RuntimeError as error:  # a full disk
                 raise DataError(f"cannot write {path.parent}: {error}") from error
-            return Made(looked, recall)
+            return looked, recall
         looked *= 2
     raise DataError(
         f"an approximate index finds {recall:.1%} of the {TOP} nearest where a query looks into "

@@ -50,13 +50,12 @@ class Protocols:
     """What is measured of each set: the same for all, by what the first one's samples allow.
 
     kNN with all, 100, 10, 5 and 1 labels per class (where classes have so many), retrieval and
-    verification inside test, plain and flattened, and two linear probes, which standardise, of
-    plain features only. The table has kNN with k = 20, or as many as there are labels per class
-    where those are fewer, and the linear probe; Recall@1 and MAP@R where train has not the classes
-    of most test samples.
+    verification inside test, plain and flattened, and two linear probes, of plain features only.
+    The table has kNN with k = 20, or as many as there are labels per class where those are fewer,
+    and the linear probe; Recall@1 and MAP@R where train has not the classes of most test samples.
 
-    `classes` are the classes' names by label, where known; `left_out` gets a sentence for each
-    number that cannot be measured; `draws` and `seed` as in `run_suite`.
+    `classes` are names by label, where known; `left_out` gets a sentence for each number that
+    cannot be measured; `draws` and `seed` as in `run_suite`.
     """
 
     def __init__(

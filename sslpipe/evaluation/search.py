@@ -1,7 +1,7 @@
 """Search by image: the nearest images of what `sslpipe embed` has written.
 
 A features file is the index: rows of one network, with the ids of their samples. New images are a
-data set and a features file of their own, searched together with the others.
+features file of their own, searched together with the others.
 """
 
 import math
@@ -56,8 +56,7 @@ class Prepared(NamedTuple):
     """Rows that `search_index.build_index` has written, as they are searched.
 
     Args:
-        rows: For each file its rows of length 1 and the facts of the features, or None: they are
-            read from the file itself, and flattened alike.
+        rows: For each file its rows of length 1 and its facts; None: they are read from the file.
         flattening: What the rows were flattened by, and queries are; None: nothing.
         form: The same in words.
         near: For each file what finds its nearest rows approximately, or None: all are compared.
@@ -75,8 +74,8 @@ class ImageSearch:
     Args:
         files: Each with the data set that it was embedded from, a path or a URL.
         flatten: Flatten the spectrum of the features, as `sslpipe whiten` does, with the power that
-            needs no labels. It is learned on the images searched among, and never on queries. No
-            effect where the files are whitened, or have too few rows.
+            needs no labels, learned on the images searched among. No effect where the files are
+            whitened, or have too few rows.
         augment: Mix each image with its nearest ones of all files, so many, itself among them, at
             the cost of comparing every image with every other. 0: do not.
         removed: Ids of each file that are not found; none by default.
@@ -91,7 +90,7 @@ class ImageSearch:
 
     Raises:
         DataError: A file is damaged, of another data set, or of another network or view than the
-            first one.
+            first.
     """
 
     def __init__(

@@ -1,10 +1,9 @@
 """An index that grows: a small file that names features files, and the images that are removed.
 
-The features files stay as they are, so that adding and removing rewrite only this file, whole or
-not at all, and one process at a time. `build_index` writes beside it, in INDEX.rows/, the rows as
-they are searched, which are memory-mapped from then on: a file for each features file, under a name
-that no other content has, then this file, then what it no longer names is removed. So there is
-always the index before or the one after.
+Adding and removing rewrite only this file, whole or not at all, one process at a time.
+`build_index` writes beside it, in INDEX.rows/, the rows as they are searched, memory-mapped from
+then on: a file for each features file, under a name that no other content has, then this file, then
+what it no longer names is removed. So there is always the index before or the one after.
 """
 
 import hashlib
@@ -53,7 +52,7 @@ _DAMAGED = "restore a copy, or add its features files to a new one"
 def read_index(index: Path) -> list[dict[str, Any]]:
     """Read the parts: features and data, paths or URLs, data_sha256, split, and removed ids.
 
-    One that is built has `rows`, the name of a file, and where it is approximate `near`, its
+    One that is built has `rows`, the name of a file, and where it is approximate `near`: its
     "file", "sha256", "lists" to look into and measured "recall".
 
     Raises:
@@ -97,8 +96,8 @@ def open_index(
         exact: Compare all rows where the index is approximate.
 
     Raises:
-        DataError: See `read_index` and `ImageSearch`; or a features file was replaced by another
-            one, so that the removed ids would be other images.
+        DataError: See `read_index` and `ImageSearch`; or a features file was replaced, so that the
+            removed ids would be other images.
     """
     while True:
         parts = read_index(index)
@@ -146,8 +145,8 @@ def _folder(index: Path) -> Path:
 def _prepared(index: Path, parts: list[dict[str, Any]], exact: bool) -> Prepared | None:
     """Map the rows that were built; None where there are none.
 
-    Their header, sizes and shapes are checked, and that they are of the features files that are
-    there, by the sha256 that these say they have. No number is read.
+    Headers, sizes and shapes are checked, and that they are of these features files, by the sha256
+    that these say they have. No number is read.
     """
     rows: list[tuple[Embeddings, dict[str, Any]] | None] = [None] * len(parts)
     near: list[Approximate | None] = [None] * len(parts)
@@ -203,8 +202,8 @@ def build_index(
 
     Args:
         index: Its file, which then names them.
-        flatten: As `ImageSearch` takes it. The spectrum is learned here, on all images that are not
-            removed, and kept; files that are added later are flattened alike.
+        flatten: As `ImageSearch` takes it. The spectrum is learned here and kept; files that are
+            added later are flattened alike.
         approximate: For features files of LEAST_ROWS or more, also write what finds neighbours
             approximately.
         say: Told where another process changes an index in this folder, and this one waits.
@@ -248,9 +247,9 @@ def _build_part(
         # made anew it may have other bytes: a name of its own, as the one before is still named
         file = folder / f"{secrets.token_hex(32)}.faiss"
         with replacing(file) as temporary:
-            made = write_approximate(rows.features, temporary)
-            near = {"file": file.name, "sha256": sha256_of(temporary), **made._asdict()}
-        part["near"] = near
+            lists, recall = write_approximate(rows.features, temporary)
+            sha256 = sha256_of(temporary)
+        part["near"] = {"file": file.name, "sha256": sha256, "lists": lists, "recall": recall}
 
 
 def _sha256_of_features(part: dict[str, Any]) -> str:

@@ -55,15 +55,15 @@ def run_suite(
 ) -> dict[str, Any]:
     """Run every evaluation on each set of features; returns an eval.json, see `suite_file`.
 
-    What is measured, and what is in the table, says `Protocols`; nothing is chosen on test. After
-    Ctrl-C (KeyboardInterrupt) it has the sets that are measured by then.
+    What is measured says `Protocols`; nothing is chosen on test. After Ctrl-C (KeyboardInterrupt)
+    it has the sets that are measured by then.
 
     Args:
         sets: Name -> (train, test), all of the same samples, in the order of the table; or what
-            makes them anew when their turn comes, but for the first: one that fails is left out;
-            they are flattened in place.
+            makes them when their turn comes, but for the first: one that fails is left out; they
+            are flattened in place.
         facts: Where the features come from, plain values.
-        against: Those of the sets that are other networks', to compare with; see `against`.
+        against: Those of the sets that are other networks', to compare with; see `verdict`.
         start: Which of those the run started from.
         not_compared: Sentences on networks that could not be.
         columns: Codes by sample id of the whole splits, which a probe reads from each set.

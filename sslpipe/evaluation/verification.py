@@ -75,13 +75,11 @@ def verification(
         DataError: A FAR is below one different pair, or there are no pairs of a kind.
     """
     check_pair(bank, queries)
-    if not all(0 < each < 1 for each in far):
-        raise DataError(f"far = {tuple(far)} must lie between 0 and 1")
-
-    # pairs and their scores: each process scores its share
     chosen = draw_pairs(queries, pairs, seed)
     same_count, different_count = int(chosen.same.sum()), int((~chosen.same).sum())
     for each in far:
+        if not 0 < each < 1:
+            raise DataError(f"far = {tuple(far)} must lie between 0 and 1")
         if each * different_count < 1:
             raise DataError(
                 f"far = {each:g} of {different_count} different pairs is less than one; draw at "
@@ -91,23 +89,18 @@ def verification(
     if process.world_size > 1:  # all shares, in order, on every process
         scores = all_gather_rows(torch.from_numpy(scores).to(message_device())).cpu().numpy()
 
-    # numbers of the ROC, with intervals
+    # numbers of the ROC, then accuracy at thresholds chosen on other pairs
     protocol = f"verification cosine pairs={same_count}+{different_count} seed={seed}"
     counts = {"same_pairs": same_count, "different_pairs": different_count}
-    rows = len(queries.ids)
     names = ("fpr@95tpr", *(f"tar@far={each:g}" for each in far), "auc")
-    values, intervals = _roc_numbers(scores, chosen.same, far, seed)
-    results = [
-        Result(protocol, name, value, interval, rows, 0, dict(counts))
-        for name, value, interval in zip(names, values, intervals, strict=True)
-    ]
-    # accuracy at thresholds chosen on other pairs
+    rows = [*zip(names, *_roc_numbers(scores, chosen.same, far, seed), strict=True)]
     right, per_fold = kfold_accuracy(scores, chosen.same, folds)
     half = 1.96 * float(np.std(per_fold, ddof=1)) / folds**0.5
-    interval = (max(0.0, right - half), min(1.0, right + half))
-    details = {**counts, "folds": per_fold}
-    name = f"accuracy {folds}-fold best threshold"
-    return [*results, Result(protocol, name, right, interval, rows, 0, details)]
+    ends = (max(0.0, right - half), min(1.0, right + half))
+    rows.append((f"accuracy {folds}-fold best threshold", right, ends))
+    results = [Result(protocol, *row, len(queries.ids), 0, dict(counts)) for row in rows]
+    results[-1].details["folds"] = per_fold
+    return results
 
 
 def _roc_numbers(
@@ -115,20 +108,19 @@ def _roc_numbers(
 ) -> tuple[list[float], list[Interval]]:
     """FPR at 95 % TPR, TAR at each FAR, AUC; and their bootstrap intervals over pairs."""
     falling = np.argsort(-scores, kind="stable")  # once, for all resamples
+    scores, same = scores[falling], same[falling]
 
     def numbers(weights: Floats | None = None) -> Floats:
-        times = None if weights is None else weights[falling]
-        curve = roc(scores[falling], same[falling], times)
-        return np.array(
-            [fpr_at_tpr(curve, 0.95), *(tar_at_far(curve, each) for each in far), auc(curve)]
-        )
+        curve = roc(scores, same, weights)
+        fars = (tar_at_far(curve, each) for each in far)
+        return np.array([fpr_at_tpr(curve, 0.95), *fars, auc(curve)])
 
     generator = np.random.default_rng(seed)
     kinds = (int(same.sum()), int((~same).sum()))  # resampled apart; pairs of one label come first
 
     def resampled() -> Floats:
         weights = [np.bincount(generator.integers(n, size=n), minlength=n) for n in kinds]
-        return numbers(np.concatenate(weights).astype(np.float64))
+        return numbers(np.concatenate(weights).astype(np.float64)[falling])
 
     return numbers().tolist(), quantiles95([resampled() for _ in range(RESAMPLES)])
 
@@ -154,10 +146,8 @@ def draw_pairs(rows: Embeddings, count: int, seed: int) -> LabelledPairs:
     different = _distinct(first, second, count)
     for name, kind in (("one label", same), ("two labels", different)):
         if kind.shape[1] == 0:
-            raise DataError(
-                f"there is no pair of {name} among {len(labels)} rows: give a split with two "
-                "classes or more, of two images or more"
-            )
+            none = f"there is no pair of {name} among {len(labels)} rows"
+            raise DataError(f"{none}: give a split with two classes or more, of two images or more")
     both = order[np.concatenate([same, different], axis=1)]
     is_same = np.arange(both.shape[1]) < same.shape[1]
     return LabelledPairs(both[0], both[1], is_same)

@@ -221,12 +221,6 @@ def test_a_file_that_holds_no_embeddings_or_strange_facts_is_one_clear_error(tmp
             load_embeddings(tmp_path / name)
 
 
-def test_pixel_features_are_the_images_in_zero_to_one(split):
-    (rows,) = pixel_features(split, view=EvalView(**VIEW))
-    expected = np.stack([picture(i) for i in range(21)]).transpose(0, 3, 1, 2).reshape(21, -1) / 255
-    np.testing.assert_allclose(rows.features.numpy(), expected, atol=1e-6)
-
-
 def test_pixel_features_of_gray_images_keep_one_channel_and_all_cosines(tmp_path):
     def gray(number: int) -> bytes:
         pixels = picture(number)[:, :, :1].repeat(3, axis=2)

@@ -267,10 +267,6 @@ def test_samples_without_a_label_are_counted_and_none_with_one_is_an_error():
         run_suite({"ssl": (train, bare)}, {})
 
 
-def rows_of(report, name):
-    return [row for row in report["rows"] if row["features"] == name]
-
-
 def test_features_that_are_made_on_the_way_are_used_up_and_those_of_the_caller_are_not(report):
     sets, made = two_sets(), list(two_sets()["noise"])
     held, (train, _) = sets["noise"], sets["ssl"]
@@ -283,58 +279,51 @@ def test_features_that_are_made_on_the_way_are_used_up_and_those_of_the_caller_a
     assert torch.equal(train.features, pair()[0].features)
 
 
-@pytest.mark.parametrize("when", ["it is embedded", "it is measured"])
-def test_an_interrupted_suite_keeps_the_sets_that_are_measured(report, when, monkeypatch):
+def interrupt(*rows, **options):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("when", ["embedded", "measured", "probed", "compared"])
+def test_an_interrupted_suite_keeps_what_is_measured(report, when, monkeypatch):
     ssl, noise = two_sets().values()
+    said, options = [], {}
 
     def embedded():
-        if when == "it is embedded":
-            raise KeyboardInterrupt
-        monkeypatch.setattr(protocols, "verification", interrupt)
+        if when == "embedded":
+            interrupt()
+        if when == "measured":
+            monkeypatch.setattr(protocols, "verification", interrupt)
         return noise
 
-    def interrupt(*rows, **options):
-        raise KeyboardInterrupt
-
-    said = []
-    sets = {"ssl": ssl, "noise": embedded, "pixels": lambda: noise}
-    stopped = run_suite(sets, {"data": "made up"}, say=said.append)
-    assert rows_of(stopped, "ssl") == rows_of(report, "ssl")
-    assert {row["features"] for row in stopped["rows"]} == {"ssl"}
-    assert stopped["incomplete"] == {"noise": "interrupted", "pixels": "interrupted"}
-    assert stopped["left_out"][-2:] == ["noise: interrupted", "pixels: interrupted"]
+    if when == "probed":
+        monkeypatch.setattr(suite, "nuisance_rows", interrupt)
+        options["columns"] = [SimpleNamespace(name="vendor")]
+    if when == "compared":
+        once = iter([interrupt, suite.compare_all])
+        monkeypatch.setattr(suite, "compare_all", lambda *a, **named: next(once)(*a, **named))
+    sets = {"ssl": ssl, "noise": embedded}
+    stopped = run_suite(sets, {"data": "made up"}, say=said.append, **options)
+    if when == "compared":  # all is measured, and the answers are given
+        assert stopped == report
+        return
+    missing = ["noise", "probes of columns"][: 1 + (when == "probed")]
+    assert stopped["incomplete"] == dict.fromkeys(missing, "interrupted")
+    assert stopped["left_out"][-len(missing) :] == [f"{name}: interrupted" for name in missing]
+    assert stopped["rows"] == [row for row in report["rows"] if row["features"] == "ssl"]
     assert said[-1] == "interrupted; kept: ssl"
     check_report(json.loads(json.dumps(stopped)))
     assert "incomplete" not in report
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_probes_of_columns_that_end_early_cost_no_numbers(report, monkeypatch, error):
-    def ended(*rows, **options):
-        raise error
+def test_probes_of_columns_that_fail_cost_no_numbers(report, monkeypatch):
+    def fail(*rows, **options):
+        raise MemoryError
 
-    monkeypatch.setattr(suite, "nuisance_rows", ended)
-    stopped = run_suite(two_sets(), {"data": "made up"}, columns=[SimpleNamespace(name="vendor")])
-    assert rows_of(stopped, "ssl") == rows_of(report, "ssl")
-    if error is KeyboardInterrupt:
-        missing = {"noise": "interrupted", "probes of columns": "interrupted"}
-        assert stopped["incomplete"] == missing
-    else:
-        assert stopped["rows"] == report["rows"]
-        assert any("noise: probes of columns" in said for said in stopped["left_out"])
-
-
-def test_an_interruption_of_the_answers_costs_nothing(report, monkeypatch):
-    asked, compare_all = [], suite.compare_all
-
-    def stopped_once(*words, **options):
-        asked.append(1)
-        if len(asked) == 1:
-            raise KeyboardInterrupt
-        return compare_all(*words, **options)
-
-    monkeypatch.setattr(suite, "compare_all", stopped_once)
-    assert run_suite(two_sets(), {"data": "made up"}) == report
+    monkeypatch.setattr(suite, "nuisance_rows", fail)
+    columns = [SimpleNamespace(name="vendor")]
+    stopped = run_suite(two_sets(), {"data": "made up"}, columns=columns)
+    assert stopped["rows"] == report["rows"]
+    assert any("noise: probes of columns" in said for said in stopped["left_out"])
 
 
 def many_classes(classes, per_class, width=8):
@@ -348,37 +337,28 @@ def many_classes(classes, per_class, width=8):
 
 
 @pytest.mark.parametrize(
-    ("classes", "work", "reason"),
+    ("classes", "per_class", "work", "ks", "said"),
     [
-        (1001, 2**36, "linear probes: 1,001 classes have fewer than 10 images"),
-        (40, 120 * 8 * 40 - 1, "ssl, linear probes: 120 rows x 8 features x 40 classes"),
-        (40, 120 * 8 * 40, None),
+        (1001, 4, 2**36, 4, "linear probes: 1,001 classes have fewer than 10 images"),
+        (40, 4, 120 * 8 * 40 - 1, 4, "ssl, linear probes: 120 rows x 8 features x 40 classes"),
+        (40, 4, 120 * 8 * 40, 4, "kNN with k = 100: the largest train class has 3 samples"),
+        (100, 4, 2**36, 4, "kNN with k = 100 and 200: the largest train class has 3 samples"),
+        (30, 11, 2**36, 5, "kNN with k = 200: the largest train class has 10 samples"),
     ],
 )
-def test_linear_probes_that_take_hours_are_skipped_by_a_stated_rule(
-    classes, work, reason, monkeypatch
+def test_what_takes_hours_or_means_little_is_skipped_by_a_stated_rule(
+    classes, per_class, work, ks, said, monkeypatch
 ):
+    """Linear probes, and kNN farther than ten times the largest class."""
     monkeypatch.setattr(protocols, "PROBE_WORK", work)
-    report = run_suite({"ssl": many_classes(classes, 4)}, {})
-    probed = {row["protocol"].partition(" ")[0] for row in report["rows"]}
-    assert ({"linear-lbfgs", "linear-ridge"} <= probed) == (reason is None)
-    said = [text for text in report["left_out"] if "linear probes" in text]
-    assert [text.startswith(str(reason)) for text in said] == [True] * (reason is not None)
-    check_report(json.loads(json.dumps(report)))
-
-
-@pytest.mark.parametrize(
-    ("classes", "per_class", "ks"), [(100, 4, "1 5 10 20"), (30, 11, "1 5 10 20 100")]
-)
-def test_knn_looks_no_farther_than_ten_times_the_largest_class(classes, per_class, ks):
     report = run_suite({"ssl": many_classes(classes, per_class)}, {})
     words = [row["protocol"].split() for row in report["rows"]]
-    assert ks == " ".join(
-        dict.fromkeys(p[1][2:] for p in words if p[0] == "knn-weighted" and len(p) == 4)
-    )
-    [said] = [text for text in report["left_out"] if text.startswith("kNN with k = ")]
-    far = {4: "100 and 200", 11: "200"}[per_class]
-    assert said.startswith(f"kNN with k = {far}: the largest train class has {per_class - 1} sa")
+    probed = {"linear-lbfgs", "linear-ridge"} <= {each[0] for each in words}
+    assert probed != any("linear probes:" in text for text in report["left_out"])
+    known = [p[1] for p in words if p[0] == "knn-weighted" and len(p) == 4]
+    assert [*dict.fromkeys(known)] == [f"k={k}" for k in (1, 5, 10, 20, 100)[:ks]]
+    assert sum(text.startswith(said) for text in report["left_out"]) == 1
+    check_report(json.loads(json.dumps(report)))
 
 
 def test_a_set_that_fails_is_named_and_the_others_are_as_without_it(report):
