@@ -18,7 +18,7 @@ from sslpipe.run.lock import RunLock
 from sslpipe.run.log import RunLog
 from sslpipe.run.records import append_records, seal
 from sslpipe.run.status import render, status
-from tests.evaluation.test_against import compared
+from tests.evaluation.test_verdict import compared
 from tests.helpers.runs import command_line, final_weights
 
 OLD = Path(__file__).with_name("old_runs")  # of a version without checksums: nothing but the types

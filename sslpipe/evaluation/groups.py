@@ -101,7 +101,7 @@ def by_value(results: Sequence[Result], by: GroupCodes | None) -> list[Result]:
     return [one for pair in pairs for one in pair if one is not None]
 
 
-def worst_value(result: Result, by: GroupCodes, *, least: int = LEAST_QUERIES) -> Result:
+def worst_value(result: Result, by: GroupCodes) -> Result:
     """Find the value of a column at which a score is lowest, among those of enough queries.
 
     The lowest of several measured accuracies was selected, so it is mostly below the lowest true
@@ -111,11 +111,11 @@ def worst_value(result: Result, by: GroupCodes, *, least: int = LEAST_QUERIES) -
 
     Returns:
         details: "worst", the value; "values", each with mean, queries and its own 95 % interval
-        (Wilson's), the worst first; "too_few", values with fewer than `least` queries; "missing",
+        (Wilson's), the worst first; "too_few", values with fewer than LEAST_QUERIES; "missing",
         queries without a value.
 
     Raises:
-        DataError: No value has `least` queries.
+        DataError: No value has LEAST_QUERIES.
     """
     assert result.scores is not None, f"{result.protocol}: queries have no scores of their own"
     if len(result.scores) != len(by.queries):
@@ -124,11 +124,11 @@ def worst_value(result: Result, by: GroupCodes, *, least: int = LEAST_QUERIES) -
             f"{len(result.scores)} were scored"
         )
     counts = np.bincount(by.queries[by.queries >= 0], minlength=len(by.values))
-    counted = np.flatnonzero(counts >= least)
+    counted = np.flatnonzero(counts >= LEAST_QUERIES)
     if not len(counted):
         raise DataError(
-            f"no value of column {by.name!r} has {least} queries, so that none can be scored by "
-            f"itself; the most frequent has {counts.max(initial=0)}"
+            f"no value of column {by.name!r} has {LEAST_QUERIES} queries, so that none can be "
+            f"scored by itself; the most frequent has {counts.max(initial=0)}"
         )
     joint = NormalDist().inv_cdf(1 - 0.025 / len(counted))
     values: dict[str, dict[str, Any]] = {}
@@ -153,8 +153,8 @@ def worst_value(result: Result, by: GroupCodes, *, least: int = LEAST_QUERIES) -
         {
             "worst": worst,
             "values": values,
-            "least_queries": least,
-            "too_few": int(((counts > 0) & (counts < least)).sum()),
+            "least_queries": LEAST_QUERIES,
+            "too_few": int(((counts > 0) & (counts < LEAST_QUERIES)).sum()),
             "missing": int((by.queries < 0).sum()),
         },
     )

@@ -1,8 +1,6 @@
 """A linear classifier on frozen features: logistic regression or ridge, chosen inside train."""
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,8 +13,7 @@ from sslpipe.evaluation.knn import by_class, check_pair, shuffled
 from sslpipe.evaluation.logistic import Linear, axes_with_variance, fit_logistic, predict
 from sslpipe.evaluation.result import Result, accuracy
 
-C_GRID = tuple(10.0 ** (half / 2) for half in range(-12, 8))  # 1e-6 to 3e3, 20 values
-PENALTY_GRID = tuple(10.0 ** (half / 2) for half in range(-12, 8))  # 1e-6 to 3e3 variances
+GRID = tuple(10.0 ** (half / 2) for half in range(-12, 8))  # 1e-6 to 3e3, 20 values
 SEARCH_TOLERANCE, FINAL_TOLERANCE = 1e-3, 1e-5  # in units that `fit_logistic` explains
 MOST_CLASSES = 65536
 MOST_PARAMETERS = 2**26  # of a logistic fit: L-BFGS keeps some 50 float64 numbers for each
@@ -28,7 +25,7 @@ def linear_probe(
     train: Embeddings,
     test: Embeddings,
     *,
-    grid: Sequence[float] = C_GRID,
+    grid: Sequence[float] = GRID,
     holdout: float = 0.15,
     seed: int = 0,
     by: GroupCodes | None = None,
@@ -55,14 +52,14 @@ def linear_probe(
     Raises:
         DataError: There are more than MOST_PARAMETERS parameters, or a class has a single row.
     """
-    return _probe(LOGISTIC, train, test, grid, holdout, seed, by)
+    return _probe("C", train, test, grid, holdout, seed, by)
 
 
 def ridge_probe(
     train: Embeddings,
     test: Embeddings,
     *,
-    grid: Sequence[float] = PENALTY_GRID,
+    grid: Sequence[float] = GRID,
     holdout: float = 0.15,
     seed: int = 0,
     by: GroupCodes | None = None,
@@ -83,21 +80,11 @@ def ridge_probe(
     Returns:
         details: as the logistic probe's, with `penalty` for C.
     """
-    return _probe(RIDGE, train, test, grid, holdout, seed, by)
-
-
-class _Kind(NamedTuple):
-    """A probe with a grid; of equally good values `prefer` takes the one that penalises most."""
-
-    name: str
-    value: str
-    prefer: Callable[[Iterable[float]], float]
-    search: Callable[..., list[Linear]]
-    fit: Callable[..., list[Linear]]
+    return _probe("penalty", train, test, grid, holdout, seed, by)
 
 
 def _probe(
-    kind: _Kind,
+    name: str,
     train: Embeddings,
     test: Embeddings,
     grid: Sequence[float],
@@ -105,8 +92,9 @@ def _probe(
     seed: int,
     by: GroupCodes | None,
 ) -> list[Result]:
+    """Choose "C" of a logistic fit, or the "penalty" of a ridge fit, and score it."""
     check_pair(train, test)
-    name, path = kind.value, sorted(set(grid))
+    logistic, path = name == "C", sorted(set(grid))
     if not path or path[0] <= 0:
         raise DataError(f"grid = {tuple(grid)} must hold values of {name} > 0")
     classes = 1 + max(int(train.labels.max()), int(test.labels.max()))
@@ -114,7 +102,7 @@ def _probe(
         needed = f"a linear probe needs labels 0, 1, ... below {MOST_CLASSES}: number the classes"
         raise DataError(f"there is a label {classes - 1}; {needed}")
     parameters = (train.features.shape[1] + 1) * classes
-    if kind is LOGISTIC and parameters > MOST_PARAMETERS:
+    if logistic and parameters > MOST_PARAMETERS:
         raise DataError(
             f"{classes} classes of {train.features.shape[1]} features are {parameters} parameters, "
             f"above {MOST_PARAMETERS} of the logistic probe; use kNN"
@@ -124,18 +112,18 @@ def _probe(
     held = holdout_rows(train, holdout, seed)
     fit, check = train.rows(~held), train.rows(held)
     mean, scale = standardisation(fit.features)
-    solutions = kind.search((fit.features - mean) / scale, fit.labels, path, classes)
+    solutions = _fit(name, (fit.features - mean) / scale, fit.labels, path, classes, rough=True)
     asked = (check.features - mean) / scale
     scores = {
         value: float((predict(fitted, asked) == check.labels).double().mean())
         for value, fitted in zip(path, solutions, strict=True)
     }
-    most = max(scores.values())
-    chosen = kind.prefer(value for value, score in scores.items() if score == most)
+    best = [value for value, score in scores.items() if score == max(scores.values())]
+    chosen = best[0 if logistic else -1]  # of equals the one that penalises most
 
     # all of train, then test once
     mean, scale = standardisation(train.features)
-    (fitted,) = kind.fit((train.features - mean) / scale, train.labels, [chosen], classes)
+    (fitted,) = _fit(name, (train.features - mean) / scale, train.labels, [chosen], classes)
     predicted = predict(fitted, (test.features - mean) / scale).cpu().numpy()
     labels = test.labels.cpu().numpy()
     totals = np.bincount(labels, minlength=classes).tolist()
@@ -144,19 +132,30 @@ def _probe(
     if classes <= CONFUSION_CLASSES:
         pairs = np.bincount(labels * classes + predicted, minlength=classes**2)
         confusion = pairs.reshape(classes, classes).tolist()
-    ends = f"{path[0]:g}..{path[-1]:g}/{len(path)}"
+    solver, ends = "lbfgs" if logistic else "ridge", f"{path[0]:g}..{path[-1]:g}/{len(path)}"
     result = accuracy(
-        f"linear-{kind.name} standardised {name}-by-holdout={holdout:g} grid={ends} seed={seed}",
+        f"linear-{solver} standardised {name}-by-holdout={holdout:g} grid={ends} seed={seed}",
         predicted,
         labels,
         bank=len(train.ids),
         **{name: chosen, f"{name}_at_edge": len(grid) > 1 and chosen in (path[0], path[-1])},
         holdout_top1={f"{value:g}": score for value, score in scores.items()},
-        **({"converged": fitted.converged} if kind is LOGISTIC else {}),
+        **({"converged": fitted.converged} if logistic else {}),
         per_class=[h / n if n else None for h, n in zip(hits, totals, strict=True)],
         confusion=confusion,
     )
     return by_value([result], by)
+
+
+def _fit(
+    name: str, x: Tensor, y: Tensor, grid: Sequence[float], classes: int, *, rough: bool = False
+) -> list[Linear]:
+    """Fit a classifier for each value; `rough` is enough to choose one."""
+    if name == "penalty":
+        return fit_ridge(x, y, grid, classes)
+    tolerance = SEARCH_TOLERANCE if rough else FINAL_TOLERANCE
+    dtype = torch.float32 if rough else torch.float64
+    return fit_logistic(x, y, grid, classes, tolerance=tolerance, dtype=dtype)
 
 
 def fit_ridge(
@@ -211,13 +210,3 @@ def standardisation(features: Tensor) -> tuple[Tensor, Tensor]:
     spread, mean = torch.std_mean(features.double(), dim=0, correction=0)
     constant = spread <= 1e-7 * (mean.abs() + 1)
     return mean.float(), torch.where(constant, torch.ones_like(spread), spread).float()
-
-
-LOGISTIC = _Kind(
-    "lbfgs",
-    "C",
-    min,
-    search=partial(fit_logistic, tolerance=SEARCH_TOLERANCE, dtype=torch.float32),
-    fit=partial(fit_logistic, tolerance=FINAL_TOLERANCE),
-)
-RIDGE = _Kind("ridge", "penalty", max, search=fit_ridge, fit=fit_ridge)

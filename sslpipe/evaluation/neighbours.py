@@ -41,13 +41,15 @@ PAIRED_NUMBERS = 2**17  # components of pairs at a time; 128 times as many on a 
 PART_BYTES = 2**27  # of a bank on the CPU that is searched at a time: its unit rows are a copy
 FAISS_MOST = 2048  # neighbours that faiss finds on a GPU
 SPARE = 32  # rows proposed beyond k: most queries are then proved complete
-LEAST_ROWS = 100_000  # of an approximate index: fewer are compared in some hundredths of a second
+# of an approximate index
+LEAST_ROWS = 100_000  # fewer are compared with a query in some hundredths of a second
 LEAST_RECALL = 0.95  # of the TOP nearest, on rows of its own
 TOP = 10
 MEASURED = 200  # rows that are queries, evenly spaced
 TRAINED = 64  # rows for each list, to find its centre
 MOST_LOOKED = 8  # a query looks into one list of so many at most
 ADDED_ROWS = 65536  # at a time
+# of re-ranking and mixing
 MOST_RERANKED = 1000  # a query takes some tables of so many rows and columns: 8 MB each
 ALPHA = 3.0  # power of the cosines that weigh neighbours
 # the paper's for its data sets: neighbours that must be mutual, rows whose neighbourhoods are

@@ -55,12 +55,10 @@ class Protocols:
     and the linear probe; Recall@1 and MAP@R where train has not the classes of most test samples.
 
     `classes` are names by label, where known; `left_out` gets a sentence for each number that
-    cannot be measured; `draws` and `seed` as in `run_suite`.
+    cannot be measured; `seed` as in `run_suite`.
     """
 
-    def __init__(
-        self, first: Pair, classes: Sequence[str], left_out: list[str], draws: int, seed: int
-    ) -> None:
+    def __init__(self, first: Pair, classes: Sequence[str], left_out: list[str], seed: int) -> None:
         self._first, self._names, self.left_out, self.seed = first, classes, left_out, seed
         labels, counts = np.unique(first[0].labels.cpu().numpy(), return_counts=True)
         self._counts = dict(zip(labels.tolist(), counts.tolist(), strict=True))  # of train
@@ -80,7 +78,7 @@ class Protocols:
         for n in (*LABELS_PER_CLASS, *FEWER_LABELS) if known else ():
             if self._measurable(n, f"kNN, {n} label{'s' * (n > 1)} per class"):
                 in_table = n in LABELS_PER_CLASS and self._most_have(n)
-                few = partial(few_shot_knn, labels_per_class=n, k=[min(20, n)], draws=draws)
+                few = partial(few_shot_knn, labels_per_class=n, k=[min(20, n)])
                 score = partial(self._of_large, n, few_column(n) if in_table else None, few)
                 self._parts.append(Part(few_column(n), score))
         self._parts += _inside_test(first[1], seed, left_out)

@@ -47,7 +47,6 @@ def run_suite(
     not_measured: Sequence[str] = (),
     leaked: NDArray[np.int64] | None = None,
     leaked_by: str = "",
-    draws: int = 5,
     seed: int = 0,
     device: str = "cpu",
     say: Callable[[str], None] = lambda text: None,
@@ -71,7 +70,6 @@ def run_suite(
         leaked: (L,) ids of test samples that have a near-duplicate in train: each number of the
             table is given without them, too. None: nobody has looked for them.
         leaked_by: How they were found.
-        draws: Of a few labels per class.
         seed: Of all that is drawn.
         device: Where the features are searched, if it has float64; they are moved there.
         say: Called with what comes next.
@@ -85,7 +83,7 @@ def run_suite(
     ready = {n: _labelled(s, left_out, device) for n, s in sets.items() if not callable(s)}
     _check_same_samples(ready)
     first, pair = next(iter(ready.items()))
-    protocols = Protocols(pair, facts.get("classes") or (), left_out, draws, seed)
+    protocols = Protocols(pair, facts.get("classes") or (), left_out, seed)
     labels = pair[1].labels.cpu().numpy()
     scores = Scores({}, labels[has_a_match(labels)])
 

@@ -152,11 +152,10 @@ def load_whitening(path: Path, sha256: str) -> Whitening:
 def whiten(
     fit_on: Embeddings,
     *others: Embeddings,
-    floor: float | None = None,
     power: float = 1.0,
     in_place: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Embeddings]:
     """Whiten `fit_on` and the others, in their memory or anew, by `fit_whitening` of `fit_on`."""
-    whitening = fit_whitening(fit_on, floor, power=power, say=say)
+    whitening = fit_whitening(fit_on, power=power, say=say)
     return [whitening(rows, in_place=in_place) for rows in (fit_on, *others)]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation.whiten import fit_whitening, whiten
+from sslpipe.evaluation.whiten import fit_whitening
 from tests.evaluation.test_knn import random_rows
 
 
@@ -16,7 +16,8 @@ def covariance(features):
 
 def test_distances_are_mahalanobis_distances_with_the_floor_as_ridge():
     train, test = random_rows(500, 8, 3, seed=1), random_rows(50, 8, 3, seed=2)
-    white_train, white = whiten(train, test, floor=0.3)
+    fitted = fit_whitening(train, 0.3)
+    white_train, white = fitted(train), fitted(test)
     c = covariance(train.features)
     inverse = torch.linalg.inv(c + 0.3 * c.diagonal().mean() * torch.eye(8, dtype=torch.float64))
     difference = (test.features[:, None] - train.features[None, :20]).double()
@@ -31,7 +32,8 @@ def test_a_power_leaves_each_axis_its_variance_to_one_minus_the_power(power):
     rows = [
         each._replace(features=each.features * torch.logspace(-1, 1, 8)) for each in (train, test)
     ]
-    flat_train, flat = whiten(*rows, floor=0, power=power)
+    fitted = fit_whitening(rows[0], 0, power=power)
+    flat_train, flat = map(fitted, rows)
     variances, axes = np.linalg.eigh(covariance(rows[0].features).numpy())
     got = np.linalg.eigvalsh(covariance(flat_train.features).numpy())
     np.testing.assert_allclose(got, np.sort(variances ** (1 - power)), rtol=1e-4)

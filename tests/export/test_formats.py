@@ -27,7 +27,7 @@ from sslpipe.export.write import FORMATS, TOLERANCE, USAGE, export_model, refusa
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Projector
 from sslpipe.train import train
-from tests.evaluation.test_against import compared
+from tests.evaluation.test_verdict import compared
 from tests.export.test_write import break_format, flip_a_convolution
 from tests.helpers.dataset import write_dataset
 from tests.helpers.exports import VIEW, features, read_here, trained, tree

@@ -40,7 +40,7 @@ from sslpipe.report.results import (
     summary,
 )
 from sslpipe.report.run import read_run, without_places
-from tests.evaluation.test_against import compared
+from tests.evaluation.test_verdict import compared
 from tests.helpers.dataset import picture, write_dataset
 from tests.helpers.runs import RECIPE, command_line, write_recipe
 
