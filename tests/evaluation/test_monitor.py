@@ -14,10 +14,8 @@ from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.label_free import NUMBERS, label_free_numbers
 from sslpipe.evaluation.monitor import monitor, retrieval_monitor
 from sslpipe.models.backbones import small_resnet
-from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import train_over, write_recipe
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.25, 0.3)
 IDS = np.arange(3, 90, 2)
@@ -105,20 +103,6 @@ def test_held_out_images_are_searched_among_each_other_and_a_bank(data):
     assert found["holdout_map_at_r"] == pytest.approx(np.mean(mean))
     without = monitor(backbone, view, split, IDS, Rank(), **OPTIONS)
     assert without == {k: v for k, v in found.items() if k.rpartition("_at_")[1] == ""}
-
-
-def test_an_unlabelled_run_holds_images_out_for_scores_where_it_is_told_to(tmp_path):
-    data = write_dataset(tmp_path / "data", labelled=False)
-    recipe = write_recipe(tmp_path)
-    settings = ("run.monitor_steps=1", "steps=2", "data.holdout_from=all")
-    [(_, seen)] = train_over(1, recipe, data, tmp_path / "run", *settings)
-    lines = read_metrics(tmp_path / "run", "eval")
-    assert [line["step"] for line in lines] == [1, 2]
-    assert {f"holdout_{name}" for name in NUMBERS} <= set(lines[0])
-    assert "holdout_knn" not in lines[0]
-    # as by default nothing is held out, the order is another one, and so is the run
-    [(_, plain)] = train_over(1, recipe, data, tmp_path / "plain", "steps=2")
-    assert any(not torch.equal(a[0], b[0]) for a, b in zip(seen, plain, strict=True))
 
 
 def test_views_of_an_image_depend_on_its_id_alone(data):

@@ -95,8 +95,8 @@ def test_mistakes_are_named(parts, tmp_path):
     # torn and strange files
     raw = index.read_text()
     part = json.loads(raw)["parts"][0]
-    changes = ({"removed": ["1"]}, {"removed": None}, {"data": 3}, {"data_sha256": None},
-               {"rows": "../index.json"}, {"flattening": "x"}, {"near": {"file": "a"}})  # fmt: skip
+    changes = [{"removed": ["1"]}, {"removed": None}, {"data": 3}, {"data_sha256": None}]
+    changes += [{"rows": "../index.json"}, {"flattening": "x"}, {"near": {"file": "a"}}]
     trees = [{"sslpipe_index": 1, "parts": [{**part, **change}]} for change in changes]
     trees.append({"sslpipe_index": 2, "parts": [part]})
     for text in (raw[: len(raw) // 2], "[]", "{}", "\x00", *map(json.dumps, trees)):

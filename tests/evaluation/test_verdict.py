@@ -313,9 +313,8 @@ def test_each_difference_is_that_of_the_rows_and_only_one_decides(report):
     _, report = report
     metrics = {"Recall@1": "Recall@1", "MAP@R": "map_at_r"}
     values = {}
-    for row in report["rows"]:
-        values |= {(row["features"], row["whitened"], row[key]): row["value"]
-                   for key in ("metric", "column")}  # fmt: skip
+    for row, key in product(report["rows"], ("metric", "column")):
+        values[row["features"], row["whitened"], row[key]] = row["value"]
     for each in report["against"]:
         name = metrics.get(each["measure"], each["measure"])
         ours = values[each["features"], each["whitened"], name]
@@ -331,13 +330,19 @@ def test_each_difference_is_that_of_the_rows_and_only_one_decides(report):
     assert deciding == [("start", "kNN", 2), ("twin", "kNN", 2)]
 
 
-@pytest.mark.parametrize("sizes", ["one of each class", "one class", "one class has pairs"])
+ROWS = torch.arange(BANK + QUERIES)
+LABELS = {
+    "one of each class": ROWS,
+    "one class": 0 * ROWS,
+    "one class has pairs": (ROWS - BANK - 20).clamp_min(0),
+}
+
+
+@pytest.mark.parametrize("sizes", LABELS)
 def test_where_nothing_can_be_compared_that_is_said(sizes):
-    generator, rows = torch.Generator().manual_seed(1), torch.arange(BANK + QUERIES)
-    tested = {"one of each class": rows, "one class": 0 * rows,
-              "one class has pairs": (rows - BANK - 20).clamp_min(0)}[sizes]  # fmt: skip
-    labels = torch.where(rows < BANK, rows % 3, tested + 100)
-    pair = split(labels, torch.randn(len(rows), 8, generator=generator))
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.where(ROWS < BANK, ROWS % 3, LABELS[sizes] + 100)
+    pair = split(labels, torch.randn(len(ROWS), 8, generator=generator))
     report = run_suite(dict.fromkeys(("ssl", "other", "pixels"), pair), {}, against=["other"])
     assert report["against"] == report["comparisons"] == []
     assert report["verdict"].startswith("Not compared with other and raw pixels: train has not")
