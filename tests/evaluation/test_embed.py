@@ -215,7 +215,9 @@ def test_a_file_that_holds_no_embeddings_or_strange_facts_is_one_clear_error(tmp
         for number, value in enumerate((["train"], {"a": 1}, 3)):
             save_embeddings(tmp_path / f"{key}{number}", rows, {key: value})
             messages[f"{key}{number}"] = f"{key} is .* not a text"
+    save_embeddings(tmp_path / "nan", rows._replace(features=rows.features * torch.nan), {})
     messages |= {"part": "no ids, labels", "text": "cannot read", "none": "cannot read"}
+    messages["nan"] = "2 rows of features are not finite"
     for name, message in messages.items():
         with pytest.raises(DataError, match=message):
             load_embeddings(tmp_path / name)

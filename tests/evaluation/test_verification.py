@@ -153,7 +153,10 @@ def test_every_result_is_that_of_its_own_function_and_its_interval_holds_it():
         assert result.interval95[0] < value < result.interval95[1]
         assert result.details["different_pairs"] == 800
         assert result.queries == 200
-    assert len(results["accuracy 10-fold best threshold"].details["folds"]) == 10
+    accuracy = results["accuracy 10-fold best threshold"]
+    assert len(accuracy.details["folds"]) == 10
+    half = 1.96 * np.std(accuracy.details["folds"], ddof=1) / 10**0.5
+    assert accuracy.interval95 == pytest.approx((accuracy.value - half, accuracy.value + half))
     with pytest.raises(DataError, match="draw at least 1000 pairs"):
         verification(bank, queries, pairs=800, far=(1e-3,))
     with pytest.raises(DataError, match="folds = 1 must be at least 2"):
