@@ -21,9 +21,6 @@ from PIL import Image
 from torch import nn
 
 from benchmarks import evaluation, nt_xent, step, trainings, views
-from benchmarks.checkpoints import table as checkpoints
-from benchmarks.checkpoints.__main__ import BASE, DATA_SETS, RUNS
-from benchmarks.checkpoints.table import START
 from benchmarks.common import MEASURED, compare
 from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
@@ -33,15 +30,11 @@ from benchmarks.graded import curves as graded_curves
 from benchmarks.graded import data as graded
 from benchmarks.graded import table as graded_table
 from benchmarks.graded import training as graded_training
-from benchmarks.selection import MEASURES, WAYS, labelled
-from benchmarks.selection import measure as measure_selection
-from benchmarks.selection import table as selection_table
 from benchmarks.trainings import Found, embedded
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import few_rows
-from sslpipe.recipe import load_recipe
 from tests.helpers.dataset import write_dataset
 
 # parts that a CPU cannot try
@@ -192,56 +185,6 @@ def test_links_and_second_files_of_the_same_bytes_are_in_no_folder(tmp_path: Pat
         **{"a/b": {"1", "2"}, "d": {"4"}}
     }
     assert set(graded.different_files(tmp_path)) == {"a/b", "a/b/c", "d"}
-
-
-def test_every_run_of_the_table_of_checkpoints_is_a_recipe() -> None:
-    recipes = [load_recipe(BASE, overrides) for overrides in RUNS.values()]
-    assert len(recipes) * len(DATA_SETS) >= 40
-    assert len({recipe.model_dump_json() for recipe in recipes}) == len(recipes)
-    assert all(recipe.steps // recipe.run.save_steps >= 4 for recipe in recipes)
-
-
-def test_the_table_of_checkpoints_ranks_and_regrets_by_hand() -> None:
-    knn = {"a": (0.5, 0.8, 0.7), "b": (0.4, 0.6, 0.9), "bad": (0.3, 0.2, 0.1)}
-    rows = [{"data": "x", "run": START, "step": 0, "knn": 0.25}]
-    for run, values in knn.items():
-        for place, value in enumerate(values):
-            scores = dict.fromkeys(checkpoints.ROWS, -value)
-            scores["rankme"] = value  # ranks as kNN does
-            rows.append({"data": "x", "run": run, "step": 40 * place, "knn": value, **scores})
-    tree = checkpoints.table([*rows, {**rows[0], "data": "y"}], "x")
-    assert (tree["runs"], tree["checkpoints"], tree["failed"]) == (3, 9, ["bad"])
-    shares = ("spearman", "spearman within runs", "regret among last", "regret among all")
-    for name, expected in (("rankme", (1, 1, 0, 0)), ("lidar", (-1, -1, 80, 80))):  # 0.9 and 0.1
-        assert [tree[name][key] for key in shares] == pytest.approx(expected)
-    best, worst = tree["rankme"], tree["lidar"]
-    assert best["regret within runs"] == [0, 0]
-    assert worst["regret within runs"] == pytest.approx([(30 + 50 + 20) / 3, 50])
-    assert worst["picked"] == "bad"
-    assert (best["picked failed"], worst["picked failed"]) == (False, True)
-    # the last step: 10, 0 and 20 points below the best of its run
-    assert tree["last"]["regret within runs"] == pytest.approx([10, 20])
-    assert tree["last"]["regret within healthy runs"] == pytest.approx([5, 10])  # without "bad"
-    assert (best["reaches the goal"], worst["reaches the goal"]) == (True, False)
-    checkpoints.show({"x": tree})
-
-
-def test_ways_of_choosing_labels_are_compared_on_the_same_pools() -> None:
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(300) % 2
-    features = torch.randn(300, 4, generator=generator) + 4 * labels[:, None]
-    labels[:10] = -1  # left out: whether they are classified right is not known
-    rows = labelled(Embeddings(features, labels, torch.arange(300)))
-    assert rows.ids.tolist() == list(range(10, 300))
-    assert torch.equal(rows.features, features[10:])
-    train, test = rows.rows(torch.arange(230)), rows.rows(torch.arange(230, 290))
-    hits = measure_selection(train, test, 2)
-    assert set(hits) == {*WAYS}
-    assert {each.shape for each in hits.values()} == {(2, len(MEASURES), 60)}
-    assert min(each.mean() for each in hits.values()) > 0.8
-    compared = selection_table(hits)
-    nothing = {"mean": 0.0, "low": 0.0, "high": 0.0}
-    assert compared["random"]["linear"]["more than random"] == nothing
 
 
 def test_features_of_a_training_are_embedded_once_and_then_read(tmp_path) -> None:

@@ -30,11 +30,10 @@ from benchmarks.graded.table import (
     measure,
     network,
 )
-from benchmarks.trainings import search
-from sslpipe.augment.eval_view import EvalView
+from benchmarks.trainings import embedded, search
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.choose import POWERS, CornerViews, rank_with_labels, rank_without_labels
-from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings, save_embeddings
+from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import few_rows
 
 ROWS = [*((name,) for name in CANDIDATES), *JOINS]
@@ -90,15 +89,9 @@ def with_few_labels(features: dict[str, Embeddings], draw: int) -> dict[str, Emb
 def corner_features(folder: Path, name: str, candidate: str) -> Embeddings:
     """Embed both corners of each train image, or read them: (N, 2 F)."""
     path = folder / "features" / f"{name}-train-{candidate}-corners.safetensors"
-    if not path.exists():
-        model = network(candidate)
-        px, mean, std = (model.view.config()[key] for key in ("crop_px", "mean", "std"))
-        backbone = model.backbone.to(memory_format=torch.channels_last)
-        split = load_index(str(folder / name / "dataset.json")).split("train")
-        view = CornerViews(EvalView(px, px, mean, std))
-        options: dict[str, Any] = {"canvas_px": 320, "num_workers": 0, "batch_size": BATCH_SIZE}
-        save_embeddings(path, embed(backbone, view, split, **options), {})
-    return load_embeddings(path)[0]
+    split = load_index(str(folder / name / "dataset.json")).split("train")
+    options: dict[str, Any] = {"canvas_px": 320, "batch_size": BATCH_SIZE}
+    return embedded(path, split, lambda: network(candidate), {}, view_of=CornerViews, **options)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ import argparse
 import json
 from pathlib import Path
 
+from benchmarks.graded.jobs import RANDOM
 from benchmarks.graded.table import SETS
-from benchmarks.graded.training import LINE, RANDOM
+from benchmarks.graded.training import LINE
 from benchmarks.trainings import Tree
 
 COLOURS = {LINE: "#888888", "DIET": "#1f77b4", "queue (MoCo)": "#ff7f0e", "DCL": "#2ca02c"}

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import machine, parser, print_table, save
-from benchmarks.trainings import Column, Tree, efficientnet, embedded, paired, search
+from benchmarks.trainings import Column, Tree, efficientnet, embedded, paired, search, side_by_side
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import few_rows, knn_results
@@ -115,10 +115,7 @@ def joined(folder: Path, name: str, split: str, row: str) -> Embeddings:
         facts = {"set": name, "split": split, "candidate": candidate}
         load = lambda candidate=candidate: network(candidate)  # noqa: E731
         parts.append(embedded(path, rows, load, facts, canvas_px=256, batch_size=BATCH_SIZE))
-    if len(parts) == 1:
-        return parts[0]
-    units = [torch.nn.functional.normalize(each.features.double()).float() for each in parts]
-    return parts[0]._replace(features=torch.cat(units, dim=1))
+    return side_by_side(parts)
 
 
 def flattened(

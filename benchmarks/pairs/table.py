@@ -33,36 +33,36 @@ means over the seeds, its interval over things (`paired_means`). Settings were c
 `--split val`; "test" was read once, at the end.
 """
 
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import machine, print_table, save
+from benchmarks.common import machine, parser, print_table, save
 from benchmarks.trainings import (
     QUIET,
     RECIPES,
     Floats,
     Found,
-    Training,
     Tree,
-    arguments,
-    cpu_seconds,
     embedded,
-    mean_score,
     paired,
     percent,
-    run_folder,
     search,
-    train_all,
+    side_by_side,
 )
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
+from sslpipe.evaluation.difference import bootstrap_means95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.features import pixel_features
@@ -73,7 +73,6 @@ from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import load_backbone
 
-DATA = "icons"
 PIXELS, CROPS, PAIRS, DIFFERENT = "pixels", "two crops", "pairs", "pairs, other theme"
 SUPCON, SMALL = "SupCon", "pairs, other theme, 32 px"
 ERASED, FLATTENED, SIZES = ", theme erased", ", flattened", ", three sizes, flattened"
@@ -91,20 +90,22 @@ SETTINGS = (
     "optim.precision=bf16",
     *QUIET,
 )
-ROWS = {  # what a row adds
+# what a row adds
+SHORT_ROWS = {
     CROPS: (),
     PAIRS: ("pairs.positive=icon",),
     DIFFERENT: ("pairs.positive=icon", "pairs.different=theme"),
     SUPCON: ("pairs.label=icon", "loss.kind=sup_con"),
 }
-# steps that fill the minutes, by processor seconds of a step on one core of an AMD EPYC
-STEPS = {2: 650, 5: 1_650}
 LONG_ROWS = {  # of 5 minutes alone; the steps are those of a core without bf16
     SMALL: (
-        *ROWS[DIFFERENT],
+        *SHORT_ROWS[DIFFERENT],
         *("augment.crop_px=32", "optim.precision=fp32", "steps=1400", "optim.warmup_steps=140"),
     )
 }
+ROWS = SHORT_ROWS | LONG_ROWS
+# steps that fill the minutes, by processor seconds of a step on one core of an AMD EPYC
+STEPS = {2: 650, 5: 1_650}
 COMPARED = (
     *((PAIRS, CROPS), (DIFFERENT, CROPS), (DIFFERENT, PAIRS), (SUPCON, CROPS), (DIFFERENT, SUPCON)),
     *((DIFFERENT + ERASED, CROPS), (DIFFERENT + ERASED, DIFFERENT), (CROPS + ERASED, CROPS)),
@@ -112,52 +113,81 @@ COMPARED = (
     *((SMALL + form, DIFFERENT + form) for form in ("", FLATTENED, SIZES)),
 )
 FORMS = {CROPS: (ERASED,), DIFFERENT: (ERASED, FLATTENED, SIZES), SMALL: (FLATTENED, SIZES)}
+# glibc gives freed memory back, and faults it in again: 40 % of the time of small networks
+KEEP_MEMORY = dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(8 << 30))
+
+
+class Training(NamedTuple):
+    """A run of a row."""
+
+    kind: str
+    minutes: int
+    seed: int
+
+    @property
+    def row(self) -> str:
+        return row_name(self.kind, self.minutes)
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        steps = STEPS[self.minutes]
+        return (f"steps={steps}", f"optim.warmup_steps={steps // 10}", *SETTINGS, *ROWS[self.kind])
+
+    def folder(self, root: Path) -> Path:
+        return root / "runs" / f"{self.row.replace(', ', '-').replace(' ', '_')}-{self.seed}"
 
 
 def row_name(kind: str, minutes: int) -> str:
     return f"{kind}, {minutes} min"
 
 
-def trainings(minutes: int, seed: int) -> list[Training]:
-    """List a seed's runs of so many minutes."""
-    steps = (f"steps={STEPS[minutes]}", f"optim.warmup_steps={STEPS[minutes] // 10}")
-    recipe = RECIPES / "my_images_small.toml"
-    return [
-        Training(row_name(kind, minutes), seed, recipe, DATA, (*steps, *SETTINGS, *added))
-        for kind, added in (ROWS | (LONG_ROWS if minutes == max(STEPS) else {})).items()
-    ]
-
-
 def main() -> None:
-    args = arguments(__doc__, rows="")
+    parse = parser(__doc__)
+    parse.add_argument("folder", type=Path, help="of the data set; runs and features go there")
+    parse.add_argument("--seeds", default="0,1,2", type=lambda text: [*map(int, text.split(","))])
+    parse.add_argument("--split", default="test", choices=("val", "test"))
+    parse.add_argument("--jobs", type=int, default=2, help="runs side by side, a thread each")
+    parse.add_argument("--rows", default="; ".join(ROWS), help="names, joined by '; '")
+    args = parse.parse_args()
     torch.set_num_threads(1)
-    runs = [run for minutes in STEPS for seed in args.seeds for run in trainings(minutes, seed)]
-    named = args.rows.split("; ") if args.rows else [*ROWS, *LONG_ROWS]
-    if unknown := {*named} - {*ROWS, *LONG_ROWS}:
+    named = args.rows.split("; ")
+    if unknown := {*named} - {*ROWS}:
         raise SystemExit(f"--rows: no row is called {min(unknown)!r}; join their names by '; '")
-    runs = [run for run in runs if run.row.rpartition(", ")[0] in named]
-    train_all([[run] for run in runs], args.folder, args.jobs)
+    runs = [
+        Training(kind, minutes, seed)
+        for minutes in STEPS
+        for seed in args.seeds
+        for kind in ROWS
+        if kind in named and (kind in SHORT_ROWS or minutes == max(STEPS))
+    ]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(lambda run: train(run, args.folder), runs))
 
     # features of every network, then scores of every query
-    index = load_index(str(args.folder / DATA / "dataset.json"))
+    index = load_index(str(args.folder / "icons" / "dataset.json"))
     splits = (index.split("train"), index.split(args.split))
     view = EvalView(CROP_PX, CROP_PX)
     rows = pixel_features(*splits, view=view, canvas_px=CANVAS_PX, num_workers=0)
     found: dict[str, dict[int, Scores]] = {PIXELS: {0: score(splits, *rows)}}
     for run in runs:
-        run_dir = run_folder(args.folder, run.row, run.seed)
+        run_dir = run.folder(args.folder)
         rows = features(run_dir, splits)
         found.setdefault(run.row, {})[run.seed] = score(splits, *rows)
-        kind, _, minutes = run.row.rpartition(", ")
-        for form in FORMS.get(kind, ()):
+        for form in FORMS.get(run.kind, ()):
             if form == ERASED:
                 changed = erased(splits, *rows)
             else:
                 changed = flattened(*(at_sizes(run_dir, splits) if form == SIZES else rows))
-            found.setdefault(f"{kind}{form}, {minutes}", {})[run.seed] = score(splits, *changed)
+            row = row_name(run.kind + form, run.minutes)
+            found.setdefault(row, {})[run.seed] = score(splits, *changed)
         print(f"scored: {run_dir.name}", file=sys.stderr, flush=True)
 
     # the table
+    seconds: dict[str, list[float]] = {}
+    for run in runs:
+        if (path := cpu_file(run, args.folder)).exists():
+            seconds.setdefault(run.row, []).append(json.loads(path.read_text()))
+    pairs = [(row_name(a, minutes), row_name(b, minutes)) for minutes in STEPS for a, b in COMPARED]
     result = {
         "machine": machine(1),
         "split": args.split,
@@ -166,16 +196,42 @@ def main() -> None:
         "settings": SETTINGS,
         "steps": STEPS,
         "added": {kind: LONG_ROWS[kind] for kind in named if kind in LONG_ROWS},
-        "rows": [summary(row, scores, args.folder) for row, scores in found.items()],
-        "differences": [
-            difference(row_name(ours, minutes), row_name(theirs, minutes), found)
-            for minutes in STEPS
-            for ours, theirs in COMPARED
-            if {row_name(ours, minutes), row_name(theirs, minutes)} <= {*found}
-        ],
+        "rows": [summary(row, scores, seconds.get(row, [])) for row, scores in found.items()],
+        "differences": [difference(*pair, found) for pair in pairs if {*pair} <= {*found}],
     }
     save(args.json, result)
     show(result)
+
+
+def train(run: Training, folder: Path) -> None:
+    """Run `sslpipe train` in a process of one thread, unless it is done; record its seconds."""
+    run_dir = run.folder(folder)
+    if (run_dir / "DONE").exists():
+        return
+    words: list[Any] = ["train", RECIPES / "my_images_small.toml", "--run-dir", run_dir]
+    words += ["--data", folder / "icons" / "dataset.json", f"seed={run.seed}", *run.overrides]
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        open(f"{run_dir}.log", "a") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "sslpipe", *map(str, words)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **KEEP_MEMORY},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)  # or it would be waited for again
+    if status:
+        raise SystemExit(f"{run_dir}.log says why this run failed")
+    # a resumed run took the seconds of all its processes
+    path = cpu_file(run, folder)
+    before = json.loads(path.read_text()) if path.exists() else 0.0
+    path.write_text(json.dumps(before + usage.ru_utime + usage.ru_stime))
+
+
+def cpu_file(run: Training, folder: Path) -> Path:
+    return Path(f"{run.folder(folder)}.cpu.json")
 
 
 def features(
@@ -198,22 +254,9 @@ def at_sizes(run_dir: Path, splits: Sequence[Split]) -> tuple[Embeddings, ...]:
     return tuple(side_by_side(rows) for rows in zip(*sizes, strict=True))
 
 
-def side_by_side(sizes: Sequence[Embeddings]) -> Embeddings:
-    """Put the features of the same images side by side, those of each size with length 1."""
-    parts = [torch.nn.functional.normalize(rows.features, dim=1) for rows in sizes]
-    return sizes[0]._replace(features=torch.cat(parts, dim=1))
-
-
 class Scores(NamedTuple):
-    """What one network's features score.
-
-    Args:
-        found: Of each query with a match in another theme.
-        chance: The share of the most frequent theme.
-        theme: What is read of the theme: the share that the probe reads; above chance, of what is
-            above chance; the same of 20 nearest neighbours among every other train thing; the share
-            of right answers of two, on things that both themes drew.
-    """
+    """What one network's features score: found, of queries with a match in another theme; chance,
+    the share of the most frequent theme; theme, what is read of it by each reader."""
 
     found: Found
     chance: float
@@ -304,18 +347,23 @@ def told_by_the_thing(split: Split) -> float:
     return float(counts.max(axis=1).sum() / len(ids))
 
 
-def summary(row: str, runs: dict[int, Scores], folder: Path) -> Tree:
-    """Average a row's scores over its seeds."""
+def summary(row: str, runs: dict[int, Scores], cpu_s: list[float]) -> Tree:
+    """Average a row's scores over its seeds; the interval is over queries."""
     every = [*runs.values()]
-    theme = {key: float(np.mean([run.theme[key] for run in every])) for key in every[0].theme}
-    hits = mean_score([run.hits for run in every])
+    hits = np.mean([run.hits for run in every], axis=0)
     return {
         "row": row,
         "seeds": list(runs),
-        "cpu_s": cpu_seconds(folder, [row], list(runs)).get(row, []),
-        "Recall@1": {**hits, "lone": every[0].found.lone},
+        "cpu_s": cpu_s,
+        "Recall@1": {
+            "value": float(hits.mean()),
+            "interval95": list(bootstrap_means95(hits[:, None])[0]),
+            "queries": len(hits),
+            "seeds": [float(run.hits.mean()) for run in every],
+            "lone": every[0].found.lone,
+        },
         "theme": {
-            **theme,
+            **{key: float(np.mean([run.theme[key] for run in every])) for key in every[0].theme},
             "chance": every[0].chance,
             "seeds": [run.theme["above_chance"] for run in every],
         },

@@ -44,7 +44,7 @@ def by_coverage(
 
     There are as many clusters as there will be labels; the typical row has the largest mean
     similarity to its TYPICAL_NEIGHBOURS nearest in the cluster. k-centre greedy (Sener and Savarese
-    2018, arXiv:1708.00489) takes the farthest, with few labels outliers: `benchmarks/selection.py`.
+    2018, arXiv:1708.00489) takes the farthest, with few labels outliers.
 
     Args:
         rows: Features of one split.

@@ -1,7 +1,7 @@
 """How good features may be, said without a label: numbers of held-out images' backbone features.
 
 Each takes features of any scale and computes in float64; none is an accuracy. How far each can be
-trusted to rank checkpoints is measured by `benchmarks.checkpoints`.
+trusted to rank checkpoints was measured: docs/checkpoints.md.
 """
 
 import math
