@@ -8,17 +8,21 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.gpu.wheels import installed
+
 MEASURED = Path(__file__).parents[1] / "docs" / "measured"
 PACKAGES = ("torch", "torchvision", "kornia", "lightly", "pytorch-metric-learning", "pillow")
+Call = Callable[[], Any]
 
 
 # --- arguments and results
@@ -28,6 +32,15 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     """Make the parser of a program with this docstring; all write --json."""
     made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     made.add_argument("--json", type=Path, help="write the figures there, too")
+    return made
+
+
+def timing_parser(doc: str | None, rounds: int, seconds: float) -> argparse.ArgumentParser:
+    """Make the parser of a program that measures contenders in turns."""
+    made = parser(doc)
+    made.add_argument("--threads", type=int, default=1)
+    made.add_argument("--rounds", type=int, default=rounds)
+    made.add_argument("--seconds", type=float, default=seconds, help="a contender and round")
     return made
 
 
@@ -50,13 +63,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def compare(name: str, now: Any, ratios: Callable[[Any], dict[str, float]]) -> None:
-    """Print each ratio measured now, the one in the docs, and their quotient.
-
-    Args:
-        name: Of the file in docs/measured.
-        now: What would be written there.
-        ratios: Takes the ratios out of the content of such a file.
-    """
+    """Print each ratio of `now`, the one of docs/measured/NAME, and their quotient."""
     documented = json.loads((MEASURED / name).read_text())
     then, machine = ratios(documented), documented["machine"]
     rows = [(key, ratio, then[key]) for key, ratio in ratios(now).items() if key in then]
@@ -72,12 +79,7 @@ def compare(name: str, now: Any, ratios: Callable[[Any], dict[str, float]]) -> N
 def machine(threads: int) -> dict[str, Any]:
     """Where and with what: the facts a number is worth nothing without."""
     models = _proc("cpuinfo", "model name")
-    has, versions = torch.cpu.get_capabilities(), {}
-    for name in PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    has = torch.cpu.get_capabilities()
     return {
         "commit": commit(),
         "cpu": models[0] if models else platform.processor(),
@@ -86,7 +88,7 @@ def machine(threads: int) -> dict[str, Any]:
         "avx512_bf16": bool(has.get("avx512_bf16")),
         "threads": threads,
         "python": platform.python_version(),
-        **versions,
+        **{name: there for name in PACKAGES if (there := installed(name))},
     }
 
 
@@ -155,85 +157,67 @@ def sslpipe(*words: object) -> None:
     subprocess.run([sys.executable, "-m", "sslpipe", *map(str, words)], check=True)
 
 
-def in_fresh_process(module: str, *words: object) -> Any:
-    """Run `python -m MODULE WORDS` and return the JSON of its last line."""
-    command = [sys.executable, "-m", module, *map(str, words)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def fresh_process() -> ProcessPoolExecutor:
+    """Start a process that has computed nothing yet, and keeps what it is told to."""
+    return ProcessPoolExecutor(1, get_context("spawn"))
 
 
-class Contender:
-    """A fresh process that measures when asked to, and otherwise waits."""
-
-    def __init__(self, module: str, name: str, arguments: list[str], threads: int) -> None:
-        self.name = name
-        command = [sys.executable, "-W", "ignore", "-m", module, "--one", name, *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, text=True, env=environment
-        )
-        self.ready = self._read()  # what it says when it has warmed up
-
-    def times(self) -> list[float]:
-        """Seconds of each call of one round."""
-        assert self.process.stdin
-        print(file=self.process.stdin, flush=True)
-        times: list[float] = json.loads(self._read())
-        return times
-
-    def close(self) -> None:
-        """End it, by the end of its input, and wait for that."""
-        self.process.communicate()
-
-    def _read(self) -> str:
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        if not line:
-            self.close()
-            raise SystemExit(f"{self.name} failed with {self.process.returncode}")
-        return line
+def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of a module in a fresh process."""
+    with fresh_process() as process:
+        return process.submit(function, *arguments).result()
 
 
 def in_turns(
-    module: str, names: Iterable[str], arguments: list[str], *, threads: int, rounds: int
-) -> tuple[dict[str, list[list[float]]], dict[str, str]]:
-    """Measure contenders in turns: seconds of their calls by round, and what each said first."""
+    prepare: Callable[..., tuple[Call, Any]],
+    contenders: Mapping[str, tuple[Any, ...]],
+    given: argparse.Namespace,
+) -> tuple[dict[str, list[list[float]]], dict[str, Any]]:
+    """Measure contenders in turns, each in a process that waits while another measures.
+
+    `prepare` is called in a contender's process with its arguments, and gives what is timed, and
+    what else is to be known of it; `given` is of `timing_parser`. Returns: name -> seconds of its
+    calls by round; name -> what else is known.
+    """
+    threads, device = given.threads, getattr(given, "device", "cpu")
+    os.environ.update(OMP_NUM_THREADS=str(threads), PYTHONWARNINGS="ignore")
     with ExitStack() as stack:
-        processes = []
-        for name in names:
-            processes.append(Contender(module, name, arguments, threads))
-            stack.callback(processes[-1].close)
-        times: dict[str, list[list[float]]] = {process.name: [] for process in processes}
-        for _ in range(rounds):
-            for process in processes:
-                times[process.name].append(process.times())
-    return times, {process.name: process.ready for process in processes}
+        processes = {name: stack.enter_context(fresh_process()) for name in contenders}
+        known = {
+            name: process.submit(_warm_up, threads, prepare, *contenders[name]).result()
+            for name, process in processes.items()
+        }
+        times: dict[str, list[list[float]]] = {name: [] for name in contenders}
+        for _ in range(given.rounds):
+            for name, process in processes.items():
+                times[name].append(process.submit(_round, given.seconds, threads, device).result())
+    return times, known
 
 
-def serve(
-    call: Callable[[], Any],
-    *,
-    seconds: float,
-    threads: int,
-    device: str = "cpu",
-    ready: str = "ready",
-) -> None:
-    """The contender's side: two calls to warm up, then a round for each line of stdin."""
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
+_timed: list[Call] = []  # in a contender's process
+
+
+def _warm_up(threads: int, prepare: Callable[..., tuple[Call, Any]], *arguments: Any) -> Any:
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    call, known = prepare(*arguments)
     for _ in range(2):
         call()
-    print(ready, flush=True)
-    for _ in sys.stdin:
-        times: list[float] = []
-        while not times or sum(times) < seconds:
-            wait()
-            start = clock()
-            call()
-            wait()
-            times.append(clock() - start)
-        print(json.dumps(times), flush=True)
+    _timed.append(call)
+    return known
+
+
+def _round(seconds: float, threads: int, device: str) -> list[float]:
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
+    times: list[float] = []
+    while not times or sum(times) < seconds:
+        wait()
+        start = clock()
+        _timed[0]()
+        wait()
+        times.append(clock() - start)
+    return times
 
 
 def quietest(rounds: list[list[float]]) -> tuple[float, float]:

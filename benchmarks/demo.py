@@ -35,13 +35,8 @@ def figures(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Write the file."""
+if __name__ == "__main__":
     parse = parser(__doc__)
     parse.add_argument("run_dir", type=Path)
     given = parse.parse_args()
     save(given.json, figures(given.run_dir))
-
-
-if __name__ == "__main__":
-    main()

@@ -16,13 +16,14 @@ probe: logistic regression at one C, 10,000 rows of 10 classes, against scikit-l
 Peers that are not installed (extra `bench`) are named as skipped. Linux only (reads /proc).
 """
 
-import argparse
-import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import normalize
 
 from benchmarks.common import (
     Peak,
@@ -39,7 +40,7 @@ from sslpipe.evaluation.logistic import fit_logistic
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.evaluation.retrieval import retrieval_per_query
 
-Run = Callable[[], dict[str, float]]
+Numbers = dict[str, float]  # what contenders are compared by
 
 DIM, K = 128, 200
 LONG_S = 20.0
@@ -51,62 +52,50 @@ def clusters(rows: int, classes: int, seed: int = 0) -> Embeddings:
     centres = torch.randn(classes, DIM, generator=generator)
     labels = torch.arange(rows) % classes
     noise = torch.randn(rows, DIM, generator=generator)
-    features = torch.nn.functional.normalize(centres[labels] + noise)
-    return Embeddings(features, labels, torch.arange(rows))
+    return Embeddings(normalize(centres[labels] + noise), labels, torch.arange(rows))
 
 
-def search_data(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+def search_data(rows: int) -> tuple[Tensor, Tensor]:
     """A bank, and a sixth as many queries from the same clusters."""
     features = clusters(rows + rows // 6, 100).features
     return features[:rows], features[rows:]
 
 
-def checksum(indices: Any) -> dict[str, float]:
+def checksum(indices: Any) -> Numbers:
     """What two searches have in common where they found the same sets of rows."""
     actual = torch.as_tensor(indices).long()
     return {"sum of rows": float(actual.sum()), "sum of first rows": float(actual[:, 0].sum())}
 
 
-def search_ours(bank: torch.Tensor, queries: torch.Tensor) -> Run:
-    return lambda: checksum(nearest(bank, queries, K).indices)
+def search_ours(data: tuple[Tensor, Tensor]) -> Numbers:
+    return checksum(nearest(*data, K).indices)
 
 
-def search_faiss(bank: torch.Tensor, queries: torch.Tensor) -> Run:
+def search_faiss(data: tuple[Tensor, Tensor]) -> Numbers:
     import faiss
 
     faiss.omp_set_num_threads(torch.get_num_threads())
-    unit = torch.nn.functional.normalize
-
-    def run() -> dict[str, float]:
-        index = faiss.IndexFlatIP(DIM)
-        index.add(unit(bank).numpy())
-        return checksum(index.search(unit(queries).numpy(), K)[1])
-
-    return run
+    bank, queries = (normalize(rows).numpy() for rows in data)
+    index = faiss.IndexFlatIP(DIM)
+    index.add(bank)
+    return checksum(index.search(queries, K)[1])
 
 
-def search_sklearn(bank: torch.Tensor, queries: torch.Tensor) -> Run:
+def search_sklearn(data: tuple[Tensor, Tensor]) -> Numbers:
     from sklearn.neighbors import NearestNeighbors
 
-    def run() -> dict[str, float]:
-        model = NearestNeighbors(n_neighbors=K, metric="cosine", algorithm="brute", n_jobs=1)
-        return checksum(model.fit(bank.numpy()).kneighbors(queries.numpy())[1])
-
-    return run
+    bank, queries = (rows.numpy() for rows in data)
+    model = NearestNeighbors(n_neighbors=K, metric="cosine", algorithm="brute", n_jobs=1)
+    return checksum(model.fit(bank).kneighbors(queries)[1])
 
 
-def retrieval_ours(rows: Embeddings) -> Run:
-    def run() -> dict[str, float]:
-        every = retrieval_per_query(rows, rows, k=(1, 10), exclude_same_id=True)
-        means: dict[str, float] = dict(
-            zip(every.names, every.values.mean(axis=0).tolist(), strict=True)
-        )
-        return means
-
-    return run
+def retrieval_ours(rows: Embeddings) -> Numbers:
+    every = retrieval_per_query(rows, rows, k=(1, 10), exclude_same_id=True)
+    return {n: float(v) for n, v in zip(every.names, every.values.mean(axis=0), strict=True)}
 
 
-def retrieval_pml(rows: Embeddings, k: str | int) -> Run:
+def retrieval_pml(rows: Embeddings, k: int | None) -> Numbers:
+    """k: None is as many as the largest class needs, by which no rank is found."""
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
     names = {
@@ -114,59 +103,42 @@ def retrieval_pml(rows: Embeddings, k: str | int) -> Run:
         "r_precision": "r_precision",
         "mean_average_precision_at_r": "map_at_r",
     }
-    if k != "max_bin_count":
+    if k is not None:
         names |= {"mean_reciprocal_rank": "mrr"}
-    calculator = AccuracyCalculator(include=tuple(names), k=k, device=torch.device("cpu"))
-
-    def run() -> dict[str, float]:
-        actual = calculator.get_accuracy(rows.features, rows.labels)
-        return {ours: float(actual[theirs]) for theirs, ours in names.items()}
-
-    return run
-
-
-def probe_ours(rows: Embeddings) -> Run:
-    def run() -> dict[str, float]:
-        (fitted,) = fit_logistic(rows.features, rows.labels, [1.0], 10, tolerance=1e-6)
-        return {"norm of the weights": float(fitted.weight.norm())}
-
-    return run
+        k = min(k, int(rows.labels.max()) + 1)
+    calculator = AccuracyCalculator(
+        tuple(names), k=k or "max_bin_count", device=torch.device("cpu")
+    )
+    actual = calculator.get_accuracy(rows.features, rows.labels)
+    return {ours: float(actual[theirs]) for theirs, ours in names.items()}
 
 
-def probe_sklearn(rows: Embeddings) -> Run:
+def probe_ours(rows: Embeddings) -> Numbers:
+    (fitted,) = fit_logistic(rows.features, rows.labels, [1.0], 10, tolerance=1e-6)
+    return {"norm of the weights": float(fitted.weight.norm())}
+
+
+def probe_sklearn(rows: Embeddings) -> Numbers:
     from sklearn.linear_model import LogisticRegression
 
-    def run() -> dict[str, float]:
-        model = LogisticRegression(C=1.0, tol=1e-6, max_iter=10_000)
-        model.fit(rows.features.double().numpy(), rows.labels.numpy())
-        return {"norm of the weights": float((model.coef_**2).sum() ** 0.5)}
-
-    return run
+    model = LogisticRegression(C=1.0, tol=1e-6, max_iter=10_000)
+    model.fit(rows.features.double().numpy(), rows.labels.numpy())
+    return {"norm of the weights": float((model.coef_**2).sum() ** 0.5)}
 
 
-def retrieval_data(size: float) -> Embeddings:
-    return clusters(int(16_000 * size), int(8_000 * size))
-
-
-PARTS: dict[str, dict[str, Callable[[float], Run]]] = {
-    "search": {
-        "faiss": lambda size: search_faiss(*search_data(int(60_000 * size))),
-        "ours": lambda size: search_ours(*search_data(int(60_000 * size))),
-        "scikit-learn": lambda size: search_sklearn(*search_data(int(60_000 * size))),
-    },
+DATA: dict[str, Callable[[float], Any]] = {
+    "search": lambda size: search_data(int(60_000 * size)),
+    "retrieval": lambda size: clusters(int(16_000 * size), int(8_000 * size)),
+    "probe": lambda size: clusters(int(10_000 * size), 10),
+}
+PARTS: dict[str, dict[str, Callable[[Any], Numbers]]] = {
+    "search": {"faiss": search_faiss, "ours": search_ours, "scikit-learn": search_sklearn},
     "retrieval": {
-        "AccuracyCalculator, k=max_bin_count": lambda size: retrieval_pml(
-            retrieval_data(size), "max_bin_count"
-        ),
-        "AccuracyCalculator, k=1000": lambda size: retrieval_pml(
-            retrieval_data(size), min(1000, int(8_000 * size))
-        ),
-        "ours": lambda size: retrieval_ours(retrieval_data(size)),
+        "AccuracyCalculator, k=max_bin_count": partial(retrieval_pml, k=None),
+        "AccuracyCalculator, k=1000": partial(retrieval_pml, k=1000),
+        "ours": retrieval_ours,
     },
-    "probe": {
-        "scikit-learn": lambda size: probe_sklearn(clusters(int(10_000 * size), 10)),
-        "ours": lambda size: probe_ours(clusters(int(10_000 * size), 10)),
-    },
+    "probe": {"scikit-learn": probe_sklearn, "ours": probe_ours},
 }
 NEEDS = {"AccuracyCalculator": "pytorch_metric_learning"}
 
@@ -174,13 +146,14 @@ NEEDS = {"AccuracyCalculator": "pytorch_metric_learning"}
 def measure(part: str, contender: str, size: float, threads: int) -> dict[str, Any]:
     """One contender in this process."""
     torch.set_num_threads(threads)
-    PARTS[part][contender](0.02)()  # imports, thread pools, kernels chosen
-    run = PARTS[part][contender](size)
+    run = PARTS[part][contender]
+    run(DATA[part](0.02))  # imports, thread pools, kernels chosen
+    data = DATA[part](size)
     peak = Peak()
     times: list[tuple[float, float]] = []
     while len(times) < 2 and sum(wall for _, wall in times) < LONG_S:
         start, cpu = time.perf_counter(), time.process_time()
-        values = run()
+        values = run(data)
         times.append((time.process_time() - cpu, time.perf_counter() - start))
     cpu_s, wall_s = min(times)
     return {"cpu_s": cpu_s, "wall_s": wall_s, "extra_mb": peak.extra_mb(), "values": values}
@@ -188,9 +161,8 @@ def measure(part: str, contender: str, size: float, threads: int) -> dict[str, A
 
 def measure_part(part: str, size: float, threads: int, skipped: tuple[str, ...]) -> list[Any]:
     """Print and return what each contender takes; their numbers are compared with ours."""
-    own = ("--part", part, "--size", size, "--threads", threads)
     measured = {
-        name: in_fresh_process("benchmarks.evaluation", "--one", name, *own)
+        name: in_fresh_process(measure, part, name, size, threads)
         for name in PARTS[part]
         if not name.startswith(skipped or ("\0",))
     }
@@ -226,12 +198,7 @@ def main() -> None:
     parse.add_argument("--without", default="", help="contenders to skip, by a name's start")
     parse.add_argument("--size", type=float, default=1.0, help="share of the rows")
     parse.add_argument("--threads", type=int, default=1)
-    parse.add_argument("--one", help=argparse.SUPPRESS)
     given = parse.parse_args()
-    if given.one:
-        print(json.dumps(measure(given.part, given.one, given.size, given.threads)))
-        return
-
     skipped = (*absent(NEEDS), *(name for name in given.without.split(";") if name))
     records: list[dict[str, Any]] = []
     for part in given.part.split(","):

@@ -8,8 +8,6 @@ before it, when weights, gradients and uint8 images are there already: activatio
 workspaces. time: the second step. The first size is what ratios refer to. Linux only (reads /proc).
 """
 
-import argparse
-import json
 import time
 from functools import partial
 from typing import Any
@@ -73,17 +71,11 @@ def main() -> None:
     parse.add_argument("--batch", type=int, default=128)
     parse.add_argument("--micro", default="128,32,8")
     parse.add_argument("--px", type=int, default=32)
-    parse.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parse.parse_args()
-    if given.one:
-        print(json.dumps(measure(given.batch, int(given.micro), given.px)))
-        return
-
     records: list[dict[str, Any]] = []
-    for size in given.micro.split(","):
-        own = ("--one", "--micro", size, "--batch", given.batch, "--px", given.px)
-        result = in_fresh_process("benchmarks.gradient_cache", *own)
-        records.append({"batch": given.batch, "micro_batch": int(size), **result})
+    for size in map(int, given.micro.split(",")):
+        result = in_fresh_process(measure, given.batch, size, given.px)
+        records.append({"batch": given.batch, "micro_batch": size, **result})
     first, rows = records[0], []
     for record in records:
         less, slower = first["mb"] / record["mb"], record["s"] / first["s"]

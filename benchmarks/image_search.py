@@ -141,16 +141,8 @@ def main() -> None:
         numbers += [*(one["search_cpu_s"] for one in found), found[-1]["recall"]]
         lines.append([each["kind"], *(f"{number:.4g}" for number in numbers)])
     print_table(head, lines)
-    save(
-        given.json,
-        {
-            "machine": machine(given.threads),
-            "rows": given.rows,
-            "opened": opened,
-            "search": search,
-            "built": built,
-        },
-    )
+    figures = {"opened": opened, "search": search, "built": built}
+    save(given.json, {"machine": machine(given.threads), "rows": given.rows, **figures})
 
 
 if __name__ == "__main__":

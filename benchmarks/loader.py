@@ -17,14 +17,13 @@ Ours and the limits keep freed memory (sslpipe.portable), as every run does.
 Contenders that need a package of the extra `bench` are named as skipped where it is missing.
 """
 
-import argparse
 import io
-import json
 import math
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +125,6 @@ def webdataset_decoded(folder: Path) -> Iterator[object]:
     return (np.asarray(sample["jpg"]) for sample in data.decode("pil"))
 
 
-def pil(raw: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(raw)).convert("RGB")
-
-
 def simplejpeg_decoded(folder: Path) -> Iterator[object]:
     return (simplejpeg.decode_jpeg(raw) for raw in raw_jpegs(folder))
 
@@ -164,45 +159,39 @@ def native_crop(rng: np.random.Generator, image: torch.Tensor) -> torch.Tensor:
     return functional.interpolate(part, size=size, mode="bilinear", antialias=True)[0]
 
 
-def our_views(count: int) -> Items:
-    def items(folder: Path) -> Iterator[object]:
-        rng = np.random.default_rng(0)
-        for images in our_batches(folder):
-            views = torch.empty(
-                (count * len(images), 3, CROP_PX, CROP_PX),
-                dtype=torch.uint8,
-                memory_format=torch.channels_last,
-            )
-            for row, image in enumerate(images):
-                for view in range(count):
-                    views[row + view * len(images)] = native_crop(rng, image)
-            yield from range(len(images))
-
-    return items
+def our_views(folder: Path, count: int) -> Iterator[object]:
+    rng = np.random.default_rng(0)
+    for images in our_batches(folder):
+        shape = (count * len(images), 3, CROP_PX, CROP_PX)
+        views = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
+        for row, image in enumerate(images):
+            for view in range(count):
+                views[row + view * len(images)] = native_crop(rng, image)
+        yield from range(len(images))
 
 
-def pil_views(count: int) -> Items:
+def pil_views(folder: Path, count: int) -> Iterator[object]:
     """ImageFolder's loader and torchvision's transform on PIL images."""
-
-    def items(folder: Path) -> Iterator[object]:
-        crop = RandomResizedCrop(CROP_PX)
-        for raw in raw_jpegs(folder):
-            image = pil(raw)
-            yield [np.asarray(crop(image)) for _ in range(count)]
-
-    return items
+    crop = RandomResizedCrop(CROP_PX)
+    for raw in raw_jpegs(folder):
+        image = Image.open(io.BytesIO(raw)).convert("RGB")
+        yield [np.asarray(crop(image)) for _ in range(count)]
 
 
-def bare_views(count: int) -> Items:
+def bare_views(folder: Path, count: int) -> Iterator[object]:
     """simplejpeg and the native resize on bytes off the disk: no shards, no order, no batches."""
+    rng = np.random.default_rng(0)
+    for raw in raw_jpegs(folder):
+        image = torch.from_numpy(simplejpeg.decode_jpeg(raw)).permute(2, 0, 1)
+        yield [native_crop(rng, image) for _ in range(count)]
 
-    def items(folder: Path) -> Iterator[object]:
-        rng = np.random.default_rng(0)
-        for raw in raw_jpegs(folder):
-            image = torch.from_numpy(simplejpeg.decode_jpeg(raw)).permute(2, 0, 1)
-            yield [native_crop(rng, image) for _ in range(count)]
 
-    return items
+def views(count: int) -> dict[str, Items]:
+    return {
+        "ours, shards to batches": partial(our_views, count=count),
+        "PIL, torchvision crop": partial(pil_views, count=count),
+        "limit: simplejpeg + native resize": partial(bare_views, count=count),
+    }
 
 
 # stage -> contender -> items; the first is ours, the second the one that ratios are against
@@ -218,16 +207,8 @@ STAGES: dict[str, dict[str, Items]] = {
         "litdata": litdata_decoded,
         "limit: simplejpeg": simplejpeg_decoded,
     },
-    "one view": {
-        "ours, shards to batches": our_views(1),
-        "PIL, torchvision crop": pil_views(1),
-        "limit: simplejpeg + native resize": bare_views(1),
-    },
-    "two views": {
-        "ours, shards to batches": our_views(2),
-        "PIL, torchvision crop": pil_views(2),
-        "limit: simplejpeg + native resize": bare_views(2),
-    },
+    "one view": views(1),
+    "two views": views(2),
 }
 
 
@@ -265,13 +246,7 @@ def main() -> None:
     parse = parser(__doc__)
     parse.add_argument("--images", type=int, default=1500)
     parse.add_argument("--rounds", type=int, default=3)
-    parse.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     given = parse.parse_args()
-    if given.one:
-        stage, contender, folder = given.one
-        print(json.dumps(measure(stage, contender, Path(folder))))
-        return
-
     skipped = absent({"litdata": "litdata"})
     rates: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -286,7 +261,7 @@ def main() -> None:
             if contender not in skipped
         ]
         for stage, contender in track(jobs, "measuring", transient=True):
-            rate = in_fresh_process("benchmarks.loader", "--one", stage, contender, name)
+            rate = in_fresh_process(measure, stage, contender, Path(name))
             best = rates.setdefault(stage, {}).get(contender, 0.0)
             rates[stage][contender] = max(best, rate)
 

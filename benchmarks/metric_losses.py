@@ -14,7 +14,6 @@ for its first call or more than --limit-gb of memory is ended and reported so.
 --json and --markdown keep what the file has of other sizes and names. Needs the extra `bench`.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -22,6 +21,7 @@ import platform
 import resource
 import statistics
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from importlib.metadata import version
 from multiprocessing.connection import Connection
@@ -37,62 +37,12 @@ from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.losses.pairwise import compare
 
 DIM, PER_CLASS = 128, 4
-Call = Callable[[Tensor, Tensor], float]
 
 
 class Contest(NamedTuple):
-    ours: Callable[[], Call]
-    peer: Callable[[], Call]
+    ours: Any
+    peer: Any
     note: str = ""
-
-
-def backward(make: Callable[[], Any]) -> Callable[[], Call]:
-    def start() -> Call:
-        loss_fn = make()
-
-        def call(x: Tensor, labels: Tensor) -> float:
-            x = x.detach().requires_grad_()
-            loss = loss_fn(x, labels)
-            loss.backward()
-            assert x.grad is not None
-            return float(loss.detach())
-
-        return call
-
-    return start
-
-
-def our_loss(name: str, **arguments: Any) -> Callable[[], Call]:
-    return backward(lambda: METRIC_LOSSES[name](**arguments))
-
-
-def our_miner(name: str, **arguments: Any) -> Callable[[], Call]:
-    def start() -> Call:
-        miner = MINERS[name](**arguments)
-
-        def call(x: Tensor, labels: Tensor) -> float:
-            batch, every = compare(x, labels, None, None)
-            pairs = miner(batch, every)
-            if pairs.triplets is not None:
-                return float(pairs.triplets.sum())
-            return float(pairs.positive.sum() + pairs.negative.sum())
-
-        return call
-
-    return start
-
-
-def peer_miner(make: Callable[[], Any]) -> Callable[[], Call]:
-    def start() -> Call:
-        miner = make()
-
-        def call(x: Tensor, labels: Tensor) -> float:
-            actual = miner(x, labels)
-            return float(len(actual[0]) + (len(actual[2]) if len(actual) == 4 else 0))
-
-        return call
-
-    return start
 
 
 def mined(loss: Any, miner: Any) -> Callable[[Tensor, Tensor], Tensor]:
@@ -103,82 +53,85 @@ def squared() -> Any:
     return distances.LpDistance(power=2)
 
 
-CONTESTS: dict[str, Contest] = {
+CONTESTS = {
     "triplet": Contest(
-        our_loss("triplet", reduction="mean_active"),
-        backward(lambda: losses.TripletMarginLoss(margin=0.2, distance=squared())),
+        METRIC_LOSSES["triplet"](reduction="mean_active"),
+        losses.TripletMarginLoss(margin=0.2, distance=squared()),
     ),
     "triplet semi-hard": Contest(
-        our_loss("triplet", triplets="semi_hard"),
-        backward(
-            lambda: mined(
-                losses.TripletMarginLoss(margin=0.2, distance=squared()),
-                miners.TripletMarginMiner(0.2, "semihard", distance=squared()),
-            )
+        METRIC_LOSSES["triplet"](triplets="semi_hard"),
+        mined(
+            losses.TripletMarginLoss(margin=0.2, distance=squared()),
+            miners.TripletMarginMiner(0.2, "semihard", distance=squared()),
         ),
     ),
     "batch hard": Contest(
-        our_loss("batch_hard", normalize=True, reduction="mean_active"),
-        backward(lambda: mined(losses.TripletMarginLoss(margin=0.2), miners.BatchHardMiner())),
+        METRIC_LOSSES["batch_hard"](normalize=True, reduction="mean_active"),
+        mined(losses.TripletMarginLoss(margin=0.2), miners.BatchHardMiner()),
     ),
     "contrastive": Contest(
-        our_loss(
-            "contrastive",
-            normalize=True,
-            squared=False,
-            half=False,
-            sides="apart",
-            reduction="mean_active",
+        METRIC_LOSSES["contrastive"](
+            normalize=True, squared=False, half=False, sides="apart", reduction="mean_active"
         ),
-        backward(losses.ContrastiveLoss),
+        losses.ContrastiveLoss(),
     ),
     "margin": Contest(
-        our_loss("margin", reduction="mean_active"),
-        backward(losses.MarginLoss),
+        METRIC_LOSSES["margin"](reduction="mean_active"),
+        losses.MarginLoss(),
         "the peer counts a pair once for each triplet it is in",
     ),
-    "NT-Xent over pairs": Contest(our_loss("info_nce"), backward(losses.NTXentLoss)),
-    "SupCon": Contest(our_loss("sup_con"), backward(losses.SupConLoss)),
-    "NCA": Contest(our_loss("nca", normalize=True), backward(losses.NCALoss)),
-    "N-pair": Contest(
-        our_loss("n_pair", normalize=True, l2_weight=0.0), backward(losses.NPairsLoss)
-    ),
-    "lifted": Contest(our_loss("lifted", normalize=True), backward(losses.LiftedStructureLoss)),
+    "NT-Xent over pairs": Contest(METRIC_LOSSES["info_nce"](), losses.NTXentLoss()),
+    "SupCon": Contest(METRIC_LOSSES["sup_con"](), losses.SupConLoss()),
+    "NCA": Contest(METRIC_LOSSES["nca"](normalize=True), losses.NCALoss()),
+    "N-pair": Contest(METRIC_LOSSES["n_pair"](normalize=True, l2_weight=0.0), losses.NPairsLoss()),
+    "lifted": Contest(METRIC_LOSSES["lifted"](normalize=True), losses.LiftedStructureLoss()),
     "multi-similarity": Contest(
-        our_loss("multi_similarity", base=0.5), backward(losses.MultiSimilarityLoss)
+        METRIC_LOSSES["multi_similarity"](base=0.5), losses.MultiSimilarityLoss()
     ),
-    "circle": Contest(our_loss("circle"), backward(losses.CircleLoss)),
-    "angular": Contest(our_loss("angular", angle_deg=40.0), backward(losses.AngularLoss)),
+    "circle": Contest(METRIC_LOSSES["circle"](), losses.CircleLoss()),
+    "angular": Contest(METRIC_LOSSES["angular"](angle_deg=40.0), losses.AngularLoss()),
     "tuplet margin": Contest(
-        our_loss("tuplet_margin", margin=0.1, variance_weight=0.0),
-        backward(lambda: losses.TupletMarginLoss(margin=5.729577951308232)),
+        METRIC_LOSSES["tuplet_margin"](margin=0.1, variance_weight=0.0),
+        losses.TupletMarginLoss(margin=5.729577951308232),
     ),
     "miner: semi-hard": Contest(
-        our_miner("triplets"),
-        peer_miner(lambda: miners.TripletMarginMiner(0.2, "semihard", distance=squared())),
+        MINERS["triplets"](), miners.TripletMarginMiner(0.2, "semihard", distance=squared())
     ),
     "miner: batch hard": Contest(
-        our_miner("batch_hard"),
-        peer_miner(miners.BatchHardMiner),
+        MINERS["batch_hard"](),
+        miners.BatchHardMiner(),
         "the peer counts triplets, ours pairs: twice as many",
     ),
-    "miner: multi-similarity": Contest(
-        our_miner("multi_similarity"), peer_miner(miners.MultiSimilarityMiner)
-    ),
+    "miner: multi-similarity": Contest(MINERS["multi_similarity"](), miners.MultiSimilarityMiner()),
     "miner: pair margin": Contest(
-        our_miner("pair_margin", positive=0.2, negative=1.4),
-        peer_miner(lambda: miners.PairMarginMiner(0.2, 1.4)),
+        MINERS["pair_margin"](positive=0.2, negative=1.4), miners.PairMarginMiner(0.2, 1.4)
     ),
-    "miner: angular": Contest(our_miner("angular"), peer_miner(miners.AngularMiner)),
+    "miner: angular": Contest(MINERS["angular"](), miners.AngularMiner()),
     "miner: distance weighted": Contest(
-        our_miner("distance_weighted"),
-        peer_miner(miners.DistanceWeightedMiner),
+        MINERS["distance_weighted"](),
+        miners.DistanceWeightedMiner(),
         "the peer draws none where no negative is nearer than 1.4",
     ),
-    "miner: hardest half": Contest(
-        our_miner("hardest_share"), peer_miner(lambda: miners.HDCMiner(0.5))
-    ),
+    "miner: hardest half": Contest(MINERS["hardest_share"](), miners.HDCMiner(0.5)),
 }
+
+
+def call(name: str, side: str, x: Tensor, labels: Tensor) -> float:
+    """A loss forward and backward, its value; or a miner, the number of what it selects."""
+    contender = getattr(CONTESTS[name], side)
+    if not name.startswith("miner: "):
+        x = x.detach().requires_grad_()
+        loss = contender(x, labels)
+        loss.backward()
+        assert x.grad is not None
+        return float(loss.detach())
+    if side == "peer":
+        actual = contender(x, labels)
+        return float(len(actual[0]) + (len(actual[2]) if len(actual) == 4 else 0))
+    pairs = contender(*compare(x, labels, None, None))
+    if pairs.triplets is not None:
+        return float(pairs.triplets.sum())
+    return float(pairs.positive.sum() + pairs.negative.sum())
 
 
 def embeddings(rows: int) -> tuple[Tensor, Tensor]:
@@ -190,44 +143,41 @@ def embeddings(rows: int) -> tuple[Tensor, Tensor]:
     return torch.nn.functional.normalize(x, dim=1), labels
 
 
-def measure(
-    pipe: Connection, start: Callable[[], Call], rows: int, seconds: float, gb: float
-) -> None:
+def measure(pipe: Connection, contender: tuple[str, str], rows: int, given: Namespace) -> None:
     """In the child: what one side needs at one size."""
     torch.set_num_threads(1)
-    call = start()
-    call(*embeddings(64))  # kernels chosen, caches of the allocator filled
+    call(*contender, *embeddings(64))  # kernels chosen, caches of the allocator filled
     x, labels = embeddings(rows)
-    used = memory_mb("VmData") * 2**20
-    resource.setrlimit(resource.RLIMIT_DATA, (int(used + gb * 2**30), resource.RLIM_INFINITY))
+    limit = memory_mb("VmData") * 2**20 + given.limit_gb * 2**30
+    resource.setrlimit(resource.RLIMIT_DATA, (int(limit), resource.RLIM_INFINITY))
     peak = Peak()
     begin = time.perf_counter()
     try:
-        value = call(x, labels)
+        value = call(*contender, x, labels)
     except (RuntimeError, MemoryError) as error:
-        pipe.send({"failed": f"> {gb:g} GB" if "memory" in str(error).lower() else str(error)})
+        over = "memory" in str(error).lower()
+        pipe.send({"failed": f"> {given.limit_gb:g} GB" if over else str(error)})
         return
     first = time.perf_counter() - begin
     extra_mb = peak.extra_mb()
     times: list[float] = []
-    while first < 10 * seconds and (not times or sum(times) < seconds):
+    while first < 10 * given.seconds and (not times or sum(times) < given.seconds):
         begin = time.perf_counter()
-        call(x, labels)
+        call(*contender, x, labels)
         times.append(time.perf_counter() - begin)
     pipe.send({"ms": statistics.median(times or [first]) * 1e3, "mb": extra_mb, "value": value})
 
 
-def in_fresh_process(
-    start: Callable[[], Call], rows: int, limit_s: float, *settings: float
-) -> dict[str, Any]:
+def in_child(contender: tuple[str, str], rows: int, given: Namespace) -> dict[str, Any]:
+    """Measure one side in a process that may be ended."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=measure, args=(theirs, start, rows, *settings))
+    child = context.Process(target=measure, args=(theirs, contender, rows, given))
     child.start()
     theirs.close()
     try:
-        if not ours.poll(limit_s):
-            return {"failed": f"> {limit_s:g} s"}
+        if not ours.poll(given.limit_s):
+            return {"failed": f"> {given.limit_s:g} s"}
         result: dict[str, Any] = ours.recv()
         return result
     except EOFError:
@@ -237,15 +187,11 @@ def in_fresh_process(
         child.join()
 
 
-def contest(name: str, rows: int, arguments: argparse.Namespace) -> dict[str, Any]:
+def contest(name: str, rows: int, given: Namespace) -> dict[str, Any]:
     record: dict[str, Any] = {"rows": rows, "name": name, "note": CONTESTS[name].note}
     record["commit"] = commit()
-    for side in ("ours", "peer"):
-        start = getattr(CONTESTS[name], side)
-        record[side] = in_fresh_process(
-            start, rows, arguments.limit_s, arguments.seconds, arguments.limit_gb
-        )
-    ours, peer = record["ours"], record["peer"]
+    ours, peer = (in_child((name, side), rows, given) for side in ("ours", "peer"))
+    record |= {"ours": ours, "peer": peer}
     if "ms" in ours and "ms" in peer:
         record["times_faster"] = peer["ms"] / ours["ms"]
         record["times_lighter"] = peer["mb"] / max(ours["mb"], 1.0)

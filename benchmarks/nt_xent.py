@@ -3,18 +3,15 @@
     python -m benchmarks.nt_xent [--rows 512,2048,8192,16384,65536] [--threads 1] [--rounds 5]
                                  [--seconds 0.6] [--json docs/measured/nt_xent.json]
 
-Sizes are 2N, D = 128, temperature 0.1, float32 inputs. Each contender has a fresh process, which
-waits while another measures; they take turns, `rounds` times, and the time is the median call of
-the quietest round (see benchmarks.views). speed: lightly's time, or where lightly is absent the
-textbook's, over the contender's. memory: peak resident memory over that before the first call of
-this size, in MB. error: of the gradient, relative to float64. floor: share of the time that the
-bare matrix products of the symmetric algorithm take (two units of (2N)^2 D multiply-adds, 1.5 where
-tiles are kept), measured in turn with the others and with the kernels that are used. Ours keeps
-freed memory (sslpipe.portable), as every run does; the peers run as they come: lightly's would
-gain up to an eighth by it, the textbook version loses at 8192 rows. --json keeps the sizes that are
-in FILE and were not measured now. Peers that are not installed (extra
-`bench`) are named as skipped; those that would need more memory than this machine has are not
-asked. Linux only (reads /proc).
+Sizes are 2N, D = 128, temperature 0.1, float32 inputs. Contenders take turns as in
+benchmarks.views. speed: lightly's time, or where lightly is absent the textbook's, over the
+contender's. memory: peak resident memory over that before the first call of this size, in MB.
+error: of the gradient, relative to float64. floor: share of the time that the bare matrix products
+of the symmetric algorithm take (two units of (2N)^2 D multiply-adds, 1.5 where tiles are kept), by
+the kernels that are used. Ours keeps freed memory (sslpipe.portable), as every run does; the peers
+run as they come: lightly's would gain up to an eighth by it, the textbook version loses at 8192
+rows. --json keeps the sizes that are in FILE and were not measured now. Peers that would need more
+memory than this machine has are not asked. Linux only (reads /proc).
 """
 
 import argparse
@@ -27,17 +24,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.common import (
+    Call,
     Peak,
     absent,
     compare,
     in_turns,
     machine,
     machine_bytes,
-    parser,
     print_table,
     quietest,
     save,
-    serve,
+    timing_parser,
 )
 from sslpipe.losses import NTXentLoss
 from sslpipe.losses.engine.products import Multiply, Products
@@ -125,7 +122,7 @@ def facts(loss_fn: Loss, contender: str, rows: int) -> dict[str, float | None]:
     return actual
 
 
-def bare_products(products: Products, rows: int) -> Callable[[], None]:
+def bare_products(products: Products, rows: int) -> Call:
     """The symmetric algorithm's matrix products and nothing else."""
     z = F.normalize(torch.cat([view.detach() for view in projections(rows)]), dim=1)
     multiply = Multiply(products, z, 1 / TEMPERATURE, rows**2)
@@ -153,26 +150,20 @@ def bare_products(products: Products, rows: int) -> Callable[[], None]:
     return call
 
 
-def serve_one(name: str, rows: int, threads: int, seconds: float) -> None:
-    """A contender's or floor's side, in its own process."""
-    torch.set_num_threads(threads)
+def prepared(name: str, rows: int) -> tuple[Call, dict[str, float | None]]:
+    """What is timed of a contender or a floor, in its own process, and its facts."""
     if name in FLOORS:
-        serve(bare_products(FLOORS[name], rows), seconds=seconds, threads=threads)
-        return
+        return bare_products(FLOORS[name], rows), {}
     if name.startswith("ours"):
         keep_freed_memory()
     loss_fn, z = CONTENDERS[name](), projections(rows)
-    ready = json.dumps(facts(loss_fn, name, rows))
-    serve(lambda: gradient(loss_fn, z), seconds=seconds, threads=threads, ready=ready)
+    return lambda: gradient(loss_fn, z), facts(loss_fn, name, rows)
 
 
-def measured(
-    names: list[str], rows: int, threads: int, rounds: int, seconds: float
-) -> list[dict[str, Any]]:
+def measured(names: list[str], rows: int, given: argparse.Namespace) -> list[dict[str, Any]]:
     """One record a contender; FLOORS are measured beside them."""
-    own = ["--rows", str(rows), "--threads", str(threads), "--seconds", str(seconds)]
-    turns = {"threads": threads, "rounds": rounds}
-    times, ready = in_turns("benchmarks.nt_xent", [*names, *FLOORS], own, **turns)
+    contenders = {name: (name, rows) for name in (*names, *FLOORS)}
+    times, known = in_turns(prepared, contenders, given)
     took = {name: quietest(of_name) for name, of_name in times.items()}
     floors = {name.removeprefix("floor of "): took[name][0] * 1e3 for name in FLOORS}
     return [
@@ -181,7 +172,7 @@ def measured(
             "contender": name,
             "ms": took[name][0] * 1e3,
             "noise": round(took[name][1], 3),
-            **json.loads(ready[name]),
+            **known[name],
             "floor_ms": floors.get(name),
         }
         for name in names
@@ -210,34 +201,22 @@ def show(records: list[dict[str, Any]]) -> None:
 
 def ratios(report: dict[str, Any]) -> dict[str, float]:
     """Times as fast as lightly, and the share of the bare products' speed."""
-    took = {(r["rows"], r["contender"]): r["ms"] for r in report["records"]}
-    floors = {(r["rows"], r["contender"]): r["floor_ms"] for r in report["records"]}
-    of_peer = {
-        f"{rows} rows, {name}": took[rows, "lightly"] / ms
-        for (rows, name), ms in took.items()
-        if name.startswith("ours") and (rows, "lightly") in took
-    }
-    of_limit = {
-        f"{rows} rows, {name}, of the bare products": floor / took[rows, name]
-        for (rows, name), floor in floors.items()
-        if floor
-    }
-    return {**of_peer, **of_limit}
+    lightly_ms = {r["rows"]: r["ms"] for r in report["records"] if r["contender"] == "lightly"}
+    found = {}
+    for record in report["records"]:
+        name = f"{record['rows']} rows, {record['contender']}"
+        if record["contender"].startswith("ours") and record["rows"] in lightly_ms:
+            found[name] = lightly_ms[record["rows"]] / record["ms"]
+        if record["floor_ms"]:
+            found[f"{name}, of the bare products"] = record["floor_ms"] / record["ms"]
+    return found
 
 
 def main() -> None:
-    parse = parser(__doc__)
+    parse = timing_parser(__doc__, rounds=5, seconds=0.6)
     parse.add_argument("--rows", default="512,2048,8192")
-    parse.add_argument("--threads", type=int, default=1)
-    parse.add_argument("--rounds", type=int, default=5)
-    parse.add_argument("--seconds", type=float, default=0.6, help="a contender and round")
-    parse.add_argument("--one", choices=[*CONTENDERS, *FLOORS], help=argparse.SUPPRESS)
     given = parse.parse_args()
     sizes = [int(rows) for rows in given.rows.split(",")]
-    if given.one:
-        serve_one(given.one, sizes[0], given.threads, given.seconds)
-        return
-
     skipped, room = absent(NEEDS), 0.5 * machine_bytes()
     records: list[dict[str, Any]] = []
     for rows in sizes:
@@ -246,7 +225,7 @@ def main() -> None:
             for name in CONTENDERS
             if name not in skipped and NEEDED.get(name, lambda _: 0.0)(rows) < room
         ]
-        records += measured(names, rows, given.threads, given.rounds, given.seconds)
+        records += measured(names, rows, given)
         show(records[-len(names) :])
     if given.json and given.json.exists():
         earlier = json.loads(given.json.read_text())["records"]

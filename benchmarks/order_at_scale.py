@@ -12,8 +12,6 @@ again    samples read a second time by that resume: the served part of one open 
 reads    range requests of the process in an epoch, and the samples it reads over those it serves
 """
 
-import argparse
-import json
 import time
 
 import numpy as np
@@ -68,17 +66,11 @@ def measure(samples: int, shards: int, world: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parse = parser(__doc__)
-    parse.add_argument("--one", nargs=3, type=int, help=argparse.SUPPRESS)
-    given = parse.parse_args()
-    if given.one:
-        print(json.dumps(measure(*given.one)))
-        return
+    given = parser(__doc__).parse_args()
     rows = []
     for samples, shards in SIZES:
         for world in PROCESSES:
-            one = ("--one", samples, shards, world)
-            row = in_fresh_process("benchmarks.order_at_scale", *one)
+            row = in_fresh_process(measure, samples, shards, world)
             rows.append({"samples": samples, "shards": shards, "processes": world, **row})
     cells = [
         [

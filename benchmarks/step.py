@@ -11,7 +11,6 @@ parts: views and loss (forward and backward, from z) alone, for their share of a
 extra `bench` for lightly.
 """
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,17 +19,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import (
+    Call,
     absent,
     chosen,
     compare,
     in_turns,
     machine,
     machine_line,
-    parser,
     print_table,
     quietest,
     save,
-    serve,
+    timing_parser,
 )
 from benchmarks.views import Case, kornia, ours
 from sslpipe.losses import NTXentLoss
@@ -41,7 +40,6 @@ from sslpipe.recipe.base import Component
 from sslpipe.recipe.pretrain import Projector
 
 CROP_PX, TEMPERATURE = 32, 0.1
-Call = Callable[[], Any]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -120,6 +118,12 @@ def contenders(count: int) -> dict[str, Callable[[], Call]]:
     }
 
 
+def prepared(name: str, count: int) -> tuple[Call, None]:
+    if name.startswith(("ours", "bare encoder")):
+        keep_freed_memory()
+    return contenders(count)[name](), None
+
+
 def ratios(report: dict[str, Any]) -> dict[str, float]:
     """Times as fast as the naive step, and the share of the bare encoder's speed."""
     seconds = report["seconds"]
@@ -132,30 +136,17 @@ def ratios(report: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    parse = parser(__doc__)
+    parse = timing_parser(__doc__, rounds=3, seconds=0.5)
     parse.add_argument("--batch", type=int, default=64)
-    parse.add_argument("--threads", type=int, default=1)
-    parse.add_argument("--rounds", type=int, default=3)
     parse.add_argument("--only", nargs="+", help="contenders by name; part: all parts")
-    parse.add_argument("--one", help=argparse.SUPPRESS)
     given = parse.parse_args()
-    if given.one:
-        if given.one.startswith(("ours", "bare encoder")):
-            keep_freed_memory()
-        torch.set_num_threads(given.threads)
-        torch.manual_seed(0)
-        serve(contenders(given.batch)[given.one](), seconds=0.5, threads=given.threads)
-        return
-
     skipped = absent({"lightly": "lightly"})
     names = [
         name
         for name in contenders(1)
         if chosen(name, given.only) and not (skipped and ("naive" in name or "lightly" in name))
     ]
-    own = ["--batch", str(given.batch), "--threads", str(given.threads)]
-    turns = {"threads": given.threads, "rounds": given.rounds}
-    times, _ = in_turns("benchmarks.step", names, own, **turns)
+    times, _ = in_turns(prepared, {name: (name, given.batch) for name in names}, given)
     seconds = {name: quietest(rounds)[0] for name, rounds in times.items()}
     rows = []
     for name, second in seconds.items():

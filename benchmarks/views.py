@@ -18,7 +18,6 @@ Ratios are against torchvision on PIL images and the faster of kornia's two crop
 measures nothing and writes the tables of what --json holds.
 """
 
-import argparse
 import json
 from collections.abc import Callable
 from itertools import groupby
@@ -30,6 +29,7 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.common import (
+    Call,
     absent,
     chosen,
     compare,
@@ -37,10 +37,9 @@ from benchmarks.common import (
     machine,
     machine_line,
     markdown_table,
-    parser,
     quietest,
     save,
-    serve,
+    timing_parser,
 )
 from sslpipe.augment.ops import draws
 from sslpipe.augment.resample import bfloat16_pays
@@ -49,7 +48,6 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.portable import keep_freed_memory
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-Call = Callable[[], Any]
 
 
 class Case(NamedTuple):
@@ -201,37 +199,21 @@ NEEDS = {"lightly": "lightly"}
 
 
 def main() -> None:
-    parse = parser(__doc__)
+    parse = timing_parser(__doc__, rounds=8, seconds=0.7)
     parse.add_argument("--cases", default="32,96,224")
     parse.add_argument("--only", nargs="+", help="contenders by name, or what precedes its comma")
-    parse.add_argument("--threads", type=int, default=1)
-    parse.add_argument("--seconds", type=float, default=0.7, help="a contender and round")
-    parse.add_argument("--rounds", type=int, default=8)
     parse.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parse.add_argument("--markdown", type=Path)
-    parse.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
     given = parse.parse_args()
     cases = [case for case in given.cases.split(",") if case]
-    if given.one:
-        torch.set_num_threads(given.threads)
-        torch.manual_seed(0)
-        if given.one.startswith(("ours", "limit")):
-            keep_freed_memory()
-        call = CONTENDERS[given.one](CASES[cases[0]], given.device)
-        serve(call, seconds=given.seconds, threads=given.threads, device=given.device)
-        return
-
     skipped = absent(NEEDS)
     if not bfloat16_pays(torch.device(given.device)):
         skipped += [name for name in CONTENDERS if "bf16" in name]  # exact then, and twice the same
     names = [name for name in CONTENDERS if name not in skipped and chosen(name, given.only)]
     results: list[dict[str, Any]] = []
     for case in cases:
-        own = ["--cases", case, "--threads", str(given.threads)]
-        own += ["--seconds", str(given.seconds), "--device", given.device]
-        turns = {"threads": given.threads, "rounds": given.rounds}
         able = [n for n in names if CASES[case].channels == 3 or n.startswith(("ours", "kornia"))]
-        times, _ = in_turns("benchmarks.views", able, own, **turns)
+        times, _ = in_turns(prepared, {name: (name, case, given.device) for name in able}, given)
         rows = [summary(name, CASES[case], of_name) for name, of_name in times.items()]
         results += rows
         print(table(rows), flush=True)
@@ -244,6 +226,12 @@ def main() -> None:
     print(machine_line(report["machine"]))
     if given.markdown:
         given.markdown.write_text(markdown(report))
+
+
+def prepared(name: str, case: str, device: str) -> tuple[Call, None]:
+    if name.startswith(("ours", "limit")):
+        keep_freed_memory()
+    return CONTENDERS[name](CASES[case], device), None
 
 
 def summary(name: str, case: Case, rounds: list[list[float]]) -> dict[str, Any]:

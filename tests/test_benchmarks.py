@@ -1,9 +1,7 @@
 """The benchmarks that check what they show: they must not break unseen."""
 
 import json
-import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
@@ -20,14 +18,14 @@ import torch
 from PIL import Image
 from torch import nn
 
-from benchmarks import evaluation, nt_xent, step, trainings, views
+from benchmarks import evaluation, nt_xent, step, views
 from benchmarks.common import MEASURED, compare
 from benchmarks.gpu import wheels
 from benchmarks.gpu.__main__ import PARTS, main, measure
 from benchmarks.gpu.common import Bench, SkippedError, check
 from benchmarks.graded import choice as graded_choice
-from benchmarks.graded import curves as graded_curves
 from benchmarks.graded import data as graded
+from benchmarks.graded import jobs
 from benchmarks.graded import table as graded_table
 from benchmarks.graded import training as graded_training
 from benchmarks.trainings import Found, embedded
@@ -205,20 +203,6 @@ def test_features_of_a_training_are_embedded_once_and_then_read(tmp_path) -> Non
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.skipif(not hasattr(os, "wait4"), reason="this system does not tell a child's seconds")
-def test_a_training_is_waited_for_once_and_its_seconds_are_added_up(tmp_path, monkeypatch):
-    """A process that nobody has waited for is a ResourceWarning, which is an error here."""
-    run = trainings.Training("a row", 1, tmp_path / "recipe.toml", "data", ())
-    monkeypatch.setattr(sys, "executable", shutil.which("true"))
-    for _ in range(2):
-        trainings.train(run, tmp_path)
-    (seconds,) = tmp_path.rglob("*.cpu.json")
-    assert json.loads(seconds.read_text()) > 0
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with pytest.raises(SystemExit, match="says why this run failed"):
-        trainings.train(run, tmp_path)
-
-
 def test_classes_of_the_graded_sets_are_cut_in_half_and_each_picture_counts_once(tmp_path) -> None:
     folders: dict[str, list[Path]] = {}
     for unit, frames in {"elf": 5, "orc-x": 4, "ghost": 30, "rare": 3}.items():
@@ -296,21 +280,21 @@ def test_a_graded_training_is_compared_with_its_own_start_and_the_line_seed_by_s
 
     def found(value: float) -> dict[str, Found]:
         values = dict.fromkeys(graded_table.METRICS, np.full(36, value))
-        return dict.fromkeys(graded_training.FORMS, Found(classes, values, 0))
+        return dict.fromkeys(jobs.FORMS, Found(classes, values, 0))
 
     values = {
         **{("random weights", 0): 0.1, ("random weights", 1): 0.2, ("ImageNet weights", 0): 0.5},
         **{("NT-Xent", 0): 0.4, ("NT-Xent", 1): 0.3, ("DCL", 1): 0.8},
         **{("continued", 0): 0.6, ("continued", 1): 0.8},
-        **{(graded_training.JOIN, 0): 0.9, (graded_training.TAUGHT, 1): 0.7},
+        **{(jobs.JOIN, 0): 0.9, (jobs.TAUGHT, 1): 0.7},
     }
     scratch = ("NT-Xent", "DCL")
-    jobs = {
-        graded_training.Job(method, "icons", seed, 9, 60.0 * (method in scratch)): found(value)
+    found_by = {
+        jobs.Job(method, "icons", seed, 9, 60.0 * (method in scratch)): found(value)
         for (method, seed), value in values.items()
     }
-    longer = graded_training.Job("NT-Xent", "icons", 0, 90, 600.0)  # in no comparison with others
-    tree = graded_training.summary({**jobs, longer: found(0.9)})
+    longer = jobs.Job("NT-Xent", "icons", 0, 90, 600.0)  # in no comparison with others
+    tree = graded_training.summary({**found_by, longer: found(0.9)})
     rows = {row.removesuffix(", 60 s"): cells for row, cells in tree.items()}
     cells = {row: rows[row]["icons"]["flattened, MAP@R"] for row in rows}
     assert cells["continued"]["value"] == pytest.approx(0.7)
@@ -324,8 +308,8 @@ def test_a_graded_training_is_compared_with_its_own_start_and_the_line_seed_by_s
         {
             **{("NT-Xent", "start"): 0.2, ("DCL", "start"): 0.6, ("DCL", "line"): 0.5},
             **{("continued", "start"): 0.2, ("NT-Xent, 600 s", "start"): 0.8},
-            **{(graded_training.JOIN, "start"): 0.4, (graded_training.TAUGHT, "start"): 0.2},
-            (graded_training.TAUGHT, "teacher"): -0.2,
+            **{(jobs.JOIN, "start"): 0.4, (jobs.TAUGHT, "start"): 0.2},
+            (jobs.TAUGHT, "teacher"): -0.2,
         }
     )
 
@@ -333,7 +317,7 @@ def test_a_graded_training_is_compared_with_its_own_start_and_the_line_seed_by_s
 def test_a_graded_method_keeps_the_setting_that_was_best_on_all_tuning_sets() -> None:
     def found(recall: float, map_at_r: float) -> dict[str, Found]:
         values = {"Recall@1": np.full(4, recall), "MAP@R": np.full(4, map_at_r)}
-        return dict.fromkeys(graded_training.FORMS, Found(np.arange(4), values, 0))
+        return dict.fromkeys(jobs.FORMS, Found(np.arange(4), values, 0))
 
     values = {  # setting, set -> both metrics
         **{("a", "drawings"): (0.6, 0.2), ("a", "stamps"): (0.2, 0.2)},
@@ -341,7 +325,7 @@ def test_a_graded_method_keeps_the_setting_that_was_best_on_all_tuning_sets() ->
         ("c", "drawings"): (0.9, 0.9),  # the call was cut before it saw the other set
     }
     tried = {
-        graded_training.Job("DCL", name, 0, 9, 60.0, setting): found(*both)
+        jobs.Job("DCL", name, 0, 9, 60.0, setting): found(*both)
         for (setting, name), both in values.items()
     }
     assert graded_training.best_settings(tried) == {"DCL": "b"}
@@ -364,20 +348,6 @@ def test_a_graded_run_that_fails_is_one_line_and_the_others_go_on(tmp_path) -> N
     assert {run["name"] for run in report["runs"] if "error" in run} == {"stamps"}
     assert report["rows"].keys() == {"random weights", "NT-Xent, 0.01 s", "DCL, 0.01 s"}
     assert "| DCL, 0.01 s: more than its line |" in done.stdout
-
-
-def test_a_join_of_the_graded_table_is_unit_rows_side_by_side(tmp_path, monkeypatch) -> None:
-    write_dataset(tmp_path / "toy", (6,))
-    made = {name: torch.rand(6, width) + 0.1 for name, width in (("a", 3), ("b", 5))}
-
-    def embed(path, split, load, facts, **options):
-        return Embeddings(made[facts["candidate"]], *torch.zeros(2, 6, dtype=torch.int64))
-
-    monkeypatch.setattr(graded_table, "embedded", embed)
-    rows = graded_table.joined.__wrapped__(tmp_path, "toy", "train", "a+b").features
-    for part, name in zip(rows.split([3, 5], dim=1), made, strict=True):
-        unit = made[name] / made[name].norm(dim=1, keepdim=True)
-        torch.testing.assert_close(part, unit)
 
 
 def test_few_labels_of_the_graded_table_name_the_rest_by_the_nearest() -> None:
@@ -447,14 +417,14 @@ def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:
     )
     page = (MEASURED.parent / "graded.md").read_text().replace("whitened (power 1)", "power 1")
     page = page.replace("Lite0 at 96 px, ImageNet weights", "ImageNet weights")
-    page = page.replace("Lite0 at 96 and 160 px, ImageNet weights", graded_training.JOIN)
+    page = page.replace("Lite0 at 96 and 160 px, ImageNet weights", jobs.JOIN)
     page = page.replace("`adapt_mobile` from them", "continued")
     report = json.loads((MEASURED / "graded_training.json").read_text())
     trained = {row.removesuffix(", 600 s"): cells for row, cells in report["rows"].items()}
     labelled = json.loads((MEASURED / "graded_labels.json").read_text())["rows"]
-    trained[graded_training.LABELLED] = labelled[graded_training.LABELLED]
+    trained[jobs.LABELLED] = labelled[jobs.LABELLED]
     differences = {"DCL": "line", "queue (MoCo)": "line", "DIET": "line"}
-    from_weights = ("continued", graded_training.TAUGHT, graded_training.LABELLED)
+    from_weights = ("continued", jobs.TAUGHT, jobs.LABELLED)
     differences |= dict.fromkeys(from_weights, "start")
     metric, columns, rows, regrets, trainings = "", [], 0, 0, 0
     for line in page.splitlines():
@@ -482,8 +452,6 @@ def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:
             assert cells[1:] == [f"{choice[name][cells[0]][how]:.1f}" for name in columns]
             regrets += 1
     assert (rows, regrets, trainings) == (33, 10, 20)
-    picture = graded_curves.picture(graded_curves.curves(report))
-    assert (MEASURED.parent / "pictures" / "curves.svg").read_text() == picture
 
 
 def test_the_page_of_sensors_shows_what_was_measured() -> None:

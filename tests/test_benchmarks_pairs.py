@@ -1,5 +1,9 @@
 """What the table of pairs is made of: one drawing under one thing, things in one split."""
 
+import json
+import os
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -10,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.pairs import data, table
-from benchmarks.trainings import Found
+from benchmarks.trainings import Found, side_by_side
 from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.erase import fit_erasure
@@ -82,10 +86,27 @@ def test_the_splits_shares_are_met_and_depend_on_the_name_alone() -> None:
 
 
 def test_rows_of_a_table_differ_by_their_columns_alone() -> None:
-    runs = table.trainings(2, seed=1)
+    runs = [table.Training(kind, 2, seed=1) for kind in table.SHORT_ROWS]
     shared = set.intersection(*(set(run.overrides) for run in runs))
-    assert [set(run.overrides) - shared for run in runs] == [set(r) for r in table.ROWS.values()]
-    assert len({table.run_folder(Path("out"), run.row, run.seed) for run in runs}) == len(runs)
+    assert [set(run.overrides) - shared for run in runs] == [
+        set(r) for r in table.SHORT_ROWS.values()
+    ]
+    assert len({run.folder(Path("out")) for run in runs}) == len(runs)
+
+
+@pytest.mark.skipif(not hasattr(os, "wait4"), reason="this system does not tell a child's seconds")
+def test_a_training_is_waited_for_once_and_its_seconds_are_added_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that nobody has waited for is a ResourceWarning, which is an error here."""
+    run = table.Training(table.CROPS, 2, seed=1)
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))
+    for _ in range(2):
+        table.train(run, tmp_path)
+    assert json.loads(table.cpu_file(run, tmp_path).read_text()) > 0
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(SystemExit, match="says why this run failed"):
+        table.train(run, tmp_path)
 
 
 def test_a_difference_is_of_the_means_over_the_seeds() -> None:
@@ -168,7 +189,7 @@ def test_three_sizes_stand_side_by_side_and_are_flattened_as_train_says() -> Non
         Embeddings(scale * torch.randn(900, 3, generator=rng).cumsum(1), ids // 5, ids)
         for scale in (1.0, 40.0)
     )
-    both = table.side_by_side((near, far))
+    both = side_by_side((near, far))
     parts = [rows.features.double().numpy() for rows in (near, far)]
     wide = np.hstack([x / np.linalg.norm(x, axis=1, keepdims=True) for x in parts])  # (900, 6)
     np.testing.assert_allclose(both.features, wide, rtol=1e-6, atol=1e-7)

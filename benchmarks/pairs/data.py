@@ -127,11 +127,7 @@ def files_of(root: Path) -> Files:
 
 
 def drawings(themes: Mapping[str, Files]) -> list[Drawing]:
-    """Take one drawing of each thing, theme and size, of the things of two themes or more.
-
-    Args:
-        themes: Name -> the file of each icon name and size, links resolved.
-    """
+    """Take one drawing of each thing, theme and size, of the things of two themes or more."""
     # what each name looks like, and under how many names it stands
     sha256 = {
         (theme, icon, size): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -5,32 +5,29 @@
         --json docs/measured/pairs_32px.json
 
 `out/pairs` holds what `benchmarks.pairs.data` builds; runs and features go there, too. What is done
-is not done again, so a stopped command is repeated. All rows train recipes/my_images_small.toml,
-changed by SETTINGS, from scratch, for 2 and 5 CPU minutes with three seeds:
+is not done again. All rows train recipes/my_images_small.toml, changed by SETTINGS, from scratch,
+for 2 and 5 CPU minutes with three seeds:
 
-two crops: no column. pairs: the second view is of another drawing of the same thing, of any theme
-or size (pairs.positive). pairs, other theme: of another theme (pairs.different). SupCon: two crops,
-and all drawings of a thing in the batch are positives (pairs.label). pairs, other theme, 32 px: the
-same at two thirds of the side, for 5 minutes alone: more steps in them. `--rows` names some rows.
+two crops: no column. pairs: the second view is of another drawing of the same thing
+(pairs.positive). pairs, other theme: of another theme (pairs.different). SupCon: two crops, and all
+drawings of a thing in the batch are positives (pairs.label). pairs, other theme, 32 px: the same at
+two thirds of the side, for 5 minutes alone. `--rows` names some rows.
 
 The steps of a run were fixed beforehand from the processor seconds of one step on this machine; the
 seconds it took, imports included, are recorded. Every network sees whole images.
 Recall@1: each drawing searches all drawings of other themes; is the nearest one of the same thing?
 Queries without such a drawing are counted and left out. theme: how well a ridge probe fitted on the
-train drawings reads the theme of drawings of unseen things from the frozen features of the
-backbone; above chance: (right - chance) / (1 - chance), chance the share of the most frequent
-theme. Themes drew different things, so that what is drawn tells something of the theme, too: "told
-by the thing" is the share of themes that one reads who knows the thing and nothing else. BALANCED:
-the probe of two themes on the things that both drew, a drawing each, where the thing tells nothing
-and chance is a half. neighbours: the theme as a vote of 20 nearest neighbours reads it, which need
-not be linear, above chance; the neighbours are drawings of every other train thing.
+train drawings reads the theme of drawings of unseen things; above chance: (right - chance) / (1 -
+chance), chance the share of the most frequent theme. "told by the thing": the share of themes that
+one reads who knows the thing and nothing else. BALANCED: the probe of two themes on the things that
+both drew, a drawing each, where chance is a half. neighbours: the theme as a vote of 20 nearest
+drawings of every other train thing reads it, above chance.
 Theme erased: the features after the smallest change that hides the theme from linear probes
 (`sslpipe.evaluation.erase`), fitted on the drawings of half of the train things; all that is read
-from them is learned from the other half. Flattened: divided by the spread of each principal axis of
-the train drawings (`sslpipe whiten`). Three sizes: one network sees each drawing at the side of its
-training and at 1.25 and 1.5 times that, RUN@32+RUN@40+RUN@48. A difference of Recall@1 is of the
-means over the seeds, its interval over things (`paired_means`). Settings were chosen with
-`--split val`; "test" was read once, at the end.
+from them is learned from the other half. Flattened: `sslpipe whiten`, fitted on the train drawings.
+Three sizes: one network sees each drawing at the side of its training and at 1.25 and 1.5 times
+that. A difference of Recall@1 is of the means over the seeds, its interval over things. Settings
+were chosen with `--split val`; "test" was read once, at the end.
 """
 
 import json
