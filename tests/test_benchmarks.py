@@ -173,18 +173,6 @@ def test_what_is_missing_is_named_with_what_goes_without(monkeypatch) -> None:
     assert not wheels.met("==1.0", "1.1")
 
 
-def test_links_and_second_files_of_the_same_bytes_are_in_no_folder(tmp_path: Path) -> None:
-    for name, text in {"a/b/1": "x", "a/b/c/2": "y", "a/b/c/3": "x", "d/4": "z"}.items():
-        (tmp_path / f"{name}.png").parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / f"{name}.png").write_text(text)
-    (tmp_path / "d" / "link.png").symlink_to("4.png")
-    found = graded.different_files(tmp_path, 2)
-    assert {folder: {path.stem for path in paths} for folder, paths in found.items()} == {
-        **{"a/b": {"1", "2"}, "d": {"4"}}
-    }
-    assert set(graded.different_files(tmp_path)) == {"a/b", "a/b/c", "d"}
-
-
 def test_features_of_a_training_are_embedded_once_and_then_read(tmp_path) -> None:
     split = load_index(write_dataset(tmp_path / "data")).split("train")
     backbone = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -256,23 +244,6 @@ def test_slices_of_the_graded_head_show_the_region_in_their_middle(tmp_path) -> 
     assert len(left) >= 2
     apart = np.linalg.norm(left[:, None] - left, axis=2)[~np.eye(len(left), dtype=bool)]
     assert apart.min() >= 24
-
-
-def test_small_images_of_the_graded_sets_are_jpegs_on_white(tmp_path) -> None:
-    wide = Image.new("RGBA", (300, 60), (255, 0, 0, 255))
-    wide.paste((0, 0, 0, 0), (0, 0, 150, 60))  # its left half is transparent
-    wide.save(tmp_path / "wide.png")
-    Image.new("L", (20, 30), 7).save(tmp_path / "small.png")
-    rows = [(tmp_path / "wide.png", "a", "train"), (tmp_path / "small.png", "b", "test")]
-    (wide_row, small_row) = graded.as_jpeg(rows, tmp_path / "out", 40)
-    assert (wide_row[1:], small_row[1:]) == (("a", "train"), ("b", "test"))
-    with Image.open(wide_row[0]) as image:
-        assert (image.format, image.size) == ("JPEG", (200, 40))
-        assert min(image.getpixel((20, 20))) > 250
-        assert image.getpixel((180, 20))[0] > 245
-        assert max(image.getpixel((180, 20))[1:]) < 10
-    with Image.open(small_row[0]) as image:
-        assert image.size == (20, 30)
 
 
 def test_a_graded_training_is_compared_with_its_own_start_and_the_line_seed_by_seed() -> None:
@@ -367,17 +338,6 @@ def test_few_labels_of_the_graded_table_name_the_rest_by_the_nearest() -> None:
     np.testing.assert_allclose(found.values, [np.mean(each) for each in right])
     assert found.classes.tolist() == labels.tolist()
     assert 0.3 < found.values.mean() < 0.95  # neither all nor none: the case tells them apart
-
-
-def test_a_graded_set_measured_alone_is_written_beside_older_figures(tmp_path, monkeypatch) -> None:
-    out = tmp_path / "graded.json"
-    old = {"machine": {}, "sets": {"icons": {"a row that is no longer": {}}}}
-    out.write_text(json.dumps(old))
-    words = ["table", str(tmp_path), "--sets", "mri", "--json", str(out)]
-    monkeypatch.setattr(sys, "argv", words)
-    found = graded_table.measure("", {}, lambda folder, name: {"row": name})
-    assert found == {"mri": {"row": "mri"}}  # what is printed has all rows of this run
-    assert json.loads(out.read_text())["sets"] == old["sets"] | found
 
 
 def test_the_regret_of_a_choice_is_what_the_best_row_has_more(tmp_path, monkeypatch) -> None:

@@ -72,19 +72,6 @@ def test_a_drawing_stands_under_one_thing_and_synonyms_are_one_thing(icons: Path
     assert len({row.path for row in rows}) == len(rows)
 
 
-def test_a_size_is_read_from_the_folders() -> None:
-    paths = ("48x48/apps", "apps/32@2x", "base/64x64@2x", "apps/scalable", "apps")
-    sizes = [data.size_of(tuple(path.split("/"))) for path in paths]
-    assert sizes == [48, 64, 128, data.SCALABLE_PX, 0]
-
-
-def test_the_splits_shares_are_met_and_depend_on_the_name_alone() -> None:
-    splits = [data.split_of(f"thing {number}") for number in range(20_000)]
-    assert splits == [data.split_of(f"thing {number}") for number in range(20_000)]
-    for split, share in (("train", 0.65), ("val", 0.10), ("test", 0.25)):
-        assert abs(splits.count(split) / 20_000 - share) < 0.02
-
-
 def test_rows_of_a_table_differ_by_their_columns_alone() -> None:
     runs = [table.Training(kind, 2, seed=1) for kind in table.SHORT_ROWS]
     shared = set.intersection(*(set(run.overrides) for run in runs))
