@@ -34,28 +34,19 @@ _names: list[bytes] = []  # the log keeps pointers
 class Event(NamedTuple):
     """A line of the log.
 
-    Args:
-        kind: K kernel, G product, M copy, Z memset, C collective, Y or D wait of the host, L graph
-            launch, A cudaMalloc, F cudaFree, H pinned allocation, R event recorded, W a stream
-            waits for an event, J program compiled by NVRTC.
-        section: the last mark before it.
-        name: of the kernel; of a copy H2D, D2H, D2D or 2D; of a collective ncclAllReduce etc.
-        size: bytes of a copy, memset or allocation; numbers of a collective; blocks of a kernel;
-            m n of a product; operations of a graph.
-        detail: of a copy 1 if asynchronous, of a product k, of a collective its ncclDataType_t.
-        flag: of a copy 1 if the host's side is pinned, of a product 1 if in TF32.
-        stream: a number.
-        main_thread: whether Python's main thread called.
+    kind: K kernel, G product, M copy, Z memset, C collective, Y or D wait of the host, L graph
+    launch, A cudaMalloc, F cudaFree, H pinned allocation, R event recorded, W a stream waits for an
+    event, J program compiled by NVRTC.
     """
 
     kind: str
-    section: str
-    name: str
-    size: int
-    detail: int
-    flag: int
+    section: str  # the last mark before it
+    name: str  # of the kernel; of a copy H2D, D2H, D2D or 2D; of a collective ncclAllReduce etc.
+    size: int  # bytes; numbers of a collective; blocks of a kernel; m n of a product
+    detail: int  # of a copy 1 if asynchronous, of a product k, of a collective its ncclDataType_t
+    flag: int  # of a copy 1 if the host's side is pinned, of a product 1 if in TF32
     stream: int
-    main_thread: bool
+    main_thread: bool  # whether Python's main thread called
 
 
 def mark(text: str) -> None:
@@ -193,14 +184,11 @@ class Values(TorchDispatchMode):
 
     The real CUDA call comes first, so its launches and checks are as without this mode. Skipped:
     operations with a tensor of more than `most_numbers`, unless they decide a shape.
-
-    Attributes:
-        skipped: names of operations without values.
     """
 
     def __init__(self, most_numbers: int) -> None:
         super().__init__()
-        self.most_numbers, self.skipped = most_numbers, set[str]()
+        self.most_numbers = most_numbers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -226,7 +214,6 @@ class Values(TorchDispatchMode):
             with _unlogged():
                 return _computed(func, *aliases((args, kwargs)))
         if length is None and any(x.numel() > self.most_numbers for x in tensors):
-            self.skipped.add(name)
             return out
         with _unlogged():
             written = [_alias(x) if _on_device(x) else None for x in tree_leaves(out)]

@@ -48,38 +48,16 @@ class Stopped(Exception):
     """A run ends here, as by a signal."""
 
 
-class Counting(nn.Module):
-    """Multiplies by a number that is another one in each call."""
+class Acting(nn.Module):
+    """Calls a function with what it gets and the number of the call."""
 
-    calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return x * (1 + self.calls / 1000)
-
-
-class Waiting(nn.Module):
-    """Asks the device for a number."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (1 + float(x.detach().sum()) * 0)
-
-
-class Sending(nn.Module):
-    """Sends the device a number."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rand(1, pin_memory=True).to(x.device, non_blocking=True)
-
-
-class Branching(nn.Module):
-    """Has an operation less in one of the calls, three of which are made before the first step."""
-
-    calls = 0
+    def __init__(self, act: Callable[[Tensor, int], Tensor]) -> None:
+        super().__init__()
+        self.act, self.calls = act, 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        return x * 2 if self.calls % 7 else x
+        return self.act(x, self.calls)
 
 
 def _with_module(build: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
@@ -111,10 +89,8 @@ def train_twice(
     """Train each of the runs with replays and launched singly; the former are resumed at step 5.
 
     The views of step 4 are NaN, and at step 8 one image stands in the batch twice. With `triton`
-    its kernels make the views, interpreted; then none are NaN.
-
-    Returns:
-        By run: which steps were replayed with either, and what was warned of.
+    its kernels make the views, interpreted; then none are NaN. Returns: by run which steps were
+    replayed with either, and what was warned of.
     """
     import sslpipe.train as training
     from sslpipe.augment.two_views import FusedViews
@@ -253,24 +229,32 @@ def test_the_objective_that_the_guide_shows_is_replayed_in_each_step(
     assert len(shown) == 11
 
 
-REFUSED: dict[nn.Module, str] = {
-    Counting(): "an operation differs between two steps: mul.Tensor",
-    Waiting(): "the host takes part in its operation _local_scalar_dense",
-    Sending(): "the host takes part in its operation _to_copy",
-    Branching(): "an operation differs between two steps: ",
+REFUSED: dict[Callable[[Tensor, int], Tensor], str] = {
+    # a number that is another one in each call
+    lambda x, call: x * (1 + call / 1000): "an operation differs between two steps: mul.Tensor",
+    # the device is asked for a number
+    lambda x, call: x * (1 + float(x.detach().sum()) * 0): (
+        "the host takes part in its operation _local_scalar_dense"
+    ),
+    # and sent one
+    lambda x, call: x * torch.rand(1, pin_memory=True).to(x.device, non_blocking=True): (
+        "the host takes part in its operation _to_copy"
+    ),
+    # an operation less in one of the calls, three of which are made before the first step
+    lambda x, call: x * 2 if call % 7 else x: "an operation differs between two steps: ",
 }
 
 
 def _refused(recipe: Path, data: Path, folder: Path) -> Any:
-    """Of each kind of module in the model: what was warned of, the last step, graph launches."""
+    """Of each module in the model: the last step, what was warned of, graph launches."""
     import sslpipe.train as training
     from sslpipe.run.log import RunLog
     from tests.fakecuda.runtime import reset
 
     found, warned, build = [], list[str](), training.build_model
     RunLog.warn = lambda self, text: warned.append(text)  # type: ignore[method-assign]
-    for number, module in enumerate(REFUSED):
-        training.build_model = _with_module(build, module)
+    for number, act in enumerate(REFUSED):
+        training.build_model = _with_module(build, Acting(act))
         warned.clear()
         reset()
         settings = GRAPH, "steps=6", "run.save_steps=99", "run.max_bad_steps=99"

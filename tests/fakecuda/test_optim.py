@@ -161,11 +161,19 @@ def test_steps_of_nan_and_of_infinity_leave_nothing_to_the_next():
     assert norm == pytest.approx(2 * 1503**0.5, rel=1e-6)
 
 
+def _guard(model: nn.Module, optimizer: Any, **more: Any) -> Any:
+    from sslpipe.run.guard import StepGuard
+
+    accelerator = SimpleNamespace(device=torch.device("cuda", 0), scaler=None)
+    where = {"folder": Path("."), "first_step": 0, "rank": 0, **more}
+    prepared = SimpleNamespace(optimizer=optimizer)
+    return StepGuard([model], accelerator, prepared, max_bad_steps=10, **where)
+
+
 def _operations(kinds: list[str], clip_norm: float | None) -> dict[str, tuple[int, int]]:
     """By optimizer: operations of guard, gradient norm and optimizer in a step; and waits."""
     from sslpipe.optim import build_optimizer, clip_gradient
     from sslpipe.recipe.base import Optim
-    from sslpipe.run.guard import StepGuard
     from tests.fakecuda.runtime import events, operations, reset, waits
 
     model = torchvision.models.resnet50().cuda().to(memory_format=torch.channels_last)
@@ -174,10 +182,7 @@ def _operations(kinds: list[str], clip_norm: float | None) -> dict[str, tuple[in
     found = {}
     for kind in kinds:
         optimizer: Any = build_optimizer(model, Optim(kind=kind, peak_lr=0.1))
-        prepared = SimpleNamespace(optimizer=optimizer)
-        accelerator = SimpleNamespace(device=torch.device("cuda", 0), scaler=None)
-        where = {"folder": Path("."), "first_step": 0, "rank": 0}
-        guard = StepGuard([model], accelerator, prepared, max_bad_steps=10, **where)
+        guard = _guard(model, optimizer)
         for step in range(2):  # the first makes the state
             for p in parameters:
                 p.grad = torch.zeros_like(p)
@@ -209,65 +214,52 @@ def test_a_step_with_guard_and_norm_takes_few_operations_and_no_wait(clip_norm, 
 # -- what the guard remembers: buffers of any kind, in one launch each way -------------------------
 
 
-def _module() -> nn.Module:
-    """Buffers of several dtypes and layouts; each has other values."""
-    generator = torch.Generator().manual_seed(0)
-    module = nn.Module()
-    for name, buffer in {
-        "floats": torch.randn(3, 5, generator=generator),
-        "transposed": torch.randn(7, 2, generator=generator).T,
-        "count": torch.tensor(2**40),
-        "flags": torch.tensor([True, False, True]),
-        "bytes": torch.arange(33, dtype=torch.uint8),
-        "wide": torch.randn(9, dtype=torch.float64, generator=generator),
-        "rounded": torch.randn(1, 2, 3, 3, generator=generator).bfloat16(),
-    }.items():
-        module.register_buffer(name, buffer.cuda())
-    return module
-
-
-def _changed(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Change every buffer in place; copies of what they were."""
-    before = {name: buffer.cpu().clone() for name, buffer in module.named_buffers()}
-    for buffer in module.buffers():
-        buffer.copy_(buffer == 0)
-    return before
-
-
-def _remembered(tie: bool) -> tuple[list[bool], list[bool], list[tuple[int, ...]], list[int]]:
-    """Whether buffers are kept and restored, their strides, and operations of either."""
+def _remembered(tie: bool) -> tuple[list[bool], list[tuple[int, ...]], list[int]]:
+    """Whether buffers are kept, then restored; their strides; operations of either."""
     from sslpipe.run.guard import _Memory
     from tests.fakecuda.runtime import events, operations, reset
 
-    module = _module()
+    generator, module = torch.Generator().manual_seed(0), nn.Module()
+    for number, buffer in enumerate(
+        (
+            torch.randn(3, 5, generator=generator),
+            torch.randn(7, 2, generator=generator).T,
+            torch.tensor(2**40),
+            torch.tensor([True, False, True]),
+            torch.arange(33, dtype=torch.uint8),
+            torch.randn(9, dtype=torch.float64, generator=generator),
+            torch.randn(1, 2, 3, 3, generator=generator).bfloat16(),
+        )
+    ):
+        module.register_buffer(f"b{number}", buffer.cuda())
     if tie:  # two buffers of one memory stay in it
-        assert isinstance(module.wide, torch.Tensor)
-        module.register_buffer("part", module.wide[2:5])
+        module.register_buffer("part", module.get_buffer("b5")[2:5])
     owned = list(module.buffers())
     memory = _Memory(owned)
     assert all(own is buffer for own, buffer in zip(owned, module.buffers(), strict=True))
-    kept, restored, counts = [], [], []
-    for bad, outcome in ((False, kept), (True, restored)):
+    as_promised, counts = [], []
+    for bad in (False, True):
         reset()
         memory.remember()
         counts.append(operations(events()))
-        before = _changed(module)
-        after = {name: buffer.cpu().clone() for name, buffer in module.named_buffers()}
+        before = [buffer.cpu().clone() for buffer in owned]
+        for buffer in owned:
+            buffer.copy_(buffer == 0)
+        after = [buffer.cpu().clone() for buffer in owned]
         flag = torch.tensor(bad, device="cuda")
         reset()
         memory.restore_where(flag)
         counts.append(operations(events()))
-        expected = before if bad else after
-        outcome += [buffer.cpu().equal(expected[name]) for name, buffer in module.named_buffers()]
+        expected = zip(module.buffers(), before if bad else after, strict=True)
+        as_promised += [buffer.cpu().equal(value) for buffer, value in expected]
         memory.restore()
-    return kept, restored, [buffer.stride() for buffer in owned], counts
+    return as_promised, [buffer.stride() for buffer in owned], counts
 
 
 @pytest.mark.parametrize("tie", [False, True])
 def test_the_guard_restores_buffers_of_every_kind_where_the_device_says_so(tie):
-    ((kept, restored, strides, counts),) = run_on_cuda(_remembered, tie)
-    assert all(kept)
-    assert all(restored)
+    ((as_promised, strides, counts),) = run_on_cuda(_remembered, tie)
+    assert as_promised == [True] * (16 if tie else 14)
     if not tie:
         assert strides[:2] == [(5, 1), (1, 2)]
         assert counts == [1] * 4
@@ -275,13 +267,8 @@ def test_the_guard_restores_buffers_of_every_kind_where_the_device_says_so(tie):
 
 def _memories(compiled: bool) -> tuple[int, int]:
     """How many pieces of memory hold the buffers of a guarded BatchNorm, and how many there are."""
-    from sslpipe.run.guard import StepGuard
-
     norm = nn.BatchNorm2d(8).cuda()
-    accelerator = SimpleNamespace(device=torch.device("cuda", 0), scaler=None)
-    prepared = SimpleNamespace(optimizer=torch.optim.SGD(norm.parameters(), lr=0.1))
-    where: Any = {"folder": Path("."), "first_step": 0, "rank": 0, "compiled": compiled}
-    StepGuard([norm], accelerator, prepared, max_bad_steps=10, **where)
+    _guard(norm, torch.optim.SGD(norm.parameters(), lr=0.1), compiled=compiled)
     return len({b.untyped_storage().data_ptr() for b in norm.buffers()}), len(list(norm.buffers()))
 
 

@@ -62,9 +62,8 @@ def counted_waits(
 ) -> Iterator[tuple[Callable[[str], None], Callable[[], Waits]]]:
     """Watch the counted steps of the trainings inside.
 
-    Yields: a function that begins a section, of which "counted" is watched; and one that says how
-        often the host has waited in these since its last call, and in which lines of the package by
-        torch's own count.
+    Yields a function that begins a section, of which "counted" is watched, and one that says how
+    often the host has waited in these since its last call, and by torch's own count in which lines.
     """
     import torch
 

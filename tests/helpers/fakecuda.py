@@ -53,7 +53,6 @@ def run_on_cuda(
     fn: Callable[..., Any],
     *args: Any,
     ranks: int = 1,
-    gpus: int | None = None,
     memory_gib: int = 80,
     name: str = "NVIDIA H100 80GB HBM3",
     env: dict[str, str] | None = None,
@@ -61,21 +60,13 @@ def run_on_cuda(
 ) -> list[Any]:
     """Call fn(*args) in processes of their own with fake GPUs; one result per rank.
 
-    Args:
-        fn: at the top of a module; its result must pickle, and tensors be on the CPU.
-        args: of fn, pickled too.
-        ranks: processes, as a launcher starts them (RANK, WORLD_SIZE, ...), rank r for GPU r; fn
-            joins the group itself. With 1 no launcher's variable is set.
-        gpus: of each process; as many as ranks unless given.
-        memory_gib: of a GPU.
-        name: of a GPU.
-        env: further variables.
-
-    Raises: AssertionError with the output of every rank that failed. TimeoutError.
+    `fn` is at the top of a module; its result must pickle, and tensors be on the CPU. With several
+    `ranks` each has a launcher's variables and a GPU, and fn joins the group itself. Raises:
+    AssertionError with the output of every rank that failed; TimeoutError.
     """
     settings = {
         "OMP_NUM_THREADS": "1",
-        "FAKE_DEVICES": str(gpus or ranks),
+        "FAKE_DEVICES": str(ranks),
         "FAKE_GIB": str(memory_gib),
         "FAKE_NAME": name,
         **(env or {}),

@@ -2,10 +2,9 @@
 
 `run_processes(fn, world, *args)` gives one result per rank of a gloo group. `fn(process, *args)`
 must be a function at the top of a module (children import it by name; `tests` is a package for
-that) and its result must pickle; tensors are fine. The process group is up before fn is called and
-torch uses one thread. `run_python(words)` is `python WORDS` but for the start of the interpreter
-and its imports, which are most of its seconds. A call of either costs a fraction of a second; pack
-many checks into one all the same.
+that) and its result must pickle. The process group is up before fn is called. `run_python(words)`
+is `python WORDS` but for the start of the interpreter and its imports, which are most of its
+seconds. A call of either costs a fraction of a second; pack many checks into one all the same.
 """
 
 import multiprocessing
@@ -52,8 +51,7 @@ def run_processes(
 ) -> list[Any]:
     """Call fn(Rank(rank, world), *args) in `world` gloo processes; results in rank order.
 
-    world = 1 gives a process group of one. Raises: AssertionError with the traceback of every rank
-    that failed; the others are ended. TimeoutError after timeout_s.
+    Raises: AssertionError with the traceback of every rank that failed; the others are ended.
     """
     context = _server()
     # plain pickle: multiprocessing's own would share tensors' memory, which ends with its process
@@ -134,16 +132,9 @@ def _child(pipe: Any, job: bytes, process: Rank, port: int) -> None:
 def run_python(
     words: Sequence[str], cwd: Path, environment: Mapping[str, str], timeout_s: float = 240.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python WORDS` with its own arguments, streams, folder and environment.
+    """Run `python WORDS` (-m MODULE, -c CODE or SCRIPT) with its own streams and environment.
 
-    Args:
-        words: -m MODULE, -c CODE or SCRIPT, and its arguments.
-        cwd: The folder.
-        environment: All of it.
-        timeout_s: Then the process is killed.
-
-    Raises:
-        TimeoutExpired: After timeout_s.
+    Raises: TimeoutExpired after timeout_s; the process is killed.
     """
     with tempfile.TemporaryDirectory() as folder:
         streams = [str(Path(folder, name)) for name in ("stdout", "stderr")]

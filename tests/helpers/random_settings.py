@@ -40,7 +40,7 @@ from sslpipe.build import build_loss, build_model
 from sslpipe.check import estimate, finetuning, pretraining
 from sslpipe.check.estimate import noise_batch
 from sslpipe.data.index import DatasetIndex, load_index
-from sslpipe.errors import RecipeError, UserError
+from sslpipe.errors import UserError
 from sslpipe.losses import LOSSES
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.build import build_task, freeze_and_group, with_backbone
@@ -71,7 +71,7 @@ DATE = "1979-05-27"
 
 
 class Key(typing.NamedTuple):
-    """A setting: its dotted key, its type, and what else must be set for it to exist."""
+    """A setting: its dotted key and type, and what else must be set for it to exist."""
 
     name: str
     annotation: Any
@@ -91,66 +91,58 @@ def section_keys(model: type[BaseModel], prefix: str = "") -> list[Key]:
     return keys
 
 
-def component_keys(section: str, table: Any, *needs: str, named: tuple[str, ...] = ()) -> list[Key]:
+def component_keys(section: str, entries: dict[str, Any], *needs: str) -> list[Key]:
     """Every argument of every entry of a table."""
-    keys = []
-    for kind in named or table.names():
-        constructor = table[kind.partition("/")[0]]
+    keys = [Key(f"{section}.kind", str, (), needs)]
+    for kind, constructor in entries.items():
         also = (*needs, f"{section}={{kind='{kind}'}}")
-        keys.append(Key(f"{section}.kind", str, (), needs))
-        for name, parameter in inspect.signature(constructor).parameters.items():
-            if parameter.kind is not parameter.VAR_KEYWORD:
-                keys.append(Key(f"{section}.{name}", parameter.annotation, (), also))
+        keys += [
+            Key(f"{section}.{name}", parameter.annotation, (), also)
+            for name, parameter in inspect.signature(constructor).parameters.items()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        ]
     return keys
 
 
-def view_keys() -> list[Key]:
-    spec = [Key(f"augment.{f.name}", f.type, ()) for f in fields(ViewSpec)]
-    signature = inspect.signature(FusedViews).parameters.values()
-    own = [Key(f"augment.{p.name}", p.annotation, ()) for p in signature]
-    return [*spec, *own, Key("augment.jitter_strength", float, ())]
+def without_files(table: dict[str, Any]) -> dict[str, Any]:
+    """What needs no other package and no file."""
+    return {name: each for name, each in table.items() if name not in ("pml", "distill")}
 
 
-TIMM = ("timm/vit_tiny_patch16_224", "timm/resnet10t")
 TIMM_ARGUMENTS = {
     "depth": int, "embed_dim": int, "num_heads": int, "mlp_ratio": float, "drop_path_rate": float,
     "drop_rate": float, "patch_size": int, "img_size": int, "global_pool": str, "in_chans": int,
     "class_token": bool, "layers": list[int], "pretrained": bool, "features_only": bool,
 }  # fmt: skip
 SMALL_TIMM = "backbone={kind='timm/vit_tiny_patch16_224', depth=1, embed_dim=24, num_heads=2}"
-
-
-def backbone_keys() -> list[Key]:
-    named = ("small_resnet", "torchvision/resnet18", "torchvision/vit_b_32", *TIMM)
-    both = [Key("backbone.embedding_dim", int, ()), Key("backbone.normalize", bool, ())]
-    timm = [Key(f"backbone.{k}", t, (), (SMALL_TIMM,)) for k, t in TIMM_ARGUMENTS.items()]
-    return [*component_keys("backbone", backbones.BACKBONES, named=named), *both, *timm]
+NETWORKS = ("small_resnet", "torchvision/resnet18", "torchvision/vit_b_32", "timm/resnet10t")
 
 
 def all_keys() -> dict[str, list[list[Key]]]:
     """The settings of each kind of run, in groups that are drawn from alike."""
-    views, networks = view_keys(), backbone_keys()
-    extra = Key("augment.extra", list[dict[str, Any]], ())
-    metric = {**METRIC_LOSSES, **HEADS}
-
-    class Known(dict[str, Any]):
-        """Of a table, what needs no other package and no file."""
-
-        def names(self) -> list[str]:
-            return [name for name in self if name not in ("pml", "distill")]
-
-    moco = ("momentum.start=0.99",)
+    own = inspect.signature(FusedViews).parameters.values()
+    views = [
+        *(Key(f"augment.{each.name}", each.type, ()) for each in fields(ViewSpec)),
+        *(Key(f"augment.{each.name}", each.annotation, ()) for each in own),
+        Key("augment.jitter_strength", float, ()),
+    ]
+    kinds = {kind: backbones.BACKBONES[kind.partition("/")[0]] for kind in NETWORKS}
+    networks = [
+        *component_keys("backbone", kinds),
+        *(Key("backbone.embedding_dim", int, ()), Key("backbone.normalize", bool, ())),
+        *(Key(f"backbone.{k}", t, (), (SMALL_TIMM,)) for k, t in TIMM_ARGUMENTS.items()),
+    ]
     return {
         "pretrain": [
             section_keys(Recipe),
-            [*views, extra],
+            [*views, Key("augment.extra", list[dict[str, Any]], ())],
             networks,
-            component_keys("loss", Known(LOSSES), *moco),
+            component_keys("loss", without_files(LOSSES), "momentum.start=0.99"),
         ],
         "finetune": [
             section_keys(FinetuneRecipe),
             views,
-            component_keys("loss", Known(metric)),
+            component_keys("loss", without_files({**METRIC_LOSSES, **HEADS})),
             component_keys("miner", MINERS, "loss={kind='triplet'}"),
             [*networks, Key("queue.size", int, ()), Key("queue.start_step", int, ())],
         ],
@@ -237,9 +229,8 @@ def step(recipe: RunRecipe, index: DatasetIndex) -> float:
     if isinstance(recipe, FinetuneRecipe):
         task = build_task(with_backbone(recipe, None), augment.crop_px, None, 6).to(dtype).train()
         optimizer = optimizer_over(freeze_and_group(task, recipe), recipe.optim)
-        half = slice(0, 8 * recipe.views)
-        rows = views[half], batch.labels.repeat(2)[half], batch.ids.repeat(2)[half]
-        loss = task(*rows)
+        rows = views, batch.labels.repeat(2), batch.ids.repeat(2)
+        loss = task(*(each[: 8 * recipe.views] for each in rows))
         loss = loss[0] if isinstance(loss, tuple) else loss
     else:
         assert isinstance(recipe, Recipe)
@@ -327,7 +318,5 @@ def run(count: int, first: int = 0, report: Callable[[str], None] | None = None)
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(AttributeError):  # a recursion or an allocation ends here, not later
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    assert issubclass(RecipeError, UserError)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no file
     print(json.dumps(run(*map(int, sys.argv[1:]), report=lambda s: print(s, file=sys.stderr))))
