@@ -67,21 +67,14 @@ def anchors(text: str) -> set[str]:
 
 
 def parse(words: list[str], *, strict: bool) -> None:
-    """Parse the words behind `sslpipe` by the program's own command line.
-
-    Args:
-        words: Of the command.
-        strict: Raise on everything that it does not know or misses; else on unknown commands and
-            options.
-    """
+    """Parse the words behind `sslpipe`; if not `strict`, raise on unknown names alone."""
     plugin = ("--plugin", "my_parts.py", "my_module")
     command, words = resolved(*(word for word in words if word not in plugin))
     if strict:
         with contextlib.suppress(typer.Exit):  # of --explain, which needs nothing else
             command.make_context("x", words)
         return
-    known = {name for parameter in command.params for name in parameter.opts}
-    known |= {name for parameter in command.params for name in parameter.secondary_opts}
+    known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
     unknown = {word for word in words if word.startswith("--")} - known - {"--help", "--plugin"}
     assert not unknown, (command.name, unknown)
 
@@ -108,18 +101,13 @@ def test_links_lead_somewhere(name):
             assert anchor in anchors(other.read_text()), f"{name}: {target}"
 
 
-@every_page
-def test_every_page_is_linked_from_another(name):
-    if name == "README.md":
-        return
-    file = re.escape(name.rpartition("/")[2])
-    linked = [
-        other
-        for other, text in TEXTS.items()
-        if other != name and re.search(rf"\]\([^)]*{file}[)#]", text)
-    ]
-    in_navigation = f" {name.removeprefix('docs/')}\n" in (ROOT / "mkdocs.yml").read_text()
-    assert linked or in_navigation, f"no page leads to {name}"
+def test_every_page_is_linked_from_another():
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for name in [*TEXTS][1:]:  # all but README.md
+        link = rf"\]\([^)]*{re.escape(name.rpartition('/')[2])}[)#]"
+        linked = any(re.search(link, text) for other, text in TEXTS.items() if other != name)
+        in_navigation = f" {name.removeprefix('docs/')}\n" in navigation
+        assert linked or in_navigation, f"no page leads to {name}"
 
 
 @every_page
@@ -306,12 +294,9 @@ def test_the_tables_of_performance_are_those_that_were_measured():
         shown = f"| {ours:,.0f} | {' | '.join(f'{ours / peer:.1f}' for peer in peers)} |"
         assert row(text, begin).endswith(shown)
     (loader,) = (tree["images_per_s"] for tree in figures("loader.json"))
-    for begin, part in (
-        ("shards to uint8", "decoding"),
-        ("one crop", "one view"),
-        ("two crops", "two views"),
-    ):
+    parts = {"shards to uint8": "decoding", "one crop": "one view", "two crops": "two views"}
+    for begin, part in parts.items():
         assert f"| {loader[part]['ours, shards to batches']:,.0f} |" in row(text, begin)
     (step,) = (tree["seconds"] for tree in figures("step_speed.json"))
-    assert f"| {step['ours, fp32'] * 1e3:,.0f} | {step['naive'] / step['ours, fp32']:.1f} |" in text
-    assert f"| {step['ours, bf16'] * 1e3:,.0f} | {step['naive'] / step['ours, bf16']:.1f} |" in text
+    for own in (step["ours, fp32"], step["ours, bf16"]):
+        assert f"| {own * 1e3:,.0f} | {step['naive'] / own:.1f} |" in text

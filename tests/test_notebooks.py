@@ -59,22 +59,15 @@ def executed(tmp_path_factory):
     return found
 
 
-def printed(cells):
-    """What the code cells wrote to the standard output."""
-    outputs = [output for cell in cells for output in cell.get("outputs", ())]
-    return "".join(each.text for each in outputs if each.get("name") == "stdout")
-
-
-def pictures(cells):
-    """How many pictures the cells show."""
-    outputs = [output for cell in cells for output in cell.get("outputs", ())]
-    return sum("image/png" in output.get("data", {}) for output in outputs)
+def outputs(cells):
+    return [output for cell in cells for output in cell.get("outputs", ())]
 
 
 @pytest.mark.timeout(600)
 def test_a_folder_of_photographs_becomes_a_search_engine(executed):
     folder, cells = executed["search_engine"]
-    assert pictures(cells) == 6  # the folder, the views, three questions, one to the loaded export
+    pictures = ["image/png" in output.get("data", {}) for output in outputs(cells)]
+    assert sum(pictures) == 6  # the folder, the views, three questions, one to the loaded export
     assert {"backbone", "features.npy"} == {p.name for p in (folder / "search").iterdir()}
     asked, loaded = (
         next(output.data["image/png"] for output in cell.outputs if "data" in output)
@@ -86,23 +79,21 @@ def test_a_folder_of_photographs_becomes_a_search_engine(executed):
 
 @pytest.mark.timeout(600)
 def test_whether_pretraining_helped_is_answered_with_intervals(executed):
-    text = printed(executed["did_it_help"][1])
+    said = [each for each in outputs(executed["did_it_help"][1]) if each.get("name") == "stdout"]
+    text = "".join(each.text for each in said)
     assert len(re.findall(r"^(?:ssl|random|pixels) .* % right  \[.*\]$", text, re.MULTILINE)) == 3
     assert len(re.findall(r"^than (?:random|pixels)\s*: .* \[.*\]: ", text, re.MULTILINE)) == 2
     assert len(re.findall(r"^step +\d+  #* 0\.\d+$", text, re.MULTILINE)) >= 3
     assert "standard deviation" in text
 
 
-@pytest.mark.parametrize("name", SMALLER)
-def test_notebooks_are_stored_without_outputs_and_are_small(name):
-    file = NOTEBOOKS / f"{name}.ipynb"
-    assert file.stat().st_size < 20_000
-    notebook = nbformat.reads(file.read_text(), as_version=4)
-    nbformat.validate(notebook)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not any(cell.outputs or cell.execution_count for cell in code)
-    assert max(len(cell.source.splitlines()) for cell in code) <= 16
-
-
-def test_every_notebook_is_run():
-    assert {file.stem for file in NOTEBOOKS.glob("*.ipynb")} == set(SMALLER)
+def test_all_notebooks_are_run_and_stored_small_without_outputs():
+    files = sorted(NOTEBOOKS.glob("*.ipynb"))
+    assert {file.stem for file in files} == set(SMALLER)
+    for file in files:
+        assert file.stat().st_size < 20_000
+        notebook = nbformat.reads(file.read_text(), as_version=4)
+        nbformat.validate(notebook)
+        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert not any(cell.outputs or cell.execution_count for cell in code)
+        assert max(len(cell.source.splitlines()) for cell in code) <= 16

@@ -46,12 +46,6 @@ def test_all_is_every_extra_that_a_command_needs():
     assert set(EXTRAS["all"]) == needed
 
 
-def test_types_are_published():
-    assert "Typing :: Typed" in PROJECT["project"]["classifiers"]
-    assert (ROOT / "sslpipe" / "py.typed").exists()
-    assert "py.typed" in PROJECT["tool"]["setuptools"]["package-data"]["sslpipe"]
-
-
 @pytest.fixture
 def copy(tmp_path):
     """The files that a release must agree on, alone."""
@@ -89,18 +83,12 @@ def targets(text):
 
 def test_the_long_description_links_to_files_of_the_repository(description):
     text, url = (ROOT / "README.md").read_text(), "https://forge.example/them/sslpipe"
-    before, after = targets(text), targets(description(text, url))
-    own = [target for target in before if not target.startswith("https://")]
-    assert len(own) > 30
-    assert all((ROOT / target.partition("#")[0]).is_file() for target in own)
-    pictures = ["docs/overview.svg"]
-    expected = [
-        target
-        if target.startswith("https://")
-        else f"{url}/{'raw' if target in pictures else 'blob'}/HEAD/{target}"
-        for target in before
-    ]
-    assert after == expected
+    after = targets(description(text, url))
+    assert len(after) > 30
+    for before, target in zip(targets(text), after, strict=True):
+        kind = "raw" if before == "docs/overview.svg" else "blob"  # a picture
+        elsewhere = before.startswith("https://")
+        assert target == (before if elsewhere else f"{url}/{kind}/HEAD/{before}")
 
 
 def test_without_an_address_the_long_description_links_to_nothing_that_is_not_there(description):
