@@ -211,15 +211,23 @@ for _stated in (
     hostile(f"timm {json.dumps(_stated)[:90]}", _stated)(_timm)
 
 
-# --- ONNX
+# --- ONNX: makers of models
 
 
-def onnx_model(nodes: list[Any], inputs: Any = None, outputs: Any = None, **graph: Any) -> Any:
-    """Make a model; by default float images of a free size -> floats."""
-    inputs = inputs or [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 3, "h", "w"])]
-    outputs = outputs or [helper.make_tensor_value_info("features", TensorProto.FLOAT, None)]
-    made = helper.make_graph(nodes, "g", inputs, outputs, **graph)
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+def _value(name: str, shape: Any, kind: int = TensorProto.FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def _model(
+    *nodes: Any, inputs: Any = (), outputs: Any = (), tensors: Any = (), **numbers: list[int]
+) -> Any:
+    """Make a model; by default float images of a free size -> floats. numbers: its constants."""
+    inputs = list(inputs) or [_value("x", ["b", 3, "h", "w"])]
+    outputs = list(outputs) or [_value("features", None)]
+    numbers = {"axes": [2, 3], **numbers}
+    named = [helper.make_tensor(k, TensorProto.INT64, [len(v)], v) for k, v in numbers.items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, initializer=[*named, *tensors])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
 def _node(words: str, out: str = "features", **attributes: Any) -> Any:
@@ -232,109 +240,83 @@ def _pooled(out: str = "features") -> Any:
     return _node("ReduceMean x axes", out, keepdims=0)
 
 
-def _integers_named(**numbers: list[int]) -> list[Any]:
-    return [helper.make_tensor(k, TensorProto.INT64, [len(v)], v) for k, v in numbers.items()]
-
-
-def _axes() -> list[Any]:
-    return _integers_named(axes=[2, 3])
-
-
-def pooling(side: Any = "h", batch: Any = "b", **metadata: str) -> Any:
-    """Make a sane model: each channel's mean. A side, a batch and metadata as wanted."""
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, side, side])]
-    model = onnx_model([_pooled()], inputs, initializer=_axes())
+def _sane(side: Any = "h", batch: Any = "b", **metadata: str) -> Any:
+    """Make a model of each channel's mean, but for a side, a batch or metadata."""
+    model = _model(_pooled(), inputs=[_value("x", [batch, 3, side, side])])
     helper.set_model_props(model, metadata)
     return model
 
 
-def _write(folder: Path, model: Any) -> Path:
-    onnx.save(model, folder / "a.onnx")
-    return folder / "a.onnx"
-
-
-VIEW = {"crop_px": "64", "resize_px": "64", "mean": "[0, 0, 0]", "std": "[1, 1, 1]"}
-for _name, _model in {
-    "batch 0": lambda: pooling(batch=0),
-    "batch -1": lambda: pooling(batch=-1),
-    "batch 1e9": lambda: pooling(batch=10**9),
-    "side 50,000": lambda: pooling(side=50_000),
-    "side 0": lambda: pooling(side=0),
-    "metadata [[[": lambda: pooling(**{**VIEW, "mean": "[" * 100_000}),
-    "metadata crop_px 30000": lambda: pooling(**{**VIEW, "crop_px": "30000", "resize_px": "30000"}),
-    "metadata crop_px true": lambda: pooling(**{**VIEW, "crop_px": "true"}),
-    "metadata crop_px 1e400": lambda: pooling(**{**VIEW, "crop_px": "1e400"}),
-    "metadata crop_px list": lambda: pooling(**{**VIEW, "crop_px": "[64]"}),
-    "metadata unlike the graph": lambda: pooling(side=32, **VIEW),
-}.items():
-    hostile(f"ONNX {_name}")(lambda folder, model=_model: _write(folder, model()))
-
-
-@hostile("ONNX text output")
-def _text(folder: Path) -> Path:
-    value = helper.make_tensor("t", TensorProto.STRING, [1], [b"hello"])
-    outputs = [helper.make_tensor_value_info("features", TensorProto.STRING, [1])]
-    return _write(folder, onnx_model([_node("Identity t")], outputs=outputs, initializer=[value]))
-
-
-@hostile("ONNX sequence output")
-def _sequence(folder: Path) -> Path:
+def _sequence() -> Any:
     element = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
     output = helper.make_value_info("features", helper.make_sequence_type_proto(element))
-    return _write(folder, onnx_model([_node("SequenceConstruct x")], outputs=[output]))
+    return _model(_node("SequenceConstruct x"), outputs=[output])
 
 
-@hostile("ONNX integers")
-def _integers(folder: Path) -> Path:
-    nodes = [_pooled("y"), _node("Cast y", to=TensorProto.INT64)]
-    outputs = [helper.make_tensor_value_info("features", TensorProto.INT64, None)]
-    return _write(folder, onnx_model(nodes, outputs=outputs, initializer=_axes()))
-
-
-@hostile("ONNX 0 features")
-def _no_features(folder: Path) -> Path:
-    initial = _integers_named(start=[0], end=[0], along=[1], axes=[2, 3])
-    nodes = [_pooled("y"), _node("Slice y start end along")]
-    return _write(folder, onnx_model(nodes, initializer=initial))
-
-
-@hostile("ONNX one row whatever the batch", [4, 8])
-@hostile("ONNX ConstantOfShape 2^40", [1, 2**40])
-@hostile("ONNX ConstantOfShape 6 GB", [1, 3 * 2**29])
-@hostile("ONNX ConstantOfShape -1", [1, -1])
-def _constant_of_shape(folder: Path, shape: list[int]) -> Path:
-    nodes = [_node("ConstantOfShape s")]
-    return _write(folder, onnx_model(nodes, initializer=_integers_named(s=shape)))
-
-
-@hostile("ONNX 6 GB on the way")
-def _large_inside(folder: Path) -> Path:
-    initial = _integers_named(s=[2**15, 3, 2**14], axes=[2, 3])
-    nodes = [_pooled("y"), _node("ConstantOfShape s", "c"), _node("ReduceSum c", "d", keepdims=0)]
-    return _write(folder, onnx_model([*nodes, _node("Add y d")], initializer=initial))
-
-
-@hostile("ONNX loop of 2^60", False)
-@hostile("ONNX loop of 2^60 inside of an If", True)
-def _loop(folder: Path, inside: bool) -> Path:
-    info, kinds = helper.make_tensor_value_info, TensorProto
+def _loop(inside: bool) -> Any:
+    """Make a loop of 2^60 turns, in a branch of an If or not."""
     body = helper.make_graph(
         [_node("Identity go", "on"), _node("Add v v", "w")],
         "body",
-        [info("i", kinds.INT64, []), info("go", kinds.BOOL, []), info("v", kinds.FLOAT, None)],
-        [info("on", kinds.BOOL, []), info("w", kinds.FLOAT, None)],
+        [_value("i", [], TensorProto.INT64), _value("go", [], TensorProto.BOOL), _value("v", None)],
+        [_value("on", [], TensorProto.BOOL), _value("w", None)],
     )
-    initial = [
-        helper.make_tensor("n", TensorProto.INT64, [], [2**60]),
-        helper.make_tensor("yes", TensorProto.BOOL, [], [True]),
-        *_axes(),
-    ]
+    turns = helper.make_tensor("n", TensorProto.INT64, [], [2**60])
+    yes = helper.make_tensor("yes", TensorProto.BOOL, [], [True])
     loop = _node("Loop n yes y", body=body)
     if inside:
-        out = [info("features", kinds.FLOAT, None)]
-        branch = helper.make_graph([loop], "branch", [], out)
+        branch = helper.make_graph([loop], "branch", [], [_value("features", None)])
         loop = _node("If yes", then_branch=branch, else_branch=branch)
-    return _write(folder, onnx_model([_pooled("y"), loop], initializer=initial))
+    return _model(_pooled("y"), loop, tensors=[turns, yes])
+
+
+TEXT, INTEGERS = TensorProto.STRING, TensorProto.INT64
+VIEW = {"crop_px": "64", "resize_px": "64", "mean": "[0, 0, 0]", "std": "[1, 1, 1]"}
+ONNX: dict[str, Callable[[], Any]] = {
+    "batch 0": lambda: _sane(batch=0),
+    "batch -1": lambda: _sane(batch=-1),
+    "batch 1e9": lambda: _sane(batch=10**9),
+    "side 50,000": lambda: _sane(side=50_000),
+    "side 0": lambda: _sane(side=0),
+    "metadata [[[": lambda: _sane(**{**VIEW, "mean": "[" * 100_000}),
+    "metadata crop_px 30000": lambda: _sane(**{**VIEW, "crop_px": "30000", "resize_px": "30000"}),
+    "metadata crop_px true": lambda: _sane(**{**VIEW, "crop_px": "true"}),
+    "metadata crop_px 1e400": lambda: _sane(**{**VIEW, "crop_px": "1e400"}),
+    "metadata crop_px list": lambda: _sane(**{**VIEW, "crop_px": "[64]"}),
+    "metadata unlike the graph": lambda: _sane(side=32, **VIEW),
+    "text output": lambda: _model(
+        _node("Identity t"),
+        outputs=[_value("features", [1], TEXT)],
+        tensors=[helper.make_tensor("t", TEXT, [1], [b"hello"])],
+    ),
+    "sequence output": _sequence,
+    "integers": lambda: _model(
+        *(_pooled("y"), _node("Cast y", to=INTEGERS)), outputs=[_value("features", None, INTEGERS)]
+    ),
+    "0 features": lambda: _model(
+        *(_pooled("y"), _node("Slice y start end along")), start=[0], end=[0], along=[1]
+    ),
+    "one row whatever the batch": lambda: _model(_node("ConstantOfShape s"), s=[4, 8]),
+    "ConstantOfShape 2^40": lambda: _model(_node("ConstantOfShape s"), s=[1, 2**40]),
+    "ConstantOfShape 6 GB": lambda: _model(_node("ConstantOfShape s"), s=[1, 3 * 2**29]),
+    "ConstantOfShape -1": lambda: _model(_node("ConstantOfShape s"), s=[1, -1]),
+    "6 GB on the way": lambda: _model(
+        *(_pooled("y"), _node("ConstantOfShape s", "c"), _node("ReduceSum c", "d", keepdims=0)),
+        _node("Add y d"),
+        s=[2**15, 3, 2**14],
+    ),
+    "loop of 2^60": lambda: _loop(False),
+    "loop of 2^60 inside of an If": lambda: _loop(True),
+}
+
+
+def _write(folder: Path, make: Callable[[], Any]) -> Path:
+    onnx.save(make(), folder / "a.onnx")
+    return folder / "a.onnx"
+
+
+for _name, _make in ONNX.items():
+    hostile(f"ONNX {_name}", _make)(_write)
 
 
 @hostile("ONNX external data outside", "../secret")
@@ -347,7 +329,7 @@ def _external(folder: Path, location: str) -> Path:
     os.mkfifo(folder / "pipe")
     (folder / "zero").symlink_to("/dev/zero")
     (folder / "short").write_bytes(b"12345678")
-    model = pooling()
+    model = _sane()
     axes = model.graph.initializer[0]
     axes.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(axes), axes.name))
     onnx.external_data_helper.set_external_data(axes, location, offset=0, length=16)
