@@ -1,11 +1,11 @@
 """Searches and evaluations on "cuda": a CPU's neighbours and numbers, in few waits."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
@@ -79,16 +79,8 @@ def _numbers(data: Path) -> list[list[float]]:
         options: dict[str, Any] = {"batch_size": 20, "device": device}
         train, test = (embed(backbone, view, split, rows_on=device, **options) for split in splits)
         report = run_suite({"ssl": (train, test)}, {"seed": 0})
-        found.append([*_floats(report["rows"])])
+        found.append([each for each in tree_leaves(report["rows"]) if isinstance(each, float)])
     return found
-
-
-def _floats(tree: Any) -> Iterator[float]:
-    if isinstance(tree, dict | list):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from _floats(part)
-    elif isinstance(tree, float):
-        yield tree
 
 
 def test_the_suite_gives_a_cpus_numbers(tmp_path: Path) -> None:

@@ -65,36 +65,6 @@ def test_the_views_of_label_free_scores_are_a_cpus_for_a_batch_that_was_moved() 
     assert (found - ProbeViews(PX, MEAN, STD).make_views(batch_of(SIZES))).abs().max() <= 5e-5
 
 
-def _logged(augment: FusedViews) -> tuple[list[Any], Batch]:
-    """The log of sending the plan of a batch and making its views, not the first; the batch."""
-    from tests.fakecuda.runtime import events, reset
-
-    batch, device = batch_of(SIZES), torch.device("cuda", 0)
-    moved = batch.to(device)
-    augment(augment.prepare(batch, seed=0, number=0).to(device))  # keeps constants; compiles
-    plan = augment.prepare(batch, seed=0, number=1).plan
-    assert plan is not None
-    reset()
-    prepared = moved._replace(plan=plan.to(device))
-    augment(prepared)
-    return events(), prepared
-
-
-def _counted() -> list[tuple[int, int, int, int]]:
-    """By preset: copies from the host, operations, waits; and waits for the views of some rows."""
-    from tests.fakecuda.runtime import events, operations, reset, waits
-
-    table = []
-    for preset in PRESETS:
-        augment = FusedViews(preset, PX, MEAN, STD, kernels="torch").cuda()
-        log, prepared = _logged(augment)
-        copies = sum(event.name == "H2D" for event in log)
-        reset()
-        augment(prepared.rows(torch.arange(8)))
-        table.append((copies, operations(log), len(waits(log)), len(waits(events()))))
-    return table
-
-
 # what an indexed operation reads or writes beside its index is as much as it picks, or puts: the
 # argument that is put
 PUT = {"index_copy_": 3, "index_put_": 2, "scatter_add_": 3}
@@ -185,28 +155,44 @@ def test_the_views_of_many_large_images_take_little_more_memory_than_of_a_few() 
     assert many <= 1.3 * few
 
 
-def _counted_of_triton() -> tuple[list[str], int, int]:
-    """Launches for the views of a batch, copies from the host, waits."""
-    from tests.fakecuda.runtime import allow_triton, waits
+def _counted(presets: list[str], kernels: Any) -> list[tuple[list[str], int, int, list[int]]]:
+    """By preset: launches, operations, copies from the host; waits for all views, and for some."""
+    from tests.fakecuda.runtime import allow_triton, events, operations, reset, waits
 
-    allow_triton()
-    log, _ = _logged(FusedViews("byol", PX, MEAN, STD).cuda())
-    copies = sum(event.name == "H2D" for event in log)
-    return [event.name for event in log if event.kind in "KGZ"], copies, len(waits(log))
+    if kernels == "triton":
+        allow_triton()
+    batch, device, table = batch_of(SIZES), torch.device("cuda", 0), []
+    for preset in presets:
+        augment = FusedViews(preset, PX, MEAN, STD, kernels=kernels).cuda()
+        moved = batch.to(device)
+        augment(augment.prepare(batch, seed=0, number=0).to(device))  # keeps constants; compiles
+        plan = augment.prepare(batch, seed=0, number=1).plan
+        assert plan is not None
+        reset()
+        prepared = moved._replace(plan=plan.to(device))
+        augment(prepared)
+        log = events()
+        reset()
+        augment(prepared.rows(torch.arange(8)))
+        names = [event.name for event in log if event.kind in "KGZ"]
+        copies = sum(event.name == "H2D" for event in log)
+        table.append(
+            (names, operations(log), copies, [len(waits(each)) for each in (log, events())])
+        )
+    return table
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs triton")
-def test_tritons_kernels_are_launched_without_a_wait(tmp_path: Path) -> None:
-    env = {"TRITON_CACHE_DIR": str(tmp_path)}
-    ((names, copies, waited),) = run_on_cuda(_counted_of_triton, env=env)
-    assert names == [f"{name}_kernel" for name in ("crop", "colour", "blur_down", "blur_across")]
-    assert copies == 1
-    assert not waited
+needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="needs triton")
 
 
-def test_the_host_sends_one_block_and_never_waits() -> None:
-    (table,) = run_on_cuda(_counted)
-    for copies, operations, waited, waited_for_rows in table:
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("triton", marks=needs_triton)])
+def test_the_host_sends_one_block_and_never_waits(kernels: str, tmp_path: Path) -> None:
+    env, presets = {"TRITON_CACHE_DIR": str(tmp_path)}, PRESETS if kernels == "torch" else ["byol"]
+    (table,) = run_on_cuda(_counted, presets, kernels, env=env)
+    for names, operations, copies, waited in table:
         assert copies == 1
+        assert waited == [0, 0]
         assert 0 < operations <= 120
-        assert waited == waited_for_rows == 0
+        if kernels == "triton":
+            own = ("crop", "colour", "blur_down", "blur_across")
+            assert names == [f"{name}_kernel" for name in own]

@@ -22,7 +22,6 @@ import types
 import typing
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -268,7 +267,7 @@ def attempt(recipe_path: Path, overrides: list[str], names: list[str], index: Da
     return "accepted"
 
 
-def run(count: int, first: int = 0, report: Callable[[str], None] | None = None) -> dict[str, Any]:
+def run(count: int, first: int = 0) -> dict[str, Any]:
     """Settings first to first + count: how many were accepted and refused, and every fault."""
     for module in (portable, limits, memory):
         module.total_memory_bytes = lambda: MACHINE_BYTES
@@ -302,21 +301,19 @@ def run(count: int, first: int = 0, report: Callable[[str], None] | None = None)
                 except Exception:
                     problem = traceback.format_exc(limit=-4)
             taken_s, peak = time.monotonic() - begin_s, memory_mb("VmHWM")
-            for wrong, text in (
-                (len(heard) > MOST_WARNINGS, f"{len(heard)} warnings: {heard[:1]}"),
-                (taken_s > SLOWEST_S, f"took {taken_s:.0f} s"),
-                (peak > MOST_RSS_MB and not faults, f"{peak / 2**10:.1f} GiB of memory"),
-            ):
-                problem = problem or (text if wrong else "")
+            if len(heard) > MOST_WARNINGS:
+                problem = problem or f"{len(heard)} warnings: {heard[:1]}"
+            if taken_s > SLOWEST_S:
+                problem = problem or f"took {taken_s:.0f} s"
+            if peak > MOST_RSS_MB and not faults:
+                problem = problem or f"{peak / 2**10:.1f} GiB of memory"
             outcomes["fault" if problem else outcome] += 1
             if problem:
                 faults.append({"number": number, "kind": kind, "overrides": overrides,
                                "problem": problem, "seconds": taken_s})  # fmt: skip
-                if report:
-                    report(json.dumps(faults[-1]))
     return {"outcomes": dict(outcomes), "faults": faults}
 
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no file
-    print(json.dumps(run(*map(int, sys.argv[1:]), report=lambda s: print(s, file=sys.stderr))))
+    print(json.dumps(run(*map(int, sys.argv[1:]))))
