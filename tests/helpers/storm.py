@@ -29,21 +29,13 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class Kill(NamedTuple):
-    """What is done to a command.
+    """What is done to a command."""
 
-    Args:
-        target: One of TARGETS, or "" for a named place, where the process ends itself.
-        number: The signal.
-        after_s: Seconds after the command's start or, where `working`, after it began to work.
-        working: Whether the work must have begun.
-        fault: What SSLPIPE_FAULT says, instead of all that.
-    """
-
-    target: str = ""
+    target: str = ""  # one of TARGETS; "" for a named place, where the process ends itself
     number: int = signal.SIGKILL
-    after_s: float = 0.0
+    after_s: float = 0.0  # since the command's start or, where `working`, since it began to work
     working: bool = False
-    fault: str = ""
+    fault: str = ""  # what SSLPIPE_FAULT says, instead of all that
 
     def __str__(self) -> str:
         if self.fault:
@@ -157,13 +149,9 @@ class Command:
 def choose(
     rng: random.Random, points: dict[str, tuple[int, bool]], start_s: float, work_s: float
 ) -> Kill:
-    """Draw a kill: at a named place, in start-up and rendezvous, or at work.
+    """Draw a kill: at a named place, in start-up and rendezvous (start_s long), or at work.
 
-    Args:
-        rng: Of the draw.
-        points: Named place -> most visits, and whether any rank comes there (else rank 0 alone).
-        start_s: How long start-up took where nothing was killed.
-        work_s: How long the work took.
+    points: named place -> most visits, and whether any rank comes there (else rank 0 alone).
     """
     if points and rng.random() < 0.35:
         point = rng.choice(sorted(points))

@@ -103,10 +103,7 @@ def _both(side: int, *, preset: str = "simclr", **settings: Any) -> Any:
 
 
 def bytes_moved(tables: Any, side: int, itemsize: int) -> int:
-    """Bytes of images and views that the kernels read and write, each once a view and kernel.
-
-    tables: of triton_views, of views that are not rotated; itemsize: bytes of a result's number.
-    """
+    """Bytes of images and views that the kernels read and write, each once a view and kernel."""
     pixels = 3 * side**2
     work, written = 4 * pixels, itemsize * pixels
     cropped = 3 * int((tables.boxes[:, 3] * tables.boxes[:, 4]).sum())  # bytes of the images
