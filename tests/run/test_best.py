@@ -22,7 +22,7 @@ from sslpipe.export.load import load_backbone, load_run
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import KeepBy, RunConfig
 from sslpipe.run.best import HOLDOUT, Best, check_keeping, choose
-from sslpipe.run.checkpoint_files import checkpoint_names, latest
+from sslpipe.run.checkpoint_files import checkpoint_names, latest, read_state
 from sslpipe.run.log import read_metrics
 from sslpipe.run.records import read_records
 from sslpipe.run.session import Run
@@ -84,7 +84,6 @@ def test_what_was_not_written_is_not_the_best_and_the_next_one_may_be():
 def test_a_score_that_is_no_number_is_never_the_best():
     best = after(Best(KEEP), float("nan"), 0.2, float("nan"), None)
     assert (best.step, best.since) == (4, 2)
-    assert str(best) == "no evaluation since step 4 was better by run.keep_by = 'auto'"
     none = after(Best(KEEP), float("nan"), float("nan"))
     assert (none.step, none.wants_checkpoint, none.state()) == (None, False, {})
     assert str(none) == "none of 2 evaluations had a number for run.keep_by = 'auto'"
@@ -110,20 +109,28 @@ def test_patience_counts_over_a_resume_and_waits_for_all_its_evaluations():
     assert (none.state(), none.exhausted, none.wants_checkpoint) == ({}, False, False)
 
 
-def test_every_score_without_labels_can_be_named_and_decides():
-    assert set(get_args(KeepBy)) == {"auto", *SCORES}
-    rng = np.random.default_rng(0)
-    for by, score in SCORES.items():
-        best, tried = Best(RunConfig(keep="best", monitor_steps=1, keep_by=by)), []
-        for step in range(1, 7):
-            numbers = dict(zip(NUMBERS, rng.random(len(NUMBERS)), strict=True))
-            tried.append(score(numbers))
-            values = {HOLDOUT + key: value for key, value in numbers.items()}
-            if step % 2:  # the better ones are the averaged
-                values = {"ema_" + key: value for key, value in values.items()}
-            best.read(step, {"holdout_knn": rng.random(), **values})
-        assert best.step == 1 + int(np.argmax(tried)), by
-        assert best.weights == ("ema" if best.step % 2 else "trained"), by
+@pytest.mark.parametrize("by", get_args(KeepBy))
+def test_a_score_without_labels_decides_from_the_first_evaluation_to_the_last(by):
+    """Of "auto" one is named, where no held-out image has a label."""
+    config = RunConfig(keep="best", monitor_steps=1, keep_by=by)
+    rng, best, tried = np.random.default_rng(0), Best(config), []
+    best.read_start({})  # nothing was measured: nothing is decided
+    for step in range(1, 7):
+        numbers = dict(zip(NUMBERS, rng.random(len(NUMBERS)), strict=True))
+        by_hand = numbers["rankme"] * numbers["view_recall"]
+        tried.append(by_hand if by == "auto" else SCORES[by](numbers))
+        values = {HOLDOUT + key: value for key, value in numbers.items()}
+        if by != "auto":
+            prefix = "ema_" * (step % 2)  # the better ones are the averaged
+            values = {prefix + key: value for key, value in values.items()}
+            values["holdout_knn"] = rng.random()
+        best.read(step, values)
+        best.saved(True)
+        best = again(best, config)
+    best.read(7, {"holdout_knn": 1e9})  # another measure does not compete
+    assert best.step == 1 + int(np.argmax(tried))
+    assert best.weights == ("ema" if best.step % 2 and by != "auto" else "trained")
+    assert best.state()["best"].get("measure") == ("rankme_view_recall" if by == "auto" else None)
 
 
 @pytest.mark.parametrize(
@@ -138,10 +145,9 @@ def test_every_score_without_labels_can_be_named_and_decides():
     ],
 )
 def test_what_no_evaluation_could_decide_is_refused(settings, scored, labels, expected):
+    config, labels = RunConfig(**settings), np.array(labels)
     with pytest.raises(RecipeError, match=expected):
-        check_keeping(
-            RunConfig(**settings), scored=scored, labels=np.array(labels), remedy="set it"
-        )
+        check_keeping(config, scored=scored, labels=labels, remedy="set it")
     check_keeping(RunConfig(monitor_steps=0), scored=False, labels=np.zeros(0, np.int64))
     check_keeping(KEEP, scored=True, labels=np.array([-1, -1]))  # a score without labels decides
 
@@ -152,11 +158,8 @@ def test_the_start_competes_and_stays_the_best_until_something_is_better():
     assert (best.step, best.start, best.since, best.wants_checkpoint) == (0, 0.4, 0, True)
     best.saved(True)
     entry = {"by": "auto", "step": 0, "value": 0.4, "since": 2, "name": "step-00000000"}
-    assert after(best, 0.4, 0.3).state()["best"] == {
-        **entry,
-        "start": 0.4,
-        "measure": "holdout_knn",
-    }
+    entry |= {"start": 0.4, "measure": "holdout_knn"}
+    assert after(best, 0.4, 0.3).state()["best"] == entry
     best = again(best, KEEP)
     best.read(6, {"holdout_knn": 0.5})
     assert (best.step, best.value, best.start) == (6, 0.5, 0.4)
@@ -194,22 +197,6 @@ def test_an_evaluation_below_the_starts_recall_is_not_the_best(of):
     assert known.step == 9
 
 
-def test_without_labels_the_score_that_is_named_decides_from_the_first_evaluation_to_the_last():
-    rng, tried = np.random.default_rng(1), []
-    best = Best(KEEP)
-    best.read_start({})  # nothing was measured: nothing is decided
-    for step in range(1, 7):
-        numbers = dict(zip(NUMBERS, rng.random(len(NUMBERS)), strict=True))
-        tried.append(numbers["rankme"] * numbers["view_recall"])
-        best.read(step, {HOLDOUT + key: value for key, value in numbers.items()})
-        best.saved(True)
-        best = again(best, KEEP)
-    assert best.step == 1 + int(np.argmax(tried))
-    assert best.state()["best"]["measure"] == "rankme_view_recall"
-    best.read(7, {"holdout_knn": 1e9})  # another measure does not compete
-    assert best.step < 7
-
-
 def saved(checkpoints, step, best=None):
     entry = {} if best is None else {"best": {"name": f"step-{best:08d}", "step": best}}
     checkpoints.save(step, some_parts(), entry)
@@ -223,7 +210,6 @@ def test_the_best_of_every_checkpoint_that_stays_stays(tmp_path):
         assert choose(tmp_path, "best", None).folder.name == f"step-{best:08d}"
         assert (folder / "best").read_text() == f"step-{best:08d}"
     assert checkpoint_names(folder) == ["step-00000005", "step-00000006"]
-    assert latest(tmp_path).name == "step-00000006"
 
 
 def test_a_resume_from_an_older_checkpoint_has_the_best_of_then(tmp_path):
@@ -325,14 +311,10 @@ def averaged(data, tmp_path_factory):
 
 
 def test_the_averaged_weights_of_the_best_evaluation_are_what_best_means(averaged, kept):
-    assert checkpoint_names(averaged / "checkpoints") == [
-        "step-00000008",
-        "step-00000009",
-        "step-00000012",
-    ]
-    state = json.loads((latest(averaged) / "state.json").read_text())["best"]
+    names = checkpoint_names(averaged / "checkpoints")
+    assert names == ["step-00000008", "step-00000009", "step-00000012"]
     expected = {"by": "auto", "step": 8, "value": 0.7, "since": 2, "name": "step-00000008"}
-    assert state == {**expected, "weights": "ema"}
+    assert read_state(latest(averaged))["best"] == {**expected, "weights": "ema"}
     # the tensors of the file, bit for bit
     file = load_file(averaged / "checkpoints" / "step-00000008" / "model.safetensors")
     for weights, prefix in ((None, "ema."), ("ema", "ema."), ("trained", "backbone.")):
@@ -344,58 +326,53 @@ def test_the_averaged_weights_of_the_best_evaluation_are_what_best_means(average
     for name in (None, "8", "step-12"):
         assert "weights" not in load_run(averaged, checkpoint=name).config.facts
     # a run without an average says what it always said
-    state = json.loads((latest(kept) / "state.json").read_text())["best"]
-    assert state == {"by": "auto", "step": 4, "value": 0.5, "since": 4, "name": "step-00000004"}
+    expected = {"by": "auto", "step": 4, "value": 0.5, "since": 4, "name": "step-00000004"}
+    assert read_state(latest(kept))["best"] == expected
     with pytest.raises(ExportError, match=r"trained without optim\.ema"):
         load_run(kept, checkpoint="best", weights="ema")
 
 
 def test_the_commands_take_the_better_weights_of_the_best_and_say_so(averaged, data, tmp_path):
     run_dir = Path(shutil.copytree(averaged, tmp_path / "run"))
-    best, file = ["--checkpoint", "best"], tmp_path / "x.safetensors"
-    on = ["--data", data, "--device", "cpu", "--num-workers", "0"]
-    expected = load_run(run_dir, checkpoint="best")
+    sha256 = load_run(run_dir, checkpoint="best").config.weights_sha256
     said = "weights: step-00000008 of tiny, averaged (optim.ema)"
 
     def command(*words):
         done = command_line(*map(str, words), status=0)
         return [" ".join(text.split()) for text in (done.stdout, done.stderr)]
 
+    def assert_averaged(facts):
+        assert (facts["checkpoint"], facts["weights"]) == ("step-00000008", "ema")
+        assert facts.get("backbone_sha256", sha256) == sha256
+
     # the export is of these weights, and so is what is loaded from it
+    best = ["--checkpoint", "best"]
     assert said in command("export", run_dir, "--out", tmp_path / "out", *best)[1]
-    facts = load_backbone(tmp_path / "out").config.facts
-    assert (facts["checkpoint"], facts["weights"]) == ("step-00000008", "ema")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "8 steps; not the run's last, but chosen; the moving average of its weights" in card
+    assert_averaged(load_backbone(tmp_path / "out").config.facts)
+    assert "the moving average of its weights" in (tmp_path / "out" / "README.md").read_text()
     # features
-    assert said in command("embed", run_dir, *on, "--out", file, *best)[1]
-    metadata = load_embeddings(file)[1]
-    assert metadata["backbone_sha256"] == expected.config.weights_sha256
-    assert (metadata["checkpoint"], metadata["weights"]) == ("step-00000008", "ema")
-    words = ["embed", run_dir, *on, "--out", file, *best]
-    assert "of tiny, trained" in command(*words, "--weights", "trained")[1]
+    on = ["--data", data, "--device", "cpu", "--num-workers", "0"]
+    embed = ["embed", run_dir, *on, "--out", file := tmp_path / "x.safetensors", *best]
+    assert said in command(*embed)[1]
+    assert_averaged(load_embeddings(file)[1])
+    assert "of tiny, trained" in command(*embed, "--weights", "trained")[1]
     assert "weights" not in load_embeddings(file)[1]
     # results, and the report of them
-    words = ["evaluate", "suite", run_dir, *on, "--no-baselines"]
-    shown, err = command(*words, "--no-leakage", "--out", run_dir / "eval.json", *best)
+    suite = ["evaluate", "suite", run_dir, *on, "--no-baselines", "--no-leakage", *best]
+    shown, err = command(*suite, "--out", run_dir / "eval.json")
     assert said in err
-    told = "Evaluated at step 8 of 12, the averaged weights (optim.ema)."
-    assert told in shown
-    facts = json.loads((run_dir / "eval.json").read_text())["facts"]
-    assert facts["backbone_sha256"] == expected.config.weights_sha256
-    assert (facts["checkpoint"], facts["weights"], facts["step"]) == ("step-00000008", "ema", 8)
+    assert_averaged(json.loads((run_dir / "eval.json").read_text())["facts"])
     command("report", run_dir)
     page = (run_dir / "report.html").read_text()
-    assert told in page
     assert "<dt>best checkpoint</dt><dd>step-00000008, averaged weights</dd>" in page
+    for text in (shown, page):
+        assert "Evaluated at step 8 of 12, the averaged weights (optim.ema)." in text
     # how the run stands, and a run that starts from it
     assert "best step-00000008 (averaged" in command("status", run_dir)[0]
-    assert (
-        json.loads(command("status", run_dir, "--json")[0])["checkpoint"]["best_weights"] == "ema"
-    )
+    assert status(run_dir)["checkpoint"]["best_weights"] == "ema"
     recipe = load_recipe(write_recipe(tmp_path))
     start = open_init(recipe, run_dir, checkpoint="best")
-    assert start.config.weights_sha256 == expected.config.weights_sha256
+    assert start.config.weights_sha256 == sha256
     assert init_facts(start)["weights"] == "ema"
     assert describe_init(start, recipe.tune).startswith("; averaged weights of ")
     assert "weights" not in init_facts(open_init(recipe, run_dir, weights="trained"))
@@ -406,21 +383,20 @@ def test_the_commands_take_the_better_weights_of_the_best_and_say_so(averaged, d
 
 def test_a_kill_around_the_best_checkpoint_loses_nothing(data, averaged, tmp_path):
     """Saved are steps 2, 3, 4, 6, 8 (the best, averaged), 9 and 12; killed at 6, and around 8."""
-    expected, run_dir = averaged, tmp_path / "run"
+    run_dir = tmp_path / "run"
     # each start counts its own saves and steps
     for fault in ("checkpoint.before_rename:4", "checkpoint.before_prune:2", "train.step:1"):
         with pytest.raises(AssertionError, match="without a word"):
             scripted(1, data, run_dir, *EMA, fault=fault)
     assert scripted(1, data, run_dir, *EMA) == [12]
-    folders = [each / "checkpoints" for each in (expected, run_dir)]
-    names = checkpoint_names(folders[0])
-    assert names == checkpoint_names(folders[1])
-    assert choose(run_dir, "best", None).folder == folders[1] / names[0]
+    names = checkpoint_names(run_dir / "checkpoints")
+    assert names == checkpoint_names(averaged / "checkpoints")
+    assert choose(run_dir, "best", None).folder.name == names[0]
     for name in names:
-        ours, theirs = (json.loads((each / name / "state.json").read_text()) for each in folders)
+        ours, theirs = (read_state(run / "checkpoints" / name) for run in (run_dir, averaged))
         assert ours["best"] == theirs["best"]
-    assert_same_weights(expected, run_dir)
-    ours, theirs = (load_run(each, checkpoint="best").config for each in (expected, run_dir))
+    assert_same_weights(averaged, run_dir)
+    ours, theirs = (load_run(run, checkpoint="best").config for run in (run_dir, averaged))
     assert ours.weights_sha256 == theirs.weights_sha256
 
 
@@ -450,8 +426,8 @@ def test_a_disk_that_is_full_at_the_best_step_leaves_the_older_best(data, tmp_pa
     assert scripted(1, data, run_dir, "run.keep=best", fault="checkpoint.model:3=full") == [12]
     # 0.4, better than 0.3 and 0.1
     assert choose(run_dir, "best", None).folder.name == "step-00000008"
-    state = json.loads((latest(run_dir) / "state.json").read_text())
-    assert (state["best"]["value"], state["best"]["since"]) == (0.4, 2)
+    best = read_state(latest(run_dir))["best"]
+    assert (best["value"], best["since"]) == (0.4, 2)
 
 
 FAULTS = ("checkpoint.model:1", "checkpoint.before_rename:1", "train.step:1", "train.step:5")
@@ -461,19 +437,17 @@ FAULTS = ("checkpoint.model:1", "checkpoint.before_rename:1", "train.step:1", "t
 def test_a_run_from_weights_ends_with_its_best_ones_the_start_included(
     data, kept, tmp_path, start, expected
 ):
-    """The start is 0.05 below step 4, or as good: then nothing was better. Killed at each point."""
     run_dir, script = tmp_path / "run", {"init": kept, "start": start}
     for fault in FAULTS if expected else FAULTS[-1:]:
         with pytest.raises(AssertionError):
             scripted(1, data, run_dir, "run.keep=best", fault=fault, **script)
     assert scripted(1, data, run_dir, "run.keep=best", **script) == [12]
     name = f"step-{expected:08d}"
-    assert name in checkpoint_names(run_dir / "checkpoints")
     # what loads a run takes it
-    model, last = load_backbone(run_dir), load_run(run_dir, checkpoint="last")
+    model, last = load_backbone(run_dir), load_run(run_dir, checkpoint="last").config.facts
     facts = model.config.facts
-    assert (facts["step"], facts["checkpoint"], last.config.facts["step"]) == (expected, name, 12)
-    assert "checkpoint" not in last.config.facts
+    assert (facts["step"], facts["checkpoint"]) == (expected, name)
+    assert (last["step"], last.get("checkpoint")) == (12, None)
     because = {4: "the best by holdout_knn: 0.5, the start 0.45"}
     because[0] = "the start: no evaluation was better (holdout_knn 0.5)"
     assert facts["checkpoint_reason"] == because[expected]
@@ -495,7 +469,7 @@ def test_a_run_from_weights_without_labels_keeps_by_the_score_without_labels(kep
     lines = read_metrics(run_dir, "eval")
     assert [line["step"] for line in lines] == [0, 4, 8]
     scores = [line["holdout_rankme"] * line["holdout_view_recall"] for line in lines]
-    best = json.loads((latest(run_dir) / "state.json").read_text())["best"]
+    best = read_state(latest(run_dir))["best"]
     assert (best["measure"], best["by"]) == ("rankme_view_recall", "auto")
     assert (best["start"], best["value"]) == pytest.approx((scores[0], max(scores)))
     assert load_backbone(run_dir).config.facts["step"] == 4 * int(np.argmax(scores))

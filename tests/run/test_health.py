@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.label_free import effective_rank
-from sslpipe.run.health import MOST_IMAGES, Alarm, Alarms, StartAlarm, embedding_health
+from sslpipe.run.health import MOST_IMAGES, Alarms, StartAlarm, embedding_health
 from tests.helpers.processes import run_processes
 
 
@@ -48,27 +48,6 @@ def test_health_equals_loops(images: int, dim: int) -> None:
     assert embedding_health(z_a.requires_grad_(), z_b) == pytest.approx(
         by_loops(z_a.detach(), z_b), rel=1e-9
     )
-
-
-def test_a_collapsed_batch_looks_collapsed_and_an_orthogonal_one_spread() -> None:
-    point, spread = torch.tensor([[1.0, -2.0, 3.0]]).expand(20, 3), torch.eye(8) * 3
-    similar = {"positive_similarity": 1.0, "negative_similarity": 1.0}
-    collapsed = {"alignment": 0.0, "uniformity": 0.0, "embedding_std": 0.0, "effective_rank": 1.0}
-    assert embedding_health(point, point) == pytest.approx({**collapsed, **similar}, abs=1e-3)
-    numbers = embedding_health(spread, spread)
-    assert numbers["effective_rank"] == pytest.approx(8)
-    assert numbers["negative_similarity"] == pytest.approx(0, abs=1e-7)
-    assert numbers["uniformity"] == pytest.approx(-4)
-    assert numbers["embedding_std"] == pytest.approx(math.sqrt(1 / 8 - 1 / 64) * math.sqrt(8))
-
-
-@pytest.mark.parametrize("rank", [1, 3, 7])
-def test_effective_rank_counts_equal_directions(rank: int) -> None:
-    torch.manual_seed(0)
-    rows = torch.randn(40, rank, dtype=torch.float64)
-    basis, _ = torch.linalg.qr(torch.randn(16, rank, dtype=torch.float64))
-    whitened, _ = torch.linalg.qr(rows)
-    assert float(effective_rank(whitened @ basis.T)) == pytest.approx(rank, rel=1e-5)
 
 
 def test_a_large_batch_is_judged_by_rows_at_fixed_places() -> None:
@@ -139,10 +118,8 @@ def test_alarms_say_what_real_embeddings_do() -> None:
         for _ in range(3):
             changes = alarms.read(embedding_health(rows, rows))
         actual.append([change.name for change in changes])
+        assert all("Lower optim.peak_lr" in str(change) for change in changes)
     assert actual == [[], ["embedding_collapse", "rank_collapse"], ["rank_collapse"]]
-    assert "all images get nearly the same embedding. Lower optim.peak_lr" in str(
-        Alarm("embedding_collapse", True, 0.02, 0.1, "embedding_std")
-    )
 
 
 def test_a_fall_below_the_start_is_told_once_and_again_after_it_was_over():
@@ -153,13 +130,8 @@ def test_a_fall_below_the_start_is_told_once_and_again_after_it_was_over():
     ]
     assert changes == [(2, True), (5, False), (7, True)]
     (raised,) = StartAlarm({"holdout_knn": 0.8}).read({"holdout_knn": 0.5})
-    for words in (
-        "0.3 below the 0.8",
-        "optim.peak_lr",
-        "tune.backbone_lr",
-        "projector_first_steps",
-    ):
-        assert words in str(raised)
+    keys = "optim.peak_lr", "tune.backbone_lr", "tune.projector_first_steps"
+    assert all(words in str(raised) for words in ("0.3 below the 0.8", *keys))
     assert not alarm.read({})
     assert not StartAlarm({}).read({"holdout_knn": 0.1})
     tuned = StartAlarm({"step": 0, "validation_recall_at_1": 0.9, "validation_map_at_r": 0.5})

@@ -4,12 +4,13 @@ import platform
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
 from sslpipe.errors import UserError
 from sslpipe.run.lock import STALE_AFTER_S, RunLock
-from sslpipe.run.stop import StopRequest, clear_markers, write_marker
+from sslpipe.run.stop import StopRequest
 
 ELSEWHERE = {"host": "elsewhere", "pid": 1, "start": "1", "job": "77"}
 
@@ -17,22 +18,18 @@ ELSEWHERE = {"host": "elsewhere", "pid": 1, "start": "1", "job": "77"}
 # the lock of a process that is dead: test_portable.py
 
 
-def test_another_hosts_lock_counts_until_it_is_stale(tmp_path):
+@pytest.mark.parametrize("ends", ["it is stale", "its job was requeued here"])
+def test_another_hosts_lock_counts_until(ends, tmp_path, monkeypatch):
     path = tmp_path / "lock"
     path.write_text(json.dumps(ELSEWHERE))
-    with pytest.raises(UserError, match="in use by process 1 on elsewhere"):
-        RunLock(tmp_path)
-    old_s = path.stat().st_mtime - STALE_AFTER_S - 1
-    os.utime(path, (old_s, old_s))
-    RunLock(tmp_path).release()
-
-
-def test_a_requeued_job_takes_over_the_lock_it_left_on_another_host(tmp_path, monkeypatch):
-    (tmp_path / "lock").write_text(json.dumps(ELSEWHERE))
     monkeypatch.setenv("SSLPIPE_JOB_ID", "78")
     with pytest.raises(UserError, match="in use by process 1 on elsewhere"):
         RunLock(tmp_path)
-    monkeypatch.setenv("SSLPIPE_JOB_ID", "77")
+    if ends == "it is stale":
+        old_s = path.stat().st_mtime - STALE_AFTER_S - 1
+        os.utime(path, (old_s, old_s))
+    else:
+        monkeypatch.setenv("SSLPIPE_JOB_ID", "77")
     RunLock(tmp_path).release()
 
 
@@ -49,12 +46,10 @@ def test_a_signal_asks_for_a_stop_and_the_second_sigterm_means_no_more(number):
     assert not stop()
     os.kill(os.getpid(), number)
     assert stop()
-    if number in (signal.SIGINT, signal.SIGQUIT):
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), number)
-    else:
-        os.kill(os.getpid(), number)  # Slurm and the launcher both send one
-        assert stop()
+    keyboard = number in (signal.SIGINT, signal.SIGQUIT)  # Slurm and the launcher both send others
+    with pytest.raises(KeyboardInterrupt) if keyboard else nullcontext():
+        os.kill(os.getpid(), number)
+    assert stop()
     stop.restore_handlers()
     assert stop.signal == number
     assert signal.getsignal(number) == before
@@ -73,15 +68,6 @@ def test_a_signal_that_the_program_uses_itself_stays_its_own(number):
         stop.restore_handlers()
     finally:
         signal.signal(number, before)
-
-
-def test_the_stop_file_is_seen(tmp_path):
-    stop = StopRequest(str(tmp_path / "STOP"))
-    assert not stop()
-    (tmp_path / "STOP").touch()
-    stop._looked_s -= 1.0
-    assert stop()
-    stop.restore_handlers()
 
 
 def faults_of_a_batch(*lines: str, **environment: str) -> int:
@@ -111,11 +97,3 @@ def test_freed_memory_is_used_again_unless_the_user_says_otherwise():
     assert faults_of_a_batch() > 20  # huge pages: one for 2 MB
     assert faults_of_a_batch("assert keep_freed_memory()") < 10
     assert faults_of_a_batch("assert not keep_freed_memory()", MALLOC_ARENA_MAX="2") > 20
-
-
-def test_one_marker_at_a_time(tmp_path):
-    write_marker(tmp_path, "FAILED", "x")
-    write_marker(tmp_path, "DONE", "step 3")
-    assert [p.name for p in tmp_path.iterdir()] == ["DONE"]
-    clear_markers(tmp_path)
-    assert list(tmp_path.iterdir()) == []

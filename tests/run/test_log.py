@@ -4,12 +4,11 @@ import os
 import struct
 import subprocess
 import sys
-import tempfile
 
 import pytest
 
 from sslpipe.data.store import Quarantined
-from sslpipe.run.log import RunLog, _import_wandb, quarantined_ids, read_metrics
+from sslpipe.run.log import RunLog, quarantined_ids, read_metrics
 from sslpipe.run.records import unseal
 from tests.helpers.runs import ROOT
 
@@ -19,7 +18,7 @@ VALUES = {"loss": 1.5, "images_per_s": 100.0, "data_wait_percent": 1.0}
 
 def a_log(run_dir, **settings):
     arguments = {"name": "tiny", "config": {"wandb_api_key": SECRET, "a": {"b": 1}}, "steps": 10}
-    return RunLog(run_dir, first_step=0, **{**arguments, **settings})
+    return RunLog(run_dir, **{"first_step": 0, **arguments, **settings})
 
 
 def test_of_a_step_logged_twice_the_later_line_counts(tmp_path):
@@ -32,60 +31,38 @@ def test_of_a_step_logged_twice_the_later_line_counts(tmp_path):
     assert [(line["step"], line["loss"], line["restart"]) for line in lines] == [(5, 2.0, 1)]
 
 
-def told(tmp_path, monkeypatch, capsys, seconds_of, logged, **settings) -> list[str]:
-    """What the console says of steps that take so many seconds, logged where `logged`."""
+@pytest.mark.parametrize(
+    ("steps", "change", "seconds", "every", "settings", "expected"),
+    [
+        # the first one warms up; after step 204: 796 others of 2 s
+        (range(200, 1000), 201, (60.0, 2.0), 2, {}, {0: "wait 1%", 1: "26:32 left"}),
+        # longer than the estimate's window
+        (range(20), 0, (None, 700.0), 1, {}, {9: "1:56:40 left"}),
+        # other programs end
+        (range(500), 50, (8.0, 2.0), 1, {}, {49: "1:00:00 left", 399: "3:20 left"}),
+        # cheaper ones tell nothing of the others
+        (range(40), 10, (1.0, 3.0), 5, {"cheaper_steps": 10}, {1: "wait 1%", 2: "1:15 left"}),
+    ],
+)
+def test_the_time_to_go_is_told(
+    tmp_path, monkeypatch, capsys, steps, change, seconds, every, settings, expected
+):
+    """Steps take other seconds from `change` on; number of a line -> its end."""
     now = 100.0
     monkeypatch.setattr("sslpipe.run.log.time.monotonic", lambda: now)
-    log = RunLog(tmp_path, name="tiny", config={}, **settings)
-    for step in range(settings["first_step"] + 1, settings["steps"] + 1):
-        now += seconds_of(step)
+    log = a_log(tmp_path, steps=steps.stop, first_step=steps.start, **settings)
+    for step in range(steps.start + 1, steps.stop + 1):
+        now += seconds[step > change]
         log.step_done(step)
-        if logged(step):
+        if step % every == 0:
             log.train(step, VALUES)
     log.close()
-    return capsys.readouterr().err.splitlines()
-
-
-def test_the_first_steps_tell_how_long_the_others_take(tmp_path, monkeypatch, capsys):
-    def seconds_of(step):
-        return 60.0 if step == 201 else 2.0  # the first one warms up
-
-    settings = {"steps": 1000, "first_step": 200}
-    lines = told(tmp_path, monkeypatch, capsys, seconds_of, lambda step: step % 2 == 0, **settings)
-    # after step 204: 796 others of 2 s
-    assert [line for line in lines if "s/step" in line] == ["2 s/step, about 26:32 left"]
-    # a line has the time left once there are so many
-    assert lines[0].endswith("wait 1%")
-    assert lines[1].endswith("wait 1%  26:32 left")
-
-
-def test_a_step_longer_than_the_estimates_window_is_timed_too(tmp_path, monkeypatch, capsys):
-    settings = {"steps": 20, "first_step": 0}
-    lines = told(tmp_path, monkeypatch, capsys, lambda step: 700.0, lambda step: True, **settings)
-    lines = [line for line in lines if line.startswith("step ")]
-    assert lines[9].endswith("  1:56:40 left")
-
-
-def test_the_time_to_go_follows_a_machine_that_becomes_faster(tmp_path, monkeypatch, capsys):
-    def seconds_of(step):
-        return 8.0 if step <= 50 else 2.0  # other programs end
-
-    settings = {"steps": 500, "first_step": 0}
-    lines = told(tmp_path, monkeypatch, capsys, seconds_of, lambda step: True, **settings)
-    lines = [line for line in lines if line.startswith("step ")]
-    assert lines[49].endswith("  1:00:00 left")
-    assert lines[399].endswith("  3:20 left")
-
-
-def test_steps_that_cost_less_do_not_tell_how_long_the_others_take(tmp_path, monkeypatch, capsys):
-    def seconds_of(step):
-        return 1.0 if step <= 10 else 3.0
-
-    settings = {"steps": 40, "first_step": 0, "cheaper_steps": 10}
-    lines = told(tmp_path, monkeypatch, capsys, seconds_of, lambda step: step % 5 == 0, **settings)
-    assert [line.rpartition("  ")[2] for line in lines[:5]] == [
-        *("wait 1%", "wait 1%", "1:15 left", "3 s/step, about 1:15 left", "1:00 left"),
-    ]
+    said = capsys.readouterr().err.splitlines()
+    lines = [line for line in said if line.startswith("step ")]
+    for number, end in expected.items():
+        assert lines[number].endswith(f"  {end}")
+    (once,) = [line for line in said if "s/step" in line]
+    assert once.startswith(f"{seconds[1]:.2g} s/step, about ") or steps.stop == 500
 
 
 def test_quarantine_lists_a_sample_once_also_after_a_restart(tmp_path):
@@ -97,13 +74,6 @@ def test_quarantine_lists_a_sample_once_also_after_a_restart(tmp_path):
     lines = (tmp_path / "quarantine.jsonl").read_bytes().splitlines()
     assert [unseal(line) for line in lines] == [record._asdict()]
     assert quarantined_ids(tmp_path / "quarantine.jsonl") == {7}
-
-
-def test_other_ranks_write_nothing(tmp_path):
-    log = a_log(tmp_path, enabled=False)
-    log.train(1, VALUES)
-    log.close()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_tensorboard_gets_the_numbers(tmp_path):
@@ -156,18 +126,6 @@ def test_wandb_works_offline_and_no_secret_is_written(tmp_path, monkeypatch):
     assert (line["_step"], line["train/loss"]) == (3, 1.5)
     config = b"".join(p.read_bytes() for p in run.rglob("*") if p.is_file())
     assert SECRET.encode() not in config
-
-
-def test_folders_that_wandb_makes_when_imported_lie_in_the_run_until_its_next_start(
-    tmp_path, monkeypatch
-):
-    before = tempfile.tempdir
-    monkeypatch.setattr("importlib.import_module", lambda name: made.append(tempfile.mkdtemp()))
-    made = []
-    for _ in range(2):
-        _import_wandb(tmp_path)
-        assert [str(path) for path in (tmp_path / "wandb" / "tmp").iterdir()] == made[-1:]
-    assert tempfile.tempdir == before
 
 
 @pytest.mark.slow

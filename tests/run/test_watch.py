@@ -1,7 +1,6 @@
 """Curves of a run while it trains, and the list of runs under a folder."""
 
 import json
-import threading
 
 from sslpipe.run import watch
 from sslpipe.run.lock import RunLock
@@ -17,9 +16,9 @@ def write_run(folder, steps=20, evals=(), name="made up", checkpoints=()):
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "recipe.json").write_text(json.dumps({"name": name, "steps": 20}))
     append(folder, range(2, steps + 1, 2))
-    for step, values in evals:
-        line = {"step": step, "kind": "eval", "wall": 0.0, "restart": 0, **values}
-        append_records(folder / "metrics.jsonl", [line])
+    line = {"kind": "eval", "wall": 0.0, "restart": 0}
+    lines = [{"step": step, **line, **values} for step, values in evals]
+    append_records(folder / "metrics.jsonl", lines)
     for checkpoint in checkpoints:
         (folder / "checkpoints" / checkpoint).mkdir()
         (folder / "checkpoints" / checkpoint / "model.safetensors").write_bytes(b"x" * 1000)
@@ -27,10 +26,8 @@ def write_run(folder, steps=20, evals=(), name="made up", checkpoints=()):
 
 
 def append(folder, steps):
-    lines = [
-        {"step": step, "kind": "train", "loss": 9.0 - step, "wall": step / 2, "restart": 0}
-        for step in steps
-    ]
+    line = {"kind": "train", "restart": 0}
+    lines = [{"step": step, **line, "loss": 9.0 - step, "wall": step / 2} for step in steps]
     append_records(folder / "metrics.jsonl", lines)
 
 
@@ -53,44 +50,28 @@ def test_curves_are_the_numbers_of_the_log(tmp_path):
 
 
 def test_it_is_followed_until_it_ends(tmp_path, monkeypatch):
-    """Another thread trains: it adds a line at each look, then lets the lock go."""
     run = write_run(tmp_path / "run", 2)
-    lock, seen, looked, go_on = RunLock(run), [], threading.Event(), threading.Event()
+    lock, seen, steps = RunLock(run), [], [4, 6]
 
-    def train():
-        for step in (4, 6, None):
-            assert looked.wait(30)
-            looked.clear()
-            if step is None:
-                lock.release()
-                (run / "DONE").write_text("step 6")
-            else:
-                append(run, [step])
-            go_on.set()
+    def train(seconds):  # between two looks, until there are no more steps
+        if steps:
+            append(run, [steps.pop(0)])
+        else:
+            lock.release()
+            (run / "DONE").write_text("step 6")
 
-    trainer = threading.Thread(target=train)
-    trainer.start()
-
-    def pause(seconds):
-        looked.set()
-        assert go_on.wait(30)
-        go_on.clear()
-
-    monkeypatch.setattr(watch.time, "sleep", pause)
+    monkeypatch.setattr(watch.time, "sleep", train)
     last = follow(run, lambda summary: seen.append((summary["state"], summary["step"])))
-    trainer.join()
     assert seen == [("running", 2), ("running", 4), ("running", 6), ("done", 6)]
     assert last["state"] == "done"
 
 
 def test_the_command_draws_a_run_that_has_ended_and_ends_itself(tmp_path):
     run = write_run(tmp_path / "run", 10, [(4, {"holdout_knn": 0.5})])
-    done = command_line("status", str(run), "--follow")
-    assert done.returncode == 0, done.stderr
-    assert "step 10 of 20, loss -1, holdout_knn 0.5, steps/s 2" in done.stdout
-    assert "█▆▅▃▁  7 to -1" in done.stdout
-    both = command_line("status", str(run), "--follow", "--json")
-    assert both.returncode == 2
+    shown = command_line("status", str(run), "--follow", status=0).stdout
+    assert "step 10 of 20, loss -1, holdout_knn 0.5, steps/s 2" in shown
+    assert "█▆▅▃▁  7 to -1" in shown
+    both = command_line("status", str(run), "--follow", "--json", status=2)
     assert "--follow draws for people" in both.stderr
 
 
@@ -123,13 +104,11 @@ def test_runs_are_listed_with_what_may_be_deleted(tmp_path):
     (one, *_) = list_runs(first)
     assert [*one["deletable"]] == [str(first / "checkpoints" / "bad-step-00000006")]
 
-    done = command_line("runs", str(tmp_path))
-    assert done.returncode == 0
+    shown = command_line("runs", str(tmp_path), status=0).stdout
     for text in ("holdout_knn 0.9", "10 of 20", "recipe.json is damaged", "may be deleted: "):
-        assert text in done.stdout
+        assert text in shown
     assert json.loads(command_line("runs", str(tmp_path), "--json").stdout)[2]["steps"] is None
     for folder, said in ((first / "checkpoints", "holds no run"), (tmp_path / "x", "no folder")):
-        none = command_line("runs", str(folder))
-        assert (none.returncode, none.stdout) == (2, "")
+        none = command_line("runs", str(folder), status=2)
         assert said in none.stderr
-    assert all((first / "checkpoints" / name).is_dir() for name in names)
+        assert none.stdout == ""
