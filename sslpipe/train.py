@@ -62,7 +62,7 @@ from sslpipe.run.health import Alarms, embedding_health
 from sslpipe.run.launch import resolve_precision, seed_torch
 from sslpipe.run.launcher import check_streams
 from sslpipe.run.memory import warn_of_memory
-from sslpipe.run.session import HeldOut, Run, open_run
+from sslpipe.run.session import Run, open_run
 
 
 def train(
@@ -136,10 +136,9 @@ def train(
         run.announce(
             size + describe_init(init_from, recipe.tune), [*warnings, not_used, not_recorded]
         )
-        canvas_px = recipe.data.canvas_px
-        ids, bank = holdout_ids(recipe, split), bank_ids(recipe, split)
-        held_out = HeldOut(view, split, ids, canvas_px, bank)
-        run.monitor(monitor, model.backbone, held_out, ema=model.ema)
+        score = partial(monitor, canvas_px=recipe.data.canvas_px, bank=bank_ids(recipe, split))
+        held_out = view, split, holdout_ids(recipe, split)
+        run.monitor(score, model.backbone, *held_out, ema=model.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below
 
         # batches, their views planned; a step, replayed from a CUDA graph where that is possible
@@ -149,7 +148,7 @@ def train(
         if recipe.run.cuda_graph and not not_recorded:
             parts = training_step.make_views, optimizer.optimizer, loss_fn, run.guard
             alike, warn = projector_first.over, run.reporter.warn
-            take_step = StepGraph(training_step, *parts, canvas_px, alike, warn)
+            take_step = StepGraph(training_step, *parts, recipe.data.canvas_px, alike, warn)
 
         for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
             projector_first.begin(step)  # the backbone is frozen in tune.projector_first_steps

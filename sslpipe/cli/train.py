@@ -243,7 +243,7 @@ def _follow(run: Path) -> None:
     """Draw a run's curves again and again on a terminal; elsewhere a line a log line, then once."""
     from rich.live import Live
 
-    from sslpipe.run import watch
+    from sslpipe.run import status as watch
 
     if not sys.stdout.isatty():
         last = -1
@@ -274,7 +274,7 @@ def runs(
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; name one with runs in it")
 
-    from sslpipe.run.watch import list_runs
+    from sslpipe.run.status import list_runs
 
     found = list_runs(folder)
     if as_json:

@@ -1,6 +1,7 @@
 """Fine-tuning: labelled images become embeddings, embeddings become a metric loss."""
 
 from collections.abc import Generator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ from sslpipe.recipe.base import Tune
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.run.launch import seed_torch
 from sslpipe.run.memory import warn_of_memory
-from sslpipe.run.session import HeldOut, Run, open_run
+from sslpipe.run.session import Run, open_run
 
 MOST_VALIDATED = 4000  # samples of the validation classes that are scored: evenly spaced ones
 
@@ -115,8 +116,9 @@ def finetune(
             },
         )
         run.announce(describe_start(order, init_from, recipe.tune), [*warnings, not_used])
-        held_out = HeldOut(view, split, monitored_ids(recipe, index), recipe.data.canvas_px)
-        run.monitor(retrieval_monitor, task.backbone, held_out, ema=task.ema)
+        score = partial(retrieval_monitor, canvas_px=recipe.data.canvas_px)
+        held_out = view, split, monitored_ids(recipe, index)
+        run.monitor(score, task.backbone, *held_out, ema=task.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below
         index_of = class_index(order, split)  # (labels,): 0..C-1 of the trained classes, or -1
         stream = open_batches(recipe, split, order, run, first_step, augment)

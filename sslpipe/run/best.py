@@ -28,24 +28,29 @@ UNLABELLED = "rankme_view_recall"  # and this one where no held-out image has a 
 Values = Mapping[str, float]
 
 
+class Entry(NamedTuple):
+    """The best evaluation so far, as state.json has it."""
+
+    step: int | None = None  # steps done there; None before the first one
+    weights: Weights = "trained"  # the better ones there
+    value: float = -math.inf  # their score, larger is better
+    since: int = 0  # evaluations after it, none of which was better
+    measure: str = ""  # what is compared; "auto": the first evaluation decided
+    # of the weights that the run started from, where they are a candidate: their score, and their
+    # Recall@1 where MAP@R is the score, below which an evaluation is not the best
+    start: float | None = None
+    floor: float | None = None
+
+
 class Best:
     """Follows the evaluations of a run; the same on all ranks.
 
     With optim.ema the better ones of trained and averaged weights count, of equal ones the trained.
+    Where the start is a candidate, every command takes the best checkpoint unless told otherwise.
 
     Args:
         config: The recipe's [run].
         state: What `state` returned when the checkpoint was written that the run resumes from.
-
-    Attributes:
-        step: Steps done at the best evaluation; None before the first one.
-        weights: Those that were better there.
-        value: Their score, larger is better.
-        since: Evaluations after it, none of which was better.
-        start: The score of the weights that the run started from, where they are a candidate: then
-            every command takes the best checkpoint unless told otherwise.
-        floor: Their Recall@1 where MAP@R is the score: an evaluation below it is not the best.
-        is_new: The last evaluation is the best one, and its checkpoint is not written yet.
     """
 
     def __init__(self, config: RunConfig, state: Mapping[str, Any] | None = None) -> None:
@@ -54,15 +59,8 @@ class Best:
         self._patience = config.patience
         # else other numbers were compared, or the best weights were not kept
         same = state.get("by") == self._by and (not self._keeps or "name" in state)
-        self.step: int | None = state.get("step") if same else None
-        self.weights: Weights = state.get("weights", "trained") if same else "trained"
-        self.value: float = state["value"] if same and self.step is not None else -math.inf
-        self.since: int = state.get("since", 0) if same else 0
-        self.start: float | None = state.get("start") if same else None
-        self.floor: float | None = state.get("floor") if same else None
-        self._measure: str = state.get("measure", "") if same else ""
-        self.is_new = False
-        self._before = (self.step, self.weights, self.value, self.since)
+        self.entry = Entry(**{k: state[k] for k in Entry._fields if same and k in state})
+        self._before, self._is_new = self.entry, False
 
     def read_start(self, values: Values) -> None:
         """Make the weights that a run starts from a candidate, with run.keep = "best". Collective.
@@ -70,31 +68,29 @@ class Best:
         Args:
             values: As in `read`; without a number to choose by the start is no candidate.
         """
-        if self._keeps:
-            self.read(0, values)
-            self.start = self.value if self.step == 0 else None
-            floor = values.get(BESIDE.get(self._measure, ""))
-            self.floor = broadcast_object(floor if self.step == 0 else None)
-            self.since = 0
+        if not self._keeps:
+            return
+        self.read(0, values)
+        start = self.entry.value if self.entry.step == 0 else None
+        floor = None if start is None else values.get(BESIDE.get(self.entry.measure, ""))
+        self.entry = self.entry._replace(since=0, start=start, floor=broadcast_object(floor))
 
     def read(self, done: int, values: Values) -> None:
         """Take in an evaluation's numbers after `done` steps; rank 0 has them. Collective."""
         if not self._keeps and not self._patience:
             return
         averaged = {k.removeprefix(EMA): v for k, v in values.items() if k.startswith(EMA)}
-        self._measure = broadcast_object(self._measure or self._measured(values))
+        measure = broadcast_object(self.entry.measure or self._measured(values))
+        self.entry = self.entry._replace(measure=measure, since=self.entry.since + 1)
+        self._before = self.entry
         scores = broadcast_object((self._score(values), self._score(averaged)))
-        self._before = (self.step, self.weights, self.value, self.since + 1)
-        self.is_new = False
         for weights, score in zip(get_args(Weights), scores, strict=True):
-            if score is not None and score > self.value:
-                self.step, self.weights, self.value, self.since = done, weights, score, 0
-                self.is_new = True
-        if not self.is_new:
-            self.since += 1
+            if score is not None and score > self.entry.value:
+                self.entry = self.entry._replace(step=done, weights=weights, value=score, since=0)
+        self._is_new = self.entry.since == 0
 
     def _measured(self, values: Values) -> str:
-        """Name what run.keep_by compares; of "auto" the first evaluation decides, "" without."""
+        """Name what run.keep_by compares; "" where "auto" cannot tell yet."""
         if self._by != "auto":
             return self._by
         unlabelled = [UNLABELLED] if _has_scores(values) else []
@@ -102,45 +98,42 @@ class Best:
 
     def _score(self, values: Values) -> float | None:
         """Score an evaluation, larger is better; None: it has no score."""
-        value = values.get(self._measure, math.nan)
-        if self.floor is not None and not values.get(BESIDE[self._measure], math.nan) >= self.floor:
+        measure, floor = self.entry.measure, self.entry.floor
+        value = values.get(measure, math.nan)
+        if floor is not None and not values.get(BESIDE[measure], math.nan) >= floor:
             return None
-        if self._measure in SCORES and _has_scores(values):
-            value = SCORES[self._measure]({name: values[HOLDOUT + name] for name in NUMBERS})
+        if measure in SCORES and _has_scores(values):
+            value = SCORES[measure]({name: values[HOLDOUT + name] for name in NUMBERS})
         return None if math.isnan(value) else value
 
     @property
     def wants_checkpoint(self) -> bool:
         """Whether the weights as they are must be saved to be kept."""
-        return self._keeps and self.is_new
+        return self._keeps and self._is_new
 
     @property
     def exhausted(self) -> bool:
         """Whether run.patience evaluations in a row were no better than the best."""
-        return 0 < self._patience <= self.since
+        return 0 < self._patience <= self.entry.since
 
     def saved(self, success: bool) -> None:
         """Take in whether the checkpoint was written: what was not is not the best one."""
-        if self._keeps and self.is_new and not success:
-            self.step, self.weights, self.value, self.since = self._before
-        self.is_new = False
+        if self.wants_checkpoint and not success:
+            self.entry = self._before
+        self._is_new = False
 
     def state(self) -> dict[str, Any]:
         """Return what state.json says of it; {} where nothing is kept or waited for."""
-        if self.step is None or not (self._keeps or self._patience):
+        step, weights, measure = self.entry.step, self.entry.weights, self.entry.measure
+        if step is None or not (self._keeps or self._patience):
             return {}
-        kept = {"name": f"step-{self.step:08d}"} if self._keeps else {}
-        if self.weights != "trained":  # which is what no entry means
-            kept["weights"] = self.weights
-        entry: dict[str, Any] = {"by": self._by, "step": self.step}
-        entry |= {"value": self.value, "since": self.since}
-        if self.start is not None:
-            entry["start"] = self.start
-        if self.floor is not None:
-            entry["floor"] = self.floor
-        if self.start is not None or (self._by, self._measure) == ("auto", UNLABELLED):
-            entry["measure"] = self._measure
-        return {"best": {**entry, **kept}}
+        entry = {key: value for key, value in self.entry._asdict().items() if value is not None}
+        if weights == "trained":  # which is what no entry means
+            del entry["weights"]
+        if self.entry.start is None and (self._by, measure) != ("auto", UNLABELLED):
+            del entry["measure"]
+        name = {"name": f"step-{step:08d}"} if self._keeps else {}
+        return {"best": {"by": self._by, **entry, **name}}
 
     @property
     def choice(self) -> str:
@@ -150,9 +143,10 @@ class Best:
         return f"commands take {best['name']}, {reason}" if reason else ""
 
     def __str__(self) -> str:
-        if self.step is None:
-            return f"none of {self.since} evaluations had a number for run.keep_by = {self._by!r}"
-        return f"no evaluation since step {self.step} was better by run.keep_by = {self._by!r}"
+        step, since = self.entry.step, self.entry.since
+        if step is None:
+            return f"none of {since} evaluations had a number for run.keep_by = {self._by!r}"
+        return f"no evaluation since step {step} was better by run.keep_by = {self._by!r}"
 
 
 def _has_scores(values: Values) -> bool:

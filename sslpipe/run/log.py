@@ -58,13 +58,12 @@ class RunLog:
     Args:
         run_dir: Of the run.
         name: The run's, for bars and trackers.
-        config: The resolved recipe, for trackers; values of keys that name a secret are blanked.
-        steps: Optimizer steps of the whole run.
+        config: The resolved recipe, for trackers; secrets are blanked.
+        steps: Of the whole run.
         first_step: Where this start begins.
         trackers: Names of TRACKERS.
         enabled: Whether this process writes.
-        cheaper_steps: At the start of the run, whose time says little of the others'
-            (tune.projector_first_steps).
+        cheaper_steps: At the start of the run; their time says little of the others'.
     """
 
     def __init__(
@@ -87,11 +86,11 @@ class RunLog:
         self._unwritten, self._quarantine = b"", run_dir / "quarantine.jsonl"
         starts, _ = read_records(self.path, {**METRIC, "restart": int})
         self._restart = 1 + max((line["restart"] for line in starts), default=-1)
-        for path in _logs(run_dir):
+        for path, kinds in _logs(run_dir).items():
             if path.is_dir():
                 raise UserError(f"{path} is a folder, not a file; move it away")
-        for name, count in unreadable_lines(run_dir).items():
-            self.warn(f"{run_dir / name}: skipped {count} damaged lines")
+            if count := read_records(path, kinds)[1]:
+                self.warn(f"{path}: skipped {count} damaged lines")
         self._file = open_log(self.path)  # for the whole run
         self._trackers = _start_trackers(trackers, run_dir, name, config, self.warn)
         self._steps, self._timed_from, self._said_speed = steps, first_step, False
@@ -127,19 +126,19 @@ class RunLog:
         if not self.enabled:
             return
         self._write(step, "train", values)
-        status = (
-            f"loss {values['loss']:.4f}  {values['images_per_s']:.0f} images/s  "
-            f"wait {values['data_wait_percent']:.0f}%"
-        )
+        speed, wait = values["images_per_s"], values["data_wait_percent"]
+        status = f"loss {values['loss']:.4f}  {speed:.0f} images/s  wait {wait:.0f}%"
         self._progress.update(self._task, status=status)
-        speed = self._progress.tasks[0].speed  # steps a second; the first one warms up
-        left = f"{clock((self._steps - step) / speed)} left" if speed else ""
+        steps_per_s = self._progress.tasks[0].speed  # the first one warms up
         known = step - self._timed_from > LEAST_TIMED and self._cheaper_steps <= step < self._steps
+        left = (
+            [f"{clock((self._steps - step) / steps_per_s)} left"] if known and steps_per_s else []
+        )
         if not self.console.is_terminal:  # a log file: a line now and then, not a bar
-            self.say(f"step {step}/{self._steps}  {status}{f'  {left}' * known}")
-        if known and speed and not self._said_speed:
+            self.say("  ".join([f"step {step}/{self._steps}", status, *left]))
+        if left and steps_per_s and not self._said_speed:
             self._said_speed = True
-            self.say(f"{1 / speed:.2g} s/step, about {left}")
+            self.say(f"{1 / steps_per_s:.2g} s/step, about {left[0]}")
 
     def evals(self, step: int, values: Mapping[str, float]) -> None:
         """Write what an evaluation measured; nothing where it measured nothing."""
@@ -155,35 +154,27 @@ class RunLog:
 
     def alarms(self, step: int, changes: Sequence["Alarm"]) -> None:
         """Warn, and write one line of kind "alarm": lists of names `raised` and `over`, values."""
-        if not self.enabled or not changes:
-            return
-        values = {
-            "raised": [change.name for change in changes if change.raised],
-            "over": [change.name for change in changes if not change.raised],
-            "value": {change.name: change.value for change in changes},
-            "threshold": {change.name: change.threshold for change in changes},
-        }
-        self.event(step, "alarm", **values)
+        if changes:
+            values = {
+                "raised": [change.name for change in changes if change.raised],
+                "over": [change.name for change in changes if not change.raised],
+                "value": {change.name: change.value for change in changes},
+                "threshold": {change.name: change.threshold for change in changes},
+            }
+            self.event(step, "alarm", **values)
         for change in changes:
             self.warn(f"step {step}: {change}")
 
     def quarantined(self, records: list["Quarantined"]) -> None:
-        """List bad samples once each in quarantine.jsonl."""
+        """List bad samples in quarantine.jsonl."""
         if not self.enabled or not records:
             return
-        known = quarantined_ids(self._quarantine)
+        append_records(self._quarantine, [record._asdict() for record in records])
         for record in records:
-            if record.id not in known:
-                known.add(record.id)
-                append_records(self._quarantine, [record._asdict()])
-                self.warn(
-                    f"quarantined {record.shard}, key {record.key!r}: {record.reason}; "
-                    "replaced by another sample"
-                )
-
-    def quarantined_ids(self) -> list[int]:
-        """Read the ids that quarantine.jsonl lists, of this start and those before."""
-        return sorted(quarantined_ids(self._quarantine)) if self.enabled else []
+            self.warn(
+                f"quarantined {record.shard}, key {record.key!r}: {record.reason}; "
+                "replaced by another sample"
+            )
 
     def say(self, text: str, style: str | None = None) -> None:
         """Print a line on stderr."""
@@ -266,9 +257,9 @@ def step_seconds(
     return average(each) if each else None
 
 
-def quarantined_ids(path: Path) -> set[int]:
-    """Read the ids listed in a quarantine.jsonl; empty where there is none."""
-    return {record["id"] for record in read_records(path, QUARANTINED)[0]}
+def quarantined_ids(run_dir: Path) -> set[int]:
+    """Read the ids of a run's quarantine.jsonl, of all its starts; empty where there is none."""
+    return {record["id"] for record in read_records(run_dir / "quarantine.jsonl", QUARANTINED)[0]}
 
 
 def bad_step_files(run_dir: Path) -> list[Path]:
@@ -298,12 +289,12 @@ def _logs(run_dir: Path) -> dict[Path, dict[str, type]]:
 
 def without_secrets(tree: dict[str, Any]) -> dict[str, Any]:
     """Copy a tree with the value of every key that names a secret blanked."""
-    return {
-        key: without_secrets(value)
-        if isinstance(value, dict)
-        else ("***" if _SECRET.search(key) else value)
-        for key, value in tree.items()
-    }
+    copy = {}
+    for key, value in tree.items():
+        copy[key] = "***" if _SECRET.search(key) else value
+        if isinstance(value, dict):
+            copy[key] = without_secrets(value)
+    return copy
 
 
 def _has_numbers_only(line: dict[str, Any]) -> bool:
@@ -324,10 +315,7 @@ def _accelerate_tracker(kind: str, name: str, run_dir: Path) -> Any:
 
 
 def _import_wandb(run_dir: Path) -> None:
-    """Import wandb so that its temporary folders, which a kill leaves, lie in the run.
-
-    The next start of the run removes them.
-    """
+    """Import wandb so that its temporary folders, which a kill leaves, go at the next start."""
     shutil.rmtree(make_folder(run_dir, "wandb") / "tmp", ignore_errors=True)
     before, tempfile.tempdir = tempfile.tempdir, str(make_folder(run_dir, "wandb", "tmp"))
     try:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ from sslpipe.run.launch import (
     wrap,
 )
 from sslpipe.run.lock import take_lock
-from sslpipe.run.log import RunLog, read_metrics
+from sslpipe.run.log import RunLog, quarantined_ids, read_metrics
 from sslpipe.run.records import plugins_of
 from sslpipe.run.stop import (
     FROM_A_KEYBOARD,
@@ -117,19 +117,6 @@ def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator["Run"]:
                 if stopped:
                     say_last("stopped before the first step; the same command starts it")
             raise
-
-
-class HeldOut(NamedTuple):
-    """Samples that a run scores and never trains on: the view of them, their split, (n,) ids.
-
-    `bank` has (m,) ids of samples that it trains on, among which these are searched, or None.
-    """
-
-    view: EvalView
-    split: Split
-    ids: NDArray[np.int64]
-    canvas_px: int
-    bank: NDArray[np.int64] | None = None
 
 
 class Run:
@@ -262,7 +249,9 @@ class Run:
         self.reporter.event(self.first_step, "start", world=world, precision=self.precision)
 
         # what watches the steps
-        self.quarantine = Quarantine(self.reporter, order.samples, run_config.max_bad_fraction)
+        self.quarantine = Quarantine(
+            self.reporter, self.run_dir, order.samples, run_config.max_bad_fraction
+        )
         self.guard = StepGuard(
             guarded,
             self.accelerator,
@@ -301,28 +290,28 @@ class Run:
         self,
         score: Callable[..., dict[str, float]],
         backbone: nn.Module,
-        held_out: HeldOut,
+        view: EvalView,
+        split: Split,
+        ids: NDArray[np.int64],
         ema: nn.Module | None = None,
     ) -> None:
         """Have held-out samples scored by `evaluate_if_due`; without any, none are.
 
         Args:
-            score: One of `evaluation.monitor`.
+            score: One of `evaluation.monitor`, told the canvas_px.
             backbone: Images (B, 3, S, S) -> (B, F).
-            held_out: The samples, and how they are seen.
+            view: Of the samples.
+            split: Where they are.
+            ids: (n,) of samples that the run never trains on.
             ema: An average of the backbone, scored likewise: its numbers begin with "ema_".
         """
-        if not len(held_out.ids):
+        if not len(ids):
             return
-        view, split, ids, canvas_px, bank = held_out
-        config = self.recipe.run
         self._score, self._samples = score, (view, split, ids, self.process)
         self._score_options = {
-            "canvas_px": canvas_px,
             "device": self.device,
-            "num_workers": config.num_workers,
-            "reader": open_reader(split, config),
-            **({} if bank is None else {"bank": bank}),
+            "num_workers": self.recipe.run.num_workers,
+            "reader": open_reader(split, self.recipe.run),
         }
         self._backbones = {"": backbone} if ema is None else {"": backbone, EMA: ema}
 
@@ -343,7 +332,7 @@ class Run:
         """
         if not (self._backbones and self.recipe.init and self.recipe.run.monitor_steps):
             return
-        if self.first_step == 0 and self._best.start is None:
+        if self.first_step == 0 and self._best.entry.start is None:
             self._watchdog(0, "evaluating")
             values = self._evaluate()
             self.reporter.evals(0, values)
@@ -508,14 +497,15 @@ class Quarantine:
 
     Args:
         log: Writes the list.
+        run_dir: Of the run, whose earlier starts may have listed some.
         samples: Served in an epoch.
         max_fraction: The share of them that may be bad.
     """
 
-    def __init__(self, log: RunLog, samples: int, max_fraction: float) -> None:
+    def __init__(self, log: RunLog, run_dir: Path, samples: int, max_fraction: float) -> None:
         self._log, self._samples, self._limit = log, samples, max_fraction
         self._new: list[Quarantined] = []
-        self._ids = set(broadcast_object(log.quarantined_ids()))  # of the starts before
+        self._ids = broadcast_object(quarantined_ids(run_dir))
 
     def add(self, record: Quarantined) -> None:
         """Note a bad sample; safe to call from the loader's threads."""
@@ -528,9 +518,7 @@ class Quarantine:
             DataError: They are more than the run allows.
         """
         new, self._new = self._new, []
-        for records in gather_objects(new):
-            self._ids.update(record.id for record in records)
-            self._log.quarantined(records)
+        self._list([record for records in gather_objects(new) for record in records])
         if len(self._ids) > self._limit * self._samples:
             raise DataError(
                 f"{len(self._ids)} of {self._samples} samples are bad, more than "
@@ -540,4 +528,9 @@ class Quarantine:
 
     def write_own(self) -> None:
         """List what this rank reported, if it writes: for an end without the others."""
-        self._log.quarantined(self._new)
+        self._list(self._new)
+
+    def _list(self, records: list[Quarantined]) -> None:
+        new = {record.id: record for record in records if record.id not in self._ids}
+        self._ids |= new.keys()
+        self._log.quarantined([*new.values()])

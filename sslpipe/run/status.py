@@ -1,9 +1,16 @@
-"""How a run stands, from its directory alone: nothing of the run itself is asked or touched."""
+"""Runs from the outside: how one stands, its curves while it trains, and all under a folder.
 
+All is read from the directory: nothing of a run is asked or touched. No torch, which takes a second
+to import.
+"""
+
+import os
 import re
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -24,7 +31,7 @@ from sslpipe.run.log import (
     step_seconds,
     unreadable_lines,
 )
-from sslpipe.run.records import read_description
+from sslpipe.run.records import is_number, read_description
 from sslpipe.run.stop import MARKERS, MOST_MARKER_BYTES
 from sslpipe.run.watchdog import read_heartbeats
 
@@ -34,6 +41,12 @@ HEALTH_KEYS = (
 )
 EXPECTED_BEAT_S = 60  # an older heartbeat is pointed out
 LONGEST_S = 100 * 365 * 86400  # of a time that is shown: clocks jump
+BLOCKS = "▁▂▃▄▅▆▇█"
+WIDTH = 50  # of a curve, in characters
+FOLLOW_S = 2.0  # between two looks at a run
+# of held-out images with labels, larger is better
+SCORES = ("holdout_knn", "holdout_map_at_r", "validation_map_at_r")
+NO_SCORE = ("kind", "step", "wall", "restart")  # entries of every line
 
 
 def status(run_dir: Path) -> dict[str, Any]:
@@ -56,20 +69,18 @@ def status(run_dir: Path) -> dict[str, Any]:
     if not isinstance(steps, int) or steps < 1:
         raise UserError(f"{path} is damaged: steps = {steps!r:.40}; restore a copy")
     lines, evals = read_metrics(run_dir), read_metrics(run_dir, "eval")
-    last = lines[-1] if lines else {}
-    ranks = read_heartbeats(run_dir)
-    checkpoint = _newest_checkpoint(run_dir / "checkpoints")
+    last: dict[str, Any] = lines[-1] if lines else {}
+    scores: dict[str, Any] = evals[-1] if evals else {}
+    ranks, checkpoint = read_heartbeats(run_dir), _newest_checkpoint(run_dir)
     state, detail, damaged = _state(run_dir, checkpoint)
-    damaged |= {
-        name: f"skipped {count} damaged lines" for name, count in unreadable_lines(run_dir).items()
-    }
+    for name, count in unreadable_lines(run_dir).items():
+        damaged[name] = f"skipped {count} damaged lines"
     for path in sorted((run_dir / "heartbeat").glob("rank-*.json")):
         if path.name not in {f"rank-{rank}.json" for rank in ranks}:
             damaged[f"heartbeat/{path.name}"] = "cannot be read"
     step = max(last.get("step", 0), saved_step(run_dir))  # a line comes every run.log_steps
     step_s = step_seconds(lines, mean)  # with evaluations and saves
-    if step_s is not None and not 0 < step_s < LONGEST_S:
-        step_s = None
+    timed = state == "running" and step_s is not None and 0 < step_s < LONGEST_S
     health = {key: last.get(key) for key in HEALTH_KEYS}
     # steps after the last line: a line comes every run.log_steps, and none at all where it failed
     skipped = read_skipped(bad_step_files(run_dir))
@@ -81,18 +92,14 @@ def status(run_dir: Path) -> dict[str, Any]:
         "detail": detail,
         "step": step,
         "steps": steps,
-        "epoch": last.get("epoch"),
-        "images_per_s": last.get("images_per_s"),
-        "data_wait_percent": last.get("data_wait_percent"),
-        "eta_s": step_s * (steps - step) if step_s and state == "running" else None,
+        **{key: last.get(key) for key in ("epoch", "images_per_s", "data_wait_percent")},
+        "eta_s": step_s * (steps - step) if timed and step_s else None,
         "health": health,
         "first_skipped": min(skipped) + 1 if skipped else None,
         "last_skipped": max(skipped) + 1 if skipped else None,
-        "evals": {k: v for k, v in evals[-1].items() if k not in ("kind", "wall", "restart")}
-        if evals
-        else {},
+        "evals": {k: v for k, v in scores.items() if k == "step" or k not in NO_SCORE},
         "restarts": last.get("restart", 0),
-        "quarantined": len(quarantined_ids(run_dir / "quarantine.jsonl")),
+        "quarantined": len(quarantined_ids(run_dir)),
         "checkpoint": checkpoint,
         "ranks": list(ranks.values()),
         "damaged": damaged,
@@ -117,17 +124,17 @@ def newest_best(run_dir: Path) -> BestOf | None:
     return best_of(newest) if newest else None
 
 
-def _newest_checkpoint(folder: Path) -> dict[str, Any] | None:
-    names = checkpoint_names(folder)
+def _newest_checkpoint(run_dir: Path) -> dict[str, Any] | None:
+    names = checkpoint_names(run_dir / "checkpoints")
     if not names:
         return None
-    newest, size = folder / names[-1], 0
+    newest, size, saved_s = run_dir / "checkpoints" / names[-1], 0, time.time()
     with suppress(OSError):  # the run may be removing it
         size = sum(file.stat().st_size for file in newest.iterdir())
-    age_s = time.time() - (newest.stat().st_mtime if newest.exists() else time.time())
-    summary = {"name": newest.name, "age_s": round(age_s, 1), "bytes": size, "kept": len(names)}
-    best = best_of(newest)
-    if best is not None:
+        saved_s = newest.stat().st_mtime
+    age_s = round(time.time() - saved_s, 1)
+    summary = {"name": newest.name, "age_s": age_s, "bytes": size, "kept": len(names)}
+    if (best := best_of(newest)) is not None:
         summary["best"] = best.name
         if best.weights != "trained":
             summary["best_weights"] = best.weights
@@ -135,7 +142,7 @@ def _newest_checkpoint(folder: Path) -> dict[str, Any] | None:
 
 
 def _state(run_dir: Path, checkpoint: dict[str, Any] | None) -> tuple[str, str, dict[str, str]]:
-    """State, detail, and which file of the two is damaged.
+    """State, detail, and which of lock and marker is damaged.
 
     DONE and PREEMPTED name the step of the last save, and so does the newest checkpoint.
     """
@@ -148,11 +155,9 @@ def _state(run_dir: Path, checkpoint: dict[str, Any] | None) -> tuple[str, str, 
         path = run_dir / marker
         if not path.exists():
             continue
-        try:
-            raw = read_regular(path, MOST_MARKER_BYTES)
-            text = raw.decode(errors="replace").strip()
-        except OSError:
-            text = ""
+        text = ""
+        with suppress(OSError):
+            text = read_regular(path, MOST_MARKER_BYTES).decode(errors="replace").strip()
         saved = re.fullmatch(r"step-0*(\d+)", checkpoint["name"]) if checkpoint else None
         if marker != "FAILED" and saved and text != f"step {saved[1]}":
             damaged[marker] = "does not name the step of the last checkpoint"
@@ -164,44 +169,44 @@ def _state(run_dir: Path, checkpoint: dict[str, Any] | None) -> tuple[str, str, 
 
 def render(summary: dict[str, Any]) -> Group:
     """Make a table for people of what `status` returns."""
-    table = Table.grid(padding=(0, 2))
-    done = 100 * summary["step"] / summary["steps"]
     speed = [f"{summary['images_per_s']:.0f} images/s"] if summary["images_per_s"] else []
     if summary["data_wait_percent"] is not None:
         speed.append(f"{summary['data_wait_percent']:.0f} % waiting for data")
     if summary["eta_s"] is not None:
         speed.append(f"{clock(summary['eta_s'])} left")
-    checkpoint = summary["checkpoint"]
-    waits, times = summary["state"] in ("stopped", "preempted"), summary["restarts"]
+    done = 100 * summary["step"] / summary["steps"]
+    state, times, checkpoint = summary["state"], summary["restarts"], summary["checkpoint"]
+    waits = state in ("stopped", "preempted")
     restarted = {0: "never restarted", 1: "restarted once"}.get(times, f"restarted {times} times")
     rows = {
-        "state": f"{summary['state']}: {summary['detail']}"
+        "state": f"{state}: {summary['detail']}"
         + ("; the same `sslpipe train` command resumes it" if waits else ""),
         "progress": f"step {summary['step']} of {summary['steps']} ({done:.1f} %)"
         + (f", {restarted}" if times or not waits else ""),
         "speed": ", ".join(speed) or "nothing logged yet",
-        "health": _numbers(summary["health"]),
-        "evaluation": _numbers(summary["evals"]) or "none yet",
+        "health": _listed(summary["health"]),
+        "evaluation": _listed(summary["evals"]) or "none yet",
         "bad samples": f"{summary['quarantined']} quarantined",
-        **_skipped(summary),
-        "checkpoint": f"{checkpoint['name']}, {timedelta(seconds=round(checkpoint['age_s']))} old, "
-        f"{checkpoint['bytes'] / 1e6:.1f} MB; {checkpoint['kept']} kept"
-        + (f", best {checkpoint['best']}" if "best" in checkpoint else "")
-        + (" (averaged weights)" if "best_weights" in checkpoint else "")
-        if checkpoint
-        else "none yet",
     }
+    if summary["last_skipped"] is not None:
+        count = summary["health"]["skipped_steps"]
+        first, last = summary["first_skipped"], summary["last_skipped"]
+        where = f'"step" {first - 1} to {last - 1} in {summary["run"]}/bad_steps.*.jsonl'  # from 0
+        rows["skipped steps"] = f"{count:.0f}, steps {first} to {last}; their samples: {where}"
+    rows["checkpoint"] = "none yet"
+    if checkpoint:
+        age = timedelta(seconds=round(checkpoint["age_s"]))
+        rows["checkpoint"] = (
+            f"{checkpoint['name']}, {age} old, {checkpoint['bytes'] / 1e6:.1f} MB; "
+            f"{checkpoint['kept']} kept"
+            + (f", best {checkpoint['best']}" if "best" in checkpoint else "")
+            + (" (averaged weights)" if "best_weights" in checkpoint else "")
+        )
     rows |= {f"damaged: {name}": text for name, text in summary["damaged"].items()}
+    rows |= {f"rank {beat['rank']}": _beat(beat, state) for beat in summary["ranks"]}
+    table = Table.grid(padding=(0, 2))
     for name, text in rows.items():
         table.add_row(name, text)
-    now_s = time.time()
-    for beat in summary["ranks"]:
-        age_s = now_s - float(beat["wall"])
-        old = summary["state"] == "running" and age_s > EXPECTED_BEAT_S
-        table.add_row(
-            f"rank {beat['rank']}",
-            _beat(beat, summary["state"]) + (f"; no heartbeat for {age_s:.0f} s" if old else ""),
-        )
     return Group(table)
 
 
@@ -209,19 +214,137 @@ def _beat(beat: dict[str, Any], state: str) -> str:
     """Say what a rank does and since when, or what it did last."""
     if state != "running":
         return f"last heartbeat: step {beat['step']}, {beat['phase']}, on {beat['host']}"
+    age_s = time.time() - float(beat["wall"])
+    old = f"; no heartbeat for {age_s:.0f} s" if age_s > EXPECTED_BEAT_S else ""
     since = f"{beat['since_s']:.0f} s since this step or phase began"
-    return f"step {beat['step']}, {beat['phase']}, {since}, on {beat['host']}"
+    return f"step {beat['step']}, {beat['phase']}, {since}, on {beat['host']}{old}"
 
 
-def _skipped(summary: dict[str, Any]) -> dict[str, str]:
-    """Say how many steps were skipped and where to look, where any were."""
-    if summary["last_skipped"] is None:
-        return {}
-    count = summary["health"]["skipped_steps"]
-    first, last = summary["first_skipped"], summary["last_skipped"]
-    where = f'"step" {first - 1} to {last - 1} in {summary["run"]}/bad_steps.*.jsonl'  # from 0
-    return {"skipped steps": f"{count:.0f}, steps {first} to {last}; their samples: {where}"}
-
-
-def _numbers(values: dict[str, Any]) -> str:
+def _listed(values: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value:.4g}" for key, value in values.items() if value is not None)
+
+
+# curves
+
+
+def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
+    """Draw numbers as blocks from the lowest to the highest; many are averaged, in order."""
+    count = min(width, len(values))
+    edges = [len(values) * at // count for at in range(count + 1)] if count else []
+    means = [mean(values[first:last]) for first, last in pairwise(edges)]
+    if not means:
+        return ""
+    low, high = min(means), max(means)
+    step = (high - low) / (len(BLOCKS) - 1)
+    return "".join(BLOCKS[round((value - low) / step) if step > 0 else 0] for value in means)
+
+
+def curves(run_dir: Path) -> dict[str, list[float]]:
+    """Read what is drawn of a run: the loss, steps/s, and what its evaluations have scored.
+
+    Without labels the evaluations have no score, and all their numbers are there.
+    """
+    lines, evals = read_metrics(run_dir), read_metrics(run_dir, "eval")
+    timed = [line for line in lines if is_number(line.get("wall"))]
+    speeds = [
+        (b["step"] - a["step"]) / (b["wall"] - a["wall"])
+        for a, b in pairwise(timed)
+        if a.get("restart") == b.get("restart") and a["wall"] < b["wall"]
+    ]
+    names = [k for k in dict.fromkeys(k for line in evals for k in line) if k not in NO_SCORE]
+    scores = [name for name in names if name.removeprefix("ema_") in SCORES]
+    found = {"loss": _numbers(lines, "loss")}
+    found |= {name: _numbers(evals, name) for name in scores or names}
+    return {name: values for name, values in {**found, "steps/s": speeds}.items() if values}
+
+
+def _numbers(lines: Sequence[dict[str, Any]], key: str) -> list[float]:
+    return [float(line[key]) for line in lines if is_number(line.get(key))]
+
+
+def picture(summary: dict[str, Any]) -> Group:
+    """Draw a run's curves under what `render` shows of it."""
+    table = Table.grid(padding=(0, 2))
+    for name, values in curves(Path(summary["run"])).items():
+        table.add_row(name, sparkline(values), f"{values[0]:.4g} to {values[-1]:.4g}")
+    return Group(render(summary), "", table)
+
+
+def follow(run_dir: Path, draw: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Call `draw` with the `status` of a run until the run has ended; return the last."""
+    while True:
+        summary = status(run_dir)
+        draw(summary)
+        if summary["state"] != "running":
+            return summary
+        time.sleep(FOLLOW_S)
+
+
+# all runs under a folder
+
+
+def list_runs(folder: Path) -> list[dict[str, Any]]:
+    """List the runs under a folder, by path.
+
+    Returns:
+        For each: run; recipe, its name; state, step and steps of `status`; best, the highest of
+        SCORES among its evaluations, and best_of, its name, or None; bytes; deletable: path ->
+        bytes, of checkpoints that neither a resume nor `--checkpoint best` would read. A run whose
+        recipe.json is damaged has state "damaged" and a `detail`.
+
+    Raises:
+        UserError: There is no run.
+    """
+    found = [_entry(run_dir) for run_dir in _runs_under(folder)]
+    if not found:
+        raise UserError(f"{folder} holds no run: no recipe.json under it; check the path")
+    return found
+
+
+def _runs_under(folder: Path) -> Iterator[Path]:
+    for path, folders, files in os.walk(folder):
+        folders.sort()
+        if "recipe.json" in files:
+            folders.clear()  # a run holds no other run
+            yield Path(path)
+
+
+def _entry(run_dir: Path) -> dict[str, Any]:
+    empty = dict.fromkeys(("recipe", "step", "steps", "best", "best_of"))
+    entry: dict[str, Any] = {"run": str(run_dir), **empty}
+    entry |= {"bytes": _bytes(run_dir), "deletable": {}}
+    try:
+        summary = status(run_dir)
+        entry["recipe"] = read_description(run_dir, "recipe.json").get("name")
+    except UserError as error:
+        return {**entry, "state": "damaged", "detail": str(error)}
+    scored = [
+        (value, name)
+        for name, values in curves(run_dir).items()
+        if name.removeprefix("ema_") in SCORES
+        for value in values
+    ]
+    entry["best"], entry["best_of"] = max(scored, default=(None, None))
+    entry |= {key: summary[key] for key in ("state", "detail", "step", "steps")}
+    entry["deletable"] = {str(path): _bytes(path) for path in _not_needed(run_dir, summary)}
+    return entry
+
+
+def _not_needed(run_dir: Path, summary: dict[str, Any]) -> list[Path]:
+    """Find checkpoints that nothing reads any more; none of a run that is running."""
+    checkpoint = summary["checkpoint"]
+    if summary["state"] == "running" or checkpoint is None:
+        return []
+    kept = {checkpoint["name"], checkpoint.get("best", "")}
+    folders = sorted(run_dir.glob("checkpoints/*step-*"))
+    return [path for path in folders if path.is_dir() and path.name not in kept]
+
+
+def _bytes(folder: Path) -> int:
+    """Sum the sizes of the files under a folder; a file that goes meanwhile counts nothing."""
+    total = 0
+    for path, _, files in os.walk(folder):
+        for file in files:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(path, file)).st_size
+    return total

@@ -59,13 +59,13 @@ def test_the_best_is_the_first_of_the_highest_scores_of_trained_and_averaged_wei
             names = ("holdout_knn", "ema_holdout_knn")[:columns]
             best.read(2 * row + 2, dict(zip(names, scores, strict=True)))
             best.saved(True)
-            since.append(best.since)
+            since.append(best.entry.since)
             best = again(best, KEEP)
         # of equal scores the first, and of one evaluation's the trained
         row, column = np.unravel_index(np.argmax(table), table.shape)
         state = best.state()["best"]
-        assert (best.step, best.weights) == (2 * row + 2, ("trained", "ema")[column])
-        assert state["name"] == f"step-{best.step:08d}"
+        assert (best.entry.step, best.entry.weights) == (2 * row + 2, ("trained", "ema")[column])
+        assert state["name"] == f"step-{best.entry.step:08d}"
         assert state.get("weights") == ("ema" if column else None)  # none: as before averages
         highest = [int(np.argmax(table[: at + 1].max(axis=1))) for at in range(len(table))]
         assert since == [at - first for at, first in enumerate(highest)]
@@ -74,18 +74,23 @@ def test_the_best_is_the_first_of_the_highest_scores_of_trained_and_averaged_wei
 def test_what_was_not_written_is_not_the_best_and_the_next_one_may_be():
     best = after(Best(KEEP), 0.5)
     best.read(4, {"holdout_knn": 0.1, "ema_holdout_knn": 0.9})
-    assert (best.step, best.weights, best.wants_checkpoint) == (4, "ema", True)
+    assert (best.entry.step, best.entry.weights, best.wants_checkpoint) == (4, "ema", True)
     best.saved(False)
-    assert (best.step, best.weights, best.value, best.since) == (2, "trained", 0.5, 1)
+    assert (best.entry.step, best.entry.weights, best.entry.value, best.entry.since) == (
+        2,
+        "trained",
+        0.5,
+        1,
+    )
     best.read(6, {"holdout_knn": 0.6})
     assert best.wants_checkpoint
 
 
 def test_a_score_that_is_no_number_is_never_the_best():
     best = after(Best(KEEP), float("nan"), 0.2, float("nan"), None)
-    assert (best.step, best.since) == (4, 2)
+    assert (best.entry.step, best.entry.since) == (4, 2)
     none = after(Best(KEEP), float("nan"), float("nan"))
-    assert (none.step, none.wants_checkpoint, none.state()) == (None, False, {})
+    assert (none.entry.step, none.wants_checkpoint, none.state()) == (None, False, {})
     assert str(none) == "none of 2 evaluations had a number for run.keep_by = 'auto'"
 
 
@@ -103,7 +108,7 @@ def test_patience_counts_over_a_resume_and_waits_for_all_its_evaluations():
     other = RunConfig(patience=3, monitor_steps=1, keep_by="rankme")
     assert not Best(other, stored).exhausted  # other numbers
     kept = Best(RunConfig(keep="best", patience=3, monitor_steps=1), stored)
-    assert (kept.step, kept.state()) == (None, {})  # nobody has kept that checkpoint
+    assert (kept.entry.step, kept.state()) == (None, {})  # nobody has kept that checkpoint
     # nothing is followed by default
     none = after(Best(RunConfig()), 0.5, 0.1)
     assert (none.state(), none.exhausted, none.wants_checkpoint) == ({}, False, False)
@@ -128,8 +133,8 @@ def test_a_score_without_labels_decides_from_the_first_evaluation_to_the_last(by
         best.saved(True)
         best = again(best, config)
     best.read(7, {"holdout_knn": 1e9})  # another measure does not compete
-    assert best.step == 1 + int(np.argmax(tried))
-    assert best.weights == ("ema" if best.step % 2 and by != "auto" else "trained")
+    assert best.entry.step == 1 + int(np.argmax(tried))
+    assert best.entry.weights == ("ema" if best.entry.step % 2 and by != "auto" else "trained")
     assert best.state()["best"].get("measure") == ("rankme_view_recall" if by == "auto" else None)
 
 
@@ -155,14 +160,19 @@ def test_what_no_evaluation_could_decide_is_refused(settings, scored, labels, ex
 def test_the_start_competes_and_stays_the_best_until_something_is_better():
     best = Best(KEEP)
     best.read_start({"holdout_knn": 0.4})
-    assert (best.step, best.start, best.since, best.wants_checkpoint) == (0, 0.4, 0, True)
+    assert (best.entry.step, best.entry.start, best.entry.since, best.wants_checkpoint) == (
+        0,
+        0.4,
+        0,
+        True,
+    )
     best.saved(True)
     entry = {"by": "auto", "step": 0, "value": 0.4, "since": 2, "name": "step-00000000"}
     entry |= {"start": 0.4, "measure": "holdout_knn"}
     assert after(best, 0.4, 0.3).state()["best"] == entry
     best = again(best, KEEP)
     best.read(6, {"holdout_knn": 0.5})
-    assert (best.step, best.value, best.start) == (6, 0.5, 0.4)
+    assert (best.entry.step, best.entry.value, best.entry.start) == (6, 0.5, 0.4)
     assert best.choice == "commands take step-00000006, the best by holdout_knn: 0.5, the start 0.4"
     # without a number, with another one to choose by, or where none is kept, it is no candidate
     none = Best(KEEP)
@@ -170,7 +180,7 @@ def test_the_start_competes_and_stays_the_best_until_something_is_better():
     other, patient = Best(KEEP, best.state()["best"] | {"by": "lidar"}), Best(RunConfig(patience=2))
     patient.read_start({"holdout_knn": 0.9})
     for one in (none, other, patient):
-        assert (one.start, one.step, one.since, one.choice) == (None, None, 0, "")
+        assert (one.entry.start, one.entry.step, one.entry.since, one.choice) == (None, None, 0, "")
     assert "start" not in after(none, 0.1).state()["best"]
 
 
@@ -188,13 +198,13 @@ def test_an_evaluation_below_the_starts_recall_is_not_the_best(of):
         best = again(best, KEEP)  # its state is all that a resumed run has
         best.read(step, numbers(map_at_r, recall))
         best.saved(True)
-        steps.append(best.step)
+        steps.append(best.entry.step)
     assert steps == [0, 0, 3, 3]
     assert f"the best by {of}_map_at_r: 0.5, the start 0.4" in best.choice
     earlier = {k: v for k, v in best.state()["best"].items() if k != "floor"}
     known = Best(KEEP, earlier)  # of a version that had no floor
     known.read(9, numbers(0.6, 0.1))
-    assert known.step == 9
+    assert known.entry.step == 9
 
 
 def saved(checkpoints, step, best=None):
