@@ -126,14 +126,14 @@ class Checkpointer:
         Raises:
             CheckpointError: All are damaged, they cannot be read, or the run was another one.
         """
-        choice: tuple[str | None, str | None] = (None, None)
+        name, problem = None, None
         if self.process.rank == 0:
             try:
                 _remove_leftovers(self.folder)
-                choice = (self._choose(), None)
+                name = self._choose()
             except (CheckpointError, OSError) as error:
-                choice = (None, str(error))
-        name, problem = broadcast_object(choice)
+                problem = str(error)
+        name, problem = broadcast_object((name, problem))
         if problem:
             raise CheckpointError(problem)
         if name is None:
@@ -165,12 +165,13 @@ class Checkpointer:
         stored = read_state(self.folder / name)["identity"]
         if any(same_run(stored, each, self.defaults) for each in self.identities):
             self.identity = stored  # a run keeps the digest that it began with
-        else:
-            ours, theirs = (
-                {k: i[k] for k in i if k != "digest"} for i in (self.identities[0], stored)
-            )
-            differ = differences(theirs, ours)
-            raise CheckpointError(f"{self.folder.parent} holds a run with other settings: {differ}")
+            return
+        theirs, ours = (
+            {key: value for key, value in each.items() if key != "digest"}
+            for each in (stored, self.identities[0])
+        )
+        differ = differences(theirs, ours)
+        raise CheckpointError(f"{self.folder.parent} holds a run with other settings: {differ}")
 
     def _write(self, step: int, states: dict[str, Any], metadata: dict[str, Any]) -> None:
         # a temporary folder: what a kill leaves is never taken for a checkpoint
@@ -237,17 +238,13 @@ def _remove(checkpoint: Path) -> None:
     """Remove a checkpoint; a kill in between leaves none that looks whole."""
     doomed = checkpoint.with_name(f"{_TEMPORARY}{checkpoint.name}-{uuid.uuid4().hex[:8]}")
     os.replace(checkpoint, doomed)
-    _delete(doomed)
+    shutil.rmtree(doomed)
 
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove what a kill left of checkpoints that were being written, or removed."""
     for leftover in folder.glob(f"{_TEMPORARY}*"):
-        _delete(leftover)
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()

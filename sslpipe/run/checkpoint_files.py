@@ -50,11 +50,7 @@ def best_of(checkpoint: Path) -> BestOf | None:
 
 
 def reason_of(best: dict[str, Any]) -> str:
-    """Say why a checkpoint is the best of a run whose start was a candidate; "" of another run.
-
-    Args:
-        best: What state.json says of it.
-    """
+    """Say why a checkpoint is the best, from what state.json says of it; "" without a start."""
     measure, value, start = (best.get(key) for key in ("measure", "value", "start"))
     if not isinstance(measure, str) or not (is_number(value) and is_number(start)):
         return ""

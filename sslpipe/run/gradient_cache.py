@@ -18,8 +18,6 @@ from sslpipe.precision import to_float64, wide_dtype
 def micro_batch_rows(images: int, streams: int, micro_batches: int) -> list[Tensor]:
     """Choose which of a rank's rows each micro-batch takes: the k-th slice of every stream.
 
-    A stream belongs to one rank, so a micro-batch has the same members whatever their number.
-
     Args:
         images: B rows on this rank, stream-major.
         streams: Of this rank.
@@ -49,9 +47,9 @@ def cached_backward(
     """Add the gradient of the whole batch's loss to .grad, one micro-batch at a time. Collective.
 
     Pass 1 embeds every micro-batch without gradient. The loss of all embeddings gives dL/dz. Pass 2
-    embeds every micro-batch again, now with gradient, and carries its part of dL/dz back. The
-    activations and the float views of one micro-batch are alive at a time; the gradient is that of
-    one autograd graph over the same micro-batches, over each of which BatchNorm normalises.
+    embeds every micro-batch again and carries its part of dL/dz back. Activations and views of one
+    micro-batch are alive at a time; the gradient is that of one graph over the same micro-batches,
+    over each of which BatchNorm normalises.
 
     Args:
         wrapped: The model, or DDP around it; ranks exchange gradients once.

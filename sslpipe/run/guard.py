@@ -35,7 +35,7 @@ class Decision(NamedTuple):
     Args:
         numbers: (2,), the loss and the gradient's length.
         skipped: () bool, the step is bad.
-        overflow: () bool, it is an fp16 scaler's overflow; None where there is no scaler.
+        overflow: () bool, it is an fp16 scaler's overflow; None without a scaler.
     """
 
     numbers: Tensor
@@ -69,12 +69,11 @@ class StepGuard:
         folder: Where a skipped step's ids are written (bad_steps.RANK.jsonl, each rank's own rows).
         first_step: Where the run begins or is resumed.
         rank: Of this process.
-        on_device: Decide there. None: on CUDA, with an optimizer that takes `found_inf`.
         warn: Tells of a skipped step when its numbers are read.
         optim: The recipe's section, for the message that ends a run.
-        precision: That the run computes in; "": not known.
-        compiled: The modules run through torch.compile, which refuses buffers that share memory:
-            on CUDA they are then not moved together.
+        precision: Of the run, for the same.
+        on_device: None: on CUDA, with an optimizer that takes `found_inf`.
+        compiled: torch.compile refuses buffers that share memory: none are moved together.
     """
 
     def __init__(
@@ -87,10 +86,10 @@ class StepGuard:
         folder: Path,
         first_step: int,
         rank: int,
+        warn: Callable[[str], None],
+        optim: Optim,
+        precision: str,
         on_device: bool | None = None,
-        warn: Callable[[str], None] | None = None,
-        optim: Optim | None = None,
-        precision: str = "",
         compiled: bool = False,
     ) -> None:
         self._accelerator, self._optimizer = accelerator, optimizer
@@ -116,8 +115,8 @@ class StepGuard:
     def step(self, loss: Tensor, grad_norm: Tensor) -> Iterator["Decision"]:
         """Step the optimizer; on leaving, restore the buffers of a bad step, clear the gradients.
 
-        What the block does to buffers is undone in a bad step. Deciding on the device, all of it is
-        launches, which a CUDA graph may record. Loss and norm are (), equal on all ranks.
+        What the block does to buffers is undone, too. On the device all of it is launches, which a
+        CUDA graph may record. Loss and norm are (), equal on all ranks.
         """
         numbers = torch.cat([loss.detach().view(1), grad_norm.view(1)])
         bad = self._is_bad(numbers)
@@ -155,8 +154,8 @@ class StepGuard:
             epoch: Of the batch.
 
         Raises:
-            UserError: max_bad_steps non-finite steps in a row, overflows not counted. On CUDA a
-                step later, with weights and buffers as they were at that step.
+            UserError: max_bad_steps non-finite steps in a row. On CUDA a step later, with weights
+                and buffers as they were.
         """
         if self.on_device:
             self._last = decision
@@ -215,7 +214,7 @@ class StepGuard:
         """Warn of a skipped step, numbered as in the log; of many, now and then."""
         self._skipped_since_start += 1
         number = self._skipped_since_start
-        if self._warn is None or (number > WARNED_SINGLY and number & (number - 1)):
+        if number > WARNED_SINGLY and number & (number - 1):
             return
         what = f"gradient norm {norm}" if math.isfinite(loss) else f"loss {loss}"
         alone = self._accelerator.num_processes == 1
@@ -224,7 +223,7 @@ class StepGuard:
         self._warn(f"step {done} skipped: {what}; its samples are in {files}{so_far}")
 
 
-def advice(optim: Optim | None, precision: str, *, moved: bool) -> str:
+def advice(optim: Optim, precision: str, *, moved: bool) -> str:
     """Say what to change, of what is not set already, after a row of skipped steps."""
     rounded = precision not in ("fp32", "fp64")
     if not moved:
@@ -234,11 +233,10 @@ def advice(optim: Optim | None, precision: str, *, moved: bool) -> str:
             "with `sslpipe preview --ids` (their ids are in bad_steps.*.jsonl) and at the weights "
             f"of --init, if any{other}"
         )
-    lower = "a lower optim.peak_lr"
-    if optim is not None:
-        lower += f" (it is {optim.peak_lr:g}; try optim.peak_lr={optim.peak_lr / 10:.3g})"
-    clip = ["optim.clip_norm"] if optim is None or optim.clip_norm is None else []
-    changes = [lower, *clip, *(["optim.precision = 'fp32'"] if rounded else [])]
+    rate = f"it is {optim.peak_lr:g}; try optim.peak_lr={optim.peak_lr / 10:.3g}"
+    changes = [f"a lower optim.peak_lr ({rate})"]
+    changes += ["optim.clip_norm"] if optim.clip_norm is None else []
+    changes += ["optim.precision = 'fp32'"] if rounded else []
     return (
         f"Every step since then was skipped, so the rate{' or the precision' if rounded else ''} "
         f"is the likely cause: begin in a new run directory with {', or with '.join(changes)}"
@@ -277,46 +275,39 @@ class _Record(NamedTuple):
 
 
 class _Memory:
-    """What buffers held, in a block for each kind: few large copies instead of many small.
-
-    Kept as integers, which no copy rounds, so that buffers of all dtypes share a block.
-    """
+    """What buffers held, as integers, which no copy rounds: few large copies, not many small."""
 
     @torch.no_grad()
     def __init__(self, buffers: Sequence[Tensor], *, together: bool = True) -> None:
         buffers = [local_part(buffer) for buffer in buffers]
         if together and _can_be_moved(buffers):
             buffers = [_moved_together(buffers)]
-        blocks: dict[torch.dtype, list[Tensor]] = {}
+        rows: dict[torch.dtype, list[Tensor]] = {}
         for buffer in buffers:
             unit = torch.int32 if buffer.element_size() % 4 == 0 else torch.uint8
-            blocks.setdefault(unit, []).append(_flat(buffer).view(unit))
-        self._blocks = [_Block(rows) for rows in blocks.values()]
+            rows.setdefault(unit, []).append(_flat(buffer).view(unit))
+        # rows, what they held, and the parts of that: to cut them takes time
+        self._blocks = []
+        for each in rows.values():
+            kept = torch.cat(each)
+            self._blocks.append((each, kept, torch.split(kept, [len(row) for row in each])))
 
     @torch.no_grad()
     def remember(self) -> None:
-        for block in self._blocks:
-            torch.cat(block.rows, out=block.kept)
+        for rows, kept, _ in self._blocks:
+            torch.cat(rows, out=kept)
 
     @torch.no_grad()
     def restore(self) -> None:
-        for block in self._blocks:
-            torch._foreach_copy_(block.rows, block.parts)
+        for rows, _, parts in self._blocks:
+            torch._foreach_copy_(rows, parts)
 
     @torch.no_grad()
     def restore_where(self, bad: Tensor) -> None:
         """Restore where () bool is true; the device decides."""
-        for block in self._blocks:
-            for row, part in zip(block.rows, block.parts, strict=True):
+        for rows, _, parts in self._blocks:
+            for row, part in zip(rows, parts, strict=True):
                 torch.where(bad, part, row, out=row)
-
-
-class _Block:
-    """Rows, and what they held in one tensor, whose parts are cut once: that takes time."""
-
-    def __init__(self, rows: list[Tensor]) -> None:
-        self.rows, self.kept = rows, torch.cat(rows)
-        self.parts = torch.split(self.kept, [len(row) for row in rows])
 
 
 def _can_be_moved(buffers: Sequence[Tensor]) -> bool:
@@ -327,10 +318,7 @@ def _can_be_moved(buffers: Sequence[Tensor]) -> bool:
 
 
 def _moved_together(buffers: Sequence[Tensor]) -> Tensor:
-    """Move the memory of buffers into one block, (numbers,) int32, and return it.
-
-    So one launch reads or writes them all, and the host has no list to go through.
-    """
+    """Move the memory of buffers into one block, (numbers,) int32, which one launch copies."""
     starts = [0, *accumulate(-(-buffer.nbytes // 16) * 16 for buffer in buffers)]
     block = torch.zeros(starts[-1] // 4, dtype=torch.int32, device=buffers[0].device)
     for buffer, start in zip(buffers, starts, strict=False):
@@ -349,8 +337,8 @@ def _flat(buffer: Tensor) -> Tensor:
 def _lowered(scaler: Any) -> Tensor:
     """Update the scaler without a step; () bool, whether its scale was above 1 and went down.
 
-    It looked before clipping, which makes NaN of finite gradients of infinite norm: its own step()
-    would put those into the weights.
+    It looked before clipping, which makes NaN of gradients of infinite norm: its own step() would
+    put those into the weights.
     """
     before = scaler._get_scale_async().clone()
     scaler.update()

@@ -40,8 +40,7 @@ def embedding_health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
         embedding_std: mean over the dimensions of the standard deviation, times sqrt(D); 1 when
         spread over the sphere, 0 when collapsed.
         effective_rank: exp of the entropy of the normalised singular values, not centred; 1 to D.
-        positive_similarity, negative_similarity: mean cosine of the views of one image, and of
-        views of two different images.
+        positive_similarity, negative_similarity: mean cosine of the views of one image, and of two.
 
     Source:
         Wang & Isola 2020, arXiv:2005.10242, eq. 4 and 5 (alpha = t = 2); Garrido et al. 2023
@@ -111,9 +110,9 @@ _COLLAPSES = {  # what is measured, and what it means
 class Alarms:
     """Embedding collapse and rank collapse, from what `embedding_health` says.
 
-    An alarm is raised when its number was under its threshold in PATIENCE readings in a row, and is
-    over when it was above OVER times the threshold as often, so that a long collapse is reported
-    once. NaN (a skipped step) counts as no reading. A resumed run begins anew.
+    Raised when a number was under its threshold in PATIENCE readings in a row, over when it was
+    above OVER times that as often, so that a long collapse is reported once. NaN (a skipped step)
+    counts as no reading. A resumed run begins anew.
 
     Args:
         highest_rank: That the embeddings can have: min(dimensions, rows).
@@ -145,8 +144,7 @@ class Alarms:
 class StartAlarm:
     """The score of `best.LABELLED` of a run that starts from weights fell below the start's.
 
-    Raised at the first reading MOST_FALL below the start, over at the first that is not below it. A
-    rate made for training from scratch is the usual reason.
+    Raised at the first reading MOST_FALL below the start, over at the first that is not below it.
 
     Args:
         start: What the evaluation of step 0 measured; without either number there is no alarm.

@@ -74,7 +74,7 @@ def join_processes(*, cpu: bool, timeout_s: float, sharded: bool = False) -> Ran
 
     Raises:
         UserError: The launcher's processes are not the ones accelerate sees, or it asks for a model
-            that is cut into parts otherwise.
+            that is cut otherwise.
     """
     for variable, name in _SHARDED.items():
         asked = os.environ.get(variable, "").lower() == "true"
@@ -132,11 +132,7 @@ def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
 def place(
     module: nn.Module, device: torch.device, dtype: torch.dtype, recipe: RunRecipe
 ) -> nn.Module:
-    """Return a model on the device: whole and channels_last, or this process's part of it.
-
-    The recipe says whether its BatchNorms take the statistics of all processes, and how these
-    exchange gradients.
-    """
+    """Return a model on the device: whole and channels_last, or this process's part of it."""
     module = module.to(dtype=dtype)
     if recipe.batchnorm == "global":
         module = sync_batchnorm(module, current_rank().world_size)
@@ -147,11 +143,8 @@ def place(
 
 
 def wrap(accelerator: Accelerator, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Any]:
-    """Return the model wrapped for DDP where there are several processes, and the optimizer.
-
-    A sharded model exchanges its gradients itself: it only gets accelerate's autocast.
-    """
-    if fsdp.is_asked_for():
+    """Return the model wrapped for DDP where there are several processes, and the optimizer."""
+    if fsdp.is_asked_for():  # it exchanges gradients itself: this is accelerate's autocast alone
         whole = accelerator.prepare_model(model, evaluation_mode=True)
         return whole, accelerator.prepare(optimizer)
     with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate not yet
@@ -185,13 +178,10 @@ def deterministic_algorithms(recipe: RunRecipe, device_type: str) -> Iterator[No
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Raise RecipeError for a precision that the device does not have.
-
-    fp16 off CUDA: accelerate would train in fp32 and not say so. fp64 on MPS: torch has none.
-    """
+    """Raise RecipeError for a precision that the device does not have."""
     if precision == "fp64" and device == "mps":
         raise RecipeError("optim.precision = 'fp64' does not exist on mps; use run.device = 'cpu'")
-    if precision == "fp16" and device != "cuda":
+    if precision == "fp16" and device != "cuda":  # accelerate would train in fp32 and not say so
         raise RecipeError(
             f"optim.precision = 'fp16' needs a CUDA device, and this is {device}; "
             "use 'bf16' or 'fp32'"
@@ -206,12 +196,11 @@ def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: 
     Args:
         recipe: Its optim.precision.
         run_dir: Where the run may have begun.
-        model: Bare, with its `backbone`, on any device; its weights and buffers are as before
-            afterwards.
+        model: Bare, on any device; left as it was.
         crop_px: Side of the views.
 
     Returns:
-        Its name. '' under FSDP where `auto` has none yet, as timing takes the whole model.
+        Its name; '' under FSDP where `auto` has none yet, as timing takes the whole model.
     """
     if recipe.optim.precision != "auto":
         return recipe.optim.precision
@@ -234,9 +223,9 @@ def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: 
 
 
 def stored_precision(run_dir: Path) -> str:
-    """Read the precision that the run in this directory was started with; '': it has none yet.
+    """Read the precision that the run in this directory began with; '': it has none yet.
 
-    A checkpoint says it; before the first one run.json does, and one that is damaged is reported.
+    A checkpoint says it; before the first one run.json does, where it is not damaged.
     """
     folder = run_dir / "checkpoints"
     for name in reversed(checkpoint_names(folder)):
@@ -293,10 +282,7 @@ _HOPELESS = 4  # a first step this many times as slow as the other precision's i
 def _time_step(
     model: nn.Module, views: Tensor, dtype: torch.dtype | None, limit_s: float = math.inf
 ) -> float:
-    """Seconds of a forward and backward under autocast to dtype: the faster of two.
-
-    Of the first, which warms up, where it takes more than `limit_s`.
-    """
+    """Seconds of a forward and backward: the faster of two, or a first over `limit_s`."""
     tries = []
     for _ in range(3):  # the first warms up and does not count
         begin_s = time.perf_counter()
@@ -313,8 +299,7 @@ def _time_step(
 def seed_torch(device: torch.device, *words: int) -> None:
     """Seed the CPU's and a device's generator, for dropout and the like, by a hash of integers.
 
-    torch.manual_seed seeds every kind of device there is, and notes who asked for it where it
-    cannot yet: most of a millisecond.
+    torch.manual_seed seeds every kind of device there is: most of a millisecond.
     """
     seed = int(hash_integers(*words) >> 1)  # a positive int64
     torch.default_generator.manual_seed(seed)
@@ -334,7 +319,7 @@ def describe_run(
     Args:
         run_dir: The run directory.
         recipe: Resolved.
-        index: The data set; its splits are written as sample counts.
+        index: The data set.
         index_sha256: Of it, as the checkpoints record it.
         metadata: `precision`, `world` and, of a run from weights, `init`.
     """
@@ -347,11 +332,13 @@ def describe_run(
     if manifest["image"] is None:
         del manifest["image"]
     run = {key: metadata[key] for key in ("precision", "world")} | {"environment": environment()}
-    run |= {"plugins": requested()} if requested() else {}
+    if plugins := requested():
+        run["plugins"] = plugins
     if Path(sys.argv[0]).name in ("sslpipe", "__main__.py") and "train" in sys.argv:
         # recipe and overrides as they were given; of a URL, name and query may hold a secret
         run["command"] = [_without_secrets(word) for word in sys.argv[1:]]
-    run |= {"init": dict(metadata["init"])} if metadata.get("init") is not None else {}
+    if metadata.get("init") is not None:
+        run["init"] = dict(metadata["init"])
     tree = recipe.model_dump(mode="json")
     write_description(run_dir, {"recipe.json": tree, "data.json": manifest, "run.json": run})
 

@@ -89,7 +89,7 @@ def estimate_memory(
     """Estimate the memory that one of `world` processes needs.
 
     Activations are counted on 2 and on 4 images and extrapolated linearly to the batch, or to the
-    micro-batch: what a forward pass saves grows with its rows alone. See `saved_bytes`.
+    micro-batch: what a forward pass saves grows with its rows alone.
 
     Args:
         model: On the CPU, in its own dtype, what is trained.
@@ -107,7 +107,7 @@ def estimate_memory(
     small, large = (
         saved_bytes(encoder, load.views * images, crop_px, precision, channels) for images in (2, 4)
     )
-    trained = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
+    trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     held = [*model.parameters(), *model.buffers(), *(b for o in others for b in o.buffers())]
     if recipe.tune.l2_to_init:  # the start of what decays towards it
         held += [p for name, p in model.named_parameters() if name.startswith("backbone.network.")]
@@ -122,7 +122,7 @@ def estimate_memory(
     views = load.views * load.together * channels * crop_px**2 * element_bytes
     images = load.images * channels * load.canvas_px**2 * pixel_bytes
     return Memory(
-        weights=sum(map(_bytes, held)),
+        weights=sum(tensor.nbytes for tensor in held),
         gradients=trained + gathered,
         optimizer=copies * trained,
         activations=activations,
@@ -202,9 +202,8 @@ def saved_bytes(
 ) -> int:
     """Bytes of the different storages that a forward of `rows` views keeps for backward.
 
-    The forward runs on fake tensors: shapes and dtypes as on the CPU, no numbers and no memory. A
-    network that reads numbers, as one of a plug-in may, cannot: for it the forward is a real one,
-    and for a small one, which takes less time so than fake tensors take to be imported.
+    The forward runs on fake tensors: no numbers and no memory. A network that reads numbers cannot:
+    for it, and for a small one, which is faster than the import of fakes, it is a real one.
     """
     shape = (rows, channels, crop_px, crop_px)
     products = crop_px**2 * sum(p.numel() for p in model.parameters())
@@ -234,17 +233,19 @@ def _kept_by_forward(
             return tensor.detach().clone()
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
-    kept: dict[int, Tensor] = {}  # the tensors stay alive, so no address is used twice
+    def address(tensor: Tensor) -> Any:
+        return tensor.untyped_storage()._cdata
+
+    def pack(tensor: Tensor) -> Tensor:
+        if address(tensor) not in own:
+            kept.setdefault(address(tensor), tensor)
+        return tensor
+
+    kept: dict[Any, Tensor] = {}  # the tensors stay alive, so no address is used twice
     named = [*model.named_parameters(), *model.named_buffers()]
     state = {name: copy(tensor).requires_grad_(tensor.requires_grad) for name, tensor in named}
     views = torch.zeros(shape, dtype=next(model.parameters()).dtype)
-    own = {_address(tensor) for tensor in (*state.values(), views)}  # views count elsewhere
-
-    def pack(tensor: Tensor) -> Tensor:
-        if _address(tensor) not in own:
-            kept.setdefault(_address(tensor), tensor)
-        return tensor
-
+    own = {address(tensor) for tensor in (*state.values(), views)}  # views count elsewhere
     autocast = torch.autocast("cpu", dtype=AUTOCAST.get(precision), enabled=precision in AUTOCAST)
     modes = {module: module.training for module in model.modules()}
     try:
@@ -254,11 +255,3 @@ def _kept_by_forward(
         for module, mode in modes.items():
             module.training = mode
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-
-
-def _address(tensor: Tensor) -> Any:
-    return tensor.untyped_storage()._cdata
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -74,11 +74,10 @@ _LESS_MEMORY = (
 
 @contextmanager
 def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator["Run"]:
-    """Join the launcher's processes and hold the run directory; on leaving, close what was opened.
+    """Join the launcher's processes and hold the run directory inside. Collective.
 
-    Inside, no other job can use `run_dir`, and a rank that hangs is ended. A failure leaves FAILED
-    there with its text; what is refused, or stopped, before it continues a run of the directory
-    leaves that run's markers. Collective.
+    No other job can use `run_dir`, and a rank that hangs is ended. A failure leaves FAILED there;
+    what is refused, or stopped, before it continues a run leaves that run's markers.
 
     Raises:
         UserError: The directory is in use, the launcher's processes are not accelerate's, or the
@@ -131,14 +130,12 @@ class Run:
         recipe: The recipe, resolved by `configure`.
         device: Where the model is.
         dtype: Of the model's weights.
-        view_dtype: Of the views that go into the model. On CUDA under bf16 they are written in it,
-            as the first convolution would round them anyway.
+        view_dtype: Of the model's input: bf16 on CUDA under bf16, which rounds them anyway.
         reporter: metrics.jsonl, the console and trackers; rank 0 writes.
         quarantine: Collects bad samples.
         guard: Decides which steps are taken.
         last_step: Steps done so far, those before a resume included.
-        began: Whether its checkpoint and its log were accepted: before that, a refusal leaves the
-            run's markers as they were.
+        began: Whether its checkpoint and its log were accepted.
     """
 
     accelerator: Accelerator
@@ -173,11 +170,7 @@ class Run:
         return cast(ModuleT, place(module, self.device, self.dtype, self.recipe))
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Any]:
-        """Wrap a whole model for DDP (and torch.compile), and the optimizer for the scaler.
-
-        Returns:
-            The wrapped model, to run; save and read `model` itself. The optimizer to checkpoint.
-        """
+        """Wrap a model for DDP (and torch.compile), to run it, and the optimizer for the scaler."""
         self._model, self._parameters = model, list(model.parameters())
         compiled = cast(nn.Module, torch.compile(model)) if self.recipe.run.compile else model
         wrapped, self._optimizer = wrap(self.accelerator, compiled, optimizer)
@@ -211,10 +204,10 @@ class Run:
         Raises:
             CheckpointError: The run was another one, or all its checkpoints are damaged.
         """
-        recipe, run_config, world = self.recipe, self.recipe.run, self.process.world_size
-        is_main = self.process.rank == 0
+        recipe, run_config, is_main = self.recipe, self.recipe.run, self.process.rank == 0
         self._order, self._alarms = order, alarms
-        self._metadata = {"world": world, "precision": self.precision, **(metadata or {})}
+        launch = {"world": self.process.world_size, "precision": self.precision}
+        self._metadata = {**launch, **(metadata or {})}
 
         # weights, optimizer, loss; the gradient scaler where fp16 needs one
         everything = {**parts, "scaler": self.accelerator.scaler}
@@ -246,7 +239,7 @@ class Run:
         )
         self._opened.callback(self.reporter.close)
         self.began = True
-        self.reporter.event(self.first_step, "start", world=world, precision=self.precision)
+        self.reporter.event(self.first_step, "start", **launch)
 
         # what watches the steps
         self.quarantine = Quarantine(
@@ -279,12 +272,10 @@ class Run:
         )
         self.reporter.say(describe_groups(self._optimizer.param_groups, self._model))
         if ignores_hang_up():
-            self.reporter.say(
-                "SIGHUP is ignored (nohup): closing the terminal does not stop the run"
-            )
-        for remark in remarks:
-            if remark:
-                self.reporter.warn(remark)
+            text = "SIGHUP is ignored (nohup): closing the terminal does not stop the run"
+            self.reporter.say(text)
+        for remark in filter(None, remarks):
+            self.reporter.warn(remark)
 
     def monitor(
         self,
@@ -327,8 +318,8 @@ class Run:
     def evaluate_start(self) -> None:
         """Score held-out samples before the first step of a run that starts from weights.
 
-        With run.keep = "best" the start is a candidate, and is saved as step-00000000. A resumed
-        run reads what was scored then: an alarm compares with it.
+        With run.keep = "best" the start is a candidate, saved as step-00000000. An alarm compares
+        with its scores, also after a resume.
         """
         if not (self._backbones and self.recipe.init and self.recipe.run.monitor_steps):
             return
@@ -348,9 +339,7 @@ class Run:
     def steps(
         self, batches: Generator[Batch], *, step_flops: float = 0.0
     ) -> Iterator[tuple[int, Batch]]:
-        """Yield (step, batch) up to the recipe's steps, or until all ranks agree to stop.
-
-        Before each, the learning rate is set.
+        """Set the learning rate and yield (step, batch), until all are done or ranks agree to stop.
 
         Args:
             batches: Endless, from the restored step on; closed with the run.
@@ -443,7 +432,8 @@ class Run:
         All ranks vote on the stop at every step; rank 0 writes the checkpoint.
         """
         self._stopping = agree(self._stop_requested())
-        needed = self._stopping or self._is_last(step) or self._best.exhausted
+        is_last = step + 1 == self.recipe.total_steps
+        needed = self._stopping or is_last or self._best.exhausted
         due = self._is_due(step, self.recipe.run.save_steps) or self._best.wants_checkpoint
         if needed or due:
             with self._meter.paused():
@@ -471,25 +461,21 @@ class Run:
         if self.process.rank == 0:
             stopped = "STOPPED" if number in FROM_A_KEYBOARD else "PREEMPTED"
             write_marker(self.run_dir, stopped if preempted else "DONE", f"step {done}")
-        self.reporter.say(
-            f"stopped at step {done} of {total}; the same command resumes it"
-            if preempted
-            else f"done: {done} steps in {self.run_dir}"
-            + (f"; {self._best}" if early else "")
-            + (f"; {self._best.choice}" if self._best.choice else "")
-        )
+        if preempted:
+            said = [f"stopped at step {done} of {total}; the same command resumes it"]
+        else:
+            said = [f"done: {done} steps in {self.run_dir}", *reason.values(), self._best.choice]
+        self.reporter.say("; ".join(filter(None, said)))
         return done
 
     def close(self) -> None:
         """Close what was opened, the last first; what this rank still has to say is written."""
         self._opened.close()
 
-    def _is_last(self, step: int) -> bool:
-        return step + 1 == self.recipe.total_steps
-
     def _is_due(self, step: int, interval: int) -> bool:
         """Whether what is done every `interval` steps and at the end is done; 0: never."""
-        return interval > 0 and (self._is_last(step) or (step + 1) % interval == 0)
+        is_last = step + 1 == self.recipe.total_steps
+        return interval > 0 and (is_last or (step + 1) % interval == 0)
 
 
 class Quarantine:

@@ -165,7 +165,8 @@ def _guard(model: nn.Module, optimizer: Any, **more: Any) -> Any:
     from sslpipe.run.guard import StepGuard
 
     accelerator = SimpleNamespace(device=torch.device("cuda", 0), scaler=None)
-    where = {"folder": Path("."), "first_step": 0, "rank": 0, **more}
+    where: Any = {"folder": Path("."), "first_step": 0, "rank": 0, "warn": print}
+    where |= {"optim": None, "precision": "", **more}
     prepared = SimpleNamespace(optimizer=optimizer)
     return StepGuard([model], accelerator, prepared, max_bad_steps=10, **where)
 

@@ -20,7 +20,7 @@ from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Optim
 from sslpipe.run.guard import StepGuard, advice
 from sslpipe.run.launch import start_accelerator
-from sslpipe.run.log import RunLog, read_metrics
+from sslpipe.run.log import read_metrics
 from sslpipe.run.status import status
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import assert_same_weights, final_weights, train_in_rank, write_recipe
@@ -137,23 +137,6 @@ def test_what_to_change_is_named_unless_it_is_set_already(clip_norm, precision, 
     assert all(text in said for text in named)
 
 
-def told_in_rank(process, steps, *arguments):
-    """What this rank's console says of the run whose steps are poisoned."""
-    told = []
-    RunLog.warn = lambda self, text: told.append(text) if self.enabled else None
-    poisoned_in_rank(process, steps, *arguments)
-    return told
-
-
-def test_the_console_says_which_step_was_skipped_between_two_log_lines(data, tmp_path):
-    arguments = (str(write_recipe(tmp_path)), str(data), str(tmp_path / "run"))
-    settings = ("steps=4", "run.log_steps=100")
-    first, second = run_processes(told_in_rank, 2, (1,), *arguments, *settings)
-    (line,) = [text for text in first if "skipped" in text]
-    assert line == "step 2 skipped: loss nan; its samples are in bad_steps.*.jsonl"
-    assert second == []  # one rank speaks for all
-
-
 @pytest.fixture
 def trainee_of(tmp_path):
     """Makes a `Trainee`."""
@@ -201,6 +184,8 @@ class Trainee:
             rank=0,
             on_device=on_device,
             warn=(warnings := []).append,
+            optim=settings,
+            precision="fp32",
         )
         self.done, self.warnings = 0, warnings
 
@@ -282,25 +267,13 @@ def test_bad_steps_change_nothing_wherever_they_are_decided(
     assert not list((tmp_path / "without").iterdir())
 
 
-@ON_DEVICE
-def test_many_skipped_steps_are_told_at_each_doubling_of_their_number(trainee_of, on_device):
-    trainee = trainee_of(on_device=on_device, most=99)
+def test_many_skipped_steps_are_told_at_each_doubling_of_their_number(trainee_of):
+    trainee = trainee_of(on_device=True, most=99)
     trainee.steps(*[math.nan] * 19, 1.0)
     trainee.guard.settle()
     told = [int(re.match(r"step (\d+) skipped", text)[1]) for text in trainee.warnings]
     assert told == [1, 2, 3, 4, 8, 16]
-    totals = [re.search(r"\((\d+) skipped since this start\)$", text) for text in trainee.warnings]
-    assert [total and int(total[1]) for total in totals] == [None] * 3 + [4, 8, 16]
-
-
-@pytest.mark.parametrize("kind", ["lars", "sgd", "adamw"])
-def test_what_the_device_decides_is_what_the_host_decides(trainee_of, kind):
-    states = []
-    for on_device in (False, True):
-        trainee = trainee_of(on_device=on_device, kind=kind, most=3, lr=0.01)
-        trainee.steps(1.0, 1.0, math.nan, 1.0, 1.0)
-        states.append(trainee.state())
-    torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=5e-6)
+    assert trainee.warnings[-1].endswith("(16 skipped since this start)")
 
 
 @ON_DEVICE
@@ -375,15 +348,13 @@ def test_a_resumed_run_counts_the_steps_that_it_skipped_before(tmp_path, trainee
     lines = [json.dumps({"step": step, "loss": "nan"}) for step in steps]
     (tmp_path / "bad_steps.1.jsonl").write_text("\n".join([*lines, '{"st']))
     settings = {"max_bad_steps": 2, "folder": tmp_path, "first_step": 10, "on_device": False}
+    settings |= {"warn": print, "optim": Optim(peak_lr=0.1), "precision": "fp32"}
     parts = [], Accelerator(cpu=True), None
     assert [StepGuard(*parts, rank=rank, **settings).skipped for rank in (0, 1)] == [0, 2]
 
 
 def test_fp16_on_a_cpu_is_refused_not_trained_in_fp32(tmp_path):
     recipe = load_recipe(write_recipe(tmp_path), ("optim.precision=fp16", "run.device=cpu"))
-    for refuse in (
-        lambda: start_accelerator(recipe, "fp16"),
-        lambda: check_pretraining(recipe, None),
-    ):
+    for refuse in (start_accelerator, check_pretraining):
         with pytest.raises(RecipeError, match=r"optim.precision = 'fp16' needs a CUDA.*'bf16'"):
-            refuse()
+            refuse(recipe, "fp16" if refuse is start_accelerator else None)
