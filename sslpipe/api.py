@@ -12,7 +12,7 @@ from sslpipe.export.load import FrozenBackbone, Weights
 from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe
 from sslpipe.recipe.identity import run_identities, same_run
 from sslpipe.registry.plugins import made_with
-from sslpipe.run.checkpoint_files import checkpoint_names, damage_of, read_state
+from sslpipe.run.checkpoint_files import damage_of, newest, read_state
 from sslpipe.run.console import say_last
 from sslpipe.run.launcher import launched_processes
 from sslpipe.run.records import plugins_of
@@ -55,10 +55,10 @@ def train(
     run_dir = Path(run_dir)
     init_from = open_init(recipe, init, checkpoint=checkpoint, weights=weights, run_dir=run_dir)
     index = data if isinstance(data, DatasetIndex) else load_index(str(data))
-    if init_from is None and _is_finished(recipe, index, run_dir):
-        steps = read_state(_newest(run_dir))["step"]
+    steps = _finished_steps(recipe, index, run_dir) if init_from is None else None
+    if steps is not None:
         say_last(f"{run_dir} is finished: {steps} of {steps} steps; nothing is left to train")
-        return int(steps)
+        return steps
     if isinstance(recipe, FinetuneRecipe):
         from sslpipe.metric_learning.finetune import finetune
 
@@ -68,37 +68,31 @@ def train(
     return pretrain(recipe, index, run_dir, init_from)
 
 
-def _newest(run_dir: Path) -> Path:
-    return run_dir / "checkpoints" / checkpoint_names(run_dir / "checkpoints")[-1]
+def _finished_steps(
+    recipe: Recipe | FinetuneRecipe, index: DatasetIndex, run_dir: Path
+) -> int | None:
+    """Return the steps of a run that is DONE, by this recipe and data; None: the training looks.
 
-
-def _is_finished(recipe: Recipe | FinetuneRecipe, index: DatasetIndex, run_dir: Path) -> bool:
-    """Say whether the run is DONE, by this recipe and data, its last checkpoint whole.
-
-    Then no network is built, and what only a training needs is not imported. What this cannot tell
-    is left to the training: several processes, weights to start from, a teacher, a damaged or
-    another run.
+    Then no network is built, and what only a training needs is not imported. The training judges
+    several processes, weights to start from, a teacher, a damaged or another run.
     """
     if not (run_dir / "DONE").is_file() or (run_dir / KEPT).exists() or launched_processes() > 1:
-        return False
-    if not checkpoint_names(run_dir / "checkpoints") or damage_of(_newest(run_dir)) is not None:
-        return False
+        return None
+    last = newest(run_dir)
+    if last is None or damage_of(last) is not None:
+        return None
     index = index.with_channels(recipe.data.channels)
     if isinstance(recipe, FinetuneRecipe):
-        from sslpipe.metric_learning.build import (
-            ORDER_AND_PK_VERSION,
-            plan_batches,
-            with_backbone,
-        )
+        from sslpipe.metric_learning import build
 
-        version = ORDER_AND_PK_VERSION
-        steps_per_epoch = plan_batches(recipe, index).steps_per_epoch
-        recipe = with_backbone(recipe, None, index, run_dir)
+        version = build.ORDER_AND_PK_VERSION
+        steps_per_epoch = build.plan_batches(recipe, index).steps_per_epoch
+        recipe = build.with_backbone(recipe, None, index, run_dir)
     else:
         version = plan_version(recipe.pairs)
         steps_per_epoch = plan_order(recipe, index).steps_per_epoch
         recipe = with_init(recipe, None, index, run_dir)
-    resolved, state = recipe.resolved(steps_per_epoch), read_state(_newest(run_dir))
+    resolved, state = recipe.resolved(steps_per_epoch), read_state(last)
     identities = run_identities(resolved, index, version)
     same = any(same_run(state["identity"], each, recipe.ADDED_LATER) for each in identities)
-    return same and state["step"] == resolved.total_steps
+    return resolved.total_steps if same and state["step"] == resolved.total_steps else None

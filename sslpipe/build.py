@@ -75,12 +75,8 @@ def freeze_and_group(model: Model, recipe: Recipe) -> list[dict[str, Any]]:
     still = tune.batchnorm == "frozen"
     for backbone in backbones(model):
         freeze_layers(backbone, frozen=False, last_blocks=tune.last_blocks, batchnorm=still)
-    scale = learning_rate_scale(
-        model.backbone,
-        backbone_lr=tune.backbone_lr,
-        layer_decay=tune.layer_decay,
-        by_library=True,
-    )
+    rates = {"backbone_lr": tune.backbone_lr, "layer_decay": tune.layer_decay}
+    scale = learning_rate_scale(model.backbone, **rates, by_library=True)
     return parameter_groups(model, recipe.optim, scale, **pretrained_groups(tune))
 
 
@@ -132,9 +128,8 @@ def build_loss(recipe: Recipe, teacher: TeacherFeatures | None = None) -> Object
         teacher: What `open_teacher` gave; without it [teacher] is taken to hold no sample.
 
     Raises:
-        RecipeError: It needs a momentum encoder or a teacher, and the recipe has none; it cannot do
-            what [pairs] says, or makes no use of [teacher]; or it has weights, which nothing would
-            train.
+        RecipeError: It lacks a momentum encoder or a teacher, cannot do what [pairs] says, makes no
+            use of [teacher], or has weights, which nothing would train.
     """
     fixed: dict[str, object] = {"dim": recipe.projector.out_dim}
     kind = recipe.loss.kind

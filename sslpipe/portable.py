@@ -43,9 +43,9 @@ _BINARY = getattr(os, "O_BINARY", 0)
 def replacing(path: Path, *, fsync: bool = False, sweep: bool = True) -> Iterator[Path]:
     """Give a temporary file to write to; on leaving it becomes `path`, whole or not at all.
 
-    If the block raises, `path` is as it was and nothing is left beside it. Of several writers at
-    once, the last to finish counts. The temporary name cannot be guessed; a link is replaced, not
-    what it leads to.
+    If the block raises, `path` is as it was and nothing is left beside it. Of several writers the
+    last to finish counts. The temporary name cannot be guessed; a link is replaced, not what it
+    leads to.
 
     Args:
         path: The file to write; its folder must exist.
@@ -155,8 +155,7 @@ def open_regular(
     Args:
         path: Also a link to a regular file.
         most_bytes: The largest size; None: any.
-        pipe: Also take a pipe that this process inherited, as a shell's `<(command)` is: for a path
-            that the user typed and that is read once.
+        pipe: Also take a pipe, as a shell's `<(command)`: for a path that the user typed.
     """
     if pipe and re.fullmatch(r"/(dev|proc/self)/fd/\d+", str(path)) and Path(path).is_fifo():
         return os.fdopen(os.open(path, os.O_RDONLY), "rb")  # its writer is there, or has ended
@@ -192,8 +191,8 @@ def _only_regular(descriptor: int, path: str | Path) -> int:
 def one_at_a_time(folder: Path, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
     """Let one process at a time be inside, of all that name this folder here; others wait.
 
-    `say` is told that this one waits. Where there are no such locks (Windows, some file systems of
-    networks) nobody waits.
+    `say` is told that this one waits. Where there are no such locks (Windows, some networks) none
+    does.
     """
     try:
         fcntl: Any = importlib.import_module("fcntl")
@@ -275,10 +274,8 @@ def _meminfo() -> dict[str, int]:
 
 
 def _cgroup_limits() -> list[tuple[int, int]]:
-    """Limit and use in bytes of each control group that this process is in, outer ones too.
-
-    Source: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
-    """
+    """Limit and use in bytes of each control group that this process is in, outer ones too."""
+    # Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst
     try:
         lines = (PROC / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -365,9 +362,9 @@ def keep_freed_memory() -> bool:
     """Have glibc's malloc keep freed blocks: batches and activations are made where others were.
 
     By default it gives blocks over 32 MB back to the kernel, and the next ones are zeroed page by
-    page. Without that, a ResNet-18 step in float32 on a CPU took a sixth less time, and decoding a
-    fifth less (benchmarks/step.py, loader.py). The process's size stays at its peak. False where
-    malloc is another one, or the user has settings of it.
+    page: a sixth of a ResNet-18 step on a CPU, a fifth of decoding (benchmarks/step.py, loader.py).
+    The process's size stays at its peak. False where malloc is another one, or the user has
+    settings of it.
     """
     malloc, trim_threshold = _glibc_malloc(), -1
     # bytes of a block, larger ones are mapped as ever; before 2.35 glibc refused more than 2**25
@@ -379,9 +376,8 @@ def keep_freed_memory() -> bool:
 def return_freed_memory() -> bool:
     """Have glibc's malloc give the kernel what is free now, and from here on each block of 4 MB.
 
-    For a stage that does not use the memory of the one before: `sslpipe choose` of 5,000 images and
-    three networks peaked at 1.7 GB with it, at 2.1 GB without, and ranked a sixth more slowly.
-    False as for `keep_freed_memory`.
+    For a stage that does not use the memory of the one before: `sslpipe choose` of 5,000 images
+    peaked at 1.7 GB with it, at 2.1 GB without. False as for `keep_freed_memory`.
     """
     if (malloc := _glibc_malloc()) is None or not malloc.mallopt(_MMAP, 2**22):
         return False

@@ -26,6 +26,7 @@ from tests.helpers.runs import (
     final_weights,
     train_in_rank,
     train_over,
+    train_words,
     user_environment,
     write_recipe,
 )
@@ -53,8 +54,7 @@ def test_sigterm_while_evaluating_or_saving_is_heard_by_all_and_nothing_is_lost(
 @pytest.mark.slow
 def test_sigterm_twice_to_a_launchers_whole_group_saves_and_stops_in_order(data, tmp_path):
     """As SLURM does it: launcher and ranks are signalled, and the launcher signals again."""
-    run_dir = tmp_path / "run"
-    command = ["train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir)]
+    command, run_dir = train_words(tmp_path, data), tmp_path / "run"
     launcher = ["-m", "accelerate.commands.accelerate_cli", "launch"]
     launcher += ["--config_file", str(ROOT / "launch/cpu2.yaml"), "-m", "sslpipe"]
     words = (*launcher, *command, "steps=100000")
@@ -180,8 +180,7 @@ def test_a_file_system_without_space_left_keeps_the_last_checkpoint(data, tmp_pa
 
 
 def test_a_device_without_memory_is_reported_with_what_helps(data, tmp_path):
-    run_dir = tmp_path / "run"
-    command = ("train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir))
+    command, run_dir = train_words(tmp_path, data), tmp_path / "run"
     result = command_line(*command, SSLPIPE_FAULT="train.step:7=memory", status=2)
     assert "Traceback" not in result.stderr
     for text in (result.stderr, (run_dir / "FAILED").read_text()):

@@ -19,6 +19,7 @@ from tests.helpers.runs import (
     train_in_rank,
     train_on_equal_views,
     train_over,
+    train_words,
     user_environment,
     write_recipe,
 )
@@ -65,8 +66,7 @@ def test_micro_batches_dropout_momentum_encoder_and_queue_resume_bitwise(data, t
 def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the_save(
     data, straight, tmp_path
 ):
-    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
-    command = ["train", str(recipe), "--data", str(data), "--run-dir", str(run_dir)]
+    command, run_dir = train_words(tmp_path, data), tmp_path / "run"
     process = start_python(("-m", "sslpipe", *command), ROOT, user_environment({}))
     deadline = time.monotonic() + 120
     while not (run_dir / "checkpoints" / "latest").exists() and time.monotonic() < deadline:
@@ -147,8 +147,7 @@ def test_the_exit_status_of_a_stopped_run_names_the_signal(data, tmp_path, numbe
 
 
 def test_a_run_with_another_recipe_is_refused_with_the_keys_that_differ(data, tmp_path):
-    recipe = write_recipe(tmp_path)
-    command = ["train", str(recipe), "--data", str(data), "--run-dir", str(tmp_path / "run")]
+    command = train_words(tmp_path, data)
     command_line(*command, "steps=5", status=0)
 
     def contents():

@@ -23,6 +23,7 @@ from tests.helpers.runs import (
     assert_same_weights,
     command_line,
     train_over,
+    train_words,
     write_recipe,
 )
 
@@ -145,19 +146,10 @@ def test_preempted_on_two_nodes_it_saves_is_requeued_and_ends_with_the_same_weig
     cluster, data, straight, tmp_path
 ):
     run_dir = tmp_path / "run"
-    submitted = subprocess.run(
-        [
-            *(sys.executable, "-m", "sslpipe", "slurm", str(write_recipe(tmp_path))),
-            *("--data", str(data), "--run-dir", str(run_dir), "--nodes", "2", "--submit"),
-            *("--option", "partition=low", "--option", f"output={tmp_path}/job.log", *SETTINGS),
-            "run.save_steps=1000",
-        ],
-        env={**cluster, **SLOW},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert submitted.returncode == 0, submitted.stderr
+    words = ("slurm", *train_words(tmp_path, data)[1:], "--nodes", "2", "--submit", *SETTINGS)
+    options = ("--option", "partition=low", "--option", f"output={tmp_path}/job.log")
+    words += (*options, "run.save_steps=1000")
+    submitted = command_line(*words, status=0, **cluster, **SLOW)
     low = Job.__new__(Job)
     low.cluster, low.number = cluster, re.search(r"(\d+)", submitted.stdout)[1]
     until(lambda: steps_done(run_dir) >= 5, "5 steps")
@@ -343,8 +335,8 @@ def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
         *("slurm", str(recipe), "--data", str(data), "--run-dir", "runs/it's 1"),
         *("--nodes", "2", "--gpus-per-node", "2", "--time", "1-00:00:00", "--warn-s", "300"),
         *("--option", "partition=gpu", "optim.peak_lr=0.1"),
+        status=0,
     )
-    assert result.returncode == 0, result.stderr
     head = [line for line in result.stdout.splitlines() if line.startswith("#SBATCH")]
     wanted = ("nodes=2", "gpus-per-node=2", "signal=B:USR1@300", "partition=gpu")
     assert {f"#SBATCH --{option}" for option in wanted} <= set(head)

@@ -21,7 +21,14 @@ from sslpipe.run.log import read_metrics
 from sslpipe.run.records import write_description
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
-from tests.helpers.runs import command_line, final_weights, kill_over, train_over, write_recipe
+from tests.helpers.runs import (
+    command_line,
+    final_weights,
+    kill_over,
+    train_over,
+    train_words,
+    write_recipe,
+)
 
 BROKEN = {5: b"", 17: b"<html>", 40: b"\x89PNG\r\n\x1a\n" + b"\0" * 40}
 
@@ -153,8 +160,7 @@ def test_too_many_bad_images_end_the_run_with_what_to_do(tmp_path):
 
 def test_unlabelled_images_train_without_the_monitor_and_it_says_so(tmp_path):
     data = write_dataset(tmp_path / "data", labelled=False)
-    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
-    command = ("train", str(recipe), "--data", str(data), "--run-dir", str(run_dir))
+    command, run_dir = train_words(tmp_path, data), tmp_path / "run"
     result = command_line(
         *command, "steps=2", "run.monitor_steps=1", "loss.mask_labels=true", status=0
     )
@@ -225,8 +231,7 @@ def test_a_damaged_run_json_is_named_and_precision_chosen_anew_before_a_checkpoi
 
 
 def test_auto_precision_says_what_it_took_and_a_resume_keeps_it(data, tmp_path):
-    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
-    command = ("train", str(recipe), "--data", str(data), "--run-dir", str(run_dir))
+    command, run_dir = train_words(tmp_path, data), tmp_path / "run"
     settings = ("optim.precision=auto", "steps=3", "run.save_steps=1")
     killed = command_line(*command, *settings, SSLPIPE_FAULT="train.step:2", status=9)
     run = json.loads((run_dir / "run.json").read_text())
@@ -279,8 +284,7 @@ def test_compressed_gradients_move_the_weights_as_whole_ones_to_their_rounding(d
 
 def test_a_collapse_is_an_event_in_the_log_and_a_warning_on_the_console(data, tmp_path):
     """Weights decay to nothing here, and what stays is the projector's bias: one point."""
-    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
-    command = ("train", str(recipe), "--data", str(data), "--run-dir", str(run_dir))
+    command, run_dir = train_words(tmp_path, data), tmp_path / "run"
     settings = ("optim.peak_lr=0.5", "optim.weight_decay=1", "projector.batchnorm=false")
     result = command_line(*command, *settings, status=0)
     alarms = read_metrics(run_dir, "alarm")

@@ -26,10 +26,16 @@ def checkpoint_names(folder: Path) -> list[str]:
     return sorted(names, key=_step_of)
 
 
+def newest(run_dir: Path) -> Path | None:
+    """Find a run's newest checkpoint, whole or not; None: there is none."""
+    names = checkpoint_names(run_dir / "checkpoints")
+    return run_dir / "checkpoints" / names[-1] if names else None
+
+
 def describe_newest(run_dir: Path) -> str:
     """Say, in a message about a run that ended, which checkpoint it left."""
-    names = checkpoint_names(run_dir / "checkpoints")
-    return f"the last checkpoint is {names[-1]}" if names else "no checkpoint was written yet"
+    last = newest(run_dir)
+    return f"the last checkpoint is {last.name}" if last else "no checkpoint was written yet"
 
 
 class BestOf(NamedTuple):

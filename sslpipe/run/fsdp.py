@@ -75,9 +75,7 @@ def check_recipe(recipe: RunRecipe) -> None:
 def check_precision(precision: str) -> None:
     """Refuse a precision that a sharded run does not have, where the launcher asks for one.
 
-    Args:
-        precision: '' where a new run has optim.precision = "auto"; fp16's gradient scaler is not
-            tested with parts.
+    precision: '' where a new run has "auto"; fp16's gradient scaler is not tested with parts.
     """
     if is_asked_for() and precision in ("", "fp16"):
         why = "is not there under FSDP" if precision else "times the whole model on one device"
@@ -87,11 +85,11 @@ def check_precision(precision: str) -> None:
 
 
 def shard(model: ModuleT, device: torch.device, *, sent_as: torch.dtype | None = None) -> ModuleT:
-    """Cut a model's parameters over the ranks, in place; what they hold is the same on all.
+    """Cut a model's parameters over the ranks, in place; they are the same on all. Collective.
 
     Each child (backbone, projector) gathers its parameters for itself, and so do those of its
     blocks that hold a hundredth of them; but for the first: what a patch embedding returns is a
-    view, of which FSDP warns. An average of the backbone is cut like it. Collective.
+    view, of which FSDP warns. An average of the backbone is cut like it.
 
     Args:
         model: On the CPU, so that one block at a time is whole on the device.
@@ -153,7 +151,6 @@ def gathered(module: nn.Module) -> Iterator[None]:
     """Inside, every rank holds all weights, and may call the module as often as it likes.
 
     A forward of a sharded module is collective, and ranks evaluate unequal numbers of batches.
-    Without effect on other modules. Collective on entering.
     """
     parts: list[Any] = [part for part in module.modules() if hasattr(part, "unshard")]
     for part in parts:

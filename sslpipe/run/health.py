@@ -79,26 +79,7 @@ class Alarm(NamedTuple):
     raised: bool
     value: float  # the reading that changed it
     threshold: float
-    measured: str
-
-    def __str__(self) -> str:
-        text = f"{self.name}: {self.measured} is {self.value:.3g}"
-        if self.name == "below_start":
-            start = self.threshold + MOST_FALL
-            over = "back above the start"
-            raised = (
-                f"{start - self.value:.3g} below the {start:.3g} that the run started from: "
-                "training makes these weights worse. Begin again with a smaller optim.peak_lr or "
-                "tune.backbone_lr, or with tune.projector_first_steps"
-            )
-        else:
-            over = f"above {OVER * self.threshold:.3g} again"
-            raised = (
-                f"under {self.threshold:.3g} for {PATIENCE} readings: {_COLLAPSES[self.name][1]}. "
-                "Lower optim.peak_lr, lengthen optim.warmup_steps, or look at the views with "
-                "`sslpipe preview`"
-            )
-        return f"{text}, {raised if self.raised else over}"
+    text: str  # what it means, and what to change
 
 
 _COLLAPSES = {  # what is measured, and what it means
@@ -128,7 +109,7 @@ class Alarms:
         """Take in the numbers of `embedding_health`. Returns what changes; mostly nothing."""
         changes = []
         for name, threshold in self._thresholds.items():
-            measured = _COLLAPSES[name][0]
+            measured, meaning = _COLLAPSES[name]
             value = numbers[measured]
             if math.isnan(value):
                 continue
@@ -137,7 +118,15 @@ class Alarms:
             self._in_a_row[name] = self._in_a_row[name] + 1 if crossed else 0
             if self._in_a_row[name] == PATIENCE:
                 self._raised[name], self._in_a_row[name] = not raised, 0
-                changes.append(Alarm(name, not raised, value, threshold, measured))
+                text = f"above {OVER * threshold:.3g} again"
+                if not raised:
+                    text = (
+                        f"under {threshold:.3g} for {PATIENCE} readings: {meaning}. Lower "
+                        "optim.peak_lr, lengthen optim.warmup_steps, or look at the views with "
+                        "`sslpipe preview`"
+                    )
+                text = f"{name}: {measured} is {value:.3g}, {text}"
+                changes.append(Alarm(name, not raised, value, threshold, text))
         return changes
 
 
@@ -163,4 +152,12 @@ class StartAlarm:
         if not (value >= self._start if self._raised else value <= threshold):
             return []
         self._raised = not self._raised
-        return [Alarm("below_start", self._raised, value, threshold, self._measured)]
+        text = "back above the start"
+        if self._raised:
+            text = (
+                f"{self._start - value:.3g} below the {self._start:.3g} that the run started from: "
+                "training makes these weights worse. Begin again with a smaller optim.peak_lr or "
+                "tune.backbone_lr, or with tune.projector_first_steps"
+            )
+        text = f"below_start: {self._measured} is {value:.3g}, {text}"
+        return [Alarm("below_start", self._raised, value, threshold, text)]

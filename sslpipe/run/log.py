@@ -163,7 +163,7 @@ class RunLog:
             }
             self.event(step, "alarm", **values)
         for change in changes:
-            self.warn(f"step {step}: {change}")
+            self.warn(f"step {step}: {change.text}")
 
     def quarantined(self, records: list["Quarantined"]) -> None:
         """List bad samples in quarantine.jsonl."""

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from sslpipe.errors import UserError
 from sslpipe.portable import read_regular
-from sslpipe.run.checkpoint_files import BestOf, best_of, checkpoint_names
+from sslpipe.run.checkpoint_files import BestOf, best_of, checkpoint_names, newest
 from sslpipe.run.lock import holder_of, lock_damage
 from sslpipe.run.log import (
     bad_step_files,
@@ -106,35 +106,28 @@ def status(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def _newest(run_dir: Path) -> Path | None:
-    folder = run_dir / "checkpoints"
-    names = checkpoint_names(folder) if folder.is_dir() else []
-    return folder / names[-1] if names else None
-
-
 def saved_step(run_dir: Path) -> int:
     """Return the number of steps done at the newest checkpoint; 0 without one."""
-    newest = _newest(run_dir)
-    return int(newest.name.removeprefix("step-")) if newest else 0
+    last = newest(run_dir)
+    return int(last.name.removeprefix("step-")) if last else 0
 
 
 def newest_best(run_dir: Path) -> BestOf | None:
     """Return what the newest checkpoint says is the best one; None: none is kept."""
-    newest = _newest(run_dir)
-    return best_of(newest) if newest else None
+    last = newest(run_dir)
+    return best_of(last) if last else None
 
 
 def _newest_checkpoint(run_dir: Path) -> dict[str, Any] | None:
-    names = checkpoint_names(run_dir / "checkpoints")
-    if not names:
+    last, size, saved_s = newest(run_dir), 0, time.time()
+    if last is None:
         return None
-    newest, size, saved_s = run_dir / "checkpoints" / names[-1], 0, time.time()
     with suppress(OSError):  # the run may be removing it
-        size = sum(file.stat().st_size for file in newest.iterdir())
-        saved_s = newest.stat().st_mtime
-    age_s = round(time.time() - saved_s, 1)
-    summary = {"name": newest.name, "age_s": age_s, "bytes": size, "kept": len(names)}
-    if (best := best_of(newest)) is not None:
+        size = sum(file.stat().st_size for file in last.iterdir())
+        saved_s = last.stat().st_mtime
+    summary: dict[str, Any] = {"name": last.name, "age_s": round(time.time() - saved_s, 1)}
+    summary |= {"bytes": size, "kept": len(checkpoint_names(last.parent))}
+    if (best := best_of(last)) is not None:
         summary["best"] = best.name
         if best.weights != "trained":
             summary["best_weights"] = best.weights

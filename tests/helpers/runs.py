@@ -72,6 +72,12 @@ def write_recipe(folder: Path, text: str = RECIPE) -> Path:
     return path
 
 
+def train_words(folder: Path, data: Path) -> tuple[str, ...]:
+    """The words behind `sslpipe` that train the tiny recipe in folder/run."""
+    where = ("--data", str(data), "--run-dir", str(folder / "run"))
+    return ("train", str(write_recipe(folder)), *where)
+
+
 def train_in_rank(process: Rank, recipe: str, data: str, run_dir: str, *overrides: str) -> Any:
     """What each process runs; records what every step saw: (ids, source ids, drawn numbers)."""
     seen = []

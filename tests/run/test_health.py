@@ -118,7 +118,7 @@ def test_alarms_say_what_real_embeddings_do() -> None:
         for _ in range(3):
             changes = alarms.read(embedding_health(rows, rows))
         actual.append([change.name for change in changes])
-        assert all("Lower optim.peak_lr" in str(change) for change in changes)
+        assert all("Lower optim.peak_lr" in change.text for change in changes)
     assert actual == [[], ["embedding_collapse", "rank_collapse"], ["rank_collapse"]]
 
 
@@ -131,10 +131,10 @@ def test_a_fall_below_the_start_is_told_once_and_again_after_it_was_over():
     assert changes == [(2, True), (5, False), (7, True)]
     (raised,) = StartAlarm({"holdout_knn": 0.8}).read({"holdout_knn": 0.5})
     keys = "optim.peak_lr", "tune.backbone_lr", "tune.projector_first_steps"
-    assert all(words in str(raised) for words in ("0.3 below the 0.8", *keys))
+    assert all(words in raised.text for words in ("0.3 below the 0.8", *keys))
     assert not alarm.read({})
     assert not StartAlarm({}).read({"holdout_knn": 0.1})
     tuned = StartAlarm({"step": 0, "validation_recall_at_1": 0.9, "validation_map_at_r": 0.5})
     assert not tuned.read({"validation_recall_at_1": 0.1, "validation_map_at_r": 0.49})
     (raised,) = tuned.read({"validation_recall_at_1": 0.9, "validation_map_at_r": 0.47})
-    assert str(raised).startswith("below_start: validation_map_at_r is 0.47, 0.03 below the 0.5")
+    assert raised.text.startswith("below_start: validation_map_at_r is 0.47, 0.03 below the 0.5")

@@ -7,7 +7,7 @@ import time
 from sslpipe.distributed import Rank
 from sslpipe.run.records import unseal
 from sslpipe.run.watchdog import Watchdog, read_heartbeats
-from tests.helpers.runs import command_line, kill_over, python, write_recipe
+from tests.helpers.runs import command_line, kill_over, python, train_words, write_recipe
 
 TIMEOUT_S = 3
 
@@ -28,8 +28,7 @@ def test_a_rank_that_hangs_ends_all_in_time_and_every_ranks_place_is_reported(da
 
 
 def test_a_loader_that_hangs_ends_the_job_with_the_stack_of_its_thread(data, tmp_path):
-    run_dir = tmp_path / "run"
-    command = ("train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir))
+    command, run_dir = train_words(tmp_path, data), tmp_path / "run"
     result = command_line(
         *command, f"run.timeout_s={TIMEOUT_S}", SSLPIPE_FAULT="storage.read_range:9=hang"
     )
