@@ -114,15 +114,11 @@ def _mean_square_of_cosines(everyone: Tensor, z: Tensor) -> Tensor:
     return ((z @ everyone.T).tanh().square().sum(1) / everyone.shape[0]).tanh()
 
 
-def _metric_losses(
-    process: Rank, splits: list[tuple[int, ...]], x: Tensor, w: Tensor
-) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _metric_losses(process, splits, x, w):
     return [_metric_loss(process, split, x, w) for split in splits]
 
 
-def _metric_loss(
-    process: Rank, split: tuple[int, ...], x: Tensor, w: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _metric_loss(process, split, x, w):
     w = w.clone().requires_grad_()
     mine = shares(x, split, process)
     z = mine @ w
@@ -131,8 +127,6 @@ def _metric_loss(
     # whose mean over the ranks is the mean over all rows
     loss = values.sum() * (process.world_size / sum(row_counts(len(values))))
     loss.backward()
-    assert w.grad is not None
-    assert z.grad is not None
     for t in (w.grad, value := loss.detach().clone()):
         dist.all_reduce(t)  # DDP's mean, and the mean of the local values
         t /= process.world_size
@@ -148,8 +142,6 @@ def test_gather_with_grad_and_row_mean_give_one_process_gradient(world: int) -> 
     z.retain_grad()
     expected = _mean_square_of_cosines(z, z).mean()
     expected.backward()
-    assert w.grad is not None
-    assert z.grad is not None
     splits = [split for split in SPLITS if len(split) == world]
     for answers in zip(*run_processes(_metric_losses, world, splits, x, w.detach()), strict=True):
         for value, grad_w, _ in answers:
@@ -164,9 +156,7 @@ def test_gather_with_grad_and_row_mean_give_one_process_gradient(world: int) -> 
 SHAPES = {1: (7,), 2: (6, 5), 3: (3, 4, 2), 0: ()}  # what follows (rows, channels)
 
 
-def _one_norm(
-    shape: tuple[int, ...], dtype: torch.dtype, momentum: float | None, affine: bool
-) -> nn.Module:
+def _one_norm(shape, dtype, momentum, affine):
     kind = [nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d][len(shape)]
     torch.manual_seed(3)
     tracked = affine or momentum is not None
@@ -187,7 +177,6 @@ def _run_norm(norm: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, Tensor]
     x = x.detach().requires_grad_()
     y = norm(x)
     y.backward(upstream)
-    assert x.grad is not None
     grads = {f"grad_{name}": p.grad for name, p in norm.named_parameters()}
     norm.eval()
     out = {"y": y.detach(), "grad_x": x.grad, "evaluated": norm(x).detach(), **grads}
@@ -196,16 +185,14 @@ def _run_norm(norm: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, Tensor]
 
 def _norm_data(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
+    ones = [1] * len(shape)
     x = torch.randn(12, 4, *shape, generator=generator, dtype=torch.float64)
-    x = x * torch.rand(12, 1, *[1] * len(shape), generator=generator) + torch.arange(4.0).view(
-        1, 4, *[1] * len(shape)
-    )
+    x *= torch.rand(12, 1, *ones, generator=generator)
+    x += torch.arange(4.0).view(1, 4, *ones)
     return x, torch.randn(x.shape, generator=generator, dtype=torch.float64)
 
 
-def _norms(
-    process: Rank, splits: list[tuple[int, ...]], fused: bool = False
-) -> list[dict[str, Tensor]]:
+def _norms(process, splits, fused):
     if fused:  # what a GPU does, its kernels by their formulas; in this process only
         sslpipe.models.sync_batchnorm._has_fused_kernels = lambda x: True
         for name, formula in SYNC_BATCHNORM.items():
@@ -225,9 +212,7 @@ def _norms(
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("fused", [False, True])
-def test_sync_batchnorm_equals_one_process_in_value_gradient_and_statistics(
-    world: int, fused: bool
-) -> None:
+def test_sync_batchnorm_equals_one_process_in_value_gradient_and_statistics(world, fused):
     splits = [split for split in [*SPLITS, (0, 12)] if len(split) == world]
     by_rank = run_processes(_norms, world, splits, fused)
     cases = [(split, *case) for split in splits for case in _norm_cases()]
@@ -257,9 +242,7 @@ def test_moments_keep_their_digits_beside_a_large_mean(memory_format: torch.memo
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_keeps_dtype_and_memory_format_with_float32_statistics(
-    dtype: torch.dtype,
-) -> None:
+def test_half_precision_keeps_dtype_and_memory_format_with_float32_statistics(dtype):
     torch.manual_seed(0)
     x = torch.randn(8, 4, 6, 6, dtype=dtype).to(memory_format=torch.channels_last)
     norm, plain = SyncBatchNorm(4), nn.BatchNorm2d(4)
@@ -270,8 +253,6 @@ def test_half_precision_keeps_dtype_and_memory_format_with_float32_statistics(
     y.backward(upstream)
     expected.backward(upstream.float())
     assert y.dtype is dtype
-    assert x.grad is not None
-    assert wide.grad is not None
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert x.grad.is_contiguous(memory_format=torch.channels_last)
     one_rounding = torch.finfo(dtype).eps
