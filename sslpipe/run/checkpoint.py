@@ -238,13 +238,17 @@ def _remove(checkpoint: Path) -> None:
     """Remove a checkpoint; a kill in between leaves none that looks whole."""
     doomed = checkpoint.with_name(f"{_TEMPORARY}{checkpoint.name}-{uuid.uuid4().hex[:8]}")
     os.replace(checkpoint, doomed)
-    shutil.rmtree(doomed)
+    _delete(doomed)
 
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove what a kill left of checkpoints that were being written, or removed."""
     for leftover in folder.glob(f"{_TEMPORARY}*"):
-        if leftover.is_dir() and not leftover.is_symlink():
-            shutil.rmtree(leftover)
-        else:
-            leftover.unlink()
+        _delete(leftover)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

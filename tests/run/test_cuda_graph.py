@@ -9,8 +9,7 @@ from sslpipe.losses import Objective
 from sslpipe.recipe import load_recipe
 from sslpipe.run.cuda_graph import graph_refusal
 from tests.helpers import finetunes
-from tests.helpers.dataset import write_dataset
-from tests.helpers.runs import command_line, write_recipe
+from tests.helpers.runs import command_line, train_words, write_recipe
 
 GRAPH = "run.cuda_graph=true"
 
@@ -56,15 +55,12 @@ def test_an_objective_of_ones_own_is_not_recorded_until_it_says_that_its_calls_a
     assert graph_refusal(recipe, "cuda", 1, Alike()) is None
 
 
-def test_check_and_the_run_say_on_a_cpu_that_it_has_no_effect(tmp_path):
-    recipe, data = write_recipe(tmp_path), write_dataset(tmp_path / "data")
+def test_check_and_the_run_say_on_a_cpu_that_it_has_no_effect(data, tmp_path):
     reason = "run.cuda_graph = true has no effect: cpu has no CUDA graphs"
     settings = GRAPH, "run.device=cpu", "steps=1"
-    assert reason in check_pretraining(load_recipe(recipe, settings), None).warnings
-    run = "--data", str(data), "--run-dir", str(tmp_path / "run")
-    result = command_line("train", str(recipe), *run, *settings)
-    assert result.returncode == 0, result.stderr
-    assert f"warning: {reason}" in result.stderr
+    run = command_line(*train_words(tmp_path, data), *settings, status=0)
+    assert f"warning: {reason}" in run.stderr
+    assert reason in check_pretraining(load_recipe(tmp_path / "tiny.toml", settings), None).warnings
 
 
 def test_a_fine_tuning_refuses_it(tmp_path):

@@ -32,6 +32,7 @@ from tests.helpers.runs import (
     command_line,
     python,
     train_over,
+    train_words,
     write_recipe,
 )
 
@@ -126,16 +127,14 @@ def test_a_launch_that_would_cut_the_model_into_parts_is_refused(name, sharded, 
 
 
 @pytest.mark.slow
-def test_fsdp_launched_on_a_cpu_shards_the_model_and_trains_the_weights_of_ddp(tmp_path):
+def test_fsdp_launched_on_a_cpu_shards_the_model_and_trains_the_weights_of_ddp(data, tmp_path):
     """The launcher would have accelerate do it, which on a CPU does nothing and says nothing."""
-    data, recipe = write_dataset(tmp_path / "data"), write_recipe(tmp_path)
     changes = ("steps=2", "optim.precision=fp64", "run.device=cpu")
-    where = ["--data", str(data), "--run-dir", str(tmp_path / "sharded")]
-    train = ["-m", "sslpipe", "train", str(recipe), *where, *changes]
-    done = python(*launcher("fsdp", "--num_processes", "2"), *train, status=0)
+    words = ("-m", "sslpipe", *train_words(tmp_path, data), *changes)
+    done = python(*launcher("fsdp", "--num_processes", "2"), *words, status=0)
     assert "FSDP: each of 2 processes holds 5,320 of the 10,640 weights" in done.stdout
-    train_over(2, recipe, data, tmp_path / "ddp", *changes)
-    assert_same_weights(tmp_path / "ddp", tmp_path / "sharded", rtol=1e-9, atol=1e-11)
+    train_over(2, tmp_path / "tiny.toml", data, tmp_path / "ddp", *changes)
+    assert_same_weights(tmp_path / "ddp", tmp_path / "run", rtol=1e-9, atol=1e-11)
 
 
 def test_a_launched_finetuning_from_a_backbone_ends_with_the_weights_of_one_process(tmp_path):
@@ -213,7 +212,7 @@ def test_the_launcher_would_start_the_right_processes_on_gpus(name, flags, expec
     assert {key: getattr(arguments, key) for key in expected} == expected
 
 
-def test_a_world_size_that_accelerate_does_not_join_is_one_error_naming_both(tmp_path):
+def test_a_world_size_that_accelerate_does_not_join_is_one_error_naming_both(data, tmp_path):
     script = tmp_path / "stale.py"
     script.write_text(
         "import os, sys\n"
@@ -223,9 +222,7 @@ def test_a_world_size_that_accelerate_does_not_join_is_one_error_naming_both(tmp
         "from sslpipe.__main__ import main\n"
         "main()\n"
     )
-    where = "--data", str(write_dataset(tmp_path / "data")), "--run-dir", str(tmp_path / "run")
-    words = ("train", str(write_recipe(tmp_path)), *where, "run.device=cpu")
-    done = python(str(script), *words, status=2)
+    done = python(str(script), *train_words(tmp_path, data), "run.device=cpu", status=2)
     (error,) = [line for line in done.stderr.splitlines() if "error:" in line]
     assert "WORLD_SIZE = 2" in error
     assert "accelerate joined 1" in error
@@ -266,15 +263,13 @@ main()
 
 
 @pytest.mark.slow
-def test_one_failing_rank_ends_the_launch_with_its_message(tmp_path):
+def test_one_failing_rank_ends_the_launch_with_its_message(data, tmp_path):
     """A launch as messages name it, which needs no file either."""
     script, run_dir = tmp_path / "failing.py", tmp_path / "run"
     script.write_text(FAILING)
-    data = write_dataset(tmp_path / "data")
-    train = ["train", str(write_recipe(tmp_path)), "--data", str(data), "--run-dir", str(run_dir)]
     flags = launch_command(2).removeprefix("torchrun ").removesuffix(" -m sslpipe train")
     words = ("-m", "torch.distributed.run", *flags.split(), str(script))
-    done = python(*words, *train, status=1, HF_HOME=str(tmp_path))
+    done = python(*words, *train_words(tmp_path, data), status=1, HF_HOME=str(tmp_path))
     assert "RuntimeError: the cable of rank 1 was pulled" in done.stderr
     said = (run_dir / "FAILED").read_text()
     assert said == "rank 1: RuntimeError: the cable of rank 1 was pulled\n"
