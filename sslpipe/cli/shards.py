@@ -279,15 +279,15 @@ def index(
         no_columns: Drop the columns that dataset.json has.
     """
     from sslpipe.sharding.cells import parse_columns
-    from sslpipe.sharding.gather import TarColumns, parse_pattern
+    from sslpipe.sharding.gather import parse_pattern
     from sslpipe.sharding.index import check_columns, find_tars, index_folder
     from sslpipe.sharding.scenes import parse_channels, parse_range
-    from sslpipe.sharding.sources import class_names
+    from sslpipe.sharding.sources import SourceOptions, class_names
 
     groups = find_tars(folder, split)
-    columns = TarColumns(
-        () if json_fields is None else parse_columns(json_fields, "--json-fields"),
-        None if name_pattern is None else parse_pattern(name_pattern),
+    columns = SourceOptions(
+        columns=() if json_fields is None else parse_columns(json_fields, "--json-fields"),
+        name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
     )
     if not no_columns:
         check_columns(folder, groups, columns)

@@ -19,8 +19,7 @@ from sslpipe.portable import replacing, write_atomically
 from sslpipe.sharding import LISTS, SOURCES
 from sslpipe.sharding.cells import ColumnSpec
 from sslpipe.sharding.columns import check_kinds, save_columns, without_splits
-from sslpipe.sharding.gather import TarColumns, columns_of_images, columns_of_tars, describe
-from sslpipe.sharding.measure import measure
+from sslpipe.sharding.gather import columns_of_images, columns_of_tars, describe
 from sslpipe.sharding.record import (
     FOLDER,
     Done,
@@ -38,20 +37,28 @@ from sslpipe.sharding.record import (
     shards_in,
     write_record,
 )
+from sslpipe.sharding.scan import measure
 from sslpipe.sharding.scenes import Cut, cut_scenes
 from sslpipe.sharding.sources import Images, SourceOptions
-from sslpipe.sharding.splits import cut_classes, cut_test, describe_cut, relabel
 from sslpipe.sharding.writer import (
     Layout,
     SplitImages,
+    cut_classes,
+    cut_test,
+    describe_cut,
     mean_and_std,
     plan_split,
-    shards_of,
+    relabel,
     write_split,
 )
 
 # (title, number of samples) -> a context that is called with the number written since
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+
+def _silent(title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    return nullcontext(lambda count: None)
+
 
 MOST_NAMED = 5  # of many, in a message
 MISSING = "missing.txt"  # beside dataset.json: SPLIT, tab, the file as the list names it
@@ -62,14 +69,13 @@ class Built(NamedTuple):
     """The manifest in dataset.json (of a part: as it was), and what to say of the build.
 
     `skipped` is "NAME: reason" for each image that cannot be decoded, `missing` the files that a
-    list names and that are not there, by split. Notes are lines about files ignored, columns, the
-    cut into splits, and images converted.
+    list names and that are not there, by split; notes are lines about everything else.
     """
 
     manifest: Manifest
     skipped: list[str]
     missing: dict[str, list[str]]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
 
 def build_dataset(
@@ -87,7 +93,7 @@ def build_dataset(
     origin: str = "",
     license: str = "",
     workers: int = 2,
-    progress: Progress | None = None,
+    progress: Progress = _silent,
     value_range: tuple[float, float] | None = None,
 ) -> Built:
     """Write shards from images; after a stop, the same call resumes to the same bytes.
@@ -126,17 +132,21 @@ def build_dataset(
     manifest = open_manifest(out, options.name)
     # idx files without names: one split may lack the last classes
     classes = merge_classes(manifest.classes, max((i.classes for i in images.values()), key=len))
-    made = _samples(images, options, layout, out, workers)
+    columns, ignored = columns_of_images(images, options), _describe_ignored(images)
+    made = Cut(images, columns, None, None, [])
+    if layout.sensors is not None:
+        pattern = options.name_pattern
+        made = cut_scenes(images, columns, layout.sensors, pattern, out / FOLDER, workers)
     images, columns = made.images, made.columns
-    if test_fraction:
-        split_by = split_by or made.split_by
     splits = {
-        key: SplitImages(relabel(value, classes), np.arange(len(value)), key, columns.get(key, {}))
+        key: SplitImages(relabel(value, classes), np.arange(len(value)), key, columns[key])
         for key, value in images.items()
     }
+    notes = [*ignored, *made.notes, *describe(columns)]
     if test_fraction:
+        split_by = split_by or made.split_by
         splits = cut_test(splits, test_fraction, layout.seed, split_by)
-    cut = describe_cut(splits, split_by) if test_fraction else []
+        notes += describe_cut(splits, split_by)
     if unseen_classes:
         splits = cut_classes(splits, list(unseen_classes), classes)
     for key in splits:
@@ -155,8 +165,8 @@ def build_dataset(
     out.mkdir(parents=True, exist_ok=True)
     written: dict[str, list[Done]] = {}
     for plan in plans:
-        total = sum(len(plan.shards[k]) for k in shards_of(plan, part))
-        with _bar(progress, f"{out.name} {plan.split}", total) as advance:
+        total = sum(len(plan.shards[k]) for k in plan.numbers(part))
+        with progress(f"{out.name} {plan.split}", total) as advance:
             written[plan.split] = write_split(
                 out, plan, part=part, workers=workers, skip_bad=skip_bad, advance=advance
             )
@@ -177,15 +187,13 @@ def build_dataset(
         done=written,
     )
     if part is None:
-        built = _finish(out, manifest, build, workers)
-    else:
-        write_atomically(part_path(out, part), build.model_dump_json(), fsync=True)
-        built = _built(manifest, build)
-    return built._replace(notes=(*made.notes, *describe(columns), *cut, *built.notes))
+        return _finish(out, manifest, build, workers, notes)
+    write_atomically(part_path(out, part), build.model_dump_json(), fsync=True)
+    return _built(manifest, build, notes)
 
 
 def merge_parts(
-    out: Path, folders: Sequence[Path] = (), *, workers: int = 2, progress: Progress | None = None
+    out: Path, folders: Sequence[Path] = (), *, workers: int = 2, progress: Progress = _silent
 ) -> Built:
     """Make the data set of all parts of a build, in any order, as one machine would have.
 
@@ -210,15 +218,8 @@ def merge_parts(
 
     # their shards, checked and brought together
     out.mkdir(parents=True, exist_ok=True)
-    jobs = [
-        (folder, part, done)
-        for folder, part in found
-        for shards in part.done.values()
-        for done in shards
-    ]
 
-    def bring(job: tuple[Path, PartFile, Done]) -> None:
-        folder, part, done = job
+    def bring(folder: Path, part: PartFile, done: Done) -> None:
         if not done.is_unharmed(folder):
             file = done.entry.file if done.entry else ""
             raise DataError(
@@ -229,9 +230,12 @@ def merge_parts(
             for name in (done.entry.file, done.entry.offsets):
                 _link_or_copy(folder / name, out / name)
 
-    bar = _bar(progress, f"merge {out.name}", len(jobs))
-    with bar as advance, ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(bring, jobs):
+    jobs = [(*each, done) for each in found for own in each[1].done.values() for done in own]
+    with (
+        progress(f"merge {out.name}", len(jobs)) as advance,
+        ThreadPoolExecutor(workers) as pool,
+    ):
+        for _ in pool.map(bring, *zip(*jobs, strict=True)):
             advance(1)
 
     # what a whole build leaves, then the parts' own notes may go
@@ -242,29 +246,11 @@ def merge_parts(
     for split, plan in plans.items():
         write_record(record_path(out, split), plan, whole[split])
     build = first.model_copy(update={"part": None, "done": whole})
-    built = _finish(out, manifest, build, workers)
+    built = _finish(out, manifest, build, workers, [])
     for folder, part in found:
         if folder.resolve() == out.resolve() and part.part is not None:
             shutil.rmtree(part_path(folder, part.part).parent)
     return built
-
-
-def _samples(
-    images: dict[str, Images], options: SourceOptions, layout: Layout, out: Path, workers: int
-) -> Cut:
-    """Make samples of a source's images, with their columns: each its own, unless they are cut."""
-    columns, notes = columns_of_images(images, options), _describe_ignored(images)
-    if layout.sensors is None:
-        return Cut(images, columns, None, None, notes)
-    folder, pattern = out / FOLDER, options.name_pattern
-    cut = cut_scenes(images, columns, layout.sensors, pattern, folder, workers)
-    return cut._replace(notes=[*notes, *cut.notes])
-
-
-def _bar(
-    progress: Progress | None, title: str, total: int
-) -> AbstractContextManager[Callable[[int], None]]:
-    return progress(title, total) if progress else nullcontext(lambda count: None)
 
 
 # --- what may be written
@@ -293,16 +279,14 @@ def _check_source(source: str, options: SourceOptions) -> None:
 
 def _check_layout(layout: Layout) -> None:
     """Raise DataError for a change of 8-bit RGB pictures that other images do not take."""
-    sensors = layout.sensors
-    if sensors is None:
+    if layout.sensors is None:
         return
-    option = "--channels" if sensors.channels is not None else "--tile"
-    changes = {
-        "--scatter": layout.scatter and sensors.channels,
-        "--resize-shorter": layout.resize_shorter_px and sensors.channels,
-        "--background": layout.background,
-    }
-    for name, value in changes.items():
+    option = "--channels" if layout.is_array else "--tile"
+    for name, value in (
+        ("--scatter", layout.is_array and layout.scatter),
+        ("--resize-shorter", layout.is_array and layout.resize_shorter_px),
+        ("--background", layout.background),
+    ):
         if value:
             raise DataError(
                 f"{name} changes 8-bit RGB pictures, and {option} stores values as read"
@@ -314,12 +298,10 @@ def _check_type(
 ) -> None:
     """Raise DataError where images are of another type than those of splits that stay."""
     kept = [key for key in manifest.splits if key not in splits]
-    if not kept:
-        return
     image, dtype = manifest.image or RGB8, dtype or RGB8.dtype
     channels = (layout.sensors and layout.sensors.channels) or RGB8.channels
-    new = channels, dtype, not layout.is_array
-    if (image.channels, image.dtype, image.is_rgb8) != new:
+    is_same = (image.channels, image.dtype, image.is_rgb8) == (channels, dtype, not layout.is_array)
+    if kept and not is_same:
         raise DataError(
             f"{', '.join(kept)} of dataset.json has {image.dtype} of {', '.join(image.channels)}, "
             f"and these images are {dtype} of {', '.join(channels)}: a data set has one type; "
@@ -420,36 +402,40 @@ def _link_or_copy(source: Path, target: Path) -> None:
 # --- once all shards are there
 
 
-def _finish(out: Path, manifest: Manifest, build: PartFile, workers: int) -> Built:
+def _finish(
+    out: Path, manifest: Manifest, build: PartFile, workers: int, notes: Sequence[str]
+) -> Built:
     """Write columns, missing.txt and dataset.json; splits that the build does not have stay."""
-    splits = dict(manifest.splits)
-    for key, each in build.done.items():
-        splits[key] = tuple(done.entry for done in each if done.entry is not None)
-        if not splits[key]:
+    shards = {
+        key: tuple(done.entry for done in each if done.entry is not None)
+        for key, each in build.done.items()
+    }
+    for key, own in shards.items():
+        if not own:
             raise DataError(f"split {key!r} has no image that can be decoded")
-    update: dict[str, object] = {"classes": build.classes, "splits": splits}
+    tars = {key: [out / entry.file for entry in own] for key, own in shards.items()}
+    update: dict[str, object] = {"classes": build.classes, "splits": {**manifest.splits, **shards}}
     update |= {"source": build.source, "license": build.license}
     # mean and std are train's, or the first split's while there is no train
-    notes: list[str] = []
+    measured: list[str] = []
     if "train" in build.done or not manifest.splits:
-        measured = build.done.get("train") or next(iter(build.done.values()))
+        key = "train" if "train" in build.done else next(iter(build.done))
         if build.channels is None:
-            update["mean"], update["std"] = mean_and_std(measured)
+            update["mean"], update["std"] = mean_and_std(build.done[key])
             update["image"] = None
         else:
-            tars = [out / done.entry.file for done in measured if done.entry is not None]
-            found = measure(tars, build.channels, build.range)
+            found = measure(tars[key], build.channels, build.range)
             update |= {"image": found.image, "mean": found.mean, "std": found.std}
-            notes = found.notes
-    manifest = manifest.model_copy(update=update)
+            measured = found.notes
     _list_missing(out / MISSING, build)
     specs = tuple(ColumnSpec(name, name, kind) for name, kind in build.columns.items())
-    shards = {key: [out / shard.file for shard in splits[key]] for key in build.done}
     suffixes = IMAGE_SUFFIXES if build.channels is None else ARRAY_SUFFIXES
-    wanted = TarColumns(specs, required=False)
-    columns = columns_of_tars(shards, wanted, workers=workers, suffixes=suffixes)
-    built = _built(save_columns(out, manifest, columns), build)
-    return built._replace(notes=(*built.notes, *notes))
+    columns = columns_of_tars(
+        tars, SourceOptions(columns=specs), required=False, workers=workers, suffixes=suffixes
+    )
+    manifest = save_columns(out, manifest.model_copy(update=update), columns)
+    built = _built(manifest, build, notes)
+    return built._replace(notes=(*built.notes, *measured))
 
 
 def _list_missing(path: Path, build: PartFile) -> None:
@@ -465,13 +451,14 @@ def _list_missing(path: Path, build: PartFile) -> None:
         path.unlink(missing_ok=True)
 
 
-def _built(manifest: Manifest, build: PartFile) -> Built:
+def _built(manifest: Manifest, build: PartFile, notes: Sequence[str]) -> Built:
     """Say what was skipped, and what of images was lost."""
     shards = [done for each in build.done.values() for done in each]
     total = sum(done.entry.samples for done in shards if done.entry is not None)
     lost = sum((Counter(done.lost) for done in shards), Counter[str]())
-    notes = [f"{count:,} of {total:,} images {what}" for what, count in sorted(lost.items())]
-    return Built(manifest, [line for done in shards for line in done.bad], build.missing, (*notes,))
+    said = [f"{count:,} of {total:,} images {what}" for what, count in sorted(lost.items())]
+    skipped = [line for done in shards for line in done.bad]
+    return Built(manifest, skipped, build.missing, (*notes, *said))
 
 
 def _describe_ignored(images: Mapping[str, Images]) -> list[str]:

@@ -7,7 +7,7 @@ digits of a code (007, or more than fit 64 bits) are a text, and so is then each
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple, get_args
@@ -75,45 +75,43 @@ class CellReader:
 
     def __init__(self, spec: ColumnSpec, origin: Origin) -> None:
         self.spec, self.origin = spec, origin
-        self._chunks: list[tuple[str, NDArray[Any]]] = []  # split, values or numbers of cells
-        self._cells: dict[tuple[type, Value], int] = {}  # the distinct ones -> their numbers
-        self._first: dict[str, tuple[str, object]] = {}  # what was met -> where first, and the cell
+        self._chunks: dict[str, list[NDArray[np.int64]]] = {}  # numbers of cells, by split
+        self._numbers: dict[tuple[type, Value], int] = {}  # of the distinct ones
+        self._cells: list[tuple[Value, str]] = []  # these, and who has each first
 
     def add(self, split: str, cells: Iterable[object], names: Sequence[str]) -> None:
         """Add the cells of some samples, whose names are for messages."""
-        rows = [self._plain(cell, name) for cell, name in zip(cells, names, strict=True)]
-        kind = self.spec.kind
-        stored = kind is not None and kind != "text"  # else by number, until all are there
-        values = np.full(len(rows), -1, np.int64)
-        if stored:
-            values = np.full(len(rows), STORED[str(kind)].missing, STORED[str(kind)].dtype)
-        for place, (row, name) in enumerate(zip(rows, names, strict=True)):
-            if row is not None:
-                number = self._convert(str(kind), row, name) if stored else self._number(row, name)
-                values[place] = number
-        self._chunks.append((split, values))
+        numbers = np.full(len(names), -1, np.int64)  # -1: missing
+        for place, (cell, name) in enumerate(zip(cells, names, strict=True)):
+            if (plain := self._plain(cell, name)) is not None:
+                numbers[place] = self._numbers.setdefault((type(plain), plain), len(self._cells))
+                if numbers[place] == len(self._cells):
+                    self._cells.append((plain, name))
+        self._chunks.setdefault(split, []).append(numbers)
 
     def finish(self) -> dict[str, ColumnValues]:
         """Give the values by split, in the order in which they were added."""
         kind = self.spec.kind or self._inferred()
-        if kind == "time" and {"in UTC", "with an offset"} <= self._first.keys():
-            raise self._mixed("in UTC", "with an offset", "write the offset of all")
         strings: list[str] = []
-        table = np.full(len(self._cells) + 1, STORED[kind].missing, STORED[kind].dtype)
         if kind == "text":
-            texts = [_text(cell) for _, cell in self._cells]
+            texts = [c.isoformat() if isinstance(c, datetime) else str(c) for c, _ in self._cells]
             strings = sorted(set(texts))
             ranks = {text: rank for rank, text in enumerate(strings)}
-            table[:-1] = [ranks[text] for text in texts]
-        elif self.spec.kind is None:
-            table[:-1] = [CONVERT[kind](cell) for _, cell in self._cells]
-        values: dict[str, list[NDArray[Any]]] = {}
-        for split, chunk in self._chunks:
-            by_number = self.spec.kind in (None, "text")  # a missing one, -1, reads the last
-            values.setdefault(split, []).append(table[chunk] if by_number else chunk)
+            values: list[Any] = [ranks[text] for text in texts]
+        else:
+            values = [self._convert(kind, *cell) for cell in self._cells]
+        if kind == "time":
+            first: dict[str, tuple[Value, str]] = {}
+            for cell in self._cells:
+                if isinstance(cell[0], str):
+                    first.setdefault("with an offset" if has_offset(cell[0]) else "in UTC", cell)
+            if len(first) == 2:
+                raise self._mixed(first, "in UTC", "with an offset", "write the offset of all")
+        # a missing one, -1, reads the last
+        table = np.array([*values, STORED[kind].missing], STORED[kind].dtype)
         return {
-            split: ColumnValues(kind, np.concatenate(chunks), strings)
-            for split, chunks in values.items()
+            split: ColumnValues(kind, table[np.concatenate(chunks)], strings)
+            for split, chunks in self._chunks.items()
         }
 
     def _plain(self, cell: object, name: str) -> Value | None:
@@ -124,7 +122,7 @@ class CellReader:
             try:
                 cell = cell.decode()
             except UnicodeDecodeError:
-                raise self._wrong(name, cell, "is bytes that are no text in UTF-8") from None
+                raise self._wrong(cell, name, "is bytes that are no text in UTF-8") from None
         if isinstance(cell, str):
             return cell if cell.strip() else None
         if isinstance(cell, bool):
@@ -136,49 +134,41 @@ class CellReader:
             return None if math.isnan(cell) else cell
         if isinstance(cell, date):
             return datetime(cell.year, cell.month, cell.day)
-        raise self._wrong(name, cell, f"is a {type(cell).__name__}, no value of a column")
+        raise self._wrong(cell, name, f"is a {type(cell).__name__}, no value of a column")
 
-    def _convert(self, kind: str, row: Value, name: str) -> int | float:
+    def _convert(self, kind: str, cell: Value, name: str) -> int | float:
         try:
-            value = CONVERT[kind](row)
+            return CONVERT[kind](cell)
         except ValueError as error:
-            text = f", or give {self.spec.name}:text"
-            raise self._wrong(name, row, f"{error}", text) from None
-        if kind == "time" and isinstance(row, str):
-            self._meet("with an offset" if has_offset(row) else "in UTC", name, row)
-        return value
+            remedy = f", or give {self.spec.name}:text"
+            raise self._wrong(cell, name, f"{error}", remedy) from None
 
-    def _number(self, row: Value, name: str) -> int:
-        """Number a cell by first appearance; note its kind, where that is to be inferred."""
-        number = self._cells.setdefault((type(row), row), len(self._cells))
-        if self.spec.kind is None and number == len(self._cells) - 1:
-            self._meet(self._kind_of(row, name), name, row)
-        return number
-
-    def _kind_of(self, row: Value, name: str) -> str:
-        """Say what a cell is: a kind, "code", "large integer", or "nan" of a number or a name."""
-        kind: str = _TYPES.get(type(row), "text")
-        if isinstance(row, str):
-            plain = row.strip()
-            if _DATE.match(plain) and _reads("time", plain):
-                kind = "time"
-            elif self.origin != "typed":
-                if plain.lower() == "nan":
-                    kind = "nan"
-                elif _DIGITS.fullmatch(plain):
-                    padded = plain.startswith("0") and len(plain) > 1
-                    kind = "code" if padded or not _reads("integer", plain) else "integer"
-                elif _reads("float", plain):
-                    kind = "float"
-        if kind in CONVERT:
-            value = self._convert(kind, row, name)
-            if kind == "integer" and abs(value) > EXACT_FLOAT:
-                self._meet("large integer", name, row)
-        return kind
+    def _kind_of(self, cell: Value) -> str:
+        """Say what a cell is: a kind, "code", or "nan" of a number or a name."""
+        if not isinstance(cell, str):
+            return _TYPES.get(type(cell), "text")
+        plain = cell.strip()
+        if _DATE.match(plain) and _reads("time", plain):
+            return "time"
+        if self.origin == "typed":
+            return "text"
+        if plain.lower() == "nan":
+            return "nan"
+        if _DIGITS.fullmatch(plain):
+            padded = plain.startswith("0") and len(plain) > 1
+            return "code" if padded or not _reads("integer", plain) else "integer"
+        return "float" if _reads("float", plain) else "text"
 
     def _inferred(self) -> Kind:
-        """Return the kind of all that was met. Raises: DataError where there is more than one."""
-        met = {*self._first} - {"in UTC", "with an offset", "large integer"}
+        """Return the kind of all cells. Raises: DataError where there is more than one."""
+        first: dict[str, tuple[Value, str]] = {}  # what is met -> where first
+        for cell, name in self._cells:
+            kind = self._kind_of(cell)
+            first.setdefault(kind, (cell, name))
+            value = self._convert(kind, cell, name) if kind in CONVERT else 0
+            if kind == "integer" and abs(value) > EXACT_FLOAT:
+                first.setdefault("large integer", (cell, name))
+        met = {*first} - {"large integer"}
         if "code" in met:
             met = met - {"code", "nan", "integer", "float"} | {"text"}
         elif met & {"integer", "float"} and "nan" in met:
@@ -187,34 +177,29 @@ class CellReader:
             met |= {"text"}
         met -= {"nan"}
         if met == {"integer", "float"}:
-            if "large integer" in self._first:
-                raise self._mixed("large integer", "float", f"give {self.spec.name}:float to round")
+            if "large integer" in first:
+                remedy = f"give {self.spec.name}:float to round"
+                raise self._mixed(first, "large integer", "float", remedy)
             return "float"
         if len(met) > 1 and self.origin != "name":
             one, *_, other = sorted(met, key=lambda kind: (kind == "text", kind))
-            raise self._mixed(one, other, f"mend them, or give {self.spec.name}:text")
+            raise self._mixed(first, one, other, f"mend them, or give {self.spec.name}:text")
         return next((kind for kind in KINDS if met == {kind}), "text")
 
-    def _meet(self, what: str, name: str, cell: object) -> None:
-        self._first.setdefault(what, (name, cell))
-
-    def _wrong(self, name: str, cell: object, reason: str, remedy: str = "") -> DataError:
+    def _wrong(self, cell: object, name: str, reason: str, remedy: str = "") -> DataError:
         return DataError(
             f"{name}: {self.spec.field} = {shown(cell)} {reason}; mend it, or "
             f"leave it empty{remedy}"
         )
 
-    def _mixed(self, one: str, other: str, remedy: str) -> DataError:
+    def _mixed(
+        self, first: Mapping[str, tuple[Value, str]], one: str, other: str, remedy: str
+    ) -> DataError:
         met = []
         for what in (one, other):  # no text may have been met, but what stands for one
-            found = next(each for each in (what, "code", "nan") if each in self._first)
-            name, cell = self._first[found]
+            cell, name = next(first[each] for each in (what, "code", "nan") if each in first)
             met.append(f"{name} holds {shown(cell)} ({what})")
         return DataError(f"column {self.spec.name!r} mixes kinds: {', '.join(met)}; {remedy}")
-
-
-def _text(cell: Value) -> str:
-    return cell.isoformat() if isinstance(cell, datetime) else str(cell)
 
 
 def _reads(kind: str, text: str) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from sslpipe.data.index import IMAGE_SUFFIXES
 from sslpipe.errors import DataError, did_you_mean, shown
@@ -24,20 +23,6 @@ from sslpipe.sharding.sources import Images, SourceOptions
 
 PATTERN_S = 2  # CPU time that --name-pattern may take, and a millisecond for each name
 MOST_JSON_BYTES = 2**24  # of a member; what is larger is no description of an image
-
-
-class TarColumns(NamedTuple):
-    """What is read from the samples of tars: fields of KEY.json, named groups of an image's name.
-
-    With `required` a field that no sample has is an error.
-    """
-
-    fields: tuple[ColumnSpec, ...] = ()
-    name_pattern: re.Pattern[str] | None = None
-    required: bool = True
-
-    def __bool__(self) -> bool:
-        return bool(self.fields or self.name_pattern)
 
 
 def columns_of_images(images: Mapping[str, Images], options: SourceOptions) -> dict[str, Columns]:
@@ -54,55 +39,53 @@ def columns_of_images(images: Mapping[str, Images], options: SourceOptions) -> d
                 f"--columns {name!r}: the source has no such column{did_you_mean(name, known)}; "
                 f"it has: {', '.join(known) or 'none'}"
             )
-    readers = _readers(options.columns, options.in_names, next(iter(images.values())).origin)
+    readers = _readers(options, next(iter(images.values())).origin)
     for split, own in images.items():
         matched = match_names(own.names, options.name_pattern)
         for field, reader in readers.items():
-            cells = matched[field] if field in matched else own.cells[field]
-            reader.add(split, cells, own.names)
-    return _by_split(images, readers.values())
+            reader.add(split, (matched if field in matched else own.cells)[field], own.names)
+    return _by_split(images, readers)
 
 
 def columns_of_tars(
     shards: Mapping[str, Sequence[Path]],
-    wanted: TarColumns,
+    options: SourceOptions,
     *,
+    required: bool = True,
     workers: int = 2,
     suffixes: Sequence[str] = IMAGE_SUFFIXES,
 ) -> dict[str, Columns]:
     """Read columns from the samples of tars, by split, in order; nothing else of them is read.
 
+    They are keys of KEY.json, and named groups of an image's name. With `required` a key that no
+    sample has is an error.
+
     Raises: DataError as `columns_of_images`, or where a KEY.json is no JSON object.
     """
-    groups = list(wanted.name_pattern.groupindex) if wanted.name_pattern else []
-    fields = [spec.field for spec in wanted.fields if spec.field not in groups]
-    readers = _readers(wanted.fields, groups, "typed")
+    fields, readers = options.fields, _readers(options, "typed")
 
     def read(path: Path) -> tuple[list[str], dict[str, list[object]], set[str]]:
         samples = scan_tar(path, suffixes)
         trees = _read_json(path, samples) if fields else []
-        names = [sample.name for sample in samples]
-        cells: dict[str, list[object]] = {
-            field: [tree.get(field) for tree in trees] for field in fields
-        }
-        return names, cells, {k for tree in trees for k in tree}
+        cells = {field: [tree.get(field) for tree in trees] for field in fields}
+        return [sample.name for sample in samples], cells, {k for tree in trees for k in tree}
 
     seen = set[str]()
     with ThreadPoolExecutor(workers) as pool:
-        for split, paths in shards.items() if wanted else ():
+        for split, paths in shards.items() if readers else ():
             for path, (names, cells, keys) in zip(paths, pool.map(read, paths), strict=True):
-                matched = match_names(names, wanted.name_pattern)  # here: see _time_limit
-                cells |= {group: [*texts] for group, texts in matched.items()}
+                matched = match_names(names, options.name_pattern)  # here: see _time_limit
+                told = [f"{path.name} {name}" for name in names]
                 for field, reader in readers.items():
-                    reader.add(split, cells[field], [f"{path.name} {name}" for name in names])
+                    reader.add(split, matched[field] if field in matched else cells[field], told)
                 seen |= keys
     for field in fields:
-        if wanted.required and field not in seen:
+        if required and field not in seen:
             raise DataError(
                 f"--json-fields {field!r}: no sample has it{did_you_mean(field, seen)}; in their "
                 f"JSON is: {', '.join(sorted(seen)[:20]) or 'nothing'}"
             )
-    return _by_split(shards, readers.values())
+    return _by_split(shards, readers)
 
 
 def match_names(
@@ -209,26 +192,24 @@ def describe(columns: Mapping[str, Columns]) -> list[str]:
     return lines
 
 
-def _readers(
-    specs: Iterable[ColumnSpec], in_names: Sequence[str], origin: Origin
-) -> dict[str, CellReader]:
+def _readers(options: SourceOptions, origin: Origin) -> dict[str, CellReader]:
     """Make a reader for each column, by its field: those asked for, then all that names hold."""
-    wanted = {spec.field: spec for spec in specs}
-    for name in in_names:
+    wanted = {spec.field: spec for spec in options.columns}
+    for name in options.in_names:
         wanted.setdefault(name, ColumnSpec(name, name, None))
     for name in (names := [spec.name for spec in wanted.values()]):
         check_name(name, names)
-        if names.count(name) > 1 or list(in_names).count(name) > 1:
+        if names.count(name) > 1:
             raise DataError(f"two columns are named {name!r}; rename one")
     return {
-        field: CellReader(spec, "name" if field in in_names else origin)
+        field: CellReader(spec, "name" if field in options.in_names else origin)
         for field, spec in wanted.items()
     }
 
 
-def _by_split(splits: Iterable[str], readers: Iterable[CellReader]) -> dict[str, Columns]:
-    columns: dict[str, Columns] = {split: {} for split in splits}
-    for reader in readers:
-        for split, values in reader.finish().items():
-            columns[split] = {**columns[split], reader.spec.name: values}
-    return columns
+def _by_split(splits: Iterable[str], readers: Mapping[str, CellReader]) -> dict[str, Columns]:
+    finished = [(reader.spec.name, reader.finish()) for reader in readers.values()]
+    return {
+        split: {name: values[split] for name, values in finished if split in values}
+        for split in splits
+    }

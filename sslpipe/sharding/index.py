@@ -14,10 +14,10 @@ from sslpipe.data.storage import join, read_range
 from sslpipe.errors import DataError
 from sslpipe.portable import sha256_of
 from sslpipe.sharding.columns import save_columns
-from sslpipe.sharding.gather import TarColumns, columns_of_tars
-from sslpipe.sharding.measure import measure
-from sslpipe.sharding.record import load_manifest, merge_classes, open_manifest
-from sslpipe.sharding.scan import index_tar, offset_rows, scan_tar
+from sslpipe.sharding.gather import columns_of_tars
+from sslpipe.sharding.record import merge_classes, open_manifest
+from sslpipe.sharding.scan import index_tar, measure, offset_rows, scan_tar
+from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.writer import Advance
 
 _TAR_SUFFIX = re.compile(r"\.(tar|tgz|tbz2|txz|tar\.[a-z0-9]+)$", re.IGNORECASE)
@@ -58,7 +58,7 @@ def index_folder(
     groups: dict[str, list[Path]],
     classes: tuple[str, ...],
     *,
-    columns: TarColumns = TarColumns(),  # noqa: B008  # a tuple
+    columns: SourceOptions = SourceOptions(),  # noqa: B008  # frozen
     workers: int = 2,
     advance: Advance = lambda count: None,
     channels: tuple[str, ...] | None = None,
@@ -112,17 +112,14 @@ def index_folder(
     return save_columns(folder, manifest.model_copy(update=update), found)
 
 
-def check_columns(folder: Path, splits: Iterable[str], columns: TarColumns) -> None:
+def check_columns(folder: Path, splits: Iterable[str], columns: SourceOptions) -> None:
     """Raise DataError where splits are to be indexed again without the columns that they have."""
-    manifest = load_manifest(folder)
-    if columns or manifest is None:
-        return
     fields = [
         f"{name}:{entry.kind}"
-        for name, entry in manifest.columns.items()
+        for name, entry in open_manifest(folder).columns.items()
         if set(splits) & set(entry.splits)
     ]
-    if fields:
+    if fields and not (columns.columns or columns.name_pattern):
         raise DataError(
             f"{folder / 'dataset.json'} has columns of these splits: give --json-fields "
             f"{','.join(fields)} to read them again, or --no-columns to drop them"

@@ -7,7 +7,7 @@ arXiv:1511.06452), Stanford Online Products, Market-1501 and In-shop come so.
 
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from sslpipe.sharding.sources import (
     Images,
     Row,
     SourceOptions,
-    chosen_splits,
-    from_files,
-    images_under,
+    files_under,
+    from_rows,
+    is_image,
     read_file,
     root_folder,
 )
@@ -37,15 +37,14 @@ def read_cub(options: SourceOptions) -> dict[str, Images]:
     Train has the first half of the classes.
     """
     root = root_folder(options)
-    names = {number: name for number, name in _table(root / "classes.txt", 2)}
-    label = {image: number for image, number in _table(root / "image_class_labels.txt", 2)}
-    paths = {image: root / "images" / path for image, path in _table(root / "images.txt", 2)}
+    tables = (_table(root / f"{name}.txt", 2) for name in ("classes", "image_class_labels"))
+    names, label = (dict(table) for table in tables)
     ranked = sorted(names, key=int)
-    train = set(ranked[: len(ranked) // 2])
     groups: dict[str, list[Row]] = {"train": [], "test": []}
-    for image, path in paths.items():
-        groups["train" if label[image] in train else "test"].append((path, names[label[image]]))
-    return _splits(options, root, groups)
+    for image, path in _table(root / "images.txt", 2):
+        split = "train" if label[image] in ranked[: len(ranked) // 2] else "test"
+        groups[split].append((root / "images" / path, names[label[image]]))
+    return from_rows(options, root, groups)
 
 
 def read_cars(options: SourceOptions) -> dict[str, Images]:
@@ -75,7 +74,7 @@ def read_cars(options: SourceOptions) -> dict[str, Images]:
     groups: dict[str, list[Row]] = {"train": [], "test": []}
     for path, label in rows:
         groups["test" if label > len(names) // 2 else "train"].append((path, names[label - 1]))
-    return _splits(options, root, groups)
+    return from_rows(options, root, groups)
 
 
 def read_products(options: SourceOptions) -> dict[str, Images]:
@@ -91,7 +90,7 @@ def read_products(options: SourceOptions) -> dict[str, Images]:
             (root / path, label, path.partition("/")[0].removesuffix("_final"))
             for _, label, _, path in rows
         ]
-    return _splits(options, root, groups, ("kind",))
+    return from_rows(options, root, groups, ("kind",))
 
 
 def read_market(options: SourceOptions) -> dict[str, Images]:
@@ -107,13 +106,13 @@ def read_market(options: SourceOptions) -> dict[str, Images]:
     groups: dict[str, list[Row]] = {}
     for split, name in folders.items():
         groups[split] = []
-        for path in images_under(root / name):
+        for path in filter(is_image, files_under(root / name)):
             match = _MARKET_NAME.match(path.name)
             if match is None:
                 raise DataError(f"{path} is not named as in 0002_c1s1_000451_03.jpg")
             person = "" if match[1] in ("0000", "-1") else match[1]
             groups[split].append((path, person, person, match[2], match[3]))
-    return _splits(options, root, groups, ("person", "camera", "sequence"))
+    return from_rows(options, root, groups, ("person", "camera", "sequence"))
 
 
 def read_inshop(options: SourceOptions) -> dict[str, Images]:
@@ -135,7 +134,7 @@ def read_inshop(options: SourceOptions) -> dict[str, Images]:
         if row:
             view = Path(parts[-1]).stem.split("_", 2)[-1]  # 02_1_front.jpg
             groups[row[2]].append((root / row[0], row[1], parts[-3], view))
-    return _splits(options, root, groups, ("kind", "view"))
+    return from_rows(options, root, groups, ("kind", "view"))
 
 
 def read_torchvision(options: SourceOptions) -> dict[str, Images]:
@@ -201,20 +200,6 @@ def _from_torchvision(
     sizes = np.full(len(dataset), first, np.int64)
     numbers = [f"{split}/{i}" for i in range(len(dataset))]
     return Images(numbers, labels.astype(np.int64), sizes, classes, read)
-
-
-def _splits(
-    options: SourceOptions, root: Path, groups: dict[str, list[Row]], columns: Sequence[str] = ()
-) -> dict[str, Images]:
-    """Describe the rows of each split; `columns` name what follows image and class."""
-    splits = {}
-    for split in chosen_splits(options, groups, root):
-        if not groups[split]:
-            raise DataError(f"{root} has no image of split {split!r}")
-        splits[split] = from_files(
-            root, groups[split], groups, columns, skip_missing=options.skip_missing
-        )
-    return splits
 
 
 def _table(path: Path, columns: int) -> list[list[str]]:

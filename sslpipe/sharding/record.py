@@ -30,11 +30,6 @@ FOLDER = ".build"
 # --- dataset.json
 
 
-def load_manifest(folder: Path) -> Manifest | None:
-    """Read the manifest of a folder; None where it has none yet."""
-    return load_index(folder).manifest if (folder / "dataset.json").exists() else None
-
-
 def save_manifest(folder: Path, manifest: Manifest) -> None:
     """Write dataset.json into the folder, atomically, in the oldest schema that holds it."""
     write_atomically(folder / "dataset.json", manifest_text(manifest), fsync=True)
@@ -42,8 +37,11 @@ def save_manifest(folder: Path, manifest: Manifest) -> None:
 
 def open_manifest(folder: Path, name: str | None = None) -> Manifest:
     """Read the manifest of a folder; where it has none yet, return one without splits."""
-    new = Manifest(schema_version=SCHEMA_VERSIONS[0], name=name or folder.resolve().name, splits={})
-    return load_manifest(folder) or new
+    if (folder / "dataset.json").exists():
+        return load_index(folder).manifest
+    return Manifest(
+        schema_version=SCHEMA_VERSIONS[0], name=name or folder.resolve().name, splits={}
+    )
 
 
 def merge_classes(known: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:

@@ -7,13 +7,14 @@ samples are read one by one, as the bytes that a shard holds.
 import io
 import itertools
 import math
+import mmap
 import os
 import re
 import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -44,24 +45,15 @@ MOST_LOOKED_AT = 64  # tiles of a scene, for its range
 
 
 class Sensors(NamedTuple):
-    """What of other images than 8-bit RGB, and of scenes, decides the bytes of the shards.
+    """What of other images than 8-bit RGB, and of scenes, decides the bytes of the shards."""
 
-    Args:
-        channels: Their names; None: 8-bit RGB.
-        pages: See `sensors.Pages`; `slice_axis` as well.
-        nan: What stands for values that are NaN or infinite; None: such an image is bad.
-        tile_px: Side of the tiles that scenes are cut into; None: they are not.
-        stride_px: From tile to tile.
-        min_content: Least share of a tile's blocks that show something; see `content`.
-    """
-
-    channels: tuple[str, ...] | None = None
-    pages: Any = None
+    channels: tuple[str, ...] | None = None  # their names; None: 8-bit RGB
+    pages: Any = None  # see `sensors.Pages`, as slice_axis
     slice_axis: int = 2
-    nan: float | None = None
-    tile_px: int | None = None
-    stride_px: int | None = None
-    min_content: float = 0.0
+    nan: float | None = None  # stands for NaN and infinite values; None: such an image is bad
+    tile_px: int | None = None  # side of the tiles that scenes are cut into; None: they are not
+    stride_px: int | None = None  # from tile to tile
+    min_content: float = 0.0  # least share of a tile's blocks that show something; see `content`
 
 
 def parse_channels(text: str | None) -> tuple[str, ...] | None:
@@ -69,9 +61,9 @@ def parse_channels(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
     names = tuple(name.strip() for name in text.split(","))
-    ends = (0.0,) * len(names), (1.0,) * len(names)
+    ones = (1.0,) * len(names)
     try:
-        ImageType(channels=names, dtype="float32", low=ends[0], high=ends[1])
+        ImageType(channels=names, dtype="float32", low=(0.0,) * len(names), high=ones)
     except ValidationError as error:
         said = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise DataError(f"--channels {text!r}: {said}; write names, as in red,green,nir") from None
@@ -119,33 +111,19 @@ def parse_sensors(
 
 
 class Cut(NamedTuple):
-    """Samples of all splits, with columns; `dtype` of images that are not 8-bit RGB.
-
-    `window` is the low and high value that all files say to look at, None where they differ;
-    `split_by` the column that keeps samples of a file in one split.
-    """
+    """Samples of all splits, with columns."""
 
     images: dict[str, Images]
     columns: dict[str, Columns]
-    dtype: str | None
-    window: tuple[float, float] | None
+    dtype: str | None  # of images that are not 8-bit RGB
+    window: tuple[float, float] | None  # low and high value that all files say to look at
     notes: list[str]
-    split_by: str | None = None
+    split_by: str | None = None  # the column that keeps samples of a file in one split
 
 
-class _Scene(NamedTuple):
-    """What one or several files hold: planes, or why there are none."""
+class _Window(NamedTuple):
+    """A part of one of a scene's images."""
 
-    name: str
-    file: int  # of the source, whose label and columns the samples have
-    planes: Planes | BadSample | None  # None: opened again when it is read
-    paths: tuple[Path, ...]
-
-
-class _Sample(NamedTuple):
-    """A window of one of a scene's images."""
-
-    scene: int
     page: int = 0
     y: int = 0
     x: int = 0
@@ -156,6 +134,16 @@ class _Sample(NamedTuple):
         """Read it, (h, w, C)."""
         rows, columns = slice(self.y, self.y + self.height), slice(self.x, self.x + self.width)
         return planes.read(self.page, rows, columns)
+
+
+class _Scene(NamedTuple):
+    """What one or several files hold: planes, or why there are none; a sample for each window."""
+
+    name: str
+    file: int  # of the source, whose label and columns the samples have
+    paths: Sequence[Path]
+    planes: Planes | BadSample
+    windows: Sequence[_Window] = (_Window(),)  # of a bad one, one stands for it
 
 
 def cut_scenes(
@@ -179,36 +167,40 @@ def cut_scenes(
     Raises:
         DataError: Files are of different types, or no tile shows anything; two are named.
     """
-    scratch, notes = _Scratch(folder), list[str]()
     if not all(files.paths for files in splits.values()):
         raise DataError("--channels and --tile need a source of files: folder or csv")
+    scratch, notes = _Scratch(folder), list[str]()
     opened = {
-        split: _open_scenes(files, sensors, pattern, workers) for split, files in splits.items()
+        split: _open_scenes(files, sensors, pattern, scratch, workers)
+        for split, files in splits.items()
     }
-    good = [
-        (scene.name, scene.planes)
+    good = {
+        scene.name: scene.planes
         for own in opened.values()
         for scene in own
         if isinstance(scene.planes, Planes)
-    ]
-    for scene in good:
-        _check_type(good[0], scene, sensors)
-    dtype, channels = (good[0][1].dtype, good[0][1].shape[2]) if good else (np.dtype("u1"), 3)
+    }
+    for name in good:
+        _check_type(good, name, sensors)
+    first = next(iter(good.values()), None)
+    dtype = first.dtype if first else np.dtype("u1")
+    pixel_bytes = dtype.itemsize * (first.shape[2] if first else 3)
     images, own_columns = dict[str, Images](), dict[str, Columns]()
     for split, files in splits.items():
-        samples, skipped = _cut(opened[split], sensors, scratch, workers)
-        if skipped:
+        scenes, total = opened[split], sum(len(scene.windows) for scene in opened[split])
+        if sensors.min_content:
+            scenes = [_with_content(scene, sensors.min_content, workers) for scene in scenes]
+        left = sum(len(scene.windows) for scene in scenes)
+        if left < total:
             notes.append(
-                f"split {split}: {skipped:,} of {skipped + len(samples):,} tiles skipped, with "
-                f"less than {sensors.min_content:g} of content"
+                f"split {split}: {total - left:,} of {total:,} tiles skipped, with less than "
+                f"{sensors.min_content:g} of content"
             )
-        if not samples:
+        if not left:
             raise DataError(f"split {split!r}: every tile is empty; give a lower --min-content")
         kept = {name: own for name, own in columns[split].items() if name != CHANNEL}
-        images[split], own_columns[split] = _described(
-            files, kept, opened[split], samples, sensors, channels * dtype.itemsize
-        )
-    windows = {planes.window for _, planes in good}
+        images[split], own_columns[split] = _described(files, kept, scenes, sensors, pixel_bytes)
+    windows = {planes.window for planes in good.values()}
     return Cut(
         images,
         own_columns,
@@ -223,16 +215,30 @@ def cut_scenes(
 
 
 def _open_scenes(
-    files: Images, sensors: Sensors, pattern: re.Pattern[str] | None, workers: int
+    files: Images,
+    sensors: Sensors,
+    pattern: re.Pattern[str] | None,
+    scratch: "_Scratch",
+    workers: int,
 ) -> list[_Scene]:
+    """Open all files, and say which windows of them are samples.
+
+    What is decoded as a whole is copied once a tile is read, and then read by windows.
+    """
+
     def opened(job: tuple[str, tuple[int, ...]]) -> _Scene:
         name, numbers = job
-        paths = tuple(files.paths[number] for number in numbers)
+        paths = [files.paths[number] for number in numbers]
         try:
-            planes: Planes | BadSample = _open(paths, sensors)
+            parts = _open(paths, sensors)
+            windows = _windows(_joined(parts), sensors)
+            for k, part in enumerate(parts):
+                is_tiled = len(windows) > part.total
+                if not part.has_windows and (is_tiled or (len(windows) > 1 and part.load)):
+                    parts[k] = scratch.lazily(part)
+            return _Scene(name, numbers[0], paths, _joined(parts), windows)
         except BadSample as error:
-            planes = error
-        return _Scene(name, numbers[0], planes, paths)
+            return _Scene(name, numbers[0], paths, error)
 
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(opened, _grouped(files.names, sensors, pattern)))
@@ -264,97 +270,60 @@ def _grouped(
     return [(name, tuple(own[channel] for channel in wanted)) for name, own in groups.items()]
 
 
-def _open(paths: Sequence[Path], sensors: Sensors) -> Planes:
-    """Planes of files whose channels belong together. Raises: BadSample."""
+def _open(paths: Sequence[Path], sensors: Sensors) -> list[Planes]:
     pages = Pages(sensors.pages, sensors.slice_axis, sensors.channels is None)
-    return _joined([open_planes(path, pages) for path in paths])
+    return [open_planes(path, pages) for path in paths]
 
 
-def _joined(each: Sequence[Planes]) -> Planes:
+def _joined(parts: Sequence[Planes]) -> Planes:
     """Planes of one size and type as the channels of one image. Raises: BadSample."""
-    if len(each) == 1:
-        return each[0]
-    kinds = [(one.total, one.shape[:2], one.dtype) for one in each]
+    if len(parts) == 1:
+        return parts[0]
+    kinds = [(part.total, part.shape[:2], part.dtype) for part in parts]
     if other := next((kind for kind in kinds if kind != kinds[0]), None):
         one, two = ("{} x {} {}".format(*kind) for kind in (kinds[0], other))
         raise BadSample(f"channels of {one} and {two}")
 
     def read(image: int, rows: slice, columns: slice) -> Array:
-        return np.concatenate([planes.read(image, rows, columns) for planes in each], axis=2)
+        return np.concatenate([part.read(image, rows, columns) for part in parts], axis=2)
 
-    shape = *kinds[0][1], sum(planes.shape[2] for planes in each)
-    has_windows = all(planes.has_windows for planes in each)
-    return Planes(kinds[0][0], shape, kinds[0][2], read, None, has_windows, parts=tuple(each))
+    total, (height, width), dtype = kinds[0]
+    return Planes(total, (height, width, sum(part.shape[2] for part in parts)), dtype, read)
 
 
-def _check_type(first: tuple[str, Planes], scene: tuple[str, Planes], sensors: Sensors) -> None:
+def _check_type(scenes: Mapping[str, Planes], name: str, sensors: Sensors) -> None:
     """Raise DataError where a scene is of another type than the first one, or than asked for."""
-    one, other = (f"{name} has {planes.shape[2]} channels" for name, planes in (first, scene))
-    (_, planes), (_, theirs), names = first, scene, sensors.channels
+    first, planes, names = next(iter(scenes)), scenes[name], sensors.channels
+    types = [(each.shape[2], each.dtype) for each in (scenes[first], planes)]
+    (count, dtype), (own_count, own_dtype) = types
     if names is None:
-        if theirs.dtype != np.uint8 or theirs.shape[2] not in (1, 3):
+        if own_dtype != np.uint8 or own_count not in (1, 3):
             raise DataError(
-                f"{other} of {theirs.dtype}, of which 8-bit RGB would lose some: name its "
-                "channels with --channels NAME,..."
+                f"{name} has {own_count} channels of {own_dtype}, of which 8-bit RGB would lose "
+                "some: name its channels with --channels NAME,..."
             )
-    elif (planes.shape[2], planes.dtype) != (theirs.shape[2], theirs.dtype):
+    elif types[0] != types[1]:
         raise DataError(
-            f"{one} of {planes.dtype}, and {other} of {theirs.dtype}: a data set has one type; "
-            "convert some, or build two data sets"
+            f"{first} has {count} channels of {dtype}, and {name} has {own_count} channels of "
+            f"{own_dtype}: a data set has one type; convert some, or build two data sets"
         )
-    elif planes.shape[2] != len(names):
-        raise DataError(f"{one}, and --channels names {len(names)}: {', '.join(names)}")
-    elif names == RGB8.channels and planes.dtype == np.uint8:
+    elif count != len(names):
+        raise DataError(
+            f"{first} has {count} channels, and --channels names {len(names)}: {', '.join(names)}"
+        )
+    elif names == RGB8.channels and dtype == np.uint8:
         raise DataError("these are 8-bit RGB images: build them without --channels")
 
 
 # --- samples
 
 
-def _cut(
-    scenes: list[_Scene], sensors: Sensors, scratch: "_Scratch", workers: int
-) -> tuple[list[_Sample], int]:
-    """Windows of all scenes, and how many were skipped; of a bad scene one stands for it.
+def _windows(planes: Planes, sensors: Sensors) -> list[_Window]:
+    """Each image, or its tiles: one every `stride_px`, and one that ends where the side does.
 
-    Scenes that are decoded as a whole are copied once a tile is read, and then read by windows;
-    those that are read once are forgotten, and opened again.
+    Raises: BadSample where there are too many, or one is larger than a shard may hold.
     """
-    samples, skipped = list[_Sample](), 0
-    for number, scene in enumerate(scenes):
-        planes = scene.planes
-        try:
-            assert planes is not None
-            if isinstance(planes, BadSample):
-                raise planes
-            own = _windows(number, planes, sensors)
-            _check_size(own[0], planes)
-            has_load = any(part.load for part in planes.parts or (planes,))
-            if not planes.has_windows and (len(own) > planes.total or (len(own) > 1 and has_load)):
-                planes = scratch.lazily(planes)
-            if sensors.min_content:
-                shown = _with_content(planes, own, workers, sensors.min_content)
-                skipped, own = skipped + len(own) - len(shown), shown
-            scenes[number] = scene._replace(planes=planes if len(own) > 1 else None)
-        except BadSample as error:
-            scenes[number], own = scene._replace(planes=error), [_Sample(number)]
-        samples += own
-    return samples, skipped
-
-
-def _check_size(sample: _Sample, planes: Planes) -> None:
-    """Raise BadSample where an image is larger than a shard may hold."""
-    count = sample.height * sample.width
-    size = count * planes.shape[2] * planes.dtype.itemsize + NPY_HEADER
-    if count > MAX_PIXELS or size > MAX_BYTES:
-        raise BadSample(
-            f"{sample.width} x {sample.height} px of {planes.shape[2]} channels are {size} bytes, "
-            f"more than the limits of {MAX_PIXELS} px and {MAX_BYTES} bytes: cut it with --tile"
-        )
-
-
-def _windows(scene: int, planes: Planes, sensors: Sensors) -> list[_Sample]:
-    """Each image, or its tiles: one every `stride_px`, and one that ends where the side does."""
-    height, width, _ = planes.shape
+    height, width, channels = planes.shape
     tile = sensors.tile_px or max(height, width)
     step = sensors.stride_px or tile
     last = [max(0, side - tile) for side in (height, width)]
@@ -365,26 +334,37 @@ def _windows(scene: int, planes: Planes, sensors: Sensors) -> list[_Sample]:
             f"{count} tiles of {width} x {height} px, more than the limit of {MOST_TILES}: give a "
             "larger --tile or --stride"
         )
-    size = min(tile, height), min(tile, width)
+    tall, wide = min(tile, height), min(tile, width)
+    size = tall * wide * channels * planes.dtype.itemsize + NPY_HEADER
+    if tall * wide > MAX_PIXELS or size > MAX_BYTES:
+        raise BadSample(
+            f"{wide} x {tall} px of {channels} channels are {size} bytes, more than the limits of "
+            f"{MAX_PIXELS} px and {MAX_BYTES} bytes: cut it with --tile"
+        )
     places = itertools.product(range(planes.total), tops, lefts)
-    return [_Sample(scene, *place, *size) for place in places]
+    return [_Window(*place, tall, wide) for place in places]
 
 
-def _with_content(
-    planes: Planes, samples: list[_Sample], workers: int, least: float
-) -> list[_Sample]:
-    """Those of a scene's tiles that show enough."""
+def _with_content(scene: _Scene, least: float, workers: int) -> _Scene:
+    """Keep those of a scene's tiles that show enough."""
+    planes, windows = scene.planes, scene.windows
+    if isinstance(planes, BadSample):
+        return scene
     # the range of the scene, by some of its tiles
-    looked_at = samples[:: -(-len(samples) // MOST_LOOKED_AT)]
-    with ThreadPoolExecutor(workers) as pool:
-        some = pool.map(lambda sample: sample.of(planes), looked_at)
-        seen = [np.array(tile[::4, ::4]).reshape(-1, planes.shape[2]) for tile in some]
-        values = np.concatenate(seen).astype(np.float64)
-        values[~np.isfinite(values)] = np.nan
-        with warnings.catch_warnings(action="ignore"):  # a channel of NaN only
-            low, high = np.nanpercentile(values, [1, 99], axis=0)
-        shares = pool.map(lambda sample: content(sample.of(planes), high - low), samples)
-        return [sample for sample, share in zip(samples, shares, strict=True) if share >= least]
+    looked_at = windows[:: -(-len(windows) // MOST_LOOKED_AT)]
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            some = pool.map(lambda window: window.of(planes)[::4, ::4].copy(), looked_at)
+            seen = [tile.reshape(-1, planes.shape[2]) for tile in some]
+            values = np.concatenate(seen).astype(np.float64)
+            values[~np.isfinite(values)] = np.nan
+            with warnings.catch_warnings(action="ignore"):  # a channel of NaN only
+                low, high = np.nanpercentile(values, [1, 99], axis=0)
+            shares = pool.map(lambda window: content(window.of(planes), high - low), windows)
+            kept = [window for window, share in zip(windows, shares, strict=True) if share >= least]
+            return scene._replace(windows=kept)
+    except BadSample as error:
+        return _Scene(scene.name, scene.file, scene.paths, error)
 
 
 def content(pixels: Array, spread: NDArray[np.float64]) -> float:
@@ -408,44 +388,48 @@ def content(pixels: Array, spread: NDArray[np.float64]) -> float:
 
 
 def _described(
-    files: Images,
-    columns: Columns,
-    scenes: list[_Scene],
-    samples: list[_Sample],
-    sensors: Sensors,
-    pixel_bytes: int,
+    files: Images, columns: Columns, scenes: Sequence[_Scene], sensors: Sensors, pixel_bytes: int
 ) -> tuple[Images, Columns]:
     """Name samples, and give them labels and columns of their files, and where they lie."""
-    rows = np.array(samples, np.int64)  # (n, 6)
-    of_file = np.array([scene.file for scene in scenes], np.int64)[rows[:, 0]]
+    samples = [(number, window) for number, scene in enumerate(scenes) for window in scene.windows]
+    codes = np.array([number for number, _ in samples], np.int32)
+    rows = np.array([window for _, window in samples], np.int64)  # (n, 5)
+    of_file = np.array([scene.file for scene in scenes], np.int64)[codes]
     own: dict[str, ColumnValues] = {
         name: column._replace(values=column.values[of_file]) for name, column in columns.items()
     }
     is_tiled = sensors.tile_px is not None
-    used = {PAGE: bool(rows[:, 1].any()), Y: is_tiled, X: is_tiled}
-    places = {name: rows[:, k] for k, name in enumerate(used, start=1) if used[name]}
+    used = {PAGE: bool(rows[:, 0].any()), Y: is_tiled, X: is_tiled}
+    places = {name: rows[:, k] for k, name in enumerate(used) if used[name]}
     added = {name: ColumnValues("integer", values.copy()) for name, values in places.items()}
+    names = [scene.name for scene in scenes]
     if added:
-        codes = rows[:, 0].astype(np.int32)
-        added[PARENT] = ColumnValues("text", codes, [scene.name for scene in scenes])
+        added[PARENT] = ColumnValues("text", codes, names)
     for name in added:
         if name in own:
             raise DataError(f"column {name!r} says where a tile or page lies; rename your own")
+    # what is read once is forgotten, and opened again
+    paths = [scene.paths for scene in scenes]
+    kept = [
+        scene.planes if len(scene.windows) > 1 or isinstance(scene.planes, BadSample) else None
+        for scene in scenes
+    ]
 
     def named(number: int) -> str:
-        stem, suffix = os.path.splitext(scenes[samples[number].scene].name)
+        stem, suffix = os.path.splitext(names[codes[number]])
         return stem + "".join(f"-{key}{own[number]}" for key, own in places.items()) + suffix
 
-    def size(sample: _Sample) -> int:
+    def size(window: _Window) -> int:
         if sensors.channels is None:
-            return png_bytes(sample.height, sample.width, pixel_bytes)
-        return NPY_HEADER + sample.height * sample.width * pixel_bytes
+            return png_bytes(window.height, window.width, pixel_bytes)
+        return NPY_HEADER + window.height * window.width * pixel_bytes
 
     def read(number: int) -> bytes:
-        scene = scenes[samples[number].scene]
-        if isinstance(scene.planes, BadSample):
-            raise scene.planes
-        pixels = samples[number].of(scene.planes or _open(scene.paths, sensors))
+        code, window = samples[number]
+        planes = kept[code]
+        if isinstance(planes, BadSample):
+            raise planes
+        pixels = window.of(planes or _joined(_open(paths[code], sensors)))
         if sensors.channels is not None:
             return npy_bytes(pixels)
         grey = pixels[:, :, :1]
@@ -455,7 +439,7 @@ def _described(
         files,
         names=[named(number) for number in range(len(samples))],
         labels=files.labels[of_file],
-        sizes=np.array([size(sample) for sample in samples], np.int64),
+        sizes=np.array([size(window) for _, window in samples], np.int64),
         read=read,
         cells={},
         paths=(),
@@ -483,17 +467,17 @@ class _Scratch:
     """A file without a name on the disk, for scenes of formats that are decoded as a whole."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._lock, self._copying = folder, threading.Lock(), threading.Lock()
+        self._folder, self._copying = folder, threading.Lock()
         self._file: IO[bytes] | None = None
 
     def lazily(self, planes: Planes) -> Planes:
         """Planes that are copied when the first window is read: a part or a resume may need none.
 
-        One scene is decoded at a time; what is wrong with it is raised for each of its windows.
+        One file is decoded at a time; what is wrong with it is raised for each of its windows.
         """
 
         @cache
-        def copied() -> Planes | BadSample:
+        def copied() -> Callable[[], Array] | BadSample:
             try:
                 return self._copy(planes)
             except BadSample as error:
@@ -501,17 +485,15 @@ class _Scratch:
 
         def read(image: int, rows: slice, columns: slice) -> Array:
             with self._copying:
-                found = copied()
-            if isinstance(found, BadSample):
-                raise found
-            return found.read(image, rows, columns)
+                mapped = copied()
+            if isinstance(mapped, BadSample):
+                raise mapped
+            return np.array(mapped()[image, rows, columns])
 
         return planes._replace(read=read)
 
-    def _copy(self, planes: Planes) -> Planes:
-        """Copy all pixels, a band at a time, and of several files one after another."""
-        if planes.parts:
-            return _joined([p if p.has_windows else self._copy(p) for p in planes.parts])
+    def _copy(self, planes: Planes) -> Callable[[], Array]:
+        """Copy all pixels, a band at a time; gives what maps them: an open map holds a file."""
         source = planes.load() if planes.load else planes
         (height, width, channels), dtype = planes.shape, planes.dtype
         rows = max(1, BAND_BYTES // (width * channels * dtype.itemsize))
@@ -520,23 +502,19 @@ class _Scratch:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
                 weakref.finalize(self, self._file.close)
-            file, shape = self._file, (planes.total, *planes.shape)
-            with self._lock:  # a memory map looks for the end of the file, too
-                offset = place = file.seek(0, io.SEEK_END)
-                file.truncate(offset + math.prod(shape) * dtype.itemsize)
+            file, step = self._file, mmap.ALLOCATIONGRANULARITY
+            start = file.seek(-(-file.seek(0, io.SEEK_END) // step) * step)
             for page, y in itertools.product(range(planes.total), range(0, height, rows)):
                 band = source.read(page, slice(y, min(y + rows, height)), slice(0, width))
-                with self._lock:
-                    file.seek(place)
-                    file.write(np.ascontiguousarray(band).data)
-                    file.flush()
-                place += band.nbytes
+                file.write(np.ascontiguousarray(band).data)
+            file.flush()
         except OSError as error:
             raise DataError(f"cannot copy a scene to {self._folder}: {error.strerror}") from error
+        shape = planes.total, *planes.shape
+        size = math.prod(shape) * dtype.itemsize
 
-        def read(image: int, rows: slice, columns: slice) -> Array:
-            with self._lock:
-                pixels = np.memmap(file, dtype, "r", offset, shape)
-            return np.array(pixels[image, rows, columns])
+        def mapped() -> Array:  # which moves no position in the file, as np.memmap does
+            view = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=start)
+            return np.frombuffer(view, dtype).reshape(shape)
 
-        return Planes(planes.total, planes.shape, dtype, read)
+        return mapped

@@ -39,41 +39,24 @@ Read = Callable[[int, slice, slice], Array]  # image, rows, columns -> (h, w, C)
 
 
 class Pages(NamedTuple):
-    """What a file with more dimensions than an image has means.
+    """What a file with more dimensions than an image has means."""
 
-    Args:
-        pages: Whether its pages are channels of one image, or images; None: it has one page.
-        slice_axis: The dimension of a volume along which its slices lie: 0, 1 or 2.
-        as_rgb8: Whether other formats than TIFF are read as 8-bit RGB.
-    """
-
-    pages: Literal["channels", "samples"] | None = None
-    slice_axis: int = 2
-    as_rgb8: bool = False
+    pages: Literal["channels", "samples"] | None = None  # what its pages are; None: it has one
+    slice_axis: int = 2  # the dimension of a volume along which its slices lie: 0, 1 or 2
+    as_rgb8: bool = False  # whether other formats than TIFF are read as 8-bit RGB
 
 
 class Planes(NamedTuple):
-    """Images of one size and type that a file holds.
-
-    Args:
-        total: How many.
-        shape: (h, w, C) of each.
-        dtype: As it is stored: uint8, uint16 or float32.
-        read: Gives a window of one of them, of `dtype`; raises BadSample.
-        load: Of a file that is only decoded as a whole: decodes it, and gives the same in memory.
-        has_windows: Whether a window is read without most of the rest.
-        window: Low and high value that the file says to look at.
-        parts: Of several files, their own planes, whose channels these are.
-    """
+    """Images of one size and type that a file holds."""
 
     total: int
-    shape: tuple[int, int, int]
-    dtype: np.dtype[Any]
-    read: Read
+    shape: tuple[int, int, int]  # (h, w, C) of each
+    dtype: np.dtype[Any]  # as it is stored: uint8, uint16 or float32
+    read: Read  # gives a window of one of them, of `dtype`; raises BadSample
+    # of a file that is only decoded as a whole: decodes it, and gives the same in memory
     load: "Callable[[], Planes] | None" = None
-    has_windows: bool = True
-    window: tuple[float, float] | None = None
-    parts: "tuple[Planes, ...]" = ()
+    has_windows: bool = True  # whether a window is read without most of the rest
+    window: tuple[float, float] | None = None  # low and high value that the file says to look at
 
 
 def open_planes(path: Path, pages: Pages) -> Planes:
@@ -89,18 +72,17 @@ def open_planes(path: Path, pages: Pages) -> Planes:
             size = file.seek(0, io.SEEK_END)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    for is_kind, opened in _FORMATS:
-        if is_kind(start, path.name.lower()):
-            planes: Planes = _guarded(path, opened, path, pages, size)
-            height, width, channels = planes.shape
-            sides = height, width, channels, planes.total
-            if min(sides) < 1 or max(height, width) > MOST_SIDE:
-                raise BadSample(f"the header says {planes.total} images of {width} x {height} px")
-            if planes.total > MOST_PAGES:
-                raise BadSample(f"{planes.total} images, more than the limit of {MOST_PAGES}")
-            load = planes.load and partial(_guarded, path, planes.load)
-            return planes._replace(read=partial(_guarded, path, planes.read), load=load)
-    raise BadSample(f"not an image of a known format: {looks_like(start)}")
+    readers = [reader for is_kind, reader in _FORMATS if is_kind(start, path.name.lower())]
+    if not readers:
+        raise BadSample(f"not an image of a known format: {looks_like(start)}")
+    planes: Planes = _guarded(path, readers[0], path, pages, size)
+    height, width, _ = planes.shape
+    if min(*planes.shape, planes.total) < 1 or max(height, width) > MOST_SIDE:
+        raise BadSample(f"the header says {planes.total} images of {width} x {height} px")
+    if planes.total > MOST_PAGES:
+        raise BadSample(f"{planes.total} images, more than the limit of {MOST_PAGES}")
+    load = planes.load and partial(_guarded, path, planes.load)
+    return planes._replace(read=partial(_guarded, path, planes.read), load=load)
 
 
 def _guarded(path: Path, read: Callable[..., Any], *arguments: Any) -> Any:
@@ -133,15 +115,14 @@ class _Ambiguous(Exception):
 # --- from a file's own dimensions to images
 
 
-def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Say what numbers are stored as: uint8, uint16, else float32. Raises: BadSample."""
+def _stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.kind not in "uif":
         raise BadSample(f"its values are {dtype}, neither integers nor floats")
     is_short = dtype.kind == "u" and dtype.itemsize <= 2
     return np.dtype(f"<u{dtype.itemsize}" if is_short else "<f4")
 
 
-def cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
+def _cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
     """Convert to what is stored; integers that a float32 does not hold are a BadSample."""
     if dtype.kind == "f" and pixels.dtype.kind in "ui" and pixels.dtype.itemsize > 2:
         largest = max(abs(int(pixels.max(initial=0))), abs(int(pixels.min(initial=0))))
@@ -184,7 +165,7 @@ def _arranged(
     y, x, counts = axes.index("Y"), axes.index("X"), [shape[k] for k in images]
     kept = [k for k in range(len(axes)) if k not in images]
     order = [kept.index(y), kept.index(x), *(n for n, k in enumerate(kept) if k not in (y, x))]
-    stored = stored_dtype(dtype)
+    stored = _stored_dtype(dtype)
 
     def reader(get: Get) -> Read:
         def read(image: int, rows: slice, columns: slice) -> Array:
@@ -193,7 +174,7 @@ def _arranged(
             for k, place in zip(images, np.unravel_index(image, counts), strict=True):
                 at[k] = int(place)
             window = np.array(np.asarray(get(tuple(at))).transpose(order), order="C")
-            return cast(window.reshape(*window.shape[:2], -1), stored)
+            return _cast(window.reshape(*window.shape[:2], -1), stored)
 
         return read
 

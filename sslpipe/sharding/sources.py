@@ -78,8 +78,7 @@ class SourceOptions:
     @property
     def fields(self) -> list[str]:
         """Columns of the source's own table, by its names, that are to be read."""
-        own = [spec.field for spec in self.columns if spec.field not in self.in_names]
-        return list(dict.fromkeys(own))
+        return [spec.field for spec in self.columns if spec.field not in self.in_names]
 
 
 Row = tuple[Path, str | None, *tuple[str | None, ...]]  # an image, its class, what else is known
@@ -92,24 +91,23 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     # the folder of each split
     children = folders_in(root)
     is_split = [child.name in SPLIT_FOLDERS for child in children]
-    if any(is_split) and not all(is_split):
-        other = children[is_split.index(False)]
-        raise DataError(f"{root} holds both splits and {other.name!r}; move one of them elsewhere")
     roots = {options.split or "train": root}
     if any(is_split):
+        if not all(is_split):
+            other = children[is_split.index(False)].name
+            raise DataError(f"{root} holds both splits and {other!r}; move one of them elsewhere")
         roots = {child.name: child for child in children}
         roots = {split: roots[split] for split in chosen_splits(options, roots, root)}
     # the images in it, with their classes; other files are counted
     files = files_under(root)
     rows = {split: _labelled_files(folder, files, options) for split, folder in roots.items()}
-    read = {row[0] for own in rows.values() for row in own}
-    chosen = set(roots.values())
+    read, chosen = {row[0] for own in rows.values() for row in own}, set(roots.values())
     ignored = Counter(
         path.suffix.lower()
         for path in files
         if path not in read and (path.parent == root or not chosen.isdisjoint(path.parents))
     )
-    images = {split: from_files(root, own, rows) for split, own in rows.items()}
+    images = from_rows(options, root, rows)
     first = next(iter(images))
     return {**images, first: replace(images[first], ignored=ignored)}
 
@@ -128,74 +126,78 @@ def _labelled_files(folder: Path, files: Sequence[Path], options: SourceOptions)
     children = folders_in(folder)
     if not children or not options.labels:
         return [(path, None) for path in images]
-    rows: list[Row] = []
     for path in images:
         if path.parent == folder:
             raise DataError(
                 f"{folder} holds class folders and loose images ({path.name}); "
                 "move the images into a class, or give --no-labels to use all without labels"
             )
-        rows.append((path, path.relative_to(folder).parts[0]))
+    rows: list[Row] = [(path, path.relative_to(folder).parts[0]) for path in images]
     for name in sorted({child.name for child in children} - {row[1] for row in rows}):
         raise DataError(f"class folder {folder / name} has no images ({suffixes})")
     return rows
 
 
-def from_files(
+def from_rows(
+    options: SourceOptions,
     root: Path,
-    rows: Sequence[Row],
-    splits: Mapping[str, Sequence[Row]],
+    groups: Mapping[str, Sequence[Row]],
     columns: Sequence[str] = (),
     *,
-    skip_missing: bool = False,
+    where: str = "",
     origin: Origin = "name",
-) -> Images:
-    """Describe image files as one split.
+) -> dict[str, Images]:
+    """Describe image files: the splits that are asked for.
 
     Args:
+        options: Choose the split; files that are not there are an error, or listed as missing.
         root: Names of the images are relative to it.
-        rows: Of the split: image, class name ('' or None: none), and a cell for each column.
-        splits: The rows of all splits, whose labels are the classes; see `number_labels`.
+        groups: By split, its rows: image, class name ('' or None: none), and a cell for each
+            column. The classes are the labels of all splits.
         columns: Names of the cells.
-        skip_missing: List files that are not there in `Images.missing`, instead of raising.
+        where: What has the splits, for messages; "": the root.
         origin: As in `Images`.
 
     Raises:
-        DataError: A file is missing or not readable.
+        DataError: There is no such split, it is empty, or a file is missing or not readable.
     """
-    sizes, there, missing = list[int](), list[Row](), list[Path]()
-    for row in rows:
-        path = row[0]
-        try:
-            status = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            missing.append(path)
-            continue
-        except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-            raise DataError(f"cannot read {str(path)!r}: {error}") from error
-        if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"cannot read {path}: it is not a file")
-        there.append(row)
-        sizes.append(status.st_size)
-    check_missing(list(map(str, missing)), len(rows), skip_missing)
-    # the split
-    all_labels = [row[1] or None for own in splits.values() for row in own]
-    numbers, classes = number_labels([row[1] or None for row in there], all_labels)
+    all_labels = {row[1] or None for rows in groups.values() for row in rows}
+    images = {}
+    for split in chosen_splits(options, groups, where or root):
+        if not (rows := groups[split]):
+            raise DataError(f"{root} has no image of split {split!r}")
+        sizes = [_size(row[0]) for row in rows]
+        names = [forward_slashes(os.path.relpath(row[0], root)) for row in rows]
+        missing = [k for k, size in enumerate(sizes) if size < 0]
+        check_missing([str(rows[k][0]) for k in missing], len(rows), options.skip_missing)
+        there = [k for k, size in enumerate(sizes) if size >= 0]
+        paths = [rows[k][0] for k in there]
+        labels, classes = number_labels([rows[k][1] or None for k in there], all_labels)
+        images[split] = Images(
+            [names[k] for k in there],
+            labels,
+            np.array(sizes, np.int64)[there],
+            classes,
+            lambda i, paths=paths: read_file(paths[i]),
+            [names[k] for k in missing],
+            {name: [rows[k][2 + n] for k in there] for n, name in enumerate(columns)},
+            origin,
+            paths=paths,
+        )
+    return images
 
-    def relative(path: Path) -> str:
-        return forward_slashes(os.path.relpath(path, root))
 
-    return Images(
-        [relative(row[0]) for row in there],
-        numbers,
-        np.array(sizes, np.int64),
-        classes,
-        lambda i: read_file(there[i][0]),
-        list(map(relative, missing)),
-        {name: [row[2 + k] for row in there] for k, name in enumerate(columns)},
-        origin,
-        paths=[row[0] for row in there],
-    )
+def _size(path: Path) -> int:
+    """Return the bytes of a file, -1 where there is none. Raises: DataError for another thing."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return -1
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        raise DataError(f"cannot read {str(path)!r}: {error}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"cannot read {path}: it is not a file")
+    return status.st_size
 
 
 def number_labels(
@@ -273,11 +275,6 @@ def files_under(folder: Path) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths += [Path(parent) / name for name in files if not name.startswith(".")]
     return sorted(path for path in paths if path.is_file())
-
-
-def images_under(folder: Path) -> list[Path]:
-    """List the image files below a folder, sorted, no hidden ones."""
-    return [path for path in files_under(folder) if is_image(path)]
 
 
 def is_image(path: Path, sensors: bool = False) -> bool:

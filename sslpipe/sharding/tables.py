@@ -18,7 +18,7 @@ from sslpipe.sharding.sources import (
     SourceOptions,
     check_missing,
     chosen_splits,
-    from_files,
+    from_rows,
     number_labels,
     read_file,
     root_folder,
@@ -36,12 +36,8 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     groups = _read_rows(options, options.csv, root)
     if not groups:
         raise DataError(f"{options.csv} has no rows below its first line, which names the columns")
-    chosen = chosen_splits(options, groups, f"column {by!r} of {options.csv}") if by else groups
-    settings: Any = {"skip_missing": options.skip_missing, "origin": "table"}
-    return {
-        split: from_files(root, groups[split], groups, options.fields, **settings)
-        for split in chosen
-    }
+    where = f"column {by!r} of {options.csv}" if by else ""
+    return from_rows(options, root, groups, options.fields, where=where, origin="table")
 
 
 def _read_rows(options: SourceOptions, path: Path, root: Path) -> dict[str, list[Row]]:

@@ -1,4 +1,4 @@
-"""Write the shards of one split: planned ahead, written in parallel, resumed after a kill.
+"""Images of a source -> splits -> shards: cut, planned ahead, written in parallel, resumed.
 
 The plan (which image lies where) is a pure function of the source and the options. Each finished
 shard is one line of .build/SPLIT.jsonl, so that the same command does not write it again.
@@ -14,8 +14,9 @@ import tarfile
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -26,12 +27,13 @@ from numpy.typing import NDArray
 
 from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, Triple
-from sslpipe.errors import DataError
+from sslpipe.data.order import choose_groups
+from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
 from sslpipe.sharding.columns import Columns, find_groups
 from sslpipe.sharding.gather import to_json
-from sslpipe.sharding.members import downscale, flatten, lost_in, to_member
+from sslpipe.sharding.members import downscale, draw_placement, flatten, lost_in, place, to_member
 from sslpipe.sharding.record import (
     Done,
     Moments,
@@ -43,7 +45,6 @@ from sslpipe.sharding.record import (
     write_record,
 )
 from sslpipe.sharding.scan import index_tar
-from sslpipe.sharding.scatter import draw_placement, place
 from sslpipe.sharding.scenes import Sensors, without_nan
 from sslpipe.sharding.sources import Images
 
@@ -71,11 +72,6 @@ class Layout(NamedTuple):
         """Whether the shards hold arrays, not 8-bit RGB."""
         return self.sensors is not None and self.sensors.channels is not None
 
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """Of the members that hold images."""
-        return ARRAY_SUFFIXES if self.is_array else IMAGE_SUFFIXES
-
 
 class SplitImages(NamedTuple):
     """A split to write: which of a source's images, (n,) int64, and columns of all of `images`.
@@ -89,11 +85,108 @@ class SplitImages(NamedTuple):
     columns: Columns = MappingProxyType({})
 
 
-class SplitPlan(NamedTuple):
-    """Which image lies in which shard: a pure function of the source and the layout.
+# --- splits
 
-    `shards` are the numbers of the images of each, `fingerprint` is of all that decides the bytes.
+
+def relabel(images: Images, classes: tuple[str, ...]) -> Images:
+    """Return the same images with labels that index `classes`, a list of class names."""
+    places = np.array([classes.index(name) for name in images.classes] or [-1], np.int64)
+    labels = np.where(images.labels < 0, -1, places[images.labels])
+    return replace(images, labels=labels, classes=classes)
+
+
+def cut_test(
+    splits: dict[str, SplitImages], fraction: float, seed: int, by: str | None = None
+) -> dict[str, SplitImages]:
+    """Move a share of each class (rounded) from train to a new split, test.
+
+    Where rounding leaves a split empty, as of four images per class, the remainders of classes are
+    carried over to the next class, so that the share of all images is met. With `by`, a column, its
+    groups stay whole, and the share is met as well as they allow.
+
+    Raises:
+        DataError: There are other splits, or one would be empty.
     """
+    if list(splits) != ["train"]:
+        raise DataError(
+            f"--test-fraction cuts from a source with one split, train; here: {', '.join(splits)}"
+        )
+    train = splits["train"]
+    images, is_test = train.images, np.zeros(len(train.images), bool)
+    sizes = np.unique(images.labels, return_counts=True)[1].tolist()
+    rounded: int = sum(round(fraction * size) for size in sizes)
+    if by is not None:
+        groups = find_groups(train.columns, by, "--split-by")
+        is_test = choose_groups(groups, images.labels, fraction, seed)
+    elif 0 < rounded < len(images):  # both splits have an image
+        for label in np.unique(images.labels).tolist():
+            members = np.nonzero(images.labels == label)[0]
+            order = permutation(len(members), seed, label)
+            is_test[members[order[: round(fraction * len(members))]]] = True
+    else:
+        is_test = choose_groups(np.arange(len(images)), images.labels, fraction, seed)
+    if not is_test.any() or is_test.all():
+        count = len(images)
+        remedy = f"give a fraction from {1 / count:.2g} to {1 - 1 / count:.2g}"
+        if by:
+            remedy = f"groups of {by} stay whole: give another fraction, or another column"
+        elif count < 2:
+            remedy = "add images"
+        raise DataError(
+            f"--test-fraction {fraction} of {count} images leaves a split empty; {remedy}"
+        )
+    return {
+        name: train._replace(numbers=np.nonzero(chosen)[0])
+        for name, chosen in (("train", ~is_test), ("test", is_test))
+    }
+
+
+def describe_cut(splits: Mapping[str, SplitImages], by: str | None = None) -> list[str]:
+    """Say what share of the samples, classes and groups of `by` each split has; a line a split."""
+    labels = next(iter(splits.values())).images.labels
+    classes, lines = len(np.unique(labels[labels >= 0])), []
+    for name, split in splits.items():
+        own = labels[split.numbers]
+        line = f"split {name}: {len(own):,} samples ({len(own) / len(labels):.1%})"
+        if classes:
+            line += f", {len(np.unique(own[own >= 0])):,} of {classes:,} classes"
+        if by is not None:
+            groups = split.columns[by].groups()[split.numbers]
+            line += f", {len(np.unique(groups)):,} groups of {by}"
+        lines.append(line)
+    return lines
+
+
+def cut_classes(
+    splits: dict[str, SplitImages], unseen: list[str], classes: tuple[str, ...]
+) -> dict[str, SplitImages]:
+    """Move every image of the unseen classes from each split S to a split S_unseen.
+
+    Raises:
+        DataError: A name is none of `classes`, or a split would be empty.
+    """
+    for name in unseen:
+        if name not in classes:
+            raise DataError(
+                f"--unseen-classes names {name!r}, which is no class{did_you_mean(name, classes)}; "
+                f"known: {', '.join(classes) or 'none'}"
+            )
+    labels = [classes.index(name) for name in unseen]
+    cut = {}
+    for key, split in splits.items():
+        moved = np.isin(split.images.labels[split.numbers], labels)
+        if moved.all() or not moved.any():
+            raise DataError(f"--unseen-classes leaves {key} or {key}_unseen without an image")
+        cut[key] = split._replace(numbers=split.numbers[~moved])
+        cut[f"{key}_unseen"] = split._replace(numbers=split.numbers[moved])
+    return cut
+
+
+# --- shards
+
+
+class SplitPlan(NamedTuple):
+    """Which images of a split lie in which shard; the fingerprint is of all that decides bytes."""
 
     split: str
     source: SplitImages
@@ -101,16 +194,15 @@ class SplitPlan(NamedTuple):
     shards: list[NDArray[np.int64]]
     fingerprint: str
 
+    def numbers(self, part: Part | None) -> range:
+        """Return the numbers of the shards that a part writes; None: all of them."""
+        return range(part.number - 1 if part else 0, len(self.shards), part.total if part else 1)
+
 
 def plan_split(split: str, source: SplitImages, layout: Layout) -> SplitPlan:
     """Shuffle a split's images and cut them into shards."""
     shards = _cut(split, source, layout)
     return SplitPlan(split, source, layout, shards, _fingerprint(split, source, layout))
-
-
-def shards_of(plan: SplitPlan, part: Part | None) -> range:
-    """Return the numbers of the shards that a part writes; None: all of them."""
-    return range(part.number - 1 if part else 0, len(plan.shards), part.total if part else 1)
 
 
 def write_split(
@@ -139,7 +231,7 @@ def write_split(
         if recorded_plan(path) not in (None, plan.fingerprint):
             raise DataError(f"{path} is the record of another build; remove it and its shards")
         done |= read_finished(folder, path)
-    numbers = shards_of(plan, part)
+    numbers = plan.numbers(part)
     advance(sum(len(plan.shards[k]) for k in numbers if k in done))
     lock, stop = threading.Lock(), threading.Event()
 
@@ -246,12 +338,9 @@ def _write_shard(
     folder: Path, shard: int, plan: SplitPlan, skip_bad: bool, stop: threading.Event
 ) -> Done:
     """Write one tar and its sidecar, each atomically; no tar where every image is bad."""
-    source, layout = plan.source, plan.layout
-    path = folder / f"{plan.split}-{shard:06d}.tar"
-    # the images, with the sums that mean and std are computed of
-    bad: list[str] = []
-    pixels, lost = 0, Counter[str]()
-    sums, squares = np.zeros(3, np.int64), np.zeros(3, np.int64)
+    images, path = plan.source.images, folder / f"{plan.split}-{shard:06d}.tar"
+    bad, lost = list[str](), Counter[str]()
+    count, sums, squares = 0, np.zeros(3, np.int64), np.zeros(3, np.int64)  # of pixels
     with (
         replacing(path, fsync=True) as temporary,
         tarfile.open(temporary, mode="w", format=tarfile.USTAR_FORMAT) as tar,
@@ -259,64 +348,60 @@ def _write_shard(
         for number in plan.shards[shard].tolist():
             if stop.is_set():
                 raise DataError(f"{path.name}: stopped, because another shard failed")
+            name, label = images.names[number], int(images.labels[number])
             try:
-                original = source.images.read(number)
-                if layout.is_array:
-                    raw, replaced = without_nan(original, layout.sensors and layout.sensors.nan)
-                    suffix, image = "npy", np.zeros((3, 1), np.int64)  # measured once written
-                    lost.update(["have NaN or infinite values, replaced"] * replaced)
-                else:
-                    suffix, raw = _member(original, source, number, layout)
-                    image = decode(raw, STATISTICS_PX).reshape(3, -1).astype(np.int64)
+                suffix, raw, pixels, own = _encode(plan, number)
             except BadSample as error:
-                name = source.images.names[number]
                 if not skip_bad:
                     raise DataError(
                         f"{name}: {error}; mend or remove it, or give --skip-bad"
                     ) from error
                 bad.append(f"{name}: {error}")
                 continue
-            if not layout.is_array:
-                lost.update(lost_in(original, on_background=layout.background is not None))
-            pixels += image.shape[1]
-            sums += image.sum(axis=1)
-            squares += (image**2).sum(axis=1)
-            label = int(source.images.labels[number])
-            members = {
-                suffix: raw,
-                "cls": b"%d" % label if label >= 0 else b"",
-                "json": to_json(source.columns, number),
-            }
-            for kind, content in members.items():
+            lost.update(own)
+            count += pixels.shape[1]
+            sums += pixels.sum(axis=1)
+            squares += (pixels**2).sum(axis=1)
+            for kind, content in (
+                (suffix, raw),
+                ("cls", b"%d" % label if label >= 0 else b""),
+                ("json", to_json(plan.source.columns, number)),
+            ):
                 if content:
-                    member = tarfile.TarInfo(f"{_key(number, source.images.names[number])}.{kind}")
+                    member = tarfile.TarInfo(f"{_key(number, name)}.{kind}")
                     member.mode, member.size = 0o444, len(content)  # no time, no owner
                     tar.addfile(member, io.BytesIO(content))
-    if not pixels:
+    if not count:
         path.unlink()
+    suffixes = ARRAY_SUFFIXES if plan.layout.is_array else IMAGE_SUFFIXES
     return Done(
         shard=shard,
-        # now that it is whole and on disk
-        entry=index_tar(path, layout.suffixes) if pixels else None,
-        moments=Moments(pixels=pixels, sums=sums.tolist(), squares=squares.tolist()),
+        entry=index_tar(path, suffixes) if count else None,  # now that it is whole and on disk
+        moments=Moments(pixels=count, sums=sums.tolist(), squares=squares.tolist()),
         bad=bad,
         lost=dict(lost),
     )
 
 
-def _member(raw: bytes, source: SplitImages, number: int, layout: Layout) -> tuple[str, bytes]:
-    """Return suffix and bytes of an image as the shard holds it."""
+def _encode(plan: SplitPlan, number: int) -> tuple[str, bytes, NDArray[np.int64], list[str]]:
+    """Return an image's suffix and bytes in the shard, its (3, n) pixels, and what it loses."""
+    source, layout = plan.source, plan.layout
+    original = raw = source.images.read(number)
+    if layout.is_array:
+        raw, has_nan = without_nan(raw, layout.sensors and layout.sensors.nan)
+        lost = ["have NaN or infinite values, replaced"] * has_nan
+        return "npy", raw, np.zeros((3, 1), np.int64), lost  # measured once all is written
     if layout.background is not None:
         raw = flatten(raw, layout.background)
     if layout.resize_shorter_px is not None:
         raw = downscale(raw, layout.resize_shorter_px)
-    if not layout.scatter:
-        return to_member(raw)
 
     def scatter(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return place(pixels, draw_placement(pixels, layout.seed, source.origin, number))
 
-    return to_member(raw, scatter)
+    suffix, raw = to_member(raw, scatter if layout.scatter else None)
+    pixels = decode(raw, STATISTICS_PX).reshape(3, -1).astype(np.int64)
+    return suffix, raw, pixels, lost_in(original, on_background=layout.background is not None)
 
 
 def _key(number: int, name: str) -> str:
