@@ -1,6 +1,5 @@
 """Columns on their way into a data set: from every source, through stops and parts."""
 
-import io
 import json
 import re
 import signal
@@ -18,13 +17,13 @@ from sslpipe.errors import DataError
 from sslpipe.sharding import gather
 from sslpipe.sharding.build import build_dataset
 from sslpipe.sharding.cells import parse_columns
-from sslpipe.sharding.gather import TarColumns, match_names, parse_pattern
+from sslpipe.sharding.gather import match_names, parse_pattern
 from sslpipe.sharding.index import check_columns, find_tars, index_folder, verify_columns
 from sslpipe.sharding.record import Part
 from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.writer import MOST_TOGETHER, Layout
 from tests.helpers.dataset import picture, png
-from tests.sharding.test_shards import run, tree
+from tests.helpers.shards import run, tree, write_tar
 
 LAYOUT = Layout(0, 7, 10**9, False)
 PATIENTS = ["p1", "p2", "", "p/3\n", "p1", "ü", "", "p2"] * 4
@@ -103,11 +102,11 @@ def test_a_half_done_build_with_other_columns_is_not_resumed(tmp_path):
 def test_shards_that_are_indexed_again_have_the_same_values(tmp_path):
     out = tmp_path / "out"
     build_dataset(out, "csv", write_csv(tmp_path / "in"), LAYOUT)
-    fields = TarColumns(parse_columns("patient,age,shot_at", "--json-fields"))
+    fields = SourceOptions(columns=parse_columns("patient,age,shot_at", "--json-fields"))
     # the same files; without a word about columns it is refused, as it loses them
     before, groups = tree(out), find_tars(out, None)
     with pytest.raises(DataError, match="--json-fields age:integer,patient:text,shot_at:time"):
-        check_columns(out, groups, TarColumns())
+        check_columns(out, groups, SourceOptions())
     index_folder(out, groups, (), columns=fields)
     assert {**tree(out), "dataset.json": ""} == {**before, "dataset.json": ""}
     index_folder(out, groups, ())
@@ -115,7 +114,7 @@ def test_shards_that_are_indexed_again_have_the_same_values(tmp_path):
     assert json.loads((out / "dataset.json").read_bytes())["schema_version"] == 1
 
 
-def test_splits_written_anew_replace_their_columns(tmp_path: Path) -> None:
+def test_splits_written_anew_replace_their_columns(tmp_path):
     options, out = write_csv(tmp_path / "in"), tmp_path / "out"
     build_dataset(out, "csv", options, LAYOUT, test_fraction=0.25)
     build_dataset(out, "csv", replace(options, columns=options.columns[:1]), LAYOUT, overwrite=True)
@@ -130,28 +129,23 @@ def test_splits_written_anew_replace_their_columns(tmp_path: Path) -> None:
 
 
 def foreign_tar(folder: Path, trees: list[object]) -> Path:
-    folder.mkdir(exist_ok=True)
-    with tarfile.open(folder / "train-0.tar", "w") as tar:
-        for k, tree in enumerate(trees):
-            raw = tree if isinstance(tree, bytes) else json.dumps(tree).encode()
-            stem = f"v{k % 2}/s{k}"
-            for name, content in ((f"{stem}.png", png(picture(k, 8))), (f"{stem}.json", raw)):
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+    members = []
+    for k, own in enumerate(trees):
+        raw = own if isinstance(own, bytes) else json.dumps(own).encode()
+        members += [(f"v{k % 2}/s{k}.png", png(picture(k, 8))), (f"v{k % 2}/s{k}.json", raw)]
+    write_tar(folder / "train-0.tar", *members)
     return folder
 
 
-def index_foreign(folder: Path, fields: str = "", pattern: str = "") -> None:
-    columns = TarColumns(
-        parse_columns(fields, "--json-fields") if fields else (),
-        parse_pattern(pattern) if pattern else None,
+def index_foreign(folder: Path, fields: str, pattern: str = "") -> None:
+    columns = SourceOptions(
+        columns=parse_columns(fields, "--json-fields"),
+        name_pattern=parse_pattern(pattern) if pattern else None,
     )
-    groups = find_tars(folder, None)
-    index_folder(folder, groups, (), columns=columns)
+    index_folder(folder, find_tars(folder, None), (), columns=columns)
 
 
-def test_json_and_names_of_foreign_tars(tmp_path: Path) -> None:
+def test_json_and_names_of_foreign_tars(tmp_path):
     folder = foreign_tar(tmp_path / "t", [{"sku": "a", "w": 3}, {"sku": None}, {"w": 2.5, "x": []}])
     index_foreign(folder, "sku,width=w", r"(?P<vendor>v\d)/s(?P<number>\d+)\.png")
     split = load_index(folder).split("train")
@@ -173,7 +167,7 @@ def test_json_and_names_of_foreign_tars(tmp_path: Path) -> None:
         ([{"skuu": "a"}], "'sku': no sample has it; did you mean 'skuu'"),
     ],
 )
-def test_a_wrong_json_is_named(tmp_path: Path, trees: list[object], words: str) -> None:
+def test_a_wrong_json_is_named(tmp_path, trees, words):
     with pytest.raises(DataError, match=words):
         index_foreign(foreign_tar(tmp_path / "t", trees), "sku")
 
@@ -189,42 +183,36 @@ def write_icons(folder: Path, themes: int = 3, icons: int = 10) -> Path:
 PATTERN = parse_pattern(r"(?P<theme>[^/]+)/(?P<size>\d+)/.+\.png")
 
 
-def test_names_fill_columns(tmp_path: Path) -> None:
-    options = SourceOptions(root=write_icons(tmp_path / "in"), name_pattern=PATTERN)
-    build_dataset(tmp_path / "out", "folder", options, LAYOUT)
-    index = load_index(tmp_path / "out")
-    split = index.split("train")
-    themes = split.column("theme").show(range(len(split)))
-    names = [index.manifest.classes[label] for label in split.labels.tolist()]
-    assert themes == names  # a folder's name is its class, too
-    assert set(split.column("size").show(range(len(split)))) == {"24"}
-    assert split.column("size").kind == "integer"
-
-
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "change", "words"),
     [
-        ({"name_pattern": parse_pattern(r"(?P<a>x)")}, r"does not match 30 of 30 names, such as"),
-        ({"columns": parse_columns("colour", "--columns")}, "'colour': the source has no such"),
+        ({"name_pattern": parse_pattern(r"(?P<a>x)")}, {}, r"does not match 30 of 30 names, such"),
+        ({"columns": parse_columns("colour", "--columns")}, {}, "'colour': the source has no such"),
         (
-            {"name_pattern": PATTERN, "columns": parse_columns("them:text", "--columns")},
-            "'them': the source has no such column; did you mean 'theme'",
+            {"columns": parse_columns("them", "--columns")},
+            {},
+            "no such column; did you mean 'theme'",
         ),
+        ({}, {"group_by": "them"}, "--group-by 'them' is no column that is read; did you mean"),
+        ({}, {"split_by": "them"}, "--split-by 'them' is no column that is read; did you mean"),
+        ({}, {"split_by": "size"}, "leaves a split empty; groups of size stay whole"),
     ],
 )
-def test_a_wrong_wish_is_one_line(tmp_path: Path, options, words: str) -> None:
-    root = write_icons(tmp_path / "in")
+def test_a_column_that_is_not_there_or_cannot_group_is_one_line(tmp_path, options, change, words):
+    options = {"root": write_icons(tmp_path / "in"), "name_pattern": PATTERN, **options}
+    layout = LAYOUT._replace(group_by=change.get("group_by"))
+    cut = {"test_fraction": 0.2, "split_by": change.get("split_by")}
     with pytest.raises(DataError, match=words):
-        build_dataset(tmp_path / "out", "folder", SourceOptions(root=root, **options), LAYOUT)
+        build_dataset(tmp_path / "out", "folder", SourceOptions(**options), layout, **cut)
 
 
 @pytest.mark.parametrize("text", ["(", "(?P<a b>x)", "no group", "(?P<_a>x)"])
-def test_a_wrong_pattern_is_one_line(text: str) -> None:
+def test_a_wrong_pattern_is_one_line(text):
     with pytest.raises(DataError, match=r"--name-pattern|a name is a letter"):
         parse_pattern(text)
 
 
-def test_groups_lie_side_by_side_and_in_an_order_of_their_own(tmp_path: Path) -> None:
+def test_groups_lie_side_by_side_and_in_an_order_of_their_own(tmp_path):
     root = write_icons(tmp_path / "in", themes=4, icons=40)
     pattern = parse_pattern(r"(?P<theme>[^/]+)/24/(?P<icon>.+)\.png")
     options = SourceOptions(root=root, name_pattern=pattern)
@@ -250,39 +238,20 @@ def test_groups_lie_side_by_side_and_in_an_order_of_their_own(tmp_path: Path) ->
     assert sorted(split.column("icon").show(range(160))) == sorted(icons)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"group_by": "them"}, "--group-by 'them' is no column that is read; did you mean"),
-        ({"split_by": "them"}, "--split-by 'them' is no column that is read; did you mean"),
-        ({"split_by": "theme", "test_fraction": 0.0}, "needs --test-fraction"),
-        ({"split_by": "size"}, "leaves a split empty; groups of size stay whole"),
-    ],
-)
-def test_a_column_that_cannot_group_is_one_line(tmp_path: Path, change, words: str) -> None:
-    options = SourceOptions(root=write_icons(tmp_path / "in"), name_pattern=PATTERN)
-    layout = LAYOUT._replace(group_by=change.pop("group_by", None))
-    arguments = {"test_fraction": 0.2, **change}
-    with pytest.raises(DataError, match=words):
-        build_dataset(tmp_path / "out", "folder", options, layout, **arguments)
-
-
-def test_a_cut_by_groups_is_said_and_kept(tmp_path: Path) -> None:
-    options = write_csv(tmp_path / "in")
-    built = build_dataset(
-        tmp_path / "out", "csv", options, LAYOUT, test_fraction=0.3, split_by="patient"
-    )
-    index = load_index(tmp_path / "out")
-    seen = {}
+def test_a_cut_by_groups_is_said_and_kept(tmp_path):
+    options, out = write_csv(tmp_path / "in"), tmp_path / "out"
+    cut = {"test_fraction": 0.3, "split_by": "patient"}
+    built = build_dataset(out, "csv", options, LAYOUT, **cut)
+    seen = []
     for name in ("train", "test"):
-        split = index.split(name)
-        seen[name] = set(split.column("patient").show(range(len(split)))) - {None}
-    assert not seen["train"] & seen["test"]
+        split = load_index(out).split(name)
+        seen.append(set(split.column("patient").show(range(len(split)))) - {None})
+    assert not seen[0] & seen[1]
     assert any(re.match(r"split test: \d+ samples \(.*%\), .*, \d+ groups", n) for n in built.notes)
-    check_values(tmp_path / "out")
+    check_values(out)
 
 
-def test_damaged_column_files_are_faults(tmp_path: Path) -> None:
+def test_damaged_column_files_are_faults(tmp_path):
     build_dataset(tmp_path / "out", "csv", write_csv(tmp_path / "in"), LAYOUT)
     index = load_index(tmp_path / "out")
     path = tmp_path / "out/columns/patient/train.members.npy"
@@ -296,7 +265,7 @@ def test_damaged_column_files_are_faults(tmp_path: Path) -> None:
     assert re.search(r"train.members.npy: its sha256 is not the one", faults[1].reason)
 
 
-def test_the_command_line_reads_groups_cuts_and_shows_columns(tmp_path: Path, capsys) -> None:
+def test_the_command_line_reads_groups_cuts_and_shows_columns(tmp_path, capsys):
     write_icons(tmp_path / "in", themes=3, icons=20)
     out, pattern = tmp_path / "out", r"(?P<theme>[^/]+)/24/icon-(?P<icon>.+)\.png"
     build = ("build", out, "--root", tmp_path / "in", "--name-pattern", pattern)
@@ -312,13 +281,13 @@ def test_the_command_line_reads_groups_cuts_and_shows_columns(tmp_path: Path, ca
     assert load_index(out).manifest.columns == {}
 
 
-def test_a_name_that_is_no_text_or_lacks_a_group_is_matched() -> None:
+def test_a_name_that_is_no_text_or_lacks_a_group_is_matched():
     names = ["ab", "a\udcffb\n", ""]
     assert match_names(names, parse_pattern("(?P<all>.*)")) == {"all": names}
     assert match_names(["b"], parse_pattern("(?P<a>a)?b")) == {"a": [None]}
 
 
-def test_a_name_pattern_that_backtracks_for_ever_is_stopped(monkeypatch) -> None:
+def test_a_name_pattern_that_backtracks_for_ever_is_stopped(monkeypatch):
     monkeypatch.setattr(gather, "PATTERN_S", 0.2)
     before = signal.getsignal(signal.SIGVTALRM)
     begin = time.process_time()

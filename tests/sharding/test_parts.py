@@ -3,31 +3,27 @@
 import csv
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
 from sslpipe.data.index import load_index
-from sslpipe.sharding.idx import cut_idx
-from tests.sharding.test_shards import ASSETS, BUILD, error_of, photos, run, tree
-
-__all__ = ["photos"]
+from tests.helpers.shards import BUILD, error_of, run, tree
 
 PARTS = 3
 
 
 @pytest.fixture
-def whole(photos: Path, tmp_path: Path) -> Path:
+def whole(photos, tmp_path):
     """Of one machine, 37 images in 4 + 1 shards."""
     assert run("build", tmp_path / "one" / "set", *options(photos)) == 0
     return tmp_path / "one" / "set"
 
 
-def options(photos: Path) -> list[str | Path]:
+def options(photos):
     return ["--root", photos, "--test-fraction", "0.2", *BUILD]
 
 
-def build_part(out: Path, photos: Path, number: int, *more: str | Path) -> int:
+def build_part(out, photos, number, *more):
     return run("build", out, *options(photos), "--part", f"{number}/{PARTS}", *more)
 
 
@@ -93,7 +89,7 @@ def test_a_csv_with_missing_and_bad_images_merges_to_the_same_lists(photos, tmp_
     assert (tmp_path / "two" / "set" / "missing.txt").read_text() == "a\tgone.jpg\n"
 
 
-def test_a_split_is_added_by_parts_beside_the_first(photos: Path, tmp_path: Path) -> None:
+def test_a_split_is_added_by_parts_beside_the_first(photos, tmp_path):
     later = tmp_path / "later" / "cat"
     later.mkdir(parents=True)
     for path in sorted((photos / "cat").glob("*.png")):
@@ -106,17 +102,6 @@ def test_a_split_is_added_by_parts_beside_the_first(photos: Path, tmp_path: Path
         assert run("build", tmp_path / "two" / "set", *more, "--part", f"{number}/2") == 0
     assert run("merge", tmp_path / "two" / "set") == 0
     assert tree(tmp_path / "two" / "set") == tree(tmp_path / "one" / "set")
-
-
-def test_mean_std_and_offsets_of_idx_images_are_those_of_one_machine(tmp_path):
-    cut_idx(ASSETS, tmp_path / "idx", 20)
-    words = ["--source", "idx", "--root", tmp_path / "idx", "--samples-per-shard", "60"]
-    words += ["--scatter"]
-    assert run("build", tmp_path / "one" / "set", *words) == 0
-    for number in (4, 1, 3, 2):
-        assert run("build", tmp_path / "many" / "set", *words, "--part", f"{number}/4") == 0
-    assert run("merge", tmp_path / "many" / "set") == 0
-    assert tree(tmp_path / "many" / "set") == tree(tmp_path / "one" / "set")
 
 
 def test_parts_that_are_missing_twice_there_or_of_another_build_are_named(photos, tmp_path, capsys):

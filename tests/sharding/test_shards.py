@@ -1,9 +1,9 @@
 """Data sets: what is written, byte for byte; resuming; foreign tars; faults by name."""
 
-import dataclasses
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import shutil
 import signal
@@ -12,95 +12,39 @@ import sys
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import webdataset
 from PIL import Image
 
-from sslpipe.cli import app
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.data.storage import read_range
-from sslpipe.sharding import SOURCES, show, sources
+from sslpipe.sharding import show, sources
 from sslpipe.sharding.idx import cut_idx, parse_idx, write_idx
-from sslpipe.sharding.members import encode_png
+from sslpipe.sharding.members import draw_placement, encode_png, place
 from sslpipe.sharding.scan import scan_tar
-from sslpipe.sharding.scatter import draw_placement, place
 from tests.helpers.dataset import picture, write_dataset
+from tests.helpers.shards import (
+    BUILD,
+    add,
+    error_of,
+    jpeg,
+    read_all,
+    run,
+    tree,
+    write_photos,
+    write_tar,
+)
 
-ASSETS = Path(__file__).parents[2] / "assets" / "fashion-mnist-10k"
-PER_CLASS = 12
-
-
-def run(*arguments: str | Path) -> int:
-    """The command line in this process; its exit status."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["sslpipe", "shards", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            app.run()
-    return int(stopped.value.code or 0)
-
-
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """The one line of a refused command."""
-    capsys.readouterr()
-    assert run(*arguments) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    errors = [line for line in lines if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert not any("Traceback" in line for line in lines)
-    return errors[0]
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """sha256 of every file but the records of the build."""
-    return {
-        p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file() and ".build" not in p.parts
-    }
-
-
-def read_all(folder: Path, split: str) -> list[tuple[str, bytes, int]]:
-    """Key, image bytes, label of every sample with an image, by webdataset's own reader."""
-    actual = []
-    for entry in load_index(folder).manifest.splits[split]:
-        with open(folder / entry.file, "rb") as stream:
-            files = webdataset.tariterators.tar_file_expander(
-                [{"url": entry.file, "stream": stream}]
-            )
-            for sample in webdataset.tariterators.group_by_keys(files):
-                for suffix in {"png", "jpg", "webp"} & set(sample):
-                    label = int(sample.get("cls", b"-1"))
-                    actual.append((sample["__key__"], sample[suffix], label))
-    return actual
-
-
-def write_photos(root: Path) -> Path:
-    """Three classes of small JPEGs, PNGs and WebPs, and one BMP; names that need care."""
-    for k, name in enumerate(("ape", "bee", "cat")):
-        (root / name).mkdir(parents=True)
-        for i in range(PER_CLASS):
-            pixels = np.random.default_rng([k, i]).integers(0, 256, (10 + k, 14, 3), dtype=np.uint8)
-            suffix = ("jpg", "png", "webp")[i % 3]
-            Image.fromarray(pixels).save(root / name / f"a b.{i}ü.{suffix}")
-    Image.fromarray(np.full((5, 6, 3), 77, np.uint8)).save(root / "ape" / "old.bmp")
-    (root / "ape" / "Thumbs.db").write_text("no image")
-    (root / "ape" / "._a.jpg").write_text("no image either")
-    return root
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    return write_photos(tmp_path / "photos")
+ROOT = Path(__file__).parents[2]
+ASSETS = ROOT / "assets" / "fashion-mnist-10k"
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory):
     """The photos' data set, and beside it the photos; to read only."""
     folder = tmp_path_factory.mktemp("built")
     write_photos(folder / "photos")
@@ -109,15 +53,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fashion(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """50 of the shipped images per class."""
+def fashion(tmp_path_factory):
+    """The build of 50 of the shipped images per class."""
     folder = tmp_path_factory.mktemp("fashion")
     cut_idx(ASSETS, folder, 50)
-    (folder / "classes.txt").write_bytes((ASSETS / "classes.txt").read_bytes())
-    return folder
-
-
-BUILD = ("--samples-per-shard", "8", "--name-pattern", "(?P<kind>[^/]+)/.*")
+    shutil.copy(ASSETS / "classes.txt", folder)
+    return ("--source", "idx", "--root", folder)
 
 
 def test_a_folder_gives_the_samples_of_torchvisions_image_folder(built):
@@ -130,20 +71,16 @@ def test_a_folder_gives_the_samples_of_torchvisions_image_folder(built):
     index, written = load_index(built), read_all(built, "train")
     assert list(index.manifest.classes) == reference.classes
     assert len({key for key, _, _ in written}) == len(written) == len(reference) == 37
-    expected: Counter[tuple[bytes, int]] = Counter()
-    for path, label in reference.samples:
-        if path.endswith(".bmp"):
-            [match] = [i for _, i, y in written if y == label and decode(i, 64).shape == (3, 5, 6)]
-            assert (decode(match, 64) == 77).all()
-            expected[match, label] += 1
-        else:
-            expected[Path(path).read_bytes(), label] += 1  # original bytes are kept
-    assert Counter((image, label) for _, image, label in written) == expected
+    # original bytes are kept, but of the BMP
+    originals = {Path(path).read_bytes(): label for path, label in reference.samples}
+    ((bmp, label),) = [(raw, y) for _, raw, y in written if originals.get(raw) != y]
+    assert label == 0
+    np.testing.assert_array_equal(decode(bmp, 64), np.full((3, 5, 6), 77))
     assert index.split("train").labels.tolist() == [label for _, _, label in written]
 
 
-def test_the_files_of_a_build_are_these_on_every_machine(tmp_path: Path) -> None:
-    """Bytes that the code before the restructuring wrote: raised with WRITER_VERSION only."""
+def test_the_files_of_a_build_are_these_on_every_machine(tmp_path):
+    """Another digest needs another WRITER_VERSION."""
     for k in range(24):
         folder = tmp_path / "photos" / f"class {k % 3}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,16 +94,8 @@ def test_the_files_of_a_build_are_these_on_every_machine(tmp_path: Path) -> None
     digest = hashlib.sha256()
     for name, options in {"plain": (), "scattered": ("--scatter", "--seed", "3")}.items():
         out = tmp_path / name
-        arguments = (
-            "--root",
-            tmp_path / "photos",
-            "--test-fraction",
-            "0.25",
-            "--samples-per-shard",
-            "8",
-            *options,
-        )
-        assert run("build", out, *arguments) == 0
+        words = ["--root", tmp_path / "photos", "--test-fraction", 0.25, "--samples-per-shard", 8]
+        assert run("build", out, *words, *options) == 0
         digest.update(json.dumps(tree(out)).encode())
     assert digest.hexdigest() == (
         "e239bf2c3e59a3ccea992cc30498bbd32475478b2b4746ffac68c083ea965b72"
@@ -201,18 +130,16 @@ def test_mean_and_std_are_those_of_all_decoded_pixels(built):
     np.testing.assert_allclose(manifest.std, everything.std(axis=1), atol=1e-6)
 
 
-@pytest.mark.parametrize("scatter", [(), ("--scatter",)])
-def test_bytes_do_not_depend_on_workers_or_on_where_things_lie(photos, tmp_path, scatter):
+def test_bytes_do_not_depend_on_workers_or_on_where_things_lie(photos, tmp_path):
     trees = []
-    for k, workers in enumerate(("1", "2", "5")):
+    for k, workers in enumerate((1, 2, 5)):
         root = tmp_path / f"elsewhere{k}" / "photos"
         root.parent.mkdir()
-        photos.rename(root)
-        photos = root
+        photos = photos.rename(root)
         out = tmp_path / f"out{k}" / "same"
-        assert run("build", out, "--root", root, "--workers", workers, *scatter, *BUILD) == 0
+        assert run("build", out, "--root", root, "--workers", workers, *BUILD) == 0
         trees.append(tree(out))
-        assert not [p for p in out.rglob("*") if p.name.endswith(".tmp")]
+        assert not list(out.rglob("*.tmp"))
     assert trees[0] == trees[1] == trees[2]
 
 
@@ -222,7 +149,7 @@ def test_the_seed_and_only_the_seed_changes_the_order(built, tmp_path):
     assert sorted(keys[0]) == sorted(keys[1]) != keys[0] != keys[1]
 
 
-def test_shards_are_cut_by_bytes_too(photos: Path, tmp_path: Path) -> None:
+def test_shards_are_cut_by_bytes_too(photos, tmp_path):
     out = tmp_path / "out"
     assert run("build", out, "--root", photos, "--max-shard-bytes", "8000") == 0
     split = load_index(out).split("train")
@@ -232,84 +159,50 @@ def test_shards_are_cut_by_bytes_too(photos: Path, tmp_path: Path) -> None:
     assert len(split.shards) < 20
 
 
-def flip(path: Path, at: int) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[at] ^= 1
-    path.write_bytes(raw)
-
-
 class Interrupted(BaseException):
     """Like a kill, as far as the program can see."""
-
-
-def fail_at(monkeypatch: pytest.MonkeyPatch, sample: int) -> None:
-    """Let the folder source raise at one sample."""
-    original = SOURCES["folder"]
-
-    def reader(options: sources.SourceOptions) -> dict[str, sources.Images]:
-        [(split, images)] = original(options).items()
-
-        def read(i: int) -> bytes:
-            if i == sample:
-                raise Interrupted
-            return images.read(i)
-
-        return {split: dataclasses.replace(images, read=read)}
-
-    monkeypatch.setitem(SOURCES, "folder", reader)
 
 
 @pytest.mark.parametrize("sample", [0, 17, 36])
 def test_a_build_stopped_at_any_sample_resumes_to_the_same_bytes(
     built, tmp_path, monkeypatch, sample
 ):
-    out = tmp_path / "set"
+    out, reads, read_file = tmp_path / "set", itertools.count(), sources.read_file
     build = ("build", out, "--root", built.parent / "photos", *BUILD)
+
+    def read(path):
+        if next(reads) == sample:
+            raise Interrupted
+        return read_file(path)
+
     with monkeypatch.context() as patch:
-        fail_at(patch, sample)
+        patch.setattr(sources, "read_file", read)
         with pytest.raises(Interrupted):
             run(*build, "--workers", "1")
     assert not (out / "dataset.json").exists()
     before = {p.name: p.stat().st_mtime_ns for p in out.glob("[!.]*.tar")}
+    assert len(before) == sample // 8
     assert run(*build) == 0
     assert tree(out) == tree(built)
-    after = {p.name: p.stat().st_mtime_ns for p in out.glob("[!.]*.tar")}
-    assert before.items() <= after.items()  # finished shards were not written again
+    # finished shards were not written again
+    assert before.items() <= {p.name: p.stat().st_mtime_ns for p in out.glob("*.tar")}.items()
 
 
-def test_a_killed_build_resumes_to_the_same_bytes(fashion: Path, tmp_path: Path) -> None:
+def test_a_killed_build_resumes_to_the_same_bytes(fashion, tmp_path):
     whole, out = tmp_path / "a" / "set", tmp_path / "b" / "set"
-    options = ("--source", "idx", "--root", str(fashion), "--samples-per-shard", "25")
+    words = [*map(str, fashion), "--samples-per-shard", "25"]
+    command = [sys.executable, "-m", "sslpipe", "shards", "build", str(out), *words]
     with subprocess.Popen(
-        [sys.executable, "-m", "sslpipe", "shards", "build", str(out), *options],
-        cwd=Path(__file__).parents[2],
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    ) as process:
-        deadline = time.monotonic() + 60
-        try:
-            while not list(out.glob("train-*.tar")):
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
-        finally:
-            process.kill()
-    assert process.returncode == -signal.SIGKILL
+        command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as p:
+        while not list(out.glob("train-*.tar")):
+            assert p.poll() is None, p.stderr.read()
+            time.sleep(0.005)
+        p.kill()
+    assert p.returncode == -signal.SIGKILL
     assert not (out / "dataset.json").exists()
-    assert run("build", out, *options) == 0
-    assert run("build", whole, *options) == 0
+    assert run("build", out, *words) == run("build", whole, *words) == 0
     assert tree(out) == tree(whole)
-
-
-def test_a_torn_record_or_a_changed_shard_is_written_again(photos, tmp_path):
-    out = tmp_path / "out"
-    assert run("build", out, "--root", photos, *BUILD) == 0
-    expected, record = tree(out), out / ".build" / "train.jsonl"
-    record.write_bytes(record.read_bytes()[:-40])
-    flip(out / "train-000001.tar", 600)
-    assert run("build", out, "--root", photos, *BUILD) == 0
-    assert tree(out) == expected
-    assert len(record.read_text().splitlines()) >= 6
 
 
 def test_split_folders_are_built_at_once_and_share_their_classes(photos, tmp_path):
@@ -334,28 +227,25 @@ def test_a_split_added_later_gets_the_labels_of_the_first(photos, tmp_path, caps
     assert run("build", out, "--root", later, "--split", "test") == 0
     index = load_index(out)
     assert index.split("test").labels.tolist() == [2]
-    assert (index.manifest.mean, index.manifest.splits["train"]) == (
-        before.mean,
-        before.splits["train"],
-    )
+    assert index.manifest.mean == before.mean
+    assert index.manifest.splits["train"] == before.splits["train"]
     (later / "cat").rename(later / "dog")
     assert "dog" in error_of(capsys, "build", out, "--root", later, "--split", "val")
 
 
 def test_a_flat_folder_and_no_labels_give_unlabelled_samples(built, tmp_path):
     photos = built.parent / "photos"
-    for k, arguments in enumerate(((photos / "bee",), (photos, "--no-labels"))):
-        assert run("build", tmp_path / str(k), "--root", *arguments) == 0
-        index = load_index(tmp_path / str(k))
+    for count, words in ((12, (photos / "bee",)), (37, (photos, "--no-labels"))):
+        assert run("build", tmp_path / str(count), "--root", *words) == 0
+        index = load_index(tmp_path / str(count))
         assert index.manifest.classes == ()
-        assert index.split("train").labels.tolist() == [-1] * (12, 37)[k]
-        assert {label for _, _, label in read_all(tmp_path / str(k), "train")} == {-1}
+        assert index.split("train").labels.tolist() == [-1] * count
+        assert {label for _, _, label in read_all(tmp_path / str(count), "train")} == {-1}
 
 
-def test_test_fraction_takes_the_same_share_of_every_class(fashion: Path, tmp_path: Path) -> None:
+def test_test_fraction_takes_the_same_share_of_every_class(fashion, tmp_path):
     out = tmp_path / "demo"
-    options = ("--source", "idx", "--root", fashion, "--test-fraction", "0.2", "--scatter")
-    assert run("build", out, *options) == 0
+    assert run("build", out, *fashion, "--test-fraction", "0.2", "--scatter") == 0
     index = load_index(out)
     assert Counter(index.split("train").labels.tolist()) == dict.fromkeys(range(10), 40)
     assert Counter(index.split("test").labels.tolist()) == dict.fromkeys(range(10), 10)
@@ -363,44 +253,39 @@ def test_test_fraction_takes_the_same_share_of_every_class(fashion: Path, tmp_pa
     assert len(set(keys)) == 500
     assert index.manifest.classes[9] == "Ankle boot"
     # every image is the original at the placement of its own number
-    pixels = parse_idx(fashion / "train-images-idx3-ubyte.gz", 3)
-    labels = parse_idx(fashion / "train-labels-idx1-ubyte.gz", 1)
-    for key, image, label in read_all(out, "test")[:200]:
+    pixels = parse_idx(fashion[-1] / "train-images-idx3-ubyte.gz", 3)
+    labels = parse_idx(fashion[-1] / "train-labels-idx1-ubyte.gz", 1)
+    for key, image, label in read_all(out, "test"):
         number = int(key[:8])
         original = pixels[number][:, :, None]
         expected = place(original, draw_placement(original, 0, "train", number))
         np.testing.assert_array_equal(decode(image, 28)[0], expected[:, :, 0])
         assert labels[number] == label
-    assert run("verify", out) == 0
 
 
 def test_unseen_classes_go_to_splits_of_their_own_and_nothing_is_lost(fashion, tmp_path, capsys):
-    out, names = tmp_path / "unseen", "Shirt,Sneaker, Bag,Ankle boot"
-    options = ("--source", "idx", "--root", fashion, "--test-fraction", "0.2")
-    assert run("build", out, *options, "--unseen-classes", names) == 0
+    words = (*fashion, "--test-fraction", "0.2", "--unseen-classes")
+    out = tmp_path / "unseen"
+    assert run("build", out, *words, "Shirt,Sneaker, Bag,Ankle boot") == 0
     index = load_index(out)
-    seen, unseen = dict.fromkeys(range(6), 40), dict.fromkeys(range(6, 10), 40)
-    assert Counter(index.split("train").labels.tolist()) == seen
-    assert Counter(index.split("train_unseen").labels.tolist()) == unseen
-    assert Counter(index.split("test").labels.tolist()) == {k: 10 for k in seen}
-    assert Counter(index.split("test_unseen").labels.tolist()) == {k: 10 for k in unseen}
-    keys = [key for split in index.manifest.splits for key, *_ in read_all(out, split)]
-    assert len(set(keys)) == 500
-    assert len(index.manifest.classes) == 10
-    pixels = np.concatenate(
-        [decode(image, 28)[0].ravel() for _, image, _ in read_all(out, "train")]
-    )
-    assert index.manifest.mean[0] == pytest.approx(pixels.mean() / 255, abs=1e-6)  # of train
-
+    counts = {name: Counter(index.split(name).labels.tolist()) for name in index.manifest.splits}
+    assert counts == {
+        "train": dict.fromkeys(range(6), 40),
+        "train_unseen": dict.fromkeys(range(6, 10), 40),
+        "test": dict.fromkeys(range(6), 10),
+        "test_unseen": dict.fromkeys(range(6, 10), 10),
+    }
+    assert len({key for split in counts for key, *_ in read_all(out, split)}) == 500
+    pixels = [decode(image, 28)[0] for _, image, _ in read_all(out, "train")]
+    assert index.manifest.mean[0] == pytest.approx(np.mean(pixels) / 255, abs=1e-6)  # of train
     for wrong, reason in (
         ("Sandals", "no class; did you mean 'Sandal'"),
         (",".join(index.manifest.classes), "leaves train or train_unseen without an image"),
     ):
-        message = error_of(capsys, "build", tmp_path / "x", *options, "--unseen-classes", wrong)
-        assert reason in message
+        assert reason in error_of(capsys, "build", tmp_path / "x", *words, wrong)
 
 
-def test_the_shipped_images_are_the_first_thousand_of_each_class(tmp_path: Path) -> None:
+def test_the_shipped_images_are_the_first_thousand_of_each_class(tmp_path):
     readme = (ASSETS / "README.md").read_text()
     for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
         raw = gzip.decompress((ASSETS / f"{name}.gz").read_bytes())
@@ -410,10 +295,8 @@ def test_the_shipped_images_are_the_first_thousand_of_each_class(tmp_path: Path)
     cut_idx(ASSETS, tmp_path, 3)
     kept = np.sort([i for k in range(10) for i in np.flatnonzero(labels == k)[:3]])
     for kind, dimensions in (("labels-idx1", 1), ("images-idx3", 3)):
-        whole, cut = (
-            parse_idx(folder / f"train-{kind}-ubyte.gz", dimensions)
-            for folder in (ASSETS, tmp_path)
-        )
+        file = f"train-{kind}-ubyte.gz"
+        whole, cut = (parse_idx(folder / file, dimensions) for folder in (ASSETS, tmp_path))
         np.testing.assert_array_equal(cut, whole[kept])
 
 
@@ -455,8 +338,7 @@ def test_options_that_do_not_fit_are_one_line(built, tmp_path, capsys, options, 
 
 
 def test_a_bomb_of_another_format_is_refused_without_a_warning(tmp_path, capsys):
-    root = tmp_path / "in"
-    root.mkdir()
+    (root := tmp_path / "in").mkdir()
     for name, side in (("a", 8500), ("b", 10000), ("c", 30000)):  # past our limit, and Pillow's two
         (root / f"{name}.ppm").write_bytes(b"P6 %d %d 255\n" % (side, side))
     (root / "good.ppm").write_bytes(b"P6 1 1 255\nabc")
@@ -465,7 +347,7 @@ def test_a_bomb_of_another_format_is_refused_without_a_warning(tmp_path, capsys)
     assert sorted(x[9:14] for x in listed) == ["a.ppm", "b.ppm", "c.ppm"]
 
 
-def test_splits_without_class_names_may_lack_the_last_classes(tmp_path: Path) -> None:
+def test_splits_without_class_names_may_lack_the_last_classes(tmp_path):
     pixels = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
     for name, labels in (("train", [0, 1, 1]), ("t10k", [2, 0, 1])):
         write_idx(tmp_path / f"{name}-images-idx3-ubyte.gz", pixels)
@@ -479,22 +361,8 @@ def test_splits_without_class_names_may_lack_the_last_classes(tmp_path: Path) ->
 # --- tars made by others
 
 
-def add(tar: tarfile.TarFile, name: str, raw: bytes, kind: bytes = tarfile.REGTYPE) -> None:
-    member = tarfile.TarInfo(name)
-    member.size, member.type, member.mtime = len(raw), kind, 12345
-    member.linkname = "/etc/passwd" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
-    tar.addfile(member, io.BytesIO(raw))
-
-
-def jpeg(seed: int) -> bytes:
-    buffer = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (9, 11, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(buffer, "JPEG")
-    return buffer.getvalue()
-
-
 @pytest.fixture
-def foreign(tmp_path: Path) -> Path:
+def foreign(tmp_path):
     """Two tars as img2dataset writes them, in pax format, with long and hostile names."""
     folder = tmp_path / "foreign"
     folder.mkdir()
@@ -511,12 +379,11 @@ def foreign(tmp_path: Path) -> Path:
     return folder
 
 
-def test_foreign_tars_are_indexed_without_being_touched(foreign: Path) -> None:
+def test_foreign_tars_are_indexed_without_being_touched(foreign):
     before = tree(foreign)
     assert run("index", foreign) == 0
     assert before.items() <= tree(foreign).items()
     index = load_index(foreign)
-    assert list(index.manifest.splits) == ["train"]
     split = index.split("train")
     assert split.labels.tolist() == [0, 1, 2, 0, 1] * 2
     for k in range(2):
@@ -525,25 +392,23 @@ def test_foreign_tars_are_indexed_without_being_touched(foreign: Path) -> None:
             with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
                 names = tar.getnames()
                 assert [name.rpartition(".")[2] for name in names] == ["cls", "jpg", "json"]
-                stream = tar.extractfile(names[1])
-                assert stream is not None
-                assert stream.read() == jpeg(i)
-    assert [s[0] for s in read_all(foreign, "train")] == [
-        s.key for k in range(2) for s in scan_tar(foreign / f"{k:05d}.tar")
-    ]
+                assert tar.extractfile(names[1]).read() == jpeg(i)
+    keys = [s.key for k in range(2) for s in scan_tar(foreign / f"{k:05d}.tar")]
+    assert [s[0] for s in read_all(foreign, "train")] == keys
     assert run("verify", foreign) == 0
 
 
-def test_splits_come_from_file_names_or_from_the_option(tmp_path: Path) -> None:
+def test_splits_come_from_file_names_or_from_the_option(tmp_path):
     for name in ("train-000000", "train-000001", "val_0", "imagenet-test-12"):
-        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
-            add(tar, "a.png", b"")
-    assert run("index", tmp_path) == 0
-    splits = load_index(tmp_path).manifest.splits
-    assert {k: len(v) for k, v in splits.items()} == {"train": 2, "val": 1, "imagenet-test": 1}
-    (tmp_path / "dataset.json").unlink()
-    assert run("index", tmp_path, "--split", "all") == 0
-    assert {k: len(v) for k, v in load_index(tmp_path).manifest.splits.items()} == {"all": 4}
+        write_tar(tmp_path / f"{name}.tar", ("a.png", b""))
+    for words, counts in (
+        ((), {"train": 2, "val": 1, "imagenet-test": 1}),
+        (("--split", "all"), {"all": 4}),
+    ):
+        assert run("index", tmp_path, *words) == 0
+        splits = load_index(tmp_path).manifest.splits
+        assert {name: len(shards) for name, shards in splits.items()} == counts
+        (tmp_path / "dataset.json").unlink()
 
 
 def damaged(change):
@@ -557,13 +422,8 @@ def damaged(change):
     return damage
 
 
-def rewritten(*members: tuple[str, bytes]) -> Callable[[Path], None]:
-    def damage(path: Path) -> None:
-        with tarfile.open(path, "w") as tar:
-            for name, raw in members:
-                add(tar, name, raw)
-
-    return damage
+def rewritten(*members: tuple[str, bytes]):
+    return lambda path: write_tar(path, *members)
 
 
 def cut_at(at):
@@ -579,7 +439,7 @@ def hollow(path: Path) -> None:
         file.truncate(2**31 + 4096)
 
 
-FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+FAULTS = {
     "cut in data": (cut_at(lambda m: m[5].offset_data + 3), "truncated"),
     "cut in the last data": (cut_at(lambda m: m[-1].offset_data + 3), "truncated"),
     "cut in a header": (cut_at(lambda m: m[5].offset + 100), "truncated"),
@@ -616,12 +476,9 @@ def test_a_foreign_tar_that_cannot_be_trusted_is_refused_by_name(foreign, capsys
 
 def test_nothing_is_unpickled_or_extracted(tmp_path):
     folder, canary = tmp_path / "in", tmp_path / "canary"
-    folder.mkdir()
     bomb = b"cos\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR."
-    with tarfile.open(folder / "train-0.tar", "w") as tar:
-        add(tar, "../evil.jpg", jpeg(0))
-        for suffix in ("pyd", "pickle", "pth"):
-            add(tar, f"../evil.{suffix}", bomb)
+    bombs = ((f"../evil.{suffix}", bomb) for suffix in ("pyd", "pickle", "pth"))
+    write_tar(folder / "train-0.tar", ("../evil.jpg", jpeg(0)), *bombs)
     assert run("index", folder) == 0
     assert run("verify", folder) == 0
     assert not canary.exists()
@@ -675,7 +532,7 @@ def test_resized_images_have_the_shorter_side_asked_for_and_small_ones_their_byt
     assert np.abs(decode(members[1], 4096).astype(int) - exact).mean() < 3  # JPEG, twice
 
 
-def test_stats_counts_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_counts_what_is_there(tmp_path, capsys):
     write_dataset(tmp_path, (10, 3), broken={4: b"junk"})
     run("stats", tmp_path)
     text = " ".join(capsys.readouterr().out.split())
@@ -690,7 +547,7 @@ def cell_of(sheet: Path, column: int) -> np.ndarray:
     return np.asarray(Image.open(sheet))[show.MARGIN_PX :, left:][:128, :128]
 
 
-def test_show_draws_the_chosen_samples_enlarged_by_a_whole_factor(tmp_path: Path) -> None:
+def test_show_draws_the_chosen_samples_enlarged_by_a_whole_factor(tmp_path):
     write_dataset(tmp_path, (5,), broken={2: b"junk"})
     run("show", tmp_path, "--out", tmp_path / "sheet.png", "--count", 5, "--columns", 5)
     for number in (0, 1, 3, 4):

@@ -1,24 +1,22 @@
-"""sharding.sources and sharding.idx: readers against files written by hand, faults by name."""
+"""Sources of images against files laid out by hand as their owners do; faults by name."""
 
 import gzip
-import io
 import os
 import re
 import struct
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.io import savemat
 
 from sslpipe.data.decode import decode
 from sslpipe.errors import DataError
 from sslpipe.sharding import SOURCES
 from sslpipe.sharding.idx import parse_idx, write_idx
-from sslpipe.sharding.members import to_member
-from sslpipe.sharding.sources import SourceOptions
-from tests.sharding.test_shards import error_of
+from sslpipe.sharding.sources import Images, SourceOptions
+from tests.helpers.shards import error_of, grey, grey_png, write_tar
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 4), dtype=np.uint8)
 LABELS = np.array([3, 0, 1, 3, 2, 0], np.uint8)
@@ -31,16 +29,10 @@ def mnist(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def png(path: Path, level: int) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((3, 2), level, np.uint8)).save(path)
-    return path
-
-
 # --- idx
 
 
-def test_idx_files_are_read_plain_and_compressed_with_their_splits(mnist: Path) -> None:
+def test_idx_files_are_read_plain_and_compressed_with_their_splits(mnist):
     header = b"\0\0\x08\x03" + struct.pack(">3I", 2, 5, 4)
     (mnist / "t10k-images-idx3-ubyte").write_bytes(header + PIXELS[:2].tobytes())
     (mnist / "t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x02\x03\x01")
@@ -56,7 +48,7 @@ def test_idx_files_are_read_plain_and_compressed_with_their_splits(mnist: Path) 
     assert list(SOURCES["idx"](SourceOptions(root=mnist, split="train"))) == ["train"]
 
 
-def test_written_idx_files_have_no_time_and_read_back(tmp_path: Path) -> None:
+def test_written_idx_files_have_no_time_and_read_back(tmp_path):
     write_idx(tmp_path / "a.gz", PIXELS)
     raw = (tmp_path / "a.gz").read_bytes()
     assert raw[:8] == b"\x1f\x8b\x08\0\0\0\0\0"  # no name, mtime 0
@@ -83,7 +75,7 @@ def test_a_wrong_idx_file_is_refused_by_name(tmp_path, change, message):
         parse_idx(tmp_path / "images", 3)
 
 
-def test_idx_labels_must_match_images_and_class_names(mnist: Path) -> None:
+def test_idx_labels_must_match_images_and_class_names(mnist):
     (mnist / "classes.txt").write_text("a\nb\nc\n")
     with pytest.raises(DataError, match="label 3, but only 3 class names"):
         SOURCES["idx"](SourceOptions(root=mnist))
@@ -98,7 +90,7 @@ def test_idx_labels_must_match_images_and_class_names(mnist: Path) -> None:
 # --- folder
 
 
-def test_wrong_folders_are_named(tmp_path: Path) -> None:
+def test_wrong_folders_are_named(tmp_path):
     with pytest.raises(DataError, match=r"--root .*nowhere is not a folder"):
         SOURCES["folder"](SourceOptions(root=tmp_path / "nowhere"))
     with pytest.raises(DataError, match="needs --root"):
@@ -106,23 +98,23 @@ def test_wrong_folders_are_named(tmp_path: Path) -> None:
     for sensors, suffix in ((False, ".png"), (True, ".dcm")):
         with pytest.raises(DataError, match=rf"has no images \(.*\{suffix}"):
             SOURCES["folder"](SourceOptions(root=tmp_path, is_sensors=sensors))
-    png(tmp_path / "ape" / "a.png", 1)
+    grey(tmp_path / "ape" / "a.png", 1)
     (tmp_path / "bee").mkdir()
     with pytest.raises(DataError, match=r"class folder .*bee has no images"):
         SOURCES["folder"](SourceOptions(root=tmp_path))
-    png(tmp_path / "bee" / "b.png", 1)
-    png(tmp_path / "cover.png", 1)
+    grey(tmp_path / "bee" / "b.png", 1)
+    grey(tmp_path / "cover.png", 1)
     with pytest.raises(DataError, match=r"loose images \(cover\.png\)"):
         SOURCES["folder"](SourceOptions(root=tmp_path))
     (tmp_path / "cover.png").unlink()
-    png(tmp_path / "train" / "b.png", 1)
+    grey(tmp_path / "train" / "b.png", 1)
     with pytest.raises(DataError, match="both splits and 'ape'"):
         SOURCES["folder"](SourceOptions(root=tmp_path))
 
 
-def test_a_split_folder_can_be_chosen(tmp_path: Path) -> None:
+def test_a_split_folder_can_be_chosen(tmp_path):
     for split in ("train", "val"):
-        png(tmp_path / split / "ape" / "deep" / "a.png", 1)
+        grey(tmp_path / split / "ape" / "deep" / "a.png", 1)
     assert list(SOURCES["folder"](SourceOptions(root=tmp_path))) == ["train", "val"]
     assert list(SOURCES["folder"](SourceOptions(root=tmp_path, split="val"))) == ["val"]
     with pytest.raises(DataError, match="no split 'vla'; did you mean 'val'"):
@@ -132,7 +124,7 @@ def test_a_split_folder_can_be_chosen(tmp_path: Path) -> None:
 # --- torchvision
 
 
-def test_torchvision_arrays_become_lossless_png(mnist: Path, tmp_path: Path) -> None:
+def test_torchvision_arrays_become_lossless_grey(mnist, tmp_path):
     raw = tmp_path / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
     for part, count in (("train", 6), ("t10k", 3)):
@@ -148,7 +140,7 @@ def test_torchvision_arrays_become_lossless_png(mnist: Path, tmp_path: Path) -> 
         np.testing.assert_array_equal(decode(splits["train"].read(i), 64)[0], PIXELS[i])
 
 
-def test_torchvision_files_are_kept_as_they_are(tmp_path: Path) -> None:
+def test_torchvision_files_are_kept_as_they_are(tmp_path):
     for k, wnid in enumerate(("n01440764", "n02102040")):
         folder = tmp_path / "imagenette2" / "val" / wnid
         folder.mkdir(parents=True)
@@ -176,27 +168,140 @@ def test_torchvision_mistakes_are_named(tmp_path, name, split, message):
         SOURCES["torchvision"](SourceOptions(root=tmp_path, name=name, split=split))
 
 
-# --- other formats
+# --- data sets as their owners unpack them
 
 
-@pytest.mark.parametrize("form", ["BMP", "PPM", "TIFF", "GIF"])
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_other_formats_become_the_same_pixels_in_png(form: str, mode: str) -> None:
-    image = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3) * 5).convert(mode)
-    buffer = io.BytesIO()
-    image.save(buffer, form)
-    kind, raw = to_member(buffer.getvalue())
-    assert kind == "png"
-    buffer.seek(0)
-    expected = np.asarray(Image.open(buffer).convert("RGB")).transpose(2, 0, 1)
-    np.testing.assert_array_equal(decode(raw, 64), expected)
+def seen(images: Images) -> list[tuple[int, str]]:
+    """(gray level, class name) of each image: the level tells which file was read."""
+    levels = [int(decode(images.read(i), 64)[0, 0, 0]) for i in range(len(images))]
+    return sorted(zip(levels, [images.classes[k] for k in images.labels], strict=True))
 
 
-def test_a_sixteen_bit_tiff_keeps_its_high_byte() -> None:
-    values = np.random.default_rng(0).integers(0, 65536, (4, 5)).astype(np.uint16)
-    buffer = io.BytesIO()
-    Image.fromarray(values).save(buffer, "TIFF")
-    np.testing.assert_array_equal(decode(to_member(buffer.getvalue())[1], 64)[0], values >> 8)
+def read(kind: str, root: Path, **options: object) -> dict[str, list[tuple[int, str]]]:
+    splits = SOURCES[kind](SourceOptions(root=root, **options))  # type: ignore[arg-type]
+    assert len({images.classes for images in splits.values()}) == 1  # labels mean the same
+    return {split: seen(images) for split, images in splits.items()}
+
+
+def cells(kind: str, root: Path, **options: object) -> dict[str, dict[str, list[object]]]:
+    """What else is known of the images, by split."""
+    splits = SOURCES[kind](SourceOptions(root=root, **options))  # type: ignore[arg-type]
+    return {
+        split: {name: list(values) for name, values in images.cells.items()}
+        for split, images in splits.items()
+    }
+
+
+def test_cub_splits_by_class(tmp_path):
+    names = {1: "001.Auk", 2: "002.Jay", 10: "010.Tern", 11: "011.Wren"}  # 10 and 11 sort by number
+    (tmp_path / "classes.txt").write_text("".join(f"{k} {name}\n" for k, name in names.items()))
+    rows = [(1, 1), (2, 2), (3, 10), (4, 11)]  # image, class
+    for image, label in rows:
+        grey(tmp_path / "images" / names[label] / f"{image}.jpg", image)
+    paths = "".join(f"{i} {names[c]}/{i}.jpg\n" for i, c in rows)
+    (tmp_path / "images.txt").write_text(paths)
+    (tmp_path / "image_class_labels.txt").write_text("".join(f"{i} {c}\n" for i, c in rows))
+    assert read("cub", tmp_path) == {
+        "train": [(1, "001.Auk"), (2, "002.Jay")],
+        "test": [(3, "010.Tern"), (4, "011.Wren")],
+    }
+
+
+CARS = [("a.jpg", 1, 0), ("b.jpg", 2, 1), ("c.jpg", 3, 0), ("d.jpg", 4, 1)]  # file, class, test
+CAR_NAMES = ["AM General", "Acura", "BMW", "Volvo"]
+
+
+def records(rows: list[tuple[str, int, int]], file: str) -> np.ndarray:
+    kinds = [(file, object), ("class", object), ("test", object)]
+    return np.array([(name, label, test) for name, label, test in rows], dtype=kinds)
+
+
+@pytest.mark.parametrize("layout", ["one folder", "two folders"])
+def test_cars_are_read_in_both_layouts(tmp_path, layout):
+    names = np.array(CAR_NAMES, dtype=object)
+    for level, (name, _, test) in enumerate(CARS):
+        folder = "car_ims" if layout == "one folder" else f"cars_{('train', 'test')[test]}"
+        grey(tmp_path / folder / name, level)
+    if layout == "one folder":
+        rows = [(f"car_ims/{name}", label, test) for name, label, test in CARS]
+        content = {"annotations": records(rows, "relative_im_path"), "class_names": names}
+        savemat(tmp_path / "cars_annos.mat", content)
+    else:
+        (tmp_path / "devkit").mkdir()
+        savemat(tmp_path / "devkit" / "cars_meta.mat", {"class_names": names})
+        for test, place in ((0, "devkit/cars_train_annos"), (1, "cars_test_annos_withlabels")):
+            rows = [row for row in CARS if row[2] == test]
+            savemat(tmp_path / f"{place}.mat", {"annotations": records(rows, "fname")})
+    expected = [(k, name) for k, name in enumerate(CAR_NAMES)]
+    assert read("cars", tmp_path) == {"train": expected[:2], "test": expected[2:]}
+
+
+def test_products_come_class_disjoint(tmp_path):
+    for split, level, label in (("train", 1, 7), ("test", 2, 11319)):
+        grey(tmp_path / "bicycle_final" / f"{level}_0.JPG", level)
+        row = f"{level} {label} 1 bicycle_final/{level}_0.JPG\n"
+        text = "image_id class_id super_class_id path\n" + row
+        (tmp_path / f"Ebay_{split}.txt").write_text(text)
+    assert read("products", tmp_path) == {"train": [(1, "7")], "test": [(2, "11319")]}
+    assert cells("products", tmp_path)["test"] == {"kind": ["bicycle"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("cub", r"cannot read .*classes\.txt"),
+        ("cars", r"cannot read .*cars_meta\.mat"),
+        ("products", r"cannot read .*Ebay_train\.txt"),
+    ],
+)
+def test_another_layout_is_one_clear_error(tmp_path, kind, message):
+    with pytest.raises(DataError, match=message):
+        SOURCES[kind](SourceOptions(root=tmp_path))
+
+
+def test_market_has_persons_and_cameras_and_junk_without_a_label(tmp_path):
+    names = {
+        "bounding_box_train": ["0002_c1s1_000451_03.jpg"],
+        "query": ["0005_c2s1_000001_00.jpg"],
+        "bounding_box_test": ["-1_c1s1_000401_00.jpg", "0000_c3s2_000002_01.jpg"],
+    }
+    names["bounding_box_test"].append("0005_c4s3_000003_00.jpg")
+    for folder, files in names.items():
+        for level, file in enumerate(files):
+            grey(tmp_path / folder / file, level)
+    gallery = SOURCES["market"](SourceOptions(root=tmp_path))["gallery"]
+    assert gallery.labels.tolist() == [-1, -1, gallery.classes.index("0005")]
+    found = cells("market", tmp_path)
+    assert found["gallery"] == {
+        "person": ["", "", "0005"],
+        "camera": ["1", "3", "4"],
+        "sequence": ["1", "2", "3"],
+    }
+    assert found["query"]["camera"] == ["2"]
+    grey(tmp_path / "query" / "other.jpg", 1)
+    with pytest.raises(DataError, match=r"other.jpg is not named as in 0002_c1s1_000451_03.jpg"):
+        read("market", tmp_path)
+
+
+def test_inshop_has_three_splits_and_views(tmp_path):
+    rows = [
+        ("img/WOMEN/Dresses/id_00000002/02_1_front.jpg", "id_00000002", "train"),
+        ("img/MEN/Denim/id_00000080/01_1_front.jpg", "id_00000080", "query"),
+        ("img/MEN/Denim/id_00000080/01_3_back.jpg", "id_00000080", "gallery"),
+    ]
+    for level, (path, _, _) in enumerate(rows):
+        grey(tmp_path / path, level)
+    lines = ["3", "image_name item_id evaluation_status", *(" ".join(row) for row in rows)]
+    (tmp_path / "list_eval_partition.txt").write_text("\n".join(lines) + "\n")
+    assert read("inshop", tmp_path) == {
+        "train": [(0, "id_00000002")],
+        "query": [(1, "id_00000080")],
+        "gallery": [(2, "id_00000080")],
+    }
+    assert cells("inshop", tmp_path)["gallery"] == {"kind": ["Denim"], "view": ["back"]}
+    (tmp_path / "list_eval_partition.txt").write_text("1\nhead\nimg/a.jpg id_1 probe\n")
+    with pytest.raises(DataError, match=r"list_eval_partition.txt, line 3: .* is not image, item"):
+        read("inshop", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -213,10 +318,9 @@ def test_a_sixteen_bit_tiff_keeps_its_high_byte() -> None:
 )
 def test_a_fifo_instead_of_a_file_is_refused_at_once(name, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    png(tmp_path / "photos" / "x.png", 3)
+    grey(tmp_path / "photos" / "x.png", 3)
     if name == "names.txt":
-        with tarfile.open("train-000000.tar", "w") as tar:
-            tar.add("photos/x.png", "x.png")
+        write_tar(Path("train-000000.tar"), ("x.png", grey_png(3)))
     Path(name).parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(name)
     message = error_of(capsys, *words)

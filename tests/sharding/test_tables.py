@@ -1,0 +1,377 @@
+"""Tables that list images: CSV with its delimiters, parquet with its types; files not there."""
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from sslpipe.data.decode import decode
+from sslpipe.data.index import load_index
+from sslpipe.errors import DataError
+from sslpipe.sharding import SOURCES
+from sslpipe.sharding.cells import parse_columns
+from sslpipe.sharding.sources import Images, SourceOptions
+from tests.helpers.shards import error_of, grey, grey_png, run
+
+BIRDS = "file,species,fold\n0.png,8,a\n1.png,9,b\n2.png,10,a\n3.png,11,b\n"
+
+
+def read_csv(path: Path, **options: Any) -> dict[str, Images]:
+    return SOURCES["csv"](SourceOptions(csv=path, **options))
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Six images of two classes, one cell with a comma and a semicolon in it."""
+    for i in range(6):
+        grey(tmp_path / f"{i}.png", 10 * i)
+    lines = ["path;label;note", *(f'{i}.png;{"ab"[i % 2]};"x, y; z"' for i in range(6))]
+    (tmp_path / "list.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path / "list.csv"
+
+
+@pytest.mark.parametrize(("delimiter", "argument"), [(";", ";"), ("\t", "tab"), ("|", "|")])
+def test_another_delimiter_is_asked_for_and_works(table, tmp_path, capsys, delimiter, argument):
+    table.write_text(table.read_text().replace(";", delimiter))
+    words = ["build", tmp_path / "out", "--source", "csv", "--csv", table]
+    message = error_of(capsys, *words)
+    assert f"{table} has no column 'path'; it has: path" in message
+    assert "--delimiter" in message
+    assert run(*words, "--delimiter", argument) == 0
+    assert load_index(tmp_path / "out").manifest.classes == ("a", "b")
+
+
+def test_a_tsv_has_tabs_and_a_delimiter_is_one_character(table):
+    tsv = table.with_suffix(".tsv")
+    tsv.write_text(table.read_text().replace(";", "\t"))
+    assert len(read_csv(tsv)["train"]) == 6
+    for wrong in ("", ";;", '"', "\n"):
+        with pytest.raises(DataError, match="is not one character"):
+            read_csv(table, delimiter=wrong)
+
+
+def test_the_output_of_a_command_is_a_table_too(table, tmp_path):
+    """What a shell makes of `--csv <(command)`."""
+    given, writer = os.pipe()
+    with os.fdopen(writer, "wb") as file:
+        file.write(table.read_bytes())
+    if not (path := Path(f"/dev/fd/{given}")).exists():
+        pytest.skip("this platform has no /dev/fd")
+    assert len(read_csv(path, delimiter=";", root=tmp_path)["train"]) == 6
+    os.close(given)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(DataError, match="FIFO"):  # which nobody may ever write to
+        read_csv(tmp_path / "fifo")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("path,label\n", {}, "has no rows"),
+        ("", {}, "has no column 'path'; it has: none"),
+        ("path,label\n0.png,a\n,b\n", {}, r"list\.csv, line 3: no value of 'path'"),
+        ("label,path\na\n", {}, r"list\.csv, line 2: no value of 'path'"),
+        ("path,class\n0.png,a\n", {}, "name one with --label-column.*or give --no-labels"),
+        ("path,label\n\0.png,a\n", {}, "cannot read"),
+        ("path,label\n.,a\n", {}, "it is not a file"),
+        # of two columns of one name nobody knows which is meant
+        ("path,label,label\n0.png,a,b\n", {}, "has 2 columns 'label', and --label-column reads"),
+        ("path,label,path\n0.png,a,1.png\n", {}, "has 2 columns 'path', and --image-column reads"),
+        (BIRDS, {"image_column": "fle"}, "no column 'fle'; did you mean 'file'"),
+        (BIRDS, {"label_column": "class"}, "no column 'class'.*it has: file, species, fold"),
+        (BIRDS, {"split_column": "sp", "split": "x"}, "no column 'sp'"),
+        (
+            BIRDS,
+            {"split_column": "fold", "split": "x"},
+            "column 'fold' of .* has no split 'x'; it has: a, b",
+        ),
+        (BIRDS.replace("2.png", "9.png"), {}, r"cannot read .*9\.png: No such file"),
+        ("path,label\n0.png,größe\n".encode("latin-1"), {}, "save it as UTF-8"),
+    ],
+)
+def test_a_row_or_column_that_lacks_something_is_named(table, text, options, message):
+    table.write_bytes(text if isinstance(text, bytes) else text.encode())
+    columns = {"image_column": "file", "label_column": "species"} if "species" in str(text) else {}
+    with pytest.raises(DataError, match=message):
+        read_csv(table, **{**columns, **options})
+    with pytest.raises(DataError, match=r"cannot read .*no\.csv"):
+        read_csv(table.with_name("no.csv"))
+
+
+def test_numbers_sort_by_value_and_splits_share_their_classes(table):
+    table.write_text("\ufeff" + BIRDS, encoding="utf-8")
+    options = {"image_column": "file", "label_column": "species"}
+    images = read_csv(table, **options)["train"]
+    assert images.classes == ("8", "9", "10", "11")
+    assert images.labels.tolist() == [0, 1, 2, 3]
+    assert [decode(images.read(i), 8)[0, 0, 0] for i in range(4)] == [0, 10, 20, 30]
+    splits = read_csv(table, **options, split_column="fold")
+    assert {k: v.labels.tolist() for k, v in splits.items()} == {"a": [0, 2], "b": [1, 3]}
+    assert splits["a"].classes == splits["b"].classes == ("8", "9", "10", "11")
+
+
+def test_labels_need_no_column_where_they_are_not_wanted(table):
+    table.write_text("path\n0.png\n1.png\n")
+    assert read_csv(table, labels=False)["train"].labels.tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("split", ["../x", "a/b", "", ".x", "a b"])
+def test_a_split_cannot_lead_out_of_the_folder(table, tmp_path, capsys, split):
+    table.write_text(f"path,label,fold\n0.png,a,{split}\n")
+    out = tmp_path / "deep" / "out"
+    words = ["build", out, "--source", "csv", "--csv", table, "--split-column", "fold"]
+    message = error_of(capsys, *words)
+    assert "no value of 'fold'" in message if not split else f"split {split!r}" in message
+    assert not out.exists()
+
+
+def test_missing_files_end_the_build_with_a_count_or_are_skipped_and_listed(
+    table, tmp_path, capsys
+):
+    for name in ("1.png", "4.png"):
+        (tmp_path / name).unlink()
+    out = tmp_path / "out"
+    words = ["build", out, "--source", "csv", "--csv", table, "--delimiter", ";"]
+    message = error_of(capsys, *words)
+    assert f"cannot read {tmp_path / '1.png'}: No such file" in message
+    assert "2 of 6 listed files are missing" in message
+    assert "--skip-missing" in message
+    assert not out.exists()
+    assert run(*words, "--skip-missing") == 0
+    assert f"skipped: 2 missing files, listed in {out / 'missing.txt'}" in capsys.readouterr().err
+    assert (out / "missing.txt").read_text() == "train\t1.png\ntrain\t4.png\n"
+    assert sorted(load_index(out).split("train").labels.tolist()) == [0, 0, 1, 1]
+    # when they are there again, nothing is missing
+    for name in ("1.png", "4.png"):
+        grey(tmp_path / name, 7)
+    assert run(*words, "--skip-missing", "--overwrite") == 0
+    assert not (out / "missing.txt").exists()
+    assert len(load_index(out).split("train")) == 6
+    # of a list of which no file is there nothing is built
+    with pytest.raises(DataError, match="6 of 6 listed files are missing: mend the list or --root"):
+        read_csv(table, delimiter=";", skip_missing=True, root=table / "elsewhere")
+
+
+# --- parquet
+
+WORDS = ["cat", "dog", "ape", "dog"]
+HAS_VIEWS = int(pa.__version__.partition(".")[0]) >= 21  # pyarrow writes string_view
+
+
+def write(path: Path, labels: Any, images: Any = None, names: list[str] = (), **columns) -> None:
+    """A parquet file; `names` of the classes go into the metadata, as `datasets` writes them."""
+    if images is None:
+        images = [{"bytes": grey_png(i), "path": None} for i in range(len(labels))]
+    table = pa.table({"image": images, "label": labels, **columns})
+    if names:
+        features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
+        metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+        table = table.replace_schema_metadata(metadata)
+    parquet.write_table(table, path)
+
+
+def read(root: Path, **options: Any) -> dict[str, Images]:
+    return SOURCES["parquet"](SourceOptions(root=root, **options))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pa.array(WORDS, pa.string()),
+        pa.array(WORDS, pa.large_string()),
+        *([pa.array(WORDS, pa.string_view())] if HAS_VIEWS else []),
+        pa.array(WORDS).dictionary_encode(),
+        pa.array(WORDS, pa.large_string()).dictionary_encode(),
+        pa.chunked_array([pa.array(WORDS[:1]), pa.array(WORDS[1:])]),
+    ],
+    ids=lambda labels: str(labels.type),
+)
+def test_texts_are_classes_as_a_csv_takes_them(tmp_path, labels):
+    write(tmp_path / "train.parquet", labels)
+    lines = [f"{i}.png,{word}" for i, word in enumerate(WORDS)]
+    (tmp_path / "list.csv").write_text("path,label\n" + "\n".join(lines))
+    for i in range(4):
+        (tmp_path / f"{i}.png").write_bytes(grey_png(i))
+    (expected,) = read_csv(tmp_path / "list.csv").values()
+    (images,) = read(tmp_path).values()
+    assert images.classes == expected.classes == ("ape", "cat", "dog")
+    assert images.labels.tolist() == expected.labels.tolist() == [1, 2, 0, 2]
+    assert [images.read(i) for i in range(4)] == [expected.read(i) for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers", "classes"),
+    [
+        (pa.array(["b", None, "", "a"]), [1, -1, -1, 0], ("a", "b")),
+        (pa.array(["10", "9", "9", "10"]), [1, 0, 0, 1], ("9", "10")),
+        (pa.array([2, None, 0, 2], pa.int32()), [2, -1, 0, 2], ("0", "1", "2")),
+        (pa.array([2.0, float("nan"), 0.0, None]), [2, -1, 0, -1], ("0", "1", "2")),
+        (pa.array([1, 0, 1, 1], pa.uint8()), [1, 0, 1, 1], ("0", "1")),
+        (pa.array([True, False, None, True]), [1, 0, -1, 1], ("False", "True")),
+        (pa.array([5, 5, 7, 5]).dictionary_encode(), [5, 5, 7, 5], tuple("01234567")),
+        (pa.nulls(4), [-1] * 4, ()),
+    ],
+    ids=str,
+)
+def test_gaps_are_no_label_and_whole_numbers_stay(tmp_path, labels, numbers, classes):
+    write(tmp_path / "train.parquet", labels)
+    (images,) = read(tmp_path).values()
+    assert images.labels.tolist() == numbers
+    assert images.classes == classes
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (pa.array([0.5, 1.0]), "holds double, neither integers nor texts; name another"),
+        (pa.array([b"a", b"b"]), "holds binary"),
+        (pa.array([[1], [2]]), "holds list"),
+        (pa.array([3, 10**12]), "label 1000000000000 of 2 images is no number of a class"),
+    ],
+    ids=str,
+)
+def test_other_labels_are_refused_with_their_type(tmp_path, labels, message):
+    write(tmp_path / "train.parquet", labels)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path)
+    assert read(tmp_path, labels=False)["train"].labels.tolist() == [-1, -1]
+
+
+def test_the_splits_share_their_classes_also_when_one_is_read(tmp_path):
+    write(tmp_path / "train-0.parquet", pa.array(["b", "c"]))
+    write(tmp_path / "train-1.parquet", pa.array(["d"], pa.large_string()))
+    write(tmp_path / "test.parquet", pa.array(["a", "c"]).dictionary_encode())
+    parquet.write_table(pa.table({"image": [grey_png(0)]}), tmp_path / "unlabelled.parquet")
+    for split, numbers in (("train", [1, 2, 3]), ("test", [0, 2])):
+        images = read(tmp_path, split=split)[split]
+        assert (images.labels.tolist(), images.classes) == (numbers, ("a", "b", "c", "d"))
+
+
+def test_images_are_bytes_structs_or_paths(tmp_path):
+    for i in range(2):
+        (tmp_path / f"{i}.png").write_bytes(grey_png(i))
+    for cells in (
+        pa.array([grey_png(0), grey_png(1)]),
+        pa.array([grey_png(0), grey_png(1)], pa.large_binary()),
+        pa.array(["0.png", "1.png"]),
+        pa.array([{"bytes": grey_png(0), "path": None}, {"bytes": None, "path": "1.png"}]),
+    ):
+        write(tmp_path / "train.parquet", ["x", "y"], cells)
+        (images,) = read(tmp_path).values()
+        assert [int(decode(images.read(i), 8)[0, 0, 0]) for i in range(2)] == [0, 1]
+
+
+def test_images_that_are_not_there_are_counted_or_skipped_and_listed(tmp_path, capsys):
+    cells = [{"bytes": grey_png(i), "path": "x"} for i in range(4)]
+    cells[1] = {"bytes": None, "path": "gone/1.png"}  # type: ignore[dict-item]
+    write(tmp_path / "in.parquet", WORDS, pa.array([*cells[:3], None]))
+    words = ["build", tmp_path / "out", "--source", "huggingface", "--root", tmp_path]
+    words += ["--split", "in"]
+    message = error_of(capsys, *words)
+    assert "cannot read gone/1.png: No such file or directory; 2 of 4 listed files" in message
+    assert run(*words, "--skip-missing") == 0
+    assert (tmp_path / "out" / "missing.txt").read_text() == "in\tgone/1.png\nin\tin[3]\n"
+    index = load_index(tmp_path / "out")
+    assert sorted(index.split("in").labels.tolist()) == [0, 1]
+    assert index.manifest.classes == ("ape", "cat", "dog")  # as the list says
+
+
+def test_files_of_a_split_give_class_names(tmp_path):
+    names = ["cat", "dog"]
+    write(tmp_path / "train-00000-of-00002-ab.parquet", [1, 0], names=names)
+    write(tmp_path / "train-00001-of-00002-cd.parquet", [1], names=names)
+    write(tmp_path / "test.parquet", [0], names=names)
+    found = {split: images.labels.tolist() for split, images in read(tmp_path).items()}
+    assert found == {"test": [0], "train": [1, 0, 1]}
+    assert {images.classes for images in read(tmp_path).values()} == {("cat", "dog")}
+
+
+def test_a_wrong_column_split_or_file_names_what_there_is(tmp_path):
+    with pytest.raises(DataError, match=r"has no \*\.parquet file"):
+        read(tmp_path)
+    write(tmp_path / "train-0.parquet", WORDS)
+    with pytest.raises(DataError, match=r"no column 'lable'.*label"):
+        read(tmp_path, label_column="lable")
+    with pytest.raises(DataError, match="no split 'trian'; did you mean 'train'"):
+        read(tmp_path, split="trian")
+    parquet.write_table(pa.table({"label": ["a"]}), tmp_path / "train-1.parquet")
+    with pytest.raises(DataError, match=r"train-1\.parquet has no column 'image'; it has: label"):
+        read(tmp_path)
+    (tmp_path / "train-0.parquet").write_bytes(b"PAR1 but not really")
+    with pytest.raises(DataError, match=r"cannot read .*train-0\.parquet"):
+        read(tmp_path)
+
+
+def test_what_people_type_for_the_hub_is_accepted_and_explained(tmp_path, capsys):
+    assert SOURCES["huggingface"] is SOURCES["parquet"]
+    words = ["build", tmp_path / "o", "--source", "huggingface", "--name", "user/beans"]
+    message = error_of(capsys, *words)
+    assert "hf download USER/NAME --repo-type dataset --local-dir DIR" in message
+
+
+def test_columns_keep_their_types_gaps_and_time_zones(tmp_path):
+    noon = datetime(2024, 5, 1, 12, tzinfo=ZoneInfo("Europe/Berlin"))
+    columns = {
+        "patient": pa.array(["p", None, "12"]).dictionary_encode(),
+        "age": pa.array([2**62 + 1, None, 3], pa.int64()),
+        "dose": pa.array([0.5, float("nan"), None], pa.float32()),
+        "shot at": pa.array([noon, None, noon], pa.timestamp("ns", "Europe/Berlin")),
+        "day": pa.array([noon.date()] * 3, pa.date32()),
+        "raw": pa.array([b"a", b"", None], pa.binary()),
+    }
+    write(tmp_path / "train.parquet", [0, 1, 0], **columns)
+    words = ["build", tmp_path / "out", "--source", "parquet", "--root", tmp_path, "--columns"]
+    assert run(*words, "patient,age,dose,shot_at=shot at,day,raw") == 0
+    split = load_index(tmp_path / "out").split("train")
+    labelled = sorted(range(3), key=lambda i: split.column("age").show([i])[0] or "")
+    shown = {name: split.column(name).show(labelled) for name in split.columns}
+    assert shown == {
+        "age": [None, "3", str(2**62 + 1)],
+        "patient": [None, "12", "p"],
+        "dose": [None, None, "0.5"],
+        "shot_at": [None, "2024-05-01T10:00:00Z", "2024-05-01T10:00:00Z"],
+        "day": ["2024-05-01T00:00:00Z"] * 3,
+        "raw": [None, None, "a"],
+    }
+    assert split.column("age").kind == "integer"
+
+
+def test_a_column_of_bytes_that_are_no_text_names_the_row(tmp_path, capsys):
+    write(tmp_path / "train.parquet", [0], raw=[b"\xff"])
+    words = ["build", tmp_path / "out", "--source", "parquet", "--root", tmp_path, "--columns"]
+    message = error_of(capsys, *words, "raw")
+    assert r"train[0]: raw = b'\xff' is bytes that are no text" in message
+    assert "did you mean 'raw'" in error_of(capsys, *words, "rraw")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (2**60, pa.timestamp("ms")),
+        (-(2**62), pa.timestamp("ms", "UTC")),
+        (2**62, pa.timestamp("us")),
+        (253_402_300_799, pa.timestamp("s", "Pacific/Kiritimati")),
+        (2**31 - 1, pa.date32()),
+        (-(2**62), pa.date64()),
+        (2**62, pa.duration("s")),
+        (1, pa.time64("ns")),
+    ],
+)
+def test_times_beyond_pythons_are_refused_by_column(tmp_path, number, kind):
+    column = pa.array([0, number, None], pa.int32() if kind.bit_width == 32 else pa.int64())
+    write(tmp_path / "train.parquet", [0, 1, 0], shot_at=column.view(kind))
+    with pytest.raises(DataError, match=r"'shot_at': cannot read a cell of "):
+        read(tmp_path, columns=parse_columns("shot_at:time", "--columns"))
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_the_first_and_last_times_are_read(tmp_path, unit):
+    times = [datetime(1, 1, 3), datetime(9999, 12, 30), None]
+    write(tmp_path / "train.parquet", [0, 1, 0], t=pa.array(times, pa.timestamp(unit)))
+    assert read(tmp_path, columns=parse_columns("t:time", "--columns"))["train"].cells["t"] == times
