@@ -66,16 +66,12 @@ _SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it begins the names of files
 
 
 class Built(NamedTuple):
-    """The manifest in dataset.json (of a part: as it was), and what to say of the build.
+    """The manifest in dataset.json, and what to say of the build."""
 
-    `skipped` is "NAME: reason" for each image that cannot be decoded, `missing` the files that a
-    list names and that are not there, by split; notes are lines about everything else.
-    """
-
-    manifest: Manifest
-    skipped: list[str]
-    missing: dict[str, list[str]]
-    notes: tuple[str, ...]
+    manifest: Manifest  # of a part: as it was
+    skipped: list[str]  # "NAME: reason" for each image that cannot be decoded
+    missing: dict[str, list[str]]  # files that a list names and that are not there, by split
+    notes: tuple[str, ...]  # lines about everything else
 
 
 def build_dataset(
@@ -312,10 +308,7 @@ def _check_type(
 def _check_free(
     out: Path, manifest: Manifest, plans: Mapping[str, str], part: Part | None, remedy: str = ""
 ) -> None:
-    """Raise DataError where a folder holds shards of these splits that another build wrote.
-
-    `plans` are the fingerprints of what is to be written; a `remedy` of '' stands for --overwrite.
-    """
+    """Raise DataError where a folder holds shards of these splits that another build wrote."""
     held = [key for key, plan in plans.items() if _is_held(out, manifest, key, plan, part)]
     if not held:
         return

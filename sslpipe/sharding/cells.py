@@ -65,12 +65,7 @@ def parse_columns(text: str, option: str) -> tuple[ColumnSpec, ...]:
 class CellReader:
     """Collects the cells of one column, of any splits, and gives their values.
 
-    Args:
-        spec: Name and kind of the column.
-        origin: What a cell that is a text may mean.
-
-    Raises:
-        DataError: From `add` and `finish`, for a cell that is of another kind; it is named.
+    Raises: DataError, from `add` and `finish`, for a cell that is of another kind; it is named.
     """
 
     def __init__(self, spec: ColumnSpec, origin: Origin) -> None:

@@ -36,14 +36,11 @@ _OWN_FILE = re.compile(r".+\.(values|groups|members)\.npy|strings-[0-9a-f]{16}\.
 
 
 class ColumnValues(NamedTuple):
-    """One column of some samples, in memory: values as `sslpipe.data.columns.STORED` says.
-
-    Of a text, `values` (n,) are places in `strings`, the distinct texts.
-    """
+    """One column of some samples, in memory."""
 
     kind: Kind
-    values: NDArray[Any]
-    strings: Sequence[str] = ()
+    values: NDArray[Any]  # (n,), as `sslpipe.data.columns.STORED` says; of a text, places in:
+    strings: Sequence[str] = ()  # the distinct texts
 
     @property
     def missing(self) -> NDArray[np.bool_]:
@@ -61,10 +58,7 @@ class ColumnValues(NamedTuple):
         return show_time(int(plain)) if self.kind == "time" else plain
 
     def groups(self) -> NDArray[np.int64]:
-        """Number the samples by value, (n,); each missing value has a number of its own.
-
-        Raises: DataError where the values are floats.
-        """
+        """Number the samples by value, (n,), each missing one on its own. Raises: DataError."""
         if self.kind == "float":
             raise DataError("floats make no groups; give a text, an integer or a time")
         codes: NDArray[np.int64] = np.unique(self.values, return_inverse=True)[1].reshape(-1)
@@ -136,8 +130,8 @@ def save_columns(folder: Path, manifest: Manifest, columns: Mapping[str, Columns
 def add_columns(folder: Path, columns: Mapping[str, Columns], *, alone: bool = False) -> Manifest:
     """Give splits of a data set that is there columns, and write its dataset.json anew.
 
-    One of a name that is there is replaced in these splits; with `alone` other splits lose it.
-    Shards and all other columns stay. Raises: DataError as `write_columns`.
+    A column of the same name is replaced in these splits; with `alone` other splits lose it. Raises
+    DataError as `write_columns`.
     """
     with one_at_a_time(folder):
         manifest = load_index(folder).manifest
@@ -199,12 +193,7 @@ def remove_unnamed(folder: Path, manifest: Manifest) -> None:
 
 
 def group_rows(column: ColumnValues) -> tuple[NDArray[np.int64], NDArray[np.integer[Any]]]:
-    """Sort the samples by value.
-
-    Returns:
-        (2, G) int64, the values that occur and where each begins in the rows by (value, row),
-        (present,), which follow.
-    """
+    """Sort samples: (2, G) values that occur and where each begins in the rows by value, (n,)."""
     present = np.flatnonzero(~column.missing)
     members = present[np.argsort(column.values[present], kind="stable")]
     values = column.values[members].astype(np.int64)

@@ -28,9 +28,8 @@ MOST_JSON_BYTES = 2**24  # of a member; what is larger is no description of an i
 def columns_of_images(images: Mapping[str, Images], options: SourceOptions) -> dict[str, Columns]:
     """Read the columns of all splits of a source, so that each has one kind.
 
-    Raises:
-        DataError: A column that is not there, a name that the pattern does not match, a value of
-            another kind; all are named.
+    Raises: DataError for a column that is not there, a name without a match, a value of another
+    kind; all are named.
     """
     known = [*{name: None for own in images.values() for name in own.cells}, *options.in_names]
     for name in options.fields:
@@ -57,10 +56,8 @@ def columns_of_tars(
 ) -> dict[str, Columns]:
     """Read columns from the samples of tars, by split, in order; nothing else of them is read.
 
-    They are keys of KEY.json, and named groups of an image's name. With `required` a key that no
-    sample has is an error.
-
-    Raises: DataError as `columns_of_images`, or where a KEY.json is no JSON object.
+    They are keys of KEY.json, and named groups of an image's name. Raises: DataError as
+    `columns_of_images`, where a KEY.json is no object, and with `required` for a key in none.
     """
     fields, readers = options.fields, _readers(options, "typed")
 
@@ -93,9 +90,7 @@ def match_names(
 ) -> dict[str, list[str | None]]:
     """Match whole names; returns the named groups' texts, None where a group took no part.
 
-    Raises:
-        DataError: A name that the pattern does not match, or all take more than PATTERN_S of CPU
-            time and a millisecond each.
+    Raises: DataError for a name without a match, or more CPU time than PATTERN_S and 1 ms each.
     """
     if pattern is None:
         return {}

@@ -34,10 +34,7 @@ class Fault(NamedTuple):
 
 
 def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
-    """Group a folder's tars by split: all of them in `split`, else by how their names begin.
-
-    Raises: DataError for no tars, or a compressed one.
-    """
+    """Group a folder's tars by split: `split`, else how their names begin. Raises: DataError."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder")
     groups: dict[str, list[Path]] = {}

@@ -32,10 +32,7 @@ _MARKET_NAME = re.compile(r"(-?\d+)_c(\d+)s(\d+)_")
 
 
 def read_cub(options: SourceOptions) -> dict[str, Images]:
-    """Read CUB_200_2011: images.txt, image_class_labels.txt, classes.txt.
-
-    Train has the first half of the classes.
-    """
+    """Read CUB_200_2011: images.txt, image_class_labels.txt, classes.txt."""
     root = root_folder(options)
     tables = (_table(root / f"{name}.txt", 2) for name in ("classes", "image_class_labels"))
     names, label = (dict(table) for table in tables)
@@ -48,10 +45,7 @@ def read_cub(options: SourceOptions) -> dict[str, Images]:
 
 
 def read_cars(options: SourceOptions) -> dict[str, Images]:
-    """Read Cars-196: car_ims with cars_annos.mat, or cars_train and cars_test with the devkit.
-
-    Train has the first half of the classes.
-    """
+    """Read Cars-196: car_ims with cars_annos.mat, or cars_train and cars_test with the devkit."""
     root = root_folder(options)
     # (image, label from 1), from either of the two ways it is published
     if (root / "cars_annos.mat").is_file():

@@ -39,8 +39,7 @@ def to_member(raw: bytes, change: Change | None = None) -> tuple[Kind, bytes]:
     """Return suffix and bytes to store: JPEG, PNG and WebP as they are, other formats as PNG.
 
     With `change` ((h, w, C) uint8 -> the same shape, C = 1 for grey) its result is stored as PNG.
-
-    Raises: BadSample where the image cannot be decoded.
+    Raises: BadSample.
     """
     kind = image_kind(raw)
     if kind is None:
@@ -54,10 +53,7 @@ def to_member(raw: bytes, change: Change | None = None) -> tuple[Kind, bytes]:
 
 
 def lost_in(raw: bytes, *, on_background: bool) -> list[str]:
-    """Say what of an image that can be decoded is lost on the way to 8-bit RGB; [] for nothing.
-
-    `on_background`: its transparent parts are put on a colour.
-    """
+    """Say what of an image that can be decoded is lost on the way to 8-bit RGB; [] for nothing."""
     if image_kind(raw) == "jpg" and is_plain_jpeg(raw):
         return []
     lost = []
@@ -98,9 +94,7 @@ def _with_alpha(raw: bytes) -> Image.Image | None:
 def flatten(raw: bytes, background: tuple[int, int, int]) -> bytes:
     """Put an image with transparent parts on a colour, 0 to 255, as a PNG; others stay as they are.
 
-    Decoders drop alpha, and what lies under it is often black: a black drawing vanishes.
-
-    Raises: BadSample where the image cannot be decoded.
+    Decoders drop alpha, and what lies under it is often black. Raises: BadSample.
     """
     with _readable():
         image = _with_alpha(raw)
@@ -229,17 +223,13 @@ _STEP = 2.0**-16
 
 
 class Placement(NamedTuple):
-    """Where an image is placed in its frame, and how.
+    """Where an image is placed in its frame, and how."""
 
-    Its side is `scale` of what it was, it is rotated by `degrees` counter-clockwise, its centre
-    shifted by dx px to the right and dy px down, its pixels multiplied by `brightness`.
-    """
-
-    scale: float
-    degrees: float
-    brightness: float
-    dx: float
-    dy: float
+    scale: float  # its side over what it was
+    degrees: float  # counter-clockwise
+    brightness: float  # by which its pixels are multiplied
+    dx: float  # px to the right, of its centre
+    dy: float  # px down
 
 
 def draw_placement(pixels: NDArray[np.uint8], seed: int, split: str, number: int) -> Placement:
@@ -264,11 +254,7 @@ def draw_placement(pixels: NDArray[np.uint8], seed: int, split: str, number: int
 
 
 def place(pixels: NDArray[np.uint8], placement: Placement) -> NDArray[np.uint8]:
-    """Render the image at its placement on black.
-
-    Shape:
-        pixels: (h, w, C) uint8, C = 1 or 3; the result has the same.
-    """
+    """Render an image, (h, w, C) uint8 of C = 1 or 3, at its placement on black."""
     height, width, channels = pixels.shape
     cos, sin = (f(math.radians(placement.degrees)) for f in (math.cos, math.sin))
     # output (x, y), in samples, to input (x, y), in pixels: undo shift, rotation and scale

@@ -45,10 +45,7 @@ def open_manifest(folder: Path, name: str | None = None) -> Manifest:
 
 
 def merge_classes(known: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the class names of a data set to which a split is added.
-
-    Raises: DataError where the new split has classes that the data set does not.
-    """
+    """Return a data set's class names with those of a new split. Raises: DataError for others."""
     if not known or not new:
         return known or new
     extra = [name for name in new if name not in known]

@@ -30,33 +30,25 @@ MOST_HEADER_BYTES = 2**20  # of a name or of pax headers; larger ones are an att
 
 
 class Sample(NamedTuple):
-    """Where one sample lies in its tar: from `start`, its header, to `end`, behind its padding.
+    """Where one sample lies in its tar."""
 
-    `image` and `json` are first byte and length of the image, called `name`, and of KEY.json, None
-    where there is none. The key is webdataset's; label -1 is none.
-    """
-
-    key: str
-    start: int
-    end: int
-    image: tuple[int, int]
-    label: int
-    name: str
-    json: tuple[int, int] | None
+    key: str  # webdataset's
+    start: int  # its first header
+    end: int  # behind its padding
+    image: tuple[int, int]  # first byte and length
+    label: int  # -1: none
+    name: str  # of the image
+    json: tuple[int, int] | None  # KEY.json
 
 
 class Member(NamedTuple):
-    """A regular file of a tar, whose name is never a path on this machine.
-
-    The suffix follows webdataset's key and a dot, in lower case. The header begins at `start`, the
-    content at `data`.
-    """
+    """A regular file of a tar, whose name is never a path on this machine."""
 
     name: str
-    key: str
-    suffix: str
-    start: int
-    data: int
+    key: str  # webdataset's
+    suffix: str  # after the key and a dot, in lower case
+    start: int  # of its header
+    data: int  # start of its content
     size: int
 
     @property
@@ -172,10 +164,7 @@ def list_members(path: Path) -> list[Member]:
 def _to_sample(
     path: Path, descriptor: int, group: list[Member], image_suffixes: Sequence[str]
 ) -> Sample | None:
-    """Make a sample of the members of one key; None where none of them is an image.
-
-    Raises: DataError for two images, two members of a suffix, or a label that is no integer.
-    """
+    """Make a sample of the members of one key; None without an image. Raises: DataError."""
     key = group[0].key
     suffixes = [member.suffix for member in group]
     if len(set(suffixes)) < len(suffixes):

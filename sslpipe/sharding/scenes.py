@@ -221,10 +221,7 @@ def _open_scenes(
     scratch: "_Scratch",
     workers: int,
 ) -> list[_Scene]:
-    """Open all files, and say which windows of them are samples.
-
-    What is decoded as a whole is copied once a tile is read, and then read by windows.
-    """
+    """Open all files, and say which windows of them are samples."""
 
     def opened(job: tuple[str, tuple[int, ...]]) -> _Scene:
         name, numbers = job
@@ -234,6 +231,7 @@ def _open_scenes(
             windows = _windows(_joined(parts), sensors)
             for k, part in enumerate(parts):
                 is_tiled = len(windows) > part.total
+                # what is decoded as a whole is copied when it is read, and then read by windows
                 if not part.has_windows and (is_tiled or (len(windows) > 1 and part.load)):
                     parts[k] = scratch.lazily(part)
             return _Scene(name, numbers[0], paths, _joined(parts), windows)
@@ -319,10 +317,7 @@ def _check_type(scenes: Mapping[str, Planes], name: str, sensors: Sensors) -> No
 
 
 def _windows(planes: Planes, sensors: Sensors) -> list[_Window]:
-    """Each image, or its tiles: one every `stride_px`, and one that ends where the side does.
-
-    Raises: BadSample where there are too many, or one is larger than a shard may hold.
-    """
+    """Each image, or its tiles: one every `stride_px`, and one that ends where the side does."""
     height, width, channels = planes.shape
     tile = sensors.tile_px or max(height, width)
     step = sensors.stride_px or tile
@@ -416,7 +411,7 @@ def _described(
     ]
 
     def named(number: int) -> str:
-        stem, suffix = os.path.splitext(names[codes[number]])
+        stem, suffix = os.path.splitext(names[samples[number][0]])
         return stem + "".join(f"-{key}{own[number]}" for key, own in places.items()) + suffix
 
     def size(window: _Window) -> int:
@@ -448,10 +443,7 @@ def _described(
 
 
 def without_nan(raw: bytes, nan: float | None) -> tuple[bytes, bool]:
-    """Return a .npy whose values are finite, and whether any had to be replaced by `nan`.
-
-    Raises: BadSample where some are not and `nan` is None, with their number.
-    """
+    """Return a .npy of finite values, and whether `nan` replaced any; None: raise BadSample."""
     pixels = read_npy(raw)
     if pixels.dtype.kind != "f" or (is_finite := np.isfinite(pixels)).all():
         return raw, False

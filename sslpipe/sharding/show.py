@@ -26,10 +26,9 @@ _ORDER = "(min / median / max)"
 def choose_ids(
     split: Split, ids: Sequence[int] | None, *, count: int, seed: int
 ) -> NDArray[np.int64]:
-    """Return samples in ascending order, each once: those of `ids`, or `count` drawn from the seed.
+    """Return samples in ascending order, each once: those of `ids`, or `count` drawn at random.
 
-    Raises:
-        UserError: For an id that is not in the split.
+    Raises: UserError for an id that is not in the split.
     """
     wrong = [i for i in ids or [] if not 0 <= i < len(split)]
     if wrong:
@@ -179,10 +178,7 @@ def column_rows(index: DatasetIndex, split_name: str) -> list[tuple[str, str]]:
 def channel_rows(
     index: DatasetIndex, split_name: str, ids: NDArray[np.int64]
 ) -> list[tuple[str, str]]:
-    """Describe each channel of a data set that is not 8-bit RGB, by some of a split's images.
-
-    A histogram is of the range, from `low` to `high`; what lies outside counts at its ends.
-    """
+    """Describe the channels of images that are not 8-bit RGB, with a histogram of the range."""
     kind, manifest = index.stored_type, index.manifest
     if kind.is_rgb8:
         return []

@@ -28,20 +28,15 @@ SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test", "unlabeled", "un
 
 @dataclass(frozen=True)
 class Images:
-    """One split of a source, readable in any order and from several threads.
-
-    `read` gives the i-th encoded image as it is in the source, or raises DataError; `missing` are
-    files that the source lists and does not have; `cells` are what else is known of each image, by
-    the source's names of its columns.
-    """
+    """One split of a source, readable in any order and from several threads."""
 
     names: Sequence[str]  # where each image comes from, for messages and keys
     labels: NDArray[np.int64]  # (n,), an index into `classes`; -1 for none
     sizes: NDArray[np.int64]  # (n,), bytes of each encoded image, roughly
     classes: tuple[str, ...]
-    read: Callable[[int], bytes]
-    missing: Sequence[str] = ()
-    cells: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    read: Callable[[int], bytes]  # the i-th image as it is in the source; raises DataError
+    missing: Sequence[str] = ()  # files that the source lists and does not have
+    cells: Mapping[str, Sequence[object]] = field(default_factory=dict)  # by the source's columns
     origin: Origin = "name"  # what a text among `cells` may mean
     ignored: Mapping[str, int] = field(default_factory=dict)  # other files by suffix; of all splits
     paths: Sequence[Path] = ()  # the file of each image, where they are files
@@ -173,12 +168,16 @@ def from_rows(
         there = [k for k, size in enumerate(sizes) if size >= 0]
         paths = [rows[k][0] for k in there]
         labels, classes = number_labels([rows[k][1] or None for k in there], all_labels)
+
+        def read(number: int, paths: Sequence[Path] = paths) -> bytes:
+            return read_file(paths[number])
+
         images[split] = Images(
             [names[k] for k in there],
             labels,
             np.array(sizes, np.int64)[there],
             classes,
-            lambda i, paths=paths: read_file(paths[i]),
+            read,
             [names[k] for k in missing],
             {name: [rows[k][2 + n] for k in there] for n, name in enumerate(columns)},
             origin,

@@ -190,10 +190,7 @@ def _read_table(paths: list[Path], wanted: list[str]) -> Any:
 
 
 def _labels(cells: Any, where: str) -> Labels:
-    """Convert a column: integers as they are, texts as they are; null and '' are no label.
-
-    Whole floats are integers: pandas makes floats of a column with gaps.
-    """
+    """Convert a column; null and '' are no label, whole floats integers, as pandas has gaps."""
     from pyarrow import types
 
     kind = cells.type
@@ -276,10 +273,7 @@ def _images(
 
 
 def _cells(cells: Any, kept: list[int], where: str) -> list[object]:
-    """Return some rows of a column as Python values; finer times are cut to microseconds.
-
-    Raises: DataError for a time or date that Python does not hold, or an unknown time zone.
-    """
+    """Return some rows of a column as Python values; finer times are cut to microseconds."""
     from pyarrow import ArrowException, timestamp, types
 
     kind = cells.type

@@ -61,7 +61,7 @@ class Layout(NamedTuple):
     seed: int  # of the shuffle and of scattering
     samples_per_shard: int  # at most
     max_shard_bytes: int  # at most; rough where images are converted
-    scatter: bool  # each image is placed at random in its frame; see `scatter.place`
+    scatter: bool  # each image is placed at random in its frame; see `members.place`
     resize_shorter_px: int | None = None  # longer images are downscaled to this shorter side
     background: tuple[int, int, int] | None = None  # RGB, 0 to 255; None: alpha is dropped
     group_by: str | None = None  # column whose groups are written side by side; see `_order`
@@ -74,15 +74,12 @@ class Layout(NamedTuple):
 
 
 class SplitImages(NamedTuple):
-    """A split to write: which of a source's images, (n,) int64, and columns of all of `images`.
-
-    `origin` is the source's name of its split, by which scattering is seeded.
-    """
+    """A split to write: some of a source's images."""
 
     images: Images
-    numbers: NDArray[np.int64]
-    origin: str
-    columns: Columns = MappingProxyType({})
+    numbers: NDArray[np.int64]  # (n,), which of them
+    origin: str  # the source's name of its split, by which scattering is seeded
+    columns: Columns = MappingProxyType({})  # of all of them
 
 
 # --- splits
@@ -100,12 +97,10 @@ def cut_test(
 ) -> dict[str, SplitImages]:
     """Move a share of each class (rounded) from train to a new split, test.
 
-    Where rounding leaves a split empty, as of four images per class, the remainders of classes are
-    carried over to the next class, so that the share of all images is met. With `by`, a column, its
-    groups stay whole, and the share is met as well as they allow.
+    Where rounding leaves a split empty, as of four images per class, remainders are carried over to
+    the next class. With `by`, a column, its groups stay whole, and the share is met as they allow.
 
-    Raises:
-        DataError: There are other splits, or one would be empty.
+    Raises: DataError where there are other splits, or one would be empty.
     """
     if list(splits) != ["train"]:
         raise DataError(
@@ -162,8 +157,7 @@ def cut_classes(
 ) -> dict[str, SplitImages]:
     """Move every image of the unseen classes from each split S to a split S_unseen.
 
-    Raises:
-        DataError: A name is none of `classes`, or a split would be empty.
+    Raises: DataError where a name is none of `classes`, or a split would be empty.
     """
     for name in unseen:
         if name not in classes:
@@ -216,11 +210,9 @@ def write_split(
 ) -> list[Done]:
     """Write what is missing of a split's shards and return all of them, in shard order.
 
-    Files are the same for any number of workers, which are threads, and of parts (None: all
-    shards). With `skip_bad` an image that cannot be decoded is listed in `Done.bad`. `advance` is
-    called with the number of images that each finished shard has.
-
-    Raises: DataError for a bad image, which it names, or the record of another plan.
+    Files do not depend on `part` (None: all shards) and `workers`, which are threads. With
+    `skip_bad` an image that cannot be decoded is listed in `Done.bad`. `advance` takes numbers of
+    images. Raises: DataError for a bad image, which it names, or the record of another plan.
     """
     # what an earlier call has finished
     record = record_path(folder, plan.split, part)

@@ -214,21 +214,18 @@ def scans(folder: Path) -> np.ndarray:
 
 
 def test_range_mean_and_std_are_those_of_the_pixels(tmp_path, root, capsys):
-    images = scans(root)
+    flat = scans(root).reshape(-1, 5).astype(np.float64)
     manifest = build(root, *FIVE).manifest
-    flat = images.reshape(-1, 5).astype(np.float64)
-    for k, (low, high) in enumerate(zip(manifest.image.low, manifest.image.high, strict=True)):
-        wanted = np.percentile(flat[:, k], [0.1, 99.9], method="inverted_cdf")
-        assert (low, high) == tuple(wanted)
-        scaled = (flat[:, k] - low) / (high - low)
-        assert math.isclose(manifest.mean[k], scaled.mean(), abs_tol=1e-6)
-        assert math.isclose(manifest.std[k], scaled.std(), abs_tol=1e-6)
+    low, high = (np.array(ends) for ends in (manifest.image.low, manifest.image.high))
+    wanted = np.percentile(flat, [0.1, 99.9], method="inverted_cdf", axis=0)
+    np.testing.assert_array_equal([low, high], wanted)
+    scaled = (flat - low) / (high - low)
+    np.testing.assert_allclose(manifest.mean, scaled.mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(manifest.std, scaled.std(axis=0), atol=1e-6)
     assert run("show", tmp_path / "out", "--out", tmp_path / "sheet.png") == 0
     said = capsys.readouterr().out
     assert "5 channels of uint16" in said
-    assert f"c1: {manifest.image.low[1]:g} to {manifest.image.high[1]:g}" in said
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        assert sheet.size[0] > 100
+    assert f"c1: {low[1]:g} to {high[1]:g}" in said
 
 
 @pytest.mark.parametrize("dtype", ["u2", "f4"])
@@ -262,25 +259,6 @@ def test_files_of_one_sample_are_its_channels_by_name(tmp_path, root):
         wanted = [expected[well, channel] for channel in ("dapi", "gfp")]
         np.testing.assert_array_equal(found, np.stack(wanted, axis=2))
     assert set(index.manifest.columns) == {"well"}
-
-
-def test_the_low_byte_reaches_the_batch_and_channels_are_selected(tmp_path, root):
-    images = scans(root)
-    index = build(root, *FIVE)
-    kind = index.image_type
-    for wanted in (None, ("c3", "c1")):
-        chosen = index.with_channels(wanted)
-        (batch,) = one_pass(chosen.split("train"), num_workers=0)
-        places = range(5) if wanted is None else (3, 1)
-        assert chosen.image_type.channels == tuple(f"c{k}" for k in places)
-        assert chosen.manifest.mean == tuple(index.manifest.mean[k] for k in places)
-        assert chosen.sha256 == index.sha256
-        order = [int(key[:8]) for key in members(tmp_path / "out")]
-        for row, number in enumerate(order):
-            for channel, k in enumerate(places):
-                low, high = kind.low[k], kind.high[k]
-                exact = (images[number, :, :, k].astype(np.float64) - low) * 255 / (high - low)
-                np.testing.assert_allclose(batch.images[row, channel], exact, atol=1e-4)
 
 
 # --- tiles
@@ -326,10 +304,8 @@ def test_content_is_the_share_of_blocks_that_vary():
 def test_tiles_of_a_scene_are_all_in_train_or_all_in_test(root):
     scans(root)
     index = build(root, *FIVE, "--tile", 16, "--test-fraction", 0.3)
-    parents = [
-        {split.column("parent").strings[code] for code in split.column("parent").values.tolist()}
-        for split in (index.split("train"), index.split("test"))
-    ]
+    splits = (index.split("train"), index.split("test"))
+    parents = [{*split.column("parent").show(range(len(split)))} for split in splits]
     assert not parents[0] & parents[1]
     assert len(parents[0] | parents[1]) == 6
 
@@ -341,11 +317,7 @@ def decoded(monkeypatch):
 
     def counted(path, pages):
         planes = opened(path, pages)
-
-        def load():
-            names.append(path.name)
-            return planes.load()
-
+        load = lambda: (names.append(path.name), planes.load())[1]  # noqa: E731
         return planes._replace(load=planes.load and load)
 
     monkeypatch.setattr(scenes, "open_planes", counted)
@@ -582,9 +554,9 @@ def test_other_splits_have_the_same_type(tmp_path, root, capsys):
 
 def test_a_build_of_another_type_replaces_the_one_before(root):
     for number in range(6):
-        png(numbers(8, 8, dtype="u1"))(root)
-        (root / f"c{number % 2}").mkdir(exist_ok=True)
-        (root / "a.png").rename(root / f"c{number % 2}" / f"{number}.png")
+        folder = root / f"c{number % 2}" / str(number)
+        folder.mkdir(parents=True)
+        png(numbers(8, 8, dtype="u1"))(folder)
     build(root, "--test-fraction", 0.4, "--channels", "grey")
     assert build(root, "--test-fraction", 0.4, "--overwrite").image_type.is_rgb8
 

@@ -293,19 +293,18 @@ def test_files_of_a_split_give_class_names(tmp_path):
 
 
 def test_a_wrong_column_split_or_file_names_what_there_is(tmp_path):
-    with pytest.raises(DataError, match=r"has no \*\.parquet file"):
-        read(tmp_path)
+    def refused(words, **options):
+        with pytest.raises(DataError, match=words):
+            read(tmp_path, **options)
+
+    refused(r"has no \*\.parquet file")
     write(tmp_path / "train-0.parquet", WORDS)
-    with pytest.raises(DataError, match=r"no column 'lable'.*label"):
-        read(tmp_path, label_column="lable")
-    with pytest.raises(DataError, match="no split 'trian'; did you mean 'train'"):
-        read(tmp_path, split="trian")
+    refused(r"no column 'lable'.*label", label_column="lable")
+    refused("no split 'trian'; did you mean 'train'", split="trian")
     parquet.write_table(pa.table({"label": ["a"]}), tmp_path / "train-1.parquet")
-    with pytest.raises(DataError, match=r"train-1\.parquet has no column 'image'; it has: label"):
-        read(tmp_path)
+    refused(r"train-1\.parquet has no column 'image'; it has: label")
     (tmp_path / "train-0.parquet").write_bytes(b"PAR1 but not really")
-    with pytest.raises(DataError, match=r"cannot read .*train-0\.parquet"):
-        read(tmp_path)
+    refused(r"cannot read .*train-0\.parquet")
 
 
 def test_what_people_type_for_the_hub_is_accepted_and_explained(tmp_path, capsys):
