@@ -161,8 +161,7 @@ def build(
         part: I/N: build only this part, on one of N machines; then `merge`.
     """
     from sslpipe.sharding.build import build_dataset
-    from sslpipe.sharding.cells import parse_columns
-    from sslpipe.sharding.gather import parse_pattern
+    from sslpipe.sharding.gather import parse_columns, parse_pattern
     from sslpipe.sharding.record import Part
     from sslpipe.sharding.scenes import parse_range, parse_sensors
     from sslpipe.sharding.sources import SourceOptions
@@ -278,8 +277,7 @@ def index(
         value_range: As in `build`.
         no_columns: Drop the columns that dataset.json has.
     """
-    from sslpipe.sharding.cells import parse_columns
-    from sslpipe.sharding.gather import parse_pattern
+    from sslpipe.sharding.gather import parse_columns, parse_pattern
     from sslpipe.sharding.index import check_columns, find_tars, index_folder
     from sslpipe.sharding.scenes import parse_channels, parse_range
     from sslpipe.sharding.sources import SourceOptions, class_names

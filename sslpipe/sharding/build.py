@@ -17,8 +17,7 @@ from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, Manifest
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import replacing, write_atomically
 from sslpipe.sharding import LISTS, SOURCES
-from sslpipe.sharding.cells import ColumnSpec
-from sslpipe.sharding.columns import check_kinds, save_columns, without_splits
+from sslpipe.sharding.columns import ColumnSpec, check_kinds, save_columns, without_splits
 from sslpipe.sharding.gather import columns_of_images, columns_of_tars, describe
 from sslpipe.sharding.record import (
     FOLDER,

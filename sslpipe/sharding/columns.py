@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,19 @@ from sslpipe.sharding.record import save_manifest
 
 FOLDER = "columns"
 _OWN_FILE = re.compile(r".+\.(values|groups|members)\.npy|strings-[0-9a-f]{16}\.npy")
+
+
+# typed: "12" is a text (JSON, parquet); table: it may be a number (CSV); name: so, and where one
+# cell is a text, all are (folders, names of files)
+Origin = Literal["typed", "table", "name"]
+
+
+class ColumnSpec(NamedTuple):
+    """A column that is asked for: its name here and in the source; kind None: inferred."""
+
+    name: str
+    field: str
+    kind: Kind | None
 
 
 class ColumnValues(NamedTuple):

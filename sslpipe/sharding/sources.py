@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import forward_slashes, open_regular
-from sslpipe.sharding.cells import ColumnSpec, Origin
+from sslpipe.sharding.columns import ColumnSpec, Origin
 
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".gif")

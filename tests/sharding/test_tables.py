@@ -15,7 +15,7 @@ from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding import SOURCES
-from sslpipe.sharding.cells import parse_columns
+from sslpipe.sharding.gather import parse_columns
 from sslpipe.sharding.sources import Images, SourceOptions
 from tests.helpers.shards import error_of, grey, grey_png, run
 
