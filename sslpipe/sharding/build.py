@@ -26,14 +26,11 @@ from sslpipe.sharding.record import (
     PartFile,
     SplitRecord,
     forget_split,
+    is_held,
     load_parts,
     merge_classes,
     open_manifest,
     part_path,
-    part_records,
-    record_path,
-    recorded_plan,
-    shards_in,
     write_record,
 )
 from sslpipe.sharding.scan import measure
@@ -239,7 +236,7 @@ def merge_parts(
         for split in plans
     }
     for split, plan in plans.items():
-        write_record(record_path(out, split), plan, whole[split])
+        write_record(out, split, plan, whole[split])
     build = first.model_copy(update={"part": None, "done": whole})
     built = _finish(out, manifest, build, workers, [])
     for folder, part in found:
@@ -308,7 +305,7 @@ def _check_free(
     out: Path, manifest: Manifest, plans: Mapping[str, str], part: Part | None, remedy: str = ""
 ) -> None:
     """Raise DataError where a folder holds shards of these splits that another build wrote."""
-    held = [key for key, plan in plans.items() if _is_held(out, manifest, key, plan, part)]
+    held = [key for key, plan in plans.items() if is_held(out, manifest, key, plan, part)]
     if not held:
         return
     kept = [key for key in manifest.splits if key not in plans]
@@ -320,19 +317,6 @@ def _check_free(
         f"{out} already holds {' and '.join(held)} shards of other images or options; choose "
         f"another folder, or {remedy}"
     )
-
-
-def _is_held(out: Path, manifest: Manifest, split: str, plan: str, part: Part | None) -> bool:
-    """Say whether a folder has shards of a split that a build of this plan did not write."""
-    recorded = recorded_plan(record_path(out, split))
-    if recorded is not None:
-        return recorded != plan
-    if split in manifest.splits:
-        return True
-    others = {recorded_plan(record) for record in part_records(out, split)} - {None}
-    if part is not None and others:
-        return others != {plan}
-    return bool(others) or (out.is_dir() and bool(shards_in(out, split)))
 
 
 def _forget(out: Path, manifest: Manifest, written: Sequence[str]) -> Manifest:

@@ -128,12 +128,13 @@ def recorded_plan(record: Path) -> str | None:
         return ""
 
 
-def write_record(record: Path, fingerprint: str, done: Iterable[Done] = ()) -> None:
-    """Write the record of a plan with the shards that are finished."""
-    above = record.parent if record.parent.name == FOLDER else record.parent.parent
-    make_folder(above.parent, FOLDER, *record.parent.relative_to(above).parts)
-    lines = [json.dumps({"plan": fingerprint}), *(each.model_dump_json() for each in done)]
-    write_atomically(record, "".join(f"{line}\n" for line in lines), fsync=True)
+def write_record(
+    folder: Path, split: str, plan: str, done: Iterable[Done] = (), part: Part | None = None
+) -> None:
+    """Write the record of a plan, by its fingerprint, with the shards that are finished."""
+    within = make_folder(folder, FOLDER, part.folder) if part else make_folder(folder, FOLDER)
+    lines = [json.dumps({"plan": plan}), *(each.model_dump_json() for each in done)]
+    write_atomically(within / f"{split}.jsonl", "".join(f"{line}\n" for line in lines), fsync=True)
 
 
 def append(record: Path, done: Done) -> None:
@@ -160,22 +161,34 @@ def read_finished(folder: Path, record: Path) -> dict[int, Done]:
     return done
 
 
-def shards_in(folder: Path, split: str) -> list[Path]:
+def is_held(folder: Path, manifest: Manifest, split: str, plan: str, part: Part | None) -> bool:
+    """Say whether a folder has shards of a split that a build of this plan did not write."""
+    recorded = recorded_plan(record_path(folder, split))
+    if recorded is not None:
+        return recorded != plan
+    if split in manifest.splits:
+        return True
+    others = {recorded_plan(record) for record in _part_records(folder, split)} - {None}
+    if part is not None and others:
+        return others != {plan}
+    return bool(others) or (folder.is_dir() and bool(_shards_in(folder, split)))
+
+
+def forget_split(folder: Path, split: str) -> None:
+    """Remove a split's shards, sidecars, build records and unfinished files."""
+    records = [record_path(folder, split), *_part_records(folder, split)]
+    for path in [*_shards_in(folder, split), *records]:
+        path.unlink(missing_ok=True)
+
+
+def _shards_in(folder: Path, split: str) -> list[Path]:
     """List a split's shards, sidecars and unfinished files by their names."""
     own = re.compile(rf"\.?{re.escape(split)}-\d{{6}}\.(tar|offsets\.npy)(\..+)?")
     return [path for path in sorted(folder.iterdir()) if own.fullmatch(path.name)]
 
 
-def part_records(folder: Path, split: str) -> list[Path]:
-    """List the records that parts of a build have of a split."""
+def _part_records(folder: Path, split: str) -> list[Path]:
     return sorted((folder / FOLDER).glob(f"part-*-of-*/{split}.jsonl"))
-
-
-def forget_split(folder: Path, split: str) -> None:
-    """Remove a split's shards, sidecars, build records and unfinished files."""
-    records = [record_path(folder, split), *part_records(folder, split)]
-    for path in [*shards_in(folder, split), *records]:
-        path.unlink(missing_ok=True)
 
 
 # --- part.json

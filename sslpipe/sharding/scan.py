@@ -73,9 +73,8 @@ def scan_tar(path: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Sampl
     An image is a member with one of the suffixes. Only regular files count; a label is the integer
     text in KEY.cls.
 
-    Raises:
-        DataError: The tar is compressed or cut, members of a sample do not lie together, a sample
-            has two images, or a .cls is no integer.
+    Raises: DataError where the tar is compressed or cut, members of a sample do not lie together, a
+    sample has two images, or a .cls is no integer.
     """
     samples: list[Sample | None] = []
     seen: set[str] = set()
@@ -210,18 +209,12 @@ class Measured(NamedTuple):
 def measure(
     shards: Sequence[Path], channels: Sequence[str], given: tuple[float, float] | None
 ) -> Measured:
-    """Measure the images of some shards.
+    """Measure the images of some shards, arrays of one type.
 
-    `low` and `high` of a channel are its PERCENTILES; where these are equal, its least and largest
-    value; of a constant channel `high` is above its value, which is said.
+    `low` and `high` of a channel are `given`, or its PERCENTILES; where these are equal, its least
+    and largest value; of a constant channel `high` is above its value, which is said.
 
-    Args:
-        shards: Tars of .npy members, all of one type.
-        channels: Names of the channels.
-        given: Low and high of all channels, instead.
-
-    Raises:
-        DataError: There is none that can be read, or their channels are others.
+    Raises: DataError where no image can be read, or their channels are others.
     """
     values, count = list[_Values](), 0
     dtype: Any = None

@@ -154,18 +154,11 @@ def cut_scenes(
     folder: Path,
     workers: int,
 ) -> Cut:
-    """Make samples of a source's files.
+    """Make samples of a source's files, with their columns.
 
-    Args:
-        splits: The source's files.
-        columns: Theirs.
-        sensors: What samples are.
-        pattern: Its group `channel`, if it has one, tells the channels of a sample apart.
-        folder: On a disk with room for scenes that have to be decoded as a whole.
-        workers: Threads.
-
-    Raises:
-        DataError: Files are of different types, or no tile shows anything; two are named.
+    The pattern's group `channel`, if it has one, tells the channels of a sample apart. The folder's
+    disk has room for scenes that have to be decoded as a whole. Raises: DataError where files are
+    of different types, or no tile shows anything.
     """
     if not all(files.paths for files in splits.values()):
         raise DataError("--channels and --tile need a source of files: folder or csv")
@@ -187,13 +180,18 @@ def cut_scenes(
     pixel_bytes = dtype.itemsize * (first.shape[2] if first else 3)
     images, own_columns = dict[str, Images](), dict[str, Columns]()
     for split, files in splits.items():
-        scenes, total = opened[split], sum(len(scene.windows) for scene in opened[split])
+        scenes, skipped = opened[split], 0
         if sensors.min_content:
             scenes = [_with_content(scene, sensors.min_content, workers) for scene in scenes]
+            skipped = sum(
+                len(before.windows) - len(after.windows)
+                for before, after in zip(opened[split], scenes, strict=True)
+                if isinstance(after.planes, Planes)
+            )
         left = sum(len(scene.windows) for scene in scenes)
-        if left < total:
+        if skipped:
             notes.append(
-                f"split {split}: {total - left:,} of {total:,} tiles skipped, with less than "
+                f"split {split}: {skipped:,} of {skipped + left:,} tiles skipped, with less than "
                 f"{sensors.min_content:g} of content"
             )
         if not left:

@@ -120,8 +120,8 @@ def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tu
     # counts and bytes
     split = index.split(split_name)
     labels = split.labels
-    offsets = [split.offsets(k) for k in range(len(split.shards))]
-    in_tar = np.concatenate([rows[:, 1] - rows[:, 0] for rows in offsets])
+    offsets = np.concatenate([split.offsets(k) for k in range(len(split.shards))])
+    in_tar = offsets[:, 1] - offsets[:, 0]
     shards = f"{len(split.shards):,} shards, {in_tar.sum() / 1e6:,.1f} MB"
     rows = [
         ("samples", f"{len(split):,} in {shards}"),
@@ -132,25 +132,26 @@ def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tu
     if (labels >= 0).any():
         counts = np.bincount(labels[labels >= 0], minlength=len(index.manifest.classes))
         names = index.manifest.classes or tuple(map(str, range(len(counts))))
-        present = counts[counts > 0]
-        most, least = int(counts.argmax()), int(np.where(counts > 0, counts, counts.max()).argmin())
+        present = np.flatnonzero(counts)
+        most, least = counts.argmax(), present[counts[present].argmin()]
+        ends = f"{names[most]} {counts[most]:,}, {names[least]} {counts[least]:,}"
         rows += [
             ("classes", f"{len(present):,} with samples, of {len(names):,}"),
-            ("samples per class", _spread(present)),
-            (
-                "largest, smallest",
-                f"{names[most]} {counts[most]:,}, {names[least]} {counts[least]:,}",
-            ),
+            ("samples per class", _spread(counts[present])),
+            ("largest, smallest", ends),
         ]
     # image sizes
-    sizes, bad = _sizes(index, split_name, sampled)
-    if len(sizes):
-        seen = f"of {len(sizes):,} sampled"
-        rows += [
-            ("width px", f"{_spread(sizes[:, 0])} ({seen})"),
-            ("height px", f"{_spread(sizes[:, 1])} ({seen})"),
-            ("shorter side px", f"{_spread(sizes.min(axis=1))} ({seen})"),
-        ]
+    reader, sizes, bad = Reader(split), list[tuple[int, int]](), 0
+    for sample_id in np.sort(permutation(len(split), 0)[:sampled]).tolist():
+        try:
+            sizes.append(header_size(reader.one(sample_id).image))
+        except BadSample:
+            bad += 1
+    if sizes:
+        sides = np.array(sizes)  # (n, 2), width and height
+        sides = np.column_stack([sides, sides.min(axis=1)])
+        for name, px in zip(("width", "height", "shorter side"), sides.T, strict=True):
+            rows.append((f"{name} px", f"{_spread(px)} (of {len(sizes):,} sampled)"))
     return [*rows, ("headers not read", f"{bad:,} of {len(sizes) + bad:,}")]
 
 
@@ -206,19 +207,6 @@ def save_sheet(sheet: Image.Image, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         sheet.save(temporary, "PNG")
-
-
-def _sizes(index: DatasetIndex, split_name: str, count: int) -> tuple[np.ndarray, int]:
-    """Return (n, 2) width and height of random samples, and how many have no readable header."""
-    split = index.split(split_name)
-    reader = Reader(split)
-    sizes, bad = [], 0
-    for sample_id in np.sort(permutation(len(split), 0)[:count]).tolist():
-        try:
-            sizes.append(header_size(reader.one(sample_id).image))
-        except BadSample:
-            bad += 1
-    return np.array(sizes, np.int64).reshape(-1, 2), bad  # (n, 2)
 
 
 def _fitted(pixels: np.ndarray) -> Image.Image:

@@ -142,19 +142,17 @@ def from_rows(
     where: str = "",
     origin: Origin = "name",
 ) -> dict[str, Images]:
-    """Describe image files: the splits that are asked for.
+    """Describe image files: the splits that are asked for, whose classes are those of all.
 
     Args:
         options: Choose the split; files that are not there are an error, or listed as missing.
         root: Names of the images are relative to it.
-        groups: By split, its rows: image, class name ('' or None: none), and a cell for each
-            column. The classes are the labels of all splits.
+        groups: By split, its rows: image, class ('' or None: none), and a cell for each column.
         columns: Names of the cells.
         where: What has the splits, for messages; "": the root.
         origin: As in `Images`.
 
-    Raises:
-        DataError: There is no such split, it is empty, or a file is missing or not readable.
+    Raises: DataError where there is no such split, it is empty, or a file is missing.
     """
     all_labels = {row[1] or None for rows in groups.values() for row in rows}
     images = {}

@@ -217,7 +217,7 @@ def write_split(
     # what an earlier call has finished
     record = record_path(folder, plan.split, part)
     if recorded_plan(record) is None:
-        write_record(record, plan.fingerprint)
+        write_record(folder, plan.split, plan.fingerprint, part=part)
     done: dict[int, Done] = {}
     for path in {record, record_path(folder, plan.split)}:  # parts may have been merged since
         if recorded_plan(path) not in (None, plan.fingerprint):

@@ -48,18 +48,6 @@ def test_a_damaged_record_is_another_build(photos, tmp_path, capsys):
         assert "--overwrite" in error_of(capsys, *words)
 
 
-# --- --root
-
-
-def test_a_root_without_images_says_what_to_use(tmp_path, capsys):
-    (tmp_path / "a.csv").write_bytes(b"")
-    for root, reason in ((tmp_path / "a.csv", "is not a folder"), (tmp_path, "has no images")):
-        message = error_of(capsys, "build", tmp_path / "out", "--root", root)
-        assert f"{root} {reason}" in message
-        assert "--source" in message
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("options", [(), ("--no-labels",), ("--part", "1/1")])
 def test_files_that_are_no_images_are_counted_by_extension(tmp_path, capsys, options, monkeypatch):
     root = tmp_path / "in"

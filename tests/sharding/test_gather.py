@@ -418,13 +418,11 @@ def test_parts_of_names_are_texts_where_one_is():
 
 def test_chunks_and_splits_share_kind_and_strings():
     reader = CellReader(ColumnSpec("age", "age", None), "typed")
-    reader.add("train", [None, None], ["a", "b"])
-    reader.add("train", [3], ["c"])
-    reader.add("test", [0.5, None], ["d", "e"])
+    for split, cells in (("train", [None, None]), ("train", [3]), ("test", [0.5, None])):
+        reader.add(split, cells, ["a"] * len(cells))
     columns = reader.finish()
     assert columns["train"].kind == columns["test"].kind == "float"
-    assert columns["train"].values.tolist()[2:] == [3.0]
-    assert np.isnan(columns["train"].values[:2]).all()
+    np.testing.assert_array_equal(columns["train"].values, [np.nan, np.nan, 3.0])
     texts = CellReader(ColumnSpec("age", "age", None), "typed")
     texts.add("train", ["z", None, "b"], ["a", "b", "c"])
     texts.add("test", ["a", "b"], ["d", "e"])

@@ -29,25 +29,21 @@ from tests.helpers.shards import grey, read_all, run
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_other_formats_become_the_same_pixels_in_png(form, mode):
     image = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3) * 5).convert(mode)
-    buffer = io.BytesIO()
-    image.save(buffer, form)
+    image.save(buffer := io.BytesIO(), form)
     kind, raw = to_member(buffer.getvalue())
     assert kind == "png"
-    buffer.seek(0)
     expected = np.asarray(Image.open(buffer).convert("RGB")).transpose(2, 0, 1)
     np.testing.assert_array_equal(decode(raw, 64), expected)
 
 
 def test_a_sixteen_bit_tiff_keeps_its_high_byte():
     values = np.random.default_rng(0).integers(0, 65536, (4, 5)).astype(np.uint16)
-    buffer = io.BytesIO()
-    Image.fromarray(values).save(buffer, "TIFF")
+    Image.fromarray(values).save(buffer := io.BytesIO(), "TIFF")
     np.testing.assert_array_equal(decode(to_member(buffer.getvalue())[1], 64)[0], values >> 8)
 
 
 def test_transparent_parts_are_counted_once_and_get_the_colour_asked_for(tmp_path, capsys):
-    root = tmp_path / "in"
-    root.mkdir()
+    (root := tmp_path / "in").mkdir()
     rgba = np.random.default_rng(0).integers(0, 256, (5, 7, 4), dtype=np.uint8)
     rgba[:, :, 3] = 255
     palette = Image.fromarray(np.array([[0, 1, 0], [1, 1, 0]], np.uint8))
@@ -56,17 +52,14 @@ def test_transparent_parts_are_counted_once_and_get_the_colour_asked_for(tmp_pat
     Image.fromarray(rgba[:, :, :3]).save(root / "rgb.png")
     Image.fromarray(rgba[:, :, :3]).save(root / "jpeg.jpg")
     palette.save(root / "palette.png")
-    words = ["build", "--root", root, "--samples-per-shard", "3"]
 
-    def said(name: str, *options: object) -> list[str]:
-        assert run(*words, tmp_path / name, *options) == 0
+    def built(name: str, *options: object) -> tuple[dict[str, bytes], list[str]]:
+        assert run("build", "--root", root, tmp_path / name, *options) == 0
         lines = capsys.readouterr().out.splitlines()
-        return [line.partition(",")[0] for line in lines if "transparent parts" in line]
+        images = {key[9:]: raw for key, raw, _ in read_all(tmp_path / name, "train")}
+        return images, [line for line in lines if "transparent parts" in line]
 
-    def written(name: str) -> dict[str, bytes]:
-        return {key[9:]: raw for key, raw, _ in read_all(tmp_path / name, "train")}
-
-    assert said("solid") == []
+    assert built("solid")[1] == []
     rgba[:2, :, 3], rgba[2, :, 3] = 0, 99
     clear = Image.fromarray(rgba)
     for name in ("rgba.png", "webp.webp", "tiff.tiff"):
@@ -74,17 +67,12 @@ def test_transparent_parts_are_counted_once_and_get_the_colour_asked_for(tmp_pat
     clear.convert("LA").save(root / "la.png")
     palette.save(root / "clear.png", transparency=0)
     palette.save(root / "gif.gif", transparency=0)
-    wanted = ["6 of 10 images have transparent parts"]
-    assert said("out") == wanted
-    assert said("out") == wanted  # nothing is left to write
-    # parts say their own, merging says all
-    parts = [said("parts", "--part", part) for part in ("1/2", "2/2")]
-    assert sum(int(line.split()[0]) for lines in parts for line in lines) == 6
-    assert run("merge", tmp_path / "parts") == 0
-    assert f"{wanted[0]}, which show" in capsys.readouterr().out
-    # on a colour nothing is transparent; without it the bytes are as they were
-    assert said("orange", "--background", "#ff8000") == []
-    orange = written("orange")
+    images, (said,) = built("out")
+    assert said.startswith("6 of 10 images have transparent parts, which show")
+    assert images["rgba"] == (root / "rgba.png").read_bytes()
+    # on a colour nothing is transparent
+    orange, said = built("orange", "--background", "#ff8000")
+    assert said == []
     share = rgba[:, :, 3:] / 255
     mixed = rgba[:, :, :3] * share + np.array([255, 128, 0]) * (1 - share)
     for name in ("rgba", "webp", "tiff"):
@@ -93,7 +81,6 @@ def test_transparent_parts_are_counted_once_and_get_the_colour_asked_for(tmp_pat
     np.testing.assert_array_equal(decode(orange["clear"], 64).transpose(1, 2, 0), expected)
     for name in ("opaque.png", "rgb.png", "jpeg.jpg", "palette.png"):
         assert orange[name.partition(".")[0]] == (root / name).read_bytes()
-    assert written("out")["rgba"] == (root / "rgba.png").read_bytes()
     # the page says how to read a file as the shards have it
     line = "decode(flatten(Path(name).read_bytes(), (255, 255, 255)), 4096)"
     assert f"`{line}`" in (Path(__file__).parents[2] / "docs" / "export.md").read_text()
@@ -132,8 +119,7 @@ def test_what_is_lost_of_images_that_are_not_8_bit_rgb_is_said(name, tmp_path, c
 
 @pytest.mark.parametrize("kind", [np.int32, np.float32])
 def test_values_without_a_range_are_refused(kind):
-    file = io.BytesIO()
-    Image.fromarray(TWELVE_BITS.astype(kind)).save(file, "TIFF")
+    Image.fromarray(TWELVE_BITS.astype(kind)).save(file := io.BytesIO(), "TIFF")
     with pytest.raises(BadSample, match=r"no known range; scale"):
         to_member(file.getvalue())
 
@@ -201,13 +187,9 @@ def test_the_centroid_moves_as_the_placement_says():
     for i in range(100):
         pixels = blob(i)
         params = draw_placement(pixels, 1, "train", i)._replace(brightness=1.0)
-        x, y = centroid(pixels)
-        angle = math.radians(params.degrees)  # counter-clockwise, y down
-        rotated = (
-            x * math.cos(angle) + y * math.sin(angle),
-            y * math.cos(angle) - x * math.sin(angle),
-        )
-        expected = params.scale * np.array(rotated) + (params.dx, params.dy)
+        angle = math.radians(-params.degrees)  # counter-clockwise, y down
+        turn = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+        expected = params.scale * np.array(turn) @ centroid(pixels) + (params.dx, params.dy)
         np.testing.assert_allclose(centroid(place(pixels, params)), expected, atol=0.15)
 
 
@@ -233,10 +215,8 @@ def test_scattered_bytes_are_these_on_every_machine():
 def test_png_is_lossless_and_of_the_stated_length(shape):
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     raw = encode_png(pixels)
-    image = Image.open(io.BytesIO(raw))
+    image, channels = Image.open(io.BytesIO(raw)), 3 if shape[2:] == (3,) else 1
     image.load()
-    assert image.mode == ("RGB" if shape[-1] == 3 and len(shape) == 3 else "L")
-    np.testing.assert_array_equal(
-        np.asarray(image), pixels.squeeze(2) if 1 in shape[2:] else pixels
-    )
-    assert len(raw) == png_bytes(shape[0], shape[1], shape[2] if len(shape) == 3 else 1)
+    assert image.mode == {3: "RGB", 1: "L"}[channels]
+    np.testing.assert_array_equal(np.asarray(image).reshape(shape), pixels)
+    assert len(raw) == png_bytes(shape[0], shape[1], channels)

@@ -5,6 +5,8 @@ import hashlib
 import io
 import itertools
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -411,63 +413,39 @@ def test_splits_come_from_file_names_or_from_the_option(tmp_path):
         (tmp_path / "dataset.json").unlink()
 
 
-def damaged(change):
-    """Rewrite a tar's bytes, given them and its members."""
-
-    def damage(path: Path) -> None:
-        with tarfile.open(path) as tar:
-            members = tar.getmembers()
-        path.write_bytes(change(path.read_bytes(), members))
-
-    return damage
-
-
-def rewritten(*members: tuple[str, bytes]):
-    return lambda path: write_tar(path, *members)
-
-
-def cut_at(at):
-    return damaged(lambda raw, members: raw[: at(members)])
-
-
-def hollow(path: Path) -> None:
-    """A pax header of 2 GiB with holes, which takes no room."""
-    header = tarfile.TarInfo("x")
-    header.type, header.size = tarfile.XHDTYPE, 2**31
-    with open(path, "wb") as file:
-        file.write(header.tobuf())
-        file.truncate(2**31 + 4096)
-
-
+HUGE = tarfile.TarInfo("x")
+HUGE.type, HUGE.size = tarfile.XHDTYPE, 2**31
+# what a tar becomes, its bytes and members given, or what it holds instead; what is said
 FAULTS = {
-    "cut in data": (cut_at(lambda m: m[5].offset_data + 3), "truncated"),
-    "cut in the last data": (cut_at(lambda m: m[-1].offset_data + 3), "truncated"),
-    "cut in a header": (cut_at(lambda m: m[5].offset + 100), "truncated"),
-    "cut between members": (cut_at(lambda m: m[6].offset), "truncated"),
-    "cut before the end mark": (cut_at(lambda m: m[-1].offset_data + 512), "truncated"),
-    "empty": (cut_at(lambda m: 0), "truncated or no tar"),
-    "compressed": (damaged(lambda raw, m: gzip.compress(raw)), "compressed"),
-    "flipped header": (
-        damaged(lambda raw, m: raw[: m[5].offset] + b"?" + raw[m[5].offset + 1 :]),
-        "damaged",
-    ),
-    "two tars in one": (damaged(lambda raw, m: raw * 2), "several tars"),
-    "not adjacent": (
-        rewritten(("a.jpg", b""), ("b.jpg", b""), ("a.cls", b"1"), ("b.cls", b"1")),
-        "do not lie together",
-    ),
-    "two images": (rewritten(("a.jpg", b""), ("a.png", b"")), "has 2 images"),
-    "same name twice": (rewritten(("a.jpg", b""), ("a.JPG", b"")), "same suffix"),
-    "no integer": (rewritten(("a.jpg", b""), ("a.cls", b"cat")), "not an integer"),
-    "no images": (rewritten(("a.txt", b"")), "has no member"),
-    "a name of 2^31 bytes": (hollow, "a header of"),
+    "cut in data": (lambda raw, m: raw[: m[5].offset_data + 3], "truncated"),
+    "cut in the last data": (lambda raw, m: raw[: m[-1].offset_data + 3], "truncated"),
+    "cut in a header": (lambda raw, m: raw[: m[5].offset + 100], "truncated"),
+    "cut between members": (lambda raw, m: raw[: m[6].offset], "truncated"),
+    "cut before the end mark": (lambda raw, m: raw[: m[-1].offset_data + 512], "truncated"),
+    "empty": (lambda raw, m: b"", "truncated or no tar"),
+    "compressed": (lambda raw, m: gzip.compress(raw), "compressed"),
+    "flipped": (lambda raw, m: raw[: m[5].offset] + b"?" + raw[m[5].offset + 1 :], "damaged"),
+    "two tars in one": (lambda raw, m: raw * 2, "several tars"),
+    "huge": (lambda raw, m: HUGE.tobuf(), "a header of"),
+    "not adjacent": (("a.jpg", "b.jpg", "a.cls", "b.cls"), "do not lie together"),
+    "two images": (("a.jpg", "a.png"), "has 2 images"),
+    "same name twice": (("a.jpg", "a.JPG"), "same suffix"),
+    "no integer": (("a.jpg", "a.cls"), "not an integer"),
+    "no images": (("a.txt",), "has no member"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_foreign_tar_that_cannot_be_trusted_is_refused_by_name(foreign, capsys, fault):
-    damage, reason = FAULTS[fault]
-    damage(foreign / "00001.tar")
+    (change, reason), path = FAULTS[fault], foreign / "00001.tar"
+    if isinstance(change, tuple):
+        write_tar(path, *((name, b"cat") for name in change))
+    else:
+        with tarfile.open(path) as tar:
+            members = tar.getmembers()
+        path.write_bytes(change(path.read_bytes(), members))
+    if fault == "huge":
+        os.truncate(path, 2**31 + 4096)  # a hole, which takes no room
     message = error_of(capsys, "index", foreign)
     assert "00001.tar" in message
     assert reason in message
@@ -496,18 +474,18 @@ def test_verify_names_shard_and_key_of_every_bad_sample(photos, tmp_path, capsys
     start, size = sample.image
     raw[start + 4 : start + size] = bytes(size - 4)
     (out / "train-000002.tar").write_bytes(raw)
-    (out / "train-000000.tar").write_bytes((out / "train-000000.tar").read_bytes()[:3000])
+    os.truncate(out / "train-000000.tar", 3000)
     (out / "train-000004.tar").unlink()
     (out / "train-000003.offsets.npy").write_bytes(b"")
     capsys.readouterr()
     assert run("verify", out) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith(f"train-000002.tar {sample.key}: ") for line in lines)
-    assert any("train-000002.tar: its sha256" in line for line in lines)
-    assert any("train-000000.tar: has 3000 bytes" in line for line in lines)
-    assert any("train-000004.tar: is missing" in line for line in lines)
-    assert any("train-000003" in line and "sha256" in line for line in lines)
-    assert not any("train-000001" in line for line in lines)
+    said = capsys.readouterr().out
+    assert f"\ntrain-000002.tar {sample.key}: " in said
+    assert "train-000002.tar: its sha256" in said
+    assert "train-000000.tar: has 3000 bytes" in said
+    assert "train-000004.tar: is missing" in said
+    assert re.search("train-000003.*sha256", said)
+    assert "train-000001" not in said
 
 
 # --- show, stats, --resize-shorter
