@@ -30,8 +30,8 @@ from sslpipe.data.values import CONVERT, EXACT_FLOAT, Value, has_offset
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import read_at
 from sslpipe.sharding.columns import Columns, ColumnSpec, ColumnValues, Origin, check_name
-from sslpipe.sharding.scan import Sample, open_tar, scan_tar
-from sslpipe.sharding.sources import Images, SourceOptions
+from sslpipe.sharding.scan import Sample, scan_tar
+from sslpipe.sharding.sources import Images, SourceOptions, open_file
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _DIGITS = re.compile(r"[+-]?[0-9]+")
@@ -339,7 +339,7 @@ def parse_pattern(text: str) -> re.Pattern[str]:
 def _read_json(path: Path, samples: Sequence[Sample]) -> list[dict[str, object]]:
     """Read the KEY.json of samples of a tar; {} where there is none. Raises: DataError."""
     trees = []
-    with open_tar(path) as file:
+    with open_file(path) as file:
         for sample in samples:
             tree: object = {}
             if sample.json is not None:

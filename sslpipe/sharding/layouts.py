@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import open_regular
 from sslpipe.sharding.members import encode_png
 from sslpipe.sharding.sources import (
     Images,
@@ -23,6 +22,7 @@ from sslpipe.sharding.sources import (
     files_under,
     from_rows,
     is_image,
+    open_file,
     read_file,
     root_folder,
 )
@@ -209,9 +209,9 @@ def _table(path: Path, columns: int) -> list[list[str]]:
 def _matlab(path: Path) -> dict[str, Any]:
     from scipy.io import loadmat  # comes with scikit-learn
 
-    try:
-        with open_regular(path) as file:
+    with open_file(path) as file:
+        try:
             content: dict[str, Any] = loadmat(file, squeeze_me=True, struct_as_record=False)
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot read {path}: {error}") from error
     return content

@@ -5,7 +5,6 @@ import io
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
-from io import BufferedReader
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -18,7 +17,8 @@ from sslpipe.data.image_type import Depth, ImageType
 from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, ShardFile
 from sslpipe.data.storage import npy_bytes, read_range
 from sslpipe.errors import DataError
-from sslpipe.portable import open_regular, read_at, sha256_of, write_atomically
+from sslpipe.portable import read_at, sha256_of, write_atomically
+from sslpipe.sharding.sources import open_file
 
 # webdataset 1.0.2 splits names like this (filters.py, base_plus_ext; tariterators.py, skip_meta)
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
@@ -78,7 +78,7 @@ def scan_tar(path: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Sampl
     """
     samples: list[Sample | None] = []
     seen: set[str] = set()
-    with open_tar(path) as file:
+    with open_file(path) as file:
         for key, group in groupby(list_members(path), lambda member: member.key):
             if key in seen:
                 raise DataError(
@@ -115,44 +115,36 @@ def index_tar(path: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> ShardFile
     )
 
 
-def open_tar(path: Path) -> BufferedReader:
-    """Open a regular file. Raises: DataError where it is none, or cannot be read."""
-    try:
-        return open_regular(path)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-
-
 def list_members(path: Path) -> list[Member]:
     """List the regular files of a whole, plain tar. Raises: DataError with the reason."""
-    with open_tar(path) as start:
-        if packed := _COMPRESSED.get(start.read(2)):
-            raise DataError(f"{path} is compressed ({packed}); offsets need a plain tar: unpack it")
     members = []
-    try:
-        with HeaderFile(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            end = 0
-            while (info := tar.next()) is not None:
-                tar.members = []  # type: ignore[attr-defined]  # or it would keep every header
-                if info.size < 0 or tar.offset <= end:
-                    raise tarfile.ReadError(f"{info.name!r} has a size of {info.size}")
-                if len(info.name) > _LONGEST_NAME:  # the pattern takes its square in time
-                    raise tarfile.ReadError(f"a name of {len(info.name)} letters")
-                end = tar.offset  # where the next header would start
-                match = _NAME.match(info.name)
-                if info.isreg() and match and not _META.match(info.name):
-                    if info.issparse():
-                        raise tarfile.ReadError(f"{info.name!r} is a sparse file")
-                    place = (info.offset, info.offset_data, info.size)
-                    members.append(Member(info.name, match[1], match[2].lower(), *place))
-            end = tar.offset
-    except Exception as error:  # tarfile raises many kinds; all mean a damaged header
-        what = "" if isinstance(error, tarfile.TarError) else f"{type(error).__name__}: "
-        raise DataError(f"{path} is truncated or no tar: {what}{error}") from error
-    # tarfile, like webdataset, takes a tar cut in a header or between members for a whole one
-    with open(path, "rb") as whole:
-        whole.seek(end)
-        trailer = whole.read(2**16)
+    with open_file(path) as whole, HeaderFile(whole.fileno(), closefd=False) as file:
+        if packed := _COMPRESSED.get(file.read(2)):
+            raise DataError(f"{path} is compressed ({packed}); offsets need a plain tar: unpack it")
+        file.seek(0)
+        try:
+            with tarfile.open(fileobj=file, mode="r:") as tar:
+                end = 0
+                while (info := tar.next()) is not None:
+                    tar.members = []  # type: ignore[attr-defined]  # or it would keep every header
+                    if info.size < 0 or tar.offset <= end:
+                        raise tarfile.ReadError(f"{info.name!r} has a size of {info.size}")
+                    if len(info.name) > _LONGEST_NAME:  # the pattern takes its square in time
+                        raise tarfile.ReadError(f"a name of {len(info.name)} letters")
+                    end = tar.offset  # where the next header would start
+                    match = _NAME.match(info.name)
+                    if info.isreg() and match and not _META.match(info.name):
+                        if info.issparse():
+                            raise tarfile.ReadError(f"{info.name!r} is a sparse file")
+                        place = (info.offset, info.offset_data, info.size)
+                        members.append(Member(info.name, match[1], match[2].lower(), *place))
+                end = tar.offset
+        except Exception as error:  # tarfile raises many kinds; all mean a damaged header
+            what = "" if isinstance(error, tarfile.TarError) else f"{type(error).__name__}: "
+            raise DataError(f"{path} is truncated or no tar: {what}{error}") from error
+        # tarfile, like webdataset, takes a tar cut in a header or between members for a whole one
+        file.seek(end)
+        trailer = file.read(2**16)
     if len(trailer) < 2 * BLOCK:
         raise DataError(f"{path} is truncated: no end-of-archive mark at byte {end}")
     if trailer.strip(b"\0"):

@@ -24,6 +24,7 @@ from PIL import Image, ImageOps
 from sslpipe.data.decode import PILLOW, BadSample, first_line, image_kind, looks_like, rgb_pixels
 from sslpipe.errors import DataError
 from sslpipe.portable import open_regular, read_at, read_regular
+from sslpipe.sharding.sources import open_file
 
 MOST_DECODED = 2**30  # bytes of pixels that are in memory at once, of a file without windows
 MOST_SEGMENT = 2**28  # bytes of a strip or tile of a TIFF
@@ -66,12 +67,9 @@ def open_planes(path: Path, pages: Pages) -> Planes:
         BadSample: It is damaged, too large, or of a kind that is not read.
         DataError: A library is missing, or the file cannot be opened.
     """
-    try:
-        with open_regular(path) as file:
-            start = file.read(348)
-            size = file.seek(0, io.SEEK_END)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    with open_file(path) as file:
+        start = file.read(348)
+        size = file.seek(0, io.SEEK_END)
     readers = [reader for is_kind, reader in _FORMATS if is_kind(start, path.name.lower())]
     if not readers:
         raise BadSample(f"not an image of a known format: {looks_like(start)}")

@@ -9,6 +9,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
@@ -253,13 +254,18 @@ def class_names(path: Path) -> tuple[str, ...]:
     return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
-def read_file(path: str | Path, *, pipe: bool = False) -> bytes:
-    """Read a whole file; `pipe` as in `open_regular`. Raises DataError with the path."""
+def open_file(path: str | Path, *, pipe: bool = False) -> BufferedReader:
+    """Open a regular file; `pipe` as in `open_regular`. Raises: DataError with the path."""
     try:
-        with open_regular(path, pipe=pipe) as file:
-            return file.read()
+        return open_regular(path, pipe=pipe)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
+def read_file(path: str | Path, *, pipe: bool = False) -> bytes:
+    """Read a whole file; see `open_file`."""
+    with open_file(path, pipe=pipe) as file:
+        return file.read()
 
 
 # --- files of a folder by their names

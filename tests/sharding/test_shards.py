@@ -520,30 +520,27 @@ def test_stats_counts_what_is_there(tmp_path, capsys):
     assert "headers not read 1 of 13" in text
 
 
-def cell_of(sheet: Path, column: int) -> np.ndarray:
-    left = show.MARGIN_PX + column * (show.CELL_PX + show.GAP_PX)
-    return np.asarray(Image.open(sheet))[show.MARGIN_PX :, left:][:128, :128]
+def test_show_draws_samples_enlarged_by_a_whole_factor_and_names_those_of_a_list(tmp_path, capsys):
+    names = load_index(write_dataset(tmp_path, (3, 3), broken={2: b"junk"})).manifest.classes
+    sheet = tmp_path / "sheet.png"
 
+    def cell_of(column: int) -> np.ndarray:
+        left = show.MARGIN_PX + column * (show.CELL_PX + show.GAP_PX)
+        return np.asarray(Image.open(sheet))[show.MARGIN_PX :, left:][:128, :128]
 
-def test_show_draws_the_chosen_samples_enlarged_by_a_whole_factor(tmp_path):
-    write_dataset(tmp_path, (5,), broken={2: b"junk"})
-    run("show", tmp_path, "--out", tmp_path / "sheet.png", "--count", 5, "--columns", 5)
-    for number in (0, 1, 3, 4):
-        cell = cell_of(tmp_path / "sheet.png", number)
-        assert np.array_equal(cell[4::8, 4::8], picture(number))
-    assert tuple(cell_of(tmp_path / "sheet.png", 2)[0, 5]) == show.BAD  # framed, nothing else
-
-
-def test_show_draws_and_names_the_samples_of_a_list(tmp_path, capsys):
-    names = load_index(write_dataset(tmp_path, (3, 3))).manifest.classes
-    run("show", tmp_path, "--out", tmp_path / "sheet.png", "--ids", "[4, 1,", "--ids", "3]")
+    for words, chosen in (
+        (("--count", 6), range(6)),
+        (("--ids", "[4, 1,", "--ids", "3]"), (1, 3, 4)),
+    ):
+        run("show", tmp_path, "--out", sheet, *words)
+        for column, number in enumerate(chosen):
+            if number == 2:
+                assert tuple(cell_of(column)[0, 5]) == show.BAD  # framed, nothing else
+            else:
+                np.testing.assert_array_equal(cell_of(column)[4::8, 4::8], picture(number))
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("id ")]
     assert lines == [f"id {i}: train{i:06d}, {names[i % 4]}" for i in (1, 3, 4)]
-    for column, number in enumerate((1, 3, 4)):
-        cell = cell_of(tmp_path / "sheet.png", column)
-        assert np.array_equal(cell[4::8, 4::8], picture(number))
-    for wrong, reason in (
-        ("6", "--ids 6 is not in the split's 0 to 5"),
-        ("1,x", "--ids 'x' is no"),
-    ):
-        assert reason in error_of(capsys, "show", tmp_path, "--ids", wrong)
+    assert "--ids 6 is not in the split's 0 to 5" in error_of(
+        capsys, "show", tmp_path, "--ids", "6"
+    )
+    assert "--ids 'x' is no" in error_of(capsys, "show", tmp_path, "--ids=1,x")
