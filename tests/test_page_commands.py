@@ -13,7 +13,7 @@ from PIL import Image
 
 from sslpipe.cli import app
 from sslpipe.data.index import load_index
-from sslpipe.sharding.idx import cut_idx
+from sslpipe.sharding.layouts import cut_idx
 from tests.helpers import finetunes
 from tests.helpers.dataset import picture
 from tests.helpers.runs import RECIPE, ROOT, write_recipe

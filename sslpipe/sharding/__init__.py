@@ -1,6 +1,6 @@
 """Make a data set from images: webdataset tars (shards) beside an index, for everyone with images.
 
-A source gives encoded images with names, labels and columns (`sources`, `tables`, `layouts`, `idx`;
+A source gives encoded images with names, labels and columns (`sources`, `tables`, `layouts`;
 `sensors` and `scenes` where they are not 8-bit RGB). `writer` cuts them into splits, plans and
 writes the shards, of what `members` makes of an image; `gather` reads columns from images and from
 shards, `columns` writes them; `record` remembers what is done and writes the index, dataset.json,
@@ -9,31 +9,23 @@ looks at the result. Start reading at SOURCES below, then at `build.build_datase
 """
 
 from sslpipe.registry import Table
-from sslpipe.sharding.idx import read_idx
-from sslpipe.sharding.layouts import (
-    read_cars,
-    read_cub,
-    read_inshop,
-    read_market,
-    read_products,
-    read_torchvision,
-)
+from sslpipe.sharding import layouts
 from sslpipe.sharding.sources import SourceReader, read_folder
 from sslpipe.sharding.tables import read_csv, read_parquet
 
 # `--source NAME`; a source of one's own: a function of SourceOptions, and a line here
 _BUILT_IN: dict[str, SourceReader] = {
     "folder": read_folder,
-    "torchvision": read_torchvision,
+    "torchvision": layouts.read_torchvision,
     "csv": read_csv,
-    "idx": read_idx,
+    "idx": layouts.read_idx,
     "parquet": read_parquet,
     "huggingface": read_parquet,
-    "cub": read_cub,
-    "cars": read_cars,
-    "products": read_products,
-    "market": read_market,
-    "inshop": read_inshop,
+    "cub": layouts.read_cub,
+    "cars": layouts.read_cars,
+    "products": layouts.read_products,
+    "market": layouts.read_market,
+    "inshop": layouts.read_inshop,
 }
 SOURCES = Table("source", _BUILT_IN, "sslpipe.sources")
 # sources that read a list of files, some of which may be missing

@@ -1,7 +1,6 @@
 """Images of a source -> shards of a data set, on one machine, or on several whose parts merge."""
 
 import os
-import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, Manifest
@@ -24,6 +21,7 @@ from sslpipe.sharding.record import (
     Done,
     Part,
     PartFile,
+    Record,
     SplitRecord,
     forget_split,
     is_held,
@@ -31,7 +29,6 @@ from sslpipe.sharding.record import (
     merge_classes,
     open_manifest,
     part_path,
-    write_record,
 )
 from sslpipe.sharding.scan import measure
 from sslpipe.sharding.scenes import Cut, cut_scenes
@@ -39,12 +36,9 @@ from sslpipe.sharding.sources import Images, SourceOptions
 from sslpipe.sharding.writer import (
     Layout,
     SplitImages,
-    cut_classes,
-    cut_test,
-    describe_cut,
+    cut_splits,
     mean_and_std,
     plan_split,
-    relabel,
     write_split,
 )
 
@@ -58,7 +52,6 @@ def _silent(title: str, total: int) -> AbstractContextManager[Callable[[int], No
 
 MOST_NAMED = 5  # of many, in a message
 MISSING = "missing.txt"  # beside dataset.json: SPLIT, tab, the file as the list names it
-_SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it begins the names of files
 
 
 class Built(NamedTuple):
@@ -129,24 +122,11 @@ def build_dataset(
     if layout.sensors is not None:
         pattern = options.name_pattern
         made = cut_scenes(images, columns, layout.sensors, pattern, out / FOLDER, workers)
-    images, columns = made.images, made.columns
-    splits = {
-        key: SplitImages(relabel(value, classes), np.arange(len(value)), key, columns[key])
-        for key, value in images.items()
-    }
-    notes = [*ignored, *made.notes, *describe(columns)]
-    if test_fraction:
-        split_by = split_by or made.split_by
-        splits = cut_test(splits, test_fraction, layout.seed, split_by)
-        notes += describe_cut(splits, split_by)
-    if unseen_classes:
-        splits = cut_classes(splits, list(unseen_classes), classes)
-    for key in splits:
-        if not _SPLIT_NAME.fullmatch(key):
-            raise DataError(f"split {key!r}: a name is letters, digits and . + - _, as in train")
-    check_kinds(
-        without_splits(manifest, splits), {key: split.columns for key, split in splits.items()}
-    )
+    images, columns, by = made.images, made.columns, split_by or made.split_by
+    splits, cut = cut_splits(images, columns, classes, layout, test_fraction, by, unseen_classes)
+    notes = [*ignored, *made.notes, *describe(columns), *cut]
+    own = {key: split.columns for key, split in splits.items()}
+    check_kinds(without_splits(manifest, splits), own)
     _check_type(manifest, splits, layout, made.dtype)
     plans = [plan_split(key, value, layout) for key, value in splits.items()]
 
@@ -236,7 +216,7 @@ def merge_parts(
         for split in plans
     }
     for split, plan in plans.items():
-        write_record(out, split, plan, whole[split])
+        Record(out, split).write(plan, whole[split])
     build = first.model_copy(update={"part": None, "done": whole})
     built = _finish(out, manifest, build, workers, [])
     for folder, part in found:

@@ -5,20 +5,28 @@ Cars-196 take the first half of the classes for training and the rest for test (
 arXiv:1511.06452), Stanford Online Products, Market-1501 and In-shop come so.
 """
 
+import gzip
 import inspect
+import io
+import math
 import re
+import struct
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.sharding.members import encode_png
+from sslpipe.portable import write_atomically
+from sslpipe.sharding.members import encode_png, png_bytes
 from sslpipe.sharding.sources import (
     Images,
     Row,
     SourceOptions,
+    class_names,
     files_under,
     from_rows,
     is_image,
@@ -215,3 +223,99 @@ def _matlab(path: Path) -> dict[str, Any]:
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read {path}: {error}") from error
     return content
+
+
+# --- idx: MNIST and its like
+
+
+def parse_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """Read an idx file of uint8, plain or gzip, of so many dimensions. Raises DataError for others.
+
+    Source: LeCun, Cortes and Burges: 00 00 08 (uint8) dimensions, each size as a big-endian int32,
+    the data, last index fastest.
+    """
+    raw = read_file(path)
+    if raw[:2] == b"\x1f\x8b":
+        try:
+            raw = gzip.decompress(raw)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: damaged gzip: {error}") from error
+    magic = bytes((0, 0, 8, dimensions))
+    if raw[:4] != magic:
+        raise DataError(f"{path}: magic is {raw[:4].hex()}, not {magic.hex()}: no such idx file")
+    start = 4 + 4 * dimensions
+    if len(raw) < start:
+        raise DataError(f"{path}: truncated in its header")
+    shape = struct.unpack_from(f">{dimensions}I", raw, 4)
+    if len(raw) != start + math.prod(shape):
+        raise DataError(
+            f"{path}: {len(raw)} bytes, but sizes {shape} need {start + math.prod(shape)}"
+        )
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+
+
+def read_idx(options: SourceOptions) -> dict[str, Images]:
+    """Read MNIST's idx files, plain or .gz: *images*idx3* and *labels*idx1*.
+
+    A file with "t10k" or "test" in its name is of the split test, any other of train. Class names
+    come from `options.class_file`, else from classes.txt where there is one, else they are the
+    numbers.
+    """
+    root = root_folder(options)
+    class_file = options.class_file or root / "classes.txt"
+    classes = class_names(class_file) if options.class_file or class_file.exists() else ()
+    result = {}
+    for path in sorted(root.glob("*images*idx3*")):
+        split = "test" if "t10k" in path.name or "test" in path.name else "train"
+        if options.split in (None, split):
+            labels = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
+            if split in result:
+                raise DataError(f"{root} has several image files for split {split!r}: {path.name}")
+            result[split] = _from_idx(path, labels, classes)
+    if not result:
+        which = f" of split {options.split!r}" if options.split else ""
+        raise DataError(f"{root} has no *images*idx3* file{which}")
+    return result
+
+
+def _from_idx(path: Path, label_path: Path, classes: tuple[str, ...]) -> Images:
+    pixels, labels = parse_idx(path, 3), parse_idx(label_path, 1).astype(np.int64)
+    if len(pixels) != len(labels):
+        raise DataError(f"{path} has {len(pixels)} images, {label_path.name} {len(labels)} labels")
+    highest = int(labels.max(initial=-1))
+    if classes and highest >= len(classes):
+        raise DataError(f"{label_path}: label {highest}, but only {len(classes)} class names")
+    classes = classes or tuple(str(k) for k in range(highest + 1))
+    sizes = np.full(len(pixels), png_bytes(pixels.shape[1], pixels.shape[2], 1), np.int64)
+    names = [f"{path.name}[{i}]" for i in range(len(pixels))]
+    return Images(names, labels, sizes, classes, lambda i: encode_png(pixels[i]))
+
+
+def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
+    """Write uint8 values as a gzip idx file without time or name in its header."""
+    header = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape)
+    packed = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=packed, compresslevel=9, mtime=0) as file:
+        file.write(header + values.tobytes())
+    write_atomically(path, packed.getvalue())
+
+
+def cut_idx(root: Path, out: Path, per_class: int) -> list[Path]:
+    """Keep the first `per_class` training images of each class, in file order.
+
+    Reads train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz of `root`, never a test file;
+    returns the files of the same names in `out`. Raises: DataError where a class has fewer.
+    """
+    names = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
+    pixels, labels = parse_idx(root / names[0], 3), parse_idx(root / names[1], 1)
+    if len(pixels) != len(labels):
+        raise DataError(f"{root}: {len(pixels)} images, {len(labels)} labels")
+    counts = np.bincount(labels)
+    if counts.min() < per_class:
+        raise DataError(f"class {counts.argmin()} has {counts.min()} images, not {per_class}")
+    of_class = [np.flatnonzero(labels == k)[:per_class] for k in np.unique(labels)]
+    kept = np.sort(np.concatenate(of_class))
+    out.mkdir(parents=True, exist_ok=True)
+    for name, values in zip(names, (pixels[kept], labels[kept]), strict=True):
+        write_idx(out / name, values)
+    return [out / name for name in names]

@@ -111,64 +111,54 @@ class Done(BaseModel):
         )
 
 
-def record_path(folder: Path, split: str, part: Part | None = None) -> Path:
-    """Return where the record of a split is; None: of a whole build, or of merged parts."""
-    return folder / FOLDER / (part.folder if part else "") / f"{split}.jsonl"
+class Record:
+    """How far the build of a split has come: its plan, then a line for each finished shard."""
 
+    def __init__(self, folder: Path, split: str, part: Part | None = None) -> None:
+        self._folder, self._within = folder, (FOLDER, part.folder) if part else (FOLDER,)
+        self.path = folder.joinpath(*self._within, f"{split}.jsonl")
 
-def recorded_plan(record: Path) -> str | None:
-    """Return the fingerprint of the plan that a record follows; '' for a damaged one."""
-    if not record.exists():
-        return None
-    try:
-        with open_regular(record) as file:
-            first = file.readline()
-        return str(json.loads(first)["plan"]) if first else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+    def plan(self) -> str | None:
+        """Return the fingerprint of the plan that it follows; '' for a damaged one."""
+        return _recorded_plan(self.path)
 
+    def write(self, plan: str, done: Iterable[Done] = ()) -> None:
+        """Write it, with the shards that are finished."""
+        make_folder(self._folder, *self._within)
+        lines = [json.dumps({"plan": plan}), *(each.model_dump_json() for each in done)]
+        write_atomically(self.path, "".join(f"{line}\n" for line in lines), fsync=True)
 
-def write_record(
-    folder: Path, split: str, plan: str, done: Iterable[Done] = (), part: Part | None = None
-) -> None:
-    """Write the record of a plan, by its fingerprint, with the shards that are finished."""
-    within = make_folder(folder, FOLDER, part.folder) if part else make_folder(folder, FOLDER)
-    lines = [json.dumps({"plan": plan}), *(each.model_dump_json() for each in done)]
-    write_atomically(within / f"{split}.jsonl", "".join(f"{line}\n" for line in lines), fsync=True)
+    def append(self, done: Done) -> None:
+        """Add a finished shard and put it on disk."""
+        with open_to_append(self.path) as file:
+            file.seek(0, os.SEEK_END)
+            if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                file.write(b"\n")  # after the line that a kill cut short
+            file.write(done.model_dump_json().encode() + b"\n")
+            os.fsync(file.fileno())
 
-
-def append(record: Path, done: Done) -> None:
-    """Add a finished shard and put it on disk."""
-    with open_to_append(record) as file:
-        file.seek(0, os.SEEK_END)
-        if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
-            file.write(b"\n")  # after the line that a kill cut short
-        file.write(done.model_dump_json().encode() + b"\n")
-        os.fsync(file.fileno())
-
-
-def read_finished(folder: Path, record: Path) -> dict[int, Done]:
-    """Return the shards of a record, by number, that are in the folder and unharmed."""
-    done: dict[int, Done] = {}
-    lines = read_regular(record).decode(errors="replace").splitlines() if record.exists() else []
-    for line in lines[1:]:
-        try:
-            finished = Done.model_validate_json(line)
-        except ValidationError:  # the line that a kill cut short
-            continue
-        if finished.is_unharmed(folder):
-            done[finished.shard] = finished
-    return done
+    def finished(self) -> dict[int, Done]:
+        """Return its shards, by number, that are in the folder and unharmed."""
+        done: dict[int, Done] = {}
+        text = read_regular(self.path).decode(errors="replace") if self.path.exists() else ""
+        for line in text.splitlines()[1:]:
+            try:
+                finished = Done.model_validate_json(line)
+            except ValidationError:  # the line that a kill cut short
+                continue
+            if finished.is_unharmed(self._folder):
+                done[finished.shard] = finished
+        return done
 
 
 def is_held(folder: Path, manifest: Manifest, split: str, plan: str, part: Part | None) -> bool:
     """Say whether a folder has shards of a split that a build of this plan did not write."""
-    recorded = recorded_plan(record_path(folder, split))
+    recorded = Record(folder, split).plan()
     if recorded is not None:
         return recorded != plan
     if split in manifest.splits:
         return True
-    others = {recorded_plan(record) for record in _part_records(folder, split)} - {None}
+    others = {_recorded_plan(record) for record in _part_records(folder, split)} - {None}
     if part is not None and others:
         return others != {plan}
     return bool(others) or (folder.is_dir() and bool(_shards_in(folder, split)))
@@ -176,7 +166,7 @@ def is_held(folder: Path, manifest: Manifest, split: str, plan: str, part: Part 
 
 def forget_split(folder: Path, split: str) -> None:
     """Remove a split's shards, sidecars, build records and unfinished files."""
-    records = [record_path(folder, split), *_part_records(folder, split)]
+    records = [Record(folder, split).path, *_part_records(folder, split)]
     for path in [*_shards_in(folder, split), *records]:
         path.unlink(missing_ok=True)
 
@@ -189,6 +179,17 @@ def _shards_in(folder: Path, split: str) -> list[Path]:
 
 def _part_records(folder: Path, split: str) -> list[Path]:
     return sorted((folder / FOLDER).glob(f"part-*-of-*/{split}.jsonl"))
+
+
+def _recorded_plan(record: Path) -> str | None:
+    if not record.exists():
+        return None
+    try:
+        with open_regular(record) as file:
+            first = file.readline()
+        return str(json.loads(first)["plan"]) if first else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 # --- part.json

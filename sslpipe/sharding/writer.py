@@ -14,7 +14,7 @@ import tarfile
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import pairwise
@@ -34,20 +34,12 @@ from sslpipe.random import permutation
 from sslpipe.sharding.columns import Columns, find_groups
 from sslpipe.sharding.gather import to_json
 from sslpipe.sharding.members import downscale, draw_placement, flatten, lost_in, place, to_member
-from sslpipe.sharding.record import (
-    Done,
-    Moments,
-    Part,
-    append,
-    read_finished,
-    record_path,
-    recorded_plan,
-    write_record,
-)
+from sslpipe.sharding.record import Done, Moments, Part, Record
 from sslpipe.sharding.scan import index_tar
 from sslpipe.sharding.scenes import Sensors, without_nan
 from sslpipe.sharding.sources import Images
 
+_SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it begins the names of files
 WRITER_VERSION = 1  # raised when the same plan gives other bytes
 MOST_TOGETHER = 32  # samples of one group side by side
 STATISTICS_PX = 256  # mean and std are taken of images reduced to fit this
@@ -85,11 +77,34 @@ class SplitImages(NamedTuple):
 # --- splits
 
 
-def relabel(images: Images, classes: tuple[str, ...]) -> Images:
-    """Return the same images with labels that index `classes`, a list of class names."""
-    places = np.array([classes.index(name) for name in images.classes] or [-1], np.int64)
-    labels = np.where(images.labels < 0, -1, places[images.labels])
-    return replace(images, labels=labels, classes=classes)
+def cut_splits(
+    images: Mapping[str, Images],
+    columns: Mapping[str, Columns],
+    classes: tuple[str, ...],
+    layout: Layout,
+    test_fraction: float,
+    split_by: str | None,
+    unseen: Sequence[str],
+) -> tuple[dict[str, SplitImages], list[str]]:
+    """Cut test from train, and unseen classes from all; returns the splits and what to say.
+
+    Labels become places in `classes`. Raises: DataError as `cut_test` and `_cut_classes`.
+    """
+    splits, notes = dict[str, SplitImages](), list[str]()
+    for key, value in images.items():
+        places = np.array([classes.index(name) for name in value.classes] or [-1], np.int64)
+        labels = np.where(value.labels < 0, -1, places[value.labels])
+        value = replace(value, labels=labels, classes=classes)
+        splits[key] = SplitImages(value, np.arange(len(value)), key, columns[key])
+    if test_fraction:
+        splits = cut_test(splits, test_fraction, layout.seed, split_by)
+        notes = _describe_cut(splits, split_by)
+    if unseen:
+        splits = _cut_classes(splits, unseen, classes)
+    for key in splits:
+        if not _SPLIT_NAME.fullmatch(key):
+            raise DataError(f"split {key!r}: a name is letters, digits and . + - _, as in train")
+    return splits, notes
 
 
 def cut_test(
@@ -136,7 +151,7 @@ def cut_test(
     }
 
 
-def describe_cut(splits: Mapping[str, SplitImages], by: str | None = None) -> list[str]:
+def _describe_cut(splits: Mapping[str, SplitImages], by: str | None) -> list[str]:
     """Say what share of the samples, classes and groups of `by` each split has; a line a split."""
     labels = next(iter(splits.values())).images.labels
     classes, lines = len(np.unique(labels[labels >= 0])), []
@@ -152,8 +167,8 @@ def describe_cut(splits: Mapping[str, SplitImages], by: str | None = None) -> li
     return lines
 
 
-def cut_classes(
-    splits: dict[str, SplitImages], unseen: list[str], classes: tuple[str, ...]
+def _cut_classes(
+    splits: Mapping[str, SplitImages], unseen: Sequence[str], classes: tuple[str, ...]
 ) -> dict[str, SplitImages]:
     """Move every image of the unseen classes from each split S to a split S_unseen.
 
@@ -215,14 +230,15 @@ def write_split(
     images. Raises: DataError for a bad image, which it names, or the record of another plan.
     """
     # what an earlier call has finished
-    record = record_path(folder, plan.split, part)
-    if recorded_plan(record) is None:
-        write_record(folder, plan.split, plan.fingerprint, part=part)
+    record = Record(folder, plan.split, part)
+    if record.plan() is None:
+        record.write(plan.fingerprint)
     done: dict[int, Done] = {}
-    for path in {record, record_path(folder, plan.split)}:  # parts may have been merged since
-        if recorded_plan(path) not in (None, plan.fingerprint):
-            raise DataError(f"{path} is the record of another build; remove it and its shards")
-        done |= read_finished(folder, path)
+    merged = [Record(folder, plan.split)] if part else []  # parts may have been merged since
+    for each in (record, *merged):
+        if each.plan() not in (None, plan.fingerprint):
+            raise DataError(f"{each.path} is the record of another build; remove it and its shards")
+        done |= each.finished()
     numbers = plan.numbers(part)
     advance(sum(len(plan.shards[k]) for k in numbers if k in done))
     lock, stop = threading.Lock(), threading.Event()
@@ -231,7 +247,7 @@ def write_split(
         finished = _write_shard(folder, shard, plan, skip_bad, stop)
         with lock:  # a shard is finished once its line is on disk
             done[shard] = finished
-            append(record, finished)
+            record.append(finished)
         advance(len(plan.shards[shard]))
 
     # the rest, in any order

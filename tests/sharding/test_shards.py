@@ -25,7 +25,7 @@ from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.data.storage import read_range
 from sslpipe.sharding import show, sources
-from sslpipe.sharding.idx import cut_idx, parse_idx, write_idx
+from sslpipe.sharding.layouts import cut_idx, parse_idx, write_idx
 from sslpipe.sharding.members import draw_placement, encode_png, place
 from sslpipe.sharding.scan import scan_tar
 from tests.helpers.dataset import picture, write_dataset

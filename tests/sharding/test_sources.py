@@ -14,7 +14,7 @@ from scipy.io import savemat
 from sslpipe.data.decode import decode
 from sslpipe.errors import DataError
 from sslpipe.sharding import SOURCES
-from sslpipe.sharding.idx import parse_idx, write_idx
+from sslpipe.sharding.layouts import parse_idx, write_idx
 from sslpipe.sharding.sources import SourceOptions
 from tests.helpers.shards import error_of, grey, grey_png, write_tar
 
