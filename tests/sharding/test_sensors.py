@@ -41,7 +41,11 @@ Both = Callable[[Path], np.ndarray]  # writes a file into a folder; gives what i
 
 
 def saved(name: str, write: Callable[[Path], object], read: Callable[[Path], np.ndarray]) -> Both:
-    return lambda folder: (write(folder / name), read(folder / name))[1]
+    def both(folder: Path) -> np.ndarray:
+        write(folder / name)
+        return read(folder / name)
+
+    return both
 
 
 def tif(pixels: np.ndarray, **options) -> Both:
@@ -317,7 +321,11 @@ def decoded(monkeypatch):
 
     def counted(path, pages):
         planes = opened(path, pages)
-        load = lambda: (names.append(path.name), planes.load())[1]  # noqa: E731
+
+        def load():
+            names.append(path.name)
+            return planes.load()
+
         return planes._replace(load=planes.load and load)
 
     monkeypatch.setattr(scenes, "open_planes", counted)
