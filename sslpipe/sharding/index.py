@@ -63,18 +63,10 @@ def index_folder(
 ) -> Manifest:
     """Write sidecars for all tars, then dataset.json; its other splits stay as they are.
 
-    Args:
-        folder: Of the tars and of dataset.json.
-        groups: Tars by split; see `find_tars`.
-        classes: Class names by label; empty: unknown.
-        columns: What else is read of each sample; the splits' columns so far are forgotten.
-        workers: Threads.
-        advance: Called with 1 for each tar done.
-        channels: Of images in KEY.npy, whose type is measured; None: as dataset.json says.
-        value_range: Their low and high value; None: measured.
+    The type of `channels` is measured; None: as dataset.json says. Columns that the splits have and
+    that are not read again are forgotten. `advance` takes 1 for each tar done.
 
-    Raises:
-        DataError: A tar is compressed, cut, or not laid out for webdataset; it is named.
+    Raises: DataError where a tar is compressed, cut, or not laid out for webdataset; it is named.
     """
     if value_range and not channels:
         raise DataError("--range is of images that --channels names; give both, or neither")
