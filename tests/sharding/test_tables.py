@@ -341,14 +341,6 @@ def test_columns_keep_their_types_gaps_and_time_zones(tmp_path):
     assert split.column("age").kind == "integer"
 
 
-def test_a_column_of_bytes_that_are_no_text_names_the_row(tmp_path, capsys):
-    write(tmp_path / "train.parquet", [0], raw=[b"\xff"])
-    words = ["build", tmp_path / "out", "--source", "parquet", "--root", tmp_path, "--columns"]
-    message = error_of(capsys, *words, "raw")
-    assert r"train[0]: raw = b'\xff' is bytes that are no text" in message
-    assert "did you mean 'raw'" in error_of(capsys, *words, "rraw")
-
-
 @pytest.mark.parametrize(
     ("number", "kind"),
     [
