@@ -25,7 +25,7 @@ from sslpipe.data.storage import join, read_array
 from sslpipe.data.values import CONVERT
 from sslpipe.errors import DataError, did_you_mean, shown
 
-# a new kind: STORED below, values.CONVERT, cells._TYPES; then what asks for `kind ==`
+# a new kind: STORED below, values.CONVERT, gather._TYPES; then what asks for `kind ==`
 Kind = Literal["text", "integer", "float", "time"]
 MISSING_INTEGER = -(2**63)
 COLUMN_NAME = r"[A-Za-z][A-Za-z0-9_.-]{0,63}"  # it names a folder, and stands in recipes

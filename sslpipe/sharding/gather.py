@@ -74,43 +74,48 @@ class CellReader:
 
     def __init__(self, spec: ColumnSpec, origin: Origin) -> None:
         self.spec, self.origin = spec, origin
-        self._chunks: dict[str, list[NDArray[np.int64]]] = {}  # numbers of cells, by split
-        self._numbers: dict[tuple[type, Value], int] = {}  # of the distinct ones
+        # numbers, times of a kind that is named are stored at once, all else by the cell's number
+        self._stored = None if spec.kind in (None, "text") else STORED[str(spec.kind)]
+        self._chunks: dict[str, list[NDArray[Any]]] = {}  # by split
+        self._numbers: dict[tuple[type, Value], int] = {}  # of the distinct cells
         self._cells: list[tuple[Value, str]] = []  # these, and who has each first
+        self._offsets: dict[str, tuple[Value, str]] = {}  # of times: where first
 
     def add(self, split: str, cells: Iterable[object], names: Sequence[str]) -> None:
         """Add the cells of some samples, whose names are for messages."""
-        numbers = np.full(len(names), -1, np.int64)  # -1: missing
+        chunk = np.full(len(names), -1, np.int64)  # -1: missing
+        if self._stored:
+            chunk = np.full(len(names), self._stored.missing, self._stored.dtype)
         for place, (cell, name) in enumerate(zip(cells, names, strict=True)):
-            if (plain := self._plain(cell, name)) is not None:
-                numbers[place] = self._numbers.setdefault((type(plain), plain), len(self._cells))
-                if numbers[place] == len(self._cells):
-                    self._cells.append((plain, name))
-        self._chunks.setdefault(split, []).append(numbers)
+            if (plain := self._plain(cell, name)) is None:
+                continue
+            if self._stored:
+                chunk[place] = self._convert(str(self.spec.kind), plain, name)
+                continue
+            chunk[place] = self._numbers.setdefault((type(plain), plain), len(self._cells))
+            if chunk[place] == len(self._cells):
+                self._cells.append((plain, name))
+        self._chunks.setdefault(split, []).append(chunk)
 
     def finish(self) -> dict[str, ColumnValues]:
         """Give the values by split, in the order in which they were added."""
         kind = self.spec.kind or self._inferred()
-        strings: list[str] = []
+        if kind == "time" and len(self._offsets) == 2:
+            raise self._mixed(self._offsets, "in UTC", "with an offset", "write the offset of all")
+        values, strings = list[Any](), list[str]()
         if kind == "text":
             texts = [c.isoformat() if isinstance(c, datetime) else str(c) for c, _ in self._cells]
             strings = sorted(set(texts))
             ranks = {text: rank for rank, text in enumerate(strings)}
-            values: list[Any] = [ranks[text] for text in texts]
-        else:
-            values = [self._convert(kind, *cell) for cell in self._cells]
-        if kind == "time":
-            first: dict[str, tuple[Value, str]] = {}
-            for cell in self._cells:
-                if isinstance(cell[0], str):
-                    first.setdefault("with an offset" if has_offset(cell[0]) else "in UTC", cell)
-            if len(first) == 2:
-                raise self._mixed(first, "in UTC", "with an offset", "write the offset of all")
+            values = [ranks[text] for text in texts]
+        elif not self._stored:
+            values = [CONVERT[kind](cell) for cell, _ in self._cells]
         # a missing one, -1, reads the last
         table = np.array([*values, STORED[kind].missing], STORED[kind].dtype)
+        found = {split: np.concatenate(chunks) for split, chunks in self._chunks.items()}
         return {
-            split: ColumnValues(kind, table[np.concatenate(chunks)], strings)
-            for split, chunks in self._chunks.items()
+            split: ColumnValues(kind, own if self._stored else table[own], strings)
+            for split, own in found.items()
         }
 
     def _plain(self, cell: object, name: str) -> Value | None:
@@ -137,10 +142,14 @@ class CellReader:
 
     def _convert(self, kind: str, cell: Value, name: str) -> int | float:
         try:
-            return CONVERT[kind](cell)
+            value = CONVERT[kind](cell)
         except ValueError as error:
             remedy = f", or give {self.spec.name}:text"
             raise self._wrong(cell, name, f"{error}", remedy) from None
+        if kind == "time" and isinstance(cell, str):
+            what = "with an offset" if has_offset(cell) else "in UTC"
+            self._offsets.setdefault(what, (cell, name))
+        return value
 
     def _kind_of(self, cell: Value) -> str:
         """Say what a cell is: a kind, "code", or "nan" of a number or a name."""
