@@ -12,27 +12,11 @@ MEAN, STD = (0.48, 0.45, 0.40), (0.22, 0.23, 0.25)
 SIZES = [(40, 52), (33, 33), (20, 64), (64, 20), (33, 33), (64, 64), (31, 30)]
 
 
-@pytest.mark.parametrize(("crop_px", "resize_px"), [(32, 32), (28, 33), (64, 73), (96, 96)])
-def test_the_view_equals_torchvisions_for_every_size(crop_px: int, resize_px: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (7, 3, 64, 64), dtype=torch.uint8, generator=generator)
-    view = EvalView(crop_px, resize_px, MEAN, STD)
-    ours = view(images, torch.tensor(SIZES))
-    assert ours.shape == (7, 3, crop_px, crop_px)
-    assert ours.is_contiguous(memory_format=torch.channels_last)
-    for row, (height, width) in enumerate(SIZES):
-        pixels = images[row, :, :height, :width].float() / 255
-        pixels = reference.resize(pixels, [resize_px], antialias=True)
-        pixels = reference.center_crop(pixels, [crop_px, crop_px])
-        expected = reference.normalize(pixels, list(MEAN), list(STD))
-        assert (ours[row] - expected).abs().max() <= 1e-6
-
-
 @pytest.mark.parametrize("squash", [False, True])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_other_libraries_resizes_equal_torchvisions(interpolation: str, squash: bool) -> None:
+def test_other_libraries_resizes_equal_torchvisions(interpolation, squash):
     images = 255 * torch.randint(0, 2, (1, 3, 40, 52), dtype=torch.uint8)  # black and white
-    view = EvalView(28, 32, MEAN, STD, interpolation=interpolation, squash=squash)  # type: ignore[arg-type]
+    view = EvalView(28, 32, MEAN, STD, interpolation=interpolation, squash=squash)
     assert EvalView(**json.loads(json.dumps(view.config()))).config() == view.config()
     mode = reference.InterpolationMode(interpolation)
     size = [32, 32] if squash else [32]
@@ -43,50 +27,63 @@ def test_other_libraries_resizes_equal_torchvisions(interpolation: str, squash: 
     assert (view(images, torch.tensor([[40, 52]]))[0] - expected).abs().max() <= 1e-6
 
 
-def test_the_usual_view_only_normalises_images_of_its_size_and_names_no_other_resizes() -> None:
+def test_the_usual_view_only_normalises_images_of_its_size_and_names_no_other_resizes():
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
     view = EvalView(32, 32)
     assert torch.equal(view(images, torch.tensor([[32, 32]] * 3)), images / 255)
     assert set(view.config()) == {"crop_px", "resize_px", "mean", "std"}
 
 
-def test_the_resize_belongs_to_the_crop() -> None:
+def test_the_resize_belongs_to_the_crop():
     views = [eval_view_for(crop_px, MEAN, STD) for crop_px in (28, 32, 96, 128, 160, 224)]
     assert [view.resize_px for view in views] == [28, 32, 96, 146, 183, 256]
     assert all(view.config() == EvalView(**view.config()).config() for view in views)
 
 
-def test_a_crop_larger_than_the_resize_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"crop_px = 40 is not in 1\.\.resize_px = 32"):
-        EvalView(40, 32)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"crop_px": 40}, r"crop_px = 40 is not in 1\.\.resize_px = 32"),
+        ({"crop_px": 28, "crops": "nine"}, "known: center, flip, five, ten"),
+    ],
+)
+def test_arguments_that_make_no_view_are_named(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        EvalView(resize_px=32, **arguments)
 
 
 @pytest.mark.parametrize("reduce", ["mean", "concat"])
-@pytest.mark.parametrize("crops", ["flip", "five", "ten"])
-def test_crops_equal_torchvisions_and_their_features_are_reduced_image_by_image(
-    crops: str, reduce: str
-) -> None:
+@pytest.mark.parametrize(
+    ("crops", "crop_px", "resize_px"),
+    [
+        *(("center", *px) for px in ((32, 32), (28, 33), (64, 73), (96, 96))),
+        *((crops, 28, 33) for crops in ("flip", "five", "ten")),
+    ],
+)
+def test_crops_equal_torchvisions_and_features_are_reduced(crops, crop_px, resize_px, reduce):
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (7, 3, 64, 64), dtype=torch.uint8, generator=generator)
-    view = EvalView(28, 33, MEAN, STD, crops=crops, reduce=reduce)  # type: ignore[arg-type]
+    view = EvalView(crop_px, resize_px, MEAN, STD, crops=crops, reduce=reduce)
     assert EvalView(**view.config()).config() == view.config()
     ours = view(images, torch.tensor(SIZES))
-    weight = torch.randn(3 * 28 * 28, 4, generator=generator)
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(3 * crop_px**2, 4, generator=generator)
     features = view.reduced(ours.flatten(1) @ weight)
+    side = [crop_px, crop_px]
     for row, (height, width) in enumerate(SIZES):
         pixels = images[row, :, :height, :width].float() / 255
-        pixels = reference.resize(pixels, [33], antialias=True)
-        centre = reference.center_crop(pixels, [28, 28])
+        pixels = reference.resize(pixels, [resize_px], antialias=True)
+        centre = reference.center_crop(pixels, side)
         expected = {
+            "center": [centre],
             "flip": [centre, reference.horizontal_flip(centre)],
-            "five": reference.five_crop(pixels, [28, 28]),
-            "ten": reference.ten_crop(pixels, [28, 28]),
+            "five": reference.five_crop(pixels, side),
+            "ten": reference.ten_crop(pixels, side),
         }[crops]
         normal = [reference.normalize(crop, list(MEAN), list(STD)) for crop in expected]
+        assert len(ours) == 7 * len(normal)
         for number, crop in enumerate(normal):
             assert (ours[number * 7 + row] - crop).abs().max() <= 1e-6
         of_image = torch.stack([crop.flatten() @ weight for crop in normal])
         wanted = of_image.mean(0) if reduce == "mean" else of_image.flatten()
         torch.testing.assert_close(features[row], wanted, rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="known: center, flip, five, ten"):
-        EvalView(28, 28, crops="nine")  # type: ignore[arg-type]

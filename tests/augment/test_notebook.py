@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from sslpipe.augment.two_views import FusedViews, TwoViews
 from tests.augment.test_two_views import MEAN, STD, batch_of, params_for
@@ -13,12 +12,12 @@ from tests.augment.test_two_views import MEAN, STD, batch_of, params_for
 SIZES = [(40, 52), (33, 33), (120, 64), (7, 100)]
 
 
-def images_of(sizes: list[tuple[int, int]]) -> list[Tensor]:
+def images_of(sizes):
     batch = batch_of(sizes)
     return [image[:, :h, :w] for image, (h, w) in zip(batch.images, sizes, strict=True)]
 
 
-def test_a_list_of_sizes_gives_the_views_of_training() -> None:
+def test_a_list_of_sizes_gives_the_views_of_training():
     batch = batch_of(SIZES, first_id=0, epoch=3)
     images = batch.images.contiguous(memory_format=torch.channels_last)
     augment = FusedViews("byol", 32, MEAN, STD)
@@ -30,7 +29,7 @@ def test_a_list_of_sizes_gives_the_views_of_training() -> None:
     assert torch.equal(torch.cat([first, second]), expected)
 
 
-def test_a_tensor_and_a_list_of_one_size_give_the_same_views() -> None:
+def test_a_tensor_and_a_list_of_one_size_give_the_same_views():
     images = batch_of([(40, 50)] * 4).images
     views = TwoViews(crop_px=48)
     for a, b in zip(views(images, ids=range(4)), views([*images], ids=np.arange(4)), strict=True):
@@ -39,7 +38,7 @@ def test_a_tensor_and_a_list_of_one_size_give_the_same_views() -> None:
         assert a.max() <= 1
 
 
-def test_without_ids_two_calls_differ_and_a_new_object_starts_again() -> None:
+def test_without_ids_two_calls_differ_and_a_new_object_starts_again():
     images = batch_of([(40, 50)] * 3).images
     views = TwoViews(crop_px=32)
     one, two = views(images)[0], views(images)[0]
@@ -68,12 +67,12 @@ U8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
         (U8[:, :, :0], "images[0] has shape (3, 0, 8)"),
     ],
 )
-def test_wrong_images_are_one_line(images: object, words: str) -> None:
+def test_wrong_images_are_one_line(images, words):
     with pytest.raises(ValueError, match="^" + re.escape(words)) as caught:
         TwoViews(crop_px=16)(images)
     assert "\n" not in str(caught.value)
 
 
-def test_as_many_ids_as_images() -> None:
+def test_as_many_ids_as_images():
     with pytest.raises(ValueError, match=r"ids has shape \(3,\); give 2 integers"):
         TwoViews(crop_px=16)(U8, ids=[1, 2, 3])

@@ -4,18 +4,15 @@ The images are white noise, the worst case of every tolerance below (in units of
 """
 
 import itertools
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2.functional as reference
-from torch import Tensor
 from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment import pixels
-from sslpipe.augment.op import Draws
 from sslpipe.augment.ops import draws
 from sslpipe.augment.pixels import HUE, compiled_colours
 from sslpipe.augment.planes import Planes, blend_weights
@@ -26,21 +23,21 @@ COUNT = 12
 SIDES = (32, 96, 224)
 
 
-def noise(side: int, count: int = COUNT) -> Tensor:
+def noise(side, count=COUNT):
     return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(side))
 
 
-def parameters(side: int, height: int = 50, width: int = 60) -> Draws:
+def parameters(side, height=50, width=60):
     sizes = [[height - row % 4, width - row % 7] for row in range(COUNT)]
     return draws(0, 0, np.arange(COUNT), sizes, (ViewSpec(crop_px=side),))
 
 
-def gap(ours: Tensor, expected: list[Tensor]) -> float:
+def gap(ours, expected):
     return float((ours - torch.stack(expected)).abs().max())
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_rotation_equals_torchvisions(side: int) -> None:
+def test_rotation_equals_torchvisions(side):
     images, angles = noise(side), torch.linspace(-170, 175, COUNT)
     angles[:3] = torch.tensor([0.0, 90.0, 180.0])
     expected = [
@@ -53,7 +50,7 @@ def test_rotation_equals_torchvisions(side: int) -> None:
 
 @pytest.mark.parametrize("colours", [lambda: pixels.EAGER, lambda: by_planes()])
 @pytest.mark.parametrize("side", SIDES)
-def test_hue_equals_torchvisions(side: int, colours: Callable[[], pixels.Colours]) -> None:
+def test_hue_equals_torchvisions(side, colours):
     images, hue_shift = noise(side), torch.linspace(-0.5, 0.5, COUNT)
     images[0] = images[0, :1]  # gray
     images[1] = 0.0
@@ -70,21 +67,21 @@ def test_hue_equals_torchvisions(side: int, colours: Callable[[], pixels.Colours
 
 
 @cache
-def compiled() -> pixels.Colours:
+def compiled():
     return compiled_colours(backend="eager")
 
 
-def by_planes() -> pixels.Colours:
+def by_planes():
     """The products of a GPU, of views that stand alone."""
 
-    def blend(images: Tensor, factor: Tensor, gray: Tensor, mean: Tensor, *_: bool) -> Tensor:
+    def blend(images, factor, gray, mean, *_):
         planes = Planes(len(images), images.shape[-1], images.device)
         planes.views.copy_(images)
         (weights,) = blend_weights(torch.stack([factor, gray, mean])[None])
         planes.blend_(slice(0, len(images)), weights, mean)
         return planes.views
 
-    def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
+    def shift_hue(images, shift):
         planes = Planes(len(images), images.shape[-1], images.device)
         planes.views.copy_(images)
         planes.shift_hue_(slice(0, len(images)), 6 * shift)
@@ -93,14 +90,7 @@ def by_planes() -> pixels.Colours:
     return pixels.Colours(blend, shift_hue)
 
 
-def change_colours(
-    images: Tensor,
-    factors: Tensor,
-    order: Tensor,
-    hue_step: int | None,
-    jitter: Tensor | None = None,
-    colours: pixels.Colours = pixels.EAGER,
-) -> Tensor:
+def change_colours(images, factors, order, hue_step, jitter=None, colours=pixels.EAGER):
     """The op as FusedViews calls it; jitter: (n,) bool, all by default."""
     jitter = torch.ones(len(images), dtype=torch.bool) if jitter is None else jitter
     blends = pixels.make_blends(order, factors, jitter)
@@ -113,9 +103,7 @@ def change_colours(
     ("colours", "side"),
     [*itertools.product((lambda: pixels.EAGER, by_planes), SIDES), (compiled, 32)],
 )
-def test_colour_jitter_equals_torchvisions_in_every_order(
-    colours: Callable[[], pixels.Colours], hue_step: int, side: int
-) -> None:
+def test_colour_jitter_equals_torchvisions_in_every_order(colours, hue_step, side):
     orders = [o for o in itertools.permutations(range(4)) if o[hue_step] == 3]
     images = noise(side, len(orders))
     spec = ViewSpec(crop_px=side)
@@ -130,9 +118,7 @@ def test_colour_jitter_equals_torchvisions_in_every_order(
 
 
 @pytest.mark.parametrize("orders", [[[0, 1], [1, 0]], [[0, 1, 2]] * 2])
-def test_jitter_without_hue_equals_torchvisions_and_rows_without_jitter_keep_their_colours(
-    orders: list[list[int]],
-) -> None:
+def test_jitter_without_hue_equals_torchvisions_and_rows_without_jitter_keep_their_colours(orders):
     orders = orders * (COUNT // 2)
     images, factors, jitter = noise(32), parameters(32).factors, torch.arange(COUNT) % 3 > 0
     changed = change_colours(images.clone(), factors, torch.tensor(orders), None, jitter=jitter)
@@ -145,7 +131,7 @@ def test_jitter_without_hue_equals_torchvisions_and_rows_without_jitter_keep_the
 
 
 @pytest.mark.parametrize("brightness", [0, 1, 2])
-def test_a_step_that_one_image_does_leaves_the_others_as_they_are(brightness: int) -> None:
+def test_a_step_that_one_image_does_leaves_the_others_as_they_are(brightness):
     images, factors = noise(32, 3), torch.tensor([[1.7, 0.4, 1.6, 0.1]] * 3)
     jitter = torch.arange(3) == brightness
     orders = torch.tensor([[0, 1, 2]] * 3)
@@ -154,7 +140,7 @@ def test_a_step_that_one_image_does_leaves_the_others_as_they_are(brightness: in
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_gray_equals_torchvisions(side: int) -> None:
+def test_gray_equals_torchvisions(side):
     expected = [reference.rgb_to_grayscale(image) for image in noise(side)]
     assert gap(pixels.to_gray(noise(side)), expected) <= 2e-7
     images = noise(side).clone()
@@ -162,7 +148,7 @@ def test_gray_equals_torchvisions(side: int) -> None:
     assert gap(images, [gray.expand(3, -1, -1) for gray in expected]) <= 2e-7
 
 
-def test_solarize_and_normalize_equal_torchvisions() -> None:
+def test_solarize_and_normalize_equal_torchvisions():
     images, threshold = noise(32), torch.linspace(0, 1, COUNT)
     expected = [
         reference.solarize(image, float(t)) for image, t in zip(images, threshold, strict=True)

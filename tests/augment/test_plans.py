@@ -1,28 +1,26 @@
 """Plans of views: made ahead, of rows of a batch, of partners' images, and a GPU's on a CPU."""
 
 import threading
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from sslpipe.augment.base import ViewPlan
 from sslpipe.augment.batched import BatchPlan
 from sslpipe.augment.ops import ops_for
 from sslpipe.augment.presets import PRESETS
 from sslpipe.augment.triton_views import TritonPlan
-from sslpipe.augment.two_views import AUGMENTS, FusedViews, Views
-from sslpipe.data.pipeline import Batch, PairRows, pipelined
+from sslpipe.augment.two_views import AUGMENTS, FusedViews
+from sslpipe.data.pipeline import PairRows, pipelined
 from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of, params_for, views_of
 
 
-def prepared(augment: Views, batch: Batch) -> Batch:
+def prepared(augment, batch):
     return augment.prepare(batch, seed=4, number=2)
 
 
 @pytest.mark.parametrize("kind", AUGMENTS)
-def test_a_prepared_batch_gives_the_views_of_its_parameters(kind: str) -> None:
+def test_a_prepared_batch_gives_the_views_of_its_parameters(kind):
     augment, batch = AUGMENTS[kind]("byol", 32), batch_of(SIZES[:8], epoch=2)
     ahead = prepared(augment, batch)
     assert torch.equal(augment(ahead), augment(batch, params_for(batch, augment, seed=4)))
@@ -31,18 +29,18 @@ def test_a_prepared_batch_gives_the_views_of_its_parameters(kind: str) -> None:
 
 @pytest.mark.parametrize("views", [1, 2])
 @pytest.mark.parametrize("kind", AUGMENTS)
-def test_rows_of_a_prepared_batch_give_rows_of_its_views(kind: str, views: int) -> None:
+def test_rows_of_a_prepared_batch_give_rows_of_its_views(kind, views):
     augment = AUGMENTS[kind]("mocov2", 32)
-    augment.specs = augment.specs[:views]  # type: ignore[assignment]
+    augment.specs = augment.specs[:views]
     batch, rows = prepared(augment, batch_of(SIZES[:6])), torch.tensor([4, 0, 3])
     expected = augment(batch).unflatten(0, (views, 6))[:, rows].flatten(0, 1)
     assert (augment(batch.rows(rows)) - expected).abs().max() <= 1e-6
 
 
-def test_a_plan_is_made_where_batches_are_collated() -> None:
+def test_a_plan_is_made_where_batches_are_collated():
     augment, threads = FusedViews("simclr", 32), set()
 
-    def collate(step: int, parts: list[None]) -> Batch:
+    def collate(step, parts):
         threads.add(threading.current_thread().name)
         return augment.prepare(batch_of(SIZES[:4], first_id=4 * step), seed=0, number=0)
 
@@ -56,7 +54,7 @@ def test_a_plan_is_made_where_batches_are_collated() -> None:
     assert threads == {"sslpipe-collate_0"}
 
 
-def test_a_batch_without_a_plan_is_refused() -> None:
+def test_a_batch_without_a_plan_is_refused():
     with pytest.raises(ValueError, match="no plan of its views: call prepare, or give draws"):
         FusedViews("simclr", 32)(batch_of(SIZES[:2]))
 
@@ -64,16 +62,17 @@ def test_a_batch_without_a_plan_is_refused() -> None:
 # -- a GPU's operations on whole batches -----------------------------------------------------------
 
 
-def gpu_plan(augment: FusedViews, batch: Batch, **options: Any) -> tuple[BatchPlan, Batch]:
+def gpu_plan(augment, batch, **options):
     """The plan by which a GPU makes the views of a prepared batch, and the batch with it."""
     assert isinstance(batch.plan, ViewPlan)
     draws, ops, canvas = batch.plan.draws, ops_for(augment.specs), tuple(batch.images.shape[2:])
-    plan = BatchPlan(draws, augment.specs, canvas, augment.jitter_ops, ops, False, **options)
+    settings = augment.jitter_ops, ops, False, len(augment.channels)
+    plan = BatchPlan(draws, augment.specs, canvas, *settings, **options)
     plan = plan.to(torch.device("cpu"))
     return plan, batch._replace(plan=ViewPlan(draws, plan))
 
 
-def set_parts(monkeypatch: pytest.MonkeyPatch, images: int, pixels: int) -> None:
+def set_parts(monkeypatch, images, pixels):
     """Have a plan change so many images together, of so many pixels."""
     monkeypatch.setattr("sslpipe.augment.batched._PART_BYTES", images * 3 * 4 * pixels)
 
@@ -81,9 +80,7 @@ def set_parts(monkeypatch: pytest.MonkeyPatch, images: int, pixels: int) -> None
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("crop_px", [32, 96])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_whole_batch_at_once_gives_the_views_of_chunks(
-    preset: str, crop_px: int, parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_batch_at_once_gives_the_views_of_chunks(preset, crop_px, parts, monkeypatch):
     augment = FusedViews(preset, crop_px, MEAN, STD, normalize=False)
     batch = prepared(augment, batch_of(SIZES[:9]))
     expected = augment(batch)
@@ -98,7 +95,7 @@ def test_a_whole_batch_at_once_gives_the_views_of_chunks(
     assert (views - expected).abs().max() <= (2e-6 if crop_px == 32 else 1e-5)
 
 
-def test_views_that_none_of_the_ops_touches_are_crops() -> None:
+def test_views_that_none_of_the_ops_touches_are_crops():
     augment = FusedViews("simclr", 32, jitter_prob=0, grayscale_prob=0, blur_prob=0)
     expected = prepared(augment, batch_of(SIZES[:4]))
     plan, batch = gpu_plan(augment, expected)
@@ -108,9 +105,9 @@ def test_views_that_none_of_the_ops_touches_are_crops() -> None:
     assert (augment(batch) - augment(expected)).abs().max() < 2e-6
 
 
-def test_ops_of_others_get_memory_that_they_can_flatten() -> None:
+def test_ops_of_others_get_memory_that_they_can_flatten():
     augment, seen = FusedViews("simclr", 32), list[bool]()
-    augment.extra = lambda views, draws: seen.append(views.is_contiguous()) or views  # type: ignore
+    augment.extra = lambda views, draws: seen.append(views.is_contiguous()) or views
     augment(gpu_plan(augment, prepared(augment, batch_of(SIZES[:4])))[1])
     assert seen == [True]
 
@@ -121,7 +118,7 @@ ROWS = 4
 IMAGE = torch.tensor([4, 1, 5, 3])  # rows 0 and 2 have partners, whose images come last
 
 
-def paired_batch() -> tuple[Batch, Batch, Batch]:
+def paired_batch():
     """Four rows with two partners, and batches of what the first and the second views show."""
     images = batch_of([*SIZES[:5], (130, 200)])
     ids, numbers = torch.arange(10, 10 + ROWS), torch.full((ROWS, 2), -1)
@@ -135,16 +132,14 @@ def paired_batch() -> tuple[Batch, Batch, Batch]:
     return images._replace(**rows, pairs=pairs), first, second
 
 
-def expected_views(augment: Views, first: Batch, second: Batch) -> Tensor:
+def expected_views(augment, first, second):
     views = [augment(prepared(augment, batch)) for batch in (first, second)]
     return torch.cat([views[0][:ROWS], views[1][ROWS:]])
 
 
 @pytest.mark.parametrize("kind", AUGMENTS)
 @pytest.mark.parametrize("preset", ["simclr", "byol"])
-def test_a_second_view_is_the_one_that_the_partners_image_makes_alone(
-    kind: str, preset: str
-) -> None:
+def test_a_second_view_is_the_one_that_the_partners_image_makes_alone(kind, preset):
     augment, (both, first, second) = AUGMENTS[kind](preset, 32, MEAN, STD), paired_batch()
     batch, expected = prepared(augment, both), expected_views(augment, first, second)
     torch.testing.assert_close(augment(batch), expected, atol=2e-5, rtol=0)
@@ -154,7 +149,7 @@ def test_a_second_view_is_the_one_that_the_partners_image_makes_alone(
 
 
 @pytest.mark.parametrize("parts", [1, 4])
-def test_a_gpus_plan_makes_the_same_views(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_plan_makes_the_same_views(parts, monkeypatch):
     augment, (both, first, second) = FusedViews("simclr", 32, normalize=False), paired_batch()
     batch, shown = prepared(augment, both), both.view_images(2)
     height, width = both.images.shape[2:]

@@ -1,15 +1,12 @@
 """An augmentation added by one entry: views, reference, preview and recipe keys follow."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from sslpipe.augment.op import Chunk, Draws, MaskedOp, Op, named_lanes
+from sslpipe.augment.op import MaskedOp, Op, named_lanes
 from sslpipe.augment.ops import OPS, draws, register_op
 from sslpipe.augment.presets import PRESETS, setting_docs, view_specs
 from sslpipe.augment.preview import preview_grid
@@ -34,20 +31,20 @@ class Posterize(MaskedOp):
     params = ("posterize", "levels")
     lanes = named_lanes("posterize", 2)
 
-    def draw_params(self, u: np.ndarray, spec: ViewSpec) -> tuple[np.ndarray, ...]:
+    def draw_params(self, u, spec):
         low, high = spec.posterize_levels
         return ((low + (high - low) * u[:, 0]).round().astype(np.float32),)
 
-    def change(self, views: Tensor, chunk: Chunk) -> Tensor:
+    def change(self, views, chunk):
         levels = chunk.draws.levels[:, None, None, None]
         return (views * levels).round() / levels
 
-    def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
+    def change_one(self, view, draw, spec):
         return (view * float(draw.levels)).round() / float(draw.levels)
 
 
 @pytest.fixture
-def ops() -> Iterator[list[Op]]:
+def ops():
     """OPS, which are afterwards what they were before."""
     before = list(OPS)
     yield before
@@ -55,16 +52,14 @@ def ops() -> Iterator[list[Op]]:
 
 
 @pytest.fixture
-def posterize(ops: list[Op]) -> Posterize:
+def posterize(ops):
     op = Posterize()
     register_op(op)
     return op
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_new_op_leaves_every_number_of_the_others_as_it_was(
-    preset: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_new_op_leaves_every_number_of_the_others_as_it_was(preset, request):
     batch = batch_of(SIZES)
     plain = FusedViews(preset, 32)
     before = params_for(batch, plain)
@@ -85,7 +80,7 @@ def test_a_new_op_leaves_every_number_of_the_others_as_it_was(
     assert torch.equal(plain(batch, params_for(batch, plain)), views)
 
 
-def test_the_numbers_of_a_new_op_are_those_of_its_lanes(posterize: Posterize) -> None:
+def test_the_numbers_of_a_new_op_are_those_of_its_lanes(posterize):
     specs = view_specs("simclr", 32, {"posterize_prob": [0.3, 0.8]})
     ids = np.arange(500)
     params = draws(3, 4, ids, np.full((500, 2), 40), specs)
@@ -97,7 +92,7 @@ def test_the_numbers_of_a_new_op_are_those_of_its_lanes(posterize: Posterize) ->
 
 
 @pytest.mark.usefixtures("posterize")
-def test_kornias_reference_does_a_new_op() -> None:
+def test_kornias_reference_does_a_new_op():
     fused, kornia = (AUGMENTS[kind]("grayscale", 32, posterize_prob=0.5) for kind in AUGMENTS)
     batch = batch_of(SIZES)
     params = params_for(batch, fused)
@@ -110,9 +105,9 @@ def test_kornias_reference_does_a_new_op() -> None:
 
 
 @pytest.mark.usefixtures("posterize")
-def test_the_preview_describes_a_new_op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_preview_describes_a_new_op(tmp_path, monkeypatch):
     index = load_index(write_dataset(tmp_path / "data", (4, 4)))
-    lines: list[str] = []
+    lines = []
     monkeypatch.setattr(
         "sslpipe.augment.preview._wrap", lambda words, width: lines.append(words) or words
     )
@@ -125,8 +120,8 @@ def test_the_preview_describes_a_new_op(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("posterize")
-def test_a_recipe_sets_a_new_op_with_the_checks_of_every_setting() -> None:
-    def views(**settings: object) -> FusedViews:
+def test_a_recipe_sets_a_new_op_with_the_checks_of_every_setting():
+    def views(**settings):
         section = Component.model_validate({"kind": "fused", "preset": "byol", **settings})
         return build(AUGMENTS, section, section="augment")
 
@@ -145,7 +140,7 @@ def test_a_recipe_sets_a_new_op_with_the_checks_of_every_setting() -> None:
             views(**settings)
 
 
-def test_without_the_op_its_setting_is_unknown() -> None:
+def test_without_the_op_its_setting_is_unknown():
     with pytest.raises(RecipeError, match="posterize_prob is not a setting of the views"):
         view_specs("simclr", 32, {"posterize_prob": 0.1})
 
@@ -165,9 +160,7 @@ class _Clash(Op):
         ({"settings": {"hue": setting(1.0, "")}}, "setting 'hue' is a field of ViewSpec already"),
     ],
 )
-def test_an_op_that_takes_what_belongs_to_another_is_refused(
-    changes: dict[str, object], words: str, ops: list[Op]
-) -> None:
+def test_an_op_that_takes_what_belongs_to_another_is_refused(changes, words, ops):
     with pytest.raises(ValueError, match=words):
         register_op(type("Clash", (_Clash,), changes)())
     with pytest.raises(ValueError, match="no op 'crop' to come before"):
@@ -176,7 +169,7 @@ def test_an_op_that_takes_what_belongs_to_another_is_refused(
 
 
 @pytest.mark.usefixtures("ops")
-def test_an_op_may_come_before_another() -> None:
+def test_an_op_may_come_before_another():
     register_op(_Clash(), before="blur")
     names = [op.name for op in OPS]
     place = names.index("clash")
@@ -191,7 +184,7 @@ OTHER = {  # another value of each setting
 }  # fmt: skip
 
 
-def test_every_setting_of_views_changes_them() -> None:
+def test_every_setting_of_views_changes_them():
     assert OTHER.keys() == vars(ViewSpec()).keys()
     images = [torch.randint(0, 256, (3, 40, 40), dtype=torch.uint8)]
     always = {"jitter_prob": 1.0, "blur_prob": 1.0, "solarize_prob": 1.0, "grayscale_prob": 0.0}
@@ -202,7 +195,7 @@ def test_every_setting_of_views_changes_them() -> None:
         assert not torch.equal(first, other), name
 
 
-def test_lanes_0_to_33_keep_their_meaning() -> None:
+def test_lanes_0_to_33_keep_their_meaning():
     assert {op.name: (op.lanes[0], op.lanes[-1]) for op in OPS if not op.optional} == {
         "crop": (0, 22), "rotation": (23, 23), "jitter": (24, 29), "grayscale": (30, 30),
         "blur": (31, 32), "solarize": (33, 33),

@@ -1,7 +1,5 @@
 """sslpipe.augment.preview: the picture shows training's own views."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +14,7 @@ from tests.helpers.dataset import write_dataset
 
 
 @pytest.mark.parametrize("kind", AUGMENTS)
-def test_the_picture_contains_every_view_that_training_would_see(kind: str, tmp_path: Path) -> None:
+def test_the_picture_contains_every_view_that_training_would_see(kind, tmp_path):
     index = load_index(write_dataset(tmp_path / "data", (4, 4)))
     split, ids = index.split("train"), [1, 2, 6]
     augment = AUGMENTS[kind]("byol", 16, (0.4, 0.5, 0.6), (0.2, 0.3, 0.2))
@@ -35,11 +33,11 @@ def test_the_picture_contains_every_view_that_training_would_see(kind: str, tmp_
     assert preview_grid(index, split, augment, **arguments).tobytes() == page.tobytes()
 
 
-def test_many_samples_stand_in_blocks_side_by_side(tmp_path: Path) -> None:
+def test_many_samples_stand_in_blocks_side_by_side(tmp_path):
     index = load_index(write_dataset(tmp_path / "data", (40,)))
     augment = AUGMENTS["fused"]("byol", 16, normalize=False)
 
-    def page(ids: list[int]) -> np.ndarray:
+    def page(ids):
         arguments = {"seed": 3, "epoch": 5, "ids": ids, "canvas_px": 64, "num_epochs": 1}
         return np.asarray(preview_grid(index, index.split("train"), augment, **arguments))
 
@@ -51,7 +49,7 @@ def test_many_samples_stand_in_blocks_side_by_side(tmp_path: Path) -> None:
         np.testing.assert_array_equal(block, part)
 
 
-def test_second_views_are_of_the_partners(tmp_path: Path) -> None:
+def test_second_views_are_of_the_partners(tmp_path):
     """Of each sample in its first epoch, and of another one in the second."""
     index = load_index(write_dataset(tmp_path / "data", (4, 4)))
     split, ids = index.split("train"), np.array([1, 2, 6])
@@ -71,7 +69,7 @@ def test_second_views_are_of_the_partners(tmp_path: Path) -> None:
                 assert _contains(page, wanted), (epoch, sample, view)
 
 
-def _contains(page: np.ndarray, view: np.ndarray, scale: int = 11) -> bool:
+def _contains(page, view, scale=11):
     """Whether the view, enlarged by whole pixels, stands somewhere on the page (+-1 level)."""
     height, width = (side * scale for side in view.shape[:2])
     page = page.astype(np.int16)
@@ -88,7 +86,7 @@ def _contains(page: np.ndarray, view: np.ndarray, scale: int = 11) -> bool:
 
 
 @pytest.mark.parametrize("crop_px", [16, 224])
-def test_views_with_all_ops_at_once_can_be_drawn(crop_px: int, tmp_path: Path) -> None:
+def test_views_with_all_ops_at_once_can_be_drawn(crop_px, tmp_path):
     index = load_index(write_dataset(tmp_path / "data", (4, 4)))
     names = ("jitter", "blur", "solarize", "grayscale", "flip")
     every = {f"{name}_prob": 1 for name in names} | {"rotation_deg": 30}

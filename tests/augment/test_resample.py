@@ -3,24 +3,18 @@
 The images are white noise, the worst case of every tolerance below (in units of [0, 1]).
 """
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torchvision.transforms.v2.functional as reference
-from torch import Tensor
 
 from sslpipe.augment.batched import crop_by_products, plan_lines
 from sslpipe.augment.resample import (
     blur_by_products,
     blur_taps,
     crop_apart,
-    crop_taps,
     crop_together,
     gaussian_blur,
-    num_crop_taps,
     plan_crops,
-    transposed,
 )
 from sslpipe.precision import full_float32
 from tests.augment.test_pixels import COUNT, gap, noise, parameters
@@ -28,7 +22,7 @@ from tests.augment.test_pixels import COUNT, gap, noise, parameters
 CROPS = (crop_together, crop_apart, crop_by_products)
 
 
-def cropped(by, images, source, boxes, flip, side) -> Tensor:  # type: ignore[no-untyped-def]
+def cropped(by, images, source, boxes, flip, side):
     if by is crop_by_products:
         lines = crop_by_products(images[source], plan_lines(boxes, flip, side), side)
         return lines.transpose(1, 2) / 255
@@ -36,7 +30,7 @@ def cropped(by, images, source, boxes, flip, side) -> Tensor:  # type: ignore[no
     return by(images, plan_crops(source, boxes, flip, apart, side))
 
 
-def canvas(height: int, width: int, count: int = COUNT) -> Tensor:
+def canvas(height, width, count=COUNT):
     generator = torch.Generator().manual_seed(height)
     return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=generator)
 
@@ -48,7 +42,7 @@ def canvas(height: int, width: int, count: int = COUNT) -> Tensor:
     ("height", "width", "side"),
     [(32, 32, 32), (28, 40, 32), (150, 90, 32), (70, 60, 96), (96, 96, 96), (375, 300, 224)],
 )
-def test_crop_and_flip_equal_torchvisions(height, width, side, dtype, memory_format, crop):  # type: ignore[no-untyped-def]
+def test_crop_and_flip_equal_torchvisions(height, width, side, dtype, memory_format, crop):
     images, params = canvas(height, width), parameters(side, height, width)
     images = images.to(dtype, memory_format=memory_format)
     # a box of every kind: all of the image, one pixel, one line
@@ -66,30 +60,10 @@ def test_crop_and_flip_equal_torchvisions(height, width, side, dtype, memory_for
     assert gap(ours, expected) <= (2e-6 if side <= 96 else 2e-5)
 
 
-@pytest.mark.parametrize("crop", CROPS)
-@pytest.mark.parametrize("side", [32, 100])
-def test_a_crop_of_the_whole_image_at_its_own_size_is_the_image(
-    side: int, crop: Callable[..., Tensor]
-) -> None:
-    images, boxes = canvas(side, side), torch.tensor([[0, 0, side, side]] * COUNT)
-    flip = torch.zeros(COUNT, dtype=torch.bool)
-    ours = cropped(crop, images, torch.arange(COUNT), boxes, flip, side)
-    assert (ours - images / 255).abs().max() <= 2e-7
-
-
-def test_the_weights_of_a_pixel_sum_to_one_and_lie_inside_the_line() -> None:
-    start, length = torch.tensor([0, 3, 7, 2]), torch.tensor([1, 2, 300, 45])
-    most = num_crop_taps(300, 32)
-    taps = crop_taps(start, length, torch.tensor([False, True, False, True]), 32, most)
-    torch.testing.assert_close(taps.weight.sum(-1), torch.ones(4, 32))
-    assert (taps.places >= start[:, None, None]).all()
-    assert (taps.places < (start + length)[:, None, None]).all()
-
-
 @pytest.mark.parametrize(
     ("side", "kernel_px"), [(32, 3), (50, 5), (9, 11), (33, 9), (96, 9), (100, 41), (224, 23)]
 )
-def test_blur_equals_torchvisions(side: int, kernel_px: int) -> None:
+def test_blur_equals_torchvisions(side, kernel_px):
     images, sigma = noise(side), torch.linspace(0.1, 2.0, COUNT)
     expected = [
         reference.gaussian_blur(image, [kernel_px] * 2, [float(s)] * 2)
@@ -106,7 +80,7 @@ def test_blur_equals_torchvisions(side: int, kernel_px: int) -> None:
 
 
 @pytest.mark.parametrize(("side", "kernel_px"), [(64, 7), (96, 9), (224, 23)])
-def test_the_bfloat16_blur_is_off_by_two_levels_of_255_at_most(side: int, kernel_px: int) -> None:
+def test_the_bfloat16_blur_is_off_by_two_levels_of_255_at_most(side, kernel_px):
     images, sigma = noise(side), torch.linspace(0.1, 2.0, COUNT)
     exact = gaussian_blur(images, sigma, kernel_px, 2.0)
     error = (gaussian_blur(images, sigma, kernel_px, 2.0, bfloat16=True) - exact).abs() * 255
@@ -114,25 +88,16 @@ def test_the_bfloat16_blur_is_off_by_two_levels_of_255_at_most(side: int, kernel
     assert error.mean() <= 0.3
 
 
-def test_taps_dropped_from_a_blur_weigh_less_than_float32_can_see() -> None:
-    sigma = torch.tensor([0.7])
-    kept = blur_taps(sigma, 23, 224, 0.7)
-    assert kept.weight.shape[-1] == 11  # ceil(5.9 * 0.7) on each side
-    whole = blur_taps(sigma, 23, 224, 2.0)
-    assert (1.0 - kept.weight.double().sum(-1)).abs().max() < 1e-7
-    assert whole.weight[..., :6].max() < 2**-25
-
-
-def test_blur_refuses_a_kernel_wider_than_the_image() -> None:
+def test_blur_refuses_a_kernel_wider_than_the_image():
     with pytest.raises(ValueError, match="41 px does not fit an image of 20 px"):
         gaussian_blur(noise(20), torch.ones(COUNT), 41, 1.0)
 
 
-def test_views_stay_exact_where_training_allows_low_precision_products() -> None:
+def test_views_stay_exact_where_training_allows_low_precision_products():
     params, source = parameters(224, 300, 300), torch.arange(COUNT)
     taps = blur_taps(params.sigma, 23, 224, 2.0)
 
-    def products() -> list[Tensor]:
+    def products():
         return [
             cropped(crop_by_products, canvas(300, 300), source, params.boxes, params.flip, 224),
             blur_by_products(noise(224), taps, torch.float32),
@@ -149,16 +114,3 @@ def test_views_stay_exact_where_training_allows_low_precision_products() -> None
         torch.set_float32_matmul_precision(before)
     for ours, exact in zip(low, products(), strict=True):
         assert torch.equal(ours, exact)
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 5, 1), (1, 3, 7), (4, 1, 9), (3, 33, 17)])
-def test_transposed_images_are_their_transposes_in_memory_of_their_own(
-    shape: tuple[int, int, int],
-) -> None:
-    images = torch.rand(shape)
-    across = transposed(images)
-    assert torch.equal(across, images.mT)
-    assert across.is_contiguous()
-    across.zero_()
-    assert images.min() > 0
-    assert torch.equal(transposed(images.mT), images)  # of any strides

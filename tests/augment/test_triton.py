@@ -6,7 +6,6 @@ A GPU's own rounding is checked where there is one.
 import importlib.util
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -38,31 +37,29 @@ KINDS = ["byol", "grayscale"]  # the other presets draw what these do, with othe
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> dict[str, Any]:
+def interpreted():
     """The results of the helper's functions in Triton's interpreter; views of two programs each."""
-    calls: dict[str, Any] = {"whole_views": [KINDS, 16, SIZES[:2], 256]}
+    calls = {"whole_views": [KINDS, 16, SIZES[:2], 256]}
     calls |= {"moved": [16, [(110, 45), (50, 70), (30, 24)]]}
-    found: dict[str, Any] = in_a_process(calls, TRITON_INTERPRET="1")
+    found = in_a_process(calls, TRITON_INTERPRET="1")
     return found
 
 
 @needs_triton
-def test_the_kernels_make_the_views_of_torchs_operations_in_five_launches_at_most(
-    interpreted: dict[str, Any],
-) -> None:
+def test_the_kernels_make_the_views_of_torchs_operations_in_five_launches_at_most(interpreted):
     for preset, (error, launches) in interpreted["whole_views"].items():
         assert error <= 2e-5, preset
         assert launches <= 5, preset
 
 
 @needs_triton
-def test_the_kernels_move_the_bytes_of_their_boxes_and_views(interpreted: dict[str, Any]) -> None:
+def test_the_kernels_move_the_bytes_of_their_boxes_and_views(interpreted):
     counted, expected, states = interpreted["moved"]
     assert states == [0, 1, 2]  # not blurred, blurred, blurred alone
     assert expected <= counted <= 1.02 * expected  # a little is tables
 
 
-def test_two_views_of_256_photographs_move_few_bytes() -> None:
+def test_two_views_of_256_photographs_move_few_bytes():
     augment, ids = FusedViews("simclr", 224), torch.arange(256)
     sizes = torch.tensor([(375, 500), (500, 375)] * 128)
     params = draws(0, 0, ids, sizes, augment.specs)
@@ -70,21 +67,12 @@ def test_two_views_of_256_photographs_move_few_bytes() -> None:
     assert sum(bytes_moved(tables, 224, 2) for tables in plan.tables) <= 1.5e9
 
 
-def test_a_plan_that_is_sent_in_one_block_holds_the_same_tables() -> None:
-    augment, ids = FusedViews("simclr", 32), torch.arange(3)
-    params = draws(0, 0, ids, torch.full((3, 2), 40), augment.specs)
-    plan = TritonPlan(params, augment.specs, augment.jitter_ops, ids.repeat(2))
-    (tables,) = plan.to(torch.device("cpu")).tables
-    for table, expected in zip(tables, plan.tables[0], strict=True):
-        assert table.equal(expected)
-
-
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("crop_px", [28, 64, 96, 224] if FULL else [28])
-def test_the_kernels_make_views_of_every_size(crop_px: int) -> None:
+def test_the_kernels_make_views_of_every_size(crop_px):
     sizes = [(375, 500), (500, 333), (224, 224)] if crop_px == 224 else SIZES[: 6 if FULL else 3]
-    calls: dict[str, Any] = {"whole_views": [COVERED_PRESETS, crop_px, sizes, 4096]}
+    calls = {"whole_views": [COVERED_PRESETS, crop_px, sizes, 4096]}
     calls |= {"crops": [crop_px, [*sizes, (150, 61), (9, 70)]], "blurs": [crop_px, sizes]}
     calls |= {"colours": [crop_px]}
     found = in_a_process(calls, TRITON_INTERPRET="1")
@@ -96,16 +84,14 @@ def test_the_kernels_make_views_of_every_size(crop_px: int) -> None:
 @needs_ptxas
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
-def test_every_kernel_compiles_for_a_card_that_is_not_there(
-    capability: int, tmp_path: Path
-) -> None:
+def test_every_kernel_compiles_for_a_card_that_is_not_there(capability, tmp_path):
     sizes = in_a_process({"compiled": [capability]}, TRITON_CACHE_DIR=str(tmp_path))["compiled"]
     assert set(sizes) == {"crop", "rotate", "colour", "blur_down", "blur_across"}
     assert min(sizes.values()) > 1000
 
 
 @needs_triton
-def test_the_kernels_are_refused_where_they_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_are_refused_where_they_cannot_run(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     batch = batch_of(SIZES[:2])
     with pytest.raises(RecipeError, match=r"kernels = \"triton\", but views are made on the cpu"):
@@ -118,7 +104,7 @@ def test_the_kernels_are_refused_where_they_cannot_run(monkeypatch: pytest.Monke
         FusedViews("simclr", 16, kernels="cuda")
 
 
-def test_the_kernels_are_no_part_of_a_runs_digest(tmp_path: Path) -> None:
+def test_the_kernels_are_no_part_of_a_runs_digest(tmp_path):
     recipe = write_recipe(tmp_path)
     plain, torch_way, other = (
         digest(load_recipe(recipe, overrides), "", 1)
@@ -129,14 +115,20 @@ def test_the_kernels_are_no_part_of_a_runs_digest(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@needs_triton
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("crop_px", [32, 96])
-@pytest.mark.parametrize("preset", COVERED_PRESETS)
-def test_a_gpus_kernels_make_the_views_of_a_cpu(preset: str, crop_px: int) -> None:
-    augment = FusedViews(preset, crop_px, MEAN, STD, normalize=False, kernels="auto")
-    batch = augment.prepare(batch_of(SIZES), seed=0, number=0)
-    expected = augment(batch)
-    on_gpu = FusedViews(preset, crop_px, MEAN, STD, normalize=False, kernels="triton").cuda()
+@pytest.mark.parametrize(
+    ("preset", "kernels", "most"),
+    [
+        *((preset, "torch", 4e-4) for preset in PRESETS),
+        *(pytest.param(preset, "triton", 5e-5, marks=needs_triton) for preset in COVERED_PRESETS),
+    ],
+)
+def test_a_gpu_makes_the_views_of_a_cpu(preset, kernels, most, crop_px):
+    augment = FusedViews(preset, crop_px, MEAN, STD, normalize=False)
+    expected = augment(augment.prepare(batch_of(SIZES), seed=0, number=0))
+    on_gpu = FusedViews(preset, crop_px, MEAN, STD, normalize=False, kernels=kernels).cuda()
     moved = on_gpu.prepare(batch_of(SIZES), seed=0, number=0).to(torch.device("cuda"))
-    assert (on_gpu(moved).cpu() - expected).abs().max() <= 5e-5
+    views = on_gpu(moved)
+    assert views.is_cuda
+    assert (views.cpu() - expected).abs().max() <= most

@@ -28,14 +28,14 @@ CHANNELS = ("nir", "red", "green", "blue")
 COUNT = 64
 
 
-def kind(dtype: str, channels: int = 4) -> ImageType:
+def kind(dtype, channels=4):
     ends = (0.0, 255.0) if dtype == "uint8" else (100.0, 1124.0)
     low, high = (end for end in ends)
     names = tuple(f"c{k}" for k in range(channels))
     return ImageType(channels=names, dtype=dtype, low=(low,) * channels, high=(high,) * channels)
 
 
-def raw_of(array: np.ndarray) -> bytes:
+def raw_of(array):
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
@@ -120,7 +120,7 @@ def test_damaged_arrays_are_bad_samples_or_arrays():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """COUNT images of four channels, uint16, each of its own size, one of them bad."""
     folder = tmp_path_factory.mktemp("arrays")
     rng = np.random.default_rng(2)

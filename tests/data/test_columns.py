@@ -10,7 +10,7 @@ import pytest
 
 from sslpipe.data import columns
 from sslpipe.data.columns import Column, ColumnEntry
-from sslpipe.data.index import DatasetIndex, load_index
+from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
@@ -23,14 +23,14 @@ SHOT_AT = [None, 0, 1_714_564_800_000_000, 0, -1, 5, 5, 5]
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> DatasetIndex:
+def index(tmp_path):
     manifest = write_dataset(tmp_path, (3, 5))
     return add_columns(
         manifest, times=("shot_at",), patient=PATIENT, age=AGE, dose=DOSE, shot_at=SHOT_AT
     )
 
 
-def test_values_come_by_id_in_any_order(index: DatasetIndex) -> None:
+def test_values_come_by_id_in_any_order(index):
     ids = [7, 0, 4, 4, 2]
     split = index.split("train")
     assert split.column("patient").show(ids) == [PATIENT[i] for i in ids]
@@ -85,7 +85,7 @@ def test_floats_make_no_groups_and_an_unknown_column_names_the_nearest(index):
         index.split("train").column("patints")
 
 
-def test_a_split_without_the_column_knows_nothing(tmp_path: Path) -> None:
+def test_a_split_without_the_column_knows_nothing(tmp_path):
     write_dataset(tmp_path, (2,), split="test")
     index = add_columns(write_dataset(tmp_path, (2,)), patient=["a", "b"], dose=[1.0, 2.0])
     split = index.split("test")
@@ -95,7 +95,7 @@ def test_a_split_without_the_column_knows_nothing(tmp_path: Path) -> None:
     assert sizes_of(split.column("patient").groups, [1]) == [0]
 
 
-def test_codes_on_disk_stay_when_a_split_is_added(tmp_path: Path) -> None:
+def test_codes_on_disk_stay_when_a_split_is_added(tmp_path):
     manifest = write_dataset(tmp_path, (2,))
     write_dataset(tmp_path, (3,), split="test")
     before = add_columns(manifest, patient=["m", "z"]).split("train").column("patient")
@@ -108,7 +108,7 @@ def test_codes_on_disk_stay_when_a_split_is_added(tmp_path: Path) -> None:
     assert test.values_of([1]) == train.values_of([1])  # one table for all splits
 
 
-def test_another_kind_in_another_split_is_refused(tmp_path: Path) -> None:
+def test_another_kind_in_another_split_is_refused(tmp_path):
     manifest = write_dataset(tmp_path, (2,))
     write_dataset(tmp_path, (2,), split="test")
     add_columns(manifest, age=[1, 2])
@@ -116,7 +116,7 @@ def test_another_kind_in_another_split_is_refused(tmp_path: Path) -> None:
         add_columns(manifest, "test", age=["1", "x"])
 
 
-def test_without_columns_the_index_is_of_the_first_schema(tmp_path: Path) -> None:
+def test_without_columns_the_index_is_of_the_first_schema(tmp_path):
     from sslpipe.sharding.record import save_manifest
 
     manifest = write_dataset(tmp_path, (2,))
@@ -143,7 +143,7 @@ def test_a_flipped_bit_is_seen(index, tmp_path, part):
 
 
 @pytest.mark.parametrize("size", [0, 130])
-def test_a_truncated_file_is_named(index: DatasetIndex, tmp_path: Path, size: int) -> None:
+def test_a_truncated_file_is_named(index, tmp_path, size):
     path = tmp_path / "columns/age/train.values.npy"
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(DataError, match=rf"train.values.npy has {size} bytes, not the index's"):
@@ -189,7 +189,7 @@ def test_a_text_is_parsed_as_the_column_stores_it(index, name, text, value):
     assert parsed == value or (name == "dose" and np.isnan(parsed))
 
 
-def test_a_text_of_another_kind_is_refused(index: DatasetIndex) -> None:
+def test_a_text_of_another_kind_is_refused(index):
     column = index.split("train").column("age")
     with pytest.raises(DataError, match="'age' is of kind integer, and 'old' is not an integer"):
         column.parse("old")
@@ -249,7 +249,7 @@ def test_forged_groups_behind_a_right_checksum_are_refused(index, kind, name):
 
 
 @pytest.mark.parametrize("part", [1, 2, 3, 100])
-def test_groups_are_checked_a_part_at_a_time(index, part: int, monkeypatch) -> None:
+def test_groups_are_checked_a_part_at_a_time(index, part, monkeypatch):
     monkeypatch.setattr(columns, "_CHECKED", part)
     for name in ("age", "patient", "shot_at"):
         assert len(index.split("train").column(name).groups)

@@ -12,12 +12,12 @@ from sslpipe.data.index import Manifest, manifest_text
 SPLITS = {"train": ()}
 
 
-def deep(**changes: object) -> ImageType:
+def deep(**changes):
     fields = {"channels": ("nir", "red"), "dtype": "uint16", "low": (0, 100), "high": (4095, 1100)}
     return ImageType.model_validate(fields | changes)
 
 
-def test_units_are_0_at_low_255_at_high_and_keep_the_lowest_bit() -> None:
+def test_units_are_0_at_low_255_at_high_and_keep_the_lowest_bit():
     pixels = np.array([[[0, 100], [4095, 1100], [65535, 0], [2000, 600], [2001, 601]]], np.uint16)
     units = deep().in_units(pixels)
     assert units.dtype == np.float32
@@ -28,14 +28,14 @@ def test_units_are_0_at_low_255_at_high_and_keep_the_lowest_bit() -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(-3e38, 3e38), (0, 1e-37), (1e6, 1e6 + 4), (0.1, 0.3)])
-def test_units_of_any_range_of_floats(low: float, high: float) -> None:
+def test_units_of_any_range_of_floats(low, high):
     kind = deep(channels=("a",), dtype="float32", low=(low,), high=(high,))
     pixels = np.linspace(low, high, 7).astype(np.float32).reshape(1, 7, 1)
     exact = (pixels.astype(np.float64) - low) * 255 / (high - low)
     np.testing.assert_allclose(kind.in_units(pixels), exact, rtol=1e-6, atol=1e-4)
 
 
-def test_people_see_red_green_and_blue_wherever_they_are_else_the_first() -> None:
+def test_people_see_red_green_and_blue_wherever_they_are_else_the_first():
     five = ImageType(
         channels=("nir", "blue", "green", "red", "ir"), dtype="uint8", low=(0,) * 5, high=(255,) * 5
     )
@@ -60,12 +60,12 @@ def test_people_see_red_green_and_blue_wherever_they_are_else_the_first() -> Non
         ({"channels": ("../x", "b")}, "pattern"),
     ],
 )
-def test_types_that_cannot_be_are_refused(changes: dict[str, object], told: str) -> None:
+def test_types_that_cannot_be_are_refused(changes, told):
     with pytest.raises(ValidationError, match=told):
         deep(**changes)
 
 
-def test_only_a_manifest_of_other_images_mentions_them() -> None:
+def test_only_a_manifest_of_other_images_mentions_them():
     plain = Manifest(schema_version=1, name="a", splits=SPLITS)
     assert "image" not in json.loads(manifest_text(plain))
     other = Manifest(

@@ -6,12 +6,11 @@ import simplejpeg
 import torch
 from PIL import Image
 
-from sslpipe.data.decode import Buffer, Pixels, decode, is_plain_jpeg
+from sslpipe.data.decode import decode, is_plain_jpeg
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import batches
 from sslpipe.data.nvjpeg import DeviceDecoder, jpeg_decoder
 from sslpipe.data.resident import resident_batches
-from sslpipe.data.store import Quarantined
 from sslpipe.errors import RecipeError
 from sslpipe.recipe.pretrain import Data
 from tests.data.test_decode import encoded, photo
@@ -19,7 +18,7 @@ from tests.helpers.batches import take
 from tests.helpers.dataset import picture, write_dataset
 
 
-def why_not() -> str:
+def why_not():
     """Why torchcodec cannot be used here; "" where it can: its libraries fit one torch each."""
     try:
         DeviceDecoder(torch.device("cpu"))
@@ -48,10 +47,8 @@ DEVICES = [
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("canvas_px", [64, 40])
-def test_it_gives_what_the_own_decoder_gives(device: str, mode: str, canvas_px: int) -> None:
-    raws: list[Buffer] = [
-        encoded(photo(seed=n).convert(mode), "JPEG", quality=95) for n in range(3)
-    ]
+def test_it_gives_what_the_own_decoder_gives(device, mode, canvas_px):
+    raws = [encoded(photo(seed=n).convert(mode), "JPEG", quality=95) for n in range(3)]
     assert all(map(is_plain_jpeg, raws))
     decoded = DeviceDecoder(torch.device(device))(raws)
     for raw, image in zip(raws, decoded, strict=True):
@@ -65,7 +62,7 @@ def test_it_gives_what_the_own_decoder_gives(device: str, mode: str, canvas_px: 
         assert difference.mean() <= 1
 
 
-def test_only_whole_upright_jpegs_of_an_allowed_size_are_decoded_elsewhere() -> None:
+def test_only_whole_upright_jpegs_of_an_allowed_size_are_decoded_elsewhere():
     whole = encoded(photo(), "JPEG")
     at = whole.index(b"\xff\xc0")  # the frame header: height and width follow
     bomb = whole[: at + 5] + b"\xff\xff\xff\xff" + whole[at + 9 :]
@@ -81,9 +78,9 @@ def test_only_whole_upright_jpegs_of_an_allowed_size_are_decoded_elsewhere() -> 
 @pytest.mark.parametrize("source", [batches, resident_batches])
 def test_the_loaders_decode_together_what_it_can_and_the_rest_themselves(tmp_path, source):
     jpegs = {n: encoded(photo(16, 16, seed=n), "JPEG") for n in range(32) if n % 4}
-    calls: list[int] = []
+    calls = []
 
-    def decoder(raws: list[Buffer]) -> list[Pixels]:
+    def decoder(raws):
         calls.append(len(raws))
         return [np.full((16, 16, 3), len(raw) % 256, np.uint8) for raw in raws]
 
@@ -102,10 +99,10 @@ def test_what_it_refuses_is_decoded_as_ever_and_one_cut_short_is_never_given_to_
 ):
     jpegs = {number: encoded(photo(16, 16, seed=number), "JPEG") for number in range(32)}
     jpegs[5] = jpegs[5][:-20]
-    bad: list[Quarantined] = []
-    asked: set[bytes] = set()
+    bad = []
+    asked = set()
 
-    def decoder(raws: list[Buffer]) -> list[Pixels]:
+    def decoder(raws):
         asked.update(map(bytes, raws))
         raise RuntimeError("nvJPEG: status 5")
 
@@ -122,7 +119,7 @@ def first_batch(folder, jpegs, source, decoder, **settings):
     return take(index, 1, source=source, jpeg=decoder, seed=0, **settings)[0]
 
 
-def test_without_a_cuda_device_the_run_ends_before_it_begins() -> None:
+def test_without_a_cuda_device_the_run_ends_before_it_begins():
     assert jpeg_decoder(Data(), torch.device("cpu")) is None
     with pytest.raises(RecipeError, match=r"data.decoder = 'nvjpeg' needs a CUDA device.*on cpu"):
         jpeg_decoder(Data(decoder="nvjpeg"), torch.device("cpu"))

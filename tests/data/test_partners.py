@@ -1,13 +1,11 @@
 """Partners: whom a second view shows, against lists of all who may be it."""
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sslpipe.data.columns import MISSING_INTEGER
-from sslpipe.data.index import Split
 from sslpipe.data.order import Order
 from sslpipe.data.partners import Near, Partners
 from sslpipe.errors import DataError
@@ -20,7 +18,7 @@ GOLDEN = [[112, 1, 35, 4], [112, 1, 86, 4]]
 WITHOUT = np.array([3, 30, 31, 90], np.int64)
 
 
-def values(kinds: int, seed: int, *, text: str = "") -> list[object]:
+def values(kinds, seed, *, text=""):
     """Values of some kinds, a tenth of them missing; the last are 12 of one kind."""
     rng = np.random.default_rng(seed)
     drawn = [int(k) for k in rng.integers(0, kinds, COUNT - 12)] + [kinds] * 12
@@ -36,7 +34,7 @@ DEPTH = [None if k is None else k / 7 for k in SHOT_AT]
 
 
 @pytest.fixture(scope="module")
-def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
+def split(tmp_path_factory):
     manifest = write_dataset(tmp_path_factory.mktemp("data"), SIZES)
     index = add_columns(
         manifest, icon=ICON, vendor=VENDOR, camera=CAMERA, shot_at=SHOT_AT, depth=DEPTH
@@ -44,7 +42,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
     return index.split("train")
 
 
-def order_of(split: Split, window: int = 32) -> Order:
+def order_of(split, window=32):
     sizes = {"batch_size": 16, "num_streams": 4, "window": window}
     return Order(split.starts, seed=3, without=WITHOUT, **sizes)
 
@@ -83,7 +81,7 @@ def close(column, a, b, within):
     return None not in (column[a], column[b]) and abs(column[a] - column[b]) <= within
 
 
-def partners_of(split: Split, order: Order, rule: str, **settings) -> Partners:
+def partners_of(split, order, rule, **settings):
     columns = dict(RULES[rule][0])
     near = columns.pop("near", None)
     return Partners(
@@ -96,7 +94,7 @@ def partners_of(split: Split, order: Order, rule: str, **settings) -> Partners:
 
 
 @pytest.mark.parametrize("rule", list(RULES))
-def test_a_partner_fits_and_only_who_fits_nobody_has_none(split: Split, rule: str) -> None:
+def test_a_partner_fits_and_only_who_fits_nobody_has_none(split, rule):
     order, fits = order_of(split), RULES[rule][1]
     partners, found = partners_of(split, order, rule), 0
     ids = np.setdiff1d(np.arange(COUNT), WITHOUT)
@@ -111,7 +109,7 @@ def test_a_partner_fits_and_only_who_fits_nobody_has_none(split: Split, rule: st
 
 
 @pytest.mark.parametrize("rule", list(RULES))
-def test_in_the_window_who_fits_there_is_found(split: Split, rule: str) -> None:
+def test_in_the_window_who_fits_there_is_found(split, rule):
     order, fits = order_of(split), RULES[rule][1]
     partners, found = partners_of(split, order, rule, reach="window"), 0
     for step in range(order.steps_per_epoch + 3):
@@ -135,14 +133,14 @@ def test_in_the_window_who_fits_there_is_found(split: Split, rule: str) -> None:
 CHI_SQUARE = {48: 84.04, 8: 26.12}  # of so many degrees of freedom, 99.9 % are below
 
 
-def chi_square(drawn: Counter, cells: list) -> float:
+def chi_square(drawn, cells):
     expected = sum(drawn.values()) / len(cells)
     assert set(drawn) <= set(cells)
     return sum((drawn[cell] - expected) ** 2 / expected for cell in cells)
 
 
 @pytest.mark.parametrize("reach", ["split", "window"])
-def test_10_000_draws_are_uniform_over_the_group(tmp_path: Path, reach: str) -> None:
+def test_10_000_draws_are_uniform_over_the_group(tmp_path, reach):
     """8 samples of one value among others, 1,250 epochs: every other one is as likely.
 
     In the window where all of them are in it: each epoch cuts the shard in two, somewhere.
@@ -172,7 +170,7 @@ def test_10_000_draws_are_uniform_over_the_group(tmp_path: Path, reach: str) -> 
     assert chi_square(drawn, cells) < CHI_SQUARE[48]
 
 
-def test_few_who_fit_among_many_are_drawn_uniformly_too(tmp_path: Path) -> None:
+def test_few_who_fit_among_many_are_drawn_uniformly_too(tmp_path):
     """9 of 600 with the same value are of another vendor: they are listed, 9,000 draws."""
     others = list(range(0, 600, 67))
     vendor = [1 if i in others else 0 for i in range(600)]
@@ -187,7 +185,7 @@ def test_few_who_fit_among_many_are_drawn_uniformly_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reach", ["split", "window"])
-def test_a_draw_depends_on_seed_epoch_and_sample_alone(split: Split, reach: str) -> None:
+def test_a_draw_depends_on_seed_epoch_and_sample_alone(split, reach):
     """1, 2 and 4 processes, and one that resumes anywhere, draw the same; epochs differ."""
     order = order_of(split)
     whole = [
@@ -210,14 +208,14 @@ def test_a_draw_depends_on_seed_epoch_and_sample_alone(split: Split, reach: str)
         assert (partners.of_samples(4, many).ids != partners.of_samples(5, many).ids).mean() > 0.3
 
 
-def test_the_draw_of_version_1_is_the_one_that_runs_were_made_with(split: Split) -> None:
+def test_the_draw_of_version_1_is_the_one_that_runs_were_made_with(split):
     """Golden: whoever changes the draw must raise PARTNERS_VERSION and this."""
     partners = partners_of(split, order_of(split), "icon")
     ids = np.array([0, 1, 2, 4])
     assert [partners.of_samples(epoch, ids).ids.tolist() for epoch in (0, 1)] == GOLDEN
 
 
-def test_a_share_of_the_samples_keeps_the_partners_that_all_would_have(split: Split) -> None:
+def test_a_share_of_the_samples_keeps_the_partners_that_all_would_have(split):
     order, ids = order_of(split), np.setdiff1d(np.arange(COUNT), WITHOUT)
     everyone, half = (partners_of(split, order, "icon", share=share) for share in (1.0, 0.5))
     paired = total = 0
@@ -230,7 +228,7 @@ def test_a_share_of_the_samples_keeps_the_partners_that_all_would_have(split: Sp
     assert abs(paired / total - 0.5) < 4 * 0.5 / total**0.5
 
 
-def test_values_at_the_ends_of_64_bits_are_near_only_what_is_near(tmp_path: Path) -> None:
+def test_values_at_the_ends_of_64_bits_are_near_only_what_is_near(tmp_path):
     ends = [2**63 - 1, 2**63 - 3, -(2**63) + 1, -(2**63) + 3, 0, 1, None, None]
     split = add_columns(write_dataset(tmp_path, (8,)), tick=ends).split("train")
     assert split.column("tick").values_of([6]).tolist() == [MISSING_INTEGER]
@@ -242,7 +240,7 @@ def test_values_at_the_ends_of_64_bits_are_near_only_what_is_near(tmp_path: Path
     assert not wide.of_samples(0, np.arange(6)).lonely.any()
 
 
-def test_floats_alone_are_searched_in_windows_only(split: Split) -> None:
+def test_floats_alone_are_searched_in_windows_only(split):
     near, order = Near(split.column("depth"), 1.0), order_of(split)
     with pytest.raises(DataError, match=r"pairs.time is a column of floats"):
         Partners(order, same=[], near=near)

@@ -9,7 +9,6 @@ import time
 import urllib.request
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ from tests.helpers.dataset import write_dataset
 class Server:
     """Serves a folder with ranges. `trouble(number)` says what goes wrong with a request."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.served: list[tuple[str, int, int]] = []  # path, first byte, one past the last
         self.requests, self.trouble = 0, lambda number: ""
         outer = self
@@ -36,16 +35,16 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def log_message(self, *_) -> None:
+            def log_message(self, *_):
                 pass
 
-            def do_HEAD(self) -> None:
+            def do_HEAD(self):
                 self.answer(body=False)
 
-            def do_GET(self) -> None:
+            def do_GET(self):
                 self.answer(body=True)
 
-            def answer(self, body: bool) -> None:
+            def answer(self, body):
                 outer.requests += 1
                 trouble = outer.trouble(outer.requests)
                 path = folder / self.path.lstrip("/")
@@ -83,7 +82,7 @@ class Server:
                 outer.served.append((self.path.lstrip("/"), start, end))
                 self.wfile.write(raw[start:end])
 
-            def handle(self) -> None:
+            def handle(self):
                 with suppress(OSError):  # the client gave up first, as it may
                     super().handle()
 
@@ -92,7 +91,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
-    def close(self) -> None:
+    def close(self):
         self._server.shutdown()
         self._server.server_close()
 
@@ -197,9 +196,9 @@ def test_cached_blocks_are_fetched_once_over_epochs_and_runs(folder, server, tmp
 def test_the_cache_keeps_its_limit_and_what_was_used_last(tmp_path, monkeypatch):
     monkeypatch.setattr(disk_cache, "BLOCK_BYTES", 100)
     content = os.urandom(2050)
-    fetched: list[tuple[int, int]] = []
+    fetched = []
 
-    def fetch(start: int, end: int) -> bytes:
+    def fetch(start, end):
         fetched.append((start, end))
         return content[start:end]
 
@@ -223,7 +222,7 @@ def test_a_block_that_was_cut_and_a_file_that_changed_are_fetched_anew(tmp_path,
     cache = DiskCache(tmp_path, limit_bytes=10_000)
     assert cache.read("old", 250, 90, 210, lambda a, b: old[a:b]) == old[90:210]
     (tmp_path / cache._path("old", 1).relative_to(tmp_path)).write_bytes(b"o" * 7)
-    asked: list[tuple[int, int]] = []
+    asked = []
     whole = cache.read("old", 250, 0, 250, lambda a, b: asked.append((a, b)) or old[a:b])
     assert (whole, asked) == (old, [(100, 200)])
     assert cache.read("new", 250, 0, 250, lambda a, b: new[a:b]) == new
@@ -283,7 +282,7 @@ def bucket(folder):
         process.wait(timeout=30)
 
 
-def put(url: str, raw: bytes, deadline: float = 0.0) -> None:
+def put(url, raw, deadline=0.0):
     """Anonymous, by hand: moto asks for no signature."""
     while True:
         try:
