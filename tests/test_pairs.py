@@ -83,7 +83,6 @@ def test_a_run_that_was_killed_in_mid_epoch_resumes_bitwise(data, tmp_path):
 
 def test_pairs_are_part_of_the_digest_and_their_absence_is_not(data, tmp_path):
     recipe, sha256 = write_recipe(tmp_path), load_index(data).sha256
-
     recipes = [load_recipe(recipe, s) for s in ((), PAIRS, (*PAIRS, "pairs.reach=window"))]
     assert len({digest(each, sha256, 1) for each in recipes}) == 3
     assert recipes[0].model_dump(mode="json")["pairs"] is None
@@ -101,7 +100,6 @@ def test_pairs_are_part_of_the_digest_and_their_absence_is_not(data, tmp_path):
         ('positive = "icon"\nshare = 0', "pairs.share"),
         ("", "pairs says nothing"),
         ('positive = "icom"', "no column 'icom'; did you mean 'icon'"),
-        ('never_negative = "vendr"', "no column 'vendr'; did you mean 'vendor'"),
     ],
 )
 def test_settings_that_contradict_are_one_line(data, tmp_path, text, message, capsys):

@@ -66,13 +66,13 @@ def test_types_that_cannot_be_are_refused(changes, told):
 
 
 def test_only_a_manifest_of_other_images_mentions_them():
-    plain = Manifest(schema_version=1, name="a", splits=SPLITS)
-    assert "image" not in json.loads(manifest_text(plain))
-    other = Manifest(
-        schema_version=3, name="a", splits=SPLITS, image=deep(), mean=(0.5, 0.4), std=(0.1, 0.2)
-    )
+    def manifest(version, **settings):
+        return Manifest(schema_version=version, name="a", splits=SPLITS, **settings)
+
+    assert "image" not in json.loads(manifest_text(manifest(1)))
+    other = manifest(3, image=deep(), mean=(0.5, 0.4), std=(0.1, 0.2))
     tree = json.loads(manifest_text(other))
     assert tree["schema_version"] == 3
     assert Manifest.model_validate(tree) == other
     with pytest.raises(ValidationError, match="mean has 3 numbers, and an image 2 channels"):
-        Manifest(schema_version=3, name="a", splits=SPLITS, image=deep())
+        manifest(3, image=deep())

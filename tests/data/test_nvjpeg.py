@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 from sslpipe.data.decode import decode, is_plain_jpeg
+from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import batches
 from sslpipe.data.nvjpeg import DeviceDecoder, jpeg_decoder
@@ -119,7 +120,17 @@ def first_batch(folder, jpegs, source, decoder, **settings):
     return take(index, 1, source=source, jpeg=decoder, seed=0, **settings)[0]
 
 
-def test_without_a_cuda_device_the_run_ends_before_it_begins():
-    assert jpeg_decoder(Data(), torch.device("cpu")) is None
-    with pytest.raises(RecipeError, match=r"data.decoder = 'nvjpeg' needs a CUDA device.*on cpu"):
-        jpeg_decoder(Data(decoder="nvjpeg"), torch.device("cpu"))
+GREY = ImageType(channels=("nir",), dtype="uint16", low=(0,), high=(1,))
+
+
+@pytest.mark.parametrize(
+    ("device", "image_type", "words"),
+    [
+        ("cpu", RGB8, r"data.decoder = 'nvjpeg' needs a CUDA device.*on cpu"),
+        ("cuda", GREY, "the images have 1 channels of uint16"),
+    ],
+)
+def test_where_it_cannot_serve_the_run_ends_before_it_begins(device, image_type, words):
+    assert jpeg_decoder(Data(), torch.device(device), image_type) is None
+    with pytest.raises(RecipeError, match=words):
+        jpeg_decoder(Data(decoder="nvjpeg"), torch.device(device), image_type)

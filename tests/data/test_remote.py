@@ -111,9 +111,9 @@ def server(folder, monkeypatch):
     server.close()
 
 
-def some_batches(location, *, first=0, count=12, **run):
+def some_batches(location, *, count=12, **run):
     bad = []
-    actual = take(load_index(location), count, first=first, canvas_px=16, bad=bad, seed=3, run=run)
+    actual = take(load_index(location), count, canvas_px=16, bad=bad, seed=3, run=run)
     assert not bad
     return actual
 
@@ -161,13 +161,6 @@ def test_a_server_without_ranges_is_reported_not_taken_for_a_truncated_shard(ser
     server.trouble = lambda number: "no ranges"
     with pytest.raises(DataError, match="does not serve ranges; copy the shards"):
         read_range(f"{server.url}/train-000000.tar", 512, 1024)
-
-
-def test_resuming_at_a_late_step_fetches_what_follows_and_not_what_was(folder, server):
-    some_batches(server.url, first=6, count=1, num_workers=0)
-    fetched = sum(end - start for path, start, end in server.served if path.endswith(".tar"))
-    whole = sum(path.stat().st_size for path in folder.glob("*.tar"))
-    assert fetched < whole / 2  # four windows of six of 128 samples
 
 
 def test_no_byte_of_a_window_is_fetched_twice_and_each_read_is_one_request(server):
