@@ -29,7 +29,6 @@ from sslpipe.data.order import Order
 from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
 from sslpipe.data.pipeline import Batch
 from sslpipe.data.plan import bank_ids, holdout_ids, plan_order
-from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import all_gather_rows
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.initial import (
@@ -272,10 +271,9 @@ def open_batches(
         # their parameters are a function of (seed, epoch, sample, view)
         return augment.prepare(batch, seed=recipe.seed, number=batch.epoch)
 
-    on_device = recipe.run.cache == "device"
-    if on_device:
+    if recipe.run.cache == "device":
         run.reporter.say(f"decoding {order.samples} images into the {run.device.type}'s memory")
-    return (resident_batches if on_device else batches)(
+    return batches(
         split if pairing is None else pairing.split,
         order,
         recipe.data,

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from sslpipe.data.cache import DiskCache
 from sslpipe.data.index import load_index
+from sslpipe.data.storage import DiskCache
 from sslpipe.portable import (
     make_folder,
     open_regular,

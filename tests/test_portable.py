@@ -17,8 +17,8 @@ import torch
 
 from sslpipe import portable, precision
 from sslpipe.data.index import load_index
+from sslpipe.data.loader import free_bytes
 from sslpipe.data.reader import Reader
-from sslpipe.data.resident import free_bytes
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.portable import keep_freed_memory

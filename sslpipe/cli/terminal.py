@@ -18,7 +18,7 @@ from sslpipe.portable import write_atomically
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sslpipe.data.store import Quarantined
+    from sslpipe.data.reader import Quarantined
     from sslpipe.export.load import FrozenBackbone
 
 console = Console(stderr=True)

@@ -15,8 +15,7 @@ from PIL import Image
 from sslpipe.curate.scan import each_part
 from sslpipe.data.decode import BadSample, decode_picture, header_size
 from sslpipe.data.index import Split
-from sslpipe.data.reader import Raw
-from sslpipe.data.store import Quarantined
+from sslpipe.data.reader import Quarantined, Raw
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.neighbours import nearest

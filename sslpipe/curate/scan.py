@@ -18,8 +18,7 @@ from sslpipe.curate.thumbnails import THUMB_PX, VIEWS, WIDTH, ThumbFile, Thumbs,
 from sslpipe.data.decode import MAX_PIXELS, BadSample, decode_picture
 from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import Split
-from sslpipe.data.reader import Raw, Reader
-from sslpipe.data.store import OnBad, Quarantined
+from sslpipe.data.reader import OnBad, Quarantined, Raw, Reader
 from sslpipe.errors import DataError
 
 # read and looked at together, at most; of few, threads would mostly wait for Python's lock

@@ -1,25 +1,27 @@
 """Batches of decoded images along the planned order; a bad sample does not shift it."""
 
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, product
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from sslpipe.data.cache import DiskCache
 from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order, StreamPlan
 from sslpipe.data.pairing import Pairing
-from sslpipe.data.pipeline import CPU, Batch, Prepare, pipelined
-from sslpipe.data.reader import Raw, Reader
-from sslpipe.data.store import Image, ImageStore, OnBad, Quarantined
+from sslpipe.data.pipeline import CPU, Batch, Prepare, pipelined, send
+from sslpipe.data.reader import Image, ImageStore, OnBad, Quarantined, Raw, Reader
+from sslpipe.data.storage import DiskCache
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
+from sslpipe.portable import free_memory_bytes
 from sslpipe.recipe.base import RunConfig
 from sslpipe.recipe.pretrain import Data
 
@@ -28,6 +30,9 @@ Integers = NDArray[np.int64]
 
 RECENT_BYTES = 512 * 2**20  # of decoded images, each of which is soon somebody's partner
 STAND_IN_TRIES = 100  # bad samples in a row before the data are given up
+MOST_OF_MEMORY = 0.5  # of what is free, for run.cache = "device": the rest is for the training
+
+Shown = tuple[Batch, Integers | None]  # and the samples of second views; None: all their own
 
 
 class Taken(NamedTuple):
@@ -114,7 +119,7 @@ def batches(
         split: Where the samples are.
         order: Which sample stands where.
         data: The recipe's [data].
-        run: The recipe's [run].
+        run: The recipe's [run]. cache = "device": everything is decoded first, into its memory.
         process: This process; it serves its share of the streams.
         first_step: The global step to begin with.
         device: Where the images are; all else is on the CPU.
@@ -124,40 +129,52 @@ def batches(
         pairing: Of [pairs].
 
     Raises:
-        DataError: A shard cannot be read, or STAND_IN_TRIES samples in a row are bad.
+        DataError: A shard cannot be read, STAND_IN_TRIES samples in a row are bad, or the images do
+            not fit the device.
     """
-    has_partners = pairing is not None and pairing.partners is not None
-    store = ImageStore(
-        open_reader(split, run),
-        canvas_px=data.canvas_px,
-        keep=run.cache == "memory",
-        on_bad=on_bad,
-        recent_bytes=RECENT_BYTES if has_partners else 0,
-        jpeg=jpeg,
-    )
     streams = process.share(data.num_streams)
-    readers = [StreamReader(order, store, number) for number in streams]
-    pinned = device.type == "cuda"
 
-    def read(step: int) -> list[Taken]:
-        drawn = None if pairing is None else pairing.drawn(step, streams)
-        parts = drawn.ids.reshape(len(readers), -1).tolist() if drawn else [None] * len(readers)
-        return [reader.take(step, part) for reader, part in zip(readers, parts, strict=True)]
+    def drawn(step: int) -> Integers | None:
+        partners = None if pairing is None else pairing.drawn(step, streams)
+        return None if partners is None else partners.ids
 
-    def batch(step: int, parts: list[Decoded]) -> Batch:
-        epoch, ids = order.ids(step, streams)
-        rows = [row for part in parts for row in part.rows]
-        partners = [partner for part in parts for partner in part.partners]
-        collated = collate(split, ids, rows, epoch, partners=partners, pinned=pinned)
+    read: Callable[[int], list[Any]]
+    if run.cache == "device":
+        make = _resident(split, order, data, run, streams, device, on_bad, jpeg, drawn)
+        read, decode_part = lambda step: [], lambda part: part
+    else:
+        store = ImageStore(
+            open_reader(split, run),
+            canvas_px=data.canvas_px,
+            keep=run.cache == "memory",
+            on_bad=on_bad,
+            recent_bytes=RECENT_BYTES if pairing is not None and pairing.partners else 0,
+            jpeg=jpeg,
+        )
+        readers = [StreamReader(order, store, number) for number in streams]
+        pinned, decode_part = device.type == "cuda", partial(_decode, store)
+
+        def read(step: int) -> list[Taken]:
+            ids = drawn(step)
+            parts = [None] * len(readers) if ids is None else ids.reshape(len(readers), -1).tolist()
+            return [reader.take(step, part) for reader, part in zip(readers, parts, strict=True)]
+
+        def make(step: int, parts: list[Decoded]) -> Shown:
+            epoch, ids = order.ids(step, streams)
+            rows = [row for part in parts for row in part.rows]
+            partners = [partner for part in parts for partner in part.partners]
+            shown = [(partner or row)[0] for row, partner in zip(rows, partners, strict=False)]
+            batch = collate(split, ids, rows, epoch, partners=partners, pinned=pinned)
+            return batch, np.array(shown, np.int64) if shown else None
+
+    def finish(step: int, parts: list[Any]) -> Batch:
+        batch, shown = make(step, parts)
         if pairing is not None:
-            pairs = zip(rows, partners, strict=False)
-            shown = np.array([(partner or row)[0] for row, partner in pairs], np.int64)
-            collated = pairing.describe(step, streams, collated, shown if partners else None)
-        return prepare(step, collated) if prepare else collated
+            batch = pairing.describe(step, streams, batch, shown)
+        return prepare(step, batch) if prepare else batch
 
     steps = iter(count(first_step))
-    decode_part = partial(_decode, store)
-    yield from pipelined(steps, read, decode_part, batch, run.num_workers, run.prefetch, device)
+    yield from pipelined(steps, read, decode_part, finish, run.num_workers, run.prefetch, device)
 
 
 class Decoded(NamedTuple):
@@ -306,3 +323,113 @@ def collate(
     arrays = sizes, split.labels_of(sources), ids, sources
     sides, labels, positions, read = map(torch.from_numpy, arrays)
     return Batch(images.permute(0, 3, 1, 2), sides, labels, positions, read, epoch)
+
+
+# run.cache = "device"
+
+
+def _resident(
+    split: Split,
+    order: Order,
+    data: Data,
+    run: RunConfig,
+    streams: range,
+    device: torch.device,
+    on_bad: OnBad,
+    jpeg: JpegDecoder | None,
+    drawn: Callable[[int], Integers | None],
+) -> Callable[[int, list[Any]], Shown]:
+    """Decode all that is served into the device's memory; return what makes a step's batch."""
+    bad: set[int] = set()
+
+    def remember(record: Quarantined) -> None:
+        bad.add(record.id)
+        on_bad(record)
+
+    ids = np.setdiff1d(np.arange(len(split)), order.without)
+    decoded = one_pass(
+        split,
+        ids=ids,
+        canvas_px=data.canvas_px,
+        num_workers=run.num_workers,
+        reader=open_reader(split, run),
+        on_bad=remember,
+        jpeg=jpeg,
+    )
+    images, sizes, held = _gather(decoded, split, len(ids), device)
+    place = np.full(len(split), -1, np.int64)  # of a sample among the images held
+    place[held] = np.arange(len(held))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # rows are selected on another stream
+
+    def make(step: int, parts: list[Any]) -> Shown:
+        epoch, ids = order.ids(step, streams)
+        sources = _with_stand_ins(order, step, streams, ids, bad) if bad else ids
+        shown, partners, others = None, ids[:0], drawn(step)
+        if others is not None:
+            shown = np.where((sources == ids) & (place[others] >= 0), others, sources)
+            partners = shown[shown != sources]
+        rows = torch.from_numpy(place[np.append(sources, partners)])
+        selected = images.index_select(0, send([rows], device)[0]).permute(0, 3, 1, 2)
+        labels, own, read = map(torch.from_numpy, (split.labels_of(sources), ids, sources))
+        return Batch(selected, sizes[rows], labels, own, read, epoch), shown
+
+    return make
+
+
+def _with_stand_ins(
+    order: Order, step: int, streams: range, ids: Integers, bad: set[int]
+) -> Integers:
+    """The samples really served at each of a step's positions, (B,) int64; ids: those planned."""
+    epoch, within = divmod(step, order.steps_per_epoch)
+    share, sources = order.batch_size // order.num_streams, ids.copy()
+    for row, (number, place) in enumerate(product(streams, range(share))):
+        if int(ids[row]) in bad:
+            plan, position = order.epoch(epoch).stream(number), within * share + place
+            sources[row] = stand_in(lambda i: None if i in bad else i, plan, position)[0]
+    return sources
+
+
+def _gather(
+    decoded: Iterator[Batch], split: Split, count_all: int, device: torch.device
+) -> tuple[Tensor, Tensor, Integers]:
+    """(count_all, H, W, C) pixels on the device; (n, 2) sizes and (n,) ids of the good samples."""
+    images = torch.zeros(0, 1, 1, len(split.image_type.channels), dtype=pixel_dtype(split))
+    images, sizes, held = images.to(device), list[Tensor](), list[int]()
+    for batch in decoded:
+        height, width = batch.images.shape[2:]
+        canvas = max(height, images.shape[1]), max(width, images.shape[2])
+        if canvas != images.shape[1:3]:  # the first batch, or a larger image
+            images = _enlarged(images, count_all, *canvas)
+        rows = slice(len(held), len(held) + len(batch.ids))
+        images[rows, :height, :width] = batch.images.permute(0, 2, 3, 1).to(device)
+        sizes.append(batch.sizes)
+        held += batch.ids.tolist()
+    if not held:
+        raise DataError(
+            f"none of the {count_all} samples can be decoded; `sslpipe shards verify` "
+            "lists every bad one"
+        )
+    return images, torch.cat(sizes), np.array(held)
+
+
+def _enlarged(images: Tensor, count_all: int, height: int, width: int) -> Tensor:
+    """(count_all, height, width, C) with what `images` holds in the corners; zeros elsewhere."""
+    shape = (count_all, height, width, images.shape[3])
+    needed, free = math.prod(shape) * images.element_size(), free_bytes(images.device)
+    if needed > MOST_OF_MEMORY * free:
+        raise DataError(
+            f'run.cache = "device": {count_all} images of {height} x {width} px are '
+            f"{needed / 2**30:.1f} GB, and {free / 2**30:.1f} GB of the {images.device.type}'s "
+            'memory are free; use run.cache = "memory" or "none", or a smaller data.canvas_px'
+        )
+    larger = torch.zeros(shape, dtype=images.dtype, device=images.device)
+    larger[: len(images), : images.shape[1], : images.shape[2]] = images
+    return larger
+
+
+def free_bytes(device: torch.device) -> int:
+    """Say how much memory is free: of a CUDA device, else of the machine, which MPS shares."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return free_memory_bytes()

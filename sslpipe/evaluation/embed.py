@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sslpipe.data.index import Split
 from sslpipe.data.loader import one_pass
 from sslpipe.data.pipeline import Batch
-from sslpipe.data.store import OnBad, Quarantined
+from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import Rank, agree, all_gather_rows
 from sslpipe.errors import DataError, shown
 from sslpipe.models.state import check_finite, evaluating, hash_tensors, module_sha256

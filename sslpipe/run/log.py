@@ -31,7 +31,7 @@ from sslpipe.registry import Table
 from sslpipe.run.records import append_records, is_number, open_log, read_records, seal
 
 if TYPE_CHECKING:  # who only reads a log needs no torch
-    from sslpipe.data.store import Quarantined
+    from sslpipe.data.reader import Quarantined
     from sslpipe.run.health import Alarm
 
 # entries that a line must have, and their types

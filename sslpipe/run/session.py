@@ -23,7 +23,7 @@ from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import open_reader
 from sslpipe.data.pipeline import Batch
 from sslpipe.data.plan import RunPlan
-from sslpipe.data.store import Quarantined
+from sslpipe.data.reader import Quarantined
 from sslpipe.distributed import Rank, agree, broadcast_object, gather_objects
 from sslpipe.errors import DataError, UserError
 from sslpipe.faults import fault

@@ -13,7 +13,6 @@ import torch
 from sslpipe.data.decode import BadSample, decode, decode_picture, header_size
 from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import load_index
-from sslpipe.data.resident import resident_batches
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import digest
@@ -130,7 +129,7 @@ def test_resident_batches_are_those_that_are_read_and_padding_is_0(folder):
     index = load_index(folder)
     bad = []
     read = take(index, 6, bad=bad)
-    resident = take(index, 6, source=resident_batches, run={"cache": "device"})
+    resident = take(index, 6, run={"cache": "device"})
     assert {record.id for record in bad} == {9}
     assert "bytes of pixels" in bad[0].reason
     for one, other in zip(read, resident, strict=True):

@@ -1,4 +1,4 @@
-"""Batches along the planned order: from disk, and from the device's memory (`resident`)."""
+"""Batches along the planned order: from disk, and from the device's memory."""
 
 import io
 from threading import Event
@@ -10,16 +10,16 @@ from PIL import Image
 
 from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
-from sslpipe.data.loader import batches, one_pass
+from sslpipe.data.loader import one_pass
 from sslpipe.data.pipeline import Batch, Upload, pipelined
 from sslpipe.data.reader import Reader
-from sslpipe.data.resident import resident_batches
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from tests.helpers.batches import order_of, same, take, take_all
 from tests.helpers.dataset import picture, png, write_dataset
 
 SIZES = (40, 3, 60, 25)
+DEVICE = {"cache": "device"}
 BROKEN = {5: b"", 17: b"<html>", 40: b"\x89PNG\r\n\x1a\n" + b"\0" * 40}
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -186,24 +186,24 @@ def test_a_bad_sample_is_replaced_by_the_same_good_one_everywhere(tmp_path, brok
     assert (by_id[17].shard, by_id[17].key) == ("train-000001.tar", "train000017")
 
 
-@pytest.mark.parametrize(("source", "steps"), [(batches, 24), (resident_batches, 1)])
-def test_a_bad_sample_is_reported_once_over_epochs(broken, source, steps):
+@pytest.mark.parametrize(("cache", "steps"), [("memory", 24), ("device", 1)])
+def test_a_bad_sample_is_reported_once_over_epochs(broken, cache, steps):
     bad = []
-    take(broken, steps, source=source, bad=bad, run={"cache": "memory"})
+    take(broken, steps, bad=bad, run={"cache": cache})
     assert sorted(record.id for record in bad) == sorted(BROKEN)
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("cache", "message"),
     [
-        (batches, "32 samples in a row cannot be decoded"),
-        (resident_batches, "none of the 128 samples can be decoded"),
+        ("none", "32 samples in a row cannot be decoded"),
+        ("device", "none of the 128 samples can be decoded"),
     ],
 )
-def test_nothing_but_bad_samples_ends_with_a_clear_error(tmp_path, source, message):
+def test_nothing_but_bad_samples_ends_with_a_clear_error(tmp_path, cache, message):
     index = load_index(write_dataset(tmp_path, broken=dict.fromkeys(range(128), b"junk")))
     with pytest.raises(DataError, match=message):
-        take(index, 1, source=source)
+        take(index, 1, run={"cache": cache})
 
 
 def test_one_pass_gives_each_sample_once_over_any_number_of_ranks(index):
@@ -240,7 +240,7 @@ def test_batches_from_the_devices_memory_are_those_that_are_streamed(
 ):
     index = load_index(write_dataset(tmp_path, SIZES, broken=broken))
     settings = {"rank": rank, "world": world, "holdout": holdout, "first": first}
-    held = take(index, 20, source=resident_batches, **settings)
+    held = take(index, 20, run=DEVICE, **settings)
     for a, b in zip(take(index, 20, **settings), held, strict=True):
         height, width = a.images.shape[2:]
         assert not b.images[:, :, height:].any()  # canvases may be larger
@@ -250,8 +250,8 @@ def test_batches_from_the_devices_memory_are_those_that_are_streamed(
 
 def test_images_that_do_not_fit_the_device_are_one_clear_error(index, monkeypatch):
     needed = 128 * 16 * 16 * 3
-    monkeypatch.setattr("sslpipe.data.resident.free_bytes", lambda device: 2 * needed - 1)
+    monkeypatch.setattr("sslpipe.data.loader.free_bytes", lambda device: 2 * needed - 1)
     with pytest.raises(DataError, match=r'run.cache = "device": 128 images of 16 x 16 px are'):
-        take(index, 1, source=resident_batches)
-    monkeypatch.setattr("sslpipe.data.resident.free_bytes", lambda device: 2 * needed)
-    take(index, 1, source=resident_batches)
+        take(index, 1, run=DEVICE)
+    monkeypatch.setattr("sslpipe.data.loader.free_bytes", lambda device: 2 * needed)
+    take(index, 1, run=DEVICE)

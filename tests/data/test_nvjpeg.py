@@ -9,9 +9,7 @@ from PIL import Image
 from sslpipe.data.decode import decode, is_plain_jpeg
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.index import load_index
-from sslpipe.data.loader import batches
 from sslpipe.data.nvjpeg import DeviceDecoder, jpeg_decoder
-from sslpipe.data.resident import resident_batches
 from sslpipe.errors import RecipeError
 from sslpipe.recipe.pretrain import Data
 from tests.data.test_decode import encoded, photo
@@ -76,8 +74,8 @@ def test_only_whole_upright_jpegs_of_an_allowed_size_are_decoded_elsewhere():
     assert not any(map(is_plain_jpeg, [*others, bomb]))
 
 
-@pytest.mark.parametrize("source", [batches, resident_batches])
-def test_the_loaders_decode_together_what_it_can_and_the_rest_themselves(tmp_path, source):
+@pytest.mark.parametrize("cache", ["none", "device"])
+def test_the_loaders_decode_together_what_it_can_and_the_rest_themselves(tmp_path, cache):
     jpegs = {n: encoded(photo(16, 16, seed=n), "JPEG") for n in range(32) if n % 4}
     calls = []
 
@@ -85,7 +83,7 @@ def test_the_loaders_decode_together_what_it_can_and_the_rest_themselves(tmp_pat
         calls.append(len(raws))
         return [np.full((16, 16, 3), len(raw) % 256, np.uint8) for raw in raws]
 
-    batch = first_batch(tmp_path, jpegs, source, decoder, batch_size=8)
+    batch = first_batch(tmp_path, jpegs, cache, decoder, batch_size=8)
     for image, sample in zip(batch.images, batch.ids.tolist(), strict=True):
         expected = torch.from_numpy(picture(sample)).permute(2, 0, 1)
         if sample % 4:
@@ -94,10 +92,8 @@ def test_the_loaders_decode_together_what_it_can_and_the_rest_themselves(tmp_pat
     assert max(calls) > 1
 
 
-@pytest.mark.parametrize("source", [batches, resident_batches])
-def test_what_it_refuses_is_decoded_as_ever_and_one_cut_short_is_never_given_to_it(
-    tmp_path, source
-):
+@pytest.mark.parametrize("cache", ["none", "device"])
+def test_what_it_refuses_is_decoded_as_ever_and_one_cut_short_is_never_given_to_it(tmp_path, cache):
     jpegs = {number: encoded(photo(16, 16, seed=number), "JPEG") for number in range(32)}
     jpegs[5] = jpegs[5][:-20]
     bad = []
@@ -107,17 +103,18 @@ def test_what_it_refuses_is_decoded_as_ever_and_one_cut_short_is_never_given_to_
         asked.update(map(bytes, raws))
         raise RuntimeError("nvJPEG: status 5")
 
-    batch = first_batch(tmp_path, jpegs, source, decoder, batch_size=32, bad=bad)
+    batch = first_batch(tmp_path, jpegs, cache, decoder, batch_size=32, bad=bad)
     assert [record.id for record in bad] == [5]
     assert asked == set(jpegs.values()) - {jpegs[5]}
     for image, sample in zip(batch.images, batch.source_ids.tolist(), strict=True):
         assert torch.equal(image, torch.from_numpy(decode(jpegs[sample], 16)))
 
 
-def first_batch(folder, jpegs, source, decoder, **settings):
+def first_batch(folder, jpegs, cache, decoder, **settings):
     index = load_index(write_dataset(folder, (16, 16), broken=jpegs))
-    settings |= {"num_streams": 2, "window": 4, "canvas_px": 16, "run": {"num_workers": 0}}
-    return take(index, 1, source=source, jpeg=decoder, seed=0, **settings)[0]
+    settings |= {"run": {"num_workers": 0, "cache": cache}}
+    sizes = {"num_streams": 2, "window": 4, "canvas_px": 16}
+    return take(index, 1, jpeg=decoder, seed=0, **sizes, **settings)[0]
 
 
 GREY = ImageType(channels=("nir",), dtype="uint16", low=(0,), high=(1,))

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from sslpipe.data import store
-from sslpipe.data.loader import batches
+from sslpipe.data import reader
 from sslpipe.data.order import held_out
 from sslpipe.data.pairing import joint_codes, plan_pairs, plan_version
-from sslpipe.data.resident import resident_batches
 from sslpipe.errors import DataError
 from sslpipe.recipe.pairs import Pairs
 from tests.helpers.batches import order_of
@@ -21,6 +19,7 @@ ICON = [None if i % 11 == 0 else f"icon{i // 2 % 20}" for i in range(128)]
 VENDOR = [None if i % 13 == 0 else i % 3 for i in range(128)]
 SHOT_AT = [1_000_000 * (i // 4) for i in range(128)]
 CODES = sorted({icon for icon in ICON if icon})
+DEVICE = {"cache": "device"}
 BROKEN = {9: b"", 52: b"<html>", 100: b"\x89PNG\r\n\x1a\n"}
 
 
@@ -109,7 +108,7 @@ def test_neither_run_nor_resuming_changes_a_pair(index, pairs):
     settings = [{"num_workers": 3}, {"cache": "memory"}, {"window_bytes": 1}]
     for run in (*settings, {"num_workers": 9, "prefetch": 9}):
         assert all(map(same, plain, take(index, 11, pairs=pairs, run=run)))
-    assert all(map(same, plain, take(index, 11, pairs=pairs, source=resident_batches)))
+    assert all(map(same, plain, take(index, 11, pairs=pairs, run=DEVICE)))
     for first in (1, 6, 9):  # 7 steps are an epoch
         assert all(map(same, plain[first:], take(index, 11 - first, first=first, pairs=pairs)))
 
@@ -127,10 +126,10 @@ def test_micro_batches_select_rows_with_their_partners(index):
 
 
 @pytest.mark.parametrize("world", [1, 4])
-@pytest.mark.parametrize("source", [batches, resident_batches])
-def test_a_bad_partner_is_replaced_by_the_sample_itself(tmp_path, index, world, source):
+@pytest.mark.parametrize("run", [{}, DEVICE], ids=str)
+def test_a_bad_partner_is_replaced_by_the_sample_itself(tmp_path, index, world, run):
     clean, bad, replaced = take(index, 12), [], 0
-    settings = {"bad": bad, "source": source, "world": world}
+    settings = {"bad": bad, "run": run, "world": world}
     broken = make_index(tmp_path, BROKEN)
     parts = [take(broken, 12, rank=rank, **settings) for rank in range(world)]
     for step, batch in enumerate(clean):
@@ -153,12 +152,12 @@ def test_a_bad_partner_is_replaced_by_the_sample_itself(tmp_path, index, world, 
 
 
 def test_partners_that_are_soon_shown_again_are_decoded_once(index, monkeypatch):
-    original, plain = store.decode, take(index, 7)  # the steps of an epoch
+    original, plain = reader.decode, take(index, 7)  # the steps of an epoch
     shown_images = torch.cat([batch.pairs.ids.flatten() for batch in plain]).unique().numel()
 
     def decodes(room):
         seen = []
-        monkeypatch.setattr(store, "decode", lambda raw, *to: seen.append(1) or original(raw, *to))
+        monkeypatch.setattr(reader, "decode", lambda raw, *to: seen.append(1) or original(raw, *to))
         monkeypatch.setattr("sslpipe.data.loader.RECENT_BYTES", room)
         assert all(map(same, plain, take(index, 7, run={"num_workers": 0})))
         return len(seen)

@@ -13,12 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from sslpipe.data import cache as disk_cache
 from sslpipe.data import storage
-from sslpipe.data.cache import DiskCache
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
-from sslpipe.data.storage import read_bytes, read_range, size_of
+from sslpipe.data.storage import DiskCache, read_bytes, read_range, size_of
 from sslpipe.errors import DataError
 from tests.helpers.batches import same, take
 from tests.helpers.dataset import write_dataset
@@ -174,7 +172,7 @@ def test_no_byte_of_a_window_is_fetched_twice_and_each_read_is_one_request(serve
 
 
 def test_cached_blocks_are_fetched_once_over_epochs_and_runs(folder, server, tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_cache, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 4096)
     cached = {"cache_dir": str(tmp_path / "cache")}
     first = some_batches(server.url, count=16, **cached)  # two epochs
     assert_same(first, some_batches(str(folder), count=16))
@@ -187,7 +185,7 @@ def test_cached_blocks_are_fetched_once_over_epochs_and_runs(folder, server, tmp
 
 
 def test_the_cache_keeps_its_limit_and_what_was_used_last(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_cache, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 100)
     content = os.urandom(2050)
     fetched = []
 
@@ -210,7 +208,7 @@ def test_the_cache_keeps_its_limit_and_what_was_used_last(tmp_path, monkeypatch)
 
 
 def test_a_block_that_was_cut_and_a_file_that_changed_are_fetched_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_cache, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 100)
     old, new = b"o" * 250, b"n" * 250
     cache = DiskCache(tmp_path, limit_bytes=10_000)
     assert cache.read("old", 250, 90, 210, lambda a, b: old[a:b]) == old[90:210]
@@ -222,7 +220,7 @@ def test_a_block_that_was_cut_and_a_file_that_changed_are_fetched_anew(tmp_path,
 
 
 def test_the_cache_deletes_nothing_but_its_own_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_cache, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 100)
     outside = tmp_path / "outside" / f"{'0' * 64}.block"
     own = [tmp_path / "cache" / name for name in ("ab/thesis.block", "photos/x.block")]
     for path in (outside, *own):
@@ -242,7 +240,7 @@ def test_a_cache_on_a_full_disk_costs_speed_only(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     cache = DiskCache(tmp_path, limit_bytes=10_000)
-    monkeypatch.setattr(disk_cache.os, "replace", full)
+    monkeypatch.setattr(storage.os, "replace", full)
     for _ in range(2):
         assert cache.read("x", 5, 1, 4, lambda a, b: b"abcde"[a:b]) == b"bcd"
     assert list(tmp_path.glob("*/*")) == []

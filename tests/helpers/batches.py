@@ -21,13 +21,13 @@ def order_of(split, *, batch_size=16, num_streams=4, window=6, holdout=0, seed=1
     return Order(split.starts, seed=seed, without=without, **sizes)
 
 
-def stream(index, *, source=batches, first=0, rank=0, world=1, bad=None, pairs=None, jpeg=None,
-           canvas_px=32, device="cpu", run=None, **of_order):  # fmt: skip
-    """A process's batches without end; `bad` gets the samples that cannot be used."""
+def take(index, steps, *, first=0, rank=0, world=1, bad=None, pairs=None, jpeg=None, canvas_px=32,
+         run=None, **of_order):  # fmt: skip
+    """A process's first batches; `bad` gets the samples that cannot be used."""
     split = index.split("train")
     order = order_of(split, **of_order)
     pairing = plan_pairs(pairs, split, order)
-    return source(
+    made = batches(
         pairing.split if pairing else split,
         order,
         Data(
@@ -39,16 +39,10 @@ def stream(index, *, source=batches, first=0, rank=0, world=1, bad=None, pairs=N
         RunConfig(**(run or {})),
         Rank(rank, world),
         first_step=first,
-        device=torch.device(device),
         on_bad=([] if bad is None else bad).append,
         jpeg=jpeg,
         pairing=pairing,
     )
-
-
-def take(index, steps, **settings):
-    """The first batches of `stream`."""
-    made = stream(index, **settings)
     taken = list(islice(made, steps))
     made.close()
     return taken

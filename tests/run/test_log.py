@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sslpipe.data.store import Quarantined
+from sslpipe.data.reader import Quarantined
 from sslpipe.run.log import RunLog, read_metrics
 from sslpipe.run.records import unseal
 from sslpipe.run.session import Quarantine

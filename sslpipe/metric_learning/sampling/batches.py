@@ -23,8 +23,7 @@ from sslpipe.data.index import Split
 from sslpipe.data.loader import STAND_IN_TRIES, StreamReader, collate, open_reader
 from sslpipe.data.order import Order
 from sslpipe.data.pipeline import CPU, Batch, Prepare, pipelined
-from sslpipe.data.reader import Raw
-from sslpipe.data.store import Image, ImageStore, OnBad
+from sslpipe.data.reader import Image, ImageStore, OnBad, Raw
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.recipe.base import RunConfig
