@@ -7,7 +7,7 @@ import pytest
 
 from sslpipe.data.columns import MISSING_INTEGER
 from sslpipe.data.order import Order
-from sslpipe.data.partners import Near, Partners
+from sslpipe.data.pairing import Near, Partners
 from sslpipe.errors import DataError
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
