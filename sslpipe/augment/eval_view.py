@@ -1,4 +1,4 @@
-"""The one view of evaluation: no randomness, the same for training's monitor, tools and exports."""
+"""The views of evaluation: the same at every call, for training's monitor, tools and exports."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -7,8 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sslpipe.augment.ops import draws
 from sslpipe.augment.pixels import normalize_
 from sslpipe.augment.spec import check_images, check_statistics
+from sslpipe.augment.two_views import FusedViews
+from sslpipe.data.image_type import RGB8
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import shown
 from sslpipe.recipe.base import LONGEST_SIDE_PX
@@ -17,6 +20,19 @@ Crops = Literal["center", "flip", "five", "ten"]
 Reduce = Literal["mean", "concat"]
 Interpolation = Literal["bilinear", "bicubic"]
 CROPS: dict[Crops, int] = {"center": 1, "flip": 2, "five": 5, "ten": 10}
+# what nearly every recipe's own views do, and mildly: crops, and light. Nothing is mirrored, turned
+# or recoloured, which on some images changes what they show
+PROBE: dict[str, Any] = {
+    "crop_area": (0.3, 1.0),
+    "flip_prob": 0.0,
+    "brightness": 0.4,
+    "contrast": 0.4,
+    "saturation": 0.0,
+    "hue": 0.0,
+    "grayscale_prob": 0.0,
+    "blur_prob": 0.0,
+}
+_SEED = 0x5C0BE  # of no run
 
 
 class EvalView(nn.Module):
@@ -239,3 +255,37 @@ def eval_view_for(
     """
     resize_px = crop_px if crop_px <= 96 else round(crop_px * 8 / 7)
     return EvalView(crop_px, resize_px, mean, std)
+
+
+class ProbeViews(nn.Module):
+    """Make two views of each image, which label-free scores compare, whatever the recipe.
+
+    A view is a function of the image's id alone, so that two checkpoints, or two runs on the same
+    data, see the same pixels. A View of `embed`; see FusedViews.
+    """
+
+    def __init__(
+        self,
+        crop_px: int,
+        mean: Sequence[float] = (0.0, 0.0, 0.0),
+        std: Sequence[float] = (1.0, 1.0, 1.0),
+        channels: Sequence[str] = RGB8.channels,
+    ) -> None:
+        super().__init__()
+        options = {**PROBE, "kernels": "torch", "channels": channels}
+        self.views = FusedViews("simclr", crop_px, mean, std, **options)
+
+    def make_views(self, batch: Batch) -> Tensor:
+        """Return (2B, C, S, S): the first views of all images, then the second."""
+        params = draws(_SEED, 0, batch.ids, batch.view_sizes, self.views.specs)
+        views: Tensor = self.views(batch, params)
+        return views
+
+    def reduced(self, features: Tensor) -> Tensor:
+        """Join the features of an image's views: (2B, F) -> (B, 2F)."""
+        return torch.cat([*features.chunk(2)], dim=1)
+
+
+def by_view(rows: Tensor) -> Tensor:
+    """Return the features of `embed` by view: (N, 2F) -> (2, N, F)."""
+    return torch.stack([*rows.chunk(2, dim=1)])

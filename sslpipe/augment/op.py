@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -198,3 +199,11 @@ def named_lanes(name: str, count: int) -> range:
     """Return lanes that are a function of a name, far from the built-in ops' and other names'."""
     first = int(hash_integers(*name.encode())) >> 2  # + count stays an int64
     return range(first, first + count)
+
+
+def by_kornia(function: str, *args: Any) -> Tensor:
+    """Call a function of kornia, which has no types and is imported only here."""
+    import kornia
+
+    result: Tensor = attrgetter(function)(kornia)(*args)
+    return result

@@ -17,7 +17,6 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor
 
 from sslpipe import registry
 from sslpipe.augment import pixels
-from sslpipe.augment.op import Array, Chunk, Draws, MaskedOp, Op
+from sslpipe.augment.op import Array, Chunk, Draws, MaskedOp, Op, by_kornia
 from sslpipe.augment.pixels import CONTRAST, HUE
 from sslpipe.augment.resample import bfloat16_pays, gaussian_blur
 from sslpipe.augment.sensor_ops import (
@@ -87,14 +86,12 @@ class CropFlip(Op):
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Cut one view out of its image."""
-        import kornia
-
         top, left, height, width = draw.boxes[0].tolist()
         right, bottom = left + width - 1, top + height - 1  # kornia's corners belong to the box
         corners = torch.tensor([[[left, top], [right, top], [right, bottom], [left, bottom]]])
-        crop = kornia.geometry.transform.crop_by_indices(view, corners)
+        crop = by_kornia("geometry.transform.crop_by_indices", view, corners)
         crop = F.interpolate(crop, (int(spec.crop_px),) * 2, mode="bilinear", antialias=True)
-        return kornia.geometry.transform.hflip(crop) if draw.flip else crop
+        return by_kornia("geometry.transform.hflip", crop) if draw.flip else crop
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
         """Say the box's part of the area and its aspect, and whether it is mirrored."""
@@ -122,11 +119,9 @@ class Rotation(Op):
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Rotate one view by kornia."""
-        import kornia
-
         if not spec.rotation_deg:
             return view
-        return _tensor(kornia.geometry.transform.rotate(view, draw.angle_deg.to(view.device)))
+        return by_kornia("geometry.transform.rotate", view, draw.angle_deg.to(view.device))
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
         """Say the angle."""
@@ -159,22 +154,21 @@ class ColorJitter(Op):
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Call kornia's adjustments in the view's order."""
-        import kornia
-
         if not draw.jitter:
             return view
         if not spec.rgb:
             return _jitter_channels(view, draw, spec)
         adjust = (
-            kornia.enhance.adjust_brightness_accumulative,  # multiplies, as torchvision does
-            kornia.enhance.adjust_contrast_with_mean_subtraction,
-            kornia.enhance.adjust_saturation_with_gray_subtraction,
-            kornia.enhance.adjust_hue,
+            "brightness_accumulative",  # multiplies, as torchvision does
+            "contrast_with_mean_subtraction",
+            "saturation_with_gray_subtraction",
+            "hue",
         )
         for column in draw.order[0].tolist():
             if spec.jitter_strengths[column]:
                 unit = 2 * math.pi if column == HUE else 1.0  # cycles -> radians
-                view = adjust[column](view, float(draw.factors[0, column]) * unit)
+                value = float(draw.factors[0, column]) * unit
+                view = by_kornia(f"enhance.adjust_{adjust[column]}", view, value)
         return view
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
@@ -204,9 +198,7 @@ class Grayscale(MaskedOp):
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Make one view gray by kornia."""
-        import kornia
-
-        return _tensor(kornia.color.rgb_to_grayscale(view).expand(-1, 3, -1, -1))
+        return by_kornia("color.rgb_to_grayscale", view).expand(-1, 3, -1, -1)
 
 
 class Blur(MaskedOp):
@@ -232,10 +224,8 @@ class Blur(MaskedOp):
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Blur one view by kornia."""
-        import kornia
-
         sigma = draw.sigma[:, None].expand(1, 2).to(view.device)
-        return _tensor(kornia.filters.gaussian_blur2d(view, spec.blur_kernel_px, sigma))
+        return by_kornia("filters.gaussian_blur2d", view, spec.blur_kernel_px, sigma)
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
         """Say sigma."""
@@ -266,9 +256,7 @@ class Solarize(MaskedOp):
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Solarize one view by kornia."""
-        import kornia
-
-        return _tensor(kornia.enhance.solarize(view, float(spec.solarize_threshold)))
+        return by_kornia("enhance.solarize", view, float(spec.solarize_threshold))
 
 
 OPS: list[Op] = [
@@ -318,13 +306,9 @@ def register_op(op: Op, *, before: str | None = None) -> None:
 
 
 def register_installed(keys: Iterable[str]) -> None:
-    """Register the ops of installed packages that some of these settings belong to.
+    """Register the ops of installed packages that some of these keys of [augment] belong to.
 
-    An op belongs to a setting that begins with the name of its entry point: "posterize" to
-    "posterize_prob".
-
-    Args:
-        keys: Of [augment].
+    A key begins with the name of its op's entry point: "posterize_prob" with "posterize".
     """
     there = {op.name for op in OPS}
     for name in registry.installed("sslpipe.augmentations"):
@@ -344,11 +328,7 @@ def _spec_of(ops: tuple[Op, ...], rgb: bool) -> type[ViewSpec]:
 
 
 def ops_for(specs: Sequence[ViewSpec]) -> list[Op]:
-    """Return the ops, in order, whose settings these views have.
-
-    Views built before an op was registered do not have it, nor one that is optional and asked for
-    by no setting.
-    """
+    """Return the ops, in order, whose settings these views have and, if optional, ask for."""
     return [
         op
         for op in OPS
@@ -414,12 +394,6 @@ def _jitter_channels(view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
 
 def _between(bounds: tuple[float, float], u: NDArray[np.float64]) -> NDArray[np.float64]:
     return bounds[0] + (bounds[1] - bounds[0]) * u
-
-
-def _tensor(value: Any) -> Tensor:
-    """What kornia, which has no types here, returns."""
-    tensor: Tensor = value
-    return tensor
 
 
 _PERMUTATIONS = np.array([*itertools.permutations(range(4))])

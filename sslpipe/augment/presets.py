@@ -17,7 +17,10 @@ _JITTER_STRENGTH = (
 _MOCO_JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
 _BYOL = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
 _NO_COLOURS = {"saturation": 0.0, "hue": 0.0, "grayscale_prob": 0.0}
+_UPRIGHT = {**_NO_COLOURS, "flip_prob": 0.0, "blur_prob": 0.0}
 _NO_UP = {"vertical_flip_prob": 0.5, "quarter_turn_prob": 0.75}  # the square's eight symmetries
+_LIGHT = {"brightness": 0.4, "contrast": 0.4}
+_FROM_ABOVE: dict[str, Any] = {**_NO_COLOURS, **_NO_UP, **_LIGHT, "crop_area": (0.2, 1.0)}
 # What each preset changes of ViewSpec's defaults, first and second view.
 PRESETS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # Chen et al. 2020, arXiv:2002.05709, appendix A, strength 1.0
@@ -31,44 +34,20 @@ PRESETS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # gray images with an upright object: nothing that only moves colour, nothing mirrored
     "grayscale": (
         {
-            "crop_area": (0.3, 1.0),
-            "rotation_deg": 20.0,
-            "flip_prob": 0.0,
+            **_UPRIGHT,
             "brightness": 0.6,
             "contrast": 0.6,
-            "saturation": 0.0,
-            "hue": 0.0,
-            "grayscale_prob": 0.0,
-            "blur_prob": 0.0,
+            "crop_area": (0.3, 1.0),
+            "rotation_deg": 20.0,
         },
     )
     * 2,
     # fields of cells: no up; focus and the lamp's and dyes' strength say nothing about the sample
-    "microscopy": (
-        {
-            **_NO_COLOURS,
-            **_NO_UP,
-            "crop_area": (0.2, 1.0),
-            "brightness": 0.4,
-            "contrast": 0.4,
-            "channel_gain": 0.2,
-            "noise_std": 0.03,
-        },
-    )
-    * 2,
+    "microscopy": ({**_FROM_ABOVE, "channel_gain": 0.2, "noise_std": 0.03},) * 2,
     # after Wang et al. 2022, arXiv:2211.07044 (SSL4EO-S12), for bands seen from above: no hue; each
     # band's gain and offset are the sensor's and the air's, and one may be missing
     "satellite": (
-        {
-            **_NO_COLOURS,
-            **_NO_UP,
-            "crop_area": (0.2, 1.0),
-            "brightness": 0.4,
-            "contrast": 0.4,
-            "channel_gain": 0.1,
-            "channel_shift": 0.05,
-            "channel_drop_prob": 0.2,
-        },
+        {**_FROM_ABOVE, "channel_gain": 0.1, "channel_shift": 0.05, "channel_drop_prob": 0.2},
     )
     * 2,
     # one channel with an up, as thermal cameras': mocov2 without its colours, and the curve from
@@ -78,14 +57,12 @@ PRESETS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # small crops, which hide lesions; not mirrored, as the heart is on the left
     "xray": (
         {
-            **_NO_COLOURS,
+            **_UPRIGHT,
             "crop_area": (0.5, 1.0),
             "rotation_deg": 10.0,
-            "flip_prob": 0.0,
+            "gamma": 0.3,
             "brightness": 0.3,
             "contrast": 0.3,
-            "gamma": 0.3,
-            "blur_prob": 0.0,
         },
     )
     * 2,

@@ -3,7 +3,7 @@
 A Taps says which pixels, with what weights. On a CPU, whole lines of an image are summed by
 embedding_bag, then the image is transposed and the lines across are summed in the same way: 1.2 to
 2.3 times faster than products with the nearly empty matrices of the taps, and those than
-interpolate. A GPU does the products: see batched.py for its crops.
+interpolate. A GPU does the products: see plans.py for its crops.
 Images are float32 and planar; formulas: torchvision.transforms.v2 on float tensors.
 """
 
@@ -53,12 +53,7 @@ class Crops(NamedTuple):
 def plan_crops(source: Tensor, boxes: Tensor, flip: Tensor, apart: Tensor, crop_px: int) -> Crops:
     """Compute the taps of n crops of side crop_px.
 
-    Args:
-        source: as in Crops.
-        boxes: as in Crops.
-        flip: (n,) bool, which are mirrored.
-        apart: (n,) bool, which are for crop_apart: taps count from the box, not from the image.
-        crop_px: side of the result.
+    `flip` (n,) are mirrored; `apart` (n,) are for crop_apart: taps count from the box.
     """
     top, left, height, width = boxes.unbind(1)
     starts = torch.where(apart, 0, top), torch.where(apart, left % _CUT_PX, left)
@@ -73,14 +68,10 @@ def plan_crops(source: Tensor, boxes: Tensor, flip: Tensor, apart: Tensor, crop_
 
 
 def crop_together(images: Tensor, crops: Crops) -> Tensor:
-    """Crop small images, which are read whole, on a CPU.
+    """Crop small images, which are read whole, on a CPU; planned without `apart`.
 
-    Args:
-        images: (B, C, H, W) in 0..255, uint8 or float32; fastest float32 channels_last.
-        crops: n crops, planned without `apart`.
-
-    Returns:
-        (n, C, crop_px, crop_px) float32 in units / 255: in [0, 1], of bytes.
+    (B, C, H, W) in 0..255, uint8 or float32 (fastest channels_last) -> (n, C, crop_px, crop_px)
+    float32 in units / 255.
     """
     channels, height, width = images.shape[1:]
     lines = images.permute(0, 2, 3, 1).to(torch.float32, memory_format=torch.contiguous_format)
@@ -174,13 +165,7 @@ def _blur_by_shifts(images: Tensor, sigma: Tensor, kernel_px: int) -> Tensor:
 
 
 def blur_by_products(images: Tensor, taps: Taps, dtype: torch.dtype) -> Tensor:
-    """Do what gaussian_blur does by dense products, as a GPU does it.
-
-    Args:
-        images: (n, c, S, S) float32.
-        taps: blur_taps of S pixels.
-        dtype: of the second product, across.
-    """
+    """Do what gaussian_blur does by dense products, as a GPU does it; dtype: of those across."""
     n, _, side, _ = images.shape
     matrices, down = _matrices(taps, side), torch.empty_like(images)
     with full_float32():
@@ -200,13 +185,7 @@ def crop_taps(start: Tensor, length: Tensor, backwards: Tensor, out_px: int, num
 
     A triangle around each output pixel's centre, as wide as two input pixels, or two output
     pixels where the line is shrunk (antialiasing). Rounded in float32 as torch's own kernel does.
-
-    Args:
-        start: (n,) int64.
-        length: (n,) int64.
-        backwards: (n,) bool, which are mirrored.
-        out_px: length of the result.
-        num_taps: num_crop_taps of the longest.
+    `backwards` (n,) are mirrored; `num_taps` is num_crop_taps of the longest.
     """
     device = start.device
     scale = (length.float() / out_px)[:, None]  # (n, 1), input pixels an output pixel
@@ -228,11 +207,7 @@ def crop_taps(start: Tensor, length: Tensor, backwards: Tensor, out_px: int, num
 def blur_taps(sigma: Tensor, kernel_px: int, side_px: int, largest_sigma: float) -> Taps:
     """Compute the taps of a Gaussian along each line, reflected at its ends.
 
-    Args:
-        sigma: (n,) in pixels, none over largest_sigma.
-        kernel_px: taps of the whole kernel, odd; those that float32 cannot see are skipped.
-        side_px: length of a line.
-        largest_sigma: of the whole batch: it decides which taps are skipped.
+    `largest_sigma`, of the whole batch, decides which taps are skipped as float32 cannot see them.
     """
     reach = kernel_px // 2
     kept = min(reach, math.ceil(_LAST_SIGMAS * largest_sigma))

@@ -12,7 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sslpipe.augment.op import Array, Chunk, Draws, MaskedOp, Op, masked_rows, named_lanes
+from sslpipe.augment.op import (
+    Array,
+    Chunk,
+    Draws,
+    MaskedOp,
+    Op,
+    by_kornia,
+    masked_rows,
+    named_lanes,
+)
 from sslpipe.augment.spec import ViewSpec, setting
 from sslpipe.data.image_type import MOST_CHANNELS
 from sslpipe.data.pipeline import send
@@ -34,10 +43,7 @@ class VerticalFlip(MaskedOp):
 
     def change_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Flip one view by kornia."""
-        import kornia
-
-        flipped: Tensor = kornia.geometry.transform.vflip(view)
-        return flipped
+        return by_kornia("geometry.transform.vflip", view)
 
 
 class QuarterTurn(MaskedOp):

@@ -145,13 +145,9 @@ def check_statistics(
 ) -> None:
     """Refuse a mean or a standard deviation that images cannot be normalised by.
 
-    Args:
-        mean: One number a channel, as std.
-        std: Its length is the mean's.
-        channels: How many there must be; None: any, from 1 to MOST_CHANNELS.
+    Each has one number a channel; `channels` None: any number, from 1 to MOST_CHANNELS.
 
-    Raises:
-        ValueError: Naming which and its value.
+    Raises: ValueError naming which and its value.
     """
     count = channels or (len(mean) if isinstance(mean, Sequence) else 3)
     if not 0 < count <= MOST_CHANNELS:
@@ -171,11 +167,7 @@ def check_statistics(
 
 
 def check_images(images: Tensor, channels: int) -> None:
-    """Refuse a batch that views of so many channels cannot be made of.
-
-    Raises:
-        ValueError: Naming its channels, or its dtype.
-    """
+    """Refuse a batch that views of so many channels cannot be made of. Raises: ValueError."""
     if images.shape[1] != channels:
         raise ValueError(f"images have {images.shape[1]} channels, and the views {channels}")
     if images.dtype not in (torch.uint8, torch.float32):

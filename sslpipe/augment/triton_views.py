@@ -23,17 +23,10 @@ _OPTIONS = {"enable_fp_fusion": True}  # Triton 3.9 warns where nothing is said
 
 
 def chosen(kernels: str, device: torch.device, ops: Sequence[Op], extra: bool, rgb8: bool) -> bool:
-    """Decide whether the kernels make the views.
-
-    Args:
-        kernels: The setting: "auto", "torch" or "triton".
-        device: Where the views are made.
-        ops: What is done.
-        extra: Whether `augment.extra` has something.
-        rgb8: Whether the images are 8-bit RGB.
+    """Decide whether the kernels make the views; `extra`: whether `augment.extra` has something.
 
     Raises:
-        RecipeError: "triton" is asked for, and cannot do it.
+        RecipeError: `kernels` is "triton", and it cannot do it.
     """
     others = [op.name for op in ops if op.name not in COVERED] + ["extra"] * extra
     others += [] if rgb8 else ["images other than 8-bit RGB"]
@@ -129,14 +122,9 @@ class TritonPlan:
 
 
 def make_views(images: Tensor, plan: TritonPlan, mean: Tensor, std: Tensor, views: Tensor) -> None:
-    """Make the views of uint8 images.
+    """Write the views (VB, 3, S, S), channels_last, of uint8 images (B, 3, H, W) of any strides.
 
-    Args:
-        images: (B, 3, H, W) uint8, any strides.
-        plan: Its tables on the images' device.
-        mean: (3,) float32.
-        std: (3,) float32.
-        views: (VB, 3, S, S), channels_last, any floating dtype: the result.
+    The plan's tables are on the images' device.
     """
     device = images.device if images.is_cuda else -1
     with torch.cuda.device(device):  # Triton launches on the current one; -1: on no other

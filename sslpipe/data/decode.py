@@ -103,10 +103,7 @@ def decode(
 
 
 def decode_picture(raw: Content, canvas_px: int, image_type: ImageType = RGB8) -> Pixels:
-    """Decode what people see of an image, as `ImageType.picture`: (h, w, 3) uint8, and as `decode`.
-
-    8-bit RGB is itself.
-    """
+    """Decode what people see of an image, as `ImageType.picture`: (h, w, 3) uint8."""
     pixels = decode(raw, canvas_px, image_type=image_type)
     if image_type is RGB8 or image_type.is_rgb8:
         return pixels.transpose(1, 2, 0)
@@ -116,12 +113,9 @@ def decode_picture(raw: Content, canvas_px: int, image_type: ImageType = RGB8) -
 def read_npy(raw: Buffer, image_type: ImageType | None = None) -> Pixels:
     """Read a .npy of (h, w, C) or (h, w) little-endian numbers: (h, w, C), over the same memory.
 
-    Args:
-        raw: Its bytes.
-        image_type: What it has to be; None: any numbers, which may be NaN.
+    image_type None: any numbers, which may be NaN.
 
-    Raises:
-        BadSample: Other bytes, or another type; nothing is built before that is known.
+    Raises: BadSample for other bytes, or another type; nothing is built before that is known.
     """
     start, dtype, shape = _npy_header(raw)
     check_size(shape[1], shape[0])
@@ -167,11 +161,7 @@ def _npy_header(raw: Buffer) -> tuple[int, np.dtype[Any], tuple[int, int, int]]:
 
 
 def is_plain_jpeg(raw: Buffer) -> bool:
-    """Say whether any decoder makes the same pixels of it.
-
-    By its first and last bytes it is then a whole JPEG in grey or YCbCr, of a size that is allowed,
-    that its EXIF tags do not rotate.
-    """
+    """Say whether any decoder makes the same pixels of it: an upright JPEG in grey or YCbCr."""
     if image_kind(raw) != "jpg" or raw[-2:] != b"\xff\xd9":  # no end: cut short
         return False
     try:

@@ -39,9 +39,8 @@ SCHEMA_VERSIONS = (1, 2, 3)  # 2 has columns, 3 other images than 8-bit RGB; the
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# a column that is computed from the images, and may be at any time: data with and without it are
-# the same to all that does not use it
-DERIVED_COLUMN, NEIGHBOUR_COLUMN = "duplicate_group", "neighbour_group"  # made from the images
+# computed from the images, at any time: data with and without are the same to all that use none
+DERIVED_COLUMN, NEIGHBOUR_COLUMN = "duplicate_group", "neighbour_group"
 SIDECARS_KEPT = 512  # sidecars in memory, 24 bytes a sample; a shard has one open a stream
 
 Triple = tuple[float, float, float]
@@ -241,10 +240,7 @@ class DatasetIndex:
     def with_channels(self, names: Sequence[str] | None) -> "DatasetIndex":
         """Return the same data set, of whose images some channels are read, in this order.
 
-        None: all of them. Its mean and standard deviation are theirs, its sha256 stays.
-
-        Raises:
-            DataError: A name is none of the stored channels.
+        None: all of them. Its sha256 stays. Raises: DataError for a channel that is not stored.
         """
         if names is None:
             return self
@@ -280,9 +276,7 @@ class DatasetIndex:
     def check_files(self, split: str) -> None:
         """Check that every shard is there with the index's size; nothing is read.
 
-        Raises:
-            DataError: Names every shard that is missing or has another size, or one that would run
-                a command.
+        Raises: DataError naming all that are not, or one that would run a command.
         """
         wrong = []
         for shard in self.manifest.splits[split]:

@@ -36,19 +36,14 @@ Shown = tuple[Batch, Integers | None]  # and the samples of second views; None: 
 
 
 class Taken(NamedTuple):
-    """One stream's part of a global step: the ids of n samples and their bytes, None: kept decoded.
-
-    `begin` is the position of the first one in the stream of `plan`. Of the partners, None where
-    nobody has one, else each sample's own id where both views show it, the bytes that are in
-    memory.
-    """
+    """One stream's part of a global step."""
 
     ids: list[int]
-    raws: list[Raw | None]
+    raws: list[Raw | None]  # None: kept decoded
     plan: StreamPlan
-    begin: int
-    partners: list[int] | None
-    partner_raws: list[Raw | None]
+    begin: int  # position of the first one in the stream
+    partners: list[int] | None  # own ids where both views show the sample; None: nobody has one
+    partner_raws: list[Raw | None]  # that are in memory
 
 
 class StreamReader:
@@ -264,15 +259,11 @@ def _refuse(bad: Quarantined) -> None:
 
 
 def stand_in(get: Callable[[int], T | None], plan: StreamPlan, position: int) -> tuple[int, T]:
-    """Find who takes a bad sample's place: the next good one half a segment further on.
+    """Find who takes a bad sample's place in its stream: the next good one half a segment on.
 
-    Args:
-        get: Gives what there is of a sample by its id, None for a bad one; it is returned, too.
-        plan: The bad sample's stream.
-        position: Its place there.
+    `get` gives what there is of a sample by its id, None for a bad one; it is returned, too.
 
-    Raises:
-        DataError: STAND_IN_TRIES samples in a row are bad.
+    Raises: DataError where STAND_IN_TRIES samples in a row are bad.
     """
     tries = min(STAND_IN_TRIES, plan.length)
     for further in range(tries):
@@ -301,15 +292,11 @@ def collate(
     partners: Sequence[tuple[int, Image] | None] = (),
     pinned: bool = False,
 ) -> Batch:
-    """Put decoded images on one canvas, zeros around them.
+    """Put decoded images, each with its id, on one canvas, zeros around them.
 
-    Args:
-        split: Where their labels are.
-        ids: (B,) the positions' samples.
-        rows: Id and (C, h, w) image of the sample that stands at each position.
-        epoch: Of the batch.
-        partners: Of the second views; the images that are there come last, in this order.
-        pinned: Write to memory where a copy to a GPU begins; torch reuses it after the copies.
+    `ids` (B,) are the positions' samples, `rows` those that stand there. Of `partners`, of the
+    second views, the images that are there come last. `pinned`: in memory where a copy to a GPU
+    begins; torch reuses it after the copies.
     """
     sources = np.array([source for source, _ in rows], np.int64)
     pictures = [image for _, image in rows] + [partner[1] for partner in partners if partner]

@@ -28,16 +28,13 @@ Booleans = NDArray[np.bool_]
 
 
 def held_out(labels: Integers, count: int, groups: Integers | None = None) -> Integers:
-    """Choose the ids of a fixed, class-stratified slice: the lowest hashes of each class.
+    """Choose the ids of a fixed, class-stratified slice, sorted: the lowest hashes of each class.
 
     Args:
         labels: (N,) int64. Samples without a label (-1) are never taken, but with their group.
         count: Of the slice; each class gives its share, rounded. 0: nobody.
         groups: (N,) number of each sample's group, which is taken whole or not at all; then the
             slice has as nearly `count` labelled samples as that allows; see `choose_groups`.
-
-    Returns:
-        Sorted ids.
 
     Raises:
         DataError: Nothing is left to train on, or with groups nothing is taken.

@@ -99,9 +99,8 @@ class Partners:
     """Draw the partners of an order's samples: none that the order never serves, by its seed.
 
     They have the same value in all columns of `same`, are `near` in another (needed without any),
-    and differ in each of `different`. `share` of the samples have one drawn, anew in each epoch.
-    With reach "split" it is among all samples, with "window" among those that the order shuffles
-    together, which a stream holds in memory.
+    and differ in each of `different`. `share` of the samples have one drawn, anew in each epoch,
+    within `reach`.
 
     Raises: DataError where a column's kind cannot serve.
     """
@@ -338,17 +337,13 @@ def plan_version(pairs: Pairs | None) -> int:
 
 
 class Survey(NamedTuple):
-    """Who finds a partner, of the samples of some global steps.
-
-    `lonely` ones should have a partner and have none; `outside` are partners outside of the window
-    that a stream holds in memory, and `outside_bytes` what reading them takes.
-    """
+    """How many find a partner, of the samples of some global steps."""
 
     samples: float
     partners: float
-    lonely: float
-    outside: float
-    outside_bytes: float
+    lonely: float  # should have a partner and have none
+    outside: float  # partners outside of the window that a stream holds in memory
+    outside_bytes: float  # what reading these takes
 
     def reads_an_epoch(self, order: Order) -> str:
         """Say what partners outside of the window cost."""
@@ -387,11 +382,7 @@ class Pairing:
         return None if self.partners is None else self.partners.of_step(step, streams)
 
     def describe(self, step: int, streams: range, batch: Batch, shown: Integers | None) -> Batch:
-        """Return the batch of a step and of this process's streams with its `pairs`.
-
-        The images of the partners are behind the rows' own. `shown` (B,) are the samples that the
-        second views show; None: nobody has a partner.
-        """
+        """Return the batch with its `pairs`; `shown` (B,): the samples of second views, or None."""
         own, count = batch.source_ids.numpy(), len(batch.ids)
         image, lonely = np.arange(count), np.zeros(count, bool)
         if shown is not None and (drawn := self.drawn(step, streams)) is not None:

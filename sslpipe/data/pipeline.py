@@ -79,11 +79,7 @@ class Batch(NamedTuple):
         return torch.cat([own, second][:views])
 
     def to(self, device: torch.device) -> "Batch":
-        """Move images and plan; on CUDA the host waits for no copy.
-
-        Labels, ids and sizes stay on the host: losses look for equal ones, and views are planned by
-        sizes.
-        """
+        """Move images and plan; on CUDA the host waits for no copy. All else stays on the host."""
         images = self.images.to(device, non_blocking=True)
         return self._replace(images=images, plan=self.plan and self.plan.to(device))
 
@@ -101,10 +97,7 @@ Prepare = Callable[[int, Batch], Batch]  # of a global step's batch, in the thre
 
 
 def send(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Move small tensors; to CUDA in one copy from pinned memory, which the host does not wait for.
-
-    There they are parts of one block of memory. What is on the device already stays as it is.
-    """
+    """Move small tensors; to CUDA in one copy from pinned memory: the host does not wait."""
     if device.type != "cuda":
         return [tensor.to(device) for tensor in tensors]
     outside = [tensor for tensor in tensors if not tensor.is_cuda]

@@ -46,10 +46,7 @@ def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
 
 
 def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
-    """Return the ids held out from training, for the monitor.
-
-    Without any, no label is read: those of a billion samples take 24 GB.
-    """
+    """Return the ids held out from training, for the monitor; without any, no label is read."""
     count, by = recipe.data.holdout, recipe.data.holdout_by
     if not count:
         return np.zeros(0, np.int64)

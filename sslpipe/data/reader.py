@@ -209,8 +209,7 @@ class ImageStore:
         canvas_px: Images with a longer side are reduced to it.
         keep: Keep every decoded image in memory.
         on_bad: Called once for each bad sample, from any thread.
-        recent_bytes: Of the images decoded last, which stay even without `keep`: where partners
-            are drawn, an image is soon wanted again.
+        recent_bytes: Of the images decoded last, which stay even without `keep`, as partners may.
         jpeg: Decodes plain JPEGs, many at once (nvjpeg.py); else the CPU does, one by one.
     """
 

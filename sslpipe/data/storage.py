@@ -114,8 +114,7 @@ def read_bytes(url: str) -> bytes:
 def load_array(file: str | BinaryIO, *, mapped: bool = False) -> NDArray[Any]:
     """Read or map a .npy file, one thread at a time. Raises: many kinds, where it is damaged.
 
-    numpy evaluates the header as Python, and where two threads do so before Python 3.11.8 or 3.12.2
-    one of them may fail with "AST constructor recursion depth mismatch" (python/cpython 106905).
+    numpy evaluates the header as Python, where a second thread may fail (python/cpython 106905).
     """
     with _ONE_HEADER:
         array: NDArray[Any] = np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
@@ -138,18 +137,11 @@ def read_array(
     *,
     size: int | None = None,
 ) -> NDArray[Any]:
-    """Read a .npy file that dataset.json names.
+    """Read a .npy file that dataset.json names, by its sha256; in `shape`, None stands for any.
 
-    Args:
-        url: A path or a URL.
-        sha256: Of the file.
-        dtype: Of the array.
-        shape: Of the array; None stands for any size.
-        remedy: What to do where it is damaged, for the message.
-        size: Its bytes; with them a local file is mapped, not read.
+    `remedy` says what to do where it is damaged. With its `size` in bytes a local file is mapped.
 
-    Raises:
-        DataError: It is missing, another file, or no array of this type.
+    Raises: DataError where it is missing, another file, or no array of this type.
     """
     mapped = size is not None and not scheme(url)
     raw = b"" if mapped else read_bytes(url)

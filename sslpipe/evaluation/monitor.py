@@ -7,8 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sslpipe.augment.eval_view import EvalView
-from sslpipe.augment.probe_view import ProbeViews, by_view
+from sslpipe.augment.eval_view import EvalView, ProbeViews, by_view
 from sslpipe.data.index import Split
 from sslpipe.data.order import with_a_partner
 from sslpipe.distributed import Rank

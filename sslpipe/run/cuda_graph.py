@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sslpipe.augment.base import ViewPlan
 from sslpipe.augment.triton_views import TritonPlan
+from sslpipe.augment.two_views import ViewPlan
 from sslpipe.data.pipeline import Batch
 from sslpipe.losses.base import Objective
 from sslpipe.optim import LARS

@@ -14,8 +14,7 @@ from torchvision.transforms import InterpolationMode
 
 from sslpipe.augment import pixels
 from sslpipe.augment.ops import draws
-from sslpipe.augment.pixels import HUE, compiled_colours
-from sslpipe.augment.planes import Planes, blend_weights
+from sslpipe.augment.pixels import HUE, Planes, blend_weights, compiled_colours
 from sslpipe.augment.spec import ViewSpec
 from tests.augment.test_two_views import torchvision_jitter
 

@@ -1,18 +1,15 @@
 """Plans of views: made ahead, of rows of a batch, of partners' images, and a GPU's on a CPU."""
 
-import threading
-
 import pytest
 import torch
 
-from sslpipe.augment.base import ViewPlan
-from sslpipe.augment.batched import BatchPlan
 from sslpipe.augment.ops import ops_for
+from sslpipe.augment.plans import BatchPlan
 from sslpipe.augment.presets import PRESETS
 from sslpipe.augment.triton_views import TritonPlan
-from sslpipe.augment.two_views import AUGMENTS, FusedViews
-from sslpipe.data.pipeline import PairRows, pipelined
-from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of, params_for, views_of
+from sslpipe.augment.two_views import AUGMENTS, FusedViews, ViewPlan
+from sslpipe.data.pipeline import PairRows
+from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of, params_for
 
 
 def prepared(augment, batch):
@@ -37,23 +34,6 @@ def test_rows_of_a_prepared_batch_give_rows_of_its_views(kind, views):
     assert (augment(batch.rows(rows)) - expected).abs().max() <= 1e-6
 
 
-def test_a_plan_is_made_where_batches_are_collated():
-    augment, threads = FusedViews("simclr", 32), set()
-
-    def collate(step, parts):
-        threads.add(threading.current_thread().name)
-        return augment.prepare(batch_of(SIZES[:4], first_id=4 * step), seed=0, number=0)
-
-    stream = pipelined(iter(range(3)), lambda step: [], lambda part: part, collate, 1, 2)
-    for step, batch in enumerate(stream):
-        assert isinstance(batch.plan, ViewPlan)
-        assert batch.plan.work is not None
-        assert torch.equal(
-            augment(batch), views_of(batch_of(SIZES[:4], first_id=4 * step), augment)
-        )
-    assert threads == {"sslpipe-collate_0"}
-
-
 def test_a_batch_without_a_plan_is_refused():
     with pytest.raises(ValueError, match="no plan of its views: call prepare, or give draws"):
         FusedViews("simclr", 32)(batch_of(SIZES[:2]))
@@ -74,7 +54,7 @@ def gpu_plan(augment, batch, **options):
 
 def set_parts(monkeypatch, images, pixels):
     """Have a plan change so many images together, of so many pixels."""
-    monkeypatch.setattr("sslpipe.augment.batched._PART_BYTES", images * 3 * 4 * pixels)
+    monkeypatch.setattr("sslpipe.augment.plans._PART_BYTES", images * 3 * 4 * pixels)
 
 
 @pytest.mark.parametrize("parts", [1, 3])

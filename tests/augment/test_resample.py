@@ -7,7 +7,7 @@ import pytest
 import torch
 import torchvision.transforms.v2.functional as reference
 
-from sslpipe.augment.batched import crop_by_products, plan_lines
+from sslpipe.augment.plans import crop_by_products, plan_lines
 from sslpipe.augment.resample import (
     blur_by_products,
     blur_taps,

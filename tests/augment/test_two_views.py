@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 import shutil
 
 import numpy as np
@@ -16,7 +17,7 @@ from sslpipe.augment.ops import draws
 from sslpipe.augment.pixels import EAGER, compiled_colours
 from sslpipe.augment.presets import PRESETS
 from sslpipe.augment.resample import bfloat16_pays
-from sslpipe.augment.two_views import AUGMENTS, FusedViews
+from sslpipe.augment.two_views import AUGMENTS, FusedViews, TwoViews
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import RecipeError
 
@@ -210,16 +211,8 @@ def test_neither_padding_nor_chunks_nor_autocast_change_the_views(monkeypatch):
     assert torch.equal(views_of(batch._replace(images=bright), augment), whole)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(views_of(batch, augment), whole)
-    monkeypatch.setattr("sslpipe.augment.chunks._CHUNK_BYTES", 3 * 4 * 32 * 32 * 2)
+    monkeypatch.setattr("sslpipe.augment.plans._CHUNK_BYTES", 3 * 4 * 32 * 32 * 2)
     assert (views_of(batch, augment) - whole).abs().max() <= 1e-6
-
-
-def test_on_gray_images_the_grayscale_preset_keeps_the_channels_equal():
-    augment, batch = FusedViews("grayscale", 28), batch_of([(28, 28)] * 16)
-    views = views_of(batch._replace(images=batch.images[:, :1].expand(-1, 3, -1, -1)), augment)
-    assert augment.jitter_ops == [0, 1]  # saturation and hue are not computed at all
-    assert torch.equal(views[:, 0], views[:, 1])
-    assert torch.equal(views[:, 0], views[:, 2])
 
 
 def test_views_are_float32_or_bfloat16_channels_last_from_either_layout():
@@ -318,3 +311,74 @@ def test_the_bf16_blur_of_a_gpu_is_off_by_its_stated_error():
     params = params_for(batch, exact)
     error = (exact(batch, params) - fast(batch, params)).abs() * 255
     assert 0 < error.max() <= 2
+
+
+# -- TwoViews, in one line: the views that training makes of the same pixels, seed, epoch and ids --
+
+FOUR = [(40, 52), (33, 33), (120, 64), (7, 100)]
+
+
+def images_of(sizes):
+    batch = batch_of(sizes)
+    return [image[:, :h, :w] for image, (h, w) in zip(batch.images, sizes, strict=True)]
+
+
+def test_a_list_of_sizes_gives_the_views_of_training():
+    batch = batch_of(FOUR, first_id=0, epoch=3)
+    images = batch.images.contiguous(memory_format=torch.channels_last)
+    augment = FusedViews("byol", 32, MEAN, STD)
+    expected = augment(batch._replace(images=images), params_for(batch, augment, seed=5))
+    views = TwoViews("byol", crop_px=32, mean=MEAN, std=STD)
+    first, second = views(images_of(FOUR), seed=5, epoch=3, ids=[0, 1, 2, 3])
+    assert first.shape == second.shape == (4, 3, 32, 32)
+    assert first.dtype == torch.float32
+    assert torch.equal(torch.cat([first, second]), expected)
+
+
+def test_a_tensor_and_a_list_of_one_size_give_the_same_views():
+    images = batch_of([(40, 50)] * 4).images
+    views = TwoViews(crop_px=48)
+    for a, b in zip(views(images, ids=range(4)), views([*images], ids=np.arange(4)), strict=True):
+        assert torch.equal(a, b)
+        assert a.min() >= 0
+        assert a.max() <= 1
+
+
+def test_without_ids_two_calls_differ_and_a_new_object_starts_again():
+    images = batch_of([(40, 50)] * 3).images
+    views = TwoViews(crop_px=32)
+    one, two = views(images)[0], views(images)[0]
+    assert ((one - two).abs().amax((1, 2, 3)) > 0.05).all()
+    assert torch.equal(two, views(images, ids=[3, 4, 5])[0])
+    assert torch.equal(one, TwoViews(crop_px=32)(images)[0])
+    assert not torch.equal(one, views(images, ids=[0, 1, 2], seed=1)[0])
+    assert not torch.equal(one, views(images, ids=[0, 1, 2], epoch=1)[0])
+
+
+U8 = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        (U8 + 0.9, "images are float32 of at most 1; give values of 0..255, as images * 255"),
+        ([U8[0], U8[0].float()], "images are float32; give uint8 in 0..255, or float32 in the"),
+        (U8.long(), "images are int64; give uint8 in 0..255"),
+        (U8[0], "images has shape (3, 8, 8); give (B, 3, H, W) or a list of (3, H, W)"),
+        (U8[:, :1], "images[0] has shape (1, 8, 8); give RGB, channels first: (3, H, W)"),
+        (U8.movedim(1, 3), "images[0] has shape (8, 8, 3); give RGB, channels first"),
+        ([U8[0], U8[0, 0]], "images[1] has shape (8, 8); give RGB"),
+        ([U8[0].numpy()], "images[0] is a ndarray; give uint8 tensors (3, H, W)"),
+        ([], "images is empty; give at least one"),
+        (U8[:, :, :0], "images[0] has shape (3, 0, 8)"),
+    ],
+)
+def test_wrong_images_are_one_line(images, words):
+    with pytest.raises(ValueError, match="^" + re.escape(words)) as caught:
+        TwoViews(crop_px=16)(images)
+    assert "\n" not in str(caught.value)
+
+
+def test_as_many_ids_as_images():
+    with pytest.raises(ValueError, match=r"ids has shape \(3,\); give 2 integers"):
+        TwoViews(crop_px=16)(U8, ids=[1, 2, 3])

@@ -2,14 +2,27 @@
 
 import gc
 import io
+import os
+import socket
+import subprocess
 import sys
+import threading
+import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 
-from sslpipe.data.storage import join, load_array, read_bytes, read_range, size_of
+from sslpipe.data import storage
+from sslpipe.data.index import load_index
+from sslpipe.data.reader import Reader
+from sslpipe.data.storage import DiskCache, join, load_array, read_bytes, read_range, size_of
 from sslpipe.errors import DataError
+from tests.helpers.batches import same, take
+from tests.helpers.dataset import write_dataset
 
 
 def test_ranges_and_sizes_are_the_files(tmp_path):
@@ -68,3 +81,285 @@ def test_arrays_are_read_by_threads_that_collect_garbage_meanwhile():
         gc.callbacks.remove(switch)
         gc.set_threshold(*threshold)
         sys.setswitchinterval(interval)
+
+
+class Server:
+    """Serves a folder with ranges. `trouble(number)` says what goes wrong with a request."""
+
+    def __init__(self, folder):
+        self.served: list[tuple[str, int, int]] = []  # path, first byte, one past the last
+        self.requests, self.trouble = 0, lambda number: ""
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_):
+                pass
+
+            def do_HEAD(self):
+                self.answer(body=False)
+
+            def do_GET(self):
+                self.answer(body=True)
+
+            def answer(self, body):
+                outer.requests += 1
+                trouble = outer.trouble(outer.requests)
+                path = folder / self.path.lstrip("/")
+                if trouble in ("503", "403") or not path.is_file():
+                    self.send_response(int(trouble or 404))
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                if trouble == "reset":  # before a word was said
+                    self.close_connection = True
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                raw = path.read_bytes()
+                start, end = 0, len(raw)
+                wanted = self.headers.get("Range")
+                if wanted and trouble != "no ranges":
+                    first, last = wanted.removeprefix("bytes=").split("-")
+                    start, end = int(first), min(end, int(last) + 1 if last else end)
+                    self.send_response(206)
+                    self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(raw)}")
+                else:
+                    self.send_response(200)
+                self.send_header("Accept-Ranges", "bytes")
+                self.send_header("Content-Length", str(end - start))
+                self.end_headers()
+                if not body:
+                    return
+                if trouble == "stall":
+                    time.sleep(3)
+                if trouble == "cut":  # in the middle of what was promised
+                    self.wfile.write(raw[start : (start + end) // 2])
+                    self.close_connection = True
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                outer.served.append((self.path.lstrip("/"), start, end))
+                self.wfile.write(raw[start:end])
+
+            def handle(self):
+                with suppress(OSError):  # the client gave up first, as it may
+                    super().handle()
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("remote")
+    write_dataset(folder, (40, 3, 60, 25))
+    return folder
+
+
+@pytest.fixture
+def server(folder, monkeypatch):
+    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.01)
+    server = Server(folder)
+    yield server
+    server.close()
+
+
+def some_batches(location, *, count=12, **run):
+    bad = []
+    actual = take(load_index(location), count, canvas_px=16, bad=bad, seed=3, run=run)
+    assert not bad
+    return actual
+
+
+def assert_same(one, other):
+    assert all(map(same, one, other))
+
+
+def test_a_server_that_breaks_connections_gives_the_batches_of_the_disk(folder, server):
+    """Every second request is refused, reset, or cut in the middle."""
+    kinds = ("reset", "503", "cut")
+    server.trouble = lambda number: kinds[number // 2 % 3] if number % 2 else ""
+    assert_same(some_batches(server.url), some_batches(str(folder)))
+    assert server.requests > 2 * len(server.served) - 20
+
+
+def test_a_server_that_stalls_is_asked_again(folder, server, monkeypatch):
+    monkeypatch.setattr(storage, "STALL_S", 0.3)
+    server.trouble = lambda number: "stall" if number == 1 else ""
+    begin_s = time.monotonic()
+    raw = read_bytes(f"{server.url}/dataset.json")
+    assert raw == (folder / "dataset.json").read_bytes()
+    assert 0.3 < time.monotonic() - begin_s < 2.5
+
+
+def test_a_server_that_is_down_is_one_error_after_the_tries(server):
+    server.trouble = lambda number: "503"
+    with pytest.raises(DataError, match=r"cannot read .*dataset\.json: .*503.*\(tried 6 times\)"):
+        load_index(server.url)
+    assert server.requests == storage.RETRIES + 1
+    with pytest.raises(DataError, match=r"cannot read http://127\.0\.0\.1:9/x: .*tried 6 times"):
+        size_of("http://127.0.0.1:9/x")
+
+
+def test_what_is_not_there_is_not_asked_for_again(server):
+    assert size_of(f"{server.url}/nothing.tar") is None
+    asked = server.requests
+    assert asked <= 3  # a HEAD, and a GET where a server knows none
+    with pytest.raises(DataError, match=r"cannot read .*nothing\.json"):
+        read_bytes(f"{server.url}/nothing.json")
+    assert server.requests == asked + 1
+
+
+def test_a_server_without_ranges_is_reported_not_taken_for_a_truncated_shard(server):
+    server.trouble = lambda number: "no ranges"
+    with pytest.raises(DataError, match="does not serve ranges; copy the shards"):
+        read_range(f"{server.url}/train-000000.tar", 512, 1024)
+
+
+def test_no_byte_of_a_window_is_fetched_twice_and_each_read_is_one_request(server):
+    split = load_index(server.url).split("train")
+    server.served.clear()
+    reader = Reader(split, window_bytes=2**20)
+    reader.rows(0, np.arange(40))
+    (read,) = [entry for entry in server.served if entry[0].endswith(".tar")]
+    offsets = split.offsets(0)
+    assert read == ("train-000000.tar", int(offsets[0, 0]), int(offsets[39, 1]))
+
+
+def test_cached_blocks_are_fetched_once_over_epochs_and_runs(folder, server, tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 4096)
+    cached = {"cache_dir": str(tmp_path / "cache")}
+    first = some_batches(server.url, count=16, **cached)  # two epochs
+    assert_same(first, some_batches(str(folder), count=16))
+    tars = [entry for entry in server.served if entry[0].endswith(".tar")]
+    fetched = sum(end - start for _, start, end in tars)
+    assert fetched <= sum(path.stat().st_size for path in folder.glob("*.tar"))
+    server.served.clear()
+    assert_same(first, some_batches(server.url, count=16, **cached))
+    assert [entry for entry in server.served if entry[0].endswith(".tar")] == []
+
+
+def test_the_cache_keeps_its_limit_and_what_was_used_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 100)
+    content = os.urandom(2050)
+    fetched = []
+
+    def fetch(start, end):
+        fetched.append((start, end))
+        return content[start:end]
+
+    cache = DiskCache(tmp_path, limit_bytes=1000)
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        start, end = sorted(rng.choice(2051, 2, replace=False).tolist())
+        assert cache.read("a", 2050, start, end, fetch) == content[start:end]
+        assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) <= 1000
+    cache.read("a", 2050, 0, 100, fetch)
+    os.utime(cache._path("a", 0), (4e9, 4e9))
+    cache.read("a", 2050, 1000, 2050, fetch)  # more than the limit itself
+    fetched.clear()
+    cache.read("a", 2050, 0, 100, fetch)
+    assert fetched == []
+
+
+def test_a_block_that_was_cut_and_a_file_that_changed_are_fetched_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 100)
+    old, new = b"o" * 250, b"n" * 250
+    cache = DiskCache(tmp_path, limit_bytes=10_000)
+    assert cache.read("old", 250, 90, 210, lambda a, b: old[a:b]) == old[90:210]
+    (tmp_path / cache._path("old", 1).relative_to(tmp_path)).write_bytes(b"o" * 7)
+    asked = []
+    whole = cache.read("old", 250, 0, 250, lambda a, b: asked.append((a, b)) or old[a:b])
+    assert (whole, asked) == (old, [(100, 200)])
+    assert cache.read("new", 250, 0, 250, lambda a, b: new[a:b]) == new
+
+
+def test_the_cache_deletes_nothing_but_its_own_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "BLOCK_BYTES", 100)
+    outside = tmp_path / "outside" / f"{'0' * 64}.block"
+    own = [tmp_path / "cache" / name for name in ("ab/thesis.block", "photos/x.block")]
+    for path in (outside, *own):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"mine")
+    (tmp_path / "cache" / "00").symlink_to(outside.parent, target_is_directory=True)
+    cache = DiskCache(tmp_path / "cache", limit_bytes=0)
+    cache.read("x", 500, 0, 500, lambda a, b: b"x" * (b - a))
+    assert sorted((tmp_path / "cache").glob("*/*")) == sorted(
+        [*own, tmp_path / "cache/00" / outside.name]
+    )
+    assert {path.read_bytes() for path in (outside, *own)} == {b"mine"}
+
+
+def test_a_cache_on_a_full_disk_costs_speed_only(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    cache = DiskCache(tmp_path, limit_bytes=10_000)
+    monkeypatch.setattr(storage.os, "replace", full)
+    for _ in range(2):
+        assert cache.read("x", 5, 1, 4, lambda a, b: b"abcde"[a:b]) == b"bcd"
+    assert list(tmp_path.glob("*/*")) == []
+
+
+@pytest.fixture(scope="module")
+def bucket(folder):
+    """The data set in a bucket of moto's S3 server, and the environment that points there."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    endpoint = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        put(f"{endpoint}/shards", b"", deadline=time.monotonic() + 120)
+        for path in folder.iterdir():
+            put(f"{endpoint}/shards/fashion/{path.name}", path.read_bytes())
+        yield {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def put(url, raw, deadline=0.0):
+    """Anonymous, by hand: moto asks for no signature."""
+    while True:
+        try:
+            kind = {"Content-Type": "application/octet-stream"}
+            request = urllib.request.Request(url, data=raw, method="PUT", headers=kind)
+            with urllib.request.urlopen(request, timeout=30):
+                return
+        except OSError:  # not up yet
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_an_s3_store_gives_the_batches_of_the_disk_and_names_what_it_lacks(
+    folder, bucket, monkeypatch
+):
+    for name, value in bucket.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.01)
+    assert_same(some_batches("s3://shards/fashion"), some_batches(str(folder)))
+    assert (
+        size_of("s3://shards/fashion/train-000000.tar")
+        == (folder / "train-000000.tar").stat().st_size
+    )
+    assert size_of("s3://shards/fashion/nothing.tar") is None
+    with pytest.raises(DataError, match=r"cannot read s3://shards/other/dataset\.json"):
+        load_index("s3://shards/other")

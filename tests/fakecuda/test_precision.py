@@ -39,7 +39,7 @@ def test_a_card_without_bf16_is_offered_fp16():
 
 
 def _rounded_products(current: bool) -> dict[str, set[int]]:
-    from sslpipe.augment.batched import Lines, crop_by_products
+    from sslpipe.augment.plans import Lines, crop_by_products
     from sslpipe.augment.resample import gaussian_blur
     from sslpipe.evaluation.neighbours import nearest
     from sslpipe.losses.engine.products import FEW_PAIRS, Multiply

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sslpipe.augment.probe_view import ProbeViews
+from sslpipe.augment.eval_view import ProbeViews
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.pipeline import Batch, pipelined
 from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of

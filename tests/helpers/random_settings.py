@@ -31,10 +31,9 @@ from pydantic import BaseModel
 
 from benchmarks.common import memory_mb
 from sslpipe import portable
-from sslpipe.augment.fused_views import FusedViews
 from sslpipe.augment.ops import draws
 from sslpipe.augment.spec import ViewSpec
-from sslpipe.augment.two_views import build_augment
+from sslpipe.augment.two_views import FusedViews, build_augment
 from sslpipe.build import build_loss, build_model
 from sslpipe.check import estimate, finetuning, pretraining
 from sslpipe.check.estimate import noise_batch

@@ -1,13 +1,13 @@
-"""All views of a batch at once, on a GPU by torch's operations: BatchPlan.
+"""Which views are computed together: ChunkPlan on a CPU, BatchPlan on a GPU by torch's operations.
 
-A GPU is fastest with few operations on many pixels, and when the host never waits for it. So views
-are not cut into small chunks, and all that the host knows is made ahead and sent in one copy.
+A CPU is fastest with chunks that stay in its cache. A GPU is with few operations on many pixels,
+and when the host never waits for it: all that the host knows is made ahead and sent in one copy.
 """
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from itertools import pairwise
+from functools import cache, partial
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,13 +15,136 @@ import torch
 from torch import Tensor
 
 from sslpipe.augment.op import Chunk, Draws, MaskedOp, Op
-from sslpipe.augment.pixels import HUE, blend_channels_, make_blends
-from sslpipe.augment.planes import Planes, blend_weights
+from sslpipe.augment.pixels import (
+    HUE,
+    Colours,
+    Planes,
+    blend_channels_,
+    blend_weights,
+    change_colours,
+    make_blends,
+)
+from sslpipe.augment.resample import TOGETHER_PX, crop_apart, crop_together, plan_crops
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.data.pipeline import send
 from sslpipe.precision import full_float32
 
-_PART_BYTES = 2**30  # of float images or float views that are changed together
+_CHUNK_BYTES = 2**21  # of float views; measured from 2**19 to 2**22 at 32, 96 and 224 px
+_PART_BYTES = 2**30  # of a GPU's float images or float views that are changed together
+_NO_HUE, _UNTOUCHED = 4, 5  # beside the steps 0..3 of hue: jittered without hue, not jittered
+
+
+class ChunkPlan:
+    """Sort the views of a batch and cut them into chunks: iterating gives each Chunk.
+
+    The trick: rows that need the same work stand side by side, so that it is paid by those rows
+    only, on slices instead of gathered copies. The rows are sorted
+
+    1. by the step at which the jitter shifts their hue (the most expensive op), then by the way
+       their image is read (large ones by their boxes). A chunk never spans two such groups: in a
+       chunk, hue is one call on all rows, at one step.
+    2. in a group: untouched, blurred, blurred and gray, gray. In a chunk both the blurred and the
+       gray rows are then one slice each.
+    3. among the blurred by sigma: a chunk's kernels are only as long as its largest sigma needs.
+
+    A chunk is so small that its images stay in the processor's cache from the crop to the last op.
+    The result does not depend on the chunks, but for float32's last bits.
+
+    `sizes` are (B, 2) of the images, `shown` (2B,) the image of each view, `jitter_ops` the colour
+    ops that some view may do: the others cost nothing.
+    """
+
+    def __init__(
+        self,
+        draws: Draws,
+        specs: tuple[ViewSpec, ...],
+        sizes: Tensor,
+        shown: Tensor,
+        jitter_ops: list[int],
+        colours: Colours,
+        bfloat16: bool,
+        channels: int = 3,
+    ) -> None:
+        crop_px = int(specs[0].crop_px)
+        # Large images are read by their boxes. That is a property of the image, not of the batch:
+        # its views must not depend on the batch.
+        large = (sizes.amax(1) > TOGETHER_PX)[shown]
+        kept = torch.isin(draws.order, torch.tensor(jitter_ops))
+        order = draws.order[kept].view(len(kept), -1)  # without the ops that no view does
+        step = (order == HUE).int().argmax(1) if HUE in jitter_ops else _NO_HUE
+        step = torch.where(draws.jitter, step, _UNTOUCHED)
+
+        # the order of the rows; lexsort's last key is the first to count
+        blurred = draws.blur.int()
+        place = torch.where(draws.grayscale, 3 - blurred, blurred)
+        sigma = torch.where(draws.blur, draws.sigma, 0)
+        self.rows = torch.from_numpy(
+            np.lexsort([key.numpy() for key in (sigma, place, large, step)])
+        )
+        self._draws, self._large = draws.rows(self.rows), large[self.rows]
+        self._groups = list(zip(step[self.rows].tolist(), self._large.tolist(), strict=True))
+
+        # the chunks, and what each of them needs of the jitter and the crop
+        self._parts = list(self._cut(max(1, _CHUNK_BYTES // (channels * 4 * crop_px**2))))
+        self._blends = make_blends(order[self.rows], self._draws.factors, self._draws.jitter)
+        needs = np.stack([part.numpy() for part in self._blends], axis=2) != (1, 0, 0)  # (2B, k, 3)
+        needs = np.logical_or.reduceat(needs, [part.start for part in self._parts])
+        self._needs = needs.tolist()  # (chunks, k, 3)
+        self._crops = plan_crops(
+            shown[self.rows], self._draws.boxes, self._draws.flip, self._large, crop_px
+        )
+        self._specs, self._colours, self._bfloat16 = specs, colours, bfloat16
+
+    @property
+    def all_large(self) -> bool:
+        """Whether every image is read by its boxes."""
+        return bool(self._large.all())
+
+    def to(self, device: torch.device) -> "ChunkPlan":
+        """Move nothing: the plan is of one device."""
+        return self
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Do nothing: nothing was copied."""
+
+    def _cut(self, most_rows: int) -> Iterator[slice]:
+        """Slices of the sorted rows, each of one group, of about equal length in a group."""
+        first = 0
+        for _, members in groupby(self._groups):
+            count = len(list(members))
+            pieces = -(-count // most_rows)
+            bounds = [first + count * piece // pieces for piece in range(pieces + 1)]
+            yield from (slice(start, stop) for start, stop in pairwise(bounds))
+            first += count
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for part, needs in zip(self._parts, self._needs, strict=True):
+            step, large = self._groups[part.start]
+            draws = self._draws.rows(part)
+            hue_step = step if step < _NO_HUE else None
+            jitter = partial(
+                change_colours,
+                blends=self._blends.rows(part),
+                hue_shift=draws.factors[:, HUE],
+                hue_step=hue_step,
+                needs=needs,
+                colours=self._colours,
+            )
+            jittered = hue_step is not None or any(done for done, _, _ in needs)
+            yield Chunk(
+                draws=draws,
+                specs=self._specs,
+                rows=self.rows[part],
+                from_bytes=large,
+                cut=partial(crop_apart if large else crop_together, crops=self._crops.rows(part)),
+                jitter=jitter if jittered else None,
+                bfloat16=self._bfloat16,
+                params=draws.params,
+                masked={},
+            )
+
+
+# on a GPU
 
 
 class Lines(NamedTuple):
@@ -72,18 +195,10 @@ class Part(NamedTuple):
 
 
 class BatchPlan:
-    """The views of a batch in a few parts: iterating gives each as a Chunk.
+    """The views of a batch in a few parts, of images on a `canvas` (height, width).
 
-    Args:
-        draws: Of all VB views, on the CPU, all first views before all second.
-        specs: The settings of each view.
-        canvas: Height and width of the batch's images, in pixels.
-        jitter_ops: The colour ops that some view may do.
-        ops: What is done, in order.
-        bfloat16: As in Chunk.
-        channels: C of the images.
-        shown: (VB,) int64, the image of each view; None: the views of a row show one image, which
-            is read once.
+    `shown` (VB,) is the image of each view; None: those of a row show one image, which is read
+    once. `jitter_ops` as in ChunkPlan.
     """
 
     def __init__(
@@ -199,16 +314,10 @@ def crop_by_products(
     """Crop, resample (bilinear, antialiased) and mirror all views of images by dense products.
 
     An image's lines stand as (H, C, W), so both products read and write whole lines and nothing is
-    copied between them; the first serves all views of an image.
+    copied between them; the first serves all views of an image. Factors and results are of `dtype`;
+    float16 holds each byte exactly, and weights to 2^-11.
 
-    Args:
-        images: (B, C, H, W) uint8, or float32.
-        lines: Of VB views, image by image.
-        crop_px: Side of the views.
-        dtype: Of factors and results. float16 holds each byte exactly, and weights to 2^-11.
-
-    Returns:
-        (VB, crop_px, C, crop_px) of dtype, in the images' units.
+    Shape: (B, C, H, W), lines of VB views image by image -> (VB, crop_px, C, crop_px), same units.
     """
     count, channels, height, width = images.shape
     pixels = torch.empty(count, height, channels, width, dtype=dtype, device=images.device)
