@@ -138,15 +138,8 @@ class EvalView(nn.Module):
     def forward(self, images: Tensor, sizes: Tensor) -> Tensor:
         """Return the views of a batch: all first crops, then all second.
 
-        Args:
-            images: (B, C, H, W) uint8, or float32 in its units, each image in the top-left corner.
-            sizes: (B, 2) their heights and widths.
-
-        Returns:
-            (n B, C, crop_px, crop_px) float32, channels_last, for n crops.
-
-        Raises:
-            ValueError: There are not as many channels as the mean has.
+        (B, C, H, W) uint8, or float32 in its units, top left, with (B, 2) heights and widths ->
+        (n B, C, crop_px, crop_px) float32, channels_last. Raises: ValueError for other channels.
         """
         check_images(images, len(self.mean))
         count = CROPS[self.crops]

@@ -17,13 +17,9 @@ class ExtraOps(nn.Module):
 
     They see images in [0, 1] and must keep their shape. An op's random numbers come from torch's
     generator, forked and seeded by a hash of (seed, epoch, id, view, place in the list): the rows
-    of a batch do not touch each other.
+    of a batch do not touch each other. `extra` as in FusedViews.
 
-    Args:
-        extra: as in FusedViews; an op's own argument p decides whether it is done.
-
-    Raises:
-        RecipeError: an unknown name or key, or arguments that kornia refuses.
+    Raises: RecipeError for an unknown name or key, or arguments that kornia refuses.
     """
 
     def __init__(self, extra: Sequence[dict[str, Any]]) -> None:

@@ -20,20 +20,13 @@ class Draws:
     """The parameters of V views (1 or 2) of B samples: all first views, then all second.
 
     `draws.sigma` is short for `draws.params["sigma"]`.
-
-    Args:
-        seed: of all rows.
-        epoch: of all rows; in a fine-tuning, which may use a sample twice an epoch, the step.
-        ids: (VB,) int64, the samples.
-        views: (VB,) int64 in {0, 1}.
-        params: the parameters of each op: name -> (VB, ...).
     """
 
     seed: int
-    epoch: int
-    ids: Tensor
-    views: Tensor
-    params: Mapping[str, Tensor]
+    epoch: int  # in a fine-tuning, which may use a sample twice an epoch, the step
+    ids: Tensor  # (VB,) int64, the samples
+    views: Tensor  # (VB,) int64 in {0, 1}
+    params: Mapping[str, Tensor]  # of each op, by name: (VB, ...)
 
     def __getattr__(self, name: str) -> Tensor:
         if name.startswith("_") or name not in self.params:  # copy and pickle ask for the former

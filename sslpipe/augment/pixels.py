@@ -100,16 +100,10 @@ def change_colours(
     needs: Needs,
     colours: Colours,
 ) -> Tensor:
-    """Jitter colours, each image in its own order; what no image needs is not computed.
+    """Jitter colours, each image in its own order, perhaps in place; what none needs is not done.
 
-    Args:
-        images: may be changed too.
-        blends: the steps but hue.
-        hue_shift: (n,) float32, in cycles.
-        hue_step: hue is shifted before this blend of every image, so that its price is paid once;
-            None: of none.
-        needs: of each step, over all images.
-        colours: the kernels.
+    Hue is shifted by (n,) cycles before blend `hue_step` of every image, so that its price is paid
+    once; None: of none.
     """
     for step, (done, needs_gray, needs_mean) in enumerate(needs):
         if step == hue_step:

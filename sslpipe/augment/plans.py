@@ -177,14 +177,11 @@ class Passes(NamedTuple):
 class Part(NamedTuple):
     """Some images and all their views, n, in the order of the passes.
 
-    What is sent to the device:
-        plan: rows (n,) int64, which of the views they are; gather (n,) int64, where they are among
-            the crops, which are image by image; terms (passes, 3, n) float32, factor, gray and mean
-            of the blends; shift (n,) float32, of the hue, in sixths of a cycle; and where the views
-            of a row show two images, shown (n,) int64, that of each crop.
-        lines: `Lines` of the crops.
-        params: Those of the draws.
-        masked: The rows that each MaskedOp changes, where there are some.
+    What is sent to the device: `plan`, of rows (n,), which of the views they are; gather (n,),
+    where they are among the crops, which are image by image; terms (passes, 3, n), factor, gray and
+    mean of the blends; shift (n,), of the hue, in sixths of a cycle; and where the views of a row
+    show two images, shown (n,), that of each crop. `lines` of the crops, `params` of the draws, and
+    the `masked` rows that each MaskedOp changes.
     """
 
     images: slice

@@ -48,23 +48,10 @@ def preview_grid(
 ) -> Image.Image:
     """Draw a row per sample: the image with the first epoch's crops framed, then the views.
 
-    The views are those of training, normalisation undone. More than 16 samples stand in blocks of
-    so many, side by side.
+    The views are those of training, normalisation undone, in `num_epochs` epochs from `epoch` on.
+    `ids` (n,) are sorted; `partners` are, by epoch and ids, the samples that second views show.
 
-    Args:
-        index: names the classes.
-        split: where the samples are.
-        augment: the views.
-        seed: the run's.
-        epoch: the first of `num_epochs` that are shown.
-        ids: (n,) sorted sample ids.
-        canvas_px: as in training.
-        num_epochs: see `epoch`.
-        partners: epoch and ids (n,) -> the samples (n,) that the second views show; None: their
-            own.
-
-    Raises:
-        DataError: where a sample cannot be read.
+    Raises: DataError where a sample cannot be read.
     """
     ids = np.asarray(ids, dtype=np.int64)
     rows = []

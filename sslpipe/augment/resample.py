@@ -111,19 +111,11 @@ def _crop(lines: Tensor, first: Tensor | None, crops: Crops, channels: int) -> T
 def gaussian_blur(
     images: Tensor, sigma: Tensor, kernel_px: int, largest_sigma: float, *, bfloat16: bool = False
 ) -> Tensor:
-    """Blur by a separable Gaussian with reflected borders.
+    """Blur (n, c, S, S) by a separable Gaussian of (n,) sigmas, with reflected borders.
 
-    Args:
-        images: (n, c, S, S) float32.
-        sigma: (n,) in pixels, none over largest_sigma.
-        kernel_px: its taps, odd, less than 2 S.
-        largest_sigma: taps that float32 cannot see at this sigma are skipped.
-        bfloat16: across, pixels, weights and sums are rounded to it (each to a relative 2^-9),
-            products are accumulated in float32; not for kernels of _FEW_TAPS, which need no
-            products.
-
-    Returns:
-        The same shape; its argument is unchanged.
+    Taps of the kernel, odd and less than 2 S, that float32 cannot see at `largest_sigma` are
+    skipped. bfloat16: across, pixels, weights and sums are rounded to it (each to a relative 2^-9),
+    products are accumulated in float32; not for kernels of _FEW_TAPS, which need no products.
     """
     if kernel_px // 2 >= images.shape[-1]:
         raise ValueError(

@@ -68,14 +68,8 @@ class TritonPlan:
     Launches, and shapes of tables, depend on settings and the number of views only: what a batch's
     views need stands in the tables.
 
-    Attributes:
-        block: Bytes on the device that hold all tables; None: they are not moved yet.
-
-    Args:
-        draws: Of all VB views, on the CPU.
-        specs: The settings of each view.
-        jitter_ops: The colour ops that some view may do.
-        shown: (VB,) int64, the image of each view.
+    `jitter_ops` are the colour ops that some view may do, `shown` (VB,) the image of each view,
+    `block` the bytes on the device that hold all tables; None: they are not moved yet.
     """
 
     def __init__(

@@ -94,11 +94,8 @@ class BaseViews(nn.Module):
     def prepare(self, batch: Batch, *, seed: int, number: int) -> Batch:
         """Return the batch with the plan of its views: what a loader's thread does ahead.
 
-        Args:
-            batch: All but its images on the CPU.
-            seed: The run's.
-            number: Names the random numbers beside seed and ids: the epoch, or the step where a
-                sample may come twice in an epoch.
+        `number` names the random numbers beside seed and ids: the epoch, or the step where a sample
+        may come twice in an epoch.
         """
         params = draws(seed, number, batch.ids, batch.view_sizes, self.specs)
         return batch._replace(plan=self.plan(params, batch))

@@ -129,7 +129,7 @@ def repeated(groups: Integers, without: Integers) -> Integers:
 
 
 def choose_groups(groups: Integers, labels: Integers, fraction: float, *words: int) -> Booleans:
-    """Draw whole groups that hold a share of the samples, of each class as nearly as groups allow.
+    """Say who is in groups, drawn whole, that hold a share of the samples and of each class: (N,).
 
     Classes, and the groups of a class, come in an order drawn by hashes; a group is taken where
     that brings the number of samples taken so far nearer to the share (error diffusion). The whole
@@ -141,9 +141,6 @@ def choose_groups(groups: Integers, labels: Integers, fraction: float, *words: i
             (-1) count where none has one; else they go with their group and do not count.
         fraction: The share, in [0, 1].
         *words: Name the draw.
-
-    Returns:
-        (N,) whether each sample's group is taken.
     """
     _, first, numbers = np.unique(groups, return_index=True, return_inverse=True)
     counted = labels >= 0 if (labels >= 0).any() else np.ones(len(labels), bool)

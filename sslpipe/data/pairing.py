@@ -155,7 +155,8 @@ class Partners:
         """Say which of a step's partners (B,) lie in the window of their sample: (B,)."""
         epoch, ids = self.order.ids(step, streams)
         own, theirs = (self._find_windows(epoch, each, streams) for each in (ids, partners))
-        return (theirs >= 0) & (theirs == own)
+        inside: Flags = (theirs >= 0) & (theirs == own)
+        return inside
 
     # the draw
 
@@ -282,9 +283,9 @@ class Partners:
             (w,), (w,), and (w, 2) stream and number in it.
         """
         tables = [self.order.epoch(epoch).stream(number).windows for number in streams]
-        names = np.array(
-            [(n, k) for n, own in zip(streams, tables, strict=True) for k in range(len(own))]
-        )
+        counts = [len(table) for table in tables]
+        numbers = np.concatenate([np.arange(count) for count in counts])
+        names = np.stack([np.repeat(streams, counts), numbers], axis=1)
         shards, low, high = np.concatenate(tables).T
         before = np.cumsum(self.order.kept) - self.order.kept
         ascending = np.argsort(before[shards] + low)
