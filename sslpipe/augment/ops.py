@@ -340,7 +340,7 @@ def ops_for(specs: Sequence[ViewSpec]) -> list[Op]:
 def draws(
     seed: int, epoch: int, ids: ArrayLike, sizes: ArrayLike, specs: tuple[ViewSpec, ...]
 ) -> Draws:
-    """Draw the parameters of every view of the samples: all first views, then all second.
+    """Draw the parameters of every view of the samples, on the CPU: all first views, then second.
 
     A row depends on (seed, epoch, its id, its view, its size) and the view's spec only.
 
@@ -351,9 +351,6 @@ def draws(
         sizes: (B, 2) valid height and width in pixels, or (views, B, 2) where the views of a row
             show different images; both on the CPU.
         specs: the settings of each view.
-
-    Returns:
-        Draws of `len(specs) * B` rows, on the CPU.
     """
     ids = np.asarray(ids, dtype=np.int64)
     sizes = np.asarray(sizes, dtype=np.int64)

@@ -181,11 +181,7 @@ class FusedViews(BaseViews):
             self.colours = pixels.compiled_colours(**options)
 
     def plan(self, params: Draws, batch: Batch) -> ViewPlan:
-        """Plan the views of a batch that have these parameters.
-
-        Raises:
-            RecipeError: `kernels` is "triton", and it cannot make these views here.
-        """
+        """Plan the views of a batch. Raises: RecipeError where triton is asked for and cannot."""
         return ViewPlan(params, self._planned(params, batch, self.mean.device))
 
     def _planned(self, params: Draws, batch: Batch, device: torch.device) -> Plan:
