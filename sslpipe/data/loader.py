@@ -33,6 +33,9 @@ STAND_IN_TRIES = 100  # bad samples in a row before the data are given up
 MOST_OF_MEMORY = 0.5  # of what is free, for run.cache = "device": the rest is for the training
 
 Shown = tuple[Batch, Integers | None]  # and the samples of second views; None: all their own
+DrawPartners = Callable[[int], Integers | None]  # of a step; None: nobody has one
+# read a step, decode a part of it, make its batch of the parts
+Stages = tuple[Callable[[int], list[Any]], Callable[[Any], Any], Callable[[int, list[Any]], Shown]]
 
 
 class Taken(NamedTuple):
@@ -133,34 +136,9 @@ def batches(
         partners = None if pairing is None else pairing.drawn(step, streams)
         return None if partners is None else partners.ids
 
-    read: Callable[[int], list[Any]]
-    if run.cache == "device":
-        make = _resident(split, order, data, run, streams, device, on_bad, jpeg, drawn)
-        read, decode_part = lambda step: [], lambda part: part
-    else:
-        store = ImageStore(
-            open_reader(split, run),
-            canvas_px=data.canvas_px,
-            keep=run.cache == "memory",
-            on_bad=on_bad,
-            recent_bytes=RECENT_BYTES if pairing is not None and pairing.partners else 0,
-            jpeg=jpeg,
-        )
-        readers = [StreamReader(order, store, number) for number in streams]
-        pinned, decode_part = device.type == "cuda", partial(_decode, store)
-
-        def read(step: int) -> list[Taken]:
-            ids = drawn(step)
-            parts = [None] * len(readers) if ids is None else ids.reshape(len(readers), -1).tolist()
-            return [reader.take(step, part) for reader, part in zip(readers, parts, strict=True)]
-
-        def make(step: int, parts: list[Decoded]) -> Shown:
-            epoch, ids = order.ids(step, streams)
-            rows = [row for part in parts for row in part.rows]
-            partners = [partner for part in parts for partner in part.partners]
-            shown = [(partner or row)[0] for row, partner in zip(rows, partners, strict=False)]
-            batch = collate(split, ids, rows, epoch, partners=partners, pinned=pinned)
-            return batch, np.array(shown, np.int64) if shown else None
+    has_partners = pairing is not None and pairing.partners is not None
+    source = split, order, data, run, streams, device, on_bad, jpeg, drawn if has_partners else None
+    read, decode_part, make = (_resident if run.cache == "device" else _streamed)(*source)
 
     def finish(step: int, parts: list[Any]) -> Batch:
         batch, shown = make(step, parts)
@@ -170,6 +148,45 @@ def batches(
 
     steps = iter(count(first_step))
     yield from pipelined(steps, read, decode_part, finish, run.num_workers, run.prefetch, device)
+
+
+def _streamed(
+    split: Split,
+    order: Order,
+    data: Data,
+    run: RunConfig,
+    streams: range,
+    device: torch.device,
+    on_bad: OnBad,
+    jpeg: JpegDecoder | None,
+    drawn: DrawPartners | None,
+) -> Stages:
+    """Read the shards along the streams."""
+    store = ImageStore(
+        open_reader(split, run),
+        canvas_px=data.canvas_px,
+        keep=run.cache == "memory",
+        on_bad=on_bad,
+        recent_bytes=RECENT_BYTES if drawn else 0,
+        jpeg=jpeg,
+    )
+    readers = [StreamReader(order, store, number) for number in streams]
+
+    def read(step: int) -> list[Taken]:
+        ids = drawn(step) if drawn else None
+        parts = [None] * len(readers) if ids is None else ids.reshape(len(readers), -1).tolist()
+        return [reader.take(step, part) for reader, part in zip(readers, parts, strict=True)]
+
+    def make(step: int, parts: list[Decoded]) -> Shown:
+        epoch, ids = order.ids(step, streams)
+        rows = [row for part in parts for row in part.rows]
+        partners = [partner for part in parts for partner in part.partners]
+        shown = [(partner or row)[0] for row, partner in zip(rows, partners, strict=False)]
+        pinned = device.type == "cuda"
+        batch = collate(split, ids, rows, epoch, partners=partners, pinned=pinned)
+        return batch, np.array(shown, np.int64) if shown else None
+
+    return read, partial(_decode, store), make
 
 
 class Decoded(NamedTuple):
@@ -324,9 +341,9 @@ def _resident(
     device: torch.device,
     on_bad: OnBad,
     jpeg: JpegDecoder | None,
-    drawn: Callable[[int], Integers | None],
-) -> Callable[[int, list[Any]], Shown]:
-    """Decode all that is served into the device's memory; return what makes a step's batch."""
+    drawn: DrawPartners | None,
+) -> Stages:
+    """Decode all that is served into the device's memory first; then every step selects rows."""
     bad: set[int] = set()
 
     def remember(record: Quarantined) -> None:
@@ -352,7 +369,7 @@ def _resident(
     def make(step: int, parts: list[Any]) -> Shown:
         epoch, ids = order.ids(step, streams)
         sources = _with_stand_ins(order, step, streams, ids, bad) if bad else ids
-        shown, partners, others = None, ids[:0], drawn(step)
+        shown, partners, others = None, ids[:0], drawn(step) if drawn else None
         if others is not None:
             shown = np.where((sources == ids) & (place[others] >= 0), others, sources)
             partners = shown[shown != sources]
@@ -361,7 +378,7 @@ def _resident(
         labels, own, read = map(torch.from_numpy, (split.labels_of(sources), ids, sources))
         return Batch(selected, sizes[rows], labels, own, read, epoch), shown
 
-    return make
+    return lambda step: [], lambda part: part, make
 
 
 def _with_stand_ins(
