@@ -129,6 +129,7 @@ def test_the_fused_pipeline_equals_torchvision_image_by_image(preset, crop_px):
     augment, batch = FusedViews(preset, crop_px, MEAN, STD), batch_of(sizes, first_id=crop_px)
     params = params_for(batch, augment)
     views = augment(batch, params)
+    assert augment.mean.tolist() == pytest.approx(MEAN)
     assert views.shape == (2 * len(sizes), 3, crop_px, crop_px)
     assert views.dtype == torch.float32
     assert views.is_contiguous(memory_format=torch.channels_last)
