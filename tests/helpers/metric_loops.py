@@ -4,6 +4,7 @@ Each takes rows (list of (D,) float64 tensors) and labels (list of int) and give
 torch can differentiate. Nothing here is shared with sslpipe.
 """
 
+import itertools
 import math
 
 import torch
@@ -43,14 +44,27 @@ def pairs(y):
     return [(i, j) for i in range(len(y)) for j in range(len(y)) if i != j]
 
 
+def positive_pairs(y):
+    return [(i, j) for i, j in pairs(y) if y[i] == y[j]]
+
+
 def triplets(y):
-    everyone = range(len(y))
-    return [(a, p, n) for a in everyone for p in positives(y, a) for n in negatives(y, a)]
+    return [(a, p, n) for a, p in positive_pairs(y) for n in negatives(y, a)]
+
+
+def with_both(y):
+    """The anchors that have a positive and a negative."""
+    return [i for i in range(len(y)) if positives(y, i) and negatives(y, i)]
 
 
 def mean(values):
     """0 of no values."""
     return sum(values) / len(values) if values else torch.zeros(())
+
+
+def one_more(terms):
+    """log(1 + the sum of e^term)."""
+    return torch.log(1 + sum(torch.exp(term) for term in terms) + torch.zeros(()).double())
 
 
 def by_pairs(x, y, near, far):
@@ -76,9 +90,8 @@ def chopra(x, y, q):
 
 
 def cross_entropy(row, label, linear):
-    logits = [weight @ row + bias for weight, bias in zip(linear.weight, linear.bias, strict=True)]
-    top = max(v.item() for v in logits)
-    return top + torch.log(sum(torch.exp(v - top) for v in logits)) - logits[label]
+    logits = torch.stack([w @ row + b for w, b in zip(linear.weight, linear.bias, strict=True)])
+    return torch.logsumexp(logits, 0) - logits[label]
 
 
 def deep_id2(x, y, linear, margin=1.0, weight=0.05):
@@ -103,11 +116,10 @@ def chosen_triplet(x, y, kept, margin=0.2):
 
 def batch_hard(x, y, margin=0.2, soft_margin=False):
     values = []
-    for a in range(len(y)):
-        if positives(y, a) and negatives(y, a):
-            far = max(dist(x[a], x[p]) for p in positives(y, a))
-            near = min(dist(x[a], x[n]) for n in negatives(y, a))
-            values.append(soft(far - near) if soft_margin else hinge(margin + far - near))
+    for a in with_both(y):
+        far = max(dist(x[a], x[p]) for p in positives(y, a))
+        near = min(dist(x[a], x[n]) for n in negatives(y, a))
+        values.append(soft(far - near) if soft_margin else hinge(margin + far - near))
     return mean(values)
 
 
@@ -125,18 +137,14 @@ def ranking_and_tags(x, y, tags, linears, weight, classified):
     values = []
     for t in triplets(y):
         k = t[0] if classified == "anchor" else t[2]
-        entropies = [
-            cross_entropy(x[k], tag, linear)
-            for tag, linear in zip(tags[y[k]], linears, strict=True)
-        ]
-        values.append(ratio(x, *t) ** 2 + weight * mean(entropies))
+        entropies = map(cross_entropy, [x[k]] * len(linears), tags[y[k]], linears)
+        values.append(ratio(x, *t) ** 2 + weight * mean([*entropies]))
     return mean(values)
 
 
 def lmnn(x, y, matrix, margin=1.0, weight=1.0, neighbours=None):
     def d_a(i, j):
-        gap = x[i] - x[j]
-        return gap @ matrix @ gap
+        return (x[i] - x[j]) @ matrix @ (x[i] - x[j])
 
     pull = push = 0
     for i in range(len(y)):
@@ -149,62 +157,56 @@ def lmnn(x, y, matrix, margin=1.0, weight=1.0, neighbours=None):
 
 def tuple_max(x, y):
     x = unit(x)
-    return mean(
-        [
-            hinge(max(x[a] @ x[n] for n in negatives(y, a)) - x[a] @ x[p])
-            for a in range(len(y))
-            for p in positives(y, a)
-        ]
-    )
+    hardest = {a: max(x[a] @ x[n] for n in negatives(y, a)) for a, _ in positive_pairs(y)}
+    return mean([hinge(hardest[a] - x[a] @ x[p]) for a, p in positive_pairs(y)])
 
 
 def n_pair(x, y, l2_weight=0.002):
-    first, second = {}, {}
-    for i, label in enumerate(y):
-        if label not in first:
-            first[label] = i
-        elif label not in second:
-            second[label] = i
+    """A class's first row is its anchor, its second its positive."""
+    rows_of = {c: [i for i, label in enumerate(y) if label == c][:2] for c in set(y)}
+    used = [rows for rows in rows_of.values() if len(rows) == 2]
     values = []
-    for label, p in second.items():
-        a = first[label]
-        others = [x[a] @ (x[q] - x[p]) for k, q in second.items() if k != label]
-        top = max([v.item() for v in others] + [0.0])  # so that nothing overflows
-        one = torch.tensor(math.exp(-top), dtype=x[a].dtype)
+    for a, p in used:
+        others = torch.stack([x[a] @ (x[q] - x[p]) for _, q in used])  # its own: 0
         penalty = l2_weight * (x[a].square().sum() + x[p].square().sum())
-        values.append(top + torch.log(one + sum(torch.exp(v - top) for v in others)) + penalty)
+        values.append(torch.logsumexp(others, 0) + penalty)
     return mean(values)
+
+
+def exponentials(x, temperature):
+    """e(i, j) = e^(cosine / temperature), and e(i, [j, ...]) their sum."""
+    x = unit(x)
+
+    def e(i, others):
+        several = others if isinstance(others, list) else [others]
+        return sum(torch.exp(x[i] @ x[k] / temperature) for k in several)
+
+    return e
 
 
 def info_nce(x, y, temperature=0.07):
-    x, values = unit(x), []
-    for a in range(len(y)):
-        for p in positives(y, a):
-            own = torch.exp(x[a] @ x[p] / temperature)
-            others = sum(torch.exp(x[a] @ x[n] / temperature) for n in negatives(y, a))
-            values.append(-torch.log(own / (own + others)))
-    return mean(values)
+    e = exponentials(x, temperature)
+    return mean(
+        [-torch.log(e(a, p) / (e(a, p) + e(a, negatives(y, a)))) for a, p in positive_pairs(y)]
+    )
+
+
+def others(y, i):
+    return [j for j in range(len(y)) if j != i]
 
 
 def nt_xent(x, y, temperature=0.1):
-    x, values = unit(x), []
-    for a in range(len(y)):
-        everyone = sum(torch.exp(x[a] @ x[k] / temperature) for k in range(len(y)) if k != a)
-        for p in positives(y, a):
-            values.append(-torch.log(torch.exp(x[a] @ x[p] / temperature) / everyone))
-    return mean(values)
+    e = exponentials(x, temperature)
+    return mean([-torch.log(e(a, p) / e(a, others(y, a))) for a, p in positive_pairs(y)])
 
 
 def sup_con(x, y, temperature=0.1, form="out"):
-    x, values = unit(x), []
+    e, values = exponentials(x, temperature), []
     for a in range(len(y)):
         if positives(y, a):
-            everyone = sum(torch.exp(x[a] @ x[k] / temperature) for k in range(len(y)) if k != a)
-            shares = [torch.exp(x[a] @ x[p] / temperature) / everyone for p in positives(y, a)]
-            if form == "out":
-                values.append(-mean([torch.log(share) for share in shares]))
-            else:
-                values.append(-torch.log(mean(shares)))
+            shares = [e(a, p) / e(a, others(y, a)) for p in positives(y, a)]
+            logs = mean([torch.log(share) for share in shares])
+            values.append(-logs if form == "out" else -torch.log(mean(shares)))
     return mean(values)
 
 
@@ -213,30 +215,25 @@ def nca(x, y, form="log", scale=1.0):
     for i in range(len(y)):
         if positives(y, i):
             p = sum(torch.exp(-scale * d2(x[i], x[j])) for j in positives(y, i))
-            p = p / sum(torch.exp(-scale * d2(x[i], x[k])) for k in range(len(y)) if k != i)
+            p = p / sum(torch.exp(-scale * d2(x[i], x[k])) for k in others(y, i))
             values.append(-torch.log(p) if form == "log" else 1 - p)
     return mean(values)
 
 
 def lifted(x, y, alpha=1.0):
-    total, count = 0, 0
-    for i in range(len(y)):
-        for j in range(i + 1, len(y)):
-            if y[i] == y[j]:
-                near = sum(torch.exp(alpha - dist(x[i], x[k])) for k in negatives(y, i))
-                near = near + sum(torch.exp(alpha - dist(x[j], x[k])) for k in negatives(y, j))
-                total = total + hinge(torch.log(near) + dist(x[i], x[j])) ** 2
-                count += 1
-    return total / (2 * count)
+    values = []
+    for i, j in positive_pairs(y):
+        near = sum(torch.exp(alpha - dist(x[k], x[n])) for k in (i, j) for n in negatives(y, k))
+        values.append(hinge(torch.log(near) + dist(x[i], x[j])) ** 2 / 2)
+    return mean(values)
 
 
 def multi_similarity(x, y, alpha=2.0, beta=50.0, base=1.0):
     x, values = unit(x), []
     for i in range(len(y)):
-        pull = sum(torch.exp(-alpha * (x[i] @ x[k] - base)) for k in positives(y, i))
-        push = sum(torch.exp(beta * (x[i] @ x[k] - base)) for k in negatives(y, i))
-        one = torch.ones((), dtype=x[0].dtype)
-        values.append(torch.log(one + pull) / alpha + torch.log(one + push) / beta)
+        pull = one_more(-alpha * (x[i] @ x[k] - base) for k in positives(y, i))
+        push = one_more(beta * (x[i] @ x[k] - base) for k in negatives(y, i))
+        values.append(pull / alpha + push / beta)
     return mean(values)
 
 
@@ -251,26 +248,19 @@ def margin(x, y, alpha=0.2, beta=None, nu=0.0):
 
 
 def angular(x, y, angle_deg=45.0):
-    x, values, t = unit(x), [], math.tan(math.radians(angle_deg)) ** 2
-    for a in range(len(y)):
-        for p in positives(y, a):
-            total = torch.ones((), dtype=x[a].dtype)
-            for n in negatives(y, a):
-                f = 4 * t * (x[a] + x[p]) @ x[n] - 2 * (1 + t) * x[a] @ x[p]
-                total = total + torch.exp(f)
-            values.append(torch.log(total))
-    return mean(values)
+    x, t = unit(x), math.tan(math.radians(angle_deg)) ** 2
+
+    def f(a, p, n):
+        return 4 * t * (x[a] + x[p]) @ x[n] - 2 * (1 + t) * x[a] @ x[p]
+
+    return mean([one_more(f(a, p, n) for n in negatives(y, a)) for a, p in positive_pairs(y)])
 
 
 def tuplet_margin(x, y, scale=64.0, margin=0.1, variance_weight=0.5, epsilon=0.01):
     x, values = unit(x), []
-    for a in range(len(y)):
-        for p in positives(y, a):
-            own = torch.cos(torch.acos(x[a] @ x[p]) - margin)
-            total = torch.ones((), dtype=x[a].dtype)
-            for n in negatives(y, a):
-                total = total + torch.exp(scale * (x[a] @ x[n] - own))
-            values.append(torch.log(total))
+    for a, p in positive_pairs(y):
+        own = torch.cos(torch.acos(x[a] @ x[p]) - margin)
+        values.append(one_more(scale * (x[a] @ x[n] - own) for n in negatives(y, a)))
     near = [x[i] @ x[j] for i, j in pairs(y) if y[i] == y[j]]
     far = [x[i] @ x[j] for i, j in pairs(y) if y[i] != y[j]]
     pull = mean([hinge((1 - epsilon) * mean(near) - s) ** 2 for s in near])
@@ -296,21 +286,15 @@ def tree_margins(x, y, beta, levels):
         within[c] = sum(apart) / max(1, len(apart))
     between = {(c, k): 2 - 2 * float(means[c] @ means[k]) for c in means for k in means}
     start = mean(list(within.values()))
-    nodes, merged = [{c} for c in means], {}
+    node, merged = {c: {c} for c in means}, {}  # class -> what it has merged into
     for level in range(1, levels + 1):
         threshold = level * (4 - start) / levels + start
-        changed = True
-        while changed:
-            changed = False
-            for one in nodes:
-                for two in nodes:
-                    near = any(between[c, k] < threshold for c in one for k in two)
-                    if one is not two and near and not changed:
-                        for c in one:
-                            for k in two:
-                                merged[c, k] = merged[k, c] = threshold
-                        nodes = [n for n in nodes if n is not one and n is not two] + [one | two]
-                        changed = True
+        for c, k in sorted(between, key=between.get):
+            if between[c, k] < threshold and node[c] is not node[k]:
+                for i, j in itertools.product(node[c], node[k]):
+                    merged[i, j] = merged[j, i] = threshold
+                union = node[c] | node[k]
+                node |= dict.fromkeys(union, union)
     return {
         (c, k): beta + merged[c, k] - within[c] if c in means and k in means else beta
         for c in set(y)
@@ -330,14 +314,13 @@ def magnet(x, y, clusters=None, alpha=1.0):
     s2 = sum(d2(row, means[key]) for row, key in zip(x, keys, strict=True)) / (len(x) - 1)
     values = []
     for row, key in zip(x, keys, strict=True):
-        others = sum(torch.exp(-d2(row, m) / (2 * s2)) for k, m in means.items() if k[0] != key[0])
-        values.append(hinge(d2(row, means[key]) / (2 * s2) + alpha + torch.log(others)))
+        far = sum(torch.exp(-d2(row, m) / (2 * s2)) for k, m in means.items() if k[0] != key[0])
+        values.append(hinge(d2(row, means[key]) / (2 * s2) + alpha + torch.log(far)))
     return mean(values)
 
 
 def hard_cluster(x, y, margin=0.2):
-    means = class_means(x, y)
-    values = []
+    means, values = class_means(x, y), []
     for c, center in means.items():
         far = max(dist(center, x[i]) for i in range(len(y)) if y[i] == c)
         near = min(dist(center, m) for k, m in means.items() if k != c)
@@ -346,50 +329,53 @@ def hard_cluster(x, y, margin=0.2):
 
 
 def unified(x, y, gamma=80.0, margin=0.4):
-    x, values = unit(x), []
-    for i in range(len(y)):
-        if positives(y, i) and negatives(y, i):
-            terms = [
-                torch.exp(gamma * (x[i] @ x[n] - x[i] @ x[p] + margin))
+    x = unit(x)
+    return mean(
+        [
+            one_more(
+                gamma * (x[i] @ x[n] - x[i] @ x[p] + margin)
                 for n in negatives(y, i)
                 for p in positives(y, i)
-            ]
-            values.append(torch.log(1 + sum(terms)))
-    return mean(values)
+            )
+            for i in with_both(y)
+        ]
+    )
 
 
 def circle(x, y, gamma=80.0, margin=0.4):
     x, values = unit(x), []
-    for i in range(len(y)):
-        if positives(y, i) and negatives(y, i):
-            push = pull = 0
-            for n in negatives(y, i):
-                s = x[i] @ x[n]
-                push = push + torch.exp(gamma * max(s.item() + margin, 0) * (s - margin))
-            for p in positives(y, i):
-                s = x[i] @ x[p]
-                pull = pull + torch.exp(-gamma * max(1 + margin - s.item(), 0) * (s - 1 + margin))
-            values.append(torch.log(1 + push * pull))
+    for i in with_both(y):
+        push = pull = 0
+        for s in (x[i] @ x[n] for n in negatives(y, i)):
+            push = push + torch.exp(gamma * max(s.item() + margin, 0) * (s - margin))
+        for s in (x[i] @ x[p] for p in positives(y, i)):
+            pull = pull + torch.exp(-gamma * max(1 + margin - s.item(), 0) * (s - 1 + margin))
+        values.append(torch.log(1 + push * pull))
     return mean(values)
 
 
 def hdc(x, y, shares, margin=1.0):
-    width = len(x[0]) // len(shares)
-    left = {kind: [(i, j) for i, j in pairs(y) if (y[i] == y[j]) == kind] for kind in (True, False)}
-    total, last = 0, None
+    """Branch by branch, of the pairs of a class and of two that are left for it."""
+    width, last, total = len(x[0]) // len(shares), None, 0
+    near, far = positive_pairs(y), [(i, j) for i, j in pairs(y) if y[i] != y[j]]
     for k, share in enumerate(shares):
         part = [row[k * width : (k + 1) * width] for row in x]
-        if k:
-            for kind, sign in ((True, -1), (False, 1)):
-                keep = max(1, math.ceil(share / shares[k - 1] * len(left[kind])))
-                hardness = [sign * dist(last[i], last[j]).item() for i, j in left[kind]]
-                if not hardness:
-                    continue
-                bound = sorted(hardness)[keep - 1] + 1e-12  # (i, j) and (j, i) stay together
-                left[kind] = [ij for ij, h in zip(left[kind], hardness, strict=True) if h <= bound]
+        if last is not None:
+            near, far = (
+                hardest(some, last, share / shares[k - 1], sign)
+                for some, sign in ((near, -1), (far, 1))
+            )
         total = total + mean(
-            [0.5 * d2(part[i], part[j]) for i, j in left[True]]
-            + [0.5 * hinge(margin - dist(part[i], part[j])) ** 2 for i, j in left[False]]
+            [0.5 * d2(part[i], part[j]) for i, j in near]
+            + [0.5 * hinge(margin - dist(part[i], part[j])) ** 2 for i, j in far]
         )
         last = part
     return total
+
+
+def hardest(some, x, share, sign):
+    """That share of the pairs, those with the least sign * distance."""
+    order = {(i, j): sign * dist(x[i], x[j]).item() for i, j in some}
+    keep = max(1, math.ceil(share * len(some)))
+    bound = max(sorted(order.values())[:keep], default=0) + 1e-12  # (i, j) and (j, i) both
+    return [pair for pair in some if order[pair] <= bound]
