@@ -37,8 +37,7 @@ from benchmarks.common import (
     timing_parser,
 )
 from sslpipe.losses import NTXentLoss
-from sslpipe.losses.engine.products import Multiply, Products
-from sslpipe.losses.engine.tiles import KEPT_TILES_BYTES
+from sslpipe.losses.engine.tiles import KEPT_TILES_BYTES, Multiply, Products
 from sslpipe.portable import keep_freed_memory
 
 DIM, TEMPERATURE, TILE = 128, 0.1, 512

@@ -21,10 +21,9 @@ from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import LOSSES, Objective
 from sslpipe.losses.base import takes_groups
 from sslpipe.losses.distill import TeacherFeatures
-from sslpipe.models.averaged import averaged
 from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
-from sslpipe.models.momentum import MomentumPair
+from sslpipe.models.momentum import MomentumPair, averaged
 from sslpipe.models.simclr import SimCLR
 from sslpipe.models.tuning import (
     freeze_layers,

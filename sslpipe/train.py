@@ -43,8 +43,7 @@ from sslpipe.export.initial import (
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
 from sslpipe.losses.base import takes_groups
-from sslpipe.models.averaged import decay_at
-from sslpipe.models.momentum import MomentumPair, follow, momentum_at
+from sslpipe.models.momentum import MomentumPair, decay_at, follow, momentum_at
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import optimizer_over
 from sslpipe.recipe.pretrain import Recipe

@@ -25,7 +25,7 @@ from sslpipe.metric_learning.build import (
 from sslpipe.metric_learning.model import MetricTask
 from sslpipe.metric_learning.sampling.batches import PKOrder
 from sslpipe.models.backbones import stem_warning
-from sslpipe.models.blocks import count_parameters
+from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.identity import run_identities

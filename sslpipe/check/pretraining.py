@@ -46,7 +46,7 @@ from sslpipe.export.initial import backbone_note, fit_channels, with_init
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
 from sslpipe.models.backbones import stem_warning
-from sslpipe.models.blocks import count_parameters
+from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.identity import run_identities

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from sslpipe.losses.engine.anchors import Anchors, gather_anchors
 from sslpipe.losses.engine.contrast import Engine, Sums, contrast, differentiate
-from sslpipe.losses.engine.products import Products
-from sslpipe.losses.engine.tiles import ONE_SUM, Term
+from sslpipe.losses.engine.tiles import ONE_SUM, Products, Term
 
 LEAST_SCALE, MOST_SCALE = 1e-6, 1e6  # what cosines are divided by: beyond, float32 overflows
 
@@ -77,12 +76,10 @@ class Objective(nn.Module):
         may differ in the embeddings, and with `ids_on_device` in the ids, alone: nothing else that
         they compute may come from the host.
         """
-        del ids, labels, groups
         return "it does not say (Objective.unlike) that its operations are those of every batch"
 
     def cannot(self, samples: int, *, paired: bool) -> str | None:
         """Say why a run cannot begin on a split of so many samples, with [pairs] or without."""
-        del samples, paired
         return None
 
     def stats(self) -> dict[str, float]:
@@ -91,7 +88,6 @@ class Objective(nn.Module):
 
     def negatives_per_anchor(self, batch_size: int) -> int:
         """Return how many negatives an anchor has at most; 0 for an objective without."""
-        del batch_size
         return 0
 
     def extra_repr(self) -> str:
@@ -212,7 +208,8 @@ class InBatchLoss(ContrastiveObjective):
     ) -> Anchors:
         """Decide who is whose negative. Collective. Shapes: z (B, D), others as in `forward`."""
         if self.mask_labels and labels is not None:
-            groups = labels if groups is None else with_column(groups, labels)
+            column = labels if labels.dim() == 2 else labels[:, None].expand(-1, 2)  # (B, 2)
+            groups = labels if groups is None else torch.cat([groups, column[:, :, None]], dim=2)
         return gather_anchors(z, ids, groups)
 
     def row_loss(self, v: Tensor, sums: Sums, anchors: Anchors) -> Tensor:
@@ -244,12 +241,6 @@ def positive_similarities(v: Tensor) -> Tensor:
     """Return (N, 1): the similarity of each image's two views, from v (N, 2, D)."""
     v_a, v_b = v.unbind(1)
     return (v_a * v_b).sum(1, keepdim=True)
-
-
-def with_column(groups: Tensor, labels: Tensor) -> Tensor:
-    """Return groups (B, 2, K) with the labels, (B,) or (B, 2), as one more column."""
-    column = labels if labels.dim() == 2 else labels[:, None].expand(-1, 2)
-    return torch.cat([groups, column[:, :, None]], dim=2)
 
 
 def check_views(

@@ -8,7 +8,7 @@ from torch import Tensor
 from sslpipe.losses.base import InBatchLoss, check_scale, positive_similarities
 from sslpipe.losses.engine.anchors import Anchors
 from sslpipe.losses.engine.contrast import Sums
-from sslpipe.losses.engine.products import Products
+from sslpipe.losses.engine.tiles import Products
 
 
 class DCLLoss(InBatchLoss):

@@ -69,7 +69,6 @@ class DietLoss(Objective):
         self, ids: Tensor | None, labels: Tensor | None = None, groups: Tensor | None = None
     ) -> str | None:
         """Say that all calls are alike. See `Objective.unlike`."""
-        del ids, labels, groups
         return None
 
     def stats(self) -> dict[str, float]:

@@ -139,7 +139,6 @@ class DistillLoss(Objective):
         self, ids: Tensor | None, labels: Tensor | None = None, groups: Tensor | None = None
     ) -> str | None:
         """Say that the teacher's rows come from the host. See `Objective.unlike`."""
-        del ids, labels, groups
         return "the teacher's features come from the host in each step"
 
     def stats(self) -> dict[str, float]:

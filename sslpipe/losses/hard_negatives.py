@@ -10,8 +10,7 @@ from sslpipe.distributed import to_device
 from sslpipe.losses.base import InBatchLoss, positive_similarities
 from sslpipe.losses.engine.anchors import Anchors
 from sslpipe.losses.engine.contrast import Sums
-from sslpipe.losses.engine.products import Products
-from sslpipe.losses.engine.tiles import ONE_SUM, Term
+from sslpipe.losses.engine.tiles import ONE_SUM, Products, Term
 
 
 class HardNegativeLoss(InBatchLoss):

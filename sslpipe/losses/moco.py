@@ -8,11 +8,10 @@ from torch import Tensor
 
 from sslpipe.distributed import all_gather_rows, current_rank, row_counts, to_device
 from sslpipe.losses.base import ContrastiveObjective, check_views
+from sslpipe.losses.engine.anchors import Masks, MaskTiles
 from sslpipe.losses.engine.contrast import normalised, project_out, with_gradient, without_autocast
-from sslpipe.losses.engine.masks import Masks, MaskTiles
-from sslpipe.losses.engine.products import Multiply, Products
 from sslpipe.losses.engine.queue import enqueue
-from sslpipe.losses.engine.tiles import Tiles
+from sslpipe.losses.engine.tiles import Multiply, Products, Tiles
 
 
 class MoCoLoss(ContrastiveObjective):
@@ -75,12 +74,10 @@ class MoCoLoss(ContrastiveObjective):
         self, ids: Tensor | None, labels: Tensor | None = None, groups: Tensor | None = None
     ) -> str | None:
         """Find all calls alike: the queue and its next row are on the device."""
-        del ids, labels, groups
         return None
 
     def negatives_per_anchor(self, batch_size: int) -> int:
         """Return the size of the queue, once it is full."""
-        del batch_size
         return self.queue_rows
 
     def forward(
@@ -93,7 +90,6 @@ class MoCoLoss(ContrastiveObjective):
         groups: Tensor | None = None,
     ) -> Tensor:
         """Compute the global mean over all N queries; see `Objective.forward`."""
-        del labels
         check_views(z_a, z_b, ids, None, groups)
         if z_a.shape[1] != self.dim:
             raise ValueError(

@@ -48,12 +48,10 @@ class NTXentLoss(InBatchLoss):
 
     def row_loss(self, v: Tensor, sums: Sums, anchors: Anchors) -> Tensor:
         """-log p of the positive, which is no part of the sum: a loss near 0 keeps its digits."""
-        del anchors
         return _softplus(sums[0] - positive_similarities(v)).mean()
 
     def derivatives(self, v: Tensor, sums: Sums, anchors: Anchors) -> tuple[Tensor, Tensor, Tensor]:
         """Differentiate as autograd would, in a third of its time: small batches feel it."""
-        del anchors
         excess = sums[0] - positive_similarities(v)  # (N, 2)
         missing = torch.sigmoid(excess).div_(excess.numel())  # 1 - p of the positive, over 2N
         of_image = missing.sum(1).neg_().view(-1, 1, 1)

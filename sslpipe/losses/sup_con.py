@@ -7,7 +7,7 @@ from sslpipe.distributed import all_gather_rows, to_device
 from sslpipe.losses.base import InBatchLoss, positive_similarities
 from sslpipe.losses.engine.anchors import Anchors, Classes, gather_anchors
 from sslpipe.losses.engine.contrast import Sums
-from sslpipe.losses.engine.products import Products
+from sslpipe.losses.engine.tiles import Products
 
 
 class SupConLoss(InBatchLoss):

@@ -18,7 +18,7 @@ from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.model import EmbeddingQueue, MetricTask
 from sslpipe.metric_learning.sampling.batches import PK_VERSION, PKOrder
-from sslpipe.models.averaged import averaged
+from sslpipe.models.momentum import averaged
 from sslpipe.models.backbones import build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
 from sslpipe.models.tuning import (

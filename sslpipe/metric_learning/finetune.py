@@ -41,7 +41,7 @@ from sslpipe.metric_learning.losses.base import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import LabelCounts, unit
 from sslpipe.metric_learning.model import MetricTask
 from sslpipe.metric_learning.sampling.batches import PKOrder, pk_batches
-from sslpipe.models.averaged import follow_average
+from sslpipe.models.momentum import follow_average
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import optimizer_over
 from sslpipe.recipe.base import Tune

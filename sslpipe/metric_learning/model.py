@@ -17,8 +17,7 @@ from sslpipe.models.backbones import Backbone
 class EmbeddingQueue(nn.Module):
     """Keep the last rows that all ranks pushed, oldest overwritten first; equal on all ranks.
 
-    All state (rows, labels, ids, head, count) lies in buffers: it moves with the module, is saved
-    with it, and is restored when a step is undone.
+    All state lies in buffers, which are saved, and restored when a step is undone.
 
     Args:
         size: How many rows.
@@ -48,10 +47,7 @@ class EmbeddingQueue(nn.Module):
 
     @torch.no_grad()
     def push(self, embeddings: Tensor, labels: Tensor, ids: Tensor) -> None:
-        """Take in embeddings (n, D), labels (n,), ids (n,) of this rank. Collective.
-
-        n may differ between ranks. Rows enter in rank order, without gradient, in float32.
-        """
+        """Take in embeddings (n, D), labels, ids (n,) of all ranks, in rank order. Collective."""
         rows = [all_gather_rows(part) for part in (embeddings, labels, ids)]
         buffers = self.embeddings, self.labels, self.ids
         enqueue(buffers, rows, self.head, self.count)
@@ -91,7 +87,7 @@ class MetricTask(nn.Module):
         super().__init__()
         self.backbone, self.losses = backbone, nn.ModuleList(losses)
         self.weights, self.miner, self.queue = tuple(weights), miner, queue
-        self.ema: Backbone | None = None  # see models.averaged
+        self.ema: Backbone | None = None  # see momentum.averaged
 
     def forward(
         self,

@@ -13,8 +13,6 @@ from sslpipe.portable import total_memory_bytes
 
 MOST_MODULES = 10_000  # the deepest networks that timm has are of a third
 _NO_MEMORY = ("allocate memory", "storage size", "overflow", "too large", "out of memory")
-
-
 MOST_IMAGE_GB = 4.0  # SSLPIPE_IMAGE_GB: memory that one image may take in a network of others
 _BYTES_PER_PX = 256  # the first layers' maps: 64 float32 channels
 

@@ -1,4 +1,4 @@
-"""An encoder that makes queries, and a moving average of it that makes keys."""
+"""Moving averages of an encoder: one makes the keys of its queries, one is evaluated."""
 
 import copy
 import math
@@ -22,10 +22,9 @@ class MomentumPair(nn.Module):
     undoing of a skipped step include it; its BatchNorms keep running statistics of their own.
     Before the first `follow` both are equal.
 
-    BatchNorm: queries and keys are normalised apart, each over its views of the global batch
-    (batchnorm = "global"). MoCo normalises over one GPU's few images, whose statistics tell which
-    keys belong to a query, and shuffles the keys over the GPUs against that. Statistics of the
-    global batch are the same for all its images, so there is nothing to shuffle, and none is done.
+    Queries and keys are normalised apart, each over its views of the global batch. MoCo shuffles
+    keys over the GPUs, as the statistics of one GPU's images tell which keys belong to a query;
+    those of the global batch are the same for all.
 
     Args:
         backbone: images -> features.
@@ -121,3 +120,41 @@ def momentum_at(step: int, settings: Momentum, steps: int) -> float:
     if settings.schedule == "constant":
         return settings.start
     return 1 - (1 - settings.start) * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def averaged(backbone: Backbone) -> Backbone:
+    """Copy a backbone for `follow_average`: the average's start.
+
+    The copy is all buffers, as in `MomentumPair`; its keys are the backbone's.
+    """
+    return without_parameters(copy.deepcopy(backbone))
+
+
+@torch.no_grad()
+def follow_average(average: Backbone, backbone: Backbone, decay: float, step: int) -> None:
+    """Move an average towards its backbone after the optimizer step of this number, in place.
+
+    BatchNorm's statistics are averaged as the weights are, and its counts taken over.
+
+    Args:
+        average: What `averaged` made.
+        backbone: The trained one.
+        decay: The recipe's optim.ema.
+        step: Counts from 0.
+    """
+    follow(average, backbone, decay_at(step, decay), buffers=True)
+
+
+def decay_at(step: int, decay: float) -> float:
+    """Compute the part of itself that an average keeps at one step: at most (1 + t) / (10 + t).
+
+    With a constant one, a short run's average would be mostly its random start.
+
+    Args:
+        step: t, counts from 0.
+        decay: The recipe's optim.ema.
+
+    Source:
+        TensorFlow's `ExponentialMovingAverage` with num_updates.
+    """
+    return min(decay, (1 + step) / (10 + step))

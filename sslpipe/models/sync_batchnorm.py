@@ -205,11 +205,8 @@ class _FusedNormalise(torch.autograd.Function):
 
 @lru_cache(maxsize=256)
 def _row_count(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make the number of rows a tensor (1,), once for each; shared: not to be changed.
-
-    No rows are 1e-30 of one: with 0 the kernel that merges would divide 0 by 0, and so it rounds
-    them away.
-    """
+    """Make the number of rows a tensor (1,), once for each; shared: not to be changed."""
+    # of no rows: with 0 the kernel that merges would divide 0 by 0, and this it rounds away
     return torch.full((1,), rows or 1e-30, dtype=dtype, device=device)
 
 

@@ -12,23 +12,12 @@ from sslpipe.optim.build import (
     optimizer_over,
     parameter_groups,
     ramp_at,
+    rate_warning,
     set_lr,
     takes_found_inf,
 )
 from sslpipe.optim.lars import LARS
-from sslpipe.optim.usual_rate import rate_warning
 
-__all__ = [
-    "LARS",
-    "build_optimizer",
-    "clip_gradient",
-    "describe_groups",
-    "gradient_norm",
-    "lr_at",
-    "optimizer_over",
-    "parameter_groups",
-    "ramp_at",
-    "rate_warning",
-    "set_lr",
-    "takes_found_inf",
-]
+__all__ = ["LARS", "build_optimizer", "optimizer_over", "parameter_groups"]
+__all__ += ["clip_gradient", "describe_groups", "gradient_norm", "takes_found_inf"]
+__all__ += ["lr_at", "ramp_at", "rate_warning", "set_lr"]

@@ -15,15 +15,21 @@ from sslpipe.optim.lars import LARS, on_one_gpu
 from sslpipe.optim.sharded import ShardedAdamW, ShardedSGD
 from sslpipe.recipe.base import Optim, Tune
 
+ABSURD = 100  # times the usual rate
+_PUBLISHED = {  # optimizer -> rate for a batch of 256, and whose
+    "sgd": (0.1, "Goyal et al. 2017"),
+    "lars": (0.3, "SimCLR"),
+    "adamw": (5e-4, "DINO"),
+}
+_LARS_BY_ROOT = 0.075
+
 
 def lr_at(step: int, optim: Optim, steps: int) -> float:
     """Compute the learning rate of one step.
 
-    With w = warmup_steps: peak_lr * step / w for step < w, so 0 at step 0 and peak_lr at step w
-    (as in SimCLR's code). From there on, for the cosine schedule,
-    peak_lr * (1 + cos(pi (step - w) / (steps - w))) / 2: peak_lr / 2 at w + (steps - w) / 2, 0 at
-    step = steps, which is one past the last; for "constant" peak_lr. A run shorter than its
-    warm-up ends inside it.
+    With w = warmup_steps: peak_lr * step / w for step < w (as in SimCLR's code); from there on
+    peak_lr * (1 + cos(pi (step - w) / (steps - w))) / 2, 0 one past the last step, or, where the
+    schedule is "constant", peak_lr. A run shorter than its warm-up ends inside it.
 
     Args:
         step: counts from 0.
@@ -87,9 +93,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Make an optimizer's groups of the model's trainable parameters.
 
-    Groups "decay": parameters of two or more dimensions. "no_decay": biases, norms, scalars, which
-    get no weight decay and no LARS adaptation unless optim.decay_one_dim. Distinguished by shape,
-    since names differ from backbone to backbone.
+    "decay": parameters of two or more dimensions. "no_decay": others (biases, norms, scalars),
+    without weight decay and LARS adaptation, unless optim.decay_one_dim.
 
     Args:
         model: its parameters that require a gradient.
@@ -164,14 +169,10 @@ def _of_kind(groups: list[dict[str, Any]], optim: Optim) -> Optimizer:
 
 
 class _TowardsStart:
-    """Weight decay towards where the parameters of some groups were when this was made.
+    """Weight decay towards where the parameters of groups with `l2_to_init` were at the start.
 
-    Before each step: the gradient gets l2_to_init (w - start), as weight_decay adds
-    weight_decay w to it; under AdamW w moves by lr l2_to_init (start - w), as there w moves by
-    -lr weight_decay w. A step that `found_inf` skips moves nothing.
-
-    Args:
-        groups: Of the optimizer; those with `l2_to_init`.
+    Before each step: the gradient gets l2_to_init (w - start); under AdamW w moves by
+    lr l2_to_init (start - w). A step that `found_inf` skips moves nothing.
 
     Source:
         Li et al. 2018 (L2-SP), arXiv:1802.01483, eq. 2; Loshchilov & Hutter 2019 (AdamW),
@@ -230,11 +231,7 @@ def _with_own_kernels(optimizer: SGD | AdamW) -> Optimizer:
 
 
 def describe_groups(groups: Iterable[dict[str, Any]], model: nn.Module) -> str:
-    """Describe each group in one line.
-
-    Its name, tensors, numbers, weight decay, whether LARS adapts it, and how many tensors of which
-    kind it holds ("20 BatchNorm2d.bias").
-    """
+    """Describe each group in one line: its sizes and settings, its tensors of each kind."""
     kinds = {
         parameter: f"{type(module).__name__.removeprefix('FSDP')}.{name}"
         for module in model.modules()
@@ -274,9 +271,7 @@ def gradient_norm(optimizer: Optimizer, parameters: Iterable[Tensor]) -> Tensor:
 def clip_gradient(
     optimizer: Optimizer, parameters: list[nn.Parameter], most: float | None
 ) -> Tensor:
-    """Bring the gradient's length to at most `most`: in place, or by the optimizer's next step.
-
-    The latter on CUDA, where the optimizer takes a `grad_scale`, which is what this writes.
+    """Bring the gradient's length to at most `most`: in place, on CUDA by writing a `grad_scale`.
 
     Args:
         optimizer: Of the parameters.
@@ -308,3 +303,28 @@ def takes_found_inf(optimizer: Optimizer) -> bool:
 def _one(device: torch.device) -> Tensor:
     """(), 1. Shared by all calls: not to be changed."""
     return torch.ones((), device=device)
+
+
+def usual_rate(kind: str, batch_size: int) -> float:
+    """Return the peak rate that is usual of an optimizer: that of 256 images below that many.
+
+    Source:
+        sgd: Goyal et al. 2017, arXiv:1706.02677, section 5.1: 0.1 batch / 256. lars: SimCLR,
+        arXiv:2002.05709, section 2.3 and appendix B.1: 0.3 batch / 256 or 0.075 sqrt(batch), the
+        larger one. adamw: DINO, arXiv:2104.14294, section 3.2: 0.0005 batch / 256.
+    """
+    linear = _PUBLISHED[kind][0] * max(1.0, batch_size / 256)
+    return max(linear, _LARS_BY_ROOT * math.sqrt(batch_size)) if kind == "lars" else linear
+
+
+def rate_warning(optim: Optim, batch_size: int) -> str | None:
+    """Say in one sentence that a rate is far above what is usual; None where it is not."""
+    usual = usual_rate(optim.kind, batch_size)
+    times = optim.peak_lr / usual
+    if times <= ABSURD:
+        return None
+    return (
+        f"optim.peak_lr = {optim.peak_lr:g} is {times:,.0f} times {usual:.2g}, which is usual of "
+        f"{optim.kind} at a batch of {batch_size} ({_PUBLISHED[optim.kind][1]}): is a digit too "
+        "many? Such steps end in NaN, or teach nothing"
+    )

@@ -74,22 +74,16 @@ class LARS(ClosureStep):
         trust_coefficient: float = 0.001,
         adapt: bool = True,
     ) -> None:
-        for name, value in (
-            ("lr", lr),
-            ("momentum", momentum),
-            ("weight_decay", weight_decay),
-            ("trust_coefficient", trust_coefficient),
-        ):
-            if not value >= 0:
-                raise ValueError(f"{name} = {value} must be 0 or more")
-        defaults = {
+        settings = {
             "lr": lr,
             "momentum": momentum,
             "weight_decay": weight_decay,
             "trust_coefficient": trust_coefficient,
-            "adapt": adapt,
         }
-        super().__init__(params, defaults)
+        for name, value in settings.items():
+            if not value >= 0:
+                raise ValueError(f"{name} = {value} must be 0 or more")
+        super().__init__(params, {**settings, "adapt": adapt})
 
     def _update(self) -> None:
         block = self._gathered()
@@ -100,13 +94,11 @@ class LARS(ClosureStep):
                 self._step_group(group)
 
     def gather_gradients(self) -> Tensor | None:
-        """On one GPU bring all gradients into one block, in which each parameter's then lies.
-
-        So their norm, their clipping and their scaling take one launch each.
+        """On one GPU bring all gradients into one block: norm and clipping take a launch each.
 
         Returns:
-            (numbers,) the block, with zeros between gradients; None where they are on several
-            devices, on a CPU or not of one dtype.
+            (numbers,), where the gradients then lie, zeros between them; None where they are on
+            several devices, on a CPU or not of one dtype.
         """
         block = self._gathered()
         return None if block is None else block.flat
@@ -214,13 +206,11 @@ class LARS(ClosureStep):
 
 def _spans(groups: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], slice]]:
     """Give each group's place among all parameters that have a gradient."""
-    counts = [sum(p.grad is not None for p in group["params"]) for group in groups]
-    ends = list(accumulate(counts))
-    return [
-        (group, slice(end - count, end))
-        for group, count, end in zip(groups, counts, ends, strict=True)
-        if count
-    ]
+    spans, end = [], 0
+    for group in groups:
+        first, end = end, end + sum(p.grad is not None for p in group["params"])
+        spans.append((group, slice(first, end)))
+    return [(group, span) for group, span in spans if span.start < span.stop]
 
 
 def on_one_gpu(tensors: Sequence[Tensor]) -> bool:
@@ -232,14 +222,7 @@ def on_one_gpu(tensors: Sequence[Tensor]) -> bool:
 def _trust_ratios(
     coefficient: float, weights: list[Tensor], updates: list[Tensor], *, cut: bool
 ) -> Tensor:
-    """(tensors,): coefficient |w| / |u|, and 1 where either length is 0.
-
-    Args:
-        coefficient: Of the ratio.
-        weights: w, or this rank's parts of them.
-        updates: u likewise.
-        cut: They are parts; then it is collective.
-    """
+    """(tensors,): coefficient |w| / |u|, 1 where either is 0; cut: of parts, then collective."""
     norms = torch.stack(torch._foreach_norm([*weights, *updates]))
     if cut:
         norms = global_sum(norms.square()).sqrt()
@@ -251,17 +234,9 @@ def _trust_ratios(
 def _adapted_rates(
     lr: float | Tensor, coefficient: float, norms: Tensor, zero: Tensor, out: Tensor
 ) -> None:
-    """Write lr times the trust ratio in three launches; finite, whatever the norms are.
-
-    Args:
-        lr: Of the group; a tensor () on the device gives the same numbers in five.
-        coefficient: Of the ratio, >= 0.
-        norms: (2, tensors), |w| and |u|.
-        zero: (), 0 on their device.
-        out: (tensors,).
-    """
+    """Write lr times the trust ratio of norms (2, tensors), |w| and |u|, to out: always finite."""
     # The quotient is NaN where |w| is 0, and lr is put in its place. Where |u| is 0 or the step is
-    # skipped, any finite factor will do.
+    # skipped, any finite factor will do. Three launches; five where lr is a tensor on the device.
     lengths = F.threshold(norms[0], 0.0, math.nan)
     if isinstance(lr, Tensor):
         torch.div(lengths, norms[1], out=out)
@@ -273,17 +248,7 @@ def _adapted_rates(
 
 
 class _GradientBlock:
-    """Gradients of some weights in one tensor, each from a new row on: one product scales all.
-
-    Attributes:
-        weights: Theirs.
-        velocities: Of the weights.
-        spans: Each group, and its place among them.
-        flat: (numbers,) all gradients; zeros between them.
-        parts: The gradients, views of it.
-        factors: (weights,) what `scale_` multiplies each by, finite.
-        zero: (), 0.
-    """
+    """Gradients of some weights in one tensor, each from a new row on: one product scales all."""
 
     ROW = 1024
 
@@ -306,8 +271,8 @@ class _GradientBlock:
             self._buffer.as_strided(weight.shape, weight.stride(), self.ROW * start)
             for weight, start in zip(weights, starts, strict=False)
         ]
-        self.flat = self._buffer.view(-1)
-        self.factors = torch.ones(len(rows), dtype=dtype, device=device)
+        self.flat = self._buffer.view(-1)  # (numbers,), zeros between the gradients
+        self.factors = torch.ones(len(rows), dtype=dtype, device=device)  # of `scale_`, finite
         self.zero = torch.zeros((), dtype=dtype, device=device)
 
     def fits(self, weights: Sequence[Tensor]) -> bool:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from sslpipe.distributed import current_rank, is_cut, local_part
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.backbones import Backbone
-from sslpipe.models.blocks import block_names, count_parameters
+from sslpipe.models.tuning import block_names, count_parameters
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.launcher import launched_processes

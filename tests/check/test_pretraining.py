@@ -28,7 +28,7 @@ from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import build_backbone
-from sslpipe.models.blocks import count_parameters
+from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import build_optimizer
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component

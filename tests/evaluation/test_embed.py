@@ -24,7 +24,7 @@ from sslpipe.evaluation.embed import (
     save_embeddings,
 )
 from sslpipe.evaluation.features import pixel_features, random_backbone
-from sslpipe.models.averaged import averaged
+from sslpipe.models.momentum import averaged
 from sslpipe.models.state import evaluating, module_sha256
 from sslpipe.recipe.base import Component
 from tests.helpers.dataset import picture, png, write_dataset

@@ -42,7 +42,7 @@ def _rounded_products(current: bool) -> dict[str, set[int]]:
     from sslpipe.augment.plans import Lines, crop_by_products
     from sslpipe.augment.resample import gaussian_blur
     from sslpipe.evaluation.neighbours import nearest
-    from sslpipe.losses.engine.products import FEW_PAIRS, Multiply
+    from sslpipe.losses.engine.tiles import FEW_PAIRS, Multiply
     from tests.fakecuda.runtime import events, reset, section
 
     if current:

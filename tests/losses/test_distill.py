@@ -77,25 +77,16 @@ def test_loss_and_gradient_are_those_of_the_loops(settings: dict[str, Any]) -> N
     assert_same(actual, value_and_grad(loop(z_a, z_b, **settings), z_a, z_b))
 
 
-def test_a_student_that_has_the_teachers_cosines_has_the_least_loss_and_agrees() -> None:
-    ids = torch.tensor([0, 3, 7, 20])
-    loss_fn = DistillLoss(teacher(), temperature=0.05, teacher_temperature=0.05)
+def test_a_student_with_the_teachers_cosines_agrees_and_an_image_alone_has_no_loss() -> None:
+    loss_fn, ids = DistillLoss(teacher(), "cosines", 0.05, 0.05), torch.tensor([0, 3, 7, 20])
     z = teacher().of(ids).requires_grad_()
     loss = loss_fn(z, z, ids=ids)
     assert loss_fn.stats() == {"teacher_agreement": 1.0}
-    (grad,) = torch.autograd.grad(loss, z)
+    assert loss_fn(z.roll(1, 0), z.roll(1, 0), ids=ids) > loss
+    alone = loss_fn(z[:1], z[:1], ids=ids[:1])
+    (grad,) = torch.autograd.grad(loss + alone, z)
     torch.testing.assert_close(grad, torch.zeros_like(grad), atol=1e-5, rtol=0)
-    other = z.detach().roll(1, 0)
-    assert loss_fn(other, other, ids=ids) > loss
-
-
-def test_an_image_alone_in_the_batch_has_no_loss() -> None:
-    loss_fn = DistillLoss(teacher())
-    z = torch.randn(1, 4, requires_grad=True)
-    loss = loss_fn(z, z, ids=torch.tensor([3]))
-    loss.backward()
-    assert loss.item() == 0
-    assert not z.grad.any()
+    assert alone == 0
 
 
 def _in_rank(process: Rank, split: tuple[int, ...]) -> list[list[Tensor]]:
@@ -145,7 +136,7 @@ def write_teacher(
     save_embeddings(path, embeddings, facts)
 
 
-def test_a_distillation_logs_its_agreement_and_resumes_to_the_same_weights(
+def test_a_distillation_logs_its_agreement_and_resumes_with_its_teacher_wherever_it_is(
     tiny: tuple[Path, Path], tmp_path: Path
 ) -> None:
     recipe, data = tiny
@@ -154,23 +145,15 @@ def test_a_distillation_logs_its_agreement_and_resumes_to_the_same_weights(
     assert [line["step"] for line in read_metrics(tmp_path / "whole")] == [1, 2, 3, 4]
     assert all("teacher_agreement" in line for line in read_metrics(tmp_path / "whole"))
     kill_over(1, "train.step:3", recipe, data, tmp_path / "cut", *settings)
+    moved = tmp_path / "moved.safetensors"
+    moved.write_bytes((recipe.parent / "teacher.safetensors").read_bytes())
+    settings += (f"teacher.features={moved}",)
     train_over(1, recipe, data, tmp_path / "cut", *settings)
     assert_same_weights(tmp_path / "whole", tmp_path / "cut")
     assert load_run(tmp_path / "cut").config.facts["step"] == 4
-
-
-def test_a_run_resumes_with_its_teacher_wherever_the_file_is_and_with_no_other(
-    tiny: tuple[Path, Path], tmp_path: Path
-) -> None:
-    recipe, data = tiny
-    other = tmp_path / "moved.safetensors"
-    few = ("steps=2", "optim.warmup_steps=0")
-    train_over(1, recipe, data, tmp_path / "run", *few)
-    other.write_bytes((recipe.parent / "teacher.safetensors").read_bytes())
-    train_over(1, recipe, data, tmp_path / "run", *few, f"teacher.features={other}")
-    write_teacher(other, data, seed=3)
+    write_teacher(moved, data, seed=3)  # another one
     with pytest.raises(AssertionError, match=r"teacher\.sha256"):
-        train_over(1, recipe, data, tmp_path / "run", *few, f"teacher.features={other}")
+        train_over(1, recipe, data, tmp_path / "cut", *settings)
 
 
 def test_what_no_training_can_use_is_refused_before_the_first_step(
@@ -183,17 +166,16 @@ def test_what_no_training_can_use_is_refused_before_the_first_step(
     def named(file: Path) -> Any:
         return load_recipe(path, [f"teacher.features={file}"])
 
-    write_teacher(other, data, rows=127)
-    with pytest.raises(
-        DataError, match="no row of 1 of the split's samples, the first with id 127"
+    smaller = write_dataset(tmp_path / "data", sizes=(16, 16))
+    strange = "was not embedded from split 'train' of this data set"
+    for source, given, text in (
+        (data, {"rows": 127}, "no row of 1 of the split's samples, the first with id 127"),
+        (data, {"split": "test"}, strange),
+        (smaller, {"rows": 32}, strange),
     ):
-        open_teacher(named(other), index)
-    write_teacher(other, data, split="test")
-    with pytest.raises(DataError, match="was not embedded from split 'train' of this data set"):
-        open_teacher(named(other), index)
-    write_teacher(other, write_dataset(tmp_path / "data", sizes=(16, 16)), rows=32)
-    with pytest.raises(DataError, match="was not embedded from split 'train' of this data set"):
-        open_teacher(named(other), index)
+        write_teacher(other, source, **given)
+        with pytest.raises(DataError, match=text):
+            open_teacher(named(other), index)
     with pytest.raises(RecipeError, match=r"set teacher\.features"):
         build_loss(recipe.model_copy(update={"teacher": None}))
     with pytest.raises(RecipeError, match=r"makes no use of \[teacher\]"):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from sslpipe.losses import MoCoLoss, moco
-from sslpipe.losses.engine.queue import enqueue
 from tests.losses.loops import pair, unit
 
 Step = tuple[Tensor, Tensor, list[list[int]], list[list[list[int]]]]
@@ -125,19 +124,3 @@ def test_moco_takes_half_precision_and_keeps_normal_float32_keys() -> None:
         assert bool(torch.isfinite(grad).all())
     assert objective.keys.dtype is torch.float32
     torch.testing.assert_close(objective.keys[:24].norm(dim=1), torch.ones(24))
-
-
-@pytest.mark.parametrize("counts", [[5, 0, 1], [7, 3]])
-def test_a_queue_is_the_last_rows_of_a_list(counts: list[int]) -> None:
-    buffers = torch.full((5, 2), -1.0), torch.full((5,), -1)
-    next_row, filled = torch.tensor(0), torch.tensor(0)
-    history: list[int] = []
-    for count in counts:
-        ids = torch.arange(len(history), len(history) + count)
-        enqueue(buffers, (ids[:, None].double().expand(-1, 2), ids), next_row, filled)
-        history += ids.tolist()
-    at = int(next_row)
-    kept = torch.cat([buffers[1][at:], buffers[1][:at]]).tolist()  # oldest first
-    assert [i for i in kept if i >= 0] == history[-5:]
-    assert int(filled) == min(5, len(history))
-    assert torch.equal(buffers[0][:, 0].long(), buffers[1])

@@ -97,6 +97,16 @@ def test_objectives_are_finite_and_right_in_any_dtype_length_and_temperature(
         assert relative(grad.double() / scale, exact_grad) < max(2e-5, 2 * torch.finfo(dtype).eps)
 
 
+def test_a_repr_has_the_arguments_and_a_temperature_that_is_changed_counts() -> None:
+    changed, (z_a, z_b) = NTXentLoss(0.5), pair(6, 4)
+    changed.temperature = 0.1
+    text = "NTXentLoss(temperature=0.1, mask_labels=False, products='float32', tile_rows=None)"
+    assert repr(changed) == text
+    assert torch.equal(changed(z_a, z_b), NTXentLoss(0.1)(z_a, z_b))
+    assert NTXentLoss().negatives_per_anchor(8) == 14
+    assert MoCoLoss(queue_rows=40).negatives_per_anchor(8) == 40
+
+
 @pytest.mark.parametrize("temperature", [0.01, 0.1, 0.5])
 @pytest.mark.parametrize(
     ("kind", "settings", "images"),

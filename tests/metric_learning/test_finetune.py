@@ -15,7 +15,7 @@ from sslpipe.export.write import export_backbone
 from sslpipe.metric_learning.build import build_task, untrained_ids, validation_ids, with_backbone
 from sslpipe.metric_learning.sampling.batches import PKOrder
 from sslpipe.models.backbones import build_backbone
-from sslpipe.models.blocks import block_names
+from sslpipe.models.tuning import block_names
 from sslpipe.models.tuning import freeze_layers, learning_rate_scale
 from sslpipe.optim import build_optimizer, set_lr
 from sslpipe.recipe import load_recipe

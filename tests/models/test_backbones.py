@@ -1,28 +1,32 @@
-"""Every backbone gives one row an image; the stem follows the image size; wrong names fail.
+"""Every backbone gives one row an image of any channels; the stem follows the image size.
 
 That a backbone is its library's network without the head: weights/test_families.py.
 """
 
 import pytest
 import torch
+from timm.models._manipulate import adapt_input_conv
 from torch import nn
 
 from sslpipe.errors import RecipeError
 from sslpipe.models.backbones import BACKBONES, build_backbone, fitting_stem, stem_warning
+from sslpipe.models.channels import adapt_kernels
 from sslpipe.recipe.base import Component
 
-CASES = [
-    ("small_resnet", 28, 128),
-    ("torchvision/resnet18", 32, 512),
-    ("torchvision/mobilenet_v3_small", 64, 576),
-    ("torchvision/shufflenet_v2_x0_5", 64, 1024),
-    ("torchvision/efficientnet_b0", 64, 1280),
-    ("torchvision/regnet_y_400mf", 64, 440),
-    ("torchvision/densenet121", 64, 1024),
-    ("torchvision/convnext_tiny", 64, 768),
-    ("timm/resnet10t", 64, 512),
-    ("timm/vit_tiny_patch16_224", 32, 192),
-    ("timm/mobilenetv3_small_050", 64, 1024),
+CASES = [  # kind, side, features, channels
+    ("small_resnet", 28, 128, 3),
+    ("small_resnet", 32, 128, 5),
+    ("torchvision/resnet18", 32, 512, 1),
+    ("torchvision/mobilenet_v3_small", 64, 576, 3),
+    ("torchvision/shufflenet_v2_x0_5", 64, 1024, 3),
+    ("torchvision/efficientnet_b0", 64, 1280, 3),
+    ("torchvision/regnet_y_400mf", 64, 440, 3),
+    ("torchvision/densenet121", 64, 1024, 3),
+    ("torchvision/convnext_tiny", 64, 768, 5),
+    ("torchvision/vit_b_32", 64, 768, 1),
+    ("timm/resnet10t", 64, 512, 3),
+    ("timm/vit_tiny_patch16_224", 32, 192, 5),
+    ("timm/mobilenetv3_small_050", 64, 1024, 1),
 ]
 
 
@@ -30,17 +34,20 @@ def component(kind: str, **arguments: object) -> Component:
     return Component.model_validate({"kind": kind, **arguments})
 
 
-@pytest.mark.parametrize(("kind", "crop_px", "width"), CASES)
-def test_a_backbone_gives_num_features_numbers_an_image(kind, crop_px, width):
-    backbone = build_backbone(component(kind), crop_px=crop_px).eval()
-    features = backbone(torch.randn(2, 3, crop_px, crop_px))
-    assert backbone.num_features == width
+@pytest.mark.parametrize(("kind", "crop_px", "width", "channels"), CASES)
+def test_a_backbone_gives_num_features_numbers_an_image(kind, crop_px, width, channels):
+    given = {} if channels == 3 else {"channels": channels}
+    backbone = build_backbone(component(kind, **given), crop_px=crop_px).eval()
+    features = backbone(torch.randn(2, channels, crop_px, crop_px))
+    assert (backbone.num_features, backbone.channels) == (width, channels)
     assert features.shape == (2, width)
     assert features.isfinite().all()
     assert not torch.equal(features[0], features[1])
     features.square().mean().backward()
     # DDP waits for ever for a parameter that takes no part
     assert not [key for key, p in backbone.named_parameters() if p.grad is None]
+    with pytest.raises(RuntimeError):
+        backbone(torch.randn(2, channels + 1, crop_px, crop_px))
 
 
 @pytest.mark.parametrize(
@@ -99,4 +106,34 @@ def test_a_vision_transformer_refuses_a_crop_that_its_patches_do_not_divide():
 
 
 def test_every_family_of_the_table_is_tried_here():
-    assert {kind.partition("/")[0] for kind, _, _ in CASES} == set(BACKBONES)
+    assert {kind.partition("/")[0] for kind, *_ in CASES} == set(BACKBONES)
+
+
+def test_the_first_layer_of_other_channels_answers_as_loudly_as_that_of_rgb() -> None:
+    loud = []
+    for channels in (1, 3, 12):
+        torch.manual_seed(0)
+        backbone = build_backbone(component("torchvision/resnet18", channels=channels), crop_px=224)
+        first = backbone.network.conv1
+        loud.append(first(torch.randn(4, channels, 64, 64)).std().item())
+    assert max(loud) / min(loud) < 1.1, loud
+
+
+def test_channels_of_no_colour_are_adapted_as_timm_does() -> None:
+    weight = torch.randn(8, 3, 4, 4)
+    for count in (1, 2, 4, 7):
+        names = [f"band{k}" for k in range(count)]
+        torch.testing.assert_close(adapt_kernels(weight, names), adapt_input_conv(count, weight))
+
+
+def test_a_colour_gets_its_own_kernels_wherever_it_stands() -> None:
+    weight = torch.randn(8, 3, 4, 4)
+    adapted = adapt_kernels(weight, ["nir", "blue", "green", "red"])
+    torch.testing.assert_close(adapted[:, [3, 2, 1]], weight * 3 / 4)
+    torch.testing.assert_close(adapt_kernels(weight, ["blue", "green", "red"]), weight.flip(1))
+
+
+@pytest.mark.parametrize("value", [0, 65, "five", 2.5])
+def test_channels_that_cannot_be_are_refused_by_name(value: object) -> None:
+    with pytest.raises(RecipeError, match=r"backbone\.channels"):
+        build_backbone(component("small_resnet", channels=value), crop_px=32)

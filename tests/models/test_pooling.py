@@ -7,9 +7,8 @@ from sslpipe.errors import RecipeError
 from sslpipe.export.initial import copy_weights
 from sslpipe.export.load import load_run
 from sslpipe.models.backbones import build_backbone
-from sslpipe.models.blocks import block_names, block_of
 from sslpipe.models.pooling import POOLS, GeM, MaxPool
-from sslpipe.models.tuning import freeze_layers
+from sslpipe.models.tuning import block_names, block_of, freeze_layers
 from sslpipe.recipe.base import Component
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import final_weights, train_over, write_recipe
@@ -56,7 +55,7 @@ def looped(pool, x):
 
 @pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
 @pytest.mark.parametrize("pool", ["gem", "max"])
-def test_a_pooling_equals_loops_at_any_scale(pool, scale):
+def test_a_pooling_equals_loops_at_any_scale_and_of_negative_features(pool, scale):
     x = maps().abs() * scale
     if pool == "gem":
         x = x.clamp_min(1e-6)  # smaller ones count as this
@@ -64,10 +63,6 @@ def test_a_pooling_equals_loops_at_any_scale(pool, scale):
     assert actual.shape == (2, 3, 1, 1)
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual.flatten(1).double(), looped(pool, x), rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("pool", ["gem", "max"])
-def test_negative_features_count_as_the_class_says(pool):
     torch.testing.assert_close(POOLS[pool]()(maps()).flatten(1), looped(pool, maps()))
 
 

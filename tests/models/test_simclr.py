@@ -1,6 +1,5 @@
 """The projector is the MLP its docstring says, and h is what comes before it."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -37,13 +36,9 @@ def test_without_batchnorm_the_layers_have_biases_and_nothing_between_but_relu()
     assert build_projector(8, Projector(batchnorm=False))[0].bias is not None
 
 
-@pytest.mark.parametrize("num_layers", [1, 2, 3])
-def test_z_is_the_projector_of_h_and_not_normalised(num_layers):
-    model = make(hidden_dim=32, out_dim=16, num_layers=num_layers).eval()
-    views = torch.randn(6, 3, 28, 28)
-    with torch.no_grad():
-        h, z = model.embed(views), model(views)
-        assert torch.equal(model.projector(h), z)
+def test_z_is_the_projector_of_h_and_not_normalised():
+    model, views = make(hidden_dim=32, out_dim=16, num_layers=3).eval(), torch.randn(6, 3, 28, 28)
+    h, z = model.embed(views), model(views)
     assert h.shape == (6, 128)
-    assert z.shape == (6, 16)
+    assert torch.equal(model.projector(h), z)
     assert not torch.allclose(z.norm(dim=1), torch.ones(6), atol=1e-2)

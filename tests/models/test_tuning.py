@@ -7,11 +7,24 @@ from torch import nn
 
 from sslpipe.check.tables import start_text
 from sslpipe.models.backbones import build_backbone
-from sslpipe.models.tuning import PREFIX, ProjectorFirst, learning_rate_scale, tune_warnings
+from sslpipe.models.tuning import (
+    PREFIX,
+    ProjectorFirst,
+    block_names,
+    freeze_layers,
+    learning_rate_scale,
+    tune_warnings,
+)
 from sslpipe.optim import build_optimizer, ramp_at, set_lr
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component, Optim, Tune
-from tests.helpers.runs import ROOT
+from sslpipe.recipe.finetune import FinetuneOptim
+from tests.helpers.runs import ROOT, assert_same_weights
+
+
+def small(**arguments):
+    return Component(kind="small_resnet", widths=[8, 16], **arguments)
+
 
 FAMILIES = (  # a small member each
     "resnet18", "vit_tiny_patch16_224", "convnext_atto", "efficientnet_lite0", "regnetx_002",
@@ -29,6 +42,63 @@ def test_the_rates_of_a_timm_network_are_those_of_timms_own_groups(name):
         assert scale(PREFIX + key) == 0.5 * expected[id(parameter)], key
     assert scale("projector.0.weight") == 1
     assert len({*expected.values()}) > 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "crop_px", "count", "first", "last"),
+    [
+        ("torchvision/resnet18", 224, 2 + 8, "conv1", "layer4.1"),
+        ("torchvision/vit_b_16", 224, 1 + 12 + 1, "conv_proj", "encoder.ln"),
+        ("torchvision/convnext_tiny", 224, None, "features.0.0", None),
+        ("timm/vit_tiny_patch16_224", 224, 1 + 12 + 1, "patch_embed", "norm"),
+        ("timm/resnet18", 224, 2 + 8, "conv1", "layer4.1"),
+        ("small_resnet", 28, 2 + 3, "0", "5"),
+    ],
+)
+def test_blocks_are_the_architectures_own_in_forward_order(kind, crop_px, count, first, last):
+    with torch.device("meta"):
+        network = build_backbone(Component(kind=kind), crop_px=crop_px).network
+    names, parameters = block_names(network), [n for n, _ in network.named_parameters()]
+    assert names[0] == first
+    assert count is None or len(names) == count
+    assert last is None or names[-1] == last
+    outside = [n for n in parameters if not n.startswith(tuple(f"{block}." for block in names))]
+    assert all("token" in n or "pos_embed" in n for n in outside)
+
+
+def test_layer_wise_rates_fall_towards_the_input_and_reach_every_parameter_once():
+    backbone = build_backbone(small(embedding_dim=4), crop_px=16)
+    task = nn.ModuleDict({"backbone": backbone, "losses": nn.ModuleList([nn.Linear(4, 3)])})
+    scale = learning_rate_scale(backbone, backbone_lr=0.1, layer_decay=0.5, loss_lr=100.0)
+    blocks = block_names(backbone.network)
+    optimizer = build_optimizer(task, FinetuneOptim(peak_lr=1.0, weight_decay=0.1), scale)
+    set_lr(optimizer, 2.0)
+    rates = {id(p): g["lr"] for g in optimizer.param_groups for p in g["params"]}
+    assert len(rates) == len(list(task.parameters()))
+    for name, p in task.named_parameters():
+        expected = 2.0
+        if name.startswith("losses"):
+            expected = 200.0
+        for number, block in enumerate(blocks):
+            if name.startswith(f"backbone.network.{block}."):
+                expected = 2.0 * 0.1 * 0.5 ** (len(blocks) - 1 - number)
+        assert rates[id(p)] == pytest.approx(expected), name
+
+
+def test_frozen_layers_have_neither_gradient_nor_moving_statistics():
+    backbone = build_backbone(small(embedding_dim=4), crop_px=16).train()
+    freeze_layers(backbone, frozen=True, last_blocks=None, batchnorm=False)
+    trained = {n for n, p in backbone.named_parameters() if p.requires_grad}
+    assert trained == {"embedding.weight", "embedding.bias"}
+    before = {k: v.clone() for k, v in backbone.state_dict().items()}
+    backbone(torch.rand(4, 3, 16, 16))
+    assert_same_weights(before, dict(backbone.state_dict()))
+
+    backbone = build_backbone(small(), crop_px=16).train()
+    freeze_layers(backbone, frozen=False, last_blocks=None, batchnorm=True)
+    assert all(p.requires_grad for p in backbone.parameters())
+    backbone(torch.rand(4, 3, 16, 16))
+    assert not any(int(b) for n, b in backbone.named_buffers() if "num_batches" in n)
 
 
 def test_the_ramp_begins_where_the_backbone_does_and_only_slows_pretrained_groups():

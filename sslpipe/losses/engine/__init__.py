@@ -2,6 +2,6 @@
 
 For whoever changes their speed, memory or precision; objectives are written on `losses/base.py`.
 Start with `contrast.py` (one loss over all ranks, and its gradient), continue with `tiles.py` (sums
-over pairs, one tile at a time) and `products.py` (how a tile is multiplied). `queue.py` keeps rows
-of earlier steps.
+over pairs, one tile at a time); `anchors.py` says which pairs count. `queue.py` keeps rows of
+earlier steps.
 """

@@ -26,10 +26,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sslpipe.distributed import Rank, all_gather_rows, current_rank, to_device
-from sslpipe.losses.engine.anchors import Anchors
-from sslpipe.losses.engine.masks import Masks
-from sslpipe.losses.engine.products import Multiply, Products
-from sslpipe.losses.engine.tiles import ONE_SUM, Term, Tiles
+from sslpipe.losses.engine.anchors import Anchors, Masks
+from sslpipe.losses.engine.tiles import ONE_SUM, Multiply, Products, Term, Tiles
 from sslpipe.precision import wide_dtype
 
 Sums = tuple[Tensor, ...]
@@ -212,13 +210,11 @@ def _of_anchors(numbers: Tensor, images: Tensor | slice | None) -> Tensor:
 def normalised(z: Tensor, length: float = 1.0) -> tuple[Tensor, Tensor]:
     """Scale the rows of z (..., D) to that length, outside of autograd.
 
-    Not `metric_learning.losses.pairwise.unit`, which autograd follows: here the gradient is made by
-    hand and needs the factors, and squares of float32 are summed in float64, whose range they
-    cannot leave.
+    Squares of float32 are summed in float64, whose range they cannot leave.
 
     Returns:
-        The rows, and what each was multiplied by (..., 1). A zero row stays zero, with 0, and so
-        does a float32 row shorter than length / 3e38.
+        The rows, and what each was multiplied by (..., 1): 0 where a row is zero, or shorter than
+        length / 3e38 in float32.
     """
     largest = None
     if z.dtype == torch.float64:
@@ -245,8 +241,6 @@ def without_autocast(device_type: str) -> AbstractContextManager[object]:
 
 def with_gradient(loss: Tensor, grad: Tensor, *inputs: Tensor) -> Tensor:
     """Attach a gradient that is known already to a loss.
-
-    So nothing but this rank's gradient waits for backward.
 
     Args:
         loss: ().
