@@ -23,7 +23,7 @@ from sslpipe.metric_learning.build import (
     with_backbone,
 )
 from sslpipe.metric_learning.model import MetricTask
-from sslpipe.metric_learning.sampling.batches import PKOrder
+from sslpipe.metric_learning.sampling import PKOrder
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups, rate_warning

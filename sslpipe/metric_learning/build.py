@@ -17,10 +17,10 @@ from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.model import EmbeddingQueue, MetricTask
-from sslpipe.metric_learning.sampling.batches import PK_VERSION, PKOrder
-from sslpipe.models.momentum import averaged
+from sslpipe.metric_learning.sampling import PK_VERSION, PKOrder
 from sslpipe.models.backbones import build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
+from sslpipe.models.momentum import averaged
 from sslpipe.models.tuning import (
     freeze_layers,
     learning_rate_scale,
@@ -172,13 +172,12 @@ def build_task(
             build(_table_of(component.kind), component, section=section, **given)
             for section, component in components
         ]
-    for section, component in components:
-        for key, what in (("miner", recipe.miner), ("queue", recipe.queue)):
-            if what is not None and component.kind in HEADS and len(components) == 1:
-                raise RecipeError(
-                    f"{section}.kind = {component.kind!r} compares rows with weights, so "
-                    f"[{key}] has nothing to do; leave it out"
-                )
+    for key, part in (("miner", recipe.miner), ("queue", recipe.queue)):
+        if part is not None and recipe.loss.kind in HEADS and not recipe.also:
+            raise RecipeError(
+                f"loss.kind = {recipe.loss.kind!r} compares rows with weights, so [{key}] has "
+                "nothing to do; leave it out"
+            )
     miner = None if recipe.miner is None else build(MINERS, recipe.miner, section="miner")
     with within_memory("[queue]"):
         queue = None if recipe.queue is None else EmbeddingQueue(recipe.queue.size, dim)
@@ -235,10 +234,7 @@ def class_index(order: PKOrder, split: Split) -> Tensor:
 def plan_warnings(
     recipe: FinetuneRecipe, index: DatasetIndex, order: PKOrder, crop_px: int
 ) -> list[str]:
-    """List what a user should know before the first step: skipped images, a stem that does not fit.
-
-    Returns:
-        One sentence each; empty where nothing is unusual.
+    """List what a user should know before the first step, a sentence each.
 
     Raises:
         RecipeError: run.keep or run.patience need an evaluation that is not made.

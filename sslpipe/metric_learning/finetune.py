@@ -40,7 +40,7 @@ from sslpipe.metric_learning.build import (
 from sslpipe.metric_learning.losses.base import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import LabelCounts, unit
 from sslpipe.metric_learning.model import MetricTask
-from sslpipe.metric_learning.sampling.batches import PKOrder, pk_batches
+from sslpipe.metric_learning.sampling import PKOrder, pk_batches
 from sslpipe.models.momentum import follow_average
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import optimizer_over
@@ -252,9 +252,7 @@ def mining_stats(task: MetricTask) -> Mapping[str, float]:
 
 @torch.no_grad()
 def similarities(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
-    """Average cosines of the global batch's pairs of one class and of two; the effective rank.
-
-    Equal on all ranks; collective.
+    """Average the cosines of pairs of one class and of two, and the effective rank. Collective.
 
     Args:
         embeddings: (B, D) of this rank, any scale.

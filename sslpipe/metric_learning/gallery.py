@@ -196,8 +196,7 @@ class Gallery:
             flattening = None
             if about["format_version"] > FORMAT_VERSION:
                 flattening = Whitening(tensors["mean"], tensors["projection"])
-            wrong = _wrong_content(about, embeddings, owner)
-            if wrong := wrong or _wrong_flattening(flattening, embeddings):
+            if wrong := _wrong_content(about, embeddings, owner, flattening):
                 raise DataError(f"{path} is damaged: {wrong}; copy it again, or enrol anew")
             dim = embeddings.shape[1] if flattening is None else len(flattening.mean)
             gallery = cls(dim, metadata=about["facts"], flattening=flattening)
@@ -276,20 +275,18 @@ def different_pairs(embeddings: Tensor, labels: Sequence[int] | Tensor) -> Tenso
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
-def _wrong_content(about: dict[str, Any], embeddings: Tensor, owner: Tensor) -> str | None:
-    """Say what of a file's content no gallery can have; None: nothing.
-
-    Files of earlier versions have no checksum, and whoever writes a file can write that, too.
-    """
+def _wrong_content(
+    about: dict[str, Any], embeddings: Tensor, owner: Tensor, flattening: Whitening | None
+) -> str | None:
+    """Say what no gallery can have: checksums are absent in old files, and can be forged."""
     names, threshold = about["names"], about["threshold"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return "its names are no list of texts"
     if len(set(names)) < len(names):
         return "a name is there twice"
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    if not number or not math.isfinite(threshold):
         return f"its threshold is {shown(threshold)}"
-    if not math.isfinite(threshold):
-        return f"its threshold is {threshold}"
     if not isinstance(about["facts"], dict):
         return "its metadata are no table"
     if embeddings.dim() != 2 or embeddings.dtype != torch.float32 or not embeddings.shape[1]:
@@ -303,11 +300,6 @@ def _wrong_content(about: dict[str, Any], embeddings: Tensor, owner: Tensor) -> 
     lengths = embeddings.double().square().sum(1)
     if not bool(((lengths - 1).abs() < 1e-3).all()):  # NaN is not
         return "its embeddings are not of length 1"
-    return None
-
-
-def _wrong_flattening(flattening: Whitening | None, embeddings: Tensor) -> str | None:
-    """Say what of a flattening does not fit the embeddings; None: nothing."""
     if flattening is None:
         return None
     mean, projection = flattening

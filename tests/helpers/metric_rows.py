@@ -16,9 +16,9 @@ def rows(seed=0, spread=0.6, size=10, dim=6):
 
 
 def built(name, **arguments):
-    """The loss in float64; weights of its own are moved away from where they start."""
+    """A loss or head in float64; its weights are moved away from where they start."""
     torch.manual_seed(1)
-    loss = METRIC_LOSSES[name](**arguments).double()
+    loss = {**METRIC_LOSSES, **HEADS}[name](**arguments).double()
     for parameter in filter(lambda p: p.requires_grad, loss.parameters()):
         parameter.data += 0.1 * torch.randn(parameter.shape, dtype=torch.float64)
     return loss
@@ -29,6 +29,12 @@ def sizes_of(name, dim=6):
     asked = inspect.signature({**METRIC_LOSSES, **HEADS}[name]).parameters
     sizes = {**SIZES, "dim": dim}
     return {key: size for key, size in sizes.items() if key in asked and name != "margin"}
+
+
+def made(name, dim=6, **arguments):
+    """A loss or head as a user makes it; weights are always the same."""
+    torch.manual_seed(0)
+    return {**METRIC_LOSSES, **HEADS}[name](**sizes_of(name, dim), **arguments)
 
 
 def value_and_grad(fn, x):

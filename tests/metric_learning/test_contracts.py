@@ -1,32 +1,34 @@
-"""What every metric loss promises, whatever its formula: a new table entry is held to all of it."""
+"""What losses, heads and miners promise, whatever their formula; a new entry is held to it."""
 
+import numpy as np
 import pytest
 import torch
 
-from sslpipe.metric_learning import METRIC_LOSSES, MINERS
+from sslpipe.metric_learning import HEADS, METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.losses.pairwise import References, compare
 from tests.helpers.metric_rows import LABELS as ROW_LABELS
-from tests.helpers.metric_rows import rows, sizes_of
+from tests.helpers.metric_rows import SIZES, made, rows, value_and_grad
 
 LABELS = torch.tensor(ROW_LABELS)
 OURS = sorted(set(METRIC_LOSSES) - {"pml"})  # "pml": losses/test_pml.py
+TABLE = {**METRIC_LOSSES, **HEADS}
 WITH_TEMPERATURE = ("info_nce", "nt_xent", "sup_con")
 
 
 def built(name, **arguments):
     """In float64 and eval mode; hierarchical_triplet has seen the classes once."""
-    torch.manual_seed(0)
-    loss = METRIC_LOSSES[name](**sizes_of(name), **arguments).double()
+    loss = made(name, **arguments).double()
     if name == "hierarchical_triplet":
         loss(rows(9), LABELS)
     return loss.eval()
 
 
 def gradient(loss, x, labels=LABELS, autocast=False, **given):
-    x = x.detach().requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):  # must not reach the products
-        value = loss(x, labels, **given)
-    return value.detach(), torch.autograd.grad(value, x)[0]
+    def value(x):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):  # must not reach products
+            return loss(x, labels, **given)
+
+    return value_and_grad(value, x)
 
 
 def awkward_batches():
@@ -34,12 +36,11 @@ def awkward_batches():
     u = x / x.norm(dim=1, keepdim=True)
     zero = x.clone()
     zero[[0, 3, 5]] = 0
-    opposite = torch.cat([u[:5], -u[:5]])
     return {
         "identical rows": x[:1].expand(10, 6),
         "identical within classes": u[LABELS],
         "identical across classes": u[[0, 0, 0, 1, 1, 1, 2, 2, 2, 2]],
-        "opposite rows": opposite,
+        "opposite rows": torch.cat([u[:5], -u[:5]]),
         "zero rows": zero,
         "all zero": torch.zeros_like(x),
         "tiny": x * 1e-6,
@@ -48,18 +49,24 @@ def awkward_batches():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", [*OURS, *HEADS])
 def test_value_and_gradient_are_finite_at_awkward_rows(name, dtype):
-    settings = [{}] + [{"temperature": 0.01}] * (name in WITH_TEMPERATURE)
-    for arguments in settings:
-        loss = built(name, **arguments).float()
-        for case, x in awkward_batches().items():
-            for labels in (LABELS, torch.zeros_like(LABELS), LABELS * 0 + torch.arange(10) % 4):
-                value, grad = gradient(loss, x.to(dtype), labels, autocast=True)
-                assert value.dtype is torch.float32, case
-                assert grad.dtype is dtype, case
-                assert bool(torch.isfinite(value)), case
-                assert bool(torch.isfinite(grad).all()), case
+    batches = awkward_batches()
+    if name in HEADS:  # on the weights of the classes, and against them
+        weights = [p.detach() for p in built(name).parameters() if p.ndim > 1] or [rows()]
+        batches["weights"] = weights[0].reshape(-1, 6)[LABELS]
+        batches["against"] = -batches["weights"]
+    for settings in [{}] + [{"temperature": 0.01}] * (name in WITH_TEMPERATURE):
+        loss = built(name, **settings).float()
+        trained = [p for p in loss.parameters() if p.requires_grad]
+        for case, x in batches.items():
+            for labels in (LABELS, torch.zeros_like(LABELS), torch.arange(10) % 4):
+                leaf = x.to(dtype).requires_grad_()
+                with torch.autocast("cpu", torch.bfloat16):
+                    value = loss(leaf, labels)
+                grads = torch.autograd.grad(value, [leaf, *trained], materialize_grads=True)
+                assert (value.dtype, grads[0].dtype) == (torch.float32, dtype), case
+                assert all(bool(number.isfinite().all()) for number in (value, *grads)), case
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -80,17 +87,36 @@ def test_the_order_of_rows_does_not_matter(name):
     torch.testing.assert_close(shuffled_grad, grad[order], rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_rows_without_a_label_are_in_no_pair(name):
-    value, grad = gradient(built(name), rows())
-    x = torch.cat([rows()[:4], rows(5, size=3), rows()[4:]])
-    labels = torch.cat([LABELS[:4], torch.full((3,), -1), LABELS[4:]])
-    more, more_grad = gradient(built(name), x, labels)
-    torch.testing.assert_close(more, value, rtol=1e-9, atol=1e-12)
-    assert not more_grad[4:7].any()
-    torch.testing.assert_close(
-        torch.cat([more_grad[:4], more_grad[7:]]), grad, rtol=1e-8, atol=1e-11
-    )
+@pytest.mark.parametrize("unlabelled", [-1, -100])
+@pytest.mark.parametrize("name", [*OURS, *HEADS])
+def test_rows_without_a_label_count_for_nothing(name, unlabelled):
+    labels = LABELS.clone()
+    labels[[2, 9]] = unlabelled
+    known = labels >= 0
+    for train in (True, False):
+        some, every = built(name).train(train), built(name).train(train)
+        expected, expected_grad = gradient(some, rows()[known], labels[known])
+        value, grad = gradient(every, rows(), labels)
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(grad[known], expected_grad, rtol=1e-8, atol=1e-11)
+        assert not grad[~known].any()
+        for one, other in zip(some.buffers(), every.buffers(), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("name", [*OURS, *HEADS])
+def test_a_batch_that_holds_nothing_to_compare_gives_zero_and_no_gradient(name, train):
+    # the second term of soft_triple is of its weights alone
+    loss = made(name, **({"tau": 0.0} if name == "soft_triple" else {})).train(train)
+    batches = [(rows()[:0], LABELS[:0]), (rows(), LABELS * 0 - 1)]
+    if name in OURS and name != "deep_id2":  # classifiers need no pair
+        batches.append((rows()[:1], LABELS[:1]))
+    for x, labels in batches:
+        value, grad = gradient(loss, x.float(), labels)
+        assert float(value) == 0
+        assert not grad.any()
+        assert all(bool(buffer.isfinite().all()) for buffer in loss.buffers())
 
 
 @pytest.mark.parametrize("name", sorted(set(OURS) - {"hdc", "hard_cluster", "magnet"}))
@@ -118,8 +144,6 @@ def test_an_old_copy_of_a_row_is_neither_its_positive_nor_its_negative():
     assert batch.references == 2
     copies = torch.zeros(10, 2, dtype=torch.bool)
     copies[1, 0] = copies[2, 1] = True
-    assert not pairs.positive[:, 10:][copies].any()
-    assert not pairs.negative[:, 10:][copies].any()
     same = LABELS[:, None] == old.labels
     assert torch.equal(pairs.positive[:, 10:], same & ~copies)
     assert torch.equal(pairs.negative[:, 10:], ~same & ~copies)
@@ -139,42 +163,82 @@ def test_reductions_are_the_same_sums_divided_differently(name):
     assert 0 < loss.last_active <= loss.last_count
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_a_batch_without_pairs_gives_zero_and_no_gradient(name):
-    alone = LABELS[:1]
-    value, grad = gradient(built(name), rows(size=1), alone)
-    if name != "deep_id2":  # its classifier needs no pair
-        assert float(value) == 0
-        assert not grad.any()
-    assert bool(torch.isfinite(grad).all())
+def test_no_loss_falls_without_bound():
+    """The unbounded contrastive loss would be -D2 here."""
+    far = torch.tensor([[1e3, 0, 0, 0, 0, 0], [-1e3, 0, 0, 0, 0, 0]], dtype=torch.float64)
+    x, labels = far.repeat_interleave(2, 0), torch.tensor([0, 0, 1, 1])
+    for name in sorted(set(OURS) - {"n_pair"}):  # whose penalty is above 0 here
+        assert made(name).double()(x, labels).item() >= 0
 
 
-BAD = {
-    "angular": {"angle_deg": 90},
-    "batch_hard": {"distance": "manhattan"},
-    "chopra": {"bound": 0},
-    "contrastive": {"sides": "both"},
-    "hdc": {"shares": [0.5, 1.0]},
-    "info_nce": {"temperature": 0.0},
-    "magnet": {"clusters_per_class": 0},
-    "margin": {"learn": "always"},
-    "nca": {"form": "sum"},
-    "sup_con": {"form": "outside"},
-    "triplet": {"triplets": "semihard"},
-    "multi_similarity": {"reduction": "average"},
-}
+@pytest.mark.parametrize("kind", ["euclidean", "squared"])
+def test_rows_that_are_one_have_distance_0_also_where_rounding_would_leave_some(kind):
+    x = torch.cat([rows(size=40, dim=96), 50 + rows(3, size=40, dim=96)]).float()
+    twice = torch.cat([x, x]).requires_grad_()
+    batch, _ = compare(twice, torch.arange(160), None, None)
+    d = batch.distances(kind)
+    apart = twice.detach().double()[:, None] - twice.detach().double()
+    exact = apart.square().sum(2) if kind == "squared" else apart.norm(dim=2)
+    copies = torch.eye(80, dtype=torch.bool).repeat(2, 2)
+    assert not d.detach()[copies].any()
+    torch.testing.assert_close(d.detach().double(), exact, rtol=5e-3, atol=1e-12)
+    assert bool((d.detach()[~copies] > 0).all())
+    (grad,) = torch.autograd.grad(d[copies].sum(), twice)
+    assert not grad.any()
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_wrong_setting_is_an_error_before_the_first_step(name):
-    (key,) = BAD[name]
-    with pytest.raises(ValueError, match=f"{key}|distance"):
-        METRIC_LOSSES[name](**BAD[name])
+@pytest.mark.parametrize(
+    ("name", "wrong", "named"),
+    [
+        ("angular", {"angle_deg": 90}, "angle_deg = 90"),
+        ("batch_hard", {"distance": "manhattan"}, "distance = 'manhattan'"),
+        ("chopra", {"bound": 0}, "bound = 0"),
+        ("contrastive", {"sides": "both"}, "sides = 'both'"),
+        ("hdc", {"shares": [0.5, 1.0]}, "shares = "),
+        ("info_nce", {"temperature": 0.0}, "temperature = 0.0"),
+        ("magnet", {"clusters_per_class": 0}, "clusters_per_class = 0"),
+        ("margin", {"learn": "always"}, "learn = 'always'"),
+        ("nca", {"form": "sum"}, "form = 'sum'"),
+        ("sup_con", {"form": "outside"}, "form = 'outside'"),
+        ("triplet", {"triplets": "semihard"}, "triplets = 'semihard'"),
+        ("multi_similarity", {"reduction": "average"}, "reduction = 'average'"),
+        ("arcface", {"beyond": "flat"}, "beyond = 'flat'"),
+        ("arcface", {"focal_gamma": -1.0}, "focal_gamma = -1.0"),
+        ("sphereface", {"m": 0}, "m = 0"),
+        ("sphereface", {"lam_first": -1.0}, "lam_first = -1 must be"),
+        ("proxy_nca", {"form": "old"}, "form = 'old'"),
+        ("proxy_nca", {"scale": 0.0}, "scale = 0.0"),
+        ("soft_triple", {"centers": 0}, "centers = 0"),
+        ("center", {"reduction": "max"}, "reduction = 'max'"),
+        ("cosface", {"num_classes": 1}, "num_classes = 1"),
+    ],
+)
+def test_a_wrong_setting_is_an_error_before_the_first_step(name, wrong, named):
+    with pytest.raises(ValueError, match=named):
+        TABLE[name](**{**(SIZES if name in HEADS else {}), **wrong})
 
 
-def test_wrong_shapes_are_named():
-    with pytest.raises(ValueError, match=r"\(10, 6\) and \(9,\)"):
-        built("triplet")(rows(), LABELS[:9])
+@pytest.mark.parametrize("name", ["triplet", "arcface"])
+def test_numpy_arrays_and_lists_are_taken_and_wrong_rows_and_labels_named(name):
+    x, loss = rows().float(), made(name)
+    for labels in (LABELS.numpy(), LABELS.tolist()):
+        assert torch.equal(loss(x, labels), loss(x, LABELS))
+        assert torch.equal(loss(x.numpy(), labels), loss(x, LABELS))
+    for wrong, text in (
+        ((x, LABELS.int()), r"labels must be int64, got torch\.int32"),
+        ((x, LABELS.numpy().astype(np.int32)), r"labels must be int64, got torch\.int32"),
+        ((x.long(), LABELS), r"float dtype, got torch\.int64"),
+        ((x, LABELS[:9]), r"\(10, 6\) and \(9,\)"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            loss(*wrong)
+    assert MINERS["batch_hard"]()(x.numpy(), LABELS.numpy()).positive.any()
+
+
+@pytest.mark.parametrize("name", [*HEADS, "deep_id2", "ranking_and_tags", "hierarchical_triplet"])
+def test_a_label_beyond_the_classes_is_named(name):
+    with pytest.raises(ValueError, match="label 4 is out of range: num_classes = 4"):
+        made(name)(rows(), LABELS + 1)
 
 
 @pytest.mark.parametrize("name", MINERS)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.data.index import load_index
@@ -13,14 +12,10 @@ from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.model_card import hub_card, model_card
 from sslpipe.export.write import export_backbone
 from sslpipe.metric_learning.build import build_task, untrained_ids, validation_ids, with_backbone
-from sslpipe.metric_learning.sampling.batches import PKOrder
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.tuning import block_names
-from sslpipe.models.tuning import freeze_layers, learning_rate_scale
-from sslpipe.optim import build_optimizer, set_lr
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
-from sslpipe.recipe.finetune import FinetuneOptim
 from sslpipe.report.build import build_page
 from sslpipe.report.run import read_run
 from sslpipe.run.best import choose
@@ -46,9 +41,11 @@ KINDS = {
     "pairs": (
         "loss={kind='multi_similarity'}",
         "also=[{loss={kind='cosface', scale=8.0}, weight=0.5}]",
+        "miner={kind='multi_similarity', epsilon=0.2}",
         "queue={size=40, start_step=2}",
         "views=2",
         "sampler.random_images=1",
+        "embedding.normalize=false",
     ),
     "proxies": ("loss={kind='proxy_anchor'}", "tune={last_blocks=2, layer_decay=0.5, loss_lr=9.0}"),
     "triplets": ("loss={kind='batch_hard'}", "tune.batchnorm=frozen", "sampler.random_images=1"),
@@ -127,81 +124,67 @@ def test_the_result_is_a_backbone_that_embeds_at_length_1_without_its_head(
     data, one_process, tmp_path
 ):
     run_dir, _ = one_process["head"]
-    model = load_backbone(run_dir)
-    assert model.num_features == 8
-    split = load_index(data).split("train")
-    rows = embed(model, model.view, split, canvas_px=16, num_workers=0)
-    torch.testing.assert_close(rows.features.norm(dim=1), torch.ones(200))
-    tensors = final_weights(run_dir)
-    assert not [key for key in tensors if not key.startswith("backbone.")]
-    network = build_backbone(Component(kind="small_resnet", widths=[8, 16]), crop_px=16)
+    model, split, tensors = load_backbone(run_dir), trained_split(data), final_weights(run_dir)
+    assert all(key.startswith("backbone.") for key in tensors)
+    rows = embed(model, model.view, split, canvas_px=16, num_workers=0).features
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(200))
+    network = build_backbone(small(), crop_px=16)
     prefix = "backbone.network."
     own = {k.removeprefix(prefix): v.float() for k, v in tensors.items() if k.startswith(prefix)}
     network.network.load_state_dict(own)
     view = eval_view_for(16, [0.5] * 3, [0.25] * 3)
     pooled = embed(network, view, split, canvas_px=16, num_workers=0).features
-    weight = tensors["backbone.embedding.weight"].float()
-    expected = pooled @ weight.T + tensors["backbone.embedding.bias"].float()
-    torch.testing.assert_close(rows.features, F.normalize(expected, dim=1), rtol=1e-4, atol=1e-5)
-
+    weight, bias = (tensors[f"backbone.embedding.{name}"].float() for name in ("weight", "bias"))
+    expected = F.normalize(pooled @ weight.T + bias, dim=1)
+    torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-5)
     page = build_page(read_run(run_dir), None, None, None)
     assert "12 images" in page  # 4 classes x 3
     assert "Recall@1, unseen classes" in page
-
     export_backbone(run_dir, tmp_path / "out", ["safetensors"])
-    again = load_backbone(tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "self-supervised" not in card
-    assert "not normalised" not in card
-    labels = sorted(set(split.labels.tolist()) - set(split.labels[held_out(data)].tolist()))
-    for message in (
-        "fine-tuned with labels by metric learning",
-        "8 features out, of length 1",
-        "| loss | `arcface` (scale = 8.0) |",
-        "| batches | 4 classes x 3 images |",
-        f"| classes seen | 6: {', '.join(f'class {label}' for label in labels)} |",
-        "| started from | random weights |",
-    ):
-        assert message in card, message
-    config = again.config.model_dump(mode="json")
-    hub = hub_card(config, "", library="sslpipe")
-    assert "metric-learning" in hub
-    assert "self-supervised" not in hub
     images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
-    assert torch.equal(again.encode(images), model.encode(images))
+    assert torch.equal(load_backbone(tmp_path / "out").encode(images), model.encode(images))
+
+
+def test_the_card_names_losses_miner_queue_batches_classes_and_lengths(data, one_process):
+    split, held = trained_split(data), held_out(data)
+    labels = sorted(set(split.labels.tolist()) - set(split.labels[held].tolist()))
+    for kind, lines in {
+        "head": (
+            "fine-tuned with labels by metric learning",
+            "8 features out, of length 1",
+            "| loss | `arcface` (scale = 8.0) |",
+            "| batches | 4 classes x 3 images |",
+            f"| classes seen | 6: {', '.join(f'class {label}' for label in labels)} |",
+            "| started from | random weights |",
+        ),
+        "pairs": (
+            "8 features out, not normalised",
+            "features  # not normalised",
+            "| loss | `multi_similarity` + 0.5 x `cosface` (scale = 8.0) |",
+            "| miner | `multi_similarity` (epsilon = 0.2) |",
+            "| queue | 40 embeddings of past batches |",
+            "| batches | 4 classes x 3 images and 1 of other classes, 2 views each |",
+        ),
+    }.items():
+        config = load_backbone(one_process[kind][0]).config.model_dump(mode="json")
+        card = model_card(config, {"ours": "features  # not normalised"} if kind == "pairs" else {})
+        assert not [line for line in lines if line not in card], card
+        assert ("not normalised" in card) == (kind == "pairs")
+        hub = hub_card(config, "", library="sslpipe")
+        assert "metric-learning" in hub
+        assert "self-supervised" not in card + hub
+
+
+def trained_split(data):
+    return load_index(data).split("train")
 
 
 def held_out(data):
-    index = load_index(data)
-    return validation_ids(index.split("train"), 2, index.manifest.classes)
+    return validation_ids(trained_split(data), 2, load_index(data).manifest.classes)
 
 
-def test_the_card_of_pairs_names_miner_queue_second_loss_and_lengths(data, one_process, tmp_path):
-    changes = (
-        *KINDS["pairs"],
-        "miner={kind='multi_similarity', epsilon=0.2}",
-        "embedding.normalize=false",
-        "steps=1",
-    )
-    given = one_process["head"][0]
-    recipe = write_recipe(tmp_path)
-    finetune_over(1, recipe, data, tmp_path / "run", *changes, backbone=given)
-    config = load_backbone(tmp_path / "run").config.model_dump(mode="json")
-    card = model_card(config, {"ours": "features  # not normalised"})
-    for message in (
-        "8 features out, not normalised",
-        "features  # not normalised",
-        "| loss | `multi_similarity` + 0.5 x `cosface` (scale = 8.0) |",
-        "| miner | `multi_similarity` (epsilon = 0.2) |",
-        "| queue | 40 embeddings of past batches |",
-        "| batches | 4 classes x 3 images and 1 of other classes, 2 views each |",
-        f"| started from | weights with sha256 `{load_backbone(given).config.weights_sha256[:16]}",
-    ):
-        assert message in card, message
-
-
-def small(**arguments):
-    return Component(kind="small_resnet", widths=[8, 16], **arguments)
+def small():
+    return Component(kind="small_resnet", widths=[8, 16])
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +209,9 @@ def test_a_pretrained_backbone_is_where_training_starts_and_frozen_layers_stay(
         far = max(float((theirs[k] - v).abs().max()) for k, v in before.state_dict().items()
                   if k.startswith(key) and k.endswith(("weight", "bias")))  # fmt: skip
         assert 0 < far <= 2 * 0.0101  # Adam's steps: two, of at most the rate
+    card = model_card(load_backbone(tmp_path / "run").config.model_dump(mode="json"), {})
+    sha256 = load_backbone(pretrained).config.weights_sha256
+    assert f"| started from | weights with sha256 `{sha256[:16]}" in card
     (again,) = finetune_over(1, recipe, data, tmp_path / "run", *changes)  # it keeps its start
     assert again == (2, [])
     with pytest.raises(AssertionError, match=r"started from weights with sha256 .* names others"):
@@ -284,80 +270,14 @@ def test_groups_of_validation_classes_are_not_trained_on(tmp_path):
         load_recipe(path, ("data.validation_classes=0", "data.holdout_by=patient"))
 
 
-def test_validation_classes_are_whole_and_never_trained_on(data):
-    split = load_index(data).split("train")
-    names = load_index(data).manifest.classes
-    held = validation_ids(split, 2, names)
+def test_validation_classes_are_whole(data):
+    split, names, held = trained_split(data), load_index(data).manifest.classes, held_out(data)
     classes = set(split.labels[held].tolist())
     assert len(classes) == 2
     assert set(held.tolist()) == {i for i, y in enumerate(split.labels) if y in classes}
     assert set(validation_ids(split, 1, names).tolist()) < set(held.tolist())  # a fixed shuffle
     named = validation_ids(split, ("class 3", "class 5"), names)
     assert set(split.labels[named].tolist()) == {3, 5}
-    order = PKOrder(split, seed=0, classes_per_batch=3, images_per_class=4, buffer=60, without=held)
-    for step in range(2 * order.steps_per_epoch):
-        assert not classes & set(split.labels[order.ids(step)].tolist())
-
-
-@pytest.mark.parametrize(
-    ("kind", "crop_px", "count", "first", "last"),
-    [
-        ("torchvision/resnet18", 224, 2 + 8, "conv1", "layer4.1"),
-        ("torchvision/vit_b_16", 224, 1 + 12 + 1, "conv_proj", "encoder.ln"),
-        ("torchvision/convnext_tiny", 224, None, "features.0.0", None),
-        ("timm/vit_tiny_patch16_224", 224, 1 + 12 + 1, "patch_embed", "norm"),
-        ("timm/resnet18", 224, 2 + 8, "conv1", "layer4.1"),
-        ("small_resnet", 28, 2 + 3, "0", "5"),
-    ],
-)
-def test_blocks_are_the_architectures_own_in_forward_order(kind, crop_px, count, first, last):
-    with torch.device("meta"):
-        network = build_backbone(Component(kind=kind), crop_px=crop_px).network
-    names = block_names(network)
-    assert names[0] == first
-    assert count is None or len(names) == count
-    assert last is None or names[-1] == last
-    inside = [n for n, _ in network.named_parameters() if any(n.startswith(f"{b}.") for b in names)]
-    outside = {n for n, _ in network.named_parameters()} - set(inside)
-    assert len(inside) == len(set(inside))
-    assert all("token" in n or "pos_embed" in n for n in outside)
-
-
-def test_layer_wise_rates_fall_towards_the_input_and_reach_every_parameter_once():
-    backbone = build_backbone(small(embedding_dim=4), crop_px=16)
-    task = nn.ModuleDict({"backbone": backbone, "losses": nn.ModuleList([nn.Linear(4, 3)])})
-    scale = learning_rate_scale(backbone, backbone_lr=0.1, layer_decay=0.5, loss_lr=100.0)
-    blocks = block_names(backbone.network)
-    optimizer = build_optimizer(task, FinetuneOptim(peak_lr=1.0, weight_decay=0.1), scale)
-    set_lr(optimizer, 2.0)
-    rates = {id(p): g["lr"] for g in optimizer.param_groups for p in g["params"]}
-    assert len(rates) == len(list(task.parameters()))
-    for name, p in task.named_parameters():
-        expected = 2.0
-        if name.startswith("losses"):
-            expected = 200.0
-        for number, block in enumerate(blocks):
-            if name.startswith(f"backbone.network.{block}."):
-                expected = 2.0 * 0.1 * 0.5 ** (len(blocks) - 1 - number)
-        assert rates[id(p)] == pytest.approx(expected), name
-
-
-def test_frozen_layers_have_neither_gradient_nor_moving_statistics():
-    backbone = build_backbone(small(embedding_dim=4), crop_px=16).train()
-    freeze_layers(backbone, frozen=True, last_blocks=None, batchnorm=False)
-    assert [n for n, p in backbone.named_parameters() if p.requires_grad] == [
-        "embedding.weight",
-        "embedding.bias",
-    ]
-    before = {k: v.clone() for k, v in backbone.state_dict().items()}
-    backbone(torch.rand(4, 3, 16, 16))
-    assert_same_weights(before, dict(backbone.state_dict()))
-
-    backbone = build_backbone(small(), crop_px=16).train()
-    freeze_layers(backbone, frozen=False, last_blocks=None, batchnorm=True)
-    assert all(p.requires_grad for p in backbone.parameters())
-    backbone(torch.rand(4, 3, 16, 16))
-    assert not any(int(b) for n, b in backbone.named_buffers() if "num_batches" in n)
 
 
 def test_a_fine_tuning_keeps_its_best_checkpoint_and_the_average_of_its_embedding(data, tmp_path):

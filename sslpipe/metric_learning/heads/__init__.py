@@ -3,28 +3,25 @@
 For fine-tuning recipes (`loss.kind` may be a name of HEADS) and for notebooks:
 `ArcFace(num_classes=10, dim=128)(embeddings, labels)`. They compare rows with weights, so `ref` and
 `miner` mean nothing to them. Their weights are trained with the model, their state lies in buffers,
-and an export leaves them out. Start with `margin_softmax.MarginSoftmax`; `fixed_margins` has it
-with each paper's rule, `proxies` the other heads. A new head is a class on `base.Head` and a line
-below.
+and an export leaves them out. Start with `margin_softmax.MarginSoftmax`; `proxies` has the other
+heads. A new head is a class on `base.Head` and a line below.
 """
 
 from collections.abc import Callable
 
 from sslpipe.metric_learning.heads.base import Head
-from sslpipe.metric_learning.heads.fixed_margins import (
+from sslpipe.metric_learning.heads.margin_softmax import (
     ArcFace,
     CircleSoftmax,
     CombinedMargin,
     CosFace,
     LSoftmax,
-    SphereFace,
-    SubCenterArcFace,
-)
-from sslpipe.metric_learning.heads.margin_softmax import (
     MarginSoftmax,
     ModifiedSoftmax,
     NormFace,
     Softmax,
+    SphereFace,
+    SubCenterArcFace,
 )
 from sslpipe.metric_learning.heads.proxies import CenterLoss, ProxyAnchor, ProxyNCA, SoftTriple
 from sslpipe.registry import Table
@@ -50,22 +47,7 @@ HEADS: Table[Callable[..., Head]] = Table(
     "sslpipe.heads",
 )
 
-__all__ = [
-    "HEADS",
-    "ArcFace",
-    "CenterLoss",
-    "CircleSoftmax",
-    "CombinedMargin",
-    "CosFace",
-    "Head",
-    "LSoftmax",
-    "MarginSoftmax",
-    "ModifiedSoftmax",
-    "NormFace",
-    "ProxyAnchor",
-    "ProxyNCA",
-    "SoftTriple",
-    "Softmax",
-    "SphereFace",
-    "SubCenterArcFace",
-]
+__all__ = ["HEADS", "Head"]
+__all__ += ["ArcFace", "CircleSoftmax", "CombinedMargin", "CosFace", "LSoftmax", "MarginSoftmax"]
+__all__ += ["ModifiedSoftmax", "NormFace", "Softmax", "SphereFace", "SubCenterArcFace"]
+__all__ += ["CenterLoss", "ProxyAnchor", "ProxyNCA", "SoftTriple"]

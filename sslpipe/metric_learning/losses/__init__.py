@@ -80,33 +80,10 @@ METRIC_LOSSES: Table[Callable[..., nn.Module]] = Table(
     "sslpipe.metric_losses",
 )
 
-__all__ = [
-    "METRIC_LOSSES",
-    "AngularLoss",
-    "BatchHardLoss",
-    "ChopraLoss",
-    "CircleLoss",
-    "ContrastiveLoss",
-    "DeepID2Loss",
-    "DelegatedLoss",
-    "HDCLoss",
-    "HardClusterLoss",
-    "HierarchicalTripletLoss",
-    "InfoNCELoss",
-    "LMNNLoss",
-    "LabelledNTXentLoss",
-    "LabelledSupConLoss",
-    "LiftedStructureLoss",
-    "MagnetLoss",
-    "MarginLoss",
-    "MetricLoss",
-    "MultiSimilarityLoss",
-    "NCALoss",
-    "NPairLoss",
-    "RankingAndTagsLoss",
-    "TripletLoss",
-    "TripletRatioLoss",
-    "TupleMaxLoss",
-    "TupletMarginLoss",
-    "UnifiedLoss",
-]
+__all__ = ["METRIC_LOSSES", "DelegatedLoss", "MetricLoss"]
+__all__ += ["HardClusterLoss", "HierarchicalTripletLoss", "MagnetLoss"]
+__all__ += ["ChopraLoss", "ContrastiveLoss", "DeepID2Loss", "HDCLoss", "MarginLoss"]
+__all__ += ["BatchHardLoss", "LMNNLoss", "RankingAndTagsLoss", "TripletLoss", "TripletRatioLoss"]
+__all__ += ["AngularLoss", "CircleLoss", "InfoNCELoss", "LabelledNTXentLoss", "LabelledSupConLoss"]
+__all__ += ["LiftedStructureLoss", "MultiSimilarityLoss", "NCALoss", "NPairLoss"]
+__all__ += ["TupleMaxLoss", "TupletMarginLoss", "UnifiedLoss"]

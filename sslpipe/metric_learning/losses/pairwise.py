@@ -154,8 +154,7 @@ def compare(
 ) -> tuple[LabelledRows, Pairs]:
     """Gather the batch over the ranks (collective) and find its positives and negatives.
 
-    A row is no pair with itself, nor with a reference of the same id: an old copy of the same
-    sample.
+    A row is no pair with itself, nor with a reference of the same id: an old copy of it.
 
     Args:
         embeddings: (n, D); n may differ between ranks.

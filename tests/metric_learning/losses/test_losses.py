@@ -1,4 +1,4 @@
-"""Each loss against loops over single rows, value and gradient."""
+"""Each loss and head against loops over single rows, value and gradients."""
 
 import math
 
@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from sslpipe.metric_learning import METRIC_LOSSES
+from tests.helpers import head_loops as heads
 from tests.helpers import metric_loops as loops
+from tests.helpers.head_loops import HEAD_LOOPS, same, with_margin
 from tests.helpers.metric_rows import LABELS, SIZES, built, rows, value_and_grad
 
 TAGS = [[0, 2], [1, 1], [1, 0], [2, 2]]
@@ -108,17 +110,54 @@ CASES = [
 ]
 
 
+HEAD_CASES = [  # the loop takes rows, labels and the head
+    *((name, {}, loop) for name, loop in HEAD_LOOPS.items()),
+    ("normface", {"scale": 30.0, "learn_scale": False}, with_margin(same, same, 30.0)),
+    ("normface", {"learn_scale": False}, with_margin(same, same, 20.0)),
+    (
+        "combined_margin",
+        {"m1": 0.9, "m2": 0.4, "m3": 0.15},
+        with_margin(lambda v: torch.cos(0.9 * torch.acos(v) + 0.4) - 0.15, same),
+    ),
+    *(("sphereface", {"m": m}, heads.multiplied(False, m)) for m in (1, 2, 3)),
+    *(("l_softmax", {"m": m}, heads.multiplied(True, m)) for m in (2, 3)),
+    # lam = max(5, 1000 / (1 + 0.12 it))
+    ("sphereface", {"lam_first": 1e3, "lam_last": 5.0}, heads.multiplied(False, lam=1e3 / 1.12)),
+    ("circle_softmax", {"gamma": 16.0}, heads.circle(gamma=16)),
+    *(
+        ("proxy_nca", {"form": form, "scale": scale}, heads.proxy_nca(form, scale))
+        for form in ("paper", "all")
+        for scale in (1.0, 9.0)
+    ),
+    ("proxy_anchor", {"alpha": 8.0}, heads.proxy_anchor(alpha=8)),
+    ("soft_triple", {"tau": 0.0, "centers": 4}, heads.soft_triple(tau=0.0)),
+    ("center", {"weight": 0.01, "reduction": "sum"}, heads.center(0.01, lambda x: 1)),
+]
+ALL = [
+    *CASES,
+    *(
+        (name, {**given, **SIZES, "num_classes": 5}, lambda head, x, y, loop=loop: loop(x, y, head))
+        for name, given, loop in HEAD_CASES
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "arguments", "loop"), CASES, ids=[f"{name} {given}" for name, given, _ in CASES]
+    ("name", "arguments", "loop"), ALL, ids=[f"{name} {given}" for name, given, _ in ALL]
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_loss_equals_the_loops_of_its_paper(name, arguments, loop, seed):
-    loss, x = built(name, **arguments), rows(seed)
-    exact, exact_grad = value_and_grad(lambda x: loop(loss, list(x), LABELS), x)
-    value, grad = value_and_grad(lambda x: loss(x, torch.tensor(LABELS)), x)
+    loss, x = built(name, **arguments), rows(seed).requires_grad_()
+    trained = [x, *(p for p in loss.parameters() if p.requires_grad)]
+    exact = loop(loss, list(x), LABELS)  # first: a call counts a step
+    expected = torch.autograd.grad(exact, trained, materialize_grads=True)
+    value = loss(x, torch.tensor(LABELS))
     torch.testing.assert_close(value, exact, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(grad, exact_grad, rtol=1e-8, atol=1e-10)
-    assert float(exact_grad.norm()) > 1e-6  # the case is not an empty one
+    grads = torch.autograd.grad(value, trained, materialize_grads=True)
+    for ours, theirs in zip(grads, expected, strict=True):
+        atol = max(1e-10, 1e-9 * float(theirs.abs().max()))
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=atol)
+    assert float(expected[0].norm()) > 1e-6  # the case is not an empty one
 
 
 @pytest.mark.parametrize("triplets", ["all", "violating", "hard", "semi_hard"])

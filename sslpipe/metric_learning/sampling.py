@@ -12,7 +12,7 @@ Source of P and K: Hermans et al. 2017, arXiv:1703.07737, section 2.
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Generator, Iterator
 from functools import lru_cache
-from itertools import count
+from itertools import count, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -39,8 +39,6 @@ class Plan(NamedTuple):
 
     ids: Integers  # (T, B) each batch's samples: K of each of its P classes, then the random ones
     chunks: Integers  # (T, B) the global step of the underlying order in which each is read
-    used: int  # samples of the first pass that stand in a batch
-    dropped: int  # that had to leave the buffer
 
 
 class PKOrder:
@@ -127,8 +125,9 @@ class PKOrder:
         )
         self.members = {c: by_label[start : start + size] for c, start, size in spans}
         self.epoch = lru_cache(maxsize=2)(self._plan)
-        first = self._passes(0, passes=1, batches=None)
-        if not len(first.ids):
+        waiting = self._buffer()
+        self.steps_per_epoch = sum(1 for _ in self._batches(0, 1, waiting))
+        if not self.steps_per_epoch:
             remedy = f"use a larger one, up to {self.order.samples}, or lower"
             if buffer >= self.order.samples:  # all that there are
                 remedy = f"there are {self.order.samples} in all: lower"
@@ -137,8 +136,8 @@ class PKOrder:
                 f"sampler.buffer = {buffer} samples; {remedy} sampler.classes_per_batch or "
                 "sampler.images_per_class"
             )
-        self.steps_per_epoch = len(first.ids)
-        self.samples, self.used, self.dropped = self.order.samples, first.used, first.dropped
+        self.samples, self.dropped = self.order.samples, waiting.dropped
+        self.used = self.steps_per_epoch * self.batch_size  # of the samples of the first pass
 
     def ids(self, step: int) -> Integers:
         """Return (B,) sample ids of one step, over all processes."""
@@ -147,41 +146,34 @@ class PKOrder:
         return ids
 
     def _plan(self, epoch: int) -> Plan:
-        return self._passes(epoch, passes=MOST_PASSES, batches=self.steps_per_epoch)
-
-    def _passes(self, epoch: int, *, passes: int, batches: int | None) -> Plan:
-        """`batches` batches (None: all there are) from at most `passes` passes over the data."""
-        waiting = ClassBuffer(
-            self.classes_per_batch, self.images_per_class, self.random_images, self.buffer
+        taken = list(
+            islice(self._batches(epoch, MOST_PASSES, self._buffer()), self.steps_per_epoch)
         )
-        taken: list[list[tuple[int, int]]] = []
-        first: tuple[int, int] | None = None  # used and dropped in the first pass
-        for number in range(passes):
-            for sample, chunk in self._line(epoch * MOST_PASSES + number):
+        if len(taken) < self.steps_per_epoch:
+            raise DataError(
+                f"epoch {epoch}: {MOST_PASSES} passes over the data give {len(taken)} batches, not "
+                f"{self.steps_per_epoch}; use a larger sampler.buffer, up to {self.samples}, or a "
+                "smaller sampler.classes_per_batch"
+            )
+        pairs = np.array(taken, np.int64)  # (T, B, 2)
+        return Plan(pairs[:, :, 0], pairs[:, :, 1])
+
+    def _buffer(self) -> "ClassBuffer":
+        sizes = self.classes_per_batch, self.images_per_class, self.random_images
+        return ClassBuffer(*sizes, capacity=self.buffer)
+
+    def _batches(
+        self, epoch: int, passes: int, waiting: "ClassBuffer"
+    ) -> Iterator[list[tuple[int, int]]]:
+        """Yield the batches of so many passes over the data: samples with their chunks."""
+        steps, streams = self.order.steps_per_epoch, range(self.order.num_streams)
+        first = steps * MOST_PASSES * epoch
+        for chunk in range(first, first + steps * passes):
+            _, ids = self.order.ids(chunk, streams)
+            for sample in ids.tolist():
                 batch = waiting.add(sample, int(self.labels[sample]), chunk)
                 if batch is not None:
-                    taken.append(batch)
-                    if len(taken) == batches:
-                        break
-            first = first or (len(taken) * self.batch_size, waiting.dropped)
-            if len(taken) == batches:
-                break
-        if batches is not None and len(taken) < batches:
-            raise DataError(
-                f"epoch {epoch}: {passes} passes over the data give {len(taken)} batches, not "
-                f"{batches}; use a larger sampler.buffer, up to {self.order.samples}, or a smaller "
-                "sampler.classes_per_batch"
-            )
-        assert first is not None
-        pairs = np.array(taken, np.int64).reshape(-1, self.batch_size, 2)
-        return Plan(pairs[:, :, 0], pairs[:, :, 1], *first)
-
-    def _line(self, number: int) -> Iterator[tuple[int, int]]:
-        """The samples of one pass with the chunk in which each is read."""
-        steps = self.order.steps_per_epoch
-        for chunk in range(steps * number, steps * (number + 1)):
-            _, ids = self.order.ids(chunk, range(self.order.num_streams))
-            yield from ((sample, chunk) for sample in ids.tolist())
+                    yield batch
 
 
 class ClassBuffer:

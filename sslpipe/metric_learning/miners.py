@@ -1,0 +1,496 @@
+"""Miners: which pairs or triplets of a batch a loss sees.
+
+For fine-tuning recipes (`miner.kind` is a name of MINERS) and for notebooks: alone,
+`SemiHardMiner()(embeddings, labels)`, or in a loss, `loss(embeddings, labels, miner=miner)`. Start
+with `Miner`; a new one is a class with `select` and a line in MINERS. What miners of triplets keep
+is a boolean for each anchor, positive and column: bits, and no list of triplets.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from sslpipe.metric_learning.losses.base import Configured
+from sslpipe.metric_learning.losses.pairwise import (
+    Distance,
+    LabelledRows,
+    Pairs,
+    Slots,
+    compare,
+    hardest_pairs,
+    labelled_rows,
+    positive_slots,
+    unit,
+)
+from sslpipe.random import permutation, uniform
+from sslpipe.registry import Table
+
+Loss = Callable[[Pairs], Tensor]
+Pick = Literal["all", "hardest", "random"]
+
+
+class Miner(Configured):
+    """Select pairs or triplets of a batch; never add one.
+
+    A subclass defines `select`. `RandomMiner` is for those that draw.
+    """
+
+    def forward(
+        self, rows: LabelledRows | Tensor, pairs: Pairs | Tensor, *, loss: Loss | None = None
+    ) -> Pairs:
+        """Return the pairs that are left, as boolean masks `.positive` and `.negative` (n, M).
+
+        Args:
+            rows: Embeddings (n, D), compared as they are: bring them to length 1 first where the
+                loss does. A loss gives what it has prepared instead.
+            pairs: Labels (n,) int64, < 0 for none; a loss gives all pairs instead.
+            loss: What the loss would be on some pairs, for the one miner that asks.
+
+        In one process M = n. Miners of triplets fill `.triplets` too; see `Pairs`. Without
+        gradient. Collective: all ranks call it.
+        """
+        with torch.no_grad():
+            if not isinstance(rows, LabelledRows):
+                rows, pairs = compare(*labelled_rows(rows, cast(Tensor, pairs)), None, None)
+            pairs = cast(Pairs, pairs)
+            return self.select(rows, pairs, loss=loss) if len(rows.columns) else pairs
+
+    @abstractmethod
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        """Return those of `pairs` that a loss shall see; called without gradient."""
+
+
+class RandomMiner(Miner):
+    """Draw from (seed, call, row of the global batch): the same on any number of processes.
+
+    The number of the call is a buffer, so a resumed run draws on.
+
+    Args:
+        seed: Of the draws.
+    """
+
+    calls: Tensor
+    seed: int
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.seed = seed
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def uniform_rows(self, batch: LabelledRows, lanes: int) -> Tensor:
+        """Return (n, lanes) float64 in [0, 1), named by global rows; the next call draws others."""
+        rows = range(batch.first, batch.first + len(batch.labels))
+        numbers = torch.from_numpy(uniform(self.seed, int(self.calls), list(rows), 0, lanes))
+        self.calls += 1
+        return numbers.to(batch.anchors.device)
+
+    def one_negative_each(self, batch: LabelledRows, pairs: Pairs, weights: Tensor) -> Pairs:
+        """Draw a negative for each positive pair, with probability ~ its weight (n, M)."""
+        slots = positive_slots(pairs.positive)
+        chosen = sample(weights, self.uniform_rows(batch, slots.columns.shape[1]))  # (n, P)
+        fits = slots.filled & pairs.negative.any(1, keepdim=True)
+        triplets = pairs.negative.new_zeros(*chosen.shape, weights.shape[1])
+        triplets.scatter_(2, chosen[:, :, None], fits[:, :, None])
+        return with_triplets(pairs, slots, triplets)
+
+
+class AllPairsMiner(Miner):
+    """Keep everything: for each anchor K - 1 positives, each with all negatives."""
+
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        return pairs
+
+
+class OnePerClassMiner(RandomMiner):
+    """Draw for each anchor one random negative of each other class: the tuples of tuplet losses.
+
+    Args:
+        seed: Of the draws.
+    """
+
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        draws = self.uniform_rows(batch, len(batch.column_labels))
+        draws = draws.masked_fill(~pairs.negative, -1)  # (n, M)
+        place = torch.unique(batch.column_labels, return_inverse=True)[1].expand(len(draws), -1)
+        best = draws.new_full(draws.shape, -1).scatter_reduce_(1, place, draws, "amax")
+        chosen = pairs.negative & (draws == best.gather(1, place))
+        return pairs._replace(negative=chosen)
+
+
+class BatchHardMiner(Miner):
+    """Keep for each anchor its farthest positive and its nearest negative.
+
+    Args:
+        distance: "euclidean", "squared" or "cosine".
+
+    Source:
+        Hermans et al. 2017, arXiv:1703.07737, eq. 5.
+    """
+
+    def __init__(self, distance: Distance = "euclidean") -> None:
+        super().__init__()
+        self.distance = distance
+
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        d = batch.distances(self.distance)
+        both = (pairs.positive.any(1) & pairs.negative.any(1))[:, None]
+        farthest = d.masked_fill(~pairs.positive, -torch.inf).argmax(1)
+        nearest = d.masked_fill(~pairs.negative, torch.inf).argmin(1)
+        return _narrowed(
+            pairs, only_at(farthest, pairs.positive & both), only_at(nearest, pairs.negative & both)
+        )
+
+
+class PackagedMiner(Miner):
+    """Read rows of the global batch as anchor, positive, negative, anchor, positive, negative."""
+
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        row = torch.arange(len(batch.labels), device=batch.labels.device)[:, None] + batch.first
+        column = torch.arange(len(batch.column_labels), device=batch.labels.device)
+        anchor = row % 3 == 0
+        positive = pairs.positive & anchor & (column == row + 1)
+        negative = pairs.negative & anchor & (column == row + 2)
+        whole = positive.any(1, keepdim=True) & negative.any(1, keepdim=True)
+        return _narrowed(pairs, positive & whole, negative & whole)
+
+
+class MultiSimilarityMiner(Miner):
+    """Keep pairs that are hard against the anchor's other kind; S: cosines.
+
+    Negatives with S > min over positives - epsilon, positives with S < max negative + epsilon.
+
+    Args:
+        epsilon: The tolerance.
+
+    Source:
+        Wang et al. 2019, arXiv:1904.06627, eq. 10 and 11.
+    """
+
+    def __init__(self, epsilon: float = 0.1) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        s = unit_rows(batch).similarities()
+        lowest = s.masked_fill(~pairs.positive, torch.inf).amin(1, keepdim=True)
+        highest = s.masked_fill(~pairs.negative, -torch.inf).amax(1, keepdim=True)
+        positive = pairs.positive & (s - self.epsilon < highest)
+        return _narrowed(pairs, positive, pairs.negative & (s + self.epsilon > lowest))
+
+
+class PairMarginMiner(Miner):
+    """Keep positives farther than `positive` and negatives nearer than `negative`.
+
+    Args:
+        positive: Distance above which a positive is kept.
+        negative: Distance below which a negative is kept.
+        distance: "euclidean", "squared" or "cosine".
+    """
+
+    def __init__(
+        self, positive: float = 0.2, negative: float = 0.8, distance: Distance = "euclidean"
+    ) -> None:
+        super().__init__()
+        self.positive, self.negative, self.distance = positive, negative, distance
+
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        d = batch.distances(self.distance)
+        positive = pairs.positive & (d > self.positive)
+        return _narrowed(pairs, positive, pairs.negative & (d < self.negative))
+
+
+class HardestShareMiner(Miner):
+    """Keep the share of positives that are farthest and the share of negatives that are nearest.
+
+    Shares are of the global batch's pairs; ties at the bound are all kept. Collective.
+
+    Args:
+        share: In 0..1, 0 excluded.
+        distance: "euclidean", "squared" or "cosine".
+
+    Source:
+        Yuan et al. 2017, arXiv:1611.05720 (hard-aware deeply cascaded embedding), section 3.
+    """
+
+    def __init__(self, share: float = 0.5, distance: Distance = "euclidean") -> None:
+        super().__init__()
+        if not 0 < share <= 1:
+            raise ValueError(f"share = {share} must lie in 0..1, 0 excluded")
+        self.share, self.distance = share, distance
+
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        return hardest_pairs(batch, pairs, self.share, self.share, self.distance)
+
+
+class MaximumLossMiner(RandomMiner):
+    """Keep, of random subsets of the batch's rows, the one with the largest loss.
+
+    Used in a loss only, which it asks.
+
+    Args:
+        rows: Of a subset, at least 2.
+        trials: How many subsets.
+        seed: Of the draws.
+    """
+
+    def __init__(self, rows: int, trials: int = 5, seed: int = 0) -> None:
+        super().__init__(seed)
+        if rows < 2 or trials < 1:
+            raise ValueError(f"rows = {rows} and trials = {trials} must be at least 2 and 1")
+        self.rows, self.trials = rows, trials
+
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        if loss is None:
+            raise ValueError("this miner compares losses: use it in one, loss(..., miner=miner)")
+        size = len(batch.column_labels) - batch.references
+        subsets = []
+        for trial in range(self.trials):
+            order = permutation(size, self.seed, int(self.calls), trial)[: self.rows].copy()
+            inside = pairs.negative.new_zeros(len(batch.column_labels))
+            inside[torch.from_numpy(order).to(inside.device)] = True
+            own = inside[batch.first : batch.first + len(batch.labels), None]
+            inside[size:] = True  # references
+            subsets.append(Pairs(pairs.positive & inside & own, pairs.negative & inside & own))
+        self.calls += 1
+        values = [float(loss(subset).sum()) for subset in subsets]
+        return subsets[max(range(self.trials), key=values.__getitem__)]
+
+
+class TripletMiner(RandomMiner):
+    """Select triplets by where the negative lies against the positive.
+
+    Args:
+        kind: "semi_hard" d_ap < d_an < d_ap + margin; "hard" d_an < d_ap; "violating"
+            d_an < d_ap + margin; "easy" d_an >= d_ap + margin.
+        margin: See kind.
+        distance: "squared", "euclidean" or "cosine"; the paper's are squared, of unit rows.
+        pick: "all" such negatives of a positive, its "hardest" (nearest to the anchor), or a
+            "random" one.
+        seed: Of the draws.
+
+    Source:
+        Schroff et al. 2015, arXiv:1503.03832, section 3.2.
+    """
+
+    def __init__(
+        self,
+        kind: Literal["semi_hard", "hard", "violating", "easy"] = "semi_hard",
+        margin: float = 0.2,
+        distance: Distance = "squared",
+        pick: Pick = "all",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(seed)
+        self.kind, self.margin, self.distance = kind, margin, distance
+        self.pick: Pick = pick
+
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        d = batch.distances(self.distance)
+        slots = positive_slots(pairs.positive)
+        near = slots.take(d)
+        triplets = pairs.negative.new_zeros(*near.shape, d.shape[1])  # (n, P, M)
+        if self.pick == "random":
+            draws = self.uniform_rows(batch, near.shape[1])
+        for p in range(near.shape[1]):  # one positive at a time: nothing but bits of size n P M
+            at = near[:, p, None]
+            fits = pairs.negative & slots.filled[:, p, None]
+            if self.kind == "easy":
+                fits &= d >= at + self.margin
+            else:
+                fits &= d < (at if self.kind == "hard" else at + self.margin)
+                if self.kind == "semi_hard":
+                    fits &= d > at
+            if self.pick == "hardest":
+                fits = only_at(d.masked_fill(~fits, torch.inf).argmin(1), fits)
+            elif self.pick == "random":
+                fits = only_at(sample(fits.to(d.dtype), draws[:, p, None])[:, 0], fits)
+            triplets[:, p] = fits
+        return with_triplets(pairs, slots, triplets)
+
+
+class SemiHardMiner(TripletMiner):
+    """Select semi-hard triplets: d_ap < d_an < d_ap + margin.
+
+    Args:
+        margin: Of the distances.
+        distance: "squared", "euclidean" or "cosine"; the paper's are squared, of unit rows.
+        pick: "all" such negatives of a positive, its "hardest", or a "random" one.
+        seed: Of the draws.
+
+    Source:
+        Schroff et al. 2015, arXiv:1503.03832, section 3.2.
+    """
+
+    def __init__(
+        self, margin: float = 0.2, distance: Distance = "squared", pick: Pick = "all", seed: int = 0
+    ) -> None:
+        super().__init__("semi_hard", margin, distance, pick, seed)
+
+
+class RandomNegativeMiner(RandomMiner):
+    """Draw for each positive pair a negative, all with the same probability.
+
+    Args:
+        seed: Of the draws.
+    """
+
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        return self.one_negative_each(batch, pairs, pairs.negative.to(batch.anchors.dtype))
+
+
+class DistanceWeightedMiner(RandomMiner):
+    """Draw for each positive pair a negative with probability ~ 1 / q(d), d its distance.
+
+    q(d) ~ d^(D-2) (1 - d^2/4)^((D-3)/2) is the density of distances between random points of the
+    sphere, so all distances become equally likely. An anchor with no negative inside `limit` draws
+    from all its negatives.
+
+    Args:
+        cutoff: Distances are raised to it.
+        limit: Negatives beyond it are masked.
+        seed: Of the draws.
+
+    Source:
+        Wu et al. 2017, arXiv:1706.07567, section 3.2; cutoff and limit: the released code.
+    """
+
+    def __init__(self, cutoff: float = 0.5, limit: float = 1.4, seed: int = 0) -> None:
+        super().__init__(seed)
+        if not 0 < cutoff < limit <= 2:
+            raise ValueError(f"cutoff = {cutoff}, limit = {limit}: 0 < cutoff < limit <= 2 needed")
+        self.cutoff, self.limit = cutoff, limit
+
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        return self.one_negative_each(batch, pairs, self.weights(batch, pairs))
+
+    def weights(self, batch: LabelledRows, pairs: Pairs) -> Tensor:
+        """(n, M): what each negative's probability is proportional to, the row's largest 1."""
+        dim = batch.anchors.shape[1]
+        d = unit_rows(batch).distances("euclidean")
+        inside = pairs.negative & (d < self.limit)
+        d = d.clamp(self.cutoff, self.limit)
+        log_q = (dim - 2) * d.log() + (dim - 3) / 2 * torch.log1p(-d.square() / 4)
+        log_weights = (-log_q).masked_fill(~inside, -torch.inf)
+        best = log_weights.amax(1, keepdim=True).masked_fill(~inside.any(1, keepdim=True), 0)
+        weights = (log_weights - best).exp()
+        return torch.where(inside.any(1, keepdim=True), weights, pairs.negative.to(d.dtype))
+
+
+class AngularMiner(Miner):
+    """Keep triplets with atan(D(a, p) / (2 D(n, (a + p) / 2))) > angle, rows of length 1.
+
+    Args:
+        angle_deg: In degrees, above 0 and below 90.
+
+    Source:
+        None confirmed; the rule is that of the angular loss's constraint (Wang et al. 2017).
+    """
+
+    def __init__(self, angle_deg: float = 20.0) -> None:
+        super().__init__()
+        if not 0 < angle_deg < 90:
+            raise ValueError(f"angle_deg = {angle_deg} must lie between 0 and 90")
+        self.steepness = 4 * math.tan(math.radians(angle_deg)) ** 2
+
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        batch = unit_rows(batch)
+        d2 = batch.distances("squared")
+        everyone = batch._replace(anchors=batch.columns).distances("squared")  # (M, M)
+        slots = positive_slots(pairs.positive)
+        near = slots.take(d2)
+        triplets = pairs.negative.new_zeros(*near.shape, d2.shape[1])
+        for p in range(near.shape[1]):
+            at = near[:, p, None]  # Apollonius: squared distance of n from the middle of a and p
+            middle = 0.5 * (d2 + everyone[slots.columns[:, p]]) - 0.25 * at
+            fits = at > self.steepness * middle.clamp_min(0)
+            triplets[:, p] = fits & pairs.negative & slots.filled[:, p, None]
+        return with_triplets(pairs, slots, triplets)
+
+
+class CurriculumMiner(Miner):
+    """Change to another miner after some steps: easy first, harder later.
+
+    Args:
+        first: A name of MINERS, with its defaults.
+        then: The one from step `steps` on.
+        steps: Calls of the first.
+    """
+
+    calls: Tensor
+
+    def __init__(self, first: str = "all", then: str = "batch_hard", steps: int = 1000) -> None:
+        super().__init__()
+        self.steps = steps
+        self.first, self.then = MINERS[first](), MINERS[then]()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
+        miner = self.first if int(self.calls) < self.steps else self.then
+        self.calls += 1
+        return miner.select(batch, pairs, loss=loss)
+
+
+def only_at(columns: Tensor, mask: Tensor) -> Tensor:
+    """Keep the mask's entries (n, M) at one column (n,) of each row alone."""
+    return torch.zeros_like(mask).scatter_(1, columns[:, None], True) & mask
+
+
+def unit_rows(batch: LabelledRows) -> LabelledRows:
+    """Bring anchors and columns to length 1."""
+    return batch._replace(anchors=unit(batch.anchors), columns=unit(batch.columns))
+
+
+def _narrowed(pairs: Pairs, positive: Tensor, negative: Tensor) -> Pairs:
+    """Keep fewer pairs of each kind, any triplet of them."""
+    return pairs._replace(positive=positive, negative=negative, triplets=None)
+
+
+def with_triplets(pairs: Pairs, slots: Slots, triplets: Tensor) -> Pairs:
+    """Pairs with those triplets (n, P, M) alone, and what takes part in none masked."""
+    keep = triplets.any(2)  # (n, P)
+    positive = torch.zeros_like(pairs.positive)
+    rows, places = keep.nonzero(as_tuple=True)
+    positive[rows, slots.columns[rows, places]] = True
+    if not torch.equal(keep, slots.filled):  # the positives that stay move together
+        order = torch.sort((~keep).to(torch.uint8), dim=1, stable=True).indices
+        order = order[:, : max(1, int(keep.sum(1).max()) if len(keep) else 0)]
+        triplets = triplets.gather(1, order[:, :, None].expand(-1, -1, triplets.shape[2]))
+    return Pairs(positive, triplets.any(1), triplets)
+
+
+def sample(weights: Tensor, draws: Tensor) -> Tensor:
+    """(n, M) weights, (n, P) numbers in [0, 1) -> (n, P) columns, with probability ~ weight."""
+    sums = weights.double().cumsum(1)
+    chosen = torch.searchsorted(sums, draws.double() * sums[:, -1:], right=True)
+    return chosen.clamp_max(weights.shape[1] - 1)
+
+
+MINERS: Table[Callable[..., Miner]] = Table(
+    "miner",
+    {
+        "all": AllPairsMiner,
+        "angular": AngularMiner,
+        "batch_hard": BatchHardMiner,
+        "curriculum": CurriculumMiner,
+        "distance_weighted": DistanceWeightedMiner,
+        "hardest_share": HardestShareMiner,
+        "maximum_loss": MaximumLossMiner,
+        "multi_similarity": MultiSimilarityMiner,
+        "one_per_class": OnePerClassMiner,
+        "packaged": PackagedMiner,
+        "pair_margin": PairMarginMiner,
+        "random_negative": RandomNegativeMiner,
+        "triplets": TripletMiner,
+    },
+    "sslpipe.miners",
+)
+
+__all__ = ["MINERS", "CurriculumMiner", "MaximumLossMiner", "Miner"]
+__all__ += ["AllPairsMiner", "BatchHardMiner", "HardestShareMiner", "MultiSimilarityMiner"]
+__all__ += ["OnePerClassMiner", "PackagedMiner", "PairMarginMiner"]
+__all__ += ["AngularMiner", "DistanceWeightedMiner", "RandomNegativeMiner"]
+__all__ += ["SemiHardMiner", "TripletMiner"]
