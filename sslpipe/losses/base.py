@@ -49,9 +49,8 @@ class Objective(nn.Module):
     ) -> Tensor:
         """Compute the loss of two views. Collective.
 
-        With [pairs] in the recipe, the two views of a row may show two samples, and `ids` and
-        `labels` are (B, 2). `groups` is passed where there are some: an objective that does not
-        take it is refused then.
+        With [pairs] the two views of a row may show two samples: `ids` and `labels` are (B, 2).
+        Where there are `groups`, an objective that does not take them is refused.
 
         Args:
             z_a: (B, D), embeddings of the first views of this rank's images.
@@ -72,9 +71,8 @@ class Objective(nn.Module):
     ) -> str | None:
         """Say why a call with these launches other operations on a GPU than most; None: the same.
 
-        `run.cuda_graph` records one call, and replays it for others on which this says None. Those
-        may differ in the embeddings, and with `ids_on_device` in the ids, alone: nothing else that
-        they compute may come from the host.
+        `run.cuda_graph` replays one recorded call for others on which this says None. They may
+        differ in the embeddings, and with `ids_on_device` in the ids, alone.
         """
         return "it does not say (Objective.unlike) that its operations are those of every batch"
 

@@ -18,11 +18,10 @@ class MoCoLoss(ContrastiveObjective):
     """Find each query's key among that key and a queue of earlier keys (cross entropy).
 
     Queue entries that show the query's own sample id, or its key's, are no negatives, nor are those
-    that share a group >= 0 with the query. The queue starts empty and
-    only what is in it counts: the first step's loss is 0. In training mode, a call ends by
-    replacing the oldest entries with the N keys of all ranks in rank order, which is the order of
-    one process. The whole state is in buffers: keys (normalised), ids, where the next key goes and
-    how many rows are filled. Processes and errors are as in NTXentLoss.
+    that share a group >= 0 with the query. The queue starts empty and only what is in it counts:
+    the first step's loss is 0. In training mode, a call ends by replacing the oldest entries with
+    the N keys of all ranks in rank order. All state is in buffers. Processes and errors are as in
+    NTXentLoss.
 
     Args:
         dim: D, numbers of an embedding.

@@ -145,8 +145,7 @@ class Gallery:
     def calibrate(self, strangers: Tensor, far: float) -> float:
         """Set the threshold at which at most the share `far` of strangers is taken for somebody.
 
-        This share, the false-positive identification rate, grows with the number of names:
-        calibrate again after the gallery has grown much.
+        This share grows with the number of names: calibrate again after the gallery has grown much.
 
         Args:
             strangers: (Q, D) embeddings of identities that are not in the gallery.

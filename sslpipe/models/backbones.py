@@ -121,10 +121,9 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     """Build the network that `backbone.kind` names, with random weights from torch's generator.
 
     Args:
-        component: the recipe's section. Any kind takes `channels`, those of its images (3 unless
-            the data set has others, which decide), `embedding_dim`, a linear layer behind the
-            pooled features, `normalize`, whether features get length 1, and `pool`, how the last
-            map of features is pooled (see Backbone).
+        component: the recipe's section. Any kind takes `channels` (3 unless the data set has
+            others, which decide), `embedding_dim`, a linear layer behind the pooled features, and
+            `normalize` and `pool`, see Backbone.
         crop_px: side of the square images it will see; decides the stem of a ResNet whose recipe
             does not, and the position table of a vision transformer.
 

@@ -66,10 +66,9 @@ class SyncBatchNorm(_BatchNorm):
 
     Value, gradient and running statistics equal one process's nn.BatchNorm on the concatenated
     batch, also when ranks hold different numbers of rows (even none). Statistics are computed in
-    float32 at least, from squared distances to the mean, in one small collective each way. The
-    gradients of weight and bias are this rank's share; DDP's mean completes them as it does all
-    others. In eval mode: plain BatchNorm. Not a subclass of torch's SyncBatchNorm: DDP refuses that
-    one on CPU, and it waits for the device three times a layer.
+    float32 at least, in one small collective each way. The gradients of weight and bias are this
+    rank's share; DDP's mean completes them. In eval mode: plain BatchNorm. torch's SyncBatchNorm is
+    refused by DDP on CPU, and waits for the device three times a layer.
 
     Args:
         num_features: channels; this and the other arguments are those of nn.BatchNorm.
