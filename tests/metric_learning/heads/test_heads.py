@@ -72,3 +72,8 @@ def test_focal_multiplies_the_cross_entropy_by_1_minus_p_to_gamma(name, argument
         ce = float(plain(row[None], label[None]).detach())
         expected = (1 - math.exp(-ce)) ** 2 * ce
         assert float(focal(row[None], label[None]).detach()) == pytest.approx(expected, rel=1e-10)
+
+
+def test_the_scale_of_normface_is_trained_unless_told_otherwise():
+    assert head_of("normface").rule.scale.requires_grad
+    assert not head_of("normface", learn_scale=False).rule.scale.requires_grad
