@@ -24,9 +24,8 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.columns import STORED, Kind
+from sslpipe.data.columns import CONVERT, EXACT_FLOAT, STORED, Kind, Value, has_offset
 from sslpipe.data.index import IMAGE_SUFFIXES
-from sslpipe.data.columns import CONVERT, EXACT_FLOAT, Value, has_offset
 from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import read_at
 from sslpipe.sharding.columns import Columns, ColumnSpec, ColumnValues, Origin, check_name
