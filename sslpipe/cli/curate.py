@@ -105,7 +105,8 @@ def duplicates(
         with replacing(out / "doubt.png") as temporary:
             sheet.save(temporary, "PNG")
     if column:
-        results.write_column(index.folder, samples, groups)
+        own = results.by_split(samples, groups)
+        results.write_column(index.folder, results.COLUMN, own, alone=True)
         had = results.COLUMN in index.manifest.columns
         if had and open_data(data).file_sha256 != index.file_sha256:
             say_once(
@@ -143,8 +144,8 @@ def neighbours(
     """
     split, rows, _ = _open(features, data)
 
-    from sslpipe.curate.neighbours import estimate_precision, mutual_groups, write_neighbours
-    from sslpipe.curate.results import check_place
+    from sslpipe.curate.groups import estimate_precision, mutual_groups
+    from sslpipe.curate.results import check_place, write_column
     from sslpipe.data.index import NEIGHBOUR_COLUMN
     from sslpipe.evaluation.whiten import FLOOR, fit_whitening
 
@@ -155,7 +156,7 @@ def neighbours(
     paired = int((groups.group >= 0).sum())
     if not paired:
         raise DataError(f"{features}: no two samples are each other's {k} nearest; raise --k")
-    write_neighbours(index.folder, split, rows.ids.numpy(), groups.group)
+    write_column(index.folder, NEIGHBOUR_COLUMN, {split.name: (rows.ids.numpy(), groups.group)})
     where = f"{NEIGHBOUR_COLUMN} of split {split.name} in {index.folder}"
     show(f"{where}: {paired:,} of {len(split):,} samples in {len(groups.sizes()):,} groups")
     found = estimate_precision(groups.group, rows.labels.numpy())
@@ -197,8 +198,8 @@ def outliers(
     """
     split, rows, facts = _open(features, data, out)
 
-    from sslpipe.curate.images import keys_of
     from sslpipe.curate.outliers import Outlier, bad_pictures, far_from_all
+    from sslpipe.curate.scan import keys_of
     from sslpipe.curate.tables import write_table
     from sslpipe.report.curated import outlier_page
 
@@ -312,9 +313,9 @@ def select(
     import numpy as np
     import torch
 
-    from sslpipe.curate.images import keys_of, write_images
-    from sslpipe.curate.labelling import by_coverage, one_of_each
+    from sslpipe.curate.clusters import by_coverage, one_of_each
     from sslpipe.curate.results import COLUMN
+    from sslpipe.curate.scan import keys_of, write_images
     from sslpipe.report.curated import chosen_page
 
     # what is labelled: by a table, else by the data set

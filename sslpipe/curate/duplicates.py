@@ -33,10 +33,7 @@ ALIKE = 0.5  # share of the whole that is explained, from which on a refused pai
 
 
 class Doubt(NamedTuple):
-    """Pairs for people to look at, the most doubtful first.
-
-    Those refused that are most similar as a whole: they differ in one place; then the accepted.
-    """
+    """Pairs to look at: those refused, the most similar as a whole first; then the accepted."""
 
     pairs: Integers  # (D, 2) rows
     score: NDArray[np.float32]  # (D,)
@@ -165,9 +162,7 @@ def _to_centres(found: Integers, rows: int) -> Integers:
 
 def _doubt(pairs: Integers, verdicts: Verdicts) -> Doubt:
     same = accepted(verdicts)
-    refused = np.flatnonzero(~same & (verdicts.whole >= ALIKE))
-    refused = refused[np.argsort(-verdicts.whole[refused], kind="stable")]
-    doubtful = np.flatnonzero(same & (verdicts.score < (1 + LEAST_SCORE) / 2))
-    doubtful = doubtful[np.argsort(verdicts.score[doubtful], kind="stable")]
-    order = np.concatenate([refused, doubtful])
+    order = np.lexsort((np.where(same, verdicts.score, -verdicts.whole), same))
+    doubtful = np.where(same, verdicts.score < (1 + LEAST_SCORE) / 2, verdicts.whole >= ALIKE)
+    order = order[doubtful[order]]
     return Doubt(pairs[order], verdicts.score[order], same[order])

@@ -1,7 +1,7 @@
-"""From verified pairs of samples to groups of one picture each, without chains.
+"""From pairs of samples to groups without chains: of one picture, or of mutual neighbours.
 
-Every member of a group is a verified duplicate of its centre, or equal to one: otherwise one wrong
-pair would join two groups, and a series of frames would be one.
+Every member of a group is paired with its centre, or equal to one that is: otherwise one wrong pair
+would join two groups, and a series of frames would be one.
 """
 
 import heapq
@@ -10,6 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sslpipe.evaluation.difference import Interval, wilson95
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.neighbours import nearest
 
 Integers = NDArray[np.int64]
 # what relates two samples; see `duplicates`
@@ -41,6 +45,15 @@ class Groups(NamedTuple):
         """Count the samples of every group, (G,)."""
         counts: Integers = np.bincount(self.group[self.group >= 0])
         return counts
+
+
+class Precision(NamedTuple):
+    """Pairs of samples in one group, both labelled, that share the label."""
+
+    right: int
+    pairs: int
+    interval95: Interval  # Wilson's, of right / pairs
+    chance: float  # the same share of pairs drawn from all labelled samples
 
 
 def joined(parts: list[Pairs]) -> Pairs:
@@ -109,3 +122,52 @@ def group(pairs: Pairs, rows: int, apart: Integers | None = None) -> Groups:
     nearest[rows_with], how[rows_with] = second[inside][at], kind[inside][at]
     scores[rows_with] = score[inside][at]
     return Groups(label, nearest, how, scores)
+
+
+def mutual_groups(rows: Embeddings, k: int = 1) -> Groups:
+    """Group samples with their mutual neighbours: each is among the k nearest of the other.
+
+    With k = 1 these are pairs. With more, the sample with the most mutual neighbours and these are
+    a group, then the same of the rest: each member is a mutual neighbour of its group's centre, and
+    no chain joins two groups.
+
+    Args:
+        rows: Features of one split.
+        k: How many neighbours count.
+
+    Raises:
+        DataError: There are no k other samples.
+
+    Source:
+        Qin et al. 2011, "Hello neighbor": k-reciprocal nearest neighbours.
+    """
+    count = len(rows.ids)
+    found = nearest(rows.features, rows.features, k, hidden=(rows.ids, rows.ids))
+    first = np.repeat(np.arange(count), k)
+    second, score = (part.cpu().numpy().ravel() for part in found)
+    mutual = np.isin(first * count + second, second * count + first) & (first < second)
+    first, second, score = first[mutual], second[mutual], score[mutual].astype(np.float32)
+    return group(Pairs(first, second, np.full(len(first), NEAR), score), count)
+
+
+def estimate_precision(group_of: Integers, labels: Integers) -> Precision | None:
+    """Compare the labels within groups; None where no group has two labelled samples.
+
+    Args:
+        group_of: (N,), -1 without a group.
+        labels: (N,), -1 without a label.
+    """
+    known = labels >= 0
+    sizes = np.bincount(group_of[known & (group_of >= 0)])
+    pairs = _pairs(sizes)
+    if not pairs:
+        return None
+    both = np.stack([group_of, labels])[:, known & (group_of >= 0)]
+    right = _pairs(np.unique(both, axis=1, return_counts=True)[1])
+    chance = _pairs(np.bincount(labels[known])) / _pairs(np.array([known.sum()]))
+    return Precision(right, pairs, wilson95(right, pairs), chance)
+
+
+def _pairs(sizes: Integers) -> int:
+    """Count the pairs within sets of these sizes."""
+    return int((sizes * (sizes - 1) // 2).sum())

@@ -48,8 +48,8 @@ def far_from_all(rows: Embeddings, *, neighbours: int = 10, z: float = 3.5) -> l
         rows: Features of one split, any scale; distances are 1 - cosine.
         neighbours: How many count. A group of up to so many equal pictures that resemble nothing
             else is found, too.
-        z: The limit: so many robust standard deviations above the median of the distances'
-            logarithms; their distribution has a long right side, that of the logarithms much less.
+        z: Robust standard deviations above the median of the distances' logarithms, which have a
+            shorter right side.
 
     Returns:
         The farthest first; the key is "".
@@ -165,10 +165,7 @@ def measure(pixels: NDArray[np.uint8], height: int, width: int) -> dict[str, flo
 
 
 def fineness(grey: Image.Image) -> float:
-    """Compute how much of a grey picture's contrast is lost where it is reduced FINE_PX times.
-
-    The deviation of what is lost, as a share of its own; 1 of a nearly constant picture.
-    """
+    """Compute the share of a grey picture's deviation that is finer than FINE_PX; 1 if constant."""
     grey = grey.convert("F")
     before = np.asarray(grey, np.float64)
     if before.std() < 255 * LEAST_CONTRAST:

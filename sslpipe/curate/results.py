@@ -1,13 +1,14 @@
 """Write duplicates down: rows of groups.csv, the sheet of doubtful pairs, the data set's column."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from sslpipe.curate.duplicates import Doubt
-from sslpipe.curate.groups import KINDS, Groups
+from sslpipe.curate.groups import KINDS, Groups, Integers
 from sslpipe.curate.scan import Samples
 from sslpipe.curate.tables import write_table
 from sslpipe.data.columns import MISSING_INTEGER
@@ -23,11 +24,7 @@ COLUMNS, MOST_PAIRS = 4, 120  # of the sheet of doubtful pairs
 
 
 def write_groups(path: Path, samples: Samples, groups: Groups) -> int:
-    """Write a row a sample of a group, by group; nearest: SPLIT:ID of the most similar one.
-
-    Returns:
-        How many rows.
-    """
+    """Write a row a sample of a group, by group, with the SPLIT:ID of its nearest; count them."""
     places = np.flatnonzero(groups.group >= 0)
     table = []
     for row in places[np.argsort(groups.group[places], kind="stable")].tolist():
@@ -58,16 +55,7 @@ def shared_sentences(samples: Samples, groups: Groups) -> list[str]:
 
 
 def doubt_sheet(samples: Samples, doubt: Doubt, most: int = MOST_PAIRS) -> Image.Image | None:
-    """Draw thumbnails of the most doubtful pairs side by side, with red words if refused.
-
-    Args:
-        samples: As scanned.
-        doubt: Of `duplicates.find_duplicates`.
-        most: Pairs drawn.
-
-    Returns:
-        An RGB image; None where no pair is doubtful.
-    """
+    """Draw the `most` doubtful pairs side by side, with red words if refused; None without any."""
     pairs, scores, verdicts = (column[:most] for column in doubt)
     cells = []
     for pair, score, same in zip(pairs.tolist(), scores, verdicts, strict=True):
@@ -107,27 +95,31 @@ def check_place(
         )
 
 
-def write_column(folder: str, samples: Samples, groups: Groups) -> None:
-    """Write the column `duplicate_group` of the splits beside their data set; shards stay.
-
-    One number stands for one picture in all of these splits; a sample of no group has no value.
-    Other splits lose theirs: their numbers would stand for other pictures.
+def write_column(
+    folder: str, name: str, groups: Mapping[str, tuple[Integers, Integers]], *, alone: bool = False
+) -> None:
+    """Write a column of numbers of groups beside a data set; shards stay.
 
     Args:
         folder: Of dataset.json.
-        samples: All that could be read.
-        groups: Theirs.
+        name: Of the column.
+        groups: Split -> (N,) ids of samples, (N,) their groups; -1: none, and no value.
+        alone: Other splits lose theirs: their numbers would stand for other groups.
 
     Raises:
         DataError: As `check_place`.
     """
-    index = load_index(folder)
-    check_place(index)
-    columns = {}
-    for number, name in enumerate(samples.splits):
-        here = samples.split == number
-        values = np.full(len(index.split(name)), MISSING_INTEGER, np.int64)
-        grouped = here & (groups.group >= 0)
-        values[samples.ids[grouped]] = groups.group[grouped]
-        columns[name] = {COLUMN: ColumnValues("integer", values)}
-    add_columns(Path(folder), columns, alone=True)
+    index, columns = load_index(folder), {}
+    check_place(index, name)
+    for split, (ids, numbers) in groups.items():
+        values = np.full(len(index.split(split)), MISSING_INTEGER, np.int64)
+        values[ids[numbers >= 0]] = numbers[numbers >= 0]
+        columns[split] = {name: ColumnValues("integer", values)}
+    add_columns(Path(folder), columns, alone=alone)
+
+
+def by_split(samples: Samples, groups: Groups) -> dict[str, tuple[Integers, Integers]]:
+    """Return ids and groups of each split, for `write_column`."""
+    own = [samples.split == number for number in range(len(samples.splits))]
+    rows = zip(samples.splits, own, strict=True)
+    return {name: (samples.ids[here], groups.group[here]) for name, here in rows}

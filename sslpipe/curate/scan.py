@@ -1,4 +1,4 @@
-"""Read every image of some splits once, and keep what tells two of them apart."""
+"""Read images of splits: to keep what tells two of them apart, to look at each, as files."""
 
 import hashlib
 import tempfile
@@ -8,18 +8,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sslpipe.curate.thumbnails import THUMB_PX, VIEWS, WIDTH, ThumbFile, Thumbs, describe, thumbnail
-from sslpipe.data.decode import MAX_PIXELS, BadSample, decode_picture
+from sslpipe.data.decode import MAX_PIXELS, BadSample, decode_picture, image_kind
 from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import Split
 from sslpipe.data.reader import OnBad, Quarantined, Raw, Reader
 from sslpipe.errors import DataError
+from sslpipe.portable import write_atomically
 
 # read and looked at together, at most; of few, threads would mostly wait for Python's lock
 PART_SAMPLES, PART_BYTES = 256, 8 * 2**20
@@ -244,3 +246,37 @@ def _gathered(looked: list[tuple[_Seen, Thumbs] | None]) -> _Part:
     known = [each for each in looked if each is not None]
     thumbs = np.array([thumb for _, thumb in known], np.uint8).reshape(-1, THUMB_PX, THUMB_PX, 3)
     return len(looked), [seen for seen, _ in known], thumbs, describe(thumbs)
+
+
+def keys_of(split: Split, ids: ArrayLike) -> dict[int, str]:
+    """Look up the shards' keys of some samples."""
+    return {sample_id: raw.key for sample_id, raw in _raw_samples(split, ids)}
+
+
+def write_images(split: Split, ids: ArrayLike, folder: Path) -> dict[int, Path]:
+    """Write images as FOLDER/SPLIT-ID.jpg, .png, .webp or .npy, as the shard holds their bytes.
+
+    Returns the file of each sample, by id. Raises: DataError where one has no image.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {}
+    for sample_id, raw in _raw_samples(split, ids):
+        if isinstance(raw.image, BadSample):
+            kind = None
+        else:
+            kind = image_kind(raw.image) if split.stored_type.is_rgb8 else split.suffixes[0]
+        if isinstance(raw.image, BadSample) or kind is None:
+            raise DataError(
+                f"split {split.name!r}, key {raw.key!r} has no image; embed the split again, which "
+                "leaves out what cannot be read"
+            )
+        written[sample_id] = folder / f"{split.name}-{sample_id:09d}.{kind}"
+        write_atomically(written[sample_id], bytes(raw.image), sweep=False)
+    return written
+
+
+def _raw_samples(split: Split, ids: ArrayLike) -> Iterator[tuple[int, Raw]]:
+    """Read some samples by their ids, in ascending order. Raises: DataError."""
+    wanted = np.unique(np.asarray(ids, np.int64))
+    for part in each_part(split, lambda *sample: sample, list, ids=wanted, num_workers=0):
+        yield from (sample for sample in part if sample is not None)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.curate.clusters import cluster
-from sslpipe.curate.images import keys_of
+from sslpipe.curate.scan import keys_of
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings

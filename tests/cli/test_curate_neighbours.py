@@ -1,4 +1,4 @@
-"""sslpipe.curate.neighbours: groups and their precision against loops over single pairs."""
+"""sslpipe.curate.groups: groups and their precision against loops over single pairs."""
 
 import itertools
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sslpipe.curate.neighbours import estimate_precision, mutual_groups
+from sslpipe.curate.groups import estimate_precision, mutual_groups
 from sslpipe.data.index import load_index
 from sslpipe.data.order import Order
 from sslpipe.data.pairing import plan_pairs
