@@ -10,9 +10,9 @@ from sslpipe.cli.terminal import load_model, new_app, say, show, working
 from sslpipe.errors import UserError
 
 if TYPE_CHECKING:
-    from sslpipe.export.lower import Agreement
+    from sslpipe.export.onnx_files import Agreement
 
-LEAST_EQUAL = 0.95  # sslpipe.export.lower.LEAST_EQUAL
+LEAST_EQUAL = 0.95  # sslpipe.export.onnx_files.LEAST_EQUAL
 
 app = new_app()
 

@@ -3,31 +3,27 @@
 `verify.READERS` has how each is loaded again.
 """
 
-import importlib.util
 import io
 import json
-import tomllib
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 
-from sslpipe.export.load import SSLPIPE_KEY, FrozenBackbone
-from sslpipe.export.model_card import hub_card, model_card
+from sslpipe.export.model import SSLPIPE_KEY, FrozenBackbone
+from sslpipe.export.model_card import USAGE, hub_card, model_card
+from sslpipe.export.onnx_files import (
+    free_batch,
+    onnx_graph,
+    refuses_onnx,
+    save_onnx,
+    traced_images,
+)
 from sslpipe.models.backbones import is_timm_vit
-
-ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # the extra `onnx`
-ONNX_OPSET = 20
-MOST_ONNX_BYTES = 2**31 - 2**20  # protobuf's limit of one message, with room for the graph
-# format -> lines of Python that load it, for the model card
-USAGE = tomllib.loads((resources.files(__package__) / "templates/usage.toml").read_text("utf-8"))
-TRACED_IMAGES = 2  # neither 1 nor the sizes that the proof uses: the batch size must stay free
 
 
 @dataclass(frozen=True)
@@ -168,79 +164,9 @@ def _write_hf(model: FrozenBackbone, folder: Path) -> Path:
     return path
 
 
-def _refuses_onnx(model: FrozenBackbone) -> str | None:
-    absent = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
-    if absent:
-        return f"it needs {', '.join(absent)}: pip install 'sslpipe[onnx]'"
-    size = sum(t.numel() * t.element_size() for t in model.backbone.state_dict().values())
-    if size > MOST_ONNX_BYTES:
-        return f"{size / 1e9:.1f} GB of weights are more than the 2 GB of an ONNX file"
-    return None
-
-
-def onnx_graph(model: FrozenBackbone, network: nn.Module) -> Any:
-    """Trace a network that takes what the backbone takes; metadata say how images are made."""
-    import onnx
-
-    # trace, with a free batch size
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's own deprecations; the proof is what counts
-        program = torch.onnx.export(
-            network,
-            (_traced(model),),
-            dynamo=True,
-            opset_version=ONNX_OPSET,
-            dynamic_shapes=_free_batch(),
-            input_names=["images"],
-            output_names=["features"],
-            verbose=False,
-        )
-    assert program is not None
-    proto = program.model_proto
-    graph = proto.graph
-    # the exporter writes down its stack traces, with the folders of this machine
-    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info):
-        part.ClearField("metadata_props")
-    for tensor in graph.initializer:
-        tensor.ClearField("metadata_props")
-    # what a reader must know of the images
-    view = model.view.config()
-    own = model.image_type
-    what = "RGB" if own.is_rgb8 else ", ".join(own.channels)
-    where = "in [0, 1]" if own.is_rgb8 else "low to high as 0 to 1"
-    images = (
-        f"(batch, {len(own.channels)}, crop_px, crop_px) float32 {what}: {where}, less mean, "
-        "over std"
-    )
-    if "views" in view:
-        images = (
-            f"(batch, {', '.join(map(str, model.view.image_shape))}): for each of `views` such "
-            f"images, {images}, flattened to (batch, 3, 1, crop_px * crop_px); side by side"
-        )
-    length = "of length 1" if model.backbone.normalize else "not normalised"
-    metadata = {
-        "images": images,
-        "features": f"(batch, {model.num_features}) float32, {length}",
-        **{key: json.dumps(value) for key, value in view.items()},
-        **({} if own.is_rgb8 else {"image": own.model_dump_json()}),
-        "weights_sha256": model.config.weights_sha256,
-    }
-    onnx.helper.set_model_props(proto, metadata)
-    return proto
-
-
-def save_onnx(proto: Any, path: Path) -> Path:
-    """Check an ONNX model and write it; the same model gives the same bytes."""
-    import onnx
-
-    onnx.checker.check_model(proto)
-    path.write_bytes(proto.SerializeToString(deterministic=True))
-    return path
-
-
 def _write_pt2(model: FrozenBackbone, folder: Path) -> Path:
     program = torch.export.export(
-        model.backbone, (_traced(model),), dynamic_shapes=_free_batch(), strict=False
+        model.backbone, (traced_images(model),), dynamic_shapes=free_batch(), strict=False
     )
     for part in program.graph_module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
@@ -252,14 +178,6 @@ def _write_pt2(model: FrozenBackbone, folder: Path) -> Path:
     return path
 
 
-def _traced(model: FrozenBackbone) -> Tensor:
-    return torch.zeros(TRACED_IMAGES, *model.view.image_shape)
-
-
-def _free_batch() -> dict[str, dict[int, Any]]:
-    return {"images": {0: torch.export.Dim("batch")}}
-
-
 # `USAGE` says how each is loaded
 FORMATS: dict[str, Format] = {
     "safetensors": Format(_write_safetensors),
@@ -269,7 +187,7 @@ FORMATS: dict[str, Format] = {
     ),
     "onnx": Format(
         lambda model, folder: save_onnx(onnx_graph(model, model.backbone), folder / "model.onnx"),
-        _refuses_onnx,
+        refuses_onnx,
     ),
     "pt2": Format(_write_pt2),
     "hf": Format(_write_hf),

@@ -7,7 +7,6 @@ decay towards the start and comparisons with the start take: nobody needs the so
 import os
 import secrets
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,20 +67,15 @@ def open_init(
             return None  # it may have gone since, and a hub may be out of reach
     crop_px = recipe.tune.eval_crop_px or recipe.augment.arguments.get("crop_px")
     component = recipe.backbone and _with_channels(recipe.backbone, None)  # see `fit_channels`
-    load = partial(
-        load_backbone,
-        source,
-        checkpoint=checkpoint,
-        weights=weights,
-        crop_px=crop_px if isinstance(crop_px, int) else None,
-    )
+    named: Any = {"checkpoint": checkpoint, "weights": weights}
+    named["crop_px"] = crop_px if isinstance(crop_px, int) else None
     try:
-        model = load(component=component)
+        model = load_backbone(source, component=component, **named)
     except WeightsError as error:
         if recipe.backbone is None or recipe._backbone_overrides:
             raise
-        try:
-            model = load()  # they may name, or show by their keys, a backbone of their own
+        try:  # they may name, or show by their keys, a backbone of their own
+            model = load_backbone(source, **named)
         except UserError:
             raise error from None
     facts = model.config.facts
@@ -103,8 +97,7 @@ def keep_init(
         is_main: Whether this rank writes.
 
     Raises:
-        UserError: RUN/init holds others, from which checkpoints came, is damaged, or cannot be
-            written.
+        UserError: RUN/init holds others, which checkpoints came from; or it cannot be read or made.
     """
     folder = run_dir / KEPT
     kept = load_backbone(folder) if folder.exists() else None
@@ -232,8 +225,7 @@ def with_init(
         run_dir: The run directory: a run of an earlier version keeps the views it has.
 
     Raises:
-        RecipeError: No backbone at all, or an override names another one, or the recipe other
-            weights.
+        RecipeError: There is no backbone, or another one or other weights are named.
     """
     if init_from is None:
         if recipe.backbone is None:
@@ -336,9 +328,9 @@ def _fitted(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone) -> Compo
                 f"backbone.{key} out, or give other weights"
             )
     own = {} if recipe.backbone is None else recipe.backbone.arguments
-    heads = {"embedding_dim", "normalize"} - {*own}  # of a fine-tuning: the network is what counts
-    theirs = init_from.config.backbone.model_dump()
-    tree = {key: value for key, value in theirs.items() if key not in heads}
+    tree = init_from.config.backbone.model_dump()
+    for key in {"embedding_dim", "normalize"} - {*own}:  # heads; the network is what counts
+        tree.pop(key, None)
     return Component.model_validate(tree | {key: own[key] for key in ("pool",) if key in own})
 
 

@@ -18,7 +18,7 @@ from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError
 from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
 from sslpipe.export.join import at_size, join
-from sslpipe.export.model import Config, FrozenBackbone, freeze
+from sslpipe.export.model import SSLPIPE_KEY, Config, FrozenBackbone, freeze
 from sslpipe.models.backbones import JOIN, Backbone, build_backbone, build_joined
 from sslpipe.models.limits import check_side, within_memory
 from sslpipe.models.simclr import build_projector
@@ -34,16 +34,14 @@ from sslpipe.run.best import choose
 from sslpipe.run.checkpoint_files import read_state
 from sslpipe.run.evaluated import read_suite
 from sslpipe.run.records import parse_object, plugins_of, read_description
-from sslpipe.weights.hub import fetch
 from sslpipe.weights.reader import read_weights
-from sslpipe.weights.source import HUBS, parse_source
+from sslpipe.weights.source import HUBS, fetch, parse_source
 
 __all__ = ["Config", "FrozenBackbone", "Weights", "freeze"]  # of other modules
 
 # files of an export that are read here
 LOADED = ("config.json", "model.safetensors", "projector.safetensors", "whitening.safetensors")
 PREFIXES: dict[Weights, str] = {"trained": "backbone.", "ema": "ema."}  # in a checkpoint's file
-SSLPIPE_KEY = "sslpipe"  # where this Config lies inside the config.json of another library
 
 
 def load_backbone(
@@ -60,24 +58,20 @@ def load_backbone(
     Safe for files from strangers: tensors and JSON are read, nothing is unpickled or run.
 
     Args:
-        source: Folder of an export with the safetensors format, its timm or hf folder, a run
-            directory, or weights of another program: see `weights.source`. SOURCE@PX is one for
-            images of PX px, A+B several side by side: see `export.join`.
+        source: An export with the safetensors format, its timm or hf folder, a run directory, or
+            weights of another program, see `weights.source`. SOURCE@PX is one for images of PX px,
+            A+B several side by side.
         checkpoint: Of a run directory, as in `load_run`.
         weights: Of a run directory, as in `load_run`.
-        component: A recipe's [backbone], which weights of another program must fit; None: the
-            architecture that the source names.
-        crop_px: Side of the images that weights of another program will see; None: of those that
-            they were trained with. An export and a run have their own.
+        component: A recipe's [backbone], which weights of another program must fit; None: theirs.
+        crop_px: Side of the images that weights of another program will see; None: as in training.
         with_projector: Load the projector, too; None: the one that an export has.
 
     Returns:
-        The backbone; `config.facts["init"]` reports what another program's had: see
-        `weights.reader.read_weights`.
+        The backbone; of another program's, `config.facts["init"]` is the report of `read_weights`.
 
     Raises:
-        ExportError: An export is damaged, or not what its config.json or SHA256SUMS says; or there
-            is no projector.
+        ExportError: An export is damaged, not what its SHA256SUMS says, or has no projector.
         WeightsError: Weights of another program cannot be read, or do not fit the whole backbone.
         UserError: See `load_run`.
     """
@@ -233,9 +227,9 @@ def load_run(
             of "best" those that were better, else the "trained" ones.
 
     Raises:
-        UserError: The directory holds no run or no checkpoint, or a file is damaged: an older
-            checkpoint is taken only where it is named. ExportError where a projector is requested
-            and there is none.
+        ExportError: There is no projector, or no average.
+        UserError: There is no run or checkpoint, or a file is damaged: an older checkpoint is taken
+            only where it is named.
     """
     # what the run wrote down; what the checkpoint says of it counts
     folder, weights, is_named, reason = choose(run_dir, checkpoint, weights)

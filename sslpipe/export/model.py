@@ -28,6 +28,7 @@ from sslpipe.sharding.sensors import Pages, open_planes
 
 Picture = str | Path | Image.Image | Tensor | NDArray[Any]
 ENCODED_AT_ONCE = 64  # images of a list
+SSLPIPE_KEY = "sslpipe"  # where a Config lies inside the config.json of another library
 
 
 class Config(Section):
@@ -114,9 +115,8 @@ class FrozenBackbone(nn.Module):
     def matched(self, *splits: Split) -> tuple["FrozenBackbone", list[Split]]:
         """Return the backbone and splits of one data set that fit each other.
 
-        Of the images those channels are read that the network was trained on. Their range may be
-        another one than that of its training: the view allows for it. A network of 8-bit RGB takes
-        red, green and blue of any depth, within the range.
+        Of the images those channels are read that the network was trained on, of any range. A
+        network of 8-bit RGB takes red, green and blue of any depth, within the range.
 
         Raises:
             UserError: The images have not these channels, or another depth.
@@ -208,16 +208,15 @@ class FrozenBackbone(nn.Module):
                 (C, H, W) or (B, C, H, W); or a list of these, of any sizes. For other images than
                 8-bit RGB: paths of files that `shards build --channels` reads, of one image each;
                 a tensor (C, H, W) or (B, C, H, W), or an array (H, W, C) or (B, H, W, C).
-            on_bad: Called with the place in a list of what cannot be decoded, and why; it is left
-                out of the rows. None: an error.
+            on_bad: Called with the place in a list of what cannot be decoded, and why; it gets no
+                row. None: an error.
             advance: Called with the number of entries of each part of a list that is done.
 
         Returns:
             (B, num_features), a row an image; a single image has one row.
 
         Raises:
-            UserError: Something else is given, a file cannot be decoded, or features are not
-                finite.
+            UserError: It is something else or cannot be decoded, or features are not finite.
         """
         device = self.view.mean.device
         if isinstance(images, Tensor | np.ndarray):
@@ -285,19 +284,14 @@ class FrozenBackbone(nn.Module):
 
     def _batch(self, images: Tensor | NDArray[Any], what: str) -> Tensor:
         """Take pixels as a batch in units of views, (B, C, H, W). Raises: UserError."""
-        own, channels, pixels = self.image_type, len(self.image_type.channels), images
-        if not isinstance(pixels, Tensor):
-            pixels = torch.from_numpy(pixels)
-            pixels = pixels.movedim(-1, -3) if pixels.ndim > 2 else pixels  # numpy's are (H, W, C)
+        own, channels = self.image_type, len(self.image_type.channels)
+        pixels = images if isinstance(images, Tensor) else torch.from_numpy(images)
+        if pixels is not images and pixels.ndim > 2:
+            pixels = pixels.movedim(-1, -3)  # numpy's are (H, W, C)
         batch = pixels[None] if pixels.ndim == 3 else pixels
         counts = (1, 3) if own.is_rgb8 else (channels,)
-        known = isinstance(images, Tensor) or not own.is_rgb8
-        if (
-            not known
-            or str(pixels.dtype) != f"torch.{own.dtype}"
-            or batch.ndim != 4
-            or (batch.shape[1] not in counts)
-        ):
+        known = (pixels is images or not own.is_rgb8) and str(pixels.dtype) == f"torch.{own.dtype}"
+        if not known or batch.ndim != 4 or batch.shape[1] not in counts:
             raise UserError(_refusal(images, what, own))
         if 0 in batch.shape[2:]:
             raise UserError(f"encode: {what} is {tuple(images.shape)}: an image has no pixels")

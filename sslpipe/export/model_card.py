@@ -2,7 +2,9 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from sslpipe.evaluation.suite_file import own_name, with_own_name
 from sslpipe.recipe import is_finetune
 from sslpipe.weights.files import sha256_lines
 
+# format -> lines of Python that load it, for the model card
+USAGE = tomllib.loads((resources.files(__package__) / "templates/usage.toml").read_text("utf-8"))
 TASK = "image-feature-extraction"
 TAGS: tuple[str, ...] = ("self-supervised-learning", "contrastive-learning")
 TUNED_TAGS = ("metric-learning", "image-retrieval")

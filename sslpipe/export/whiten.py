@@ -15,7 +15,8 @@ from sslpipe.evaluation.erase import fit_erasure
 from sslpipe.evaluation.features import split_of_file
 from sslpipe.evaluation.groups import group_codes
 from sslpipe.evaluation.whiten import Whitening, beside_whitening, fit_whitening
-from sslpipe.export.load import SSLPIPE_KEY, load_backbone
+from sslpipe.export.load import load_backbone
+from sslpipe.export.model import SSLPIPE_KEY
 from sslpipe.export.model_card import sha256_sums
 from sslpipe.portable import write_atomically
 from sslpipe.weights.source import is_export
@@ -48,7 +49,7 @@ def whiten_export(
         The number of features before and after.
 
     Raises:
-        UserError: Where the folder is no export, or the features are not its own, or of other data.
+        UserError: The folder is no export, or the features are not its own, or of other data.
     """
     if not (export / "config.json").is_file():
         raise UserError(f"{export} holds no config.json; name the folder of an export")

@@ -10,7 +10,7 @@ Layout of a folder that `export_backbone` writes (a format that was not requeste
     torchvision/NAME.safetensors    format "torchvision": a state dict without the head
     timm/                 format "timm": for timm.create_model("local-dir:...")
     model.onnx            format "onnx": normalised images -> features, any batch size
-    model.float16.onnx    format "onnx-float16": the same in float16, proved by `lower.agreement`
+    model.float16.onnx    format "onnx-float16": the same in float16, proved by its `Agreement`
     model.int8.onnx       format "onnx-int8": the same in 8 bits, too
     model*.pixels.onnx    beside each of these, where requested: uint8 pixels -> features
     model.pt2             format "pt2": the same as a program of torch.export
@@ -22,17 +22,25 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sslpipe.data.index import Split
 from sslpipe.errors import ExportError, did_you_mean
-from sslpipe.export.formats import FORMATS, USAGE
-from sslpipe.export.front import check_front, front_usage, with_preprocessing
+from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, Weights, load_run
-from sslpipe.export.lower import LEAST_EQUAL, LOWER, Agreement, LowerFormats, usage
-from sslpipe.export.model_card import model_card, sha256_sums
+from sslpipe.export.model_card import USAGE, model_card, sha256_sums
+from sslpipe.export.onnx_files import (
+    LEAST_EQUAL,
+    LOWER,
+    Agreement,
+    LowerFormats,
+    check_front,
+    onnx_usage,
+    with_preprocessing,
+)
 from sslpipe.export.verify import TOLERANCE, outputs, read_outputs, relative_difference
 from sslpipe.models.backbones import ONNX
 from sslpipe.portable import full_disk
@@ -66,9 +74,8 @@ def export_backbone(
         ExportError: See `export_model`.
         UserError: See `load_run`.
     """
-    model = load_run(
-        Path(run_dir), with_projector=with_projector, checkpoint=checkpoint, weights=weights
-    )
+    named: Any = {"checkpoint": checkpoint, "weights": weights}
+    model = load_run(Path(run_dir), with_projector=with_projector, **named)
     return export_model(model, out, formats, overwrite=overwrite)
 
 
@@ -84,16 +91,12 @@ def export_model(
     least_equal: float = LEAST_EQUAL,
     found: Callable[[str, Agreement], None] = lambda name, agreement: None,
 ) -> dict[str, Path]:
-    """Write the formats, prove each, and only then put the folder in its place.
-
-    Each format is loaded in a clean process, with its own library, and its features of fixed random
-    images are compared with those of `model`.
+    """Write the formats, prove each in a clean process, and only then put the folder in its place.
 
     Args:
         model: The backbone; it stays as it is.
         out: The folder to write.
-        formats: Names of FORMATS, or "all": those that can hold this backbone; see `refusals`. Also
-            those of LOWER.
+        formats: Names of FORMATS or LOWER; "all": those of FORMATS that can hold this backbone.
         overwrite: Replace a folder that is there.
         say: Called with what comes next.
         preprocessing: Beside each ONNX file, write one that takes pixels of any size.
@@ -105,8 +108,8 @@ def export_model(
         Format -> where it lies.
 
     Raises:
-        ExportError: A format is unknown or cannot hold this backbone, the folder exists, or
-            features differ; nothing is left behind then.
+        ExportError: A format is unknown or not possible, the folder exists, or features differ;
+            nothing is left behind then.
     """
     out = Path(out)
     formats = _possible_formats(model, formats)
@@ -133,7 +136,7 @@ def export_model(
         for name in lower:
             say(f"write {name}, and search with it")
             written[name], agreement = lowered.write(name, folder)
-            usages[name] = usage(name, agreement)
+            usages[name] = onnx_usage(LOWER[name], agreement)
             found(name, agreement)
         formats = [name for name in formats if name not in LOWER]
         for number, name in enumerate(formats, 1):
@@ -146,7 +149,7 @@ def export_model(
         for name in [name for name in written if preprocessing and name.startswith("onnx")]:
             say(f"put preprocessing into {name}")
             path = with_preprocessing(written[name], model.view)
-            written[f"{name}-pixels"], usages[f"{name}-pixels"] = path, front_usage(path.name)
+            written[f"{name}-pixels"], usages[f"{name}-pixels"] = path, onnx_usage(path.name)
         usages |= {name: USAGE[name] for name in formats}
         card = model_card(model.config.model_dump(mode="json"), usages)
         (folder / "README.md").write_text(card, encoding="utf-8")

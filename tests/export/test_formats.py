@@ -8,22 +8,24 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import timm
 import torch
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 import sslpipe
+import sslpipe.cli.export
 from sslpipe.data.index import load_index
 from sslpipe.errors import ExportError
-from sslpipe.export import formats
+from sslpipe.export import formats, onnx_files
 from sslpipe.export import write as export
 from sslpipe.export.load import load_run
 from sslpipe.export.verify import READERS, read
 from sslpipe.export.write import FORMATS, TOLERANCE, USAGE, export_model, refusals
+from sslpipe.portable import sha256_of
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Projector
 from sslpipe.train import train
@@ -32,6 +34,7 @@ from tests.export.test_write import break_format, flip_a_convolution
 from tests.helpers.dataset import write_dataset
 from tests.helpers.exports import VIEW, features, read_here, trained, tree
 from tests.helpers.runs import write_recipe
+from tests.helpers.weights import randomised, saved
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("onnx", "pt2")
@@ -44,10 +47,6 @@ def resnet(tmp_path_factory, proved_here):
     out = tmp_path_factory.mktemp("resnet") / "export"
     assert list(export_model(model, out, ["all"])) == list(FORMATS)
     return model, out
-
-
-def test_every_format_has_a_reader():
-    assert list(FORMATS) == list(READERS)
 
 
 VIT = "timm/vit_tiny_patch16_224"
@@ -116,10 +115,9 @@ def test_two_exports_are_the_same_bytes_and_tell_no_folder_of_this_machine(
 def test_the_lines_of_the_page_and_the_model_card_load_each_format(
     resnet, tmp_path, monkeypatch, capsys
 ):
-    """All python blocks of an export's card, run as they stand."""
     model, out = resnet
     blocks = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.S)
-    assert len(blocks) == len(FORMATS)
+    assert len(blocks) == len(FORMATS) == len(READERS)
     page = (ROOT / "docs" / "export.md").read_text()
     for name, block in zip(FORMATS, blocks, strict=True):
         usage = USAGE[name].replace("ARCHITECTURE", "resnet18")
@@ -171,9 +169,7 @@ def forget_statistics(path) -> None:
 
 
 def drop_a_tensor(path) -> None:
-    tensors = load_file(path)
-    del tensors["bn1.running_mean"]
-    save_file(tensors, path)
+    save_file({k: t for k, t in load_file(path).items() if k != "bn1.running_mean"}, path)
 
 
 def negate_a_kernel(path) -> None:
@@ -183,8 +179,7 @@ def negate_a_kernel(path) -> None:
     onnx.save(proto, path)
 
 
-def change_strides(path) -> None:
-    """The right tensors for a network with other strides: only features tell."""
+def change_strides(path) -> None:  # the right tensors, for another network: only features tell
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "model_args": {"output_stride": 8}}))
 
@@ -215,7 +210,8 @@ def test_a_damaged_format_is_an_error_and_leaves_no_file(
 def test_a_program_with_a_fixed_batch_size_is_an_error_and_leaves_no_file(
     tmp_path, monkeypatch, in_this_process, name
 ):
-    monkeypatch.setattr(formats, "_free_batch", lambda: None)
+    monkeypatch.setattr(formats, "free_batch", lambda: None)
+    monkeypatch.setattr(onnx_files, "free_batch", lambda: None)
     with pytest.raises(Exception, match=r"Expected: 2|shape\[0\] to be equal to 2|equal 2|== 2"):
         export_model(trained(widths=[8]), tmp_path / "out", [name])
     assert tree(tmp_path) == []
@@ -236,28 +232,16 @@ def test_without_its_packages_onnx_is_one_clear_error_and_all_leaves_it_out(
     assert "onnx" not in export_model(model, tmp_path / "out", ["all"])
 
 
-def test_an_onnx_file_tells_what_its_input_is(resnet):
-    model, out = resnet
-    session = onnxruntime.InferenceSession(out / "model.onnx")
-    (given,), (actual,) = session.get_inputs(), session.get_outputs()
-    assert (given.name, given.type) == ("images", "tensor(float)")
-    assert given.shape == ["batch", 3, 32, 32]
-    assert (actual.name, actual.shape) == ("features", ["batch", 512])
-    message = session.get_modelmeta().custom_metadata_map
-    assert json.loads(message["mean"]) == VIEW.config()["mean"]
-    assert json.loads(message["crop_px"]) == 32
-    assert message["weights_sha256"] == model.config.weights_sha256
-
-
 SETTINGS = Projector(hidden_dim=24, out_dim=6)
 
 
-def test_the_projector_travels_with_the_backbone_where_it_is_asked_for(tmp_path, in_this_process):
-    model = trained(projector=SETTINGS)
+def test_the_projector_travels_with_the_backbone_where_it_is_asked_for(
+    tmp_path, monkeypatch, in_this_process
+):
+    model, images = trained(projector=SETTINGS), torch.randn(4, 3, 32, 32)
     export_model(model, tmp_path / "out", ["safetensors", "hf"])
     for folder in (tmp_path / "out", tmp_path / "out" / "hf"):
         again = sslpipe.load_backbone(folder)
-        images = torch.randn(4, 3, 32, 32)
         assert torch.equal(again.projector(again(images)), model.projector(model(images)))
     with pytest.raises(ExportError, match="no projector fits into onnx, pt2; add one of hf, "):
         export_model(model, tmp_path / "other", ["onnx", "pt2"])
@@ -265,18 +249,15 @@ def test_the_projector_travels_with_the_backbone_where_it_is_asked_for(tmp_path,
     assert not (tmp_path / "bare" / "projector.safetensors").exists()
     assert sslpipe.load_backbone(tmp_path / "bare").projector is None
 
-
-def test_a_projector_that_is_read_otherwise_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
+    # one that is read otherwise
     def doubled(*arguments):
-        return {
-            name: [{**one, "projections": 2 * one["projections"]} for one in each]
-            for name, each in read_here(*arguments).items()
-        }
+        (one,) = read_here(*arguments)["safetensors"]
+        return {"safetensors": [{**one, "projections": 2 * one["projections"]}]}
 
     monkeypatch.setattr(export, "read_outputs", doubled)
     with pytest.raises(ExportError, match="projections in a clean process differ by"):
-        export_model(trained(projector=SETTINGS), tmp_path / "out", ["safetensors"])
-    assert tree(tmp_path) == []
+        export_model(model, tmp_path / "damaged", ["safetensors"])
+    assert not (tmp_path / "damaged").exists()
 
 
 ATTACK = "a | <b>b</b>\n# c"
@@ -346,8 +327,45 @@ def test_numbers_of_other_weights_are_omitted_and_the_card_says_so(
     suite = json.loads((run_dir / "eval.json").read_text())
     suite["facts"]["backbone_sha256"] = "0" * 64
     (run_dir / "eval.json").write_text(json.dumps(suite))
-    export_model(load_run(run_dir), tmp_path / "out", ["safetensors", "hf"])
+    export_model(load_run(run_dir), tmp_path / "out", ["hf"])
     for card in ("README.md", "hf/README.md"):
         text = (tmp_path / "out" / card).read_text()
         assert "eval.json is not of these weights" in text
         assert "50.0%" not in text
+
+
+def test_weights_of_another_program_are_exported_on_with_all_that_is_known_of_them(
+    tmp_path, in_this_process
+):
+    network = randomised(timm.create_model("mobilenetv3_small_050"))
+    file = saved(network.state_dict(), tmp_path)
+    source = f"timm/mobilenetv3_small_050.lamb_in1k@{file}"
+    first, second = tmp_path / "first", tmp_path / "second"
+    for given, out, names in (
+        (source, first, ("safetensors", "timm")),
+        (first / "timm", second, ()),
+    ):
+        words = ["export", str(given), "--out", str(out)]
+        words += [word for name in names for word in ("--format", name)]
+        result = CliRunner().invoke(sslpipe.cli.export.app, words)
+        assert result.exit_code == 0, result.output
+        card = (out / "README.md").read_text()
+        assert "another program trained" in card
+        assert "self-supervised contrastive learning" not in card
+        assert f"sha256 `{sha256_of(file)[:16]}`" in card
+        assert "bicubic, antialiased" in card
+    original = sslpipe.load_backbone(source)
+    init = original.config.facts["init"]
+    assert (init["source"], init["sha256"]) == (source, sha256_of(file))
+    state = original.backbone.state_dict()
+    for place in (first, first / "timm", second):
+        again = sslpipe.load_backbone(place)
+        assert again.config.facts["init"] == init
+        assert again.config.view == original.config.view
+        assert again.config.view["interpolation"] == "bicubic"
+        assert all(torch.equal(t, state[key]) for key, t in again.backbone.state_dict().items())
+    stated = json.loads((first / "timm" / "config.json").read_text())["pretrained_cfg"]
+    assert (stated["interpolation"], stated["crop_mode"]) == ("bicubic", "center")
+    crop_px = original.view.crop_px
+    assert stated["input_size"] == [3, crop_px, crop_px]
+    assert stated["mean"] == pytest.approx(original.view.mean.tolist())

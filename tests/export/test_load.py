@@ -8,29 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-import sslpipe.cli.embed
-import sslpipe.cli.evaluate
-import sslpipe.cli.export
 from sslpipe.errors import UserError
-from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.export.initial import open_init
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.recipe import load_recipe
 from sslpipe.run.records import DESCRIPTION, write_description
 
-pytestmark = pytest.mark.usefixtures("few_resamples")
 OLD = Path(__file__).parents[1] / "old_runs"  # written before there were checksums
 
 
-def sealed(run_dir: Path) -> None:
-    """Give the run's description the manifest that today's runs have."""
-    write_description(run_dir, {n: json.loads((run_dir / n).read_text()) for n in DESCRIPTION})
-
-
-def save(run_dir: Path, step: int, scale: float) -> Path:
-    """The old checkpoint again, of another step and with other weights."""
+def save(run_dir: Path, step: int, scale: float) -> None:
+    """Write the old checkpoint again, of another step and with other weights."""
     old, new = (run_dir / "checkpoints" / f"step-{n:08d}" for n in (4, step))
     shutil.copytree(old, new, dirs_exist_ok=True)
     tensors = load_file(old / "model.safetensors")
@@ -41,14 +30,14 @@ def save(run_dir: Path, step: int, scale: float) -> Path:
     files = {p.name: p.read_bytes() for p in new.iterdir() if p.name != "MANIFEST.json"}
     manifest = {n: [len(raw), hashlib.sha256(raw).hexdigest()] for n, raw in files.items()}
     (new / "MANIFEST.json").write_text(json.dumps(manifest))
-    return new
 
 
 @pytest.fixture
 def run_dir(tmp_path):
     run_dir = shutil.copytree(OLD / "pretrain", tmp_path / "run")
     save(run_dir, 8, scale=0.5)
-    sealed(run_dir)
+    # the manifest that today's runs have
+    write_description(run_dir, {n: json.loads((run_dir / n).read_text()) for n in DESCRIPTION})
     return run_dir
 
 
@@ -111,12 +100,9 @@ def test_of_an_earlier_version_the_checkpoint_says_what_was_trained(tmp_path):
             load_run(run_dir)
 
 
-def test_a_checkpoint_of_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"--checkpoint step-4 is for a run directory"):
-        load_backbone(OLD / "backbone", checkpoint="step-4")
-    recipe = load_recipe(OLD / "finetune.toml")
+def test_a_checkpoint_of_what_is_no_run_is_refused():
     with pytest.raises(UserError, match="--init that is a run directory"):
-        open_init(recipe, None, checkpoint="step-4")
+        open_init(load_recipe(OLD / "finetune.toml"), None, checkpoint="step-4")
 
 
 def test_an_export_is_checked_against_its_sums(tmp_path):
@@ -134,24 +120,3 @@ def test_an_export_is_checked_against_its_sums(tmp_path):
     folder = shutil.copytree(OLD / "backbone", tmp_path / "card")
     (folder / "README.md").write_text("mine")
     load_backbone(folder)
-
-
-def test_the_commands_take_the_named_checkpoint_and_write_it_down(run_dir, tmp_path):
-    flip(run_dir / "checkpoints" / "step-00000008" / "model.safetensors")
-    runner, named = CliRunner(), ["--checkpoint", "step-00000004"]
-    data = ["--data", str(OLD / "data" / "dataset.json"), "--device", "cpu", "--num-workers", "0"]
-    features, results = tmp_path / "x.safetensors", tmp_path / "eval.json"
-    embed = [str(run_dir), *data, "--out", str(features)]
-    suite = ["suite", str(run_dir), *data, "--no-baselines", "--out", str(results)]
-    export = ["export", str(run_dir), "--out", str(tmp_path / "out")]
-    for command, arguments in (("embed", embed), ("evaluate", suite), ("export", export)):
-        app = getattr(sslpipe.cli, command).app
-        refused = runner.invoke(app, arguments)
-        assert isinstance(refused.exception, UserError), command
-        done = runner.invoke(app, [*arguments, *named], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-    assert load_embeddings(features)[1]["checkpoint"] == "step-00000004"
-    facts = json.loads(results.read_text())["facts"]
-    assert (facts["checkpoint"], facts["step"]) == ("step-00000004", 4)
-    assert load_backbone(tmp_path / "out").config.facts["checkpoint"] == "step-00000004"
-    assert "4 steps; not the run's last, but chosen" in (tmp_path / "out/README.md").read_text()

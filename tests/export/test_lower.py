@@ -1,5 +1,7 @@
 """ONNX files in float16 and int8, and with preprocessing inside, beside the model in memory."""
 
+import importlib.util
+import io
 import json
 import re
 from pathlib import Path
@@ -17,14 +19,14 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.errors import ExportError
-from sslpipe.export import front, lower
-from sslpipe.export.front import with_preprocessing
-from sslpipe.export.lower import Agreement, agreement
+from sslpipe.export import onnx_files
+from sslpipe.export.onnx_files import Agreement, agreement, with_preprocessing
 from sslpipe.export.verify import OnnxSession
 from sslpipe.export.write import export_model
 from tests.helpers.dataset import write_dataset
 from tests.helpers.exports import VIEW, trained, tree
 
+DOCS = Path(__file__).parents[2] / "docs"
 LOWER = ["onnx-float16", "onnx-int8"]
 
 
@@ -93,7 +95,10 @@ def test_lower_formats_are_proved_by_neighbours_and_say_so(lowered, images):
         assert (told.first, told.ten, told.images) == pytest.approx((first, ten, 40))
         assert told == found[name]
         assert f"# {told}" in card
-        assert json.loads(stated["mean"]) == VIEW.config()["mean"]
+        again = sslpipe.load_backbone(written[name])  # a source to embed with
+        assert again.view.config() == VIEW.config()
+        with torch.no_grad():
+            assert torch.cosine_similarity(again(views), expected).min() > 0.97
     assert found["onnx-float16"].first >= 0.95 <= found["onnx-int8"].first + 0.2
     halves = onnx.load(written["onnx-float16"]).graph.initializer
     assert {each.data_type for each in halves if len(each.dims) == 4} == {onnx.TensorProto.FLOAT16}
@@ -114,16 +119,6 @@ def test_int8_weights_have_seven_bits_and_a_scale_each_channel(lowered):
     assert all(len(dims) == 1 and dims[0] > 1 for dims in scales)
 
 
-def test_an_int8_file_is_a_source_to_embed_with(lowered, images):
-    model, _, written, _ = lowered
-    torch.manual_seed(3)
-    pixels = torch.randint(0, 256, (3, 3, 40, 48), dtype=torch.uint8)
-    again = sslpipe.load_backbone(written["onnx-int8"])
-    assert again.view.config() == model.view.config()
-    cosines = torch.cosine_similarity(again.encode(pixels), model.encode(pixels))
-    assert float(cosines.min()) > 0.97
-
-
 def test_the_same_model_and_images_give_the_same_bytes(tmp_path, lowered, images, in_this_process):
     model, out, _, _ = lowered
     export_model(model, tmp_path / "again", LOWER, images=images, least_equal=0)
@@ -137,7 +132,7 @@ def test_the_same_model_and_images_give_the_same_bytes(tmp_path, lowered, images
 def test_a_format_that_finds_others_is_refused_and_leaves_no_file(
     tmp_path, images, in_this_process, monkeypatch
 ):
-    class Coarse(lower.LowerFormats):
+    class Coarse(onnx_files.LowerFormats):
         def _int8(self):
             graph = super()._int8()
             for each in graph.graph.initializer:
@@ -181,7 +176,7 @@ def test_preprocessing_is_that_of_torchvision(tmp_path, squash, interpolation, c
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.2, 0.3)
     view = EvalView(crop, resize, mean, std, interpolation=interpolation, squash=squash)
     opset = [onnx.helper.make_opsetid("", 20)]
-    graph = front._front(view, opset, 10).SerializeToString()
+    graph = onnx_files._front(view, opset, 10).SerializeToString()
     session = onnxruntime.InferenceSession(graph)
     torch.manual_seed(0)
     for height, width in SHAPES:
@@ -191,7 +186,9 @@ def test_preprocessing_is_that_of_torchvision(tmp_path, squash, interpolation, c
         size = [resize, resize] if squash else [resize]
         whole = tv.resize(pixels.permute(0, 3, 1, 2) / 255, size, mode, antialias=True).clamp(0, 1)
         expected = tv.normalize(tv.center_crop(whole, [crop, crop]), mean, std)
-        torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=0, atol=front.TOLERANCE)
+        torch.testing.assert_close(
+            torch.from_numpy(actual), expected, rtol=0, atol=onnx_files.TOLERANCE
+        )
 
 
 def test_a_file_with_preprocessing_gives_the_features_of_encode(lowered):
@@ -215,22 +212,55 @@ def test_a_file_with_preprocessing_gives_the_features_of_encode(lowered):
         assert "uint8" in stated["images"]
 
 
-def test_the_lines_of_the_page_run(lowered, tmp_path, monkeypatch):
+@pytest.fixture
+def picture():
+    """A smooth PNG, of which decoders make the same pixels."""
+    small = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(small).resize((70, 50), Image.Resampling.BICUBIC).save(file, "png")
+    return file.getvalue()
+
+
+def test_the_lines_of_the_page_run(lowered, tmp_path, monkeypatch, picture):
     model, out, _, _ = lowered
-    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    page = (DOCS / "export.md").read_text()
     (code,) = [b for b in re.findall(r"```python\n(.*?)```", page, re.S) if "model.pixels" in b]
     monkeypatch.chdir(tmp_path)
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)).save("q.png")
+    Path("q.png").write_bytes(picture)
     names = {}
     exec(code.replace("FOLDER", str(out)).replace("query.jpg", "q.png"), names)
     torch.testing.assert_close(torch.from_numpy(names["features"]), model.encode("q.png"))
+
+
+def test_the_service_answers_with_the_features_and_refuses_what_is_no_image(
+    lowered, tmp_path, monkeypatch, picture
+):
+    pytest.importorskip("fastapi")
+    client_of = pytest.importorskip("fastapi.testclient").TestClient
+    model, out, _, _ = lowered
+    monkeypatch.setenv("MODEL", str(out / "model.pixels.onnx"))
+    spec = importlib.util.spec_from_file_location("service", DOCS / "examples" / "service.py")
+    service = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(service)
+    client = client_of(service.app)
+    (tmp_path / "q.png").write_bytes(picture)
+    reply = client.post("/embed", content=picture)
+    assert reply.status_code == 200
+    expected = model.encode([tmp_path / "q.png"])[0]
+    torch.testing.assert_close(torch.tensor(reply.json()), expected, rtol=1e-4, atol=1e-4)
+    gif = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(gif, "gif")
+    for body in (b"", b"text", picture[: len(picture) // 2], gif.getvalue()):
+        assert client.post("/embed", content=body).status_code == 415
+    monkeypatch.setattr(service, "MOST_BYTES", 100)
+    assert client.post("/embed", content=picture).status_code == 413
 
 
 def test_other_images_or_features_are_refused(tmp_path, monkeypatch, lowered):
     model, out, _, _ = lowered
     (tmp_path / "model.onnx").write_bytes((out / "model.onnx").read_bytes())
     other = EvalView(32, 33, (0.4, 0.5, 0.6), (0.2, 0.2, 0.3))
-    build = front._front
-    monkeypatch.setattr(front, "_front", lambda view, *rest: build(other, *rest))
+    build = onnx_files._front
+    monkeypatch.setattr(onnx_files, "_front", lambda view, *rest: build(other, *rest))
     with pytest.raises(ExportError, match="onnxruntime makes other images of"):
         with_preprocessing(tmp_path / "model.onnx", model.view)

@@ -43,28 +43,18 @@ def encoded(folder: Path) -> torch.Tensor:
     return load_backbone(folder).encode(IMAGES)
 
 
-@pytest.mark.parametrize("power", [0.0, 0.5])
-def test_a_power_flattens_what_the_export_encodes(export, tmp_path, power):
-    out, train = export
+@pytest.mark.parametrize(("power", "used"), [(0.0, 0.0), (0.5, 0.5), (None, 0.25)])
+def test_a_power_also_one_chosen_on_train_flattens_what_the_export_encodes(
+    export, tmp_path, power, used
+):
+    (out, train), said = export, []
     shutil.copytree(out, tmp_path / "out")
-    plain, rows = encoded(out), load_embeddings(train)[0]
-    whiten_export(tmp_path / "out", train, power=power)
-    expected = fit_whitening(rows, power=power).apply(plain)
-    torch.testing.assert_close(encoded(tmp_path / "out"), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_the_default_power_is_chosen_on_train(export, tmp_path):
-    out, train = export
-    shutil.copytree(out, tmp_path / "out")
-    said = []
-    whiten_export(tmp_path / "out", train, say=said.append)  # of two classes
-    power, floor = said
-    assert power.startswith(
-        "power 0.25, as labels cannot choose: 2 classes have two images or more"
-    )
-    assert floor.startswith("50 rows are few for 128 features")
-    rows = load_embeddings(train)[0]
-    expected = fit_whitening(rows, power=0.25).apply(encoded(out))
+    whiten_export(tmp_path / "out", train, power=power, say=said.append)
+    if power is None:  # of two classes
+        chosen = "power 0.25, as labels cannot choose: 2 classes have two images or more"
+        assert said.pop(0).startswith(chosen)
+    assert said[0].startswith("50 rows are few for 128 features")
+    expected = fit_whitening(load_embeddings(train)[0], power=used).apply(encoded(out))
     torch.testing.assert_close(encoded(tmp_path / "out"), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -145,3 +135,10 @@ def test_a_whitening_that_is_killed_leaves_the_export_before_or_the_one_after(
         assert tree(folder) == tree(after)
         assert all((folder / p).read_bytes() == (after / p).read_bytes() for p in tree(after))
     assert seen == [[True, False]] * 3 + [[False, True]] * 2
+
+
+def test_a_folder_of_another_program_is_not_whitened(tmp_path):
+    (tmp_path / "config.json").write_text('{"architecture": "test_resnet"}')
+    with pytest.raises(UserError, match="write an export of it with `sslpipe export` first"):
+        whiten_export(tmp_path, tmp_path / "train.safetensors")
+    assert (tmp_path / "config.json").read_text() == '{"architecture": "test_resnet"}'
