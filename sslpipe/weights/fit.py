@@ -1,16 +1,25 @@
-"""Put tensors into a backbone: all of it, or an error that says what does not fit."""
+"""Put tensors into a backbone, all of it or none; tell an architecture from keys and shapes.
 
+`architectures.json` has a fingerprint of every classifier of timm and torchvision; a candidate
+counts only after the weights fit it. Written anew for later versions of both libraries by:
+
+    python -m sslpipe.weights.fit
+"""
+
+import hashlib
 import inspect
+import json
 import sys
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sslpipe.errors import WeightsError
-from sslpipe.models.backbones import Backbone
+from sslpipe.models.backbones import PREFIXES, Backbone
 from sslpipe.models.pooling import is_pooling
 
 Tensors = dict[str, Tensor]
@@ -20,6 +29,8 @@ Report = dict[str, Any]  # "loaded": how many; "missing", "unexpected", "resized
 HEADS = ("classifier", "fc", "head", "head_dist", "heads", "last_linear")
 _COMPUTED = ("attn_mask", "num_batches_tracked", "relative_position_index")
 _PRETEXT = ("mask_token", "decoder_")  # of masked autoencoders and iBOT
+_TABLES = ("pos", "freqs")  # words in names of tables whose size follows the image's
+INDEX = Path(__file__).with_name("architectures.json")
 _SHOWN = 3  # keys of each side that a message names
 
 
@@ -177,3 +188,52 @@ def _refuse_stem(
 def _first(keys: list[str]) -> str:
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     return ", ".join(map(repr, keys[:_SHOWN])) + more
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """Hash keys and shapes of a backbone.
+
+    Without what a classifier adds, and without the sizes of position tables.
+    """
+    lines = [
+        key if any(word in key for word in _TABLES) else f"{key} {tuple(tensor.shape)}"
+        for key, tensor in tensors.items()
+        if not is_leftover(key)
+    ]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+
+
+def candidates(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the kinds of networks with these keys and shapes, torchvision's first."""
+    index: dict[str, list[str]] = json.loads(INDEX.read_text())
+    first = tensors.get("conv1.weight")
+    if first is not None and first.shape[2:] == (3, 3) and fingerprint(tensors) not in index:
+        # a ResNet with the stem for small images
+        large = torch.empty(*first.shape[:2], 7, 7, device="meta")
+        tensors = {**tensors, "conv1.weight": large}
+    return index.get(fingerprint(tensors), [])
+
+
+def write_index() -> None:
+    """Write the fingerprint of every backbone of torchvision and timm that can be built here."""
+    import timm
+    import torchvision
+
+    names = torchvision.models.list_models(module=torchvision.models)
+    kinds = [f"torchvision/{name}" for name in names if name.startswith(PREFIXES)]
+    kinds += [f"timm/{name}" for name in timm.list_models()]
+    found: dict[str, list[str]] = {}
+    for kind in kinds:
+        arguments = {"num_classes": 0} if kind.startswith("timm/") else {}
+        try:
+            network = skeleton(kind, **arguments)
+        except Exception as error:  # timm's hundreds of constructors fail in every way
+            print(f"{kind}: {type(error).__name__}: {error}"[:200])
+            continue
+        found.setdefault(fingerprint(network.state_dict()), []).append(kind)
+    lines = [f"{json.dumps(key)}: {json.dumps(found[key])}" for key in sorted(found)]
+    INDEX.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    write_index()

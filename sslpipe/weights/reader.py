@@ -14,9 +14,8 @@ from sslpipe.models.channels import first_convolution
 from sslpipe.models.limits import TooLarge, within_memory
 from sslpipe.recipe.base import Component
 from sslpipe.run.records import read_object
-from sslpipe.weights import architectures
 from sslpipe.weights.files import read_tree
-from sslpipe.weights.fit import Report, check_tensors, fit_tensors
+from sslpipe.weights.fit import Report, candidates, check_tensors, fit_tensors
 from sslpipe.weights.huggingface import MOST, transformers_encoder, transformers_view
 from sslpipe.weights.layouts import Encoder, find_encoder
 from sslpipe.weights.onnx_file import read_onnx
@@ -176,7 +175,7 @@ def _identified(source: Source, encoder: Encoder) -> str:
         WeightsError: None, or several that differ; names what is nearest.
     """
     remedy = f"write it before the file, as in timm/resnet50@{source.path}"
-    kinds = architectures.candidates(encoder.tensors)
+    kinds = candidates(encoder.tensors)
     if not kinds:
         first = ", ".join(map(repr, list(encoder.tensors)[:3]))
         raise WeightsError(

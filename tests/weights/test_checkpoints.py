@@ -32,18 +32,28 @@ def head(prefix):
     return {f"{prefix}{key}": t for key, t in HEAD.items()}
 
 
+def children(network):
+    """A ResNet as lightly takes it apart."""
+    return nn.Sequential(*list(network.children())[:-1])
+
+
+def two(own, copy="", *beside, take=lambda network: network):
+    """A checkpoint of an encoder, of its copy if any, and of heads."""
+
+    def layout(online, momentum):
+        tree = prefixed(own, take(online), "fc")
+        tree |= prefixed(copy, take(momentum), "fc") if copy else {}
+        for prefix in beside:
+            tree |= head(prefix)
+        return {"epoch": 3, "state_dict": OrderedDict(tree)}
+
+    return layout
+
+
 def moco(online, momentum):
-    tree = {**prefixed("module.encoder_q.", online, "fc"), **head("module.encoder_q.fc.")}
-    tree |= {**prefixed("module.encoder_k.", momentum, "fc"), **head("module.encoder_k.fc.")}
-    queue = {"module.queue": torch.ones(4, 8), "module.queue_ptr": torch.zeros(1)}
-    args = {"epoch": 3, "arch": "resnet18", "optimizer": {"param_groups": []}}
-    return {**args, "state_dict": OrderedDict(tree | queue)}
-
-
-def moco_v3(online, momentum):
-    tree = {**prefixed("module.base_encoder.", online, "fc"), **head("module.base_encoder.fc.")}
-    tree |= prefixed("module.momentum_encoder.", momentum, "fc") | head("module.predictor.")
-    return {"epoch": 3, "state_dict": tree}
+    tree = two("module.encoder_q.", "module.encoder_k.", "module.encoder_q.fc.")(online, momentum)
+    tree["state_dict"] |= {"module.queue": torch.ones(4, 8), "module.queue_ptr": torch.zeros(1)}
+    return {**tree, "arch": "resnet18", "optimizer": {"param_groups": []}}
 
 
 def dino(online, momentum):
@@ -53,59 +63,53 @@ def dino(online, momentum):
 
 
 def vissl(online, momentum):
-    heads = {"0.clf.0.weight": torch.ones(4, 512)}
-    trunk = prefixed("_feature_blocks.", online, "fc")
-    return {"classy_state_dict": {"base_model": {"model": {"trunk": trunk, "heads": heads}}}}
+    model = {"trunk": prefixed("_feature_blocks.", online, "fc"), "heads": head("0.clf.")}
+    return {"classy_state_dict": {"base_model": {"model": model}}}
 
 
-def solo_learn(online, momentum):
-    tree = {**prefixed("backbone.", online, "fc"), **prefixed("momentum_backbone.", momentum, "fc")}
-    return {"state_dict": {**tree, **head("projector."), **head("classifier.")}, "epoch": 3}
+def wrapped(online, momentum):
+    """As DistributedDataParallel and torch.compile, in either order, name what they wrap."""
+    prefixes = ("module._orig_mod.", "_orig_mod.module.")
+    state = online.state_dict().items()
+    return {f"{prefixes[n % 2]}{key}": tensor for n, (key, tensor) in enumerate(state)}
 
 
-def children(network):
-    """A ResNet as lightly takes it apart."""
-    return nn.Sequential(*list(network.children())[:-1])
-
-
-def lightly(online, momentum, own="backbone.", copy="backbone_momentum.", beside="projection_head"):
-    tree = {**prefixed(own, children(online)), **prefixed(copy, children(momentum))}
-    return {"state_dict": {**tree, **head(f"{beside}.layers.")}}
-
-
-def lightly_dino(online, momentum):
-    return lightly(online, momentum, "student_backbone.", "teacher_backbone.", "student_head")
-
-
-def barlow_twins(online, momentum):
-    return {"model": {**prefixed("module.backbone.", online, "fc"), **head("module.projector.")}}
-
-
-def solo_learn_old(online, momentum):
-    return {"state_dict": {**prefixed("encoder.", online, "fc"), **head("projector.")}}
-
-
-def tutorial(online, momentum):
-    return {"epoch": 3, "model_state_dict": online.state_dict(), "optimizer_state_dict": {}}
-
-
-def of_a_module(online, momentum):
-    return {"state_dict": prefixed("model.", online)}
-
-
+LIGHTLY = two("backbone.", "backbone_momentum.", "projection_head.layers.", take=children)
+LIGHTLY_DINO = two("student_backbone.", "teacher_backbone.", "student_head.layers.", take=children)
 # program -> layout, format in the report, whether the momentum encoder is taken, word of the note
 PROGRAMS = {
     "MoCo v2": (moco, "MoCo", False, "encoder_k is its momentum copy"),
-    "MoCo v3": (moco_v3, "MoCo v3", False, "momentum_encoder is its momentum copy"),
+    "MoCo v3": (
+        two("module.base_encoder.", "module.momentum_encoder.", "module.predictor."),
+        *("MoCo v3", False, "momentum_encoder is its momentum copy"),
+    ),
     "DINO": (dino, "DINO", True, "teacher is taken"),
     "VISSL": (vissl, "VISSL", False, "trunk"),
-    "solo-learn": (solo_learn, "solo-learn", False, "momentum_backbone is its momentum copy"),
-    "solo-learn before 2022": (solo_learn_old, "solo-learn", False, ""),
-    "lightly": (lightly, "lightly", False, "backbone_momentum is its momentum copy"),
-    "lightly, DINO": (lightly_dino, "lightly", True, "teacher is taken"),
-    "Barlow Twins": (barlow_twins, "solo-learn", False, ""),
-    "a script after PyTorch's tutorial": (tutorial, "state dict", False, ""),
-    "a module of one's own": (of_a_module, "part of a larger model", False, ""),
+    "solo-learn": (
+        two("backbone.", "momentum_backbone.", "projector.", "classifier."),
+        *("solo-learn", False, "momentum_backbone is its momentum copy"),
+    ),
+    "solo-learn before 2022": (two("encoder.", "", "projector."), "solo-learn", False, ""),
+    "lightly": (LIGHTLY, "lightly", False, "backbone_momentum is its momentum copy"),
+    "lightly, DINO": (LIGHTLY_DINO, "lightly", True, "teacher is taken"),
+    "Barlow Twins": (two("module.backbone.", "", "module.projector."), "solo-learn", False, ""),
+    "a script after PyTorch's tutorial": (
+        lambda online, momentum: {"epoch": 3, "model_state_dict": online.state_dict()},
+        *("state dict", False, ""),
+    ),
+    "a module of one's own": (two("model."), "part of a larger model", False, ""),
+    "timm, averaged": (
+        lambda online, momentum: {
+            "state_dict": online.state_dict(),
+            "state_dict_ema": momentum.state_dict(),
+        },
+        *("timm", True, "averaged weights"),
+    ),
+    "wrappers of training": (wrapped, "state dict", False, ""),
+    "an export's weights alone": (
+        lambda online, momentum: prefixed("network.", online, "fc"),
+        *("sslpipe", False, ""),
+    ),
 }
 
 
@@ -132,9 +136,8 @@ def test_the_encoder_is_found_and_said(tmp_path, encoders, program):
 
 def test_a_vit_of_moco_v3_is_timms(tmp_path):
     network = randomised(timm.create_model("vit_tiny_patch16_224", num_classes=0))
-    tree = prefixed("module.base_encoder.", network) | head("module.base_encoder.head.")
-    tree |= prefixed("module.momentum_encoder.", network)
-    path = saved({"state_dict": tree}, tmp_path)
+    layout = two("module.base_encoder.", "module.momentum_encoder.", "module.base_encoder.head.")
+    path = saved(layout(network, network), tmp_path)
     model = load_backbone(f"timm/vit_tiny_patch16_224@{path}")
     assert equals(model, network)
     assert model.config.facts["init"]["format"] == "MoCo v3"
@@ -169,7 +172,7 @@ def test_a_small_stem_is_taken_where_the_program_tells(tmp_path):
     small = resnet()
     small.conv1, small.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
     small.fc = nn.Identity()
-    path = saved(solo_learn(small, small), tmp_path)
+    path = saved(PROGRAMS["solo-learn"][0](small, small), tmp_path)
     model = load_backbone(path, crop_px=32)
     assert model.config.backbone.arguments == {"stem": "small"}
     assert difference(model, small, 32) <= 1e-5
@@ -177,24 +180,3 @@ def test_a_small_stem_is_taken_where_the_program_tells(tmp_path):
     bare = saved(small.state_dict(), tmp_path, "bare.pth")
     with pytest.raises(WeightsError, match=r"3x3.*max-pool"):
         load_backbone(f"torchvision/resnet18@{bare}", crop_px=32)
-
-
-def test_averaged_weights_are_preferred_and_said(tmp_path):
-    tree = {"state_dict": resnet(1).state_dict(), "state_dict_ema": resnet(2).state_dict()}
-    model = load_backbone(f"torchvision/resnet18@{saved(tree, tmp_path)}", crop_px=32)
-    assert equals(model, resnet(2))
-    assert "averaged weights" in model.config.facts["init"]["notes"][0]
-
-
-def test_wrappers_of_training_are_no_part_of_a_name(tmp_path):
-    network = resnet()
-    for prefix in ("module._orig_mod.", "_orig_mod.module."):
-        path = saved(prefixed(prefix, network), tmp_path)
-        assert equals(load_backbone(path, crop_px=32), network)
-
-
-def test_weights_of_an_export_alone_are_read(tmp_path):
-    tree = {f"network.{key}": t for key, t in resnet().state_dict().items() if "fc." not in key}
-    model = load_backbone(saved(tree, tmp_path), crop_px=32)
-    assert model.config.facts["init"]["format"] == "sslpipe"
-    assert equals(model, resnet())

@@ -1,7 +1,5 @@
 """An ONNX file embeds as the network that it was made from, and is neither trained nor exported."""
 
-import shutil
-
 import numpy as np
 import onnx
 import pytest
@@ -36,6 +34,10 @@ def test_our_own_file_has_its_view_and_features(exported):
     init = ours.config.facts["init"]
     assert (init["format"], init["sha256"]) == ("ONNX", sha256_of(path))
     assert ours.config.weights_sha256 == sha256_of(path)
+    session, stated = ours.backbone.network.session, ours.backbone.network.metadata
+    assert stated["weights_sha256"] == model.config.weights_sha256
+    assert session.get_inputs()[0].shape == ["batch", 3, 32, 32]
+    assert session.get_outputs()[0].shape == ["batch", model.num_features]
 
 
 def test_a_file_that_says_nothing_has_imagenets_view(exported, tmp_path):
@@ -58,15 +60,6 @@ def test_it_is_neither_trained_nor_exported(exported, tmp_path):
     with pytest.raises(ExportError, match="ONNX file"):
         export_model(load_backbone(path), tmp_path / "out", ["all"])
     assert not (tmp_path / "out").exists()
-
-
-def test_a_damaged_file_is_one_line(exported, tmp_path):
-    path = tmp_path / "broken.onnx"
-    shutil.copy(exported[1], path)
-    path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(WeightsError, match=r"broken\.onnx is damaged") as caught:
-        load_backbone(path)
-    assert str(caught.value).isprintable()
 
 
 def test_files_beside_it_with_its_weights_are_part_of_the_hash(exported, tmp_path):

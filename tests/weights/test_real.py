@@ -40,12 +40,6 @@ def test_imagenet_weights_name_what_a_photograph_shows(source):
     }  # fmt: skip
 
 
-def test_the_view_keeps_its_proportions_at_another_size():
-    view = load_backbone(LITE0, crop_px=96).view
-    assert (view.crop_px, view.resize_px) == (96, 109)
-    assert view.mean.tolist() == [0.5] * 3
-
-
 @pytest.mark.parametrize(
     ("change", "kind"),
     [("shape", ""), ("order", ""), ("shape", "timm/tf_efficientnet_lite0@"),

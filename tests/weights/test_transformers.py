@@ -85,41 +85,41 @@ def written(network, model_type, config, folder: Path) -> Path:
     return folder
 
 
-def headless(name, **arguments):
-    return timm.create_model(name, num_classes=0, **arguments)
-
-
+STAGES = {"depths": [1, 1, 2, 1], "dims": [8, 16, 24, 32]}
+# model_type -> timm's name and arguments, the config of transformers, and the side of images
 CASES = {
     "vit": (
-        lambda: headless("vit_base_patch16_224", **SIZES, img_size=32, patch_size=8),
+        ("vit_base_patch16_224", {**SIZES, "patch_size": 8}),
         {**CONFIG, "intermediate_size": 128, "image_size": 32, "patch_size": 8},
         32,
     ),
     "dinov2": (
-        lambda: headless("vit_base_patch14_dinov2", **SIZES, img_size=56),
+        ("vit_base_patch14_dinov2", SIZES),
         {**CONFIG, "image_size": 56, "patch_size": 14, "mlp_ratio": 4},
         56,
     ),
     "convnext": (
-        lambda: headless("convnext_tiny", depths=(1, 1, 2, 1), dims=(8, 16, 24, 32)),
-        {"depths": [1, 1, 2, 1], "hidden_sizes": [8, 16, 24, 32], "patch_size": 4},
+        ("convnext_tiny", STAGES),
+        {"depths": STAGES["depths"], "hidden_sizes": STAGES["dims"], "patch_size": 4},
         64,
     ),
-    "resnet": (
-        torchvision.models.resnet18,
-        {
-            "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "embedding_size": 64,
-            "layer_type": "basic",
-        },
-        64,
-    ),
-}  # fmt: skip
+}
+RESNET = {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "embedding_size": 64,
+          "layer_type": "basic"}  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", CASES)
+def created(name, arguments, px=None):
+    sides = {} if px is None or "convnext" in name else {"img_size": px}
+    return randomised(timm.create_model(name, num_classes=0, **arguments, **sides))
+
+
+@pytest.mark.parametrize("model_type", [*CASES, "resnet"])
 def test_the_keys_of_its_files_become_those_of_the_network(tmp_path, model_type):
-    create, config, crop_px = CASES[model_type]
-    network = randomised(create())
+    if model_type == "resnet":
+        network, config, crop_px = randomised(torchvision.models.resnet18()), RESNET, 64
+    else:
+        own, config, crop_px = CASES[model_type]
+        network = created(*own, crop_px)
     model = load_backbone(written(network, model_type, config, tmp_path), crop_px=crop_px)
     if model_type == "resnet":
         network.fc = torch.nn.Identity()
@@ -133,14 +133,13 @@ def test_the_keys_of_its_files_become_those_of_the_network(tmp_path, model_type)
 
 def test_models_and_variants_that_are_not_read_are_named(tmp_path):
     network = torchvision.models.resnet18()
-    config = CASES["resnet"][1]
     for changes, message in (
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"downsample_in_bottleneck": True}, "downsample_in_bottleneck = True"),
         ({"depths": [1, 2, 2, 2]}, "are no ResNet of torchvision"),
     ):
         with pytest.raises(WeightsError, match=re.escape(message)):
-            load_backbone(written(network, "resnet", {**config, **changes}, tmp_path))
+            load_backbone(written(network, "resnet", {**RESNET, **changes}, tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "dinov3_vit"}')
     with pytest.raises(WeightsError, match=r"'dinov3_vit' of transformers is not read.*known: vit"):
         load_backbone(tmp_path)
@@ -177,8 +176,7 @@ def test_the_view_is_that_of_its_preprocessor(stated, expected):
 @pytest.mark.parametrize("initialised", [False, True], ids=["random", "as transformers begins"])
 def test_features_equal_those_of_transformers_own_models(tmp_path, initialised):
     hf = pytest.importorskip("transformers")
-    tiny = {**CONFIG, "image_size": 56, "patch_size": 14}
-    stages = {"depths": [1, 1, 2, 1], "hidden_sizes": [8, 16, 24, 32]}
+    tiny, stages = {**CONFIG, "image_size": 56, "patch_size": 14}, CASES["convnext"][1]
     cases = {
         "vit": hf.ViTModel(hf.ViTConfig(**tiny, intermediate_size=64)),
         "dinov2": hf.Dinov2Model(hf.Dinov2Config(**tiny)),
@@ -187,7 +185,7 @@ def test_features_equal_those_of_transformers_own_models(tmp_path, initialised):
             hf.Dinov2WithRegistersConfig(**tiny, num_register_tokens=4)
         ),
         "convnextv2": hf.ConvNextV2Model(hf.ConvNextV2Config(**stages)),
-        "resnet": hf.ResNetModel(hf.ResNetConfig(**CASES["resnet"][1])),
+        "resnet": hf.ResNetModel(hf.ResNetConfig(**RESNET)),
     }
     for name, network in cases.items():
         network = network.eval() if initialised else randomised(network)
@@ -201,21 +199,13 @@ def test_features_equal_those_of_transformers_own_models(tmp_path, initialised):
         assert difference(load_backbone(tmp_path / name), features, 56) <= 1e-5, name
 
 
-KINDS = {
-    "vit": ("vit_base_patch16_224", {**SIZES, "patch_size": 8}),
-    "dinov2": ("vit_base_patch14_dinov2", SIZES),
-    "convnext": ("convnext_tiny", {"depths": [1, 1, 2, 1], "dims": [8, 16, 24, 32]}),
-}
-
-
-@pytest.mark.parametrize("model_type", KINDS)
+@pytest.mark.parametrize("model_type", CASES)
 def test_the_epsilon_of_norms_is_the_configs_also_for_a_backbone_that_the_user_names(
     tmp_path, model_type
 ):
-    create, config, crop_px = CASES[model_type]
-    network, said = randomised(create()), {**config, "layer_norm_eps": 0.01}
+    (kind, sizes), config, crop_px = CASES[model_type]
+    network, said = created(kind, sizes, crop_px), {**config, "layer_norm_eps": 0.01}
     folder = written(network, model_type, said, tmp_path)
-    kind, sizes = KINDS[model_type]
     of_recipe = Component.model_validate({"kind": f"timm/{kind}", **sizes})
     model = load_backbone(folder, component=of_recipe, crop_px=crop_px)
     alone = load_backbone(folder, crop_px=crop_px)
@@ -240,7 +230,7 @@ def test_the_epsilon_of_norms_is_the_configs_also_for_a_backbone_that_the_user_n
 
 
 def test_a_kind_before_the_folder_has_the_epsilon_of_the_config(tmp_path):
-    network = randomised(headless("vit_tiny_patch16_224", img_size=32))
+    network = created("vit_tiny_patch16_224", {}, 32)
     config = {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3}
     config |= {"intermediate_size": 768, "image_size": 32, "patch_size": 16}
     folder = written(network, "vit", {**config, "layer_norm_eps": 0.01}, tmp_path)
@@ -250,12 +240,11 @@ def test_a_kind_before_the_folder_has_the_epsilon_of_the_config(tmp_path):
 
 
 def test_a_backbone_of_a_recipe_has_the_activation_of_timms_config(tmp_path):
-    arguments = {"depths": [1, 1, 2, 1], "dims": [8, 16, 24, 32], "act_layer": "relu"}
-    network = randomised(headless("convnext_tiny", **arguments))
+    arguments = {**STAGES, "act_layer": "relu"}
+    network = created("convnext_tiny", arguments)
     save_file(network.state_dict(), tmp_path / "model.safetensors")
     config = {"architecture": "convnext_tiny", "model_args": arguments}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    del arguments["act_layer"]
-    component = Component.model_validate({"kind": "timm/convnext_tiny", **arguments})
+    component = Component.model_validate({"kind": "timm/convnext_tiny", **STAGES})
     model = load_backbone(tmp_path, component=component, crop_px=64)
     assert difference(model, network, 64) <= 1e-5
