@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,13 +15,11 @@ from sslpipe.errors import RecipeError, UserError, WeightsError
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.label_free import uniformity
 from sslpipe.export.formats import FORMATS
-from sslpipe.export.initial import copy_weights, keep_init, open_init, with_init
+from sslpipe.export.initial import keep_init, open_init, with_init
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
-from sslpipe.models.backbones import build_backbone
 from sslpipe.models.state import module_sha256
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import Component
 from sslpipe.run.checkpoint_files import latest, read_state
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import png, write_dataset
@@ -42,15 +39,6 @@ from tests.helpers.runs import (
 
 pytestmark = pytest.mark.usefixtures("proved_here")
 
-WITH_LABELS = (
-    METRIC.partition("[backbone]")[0]
-    + """
-[loss]
-kind = "multi_similarity"
-[optim]
-peak_lr = 0.01
-"""
-)
 WITHOUT_BACKBONE = RECIPE[: RECIPE.index("[backbone]")] + RECIPE[RECIPE.index("[projector]") :]
 
 
@@ -72,8 +60,9 @@ def write_short(folder):
     return write_recipe(folder, WITHOUT_BACKBONE)
 
 
-def state_of(run_dir):
-    return read_state(latest(run_dir))
+def recipe_of(run_dir):
+    """The recipe as it is in the digest."""
+    return read_state(latest(run_dir))["identity"]["recipe"]
 
 
 @pytest.mark.parametrize("source", ["run", "export"])
@@ -87,14 +76,13 @@ def test_it_starts_from_these_weights_and_views_and_says_so(data, sources, tmp_p
         assert torch.equal(weights[f"backbone.{key}"], value), key
     # the digest, the records and an export name them
     sha256 = module_sha256(given.backbone)
-    state, recorded = state_of(run_dir), json.loads((run_dir / "run.json").read_text())["init"]
-    assert state["identity"]["recipe"]["init"] == sha256
-    assert recorded["weights_sha256"] == sha256
+    recipe, recorded = recipe_of(run_dir), json.loads((run_dir / "run.json").read_text())["init"]
+    assert recipe["init"] == recorded["weights_sha256"] == sha256
     assert recorded["source"] == str(sources[source])
     loaded = load_backbone(run_dir)
     assert loaded.config.facts["init"] == recorded
     # the views are the weights' own
-    augment = state["identity"]["recipe"]["augment"]
+    augment = recipe["augment"]
     assert (augment["mean"], augment["std"]) == ([0.1, 0.2, 0.3], [0.3, 0.4, 0.5])
     assert loaded.view.config() == given.view.config()
     if source == "export":
@@ -110,8 +98,7 @@ def test_a_recipes_own_mean_and_std_count(data, sources, tmp_path):
 
 
 def test_a_resume_needs_the_source_no_more_and_refuses_another(data, sources, tmp_path):
-    """Killed before its first checkpoint, then after it, while the backbone is still frozen; the
-    weights are those of one go."""
+    """Killed before its first checkpoint, then after it, while the backbone is still frozen."""
     recipe, source = write_short(tmp_path), shutil.copytree(sources["run"], tmp_path / "source")
     run_dir = tmp_path / "run"
     tuned = "tune={projector_first_steps=6, ramp_steps=3, l2_to_init=0.1}"
@@ -173,12 +160,12 @@ def test_given_weights_bring_their_own_backbone_and_it_is_said(data, sources, tm
         backbone = json.loads((run_dir / "recipe.json").read_text())["backbone"]
         widths = given.config.backbone.arguments["widths"]
         assert (backbone["kind"], backbone["widths"]) == ("small_resnet", widths)
-        identity = state_of(run_dir)["identity"]
-        assert identity["recipe"]["init"] == given.config.weights_sha256
-        assert identity["recipe"]["backbone"] == backbone
+        recipe_kept = recipe_of(run_dir)
+        assert recipe_kept["init"] == given.config.weights_sha256
+        assert recipe_kept["backbone"] == backbone
     # a record has the same; overrides of it and of the recipe have not
     checked = command_line("check", str(run_dir), "--data", str(data), COLUMNS="200")
-    assert identity["digest"] in checked.stdout, checked.stderr
+    assert read_state(latest(run_dir))["identity"]["digest"] in checked.stdout, checked.stderr
     assert "given weights" not in checked.stdout + checked.stderr
     wrong = ("check", str(run_dir), "backbone.widths=[4]")
     assert "backbone.widths = [4]" in command_line(*wrong, COLUMNS="200", status=2).stderr
@@ -200,18 +187,10 @@ def test_others_weights_that_name_their_own_backbone_bring_it(tmp_path):
 
 
 TUNED = (
-    "optim.precision=fp64",
-    "steps=5",
-    "run.monitor_steps=5",
-    "tune={projector_first_steps=2, ramp_steps=2, layer_decay=0.5, backbone_lr=0.5,"
-    " l2_to_init=0.1}",
-    # a momentum encoder, micro-batches and frozen statistics besides
-    "momentum.start=0.9",
-    "data.micro_batch=4",
-    "tune.batchnorm=frozen",
-    "tune.last_blocks=2",
-    "optim.kind=lars",
-    "optim.peak_lr=0.5",
+    *("optim.precision=fp64", "optim.kind=lars", "optim.peak_lr=0.5", "steps=5"),
+    *("tune.projector_first_steps=2", "tune.ramp_steps=2", "tune.layer_decay=0.5"),
+    *("tune.backbone_lr=0.5", "tune.l2_to_init=0.1", "tune.last_blocks=2", "run.monitor_steps=5"),
+    *("tune.batchnorm=frozen", "momentum.start=0.9", "data.micro_batch=4"),
 )
 
 
@@ -253,7 +232,7 @@ def test_images_of_another_size_in_evaluations_change_no_weight(data, sources, t
     tunes = []
     for name, more in (("same", ()), ("larger", ("tune.eval_crop_px=24",))):
         train_from(1, source, recipe, data, tmp_path / name, *settings, *more)
-        tunes.append(state_of(tmp_path / name)["identity"]["recipe"]["tune"])
+        tunes.append(recipe_of(tmp_path / name)["tune"])
     assert [tune.get("eval_crop_px") for tune in tunes] == [None, 24]
     assert "eval_crop_px" not in tunes[0]  # the digest is that of the setting's absence
     assert_same_weights(tmp_path / "same", tmp_path / "larger")
@@ -289,19 +268,6 @@ def test_what_means_nothing_to_random_weights_is_refused(tmp_path, key):
         check_pretraining(recipe, None)
 
 
-def test_position_tables_of_another_size_are_resized_and_another_network_is_refused(tmp_path):
-    source = build_backbone(Component(kind="timm/test_vit"), crop_px=32)
-    target = build_backbone(Component(kind="timm/test_vit"), crop_px=64)
-    copy_weights(source, target, "timm/test_vit")
-    ours, theirs = target.network.state_dict(), source.network.state_dict()
-    assert ours["pos_embed"].shape[1] > theirs["pos_embed"].shape[1]
-    for key, value in theirs.items():
-        assert key == "pos_embed" or torch.equal(ours[key], value)
-    other = build_backbone(Component(kind="small_resnet"), crop_px=32)
-    with pytest.raises(WeightsError, match="does not fit small_resnet"):
-        copy_weights(source, other, "small_resnet")
-
-
 def coloured(number, classes=10):
     """A picture of its class's colour, under noise."""
     rng = np.random.default_rng(number)
@@ -311,56 +277,33 @@ def coloured(number, classes=10):
 
 
 def continue_in_rank(process, recipe, data, folder):
-    """A source that knows colours, continued at a rate that suits it, and at one far too high.
-
-    The same with the labels of seven classes, judged by the three others.
-    """
+    """A source that knows colours, continued at a rate that suits it, and at one far too high."""
     common = ("data.holdout=125", "data.batch_size=32", "augment.flip_prob=0.0",
               "augment.crop_area=[0.6,1.0]", "run.save_steps=100")  # fmt: skip
     adamw = (*common, "optim.kind=adamw")
     first = (*adamw, "steps=40", "optim.peak_lr=0.05", "optim.warmup_steps=10")
     sslpipe.api.train(recipe, data, f"{folder}/source", overrides=first)
-    bad = ("steps=9", "optim.peak_lr=30.0", "optim.warmup_steps=100")
-    worse = ("steps=9", "optim.peak_lr=100.0", "optim.warmup_steps=100")
-    judged = ("data.validation_classes=6",)  # of three alone MAP@R stays at 1
-    runs = {
-        "good": (recipe, (*adamw, "steps=8", "optim.peak_lr=0.0003")),
-        "bad": (recipe, (*common, *bad)),
-        "tuned good": (WITH_LABELS, (*judged, "steps=8", "optim.peak_lr=0.0003")),
-        "tuned bad": (WITH_LABELS, (*judged, *worse, "optim.kind=sgd")),
-    }
-    for name, (source, settings) in runs.items():
-        path = recipe if source is recipe else str(write_recipe(Path(folder), source))
-        given = (*settings, "run.monitor_steps=1")
-        sslpipe.api.train(path, data, f"{folder}/{name}", init=f"{folder}/source",
-                          overrides=given)  # fmt: skip
+    for name, settings in (
+        ("good", (*adamw, "steps=8", "optim.peak_lr=0.0003")),
+        ("bad", (*common, "steps=9", "optim.peak_lr=30.0", "optim.warmup_steps=100")),
+    ):
+        overrides, source = (*settings, "run.monitor_steps=1"), f"{folder}/source"
+        sslpipe.api.train(recipe, data, f"{folder}/{name}", init=source, overrides=overrides)
 
 
-@pytest.fixture(scope="module")
-def continued(tmp_path_factory):
-    """The folder of the runs of `continue_in_rank`."""
-    folder = tmp_path_factory.mktemp("continued")
+def test_a_rate_far_too_high_raises_an_alarm_before_much_is_lost(tmp_path):
     pictures = {number: coloured(number) for number in range(500)}
-    data = write_dataset(folder / "data", (500,), classes=10, broken=pictures)
-    (folder / "recipe").mkdir()
-    run_processes(continue_in_rank, 1, str(write_recipe(folder / "recipe")), str(data), str(folder))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("good", "bad", "number"),
-    [("good", "bad", "holdout_map_at_r"), ("tuned good", "tuned bad", "validation_map_at_r")],
-)
-def test_a_rate_far_too_high_raises_an_alarm_before_much_is_lost(continued, good, bad, number):
-    evals = [read_metrics(continued / name, "eval") for name in (good, bad)]
-    (start, *_), values = ([line[number] for line in lines] for lines in evals)
+    data = write_dataset(tmp_path / "data", (500,), classes=10, broken=pictures)
+    run_processes(continue_in_rank, 1, str(write_recipe(tmp_path)), str(data), str(tmp_path))
+    evals = [read_metrics(tmp_path / name, "eval") for name in ("good", "bad")]
+    (start, *_), values = ([line["holdout_map_at_r"] for line in lines] for lines in evals)
     assert values[0] == start > 0.6  # of step 0, before any step
     assert min(values) < start - 0.1  # the accident
-    first, *_ = read_metrics(continued / bad, "alarm")
+    first, *_ = read_metrics(tmp_path / "bad", "alarm")
     assert first["raised"] == ["below_start"]
     assert first["value"]["below_start"] > max(start - 0.15, min(values))
     assert all(value > start - 0.02 for value in values[: first["step"]])
-    assert not read_metrics(continued / good, "alarm")
+    assert not read_metrics(tmp_path / "good", "alarm")
 
 
 def test_a_start_that_failed_does_not_block_the_next(data, sources, tmp_path):

@@ -36,19 +36,12 @@ class ByDescriptors:
         descriptors: (N, VIEWS, 64) int8, of all samples; they are held once.
         rows: (M,) int64 of those that are compared, ascending.
         num_workers: Threads that search; 0: the caller does.
-        least: Cosine that a neighbour has at least.
     """
 
     def __init__(
-        self,
-        descriptors: NDArray[np.int8],
-        rows: Integers,
-        *,
-        num_workers: int = 2,
-        least: float = LEAST_SIMILAR,
+        self, descriptors: NDArray[np.int8], rows: Integers, *, num_workers: int = 2
     ) -> None:
-        self.descriptors, self.rows = descriptors, rows
-        self.num_workers, self.least = num_workers, least
+        self.descriptors, self.rows, self.num_workers = descriptors, rows, num_workers
         wholes = descriptors[rows, FULL]
         low = _low_halves(wholes[:, None])
         self.low = [half[:, 0].T.contiguous() for half in low]  # (14, M), (10, M)
@@ -130,7 +123,7 @@ class ByDescriptors:
             kept = np.flatnonzero(alike >= np.partition(alike, len(near) - k)[len(near) - k])
             near, alike = near[kept], alike[kept]
         order = np.lexsort((near, -alike))[:k]
-        kept = self.rows[near[order[alike[order] >= self.least]]]
+        kept = self.rows[near[order[alike[order] >= LEAST_SIMILAR]]]
         return np.stack([np.full(len(kept), self.rows[row]), kept], 1)
 
 

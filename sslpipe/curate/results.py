@@ -24,7 +24,11 @@ COLUMNS, MOST_PAIRS = 4, 120  # of the sheet of doubtful pairs
 
 
 def write_groups(path: Path, samples: Samples, groups: Groups) -> int:
-    """Write a row a sample of a group, by group, with the SPLIT:ID of its nearest; count them."""
+    """Write a row a sample of a group, by group; nearest: SPLIT:ID of the most similar one.
+
+    Returns:
+        How many rows.
+    """
     places = np.flatnonzero(groups.group >= 0)
     table = []
     for row in places[np.argsort(groups.group[places], kind="stable")].tolist():
@@ -54,9 +58,17 @@ def shared_sentences(samples: Samples, groups: Groups) -> list[str]:
     return sorted(sentences, key=lambda text: " test images" not in text)
 
 
-def doubt_sheet(samples: Samples, doubt: Doubt, most: int = MOST_PAIRS) -> Image.Image | None:
-    """Draw the `most` doubtful pairs side by side, with red words if refused; None without any."""
-    pairs, scores, verdicts = (column[:most] for column in doubt)
+def doubt_sheet(samples: Samples, doubt: Doubt) -> Image.Image | None:
+    """Draw the most doubtful pairs side by side, with red words if refused.
+
+    Args:
+        samples: As scanned.
+        doubt: Of `duplicates.find_duplicates`.
+
+    Returns:
+        An RGB image; None where no pair is doubtful.
+    """
+    pairs, scores, verdicts = (column[:MOST_PAIRS] for column in doubt)
     cells = []
     for pair, score, same in zip(pairs.tolist(), scores, verdicts, strict=True):
         pictures = []

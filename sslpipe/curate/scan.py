@@ -103,10 +103,10 @@ def scan(
     return _collected([split.name for split in splits], parts())
 
 
-def scan_pictures(pictures: Iterable[NDArray[np.uint8]], name: str = "pictures") -> Samples:
+def scan_pictures(pictures: Iterable[NDArray[np.uint8]]) -> Samples:
     """Do as `scan` with pictures in memory, (h, w, 3) uint8 each; their bytes are their pixels."""
     seen = (_see(k, str(k), pixels.tobytes(), pixels) for k, pixels in enumerate(pictures))
-    return _collected([name], ((0, _gathered([each])) for each in seen))
+    return _collected(["pictures"], ((0, _gathered([each])) for each in seen))
 
 
 def _collected(splits: Sequence[str], parts: Iterable[tuple[int, _Part]]) -> Samples:
@@ -256,7 +256,11 @@ def keys_of(split: Split, ids: ArrayLike) -> dict[int, str]:
 def write_images(split: Split, ids: ArrayLike, folder: Path) -> dict[int, Path]:
     """Write images as FOLDER/SPLIT-ID.jpg, .png, .webp or .npy, as the shard holds their bytes.
 
-    Returns the file of each sample, by id. Raises: DataError where one has no image.
+    Returns:
+        The file of each sample, in the order of their ids.
+
+    Raises:
+        DataError: A sample has no image.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = {}

@@ -1,14 +1,10 @@
 """Drawings that differ in one small part are never one picture, and are shown as doubtful."""
 
-from contextlib import closing
-
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from sslpipe.curate.duplicates import find_duplicates
-from sslpipe.curate.groups import group
-from sslpipe.curate.scan import scan_pictures
+from tests.curate.test_duplicates import found_in
 
 LARGE = 1024  # px; drawn at this size and reduced, as drawings are
 
@@ -102,10 +98,7 @@ def test_drawings_that_differ_in_a_small_part_are_two_and_in_doubt(name, px):
     rng = np.random.default_rng(0)
     others = [shown(Image.fromarray(rng.integers(0, 256, (6, 6, 3), np.uint8)), px) for _ in "1234"]
     # a copy of one of them does not join both
-    samples = scan_pictures([one, other, *others, shown(PAIRS[name][0], px // 2)])
-    with closing(samples.thumbs):
-        found = find_duplicates(samples, num_workers=0)
-    groups = group(found.pairs, len(samples), found.apart).group.tolist()
+    found, groups = found_in([one, other, *others, shown(PAIRS[name][0], px // 2)])
     assert groups[0] != groups[1] or groups[0] < 0
     assert groups[6] < 0 or groups[6] != groups[1]
     if px >= 64:  # else half of its pixels do not show the digit
@@ -118,9 +111,6 @@ def test_drawings_that_differ_in_a_small_part_are_two_and_in_doubt(name, px):
 def test_a_crop_that_shows_no_difference_joins_no_two_drawings():
     one, other = (shown(image, 128) for image in PAIRS["a mark at the edge"])
     copies = [one[:115, 13:], other[:114, 14:], shown(PAIRS["a mark at the edge"][1], 100)]
-    samples = scan_pictures([one, other, *map(np.ascontiguousarray, copies)])
-    with closing(samples.thumbs):
-        found = find_duplicates(samples, num_workers=0)
-    groups = group(found.pairs, len(samples), found.apart).group.tolist()
+    groups = found_in([one, other, *copies])[1].tolist()
     assert groups[0] != groups[1] == groups[4] >= 0
     assert {groups[2], groups[3]} <= {groups[0], groups[1]}

@@ -16,7 +16,7 @@ from PIL import Image
 
 from benchmarks import curate
 from sslpipe.cli import curate as curate_tool
-from sslpipe.curate import candidates
+from sslpipe.curate import candidates, results
 from sslpipe.curate.candidates import ByDescriptors
 from sslpipe.curate.duplicates import (
     LEAST_SCORE,
@@ -324,11 +324,12 @@ def test_tiles_and_threads_do_not_change_a_pair(monkeypatch):
     rng = np.random.default_rng(0)
     descriptors = describe(rng.integers(0, 256, (700, 64, 64, 3), np.uint8))
     every = np.arange(700)
-    whole = ByDescriptors(descriptors, every, least=0.1).pairs(every, 5)
+    monkeypatch.setattr(candidates, "LEAST_SIMILAR", 0.1)
+    whole = ByDescriptors(descriptors, every).pairs(every, 5)
     assert len(whole) > 700
     monkeypatch.setattr(candidates, "TILE_ROWS", 7)
     monkeypatch.setattr(candidates, "TILE_COLUMNS", 11)
-    tiled = ByDescriptors(descriptors, every, least=0.1, num_workers=0)
+    tiled = ByDescriptors(descriptors, every, num_workers=0)
     assert np.array_equal(tiled.pairs(every, 5), whole)
     # of some samples only: their pairs, and no others
     some = tiled.pairs(every[::9], 5)
@@ -339,6 +340,7 @@ def test_tiles_and_threads_do_not_change_a_pair(monkeypatch):
 def test_few_views_leave_those_of_many_that_brute_force_finds_by_them(monkeypatch):
     """Of 700 pictures 64, or a few more, are looked at with all views: those nearest by few."""
     monkeypatch.setattr(candidates, "WIDER", 64)
+    monkeypatch.setattr(candidates, "LEAST_SIMILAR", 0.0)
     rng = np.random.default_rng(0)
     descriptors = describe(np.stack([thumbnail(smooth(k)) for k in range(700)]))
     low = [8 * y + x for y in range(5) for x in range(5) if x or y]
@@ -346,7 +348,7 @@ def test_few_views_leave_those_of_many_that_brute_force_finds_by_them(monkeypatc
     units = np.rint(127 * units / np.linalg.norm(units, axis=2, keepdims=True))
     wholes = descriptors[:, 0].astype(np.float64)
     wholes /= np.maximum(np.linalg.norm(wholes, axis=1, keepdims=True), 1)
-    search = ByDescriptors(descriptors, np.arange(700), least=0.0)
+    search = ByDescriptors(descriptors, np.arange(700))
     for row in rng.choice(700, 20, replace=False).tolist():
         few = np.concatenate([units[row, COARSE], units[row, COARSE] * SIGN[low]])
         alike = (few @ units[:, 0].T).max(0)
@@ -451,18 +453,19 @@ def test_a_kill_before_the_new_column_is_named_leaves_the_old_one_as_it_was(
     assert planted.read_bytes() == again
 
 
-def test_the_sheet_shows_doubtful_pairs_in_their_order_red_where_refused():
+def test_the_sheet_shows_doubtful_pairs_in_their_order_red_where_refused(monkeypatch):
     samples = scan_pictures([np.full((32, 32, 3), 40 * k, np.uint8) for k in range(5)])
 
-    def sheet(count, **options):  # of pairs 0-1, 1-2 ..., each second one accepted
+    def sheet(count):  # of pairs 0-1, 1-2 ..., each second one accepted
         pairs = np.array([(k, k + 1) for k in range(count)], np.int64).reshape(-1, 2)
         scores = np.full(count, 0.8, np.float32)
-        return doubt_sheet(samples, Doubt(pairs, scores, np.arange(count) % 2 == 1), **options)
+        return doubt_sheet(samples, Doubt(pairs, scores, np.arange(count) % 2 == 1))
 
     with closing(samples.thumbs):
         one, both = sheet(1), sheet(2)
-        assert sheet(2, most=1).size == one.size
         assert sheet(0) is None
+        monkeypatch.setattr(results, "MOST_PAIRS", 1)
+        assert sheet(2).size == one.size
     assert both.size[0] == 2 * (2 * CELL_PX + 2) + GAP_PX + 2 * MARGIN_PX
     assert one.size[0] == 2 * CELL_PX + 2 + 2 * MARGIN_PX
     middle = MARGIN_PX + CELL_PX // 2

@@ -1,25 +1,16 @@
 """Test samples that are in train: found by pixels, or by the column that says so."""
 
-import io
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from sslpipe.curate.leaks import find_leaks, small_pictures
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
-from tests.curate.test_duplicates import smooth
+from tests.curate.test_duplicates import saved, smooth
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import png, write_dataset
-
-
-def jpeg(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", quality=60)
-    return png(np.asarray(Image.open(io.BytesIO(file.getvalue()))))
 
 
 @pytest.fixture
@@ -28,27 +19,33 @@ def index(tmp_path):
     pictures = {k: png(smooth(k)) for k in range(12)}
     manifest = write_dataset(tmp_path / "data", (12,), broken=pictures)
     others = {k: png(smooth(100 + k)) for k in range(8)}
-    others |= {2: pictures[5], 4: png(smooth(9)[:, ::-1]), 6: jpeg(smooth(1)), 7: b"no image"}
+    others |= {
+        2: pictures[5],
+        4: png(smooth(9)[:, ::-1]),
+        6: png(saved(smooth(1), 60)),
+        7: b"no image",
+    }
     write_dataset(tmp_path / "data", (8,), split="test", broken=others)
     return load_index(manifest)
 
 
+def embeddings(rows):
+    ids = torch.arange(len(rows))
+    return Embeddings(rows, torch.zeros_like(ids), ids)
+
+
 def features(near):
     """Train: axes; test: that of `near`, a little off."""
-    train = Embeddings(torch.eye(12), torch.zeros(12, dtype=torch.int64), torch.arange(12))
-    rows = torch.eye(12)[near] + 0.01 * torch.randn(len(near), 12, generator=torch.manual_seed(0))
-    return train, Embeddings(
-        rows, torch.zeros(len(near), dtype=torch.int64), torch.arange(len(near))
-    )
+    off = 0.01 * torch.randn(len(near), 12, generator=torch.manual_seed(0))
+    return embeddings(torch.eye(12)), embeddings(torch.eye(12)[near] + off)
 
 
 def pixels(near, mirrored=()):
     """Train: noise of 3 x 4 x 4; test: that of `near`, in a mirror where `mirrored` says so."""
     noise = torch.randn(12, 3, 4, 4, generator=torch.manual_seed(1))
     shown = [noise[row].flip(2) if k in mirrored else noise[row] for k, row in enumerate(near)]
-    train, test = features(near)
-    both = train._replace(features=noise.flatten(1)), torch.stack(shown).flatten(1)
-    return lambda: (both[0], test._replace(features=both[1]))
+    both = embeddings(noise.flatten(1)), embeddings(torch.stack(shown).flatten(1))
+    return lambda: both
 
 
 NOWHERE = [11, 11, 11, 11, 11, 11, 11]  # a train sample that is no one's duplicate
@@ -72,20 +69,16 @@ def test_leaks_are_found_among_the_nearest_by_features(index):
 
 def test_leaks_are_found_among_the_nearest_by_pixels_and_by_mirrored_ones(index):
     splits = index.split("train"), index.split("test")
-    same = [0, 1, 5, 3, 9, 4, 1]
-    found = {}
-    for mirrored in ((), (4,)):
-        shown = pixels(same, mirrored)
-        found[mirrored] = find_leaks(splits, features(NOWHERE), shown, num_workers=0).ids.tolist()
-    assert found == {(): [2, 4, 6], (4,): [2, 4, 6]}
-    # in a mirror they are like nothing, so that the samples are not compared
-    shown = pixels(same, (2, 4, 6))
-    plain = find_leaks(splits, features(NOWHERE), lambda: shown(), num_workers=0)
-    assert plain.ids.tolist() == [2, 4, 6]
-    unlike = shown()[1].features
-    unlike[[2, 4, 6]] = torch.randn(3, 48, generator=torch.manual_seed(2))
-    far = find_leaks(splits, features(NOWHERE), shown, num_workers=0)
-    assert set(far.ids.tolist()) < {2, 4, 6}
+
+    def found(shown):
+        return find_leaks(splits, features(NOWHERE), shown, num_workers=0).ids.tolist()
+
+    for mirrored in ((), (4,), (2, 4, 6)):
+        shown = pixels([0, 1, 5, 3, 9, 4, 1], mirrored)
+        assert found(shown) == [2, 4, 6]
+    # where they are like nothing, the samples are not compared
+    shown()[1].features[[2, 4, 6]] = torch.randn(3, 48, generator=torch.manual_seed(2))
+    assert {*found(shown)} < {2, 4, 6}
 
 
 @pytest.mark.parametrize("channels", [1, 3])

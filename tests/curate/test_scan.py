@@ -19,11 +19,8 @@ def shown_pixels():
     """Pictures by id: grey and coloured, small and large."""
     rng = np.random.default_rng(0)
     shapes = [(28, 28), (28, 28), (16, 40), (90, 70)]
-    pictures = {k: rng.integers(0, 256, (*shapes[k % 4], 1 + k % 3), np.uint8) for k in range(30)}
-    pictures = {k: np.resize(each, (*each.shape[:2], 3)) for k, each in pictures.items()}
-    for k in range(0, 30, 3):
-        pictures[k][:] = pictures[k][:, :, :1]
-    return pictures
+    pictures = {k: rng.integers(0, 256, (*shapes[k % 4], 3), np.uint8) for k in range(30)}
+    return {k: each if k % 3 else each[:, :, :1].repeat(3, 2) for k, each in pictures.items()}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
