@@ -35,44 +35,30 @@ def hostile(name: str, *arguments: Any) -> Callable[[Callable[..., Any]], Callab
 # --- files that are no regular files
 
 
-def _fifo(folder: Path, name: str, link: bool) -> Path:
-    path = folder / name
-    os.mkfifo(folder / "pipe" if link else path)
-    if link:
-        path.symlink_to(folder / "pipe")
+def _special(path: Path, kind: str) -> Path:
+    """Put a FIFO, a link to one, or a link to an endless device there."""
+    path.unlink(missing_ok=True)
+    pipe = path if kind == "FIFO" else path.with_name("pipe")
+    if "FIFO" in kind:
+        os.mkfifo(pipe)
+    if pipe != path:
+        path.symlink_to(pipe if "FIFO" in kind else "/dev/zero")
     return path
 
 
 for _name in ("a.pth", "a.safetensors", "a.onnx"):
-    hostile(f"FIFO {_name}", _name, False)(_fifo)
-    hostile(f"link to a FIFO {_name}", _name, True)(_fifo)
-    hostile(f"link to /dev/zero {_name}", _name)(
-        lambda folder, name: (folder / name).symlink_to("/dev/zero") or folder / name
+    for _kind in ("FIFO", "link to a FIFO", "link to /dev/zero"):
+        hostile(f"{_kind} {_name}", _name, _kind)(
+            lambda folder, name, kind: _special(folder / name, kind)
+        )
+for _name in ("model.safetensors", "config.json", "preprocessor_config.json", "recipe.json"):
+    hostile(f"FIFO {_name}", _name)(
+        lambda folder, name: _special(_transformers(folder) / name, "FIFO").parent
     )
-
-
-@hostile("/dev/zero as it is")
-def _zero(folder: Path) -> str:
-    return "torchvision/resnet18@/dev/zero"
-
-
-@hostile("FIFO model.safetensors", "model.safetensors")
-@hostile("FIFO config.json", "config.json")
-@hostile("FIFO preprocessor_config.json", "preprocessor_config.json")
-@hostile("FIFO recipe.json", "recipe.json")
-def _fifo_in_folder(folder: Path, name: str) -> Path:
-    _transformers(folder)
-    (folder / name).unlink(missing_ok=True)
-    os.mkfifo(folder / name)
-    return folder
-
-
-@hostile("endless config.json")
-def _endless_config(folder: Path) -> Path:
-    _transformers(folder)
-    (folder / "config.json").unlink()
-    (folder / "config.json").symlink_to("/dev/zero")
-    return folder
+hostile("endless config.json")(
+    lambda folder: _special(_transformers(folder) / "config.json", "/dev/zero").parent
+)
+hostile("/dev/zero as it is")(lambda folder: "torchvision/resnet18@/dev/zero")
 
 
 # --- tensors
@@ -211,23 +197,15 @@ for _stated in (
     hostile(f"timm {json.dumps(_stated)[:90]}", _stated)(_timm)
 
 
-# --- ONNX: makers of models
+# --- ONNX
 
 
-def _value(name: str, shape: Any, kind: int = TensorProto.FLOAT) -> Any:
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def _model(
-    *nodes: Any, inputs: Any = (), outputs: Any = (), tensors: Any = (), **numbers: list[int]
-) -> Any:
-    """Make a model; by default float images of a free size -> floats. numbers: its constants."""
-    inputs = list(inputs) or [_value("x", ["b", 3, "h", "w"])]
-    outputs = list(outputs) or [_value("features", None)]
-    numbers = {"axes": [2, 3], **numbers}
-    named = [helper.make_tensor(k, TensorProto.INT64, [len(v)], v) for k, v in numbers.items()]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, initializer=[*named, *tensors])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+def onnx_model(nodes: list[Any], inputs: Any = None, outputs: Any = None, **graph: Any) -> Any:
+    """Make a model; by default float images of a free size -> floats."""
+    inputs = inputs or [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 3, "h", "w"])]
+    outputs = outputs or [helper.make_tensor_value_info("features", TensorProto.FLOAT, None)]
+    made = helper.make_graph(nodes, "g", inputs, outputs, **graph)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
 def _node(words: str, out: str = "features", **attributes: Any) -> Any:
@@ -240,83 +218,98 @@ def _pooled(out: str = "features") -> Any:
     return _node("ReduceMean x axes", out, keepdims=0)
 
 
-def _sane(side: Any = "h", batch: Any = "b", **metadata: str) -> Any:
-    """Make a model of each channel's mean, but for a side, a batch or metadata."""
-    model = _model(_pooled(), inputs=[_value("x", [batch, 3, side, side])])
+def _integers_named(**numbers: list[int]) -> list[Any]:
+    return [helper.make_tensor(k, TensorProto.INT64, [len(v)], v) for k, v in numbers.items()]
+
+
+def _axes() -> list[Any]:
+    return _integers_named(axes=[2, 3])
+
+
+def pooling(side: Any = "h", batch: Any = "b", **metadata: str) -> Any:
+    """Make a sane model: each channel's mean. A side, a batch and metadata as wanted."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, side, side])]
+    model = onnx_model([_pooled()], inputs, initializer=_axes())
     helper.set_model_props(model, metadata)
     return model
+
+
+def _write(folder: Path, model: Any) -> Path:
+    onnx.save(model, folder / "a.onnx")
+    return folder / "a.onnx"
+
+
+def _made(nodes: list[Any], kind: int = TensorProto.FLOAT, **initial: list[int]) -> Any:
+    """Make a model of these nodes and named integers, whose output is of a kind."""
+    outputs = [helper.make_tensor_value_info("features", kind, None)]
+    return onnx_model(nodes, outputs=outputs, initializer=_integers_named(**initial))
+
+
+def _text() -> Any:
+    value = helper.make_tensor("t", TensorProto.STRING, [1], [b"hello"])
+    outputs = [helper.make_tensor_value_info("features", TensorProto.STRING, [1])]
+    return onnx_model([_node("Identity t")], outputs=outputs, initializer=[value])
 
 
 def _sequence() -> Any:
     element = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
     output = helper.make_value_info("features", helper.make_sequence_type_proto(element))
-    return _model(_node("SequenceConstruct x"), outputs=[output])
+    return onnx_model([_node("SequenceConstruct x")], outputs=[output])
 
 
-def _loop(inside: bool) -> Any:
-    """Make a loop of 2^60 turns, in a branch of an If or not."""
+AXES = {"axes": [2, 3]}
+VIEW = {"crop_px": "64", "resize_px": "64", "mean": "[0, 0, 0]", "std": "[1, 1, 1]"}
+LARGE = [_node("ConstantOfShape s", "c"), _node("ReduceSum c", "d", keepdims=0), _node("Add y d")]
+for _name, _model in {
+    "batch 0": lambda: pooling(batch=0),
+    "batch -1": lambda: pooling(batch=-1),
+    "batch 1e9": lambda: pooling(batch=10**9),
+    "side 50,000": lambda: pooling(side=50_000),
+    "side 0": lambda: pooling(side=0),
+    "metadata [[[": lambda: pooling(**{**VIEW, "mean": "[" * 100_000}),
+    "metadata crop_px 30000": lambda: pooling(**{**VIEW, "crop_px": "30000", "resize_px": "30000"}),
+    "metadata crop_px true": lambda: pooling(**{**VIEW, "crop_px": "true"}),
+    "metadata crop_px 1e400": lambda: pooling(**{**VIEW, "crop_px": "1e400"}),
+    "metadata crop_px list": lambda: pooling(**{**VIEW, "crop_px": "[64]"}),
+    "metadata unlike the graph": lambda: pooling(side=32, **VIEW),
+    "text output": _text,
+    "sequence output": _sequence,
+    "integers": lambda: _made(
+        [_pooled("y"), _node("Cast y", to=TensorProto.INT64)], TensorProto.INT64, **AXES
+    ),
+    "0 features": lambda: _made(
+        [_pooled("y"), _node("Slice y start end along")], start=[0], end=[0], along=[1], **AXES
+    ),
+    "6 GB on the way": lambda: _made([_pooled("y"), *LARGE], s=[2**15, 3, 2**14], **AXES),
+    "one row whatever the batch": lambda: _made([_node("ConstantOfShape s")], s=[4, 8]),
+    "ConstantOfShape 2^40": lambda: _made([_node("ConstantOfShape s")], s=[1, 2**40]),
+    "ConstantOfShape 6 GB": lambda: _made([_node("ConstantOfShape s")], s=[1, 3 * 2**29]),
+    "ConstantOfShape -1": lambda: _made([_node("ConstantOfShape s")], s=[1, -1]),
+}.items():
+    hostile(f"ONNX {_name}")(lambda folder, model=_model: _write(folder, model()))
+
+
+@hostile("ONNX loop of 2^60", False)
+@hostile("ONNX loop of 2^60 inside of an If", True)
+def _loop(folder: Path, inside: bool) -> Path:
+    info, kinds = helper.make_tensor_value_info, TensorProto
     body = helper.make_graph(
         [_node("Identity go", "on"), _node("Add v v", "w")],
         "body",
-        [_value("i", [], TensorProto.INT64), _value("go", [], TensorProto.BOOL), _value("v", None)],
-        [_value("on", [], TensorProto.BOOL), _value("w", None)],
+        [info("i", kinds.INT64, []), info("go", kinds.BOOL, []), info("v", kinds.FLOAT, None)],
+        [info("on", kinds.BOOL, []), info("w", kinds.FLOAT, None)],
     )
-    turns = helper.make_tensor("n", TensorProto.INT64, [], [2**60])
-    yes = helper.make_tensor("yes", TensorProto.BOOL, [], [True])
+    initial = [
+        helper.make_tensor("n", TensorProto.INT64, [], [2**60]),
+        helper.make_tensor("yes", TensorProto.BOOL, [], [True]),
+        *_axes(),
+    ]
     loop = _node("Loop n yes y", body=body)
     if inside:
-        branch = helper.make_graph([loop], "branch", [], [_value("features", None)])
+        out = [info("features", kinds.FLOAT, None)]
+        branch = helper.make_graph([loop], "branch", [], out)
         loop = _node("If yes", then_branch=branch, else_branch=branch)
-    return _model(_pooled("y"), loop, tensors=[turns, yes])
-
-
-TEXT, INTEGERS = TensorProto.STRING, TensorProto.INT64
-VIEW = {"crop_px": "64", "resize_px": "64", "mean": "[0, 0, 0]", "std": "[1, 1, 1]"}
-ONNX: dict[str, Callable[[], Any]] = {
-    "batch 0": lambda: _sane(batch=0),
-    "batch -1": lambda: _sane(batch=-1),
-    "batch 1e9": lambda: _sane(batch=10**9),
-    "side 50,000": lambda: _sane(side=50_000),
-    "side 0": lambda: _sane(side=0),
-    "metadata [[[": lambda: _sane(**{**VIEW, "mean": "[" * 100_000}),
-    "metadata crop_px 30000": lambda: _sane(**{**VIEW, "crop_px": "30000", "resize_px": "30000"}),
-    "metadata crop_px true": lambda: _sane(**{**VIEW, "crop_px": "true"}),
-    "metadata crop_px 1e400": lambda: _sane(**{**VIEW, "crop_px": "1e400"}),
-    "metadata crop_px list": lambda: _sane(**{**VIEW, "crop_px": "[64]"}),
-    "metadata unlike the graph": lambda: _sane(side=32, **VIEW),
-    "text output": lambda: _model(
-        _node("Identity t"),
-        outputs=[_value("features", [1], TEXT)],
-        tensors=[helper.make_tensor("t", TEXT, [1], [b"hello"])],
-    ),
-    "sequence output": _sequence,
-    "integers": lambda: _model(
-        *(_pooled("y"), _node("Cast y", to=INTEGERS)), outputs=[_value("features", None, INTEGERS)]
-    ),
-    "0 features": lambda: _model(
-        *(_pooled("y"), _node("Slice y start end along")), start=[0], end=[0], along=[1]
-    ),
-    "one row whatever the batch": lambda: _model(_node("ConstantOfShape s"), s=[4, 8]),
-    "ConstantOfShape 2^40": lambda: _model(_node("ConstantOfShape s"), s=[1, 2**40]),
-    "ConstantOfShape 6 GB": lambda: _model(_node("ConstantOfShape s"), s=[1, 3 * 2**29]),
-    "ConstantOfShape -1": lambda: _model(_node("ConstantOfShape s"), s=[1, -1]),
-    "6 GB on the way": lambda: _model(
-        *(_pooled("y"), _node("ConstantOfShape s", "c"), _node("ReduceSum c", "d", keepdims=0)),
-        _node("Add y d"),
-        s=[2**15, 3, 2**14],
-    ),
-    "loop of 2^60": lambda: _loop(False),
-    "loop of 2^60 inside of an If": lambda: _loop(True),
-}
-
-
-def _write(folder: Path, make: Callable[[], Any]) -> Path:
-    onnx.save(make(), folder / "a.onnx")
-    return folder / "a.onnx"
-
-
-for _name, _make in ONNX.items():
-    hostile(f"ONNX {_name}", _make)(_write)
+    return _write(folder, onnx_model([_pooled("y"), loop], initializer=initial))
 
 
 @hostile("ONNX external data outside", "../secret")
@@ -329,7 +322,7 @@ def _external(folder: Path, location: str) -> Path:
     os.mkfifo(folder / "pipe")
     (folder / "zero").symlink_to("/dev/zero")
     (folder / "short").write_bytes(b"12345678")
-    model = _sane()
+    model = pooling()
     axes = model.graph.initializer[0]
     axes.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(axes), axes.name))
     onnx.external_data_helper.set_external_data(axes, location, offset=0, length=16)
