@@ -38,10 +38,11 @@ from tests.helpers.weights import randomised, saved
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("onnx", "pt2")
+pytestmark = pytest.mark.usefixtures("proved_here")
 
 
 @pytest.fixture(scope="module")
-def resnet(tmp_path_factory, proved_here):
+def resnet(tmp_path_factory):
     """A ResNet-18 with the ImageNet stem, which every format can hold."""
     model = trained("torchvision/resnet18", stem="imagenet")
     out = tmp_path_factory.mktemp("resnet") / "export"
@@ -65,7 +66,7 @@ VIT = "timm/vit_tiny_patch16_224"
     ],
 )
 def test_all_is_every_format_that_can_hold_the_backbone_and_each_gives_its_features(
-    tmp_path, monkeypatch, in_this_process, kind, arguments, refused, traced
+    tmp_path, monkeypatch, kind, arguments, refused, traced
 ):
     """Programs are traced, which takes seconds, in the tests below; a join has a transformer."""
     if not traced:
@@ -91,9 +92,7 @@ def test_all_is_every_format_that_can_hold_the_backbone_and_each_gives_its_featu
         assert torch.equal(features(sslpipe.load_backbone(folder)), features(model))
 
 
-def test_two_exports_are_the_same_bytes_and_tell_no_folder_of_this_machine(
-    tmp_path, in_this_process
-):
+def test_two_exports_are_the_same_bytes_and_tell_no_folder_of_this_machine(tmp_path):
     found = []
     for name in ("one", "two"):
         model = trained(widths=[8], pool="gem", embedding_dim=6, normalize=True)
@@ -196,7 +195,7 @@ def change_strides(path) -> None:  # the right tensors, for another network: onl
     ],
 )
 def test_a_damaged_format_is_an_error_and_leaves_no_file(
-    tmp_path, monkeypatch, in_this_process, name, damage, message
+    tmp_path, monkeypatch, name, damage, message
 ):
     break_format(monkeypatch, name, damage)
     small = name == "onnx"  # whose tracing takes seconds
@@ -208,7 +207,7 @@ def test_a_damaged_format_is_an_error_and_leaves_no_file(
 
 @pytest.mark.parametrize("name", ["onnx", "pt2"])
 def test_a_program_with_a_fixed_batch_size_is_an_error_and_leaves_no_file(
-    tmp_path, monkeypatch, in_this_process, name
+    tmp_path, monkeypatch, name
 ):
     monkeypatch.setattr(formats, "free_batch", lambda: None)
     monkeypatch.setattr(onnx_files, "free_batch", lambda: None)
@@ -217,9 +216,7 @@ def test_a_program_with_a_fixed_batch_size_is_an_error_and_leaves_no_file(
     assert tree(tmp_path) == []
 
 
-def test_without_its_packages_onnx_is_one_clear_error_and_all_leaves_it_out(
-    tmp_path, monkeypatch, in_this_process
-):
+def test_without_its_packages_onnx_is_one_clear_error_and_all_leaves_it_out(tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name)
@@ -235,9 +232,7 @@ def test_without_its_packages_onnx_is_one_clear_error_and_all_leaves_it_out(
 SETTINGS = Projector(hidden_dim=24, out_dim=6)
 
 
-def test_the_projector_travels_with_the_backbone_where_it_is_asked_for(
-    tmp_path, monkeypatch, in_this_process
-):
+def test_the_projector_travels_with_the_backbone_where_it_is_asked_for(tmp_path, monkeypatch):
     model, images = trained(projector=SETTINGS), torch.randn(4, 3, 32, 32)
     export_model(model, tmp_path / "out", ["safetensors", "hf"])
     for folder in (tmp_path / "out", tmp_path / "out" / "hf"):
@@ -291,9 +286,7 @@ def evaluated(tmp_path_factory):
     return folder / "run"
 
 
-def test_the_card_holds_the_measured_numbers_and_their_protocols(
-    evaluated, tmp_path, in_this_process
-):
+def test_the_card_holds_the_measured_numbers_and_their_protocols(evaluated, tmp_path):
     model = load_run(evaluated, with_projector=True)
     out = tmp_path / "out"
     export_model(model, out, ["hf"])
@@ -320,9 +313,7 @@ def test_the_card_holds_the_measured_numbers_and_their_protocols(
     assert again.projector is not None
 
 
-def test_numbers_of_other_weights_are_omitted_and_the_card_says_so(
-    evaluated, tmp_path, in_this_process
-):
+def test_numbers_of_other_weights_are_omitted_and_the_card_says_so(evaluated, tmp_path):
     run_dir = shutil.copytree(evaluated, tmp_path / "run")
     suite = json.loads((run_dir / "eval.json").read_text())
     suite["facts"]["backbone_sha256"] = "0" * 64
@@ -334,9 +325,7 @@ def test_numbers_of_other_weights_are_omitted_and_the_card_says_so(
         assert "50.0%" not in text
 
 
-def test_weights_of_another_program_are_exported_on_with_all_that_is_known_of_them(
-    tmp_path, in_this_process
-):
+def test_weights_of_another_program_are_exported_on_with_all_that_is_known_of_them(tmp_path):
     network = randomised(timm.create_model("mobilenetv3_small_050"))
     file = saved(network.state_dict(), tmp_path)
     source = f"timm/mobilenetv3_small_050.lamb_in1k@{file}"

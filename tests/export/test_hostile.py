@@ -13,10 +13,11 @@ from sslpipe.models import limits
 from tests.helpers.exports import trained
 
 SLOWEST_S = 120.0  # without the limits for ever; a busy machine is slow, too
+pytestmark = pytest.mark.usefixtures("proved_here")
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory, proved_here):
+def exported(tmp_path_factory):
     """The files of a good export by name."""
     out = tmp_path_factory.mktemp("export") / "out"
     export_model(trained(), out, ["safetensors"])

@@ -28,6 +28,7 @@ from tests.helpers.exports import VIEW, trained, tree
 
 DOCS = Path(__file__).parents[2] / "docs"
 LOWER = ["onnx-float16", "onnx-int8"]
+pytestmark = pytest.mark.usefixtures("proved_here")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def images(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def lowered(tmp_path_factory, proved_here, images):
+def lowered(tmp_path_factory, images):
     """A network in float32, float16 and int8, each with and without preprocessing."""
     model, out, found = trained(widths=[8, 16]), tmp_path_factory.mktemp("lower") / "out", {}
     written = export_model(
@@ -119,7 +120,7 @@ def test_int8_weights_have_seven_bits_and_a_scale_each_channel(lowered):
     assert all(len(dims) == 1 and dims[0] > 1 for dims in scales)
 
 
-def test_the_same_model_and_images_give_the_same_bytes(tmp_path, lowered, images, in_this_process):
+def test_the_same_model_and_images_give_the_same_bytes(tmp_path, lowered, images):
     model, out, _, _ = lowered
     export_model(model, tmp_path / "again", LOWER, images=images, least_equal=0)
     for name in ("model.int8.onnx", "model.float16.onnx"):
@@ -129,9 +130,7 @@ def test_the_same_model_and_images_give_the_same_bytes(tmp_path, lowered, images
         assert b"/tmp/" not in raw
 
 
-def test_a_format_that_finds_others_is_refused_and_leaves_no_file(
-    tmp_path, images, in_this_process, monkeypatch
-):
+def test_a_format_that_finds_others_is_refused_and_leaves_no_file(tmp_path, images, monkeypatch):
     class Coarse(onnx_files.LowerFormats):
         def _int8(self):
             graph = super()._int8()

@@ -20,6 +20,7 @@ from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 from tests.helpers.exports import trained, tree
 
+pytestmark = pytest.mark.usefixtures("proved_here")
 IMAGES = torch.randint(0, 256, (3, 3, 40, 40), generator=torch.Generator().manual_seed(0)).byte()
 
 
@@ -27,7 +28,7 @@ class Killed(BaseException): ...
 
 
 @pytest.fixture(scope="module")
-def export(tmp_path_factory, proved_here):
+def export(tmp_path_factory):
     """An export, and a features file of its own."""
     folder = tmp_path_factory.mktemp("whiten")
     export_model(trained(), folder / "out", ["safetensors"])

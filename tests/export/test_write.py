@@ -15,11 +15,13 @@ from torch import nn
 
 import sslpipe
 from sslpipe.errors import ExportError
-from sslpipe.export import verify
+from sslpipe.export import verify, write
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import FORMATS, export_model
 from sslpipe.models.state import module_sha256
 from tests.helpers.exports import VIEW, features, trained, tree
+
+pytestmark = pytest.mark.usefixtures("proved_here")
 
 
 def test_a_format_that_ends_the_clean_process_is_an_error_with_its_name(tmp_path, monkeypatch):
@@ -27,14 +29,13 @@ def test_a_format_that_ends_the_clean_process_is_an_error_with_its_name(tmp_path
         "import os, torch\ntorch.export.load = lambda path: os.kill(os.getpid(), 9)\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(write, "read_outputs", verify.read_outputs)
     with pytest.raises(ExportError, match=r"format pt2: .* could not load it: it ended with -9"):
         export_model(trained(), tmp_path / "out", ["safetensors", "pt2"])
     assert not (tmp_path / "out").exists()
 
 
-def test_an_export_in_both_formats_gives_the_features_of_the_model_in_memory(
-    tmp_path, in_this_process
-):
+def test_an_export_in_both_formats_gives_the_features_of_the_model_in_memory(tmp_path):
     model = trained("torchvision/resnet18", stem="imagenet")
     out = tmp_path / "deep" / "export"
     written = export_model(model, out, ["safetensors", "torchvision"])
@@ -75,9 +76,7 @@ def test_an_export_in_both_formats_gives_the_features_of_the_model_in_memory(
     assert all(text in card for text in ("torchvision/resnet18`", "512 features", "7 steps"))
 
 
-def test_the_stem_that_auto_chose_is_written_so_that_another_rule_changes_nothing(
-    tmp_path, in_this_process
-):
+def test_the_stem_that_auto_chose_is_written_so_that_another_rule_changes_nothing(tmp_path):
     model = trained("torchvision/resnet18")
     export_model(model, tmp_path / "out", ["safetensors"])
     stored = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -87,10 +86,10 @@ def test_the_stem_that_auto_chose_is_written_so_that_another_rule_changes_nothin
 
 def break_format(monkeypatch, name: str, damage) -> None:
     """Have a format written, then `damage(path, model)` done to it."""
-    write = FORMATS[name].write
+    write_whole = FORMATS[name].write
 
     def broken(model, folder):
-        path = write(model, folder)
+        path = write_whole(model, folder)
         damage(path)
         return path
 
@@ -110,7 +109,7 @@ def test_a_format_that_a_clean_process_cannot_load_is_an_error_and_leaves_no_fil
         verify.main(*map(str, command[3:]))
         return SimpleNamespace(returncode=0, stderr="")
 
-    monkeypatch.setattr(verify.subprocess, "run", in_this_process)
+    monkeypatch.setattr(verify.subprocess, "run")
     break_format(monkeypatch, "safetensors", flip_a_convolution)
     message = "a clean process could not load it: .*not those that config.json names"
     with pytest.raises(ExportError, match=message):
@@ -118,7 +117,7 @@ def test_a_format_that_a_clean_process_cannot_load_is_an_error_and_leaves_no_fil
     assert tree(tmp_path) == []
 
 
-def test_a_failed_export_leaves_the_one_before_it_as_it_was(tmp_path, in_this_process):
+def test_a_failed_export_leaves_the_one_before_it_as_it_was(tmp_path):
     out = tmp_path / "out"
     export_model(trained(), out, ["safetensors"])
     before = {name: (out / name).read_bytes() for name in tree(out)}
@@ -163,9 +162,7 @@ def test_what_a_format_cannot_hold_is_refused_before_anything_is_written(
     assert tree(tmp_path) == []
 
 
-def test_what_a_killed_export_left_beside_its_folder_goes_with_the_next_one(
-    tmp_path, in_this_process
-):
+def test_what_a_killed_export_left_beside_its_folder_goes_with_the_next_one(tmp_path):
     for name in (".backbone.exporting", ".others.exporting"):
         (tmp_path / name / "export").mkdir(parents=True)
     export_model(trained(), tmp_path / "backbone", ("safetensors",))
