@@ -109,7 +109,8 @@ def test_a_format_that_a_clean_process_cannot_load_is_an_error_and_leaves_no_fil
         verify.main(*map(str, command[3:]))
         return SimpleNamespace(returncode=0, stderr="")
 
-    monkeypatch.setattr(verify.subprocess, "run")
+    monkeypatch.setattr(verify.subprocess, "run", in_this_process)
+    monkeypatch.setattr(write, "read_outputs", verify.read_outputs)
     break_format(monkeypatch, "safetensors", flip_a_convolution)
     message = "a clean process could not load it: .*not those that config.json names"
     with pytest.raises(ExportError, match=message):
