@@ -127,7 +127,7 @@ def test_check_says_what_it_starts_from_and_what_cannot_be(data, sources, tmp_pa
     given = open_init(recipe, sources["export"])
     result = check_pretraining(recipe, index, given)
     assert result.recipe.init == given.config.weights_sha256
-    assert result.data.digest
+    assert result.digest
     with pytest.raises(RecipeError, match=r"no \[backbone\]; give one, or name weights .* --init"):
         check_pretraining(recipe, index)
     other = load_recipe(write_recipe(tmp_path), ["backbone.widths=[4,4]"])

@@ -1,16 +1,16 @@
 """What a run will do and cost, worked out before it: nothing is trained, nothing is written.
 
 For people about to start a run, and for scripts that refuse a bad one early. Start reading at
-`check_recipe`; `pretraining` and `finetuning` build and measure each kind, `estimate` knows memory
-and time, `tables` draws.
+`check_recipe`; `pretraining` and `finetuning` build and measure each kind, `estimate` times a step,
+`result` shows what was found.
 """
 
 from pathlib import Path
 
 from rich.console import RenderableType
 
-from sslpipe.check.finetuning import check_finetuning, render_finetuning
-from sslpipe.check.pretraining import check_pretraining, render_pretraining
+from sslpipe.check.finetuning import check_finetuning
+from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import RecipeError
 from sslpipe.export.load import FrozenBackbone
@@ -37,8 +37,8 @@ def check_recipe(
         UserError: The recipe, the data or the backbone cannot be trained on.
     """
     if isinstance(recipe, FinetuneRecipe):
-        return render_finetuning(check_finetuning(recipe, index, init_from))
-    return render_pretraining(check_pretraining(recipe, index, init_from))
+        return check_finetuning(recipe, index, init_from).render()
+    return check_pretraining(recipe, index, init_from).render()
 
 
 def check_within(
@@ -67,4 +67,4 @@ def check_within(
         raise RecipeError("--within shortens a pretraining whose length is given in steps")
     result = check_pretraining(recipe, index, init_from, timed_by)
     overrides = shorten(recipe, result.step_seconds, within_s, whole_within_s)
-    return overrides, render_pretraining(result)
+    return overrides, result.render()

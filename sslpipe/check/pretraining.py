@@ -1,12 +1,9 @@
-"""What a run will do and cost, worked out before it: nothing is trained, nothing is written."""
+"""What a pretraining will do and cost: its parts are built, its first epoch is looked at."""
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import RenderableType
 
 from sslpipe.augment.two_views import build_augment
 from sslpipe.build import (
@@ -19,27 +16,20 @@ from sslpipe.build import (
     plan_warnings,
     recipe_flops,
 )
-from sslpipe.check.columns import (
-    PairsCheck,
-    check_pairs,
-    pair_rows,
-    poorly_mixed_groups,
-    straddle_warning,
-)
 from sslpipe.check.estimate import step_seconds
-from sslpipe.check.tables import (
+from sslpipe.check.result import (
+    Check,
     Rows,
-    format_duration,
     memory_text,
     start_text,
-    tables,
+    straddle_warning,
     warmup_warning,
 )
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import WELL_MIXED, Order, mixing_score
-from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
+from sslpipe.data.pairing import Pairing, joint_codes, plan_pairs, plan_version
 from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError
 from sslpipe.export.initial import backbone_note, fit_channels, with_init
@@ -54,44 +44,9 @@ from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.cuda_graph import graph_refusal, will_record
 from sslpipe.run.launch import check_precision, stored_precision, training_device
 from sslpipe.run.log import logged_step_s
-from sslpipe.run.memory import Memory, check_memory, estimate_memory
+from sslpipe.run.memory import check_memory, estimate_memory
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
-
-
-class DataCheck(NamedTuple):
-    """What the index and the order of the first epoch say."""
-
-    name: str
-    samples: int  # of the split
-    held_out: int
-    not_kept: int  # by data.keep
-    steps_per_epoch: int
-    epochs: float
-    duplicates: int  # sample ids met twice in a global batch, over all batches looked at
-    batches: int  # global batches looked at
-    mixing: float | None  # see mixing_score; None: unlabelled, or one class
-    pairs: PairsCheck | None  # None: second views show their own images
-    digest: str
-
-
-@dataclass(frozen=True)
-class PretrainCheck:
-    """A valid recipe's sizes and estimates. data: None without an index."""
-
-    recipe: Recipe
-    views: tuple[dict[str, Any], ...]  # each view's distribution, presets and defaults resolved
-    model: Model
-    negatives_per_anchor: int  # with a queue: once it is full
-    groups: str  # of parameters, as describe_groups says it
-    step_flops: float
-    memory: Memory  # bytes, of one process with the whole batch, or micro-batch
-    device: str
-    precision: str
-    step_seconds: float
-    timed_by: Path | None
-    warnings: tuple[str, ...]
-    data: DataCheck | None
 
 
 def check_pretraining(
@@ -99,7 +54,7 @@ def check_pretraining(
     index: DatasetIndex | None,
     init_from: FrozenBackbone | None = None,
     timed_by: Path | None = None,
-) -> PretrainCheck:
+) -> Check:
     """Build every part of a pretraining and look at its order, as `check_recipe`; train nothing.
 
     Args:
@@ -124,24 +79,40 @@ def check_pretraining(
     pairing = teacher = None
     if index is not None:
         split = index.split(recipe.data.split)
-        index.check_files(recipe.data.split)
+        index.check_files(split.name)
         order = plan_order(recipe, index)
         pairing = plan_pairs(recipe.pairs, split, order)
         recipe, teacher = open_teacher(recipe.resolved(order.steps_per_epoch), index)
 
-    # sizes, memory, time
-    loss_fn = build_loss(recipe, teacher)
-    crop_px = augment.crop_px
+    # the other parts; when all are built, the digest covers the source of those from plug-ins
+    loss_fn, crop_px = build_loss(recipe, teacher), augment.crop_px
     model = build_model(recipe, crop_px, init_from)
     if recipe.optim.precision == "fp64":
         model = model.double()
-    # all parts are built: the digest covers the source of those from plug-ins
-    data = None if index is None else _check_data(recipe, index, split, order, pairing)
+    digest, poorly_mixed = "", None
+    planned = [("data", "not given (--data): steps per epoch, duplicates, mixing, digest unknown")]
+    if index is None:
+        assert recipe.backbone is not None
+        rate = rate_warning(recipe.optim, recipe.data.batch_size)
+        warnings = [stem_warning(recipe.backbone, crop_px), rate]
+    else:
+        warnings = [*plan_warnings(recipe, split, loss_fn, crop_px, pairing)]
+        warnings.append(straddle_warning(index, split.name))
+        planned, poorly_mixed = _look_at_order(recipe, split, order, pairing)
+        digest = run_identities(recipe, index, plan_version(recipe.pairs))[0]["digest"]
+        planned.append(("digest", digest))
     groups = describe_groups(freeze_and_group(model, recipe), model)
-    named = "fp32" if recipe.optim.precision == "auto" else recipe.optim.precision
-    recorded = will_record(recipe, 1, loss_fn)
+
+    # memory and time
+    named, recorded = recipe.optim.precision, will_record(recipe, 1, loss_fn)
     memory = estimate_memory(
-        model, recipe, crop_px, named, others=[loss_fn], recorded=recorded, image_type=image_type
+        model,
+        recipe,
+        crop_px,
+        "fp32" if named == "auto" else named,
+        others=[loss_fn],
+        recorded=recorded,
+        image_type=image_type,
     )
     too_much = check_memory(memory, recipe, device)
     if too_much and (alone := check_memory(memory.of_images(4, recipe), recipe, device)):
@@ -149,78 +120,134 @@ def check_pretraining(
     flops = recipe_flops(recipe, model, crop_px)
     if timed_by is None:
         image_px = min(recipe.data.canvas_px, crop_px * 8 // 7)
-        precision, seconds = step_seconds(model, augment, image_px, recipe, device, image_type)
+        precision, step_s = step_seconds(model, augment, image_px, recipe, device, image_type)
+        how = f"one {device.type} process of this machine, without reading, loss and optimizer"
     else:
-        precision, seconds = stored_precision(timed_by), logged_step_s(timed_by)
-    return PretrainCheck(
-        recipe=recipe,
-        views=tuple(dataclasses.asdict(spec) for spec in augment.specs),
-        model=model,
-        negatives_per_anchor=loss_fn.negatives_per_anchor(recipe.data.batch_size),
-        groups=groups,
-        step_flops=flops,
-        memory=memory,
-        device=device.type,
-        precision=precision,
-        step_seconds=seconds,
-        timed_by=timed_by,
-        warnings=(
-            *_warnings(recipe, loss_fn, crop_px, data, index, pairing, too_much),
-            *filter(None, [not_used]),
+        precision, step_s = stored_precision(timed_by), logged_step_s(timed_by)
+        how = f"as measured in {timed_by}"
+    in_all = f", {_duration(step_s * recipe.steps)} in all" if recipe.steps else ""
+    time = f"{step_s:.2g} s/step{in_all} ({precision}, {how})"
+    rows = [("time", time), ("memory", memory_text(memory))]
+    rows += [*_size_rows(recipe, model, loss_fn, groups, flops), *planned]
+    refusal = graph_refusal(recipe, device.type, 1, loss_fn)
+    warnings += [too_much, refusal, *_setting_warnings(recipe), poorly_mixed, not_used]
+    said = tuple(text for text in warnings if text)
+    views = tuple(dataclasses.asdict(spec) for spec in augment.specs)
+    return Check(recipe, views, rows, said, memory, digest, flops, step_s)
+
+
+def _size_rows(recipe: Recipe, model: Model, loss_fn: Objective, groups: str, flops: float) -> Rows:
+    data, batch, backbone = recipe.data, recipe.data.batch_size, model.backbone
+    rows = [("steps", f"{recipe.steps:,}")] if recipe.steps else []  # else epochs, and no index
+    if data.micro_batches > 1:
+        text = f"{data.micro_batches} of {data.micro_batch} images: activations and views of one"
+        rows.append(("micro-batches", f"{text} at a time, negatives of the whole batch"))
+    negatives = loss_fn.negatives_per_anchor(batch)
+    source = f"2 x {batch} - 2" if negatives == 2 * batch - 2 else "the full queue"
+    stem = f", stem {backbone.stem}" if backbone.stem else ""
+    return [
+        *rows,
+        (
+            "negatives per anchor",
+            f"{negatives} ({source})" if negatives else "none (the objective uses no negatives)",
         ),
-        data=data,
-    )
+        ("starts from", start_text(recipe)),
+        (
+            "parameters",
+            f"backbone {count_parameters(backbone):,} ({backbone.num_features} features{stem}), "
+            f"projector {count_parameters(model.projector):,}",
+        ),
+        *(("parameter group", line) for line in groups.splitlines()),
+        ("FLOPs per step", f"{flops:.3g}, forward and backward of {2 * batch} views"),
+        (
+            "processes",
+            f"{', '.join(map(str, divisors(data.num_streams)))} (they divide num_streams)",
+        ),
+    ]
 
 
-def _check_data(
-    recipe: Recipe, index: DatasetIndex, split: Split, order: Order, pairing: Pairing | None
-) -> DataCheck:
-    held_out, version = len(holdout_ids(recipe, split)), plan_version(recipe.pairs)
+def _look_at_order(
+    recipe: Recipe, split: Split, order: Order, pairing: Pairing | None
+) -> tuple[Rows, str | None]:
+    """Look at some batches of the first epoch: their rows, and a warning where they mix poorly."""
     count = min(order.steps_per_epoch, _PLANNED_STEPS)
     steps = np.linspace(0, order.steps_per_epoch - 1, count).astype(np.int64).tolist()
     batches = [order.ids(step, range(order.num_streams))[1] for step in steps]
+    twice = sum(len(ids) - len(np.unique(ids)) for ids in batches)
     served = np.concatenate(
         [
             split.starts[shard] + order.rows(shard, np.arange(kept))
             for shard, kept in enumerate(order.kept.tolist())
         ]
     )
-    return DataCheck(
-        name=index.manifest.name,
-        samples=len(split),
-        held_out=held_out,
-        not_kept=len(split) - held_out - order.samples,
-        steps_per_epoch=order.steps_per_epoch,
-        epochs=recipe.total_steps / order.steps_per_epoch,
-        duplicates=sum(len(ids) - len(np.unique(ids)) for ids in batches),
-        batches=count,
-        mixing=mixing_score([split.labels[ids] for ids in batches], split.labels[served]),
-        pairs=check_pairs(pairing, order, steps),
-        digest=run_identities(recipe, index, version)[0]["digest"],
+    mixing = mixing_score([split.labels[ids] for ids in batches], split.labels[served])
+    pair_rows, poor = _look_at_pairs(pairing, order, steps)
+    held_out = len(holdout_ids(recipe, split))
+    # few images left of some classes mix badly, however the shards are: that warning comes first
+    few_held_out = held_out <= MOST_HELD_OUT * len(split)
+    if poor is None and mixing is not None and mixing < WELL_MIXED and few_held_out:
+        poor = (
+            f"mixing score {mixing:.3f}: batches hold fewer classes than a uniform shuffle's; "
+            "build the shards shuffled, or raise data.num_streams or lower data.shuffle_window"
+        )
+    not_kept = len(split) - held_out - order.samples
+    left_out = f"{held_out:,} held out" + (f", {not_kept:,} not kept" if not_kept else "")
+    epochs = recipe.total_steps / order.steps_per_epoch
+    looked = f"over {count} planned batches of the first epoch"
+    score = "unknown (unlabelled, or one class)" if mixing is None else f"{mixing:.4f}"
+    rows = [
+        ("data", f"{split.index.manifest.name}: {len(split):,} images, {left_out}"),
+        ("steps per epoch", f"{order.steps_per_epoch:,} (the run: {epochs:.4g} epochs)"),
+        ("duplicates in a global batch", f"{twice} {looked}"),
+        ("mixing score", f"{score} (1: as a uniform shuffle) {looked}"),
+    ]
+    return [*rows, *pair_rows], poor
+
+
+def _look_at_pairs(
+    pairing: Pairing | None, order: Order, steps: list[int]
+) -> tuple[Rows, str | None]:
+    """Say who finds a partner in some steps and what that costs; warn of groups that mix poorly."""
+    if pairing is None or pairing.partners is None:
+        return [], None
+    partners, found = pairing.partners, pairing.survey(steps)
+    wanted = max(1, found.partners + found.lonely)
+    text = (
+        f"{found.partners / wanted:.1%} of the samples that should have one do, "
+        f"{(found.partners - found.outside) / max(1, found.partners):.1%} of these in the window "
+        "that is read"
+    )
+    cost = f"{found.reads_an_epoch(order)} an epoch, unless run.cache holds them"
+    if pairing.pairs.reach == "window" and partners.bases:
+        wide = pairing.survey(steps, "split")
+        text += f"; in all of the split {wide.partners / wanted:.1%} would"
+        cost = f"none; pairs.reach = 'split' would cost {wide.reads_an_epoch(order)} an epoch"
+    rows = [("partners", text), ("reads of other partners", cost)]
+    if not partners.same:
+        return rows, None
+    every = np.arange(len(pairing.split))
+    codes = joint_codes(partners.same, every)
+    codes = np.where(codes < 0, codes.max(initial=0) + 1 + every, codes)  # a group of one each
+    codes = np.unique(codes, return_inverse=True)[1]
+    batches = [order.ids(step, range(order.num_streams))[1] for step in steps]
+    served = np.setdiff1d(every, order.without, assume_unique=True)
+    mixing = mixing_score([codes[ids] for ids in batches], codes[served])
+    if mixing is None:  # one group
+        return rows, None
+    rows.append(("mixing score of groups", f"{mixing:.4f} (1: as a uniform shuffle)"))
+    if mixing >= WELL_MIXED:
+        return rows, None
+    return rows, (
+        f"mixing score of groups {mixing:.3f}: each of {order.num_streams} streams gives "
+        f"{order.batch_size // order.num_streams} samples to a batch from windows of "
+        f"{order.window}, which hold few groups side by side; raise data.shuffle_window or "
+        "data.num_streams"
     )
 
 
-def _warnings(
-    recipe: Recipe,
-    loss_fn: Objective,
-    crop_px: int,
-    data: DataCheck | None,
-    index: DatasetIndex | None,
-    pairing: Pairing | None,
-    too_much: str | None,
-) -> tuple[str, ...]:
-    assert recipe.backbone is not None
-    if index is None:
-        rate = rate_warning(recipe.optim, recipe.data.batch_size)
-        warnings = [text for text in (stem_warning(recipe.backbone, crop_px), rate) if text]
-    else:
-        split = index.split(recipe.data.split)
-        warnings = plan_warnings(recipe, split, loss_fn, crop_px, pairing)
-        warnings += filter(None, [straddle_warning(index, recipe.data.split)])
-    if too_much:
-        warnings.append(too_much)
-    if refusal := graph_refusal(recipe, training_device(recipe).type, 1, loss_fn):
-        warnings.append(refusal)
+def _setting_warnings(recipe: Recipe) -> list[str | None]:
+    """Say what settings cost that are allowed."""
+    warnings = []
     if recipe.batchnorm == "local":
         warnings.append(
             "batchnorm = 'local': each process normalises by its own part of the batch, so results "
@@ -236,78 +263,11 @@ def _warnings(
             "optim.precision = 'auto' picks fp32 or bf16 by speed, so results may differ between "
             "machines; set optim.precision to pin it"
         )
-    warnings += warmup_warning(recipe)
-    # few images left of some classes mix badly, however the shards are: that warning comes first
-    holds_out_many = data is not None and data.held_out > MOST_HELD_OUT * data.samples
-    if data and (poor := poorly_mixed_groups(data.pairs)):
-        warnings.append(poor)
-    elif data and data.mixing is not None and data.mixing < WELL_MIXED and not holds_out_many:
-        warnings.append(
-            f"mixing score {data.mixing:.3f}: batches hold fewer classes than a uniform shuffle's; "
-            "build the shards shuffled, or raise data.num_streams or lower data.shuffle_window"
-        )
-    return tuple(warnings)
+    return [*warnings, warmup_warning(recipe)]
 
 
-def render_pretraining(result: PretrainCheck) -> RenderableType:
-    """Make tables for a terminal: estimates and warnings first, then views and settings."""
-    rows = [*_size_rows(result), *_data_rows(result)]
-    return tables(result.recipe, result.views, ("estimates", rows), result.warnings)
-
-
-def _size_rows(result: PretrainCheck) -> Rows:
-    data, batch = result.recipe.data, result.recipe.data.batch_size
-    rows = [("time", _time_text(result)), ("memory", memory_text(result.memory))]
-    if result.recipe.steps:  # else it gives epochs, and there is no index
-        rows.append(("steps", f"{result.recipe.steps:,}"))
-    if data.micro_batches > 1:
-        text = f"{data.micro_batches} of {data.micro_batch} images: activations and views of one"
-        rows.append(("micro-batches", f"{text} at a time, negatives of the whole batch"))
-    negatives = result.negatives_per_anchor
-    source = f"2 x {batch} - 2" if negatives == 2 * batch - 2 else "the full queue"
-    backbone, processes = result.model.backbone, divisors(data.num_streams)
-    stem = f", stem {backbone.stem}" if backbone.stem else ""
-    return [
-        *rows,
-        (
-            "negatives per anchor",
-            f"{negatives} ({source})" if negatives else "none (the objective uses no negatives)",
-        ),
-        ("starts from", start_text(result.recipe)),
-        (
-            "parameters",
-            f"backbone {count_parameters(backbone):,} ({backbone.num_features} features{stem}), "
-            f"projector {count_parameters(result.model.projector):,}",
-        ),
-        *(("parameter group", line) for line in result.groups.splitlines()),
-        ("FLOPs per step", f"{result.step_flops:.3g}, forward and backward of {2 * batch} views"),
-        ("processes", f"{', '.join(map(str, processes))} (they divide num_streams)"),
-    ]
-
-
-def _time_text(result: PretrainCheck) -> str:
-    seconds, steps = result.step_seconds, result.recipe.steps
-    total = f", {format_duration(seconds * steps)} in all" if steps else ""
-    how = (
-        f"as measured in {result.timed_by}"
-        if result.timed_by
-        else f"one {result.device} process of this machine, without reading, loss and optimizer"
-    )
-    return f"{seconds:.2g} s/step{total} ({result.precision}, {how})"
-
-
-def _data_rows(result: PretrainCheck) -> Rows:
-    data = result.data
-    if data is None:
-        return [("data", "not given (--data): steps per epoch, duplicates, mixing, digest unknown")]
-    mixing = "unknown (unlabelled, or one class)" if data.mixing is None else f"{data.mixing:.4f}"
-    not_kept = f", {data.not_kept:,} not kept" if data.not_kept else ""
-    looked = f"over {data.batches} planned batches of the first epoch"
-    return [
-        ("data", f"{data.name}: {data.samples:,} images, {data.held_out:,} held out{not_kept}"),
-        ("steps per epoch", f"{data.steps_per_epoch:,} (the run: {data.epochs:.4g} epochs)"),
-        ("duplicates in a global batch", f"{data.duplicates} {looked}"),
-        ("mixing score", f"{mixing} (1: as a uniform shuffle) {looked}"),
-        *pair_rows(data.pairs),
-        ("digest", data.digest),
-    ]
+def _duration(seconds: float) -> str:
+    """As "12 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,13 +1,11 @@
 """`sslpipe check` of a fine-tuning says what the run then does, and refuses what it refuses."""
 
-import io
 import json
 import re
 
 import pytest
-from rich.console import Console
 
-from sslpipe.check.finetuning import check_finetuning, render_finetuning
+from sslpipe.check.finetuning import check_finetuning
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.load import load_backbone
@@ -36,51 +34,44 @@ def checked(tmp_path, data, *overrides, given=None):
     return check_finetuning(recipe, data and load_index(data), given)
 
 
-def shown(result):
-    console = Console(file=io.StringIO(), width=200)
-    console.print(render_finetuning(result))
-    return console.file.getvalue()
-
-
 def numbers_of(result):
-    """Parameters as they are shown: of the backbone, of losses, and those trained."""
-    lines = ("parameters +backbone", "parameters of losses", "parameters trained")
-    found = (re.search(rf"{line} +([\d,]+)", shown(result)) for line in lines)
-    return [int(match[1].replace(",", "")) for match in found]
+    """Parameters of the backbone, of losses, and those trained."""
+    names = ("parameters", "parameters of losses", "parameters trained")
+    texts = (dict(result.rows)[name].removeprefix("backbone ") for name in names)
+    return [int(text.replace(",", "")) for text in texts]
 
 
 def test_what_is_checked_is_the_run(tmp_path, data, trained):
     result = checked(tmp_path, data)
     lines = read_metrics(trained)
-    assert result.plan.order.steps_per_epoch == round(lines[-1]["step"] / lines[-1]["epoch"])
-    assert len(result.plan.order.classes) == 6
-    assert result.plan.validation_images == 172 - result.plan.order.samples
+    rows = dict(result.rows)
+    assert rows["steps per epoch"] == str(round(lines[-1]["step"] / lines[-1]["epoch"]))
+    images, held = re.match(r"tiny: (\d+) images of 6 classes", rows["data"]), rows["validation"]
+    assert int(images[1]) + int(held.split()[0]) == 172
     newest = max((trained / "checkpoints").iterdir())
     identity = json.loads((newest / "state.json").read_text())["identity"]
-    assert result.plan.digest == identity["digest"]
+    assert result.digest == rows["digest"] == identity["digest"]
     statistics = ("running_mean", "running_var", "num_batches_tracked")
     weights = final_weights(trained)
     numbers = sum(t.numel() for name, t in weights.items() if not name.endswith(statistics))
     # losses: classes x embedding
     assert numbers_of(result) == [numbers, 48, numbers + 48]
     assert result.recipe.total_steps == 8
-    text = shown(result)
-    assert "4 classes x 3 = 12 images, 1 view each" in text
-    assert "8 features, length 1" in text
-    assert identity["digest"] in text
+    assert rows["batch"] == "4 classes x 3 = 12 images, 1 view each"
+    assert rows["embedding"] == "8 features, length 1"
 
 
 def test_a_given_backbone_and_frozen_layers_are_counted(tmp_path, data, trained):
     given = load_backbone(trained)
     result = checked(tmp_path, data, "tune.backbone=frozen", "views=2", given=given)
     assert numbers_of(result)[2] == 16 * 8 + 8 + 48  # embedding layer and class weights
-    assert f"weights {given.config.weights_sha256[:16]}" in shown(result)
+    assert dict(result.rows)["starts from"] == f"weights {given.config.weights_sha256[:16]}"
     assert len(result.views) == 2
     assert any("warmup" in w for w in checked(tmp_path, data, "optim.warmup_steps=8").warnings)
     small = checked(tmp_path, data, "data.validation_classes=0", "run.monitor_steps=5")
     assert any("no validation" in warning for warning in small.warnings)
     few = checked(tmp_path, data, "sampler={classes_per_batch=6, images_per_class=12, buffer=144}")
-    assert few.plan.order.used == 72
+    assert dict(few.rows)["an epoch uses"].startswith("72 images; ")
     assert any("an epoch uses 72 of" in warning for warning in few.warnings)
 
 

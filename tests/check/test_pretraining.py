@@ -21,7 +21,7 @@ from sslpipe.augment.two_views import build_augment
 from sslpipe.build import build_model, plan_warnings
 from sslpipe.check import pretraining
 from sslpipe.check.estimate import step_seconds
-from sslpipe.check.pretraining import check_pretraining, render_pretraining
+from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import Split, load_index
 from sslpipe.data.order import ORDER_VERSION, Order, mixing_score
 from sslpipe.data.plan import holdout_ids, plan_order
@@ -58,21 +58,20 @@ def recipe_of(tmp_path):
 
 def shown(result):
     console = Console(file=io.StringIO(), width=200)
-    console.print(render_pretraining(result))
+    console.print(result.render())
     return console.file.getvalue()
 
 
 def test_the_sizes_are_those_of_the_recipe_and_the_data(recipe_of, index):
     recipe = recipe_of("epochs=3")
     result = check_pretraining(recipe, index)
-    assert result.data.samples == 128
-    assert result.data.held_out == 16
-    assert result.data.steps_per_epoch == 7  # (128 - 16) / 16
-    assert result.recipe.steps == 21
-    assert result.data.epochs == 3
-    assert result.negatives_per_anchor == 30
-    assert "1, 2, 4 (they divide" in shown(result)
-    assert result.data.digest == digest(recipe.resolved(7), index.sha256, ORDER_VERSION)
+    rows = dict(result.rows)
+    assert rows["data"] == "tiny: 128 images, 16 held out"
+    assert rows["steps per epoch"] == "7 (the run: 3 epochs)"  # (128 - 16) / 16
+    assert (result.recipe.steps, rows["steps"]) == (21, "21")
+    assert rows["negatives per anchor"] == "30 (2 x 16 - 2)"
+    assert rows["processes"].startswith("1, 2, 4 (they divide")
+    assert result.digest == digest(recipe.resolved(7), index.sha256, ORDER_VERSION)
 
 
 def test_resnet18_has_torchvisions_parameters_and_flops():
@@ -257,7 +256,8 @@ def test_no_global_batch_holds_a_sample_twice_and_a_double_would_be_counted(
     order = plan_order(recipe_of(), index)
     ids = [order.ids(step, range(4))[1].tolist() for step in range(7)]
     assert max(n for batch in ids for n in Counter(batch).values()) == 1
-    assert (result.data.duplicates, result.data.batches) == (0, 7)
+    looked = "over 7 planned batches of the first epoch"
+    assert dict(result.rows)["duplicates in a global batch"] == f"0 {looked}"
 
     original = Order.ids
 
@@ -267,7 +267,8 @@ def test_no_global_batch_holds_a_sample_twice_and_a_double_would_be_counted(
         return epoch, actual
 
     monkeypatch.setattr(Order, "ids", twice)
-    assert check_pretraining(recipe_of(), index).data.duplicates == 7 * 3
+    rows = dict(check_pretraining(recipe_of(), index).rows)
+    assert rows["duplicates in a global batch"] == f"{7 * 3} {looked}"
 
 
 def test_the_mixing_score_is_the_ratio_of_entropies():
@@ -349,11 +350,11 @@ def test_one_labelled_image_or_one_class_chooses_no_checkpoint(recipe_of, index,
 
 def test_without_data_only_what_needs_them_is_skipped(recipe_of):
     result = check_pretraining(recipe_of("epochs=3"), None)
-    assert result.data is None
-    assert result.recipe.steps is None
-    assert result.negatives_per_anchor == 30
+    rows = dict(result.rows)
+    assert (result.recipe.steps, "steps" in rows, result.digest) == (None, False, "")
+    assert rows["negatives per anchor"].startswith("30 ")
     assert result.step_seconds > 0
-    assert "--data" in shown(result)
+    assert "--data" in rows["data"]
     assert check_pretraining(recipe_of(), None).recipe.steps == 12
 
 
@@ -380,8 +381,7 @@ def test_a_queue_needs_a_momentum_encoder_and_is_what_the_negatives_come_from(re
     with pytest.raises(RecipeError, match=r"add a section \[momentum\]"):
         check_pretraining(recipe_of(*queue), None)
     result = check_pretraining(recipe_of(*queue, "momentum.start=0.99"), None)
-    assert result.negatives_per_anchor == 96
-    assert "96 (the full queue)" in shown(result)
+    assert dict(result.rows)["negatives per anchor"] == "96 (the full queue)"
 
 
 def test_a_momentum_encoder_costs_its_weights_and_a_forward(recipe_of):
@@ -409,8 +409,8 @@ def test_every_promised_number_is_shown(recipe_of, index):
     assert "1 | 0.1" in row  # views that differ, side by side
     narrow = Console(file=io.StringIO(), width=60)
     result = check_pretraining(recipe_of(), index)
-    narrow.print(render_pretraining(result))
-    assert result.data.digest in "".join(narrow.file.getvalue().split())  # folded, never cut
+    narrow.print(result.render())
+    assert result.digest in "".join(narrow.file.getvalue().split())  # folded, never cut
 
 
 @pytest.mark.parametrize(

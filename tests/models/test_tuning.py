@@ -5,7 +5,7 @@ import timm.optim
 import torch
 from torch import nn
 
-from sslpipe.check.tables import start_text
+from sslpipe.check.result import start_text
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.tuning import (
     PREFIX,

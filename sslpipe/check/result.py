@@ -1,0 +1,124 @@
+"""What a check has found, of either kind of run, and its tables for a terminal."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sslpipe.data.index import DatasetIndex
+from sslpipe.recipe.base import RunRecipe
+from sslpipe.recipe.reading import leaves
+from sslpipe.run.memory import Memory, gib
+
+MOST_NAMED = 6  # columns of a warning
+Rows = list[tuple[str, str]]
+
+
+class Check(NamedTuple):
+    """A run that can be trained: its recipe, filled in, and what is known of it."""
+
+    recipe: Any  # of either kind
+    views: tuple[dict[str, Any], ...]  # each view's distribution, presets and defaults resolved
+    rows: Rows  # sizes and estimates, as they are shown
+    warnings: tuple[str, ...]
+    memory: Memory  # bytes, of one process with the whole batch, or micro-batch
+    digest: str = ""  # "" without data
+    step_flops: float = 0.0  # of a pretraining
+    step_seconds: float = 0.0
+
+    def render(self) -> RenderableType:
+        """Make tables: what decides first, the settings last, those at their defaults one line."""
+        tree, settings = self.recipe.model_dump(exclude_none=True), {"exclude_defaults": True}
+        changed = {key for key, _ in leaves(self.recipe.model_dump(exclude_none=True, **settings))}
+        written = {key: _written(value) for key, value in leaves(tree)}
+        defaults = (f"{k} {text or '(none)'}" for k, text in written.items() if k not in changed)
+        return Group(
+            _table("estimates" if self.step_seconds else "sizes", self.rows),
+            *(Text(f"warning: {warning}", style="yellow") for warning in self.warnings),
+            _table("views", _view_rows(self.views)),
+            _table("settings", [row for row in written.items() if row[0] in changed]),
+            Text(f"\nat their defaults: {', '.join(defaults)}"),
+        )
+
+
+def _table(title: str, rows: Rows) -> Table:
+    table = Table(title=f"\n{title}", title_justify="left", show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # a digest is never cut
+    for name, text in rows:
+        table.add_row(Text(name, style="bold"), Text(text))  # Text: brackets are no markup here
+    return table
+
+
+def _written(value: Any) -> str:
+    """As in a recipe."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_written(item) for item in value)}]"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _view_rows(views: tuple[dict[str, Any], ...]) -> Rows:
+    first, second = views[0], views[-1]
+    return [
+        (key, _written(value) + (f" | {_written(second[key])}" if second[key] != value else ""))
+        for key, value in first.items()
+    ]
+
+
+def memory_text(memory: Memory) -> str:
+    """Say what a step holds, part by part."""
+    names = {"batches": "images read ahead, at most", "recorded": "recorded step"}
+    held = [(key, size) for key, size in memory._asdict().items() if size or key != "recorded"]
+    parts = (f"{names.get(key, key)} {gib(size)}" for key, size in held)
+    return (
+        f"{gib(memory.total)} on one process, workspaces not included: {', '.join(parts)}; on W "
+        "processes activations, views and images are divided by W"
+    )
+
+
+def start_text(recipe: RunRecipe) -> str:
+    """Say which weights a run starts from."""
+    if not recipe.init:
+        return "random weights"
+    first = recipe.tune.projector_first_steps
+    frozen = f"; frozen, its BatchNorms in eval mode, for the first {first} steps" if first else ""
+    return f"weights {recipe.init[:16]}{frozen}"
+
+
+def warmup_warning(recipe: RunRecipe) -> str | None:
+    """Say of a warm-up that takes the whole run that it does."""
+    warmup, steps = recipe.optim.warmup_steps, recipe.steps
+    if steps is None or warmup < steps:
+        return None
+    return (
+        f"optim.warmup_steps = {warmup} does not end before the run's {steps} steps: the peak rate "
+        "is never used"
+    )
+
+
+def straddle_warning(index: DatasetIndex, split_name: str) -> str | None:
+    """Say which columns have values both in a split and in others of its data set.
+
+    Only texts and integers are looked at: times and floats name nothing.
+    """
+    found = []
+    for name, entry in index.manifest.columns.items():
+        if entry.kind not in ("text", "integer") or split_name not in entry.splits:
+            continue
+        own = index.split(split_name).column(name).groups.values
+        for other in sorted(set(entry.splits) - {split_name}):
+            theirs = index.split(other).column(name).groups.values
+            shared = len(np.intersect1d(own, theirs, assume_unique=True))
+            if shared:
+                found.append(f"{shared:,} of {len(theirs):,} values of {name} in {other}")
+    if not found:
+        return None
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return (
+        f"groups straddle splits: {', '.join(found[:MOST_NAMED])}{more} are in {split_name}, too; "
+        "where a column names what must not be shared, such as a patient, build with --split-by"
+    )
