@@ -15,7 +15,9 @@ from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import RecipeError
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.recipe import FinetuneRecipe, Recipe
-from sslpipe.recipe.shortened import shorten
+from sslpipe.recipe.base import RunRecipe
+
+SLACK = 1.25  # the whole recipe may take so many times as long: a timing is no more exact
 
 
 def check_recipe(
@@ -68,3 +70,29 @@ def check_within(
     result = check_pretraining(recipe, index, init_from, timed_by)
     overrides = shorten(recipe, result.step_seconds, within_s, whole_within_s)
     return overrides, result.render()
+
+
+def shorten(
+    recipe: RunRecipe, step_s: float, within_s: float, whole_within_s: float | None = None
+) -> list[str]:
+    """Return the overrides with which a run takes `within_s`; none where the whole recipe does.
+
+    Warm-up and the other stretches of the schedule keep their shares of it.
+
+    Args:
+        recipe: With its number of steps.
+        step_s: Measured seconds of a step.
+        within_s: Seconds that all steps may take.
+        whole_within_s: Seconds that the whole recipe may take, if more than `SLACK * within_s`.
+    """
+    whole = recipe.total_steps
+    if whole * step_s <= max(SLACK * within_s, whole_within_s or 0.0):
+        return []
+    steps = max(1, int(within_s / step_s))
+    stretches = {
+        "optim.warmup_steps": recipe.optim.warmup_steps,
+        "tune.projector_first_steps": recipe.tune.projector_first_steps,
+        "tune.ramp_steps": recipe.tune.ramp_steps,
+    }
+    shares = [f"{key}={round(n * steps / whole)}" for key, n in stretches.items() if n]
+    return [f"steps={steps}", f"run.full_steps={whole}", *shares]

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -39,9 +38,8 @@ def step_seconds(
 ) -> tuple[str, float]:
     """Measure the time of a global step on one process of this machine.
 
-    Views, forward and backward of a few images of noise are timed and scaled to the batch, with
-    micro-batches views and forward twice. Not included: loss, optimizer, communication, and
-    decoding, which runs in parallel. There are as many images as make a step long enough to time.
+    Views, forward and backward of some images of noise are timed and scaled to the batch; with
+    micro-batches views and forward twice. Loss, optimizer, communication and decoding are not.
 
     Args:
         model: Moved to the device; its buffers change.
@@ -58,14 +56,13 @@ def step_seconds(
     model = model.to(device, memory_format=torch.channels_last).train()
     augment = augment.to(device)
     cached = recipe.data.micro_batches > 1
-    seconds = _cpu_seconds if device.type == "cpu" else _device_seconds
     times = {}
     for precision in ("fp32", "bf16") if named == "auto" else (named,):
         images, measured_s = min(4, batch_size), 0.0
         while True:
             batch = noise_batch(image_px, images, image_type)
             step = partial(_one_step, model, augment, batch, precision, device, cached)
-            measured_s = seconds(step)
+            measured_s = _seconds(device, step)
             if measured_s >= _LONG_ENOUGH_S or images == batch_size:
                 break
             growth = max(2, 2 * _LONG_ENOUGH_S / max(measured_s, 1e-9))
@@ -76,17 +73,12 @@ def step_seconds(
     return fastest, times[fastest]
 
 
-def _device_seconds(step: Callable[[], None]) -> float:
-    return min(_elapsed(time.perf_counter, step) for _ in range(3))
-
-
-def _cpu_seconds(step: Callable[[], None]) -> float:
-    """Time a step on the CPU, also while other programs keep its cores busy.
-
-    On a busy machine threads spin while they wait for each other: neither the clock nor the CPU
-    time of all threads tells the cost (a step of 1.6 s was timed at 23 s). The CPU time of a single
-    thread does.
-    """
+def _seconds(device: torch.device, step: Callable[[], None]) -> float:
+    """Time a step, on the CPU also while other programs keep its cores busy."""
+    if device.type != "cpu":
+        return min(_elapsed(time.perf_counter, step) for _ in range(3))
+    # on a busy machine threads spin while they wait for each other: the clock and the CPU time of
+    # all threads tell no cost (a step of 1.6 s was timed at 23 s), the CPU time of one thread does
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -148,17 +140,12 @@ def _one_step(
 ) -> None:
     numbers = draws(0, batch.epoch, batch.ids, batch.sizes, augment.specs)
     batch, dtype = batch.to(device), next(model.parameters()).dtype
-    if cached:  # gradient caching embeds everything once without gradient
-        with torch.no_grad(), _autocast(device.type, precision):
-            model(augment(batch, numbers).to(dtype))
-    views = augment(batch, numbers).to(dtype)
-    with _autocast(device.type, precision):
-        value = model(views).float().square().mean()
+    kind = {"dtype": AUTOCAST.get(precision), "enabled": precision in AUTOCAST}
+    for last in (False, True) if cached else (True,):  # gradient caching: first without gradient
+        views = augment(batch, numbers).to(dtype)
+        with torch.set_grad_enabled(last), torch.autocast(device.type, **kind):
+            value = model(views).float().square().mean()
     value.backward()
     float(value.detach())  # waits for the device
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # backward too
-
-
-def _autocast(device: str, precision: str) -> AbstractContextManager[None]:
-    return torch.autocast(device, dtype=AUTOCAST.get(precision), enabled=precision in AUTOCAST)

@@ -141,8 +141,7 @@ def train(
         allow_pipe: Run the shell commands of shards named `pipe:COMMAND`. Only for data that you
             trust; a recipe cannot allow it.
     """
-    from sslpipe.recipe import load_recipe
-    from sslpipe.recipe.shortened import shortened_note
+    from sslpipe.recipe import load_recipe, shortened_note
     from sslpipe.registry.plugins import made_with
     from sslpipe.run.records import plugins_of
 

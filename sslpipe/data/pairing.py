@@ -31,7 +31,7 @@ from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.pipeline import Batch, PairRows
 from sslpipe.errors import DataError, naming
 from sslpipe.random import hash_integers
-from sslpipe.recipe.pairs import Pairs
+from sslpipe.recipe.pretrain import Pairs
 
 PARTNERS_VERSION = 1  # part of a digest with [pairs]: raise it whenever a draw below changes
 

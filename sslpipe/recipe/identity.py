@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 from sslpipe.errors import shown
 from sslpipe.recipe.base import RunRecipe
@@ -22,22 +22,13 @@ _NOT_IN_THE_DIGEST: dict[str, Any] = {
 }
 
 
-class Hashed(Protocol):
-    """A data set that knows its sha256, with and without columns made from its images."""
-
-    file_sha256: str
-
-    def sha256_for(self, settings: str) -> str:
-        """Compute it without those of these columns that no setting names."""
-
-
-def run_identities(recipe: RunRecipe, index: Hashed, order_version: int) -> list[dict[str, Any]]:
+def run_identities(recipe: RunRecipe, index: Any, order_version: int) -> list[dict[str, Any]]:
     """Return `identity` and digest as a run records them, then others that it may have recorded.
 
     Args:
         recipe: Of the run.
-        index: The data set; where a setting names a column made from its images, the column's
-            values are part of the run.
+        index: The `DatasetIndex`; where a setting names a column made from its images, the
+            column's values are part of the run.
         order_version: Of the order's algorithm.
     """
     settings = json.dumps(recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST))

@@ -17,37 +17,46 @@ from sslpipe.registry import alternatives
 MOST_LINES = 10
 _BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
-Loc = tuple[int | str, ...]
-
 
 def explain_errors(error: ValidationError, model: type[BaseModel], origin: str) -> str:
     """Rewrite a pydantic error for users: key, value, what is wrong, nearest valid key."""
     items = sorted(error.errors(), key=lambda item: [str(part) for part in item["loc"]])
-    lines = list(dict.fromkeys(_explain(item, items, model) for item in items))
+    fields = dict(_all_fields(model))
+    lines = list(dict.fromkeys(_explain(item, items, model, fields) for item in items))
     more = f"; and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
     return f"{origin}: " + "; ".join(lines[:MOST_LINES]) + more
 
 
-def _explain(item: ErrorDetails, items: list[ErrorDetails], model: type[BaseModel]) -> str:
-    loc, key = item["loc"], _dotted(item["loc"])
-    for depth in range(1, len(loc)):  # of several types, each has errors of its own: one line
-        field = _field_at(model, loc[:depth])
-        if field is not None and len(kinds := _type_names(field)) > 1:
+def _explain(
+    item: ErrorDetails,
+    items: list[ErrorDetails],
+    model: type[BaseModel],
+    fields: dict[str, FieldInfo],
+) -> str:
+    loc, key = item["loc"], ".".join(map(str, item["loc"]))
+    # as a recipe's keys are known: of `also`, the place in the list is none of them
+    names = [".".join(p for p in loc[:end] if isinstance(p, str)) for end in range(len(loc) + 1)]
+    for depth, name in enumerate(names[:-1]):  # of several types, each has errors of its own
+        if name in fields and len(kinds := _type_names(fields[name])) > 1:
             alike = [other for other in items if other["loc"][:depth] == loc[:depth]]
             whole = min(alike, key=lambda other: len(other["loc"]))["input"]
             neither = f"is neither {' nor '.join(kinds)}{lost_quotes(whole)}"
-            return f"{_dotted(loc[:depth])} = {shown(whole)} {neither}"
+            return f"{'.'.join(map(str, loc[:depth]))} = {shown(whole)} {neither}"
+    field = fields.get(names[-1])
+    parent = _section_of(fields[names[-2]]) if len(names) > 2 and names[-2] in fields else model
     match item["type"]:
         case "extra_forbidden":
-            known = list(_model_at(model, loc[:-1]).model_fields)
+            known = list((parent or model).model_fields)
             near = did_you_mean(str(loc[-1]), known)
             near = near or did_you_mean_key(key, known_keys(model), most=1, cutoff=0.7)
             return f"unknown key {key}{near}; known here: {', '.join(known)}"
         case "missing":
-            return f"{key} is missing{_what_to_give(model, loc)}"
+            section = key
+            if parent is Component:  # its `kind`: the section says what it may be
+                field, section = fields[names[-2]], key.removesuffix(".kind")
+            return f"{key} is missing{_what_to_give(field, section)}"
         case "model_type":
-            field, value = _field_at(model, loc), item["input"]
-            usage = ""
+            value, usage = item["input"], ""
             if field is not None and _section_of(field) is Component:
                 kind = value if isinstance(value, str) else (field.examples or ["..."])[0]
                 usage = f"; write {key}.kind={json.dumps(kind)}"
@@ -58,24 +67,20 @@ def _explain(item: ErrorDetails, items: list[ErrorDetails], model: type[BaseMode
     return f"{key} = {shown(item['input'])}: {wrong}{lost_quotes(item['input'])}"
 
 
-def _what_to_give(model: type[BaseModel], loc: Loc) -> str:
+def _what_to_give(field: FieldInfo | None, key: str) -> str:
     """Say what a missing setting takes and an example; "" of what is no recipe's."""
-    # of a component, whose kind is missing, the section that it is of says what it may be
-    is_kind = _model_at(model, loc[:-1]) is Component
-    loc = loc[:-1] if is_kind else loc
-    field = _field_at(model, loc)
     if field is None or not field.description:
         return ""
     text, section = f": {' '.join(field.description.split()).rstrip('.')}", _section_of(field)
     if field.examples:
-        key = _dotted(loc) + (".kind" if section is Component else "")
+        key += ".kind" if section is Component else ""
         usual = f"the usual one: {key}={json.dumps(field.examples[0])}"
         public = re.sub(r"\.\d+\b", "", key)
         return f"{text}; {usual}; all of them: sslpipe check --explain {public}"
     if section is None:
         return f"{text} ({_written_type(field)})"
-    fields = section.model_fields.items()
-    needed = [f"{loc[-1]}.{key}" for key, each in fields if each.is_required()]
+    own = section.model_fields.items()
+    needed = [f"{key.rpartition('.')[2]}.{name}" for name, each in own if each.is_required()]
     return f"{text}; give {' and '.join(needed)}"
 
 
@@ -161,26 +166,3 @@ def _type_name(kind: Any, metadata: list[Any]) -> str:
         if getattr(entry, key, None) is not None
     ]
     return name + (f" ({', '.join(bounds)})" if bounds else "")
-
-
-def _dotted(loc: Loc) -> str:
-    return ".".join(map(str, loc))
-
-
-def _field_at(model: type[BaseModel], loc: Loc) -> FieldInfo | None:
-    return _model_at(model, loc[:-1]).model_fields.get(str(loc[-1])) if loc else None
-
-
-def _model_at(model: type[BaseModel], parents: Loc) -> type[BaseModel]:
-    """Return the model at a place of the tree: in a field, a dict or a tuple; else BaseModel."""
-    at: Any = model
-    for parent in parents:
-        if isinstance(at, type) and issubclass(at, BaseModel):
-            field = at.model_fields.get(str(parent))
-            kinds: tuple[Any, ...] = (field.annotation,) if field is not None else ()
-        else:  # dict[str, X] or tuple[X, ...]
-            kinds = tuple(kind for kind in get_args(at) if kind is not Ellipsis)
-        if not kinds:
-            return BaseModel
-        at = alternatives(kinds[-1])[0]  # a section may be optional
-    return at if isinstance(at, type) and issubclass(at, BaseModel) else BaseModel

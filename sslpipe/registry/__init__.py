@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from types import UnionType
-from typing import Any, Protocol, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -55,16 +55,6 @@ REFUSALS = (
     *(AttributeError, LookupError, MemoryError, RuntimeError),
 )
 _tables: dict[str, "Table[Any]"] = {}  # group -> the table, once its module is imported
-
-
-class Entry(Protocol):
-    """A recipe's section that names an entry of a table and the arguments of its constructor."""
-
-    @property
-    def kind(self) -> str: ...  # noqa: D102
-
-    @property
-    def arguments(self) -> dict[str, Any]: ...  # noqa: D102
 
 
 class UnknownName(UserError, KeyError):
@@ -112,7 +102,7 @@ class Table(dict[str, T]):
 
 def build(
     table: Mapping[str, Callable[..., T]],
-    component: Entry,
+    component: Any,
     *,
     section: str,
     fixed: Mapping[str, Any] | None = None,
@@ -122,7 +112,7 @@ def build(
 
     Args:
         table: Names and constructors.
-        component: The recipe's section.
+        component: The recipe's section, a `Component`.
         section: Its name ("loss"), for messages.
         fixed: Arguments that other settings decide (the length of an embedding). Where the
             constructor takes one, the recipe may give no other value.
@@ -141,7 +131,7 @@ def build(
     constructor = table[component.kind]
     parameters = inspect.signature(constructor).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    arguments = component.arguments
+    arguments: dict[str, Any] = component.arguments
     for key, value in arguments.items():
         if key in parameters and parameters[key].kind is not inspect.Parameter.VAR_KEYWORD:
             arguments[key] = typed(parameters[key].annotation, value, f"{section}.{key}")

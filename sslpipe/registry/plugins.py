@@ -43,7 +43,11 @@ def load_module(name: str) -> ModuleType:
                 sys.path.append(os.getcwd())
             module = importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a plug-in may fail in any way
-        raise UserError(f"--plugin {name} cannot be imported: {_at_import(error)}") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
+        # its own line, if it came so far; the text of a SyntaxError has file and line
+        said = describe_error(error, [] if isinstance(error, SyntaxError) else own[:1])
+        raise UserError(f"--plugin {name} cannot be imported: {said}") from error
     remember(module, decides_weights=True)
     return module
 
@@ -161,16 +165,22 @@ def remember(module: ModuleType, *, decides_weights: bool) -> None:
 def plugin_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the lines of plug-ins through which an error came, the innermost last."""
     frames = traceback.extract_tb(error.__traceback__)
-    inside = [frame for frame in frames if _is_inside(frame.filename, _places.values())]
-    return inside or _miscalled(error)
+    return [frame for frame in frames if _is_plugin(frame.filename)] or _miscalled(error)
 
 
-def describe_error(error: BaseException) -> str:
-    """Say an error in one line, with the line of the plug-in that it comes from, if any."""
+def describe_error(
+    error: BaseException, frames: Sequence[traceback.FrameSummary] | None = None
+) -> str:
+    """Say an error in one line, with the line of the plug-in that it comes from, if any.
+
+    `frames` are those of the plug-in; None: found in the error's trace.
+    """
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
         text = f"sys.exit({error.code!r}) was called"
-    return text + _place(plugin_frames(error))
+    for last in (plugin_frames(error) if frames is None else frames)[-1:]:
+        text += f" ({last.filename}, line {last.lineno}, in {last.name})"
+    return text
 
 
 def _miscalled(error: BaseException) -> list[traceback.FrameSummary]:
@@ -180,7 +190,7 @@ def _miscalled(error: BaseException) -> list[traceback.FrameSummary]:
         return []
     for module in [*sys.modules.values()]:
         file = getattr(module, "__file__", None)
-        if file and _is_inside(file, _places.values()):
+        if file and _is_plugin(file):
             with suppress(AttributeError):
                 code = inspect.unwrap(attrgetter(called[1])(module)).__code__
                 name = code.co_name
@@ -188,26 +198,8 @@ def _miscalled(error: BaseException) -> list[traceback.FrameSummary]:
     return []
 
 
-def _place(frames: Sequence[traceback.FrameSummary]) -> str:
-    if not frames:
-        return ""
-    return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})"
-
-
-def _at_import(error: BaseException) -> str:
-    """Describe what a module raised while it was imported, with its own line, if it came so far."""
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, SystemExit):
-        text = f"it calls sys.exit({error.code!r})"
-    if isinstance(error, SyntaxError):  # its text has file and line
-        return text
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
-    return text + _place(own[:1])
-
-
-def _is_inside(file: str, places: Iterable[Path]) -> bool:
-    return any(place == Path(file) or place in Path(file).parents for place in places)
+def _is_plugin(file: str) -> bool:
+    return any(place in (Path(file), *Path(file).parents) for place in _places.values())
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -11,7 +11,7 @@ from sslpipe.data.columns import MISSING_INTEGER
 from sslpipe.data.order import Order, held_out
 from sslpipe.data.pairing import Near, Partners, joint_codes, plan_pairs, plan_version
 from sslpipe.errors import DataError
-from sslpipe.recipe.pairs import Pairs
+from sslpipe.recipe.pretrain import Pairs
 from tests.helpers.batches import order_of
 from tests.helpers.batches import take as take_batches
 from tests.helpers.columns import add_columns

@@ -1,7 +1,6 @@
 import shlex
 
 import pytest
-from pydantic import ValidationError
 
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.errors import RecipeError
@@ -127,21 +126,15 @@ def test_two_mistakes_are_reported_at_once(path):
         load_recipe(path, ["data.batch_sise=1", "optim.momentum=2"])
 
 
-@pytest.mark.parametrize(
-    ("override", "read"),
-    [
-        ("optim.peak_lr=1e-3", lambda r: r.optim.peak_lr == 1e-3),
-        ("data.batch_size=128", lambda r: r.data.batch_size == 128),
-        ("optim.nesterov=true", lambda r: r.optim.nesterov is True),
-        ("optim.kind=lars", lambda r: r.optim.kind == "lars"),
-        ('run.trackers=["wandb"]', lambda r: r.run.trackers == ("wandb",)),
-        ("backbone.kind=torchvision/resnet18", lambda r: r.backbone.kind == "torchvision/resnet18"),
-        ("augment.crop_area=[0.2, 1]", lambda r: r.augment.arguments["crop_area"] == [0.2, 1]),
-        ("name=a=b", lambda r: r.name == "a=b"),
-    ],
-)
-def test_an_override_has_the_type_it_would_have_in_the_file(path, override, read):
-    assert read(load_recipe(path, [override]))
+def test_an_override_has_the_type_it_would_have_in_the_file(path):
+    words = "optim.peak_lr=1e-3 data.batch_size=128 optim.nesterov=true optim.kind=lars name=a=b"
+    words += ' run.trackers=["wandb"] backbone.kind=torchvision/resnet18'
+    recipe = load_recipe(path, [*words.split(), "augment.crop_area=[0.2, 1]"])
+    assert (recipe.optim.peak_lr, recipe.data.batch_size, recipe.name) == (1e-3, 128, "a=b")
+    assert (recipe.optim.nesterov, recipe.optim.kind) == (True, "lars")
+    assert recipe.run.trackers == ("wandb",)
+    assert recipe.backbone.kind == "torchvision/resnet18"
+    assert recipe.augment.arguments["crop_area"] == [0.2, 1]
 
 
 def test_steps_and_epochs_replace_each_other_and_the_later_override_wins(path):
@@ -162,13 +155,6 @@ def test_epochs_become_steps_by_the_steps_of_an_epoch(path):
     assert load_recipe(path, ["epochs=0.001"]).resolved(97).total_steps == 1  # never none
     assert load_recipe(path, ["steps=10"]).resolved(97).total_steps == 10
     assert recipe.resolved(97).resolved(50).total_steps == 291
-
-
-def test_a_recipe_cannot_be_edited(path):
-    recipe = load_recipe(path)
-    for section, key in ((recipe, "seed"), (recipe.data, "batch_size"), (recipe.loss, "kind")):
-        with pytest.raises(ValidationError, match="frozen"):
-            setattr(section, key, 1)
 
 
 def test_the_digest_ignores_the_name_and_run_and_nothing_else(path):
