@@ -3,6 +3,7 @@
 import signal
 from collections import Counter
 from contextlib import closing
+from math import isnan
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,10 +75,10 @@ def duplicates(
     """
     check_folder(out)
     names = split or list(open_data(data).manifest.splits)
-    if not names:
-        raise UserError(f"{data} has no split; build one with `sslpipe shards build`")
-    if len({*names}) < len(names):
-        raise UserError(f"--split {' '.join(names)} names a split twice; name each once")
+    if not names or len({*names}) < len(names):
+        twice = f"--split {' '.join(names)} names a split twice; name each once"
+        none = f"{data} has no split; build one with `sslpipe shards build`"
+        raise UserError(twice if names else none)
     index = open_data(data, *names)
 
     from sslpipe.curate import results
@@ -99,9 +100,8 @@ def duplicates(
     groups = group(found.pairs, len(samples), found.apart)
     # write
     count = results.write_groups(out / "groups.csv", samples, groups)
-    if sheet is None:
-        (out / "doubt.png").unlink(missing_ok=True)  # of other pairs
-    else:
+    (out / "doubt.png").unlink(missing_ok=True)  # of other pairs
+    if sheet is not None:
         with replacing(out / "doubt.png") as temporary:
             sheet.save(temporary, "PNG")
     if column:
@@ -201,7 +201,7 @@ def outliers(
     from sslpipe.curate.outliers import Outlier, bad_pictures, far_from_all
     from sslpipe.curate.scan import keys_of
     from sslpipe.curate.tables import write_table
-    from sslpipe.report.curated import outlier_page
+    from sslpipe.report.commands import outlier_page
 
     with working("compare"):
         far = far_from_all(rows, neighbours=neighbours, z=z)
@@ -214,10 +214,11 @@ def outliers(
         bad = bad_pictures(split, tiny_px=tiny_px, num_workers=num_workers, progress=advance)
     keys = keys_of(split, [one.id for one in far])
     found = [*(one._replace(key=keys[one.id]) for one in far), *bad]
-    table: list[dict[str, Any]] = [{"split": split.name, **one._asdict()} for one in found]
-    for row in table:  # six digits; none of what is none
-        for name in ("value", "limit"):
-            row[name] = None if row[name] != row[name] else float(f"{row[name]:.6g}")
+    table = []
+    for one in found:  # six digits; none of what is none
+        numbers = {"value": one.value, "limit": one.limit}
+        short = {k: None if isnan(v) else float(f"{v:.6g}") for k, v in numbers.items()}
+        table.append({"split": split.name, **one._asdict(), **short})
     write_table(out / "outliers.csv", table, ("split", *Outlier._fields))
     write_atomically(out / "outliers.html", outlier_page(split, found))
     counts = Counter(one.reason for one in found)
@@ -246,7 +247,7 @@ def clusters(
 
     from sslpipe.curate.clusters import cluster
     from sslpipe.curate.tables import write_table
-    from sslpipe.report.curated import cluster_page
+    from sslpipe.report.commands import cluster_page
 
     with working("clusters"):
         found = cluster(rows, count, seed=seed, tries=TRIES)
@@ -316,7 +317,7 @@ def select(
     from sslpipe.curate.clusters import by_coverage, one_of_each
     from sslpipe.curate.results import COLUMN
     from sslpipe.curate.scan import keys_of, write_images
-    from sslpipe.report.curated import chosen_page
+    from sslpipe.report.commands import chosen_page
 
     # what is labelled: by a table, else by the data set
     known = (rows.labels >= 0).numpy() & (not ignore_labels)
@@ -335,19 +336,17 @@ def select(
         rows, known = rows.rows(torch.from_numpy(kept)), known[kept]
     with working("select"):
         chosen = by_coverage(rows, count, labelled=known, seed=seed)
-    ids = [int(rows.ids[one.row]) for one in chosen]
-    written = write_images(split, ids, out / "images") if images else {}
+    by_id = {int(rows.ids[one.row]): one for one in chosen}
+    written = write_images(split, [*by_id], out / "images") if images else {}
     paths = {i: path.relative_to(out).as_posix() for i, path in written.items()}
-    keys = keys_of(split, ids)
-    captions = {i: one.reason for i, one in zip(ids, chosen, strict=True)}
-    table: list[dict[str, Any]] = [
-        {"order": order, "split": split.name, "id": i, "key": keys[i], "reason": reason}
-        for order, (i, reason) in enumerate(captions.items())
-    ]
-    for row, one in zip(table, chosen, strict=True):
-        row |= {"value": round(one.value, 6), "path": paths.get(row["id"])}
+    keys = keys_of(split, [*by_id])
+    table: list[dict[str, Any]] = []
+    for order, (i, one) in enumerate(by_id.items()):
+        row = {"order": order, "split": split.name, "id": i, "key": keys[i], "reason": one.reason}
+        table.append(row | {"value": round(one.value, 6), "path": paths.get(i)})
     columns = ("order", "split", "id", "key", "reason", "value", *["path"] * images, "label")
     write_table(path, table, columns)
+    captions = {i: one.reason for i, one in by_id.items()}
     write_atomically(out / "chosen.html", chosen_page(split, captions))
     show(f"{out}: {count} of {len(rows.ids)} samples of {split.name}")
     when = " when its column `label` is filled in"

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from sslpipe.cli import options as opt
-from sslpipe.cli.inputs import check_file, check_model, check_seed, open_data
+from sslpipe.cli.inputs import check_file, check_model, open_data
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.terminal import LazyGroup, load_model, new_app, progress, say, write_json
 from sslpipe.errors import UserError
@@ -91,7 +91,7 @@ def suite(
     baselines: bool = True,
     columns: Annotated[list[str] | None, opt.option(metavar="NAME")] = None,
     leakage: bool = True,
-    seed: int = 0,
+    seed: opt.Seed = 0,
     batch_size: opt.BatchSize = 256,
     num_workers: opt.NumWorkers = 2,
     device: opt.Device = "auto",
@@ -121,7 +121,6 @@ def suite(
     for source in [model, *(against or [])]:
         check_model(source)
     check_file(out)
-    check_seed(seed)
     if train_split == test_split:
         raise UserError(
             f"--train-split and --test-split are both {test_split!r}: every sample would find "
@@ -131,7 +130,6 @@ def suite(
 
     from sslpipe.cli import suite as work
     from sslpipe.cli.inputs import start
-    from sslpipe.cli.suite_tables import renamed
     from sslpipe.evaluation.nuisance import choose_columns
     from sslpipe.evaluation.suite import check_labelled, run_suite
     from sslpipe.evaluation.suite_file import own_name
@@ -175,8 +173,8 @@ def suite(
             leaked_by="" if leaks is None else leaks.how,
             seed=seed,
             device=target,
-            say=lambda text: say(renamed(text, known_as)),
-            progress=lambda title, total: progress(renamed(title, known_as), total),
+            say=lambda text: say(work.renamed(text, known_as)),
+            progress=lambda title, total: progress(work.renamed(title, known_as), total),
         )
         write_json(out, report)
         work.print_report(report, out)

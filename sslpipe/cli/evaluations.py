@@ -12,9 +12,12 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
+from rich.console import Console, Group
+from rich.text import Text
 
-from sslpipe.cli.inputs import check_file, check_seed, start
+from sslpipe.cli.inputs import check_file, start
 from sslpipe.cli.options import (
+    MOST_SEED,
     Device,
     JsonFile,
     argument,
@@ -23,20 +26,20 @@ from sslpipe.cli.options import (
     parameters,
     set_parameters,
 )
-from sslpipe.cli.suite_tables import print_results, print_values
-from sslpipe.cli.terminal import new_app, show, working, write_json
+from sslpipe.cli.terminal import new_app, percent, show, text_table, working, write_json
 from sslpipe.data.index import Split
 from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.features import check_one_split, split_of_file
-from sslpipe.evaluation.groups import GroupCodes, group_codes
-from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.groups import GroupCodes, group_codes, worst_sentence
+from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.selection import parse_conditions, select
 from sslpipe.evaluation.whiten import whiten
 
 MOST_DEFAULTS = 8  # of an option, that its help lists one by one
+SHOWN_VALUES = 10  # the worst of a column
 SHARE_THE_BANK = ("few-shot", "knn")
 LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "nuisance", "ridge")
 
@@ -88,38 +91,70 @@ def _codes(sides: Sequence[_Side], option: str, name: str) -> GroupCodes:
     return group_codes(name, bank, queries)
 
 
-class _Map(NamedTuple):
-    """What is done to the features of both files before they are evaluated.
+def _mapped(
+    sides: Sequence[_Side], erased: Sequence[str], power: float | None
+) -> tuple[Embeddings, Embeddings, str, dict[str, Any]]:
+    """Map the rows of both files, by what those of the first say: erase columns, then flatten.
 
-    First columns are `erased`, then the spectrum is flattened to a `power`, 1 to whiten, unless
-    it is None.
+    Also returns what stands before the protocols in a table, and beside each number in JSON.
     """
+    bank, queries = (side.rows for side in sides)
+    prefix, beside = (
+        "",
+        {"whitened": power == 1, **({} if power in (None, 1) else {"power": power})},
+    )
+    if erased:
+        codes = {column: _codes(sides, "erase", column).bank for column in erased}
+        bank, queries = erase(bank, queries, columns=codes)
+        prefix, beside = f"erased={','.join(erased)} ", {**beside, "erased": erased}
+    if power is not None:
+        bank, queries = whiten(bank, queries, power=power)
+        prefix += "whitened " if power == 1 else f"flattened={power:g} "
+    return bank, queries, prefix, beside
 
-    erased: Sequence[str]
-    power: float | None
 
-    def apply(self, sides: Sequence[_Side]) -> tuple[Embeddings, Embeddings]:
-        """Map the rows of both files, by what those of the first say."""
-        bank, queries = (side.rows for side in sides)
-        if self.erased:
-            codes = {column: _codes(sides, "erase", column).bank for column in self.erased}
-            bank, queries = erase(bank, queries, columns=codes)
-        if self.power is not None:
-            bank, queries = whiten(bank, queries, power=self.power)
-        return bank, queries
+def print_results(title: str, results: Sequence[Result], prefix: str = "") -> None:
+    """Print a table of results, and what weakens them."""
+    rows = []
+    for one in results:
+        low, high = one.interval95
+        value = f"{one.value:.4g} [{low:.4g}, {high:.4g}]"
+        if one.unit == "share":
+            value = f"{percent(one.value, one.interval95)} %"
+        rows.append([prefix + one.protocol, one.metric, value, str(one.queries), str(one.bank)])
+    heads = ("protocol", "metric", "value", "queries", "bank")
+    # what all rows share is said once, above them
+    shared = [
+        place for place in (0, 3, 4) if len(rows) > 1 and len({row[place] for row in rows}) == 1
+    ]
+    said_once = [f"{heads[place]}: {rows[0][place]}" for place in shared if rows[0][place] != "0"]
+    kept = [place for place in range(len(heads)) if place not in shared]
+    table = text_table(
+        [heads[place] for place in kept],
+        [[row[place] for place in kept] for row in rows],
+        left=1 if 0 in shared else 2,
+    )
+    Console().print(Group(Text("; ".join([title, *said_once])), table))
+    for one in results:
+        for said in caveats(one.details):
+            show(f"{one.protocol}: {said}")
 
-    @property
-    def prefix(self) -> str:
-        """What stands before the protocols in a table."""
-        erased = f"erased={','.join(self.erased)} " if self.erased else ""
-        flattened = "" if self.power is None else f"flattened={self.power:g} "
-        return erased + ("whitened " if self.power == 1 else flattened)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what stands beside each number."""
-        erased = {"erased": self.erased} if self.erased else {}
-        power = {} if self.power in (None, 1) else {"power": self.power}
-        return {"whitened": self.power == 1, **power, **erased}
+def print_values(results: Sequence[Result]) -> None:
+    """Print the worst values of a column, for each result of `groups.worst_value`."""
+    for result in results:
+        values = result.details.get("values")
+        if "worst" not in result.details or not isinstance(values, dict):
+            continue
+        metric = result.metric.split(" of the worst")[0]
+        column = result.protocol.rpartition(" by=")[2]
+        rows = [
+            [value, percent(own["value"], own["interval95"]), str(own["queries"])]
+            for value, own in list(values.items())[:SHOWN_VALUES]
+        ]
+        heads = (column, f"{metric} in %, 95 % interval", "queries")
+        Console().print(text_table(heads, rows, title=result.protocol))
+        show(worst_sentence(result))
 
 
 def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
@@ -159,7 +194,6 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
                 its spread to this power; 1 is --whiten.
         """
         check_file(out)
-        check_seed(options.get("seed", 0))
         if whiten_both and whiten_power is not None:
             raise DataError("--whiten is --whiten-power 1; name one of the two")
         target, process = start(device, "" if shared else name)
@@ -180,8 +214,8 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         for column in columns:
             if options[column] is not None:
                 options[column] = _codes(sides, column, options[column])
-        mapped = _Map(erased or [], 1.0 if whiten_both else whiten_power)
-        bank, queries = mapped.apply(sides)
+        power = 1.0 if whiten_both else whiten_power
+        bank, queries, prefix, beside = _mapped(sides, erased or [], power)
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)
         with working(name):
@@ -189,13 +223,13 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         kept = "".join(side.protocol for side in sides)
         results = [replace(result, protocol=result.protocol + kept) for result in results]
         if process.rank == 0:
-            print_results(f"{name}: {train.name} -> {test.name}", results, mapped.prefix)
+            print_results(f"{name}: {train.name} -> {test.name}", results, prefix)
             print_values(results)
             for side in sides:
                 if side.sentence:
                     show(side.sentence)
             if out is not None:
-                write_json(out, [{**mapped.to_json(), **result.to_json()} for result in results])
+                write_json(out, [{**beside, **result.to_json()} for result in results])
         end_processes()
 
     summary, helps = documentation(evaluate)
@@ -226,5 +260,7 @@ def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter
                 shown = f"{ends[0]}, {ends[1]}, ... {ends[-1]}: {len(ends)} values"
     if text is not None:  # without what is meant for those who read the code
         text = re.sub(r"; see `[\w.]+`( and `[\w.]+`)*", "", text)
-    annotation = Annotated[kind, option(text or "", show_default=shown)]  # type: ignore[valid-type]
+    limits = {"min": 0, "max": MOST_SEED} if (parameter.name, kind) == ("seed", int) else {}
+    info = option(text or "", show_default=shown, **limits)
+    annotation = Annotated[kind, info]  # type: ignore[valid-type]
     return parameter.replace(kind=parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -57,24 +57,26 @@ def enrol(
     """Add every name in a folder of folders; names already enrolled get more images."""
     check_model(model)
     find_named_images(folder)
-    backbone = _load(model, checkpoint, weights, device)
-    names, paths = find_named_images(folder, backbone.image_type)
-    book, names = _enrol(gallery, backbone, names, paths, flatten)
+    backbone = load_model(model, checkpoint, weights, device)
+    named = find_named_images(folder, backbone.image_type)
+    book, names = _enrol(gallery, backbone, named, flatten)
     show(f"{gallery}: {len(names)} images of {len({*names})} names; {len(book)} names in all")
-    _say_next(book, gallery, model, images=folder)
+    if book.calibrated:
+        say_next("gallery", "identify", gallery, folder, "--model", model)
+    else:
+        say_next("gallery", "calibrate", gallery, "STRANGERS", "--model", model)
 
 
 def _enrol(
     gallery: Path,
     backbone: "FrozenBackbone",
-    names: list[str],
-    paths: list[Path],
+    named: list[tuple[str, Path]],
     flatten: bool | None,
 ) -> tuple["Gallery", list[str]]:
     """Add images to a gallery, or begin one with them; also the names of those that are read."""
     book = _open(gallery, backbone, flatten) if gallery.exists() else None
-    kept, embeddings = _embed(backbone, paths)
-    names = [names[k] for k in kept]
+    kept, embeddings = _embed(backbone, [path for _, path in named])
+    names = [named[k][0] for k in kept]
     if book is None:
         book = _new(backbone, embeddings, names, flatten)
     book.enrol(names, embeddings)
@@ -98,8 +100,8 @@ def add(
     """Add one name, or more images to one."""
     check_model(model)
     _check_images(images)
-    backbone = _load(model, checkpoint, weights, device)
-    book, _ = _enrol(gallery, backbone, [name] * len(images), images, flatten)
+    backbone = load_model(model, checkpoint, weights, device)
+    book, _ = _enrol(gallery, backbone, [(name, path) for path in images], flatten)
     show(f"{gallery}: {one_line(name)} has {len(book.embeddings(name))} images")
 
 
@@ -140,7 +142,7 @@ def calibrate(
     check_model(model)
     _check_there(gallery)
     find_images(strangers)
-    backbone = _load(model, checkpoint, weights, device)
+    backbone = load_model(model, checkpoint, weights, device)
     paths = find_images(strangers, backbone.image_type)
     book = _open(gallery, backbone)
     kept, embeddings = _embed(backbone, paths)
@@ -181,7 +183,7 @@ def identify(
 
     from sslpipe.metric_learning.gallery import NO_THRESHOLD
 
-    backbone = _load(model, checkpoint, weights, device)
+    backbone = load_model(model, checkpoint, weights, device)
     paths = images_of(images, backbone.image_type)
     book = _open(gallery, backbone)
     kept, embeddings = _embed(backbone, paths)
@@ -197,7 +199,7 @@ def identify(
         print("\t".join(cells))
     if not book.calibrated:
         say(NO_THRESHOLD, "yellow")
-        _say_next(book, gallery, model)
+        say_next("gallery", "calibrate", gallery, "STRANGERS", "--model", model)
 
 
 @app.command("verify", epilog="Example: sslpipe gallery verify a.jpg b.jpg --model out/backbone")
@@ -222,17 +224,14 @@ def verify_command(
     if pairs is not None:
         find_named_images(pairs)
 
-    import torch
-
     from sslpipe.metric_learning.gallery import different_pairs, threshold_at, verify
 
-    backbone = _load(model, checkpoint, weights, device)
+    backbone = load_model(model, checkpoint, weights, device)
     if threshold is None:
         assert pairs is not None
-        names, paths = find_named_images(pairs, backbone.image_type)
-        kept, embeddings = _embed(backbone, paths)
-        number = {name: k for k, name in enumerate(dict.fromkeys(names))}
-        labels = torch.tensor([number[names[k]] for k in kept])
+        named = find_named_images(pairs, backbone.image_type)
+        kept, embeddings = _embed(backbone, [path for _, path in named])
+        labels = _numbered([named[k][0] for k in kept])
         threshold = threshold_at(different_pairs(embeddings, labels), far)
     kept, two = _embed(backbone, [first, second])
     if len(kept) < 2:
@@ -241,14 +240,6 @@ def verify_command(
     print(f"{'same' if same else 'different'}\t{score:.4f}\tthreshold {threshold:.4f}")
     if not same:
         raise typer.Exit(1)
-
-
-def _say_next(book: "Gallery", gallery: Path, model: Path, images: Path | None = None) -> None:
-    """Name `calibrate`, without which a stranger gets a name, and after it `identify`."""
-    if not book.calibrated:
-        say_next("gallery", "calibrate", gallery, "STRANGERS", "--model", model)
-    elif images is not None:
-        say_next("gallery", "identify", gallery, images, "--model", model)
 
 
 def _check_there(gallery: Path) -> None:
@@ -270,11 +261,12 @@ def _read(gallery: Path) -> "Gallery":
     return Gallery.load(gallery)
 
 
-def _load(model: Path, checkpoint: str | None, weights: Weights, device: str) -> "FrozenBackbone":
-    from sslpipe.distributed import pick_device
+def _numbered(names: list[str]) -> "Tensor":
+    """Return each name's number, (N,), by its first place."""
+    import torch
 
-    target = pick_device(device, f"--device {device}")
-    return load_model(model, checkpoint, weights).to(target)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([numbers[name] for name in names])
 
 
 def _made_with(backbone: "FrozenBackbone") -> dict[str, str]:
@@ -297,9 +289,7 @@ def _new(
     if backbone.whitening is not None:
         form = "as their export whitened them"
     elif flatten is not False:
-        places = {name: place for place, name in enumerate(dict.fromkeys(names))}
-        labels = torch.tensor([places[name] for name in names])
-        rows = Embeddings(embeddings, labels, torch.arange(len(names)))
+        rows = Embeddings(embeddings, _numbered(names), torch.arange(len(names)))
         flattening, form = fit_flattening(rows, by_labels=True, say=say)
     say(f"features {form}" + "; --no-flatten: as they are" * (flattening is not None))
     about = {**_made_with(backbone), **({} if flattening is None else {FLATTENED: form})}

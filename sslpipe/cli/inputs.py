@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sslpipe.cli.options import MOST_SEED
 from sslpipe.errors import DataError, UserError, shown
 
 if TYPE_CHECKING:
@@ -70,12 +69,6 @@ def parse_ids(texts: Sequence[str] | None) -> list[int] | None:
         if not re.fullmatch(r"[0-9]{1,18}", word):
             raise UserError(f"--ids {shown(word)} is no sample's id; write numbers, as in 469,523")
     return [int(word) for word in ids]
-
-
-def check_seed(seed: int) -> None:
-    """Raise UserError where a seed does not fit into 63 bits."""
-    if not 0 <= seed <= MOST_SEED:
-        raise UserError(f"--seed {seed}: a seed is 0 to 2^63 - 1")
 
 
 def check_model(source: str | Path | None) -> None:
@@ -159,13 +152,12 @@ def images_of(given: Iterable[Path], image_type: "ImageType | None" = None) -> l
 
 def find_named_images(
     folder: Path, image_type: "ImageType | None" = None
-) -> tuple[list[str], list[Path]]:
+) -> list[tuple[str, Path]]:
     """Return the name and the path of every image FOLDER/NAME/*. Raises: UserError."""
     folders = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
     if not folders:
         raise UserError(f"{folder} has no folders; expected one a name, with its images inside")
-    pairs = [(each.name, path) for each in folders for path in find_images(each, image_type)]
-    return [name for name, _ in pairs], [path for _, path in pairs]
+    return [(each.name, path) for each in folders for path in find_images(each, image_type)]
 
 
 def start(device: str, alone: str = "", *, small: bool = False) -> tuple[str, "Rank"]:

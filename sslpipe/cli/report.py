@@ -46,49 +46,42 @@ def main(
     """
     if len(run_dirs) > 1 and data is not None:
         raise UserError("--data is for the report of one run; leave it out")
-    folders: set[Path] = set()
-    for run_dir in run_dirs:
-        check_run(run_dir)
-        if run_dir.resolve() in folders:
-            raise UserError(f"{run_dir} is named twice; name each run once")
-        folders.add(run_dir.resolve())
+    run_dir, folders = run_dirs[0], [each.resolve() for each in run_dirs]
+    for number, each in enumerate(run_dirs):
+        check_run(each)
+        if folders[number] in folders[:number]:
+            raise UserError(f"{each} is named twice; name each run once")
     index = None if data is None else open_data(data)
-    target = out or (
-        run_dirs[0].parent / "comparison.html" if len(run_dirs) > 1 else run_dirs[0] / "report.html"
-    )
+    several = len(run_dirs) > 1
+    target = out or (run_dir.parent / "comparison.html" if several else run_dir / "report.html")
     check_file(target)
 
-    from sslpipe.cli.suite_tables import print_suite
+    from sslpipe.cli.suite import print_suite
     from sslpipe.report.build import build_page
     from sslpipe.report.compare import build_comparison, names_apart, sentences
     from sslpipe.report.run import read_run
 
-    if len(run_dirs) > 1:
-        runs = [read_run(run_dir) for run_dir in run_dirs]
+    runs = [read_run(each) for each in run_dirs]
+    if several:
         named = dict(zip(names_apart(run_dirs, runs), runs, strict=True))
         for line in sentences(named):
             say(line)
-        _write(target, build_comparison(named))
-        return
-    (run_dir,) = run_dirs
-    run = read_run(run_dir)
-    queries, others = _load(run_dir, "test"), _load(run_dir, "train")
-    with working("report") as stage:
-        own = index is not None and index.has_sha256(run.data["index_sha256"])
-        if index is not None and own and run.views_png is None:
-            run = run._replace(views_png=_views(run_dir, index))
-        page = build_page(run, index, queries, others, stage)
-    if run.evaluation is not None:
-        print_suite(run.evaluation)
-    _write(target, page)
-    if not (run_dir / "backbone").exists():
+        page = build_comparison(named)
+    else:
+        (run,) = runs
+        queries, others = _load(run_dir, "test"), _load(run_dir, "train")
+        with working("report") as stage:
+            own = index is not None and index.has_sha256(run.data["index_sha256"])
+            if index is not None and own and run.views_png is None:
+                run = run._replace(views_png=_views(run_dir, index))
+            page = build_page(run, index, queries, others, stage)
+        if run.evaluation is not None:
+            print_suite(run.evaluation)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, page)
+    say(f"{target}: {len(page) / 1e6:.1f} MB, open it in a browser")
+    if not several and not (run_dir / "backbone").exists():
         say_next("export", run_dir, "--out", run_dir / "backbone")
-
-
-def _write(out: Path, page: str) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, page)
-    say(f"{out}: {len(page) / 1e6:.1f} MB, open it in a browser")
 
 
 def _views(run_dir: Path, index: "DatasetIndex") -> bytes | None:

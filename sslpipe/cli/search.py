@@ -93,16 +93,14 @@ def search(
     inputs.images_of(images)
     inputs.check_file(out)
 
-    from sslpipe.distributed import pick_device
-
     search, places = _open(files, data, augment, flatten=flatten, exact=exact)
     undo = "; --no-flatten: as they are" * (search.flattening is not None)
     say(f"features {search.form}{undo}")
-    backbone, _ = load_model(model, checkpoint, weights).matched(search.splits[0])  # their range
+    backbone = load_model(model, checkpoint, weights, device)
+    backbone, _ = backbone.matched(search.splits[0])  # their range
     search.check_network(backbone.network_facts)
     queries = inputs.images_of(images, backbone.image_type)
-    rows = backbone.to(pick_device(device, f"--device {device}")).encode(queries)
-    found = search.find(rows, top, where=where, expand=expand, rerank=rerank)
+    found = search.find(backbone.encode(queries), top, where=where, expand=expand, rerank=rerank)
     keys = [[search.key(hit) for hit in hits] for hits in found]
     lines = [
         {
@@ -126,7 +124,7 @@ def search(
             cells = line["query"], line["place"], f"{line['score']:.4f}", sample, line["name"]
             typer.echo("\t".join(one_line(str(cell)) for cell in (*cells, line["class"] or "-")))
     if out is not None:
-        from sslpipe.report.search import search_page
+        from sslpipe.report.commands import search_page
 
         write_atomically(out, search_page(search, queries, found, keys))
         say(f"{out}: open it in a browser")

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from sslpipe.cli.suite_tables import print_suite
-from sslpipe.cli.terminal import progress, report_bad, say, show
+from sslpipe.cli.terminal import percent, progress, report_bad, say, show, text_table
 from sslpipe.curate.leaks import Leaks
 from sslpipe.curate.leaks import find_leaks as find_leaks_in
 from sslpipe.data.index import Split
@@ -29,11 +29,19 @@ from sslpipe.evaluation.features import (
     saved_embeddings,
 )
 from sslpipe.evaluation.protocols import Pair
-from sslpipe.evaluation.suite_file import own_name
-from sslpipe.evaluation.verdict import BASELINES, leakage_sentence, unfinished
+from sslpipe.evaluation.result import measured_columns
+from sslpipe.evaluation.suite_file import features_name, own_name, with_own_name
+from sslpipe.evaluation.verdict import (
+    BASELINES,
+    RECALL,
+    answer_text,
+    form_names,
+    leakage_sentence,
+    unfinished,
+)
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.portable import make_folder
-from sslpipe.recipe.shortened import shortened_note
+from sslpipe.recipe import shortened_note
 
 AGAIN_S = 1.0  # a Ctrl-C so much later than the first signal ends what is being written
 LONGEST_NAME = 40
@@ -58,6 +66,83 @@ def print_report(report: dict[str, Any], out: Path) -> None:
         reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
         say(f"error: not in {out}: {reasons}; run the same command again", "red")
         raise typer.Exit(130 if "interrupted" in missing.values() else 2)
+
+
+def renamed(text: str, own: str) -> str:
+    """Put the model's own name into a line of the suite."""
+    return re.sub(r"(?<![\w.-])ssl(?![\w.-])", lambda found: own, text)
+
+
+def print_suite(report: dict[str, Any]) -> None:
+    """Print the suite's tables; a log file gets lines wide enough for an interval in a cell."""
+    own = own_name(report["facts"], [row["features"] for row in report["rows"]])
+    tables = {"rows", "against", "nuisance"} & report.keys()
+    report = {**report, **{table: with_own_name(report[table], own) for table in tables}}
+    printer = Console()
+    if not printer.is_terminal:
+        printer = Console(width=110)
+    printer.print(suite_table(report))
+    for row in report["rows"]:
+        if row["column"] is not None and not row["details"].get("converged", True):
+            show(f"* {row['features']}, {row['column']}: the fit did not converge")
+    if report.get("against"):
+        printer.print(against_table(report["against"]))
+    if report.get("nuisance"):
+        printer.print(nuisance_table(report["nuisance"]))
+
+
+def suite_table(report: dict[str, Any]) -> Table:
+    """Rows: features, plain and flattened. Columns: those of the report; percent and interval."""
+    columns = measured_columns(report)
+    queries = next((row["queries"] for row in report["rows"] if row["column"] is not None), 0)
+    what = "Shares" if RECALL in columns else "Top-1 accuracy"
+    title = f"{what} in %, 95 % interval; {queries} test samples"
+    note = report["facts"].get("shortened")
+    cells: dict[str, dict[str, str]] = {}
+    for row in report["rows"]:
+        line = cells.setdefault(features_name(row), {})
+        if row["column"] is not None:
+            mark = "" if row["details"].get("converged", True) else " *"
+            line[row["column"]] = percent(row["value"], row["interval95"]) + mark
+    return _by_features(columns, cells, f"{title}; {note}" if note else title, "–")
+
+
+def nuisance_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Rows: chance, and each kind of features. Columns: those of the data set that were probed."""
+    cells: dict[str, dict[str, str]] = {"chance": {}}
+    for row in rows:
+        cells["chance"][row["column"]] = f"{100 * row['details']['chance']:.1f}"
+        shown = percent(row["value"], row["interval95"])
+        cells.setdefault(row["features"], {})[row["column"]] = shown
+    title = "What else the features know: a linear probe's % right, 95 % interval"
+    return _by_features([*cells["chance"]], cells, title, "-")
+
+
+def _by_features(
+    columns: Sequence[str], cells: dict[str, dict[str, str]], title: str, absent: str
+) -> Table:
+    rows = [[name, *(line.get(each, absent) for each in columns)] for name, line in cells.items()]
+    return text_table(["features", *columns], rows, title=title)
+
+
+def against_table(compared: Sequence[dict[str, Any]]) -> Table:
+    """Rows: a measure of a network each, first the one that decides and has the answer."""
+    several, rows = len({each["features"] for each in compared}) > 1, []
+    for each in compared:
+        name = each["against"] + (f" ({each['features']})" if several else "")
+        low, high = (100 * end for end in each["interval95"])
+        difference = f"{100 * each['difference']:+.1f} ({low:+.1f}, {high:+.1f})"
+        rows.append(
+            [
+                name if each["primary"] else "",
+                f"{each['measure']}, {' / '.join(dict.fromkeys(form_names(each)))}",
+                *(f"{100 * each[key]:.1f}" for key in ("value", "against_value")),
+                *(difference, f"{each['count']:,} {each['unit']}", answer_text(each)),
+            ]
+        )
+    heads = ("against", "measure", "ours", "theirs", "difference", "over", "answer")
+    title = "Against other networks: shares in %, differences in points with 95 %"
+    return text_table(heads, rows, title=title, left=2)
 
 
 @contextmanager

@@ -65,6 +65,11 @@ def text_table(
     return table
 
 
+def percent(value: float, interval: tuple[float, float]) -> str:
+    """Write a share and its interval in percent."""
+    return f"{100 * value:.1f} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+
+
 def show(text: object) -> None:
     """Print a line of the result on stdout, as it is."""
     Console().print(text, highlight=False, markup=False, soft_wrap=True)
@@ -87,11 +92,16 @@ def say_once(text: str) -> None:
 
 
 def load_model(
-    source: str | Path, checkpoint: str | None, weights: Any, **options: Any
+    source: str | Path, checkpoint: str | None, weights: Any, device: str = "cpu", **options: Any
 ) -> "FrozenBackbone":
-    """Load a backbone; say which weights of a run were chosen, unless its newest trained ones."""
+    """Load a backbone; say which weights of a run were chosen, unless its newest trained ones.
+
+    `device` is that of --device; options: those of `load_backbone`.
+    """
+    from sslpipe.distributed import pick_device
     from sslpipe.export.load import load_backbone
 
+    target = pick_device(device, f"--device {device}")
     model = load_backbone(source, checkpoint=checkpoint, weights=weights, **options)
     facts = model.config.facts
     if {"checkpoint", "weights", "checkpoint_reason"} & {*facts}:
@@ -99,7 +109,7 @@ def load_model(
         name = facts.get("checkpoint", "the newest checkpoint")
         reason = f"; {facts['checkpoint_reason']}" if "checkpoint_reason" in facts else ""
         say_once(f"weights: {name} of {facts.get('name')}, {kind}{reason}")
-    return model
+    return model.to(target)
 
 
 def report_bad(sample: "Quarantined") -> None:

@@ -8,9 +8,8 @@ from markupsafe import Markup
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import UserError
 from sslpipe.evaluation.verdict import LINEAR
-from sslpipe.recipe import is_finetune
-from sslpipe.recipe.shortened import shortened_note
-from sslpipe.report.curves import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts, few_shot_chart
+from sslpipe.recipe import is_finetune, shortened_note
+from sslpipe.report.charts import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts, few_shot_chart
 from sslpipe.report.embeddings import (
     EMBED,
     RANDOM_QUERIES,

@@ -111,10 +111,6 @@ class RunFiles(NamedTuple):
 
 def read_run(run_dir: Path) -> RunFiles:
     """Read what a report needs. Raises: UserError: it is no run, or a file is not readable."""
-    if not (run_dir / "recipe.json").exists():
-        raise UserError(
-            f"{run_dir} holds no run: it has no recipe.json; name the --run-dir of `sslpipe train`"
-        )
     # what every run has
     recipe = read_description(run_dir, "recipe.json")
     _checked(recipe, _recipe_kinds(recipe), run_dir / "recipe.json")

@@ -82,12 +82,6 @@ def test_the_examples_of_the_help_are_command_lines_of_the_program(example):
     assert "launch/" not in example, "the reader has no clone"
 
 
-def test_a_paragraph_of_help_has_the_line_ends_of_the_terminal_only():
-    for words, command in programs():
-        texts = [text for text in command.help.split("\n\n") if not text.startswith("- ")]
-        assert all("\n" not in text for text in texts), words
-
-
 def test_no_markup_takes_letters_out_of_the_help(capsys, monkeypatch):
     """Neither HTML of Markdown, as in (?P<name>...), nor rich's brackets."""
     monkeypatch.setattr(typer.rich_utils, "MAX_WIDTH", 1000)
@@ -186,45 +180,20 @@ def test_completion_scripts_ask_the_program(monkeypatch):
         assert command_line().stdout.split() == [completed]
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("loss.temprature=0.1", "loss.temprature is not an argument"),
-        ("data.batch_size=512", "data.batch_size = 512 is more than the 112 samples"),
-        ("data.num_streams=5", "data.batch_size = 16 is not a multiple"),
-        ("augment.preset=simclr_smal", "simclr_small"),
-        ("run.device=cuda", "torch sees no CUDA device"),
-    ],
-)
-def test_a_mistake_in_a_recipe_is_one_line_before_the_first_step(
-    data, tmp_path, call, override, message
-):
-    if "cuda" in override and __import__("torch").cuda.is_available():
-        pytest.skip("this machine has a CUDA device")
-    recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
-    code, _, said = call("train", recipe, "--data", data, "--run-dir", run_dir, override)
-    assert code == 2
-    assert message in said
-    assert said.startswith("error: ")
+def test_a_mistake_that_only_building_shows_is_one_line_before_the_first_step(data, tmp_path, call):
+    words = ["train", write_recipe(tmp_path), "--data", data, "--run-dir", tmp_path / "run"]
+    _, said = call(*words, "loss.temprature=0.1", status=2)
+    assert said.startswith("error: loss.temprature is not an argument")
     assert said.count("\n") == 1
-    assert not (run_dir / "metrics.jsonl").exists()
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_without_wandb_a_training_that_names_it_goes_through(data, tmp_path, call, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # any import of it now fails
     words = ["train", write_recipe(tmp_path), "--data", data, "--run-dir", tmp_path / "run"]
-    code, _, said = call(*words, "steps=4", "run.monitor_steps=4", 'run.trackers=["wandb"]')
-    assert code == 0, said
+    _, said = call(*words, "steps=4", "run.monitor_steps=4", 'run.trackers=["wandb"]')
     assert "tracker 'wandb' did not start" in said
     assert "holdout_knn" in said
-
-
-def test_threads_are_num_workers_in_every_command_and_shards_takes_the_old_name():
-    options = [option for _, command in programs() for p in command.params for option in p.opts]
-    names = [name for name in options if name.endswith("workers")]
-    assert names.count("--num-workers") >= 9
-    assert names.count("--workers") == 4  # of `shards`, whose first spelling it was
-    assert {*names} == {"--num-workers", "--workers"}
 
 
 def test_the_help_of_an_evaluation_lists_no_long_grid_and_no_name_of_the_code():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sslpipe.cli import evaluate as evaluate_tool
-from sslpipe.cli.suite_tables import print_values
+from sslpipe.cli.evaluations import print_values
 from sslpipe.data.index import load_index
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import embed, save_embeddings
@@ -70,11 +70,8 @@ def plain(results):
     ("words", "options", "column"),
     [
         ("knn --k 5", {"k": [5]}, "exclude_same"),
-        ("knn --k 5", {"k": [5]}, "by"),
         ("linear", {}, "by"),
-        ("retrieval", {}, "exclude_same"),
         ("retrieval", {}, "cross"),
-        ("retrieval", {}, "by"),
         ("nuisance", {}, "column"),
     ],
 )
@@ -223,6 +220,13 @@ def test_a_suite_says_what_else_the_features_know_beside_the_baselines(evaluated
     chance = f"chance | {100 * expected.details['chance']:.1f}"
     assert chance in " ".join(shown.replace("│", "|").split())
     check_report(report)
+    tree = {key: value for key, value in report.items() if key != "sha256"}
+    check_report({key: value for key, value in tree.items() if key != "nuisance"})
+    tree["nuisance"] = [{**own, "details": {**own["details"], "chance": 1.5}}]
+    with pytest.raises(ValueError, match=r"nuisance\.0\.details\.chance"):
+        check_report(tree)
+    words = ["suite", run_dir, "--data", manifest, "--columns", "scaner"]
+    refused(evaluate_tool, words, "no column 'scaner'; did you mean 'scanner'")
 
 
 def test_an_export_and_the_report_carry_what_else_the_features_know(evaluated, tmp_path):
@@ -247,18 +251,3 @@ def test_an_export_and_the_report_carry_what_else_the_features_know(evaluated, t
     names = [row["features"] for row in together["nuisance"]]
     random = [f"random weights of {run}" for run in ("before", "after")]
     assert names == ["before", random[0], "pixels", "after", random[1]]
-
-
-def test_an_eval_json_without_probes_loads_and_one_whose_chance_is_none_does_not(evaluated):
-    report = {key: value for key, value in evaluated[2].items() if key != "sha256"}
-    check_report({key: value for key, value in report.items() if key != "nuisance"})
-    broken = json.loads(json.dumps(report))
-    broken["nuisance"][0]["details"]["chance"] = 1.5
-    with pytest.raises(ValueError, match=r"nuisance\.0\.details\.chance"):
-        check_report(broken)
-
-
-def test_columns_of_a_suite_are_chosen_before_anything_is_embedded(evaluated):
-    run_dir, manifest, _, _ = evaluated
-    words = ["suite", run_dir, "--data", manifest, "--columns"]
-    refused(evaluate_tool, [*words, "scaner"], "no column 'scaner'; did you mean 'scanner'")

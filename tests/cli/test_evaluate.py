@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,14 +22,12 @@ from sslpipe.cli import report as report_tool
 from sslpipe.cli import suite as suite_tool
 from sslpipe.cli.app import run as run_program
 from sslpipe.cli.suite import short_name
-from sslpipe.cli.suite_tables import print_results
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import embed, load_embeddings, save_embeddings
 from sslpipe.evaluation.knn import knn_results
-from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.whiten import fit_whitening, whiten
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
@@ -85,16 +82,11 @@ def test_embed_writes_every_sample_of_the_split_through_the_runs_view(run, tmp_p
         **{"crop_px": 16, "resize_px": 16},
         **{"mean": [0.5] * 3, "std": [0.25] * 3},
     }
-
-
-def test_one_command_embeds_several_splits_to_the_files_of_one_each(run, tmp_path):
-    run_dir, data = run
+    # several splits, in the files of one each
     both = ("--split", "train", "--split", "test")
-    call(embed_tool, run_dir, "--data", data, *both, "--out", tmp_path / "{split}.npz")
-    for split in ("train", "test"):
-        alone = tmp_path / f"{split}-alone.npz"
-        call(embed_tool, run_dir, "--data", data, "--split", split, "--out", alone)
-        assert (tmp_path / f"{split}.npz").read_bytes() == alone.read_bytes()
+    call(embed_tool, run_dir, "--data", data, *both, "--out", tmp_path / "{split}-2.safetensors")
+    assert (tmp_path / "test-2.safetensors").read_bytes() == out.read_bytes()
+    assert load_embeddings(tmp_path / "train-2.safetensors")[1]["split"] == "train"
     words = [run_dir, "--data", data, *both, "--out", tmp_path / "one.npz"]
     refused(embed_tool, words, "is one file for 2 splits")
 
@@ -113,10 +105,9 @@ def test_suite_reads_features_of_the_run_that_are_just_what_it_would_embed(run, 
 
     # where there are none it leaves them in the run, as `embed` writes them
     _, anew = suite()
-    left = [(folder / f"features/{split}.safetensors").read_bytes() for split in ("train", "test")]
+    left = {path: path.read_bytes() for path in (folder / "features").iterdir()}
     call(embed_tool, folder, "--data", data, *both)
-    for split, raw in zip(("train", "test"), left, strict=True):
-        assert (folder / f"features/{split}.safetensors").read_bytes() == raw
+    assert {path: path.read_bytes() for path in (folder / "features").iterdir()} == left
     output, reused = suite()
     assert output.count("read from") == 2
     assert reused == anew
@@ -148,24 +139,16 @@ def test_suite_reads_features_of_the_run_that_are_just_what_it_would_embed(run, 
     assert not [*(tmp_path / "elsewhere").iterdir()]
 
 
-def test_a_run_and_its_export_are_the_same_backbone_with_the_checkpoints_weights(run, tmp_path):
-    run_dir, _ = run
-    (run_dir / "eval.json").unlink(missing_ok=True)
-    export_backbone(run_dir, tmp_path / "out", ["safetensors"])
-    exported, ours = load_backbone(tmp_path / "out"), load_backbone(run_dir)
-    weights = final_weights(run_dir)
-    for key, tensor in exported.backbone.state_dict().items():
-        assert torch.equal(tensor, weights[f"backbone.{key}"])
-    assert exported.config == ours.config
-    facts = exported.config.facts
-    assert (facts["name"], facts["step"], facts["data"]["name"]) == ("tiny", 3, "tiny")
-    assert len(facts["digest"]) == 64
-    assert "| run | 3 steps" in (tmp_path / "out" / "README.md").read_text()
-
-
 def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, tmp_path):
     run_dir, data = run
+    (run_dir / "eval.json").unlink(missing_ok=True)
     export_backbone(run_dir, tmp_path / "out", ["safetensors"])
+    exported, weights = load_backbone(tmp_path / "out"), final_weights(run_dir)
+    for key, tensor in exported.backbone.state_dict().items():
+        assert torch.equal(tensor, weights[f"backbone.{key}"])
+    assert exported.config == load_backbone(run_dir).config
+    assert "| run | 3 steps" in (tmp_path / "out" / "README.md").read_text()
+
     train_file, test_file = tmp_path / "train.safetensors", tmp_path / "test.npz"
     options = ["--crops", "five", "--reduce", "concat", "--resize-px", "20"]
     words = (tmp_path / "out", "--data", data)
@@ -208,12 +191,11 @@ def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries
     assert all(row["queries"] == 20 for row in report["rows"])
     assert (report["facts"]["step"], report["facts"]["steps"]) == (3, 3)
     assert "unfinished" not in shown
-    for message in ("tiny, whitened", "pixels", "random", "kNN, 100 labels per class"):
+    for message in ("pixels", "random", "kNN, 100 labels per class"):
         assert message in shown
-    assert "ssl" not in shown.replace("sslpipe", "")  # the name of the run
-    shown = call(report_tool, run_dir)
-    assert "tiny, whitened" in shown
-    assert "ssl" not in shown.replace("sslpipe", "")
+    for printed in (shown, call(report_tool, run_dir)):  # under the name of the run
+        assert "tiny, whitened" in printed
+        assert "ssl" not in printed.replace("sslpipe", "")
     model, index = load_backbone(run_dir), load_index(data)
     sides = [embed(model.backbone, model.view, index.split(name)) for name in ("train", "test")]
     by_protocol = {
@@ -227,49 +209,28 @@ def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries
     assert len(carried) == sum(row["column"] is not None for row in report["rows"])
 
 
-SHOWN = {
-    "verdict": "Better than nothing.",
-    "facts": {"step": 27, "steps": 40},
-    "columns": ["kNN"],
-    "rows": [
-        {
-            **{"features": "ssl", "whitened": False, "column": "kNN", "value": 0.5},
-            **{"interval95": [0.4, 0.6], "queries": 20, "details": {}},
-        }
-    ],
-    "left_out": [],
-}
-
-
-def printed(capsys, **changes) -> str:
-    """What the suite prints of a report."""
-    suite_tool.print_report({**SHOWN, **changes}, Path("eval.json"))
-    return capsys.readouterr().out
-
-
-def test_suite_says_of_an_unfinished_run_that_it_is_before_the_verdict(capsys):
-    said = "Evaluated at step 27 of 40, unfinished: the train command resumes it.\nBetter than"
-    assert printed(capsys).startswith(said)
-    for facts in ({"step": 40, "steps": 40}, {"step": 27}, {}):
-        assert printed(capsys, facts=facts).startswith("Better than nothing.")
-    chosen = {**SHOWN["facts"], "checkpoint": "step-00000027"}
-    assert printed(capsys, facts=chosen).startswith("Evaluated at step 27 of 40.\n")
-
-
-def test_suite_marks_a_fit_that_did_not_converge_and_shows_no_empty_column(capsys):
-    (knn,) = SHOWN["rows"]
-    cut = {**knn, "column": "linear", "value": 0.7, "details": {"converged": False}}
+def test_suite_prints_an_unfinished_run_first_and_marks_a_fit_that_did_not_converge(capsys):
+    knn = {"features": "ssl", "whitened": False, "column": "kNN", "value": 0.5, "details": {}}
+    knn |= {"interval95": [0.4, 0.6], "queries": 20}
+    cut = {**knn, "column": "linear", "details": {"converged": False}}
     columns = ["kNN", "kNN, 100/class", "linear"]
-    shown = printed(capsys, rows=[knn, cut], columns=columns)
-    assert "100/class" not in shown
+    report = {"verdict": "Better than nothing.", "columns": columns, "left_out": []}
+
+    def printed(facts, *rows):
+        suite_tool.print_report({**report, "facts": facts, "rows": rows}, Path("eval.json"))
+        return capsys.readouterr().out
+
+    said = "Evaluated at step 27 of 40, unfinished: the train command resumes it.\nBetter than"
+    assert printed({"step": 27, "steps": 40}, knn).startswith(said)
+    shown = printed({"step": 40, "steps": 40}, knn, cut)
+    assert shown.startswith("Better than nothing.")
+    assert "100/class" not in shown  # a column without a number
     assert shown.count("*") == 2
     assert "* this model, linear: the fit did not converge" in shown
-    assert "*" not in printed(capsys, columns=columns)
     # under the name of the run, unless other features have it
-    named = {"facts": {"name": "[red]photos"}, "columns": columns}
-    assert "* [red]photos, linear:" in printed(capsys, rows=[knn, cut], **named)
-    other = {**knn, "features": "[red]photos"}
-    assert "* this model, linear:" in printed(capsys, rows=[knn, cut, other], **named)
+    named, other = {"name": "[red]photos"}, {**knn, "features": "[red]photos"}
+    assert "* [red]photos, linear:" in printed(named, knn, cut)
+    assert "* this model, linear:" in printed(named, knn, cut, other)
 
 
 @pytest.fixture(scope="module")
@@ -283,19 +244,6 @@ def stranger(run, tmp_path_factory):
     train(recipe, load_index(run[1]), folder / "run")
     export_backbone(folder / "run", folder / "weights", ["safetensors"])
     return folder / "weights"
-
-
-def test_what_all_results_share_is_said_once_above_their_table(capsys):
-    at = [Result("retrieval cosine", f"Recall@{k}", 0.5, (0.4, 0.6), 20, 30) for k in (1, 5)]
-    print_results("mine", at)
-    assert capsys.readouterr().out.count("retrieval cosine") == 1
-    print_results("mine", [at[0], replace(at[1], protocol="retrieval dot", bank=31)])
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "mine; queries: 20"
-    assert all(text in said[2] for text in ("protocol", "metric", "value", "bank"))
-    assert "queries" not in said[2]
-    print_results("mine", at[:1])
-    assert capsys.readouterr().out.startswith("mine\n")
 
 
 def test_suite_compares_with_the_weights_of_others_through_their_own_view(run, stranger, tmp_path):
@@ -369,21 +317,6 @@ def test_a_stopped_suite_writes_what_it_has_and_says_what_is_not_there(
     assert f"{out} is not written" in said
 
 
-def test_a_network_that_cannot_be_embedded_costs_no_other_number(
-    run, stranger, tmp_path, monkeypatch
-):
-    def fails(*words, **options):
-        raise RuntimeError("no memory")
-
-    out = tmp_path / "eval.json"
-    against = ("--against", stranger)
-    code, said, report = suite_that(monkeypatch, run, out, *against, embed_other=fails)
-    assert code == 2
-    assert {row["features"] for row in report["rows"]} == {"ssl", "random", "pixels"}
-    assert "Not compared with weights: no memory." in said
-    assert "weights: no memory; run the same command again" in said
-
-
 def test_an_export_keeps_no_features_and_each_source_has_its_name(run, stranger, tmp_path):
     run_dir, data = run
     export_backbone(run_dir, tmp_path / "weights", ["safetensors"])
@@ -428,10 +361,8 @@ def test_a_run_is_compared_with_the_weights_that_it_started_from(run, stranger, 
     assert (named["sha256"], named["name"]) == (start.config.weights_sha256, "start")
     assert {each["start"] for each in report["against"]} == {True}
     assert report["verdict"] in shown
-    html = CliRunner().invoke(report_tool.app, [str(tuned)])
-    assert html.exit_code == 0  # no eval.json in the run: nothing to show
     (tuned / "eval.json").write_text(out.read_text())
-    assert CliRunner().invoke(report_tool.app, [str(tuned)]).exit_code == 0
+    call(report_tool, tuned)
     assert "start, which it started from" in (tuned / "report.html").read_text()
 
     # others, or gone
@@ -454,9 +385,8 @@ def test_a_run_is_compared_with_the_weights_that_it_started_from(run, stranger, 
         ("/data/a/backbone", ("backbone",), "a-backbone"),
         ("weights/lite0.pth", (), "lite0"),
         ("weights/lite0.pth@128", (), "lite0-128"),
-        ("lite0.pth", ("lite0",), "lite0-2"),
         ("lite0.pth", ("lite0", "lite0-2"), "lite0-3"),
-        ("a/[b] <c>/", (), "-b-c-".strip("-")),
+        ("a/[b] <c>/", (), "b-c"),
         ("..", (), "other"),
     ],
 )
@@ -542,23 +472,30 @@ def test_a_map_is_applied_to_both_files_and_recorded(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        (["knn", "none", "none"], "cannot read embeddings from none"),
-        (["knn", "tests", "tests"], "tests is a folder; name a file that `sslpipe embed` wrote"),
-        (["ridge", "README.md", "README.md", "--device", "tpu"], "use auto, cpu, cuda or mps"),
+        ("knn none none", "cannot read embeddings from none"),
+        ("knn tests tests", "tests is a folder; name a file that `sslpipe embed` wrote"),
+        ("ridge README.md README.md --device tpu", "use auto, cpu, cuda or mps"),
+        ("knn {0} {1} --temperature nan", "finite"),
+        ("verification {0} {1} --far 0", "between 0 and 1"),
+        ("ridge {0} {1} --out .", "--out . is a folder; name a file"),
+        ("suite {2} --data {3} --test-split tset", "tset"),
+        ("suite {2} --data {3} --test-split train", "name two splits"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_to_do(arguments, message, capsys, monkeypatch):
+def test_a_mistake_is_one_line_that_says_what_to_do(
+    files, run, words, message, capsys, monkeypatch
+):
     monkeypatch.chdir(ROOT)
-    refused(evaluate_tool, arguments, message)
-    monkeypatch.setattr("sys.argv", ["sslpipe", "evaluate", *arguments])
+    words = [word.format(*files[0], *run) for word in words.split()]
+    monkeypatch.setattr("sys.argv", ["sslpipe", "evaluate", *words])
     with pytest.raises(SystemExit) as stopped:
         run_program()
     assert stopped.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("error: ")
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: ")
+    assert message in line
 
 
 def test_two_files_that_were_not_made_alike_are_refused_with_the_key_that_differs(files, tmp_path):
@@ -575,24 +512,3 @@ def test_two_files_that_were_not_made_alike_are_refused_with_the_key_that_differ
         refused(evaluate_tool, ["knn", train, test], f"differ in {key}")
     for name in ("knn", "linear", "ridge"):
         refused(evaluate_tool, [name, train, train], "both files are of split 'train'")
-
-
-def test_splits_of_an_evaluation_are_two_that_there_are(run):
-    given = [run[0], "--data", run[1], "--test-split"]
-    refused(evaluate_tool, ["suite", *given, "tset"], "tset")
-    refused(evaluate_tool, ["suite", *given, "train"], "name two splits")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["verification", "--far", "0"], "between 0 and 1"),
-        (["verification", "--pairs", "0"], "at least 1"),
-        (["knn", "--temperature", "nan"], "finite"),
-        (["linear", "--seed", "9999999999999999999"], "a seed is 0 to"),
-        (["ridge", "--out", "."], "--out . is a folder; name a file"),
-    ],
-)
-def test_an_option_out_of_range_is_reported(files, arguments, message):
-    name, *options = arguments
-    refused(evaluate_tool, [name, *files[0], *options], message)

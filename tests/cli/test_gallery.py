@@ -54,40 +54,38 @@ def photos(tmp_path):
 
 @pytest.fixture
 def gallery(call):
-    return lambda *words: call("gallery", *words)
+    return lambda *words, **options: call("gallery", *words, **options)
 
 
 def test_enrol_calibrate_identify_remove(photos, model, gallery):
     book = photos / "book.safetensors"
-    status, said, _ = gallery("enrol", book, photos / "photos", "--model", model)
-    assert (status, "9 images of 3 names; 3 names in all" in said) == (0, True)
+    said, _ = gallery("enrol", book, photos / "photos", "--model", model)
+    assert "9 images of 3 names; 3 names in all" in said
     backbone, loaded = load_backbone(model), Gallery.load(book)
     pixels = decode((photos / "photos/bob/1.png").read_bytes(), 256)
     expected = backbone.encode(torch.from_numpy(pixels)[None])
     torch.testing.assert_close(loaded.embeddings("bob")[1], expected[0], rtol=0, atol=1e-6)
 
-    status, _, refused = gallery("calibrate", book, photos / "photos/bob", "--model", model)
-    assert status == 2
+    _, refused = gallery("calibrate", book, photos / "photos/bob", "--model", model, status=2)
     assert "is an enrolled image of 'bob'" in refused
 
     strangers = photos / "strangers"
-    status, said, warned = gallery("calibrate", book, strangers, "--model", model)
-    assert status == 0
+    said, warned = gallery("calibrate", book, strangers, "--model", model)
     assert "from 10 strangers at FAR 0.01" in said
     assert "fewer than 100 strangers" in warned
     threshold = Gallery.load(book).threshold
 
     words = ("identify", book, photos / "photos/cy", strangers, "--model", model)
-    lines = [line.split("\t") for line in gallery(*words)[1].splitlines()]
+    lines = [line.split("\t") for line in gallery(*words)[0].splitlines()]
     assert [line[1] for line in lines] == ["cy"] * 3 + ["-"] * 10
     assert all(float(line[2].split()[0]) < threshold for line in lines[3:])
 
     gallery("remove", book, "cy")
-    status, said, _ = gallery("identify", book, photos / "photos/cy/0.png", "--model", model)
+    said, _ = gallery("identify", book, photos / "photos/cy/0.png", "--model", model)
     assert "\tcy" not in said
     one = photos / "photos/cy/0.png"
-    assert gallery("add", book, "cy", one, "--model", model)[0] == 0
-    status, said, _ = gallery("list", book)
+    gallery("add", book, "cy", one, "--model", model)
+    said, _ = gallery("list", book)
     assert [line.split() for line in said.splitlines()[:3]] == [
         ["3", "ann"],
         ["3", "bob"],
@@ -103,7 +101,7 @@ def test_a_gallery_takes_the_whitening_and_the_crops_of_its_export(
     shutil.copytree(model, own)
     plain = load_backbone(own)
     files = sorted((photos / "photos").rglob("*.png"))
-    assert gallery("enrol", book, photos / "photos", "--model", own)[0] == 0
+    gallery("enrol", book, photos / "photos", "--model", own)
     features = plain.encode(files)
     rows = Embeddings(features, torch.zeros(9, dtype=torch.int64), torch.arange(9))
     view = {**plain.view.config(), "crops": "flip"}
@@ -111,11 +109,10 @@ def test_a_gallery_takes_the_whitening_and_the_crops_of_its_export(
     save_embeddings(tmp_path / "train.safetensors", rows, metadata)
     whiten_export(own, tmp_path / "train.safetensors", dims=4)
 
-    status, _, said = gallery("identify", book, files[0], "--model", own)
-    assert status == 2
+    _, said = gallery("identify", book, files[0], "--model", own, status=2)
     assert "another model" in said
     fresh = photos / "fresh.safetensors"
-    assert gallery("enrol", fresh, photos / "photos", "--model", own)[0] == 0
+    gallery("enrol", fresh, photos / "photos", "--model", own)
     enrolled = torch.cat([Gallery.load(fresh).embeddings(name) for name in ("ann", "bob", "cy")])
     expected = torch.nn.functional.normalize(load_backbone(own).encode(files))
     torch.testing.assert_close(enrolled, expected, rtol=0, atol=1e-6)
@@ -126,67 +123,65 @@ def test_a_new_gallery_is_flattened_where_there_are_enough_images(
 ):
     book, plain = photos / "book.safetensors", photos / "plain.safetensors"
     words = photos / "photos", "--model", model
-    _, _, said = gallery("enrol", plain, *words)
+    _, said = gallery("enrol", plain, *words)
     assert "features as they are: 9 images are too few to flatten (100)" in said
     monkeypatch.setattr("sslpipe.evaluation.choose.LEAST_FLATTENED", 9)
-    status, _, said = gallery("enrol", book, *words)
-    assert (status, "features flattened, fitted on 9 images (power 0.25" in said) == (0, True)
+    _, said = gallery("enrol", book, *words)
+    assert "features flattened, fitted on 9 images (power 0.25" in said
     assert "--no-flatten: as they are" in said
-    assert "features flattened, fitted on 9 images" in gallery("list", book)[1]
-    assert "features as the model gives them" in gallery("list", plain)[1]
+    assert "features flattened, fitted on 9 images" in gallery("list", book)[0]
+    assert "features as the model gives them" in gallery("list", plain)[0]
     raw = load_backbone(model).encode(sorted((photos / "photos/bob").glob("*.png")))
     loaded = Gallery.load(book)
     expected = torch.nn.functional.normalize(loaded.flattening.apply(raw))
     torch.testing.assert_close(loaded.embeddings("bob"), expected, rtol=0, atol=1e-6)
     assert not torch.allclose(Gallery.load(plain).embeddings("bob"), expected, atol=1e-2)
     # it keeps its form, and its space
-    assert gallery("add", book, "dora", photos / "strangers/0.png", "--model", model)[0] == 0
+    gallery("add", book, "dora", photos / "strangers/0.png", "--model", model)
     assert torch.equal(Gallery.load(book).flattening.mean, loaded.flattening.mean)
-    status, said, _ = gallery("identify", book, photos / "photos/cy/0.png", "--model", model)
+    said, _ = gallery("identify", book, photos / "photos/cy/0.png", "--model", model)
     assert said.split("\t")[1] == "cy"
     for file, option in ((book, "--no-flatten"), (plain, "--flatten")):
-        status, _, said = gallery("enrol", file, *words, option)
-        assert (status, "keeps the form that it was made in" in said) == (2, True)
-    _, _, said = gallery("enrol", photos / "third.safetensors", *words, "--no-flatten")
+        _, said = gallery("enrol", file, *words, option, status=2)
+        assert "keeps the form that it was made in" in said
+    _, said = gallery("enrol", photos / "third.safetensors", *words, "--no-flatten")
     assert "features as they are" in said
     harm = Power(0.5, "MAP@R falls", False)
     monkeypatch.setattr("sslpipe.evaluation.choose.choose_power", lambda rows: harm)
-    _, _, said = gallery("enrol", photos / "fourth.safetensors", *words)
+    _, said = gallery("enrol", photos / "fourth.safetensors", *words)
     assert "features as they are, which no flattening improves (MAP@R falls)" in said
 
 
 def test_without_a_threshold_every_answer_says_so_and_calibrate_comes_next(photos, model, gallery):
     book, strangers = photos / "book.safetensors", photos / "strangers"
-    _, _, after = gallery("enrol", book, photos / "photos", "--model", model)
+    _, after = gallery("enrol", book, photos / "photos", "--model", model)
     assert f"sslpipe gallery calibrate {book} STRANGERS --model {model}" in after
-    assert gallery("list", book)[1].splitlines()[-1].startswith("threshold not set")
+    assert gallery("list", book)[0].splitlines()[-1].startswith("threshold not set")
     words = ("identify", book, strangers, "--model", model)
-    status, said, after = gallery(*words)
-    assert status == 0
+    said, after = gallery(*words)
     assert [line.endswith("(nearest name, no threshold set)") for line in said.splitlines()] == (
         [True] * 10
     )
     assert "a stranger's too" in after
     assert f"sslpipe gallery calibrate {book} STRANGERS --model {model}" in after
 
-    _, _, after = gallery("calibrate", book, strangers, "--model", model)
+    _, after = gallery("calibrate", book, strangers, "--model", model)
     assert "sslpipe gallery identify" in after
-    status, said, after = gallery(*words)
+    said, after = gallery(*words)
     assert "no threshold" not in said + after
 
 
 def test_names_and_files_with_control_characters_are_shown_as_text(photos, model, gallery):
     book = photos / "book.safetensors"
     evil = "\x1b]0;owned\x07\x1b[2Jann"
-    assert gallery("add", book, evil, photos / "photos/ann/0.png", "--model", model)[0] == 0
+    gallery("add", book, evil, photos / "photos/ann/0.png", "--model", model)
     (photos / "photos/ann/0.png").rename(photos / "photos/\x1b[31mred.png")
     for words in (
         ("list", book),
         ("identify", book, photos / "photos/\x1b[31mred.png", "--model", model),
         ("remove", book, evil),
     ):
-        status, said, after = gallery(*words)
-        assert status == 0
+        said, after = gallery(*words)
         assert "\x1b" not in said + after
         assert "\\x1b" in said
 
@@ -194,10 +189,10 @@ def test_names_and_files_with_control_characters_are_shown_as_text(photos, model
 def test_verify_says_same_or_different_and_so_does_its_status(photos, model, gallery):
     ann, bob = photos / "photos/ann", photos / "photos/bob"
     options = ("--model", model, "--pairs", photos / "photos", "--far", "0")
-    status, said, _ = gallery("verify", ann / "0.png", ann / "1.png", *options)
-    assert (status, said.split("\t")[0]) == (0, "same")
-    status, said, _ = gallery("verify", ann / "0.png", bob / "1.png", *options)
-    assert (status, said.split("\t")[0]) == (1, "different")
+    said, _ = gallery("verify", ann / "0.png", ann / "1.png", *options)
+    assert said.split("\t")[0] == "same"
+    said, _ = gallery("verify", ann / "0.png", bob / "1.png", *options, status=1)
+    assert said.split("\t")[0] == "different"
 
 
 def test_mistakes_are_one_line(photos, model, gallery, tmp_path_factory):
@@ -213,10 +208,8 @@ def test_mistakes_are_one_line(photos, model, gallery, tmp_path_factory):
         (("verify", photos, photos, "--model", model), "give --threshold, or --pairs"),
         (("remove", book, "an"), "did you mean 'ann'"),
     ):
-        status, _, said = gallery(*words)
-        assert status == 2
+        _, said = gallery(*words, status=2)
         assert text in said
-        assert "Traceback" not in said
-    status, said, warned = gallery("enrol", book, photos / "photos", "--model", model)
+    said, warned = gallery("enrol", book, photos / "photos", "--model", model)
     assert "skipped" in warned
     assert "9 images of 3 names" in said

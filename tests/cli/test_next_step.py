@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 from sslpipe.cli import next_step
-from sslpipe.cli.app import run
 from tests.helpers.photos import write_photos
 from tests.helpers.runs import RECIPE, ROOT, parsed
 
@@ -15,22 +14,18 @@ pytestmark = pytest.mark.usefixtures("proved_here", "few_resamples")
 
 
 @pytest.fixture
-def follow(tmp_path, monkeypatch, capsys):
+def follow(call, tmp_path, monkeypatch):
     """Run a command line in a folder of its own; returns the one that it says to type next."""
     monkeypatch.chdir(tmp_path)
 
-    def call(line):
-        monkeypatch.setattr("sys.argv", shlex.split(line))
-        with pytest.raises(SystemExit) as end:
-            run()
-        shown = capsys.readouterr()
-        assert not end.value.code, shown.err
-        assert "Next" not in shown.out  # what is piped stays as it is
-        lines = [each for each in shown.err.splitlines() if each.startswith("Next")]
+    def follow(line):
+        out, err = call(*shlex.split(line)[1:])
+        assert "Next" not in out  # what is piped stays as it is
+        lines = [each for each in err.splitlines() if each.startswith("Next")]
         assert len(lines) <= 1, lines
         return lines[0].partition(": ")[2] if lines else None
 
-    return call
+    return follow
 
 
 def follow_all(follow, line, last):

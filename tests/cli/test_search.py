@@ -31,60 +31,45 @@ def shop(call, model, tmp_path):
             noisy = (pattern + rng.integers(0, 20, pattern.shape)).astype(np.uint8)
             Image.fromarray(noisy).save(tmp_path / "photos" / name / f"{number}.png")
     root = ("--root", tmp_path / "photos", "--name-pattern", "(?P<who>[^/]+)/.*")
-    assert call("shards", "build", tmp_path / "data", "--split", "all", *root)[0] == 0
+    call("shards", "build", tmp_path / "data", "--split", "all", *root)
     words = "--data", tmp_path / "data", "--split", "all", "--out", tmp_path / "all.safetensors"
-    assert call("embed", model, *words)[0] == 0
+    call("embed", model, *words)
     return tmp_path
 
 
 def test_an_image_finds_itself_then_its_class(call, shop, model):
     query = shop / "photos/bob/1.png"
     words = ["search", shop / "all.safetensors", query, "--model", model, "--data", shop / "data"]
-    status, said, errors = call(*words, "--top", 3, "--out", shop / "found.html")
-    assert status == 0, errors
+    said, errors = call(*words, "--top", 3, "--out", shop / "found.html")
+    assert "features as they are: 9 images are too few to flatten (100)" in errors
     lines = [line.split("\t") for line in said.splitlines()]
     assert [line[1] for line in lines] == ["1", "2", "3"]
     assert [line[5] for line in lines] == ["bob"] * 3
     assert lines[0][2] == "1.0000"
     page = (shop / "found.html").read_text()
     assert page.count("data:image/png") == 4  # the query and three images
-    tree = json.loads(call(*words, "--top", 3, "--json")[1])
+    tree = json.loads(call(*words, "--top", 3, "--json")[0])
     assert [f"all:{one['id']}" for one in tree] == [line[3] for line in lines]
-    status, said, _ = call(*words, "--where", "who = '<cy>'", "--out", shop / "found.html")
-    assert (status, {line.split("\t")[5] for line in said.splitlines()}) == (0, {"<cy>"})
+    said, _ = call(*words, "--where", "who = '<cy>'", "--out", shop / "found.html")
+    assert {line.split("\t")[5] for line in said.splitlines()} == {"<cy>"}
     assert "<cy>" not in (shop / "found.html").read_text()  # escaped
-
-
-def test_features_are_flattened_unless_told_otherwise(call, shop, model, monkeypatch):
-    query = shop / "photos/bob/1.png"
-    words = ["search", shop / "all.safetensors", query, "--model", model, "--data", shop / "data"]
-    _, plain, errors = call(*words)
-    assert "features as they are: 9 images are too few to flatten (100)" in errors
-    monkeypatch.setattr("sslpipe.evaluation.choose.LEAST_FLATTENED", 9)
-    _, flat, errors = call(*words)
-    assert "features flattened, fitted on 9 images (power 0.25)" in errors
-    assert "--no-flatten: as they are" in errors
-    assert flat != plain
-    _, same, errors = call(*words, "--no-flatten")
-    assert (same, "features as they are" in errors) == (plain, True)
 
 
 def test_an_index_is_searched_without_what_was_removed(call, shop, model, tmp_path):
     index, features = shop / "all.json", shop / "all.safetensors"
-    status, _, errors = call("index", "add", index, features, "--data", shop / "data")
-    assert (status, "9 images" in errors) == (0, True)
+    _, errors = call("index", "add", index, features, "--data", shop / "data")
+    assert "9 images" in errors
     words = ["search", index, shop / "photos/bob/1.png", "--model", model, "--top", 3, "--json"]
-    before = [one["id"] for one in json.loads(call(*words)[1])]
-    status, _, errors = call("index", "remove", index, features, "--ids", before[0])
-    assert (status, "8 images" in errors) == (0, True)
-    assert [one["id"] for one in json.loads(call(*words)[1])][:2] == before[1:]
-    status, _, errors = call("index", "build", index)
-    assert status == 0, errors
+    before = [one["id"] for one in json.loads(call(*words)[0])]
+    _, errors = call("index", "remove", index, features, "--ids", before[0])
+    assert "8 images" in errors
+    assert [one["id"] for one in json.loads(call(*words)[0])][:2] == before[1:]
+    _, errors = call("index", "build", index)
     assert "8 images, features as they are: 8 images are too few" in errors
-    assert [one["id"] for one in json.loads(call(*words)[1])][:2] == before[1:]
-    status, _, errors = call("index", "verify", index)
-    assert (status, "8 images, undamaged" in errors) == (0, True)
-    ranked = json.loads(call(*words, "--rerank", 5, "--augment", 2)[1])
+    assert [one["id"] for one in json.loads(call(*words)[0])][:2] == before[1:]
+    _, errors = call("index", "verify", index)
+    assert "8 images, undamaged" in errors
+    ranked = json.loads(call(*words, "--rerank", 5, "--augment", 2)[0])
     assert {one["class"] for one in ranked[:2]} == {"bob"}
     os.mkfifo(fifo := tmp_path / "fifo.json")
     for line, named in (
@@ -102,8 +87,8 @@ def test_an_index_is_searched_without_what_was_removed(call, shop, model, tmp_pa
         (("index", "remove", index, shop / "x.safetensors", "--ids", 1), "there is no such file"),
         (("search", shop / "none.json", *words[2:]), "there is no such file"),
     ):
-        status, said, errors = call(*line)
-        assert (status, said) == (2, ""), line
+        said, errors = call(*line, status=2)
+        assert said == ""
         assert named in errors
 
 
@@ -111,8 +96,7 @@ def test_a_query_of_16_bits_is_on_the_page(call, shop, model):
     deep = np.arange(640 * 480, dtype=np.uint32).astype(np.uint16).reshape(480, 640)
     Image.fromarray(deep).save(shop / "deep.png")
     words = ["search", shop / "all.safetensors", shop / "deep.png", "--model", model]
-    status, _, errors = call(*words, "--data", shop / "data", "--out", shop / "found.html")
-    assert status == 0, errors
+    call(*words, "--data", shop / "data", "--out", shop / "found.html")
     assert (shop / "found.html").read_text().count("<img") == 10  # the query and nine images
 
 
@@ -132,8 +116,8 @@ def test_mistakes_are_one_line(call, shop, model, tmp_path):
         ([f"{features},{features},{features}", query, "--data", data], {}, "--data names 2"),
     ):
         given = [word for pair in {**usual, **options}.items() for word in pair]
-        status, said, errors = call("search", *words, *given)
-        assert (status, said) == (2, "")
+        said, errors = call("search", *words, *given, status=2)
+        assert said == ""
         (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
         assert named in line
 

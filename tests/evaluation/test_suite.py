@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from sslpipe.cli.suite_tables import suite_table
+from sslpipe.cli.suite import suite_table
 from sslpipe.errors import DataError
 from sslpipe.evaluation import protocols, suite
 from sslpipe.evaluation.choose import choose_power

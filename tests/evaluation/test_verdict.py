@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sslpipe.cli.suite_tables import suite_table
+from sslpipe.cli.suite import suite_table
 from sslpipe.evaluation.difference import wilson95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import knn_results

@@ -18,15 +18,22 @@ import torch
 from PIL import Image
 
 import sslpipe.train
-from sslpipe.cli.suite_tables import against_table
+from sslpipe.cli.suite import against_table
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.suite_file import features_name
 from sslpipe.recipe import load_recipe
 from sslpipe.report.build import confusion, header
-from sslpipe.report.charts import MOST_POINTS, Series, line_chart, thinned
+from sslpipe.report.charts import (
+    CHARTS,
+    MOST_POINTS,
+    Series,
+    charts,
+    few_shot_chart,
+    line_chart,
+    thinned,
+)
 from sslpipe.report.compare import differences, results
-from sslpipe.report.curves import CHARTS, charts, few_shot_chart
 from sslpipe.report.embeddings import NEIGHBOURS, RANDOM_QUERIES, neighbour_rows
 from sslpipe.report.page import LIBRARY, render
 from sslpipe.report.pictures import thumbnails
@@ -104,12 +111,6 @@ def report(*arguments: object) -> None:
     command_line("report", *map(str, arguments), status=0)
 
 
-def error_line(*arguments: object) -> str:
-    """What the command line says of a user's mistake: exit status 2 and one line."""
-    (line,) = command_line("report", *map(str, arguments), status=2).stderr.strip().splitlines()
-    return line
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> SimpleNamespace:
     """A run that was trained, evaluated and embedded by the real programs, and its page."""
@@ -178,25 +179,26 @@ def test_the_chart_library_is_what_npm_has_and_carries_its_licence():
 
 
 def test_alarms_are_told_with_their_step_and_whether_they_stand(whole, tmp_path):
-    run_dir = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
+    run_dir = _copy(whole.run_dir, tmp_path)
     assert "No alarm" in render("run.alarms", run=read_run(run_dir))
     lines = [
         {"step": 30, "raised": ["rank_collapse"], "over": [], "value": {"rank_collapse": 1.2}},
         {"step": 60, "raised": [EVIL], "over": [], "value": {EVIL: 0.01}},
         {"step": 90, "raised": [], "over": ["rank_collapse"], "value": {"rank_collapse": 9.5}},
     ]
-    with open(run_dir / "metrics.jsonl", "w") as file:
-        for line in lines:
-            threshold = dict.fromkeys(line["value"], 2.5)
-            file.write(json.dumps({"kind": "alarm", "threshold": threshold, **line}) + "\n")
-    assert read_run(run_dir).standing == EVIL
-    report(run_dir)
-    html = (run_dir / "report.html").read_text()
-    page = Page(html)
+    lines = [{"threshold": dict.fromkeys(each["value"], 2.5), **each} for each in lines]
+    texts = (json.dumps({"kind": "alarm", **each}) for each in lines)
+    (run_dir / "metrics.jsonl").write_text("\n".join(texts) + "\n")
+    run = read_run(run_dir)
+    assert run.standing == EVIL
+    html = render("run.alarms", run=run)
     assert EVIL not in html
-    assert "step 30: rank collapse raised, at 1.2 (threshold 2.5)" in page.text
-    assert "step 90: rank collapse over, at 9.5" in page.text
-    assert page.text.count(f"Standing at the end: {EVIL}.") == 1
+    for said in (
+        "step 30: rank collapse raised, at 1.2 (threshold 2.5)",
+        "step 90: rank collapse over, at 9.5",
+        f"Standing at the end: {EVIL}.",
+    ):
+        assert Page(html).text.count(said) == 1
 
 
 def test_texts_from_files_are_shown_as_text(whole):
@@ -260,8 +262,7 @@ def test_the_last_numbers_of_training_are_those_of_the_log(whole):
 
 
 def test_a_run_that_stopped_between_two_log_lines_is_shown_at_its_last_save(whole, tmp_path):
-    names = ("recipe.json", "data.json", "run.json", "metrics.jsonl")
-    run_dir = _copy(whole.run_dir, tmp_path, *names)
+    run_dir = _copy(whole.run_dir, tmp_path, "metrics.jsonl")
     lines = [json.loads(text) for text in (run_dir / "metrics.jsonl").read_text().splitlines()]
     kept = [line for line in lines if line["step"] <= 4]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
@@ -296,31 +297,27 @@ def test_places_and_secrets_are_not_told(whole, tmp_path):
     assert str(whole.run_dir.parent) not in whole.html
     assert "/home/ann" not in whole.html
     assert "no image in …/x" in whole.page.text
-    run_dir = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
+    run_dir = _copy(whole.run_dir, tmp_path)
     recipe = json.loads((run_dir / "recipe.json").read_text())
     recipe["run"] |= {"api_key": "hunter2", "cache": "/scratch/ann/cache"}
     (run_dir / "recipe.json").write_text(json.dumps(recipe))
-    report(run_dir)
-    html = (run_dir / "report.html").read_text()
+    html = render("run.settings", run=read_run(run_dir))
     assert "hunter2" not in html
     assert "/scratch" not in html
     assert "run.api_key" in html
 
 
 def test_a_bare_run_names_everything_that_is_missing(whole, tmp_path):
-    run_dir = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
+    run_dir = _copy(whole.run_dir, tmp_path)
     report(run_dir, "--out", tmp_path / "deep" / "page.html")
     page = Page((tmp_path / "deep" / "page.html").read_text())
     for words in (
         "Whether it is better than random weights is not known: it has no eval.json",
         "It has not been evaluated yet",
-        "No eval.json yet",
-        "sslpipe evaluate suite RUN",
+        *("No eval.json yet", "sslpipe evaluate suite RUN"),
         "No step of training is logged",
-        "No views.png yet",
-        "sslpipe preview RECIPE",
-        "No embeddings of the test split yet",
-        "sslpipe embed RUN",
+        *("No views.png yet", "sslpipe preview RECIPE"),
+        *("No embeddings of the test split yet", "sslpipe embed RUN"),
         "No sample was skipped",
     ):
         assert words in page.text, words
@@ -329,22 +326,25 @@ def test_a_bare_run_names_everything_that_is_missing(whole, tmp_path):
     Image.new("RGB", (7, 5), (1, 2, 3)).save(run_dir / "views.png")
     report(run_dir)
     (image,) = Page((run_dir / "report.html").read_text()).all("img")
-    raw = base64.b64decode(image["src"].removeprefix("data:image/png;base64,"))
-    assert raw == (run_dir / "views.png").read_bytes()
+    assert raw_png(image["src"]) == (run_dir / "views.png").read_bytes()
+
+
+def raw_png(uri: str) -> bytes:
+    return base64.b64decode(uri.removeprefix("data:image/png;base64,"))
 
 
 def test_views_are_drawn_for_a_run_without_a_picture_of_them(whole, tmp_path):
     assert not (whole.run_dir / "views.png").exists()
     (image,) = [each for each in whole.page.all("img") if each["alt"].startswith("A row for each")]
-    raw = base64.b64decode(image["src"].removeprefix("data:image/png;base64,"))
     words = str(whole.run_dir), "--data", str(whole.data), "--out", str(tmp_path / "views.png")
     command_line("preview", *words, status=0)
-    with Image.open(io.BytesIO(raw)) as shown, Image.open(tmp_path / "views.png") as expected:
+    shown = Image.open(io.BytesIO(raw_png(image["src"])))
+    with Image.open(tmp_path / "views.png") as expected:
         assert np.array_equal(np.asarray(shown), np.asarray(expected))
     # that a part of the run's is not there spoils no report
-    recipe = json.loads((whole.run_dir / "recipe.json").read_text())
+    run_dir = _copy(whole.run_dir, tmp_path)
+    recipe = json.loads((run_dir / "recipe.json").read_text())
     recipe["augment"]["preset"] = "own"
-    run_dir = _copy(whole.run_dir, tmp_path, "data.json", "run.json")
     (run_dir / "recipe.json").write_text(json.dumps(recipe))
     done = command_line("report", str(run_dir), "--data", str(whole.data), status=0)
     assert "without a picture of the views: " in done.stderr
@@ -363,24 +363,25 @@ def test_a_run_is_shown_without_its_data_set(whole, tmp_path):
 
 
 def test_mistakes_are_one_line(whole, tmp_path):
-    other = write_dataset(tmp_path / "other", (4,), split="test")
-    old = _copy(whole.run_dir, tmp_path, "recipe.json", "data.json", "run.json")
+    other, run = write_dataset(tmp_path / "other", (4,), split="test"), whole.run_dir
+    old = _copy(run, tmp_path)
     (old / "eval.json").write_text('{"schema_version": 99}')
-    run = whole.run_dir
     for words, said in (
-        ([tmp_path], "holds no run"),
         ([run, run / ".." / "run"], "is named twice; name each run once"),
-        ([run, tmp_path, "--data", whole.data], "--data is for the report of one run"),
+        ([run, old, "--data", whole.data], "--data is for the report of one run"),
         ([run, "--data", other], "not the data set of the run's features"),
         ([old], "schema_version = 99"),
     ):
-        assert said in error_line(*words)
+        done = command_line("report", *map(str, words), status=2)
+        (line,) = done.stderr.strip().splitlines()
+        assert said in line
 
 
-def _copy(source: Path, folder: Path, *names: str) -> Path:
+def _copy(source: Path, folder: Path, *more: str) -> Path:
+    """A run of which nothing is known but how it began."""
     run_dir = folder / "bare"
     run_dir.mkdir()
-    for name in names:
+    for name in ("recipe.json", "data.json", "run.json", *more):
         (run_dir / name).write_bytes((source / name).read_bytes())
     return run_dir
 
@@ -397,58 +398,51 @@ def evaluation_of(*rows) -> dict:
 
 
 def test_the_best_is_marked_only_where_no_interval_of_other_features_overlaps():
-    generator = np.random.default_rng(0)
-    marked = 0
-    for _ in range(300):
-        lines = []
-        for name in ("ssl", "pixels", "random"):
-            for whitened in (False, True):
-                value = generator.uniform(0, 1) + (name == "ssl") * 0.4
-                cell = row(name, value, value - 0.05, value + 0.05, whitened=whitened)
-                lines.append(Line(name, whitened, {"kNN": cell}))
-        best = clear_best(lines, "kNN")
-        ends = {id(line): line.cells["kNN"]["interval95"] for line in lines}
-        for ours in lines:
-            highs = [ends[id(each)][1] for each in lines if each.features != ours.features]
-            assert (ours in best) == all(ends[id(ours)][0] > high for high in highs)
-        marked += bool(best)
-    assert 30 < marked < 270
-    for line in lines:  # of errors the fewest are best
-        low, high = line.cells["kNN"]["interval95"]
-        line.cells["kNN"] |= {"metric": "fpr@95tpr", "interval95": [1 - high, 1 - low]}
-    assert clear_best(lines, "kNN") == best
-    assert clear_best(lines[:2], "kNN") == []  # nothing to compare with
-    assert clear_best(lines, "linear") == []
+    def best_of(*ends, metric="top1"):
+        lines = [
+            Line(name, form, {"kNN": row(name, 0, low, high, metric=metric)})
+            for (name, form), (low, high) in zip(kinds, ends, strict=True)
+        ]
+        return [lines.index(line) for line in clear_best(lines, "kNN")]
 
-
-OURS = ("ssl", 0.9, 0.88, 0.92)
-BESIDE = [("random", 0.5, 0.4, 0.6), ("pixels", 0.9, 0.8, 1)]
+    kinds = [("ssl", False), ("ssl", True), ("pixels", False), ("random", False)]
+    assert best_of((0.6, 0.7), (0.65, 0.75), (0.4, 0.5), (0.3, 0.59)) == [0, 1]  # both forms
+    assert best_of((0.6, 0.7), (0.65, 0.75), (0.4, 0.6), (0.3, 0.4)) == [1]
+    assert best_of((0.6, 0.7), (0.65, 0.75), (0.4, 0.66), (0.3, 0.4)) == []
+    errors = [(0.3, 0.4), (0.25, 0.35), (0.5, 0.6), (0.4, 0.9)]  # the fewest are best
+    assert best_of(*errors, metric="fpr@95tpr") == [1]
+    kinds = kinds[:2]
+    assert best_of((0.6, 0.7), (0.1, 0.2)) == []  # nothing to compare with
+    assert clear_best([Line("ssl", False, {})], "kNN") == []
 
 
 @pytest.mark.parametrize(
-    ("answers", "others", "said"),
+    ("answers", "beside", "said"),
     [
         ({"random": "better", "pixels": "better"}, [], "better than random weights and raw pixels"),
-        ({"w": "worse"}, BESIDE, "worse than w: use the model you have"),
-        ({"w": "no clear difference"}, BESIDE, "not clearly different from w"),
+        ({"w": "worse"}, ["random"], "worse than w: use the model you have"),
         (
             {"random": "better", "w": "no clear difference"},
             [],
             "better than random weights, but not clearly different from w",
         ),
-        ({}, BESIDE, "better than random weights, but not clearly different from raw pixels"),
-        ({}, [], "not known"),
+        (
+            {},
+            ["random", "pixels"],
+            "better than random weights, but not clearly different from raw pixels",
+        ),
     ],
 )
-def test_the_page_begins_with_one_sentence_of_the_deciding_comparisons(answers, others, said):
+def test_the_page_begins_with_one_sentence_of_the_deciding_comparisons(answers, beside, said):
+    values = {"ssl": (0.9, 0.88, 0.92), "random": (0.5, 0.4, 0.6), "pixels": (0.9, 0.8, 1)}
+    evaluation = evaluation_of(*(row(name, *values[name]) for name in ("ssl", *beside)))
     against = [compared(against=name, answer=answer) for name, answer in answers.items()]
-    if answers:
-        against.append(compared(against="x", answer="worse", primary=False))
-    evaluation = {**evaluation_of(*(row(*each) for each in (OURS, *others))), "against": against}
-    found = headline(SimpleNamespace(evaluation=evaluation))
-    assert found == f"The features are {said}." if "known" not in said else said in found
-    nothing = SimpleNamespace(evaluation=None, data={"classes": ["a"]})
-    assert "not known" in headline(nothing)
+    against += [compared(against="x", answer="worse", primary=False)] * bool(answers)
+    found = headline(SimpleNamespace(evaluation={**evaluation, "against": against}))
+    assert found == f"The features are {said}."
+    alone = SimpleNamespace(evaluation=evaluation_of(row("ssl", *values["ssl"])))
+    assert "not known" in headline(alone)
+    assert "not known" in headline(SimpleNamespace(evaluation=None, data={"classes": ["a"]}))
 
 
 def test_the_first_paragraph_names_baselines_in_the_same_form_judges_once_and_says_what_leaked(
@@ -494,31 +488,35 @@ def test_the_few_shot_curve_stands_at_the_labels_a_class_in_a_column_or_not():
     assert few_shot_chart(evaluation_of(row("ssl", 0.5, 0.4, 0.6))) == ""
 
 
-def test_what_was_not_measured_is_one_sentence_and_no_column():
+def test_what_was_not_measured_is_a_sentence_and_leaks_are_told_with_what_lists_them():
     evaluation = evaluation_of(row("ssl", 0.5, 0.4, 0.6))
     evaluation |= {"columns": ["kNN", "kNN, 100/class"], "left_out": ["a < b", "c"]}
     html = result_table(evaluation)
     assert "<p class='note'>Not measured: a &lt; b; c.</p>" in html
     assert "100/class" not in html
-    assert "Not measured" not in result_table({**evaluation, "left_out": []})
+    clean = {"clean_value": 0.25, "clean_interval95": [0.2, 0.3], "clean_queries": 30}
+    found = {"samples": 40, "leaked": 10, "how": "by pixels"}
+    html = leakage({"leakage": {**found, "rows": [row("ssl", 0.5, 0.4, 0.6) | clean]}})
+    assert "10 of 40 test samples" in html
+    assert "<td>50.0</td><td>25.0 (20.0–30.0)</td><td>30</td>" in html
+    assert "<code>sslpipe curate duplicates DATA --out DIR</code> lists the pairs" in html
+    assert "`" not in html
 
 
 @pytest.mark.parametrize(
     ("details", "told"),
     [
-        ({"C": 0.125, "C_at_edge": False, "converged": True}, ""),
         ({"C": 0.125, "C_at_edge": False}, ""),  # as eval.json was before
         ({"C": 0.125, "C_at_edge": True}, "C = 0.125 is at the edge of its grid"),
         ({"C": 0.125, "C_at_edge": False, "converged": False}, "the fit did not converge"),
-        ({"penalty": 3.0, "penalty_at_edge": True}, "penalty = 3 is at the edge"),
     ],
 )
 def test_a_fit_at_its_grids_edge_or_cut_short_is_told_below_the_table(details, told):
     html = result_table(evaluation_of(row(EVIL, 0.5, 0.4, 0.6, details=details)))
-    assert html.count("at the edge") + html.count("did not converge") == bool(told)
     table, below = html.split("</table>")[:2]
     assert table.count("<b>not converged</b>") == (not details.get("converged", True))
     assert told in below
+    assert html.count("at the edge") + html.count("did not converge") == bool(told)
     assert EVIL not in html
 
 
@@ -549,17 +547,6 @@ def test_other_networks_stand_in_the_table_with_their_answers_and_colours_of_the
     assert said.index("hold together") < said.index("random weights is not known")
 
 
-def test_the_leaked_samples_are_told_with_what_lists_them():
-    row = {"features": "ssl", "whitened": False, "column": "kNN", "protocol": "p", "value": 0.5}
-    clean = {"clean_value": 0.25, "clean_interval95": [0.2, 0.3], "clean_queries": 30}
-    found = {"samples": 40, "leaked": 10, "how": "by pixels", "rows": [{**row, **clean}]}
-    html = leakage({"leakage": found})
-    assert "10 of 40 test samples" in html
-    assert "<td>50.0</td><td>25.0 (20.0–30.0)</td><td>30</td>" in html
-    assert "<code>sslpipe curate duplicates DATA --out DIR</code> lists the pairs" in html
-    assert "`" not in html
-
-
 def test_many_classes_give_lists_instead_of_a_matrix():
     counts = np.diag(np.full(30, 10))
     counts[7, 9], counts[7, 7], counts[29, 29] = 6, 4, 1
@@ -578,8 +565,8 @@ def test_thumbnails_are_the_samples(whole):
     pictures = thumbnails(load_index(whole.data).split("train"), [5, 100, 5])
     assert sorted(pictures) == [5, 100]
     for sample, uri in pictures.items():
-        raw = base64.b64decode(uri.removeprefix("data:image/png;base64,"))
-        assert np.array_equal(np.asarray(Image.open(io.BytesIO(raw))), picture(sample))
+        shown = Image.open(io.BytesIO(raw_png(uri)))
+        assert np.array_equal(np.asarray(shown), picture(sample))
 
 
 @pytest.mark.parametrize("same_split", [False, True])
@@ -596,10 +583,8 @@ def test_neighbours_are_those_of_a_loop_over_all_cosines(same_split):
     rows = neighbour_rows(bank, queries, same_split=same_split)
     assert len({r.id for r in rows}) == len(rows) > RANDOM_QUERIES
     for r in rows:
-        query = queries.features[r.id].double()
         cosines = {
-            i: float(query @ bank.features[i].double())
-            / float(query.norm() * bank.features[i].double().norm())
+            i: float(torch.cosine_similarity(queries.features[r.id], bank.features[i], dim=0))
             for i in range(60)
             if not (same_split and i == r.id)
         }
@@ -716,12 +701,9 @@ def test_runs_of_other_test_data_are_not_put_side_by_side(whole, other):
 
 def test_an_evaluation_of_weights_before_the_last_is_said(whole):
     run = read_run(whole.run_dir)
-    assert run.evaluation["facts"]["step"] == 8
     assert "Evaluated at" not in header(run)
     run.evaluation["facts"]["step"] = 4
     said = "Evaluated at step 4 of 8, unfinished: the train command resumes it."
     assert header(run).split("<p class='verdict'>")[1].startswith(f"<b>{said}</b>")
-    run.evaluation["facts"]["checkpoint"] = "step-00000004"  # somebody chose it
-    assert "<b>Evaluated at step 4 of 8.</b>" in header(run)
     run.recipe["steps"], run.evaluation["facts"]["steps"] = None, 8  # as the terminal says it
-    assert "Evaluated at step 4 of 8." in header(run)
+    assert "Evaluated at step 4 of 8" in header(run)

@@ -1,0 +1,275 @@
+"""The pages of other commands: what `search` finds, `curate` lists, and `choose` answers."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from markupsafe import Markup
+from PIL import Image
+
+from sslpipe.curate.clusters import Clusters
+from sslpipe.curate.outliers import Outlier
+from sslpipe.data.decode import BadSample
+from sslpipe.data.image_type import RGB8
+from sslpipe.data.index import Split
+from sslpipe.errors import DataError
+from sslpipe.evaluation.choose import Parts, Ranked, best_forms, side_by_side
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.search import Hit, ImageSearch
+from sslpipe.evaluation.whiten import fit_powers
+from sslpipe.export.candidates import Candidate
+from sslpipe.export.model import read_image
+from sslpipe.random import permutation
+from sslpipe.report.charts import apart, scatter
+from sslpipe.report.embeddings import MOST_MAPPED, search, unit_rows
+from sslpipe.report.page import command_page, number, percent, render
+from sslpipe.report.pictures import THUMB_PX, shortest_uri, thumbnails
+
+CANVAS_PX = 256  # of a query, before it is a thumbnail
+MOST_SHOWN = 100  # pictures of a reason; the table has them all
+SHOWN_CLUSTERS = 100  # largest ones with a row of pictures
+MEMBERS = 8  # pictures of a cluster: the one nearest to its centre, then members at random
+Candidates = Mapping[str, Candidate]
+COSTS = ("ms an image", "MB", "numbers")
+QUERIES = 8
+MOST_ROWS = 5  # of the ranking that the queries are shown under
+
+
+def search_page(
+    index: ImageSearch,
+    queries: Sequence[Path],
+    found: Sequence[Sequence[Hit]],
+    keys: Sequence[Sequence[str]],
+) -> str:
+    """Show thumbnails of the queries (image files) and of the hits of each, best first.
+
+    `keys` are the names of the hits.
+    """
+    kind = index.splits[0].stored_type if index.splits else RGB8
+    pictures = [
+        thumbnails(split, {hit.id for hits in found for hit in hits if hit.part == part})
+        for part, split in enumerate(index.splits)
+    ]
+    rows = []
+    for query, hits, names in zip(queries, found, keys, strict=True):
+        try:
+            image = Image.fromarray(kind.picture(read_image(query, kind, CANVAS_PX)))
+        except BadSample as error:
+            raise DataError(f"{query} has no picture for the page: {error}") from error
+        image.thumbnail((THUMB_PX, THUMB_PX))
+        cells = [
+            (pictures[hit.part].get(hit.id), name, hit.score)
+            for hit, name in zip(hits, names, strict=True)
+        ]
+        rows.append(((shortest_uri(image), query.name), cells))
+    text = f"Of {len(index):,}; the number is the cosine."
+    return command_page(
+        "search", "Nearest images", text, {"Found": render("search.found", rows=rows)}
+    )
+
+
+def outlier_page(split: Split, outliers: Sequence[Outlier]) -> str:
+    """Show the outliers of a split under their reasons, the most doubtful first."""
+    reasons: dict[str, list[Outlier]] = {}
+    for one in outliers:
+        reasons.setdefault(one.reason, []).append(one)
+    shown = {one.id for own in reasons.values() for one in own[:MOST_SHOWN]}
+    pictures = thumbnails(split, shown)
+    sections = {
+        reason[0].upper() + reason[1:]: render(
+            "curated.outliers",
+            own=own,
+            most=MOST_SHOWN,
+            total=len(split),
+            limited=bool(np.isfinite(own[0].limit)),
+            captions={
+                one.id: one.detail if np.isnan(one.value) else number(one.value)
+                for one in own[:MOST_SHOWN]
+            },
+            pictures=pictures,
+        )
+        for reason, own in reasons.items()
+    }
+    sections = sections or {"None": Markup("<p>No sample is beyond a limit.</p>")}
+    listed = len({one.id for one in outliers})
+    text = f"{listed:,} of {len(split):,} samples have a reason to be looked at."
+    return command_page("curate", f"Outliers of {split.name}", text, sections)
+
+
+def cluster_page(split: Split, rows: Embeddings, clusters: Clusters, seed: int = 0) -> str:
+    """Show clusters of `rows` as a map, and each with its size, classes and some pictures."""
+    from sklearn.decomposition import PCA
+
+    ids, labels, count = rows.ids.cpu().numpy(), rows.labels.cpu().numpy(), len(clusters.sizes)
+    # of each cluster: its most frequent classes, the central row, then others at random
+    table = []
+    for k in range(min(SHOWN_CLUSTERS, count)):
+        own = clusters.members(k)
+        classes = Counter(labels[own][labels[own] >= 0].tolist())
+        most = [
+            (split.class_name(at), 100 * held / classes.total())
+            for at, held in sorted(classes.items(), key=lambda each: (-each[1], each[0]))[:2]
+        ]
+        others = own[permutation(len(own), seed, k)][:MEMBERS]
+        members = [clusters.central[k], *others[others != clusters.central[k]]][:MEMBERS]
+        table.append((int(clusters.sizes[k]), most, ids[members].tolist()))
+    pictures = thumbnails(split, [one for *_, members in table for one in members])
+    # the map
+    mapped = permutation(len(ids), seed)[:MOST_MAPPED]
+    some = np.unique(np.concatenate([clusters.central, mapped]))
+    pca = PCA(2, svd_solver="full")
+    places = pca.fit_transform(unit_rows(rows.rows(torch.from_numpy(some)).to("cpu")))
+    at = np.searchsorted(some, clusters.central[: len(table)])  # the largest cluster's first
+    kept = {int(row): int(ids[some[row]]) for row in at[apart(places[at])]}
+    uris = {row: pictures[sample] for row, sample in kept.items() if sample in pictures}
+    chart = scatter(
+        f"PCA of features of length 1, {100 * pca.explained_variance_ratio_.sum():.0f} % of their "
+        f"variance; {len(some):,} dots.",
+        f"PCA of {len(some):,} samples of {split.name}, coloured by cluster",
+        places,
+        clusters.of_row[some],
+        [f"cluster {k}" for k in range(count)],
+        uris,
+        uris,
+    )
+    more = f" The {len(table)} largest are shown." if len(table) < count else ""
+    text = (
+        f"{count:,} clusters of {len(ids):,} samples; the largest has {clusters.sizes[0]:,}, the "
+        f"smallest {clusters.sizes[-1]:,}.{more}"
+    )
+    sections = {
+        "Map": Markup("<div class='maps pixels'>{}</div>").format(chart),
+        "Clusters": render("curated.clusters", clusters=table, pictures=pictures),
+    }
+    return command_page("curate", f"Clusters of {split.name}", text, sections)
+
+
+def chosen_page(split: Split, captions: Mapping[int, str]) -> str:
+    """Show chosen samples in their order. captions: sample id -> why, in that order."""
+    shown = dict(list(captions.items())[: 10 * MOST_SHOWN])
+    more = f" The first {len(shown):,} are shown." if len(shown) < len(captions) else ""
+    text = f"{len(captions):,} of {len(split):,} samples to label.{more}"
+    sheet = render("curated.contacts", captions=shown, pictures=thumbnails(split, shown))
+    return command_page("curate", f"Samples of {split.name} to label", text, {"Chosen": sheet})
+
+
+def _costs(row: Ranked, found: Candidates) -> tuple[str, str, str]:
+    """Say what a row takes: ms an image, MB of weights, numbers a feature."""
+    parts = [found[name] for name in row.parts]
+    networks = {each.model.config.weights_sha256: each.megabytes for each in parts}
+    width = sum(each.model.num_features for each in parts)
+    return f"{sum(each.ms for each in parts):.1f}", f"{sum(networks.values()):.0f}", f"{width:,}"
+
+
+def _priced(row: Ranked, found: Candidates) -> str:
+    return "{} ms an image here, {} MB of weights, {} numbers a feature".format(*_costs(row, found))
+
+
+def answer(
+    ranked: Sequence[Ranked], base: Parts, found: Candidates, lacking: str | None
+) -> list[str]:
+    """Say what to use, what it is worth, what it costs, and how far that can be trusted.
+
+    `base` is what the rows are compared with, as it is; `lacking` why labels did not choose.
+    """
+    best = ranked[0]
+    costs = f"It costs {_priced(best, found)}."
+    if lacking is not None:
+        return [
+            f"Without labels, use {best.name}: it finds an image's other corner first in "
+            f"{best.score:.1%} of cases.",
+            costs,
+            f"Ranked without labels, as {lacking}: on the measured sets (docs/graded.md) that was "
+            "no better than two sizes of one network side by side at power 0.25.",
+        ]
+    plain = next(row for row in ranked if row.parts == base and row.power is None)
+    if best is plain:
+        return [
+            f"Use {best.name}: no other row was better on the classes that chose. "
+            f"MAP@R {best.values['MAP@R']:.1%}, Recall@1 {best.values['Recall@1']:.1%} on others.",
+            costs,
+        ]
+    gains = []
+    for metric, more in best.more.items():
+        value, low, high = (percent(each, True) for each in (more.value, *more.interval95))
+        gains.append(
+            f"{metric} {best.values[metric]:.1%} against {plain.values[metric]:.1%} "
+            f"({value}, 95 % interval {low} to {high})"
+        )
+    more = best.more["MAP@R"]
+    sentences = [
+        f"Use {best.name}: {'; '.join(gains)}, against {plain.name}, on {more.number} classes that "
+        "did not choose it.",
+        costs,
+    ]
+    if more.interval95[0] <= 0:
+        text = f"That is not clearly better than {plain.name}, which costs "
+        sentences.append(text + _priced(plain, found) + ".")
+    return sentences
+
+
+def table_cells(
+    ranked: Sequence[Ranked], base: Parts, found: Candidates
+) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and rows of the table, the best first."""
+    if not ranked[0].values:
+        heads = ["features", "other corner found", *COSTS]
+        return heads, [[row.name, f"{row.score:.1%}", *_costs(row, found)] for row in ranked]
+    heads = ["features", "MAP@R, choosing", "MAP@R", "Recall@1", "MAP@R more", *COSTS]
+    cells = []
+    for row in ranked:
+        more = row.more["MAP@R"]
+        value, low, high = (percent(each, True) for each in (more.value, *more.interval95))
+        clear = f"{value} ({low} to {high}){' *' if row.p <= 0.05 else ''}"
+        is_base = row.parts == base and row.power is None
+        shares = [row.score, row.values["MAP@R"], row.values["Recall@1"]]
+        texts = [f"{share:.1%}" for share in shares]
+        cells.append([row.name, *texts, "-" if is_base else clear, *_costs(row, found)])
+    return heads, cells
+
+
+def choice_page(
+    split: Split,
+    sentences: Sequence[str],
+    heads: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    ranked: Sequence[Ranked],
+    features: Mapping[str, Embeddings],
+    seed: int = 0,
+) -> str:
+    """Show the answer, the ranking as a table, and neighbours of the same queries side by side.
+
+    `heads` and `cells` are the table's, of the rows `ranked`; `features` those of each candidate.
+    """
+    best, found = best_forms(ranked), []
+    ids = next(iter(features.values())).ids
+    queries = torch.from_numpy(permutation(len(ids), seed, 1)[:QUERIES])
+    shown = [ranked[place] for place in best[:MOST_ROWS]]
+    for row in shown:
+        rows = side_by_side(features, row.parts)
+        if row.power is not None:
+            rows = fit_powers(rows, (row.power,))[0](rows)
+        found.append(search(rows, rows.rows(queries), same_split=True))
+    wanted = {near for rows in found for row in rows for near, *_ in row.near}
+    pictures = thumbnails(split, wanted | {row.id for row in found[0]})
+    neighbours = render(
+        "choice.neighbours",
+        each_query=list(zip(*found, strict=True)),
+        pictures=(pictures, pictures),
+        names=split.index.manifest.classes,
+        titles=[row.name for row in shown],
+    )
+    sections = {
+        "Ranking": render(
+            "choice.ranking",
+            sentences=sentences[1:],
+            heads=heads,
+            rows=[cells[place] for place in best],
+        ),
+        "Neighbours": neighbours,
+        "All rows": render("table", heads=heads, rows=cells),
+    }
+    title = f"Features for {split.name}: {len(ids):,} images"
+    return command_page("choose", title, sentences[0], sections, ("Ranking", "Neighbours"))
