@@ -140,10 +140,10 @@ def _one_step(
 ) -> None:
     numbers = draws(0, batch.epoch, batch.ids, batch.sizes, augment.specs)
     batch, dtype = batch.to(device), next(model.parameters()).dtype
-    kind = {"dtype": AUTOCAST.get(precision), "enabled": precision in AUTOCAST}
+    kind, low = AUTOCAST.get(precision), precision in AUTOCAST
     for last in (False, True) if cached else (True,):  # gradient caching: first without gradient
         views = augment(batch, numbers).to(dtype)
-        with torch.set_grad_enabled(last), torch.autocast(device.type, **kind):
+        with torch.set_grad_enabled(last), torch.autocast(device.type, kind, enabled=low):
             value = model(views).float().square().mean()
     value.backward()
     float(value.detach())  # waits for the device

@@ -99,14 +99,14 @@ def _mapped(
     Also returns what stands before the protocols in a table, and beside each number in JSON.
     """
     bank, queries = (side.rows for side in sides)
-    prefix, beside = (
-        "",
-        {"whitened": power == 1, **({} if power in (None, 1) else {"power": power})},
-    )
+    prefix = ""
+    beside: dict[str, Any] = {"whitened": power == 1}
+    if power not in (None, 1):
+        beside["power"] = power
     if erased:
         codes = {column: _codes(sides, "erase", column).bank for column in erased}
         bank, queries = erase(bank, queries, columns=codes)
-        prefix, beside = f"erased={','.join(erased)} ", {**beside, "erased": erased}
+        prefix, beside["erased"] = f"erased={','.join(erased)} ", erased
     if power is not None:
         bank, queries = whiten(bank, queries, power=power)
         prefix += "whitened " if power == 1 else f"flattened={power:g} "

@@ -537,7 +537,7 @@ def test_other_networks_stand_in_the_table_with_their_answers_and_colours_of_the
     assert [html.count(f"<b>{answer}</b>") for answer in ("worse", "better")] == [1, 1]
     assert html.count("<td>does not decide</td>") == 1
     table = against_table(answers)  # on the console
-    assert list(table.columns[-1].cells) == ["worse", "better", "does not decide"]
+    assert [*map(str, table.columns[-1].cells)] == ["worse", "better", "does not decide"]
     colours = feature_colours(evaluation["rows"])
     assert len({colours[name] for name in ("ssl", "random", "pixels", *others)}) == 5
     said = Page(summary(read_run(whole.run_dir)._replace(evaluation=evaluation))).text
