@@ -145,14 +145,17 @@ def suite(
             check_labelled(split.name, split.labels)
         probed = choose_columns(*given, columns, not_measured)
         backbone = load_model(model, checkpoint, weights)
-        compared = work.load_compared(against or [], model, backbone, {"ssl", *BASELINES})
+        others, not_compared = work.load_compared(
+            against or [], model, backbone, {"ssl", *BASELINES}
+        )
+        starts = [other.name for other in others if other.is_start]
         backbone, (train, test) = backbone.matched(*given)
         splits = (train, test)
         # features, the most wanted first: what is interrupted has these
-        others = sorted(compared.others, key=lambda other: other.name != compared.start)
-        metadata = {"seed": seed, **work.model_metadata(backbone, splits, others)}
+        by_turn = sorted(others, key=lambda other: not other.is_start)
+        metadata = {"seed": seed, **work.model_metadata(backbone, splits, by_turn)}
         sets = work.embed_model(
-            Path(model), backbone, splits, compared,
+            Path(model), backbone, splits, by_turn,
             untrained_seed=seed if baselines else None, left_out=not_measured,
             batch_size=batch_size, num_workers=num_workers, device=target,
         )  # fmt: skip
@@ -164,9 +167,9 @@ def suite(
         report = run_suite(
             sets,
             metadata,
-            against=[other.name for other in compared.others],
-            start=compared.start,
-            not_compared=compared.not_compared,
+            against=[other.name for other in others],
+            start=next(iter(starts), None),
+            not_compared=not_compared,
             columns=probed,
             not_measured=not_measured,
             leaked=None if leaks is None else leaks.ids,

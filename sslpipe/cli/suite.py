@@ -179,6 +179,7 @@ class Other(NamedTuple):
     name: str
     source: str
     backbone: FrozenBackbone
+    is_start: bool = False  # of the model's own training
 
     def metadata(self) -> dict[str, str]:
         """Return what eval.json says of it."""
@@ -192,21 +193,13 @@ class Other(NamedTuple):
         }
 
 
-class Compared(NamedTuple):
-    """What a model is compared with; by name what its training started from; why not with that."""
-
-    others: list[Other]
-    start: str | None = None
-    not_compared: tuple[str, ...] = ()
-
-
 def load_compared(
     sources: Sequence[str], model: str | Path, backbone: FrozenBackbone, taken: Collection[str]
-) -> Compared:
+) -> tuple[list[Other], tuple[str, ...]]:
     """Load the networks of --against, and the weights that the model's own training started from.
 
-    Those are one of --against with the recorded sha256, or what the run keeps in RUN/init. `taken`
-    are names that rows of eval.json have already.
+    Those are one of --against with the recorded sha256, or what the run keeps in RUN/init; where
+    they are not to be had, a sentence says so. `taken` are names that rows of eval.json have.
 
     Raises:
         UserError: One of --against is given twice, or cannot be loaded.
@@ -221,10 +214,11 @@ def load_compared(
     facts = backbone.config.facts
     sha256 = str(_table(facts, "recipe").get("init") or "")
     if not sha256:  # random weights, or no training of ours
-        return Compared(others)
-    for other in others:
+        return others, ()
+    for place, other in enumerate(others):
         if other.backbone.config.weights_sha256 == sha256:
-            return Compared(others, other.name)
+            others[place] = other._replace(is_start=True)
+            return others, ()
     source, kept = str(_table(facts, "init").get("source") or ""), Path(model) / "init"
     try:
         if not kept.is_dir():
@@ -235,9 +229,8 @@ def load_compared(
     except UserError as error:
         named = f"{source or 'weights'} with sha256 {sha256[:16]}"
         said = f"Not compared with its own start, {named}: {error}; name it with --against."
-        return Compared(others, None, (said,))
-    name = short_name(source or "start", names)
-    return Compared([*others, Other(name, source, start)], name)
+        return others, (said,)
+    return [*others, Other(short_name(source or "start", names), source, start, True)], ()
 
 
 def _table(facts: dict[str, Any], key: str) -> dict[str, Any]:
@@ -262,7 +255,7 @@ def embed_model(
     model: Path,
     backbone: FrozenBackbone,
     splits: tuple[Split, Split],
-    compared: Compared,
+    others: Sequence[Other],
     untrained_seed: int | None,
     left_out: list[str],
     **options: Any,
@@ -278,11 +271,10 @@ def embed_model(
     saved = {name: rows for name, rows in kept.items() if rows is not None}
     own: dict[str, Any] = {"view": backbone.view, "canvas_px": backbone.view.canvas_px, **options}
     own |= {"splits": splits, "progress": progress}
-    names = ("ssl", *BASELINES, *(other.name for other in compared.others))
+    names = ("ssl", *BASELINES, *(other.name for other in others))
     known_as = own_name(config.facts, names)
     sets: Sets = {"ssl": embed_pair(known_as, backbone.backbone, saved=saved, **own)}
-    # the start first: each is embedded when its turn comes
-    for other in sorted(compared.others, key=lambda other: other.name != compared.start):
+    for other in others:  # each is embedded when its turn comes
         sets[other.name] = partial(embed_other, other, splits, **options)
     if untrained_seed is not None:
         untrained = random_backbone(config.backbone, config.crop_px, untrained_seed)

@@ -207,7 +207,7 @@ class Verdict(NamedTuple):
     measure: str  # "kNN", "linear" or "Recall@1"
     means: tuple[float, float]  # over the seeds that both have
     difference: Difference
-    answer: str  # "better", "no clear difference" or "worse", for all pairs together (Holm, 5 %)
+    answer: str = "no clear difference"  # or "better", "worse": for all pairs together (Holm, 5 %)
 
     def __str__(self) -> str:
         (low, high), (ours, theirs) = self.difference.interval95, self.means
@@ -266,17 +266,17 @@ def cautions(named: Mapping[str, RunFiles], recipes: Sequence[Recipe]) -> list[s
 
 def verdicts(recipes: Sequence[Recipe]) -> list[Verdict]:
     """Compare each two recipes over the seeds that both have, two at least."""
-    found = []
+    found: list[Verdict] = []
     for ours, theirs in combinations(recipes, 2):
         pairs = ((measure, _paired(ours, theirs, measure)) for measure in DECIDING)
         if deciding := next(((measure, *pair) for measure, pair in pairs if pair), None):
-            found.append((ours.name, theirs.name, *deciding))
-    adjusted = holm([difference.p for *_, difference in found])
-    answers = [
-        "no clear difference" if p > LEVEL else "better" if each[-1].value > 0 else "worse"
-        for each, p in zip(found, adjusted, strict=True)
-    ]
-    return [Verdict(*each, answer) for each, answer in zip(found, answers, strict=True)]
+            found.append(Verdict(ours.name, theirs.name, *deciding))
+    adjusted = holm([each.difference.p for each in found])
+    for place, p in enumerate(adjusted):
+        if p <= LEVEL:
+            answer = "better" if found[place].difference.value > 0 else "worse"
+            found[place] = found[place]._replace(answer=answer)
+    return found
 
 
 def over_seeds(recipes: Sequence[Recipe], notes: Sequence[str] = ()) -> Markup:
