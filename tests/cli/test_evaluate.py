@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from sslpipe.cli import export as export_tool
 from sslpipe.cli import report as report_tool
 from sslpipe.cli import suite as suite_tool
 from sslpipe.cli.app import run as run_program
+from sslpipe.cli.evaluations import print_results
 from sslpipe.cli.suite import short_name
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
@@ -28,6 +30,7 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import embed, load_embeddings, save_embeddings
 from sslpipe.evaluation.knn import knn_results
+from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.whiten import fit_whitening, whiten
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
@@ -429,6 +432,18 @@ def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp
         number = wanted["value"]
         text = f"{100 * number:.1f}" if wanted["unit"] == "share" else f"{number:.4g}"
         assert text in shown
+
+
+def test_what_all_results_share_is_said_once_above_their_table(capsys):
+    at = [Result("retrieval cosine", f"Recall@{k}", 0.5, (0.4, 0.6), 20, 30) for k in (1, 5)]
+    print_results("mine", at)
+    title, _, heads, *_ = capsys.readouterr().out.splitlines()
+    assert title == "mine; protocol: retrieval cosine; queries: 20; bank: 30"
+    assert not {"protocol", "queries", "bank"} & {*heads.split()}
+    print_results("mine", [at[0], replace(at[1], protocol="retrieval dot", bank=31)])
+    title, _, heads, *_ = capsys.readouterr().out.splitlines()
+    assert title == "mine; queries: 20"
+    assert {"protocol", "metric", "value", "bank"} < {*heads.split()}
 
 
 def test_two_processes_print_and_write_once_what_one_does(files, tmp_path):

@@ -261,6 +261,15 @@ def test_the_last_numbers_of_training_are_those_of_the_log(whole):
     assert "on 128 images of tiny (about 16 held out)" in whole.page.text
 
 
+def test_the_speed_is_that_of_all_steps_each_at_what_its_line_says(whole):
+    lines = [
+        {"step": 10, "images_per_s": 100.0, "data_wait_percent": 20.0},  # 160 images in 1.6 s
+        {"step": 40, "images_per_s": 200.0, "data_wait_percent": 50.0},  # 480 in 2.4 s
+    ]
+    speed = read_run(whole.run_dir)._replace(train=lines).speed
+    assert speed == pytest.approx((4.0, 640 / 4.0, 100 * (0.32 + 1.2) / 4.0))
+
+
 def test_a_run_that_stopped_between_two_log_lines_is_shown_at_its_last_save(whole, tmp_path):
     run_dir = _copy(whole.run_dir, tmp_path, "metrics.jsonl")
     lines = [json.loads(text) for text in (run_dir / "metrics.jsonl").read_text().splitlines()]
