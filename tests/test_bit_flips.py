@@ -75,7 +75,7 @@ class Run:
             for suffix in ("safetensors", "npz"):
                 save_embeddings(self.path / "features" / f"{name}.{suffix}", rows, facts)
             sets.append(rows)
-        report = run_suite({"ssl": (sets[0], sets[1])}, {**facts, "train_split": "train"}, draws=2)
+        report = run_suite({"ssl": (sets[0], sets[1])}, {**facts, "train_split": "train"})
         (self.path / "eval.json").write_text(json.dumps(report))
 
     def train(self, run_dir: Path) -> dict[str, bytes]:

@@ -195,7 +195,7 @@ def named_lanes(name: str, count: int) -> range:
 
 
 def by_kornia(function: str, *args: Any) -> Tensor:
-    """Call a function of kornia, which has no types and is imported only here."""
+    """Call a function of kornia by its name; it is imported late, and has no types."""
     import kornia
 
     result: Tensor = attrgetter(function)(kornia)(*args)

@@ -137,8 +137,10 @@ def batches(
         return None if partners is None else partners.ids
 
     has_partners = pairing is not None and pairing.partners is not None
-    source = split, order, data, run, streams, device, on_bad, jpeg, drawn if has_partners else None
-    read, decode_part, make = (_resident if run.cache == "device" else _streamed)(*source)
+    stages = _resident if run.cache == "device" else _streamed
+    read, decode_part, make = stages(
+        split, order, data, run, streams, device, on_bad, jpeg, drawn if has_partners else None
+    )
 
     def finish(step: int, parts: list[Any]) -> Batch:
         batch, shown = make(step, parts)

@@ -259,10 +259,13 @@ class Partners:
         """Find the candidates of samples (n,) in their windows; none outside of these streams."""
         begin, size = np.zeros_like(ids), np.zeros_like(ids)
         members, first = [np.zeros(0, np.int64)], 0
-        places = self._find_windows(epoch, ids, streams)
-        for place in np.unique(places[places >= 0]).tolist():
-            rows, key = places == place, self._windows(epoch, streams)[2][place]
-            window = self._window(epoch, *key.tolist())
+        places, names = self._find_windows(epoch, ids, streams), self._windows(epoch, streams)[2]
+        by_place = np.argsort(places, kind="stable")  # samples of a window side by side
+        each, starts = np.unique(places[by_place], return_index=True)
+        for place, rows in zip(each.tolist(), np.split(by_place, starts[1:]), strict=True):
+            if place < 0:
+                continue
+            window = self._window(epoch, *names[place].tolist())
             at = np.searchsorted(window.ids, ids[rows])
             begin[rows], size[rows] = first + window.begin[at], window.size[at]
             members.append(window.members)

@@ -207,7 +207,7 @@ def merge_parts(
         progress(f"merge {out.name}", len(jobs)) as advance,
         ThreadPoolExecutor(workers) as pool,
     ):
-        for _ in pool.map(bring, *zip(*jobs, strict=True)):
+        for _ in pool.map(lambda job: bring(*job), jobs):
             advance(1)
 
     # what a whole build leaves, then the parts' own notes may go

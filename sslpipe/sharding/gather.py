@@ -77,7 +77,7 @@ class CellReader:
         self._stored = None if spec.kind in (None, "text") else STORED[str(spec.kind)]
         self._chunks: dict[str, list[NDArray[Any]]] = {}  # by split
         self._numbers: dict[tuple[type, Value], int] = {}  # of the distinct cells
-        self._cells: list[tuple[Value, str]] = []  # these, and who has each first
+        self._first: dict[str, tuple[Value, str]] = {}  # what an inferred one met -> where first
         self._offsets: dict[str, tuple[Value, str]] = {}  # of times: where first
 
     def add(self, split: str, cells: Iterable[object], names: Sequence[str]) -> None:
@@ -91,9 +91,10 @@ class CellReader:
             if self._stored:
                 chunk[place] = self._convert(str(self.spec.kind), plain, name)
                 continue
-            chunk[place] = self._numbers.setdefault((type(plain), plain), len(self._cells))
-            if chunk[place] == len(self._cells):
-                self._cells.append((plain, name))
+            count = len(self._numbers)
+            chunk[place] = self._numbers.setdefault((type(plain), plain), count)
+            if self.spec.kind is None and chunk[place] == count:
+                self._meet(plain, name)
         self._chunks.setdefault(split, []).append(chunk)
 
     def finish(self) -> dict[str, ColumnValues]:
@@ -103,12 +104,12 @@ class CellReader:
             raise self._mixed(self._offsets, "in UTC", "with an offset", "write the offset of all")
         values, strings = list[Any](), list[str]()
         if kind == "text":
-            texts = [c.isoformat() if isinstance(c, datetime) else str(c) for c, _ in self._cells]
+            texts = [c.isoformat() if isinstance(c, datetime) else str(c) for _, c in self._numbers]
             strings = sorted(set(texts))
             ranks = {text: rank for rank, text in enumerate(strings)}
             values = [ranks[text] for text in texts]
         elif not self._stored:
-            values = [CONVERT[kind](cell) for cell, _ in self._cells]
+            values = [CONVERT[kind](cell) for _, cell in self._numbers]
         # a missing one, -1, reads the last
         table = np.array([*values, STORED[kind].missing], STORED[kind].dtype)
         found = {split: np.concatenate(chunks) for split, chunks in self._chunks.items()}
@@ -166,15 +167,17 @@ class CellReader:
             return "code" if padded or not _reads("integer", plain) else "integer"
         return "float" if _reads("float", plain) else "text"
 
+    def _meet(self, cell: Value, name: str) -> None:
+        """Remember who has a cell of its kind first."""
+        kind = self._kind_of(cell)
+        self._first.setdefault(kind, (cell, name))
+        value = self._convert(kind, cell, name) if kind in CONVERT else 0
+        if kind == "integer" and abs(value) > EXACT_FLOAT:
+            self._first.setdefault("large integer", (cell, name))
+
     def _inferred(self) -> Kind:
         """Return the kind of all cells. Raises: DataError where there is more than one."""
-        first: dict[str, tuple[Value, str]] = {}  # what is met -> where first
-        for cell, name in self._cells:
-            kind = self._kind_of(cell)
-            first.setdefault(kind, (cell, name))
-            value = self._convert(kind, cell, name) if kind in CONVERT else 0
-            if kind == "integer" and abs(value) > EXACT_FLOAT:
-                first.setdefault("large integer", (cell, name))
+        first = self._first
         met = {*first} - {"large integer"}
         if "code" in met:
             met = met - {"code", "nan", "integer", "float"} | {"text"}

@@ -45,9 +45,10 @@ def read_cub(options: SourceOptions) -> dict[str, Images]:
     tables = (_table(root / f"{name}.txt", 2) for name in ("classes", "image_class_labels"))
     names, label = (dict(table) for table in tables)
     ranked = sorted(names, key=int)
+    train = set(ranked[: len(ranked) // 2])
     groups: dict[str, list[Row]] = {"train": [], "test": []}
     for image, path in _table(root / "images.txt", 2):
-        split = "train" if label[image] in ranked[: len(ranked) // 2] else "test"
+        split = "train" if label[image] in train else "test"
         groups[split].append((root / "images" / path, names[label[image]]))
     return from_rows(options, root, groups)
 

@@ -144,6 +144,7 @@ class _Scene(NamedTuple):
     paths: Sequence[Path]
     planes: Planes | BadSample
     windows: Sequence[_Window] = (_Window(),)  # of a bad one, one stands for it
+    header: Planes | None = None  # what it says, also where that is too large to be read
 
 
 def cut_scenes(
@@ -168,10 +169,10 @@ def cut_scenes(
         for split, files in splits.items()
     }
     good = {
-        scene.name: scene.planes
+        scene.name: scene.header
         for own in opened.values()
         for scene in own
-        if isinstance(scene.planes, Planes)
+        if scene.header is not None
     }
     for name in good:
         _check_type(good, name, sensors)
@@ -223,18 +224,19 @@ def _open_scenes(
 
     def opened(job: tuple[str, tuple[int, ...]]) -> _Scene:
         name, numbers = job
-        paths = [files.paths[number] for number in numbers]
+        paths, header = [files.paths[number] for number in numbers], None
         try:
             parts = _open(paths, sensors)
-            windows = _windows(_joined(parts), sensors)
+            header = _joined(parts)
+            windows = _windows(header, sensors)
             for k, part in enumerate(parts):
                 is_tiled = len(windows) > part.total
                 # what is decoded as a whole is copied when it is read, and then read by windows
                 if not part.has_windows and (is_tiled or (len(windows) > 1 and part.load)):
                     parts[k] = scratch.lazily(part)
-            return _Scene(name, numbers[0], paths, _joined(parts), windows)
+            return _Scene(name, numbers[0], paths, _joined(parts), windows, header)
         except BadSample as error:
-            return _Scene(name, numbers[0], paths, error)
+            return _Scene(name, numbers[0], paths, error, header=header)
 
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(opened, _grouped(files.names, sensors, pattern)))

@@ -120,8 +120,8 @@ def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tu
     # counts and bytes
     split = index.split(split_name)
     labels = split.labels
-    offsets = np.concatenate([split.offsets(k) for k in range(len(split.shards))])
-    in_tar = offsets[:, 1] - offsets[:, 0]
+    offsets = map(split.offsets, range(len(split.shards)))
+    in_tar = np.concatenate([rows[:, 1] - rows[:, 0] for rows in offsets])
     shards = f"{len(split.shards):,} shards, {in_tar.sum() / 1e6:,.1f} MB"
     rows = [
         ("samples", f"{len(split):,} in {shards}"),

@@ -7,7 +7,8 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
@@ -155,6 +156,8 @@ def from_rows(
 
     Raises: DataError where there is no such split, it is empty, or a file is missing.
     """
+    if len(groups) == 1 and not options.split:  # "": as if none were given
+        options = replace(options, split=None)
     all_labels = {row[1] or None for rows in groups.values() for row in rows}
     images = {}
     for split in chosen_splits(options, groups, where or root):
@@ -254,12 +257,17 @@ def class_names(path: Path) -> tuple[str, ...]:
     return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
-def open_file(path: str | Path, *, pipe: bool = False) -> BufferedReader:
-    """Open a regular file; `pipe` as in `open_regular`. Raises: DataError with the path."""
+@contextmanager
+def open_file(path: str | Path, *, pipe: bool = False) -> Iterator[BufferedReader]:
+    """Open a regular file; `pipe` as in `open_regular`.
+
+    Raises: DataError with the path, also where it cannot be read afterwards.
+    """
     try:
-        return open_regular(path, pipe=pipe)
+        with open_regular(path, pipe=pipe) as file:
+            yield file
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def read_file(path: str | Path, *, pipe: bool = False) -> bytes:

@@ -527,6 +527,13 @@ def test_a_scene_that_claims_endless_tiles_is_refused(tmp_path, capsys):
     assert "4194304 tiles of 65536 x 65536 px" in error_of(capsys, *words)
 
 
+def test_a_scene_too_large_to_be_read_has_to_be_of_the_others_type_too(tmp_path, capsys):
+    np.lib.format.open_memmap(tmp_path / "a.npy", "w+", "u1", (20_000, 20_000)).flush()  # a hole
+    np.save(tmp_path / "b.npy", numbers(20, 30))
+    words = ["build", tmp_path / "out", "--root", tmp_path, "--channels", "grey", "--skip-bad"]
+    assert "b.npy has 1 channels of uint16" in error_of(capsys, *words)
+
+
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
 def test_each_file_that_ships_with_pydicom_is_read_as_it_does_or_refused():
     folder = Path(get_testdata_file("CT_small.dcm", download=False)).parent

@@ -15,7 +15,7 @@ from sslpipe.data.decode import decode
 from sslpipe.errors import DataError
 from sslpipe.sharding import SOURCES
 from sslpipe.sharding.layouts import parse_idx, write_idx
-from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.sources import SourceOptions, read_file
 from tests.helpers.shards import error_of, grey, grey_png, write_tar
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 4), dtype=np.uint8)
@@ -284,6 +284,12 @@ def test_inshop_has_three_splits_and_views(tmp_path):
     (tmp_path / "list_eval_partition.txt").write_text("1\nhead\nimg/a.jpg id_1 probe\n")
     with pytest.raises(DataError, match=r"list_eval_partition.txt, line 3: .* is not image, item"):
         read("inshop", tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")
+def test_a_file_that_opens_and_cannot_be_read_is_named():
+    with pytest.raises(DataError, match="cannot read /proc/self/mem: Input/output error"):
+        read_file("/proc/self/mem")
 
 
 @pytest.mark.parametrize(
