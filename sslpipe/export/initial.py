@@ -7,6 +7,7 @@ decay towards the start and comparisons with the start take: nobody needs the so
 import os
 import secrets
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,15 +68,20 @@ def open_init(
             return None  # it may have gone since, and a hub may be out of reach
     crop_px = recipe.tune.eval_crop_px or recipe.augment.arguments.get("crop_px")
     component = recipe.backbone and _with_channels(recipe.backbone, None)  # see `fit_channels`
-    named: Any = {"checkpoint": checkpoint, "weights": weights}
-    named["crop_px"] = crop_px if isinstance(crop_px, int) else None
+    load = partial(
+        load_backbone,
+        source,
+        checkpoint=checkpoint,
+        weights=weights,
+        crop_px=crop_px if isinstance(crop_px, int) else None,
+    )
     try:
-        model = load_backbone(source, component=component, **named)
+        model = load(component=component)
     except WeightsError as error:
         if recipe.backbone is None or recipe._backbone_overrides:
             raise
         try:  # they may name, or show by their keys, a backbone of their own
-            model = load_backbone(source, **named)
+            model = load()
         except UserError:
             raise error from None
     facts = model.config.facts

@@ -65,6 +65,7 @@ def load_backbone(
         weights: Of a run directory, as in `load_run`.
         component: A recipe's [backbone], which weights of another program must fit; None: theirs.
         crop_px: Side of the images that weights of another program will see; None: as in training.
+            An export and a run have their own.
         with_projector: Load the projector, too; None: the one that an export has.
 
     Returns:

@@ -22,7 +22,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,8 +73,9 @@ def export_backbone(
         ExportError: See `export_model`.
         UserError: See `load_run`.
     """
-    named: Any = {"checkpoint": checkpoint, "weights": weights}
-    model = load_run(Path(run_dir), with_projector=with_projector, **named)
+    model = load_run(
+        Path(run_dir), with_projector=with_projector, checkpoint=checkpoint, weights=weights
+    )
     return export_model(model, out, formats, overwrite=overwrite)
 
 

@@ -72,7 +72,8 @@ class Objective(nn.Module):
         """Say why a call with these launches other operations on a GPU than most; None: the same.
 
         `run.cuda_graph` replays one recorded call for others on which this says None. They may
-        differ in the embeddings, and with `ids_on_device` in the ids, alone.
+        differ in the embeddings, and with `ids_on_device` in the ids, alone: nothing else that
+        they compute may come from the host.
         """
         return "it does not say (Objective.unlike) that its operations are those of every batch"
 

@@ -320,6 +320,19 @@ def test_a_stopped_suite_writes_what_it_has_and_says_what_is_not_there(
     assert f"{out} is not written" in said
 
 
+def test_a_network_that_cannot_be_embedded_costs_no_other_number(
+    run, stranger, tmp_path, monkeypatch
+):
+    def fails(*words, **options):
+        raise RuntimeError("no memory")
+
+    out, against = tmp_path / "eval.json", ("--against", stranger)
+    code, said, report = suite_that(monkeypatch, run, out, *against, embed_other=fails)
+    assert code == 2
+    assert {row["features"] for row in report["rows"]} == {"ssl", "random", "pixels"}
+    assert "weights: no memory; run the same command again" in said
+
+
 def test_an_export_keeps_no_features_and_each_source_has_its_name(run, stranger, tmp_path):
     run_dir, data = run
     export_backbone(run_dir, tmp_path / "weights", ["safetensors"])

@@ -134,3 +134,15 @@ def test_the_python_of_the_page_runs(call, shop, model, monkeypatch, capsys):
     exec(code, {"__name__": "page"})
     first, *others = capsys.readouterr().out.splitlines()
     assert (first[:6], len(others)) == ("1.000 ", 4)
+
+
+def test_features_are_flattened_unless_told_otherwise(call, shop, model, monkeypatch):
+    words = ["search", shop / "all.safetensors", shop / "photos/bob/1.png", "--model", model]
+    words += ["--data", shop / "data"]
+    plain, _ = call(*words)
+    monkeypatch.setattr("sslpipe.evaluation.choose.LEAST_FLATTENED", 9)
+    flat, errors = call(*words)
+    assert "features flattened, fitted on 9 images (power 0.25)" in errors
+    assert flat != plain
+    same, errors = call(*words, "--no-flatten")
+    assert (same, "features as they are" in errors) == (plain, True)

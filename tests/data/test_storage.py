@@ -363,3 +363,9 @@ def test_an_s3_store_gives_the_batches_of_the_disk_and_names_what_it_lacks(
     assert size_of("s3://shards/fashion/nothing.tar") is None
     with pytest.raises(DataError, match=r"cannot read s3://shards/other/dataset\.json"):
         load_index("s3://shards/other")
+
+
+def test_resuming_at_a_late_step_fetches_what_follows_and_not_what_was(folder, server):
+    take(load_index(server.url), 1, first=6, canvas_px=16, seed=3, run={"num_workers": 0})
+    fetched = sum(end - start for path, start, end in server.served if path.endswith(".tar"))
+    assert fetched < sum(path.stat().st_size for path in folder.glob("*.tar")) / 2

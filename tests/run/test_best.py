@@ -428,6 +428,14 @@ def test_a_run_that_no_longer_improves_is_done_with_its_reason(data, tmp_path):
     assert [line["step"] for line in read_metrics(run_dir, "eval")] == list(SCRIPT)
 
 
+def test_a_disk_that_is_full_at_the_best_step_leaves_the_older_best(data, tmp_path):
+    run_dir = tmp_path / "run"
+    assert scripted(1, data, run_dir, "run.keep=best", fault="checkpoint.model:3=full") == [12]
+    assert choose(run_dir, "best", None).folder.name == "step-00000008"  # 0.4, after 0.3 and 0.1
+    best = read_state(latest(run_dir))["best"]
+    assert (best["value"], best["since"]) == (0.4, 2)
+
+
 FAULTS = ("checkpoint.model:1", "checkpoint.before_rename:1", "train.step:1", "train.step:5")
 
 

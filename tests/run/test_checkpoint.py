@@ -329,4 +329,9 @@ def test_a_run_that_uses_the_column_records_its_values(data, identities, name, u
 def test_a_run_of_a_version_that_recorded_the_whole_file_resumes(tmp_path, data, identities):
     index = add_columns(data, duplicate_group=FIRST_TWO)
     key = load_recipe(write_recipe(tmp_path)), index.file_sha256, 1
-    assert {"digest": digest(*key), **identity(*key)} in identities()
+    whole = {"digest": digest(*key), **identity(*key)}
+    a_checkpointer(tmp_path, identity=whole).save(3, some_parts(), {})
+    again = a_checkpointer(tmp_path, identities=identities())
+    assert again.identity != whole
+    assert again.restore(some_parts()) == 3
+    assert again.identity == whole  # which its next checkpoints record

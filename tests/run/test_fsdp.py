@@ -23,6 +23,7 @@ from tests.helpers import finetunes
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import (
     NUMBERS,
+    RECIPE,
     assert_same_numbers,
     assert_same_weights,
     at_each_step,
@@ -270,6 +271,9 @@ def asked(monkeypatch):
         (None, r"\[sampler\]: a fine-tuning cannot be sharded by FSDP"),
         ("FSDP_VERSION=1", "fsdp_version: 1 is not there; set fsdp_version: 2"),
         ("FSDP_OFFLOAD_PARAMS=true", "set fsdp_offload_params: false"),
+        ("FSDP_ACTIVATION_CHECKPOINTING=true", "set fsdp_activation_checkpointing: false"),
+        ("FSDP_RESHARD_AFTER_FORWARD=false", "set fsdp_reshard_after_forward: true"),
+        ("FSDP_STATE_DICT_TYPE=SHARDED_STATE_DICT", "set fsdp_state_dict_type: FULL_STATE"),
         ("FSDP_AUTO_WRAP_POLICY=NO_WRAP", "leave it out, as launch/fsdp.yaml does"),
     ],
 )
@@ -296,6 +300,16 @@ def test_a_precision_that_is_timed_or_scaled_is_refused(asked):
         check_precision("")  # of a new run
     for precision in ("fp32", "bf16", "fp64"):
         check_precision(precision)
+
+
+def test_a_new_run_says_its_precision_and_a_resumed_one_has_it(data, tmp_path):
+    recipe = write_recipe(tmp_path, RECIPE.replace('precision = "fp32"\n', ""))
+    arguments = recipe, data, tmp_path / "run", "steps=2", "run.save_steps=1"
+    with pytest.raises(AssertionError, match=r"optim\.precision = 'auto' times the whole model"):
+        train_over(2, *arguments, by=sharded_in_rank)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    kill_over(1, "train.step:2", *arguments, by=train_on_equal_views)
+    assert [done for done, _ in train_over(2, *arguments, by=sharded_in_rank)] == [2, 2]
 
 
 def test_a_parameter_without_dimensions_is_refused_by_name():

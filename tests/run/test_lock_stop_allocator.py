@@ -97,3 +97,12 @@ def test_freed_memory_is_used_again_unless_the_user_says_otherwise():
     assert faults_of_a_batch() > 20  # huge pages: one for 2 MB
     assert faults_of_a_batch("assert keep_freed_memory()") < 10
     assert faults_of_a_batch("assert not keep_freed_memory()", MALLOC_ARENA_MAX="2") > 20
+
+
+def test_a_stop_file_is_seen_during_the_run(tmp_path):
+    stop = StopRequest(str(tmp_path / "STOP"))
+    assert not stop()
+    (tmp_path / "STOP").touch()
+    stop._looked_s -= 1.0
+    assert stop()
+    stop.restore_handlers()

@@ -177,3 +177,12 @@ def test_a_tracker_that_fails_later_is_dropped_and_the_run_continues(tmp_path, c
     log.close()
     assert capsys.readouterr().err.count("broken failed and is now switched off") == 1
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_other_ranks_write_nothing(tmp_path, capsys):
+    log = a_log(tmp_path, enabled=False)
+    log.train(1, VALUES)
+    log.warn("of each rank")
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr() == ("", "")
