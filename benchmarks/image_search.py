@@ -19,14 +19,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.common import machine, parser, print_table, save
+from sslpipe.evaluation.approximate import Approximate, write_approximate
 from sslpipe.evaluation.embed import Embeddings, read_embeddings, save_embeddings
-from sslpipe.evaluation.neighbours import (
-    Approximate,
-    Neighbours,
-    fixed_point_units,
-    nearest,
-    write_approximate,
-)
+from sslpipe.evaluation.neighbours import Neighbours, fixed_point_units, nearest
 from sslpipe.portable import sha256_of
 
 Find = Callable[[Tensor], Neighbours]

@@ -30,8 +30,9 @@ class Check(NamedTuple):
 
     def render(self) -> RenderableType:
         """Make tables: what decides first, the settings last, those at their defaults one line."""
-        tree, settings = self.recipe.model_dump(exclude_none=True), {"exclude_defaults": True}
-        changed = {key for key, _ in leaves(self.recipe.model_dump(exclude_none=True, **settings))}
+        tree = self.recipe.model_dump(exclude_none=True)
+        own = self.recipe.model_dump(exclude_none=True, exclude_defaults=True)
+        changed = {key for key, _ in leaves(own)}
         written = {key: _written(value) for key, value in leaves(tree)}
         defaults = (f"{k} {text or '(none)'}" for k, text in written.items() if k not in changed)
         return Group(

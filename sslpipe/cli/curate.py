@@ -75,10 +75,10 @@ def duplicates(
     """
     check_folder(out)
     names = split or list(open_data(data).manifest.splits)
-    if not names or len({*names}) < len(names):
-        twice = f"--split {' '.join(names)} names a split twice; name each once"
-        none = f"{data} has no split; build one with `sslpipe shards build`"
-        raise UserError(twice if names else none)
+    if not names:
+        raise UserError(f"{data} has no split; build one with `sslpipe shards build`")
+    if len({*names}) < len(names):
+        raise UserError(f"--split {' '.join(names)} names a split twice; name each once")
     index = open_data(data, *names)
 
     from sslpipe.curate import results
@@ -100,8 +100,9 @@ def duplicates(
     groups = group(found.pairs, len(samples), found.apart)
     # write
     count = results.write_groups(out / "groups.csv", samples, groups)
-    (out / "doubt.png").unlink(missing_ok=True)  # of other pairs
-    if sheet is not None:
+    if sheet is None:
+        (out / "doubt.png").unlink(missing_ok=True)  # of other pairs
+    else:
         with replacing(out / "doubt.png") as temporary:
             sheet.save(temporary, "PNG")
     if column:

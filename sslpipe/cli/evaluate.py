@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from sslpipe.cli import options as opt
-from sslpipe.cli.inputs import check_file, check_model, open_data
+from sslpipe.cli.inputs import check_file, check_model, check_seed, open_data
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.terminal import LazyGroup, load_model, new_app, progress, say, write_json
 from sslpipe.errors import UserError
@@ -91,7 +91,7 @@ def suite(
     baselines: bool = True,
     columns: Annotated[list[str] | None, opt.option(metavar="NAME")] = None,
     leakage: bool = True,
-    seed: opt.Seed = 0,
+    seed: int = 0,
     batch_size: opt.BatchSize = 256,
     num_workers: opt.NumWorkers = 2,
     device: opt.Device = "auto",
@@ -121,6 +121,7 @@ def suite(
     for source in [model, *(against or [])]:
         check_model(source)
     check_file(out)
+    check_seed(seed)
     if train_split == test_split:
         raise UserError(
             f"--train-split and --test-split are both {test_split!r}: every sample would find "

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from rich.console import Console, Group
 from rich.text import Text
 
-from sslpipe.cli.inputs import check_file, start
+from sslpipe.cli.inputs import check_file, check_seed, start
 from sslpipe.cli.options import (
-    MOST_SEED,
     Device,
     JsonFile,
     argument,
@@ -194,6 +193,7 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
                 its spread to this power; 1 is --whiten.
         """
         check_file(out)
+        check_seed(options.get("seed", 0))
         if whiten_both and whiten_power is not None:
             raise DataError("--whiten is --whiten-power 1; name one of the two")
         target, process = start(device, "" if shared else name)
@@ -260,7 +260,5 @@ def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter
                 shown = f"{ends[0]}, {ends[1]}, ... {ends[-1]}: {len(ends)} values"
     if text is not None:  # without what is meant for those who read the code
         text = re.sub(r"; see `[\w.]+`( and `[\w.]+`)*", "", text)
-    limits = {"min": 0, "max": MOST_SEED} if (parameter.name, kind) == ("seed", int) else {}
-    info = option(text or "", show_default=shown, **limits)
-    annotation = Annotated[kind, info]  # type: ignore[valid-type]
+    annotation = Annotated[kind, option(text or "", show_default=shown)]  # type: ignore[valid-type]
     return parameter.replace(kind=parameter.KEYWORD_ONLY, default=default, annotation=annotation)

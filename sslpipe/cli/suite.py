@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from sslpipe.cli.terminal import percent, progress, report_bad, say, show, text_table
 from sslpipe.curate.leaks import Leaks
@@ -127,22 +128,28 @@ def _by_features(
 
 def against_table(compared: Sequence[dict[str, Any]]) -> Table:
     """Rows: a measure of a network each, first the one that decides and has the answer."""
-    several, rows = len({each["features"] for each in compared}) > 1, []
+    several = len({each["features"] for each in compared}) > 1
+    table = Table(title="Against other networks: shares in %, differences in points with 95 %")
+    table.add_column("against", overflow="fold")
+    table.add_column("measure")
+    for heading in ("ours", "theirs", "difference", "over"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("answer")
     for each in compared:
+        if each["primary"]:
+            table.add_section()
         name = each["against"] + (f" ({each['features']})" if several else "")
         low, high = (100 * end for end in each["interval95"])
-        difference = f"{100 * each['difference']:+.1f} ({low:+.1f}, {high:+.1f})"
-        rows.append(
-            [
-                name if each["primary"] else "",
-                f"{each['measure']}, {' / '.join(dict.fromkeys(form_names(each)))}",
-                *(f"{100 * each[key]:.1f}" for key in ("value", "against_value")),
-                *(difference, f"{each['count']:,} {each['unit']}", answer_text(each)),
-            ]
+        table.add_row(
+            Text(name if each["primary"] else ""),
+            f"{each['measure']}, {' / '.join(dict.fromkeys(form_names(each)))}",
+            f"{100 * each['value']:.1f}",
+            f"{100 * each['against_value']:.1f}",
+            f"{100 * each['difference']:+.1f} ({low:+.1f}, {high:+.1f})",
+            f"{each['count']:,} {each['unit']}",
+            answer_text(each),
         )
-    heads = ("against", "measure", "ours", "theirs", "difference", "over", "answer")
-    title = "Against other networks: shares in %, differences in points with 95 %"
-    return text_table(heads, rows, title=title, left=2)
+    return table
 
 
 @contextmanager

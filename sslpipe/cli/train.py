@@ -242,7 +242,7 @@ def _follow(run: Path) -> None:
     """Draw a run's curves again and again on a terminal; elsewhere a line a log line, then once."""
     from rich.live import Live
 
-    from sslpipe.run import status as watch
+    from sslpipe.run.status import curves, follow, picture
 
     if not sys.stdout.isatty():
         last = -1
@@ -251,13 +251,13 @@ def _follow(run: Path) -> None:
             nonlocal last
             if summary["step"] != last:
                 last = summary["step"]
-                values = [f"{name} {each[-1]:.4g}" for name, each in watch.curves(run).items()]
+                values = [f"{name} {each[-1]:.4g}" for name, each in curves(run).items()]
                 show(", ".join([f"step {last} of {summary['steps']}", *values]))
 
-        show(watch.picture(watch.follow(run, tell)))
+        show(picture(follow(run, tell)))
         return
     with Live(console=Console(), auto_refresh=False) as live:
-        watch.follow(run, lambda summary: live.update(watch.picture(summary), refresh=True))
+        follow(run, lambda summary: live.update(picture(summary), refresh=True))
 
 
 @app.command(epilog="Examples: sslpipe runs runs | sslpipe runs runs --json")

@@ -8,24 +8,18 @@ similarities rank by the lower row of the bank.
 
 Float32 products, of torch or faiss, whose error is bounded, propose rows, and only those that may
 be among the nearest are compared exactly. `among_all`, which compares everything, is the oracle.
-Of very many rows an `Approximate` file of faiss proposes some.
 """
 
-import math
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.distributed import Rank, all_gather_rows
 from sslpipe.errors import DataError
 from sslpipe.evaluation.result import check_known
-from sslpipe.portable import sha256_of
 from sslpipe.precision import full_float32
 
 Search = Literal["torch", "faiss"]
@@ -41,23 +35,6 @@ PAIRED_NUMBERS = 2**17  # components of pairs at a time; 128 times as many on a 
 PART_BYTES = 2**27  # of a bank on the CPU that is searched at a time: its unit rows are a copy
 FAISS_MOST = 2048  # neighbours that faiss finds on a GPU
 SPARE = 32  # rows proposed beyond k: most queries are then proved complete
-# of an approximate index
-LEAST_ROWS = 100_000  # fewer are compared with a query in some hundredths of a second
-LEAST_RECALL = 0.95  # of the TOP nearest, on rows of its own
-TOP = 10
-MEASURED = 200  # rows that are queries, evenly spaced
-TRAINED = 64  # rows for each list, to find its centre
-MOST_LOOKED = 8  # a query looks into one list of so many at most
-ADDED_ROWS = 65536  # at a time
-# of re-ranking and mixing
-MOST_RERANKED = 1000  # a query takes some tables of so many rows and columns: 8 MB each
-ALPHA = 3.0  # power of the cosines that weigh neighbours
-# the paper's for its data sets: neighbours that must be mutual, rows whose neighbourhoods are
-# averaged (itself among them), share of the cosine distance beside the Jaccard distance
-K1, K2, WEIGHT = 20, 6, 0.3
-DIGITS = 12  # of a distance, so that rounding orders nothing
-_AGAIN = "make the index anew with `sslpipe index build`"
-_NEEDS = ("an approximate index", "leave --approximate out, or search with --exact")
 
 
 class Neighbours(NamedTuple):
@@ -310,170 +287,3 @@ def tile_numbers(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return max(1, min(MOST_NUMBERS, (free + unused) // (8 * 4)))
-
-
-class Approximate:
-    """An inverted file of faiss, and how many of its lists a query looks into.
-
-    K-means cuts the rows into lists; a query looks into the lists whose centres are nearest, and
-    compares 8-bit copies of their rows there. What it finds is ranked by exact cosines; rows in
-    other lists are missed, and how many is measured when the file is made.
-    """
-
-    def __init__(self, index: Any, lists: int) -> None:
-        self._index, self.lists = index, lists
-
-    @classmethod
-    def read(cls, path: Path, sha256: str, lists: int, shape: torch.Size) -> "Approximate":
-        """Memory-map a file that has this sha256, as faiss does not check it, of (N, F) rows.
-
-        Raises:
-            DataError: It is not there, or another one; or faiss is missing.
-        """
-        faiss = import_faiss(*_NEEDS)
-        try:
-            found = sha256_of(path)
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}; {_AGAIN}") from error
-        if found != sha256:
-            raise DataError(f"{path} is damaged: its sha256 is another one; {_AGAIN}")
-        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
-        if (index.ntotal, index.d) != tuple(shape):
-            raise DataError(f"{path} is of other features; {_AGAIN}")
-        return cls(index, lists)
-
-    def nearest(
-        self, bank: Tensor, queries: Tensor, k: int, allowed: Tensor | None = None
-    ) -> Neighbours:
-        """Find about the k nearest rows of each query, ranked by exact cosines.
-
-        Bank (N, F) and queries (Q, F) are as `neighbours.fixed_point_units` returns them; only rows
-        that are `allowed` (N,) are found. Where there are fewer, the last similarities are -inf.
-        """
-        faiss = import_faiss(*_NEEDS)
-        settings = {"nprobe": min(self.lists, self._index.nlist)}
-        if allowed is not None:
-            bits = np.packbits(allowed.numpy(), bitorder="little")
-            settings["sel"] = faiss.IDSelectorBitmap(bits)
-        params, most = faiss.SearchParametersIVF(**settings), min(len(bank), k + SPARE)
-        rows = torch.from_numpy(self._index.search(queries.numpy(), most, params=params)[1])
-        similarities = torch.full(rows.shape, -torch.inf)
-        there = (rows >= 0).nonzero(as_tuple=True)  # -1 where there are no more
-        similarities[there] = exact_cosines(bank, rows[there], queries, there[0])
-        return best(similarities, rows, k)
-
-
-def write_approximate(rows: Tensor, path: Path) -> tuple[int, float]:
-    """Write an inverted file of rows, (N, F) as `fixed_point_units` returns them.
-
-    Returns how many lists a query looks into, as many as recall needs, and the recall, measured on
-    MEASURED of the rows, each searched among all others.
-
-    Raises:
-        DataError: Too many lists would be needed, or faiss is missing.
-    """
-    faiss = import_faiss(*_NEEDS)
-    lists = 2 ** round(math.log2(len(rows)) / 2)
-    index = faiss.index_factory(rows.shape[1], f"IVF{lists},SQ8", faiss.METRIC_INNER_PRODUCT)
-    index.train(rows[:: max(1, len(rows) // (TRAINED * lists))].numpy())
-    for part in torch.split(rows, ADDED_ROWS):
-        index.add(part.numpy())
-    places = torch.arange(MEASURED) * len(rows) // MEASURED
-    own = torch.arange(len(rows))
-    # (MEASURED, TOP)
-    true = nearest(rows, rows[places], TOP, units=True, hidden=(own, places)).indices
-    looked, recall = 1, 0.0
-    while looked <= max(1, lists // MOST_LOOKED):
-        near = Approximate(index, looked).nearest(rows, rows[places], TOP + 1).indices
-        hit = (true[:, :, None] == near[:, None]).any(2)  # a row itself is none of its true ones
-        recall = float(hit.float().mean())
-        if recall >= LEAST_RECALL:
-            try:
-                faiss.write_index(index, str(path))
-            except RuntimeError as error:  # a full disk
-                raise DataError(f"cannot write {path.parent}: {error}") from error
-            return looked, recall
-        looked *= 2
-    raise DataError(
-        f"an approximate index finds {recall:.1%} of the {TOP} nearest where a query looks into "
-        f"one list of {MOST_LOOKED}, under {LEAST_RECALL:.0%}: leave --approximate out"
-    )
-
-
-def check_reranked(rerank: int) -> None:
-    """Raise DataError where a number of rows to re-rank is out of range; 0: none."""
-    if rerank < 0 or rerank == 1 or rerank > MOST_RERANKED:
-        raise DataError(f"rerank = {rerank} is not 0, for none, or in 2..{MOST_RERANKED}")
-
-
-def k_reciprocal_order(query: Tensor, rows: Tensor) -> NDArray[np.int64]:
-    """Order rows by k-reciprocal re-ranking, all in float64.
-
-    Neighbours are looked up among the query and these rows alone, as if there were no others.
-
-    Args:
-        query: (F,), any scale.
-        rows: (K, F), the nearest to the query first; of equal distances the first stays first.
-
-    Returns:
-        (K,) places in `rows`, nearest first.
-
-    Source:
-        Zhong, Zheng, Cao and Li 2017, "Re-ranking Person Re-identification with k-reciprocal
-        Encoding", CVPR, arXiv:1701.08398, equations 2 to 5, 7, 10 to 12; neighbourhoods sum to 1,
-        as in the authors' program.
-    """
-    units = fixed_point_units(torch.cat([query[None], rows])).double().cpu().numpy()  # (K + 1, F)
-    distances = np.round(1 - units @ units.T, DIGITS)  # cosine
-    # a row is its own first neighbour, whatever its copies are
-    ranked = distances.copy()
-    np.fill_diagonal(ranked, -1)
-    order = np.argsort(ranked, axis=1, kind="stable")
-    places = np.empty_like(order)
-    np.put_along_axis(places, order, np.arange(len(units))[None], axis=1)
-    # mutual neighbours, and those of candidates that share two thirds of theirs
-    mutual, half = (
-        (places <= k) & (places <= k).T for k in (K1, round(K1 / 2))
-    )  # each with the row itself
-    shared = mutual.astype(np.float64) @ half.T
-    taken = mutual & (3 * shared >= 2 * half.sum(axis=1))
-    expanded = mutual | (taken.astype(np.float64) @ half > 0)
-    # weights of the neighbourhoods, averaged over the nearest rows
-    weights = np.where(expanded, np.exp(-distances), 0)
-    weights /= weights.sum(axis=1, keepdims=True)
-    first = order[:, :K2]
-    own = weights[first[0]].mean(axis=0)  # of the query
-    smaller = np.array([np.minimum(own, weights[each].mean(axis=0)).sum() for each in first[1:]])
-    jaccard = 1 - smaller / (2 - smaller)  # the larger ones sum to 2 less the smaller ones
-    final = np.round((1 - WEIGHT) * jaccard + WEIGHT * distances[0, 1:], DIGITS)
-    return np.argsort(final, kind="stable")
-
-
-def augmented(features: Tensor, count: int) -> Tensor:
-    """Replace each row by the sum of its nearest ones, weighted by cosine to the power ALPHA.
-
-    Database-side augmentation; every row is compared with every other one.
-
-    Args:
-        features: (N, F), any scale.
-        count: Rows of a sum, in 1..N; the first is the row itself, or a copy of it.
-
-    Returns:
-        (N, F) float32 of length 1; zeros stay zeros.
-
-    Source:
-        Arandjelovic and Zisserman 2012, "Three things everyone should know to improve object
-        retrieval", CVPR, section 5; the weights: Radenovic et al. 2018, arXiv:1711.02512.
-    """
-    if not 1 <= count <= len(features):
-        raise DataError(f"augment = {count} is not in 1..{len(features)}, the rows there are")
-    units = fixed_point_units(features)
-    near = nearest(units, units, count, units=True)
-    weights = near.similarities.double().clamp_min(0) ** ALPHA  # (N, count)
-    made = torch.empty_like(units)
-    for part in _tiles(len(units), PART_ROWS):
-        total = torch.zeros_like(units[part], dtype=torch.float64)
-        for rank in range(count):
-            total += weights[part, rank, None] * units[near.indices[part, rank]].double()
-        made[part] = fixed_point_units(total)
-    return made

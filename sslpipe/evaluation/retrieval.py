@@ -16,15 +16,8 @@ from sslpipe.evaluation.difference import Floats, Integers, means95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, worst_value
 from sslpipe.evaluation.knn import check_pair
-from sslpipe.evaluation.neighbours import (
-    augmented,
-    check_reranked,
-    exact_cosines,
-    fixed_point_units,
-    float32_error,
-    k_reciprocal_order,
-    rank_keys,
-)
+from sslpipe.evaluation.neighbours import exact_cosines, fixed_point_units, float32_error, rank_keys
+from sslpipe.evaluation.rerank import augmented, check_reranked, k_reciprocal_order
 from sslpipe.evaluation.result import Result
 from sslpipe.precision import full_float32
 
@@ -176,11 +169,11 @@ def retrieval_per_query(
     share = process.share(len(queries.ids))
     part = slice(share.start, share.stop)
     unlike: list[tuple[bool, Tensor, Tensor]] = []  # of the own label alone?, codes of both sides
-    for codes in (exclude_same, cross):
+    for own_label_alone, codes in ((False, exclude_same), (True, cross)):
         if codes is not None:
             codes.check(gallery, queries)
             own = torch.from_numpy(codes.queries[part])
-            unlike.append((codes is cross, torch.from_numpy(codes.bank), own))
+            unlike.append((own_label_alone, torch.from_numpy(codes.bank), own))
     queries = queries.rows(torch.arange(share.start, share.stop, device=queries.ids.device))
     matches: list[Integers] = []
     values: list[Floats] = []

@@ -16,18 +16,12 @@ from torch import Tensor
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError
+from sslpipe.evaluation.approximate import Approximate
 from sslpipe.evaluation.choose import fit_flattening
 from sslpipe.evaluation.embed import COMPARED, Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.features import split_of_file
-from sslpipe.evaluation.neighbours import (
-    Approximate,
-    Hidden,
-    augmented,
-    check_reranked,
-    fixed_point_units,
-    k_reciprocal_order,
-    nearest,
-)
+from sslpipe.evaluation.neighbours import Hidden, fixed_point_units, nearest
+from sslpipe.evaluation.rerank import augmented, check_reranked, k_reciprocal_order
 from sslpipe.evaluation.selection import parse_conditions, select
 from sslpipe.evaluation.whiten import Whitening
 

@@ -20,6 +20,7 @@ from safetensors.torch import load, save
 
 from sslpipe.data.storage import is_remote
 from sslpipe.errors import DataError, UserError
+from sslpipe.evaluation.approximate import LEAST_ROWS, Approximate, write_approximate
 from sslpipe.evaluation.embed import (
     Embeddings,
     check_embeddings,
@@ -28,7 +29,6 @@ from sslpipe.evaluation.embed import (
     save_embeddings,
     stored_sha256,
 )
-from sslpipe.evaluation.neighbours import LEAST_ROWS, Approximate, write_approximate
 from sslpipe.evaluation.search import ImageSearch, Prepared
 from sslpipe.evaluation.whiten import Whitening
 from sslpipe.portable import (

@@ -119,7 +119,8 @@ class Best:
     def saved(self, success: bool) -> None:
         """Take in whether the checkpoint was written: what was not is not the best one."""
         if self.wants_checkpoint and not success:
-            self.entry = self._before
+            start, floor = self.entry.start, self.entry.floor
+            self.entry = self._before._replace(start=start, floor=floor)
         self._is_new = False
 
     def state(self) -> dict[str, Any]:

@@ -491,7 +491,7 @@ class Quarantine:
     def __init__(self, log: RunLog, run_dir: Path, samples: int, max_fraction: float) -> None:
         self._log, self._samples, self._limit = log, samples, max_fraction
         self._new: list[Quarantined] = []
-        self._ids = broadcast_object(quarantined_ids(run_dir))
+        self._ids = broadcast_object(quarantined_ids(run_dir) if log.enabled else set())
 
     def add(self, record: Quarantined) -> None:
         """Note a bad sample; safe to call from the loader's threads."""
@@ -517,6 +517,9 @@ class Quarantine:
         self._list(self._new)
 
     def _list(self, records: list[Quarantined]) -> None:
-        new = {record.id: record for record in records if record.id not in self._ids}
+        new: dict[int, Quarantined] = {}
+        for record in records:
+            if record.id not in self._ids:
+                new.setdefault(record.id, record)  # as it was seen first
         self._ids |= new.keys()
         self._log.quarantined([*new.values()])

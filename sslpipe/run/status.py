@@ -97,7 +97,7 @@ def status(run_dir: Path) -> dict[str, Any]:
         "health": health,
         "first_skipped": min(skipped) + 1 if skipped else None,
         "last_skipped": max(skipped) + 1 if skipped else None,
-        "evals": {k: v for k, v in scores.items() if k == "step" or k not in NO_SCORE},
+        "evals": {k: v for k, v in scores.items() if k not in ("kind", "wall", "restart")},
         "restarts": last.get("restart", 0),
         "quarantined": len(quarantined_ids(run_dir)),
         "checkpoint": checkpoint,
@@ -123,8 +123,8 @@ def _newest_checkpoint(run_dir: Path) -> dict[str, Any] | None:
     if last is None:
         return None
     with suppress(OSError):  # the run may be removing it
-        size = sum(file.stat().st_size for file in last.iterdir())
         saved_s = last.stat().st_mtime
+        size = sum(file.stat().st_size for file in last.iterdir())
     summary: dict[str, Any] = {"name": last.name, "age_s": round(time.time() - saved_s, 1)}
     summary |= {"bytes": size, "kept": len(checkpoint_names(last.parent))}
     if (best := best_of(last)) is not None:

@@ -31,9 +31,9 @@ class Watchdog:
     """RUN/heartbeat/rank-N.json says where this rank is; one without progress is ended.
 
     Call it at each change of place: `beat(step, "waiting for data")`. Without a call for half of
-    timeout_s every thread's stack goes to rank-N.stacks.txt beside it; after timeout_s FAILED says
-    where each rank stood, and the process ends with status 70, as does one whose launcher died. The
-    time before the first call is not limited.
+    timeout_s every thread's stack goes to rank-N.stacks.txt beside it; after timeout_s to stderr,
+    too, FAILED says where each rank stood, and the process ends with status 70, as does one whose
+    launcher died. The time before the first call is not limited, nor is it after a fork.
     """
 
     def __init__(self, run_dir: Path, process: "Rank", timeout_s: float) -> None:

@@ -62,7 +62,7 @@ evaluate suite {n} --data {d} -> neither an export nor a run
 evaluate suite {m} --data {n} -> cannot read
 evaluate suite {m} --data {d} --out {m} -> --out {m} is a folder
 evaluate suite {m} --data {d} --out={m} -> --out {m} is a folder
-evaluate suite {m} --data {d} --seed -1 -> Invalid value for '--seed'
+evaluate suite {m} --data {d} --seed -1 -> a seed is 0 to 2^63 - 1
 evaluate suite {m} --dta {d} -> No such option: --dta
 report {n} -> holds no run
 report {m} --data {n} -> cannot read

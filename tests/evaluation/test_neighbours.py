@@ -11,20 +11,13 @@ import torch
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation import neighbours, search_index
+from sslpipe.evaluation import approximate, neighbours, rerank, search_index
+from sslpipe.evaluation.approximate import Approximate, write_approximate
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
-from sslpipe.evaluation.neighbours import (
-    Approximate,
-    among_all,
-    augmented,
-    fixed_point_units,
-    k_reciprocal_order,
-    nearest,
-    tile_numbers,
-    write_approximate,
-)
+from sslpipe.evaluation.neighbours import among_all, fixed_point_units, nearest, tile_numbers
+from sslpipe.evaluation.rerank import augmented, k_reciprocal_order
 from sslpipe.evaluation.retrieval import query_metrics, retrieval, retrieval_per_query
 from sslpipe.evaluation.search import ImageSearch
 from sslpipe.portable import sha256_of
@@ -187,7 +180,7 @@ def drawn(n, width=4, seed=0):
 )
 def test_re_ranking_is_that_of_loops(k1, k2, weight, monkeypatch):
     for name, value in (("K1", k1), ("K2", k2), ("WEIGHT", weight)):
-        monkeypatch.setattr(neighbours, name, value)
+        monkeypatch.setattr(rerank, name, value)
     changed = 0
     for seed in range(10):
         rows = drawn(18, seed=seed)
@@ -199,12 +192,12 @@ def test_re_ranking_is_that_of_loops(k1, k2, weight, monkeypatch):
         assert actual == looped_order(query, rows, k1, k2, weight), seed
         changed += actual != list(range(18))
     assert changed > 5
-    monkeypatch.setattr(neighbours, "WEIGHT", 1)  # the cosine alone
+    monkeypatch.setattr(rerank, "WEIGHT", 1)  # the cosine alone
     assert k_reciprocal_order(query, rows).tolist() == list(range(18))
 
 
 def test_augmentation_is_that_of_loops_in_any_parts(monkeypatch):
-    monkeypatch.setattr(neighbours, "PART_ROWS", 4)
+    monkeypatch.setattr(rerank, "PART_ROWS", 4)
     rows = drawn(15)
     actual = augmented(rows, 4)
     units = rows.double() / rows.double().norm(dim=1, keepdim=True)
@@ -313,7 +306,7 @@ def opened(made, lists=None):
 
 def test_the_stated_recall_is_that_of_all_cosines(made):
     rows, _, stated = made
-    places = torch.arange(neighbours.MEASURED) * len(rows) // neighbours.MEASURED
+    places = torch.arange(approximate.MEASURED) * len(rows) // approximate.MEASURED
     true, _ = by_cosines(rows, rows[places], 11)
     near = opened(made).nearest(fixed_point_units(rows), fixed_point_units(rows[places]), 11)
     hits = [
@@ -322,7 +315,7 @@ def test_the_stated_recall_is_that_of_all_cosines(made):
     ]
     assert stated[1] == pytest.approx(np.mean(hits), abs=1e-6)
     assert stated[1] >= 0.95
-    assert 1 <= stated[0] <= 64 // neighbours.MOST_LOOKED
+    assert 1 <= stated[0] <= 64 // approximate.MOST_LOOKED
 
 
 def test_where_it_looks_into_all_lists_it_finds_what_exact_search_does(made):
