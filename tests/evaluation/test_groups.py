@@ -81,13 +81,14 @@ def test_more_neighbours_than_other_values_have_rows_are_refused():
 
 @pytest.mark.parametrize("counted", [0, 10**9], ids=["sorted", "counted"])
 @pytest.mark.parametrize("make", [random_rows, tied_rows])
-@pytest.mark.parametrize("kind", ["exclude_same", "cross"])
+@pytest.mark.parametrize("kind", ["exclude_same", "cross", "exclude_same and cross"])
 def test_retrieval_across_values_equals_loops(make, kind, counted, monkeypatch):
     monkeypatch.setitem(retrieval_per_query.__globals__, "COUNTED", counted)
     monkeypatch.setitem(retrieval_per_query.__globals__, "TILE_NUMBERS", 90 * 7)  # several tiles
     gallery, queries = make(90, 4, 9, seed=1), make(40, 4, 12, seed=2, first_id=1000)
     codes = codes_for(gallery, queries, values=3)
-    actual = retrieval_per_query(gallery, queries, k=(1, 5), **{kind: codes})
+    rules = dict.fromkeys(kind.split(" and "), codes)
+    actual = retrieval_per_query(gallery, queries, k=(1, 5), **rules)
     removed = pairs_unlike(gallery, queries, codes, same_label=kind == "cross")
     assert_equals_loops(actual, gallery, queries, (1, 5), removed=removed)
 
