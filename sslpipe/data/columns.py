@@ -27,7 +27,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from sslpipe.data.storage import join, read_array
 from sslpipe.errors import DataError, did_you_mean, shown
 
-# a new kind: STORED and CONVERT below, gather._TYPES; then what asks for `kind ==`
+# a new kind: STORED and CONVERT below, gather._TYPES and `_plain`, `ColumnValues.cell`; then what
+# compares a `kind`, and the texts that list all of them
 Kind = Literal["text", "integer", "float", "time"]
 MISSING_INTEGER = -(2**63)
 COLUMN_NAME = r"[A-Za-z][A-Za-z0-9_.-]{0,63}"  # it names a folder, and stands in recipes

@@ -250,7 +250,8 @@ def _held_back(each: Tree) -> str:
             return f"; the other way round if both are taken {form}"
         ahead = max(each["value"], each["against_value"])
         behind, form = ("theirs", forms[1]) if each["difference"] > 0 else ("ours", forms[0])
-        if each["of"] == 1 or value >= ahead:
+        # in its own form it may be clear among all comparisons; then the other form is the reason
+        if value >= ahead or each.get("p", 1.0) * each["of"] <= LEVEL or each["of"] == 1:
             return f"; not clear where {behind} is taken {form}, {100 * value:.1f} %"
     return f"; not clear among {each['of']} comparisons"
 

@@ -1,7 +1,7 @@
-"""Objectives of contrastive pretraining: `forward(z_a, z_b, *, ids, labels) -> ()` and `stats()`.
+"""Objectives of pretraining: `forward(z_a, z_b, *, ids, labels, groups) -> ()` and `stats()`.
 
 For training (`LOSSES` names them for recipes) and for notebooks: `NTXentLoss(0.1)(z_a, z_b)`. Start
-with `nt_xent.py`; `base.py` holds what an objective is, `engine/` how sums over all pairs are made
+with `dcl.py`; `base.py` holds what an objective is, `engine/` how sums over all pairs are made
 without the matrix of pairs. To add one: a class on `base.InBatchLoss` with its `row_loss` (any
 other two-view objective: on `base.Objective`), and a line in LOSSES.
 """

@@ -230,6 +230,11 @@ def load_parts(checkpoint: Path, parts: dict[str, Any]) -> int:
     states = torch.load(checkpoint / "parts.pt", map_location="cpu", weights_only=True)
     states["model"] = load_file(checkpoint / "model.safetensors")
     for name, part in parts.items():
+        if name not in states:
+            raise CheckpointError(
+                f"{checkpoint} holds no state of {name!r}: another version of sslpipe wrote it; "
+                "resume with that one, or begin in another --run-dir"
+            )
         load_whole_state(part, states[name])
     return int(read_state(checkpoint)["step"])
 

@@ -399,8 +399,20 @@ UNCLEAR = {"answer": "no clear difference"}
             f"No clear difference from lite0: kNN 70.0 against 62.0 % {POINTS}; not clear where "
             "theirs is taken flattened (power 0.5), 69.0 %).",
         ),
+        (  # clear among five in its own form: the other one is the reason
+            {**UNCLEAR, "of": 5, "p": 0.001, "p_holm": 0.6, "against_power": 0.5}
+            | {"other_form_value": 0.69, "other_form_difference": 0.02},
+            f"No clear difference from lite0: kNN 70.0 against 62.0 % {POINTS}; not clear where "
+            "theirs is taken flattened (power 0.5), 69.0 %).",
+        ),
         (
-            {**UNCLEAR, "of": 5},
+            {**UNCLEAR, "of": 5, "p": 0.02, "p_holm": 0.1, "against_power": 0.5}
+            | {"other_form_value": 0.69, "other_form_difference": 0.02},
+            f"No clear difference from lite0: kNN 70.0 against 62.0 % {POINTS}; not clear among 5 "
+            "comparisons).",
+        ),
+        (
+            {**UNCLEAR, "of": 5, "p": 0.02, "p_holm": 0.1},
             f"No clear difference from lite0: kNN 70.0 against 62.0 % {POINTS}; not clear among 5 "
             "comparisons).",
         ),

@@ -335,3 +335,9 @@ def test_a_run_of_a_version_that_recorded_the_whole_file_resumes(tmp_path, data,
     assert again.identity != whole
     assert again.restore(some_parts()) == 3
     assert again.identity == whole  # which its next checkpoints record
+
+
+def test_a_checkpoint_without_a_part_of_this_version_is_named(tmp_path):
+    a_checkpointer(tmp_path).save(3, some_parts(), {})
+    with pytest.raises(CheckpointError, match="step-00000003 holds no state of 'newer'"):
+        a_checkpointer(tmp_path).restore(some_parts() | {"newer": nn.Linear(2, 2)})
