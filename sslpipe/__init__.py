@@ -1,14 +1,11 @@
 """Contrastive pretraining on webdataset shards: exact order and resume, honest evaluation.
 
 What a notebook needs stands here, imported when it is first used, so that `sslpipe --help` needs no
-torch. Start reading at `train.py` (pretraining, from top to bottom) or at the command line,
+torch. Start reading at `pretrain.py` (pretraining, from top to bottom) or at the command line,
 `__main__.py`.
 """
 
-import sys
-from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,6 +48,7 @@ _HOMES = {
     "load_index": "data.index",
     "load_plugins": "registry.plugins",
     "load_recipe": "recipe",
+    "train": "api",
 }
 
 
@@ -58,8 +56,6 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     if name == "__version__":
         return _version()
-    if name == "train":
-        return import_module("sslpipe.train")  # see _Package
     if name not in _HOMES:
         raise AttributeError(f"module 'sslpipe' has no attribute {name!r}")
     value = getattr(import_module(f"sslpipe.{_HOMES[name]}"), name)
@@ -78,30 +74,5 @@ def _version() -> str:
 
 
 def __dir__() -> list[str]:
-    """List the public names, for completion."""
-    return sorted({*globals(), *__all__})
-
-
-class _CallableModule(ModuleType):
-    """The module sslpipe.train, which can be called, too: `sslpipe.train(...)`."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> int:
-        """Pretrain or fine-tune: see `sslpipe.api.train`."""
-        run: Callable[..., int] = import_module("sslpipe.api").train
-        return run(*args, **kwargs)
-
-
-class _Package(ModuleType):
-    """This package; `sslpipe.train` is a module and a function at once, whoever imports it first.
-
-    An import of a submodule ends with setting it as an attribute here.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Let the module of training be called."""
-        if name == "train" and isinstance(value, ModuleType):
-            value.__class__ = _CallableModule
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
+    """List the public names alone."""
+    return sorted(__all__)

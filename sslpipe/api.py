@@ -63,7 +63,7 @@ def train(
         from sslpipe.metric_learning.finetune import finetune
 
         return finetune(recipe, index, run_dir, init_from)
-    from sslpipe.train import train as pretrain
+    from sslpipe.pretrain import pretrain
 
     return pretrain(recipe, index, run_dir, init_from)
 

@@ -12,7 +12,7 @@ ROWS = (
     ("cli",),
     ("api",),
     ("check", "report"),
-    ("train", "metric_learning"),
+    ("pretrain", "metric_learning"),
     ("build",),
     ("export",),
     ("weights",),

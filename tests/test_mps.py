@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import sslpipe.cli.embed
 import sslpipe.cli.evaluate
 import sslpipe.cli.search
-import sslpipe.train
+import sslpipe.pretrain
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.recipe import load_recipe
@@ -151,7 +151,7 @@ def made(tmp_path_factory):
     def on(device):
         run, words = folder / device, ["--data", str(data), "--num-workers", "0"]
         options = ["steps=4", "run.monitor_steps=2", "run.log_steps=1", f"run.device={device}"]
-        sslpipe.train.train(load_recipe(recipe, options), load_index(data), run)
+        sslpipe.pretrain.pretrain(load_recipe(recipe, options), load_index(data), run)
         own = [str(folder / "cpu"), *words, "--device", device]
         invoke(sslpipe.cli.embed, [*own, "--split", "test", "--out", f"{run}.safetensors"])
         invoke(

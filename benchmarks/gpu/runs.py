@@ -19,6 +19,7 @@ from sslpipe.data.index import load_index
 from sslpipe.export.initial import open_init
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.precision import AUTOCAST
+from sslpipe.pretrain import pretrain
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.log import read_metrics
@@ -27,7 +28,6 @@ from sslpipe.run.throughput import peak_flops
 from sslpipe.sharding.build import build_dataset
 from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.writer import Layout
-from sslpipe.train import train
 
 MOBILE = "tf_efficientnet_lite0"
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -154,7 +154,7 @@ def run_training(
     """Train in a folder that is removed; returns the log's lines."""
     try:
         with TemporaryDirectory() as folder:
-            train(recipe, load_index(data), Path(folder), init)
+            pretrain(recipe, load_index(data), Path(folder), init)
             return read_metrics(Path(folder))
     finally:
         GradientState._reset_state()

@@ -29,10 +29,10 @@ from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.initial import open_init, run_view
 from sslpipe.export.load import FrozenBackbone, load_run
 from sslpipe.metric_learning.finetune import finetune
+from sslpipe.pretrain import pretrain
 from sslpipe.recipe import FinetuneRecipe, load_recipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.log import read_metrics
-from sslpipe.train import train
 
 RANDOM, IMAGENET = "random weights", "ImageNet weights"  # what the others start from
 JOIN, JOIN_PX = "ImageNet weights, two sizes", (96, 160)
@@ -151,7 +151,7 @@ def run(place: Place, job: Job) -> dict[str, Any]:
             if isinstance(recipe, FinetuneRecipe):
                 finetune(recipe, index, Path(folder), init)
             else:
-                train(recipe, index, Path(folder), init)
+                pretrain(recipe, index, Path(folder), init)
             if job.timed:
                 speed = read_metrics(Path(folder))[-1]["images_per_s"]
                 return outcome | {"step_s": batch / speed}

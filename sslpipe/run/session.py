@@ -1,6 +1,6 @@
 """One training run, whatever is trained: what repeats at each step.
 
-`open_run` makes a `Run`, which carries a training from its parts to DONE. `sslpipe.train` and
+`open_run` makes a `Run`, which carries a training from its parts to DONE. `sslpipe.pretrain` and
 `sslpipe.metric_learning.finetune` show the order of the calls.
 """
 

@@ -21,10 +21,10 @@ from sslpipe.evaluation.suite_file import check_report
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
+from sslpipe.pretrain import pretrain
 from sslpipe.recipe import load_recipe
 from sslpipe.report.compare import merged
 from sslpipe.report.results import task_tables
-from sslpipe.train import train
 from tests.cli.test_evaluate import call, refused
 from tests.evaluation.test_knn import random_rows
 from tests.helpers.columns import add_columns
@@ -195,7 +195,7 @@ def evaluated(tmp_path_factory):
     add_columns(manifest, scanner=bright, shop=["<b>|s"] * 40 + ["t"] * 40, alone=["a"] * 80)
     add_columns(manifest, "test", scanner=bright[:30], page=["p", "q"] * 15)
     run_dir = folder / "run"
-    train(load_recipe(write_recipe(folder), ["steps=3"]), load_index(manifest), run_dir)
+    pretrain(load_recipe(write_recipe(folder), ["steps=3"]), load_index(manifest), run_dir)
     out = run_dir / "eval.json"
     shown = call(evaluate_tool, "suite", run_dir, "--data", manifest, "--out", out)
     return run_dir, manifest, json.loads(out.read_text()), shown

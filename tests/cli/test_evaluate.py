@@ -36,8 +36,8 @@ from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
 from sslpipe.metric_learning.finetune import finetune
 from sslpipe.models.state import module_sha256
+from sslpipe.pretrain import pretrain
 from sslpipe.recipe import load_recipe
-from sslpipe.train import train
 from tests.evaluation.test_knn import random_rows
 from tests.helpers import finetunes
 from tests.helpers.dataset import picture, write_dataset
@@ -64,7 +64,7 @@ def run(tmp_path_factory):
     data = write_dataset(folder / "data", (32, 32))
     write_dataset(folder / "data", (20,), split="test")
     run_dir = folder / "run"
-    train(load_recipe(write_recipe(folder), ["steps=3"]), load_index(data), run_dir)
+    pretrain(load_recipe(write_recipe(folder), ["steps=3"]), load_index(data), run_dir)
     return run_dir, data
 
 
@@ -244,7 +244,7 @@ def stranger(run, tmp_path_factory):
         write_recipe(folder),
         ["steps=2", "seed=5", "augment.crop_px=12", "augment.mean=[0.4,0.5,0.6]"],
     )
-    train(recipe, load_index(run[1]), folder / "run")
+    pretrain(recipe, load_index(run[1]), folder / "run")
     export_backbone(folder / "run", folder / "weights", ["safetensors"])
     return folder / "weights"
 

@@ -26,9 +26,9 @@ from sslpipe.export.load import load_run
 from sslpipe.export.verify import READERS, read
 from sslpipe.export.write import FORMATS, TOLERANCE, USAGE, export_model, refusals
 from sslpipe.portable import sha256_of
+from sslpipe.pretrain import pretrain
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Projector
-from sslpipe.train import train
 from tests.evaluation.test_verdict import compared
 from tests.export.test_write import break_format, flip_a_convolution
 from tests.helpers.dataset import write_dataset
@@ -263,7 +263,7 @@ def evaluated(tmp_path_factory):
     """A run of two steps with an eval.json of its weights, under a name that attacks."""
     folder = tmp_path_factory.mktemp("evaluated")
     data = write_dataset(folder / "data")
-    train(load_recipe(write_recipe(folder), ["steps=2"]), load_index(data), folder / "run")
+    pretrain(load_recipe(write_recipe(folder), ["steps=2"]), load_index(data), folder / "run")
     row = {"features": "ssl", "whitened": False, "column": "kNN", "protocol": "knn k=20"}
     row |= {"value": 0.5, "interval95": [0.4, 0.6], "queries": 40, "bank": 80, "metric": "top1"}
     row |= {"details": {"confusion": [[1]]}}

@@ -92,7 +92,7 @@ def train_twice(
     its kernels make the views, interpreted; then none are NaN. Returns: by run which steps were
     replayed with either, and what was warned of.
     """
-    import sslpipe.train as training
+    import sslpipe.pretrain as training
     from sslpipe.augment.two_views import FusedViews
     from sslpipe.data.index import load_index
     from sslpipe.export.initial import open_init
@@ -144,7 +144,7 @@ def train_twice(
                 if settings.tune.projector_first_steps:
                     init = open_init(settings, str(folder / "lars" / "launched"))
                 with contextlib.suppress(Stopped):
-                    training.train(settings, load_index(data), folder / name / kind, init)
+                    training.pretrain(settings, load_index(data), folder / name / kind, init)
                 forget_accelerator()
             found.setdefault(name, []).extend([list(replayed), list(warned)])
     return found
@@ -247,7 +247,7 @@ REFUSED: dict[Callable[[Tensor, int], Tensor], str] = {
 
 def _refused(recipe: Path, data: Path, folder: Path) -> Any:
     """Of each module in the model: the last step, what was warned of, graph launches."""
-    import sslpipe.train as training
+    import sslpipe.pretrain as training
     from sslpipe.run.log import RunLog
     from tests.fakecuda.runtime import reset
 

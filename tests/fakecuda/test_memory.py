@@ -23,8 +23,8 @@ def _peaks(data: Path, folder: Path, *settings: str) -> tuple[Memory, list[tuple
     """The estimate; by step the most that tensors took, and what the allocator held."""
     import torch
 
+    import sslpipe.pretrain
     import sslpipe.run.memory
-    import sslpipe.train
     from sslpipe.data.index import load_index
     from sslpipe.recipe import load_recipe
     from sslpipe.run.session import Run
@@ -46,7 +46,7 @@ def _peaks(data: Path, folder: Path, *settings: str) -> tuple[Memory, list[tuple
     original, sslpipe.run.memory.check_memory = sslpipe.run.memory.check_memory, check
     all_steps, Run.steps = Run.steps, steps  # type: ignore[method-assign, assignment]
     recipe = load_recipe(ROOT / "recipes" / "imagenet1k.toml", (*SETTINGS, *settings))
-    sslpipe.train.train(recipe, load_index(data), folder)
+    sslpipe.pretrain.pretrain(recipe, load_index(data), folder)
     return estimates[-1], seen
 
 

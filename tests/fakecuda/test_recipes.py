@@ -56,18 +56,18 @@ def _waits_of(name: str, data: Path, folder: Path, read: Any) -> Waits:
     from sslpipe.evaluation.knn import knn_results
     from sslpipe.export.load import load_run
     from sslpipe.metric_learning.finetune import finetune
+    from sslpipe.pretrain import pretrain
     from sslpipe.recipe import load_recipe
     from sslpipe.recipe.pretrain import Recipe
     from sslpipe.run.checkpoint_files import latest
     from sslpipe.run.log import read_metrics
-    from sslpipe.train import train
 
     path, index, run_dir = RECIPES[name], load_index(data), folder / name
     sizes = FINETUNING if path.parent.name == "metric" else PRETRAINING
     adapted = name in ADAPTED
     backbone, init_from = ((), load_run(folder / "demo")) if adapted else (BACKBONE, None)
     recipe = load_recipe(path, (*sizes, *backbone, *CADENCE, *OWN.get(name, ())))
-    run: Any = train if isinstance(recipe, Recipe) else finetune
+    run: Any = pretrain if isinstance(recipe, Recipe) else finetune
     is_main = os.environ.get("RANK", "0") == "0"
 
     # it trains, and again from its checkpoint on, to the same bits

@@ -113,15 +113,15 @@ def waits_of_steps(
     """Train, or fine-tune, each of the runs: how often the host waited when counted, and where."""
     from sslpipe.data.index import load_index
     from sslpipe.metric_learning.finetune import finetune
+    from sslpipe.pretrain import pretrain
     from sslpipe.recipe import load_recipe
     from sslpipe.recipe.pretrain import Recipe
-    from sslpipe.train import train
 
     found = {}
     with counted_waits(counted) as (_, read):
         for name, overrides in runs.items():
             loaded = load_recipe(recipe, (*COMMON, *overrides))
-            run: Any = train if isinstance(loaded, Recipe) else finetune
+            run: Any = pretrain if isinstance(loaded, Recipe) else finetune
             run(loaded, load_index(data), folder / name)
             found[name] = read()
             forget_accelerator()

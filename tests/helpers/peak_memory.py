@@ -14,9 +14,9 @@ import torch
 import sslpipe.run.memory
 from sslpipe.data.index import load_index
 from sslpipe.metric_learning.finetune import finetune
+from sslpipe.pretrain import pretrain
 from sslpipe.recipe import is_finetune, load_recipe
 from sslpipe.recipe.reading import read_tree
-from sslpipe.train import train
 
 
 def resident_bytes() -> int:
@@ -40,7 +40,7 @@ def main(recipe: str, data: str, run_dir: str, *overrides: str) -> None:
         return original(memory, *rest)
 
     sslpipe.run.memory.check_memory = begin
-    kind = finetune if is_finetune(read_tree(recipe, overrides)) else train
+    kind = finetune if is_finetune(read_tree(recipe, overrides)) else pretrain
     kind(load_recipe(recipe, overrides), load_index(data), Path(run_dir))
     over.set()
     print(json.dumps([seen["estimate"], seen["peak"] - seen["before"]]))

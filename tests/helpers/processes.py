@@ -34,7 +34,7 @@ PRELOADED = (
     "torch._dynamo",  # DDP imports it when it is first built
     "timm",  # of its networks alone; a second and a half in each process
     *("sslpipe.cli.suite", "sslpipe.cli.evaluations", "sslpipe.export.write"),
-    *("sslpipe.train", "sslpipe.metric_learning.finetune"),
+    *("sslpipe.pretrain", "sslpipe.metric_learning.finetune"),
     *("tests.helpers.runs", "tests.helpers.finetunes"),
     "tests.helpers.warm",
 )

@@ -20,7 +20,7 @@ from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 
 import sslpipe.api
-import sslpipe.train
+import sslpipe.pretrain
 from sslpipe.__main__ import main
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.cli.app import app
@@ -89,7 +89,9 @@ def train_in_rank(process: Rank, recipe: str, data: str, run_dir: str, *override
 
     original = at_each_step(record)
     try:
-        done = sslpipe.train.train(load_recipe(recipe, overrides), load_index(data), Path(run_dir))
+        done = sslpipe.pretrain.pretrain(
+            load_recipe(recipe, overrides), load_index(data), Path(run_dir)
+        )
     finally:
         Run.steps = original
     return done, seen

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import sslpipe.train
+import sslpipe.pretrain
 from sslpipe.data.index import load_index
 from sslpipe.errors import CheckpointError, ExportError, RecipeError, UserError
 from sslpipe.evaluation.embed import load_embeddings
@@ -278,10 +278,10 @@ def scripted_in_rank(process, fault, init, start, recipe, data, run_dir, *overri
         script = {0: start} | (AVERAGED if backbone is ema else SCRIPT)
         return {"holdout_knn": script[session.last_step]} if process.rank == 0 else {}
 
-    Run.monitor, sslpipe.train.monitor = remembered, score
+    Run.monitor, sslpipe.pretrain.monitor = remembered, score
     loaded = load_recipe(recipe, overrides)
     weights = open_init(loaded, init) if init else None
-    return sslpipe.train.train(loaded, load_index(data), Path(run_dir), weights)
+    return sslpipe.pretrain.pretrain(loaded, load_index(data), Path(run_dir), weights)
 
 
 def scripted(world, data, run_dir, *overrides, fault="", init="", start=0.0):
@@ -483,4 +483,4 @@ def test_a_run_from_weights_without_labels_keeps_by_the_score_without_labels(kep
 
 def unlabelled_in_rank(process, recipe, data, run_dir, init, *overrides):
     loaded = load_recipe(recipe, overrides)
-    sslpipe.train.train(loaded, load_index(data), Path(run_dir), open_init(loaded, init))
+    sslpipe.pretrain.pretrain(loaded, load_index(data), Path(run_dir), open_init(loaded, init))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import sslpipe.pretrain
 import sslpipe.run.memory
-import sslpipe.train
 from sslpipe import portable
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
@@ -94,7 +94,7 @@ def train_on_a_small_machine(process, recipe: str, data: str, run_dir: str):
     sslpipe.run.memory.free_memory_bytes = lambda: 2**16
     stderr, seen = io.StringIO(), []
     at_each_step(lambda step, batch: seen.append(stderr.getvalue()))
-    kind = finetune if is_finetune(read_tree(recipe)) else sslpipe.train.train
+    kind = finetune if is_finetune(read_tree(recipe)) else sslpipe.pretrain.pretrain
     with contextlib.redirect_stderr(stderr):
         kind(load_recipe(recipe, ["steps=1"]), load_index(data), Path(run_dir))
     return seen[0]

@@ -63,7 +63,7 @@ from sslpipe.run.memory import warn_of_memory
 from sslpipe.run.session import Run, open_run
 
 
-def train(
+def pretrain(
     recipe: Recipe, index: DatasetIndex, run_dir: Path, init_from: FrozenBackbone | None = None
 ) -> int:
     """Pretrain up to the recipe's steps, resuming at run_dir's last checkpoint. Collective.
