@@ -76,6 +76,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # xdist would begin with the files of the most tests
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    for marker in item.iter_markers("promise"):
+        item.extra_keyword_matches.add(f"promise_{marker.args[0]:02d}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # a long file at the end would have one process at work and the others idle
     items.sort(key=_place)

@@ -210,6 +210,7 @@ def _norms(process, splits, fused):
     return answers
 
 
+@pytest.mark.promise(1)
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("fused", [False, True])
 def test_sync_batchnorm_equals_one_process_in_value_gradient_and_statistics(world, fused):

@@ -194,6 +194,7 @@ TUNED = (
 )
 
 
+@pytest.mark.promise(1)
 def test_processes_change_nothing_in_a_tuned_run(data, sources, tmp_path):
     recipe = write_short(tmp_path)
     one, two = (tmp_path / str(world) for world in (1, 2))

@@ -39,6 +39,7 @@ def one_process(data, tmp_path_factory):
     }
 
 
+@pytest.mark.promise(1)
 @pytest.mark.parametrize(("world", "optimizer"), [(4, "sgd"), (2, "lars")])
 def test_processes_change_neither_samples_nor_draws_nor_numbers(
     data, one_process, tmp_path, world, optimizer
@@ -79,11 +80,13 @@ def assert_same_run(expected_dir, found_dir, negatives):
     assert_same_weights(expected_dir, found_dir, **CLOSE)
 
 
+@pytest.mark.promise(4)
 def test_processes_change_nothing_with_micro_batches_either(data, micro_batches, tmp_path):
     train_over(2, write_recipe(tmp_path), data, tmp_path / "run", *MICRO)
     assert_same_run(micro_batches, tmp_path / "run", [2 * 16 - 2] * 5)  # not those of a part
 
 
+@pytest.mark.promise(1)
 def test_nor_with_a_momentum_encoder_and_a_queue(data, tmp_path):
     recipe = write_recipe(tmp_path)
     for world in (1, 2):
@@ -123,6 +126,7 @@ def test_micro_batches_change_neither_samples_nor_rate_nor_the_first_loss_much(
 
 
 # those of a line do not meet
+@pytest.mark.promise(1)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -88,6 +88,7 @@ OF_OTHERS = re.compile("torchelastic|torchinductor_|wandb-(media|artifacts)$")
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc")
+@pytest.mark.promise(2)
 def test_a_run_killed_again_and_again_ends_with_bitwise_the_same_weights(tmp_path):
     """KILLS kills over as many runs as they need; after each, nothing is left in 15 seconds."""
     data, recipe = write_dataset(tmp_path / "data", (40, 3, 60, 25)), write_recipe(tmp_path)

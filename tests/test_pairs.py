@@ -57,6 +57,7 @@ def test_two_processes_train_the_weights_of_one(data, tmp_path, kind):
     assert_same_weights(tmp_path / "1", tmp_path / "2", rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.promise(11)
 def test_duplicates_that_the_command_found_are_no_negatives(tmp_path):
     """A batch holds all 16 samples; three pairs, each 4 views, mask 2 of 30 for 4 anchors."""
     plants = {9: png(picture(3)), 11: png(picture(5)), 12: png(picture(0))}
@@ -72,6 +73,7 @@ def test_duplicates_that_the_command_found_are_no_negatives(tmp_path):
     assert shown["masked"] == pytest.approx([30 - 3 * 4 * 2 / 32] * 2)
 
 
+@pytest.mark.promise(2)
 def test_a_run_that_was_killed_in_mid_epoch_resumes_bitwise(data, tmp_path):
     """With a queue that keeps the groups of its keys."""
     recipe, settings = write_recipe(tmp_path), (*PAIRS, *MOCO)

@@ -79,6 +79,7 @@ def test_a_package_source_makes_shards(data):
     assert counts == {"train": 96, "test": 16}
 
 
+@pytest.mark.promise(13)
 def test_a_run_of_a_packages_parts_is_whole(trained, site, data):
     _, run = trained
     assert all(line["view_distance"] > 0 for line in read_metrics(run))
@@ -144,6 +145,7 @@ def test_a_packages_backbone_is_exported_embedded_and_evaluated(trained, site, d
         load_backbone(run)
 
 
+@pytest.mark.promise(13)
 def test_a_package_adds_a_metric_loss_a_head_and_a_miner(site, data, tmp_path):
     recipe = finetunes.RECIPE.replace("validation_classes = 2", "validation_classes = 0")
     recipe = recipe.replace("classes_per_batch = 4", "classes_per_batch = 2").replace(
@@ -186,6 +188,7 @@ SOURCES["stripes"], EVALS["nearest"] = read_stripes, nearest
 """
 
 
+@pytest.mark.promise(13)
 def test_a_module_of_the_option_plugin_adds_the_same(data, tmp_path):
     # the same parts, not installed: no entry points
     shutil.copytree(PACKAGE / "photo_parts", tmp_path / "photo_parts")

@@ -26,6 +26,7 @@ from tests.helpers.runs import (
 
 
 # at other points of a save: run/test_checkpoint.py
+@pytest.mark.promise(2)
 @pytest.mark.parametrize(
     ("world", "points"),
     [
@@ -50,6 +51,7 @@ def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(
 MOCO = ("momentum.start=0.9", "loss.kind=moco", "loss.queue_rows=24")
 
 
+@pytest.mark.promise(2)
 def test_micro_batches_dropout_momentum_encoder_and_queue_resume_bitwise(data, tmp_path):
     """Dropout is drawn twice a step, alike, and again alike after the resume."""
     drop = 'kind = "timm/test_resnet"\ndrop_path_rate = 0.2\n[projector]'
@@ -63,6 +65,7 @@ def test_micro_batches_dropout_momentum_encoder_and_queue_resume_bitwise(data, t
     assert_same_weights(tmp_path / "straight", tmp_path / "run")
 
 
+@pytest.mark.promise(2)
 def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the_save(
     data, straight, tmp_path
 ):
@@ -79,13 +82,15 @@ def test_a_real_sigkill_in_the_middle_of_an_epoch_loses_only_the_steps_since_the
     assert_same_weights(straight / "1", run_dir)
 
 
-def test_resumed_with_another_process_count_it_sees_the_same_samples(data, tmp_path):
+@pytest.mark.promise(2)
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_resumed_with_another_process_count_it_sees_the_same_samples(data, tmp_path, before, after):
     recipe, fp64, equal = write_recipe(tmp_path), "optim.precision=fp64", train_on_equal_views
     reference = tmp_path / "reference"
     [(_, whole)] = train_over(1, recipe, data, reference, fp64, by=equal)
-    run_dir = tmp_path / "run"  # from two processes to one: run/test_fsdp.py
-    kill_over(1, "train.step:6", recipe, data, run_dir, fp64, by=equal)
-    ranks = train_over(2, recipe, data, run_dir, fp64, by=equal)
+    run_dir = tmp_path / "run"
+    kill_over(before, "train.step:6", recipe, data, run_dir, fp64, by=equal)
+    ranks = train_over(after, recipe, data, run_dir, fp64, by=equal)
     assert len(ranks[0][1]) == 7  # steps 5 to 11: the save was after 5
     for step in range(7):
         ids = torch.cat([seen[step][0] for _, seen in ranks])
@@ -105,6 +110,7 @@ def signalled_in_rank(process, *arguments):
 
 
 # SIGTERM: test_faults.py
+@pytest.mark.promise(2)
 def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_the_run_continues(
     data, straight, tmp_path
 ):

@@ -65,6 +65,7 @@ def write_own_index(folder: Path) -> Path:
     return folder / "dataset.json"
 
 
+@pytest.mark.promise(13)
 @pytest.mark.parametrize(
     "override",
     [
@@ -92,6 +93,7 @@ def test_a_recipe_names_entries_of_tables_and_nothing_else(override, tmp_path, m
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.promise(13)
 def test_a_recipe_reads_neither_the_environment_nor_files(tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET_PLACE", "gotcha")
     text = RECIPE.replace('name = "tiny"', 'name = "${SECRET_PLACE} $SECRET_PLACE {{x}} @x"')

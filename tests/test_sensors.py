@@ -87,6 +87,7 @@ def accuracy(model, data: Path) -> float:
     return result.value
 
 
+@pytest.mark.promise(16)
 def test_what_only_the_low_byte_shows_is_learned_and_is_lost_in_8_bits(tmp_path):
     for number in range(120):
         folder = tmp_path / "img" / f"class{number % 2}"
@@ -120,6 +121,7 @@ def five(tmp_path_factory):
     return folder
 
 
+@pytest.mark.promise(16)
 def test_a_run_knows_its_channels_from_the_data_to_the_export(five, tmp_path):
     model = sslpipe.load_backbone(five / "run")
     assert model.backbone.channels == 5

@@ -58,6 +58,7 @@ def test_a_run_leaves_its_settings_numbers_and_marker(data, tmp_path):
     assert all(0 <= line["holdout_knn"] <= 1 for line in evals)
 
 
+@pytest.mark.promise(6)
 def test_the_held_out_samples_are_never_trained_on(data, tmp_path):
     [(_, seen)] = train_over(1, write_recipe(tmp_path), data, tmp_path / "run", "steps=21")
     served = {int(i) for ids, _ in seen for i in ids}
@@ -66,6 +67,7 @@ def test_the_held_out_samples_are_never_trained_on(data, tmp_path):
     assert served == set(range(128)) - aside
 
 
+@pytest.mark.promise(11)
 def test_a_holdout_by_a_column_shares_no_group_with_training(tmp_path):
     data = write_dataset(tmp_path / "data")
     patients = [f"p{k * 7 % 128 // 4}" if k % 9 else None for k in range(128)]
@@ -136,6 +138,7 @@ def test_the_first_of_a_group_is_the_first_that_is_not_held_out(tmp_path):
         load_recipe(file, ["data.keep=duplicate_group last"])
 
 
+@pytest.mark.promise(8)
 def test_bad_images_are_quarantined_by_shard_and_key_and_the_run_continues(tmp_path):
     data = write_dataset(tmp_path / "data", broken=BROKEN)
     run_dir = tmp_path / "run"
@@ -151,6 +154,7 @@ def test_bad_images_are_quarantined_by_shard_and_key_and_the_run_continues(tmp_p
     assert read_metrics(run_dir)[-1]["quarantined"] == 3
 
 
+@pytest.mark.promise(8)
 def test_too_many_bad_images_end_the_run_with_what_to_do(tmp_path):
     data = write_dataset(tmp_path / "data", broken=dict.fromkeys(range(0, 128, 4), b"junk"))
     with pytest.raises(AssertionError, match=r"more than run.max_bad_fraction = 0.05; see quara"):

@@ -40,6 +40,7 @@ def same_distribution(ours, theirs):
     return bool(stats.ks_2samp(ours, theirs).pvalue > P_VALUE)
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize("size", [(375, 500), (32, 32), (50, 400)])
 def test_crop_boxes_follow_torchvisions_distribution(size):
     torch.manual_seed(0)
@@ -62,6 +63,7 @@ def test_boxes_lie_inside_the_image_and_reach_its_last_pixel():
     assert (left + width).max() == 31
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize("size", [(4, 900), (900, 40), (7, 9), (100_000, 95_000)])
 def test_the_central_fallback_is_torchvisions(size):
     spec = dataclasses.replace(SIMCLR, crop_area=(1 - 1e-6, 1.0), crop_ratio=(0.9, 1.1))
@@ -72,6 +74,7 @@ def test_the_central_fallback_is_torchvisions(size):
     assert ours.tolist() == [[expected[k] for k in ("top", "left", "height", "width")]] * 5
 
 
+@pytest.mark.promise(5)
 def test_jitter_factors_follow_torchvisions_distribution():
     torch.manual_seed(0)
     # 1.4: the interval is cut at 0
@@ -84,12 +87,14 @@ def test_jitter_factors_follow_torchvisions_distribution():
         assert same_distribution(ours[:, column], theirs), name
 
 
+@pytest.mark.promise(5)
 def test_every_op_order_is_equally_frequent():
     orders, counts = draw_params().order.unique(dim=0, return_counts=True)
     assert orders.sort(dim=1).values.tolist() == [[0, 1, 2, 3]] * 24
     assert stats.chisquare(counts.numpy()).pvalue > P_VALUE
 
 
+@pytest.mark.promise(5)
 def test_blur_sigma_and_rotation_follow_torchvisions_distribution():
     torch.manual_seed(0)
     blur, rotation = transforms.GaussianBlur(23, (0.1, 2.0)), transforms.RandomRotation(20)
@@ -100,6 +105,7 @@ def test_blur_sigma_and_rotation_follow_torchvisions_distribution():
     assert same_distribution(ours.angle_deg.numpy(), angle)
 
 
+@pytest.mark.promise(5)
 def test_ops_are_done_as_often_as_the_spec_says():
     spec = dataclasses.replace(SIMCLR, solarize_prob=0.2, flip_prob=0.35)
     ours = draw_params(spec)

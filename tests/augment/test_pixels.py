@@ -35,6 +35,7 @@ def gap(ours, expected):
     return float((ours - torch.stack(expected)).abs().max())
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize("side", SIDES)
 def test_rotation_equals_torchvisions(side):
     images, angles = noise(side), torch.linspace(-170, 175, COUNT)
@@ -47,6 +48,7 @@ def test_rotation_equals_torchvisions(side):
     assert gap(pixels.rotate(images, angles), expected) <= 4e-7 * side
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize("colours", [lambda: pixels.EAGER, lambda: by_planes()])
 @pytest.mark.parametrize("side", SIDES)
 def test_hue_equals_torchvisions(side, colours):
@@ -97,6 +99,7 @@ def change_colours(images, factors, order, hue_step, jitter=None, colours=pixels
     return pixels.change_colours(images, blends, factors[:, HUE], hue_step, needs, colours)
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize("hue_step", [0, 1, 2, 3])
 @pytest.mark.parametrize(
     ("colours", "side"),
@@ -116,6 +119,7 @@ def test_colour_jitter_equals_torchvisions_in_every_order(colours, hue_step, sid
     assert gap(changed, expected) <= 5e-6
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize("orders", [[[0, 1], [1, 0]], [[0, 1, 2]] * 2])
 def test_jitter_without_hue_equals_torchvisions_and_rows_without_jitter_keep_their_colours(orders):
     orders = orders * (COUNT // 2)
@@ -138,6 +142,7 @@ def test_a_step_that_one_image_does_leaves_the_others_as_they_are(brightness):
     assert [not torch.equal(a, b) for a, b in zip(images, changed, strict=True)] == jitter.tolist()
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize("side", SIDES)
 def test_gray_equals_torchvisions(side):
     expected = [reference.rgb_to_grayscale(image) for image in noise(side)]
@@ -147,6 +152,7 @@ def test_gray_equals_torchvisions(side):
     assert gap(images, [gray.expand(3, -1, -1) for gray in expected]) <= 2e-7
 
 
+@pytest.mark.promise(5)
 def test_solarize_and_normalize_equal_torchvisions():
     images, threshold = noise(32), torch.linspace(0, 1, COUNT)
     expected = [

@@ -35,6 +35,7 @@ def canvas(height, width, count=COUNT):
     return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=generator)
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize("crop", CROPS)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
@@ -60,6 +61,7 @@ def test_crop_and_flip_equal_torchvisions(height, width, side, dtype, memory_for
     assert gap(ours, expected) <= (2e-6 if side <= 96 else 2e-5)
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize(
     ("side", "kernel_px"), [(32, 3), (50, 5), (9, 11), (33, 9), (96, 9), (100, 41), (224, 23)]
 )

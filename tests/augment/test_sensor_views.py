@@ -36,6 +36,7 @@ def of_a_gpu(augment, batch, dtype=torch.float32):
     )
 
 
+@pytest.mark.promise(16)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [1, 3, 5])
 @pytest.mark.parametrize("preset", ["simclr", "byol", *SENSORS])

@@ -116,6 +116,7 @@ def test_the_kernels_are_no_part_of_a_runs_digest(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.promise(1)
 @pytest.mark.parametrize("crop_px", [32, 96])
 @pytest.mark.parametrize(
     ("preset", "kernels", "most"),

@@ -121,6 +121,7 @@ def torchvision_view(batch, params, row, augment):
 SIZES = [(40, 52), (33, 33), (20, 64), (64, 20), (50, 50), (28, 41), (64, 64), (30, 31)] * 3
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize(
     ("preset", "crop_px"), [*itertools.product(PRESETS, (32, 96)), ("simclr", 224)]
 )
@@ -150,6 +151,7 @@ def test_a_huge_sigma_does_not_mix_up_the_rows():
     assert (augment(batch, params) - expected).abs().max() <= 1e-5
 
 
+@pytest.mark.promise(5)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_kornia_pipeline_equals_the_fused_one(preset):
     fused, kornia = (AUGMENTS[kind](preset, 32) for kind in ("fused", "kornia"))
@@ -187,6 +189,7 @@ def test_views_of_equal_images_and_of_epochs_differ_and_the_same_epoch_has_the_s
 MIXED = [*SIZES[:6], (80, 80), (81, 40), (120, 90), (7, 100)]  # both ways to crop
 
 
+@pytest.mark.promise(1)
 @pytest.mark.parametrize("kind", AUGMENTS)
 def test_a_row_depends_neither_on_its_batch_nor_on_the_order(kind):
     augment, batch = AUGMENTS[kind]("byol", 32, rotation_deg=15), batch_of(MIXED)

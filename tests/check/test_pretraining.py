@@ -354,6 +354,7 @@ def test_the_command_prints_the_check_or_one_line(tmp_path, index, monkeypatch):
     assert done.stdout.split()[-1] == "False"
 
 
+@pytest.mark.promise(8)
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -375,6 +376,7 @@ def test_what_cannot_be_trained_is_one_user_error(recipe_of, tmp_path, overrides
     assert message in str(caught.value)
 
 
+@pytest.mark.promise(8)
 def test_missing_and_truncated_shards_are_one_user_error(recipe_of, tmp_path):
     path = write_dataset(tmp_path / "broken")
     path.with_name("train-000003.tar").unlink()

@@ -49,6 +49,7 @@ def photos(tmp_path_factory):
     return folder
 
 
+@pytest.mark.promise(14)
 def test_a_folder_of_images_is_answered_and_the_named_commands_work(
     call, models, photos, tmp_path, monkeypatch
 ):

@@ -183,6 +183,7 @@ def test_an_export_stores_crops_and_whitening_and_applies_them_everywhere(run, t
         load_backbone(tmp_path / "out")
 
 
+@pytest.mark.promise(12)
 def test_suite_measures_the_backbone_beside_its_baselines_and_the_export_carries_it(run, tmp_path):
     run_dir, data = run
     out = run_dir / "eval.json"
@@ -350,6 +351,7 @@ def test_an_export_keeps_no_features_and_each_source_has_its_name(run, stranger,
     refused(evaluate_tool, [*arguments, "--against", "nothing-here"], "nothing-here")
 
 
+@pytest.mark.promise(12)
 def test_a_run_is_compared_with_the_weights_that_it_started_from(run, stranger, tmp_path):
     run_dir, data = run
     text = finetunes.RECIPE.replace("classes_per_batch = 4", "classes_per_batch = 2")

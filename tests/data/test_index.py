@@ -57,6 +57,7 @@ def test_labels_come_in_id_order_and_only_from_the_sidecars_they_need(folder):
         split.labels_of([0])
 
 
+@pytest.mark.promise(8)
 def test_missing_and_resized_shards_are_all_named_at_once(folder):
     index = load_index(folder)
     index.check_files("train")

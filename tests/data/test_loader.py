@@ -63,6 +63,7 @@ def test_what_computes_waits_for_the_copy_and_the_next_copy_for_it(index):
     assert all(map(torch.equal, [c.cpu() for c in clones], [b.images for b in wanted]))
 
 
+@pytest.mark.promise(1)
 @pytest.mark.parametrize(
     "run",
     [
@@ -78,6 +79,7 @@ def test_settings_of_run_change_no_batch(index, run):
     assert all(map(same, take(index, 20, run={"num_workers": 0}), take(index, 20, run=run)))
 
 
+@pytest.mark.promise(1)
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("sizes", [(128,), SIZES, (1,) * 128])
 def test_the_ranks_batches_put_together_are_the_one_process_batch(tmp_path, world, sizes):
@@ -160,6 +162,7 @@ def test_batches_are_made_side_by_side_and_come_in_order():
     assert [(batch.epoch, batch.ids.tolist()) for batch in made] == [(i, [i]) for i in range(6)]
 
 
+@pytest.mark.promise(8)
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_bad_sample_is_replaced_by_the_same_good_one_everywhere(tmp_path, broken, world):
     clean = take(load_index(write_dataset(tmp_path)), 8)

@@ -55,6 +55,7 @@ def same(a, b):
     )
 
 
+@pytest.mark.promise(11)
 @pytest.mark.parametrize("reach", ["split", "window"])
 def test_the_second_view_shows_the_partner_and_masks_know_it(index, reach):
     pairs = Pairs(positive="icon", never_negative=["vendor"], reach=reach, share=0.8)

@@ -90,6 +90,7 @@ def test_pipe_urls_are_refused_unless_allowed(tmp_path):
     assert canary.exists()
 
 
+@pytest.mark.promise(13)
 @pytest.mark.parametrize("suffix", ["pkl", "pyd", "pickle", "pth"])
 def test_pickles_in_a_shard_are_never_opened(tmp_path, suffix):
     canary = tmp_path / "canary"

@@ -59,6 +59,7 @@ def best(ranked):
     return ranked[0].parts
 
 
+@pytest.mark.promise(14)
 @pytest.mark.parametrize("seed", range(3))
 def test_with_labels_the_planted_best_is_first_and_its_gain_is_on_other_classes(seed):
     features = planted(seed)
@@ -75,6 +76,7 @@ def test_with_labels_the_planted_best_is_first_and_its_gain_is_on_other_classes(
     assert base.more["MAP@R"].value == 0
 
 
+@pytest.mark.promise(14)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_join_wins_where_its_parts_complete_each_other_and_loses_where_one_is_noise(seed):
     features = planted(seed)
@@ -115,6 +117,7 @@ def test_values_are_those_of_loops_over_the_half_that_did_not_choose():
     assert half.values["MAP@R"] == pytest.approx(scores(halves[1])[1], abs=1e-6)
 
 
+@pytest.mark.promise(14)
 def test_without_labels_the_candidate_that_knows_an_images_other_corner_is_first():
     draw = torch.Generator().manual_seed(0)
     content = torch.randn(60, DIM, generator=draw)

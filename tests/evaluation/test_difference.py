@@ -33,6 +33,7 @@ def hits_of(both, only_ours, only_theirs, neither):
     return kinds <= 1, (kinds == 0) | (kinds == 2)
 
 
+@pytest.mark.promise(12)
 @pytest.mark.parametrize("samples", [300, 1000, 4000])
 @pytest.mark.parametrize(
     ("p", "q", "correlation"),

@@ -181,6 +181,7 @@ def embed_in_rank(process: Rank, data: str, out: str):
     ]
 
 
+@pytest.mark.promise(6)
 def test_every_process_gets_every_row_once(split, tmp_path):
     one, many = tmp_path / "one.safetensors", tmp_path / "many.safetensors"
     with pytest.MonkeyPatch.context() as patch:

@@ -80,6 +80,7 @@ def test_more_neighbours_than_other_values_have_rows_are_refused():
 
 
 @pytest.mark.parametrize("counted", [0, 10**9], ids=["sorted", "counted"])
+@pytest.mark.promise(11)
 @pytest.mark.parametrize("make", [random_rows, tied_rows])
 @pytest.mark.parametrize("kind", ["exclude_same", "cross", "exclude_same and cross"])
 def test_retrieval_across_values_equals_loops(make, kind, counted, monkeypatch):

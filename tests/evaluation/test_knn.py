@@ -71,6 +71,7 @@ def brute_knn(bank, queries, k, temperature, vote, removed=()):
     return np.array(predicted)
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("vote", ["weighted", "majority"])
 @pytest.mark.parametrize("make", [random_rows, tied_rows, collapsed_rows])
 def test_knn_equals_brute_force_in_float64(make, vote):

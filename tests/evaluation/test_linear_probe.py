@@ -82,6 +82,7 @@ def test_the_ridge_solution_equals_scikit_learns(penalty, n, width):
     np.testing.assert_allclose(solutions[1].bias.numpy(), theirs.intercept_, atol=1e-10)
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("name", PROBES)
 def test_a_probe_is_scikit_learns_chosen_on_a_held_out_part_alone(name):
     train, test = random_rows(300, 40, 5, seed=3), random_rows(200, 40, 5, seed=4)
@@ -116,6 +117,7 @@ def test_many_classes_have_no_confusion_matrix_and_too_many_are_refused():
         linear_probe(wide, wide)
 
 
+@pytest.mark.promise(6)
 def test_test_labels_change_the_score_and_nothing_else():
     train, test = random_rows(300, 6, 3, seed=6), random_rows(100, 6, 3, seed=7)
     wrong = test._replace(labels=(test.labels + 1) % 3)

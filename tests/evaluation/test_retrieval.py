@@ -67,6 +67,7 @@ def mixed(make):
 
 
 @pytest.mark.parametrize("counted", [0, 10**9], ids=["sorted", "counted"])
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("make", [random_rows, tied_rows])
 def test_every_metric_of_every_query_equals_the_loops(make, counted, monkeypatch):
     for name, number in (("COUNTED", counted), ("TILE_NUMBERS", 110 * 7)):  # the last one smaller

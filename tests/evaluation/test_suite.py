@@ -49,6 +49,7 @@ def report():
     return run_suite(two_sets(), {"data": "made up"})
 
 
+@pytest.mark.promise(6)
 def test_every_set_has_the_same_protocols_and_one_number_a_cell(report):
     protocols = {}
     for row in report["rows"]:

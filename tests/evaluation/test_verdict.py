@@ -205,6 +205,7 @@ def unseen(generator, kind, test):
 
 # the 100 of docs/adapting_trials.md are drawn by `make test-slow`
 @pytest.mark.parametrize("draws", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.promise(12)
 @pytest.mark.parametrize(
     ("kind", "test"),  # 0: of known classes
     [
@@ -291,6 +292,7 @@ def report():
     return sets, run_suite(sets, {}, against=["start", "twin"], start="start", not_compared=said)
 
 
+@pytest.mark.promise(12)
 def test_the_suite_opens_with_each_other_network_then_the_baselines(report):
     sets, report = report
     text = report["verdict"]

@@ -55,6 +55,7 @@ def test_fpr_tar_and_auc_equal_loops_over_all_thresholds(seed, ties):
     assert auc(curve) == pytest.approx(roc_auc_score(same, scores))
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("ties", [False, True])
 def test_each_fold_is_scored_at_the_threshold_that_is_best_on_the_others(ties):
     scores, same = scored(3, ties)

@@ -53,6 +53,7 @@ def resnet(tmp_path_factory):
 VIT = "timm/vit_tiny_patch16_224"
 
 
+@pytest.mark.promise(7)
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # torch 2.11's
 @pytest.mark.parametrize(
     ("kind", "arguments", "refused", "traced"),
@@ -183,6 +184,7 @@ def change_strides(path) -> None:  # the right tensors, for another network: onl
     (path / "config.json").write_text(json.dumps({**config, "model_args": {"output_stride": 8}}))
 
 
+@pytest.mark.promise(7)
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [

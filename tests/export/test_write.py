@@ -34,6 +34,7 @@ def test_a_format_that_ends_the_clean_process_is_an_error_with_its_name(tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.promise(7)
 def test_an_export_in_both_formats_gives_the_features_of_the_model_in_memory(tmp_path):
     model = trained("torchvision/resnet18", stem="imagenet")
     out = tmp_path / "deep" / "export"
@@ -94,6 +95,7 @@ def flip_a_convolution(path) -> None:
     save_file({**tensors, key: -tensors[key]}, path, metadata={"format": "pt"})
 
 
+@pytest.mark.promise(7)
 def test_a_format_that_a_clean_process_cannot_load_is_an_error_and_leaves_no_file(
     tmp_path, monkeypatch
 ):

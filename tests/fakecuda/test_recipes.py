@@ -109,6 +109,7 @@ def _reset() -> None:
     forget_accelerator()
 
 
+@pytest.mark.promise(9)
 @pytest.mark.timeout(900)  # two minutes on two idle cores
 @pytest.mark.parametrize(
     ("ranks", "names"),

@@ -186,6 +186,7 @@ needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason
 
 
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("triton", marks=needs_triton)])
+@pytest.mark.promise(9)
 def test_the_host_sends_one_block_and_never_waits(kernels: str, tmp_path: Path) -> None:
     env, presets = {"TRITON_CACHE_DIR": str(tmp_path)}, PRESETS if kernels == "torch" else ["byol"]
     (table,) = run_on_cuda(_counted, presets, kernels, env=env)

@@ -128,6 +128,7 @@ def waits_of_steps(
     return found
 
 
+@pytest.mark.promise(9)
 @pytest.mark.parametrize(
     ("ranks", "names"),
     [
@@ -160,6 +161,7 @@ TUNINGS: dict[str, Settings] = {
 }
 
 
+@pytest.mark.promise(9)
 def test_no_step_of_a_fine_tuning_waits_for_the_device(tmp_path):
     # no argument of arcface's is left to the other losses
     text = finetunes.RECIPE.replace("scale = 8.0\n", "")

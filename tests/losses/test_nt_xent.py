@@ -18,6 +18,7 @@ def textbook(z_a: Tensor, z_b: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(logits, torch.arange(len(z)).roll(len(z_a)))
 
 
+@pytest.mark.promise(3)
 def test_tiles_that_are_kept_for_the_gradient_equal_those_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -28,6 +29,7 @@ def test_tiles_that_are_kept_for_the_gradient_equal_those_made_again(
     assert all(map(torch.equal, kept, again))
 
 
+@pytest.mark.promise(3)
 @pytest.mark.parametrize("temperature", [0.01, 0.02, 0.07, 0.1, 0.5])
 @pytest.mark.parametrize("closeness", [0.0, 1.0, 20.0])
 def test_float32_gradient_is_within_1e_5_of_float64(closeness: float, temperature: float) -> None:

@@ -34,6 +34,7 @@ IMAGES = tensors(KNOWN["images"])
 
 @pytest.mark.parametrize("known", KNOWN)
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=str)
+@pytest.mark.promise(3)
 def test_objectives_equal_the_loops_of_their_papers(
     kind: str, settings: dict[str, Any], known: str
 ) -> None:
@@ -72,6 +73,7 @@ def test_one_group_of_whole_rows_is_the_only_mask_and_different_ids_are_none() -
     assert gather_anchors(z, torch.tensor([5, 3, 9, 0])).masks is None
 
 
+@pytest.mark.promise(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_objectives_are_finite_and_right_in_any_dtype_length_and_temperature(
@@ -148,6 +150,7 @@ def test_float32_and_bfloat16_products_keep_their_stated_errors_over_many_tiles(
     assert torch.get_float32_matmul_precision() == before
 
 
+@pytest.mark.promise(3)
 @pytest.mark.parametrize("kind", ["nt_xent", "dcl", "sup_con", "hard_negatives"])
 def test_objectives_make_no_tensor_larger_than_a_tile_or_the_input(kind: str) -> None:
     images, dim, tile = 768, 32, 128

@@ -91,6 +91,7 @@ def oracles() -> list[Any]:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.promise(3)
 def test_any_number_of_processes_gives_the_loss_and_gradient_of_one(
     world: int, oracles: list[Any]
 ) -> None:

@@ -62,6 +62,7 @@ def test_a_column_that_makes_no_classes_is_named(data, tmp_path, column, message
         plan_batches(recipe, load_index(data))
 
 
+@pytest.mark.promise(11)
 def test_it_trains_what_the_same_labels_would(tmp_path):
     """Labels i % 4 as a column: bitwise the weights of the labels themselves."""
     manifest = write_dataset(tmp_path / "data", SIZES)

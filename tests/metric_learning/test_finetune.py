@@ -69,6 +69,7 @@ def one_process(data, tmp_path_factory):
     return {kind: (folder / kind, seen) for kind, (_, seen) in zip(KINDS, results, strict=True)}
 
 
+@pytest.mark.promise(1)
 def test_two_processes_change_neither_samples_nor_draws_nor_numbers_nor_weights(
     data, one_process, tmp_path
 ):
@@ -108,6 +109,7 @@ def test_active_pairs_and_triplets_are_logged_and_heads_have_none(one_process):
 QUEUE = ("steps=6", "queue={size=40}", "loss={kind='sup_con'}", "views=2", "sampler.num_streams=1")
 
 
+@pytest.mark.promise(2)
 def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(data, tmp_path):
     recipe, names, losses = write_recipe(tmp_path), ("straight", "run"), []
     arguments = (recipe, data, tmp_path / "run", None, *QUEUE)
@@ -280,6 +282,7 @@ def test_validation_classes_are_whole(data):
     assert set(split.labels[named].tolist()) == {3, 5}
 
 
+@pytest.mark.promise(15)
 def test_a_fine_tuning_keeps_its_best_checkpoint_and_the_average_of_its_embedding(data, tmp_path):
     recipe, run_dir = write_recipe(tmp_path), tmp_path / "run"
     settings = ("steps=6", "run.save_steps=2", "run.keep_checkpoints=9", "optim.ema=0.3")

@@ -48,6 +48,7 @@ def test_a_key_missing_in_the_file_has_its_default(path):
     assert recipe.projector.out_dim == 128
 
 
+@pytest.mark.promise(8)
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -157,6 +157,7 @@ def test_what_no_evaluation_could_decide_is_refused(settings, scored, labels, ex
     check_keeping(KEEP, scored=True, labels=np.array([-1, -1]))  # a score without labels decides
 
 
+@pytest.mark.promise(15)
 def test_the_start_competes_and_stays_the_best_until_something_is_better():
     best = Best(KEEP)
     best.read_start({"holdout_knn": 0.4})
@@ -184,6 +185,7 @@ def test_the_start_competes_and_stays_the_best_until_something_is_better():
     assert "start" not in after(none, 0.1).state()["best"]
 
 
+@pytest.mark.promise(15)
 @pytest.mark.parametrize("of", ["holdout", "validation"])
 def test_an_evaluation_below_the_starts_recall_is_not_the_best(of):
     def numbers(map_at_r, recall):
@@ -439,6 +441,7 @@ def test_a_disk_that_is_full_at_the_best_step_leaves_the_older_best(data, tmp_pa
 FAULTS = ("checkpoint.model:1", "checkpoint.before_rename:1", "train.step:1", "train.step:5")
 
 
+@pytest.mark.promise(15)
 @pytest.mark.parametrize(("start", "expected"), [(0.45, 4), (0.5, 0)])
 def test_a_run_from_weights_ends_with_its_best_ones_the_start_included(
     data, kept, tmp_path, start, expected
@@ -465,6 +468,7 @@ def test_a_run_from_weights_ends_with_its_best_ones_the_start_included(
     assert unfinished({**facts, "steps": 12}) == note
 
 
+@pytest.mark.promise(15)
 def test_a_run_from_weights_without_labels_keeps_by_the_score_without_labels(kept, tmp_path):
     """Real evaluations, in two processes: the product that the documentation names."""
     index = write_dataset(tmp_path, labelled=False)

@@ -44,6 +44,7 @@ def a_checkpointer(run_dir, warnings=None, identity=IDENTITY, **settings):
     return Checkpointer(run_dir, **settings)
 
 
+@pytest.mark.promise(2)
 def test_everything_comes_back_bit_for_bit(tmp_path):
     parts, others = some_parts(), some_parts(seed=1)
     assert a_checkpointer(tmp_path).restore(others) == 0
@@ -87,6 +88,7 @@ def flip_a_byte(path):
     path.write_bytes(raw)
 
 
+@pytest.mark.promise(2)
 @pytest.mark.parametrize("damage", [cut_in_half, flip_a_byte, Path.unlink])
 @pytest.mark.parametrize("name", ["model.safetensors", "parts.pt", "MANIFEST.json", "state.json"])
 def test_a_damaged_newest_is_set_aside_and_the_older_one_taken(tmp_path, damage, name):
@@ -256,6 +258,7 @@ def killed_in_a_save(process, fault, folder):
         checkpoints.save(step, some_parts(step), {})
 
 
+@pytest.mark.promise(2)
 @pytest.mark.parametrize("point", ["model", "before_manifest", "before_rename", "before_prune"])
 def test_a_kill_inside_a_save_leaves_a_whole_checkpoint(tmp_path, point):
     with pytest.raises(AssertionError, match="ended without a word"):

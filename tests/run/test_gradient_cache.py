@@ -124,6 +124,7 @@ def assert_same(actual: nn.Module, expected: nn.Module, tolerance: float) -> Non
         torch.testing.assert_close(b, c, rtol=tolerance, atol=tolerance, msg=name)
 
 
+@pytest.mark.promise(4)
 @pytest.mark.parametrize("micro_batches", [2, 3, 6])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_gradient_and_statistics_are_those_of_one_graph_over_the_micro_batches(
@@ -143,6 +144,7 @@ def test_gradient_and_statistics_are_those_of_one_graph_over_the_micro_batches(
     assert [norm.momentum for norm in model if hasattr(norm, "momentum")] == [0.1, None]
 
 
+@pytest.mark.promise(4)
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_without_batchnorm_it_is_the_gradient_of_the_whole_batch(name):
     model = network(batchnorm=False)
@@ -182,6 +184,7 @@ def test_every_micro_batch_takes_a_slice_of_every_stream_whatever_the_process_co
         micro_batch_rows(24, 4, 4)
 
 
+@pytest.mark.promise(4)
 def test_each_view_is_made_twice_and_those_of_one_micro_batch_are_alive():
     model, views, asked, made = network(), images(), [], []
     seen = PooledStatistics(model, views[:2])
@@ -265,6 +268,7 @@ def gradients_in_rank(process):
     return actual
 
 
+@pytest.mark.promise(4)
 def test_processes_change_no_objective_with_micro_batches_and_talk_once():
     expected = gradients_in_rank(Rank(0, 1))
     for actual in run_processes(gradients_in_rank, 2):

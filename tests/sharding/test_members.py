@@ -102,6 +102,7 @@ LOST = {
 }
 
 
+@pytest.mark.promise(16)
 @pytest.mark.parametrize("name", LOST)
 def test_what_is_lost_of_images_that_are_not_8_bit_rgb_is_said(name, tmp_path, capsys):
     image, options, words = LOST[name]

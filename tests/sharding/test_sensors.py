@@ -184,6 +184,7 @@ def names(count: int) -> str:
 FIVE = ("--channels", names(5))
 
 
+@pytest.mark.promise(16)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_is_stored_as_its_reader_gives_it_bit_for_bit(tmp_path, root, name):
     write, axes, options = FORMATS[name]

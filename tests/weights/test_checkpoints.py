@@ -118,6 +118,7 @@ def encoders():
     return resnet(seed=1), resnet(seed=2)
 
 
+@pytest.mark.promise(10)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_encoder_is_found_and_said(tmp_path, encoders, program):
     layout, name, of_momentum, word = PROGRAMS[program]

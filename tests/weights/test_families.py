@@ -82,6 +82,7 @@ def slow_but(quick, families):
     return [pytest.param(f, marks=() if f in quick else pytest.mark.slow) for f in families]
 
 
+@pytest.mark.promise(10)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", slow_but(QUICK, timm.list_modules()))
 def test_every_family_of_timm_loads_whole(family, tmp_path):
@@ -93,6 +94,7 @@ def test_every_family_of_timm_loads_whole(family, tmp_path):
     check(kind, randomised(full), tmp_path, features=features, **options)
 
 
+@pytest.mark.promise(10)
 @pytest.mark.parametrize(
     "family", slow_but(("MobileNetV3", "ResNet", "ShuffleNetV2"), [*CLASSIFIERS])
 )

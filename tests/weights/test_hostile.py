@@ -43,6 +43,7 @@ class Malice:
         return os.system, (self.command,)
 
 
+@pytest.mark.promise(10)
 @pytest.mark.parametrize("form", ["pickle", "torch", "torch, legacy", "inside a checkpoint"])
 def test_a_pickle_that_runs_a_command_does_not_run_it(tmp_path, state, form):
     path, proof = tmp_path / "weights.pth", tmp_path / "was_here"
@@ -108,6 +109,7 @@ MISFITS = {
 }
 
 
+@pytest.mark.promise(10)
 @pytest.mark.parametrize("what", MISFITS)
 def test_what_does_not_fit_whole_is_refused(tmp_path, state, what):
     change, message = MISFITS[what]
@@ -116,6 +118,7 @@ def test_what_does_not_fit_whole_is_refused(tmp_path, state, what):
     assert re.search(message, text), text
 
 
+@pytest.mark.promise(10)
 def test_a_larger_network_of_the_same_keys_is_not_cut(tmp_path, state):
     deeper = torchvision.models.resnet34().state_dict()
     text = refused(f"torchvision/resnet18@{saved(deeper, tmp_path)}")
