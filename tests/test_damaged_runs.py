@@ -16,7 +16,7 @@ from sslpipe.report.build import build_page
 from sslpipe.report.run import read_run
 from sslpipe.run.lock import RunLock
 from sslpipe.run.log import RunLog
-from sslpipe.run.records import append_records, seal
+from sslpipe.run.records import append_records
 from sslpipe.run.status import render, status
 from tests.evaluation.test_verdict import compared
 from tests.helpers.runs import command_line, final_weights
@@ -108,7 +108,7 @@ def test_whatever_a_small_file_holds_the_answer_is_right_or_one_line(run_dir, na
             damaged = [{**tree, key: value} for tree in trees]
             if value == "absent":
                 damaged = [{k: v for k, v in tree.items() if k != key} for tree in trees]
-            raw = "\n".join(map(seal, damaged)) if name in LINES else json.dumps(damaged[0])
+            raw = "\n".join(map(json.dumps, damaged)) if name in LINES else json.dumps(damaged[0])
             (run_dir / name).write_text(raw)
             for text in uses(run_dir).values():
                 assert name in str(text), (key, value, text)
@@ -123,7 +123,7 @@ def test_damaged_lines_and_files_are_counted_and_named(run_dir):
     whole = status(run_dir)
     for name in LINES:
         with open(run_dir / name, "ab") as file:
-            file.write(b"\xff\n" + seal({"step": 9, "id": 9}).encode().replace(b"9", b"8") + b"\n{")
+            file.write(b"\xff\n" + json.dumps({"step": 9, "id": 9}).encode()[:-1] + b"\n{")
     (run_dir / "heartbeat" / "rank-1.json").write_bytes(b"\0")
     (run_dir / "lock").write_bytes(b"{")
     (run_dir / "DONE").write_text("step 5\n")

@@ -1,5 +1,6 @@
 """One job in a run directory at a time."""
 
+import json
 import os
 import socket
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sslpipe.errors import UserError
 from sslpipe.portable import process_start, read_regular
-from sslpipe.run.records import check_types, seal, unseal
+from sslpipe.run.records import check_types, parse_object
 from sslpipe.run.stop import clear_markers
 
 if TYPE_CHECKING:  # `sslpipe status` needs no torch
@@ -45,7 +46,7 @@ class RunLock:
             descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         with os.fdopen(descriptor, "w") as file:
             holder = {"host": socket.gethostname(), "pid": os.getpid(), "start": process_start()}
-            file.write(seal({**holder, "job": os.environ.get("SSLPIPE_JOB_ID")}))
+            file.write(json.dumps({**holder, "job": os.environ.get("SSLPIPE_JOB_ID")}))
         self._released = threading.Event()
         threading.Thread(target=self._keep_alive, name="sslpipe-lock", daemon=True).start()
 
@@ -76,7 +77,7 @@ class RunLock:
 
 
 def _read_lock(path: Path) -> dict[str, Any]:
-    holder = unseal(read_regular(path, MOST_LOCK_BYTES))
+    holder = parse_object(read_regular(path, MOST_LOCK_BYTES))
     check_types(holder, HOLDER)
     return holder
 

@@ -7,6 +7,7 @@ and can never stop a run.
 """
 
 import importlib
+import json
 import math
 import os
 import re
@@ -28,7 +29,7 @@ from sslpipe.errors import UserError
 from sslpipe.portable import make_folder
 from sslpipe.recipe.reading import leaves
 from sslpipe.registry import Table
-from sslpipe.run.records import append_records, is_number, open_log, read_records, seal
+from sslpipe.run.records import append_records, is_number, open_log, read_records
 
 if TYPE_CHECKING:  # who only reads a log needs no torch
     from sslpipe.data.reader import Quarantined
@@ -212,7 +213,7 @@ class RunLog:
             for key, value in record.items()
         }
         record = {**record, "wall": round(time.time(), 3), "restart": self._restart}
-        self._unwritten += (seal(record) + "\n").encode()
+        self._unwritten += (json.dumps(record) + "\n").encode()
         try:
             while self._unwritten:
                 written = self._file.write(self._unwritten)

@@ -1,15 +1,12 @@
-"""Small JSON files of a run: written so that damage shows, read whole or named as damaged.
+"""Small JSON files of a run, read whole or named as damaged.
 
-A record is an object on one line, in a file of its own (lock, heartbeat) or as a line of a log; it
-ends with the CRC-32 of what stands before. What describes a run (DESCRIPTION) has its sha256 in
-RUN/MANIFEST.json. Files of earlier versions have neither and are read as they are.
+A record is an object on one line, in a file of its own (lock, heartbeat) or as a line of a log.
+What describes a run (DESCRIPTION) has its sha256 in RUN/MANIFEST.json.
 """
 
 import hashlib
 import json
 import math
-import re
-import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from io import FileIO
@@ -28,8 +25,6 @@ _REWRITE = (
     "the run's own `sslpipe train` command, started again, writes it anew (a run that is done "
     "trains no further step); or restore a copy"
 )
-# a record that ends like a checksum, whatever its key has become
-_SEALED = re.compile(rb'(\{.*), "([^"]{1,10})": "([0-9a-f]{8})"\}', re.DOTALL)
 
 
 def parse_object(raw: bytes) -> Tree:
@@ -51,26 +46,6 @@ def read_object(path: Path, remedy: str = "restore a copy") -> Tree:
         raise UserError(f"cannot read {path}: {error.strerror}; {remedy}") from error
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); {remedy}") from error
-
-
-def seal(record: Mapping[str, Any]) -> str:
-    """Return a record as one line of JSON whose last entry, crc32, is a checksum of the others."""
-    text = json.dumps(record)
-    return f'{text[:-1]}, "crc32": "{zlib.crc32(text.encode()):08x}"}}'
-
-
-def unseal(raw: bytes) -> Tree:
-    """Parse a sealed record, or one written without a checksum. Raises: ValueError if damaged."""
-    sealed = _SEALED.fullmatch(raw.strip())
-    if sealed is None:
-        record = parse_object(raw)
-    elif sealed[2] != b"crc32" or zlib.crc32(sealed[1] + b"}") != int(sealed[3], 16):
-        raise ValueError("its checksum is another one")
-    else:
-        record = parse_object(sealed[1] + b"}")
-    if "crc32" in record:
-        raise ValueError("its checksum cannot be read")
-    return record
 
 
 def is_number(value: Any) -> bool:
@@ -111,7 +86,7 @@ def read_records(path: Path, kinds: Mapping[str, type]) -> tuple[list[Tree], int
         if not line.strip():
             continue
         try:
-            record = unseal(line)
+            record = parse_object(line)
             check_types(record, kinds)
         except ValueError:
             skipped += 1
@@ -136,9 +111,9 @@ def open_log(path: Path) -> FileIO:
 
 
 def append_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Append sealed records to a log."""
+    """Append records to a log, a line each."""
     with open_log(path) as file:
-        file.write("".join(seal(record) + "\n" for record in records).encode())
+        file.write("".join(json.dumps(record) + "\n" for record in records).encode())
 
 
 def write_description(run_dir: Path, trees: Mapping[str, Tree]) -> None:

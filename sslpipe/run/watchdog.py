@@ -1,6 +1,7 @@
 """Heartbeats: every rank says where it is, and one that hangs is ended."""
 
 import faulthandler
+import json
 import os
 import socket
 import sys
@@ -14,7 +15,7 @@ from sslpipe.errors import UserError
 from sslpipe.portable import make_folder, read_regular, write_atomically
 from sslpipe.run.console import say_last
 from sslpipe.run.launcher import watch_launcher
-from sslpipe.run.records import MOST_BYTES, check_types, seal, unseal
+from sslpipe.run.records import MOST_BYTES, check_types, parse_object
 from sslpipe.run.stop import write_failure
 
 if TYPE_CHECKING:  # `sslpipe status` needs no torch
@@ -124,7 +125,7 @@ class Watchdog:
             "wall": round(time.time(), 1),
         }
         try:
-            write_atomically(self._path, seal(beat) + "\n")
+            write_atomically(self._path, json.dumps(beat) + "\n")
         except OSError as error:  # a full disk must not end the run from here
             say_last(f"warning: no heartbeat written: {error}")
 
@@ -137,7 +138,7 @@ def read_heartbeats(run_dir: Path) -> dict[int, dict[str, Any]]:
     beats = {}
     for path in (run_dir / "heartbeat").glob("rank-*.json"):
         try:
-            beat = check_types(unseal(read_regular(path, MOST_BYTES)), BEAT)
+            beat = check_types(parse_object(read_regular(path, MOST_BYTES)), BEAT)
         except (OSError, ValueError):
             continue
         beats[int(beat["rank"])] = beat

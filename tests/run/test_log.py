@@ -9,7 +9,7 @@ import pytest
 
 from sslpipe.data.reader import Quarantined
 from sslpipe.run.log import RunLog, read_metrics
-from sslpipe.run.records import unseal
+from sslpipe.run.records import parse_object
 from sslpipe.run.session import Quarantine
 from tests.helpers.runs import ROOT
 
@@ -76,7 +76,7 @@ def test_quarantine_lists_a_sample_once_also_after_a_restart(tmp_path):
         assert quarantine.collect() == 1
         log.close()
     lines = (tmp_path / "quarantine.jsonl").read_bytes().splitlines()
-    assert [unseal(line) for line in lines] == [record._asdict()]
+    assert [parse_object(line) for line in lines] == [record._asdict()]
 
 
 def test_tensorboard_gets_the_numbers(tmp_path):

@@ -5,7 +5,7 @@ import re
 import time
 
 from sslpipe.distributed import Rank
-from sslpipe.run.records import unseal
+from sslpipe.run.records import parse_object
 from sslpipe.run.watchdog import Watchdog, read_heartbeats
 from tests.helpers.runs import command_line, kill_over, python, train_words, write_recipe
 
@@ -23,7 +23,7 @@ def test_a_rank_that_hangs_ends_all_in_time_and_every_ranks_place_is_reported(da
     assert re.search(r"at step 2, training; rank [01] at step 2, training; its stacks are in", text)
     stacks = (run_dir / "heartbeat" / "rank-1.stacks.txt").read_text()
     assert "in fault" in stacks
-    assert "in train\n" in stacks
+    assert "in pretrain\n" in stacks
     assert not (run_dir / "DONE").exists()
 
 
@@ -36,7 +36,7 @@ def test_a_loader_that_hangs_ends_the_job_with_the_stack_of_its_thread(data, tmp
     assert "waiting for data" in (run_dir / "FAILED").read_text()
     for text in (result.stderr, (run_dir / "heartbeat/rank-0.stacks.txt").read_text()):
         assert "in read_range" in text  # of the reading thread
-        assert "in train\n" in text  # of the one that waits for it
+        assert "in pretrain\n" in text  # of the one that waits for it
     again = command_line(*command, f"run.timeout_s={TIMEOUT_S}")
     assert again.returncode == 0, again.stderr
     assert not (run_dir / "FAILED").exists()
@@ -46,7 +46,6 @@ LAUNCHER = """
 import os, sys, time
 from pathlib import Path
 from sslpipe.distributed import Rank
-from sslpipe.run.records import unseal
 from sslpipe.run.watchdog import Watchdog
 if os.fork() == 0:
     with Watchdog(Path(sys.argv[1]), Rank(1, 2), 600.0) as beat:
@@ -80,4 +79,4 @@ def test_slow_but_steady_progress_is_left_alone_and_seen(tmp_path):
     assert not (tmp_path / "FAILED").exists()
     (tmp_path / "heartbeat" / "rank-3.json").write_text('{"rank": 3, "st')
     assert list(read_heartbeats(tmp_path)) == [0]  # one that was cut off is no sign of life
-    assert unseal((tmp_path / "heartbeat" / "rank-0.json").read_bytes()) == beats
+    assert parse_object((tmp_path / "heartbeat" / "rank-0.json").read_bytes()) == beats
