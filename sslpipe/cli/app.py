@@ -29,10 +29,6 @@ COMMANDS = {
     "slurm": ("train", "Print the SLURM batch script of a training, or submit it."),
     "embed": ("embed", "Write the features, labels and ids of every sample of a split."),
     "choose": ("choose", "Rank pretrained weights on your images: sizes, joins and flattening."),
-    "index": (
-        "search",
-        "Grow an index for `search`: add features files, remove images; build it for speed.",
-    ),
     "search": ("search", "Show the images nearest to an image, in what `embed` has written."),
     "browse": ("search", "Show the images of features on a map, in a page on this machine."),
     "curate": ("curate", "Find duplicates, outliers, clusters and samples to label in a data set."),

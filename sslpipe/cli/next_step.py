@@ -60,7 +60,6 @@ NEXT = {  # command -> what is typed after it; a sub-command without a row has t
     "gallery": "sslpipe gallery identify GALLERY.safetensors IMAGE --model FOLDER",
     "gallery enrol": "sslpipe gallery calibrate GALLERY.safetensors STRANGERS --model FOLDER",
     "choose": "sslpipe export SOURCE --out FOLDER",
-    "index": "sslpipe search INDEX.json QUERY.jpg --model MODEL",
     "search": "sslpipe gallery enrol GALLERY.safetensors PHOTOS --model FOLDER",
     "browse": "sslpipe search FEATURES QUERY.jpg --model MODEL --data DIR/dataset.json",
     "curate": _TRAIN,

@@ -121,7 +121,6 @@ NumWorkers = Annotated[int, option("Threads that decode images.", min=0)]
 BatchSize = Annotated[int, option("Images embedded at a time.", min=1)]
 Device = Annotated[str, option("auto, cpu, cuda or mps.")]
 JsonFile = Annotated[Path | None, option("Also write the results as JSON.", "--out")]
-Flatten = Annotated[bool | None, option("", "--flatten/--no-flatten", show_default=False)]
 Ids = Annotated[
     list[str] | None,
     option("Show these samples, such as '469, 523'; repeatable.", "--ids", metavar="ID,ID,..."),

@@ -5,7 +5,7 @@ import json
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -206,26 +206,21 @@ def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
     return rows, facts
 
 
-def read_embeddings(
-    path: Path, *, hashed: bool = True, again: str = "embed again"
-) -> tuple[Embeddings, dict[str, Any]]:
-    """Read as `load_embeddings`, without checking the numbers; `again` says how it is remade.
-
-    Unless `hashed`, no sha256 is computed, and float32 features of safetensors are memory-mapped.
-    """
+def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
+    """Read as `load_embeddings`, without checking the numbers."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file that `sslpipe embed` wrote")
     try:
         open_regular(path).close()
         tensors, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
     except UNREADABLE as error:
-        raise DataError(f"cannot read embeddings from {path}: {error}; {again}") from error
+        raise DataError(f"cannot read embeddings from {path}: {error}; embed again") from error
     missing = ", ".join(sorted({*Embeddings._fields} - {*tensors}))
     if missing or text is None:
         write = "write one with `sslpipe embed`"
         raise DataError(f"{path} holds no embeddings (no {missing or 'facts'}); {write}")
     checksum = tensors.pop(CHECKSUM, None)  # absent in files of earlier versions
-    if hashed and checksum is not None and checksum.tolist() != [*content_sha256(tensors, text)]:
+    if checksum is not None and checksum.tolist() != [*content_sha256(tensors, text)]:
         raise DataError(f"{path} is damaged: its sha256 is another one; embed again")
     rows = Embeddings(*(tensors[name] for name in Embeddings._fields))
     if rows.features.dtype == torch.float16:
@@ -240,17 +235,6 @@ def read_embeddings(
         if not isinstance(facts.get(key, ""), str | None):
             raise DataError(f"{path}: {key} is {shown(facts[key])}, not a text; embed again")
     return rows, facts
-
-
-def stored_sha256(path: Path) -> str | None:
-    """Read the sha256 that a file of features says it has; None where none has one."""
-    read = _read_npz if path.suffix == ".npz" else _read_safetensors
-    try:
-        open_regular(path).close()
-        tensors, _ = read(path, {CHECKSUM})
-        return bytes(tensors[CHECKSUM].tolist()).hex()
-    except UNREADABLE:
-        return None
 
 
 CHECKSUM = "sha256"  # of the file's content, 32 bytes beside the columns
@@ -300,27 +284,23 @@ def content_sha256(tensors: Mapping[str, Tensor], facts: str) -> bytes:
 _NAMES = frozenset({*Embeddings._fields, CHECKSUM})
 
 
-def _read_safetensors(
-    path: Path, wanted: Set[str] = _NAMES
-) -> tuple[dict[str, Tensor], str | None]:
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
     with safetensors.safe_open(str(path), framework="pt") as file:
         metadata = file.metadata() or {}
-        names = {*file.keys()} & wanted
+        names = {*file.keys()} & _NAMES
         return {name: file.get_tensor(name) for name in names}, metadata.get("facts")
 
 
-def _read_npz(path: Path, wanted: Set[str] = _NAMES) -> tuple[dict[str, Tensor], str | None]:
+def _read_npz(path: Path) -> tuple[dict[str, Tensor], str | None]:
     # opened here: numpy leaves a file open that it cannot read
     with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-        names = {*file.files} & wanted
+        names = {*file.files} & _NAMES
         text = str(file["facts"]) if "facts" in file.files else None
         return {name: torch.from_numpy(file[name]) for name in names}, text
 
 
-def check_embeddings(
-    rows: Embeddings, name: str, *, labelled: bool = True, finite: bool = True
-) -> None:
-    """Check shapes, types, if `finite` the features and, if `labelled`, that labels are there."""
+def check_embeddings(rows: Embeddings, name: str, *, labelled: bool = True) -> None:
+    """Check shapes, types, that features are finite and, if `labelled`, that labels are there."""
     features, labels, ids = rows
     if features.dtype != torch.float32 or features.ndim != 2 or features.shape[1] == 0:
         found = f"features are {features.dtype} {tuple(features.shape)}"
@@ -332,7 +312,7 @@ def check_embeddings(
     if len(features) == 0:
         raise DataError(f"{name}: has no rows")
     # where a number is not finite, the sum is not: that is read in a fifth of the time
-    if finite and not bool(torch.isfinite(features.sum())):
+    if not bool(torch.isfinite(features.sum())):
         bad_rows = int((~torch.isfinite(features)).any(dim=1).sum())
         if bad_rows:
             raise DataError(

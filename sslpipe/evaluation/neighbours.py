@@ -246,8 +246,13 @@ def _by_torch(
 def _by_faiss(
     bank: Tensor, queries: Tensor, width: int, own: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    without = 'search = "torch" gives the same neighbours without it'
-    faiss = import_faiss('search = "faiss"', without)
+    try:
+        import faiss
+    except ImportError as error:
+        raise DataError(
+            'search = "faiss" needs faiss (pip install faiss-gpu or faiss-cpu); search = "torch" '
+            "gives the same neighbours without it"
+        ) from error
     most = width if own is None else min(len(bank), width + int(own.sum(1).max()))
     inner: dict[str, Any] = {"metric": faiss.METRIC_INNER_PRODUCT}
     if bank.is_cuda:
@@ -267,17 +272,6 @@ def _by_faiss(
     products = products.masked_fill(own.gather(1, rows), -torch.inf)
     largest, places = products.topk(width, dim=1)
     return largest, rows.gather(1, places)
-
-
-def import_faiss(what: str, without: str) -> Any:
-    """Import faiss, which `what` needs. Raises: DataError where it is missing; ends `without`."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise DataError(
-            f"{what} needs faiss (pip install faiss-gpu or faiss-cpu); {without}"
-        ) from error
-    return faiss
 
 
 def tile_numbers(device: torch.device) -> int:

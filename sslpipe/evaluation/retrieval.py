@@ -17,7 +17,6 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.groups import GroupCodes, worst_value
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.neighbours import exact_cosines, fixed_point_units, float32_error, rank_keys
-from sslpipe.evaluation.rerank import augmented, check_reranked, k_reciprocal_order
 from sslpipe.evaluation.result import Result
 from sslpipe.precision import full_float32
 
@@ -48,8 +47,6 @@ def retrieval(
     exclude_same: GroupCodes | None = None,
     cross: GroupCodes | None = None,
     by: GroupCodes | None = None,
-    augment: int = 0,
-    rerank: int = 0,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Average all retrieval metrics over the queries, over the whole gallery.
@@ -68,11 +65,6 @@ def retrieval(
             own label and its own value of it; those of other labels stay as distractors.
         by: A column: Recall@k, map and map_at_r of its worst value beside them; see
             `groups.worst_value`.
-        augment: Also show rows with each image of the gallery mixed with its nearest ones, so many,
-            itself among them (database-side augmentation).
-        rerank: Also show rows with the first so many, up to 1,000, ordered by k-reciprocal
-            re-ranking. Both at once: of the mixed ones. These rows are marked transductive, since
-            an answer depends on the other images of the gallery.
         process: This process.
 
     Returns:
@@ -92,20 +84,12 @@ def retrieval(
     """
     if by is not None:
         by.check(gallery, queries)
-    check_reranked(rerank)
     score = partial(retrieval_per_query, k=k, exclude_same_id=exclude_same_id, process=process)
     score = partial(score, queries=queries, exclude_same=exclude_same, cross=cross)
     protocol = "retrieval cosine lone=skip" + " self-removed" * exclude_same_id
     named = {"not-same": exclude_same, "cross": cross}
     protocol += "".join(f" {rule}={it.name}" for rule, it in named.items() if it is not None)
-    shown = _rows(score(gallery), protocol, len(gallery.ids), by)
-    if augment or rerank:
-        if augment:
-            gallery = gallery._replace(features=augmented(gallery.features, augment))
-        protocol += " transductive" + f" augment={augment}" * bool(augment)
-        protocol += f" rerank={rerank}" * bool(rerank)
-        shown += _rows(score(gallery, rerank=rerank), protocol, len(gallery.ids), by)
-    return shown
+    return _rows(score(gallery), protocol, len(gallery.ids), by)
 
 
 def _rows(scores: PerQuery, protocol: str, bank: int, by: GroupCodes | None) -> list[Result]:
@@ -150,7 +134,6 @@ def retrieval_per_query(
     exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
     cross: GroupCodes | None = None,
-    rerank: int = 0,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> PerQuery:
     """Score each query, in order of their rows; see `retrieval`. Collective: each its share."""
@@ -177,7 +160,7 @@ def retrieval_per_query(
     queries = queries.rows(torch.arange(share.start, share.stop, device=queries.ids.device))
     matches: list[Integers] = []
     values: list[Floats] = []
-    for ranks, total in _ranks(gallery, queries, exclude_same_id, unlike, rerank):
+    for ranks, total in _ranks(gallery, queries, exclude_same_id, unlike):
         columns = query_metrics(ranks, total, ks)
         matches.append(total)
         values.append(np.stack([*columns.values()], axis=1))
@@ -219,7 +202,6 @@ def _ranks(
     queries: Embeddings,
     hide_own: bool,
     unlike: Sequence[tuple[bool, Tensor, Tensor]],
-    rerank: int,
 ) -> Iterator[tuple[Floats, Integers]]:
     """Rank all matches by their cosine, exactly, a tile of queries at a time; see `query_metrics`.
 
@@ -229,7 +211,7 @@ def _ranks(
     known, counts = torch.unique(labels, return_counts=True)
     most = max([1, *counts[torch.isin(known, wanted)].tolist()])
     # exact products rank many matches; of few, the doubtful ones are looked at again
-    few = most <= COUNTED and not rerank
+    few = most <= COUNTED
     step = max(1, (TILE_NUMBERS if few else SORTED_NUMBERS) // len(ids))
     units = fixed_point_units(gallery.features)
     bank = units if few else units.double()
@@ -248,10 +230,6 @@ def _ranks(
             excluded = (codes == own) & (own >= 0)
             hidden |= excluded & same if of_own_label else excluded
         similarities.masked_fill_(hidden, -torch.inf)
-        if rerank:
-            for at in same.any(1).nonzero()[:, 0].tolist():
-                query = queries.features[start + at]
-                _rerank(similarities[at], query, gallery.features, rerank)
         matches = same & ~hidden
         if few:
             similarities.masked_fill_(same, -torch.inf)  # what is left is no match
@@ -259,14 +237,6 @@ def _ranks(
         else:
             ranks = _by_sorting(similarities, matches, most)
         yield ranks.numpy(), matches.sum(1).numpy()
-
-
-def _rerank(row: Tensor, query: Tensor, bank: Tensor, count: int) -> None:
-    """Replace the largest similarities of a row by larger ones, in the order of re-ranking."""
-    if count := min(count, int(row.isfinite().sum())):
-        first = rank_keys(row, torch.arange(len(row))).topk(count).indices  # nearest first
-        ranked = first[torch.from_numpy(k_reciprocal_order(query, bank[first.to(bank.device)]))]
-        row[ranked] = 1 + torch.arange(count, 0, -1.0)  # a cosine is at most 1
 
 
 def _by_counting(

@@ -70,12 +70,10 @@ def make_table(
     """
     (pa,) = import_parts("pyarrow")
     parts = [search.rows(part) for part in range(len(search.splits))]
-    kept = [torch.isin(rows.ids, search.ids(part)) for part, rows in enumerate(parts)]
     columns: dict[str, list[Any]] = {name: [] for name in ("split", "id", "name", "class", "image")}
     shown: list[Embeddings] = []
     more: dict[str, list[str | None]] = {}
-    for split, rows, own in zip(search.splits, parts, kept, strict=True):
-        rows = rows.rows(own)
+    for split, rows in zip(search.splits, parts, strict=True):
         say(f"{split.name}: {len(rows.ids):,} thumbnails")
         names, pictures = _pictures(split, rows.ids.tolist())
         rows = rows.rows(

@@ -1,4 +1,4 @@
-"""Search over features files against a float64 loop: scores, order, conditions, expansion."""
+"""Search over features files against a float64 loop: scores, order, conditions."""
 
 import json
 
@@ -61,23 +61,12 @@ def test_the_nearest_of_all_files_are_those_of_a_loop_over_all_cosines(parts, to
         assert_found(hits, expected)
 
 
-def expanded(parts, query, count, alpha):
-    """The query and its first neighbours as one row, each of length 1 and weighted."""
-    total = query / query.norm()
-    for cosine, part, sample, _ in by_loops(parts, total, count):
-        rows = parts[part][2]
-        other = rows.features[rows.ids == sample][0].double()
-        total = total + max(cosine, 0) ** alpha * other / other.norm()
-    return total
-
-
 def assert_found(hits, expected):
     assert [hit[1:] for hit in hits] == [hit[1:] for hit in expected]
     np.testing.assert_allclose([h.score for h in hits], [h[0] for h in expected], atol=1e-6)
 
 
-@pytest.mark.parametrize(("expand", "alpha"), [(0, 3), (3, 3), (3, 2.5)])
-def test_a_flattened_search_is_that_of_rows_flattened_before(parts, monkeypatch, expand, alpha):
+def test_a_flattened_search_is_that_of_rows_flattened_before(parts, monkeypatch):
     """The spectrum is learned on the rows of all files, and queries are mapped as they are."""
     monkeypatch.setattr(f"{CHOOSE}.LEAST_FLATTENED", 14)
     search = ImageSearch(*(part[:2] for part in parts))
@@ -87,12 +76,11 @@ def test_a_flattened_search_is_that_of_rows_flattened_before(parts, monkeypatch,
     space = fit_whitening(both, power=0.25)
     flat = [(*place, space(rows)) for *place, rows in parts]
     query = torch.randn(1, 6, generator=torch.Generator().manual_seed(2)) + 1
-    (hits,) = search.find(query, 9, expand=expand, alpha=alpha)
-    total = expanded(flat, space.apply(query)[0].double(), expand, alpha)
-    assert_found(hits, by_loops(flat, total, 9))
+    (hits,) = search.find(query, 9)
+    assert_found(hits, by_loops(flat, space.apply(query)[0].double(), 9))
     plain = ImageSearch(*(part[:2] for part in parts), flatten=False)
-    (hits,) = plain.find(query, 9, expand=expand, alpha=alpha)
-    assert_found(hits, by_loops(parts, expanded(parts, query[0].double(), expand, alpha), 9))
+    (hits,) = plain.find(query, 9)
+    assert_found(hits, by_loops(parts, query[0].double(), 9))
 
 
 def test_rows_of_a_whitened_export_are_not_flattened_again(tmp_path, monkeypatch):
