@@ -1,0 +1,238 @@
+"""What a build or an index made of what was there: the report printed, and build-report.json.
+
+It answers whether what went in is what the user meant: what became a split, a class and a sample,
+what was left out and why, and what looks like a slip.
+"""
+
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from sslpipe.data.index import DatasetIndex, load_index
+from sslpipe.errors import DataError, one_line, shown
+from sslpipe.portable import write_atomically
+from sslpipe.sharding.split_names import names_like_splits
+
+FILE = "build-report.json"  # beside dataset.json
+MOST_NAMED = 3  # names in a line
+MOST_LINES = 24  # of left out, of images, of doubts: one screen
+SHORTEST_NEAR = 4  # letters of names that may be a slip of each other
+
+
+class Group(BaseModel):
+    """Files or samples of one kind, with one of them."""
+
+    model_config = ConfigDict(frozen=True)
+    what: str  # as in "thumbnails of a NAS", "are animated: the first frame is used"
+    count: int
+    example: str = ""
+
+
+class SplitCounts(BaseModel):
+    """The samples of a split and its classes; (name, samples) of the smallest and the largest."""
+
+    model_config = ConfigDict(frozen=True)
+    samples: int
+    unlabelled: int
+    classes: int
+    smallest: tuple[str, int] | None
+    largest: tuple[str, int] | None
+
+
+class Report(BaseModel):
+    """All that is said after a build or an index."""
+
+    model_config = ConfigDict(frozen=True)
+    splits: dict[str, SplitCounts]
+    left_out: list[Group] = []
+    images: list[Group] = []  # samples that lose something, or are unusual
+    doubts: list[str] = []  # what looks like a slip, a sentence each
+
+    def lines(self) -> list[str]:
+        """Return it as text, a line each, at most a screen; nothing in them moves the cursor."""
+        lines = []
+        for name, split in self.splits.items():
+            line = f"split {name}: {split.samples:,} images"
+            if split.largest and split.smallest:
+                line += f", {split.classes:,} classes"
+                line += f" of {split.smallest[1]:,} ({_name(split.smallest[0])})"
+                line += f" to {split.largest[1]:,} ({_name(split.largest[0])})"
+            if split.unlabelled:
+                line += f", {split.unlabelled:,} without a label"
+            lines.append(line)
+        for title, groups in (("left out", self.left_out), ("images", self.images)):
+            for group in sorted(groups, key=lambda group: -group.count):
+                example = f", such as {_name(group.example)}" if group.example else ""
+                lines.append(f"{title}: {group.count:,} {group.what}{example}")
+        lines += [f"look at this: {doubt}" for doubt in self.doubts]
+        if len(lines) > MOST_LINES:
+            more = len(lines) - MOST_LINES
+            lines = [*lines[:MOST_LINES], f"... and {more:,} lines more in {FILE}"]
+        return [one_line(line) for line in lines]
+
+
+def make_report(
+    folder: Path,
+    *,
+    left_out: Sequence[Group] = (),
+    images: Sequence[Group] = (),
+    doubts: Sequence[str] = (),
+) -> Report:
+    """Describe a finished data set: splits and classes are those of its dataset.json.
+
+    Args:
+        folder: It holds dataset.json.
+        left_out: What of the source did not become a sample, and why.
+        images: Samples that lose something, or are unusual.
+        doubts: What else looks like a slip.
+    """
+    index = load_index(folder)
+    counts = {name: class_counts(index, name) for name in index.manifest.splits}
+    return Report(
+        splits={name: _describe(index, name, own) for name, own in counts.items()},
+        left_out=list(left_out),
+        images=list(images),
+        doubts=[*doubts, *class_doubts(counts)],
+    )
+
+
+def save_report(folder: Path, report: Report) -> None:
+    """Write build-report.json beside dataset.json."""
+    text = report.model_dump_json(indent=1)
+    write_atomically(folder / FILE, text + "\n")
+
+
+def class_counts(index: DatasetIndex, split: str) -> dict[str, int]:
+    """Count the samples of each class of a split, by name; those without a label are left out."""
+    own = index.split(split)
+    labels, counts = np.unique(own.labels, return_counts=True)  # labels may be 10^12
+    return {
+        name: count
+        for label, count in zip(labels.tolist(), counts.tolist(), strict=True)
+        if (name := own.class_name(label)) is not None
+    }
+
+
+def _describe(index: DatasetIndex, split: str, counts: Mapping[str, int]) -> SplitCounts:
+    samples = len(index.split(split))
+    smallest = min(counts.items(), key=lambda item: item[1]) if counts else None
+    largest = max(counts.items(), key=lambda item: item[1]) if counts else None
+    return SplitCounts(
+        samples=samples,
+        unlabelled=samples - sum(counts.values()),
+        classes=len(counts),
+        smallest=smallest,
+        largest=largest,
+    )
+
+
+# --- slips in names of classes
+
+
+def check_classes(classes: Mapping[str, Iterable[str]]) -> None:
+    """Raise DataError where train has Cat and test has cat, and neither has the other's."""
+    splits = {split: set(names) for split, names in classes.items()}
+    by_key: dict[str, set[str]] = defaultdict(set)
+    for names in splits.values():
+        for name in names:
+            by_key[_plain(name)].add(name)
+    for variants in by_key.values():
+        owners = {name: {s for s, own in splits.items() if name in own} for name in variants}
+        first, *others = sorted(variants)
+        for other in others:
+            if not owners[first] & owners[other]:
+                raise DataError(
+                    f"class {shown(first)} of {_names(owners[first])} and {shown(other)} of "
+                    f"{_names(owners[other])} are two classes by their names; rename one, or "
+                    "build without classes by --no-labels"
+                )
+
+
+def class_doubts(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Name what looks like a slip in the classes of the splits, and in their names."""
+    labelled = {split: own for split, own in counts.items() if own}
+    names = sorted({name for own in labelled.values() for name in own})
+    doubts = []
+    # names
+    like_splits = names_like_splits(names)
+    if like_splits:
+        doubts.append(f"{_count(like_splits, 'class')} named like a split: {_names(like_splits)}")
+    by_key: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        by_key[_plain(name)].append(name)
+    alike = [_names(own) for own in by_key.values() if len(own) > 1]
+    if alike:
+        doubts.append(
+            f"{_count(alike, 'group')} of classes that differ by case or blanks: "
+            f"{'; '.join(alike[:MOST_NAMED])}"
+        )
+    doubts += _near_names(labelled)
+    # classes that a split lacks
+    for split, own in labelled.items():
+        lacking = [name for name in names if name not in own]
+        if lacking:
+            doubts.append(
+                f"split {split} lacks {len(lacking):,} of {len(names):,} classes: {_names(lacking)}"
+            )
+    # images
+    total: dict[str, int] = defaultdict(int)
+    for own in labelled.values():
+        for name, count in own.items():
+            total[name] += count
+    single = [name for name, count in total.items() if count == 1]
+    if single:
+        doubts.append(f"{_count(single, 'class')} of one image: {_names(single)}")
+    return doubts
+
+
+def _near_names(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Name pairs that one slip of a letter makes equal, where each split has one of them only."""
+    owners: dict[str, set[str]] = defaultdict(set)
+    for split, own in counts.items():
+        for name in own:
+            owners[name].add(split)
+    shortened: dict[str, list[str]] = defaultdict(list)  # with one letter left out
+    for name, splits in owners.items():
+        if len(name) >= SHORTEST_NEAR and len(splits) < len(counts):
+            for variant in {name, *(name[:k] + name[k + 1 :] for k in range(len(name)))}:
+                shortened[variant].append(name)
+    pairs = set[tuple[str, str]]()
+    for near in shortened.values():
+        first, *others = sorted(near)
+        for other in others:
+            is_code = _without_digits(first) == _without_digits(other)  # 1001 beside 1002
+            if not is_code and not owners[first] & owners[other]:
+                pairs.add((first, other))
+    some = [f"{_name(a)} and {_name(b)}" for a, b in sorted(pairs)[:MOST_NAMED]]
+    return [f"classes of other splits whose names are near: {', '.join(some)}"] if some else []
+
+
+def _without_digits(name: str) -> str:
+    return "".join(letter for letter in name if not letter.isdigit())
+
+
+def _plain(name: str) -> str:
+    """Return a name without what is easily overlooked: case, blanks, the form of accents."""
+    return "".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def _count(items: Sequence[object], what: str) -> str:
+    plural = "es" if what.endswith("s") else "s"
+    return f"{len(items):,} {what}{plural * (len(items) != 1)}"
+
+
+def _names(names: Iterable[str]) -> str:
+    some = sorted(names)
+    more = f" and {len(some) - MOST_NAMED:,} more" * (len(some) > MOST_NAMED)
+    return ", ".join(_name(name) for name in some[:MOST_NAMED]) + more
+
+
+def _name(name: str) -> str:
+    """Return a name as a line of the report shows it: as it is where that is unmistakable."""
+    short = name if len(name) <= 60 else f"{name[:28]}...{name[-28:]}"
+    is_plain = short.isprintable() and short == short.strip() and short
+    return short if is_plain else repr(short)

@@ -1,0 +1,146 @@
+"""Names of splits as people write them: Train, TRAIN, train_set, images_train, train2017, Testing.
+
+One table of words serves folders, columns of CSV files, tars and parquet files, so that the same
+name means the same split everywhere.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from sslpipe.errors import DataError, shown
+
+_WORDS = {
+    "train": "train",
+    "training": "train",
+    "trn": "train",
+    "trainval": "train",
+    "val": "val",
+    "vali": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+    "tst": "test",
+    "unlabeled": "unlabeled",
+    "unlabelled": "unlabeled",
+    "query": "query",
+    "queries": "query",
+    "gallery": "gallery",
+}
+# beside other names these are surely splits; the rest may be classes, such as gallery
+_SURE = ("train", "val", "test")
+_FILLERS = frozenset(
+    (
+        *("set", "sets", "data", "dataset", "split", "folder", "files", "samples"),
+        *("image", "images", "img", "imgs", "picture", "pictures", "pics", "photo", "photos"),
+        *("frames", "crops", "jpg", "jpeg", "png"),
+    )
+)
+GENERIC = _FILLERS | {"archive", "raw", "all"}  # folders that say nothing of their images
+MOST_NAMED = 5
+
+
+class SplitName(NamedTuple):
+    """A split, and the words of the name beside it: ("train", ("seg",)) of seg_train."""
+
+    split: str
+    rest: tuple[str, ...]
+
+
+def split_of(name: str) -> str | None:
+    """Return the split that a name means; None where it has other words, too, or no such word."""
+    found = _parse(name)
+    return found.split if found is not None and not found.rest else None
+
+
+def read_splits(names: Iterable[str], where: str, only: str | None = None) -> dict[str, str]:
+    """Map the names at one place, as of all folders in a folder, to splits; {} where none is one.
+
+    Names with a common word beside it are splits together: seg_train and seg_test.
+
+    Args:
+        names: Each once.
+        where: What holds them, for messages.
+        only: The one split that is asked for; other names beside it do no harm then.
+
+    Raises: DataError for splits among other names, and for two names of one split.
+    """
+    names = sorted(names)
+    parsed = {name: _parse(name) for name in names}
+    known = {name: found for name, found in parsed.items() if found is not None}
+    by_rest: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
+    for name, found in known.items():
+        by_rest[found.rest][name] = found.split
+    # names that surely are splits: by themselves, or several that share their other words
+    sure = {name: found.split for name, found in known.items() if not found.rest}
+    for rest, splits in by_rest.items():
+        if rest and len(set(splits.values())) > 1:
+            sure |= splits
+    if not sure:
+        return {}
+    if only in sure.values():
+        sure = {name: split for name, split in sure.items() if split == only}
+        _check_once(sure, where)
+        return sure
+    others = [name for name in names if name not in sure]
+    if others:
+        if not set(sure.values()) & set(_SURE):
+            return {}
+        first = next(name for name, split in sure.items() if split in _SURE)
+        raise DataError(
+            f"{where} holds both splits and {shown(others[0])}: {shown(first)} means the split "
+            f"{sure[first]}; move one of them elsewhere, rename it, read one split alone with "
+            f"--split {sure[first]}, or where {shown(first)} is a class put all classes into one "
+            "folder named train"
+        )
+    _check_once(sure, where)
+    return sure
+
+
+def _check_once(splits: Mapping[str, str], where: str) -> None:
+    """Raise DataError where two names mean one split."""
+    first: dict[str, str] = {}
+    for name, split in splits.items():
+        other = first.setdefault(split, name)
+        if other != name:
+            raise DataError(
+                f"{where} holds {shown(other)} and {shown(name)}, which both mean the split "
+                f"{split}; put them together, rename one, or move one elsewhere"
+            )
+
+
+def names_like_splits(names: Iterable[str]) -> list[str]:
+    """Return the names that hold the word of a split among others: test_tube, bullet train."""
+    found = []
+    for name in names:
+        parsed = _parse(name)
+        if parsed is not None and parsed.split in _SURE:
+            found.append(name)
+    return found
+
+
+def _parse(name: str) -> SplitName | None:
+    """Find the one word of a split in a name."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+    splits, rest = list[str](), list[str]()
+    for word in re.findall(r"[^\W\d_]+", spaced.lower()):
+        split = _of_word(word)
+        if split is not None:
+            splits.append(split)
+        elif word not in _FILLERS:
+            rest.append(word)
+    return SplitName(splits[0], tuple(rest)) if len(splits) == 1 else None
+
+
+def _of_word(word: str) -> str | None:
+    """Return the split of a word, also where one that says nothing is joined to it: trainset."""
+    if word in _WORDS:
+        return _WORDS[word]
+    for filler in _FILLERS:
+        for shorter in (word.removesuffix(filler), word.removeprefix(filler)):
+            if shorter != word and shorter in _WORDS:
+                return _WORDS[shorter]
+    return None

@@ -1,0 +1,60 @@
+"""Names that people give to splits, and names that are not splits."""
+
+import pytest
+
+from sslpipe.errors import DataError
+from sslpipe.sharding.split_names import names_like_splits, read_splits, split_of
+
+SAME = {
+    "train": "train Train TRAIN training Training train_set trainset TrainSet train-images "
+    "images_train train2017 train_data TRAINING_SET trn",
+    "val": "val VAL Valid validation Validation val_set val2017 valset dev",
+    "test": "test TEST Testing test_set testset Test-Images test2017",
+    "unlabeled": "unlabeled Unlabelled unlabeled_images",
+}
+OTHERS = "trainer contest latest devil valley steam_train test_tube seg_train protest 0 café"
+
+
+@pytest.mark.parametrize(
+    ("name", "split"), [(name, split) for split, names in SAME.items() for name in names.split()]
+)
+def test_a_split_is_known_by_its_usual_names(name, split):
+    assert split_of(name) == split
+    assert read_splits([name], "here") == {name: split}
+
+
+@pytest.mark.parametrize("name", OTHERS.split())
+def test_other_words_are_no_splits(name):
+    assert split_of(name) is None
+    assert read_splits([name, "dog"], "here") == {}
+
+
+def test_names_that_share_their_other_words_are_splits_together():
+    assert read_splits(["seg_train", "seg_test"], "here") == {
+        "seg_train": "train",
+        "seg_test": "test",
+    }
+    assert read_splits(["steam_train", "test_tube"], "here") == {}  # two classes
+    assert names_like_splits(["steam_train", "test_tube", "latest"]) == ["steam_train", "test_tube"]
+
+
+def test_a_gallery_is_a_split_beside_splits_only():
+    assert set(read_splits(["train", "query", "gallery"], "here").values()) == {
+        "train",
+        "query",
+        "gallery",
+    }
+    assert read_splits(["gallery", "museum"], "here") == {}
+
+
+@pytest.mark.parametrize("names", [("Train", "bus"), ("seg_train", "seg_test", "seg_pred")])
+def test_splits_among_classes_are_refused_unless_one_is_asked_for(names):
+    with pytest.raises(DataError, match="--split"):
+        read_splits(names, "here")
+    assert read_splits(names, "here", only="train") == {names[0]: "train"}
+
+
+@pytest.mark.parametrize("names", [("train", "TRAIN"), ("val", "valid"), ("test", "test_set")])
+def test_two_names_of_one_split_are_refused(names):
+    with pytest.raises(DataError, match="rename"):
+        read_splits([*names, "unlabeled"], "here")
