@@ -1,7 +1,7 @@
 """What the ranks of a run say to each other; with no process group everything is the identity.
 
-Every function here is collective, except `current_rank`, `pick_device`, `to_device`, `is_cut`,
-`local_part`, `message_device` and `Rank`'s own: all ranks call it, in the same order.
+Every function here is collective, except `current_rank`, `pick_device`, `to_device`,
+`message_device` and `Rank`'s own: all ranks call it, in the same order.
 
 Numbers that are on the host (counts, ids, votes, objects) travel between the hosts, beside nccl
 over a group of their own: no device has to be waited for.
@@ -73,16 +73,6 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
         # with gaps between its numbers, torch would copy it by way of memory that is not pinned
         return x.contiguous().pin_memory().to(device, non_blocking=True)
     return x.to(device)
-
-
-def is_cut(x: Any) -> bool:
-    """Whether FSDP2 has cut this tensor into parts over the ranks: torch's DTensor."""
-    return hasattr(x, "to_local")  # importing the class takes a second, and few runs need it
-
-
-def local_part(x: Tensor) -> Tensor:
-    """Return this rank's part of a tensor that is cut, in the same memory; others as they are."""
-    return cast(Any, x).to_local() if is_cut(x) else x
 
 
 _host_groups: dict[Any, Any] = {}  # the default group -> the one beside it

@@ -7,7 +7,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from sslpipe.distributed import local_part
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.simclr import SimCLR
 from sslpipe.recipe.pretrain import Momentum, Projector
@@ -85,8 +84,8 @@ def follow(
                 theirs[name] = buffer
             else:
                 own[name].copy_(buffer)
-    moved = [local_part(own[name]) for name in theirs]
-    weights = [local_part(weight) for weight in theirs.values()]
+    moved = [own[name] for name in theirs]
+    weights = list(theirs.values())
     if isinstance(momentum, Tensor):
         rates = {x.dtype: (1 - momentum).to(x.dtype) for x in moved}
         torch._foreach_lerp_(moved, weights, [rates[x.dtype] for x in moved])

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -41,7 +40,7 @@ def hash_tensors(state: Any, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in sorted(tensors.items()):
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        state.update(np.from_dlpack(raw).data)  # .numpy() would forbid FSDP to free the memory
+        state.update(raw.numpy().data)
 
 
 def check_finite(features: Tensor, samples: Sequence[object], network: str) -> None:

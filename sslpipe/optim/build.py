@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from sslpipe.distributed import global_sum, is_cut, local_part
 from sslpipe.optim.lars import LARS, on_one_gpu
-from sslpipe.optim.sharded import ShardedAdamW, ShardedSGD
 from sslpipe.recipe.base import Optim, Tune
 
 ABSURD = 100  # times the usual rate
@@ -137,7 +135,7 @@ def parameter_groups(
 def optimizer_over(groups: list[dict[str, Any]], optim: Optim) -> Optimizer:
     """Build the recipe's optimizer over `parameter_groups`.
 
-    On CUDA SGD and AdamW are torch's fused ones, also where weights are cut. These and LARS take
+    On CUDA SGD and AdamW are torch's fused ones. These and LARS take
     the gradient scaler's `found_inf` and `grad_scale`, () floats on the device: where the first is
     1, a step changes nothing; the gradient is divided by the second.
     """
@@ -148,17 +146,20 @@ def optimizer_over(groups: list[dict[str, Any]], optim: Optim) -> Optimizer:
 
 
 def _of_kind(groups: list[dict[str, Any]], optim: Optim) -> Optimizer:
-    parts = [[local_part(p) for p in group["params"]] for group in groups]
-    kernels: Any = {"lr": optim.peak_lr, "fused": all(map(on_one_gpu, parts)) or None}
-    cut = any(is_cut(p) for group in groups for p in group["params"])
+    fused = all(on_one_gpu(group["params"]) for group in groups) or None
     match optim.kind:
         case "sgd":
-            kind = ShardedSGD if cut else SGD
-            sgd = kind(groups, momentum=optim.momentum, nesterov=optim.nesterov, **kernels)
+            sgd = SGD(
+                groups,
+                lr=optim.peak_lr,
+                momentum=optim.momentum,
+                nesterov=optim.nesterov,
+                fused=fused,
+            )
             return _with_own_kernels(sgd)
         case "adamw":
-            adamw = ShardedAdamW if cut else AdamW
-            return _with_own_kernels(adamw(groups, betas=optim.betas, **kernels))
+            adamw = AdamW(groups, lr=optim.peak_lr, betas=optim.betas, fused=fused)
+            return _with_own_kernels(adamw)
         case "lars":
             return LARS(
                 groups,
@@ -181,7 +182,7 @@ class _TowardsStart:
 
     def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
         self._start = {
-            parameter: local_part(parameter.detach()).clone()
+            parameter: parameter.detach().clone()
             for group in groups
             if group.get("l2_to_init")
             for parameter in group["params"]
@@ -197,8 +198,7 @@ class _TowardsStart:
             if not strength or not weights:
                 continue
             start = [self._start[p] for p in weights]
-            grads = [local_part(p.grad) for p in weights if p.grad is not None]
-            weights = [local_part(p) for p in weights]
+            grads = [p.grad for p in weights if p.grad is not None]
             away = torch._foreach_sub(weights, start)
             if isinstance(optimizer, AdamW):
                 torch._foreach_mul_(away, -strength * group["lr"])
@@ -233,7 +233,7 @@ def _with_own_kernels(optimizer: SGD | AdamW) -> Optimizer:
 def describe_groups(groups: Iterable[dict[str, Any]], model: nn.Module) -> str:
     """Describe each group in one line: its sizes and settings, its tensors of each kind."""
     kinds = {
-        parameter: f"{type(module).__name__.removeprefix('FSDP')}.{name}"
+        parameter: f"{type(module).__name__}.{name}"
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)
     }
@@ -253,19 +253,13 @@ def describe_groups(groups: Iterable[dict[str, Any]], model: nn.Module) -> str:
 
 
 def gradient_norm(optimizer: Optimizer, parameters: Iterable[Tensor]) -> Tensor:
-    """Compute the length () of the gradients of these parameters, which are the optimizer's.
-
-    Where they are cut over the ranks, that of all parts; collective then.
-    """
+    """Compute the length () of the gradients of these parameters, which are the optimizer's."""
     block = optimizer.gather_gradients() if isinstance(optimizer, LARS) else None
     if block is not None:
         norm: Tensor = torch.linalg.vector_norm(block)
         return norm
     grads = [p.grad for p in parameters if p.grad is not None]
-    if not grads or not is_cut(grads[0]):  # all are, or none
-        return nn.utils.get_total_norm(grads)
-    norm = nn.utils.get_total_norm([local_part(grad) for grad in grads])
-    return global_sum(norm.square()).sqrt()
+    return nn.utils.get_total_norm(grads)
 
 
 def clip_gradient(

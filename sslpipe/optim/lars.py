@@ -2,7 +2,6 @@
 
 import math
 import operator
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, repeat
 from typing import Any, overload
@@ -12,34 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sslpipe.distributed import global_sum, is_cut, local_part
 
-
-class ClosureStep(Optimizer):
-    """An optimizer that calls the closure, then moves the weights by its own `_update`."""
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update all groups; return the closure's loss, if there is a closure."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._update()
-        return loss
-
-    @abstractmethod
-    def _update(self) -> None:
-        """Move the weights of all groups, without a graph."""
-
-
-class LARS(ClosureStep):
+class LARS(Optimizer):
     """SGD with momentum whose step is scaled layer by layer to the layer's own length.
 
     For an adapted tensor w with gradient g: u = g + weight_decay w, ratio = trust_coefficient
@@ -84,6 +57,22 @@ class LARS(ClosureStep):
             if not value >= 0:
                 raise ValueError(f"{name} = {value} must be 0 or more")
         super().__init__(params, {**settings, "adapt": adapt})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update all groups; return the closure's loss, if there is a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update()
+        return loss
 
     def _update(self) -> None:
         block = self._gathered()
@@ -137,16 +126,12 @@ class LARS(ClosureStep):
             return
         velocity = self._velocities(weights)
         updates = [p.grad for p in weights if p.grad is not None]
-        if cut := is_cut(weights[0]):
-            weights, velocity, updates = (
-                [local_part(x) for x in each] for each in (weights, velocity, updates)
-            )
         if (scale := getattr(self, "grad_scale", None)) is not None:
             updates = list(torch._foreach_div(updates, scale))
         if group["weight_decay"]:
             updates = list(torch._foreach_add(updates, weights, alpha=group["weight_decay"]))
         if group["adapt"]:
-            ratios = _trust_ratios(group["trust_coefficient"], weights, updates, cut=cut)
+            ratios = _trust_ratios(group["trust_coefficient"], weights, updates)
             updates = list(torch._foreach_mul(updates, list(ratios.unbind())))
         if getattr(self, "found_inf", None) is None:
             torch._foreach_mul_(velocity, group["momentum"])
@@ -214,18 +199,14 @@ def _spans(groups: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], slice
 
 
 def on_one_gpu(tensors: Sequence[Tensor]) -> bool:
-    """Whether one CUDA kernel can take them all: of one dtype, whole on one GPU."""
+    """Whether one CUDA kernel can take them all: of one dtype, on one GPU."""
     kinds = {(tensor.device, tensor.dtype) for tensor in tensors}
-    return len(kinds) == 1 and tensors[0].is_cuda and not is_cut(tensors[0])
+    return len(kinds) == 1 and tensors[0].is_cuda
 
 
-def _trust_ratios(
-    coefficient: float, weights: list[Tensor], updates: list[Tensor], *, cut: bool
-) -> Tensor:
-    """(tensors,): coefficient |w| / |u|, 1 where either is 0; cut: of parts, then collective."""
+def _trust_ratios(coefficient: float, weights: list[Tensor], updates: list[Tensor]) -> Tensor:
+    """(tensors,): coefficient |w| / |u|, 1 where either is 0."""
     norms = torch.stack(torch._foreach_norm([*weights, *updates]))
-    if cut:
-        norms = global_sum(norms.square()).sqrt()
     lengths, strides = norms[: len(weights)], norms[len(weights) :]
     ratios = coefficient * lengths / strides
     return torch.where((lengths > 0) & (strides > 0), ratios, 1.0)

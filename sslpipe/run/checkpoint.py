@@ -39,7 +39,6 @@ from sslpipe.faults import fault
 from sslpipe.portable import full_disk, make_folder, sha256_of, sync, write_atomically
 from sslpipe.recipe.identity import differences, same_run
 from sslpipe.run.checkpoint_files import best_of, checkpoint_names, damage_of, read_state
-from sslpipe.run.fsdp import load_whole_state, whole_state
 
 MAX_FAILED_SAVES = 3  # in a row; then the run stops
 _TEMPORARY = ".tmp-"  # how folders begin that are not whole yet, or no more
@@ -96,8 +95,8 @@ class Checkpointer:
             CheckpointError: MAX_FAILED_SAVES failures in a row, or one that was `needed`.
         """
         problem: str | None = None
-        states = {name: whole_state(part) for name, part in parts.items()}  # all ranks
         if self.process.rank == 0:
+            states = {name: part.state_dict() for name, part in parts.items()}
             try:
                 self._write(step, states, metadata)
             except (OSError, RuntimeError, SafetensorError) as error:  # each says "full" its way
@@ -235,7 +234,7 @@ def load_parts(checkpoint: Path, parts: dict[str, Any]) -> int:
                 f"{checkpoint} holds no state of {name!r}: another version of sslpipe wrote it; "
                 "resume with that one, or begin in another --run-dir"
             )
-        load_whole_state(part, states[name])
+        part.load_state_dict(states[name])
     return int(read_state(checkpoint)["step"])
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from sslpipe.distributed import current_rank, local_part, to_device
+from sslpipe.distributed import current_rank, to_device
 from sslpipe.models.state import evaluating
 from sslpipe.models.sync_batchnorm import SyncBatchNorm
 from sslpipe.precision import to_float64, wide_dtype
@@ -68,7 +68,7 @@ def cached_backward(
     """
     model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
     images = sum(len(part) for part in rows)
-    buffers = [local_part(buffer) for buffer in model.buffers()]
+    buffers = list(model.buffers())
     before = [buffer.clone() for buffer in buffers]
     # from micro-batch order to the batch's, and where each micro-batch's rows are; on the device
     device = next(model.parameters()).device

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sslpipe.distributed import local_part
 from sslpipe.errors import UserError
 from sslpipe.optim import takes_found_inf
 from sslpipe.recipe.base import Optim
@@ -279,7 +278,6 @@ class _Memory:
 
     @torch.no_grad()
     def __init__(self, buffers: Sequence[Tensor], *, together: bool = True) -> None:
-        buffers = [local_part(buffer) for buffer in buffers]
         if together and _can_be_moved(buffers):
             buffers = [_moved_together(buffers)]
         rows: dict[torch.dtype, list[Tensor]] = {}

@@ -33,14 +33,13 @@ from sslpipe.random import hash_integers
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry.plugins import requested
-from sslpipe.run import fsdp
 from sslpipe.run.checkpoint_files import checkpoint_names, damage_of, read_state
 from sslpipe.run.launcher import launch_command, launched_processes, watch_launcher
 from sslpipe.run.records import read_description, write_description
 
 _COMPRESSION = {"none": DDPCommunicationHookType.NO, "bf16": DDPCommunicationHookType.BF16}
 _SHARDED = {  # what accelerate's launcher sets, and who would cut the model into parts
-    fsdp.VARIABLE: "FSDP",
+    "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
 }
@@ -51,11 +50,10 @@ def start_processes(recipe: RunRecipe) -> Rank:
     """Join the process group, if a launcher made one. Called once, before anything else.
 
     Raises:
-        UserError: See `join_processes`; or it asks for FSDP and the recipe for what that cannot do.
+        UserError: See `join_processes`.
     """
-    fsdp.check_recipe(recipe)
     cpu = training_device(recipe).type == "cpu"
-    return join_processes(cpu=cpu, timeout_s=recipe.run.timeout_s, sharded=True)
+    return join_processes(cpu=cpu, timeout_s=recipe.run.timeout_s)
 
 
 def training_device(recipe: RunRecipe) -> torch.device:
@@ -64,25 +62,22 @@ def training_device(recipe: RunRecipe) -> torch.device:
     return torch.device(pick_device(name, f"run.device = {name!r}"))
 
 
-def join_processes(*, cpu: bool, timeout_s: float, sharded: bool = False) -> Rank:
+def join_processes(*, cpu: bool, timeout_s: float) -> Rank:
     """Join the launcher's process group, if there is one, over gloo where `cpu`.
 
     Args:
         cpu: Whether to compute there.
         timeout_s: Of a collective, in seconds.
-        sharded: Whether the caller can do what FSDP asks for.
 
     Raises:
         UserError: The launcher's processes are not the ones accelerate sees, or it asks for a model
-            that is cut otherwise.
+            that is cut into parts.
     """
     for variable, name in _SHARDED.items():
-        asked = os.environ.get(variable, "").lower() == "true"
-        if asked and not (sharded and name == "FSDP"):  # on a CPU accelerate would ignore it
+        if os.environ.get(variable, "").lower() == "true":  # on a CPU accelerate would ignore it
             raise UserError(
                 f"{variable} = true: the launcher asks for {name}, but here every process holds "
-                "the whole model; use `distributed_type: MULTI_GPU` (launch/gpu8.yaml), or for "
-                "`sslpipe train` FSDP (launch/fsdp.yaml)"
+                "the whole model; use `distributed_type: MULTI_GPU` (launch/gpu8.yaml)"
             )
     keep_freed_memory()
     timeout = timedelta(seconds=timeout_s)
@@ -96,8 +91,7 @@ def join_processes(*, cpu: bool, timeout_s: float, sharded: bool = False) -> Ran
         watch_launcher()
     else:
         PartialState._reset_state()  # else a process's second run gets its first one's device
-    with fsdp.unknown_to_accelerate():
-        state = PartialState(cpu=cpu, **({"timeout": timeout} if launched > 1 else {}))
+    state = PartialState(cpu=cpu, **({"timeout": timeout} if launched > 1 else {}))
     if launched != state.num_processes:
         raise UserError(
             f"the launcher started WORLD_SIZE = {launched} processes, but accelerate joined "
@@ -110,7 +104,6 @@ def join_processes(*, cpu: bool, timeout_s: float, sharded: bool = False) -> Ran
 
 def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
     """Make the Accelerator over the group that start_processes joined. Raises: RecipeError."""
-    fsdp.check_precision(precision)
     check_precision(precision, PartialState().device.type)
     AcceleratorState._reset_state()  # else a process's second run gets its first one's precision
     ddp = DistributedDataParallelKwargs(
@@ -121,32 +114,25 @@ def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
         find_unused_parameters=recipe.tune.projector_first_steps > 0,
         comm_hook=_COMPRESSION[recipe.optim.gradient_compression],
     )
-    with fsdp.unknown_to_accelerate():
-        return Accelerator(
-            cpu=PartialState().device.type == "cpu",
-            mixed_precision=_ACCELERATE_NAME[precision],
-            kwargs_handlers=[ddp],
-        )
+    return Accelerator(
+        cpu=PartialState().device.type == "cpu",
+        mixed_precision=_ACCELERATE_NAME[precision],
+        kwargs_handlers=[ddp],
+    )
 
 
 def place(
     module: nn.Module, device: torch.device, dtype: torch.dtype, recipe: RunRecipe
 ) -> nn.Module:
-    """Return a model on the device: whole and channels_last, or this process's part of it."""
+    """Return a model on the device, in channels_last."""
     module = module.to(dtype=dtype)
     if recipe.batchnorm == "global":
         module = sync_batchnorm(module, current_rank().world_size)
-    if fsdp.is_asked_for():
-        bf16 = recipe.optim.gradient_compression == "bf16"
-        return fsdp.shard(module, device, sent_as=torch.bfloat16 if bf16 else None)
     return module.to(device).to(memory_format=torch.channels_last)
 
 
 def wrap(accelerator: Accelerator, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Any]:
     """Return the model wrapped for DDP where there are several processes, and the optimizer."""
-    if fsdp.is_asked_for():  # it exchanges gradients itself: this is accelerate's autocast alone
-        whole = accelerator.prepare_model(model, evaluation_mode=True)
-        return whole, accelerator.prepare(optimizer)
     with warnings.catch_warnings():  # torch 2.15 renames broadcast_buffers, accelerate not yet
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
         # never the data (it is cut by rank already), never the schedule (it would step W times)
@@ -200,7 +186,7 @@ def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: 
         crop_px: Side of the views.
 
     Returns:
-        Its name; '' under FSDP where `auto` has none yet, as timing takes the whole model.
+        Its name.
     """
     if recipe.optim.precision != "auto":
         return recipe.optim.precision
@@ -208,7 +194,7 @@ def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: 
     precision = ""
     if state.is_main_process:
         precision = stored_precision(run_dir)
-        if not precision and not fsdp.is_asked_for():
+        if not precision:
             print("precision = auto: a step is timed in half precision and in fp32", flush=True)
             rows = 2 * (recipe.data.micro_batch or recipe.data.batch_size) // state.num_processes
             channels: Any = cast(nn.Module, model.backbone).channels

@@ -18,7 +18,6 @@ from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.fsdp import is_asked_for
 from sslpipe.run.launch import training_device
 
 HOPELESS = 8  # times all memory and swap: no swapping and no smaller canvas saves such a run
@@ -115,7 +114,7 @@ def estimate_memory(
     optim = recipe.optim
     copies = {"adamw": 2, "lars": 1, "sgd": int(optim.momentum > 0)}[optim.kind]
     on_cuda = training_device(recipe).type == "cuda"
-    gathered = trained if optim.kind == "lars" and on_cuda and not is_asked_for() else 0
+    gathered = trained if optim.kind == "lars" and on_cuda else 0
     activations = max(0, small + (large - small) * (load.together - 2) // 2)
     element_bytes = next(encoder.parameters()).element_size()
     pixel_bytes = 1 if image_type.dtype == "uint8" else 4
@@ -181,9 +180,6 @@ def warn_of_memory(
     precision, world = recipe.optim.precision, process.world_size
     named = "fp32" if precision == "auto" else precision
     memory = estimate_memory(model, recipe, crop_px, named, world, **modules)
-    if is_asked_for():  # evaluations gather the weights
-        shares = {"gradients": memory.gradients // world, "optimizer": memory.optimizer // world}
-        memory = memory._replace(**shares)
     text = check_memory(memory, recipe, training_device(recipe), world)
     if text is not None and process.rank == 0:
         print(f"warning: {text}", file=sys.stderr, flush=True)

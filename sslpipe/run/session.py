@@ -36,7 +36,6 @@ from sslpipe.run.best import EMA, Best
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.checkpoint_files import describe_newest
 from sslpipe.run.console import run_console, say_last
-from sslpipe.run.fsdp import gathered
 from sslpipe.run.guard import Decision, StepGuard
 from sslpipe.run.health import Alarms, StartAlarm
 from sslpipe.run.launch import (
@@ -166,7 +165,7 @@ class Run:
         self.view_dtype = torch.bfloat16 if rounded else self.dtype
 
     def place(self, module: ModuleT) -> ModuleT:
-        """Return the model on the device, its BatchNorms over all processes; sharded under FSDP."""
+        """Return the model on the device, its BatchNorms over all processes."""
         return cast(ModuleT, place(module, self.device, self.dtype, self.recipe))
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Any]:
@@ -310,8 +309,7 @@ class Run:
         """Embed on all ranks, score on rank 0; the others get no numbers."""
         numbers: dict[str, float] = {}
         for prefix, backbone in self._backbones.items():
-            with gathered(backbone):
-                scores = self._score(backbone, *self._samples, **self._score_options)
+            scores = self._score(backbone, *self._samples, **self._score_options)
             numbers |= {f"{prefix}{name}": value for name, value in scores.items()}
         return numbers
 

@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -192,8 +191,6 @@ class Values(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # its own dispatch comes back with this rank's part
         if any(issubclass(each, FakeTensor) for each in types):
             return func(*args, **kwargs)  # by which that finds the result's shape
         name = func._schema.name
@@ -205,7 +202,7 @@ class Values(TorchDispatchMode):
             _stubs.fake_answer(length, 8)
         out = func(*args, **kwargs)
         _stubs.fake_answer(0, 0)
-        if func.is_view or not name.startswith(("aten::", "fsdp::")) or name in _WITHOUT_VALUES:
+        if func.is_view or not name.startswith("aten::") or name in _WITHOUT_VALUES:
             return out
         tensors = [x for x in tree_leaves((args, kwargs, out)) if _on_device(x)]
         if not tensors:

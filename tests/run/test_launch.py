@@ -31,13 +31,12 @@ from tests.helpers.runs import (
     assert_same_weights,
     command_line,
     python,
-    train_over,
     train_words,
     write_recipe,
 )
 
 LAUNCH = ROOT / "launch"
-PROCESSES = {"cpu2": 2, "cpu4": 4, "gpu1": 1, "gpu8": 8, "nodes": 16, "fsdp": 8}
+PROCESSES = {"cpu2": 2, "cpu4": 4, "gpu1": 1, "gpu8": 8, "nodes": 16}
 
 PROBE = """
 import json, sys
@@ -115,26 +114,11 @@ def test_the_launch_that_the_help_names_needs_no_file():
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "sharded"),
-    [("FSDP", False), *((name, can) for name in ("DEEPSPEED", "MEGATRON_LM") for can in (0, 1))],
-)
-def test_a_launch_that_would_cut_the_model_into_parts_is_refused(name, sharded, monkeypatch):
-    """FSDP where the command is none that trains; the others always."""
+@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED", "MEGATRON_LM"])
+def test_a_launch_that_would_cut_the_model_into_parts_is_refused(name, monkeypatch):
     monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
     with pytest.raises(UserError, match=rf"ACCELERATE_USE_{name} = true: .*launch/gpu8\.yaml"):
-        join_processes(cpu=True, timeout_s=10, sharded=bool(sharded))
-
-
-@pytest.mark.slow
-def test_fsdp_launched_on_a_cpu_shards_the_model_and_trains_the_weights_of_ddp(data, tmp_path):
-    """The launcher would have accelerate do it, which on a CPU does nothing and says nothing."""
-    changes = ("steps=2", "optim.precision=fp64", "run.device=cpu")
-    words = ("-m", "sslpipe", *train_words(tmp_path, data), *changes)
-    done = python(*launcher("fsdp", "--num_processes", "2"), *words, status=0)
-    assert "FSDP: each of 2 processes holds 5,320 of the 10,640 weights" in done.stdout
-    train_over(2, tmp_path / "tiny.toml", data, tmp_path / "ddp", *changes)
-    assert_same_weights(tmp_path / "ddp", tmp_path / "run", rtol=1e-9, atol=1e-11)
+        join_processes(cpu=True, timeout_s=10)
 
 
 def test_a_launched_finetuning_from_a_backbone_ends_with_the_weights_of_one_process(tmp_path):
@@ -181,7 +165,7 @@ def test_two_machines_become_one_group(tmp_path):
 def test_accelerate_reads_the_file_as_meant(path):
     config, name = load_config_from_file(str(path)), path.stem
     kind = DistributedType.MULTI_GPU if PROCESSES[name] > 1 else DistributedType.NO
-    assert config.distributed_type == (DistributedType.FSDP if name == "fsdp" else kind)
+    assert config.distributed_type == kind
     assert config.num_processes == PROCESSES[name]
     assert config.num_machines == (2 if name == "nodes" else 1)
     if PROCESSES[name] > 1 and name != "nodes":
@@ -199,7 +183,6 @@ FOUR = {"nproc_per_node": "8", "nnodes": "4", "node_rank": 3}
     [
         ("gpu8", "", {"nproc_per_node": "8"}),
         ("gpu8", "--num_processes 4", {"nproc_per_node": "4"}),
-        ("fsdp", "", {"nproc_per_node": "8", "fsdp_version": 2, "fsdp_offload_params": "false"}),
         ("nodes", "--machine_rank 1 --main_process_ip 10.0.0.1", NODES),
         ("nodes", "--num_machines 4 --num_processes 32 --machine_rank 3", FOUR),
     ],
@@ -207,7 +190,7 @@ FOUR = {"nproc_per_node": "8", "nnodes": "4", "node_rank": 3}
 def test_the_launcher_would_start_the_right_processes_on_gpus(name, flags, expected):
     """Accelerate's own parser and its own step from settings to torchrun's arguments."""
     arguments = would_start("--config_file", str(LAUNCH / f"{name}.yaml"), *flags.split())
-    assert arguments.use_fsdp if name == "fsdp" else arguments.multi_gpu
+    assert arguments.multi_gpu
     prepare_multi_gpu_env(arguments)
     assert {key: getattr(arguments, key) for key in expected} == expected
 
