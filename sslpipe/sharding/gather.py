@@ -11,11 +11,8 @@ was stopped, another machine, another program), its columns are read from it.
 import json
 import math
 import re
-import signal
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -37,7 +34,6 @@ _DIGITS = re.compile(r"[+-]?[0-9]+")
 _DATE = re.compile(r"\d{4}[-:]\d\d[-:]\d\d", re.ASCII)  # 20240501 may be anything
 _TYPES: dict[type, Kind] = {int: "integer", float: "float", datetime: "time"}
 
-PATTERN_S = 2  # CPU time that --name-pattern may take, and a millisecond for each name
 MOST_JSON_BYTES = 2**24  # of a member; what is larger is no description of an image
 
 
@@ -269,7 +265,7 @@ def columns_of_tars(
     with ThreadPoolExecutor(workers) as pool:
         for split, paths in shards.items() if readers else ():
             for path, (names, cells, keys) in zip(paths, pool.map(read, paths), strict=True):
-                matched = match_names(names, options.name_pattern)  # here: see _time_limit
+                matched = match_names(names, options.name_pattern)
                 told = [f"{path.name} {name}" for name in names]
                 for field, reader in readers.items():
                     reader.add(split, matched[field] if field in matched else cells[field], told)
@@ -288,21 +284,11 @@ def match_names(
 ) -> dict[str, list[str | None]]:
     """Match whole names; returns the named groups' texts, None where a group took no part.
 
-    Raises: DataError for a name without a match, or more CPU time than PATTERN_S and 1 ms each.
+    Raises: DataError for a name without a match.
     """
     if pattern is None:
         return {}
-    matches: list[re.Match[str] | None] = []
-    try:
-        with _time_limit(PATTERN_S + 0.001 * len(names)):
-            for name in names:
-                matches.append(pattern.fullmatch(name))
-    except TimeoutError as error:
-        raise DataError(
-            f"--name-pattern {pattern.pattern!r} takes too long: stopped at "
-            f"{names[len(matches)]!r}, with {len(matches):,} of {len(names):,} names matched; "
-            "avoid a repeat inside a repeat, as in (a+)+: write [^/]+ for a part between slashes"
-        ) from error
+    matches = [pattern.fullmatch(name) for name in names]
     failed = [name for name, match in zip(names, matches, strict=True) if match is None]
     if failed:
         raise DataError(
@@ -311,25 +297,6 @@ def match_names(
             "lets others pass without values"
         )
     return {name: [match[name] for match in matches if match] for name in pattern.groupindex}
-
-
-@contextmanager
-def _time_limit(cpu_s: float) -> Iterator[None]:
-    """Raise TimeoutError after so much CPU time: in the main thread, where `re` heeds signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 def parse_pattern(text: str) -> re.Pattern[str]:

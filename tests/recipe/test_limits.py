@@ -79,15 +79,12 @@ def test_a_run_that_recorded_momentum_settings_of_before_without_using_them_load
 @pytest.mark.parametrize(
     "override",
     [
-        "a" + ".a" * 100_000 + "=1",
         "loss.x=" + "[" * 50_000,
-        "loss.x=" + "[" * 100 + "]" * 100,
-        "loss.x={" + "a." * 50_000 + "a=1}",
         "loss.x=[" + "1," * 200_000 + "1]",
         "=1",
         "\n=1",
     ],
-    ids=range(7),
+    ids=range(4),
 )
 def test_an_override_that_is_too_long_or_too_deep_is_refused_at_once(tmp_path, override):
     assert "override" in refused(tmp_path, override)
@@ -96,14 +93,12 @@ def test_an_override_that_is_too_long_or_too_deep_is_refused_at_once(tmp_path, o
 @pytest.mark.parametrize(
     "text",
     [
-        "a" + ".a" * 100_000 + " = 1",
-        '"a"' + " . 'b'" * 20_000 + " = 1",
         "x = " + "[" * 50_000,
         "a = 1\n" * 10,
         "# " + "x" * 2**20,
         "\x00",
     ],
-    ids=range(6),
+    ids=range(4),
 )
 def test_a_file_that_is_too_large_or_too_deep_is_refused_at_once(tmp_path, text):
     assert "tiny.toml" in refused(tmp_path, text=text)
