@@ -37,8 +37,8 @@ HOMES = {
     "typer": ("__main__", "cli"),
     "timm": ("models", "export", "weights"),
     "torchvision": ("models", "data", "augment", "export", "sharding", "run", "weights"),
-    "onnx": ("export", "weights"),
-    "onnxruntime": ("export", "weights"),
+    "onnx": ("export",),
+    "onnxruntime": ("export",),
     "huggingface_hub": ("export", "weights"),
     "wandb": (),  # through accelerate
     "pytorch_metric_learning": ("metric_learning",),

@@ -26,7 +26,7 @@ app = new_app()
     "file)",
 )
 def main(
-    model: Annotated[Path, opt.argument(f"A run directory, {opt.SOURCES}, or model.onnx.")],
+    model: Annotated[Path, opt.argument(f"A run directory, {opt.SOURCES}.")],
     data: opt.Data,
     out: Annotated[Path, opt.option()],
     split: list[str] = ["test"],  # noqa: B006 (typer copies it)

@@ -37,18 +37,16 @@ def export(
 ) -> None:
     """Export the backbone; each format is verified in a clean process.
 
-    That process loads the format with its own library and compares the features. onnx-float16 and
-    onnx-int8 are verified by search: as in float32, which image is the nearest of each?
+    That process loads the format with its own library and compares the features. onnx-int8 is
+    verified by search: as in float32, which image is the nearest of each?
 
     Args:
         out: The folder to write.
         format: safetensors, torchvision, timm, onnx, pt2 or hf, separated by commas; or all: every
-            format that can hold this backbone. Repeatable. onnx-float16 and onnx-int8 are named one
-            by one.
+            format that can hold this backbone, but onnx-int8, which is named itself. Repeatable.
         preprocessing: Beside each ONNX file, write one that takes uint8 pixels of any size: it
             resizes, crops and normalises them.
-        data: For onnx-float16 and onnx-int8: the dataset.json of the images that calibrate and
-            verify them.
+        data: For onnx-int8: the dataset.json of the images that calibrate and verify it.
         split: Its split, which training has not seen.
         least_equal: Share of these images whose nearest image must be the same as in float32.
         with_projector: Write the projector, too.

@@ -31,7 +31,7 @@ SAME = 1 - 1e-6  # the cosine of an image with itself, in batches of other sizes
 FLATTENED = "flattened"  # in a gallery's metadata: how, in words
 
 GalleryFile = Annotated[Path, argument("The gallery's file.", show_default=False)]
-Model = Annotated[Path, option(f"A run directory, {SOURCES}, or model.onnx.")]
+Model = Annotated[Path, option(f"A run directory, {SOURCES}.")]
 Flatten = Annotated[
     bool | None,
     option(

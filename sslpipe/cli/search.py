@@ -24,9 +24,7 @@ app = new_app()
 def search(
     features: str,
     images: list[Path],
-    model: Annotated[
-        Path, opt.option(f"What made the features: a run, {opt.SOURCES}, or model.onnx.")
-    ],
+    model: Annotated[Path, opt.option(f"What made the features: a run, {opt.SOURCES}.")],
     data: Annotated[
         list[str],
         opt.option("The data set of the features, of all files, or one --data a file.", "--data"),

@@ -249,7 +249,7 @@ def _table(facts: dict[str, Any], key: str) -> dict[str, Any]:
 def short_name(source: str, taken: Collection[str]) -> str:
     """Make a readable name of a source's last part, and of more of it while that one is taken."""
     parts = [part for part in re.split(r"[:/\\]+", source) if part.strip(".")] or ["other"]
-    suffix = r"\.(safetensors|pth|pt|bin|onnx|tar)(?=(@\d+)?$)"
+    suffix = r"\.(safetensors|pth|pt|bin|tar)(?=(@\d+)?$)"
     parts[-1] = re.sub(suffix, "", parts[-1]) or parts[-1]
     parts = [re.sub(r"[^\w.+-]+", "-", part) for part in parts]
     tries = ["-".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]

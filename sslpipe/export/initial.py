@@ -20,7 +20,7 @@ from sslpipe.errors import RecipeError, UserError, WeightsError
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, freeze, load_backbone, normalisation
 from sslpipe.export.model_card import sha256_sums
-from sslpipe.models.backbones import JOIN, ONNX, RGB_CHANNELS, Backbone, build_backbone
+from sslpipe.models.backbones import JOIN, RGB_CHANNELS, Backbone, build_backbone
 from sslpipe.models.channels import adapt_kernels, first_convolution
 from sslpipe.models.pooling import is_pooling
 from sslpipe.recipe import FinetuneRecipe, Recipe
@@ -153,7 +153,7 @@ def fit_channels(
     Raises:
         UserError: The weights are for other channels than RGB, which are not the data's.
     """
-    if init_from is None or index is None or init_from.config.backbone.kind in (JOIN, ONNX):
+    if init_from is None or index is None or init_from.config.backbone.kind == JOIN:
         return init_from
     image_type, seen = index.image_type, init_from.backbone.channels
     backbone, component = init_from.backbone, init_from.config.backbone

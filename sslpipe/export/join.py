@@ -1,6 +1,5 @@
 """Several backbones side by side as one, and one backbone for images of another size."""
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -8,7 +7,7 @@ import torch
 from sslpipe.augment.eval_view import EvalView, JoinedView
 from sslpipe.errors import UserError
 from sslpipe.export.model import FrozenBackbone, freeze
-from sslpipe.models.backbones import JOIN, ONNX, JoinedBackbone, build_backbone
+from sslpipe.models.backbones import JOIN, JoinedBackbone, build_backbone
 from sslpipe.models.limits import check_side, within_memory
 from sslpipe.recipe.base import Component
 from sslpipe.weights.fit import fit_tensors
@@ -59,12 +58,7 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
     name = " + ".join(f"{model.name} {model.view.crop_px} px" for model in models)
     whole = views[0] if len(views) == 1 else JoinedView(views)
     facts = {"name": name, "init": init}
-    joined = freeze(backbone, component, whole, facts, image=models[0].config.image)
-    if any(each.config.backbone.kind == ONNX for each in networks):  # it has no tensors to hash
-        together = " ".join(each.config.weights_sha256 for each in networks)
-        sha256 = hashlib.sha256(together.encode()).hexdigest()
-        joined.update_config(weights_sha256=sha256)
-    return joined
+    return freeze(backbone, component, whole, facts, image=models[0].config.image)
 
 
 @torch.no_grad()

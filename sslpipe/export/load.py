@@ -101,11 +101,8 @@ def load_backbone(
     else:
         px = crop_px if parsed.px is None else parsed.px
         backbone, component, view, report = read_weights(parsed, component, px)
-        is_onnx = parsed.scheme == "onnx"
-        name = parsed.path.stem if is_onnx else component.kind.rpartition("/")[2]
+        name = component.kind.rpartition("/")[2]
         model = freeze(backbone, component, view, {"name": name, "init": report})
-        if is_onnx:  # the module has no tensors
-            model.update_config(weights_sha256=report["sha256"])
     if with_projector and model.projector is None:
         raise ExportError(f"{source} has no projector to export")
     if with_projector is False:

@@ -1,11 +1,10 @@
-"""ONNX files of a backbone: in float32, in lower precision, and with preprocessing inside.
+"""ONNX files of a backbone: in float32, in int8, and with preprocessing inside.
 
-Those of lower precision are proved by what search needs, the same nearest images: some images of a
-split calibrate the int8 file, and others are searched among each other by the features of the file
-and by those in float32. With preprocessing inside, a file takes uint8 pixels of any size.
+The int8 file is proved by what search needs, the same nearest images: some images of a split
+calibrate it, and others are searched among each other by its features and by those in float32.
+With preprocessing inside, a file takes uint8 pixels of any size.
 """
 
-import copy
 import importlib.util
 import json
 import warnings
@@ -34,7 +33,8 @@ OPSET = 20
 MOST_BYTES = 2**31 - 2**20  # protobuf's limit of one message, with room for the graph
 TRACED_IMAGES = 2  # neither 1 nor the sizes that the proof uses: the batch size must stay free
 
-LOWER = {"onnx-float16": "model.float16.onnx", "onnx-int8": "model.int8.onnx"}  # format -> file
+INT8 = "onnx-int8"  # the format
+INT8_FILE = "model.int8.onnx"
 LEAST_EQUAL = 0.95  # share of images whose nearest image must be the same
 TOP = 10  # neighbours that are also compared
 CALIBRATION_IMAGES, PROOF_IMAGES = 256, 2000
@@ -42,7 +42,7 @@ LEAST_IMAGES = 50  # of a split: fewer prove nothing
 BATCH_IMAGES = 32
 
 TOLERANCE = 5e-4  # largest difference of two normalised pixels; one of 255 levels is 1 / (255 std)
-FEATURE_TOLERANCE = 0.01  # of the largest feature: layers are fused otherwise, in float16, too
+FEATURE_TOLERANCE = 0.01  # of the largest feature: layers are fused otherwise
 # (height, width) of the proof, in shares of the resized side: both directions, both ratios
 _PROOF_SIDES = ((1, 1), (0.6, 0.8), (2.3, 1.7), (1.1, 3.1), (5.05, 4.95))
 
@@ -132,7 +132,7 @@ def _state(proto: Any, **more: str) -> None:
 
 
 def onnx_usage(file: str, found: "Agreement | None" = None) -> str:
-    """Say in Python how an ONNX file is loaded, and how one of lower precision was proved."""
+    """Return the lines of Python that load an ONNX file, and how an int8 one was proved."""
     code = USAGE["onnx"].strip().replace("model.onnx", file)
     if file.endswith(".pixels.onnx"):
         code = code.partition("  #")[0].replace("images", "pixels")
@@ -140,7 +140,7 @@ def onnx_usage(file: str, found: "Agreement | None" = None) -> str:
     return f"# {found}\n{code}\n"
 
 
-# lower precision
+# int8
 
 
 @dataclass(frozen=True)
@@ -171,22 +171,10 @@ def agreement(expected: Tensor, actual: Tensor, data: str = "", split: str = "")
     return Agreement(float(first), float(ten), len(ids), data, split)
 
 
-class _Half(nn.Module):
-    """A backbone in float16 whose images and features are float32."""
+class Int8:
+    """Write the int8 file of a backbone in float32 on the CPU; files in between go to `scratch`.
 
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__()
-        self.backbone = copy.deepcopy(backbone).half()
-
-    def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.backbone(images.half()).float()
-        return features
-
-
-class LowerFormats:
-    """Write formats of LOWER of a backbone in float32 on the CPU; files in between go to `scratch`.
-
-    Images of a split, at least LEAST_IMAGES that training has not seen, calibrate them, and prove
+    Images of a split, at least LEAST_IMAGES that training has not seen, calibrate it, and prove
     that a share `least` of first neighbours is the same. Raises: ExportError for too few.
     """
 
@@ -195,8 +183,8 @@ class LowerFormats:
     ) -> None:
         if len(split) < LEAST_IMAGES:
             raise ExportError(
-                f"split {split.name!r} of {data} has {len(split)} images, and a format of lower "
-                f"precision is proved with {LEAST_IMAGES} or more; name another one"
+                f"split {split.name!r} of {data} has {len(split)} images, and {INT8} is "
+                f"proved with {LEAST_IMAGES} or more; name another one"
             )
         matched, (split,) = model.matched(split)
         self._view = matched.view  # which allows for the range of these images
@@ -212,22 +200,21 @@ class LowerFormats:
     def _features(self, network: nn.Module) -> Tensor:
         return embed(network, self._view, self._split, ids=self._proof, **self._reading).features
 
-    def write(self, name: str, folder: Path) -> tuple[Path, Agreement]:
-        """Write one of LOWER into a folder. Raises: ExportError where neighbours are others."""
-        path = folder / LOWER[name]
-        half = _Half(self._model.backbone) if name == "onnx-float16" else None
-        graph = self._int8() if half is None else onnx_graph(self._model, half)
+    def write(self, folder: Path) -> tuple[Path, Agreement]:
+        """Write the file into a folder. Raises: ExportError where neighbours are others."""
+        path = folder / INT8_FILE
+        graph = self._quantised()
         actual = self._features(OnnxSession(save_onnx(graph, path)))
         found = agreement(self._expected, actual, self._data, self._split.name)
         if not found.first >= self._least:
             raise ExportError(
-                f"format {name}: {found}; {self._least:.1%} are wanted, and nothing was written; "
+                f"format {INT8}: {found}; {self._least:.1%} are wanted, and nothing was written; "
                 f"--least-equal {found.first:.3f} would accept it"
             )
         _state(graph, agreement=json.dumps(asdict(found)))
         return save_onnx(graph, path), found
 
-    def _int8(self) -> Any:
+    def _quantised(self) -> Any:
         """Quantise: activations to uint8, weights to int8 of 7 bits, a scale each channel.
 
         Products of 8-bit weights can overflow on processors without VNNI; those of 7 bits cannot,

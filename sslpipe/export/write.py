@@ -10,8 +10,7 @@ Layout of a folder that `export_backbone` writes (a format that was not requeste
     torchvision/NAME.safetensors    format "torchvision": a state dict without the head
     timm/                 format "timm": for timm.create_model("local-dir:...")
     model.onnx            format "onnx": normalised images -> features, any batch size
-    model.float16.onnx    format "onnx-float16": the same in float16, proved by its `Agreement`
-    model.int8.onnx       format "onnx-int8": the same in 8 bits, too
+    model.int8.onnx       format "onnx-int8": the same in 8 bits, proved by its `Agreement`
     model*.pixels.onnx    beside each of these, where requested: uint8 pixels -> features
     model.pt2             format "pt2": the same as a program of torch.export
     hf/                   format "hf": a repository for the Hugging Face Hub, with its model card
@@ -32,16 +31,16 @@ from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, Weights, load_run
 from sslpipe.export.model_card import USAGE, model_card, sha256_sums
 from sslpipe.export.onnx_files import (
+    INT8,
+    INT8_FILE,
     LEAST_EQUAL,
-    LOWER,
     Agreement,
-    LowerFormats,
+    Int8,
     check_front,
     onnx_usage,
     with_preprocessing,
 )
 from sslpipe.export.verify import TOLERANCE, outputs, read_outputs, relative_difference
-from sslpipe.models.backbones import ONNX
 from sslpipe.portable import full_disk
 
 PROOF_IMAGES = 4  # of noise, that a reloaded backbone is compared on, 1 and then 3
@@ -96,13 +95,13 @@ def export_model(
     Args:
         model: The backbone; it stays as it is.
         out: The folder to write.
-        formats: Names of FORMATS or LOWER; "all": those of FORMATS that can hold this backbone.
+        formats: Names of FORMATS, or INT8; "all": those of FORMATS that can hold this backbone.
         overwrite: Replace a folder that is there.
         say: Called with what comes next.
         preprocessing: Beside each ONNX file, write one that takes pixels of any size.
-        images: Split, and the name of its data set, that formats of LOWER are proved with.
+        images: Split, and the name of its data set, that INT8 is proved with.
         least_equal: Share of these whose nearest image must be the same as in float32.
-        found: Called with the name and the agreement of each format of LOWER.
+        found: Called with the name and the agreement of INT8.
 
     Returns:
         Format -> where it lies.
@@ -113,10 +112,9 @@ def export_model(
     """
     out = Path(out)
     formats = _possible_formats(model, formats)
-    lower = [name for name in formats if name in LOWER]
-    if lower and images is None:
+    if INT8 in formats and images is None:
         raise ExportError(
-            f"format {lower[0]} is proved with images: name a data set and a split that training "
+            f"format {INT8} is proved with images: name a data set and a split that training "
             "has not seen (--data, --split)"
         )
     if preprocessing:
@@ -130,15 +128,14 @@ def export_model(
         folder.mkdir()
         noise, expected = _proof(model)
         written, usages = {}, {}
-        if lower and images is not None:
-            say("embed images in float32")
-            lowered = LowerFormats(model, *images, least_equal, scratch)
-        for name in lower:
-            say(f"write {name}, and search with it")
-            written[name], agreement = lowered.write(name, folder)
-            usages[name] = onnx_usage(LOWER[name], agreement)
-            found(name, agreement)
-        formats = [name for name in formats if name not in LOWER]
+        if INT8 in formats and images is not None:
+            split, data = images
+            say(f"write {INT8}, and search with it")
+            int8 = Int8(model, split=split, data=data, least=least_equal, scratch=scratch)
+            written[INT8], agreement = int8.write(folder)
+            usages[INT8] = onnx_usage(INT8_FILE, agreement)
+            found(INT8, agreement)
+        formats = [name for name in formats if name != INT8]
         for number, name in enumerate(formats, 1):
             say(f"write {name}, {number} of {len(formats)}")
             written[name] = FORMATS[name].write(model, folder)
@@ -187,23 +184,17 @@ def refusals(model: FrozenBackbone) -> dict[str, str]:
 
 def _possible_formats(model: FrozenBackbone, formats: Sequence[str]) -> list[str]:
     """Resolve "all" and repeats. Raises ExportError where a format is not possible."""
-    networks = [model.config.backbone.kind]
-    networks += [each["kind"] for each in model.config.backbone.arguments.get("networks", ())]
-    if ONNX in networks:
-        raise ExportError(
-            "an ONNX file has no weights to export; name the weights that it was made from"
-        )
     if model.whitening is not None:
         raise ExportError(
             "a whitened export is not exported on: export what it was made from, then whiten that"
         )
-    names = (*FORMATS, *LOWER)
+    names = (*FORMATS, INT8)
     known = f"known: {', '.join(names)}, all"
     if not formats:
         raise ExportError(f"no format is named; {known}")
     refused = refusals(model)
     if "onnx" in refused:
-        refused |= dict.fromkeys(LOWER, refused["onnx"])
+        refused[INT8] = refused["onnx"]
     possible = [name for name in FORMATS if name not in refused]
     for name in formats:
         if name not in (*names, "all"):

@@ -19,7 +19,6 @@ from sslpipe.models.pooling import POOLS, set_pool
 from sslpipe.recipe.base import Component, Positive
 from sslpipe.registry import Table, build, typed
 
-ONNX = "onnx"  # the kind of a backbone that is a program in a file; see weights.onnx_file
 JOIN = "join"  # the kind of several backbones side by side; see export.join
 MOST_PARTS = 16  # of a join
 RGB_CHANNELS = 3
@@ -130,11 +129,6 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     Raises:
         RecipeError: a kind, an architecture or an argument that does not exist.
     """
-    if component.kind == ONNX:
-        raise RecipeError(
-            "an ONNX file can be embedded with and compared with; it cannot be trained or built "
-            "anew: name the weights that it was made from"
-        )
     if component.kind == JOIN:
         return build_joined(component.arguments)
     arguments = component.arguments

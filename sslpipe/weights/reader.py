@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import UserError, WeightsError, did_you_mean, one_line, shown
-from sslpipe.models.backbones import ONNX, RGB_CHANNELS, Backbone, build_backbone
+from sslpipe.models.backbones import RGB_CHANNELS, Backbone, build_backbone
 from sslpipe.models.channels import first_convolution
 from sslpipe.models.limits import TooLarge, within_memory
 from sslpipe.recipe.base import Component
@@ -18,7 +18,6 @@ from sslpipe.weights.files import read_tree
 from sslpipe.weights.fit import Report, candidates, check_tensors, fit_tensors
 from sslpipe.weights.huggingface import MOST, transformers_encoder, transformers_view
 from sslpipe.weights.layouts import Encoder, find_encoder
-from sslpipe.weights.onnx_file import read_onnx
 from sslpipe.weights.source import Source
 from sslpipe.weights.views import timm_view, torchvision_view, unknown_view
 
@@ -36,7 +35,7 @@ _SAME = 1e-5  # features of two networks differ by less, relative to the largest
 def read_weights(
     source: Source, component: Component | None, crop_px: int | None
 ) -> tuple[Backbone, Component, EvalView, Report]:
-    """Read a file or folder of another program, of the scheme "path" or "onnx".
+    """Read a file or folder of another program, of the scheme "path".
 
     Args:
         source: It.
@@ -50,16 +49,8 @@ def read_weights(
 
     Raises:
         WeightsError: It cannot be read, or less than the whole backbone fits.
-        RecipeError: A recipe is to train an ONNX file.
     """
     what = source.text
-    if source.scheme == "onnx":
-        if component is not None:
-            build_backbone(Component(kind=ONNX), crop_px=1)  # says that it cannot be trained
-        backbone, view, sha256, notes = read_onnx(source.path, what, crop_px)
-        none: Report = {"loaded": 0, "missing": [], "unexpected": [], "resized": []}
-        report = {"source": what, "format": "ONNX", "sha256": sha256, **none, "notes": notes}
-        return backbone, Component(kind=ONNX), view, report
     # the tensors of one encoder, and its architecture
     tree, sha256 = read_tree(source.path)
     config = _read_object(source.path, "config.json")

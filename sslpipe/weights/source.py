@@ -14,7 +14,7 @@ from typing import Literal
 from sslpipe.errors import WeightsError, did_you_mean, one_line
 from sslpipe.run.records import parse_object
 
-Scheme = Literal["sslpipe", "path", "onnx", "timm", "torchvision", "hf-hub", "join"]
+Scheme = Literal["sslpipe", "path", "timm", "torchvision", "hf-hub", "join"]
 HUBS = ("timm", "torchvision", "hf-hub")  # need a network, or what was downloaded before
 
 # weights of a folder, the first that is there; then the only file of these kinds
@@ -37,8 +37,8 @@ _SIZED = re.compile(r"(.+)@([0-9]{1,5})", re.DOTALL)
 _NAMED = re.compile(r"([A-Za-z][\w.-]*(?:/[\w.-]+)?)@(.+)", re.DOTALL)
 EXPECTED = (
     "an export or a run, a folder or file of weights, KIND@FILE as in "
-    "timm/vit_small_patch16_224@weights.pth, model.onnx, or, with a network, timm:NAME, "
-    "torchvision:NAME, hf-hub:OWNER/NAME; SOURCE@PX sets the size, A+B joins two"
+    "timm/vit_small_patch16_224@weights.pth, or, with a network, timm:NAME, torchvision:NAME, "
+    "hf-hub:OWNER/NAME; SOURCE@PX sets the size, A+B joins two"
 )
 
 
@@ -103,9 +103,12 @@ def parse_source(text: str | Path) -> Source:
     check_file(path)
     if path.name == INDEX or (path.suffix == ".tar" and (path.parent / INDEX).is_file()):
         raise WeightsError(_of_images(path, "is of a data set of shards"))
-    if path.suffix == ".onnx" and kind is not None:
-        raise WeightsError(f"{text}: an ONNX file is its own network; write {path}")
-    return Source(text, "onnx" if path.suffix == ".onnx" else "path", path, kind)
+    if path.suffix == ".onnx":
+        raise WeightsError(
+            f"{path} is an ONNX file, a program without named tensors; name the export or the "
+            "weights that it was made from"
+        )
+    return Source(text, "path", path, kind)
 
 
 def check_file(path: Path, most_bytes: int | None = None) -> None:

@@ -11,11 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import onnx
 import timm
 import torch
 import torchvision
-from onnx import TensorProto, helper
 from safetensors.torch import save_file
 
 Writer = Callable[[Path], Path | str]
@@ -46,7 +44,7 @@ def _special(path: Path, kind: str) -> Path:
     return path
 
 
-for _name in ("a.pth", "a.safetensors", "a.onnx"):
+for _name in ("a.pth", "a.safetensors"):
     for _kind in ("FIFO", "link to a FIFO", "link to /dev/zero"):
         hostile(f"{_kind} {_name}", _name, _kind)(
             lambda folder, name, kind: _special(folder / name, kind)
@@ -195,138 +193,3 @@ for _stated in (
     *({"architecture": name} for name in (["resnet18"], "resnet81", 18)),
 ):
     hostile(f"timm {json.dumps(_stated)[:90]}", _stated)(_timm)
-
-
-# --- ONNX
-
-
-def onnx_model(nodes: list[Any], inputs: Any = None, outputs: Any = None, **graph: Any) -> Any:
-    """Make a model; by default float images of a free size -> floats."""
-    inputs = inputs or [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 3, "h", "w"])]
-    outputs = outputs or [helper.make_tensor_value_info("features", TensorProto.FLOAT, None)]
-    made = helper.make_graph(nodes, "g", inputs, outputs, **graph)
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-
-
-def _node(words: str, out: str = "features", **attributes: Any) -> Any:
-    """Make a node: its kind and inputs in words."""
-    kind, *inputs = words.split()
-    return helper.make_node(kind, inputs, [out], **attributes)
-
-
-def _pooled(out: str = "features") -> Any:
-    return _node("ReduceMean x axes", out, keepdims=0)
-
-
-def _integers_named(**numbers: list[int]) -> list[Any]:
-    return [helper.make_tensor(k, TensorProto.INT64, [len(v)], v) for k, v in numbers.items()]
-
-
-def _axes() -> list[Any]:
-    return _integers_named(axes=[2, 3])
-
-
-def pooling(side: Any = "h", batch: Any = "b", **metadata: str) -> Any:
-    """Make a sane model: each channel's mean. A side, a batch and metadata as wanted."""
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, side, side])]
-    model = onnx_model([_pooled()], inputs, initializer=_axes())
-    helper.set_model_props(model, metadata)
-    return model
-
-
-def _write(folder: Path, model: Any) -> Path:
-    onnx.save(model, folder / "a.onnx")
-    return folder / "a.onnx"
-
-
-def _made(nodes: list[Any], kind: int = TensorProto.FLOAT, **initial: list[int]) -> Any:
-    """Make a model of these nodes and named integers, whose output is of a kind."""
-    outputs = [helper.make_tensor_value_info("features", kind, None)]
-    return onnx_model(nodes, outputs=outputs, initializer=_integers_named(**initial))
-
-
-def _text() -> Any:
-    value = helper.make_tensor("t", TensorProto.STRING, [1], [b"hello"])
-    outputs = [helper.make_tensor_value_info("features", TensorProto.STRING, [1])]
-    return onnx_model([_node("Identity t")], outputs=outputs, initializer=[value])
-
-
-def _sequence() -> Any:
-    element = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
-    output = helper.make_value_info("features", helper.make_sequence_type_proto(element))
-    return onnx_model([_node("SequenceConstruct x")], outputs=[output])
-
-
-AXES = {"axes": [2, 3]}
-VIEW = {"crop_px": "64", "resize_px": "64", "mean": "[0, 0, 0]", "std": "[1, 1, 1]"}
-LARGE = [_node("ConstantOfShape s", "c"), _node("ReduceSum c", "d", keepdims=0), _node("Add y d")]
-for _name, _model in {
-    "batch 0": lambda: pooling(batch=0),
-    "batch -1": lambda: pooling(batch=-1),
-    "batch 1e9": lambda: pooling(batch=10**9),
-    "side 50,000": lambda: pooling(side=50_000),
-    "side 0": lambda: pooling(side=0),
-    "metadata [[[": lambda: pooling(**{**VIEW, "mean": "[" * 100_000}),
-    "metadata crop_px 30000": lambda: pooling(**{**VIEW, "crop_px": "30000", "resize_px": "30000"}),
-    "metadata crop_px true": lambda: pooling(**{**VIEW, "crop_px": "true"}),
-    "metadata crop_px 1e400": lambda: pooling(**{**VIEW, "crop_px": "1e400"}),
-    "metadata crop_px list": lambda: pooling(**{**VIEW, "crop_px": "[64]"}),
-    "metadata unlike the graph": lambda: pooling(side=32, **VIEW),
-    "text output": _text,
-    "sequence output": _sequence,
-    "integers": lambda: _made(
-        [_pooled("y"), _node("Cast y", to=TensorProto.INT64)], TensorProto.INT64, **AXES
-    ),
-    "0 features": lambda: _made(
-        [_pooled("y"), _node("Slice y start end along")], start=[0], end=[0], along=[1], **AXES
-    ),
-    "6 GB on the way": lambda: _made([_pooled("y"), *LARGE], s=[2**15, 3, 2**14], **AXES),
-    "one row whatever the batch": lambda: _made([_node("ConstantOfShape s")], s=[4, 8]),
-    "ConstantOfShape 2^40": lambda: _made([_node("ConstantOfShape s")], s=[1, 2**40]),
-    "ConstantOfShape 6 GB": lambda: _made([_node("ConstantOfShape s")], s=[1, 3 * 2**29]),
-    "ConstantOfShape -1": lambda: _made([_node("ConstantOfShape s")], s=[1, -1]),
-}.items():
-    hostile(f"ONNX {_name}")(lambda folder, model=_model: _write(folder, model()))
-
-
-@hostile("ONNX loop of 2^60", False)
-@hostile("ONNX loop of 2^60 inside of an If", True)
-def _loop(folder: Path, inside: bool) -> Path:
-    info, kinds = helper.make_tensor_value_info, TensorProto
-    body = helper.make_graph(
-        [_node("Identity go", "on"), _node("Add v v", "w")],
-        "body",
-        [info("i", kinds.INT64, []), info("go", kinds.BOOL, []), info("v", kinds.FLOAT, None)],
-        [info("on", kinds.BOOL, []), info("w", kinds.FLOAT, None)],
-    )
-    initial = [
-        helper.make_tensor("n", TensorProto.INT64, [], [2**60]),
-        helper.make_tensor("yes", TensorProto.BOOL, [], [True]),
-        *_axes(),
-    ]
-    loop = _node("Loop n yes y", body=body)
-    if inside:
-        out = [info("features", kinds.FLOAT, None)]
-        branch = helper.make_graph([loop], "branch", [], out)
-        loop = _node("If yes", then_branch=branch, else_branch=branch)
-    return _write(folder, onnx_model([_pooled("y"), loop], initializer=initial))
-
-
-@hostile("ONNX external data outside", "../secret")
-@hostile("ONNX external data absolute", "/etc/passwd")
-@hostile("ONNX external data missing", "missing.bin")
-@hostile("ONNX external data a FIFO", "pipe")
-@hostile("ONNX external data /dev/zero", "zero")
-@hostile("ONNX external data too short", "short")
-def _external(folder: Path, location: str) -> Path:
-    os.mkfifo(folder / "pipe")
-    (folder / "zero").symlink_to("/dev/zero")
-    (folder / "short").write_bytes(b"12345678")
-    model = pooling()
-    axes = model.graph.initializer[0]
-    axes.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(axes), axes.name))
-    onnx.external_data_helper.set_external_data(axes, location, offset=0, length=16)
-    axes.raw_data = b""
-    axes.data_location = TensorProto.EXTERNAL
-    (folder / "a.onnx").write_bytes(model.SerializeToString())
-    return folder / "a.onnx"
