@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from io import BufferedReader, FileIO
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,7 @@ FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # no
 _seek_lock = threading.Lock()  # a descriptor has one position for all threads
 
 
-# Files in folders that somebody else may have filled. A link planted there must not lead a write to
-# another file, and nothing but a regular file is read: a FIFO or a device would hang for ever.
-
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has neither
+# Nothing but a regular file of a stranger is read: a FIFO or a device would hang for ever.
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
 
@@ -44,8 +41,7 @@ def replacing(path: Path, *, fsync: bool = False, sweep: bool = True) -> Iterato
     """Give a temporary file to write to; on leaving it becomes `path`, whole or not at all.
 
     If the block raises, `path` is as it was and nothing is left beside it. Of several writers the
-    last to finish counts. The temporary name cannot be guessed; a link is replaced, not what it
-    leads to.
+    last to finish counts.
 
     Args:
         path: The file to write; its folder must exist.
@@ -57,7 +53,7 @@ def replacing(path: Path, *, fsync: bool = False, sweep: bool = True) -> Iterato
     writer = f"{_host()}-{os.getpid()}-{process_start()}"
     temporary = path.with_name(f".{path.name}.{writer}.{secrets.token_hex(8)}.tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW, 0o666)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         os.close(descriptor)
         yield temporary
@@ -98,9 +94,7 @@ def remove_abandoned(folder: Path, target: str | None = None) -> None:
     with suppress(OSError):
         for name in os.listdir(folder):
             found = ours.fullmatch(name) if name.endswith(".tmp") else None
-            of_an_earlier_version = target is not None and name == f".{target}.tmp"
-            gone = found is not None and process_start(int(found[1])) != found[2]
-            if gone or of_an_earlier_version:
+            if found is not None and process_start(int(found[1])) != found[2]:
                 (folder / name).unlink(missing_ok=True)
 
 
@@ -115,36 +109,6 @@ def write_atomically(
     """Write bytes, or text as UTF-8, whole or not at all; arguments as in `replacing`."""
     with replacing(path, fsync=fsync, sweep=sweep) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-def make_folder(root: Path, *names: str) -> Path:
-    """Make folders one in the other below `root`, which may be a link itself; none of them may.
-
-    Raises: OSError where one of them is a link or no folder; it names it.
-    """
-    root.mkdir(parents=True, exist_ok=True)
-    path = root
-    for name in names:
-        path = path / name
-        with suppress(FileExistsError):
-            path.mkdir()
-        if path.is_symlink() or not path.is_dir():
-            what = "a link" if path.is_symlink() else "no folder"
-            raise OSError(errno.ENOTDIR, f"it is {what}, and files would be written there", path)
-    return path
-
-
-def open_to_append(path: Path) -> FileIO:
-    """Open a log, made where it is not there, unbuffered. Raises: OSError, also for a link."""
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _NOFOLLOW | _NONBLOCK | _BINARY
-    try:
-        descriptor = os.open(path, flags, 0o666)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK):  # EMLINK: FreeBSD's word for it
-            raise OSError(errno.ELOOP, "it is a link", path) from error
-        raise
-    _only_regular(descriptor, path)
-    return os.fdopen(descriptor, "a+b", buffering=0)
 
 
 def open_regular(

@@ -41,7 +41,6 @@ from sslpipe.evaluation.verdict import (
     unfinished,
 )
 from sslpipe.export.load import FrozenBackbone, load_backbone
-from sslpipe.portable import make_folder
 from sslpipe.recipe import shortened_note
 
 AGAIN_S = 1.0  # a Ctrl-C so much later than the first signal ends what is being written
@@ -303,7 +302,7 @@ def _kept_features(
     small = len(split) * backbone.num_features * 4 <= MOST_KEPT_BYTES
     new = writable and small and not file.exists()
     if new:
-        make_folder(model, "features")  # a link there would lead the files elsewhere
+        (model / "features").mkdir(exist_ok=True)
         embed_to_file(
             file,
             backbone.backbone.to(options["device"]),

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from sslpipe.errors import DataError, UserError
 from sslpipe.faults import fault
 from sslpipe.portable import (
-    make_folder,
     open_regular,
     read_at,
     read_regular,
@@ -314,7 +313,7 @@ class DiskCache:
     def _store(self, name: str, number: int, raw: bytes) -> None:
         path = self._path(name, number)
         try:
-            make_folder(self.folder, path.parent.name)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path, sweep=False) as temporary:
                 temporary.write_bytes(raw)
         except OSError:

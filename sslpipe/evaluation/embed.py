@@ -24,7 +24,7 @@ from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import Rank, agree, all_gather_rows
 from sslpipe.errors import DataError, shown
 from sslpipe.models.state import check_finite, evaluating, hash_tensors, module_sha256
-from sslpipe.portable import full_disk, make_folder, open_regular, replacing, write_atomically
+from sslpipe.portable import full_disk, open_regular, replacing, write_atomically
 from sslpipe.precision import wide_dtype
 
 
@@ -430,12 +430,10 @@ def _open(parts: Path, identity: dict[str, Any]) -> None:
     """The folder of the parts; emptied unless they are of this very pass."""
     text = json.dumps(identity, sort_keys=True)
     path = parts / "identity.json"
-    if parts.is_symlink():  # somebody planted it: it leads elsewhere
-        parts.unlink()
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return
     shutil.rmtree(parts, ignore_errors=True)
-    make_folder(parts.parent, parts.name)
+    parts.mkdir(parents=True)
     write_atomically(path, text)
 
 

@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_map
 from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import CheckpointError
 from sslpipe.faults import fault
-from sslpipe.portable import full_disk, make_folder, sha256_of, sync, write_atomically
+from sslpipe.portable import full_disk, sha256_of, sync, write_atomically
 from sslpipe.recipe.identity import differences, same_run
 from sslpipe.run.checkpoint_files import best_of, checkpoint_names, damage_of, read_state
 
@@ -177,7 +177,7 @@ class Checkpointer:
         name = f"step-{step:08d}"
         if not self.folder.parent.is_dir():  # a run that vanished is an error
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.folder.parent)
-        make_folder(self.folder.parent, self.folder.name)
+        self.folder.mkdir(exist_ok=True)
         _remove_leftovers(self.folder)
         temporary = self.folder / f"{_TEMPORARY}{name}-{uuid.uuid4().hex[:8]}"
         temporary.mkdir()
@@ -252,7 +252,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
+    if path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink()

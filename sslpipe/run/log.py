@@ -26,7 +26,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sslpipe.errors import UserError
-from sslpipe.portable import make_folder
 from sslpipe.recipe.reading import leaves
 from sslpipe.registry import Table
 from sslpipe.run.records import append_records, is_number, open_log, read_records
@@ -317,8 +316,11 @@ def _accelerate_tracker(kind: str, name: str, run_dir: Path) -> Any:
 
 def _import_wandb(run_dir: Path) -> None:
     """Import wandb so that its temporary folders, which a kill leaves, go at the next start."""
-    shutil.rmtree(make_folder(run_dir, "wandb") / "tmp", ignore_errors=True)
-    before, tempfile.tempdir = tempfile.tempdir, str(make_folder(run_dir, "wandb", "tmp"))
+    folder = run_dir / "wandb" / "tmp"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    before = tempfile.tempdir
+    tempfile.tempdir = str(folder)
     try:
         importlib.import_module("wandb")
     finally:

@@ -7,6 +7,7 @@ What describes a run (DESCRIPTION) has its sha256 in RUN/MANIFEST.json.
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from io import FileIO
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Never
 
 from sslpipe.errors import UserError
-from sslpipe.portable import open_to_append, read_regular, sha256_of, write_atomically
+from sslpipe.portable import read_regular, sha256_of, write_atomically
 
 Tree = dict[str, Any]
 
@@ -99,9 +100,9 @@ def open_log(path: Path) -> FileIO:
     """Open a log to append to, unbuffered; what a kill cut off becomes a line alone."""
     try:
         with ExitStack() as stack:
-            file = stack.enter_context(open_to_append(path))
+            file = stack.enter_context(open(path, "a+b", buffering=0))
             if file.tell():
-                file.seek(-1, 2)
+                file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
                     file.write(b"\n")
             stack.pop_all()  # the caller closes it

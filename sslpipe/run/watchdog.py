@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sslpipe.errors import UserError
-from sslpipe.portable import make_folder, read_regular, write_atomically
+from sslpipe.portable import read_regular, write_atomically
 from sslpipe.run.console import say_last
 from sslpipe.run.launcher import watch_launcher
 from sslpipe.run.records import MOST_BYTES, check_types, parse_object
@@ -49,12 +49,11 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         try:
-            make_folder(self._run_dir, self._folder.name)
+            self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot use {error.filename}: {error.strerror}; remove it") from error
-        if not self._path.is_symlink():
-            with suppress(OSError):
-                self._before = read_regular(self._path, MOST_BYTES)
+        with suppress(OSError):
+            self._before = read_regular(self._path, MOST_BYTES)
         self._stacks.unlink(missing_ok=True)
         self._write()
         self._thread.start()
@@ -85,8 +84,7 @@ class Watchdog:
             idle_s = now_s - place[2] if self._armed else 0.0
             if idle_s > self._timeout_s / 2 and warned_at != place:
                 warned_at = place
-                self._stacks.unlink(missing_ok=True)
-                with open(self._stacks, "x") as file:  # follows no link
+                with open(self._stacks, "w") as file:
                     faulthandler.dump_traceback(file)
             if idle_s > self._timeout_s:
                 faulthandler.dump_traceback(sys.__stderr__ or 2)

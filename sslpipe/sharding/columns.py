@@ -28,7 +28,7 @@ from sslpipe.data.columns import (
 from sslpipe.data.index import Manifest, load_index
 from sslpipe.data.storage import npy_bytes
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import make_folder, one_at_a_time, remove_abandoned, write_atomically
+from sslpipe.portable import one_at_a_time, remove_abandoned, write_atomically
 from sslpipe.sharding.record import save_manifest
 
 FOLDER = "columns"
@@ -192,16 +192,14 @@ def remove_unnamed(folder: Path, manifest: Manifest) -> None:
         for entry in manifest.columns.values()
         for file in entry.files()
     }
-    own = [path for path in sorted((folder / FOLDER).glob("*/")) if not path.is_symlink()]
-    if (folder / FOLDER).is_symlink():
-        own = []  # nothing is removed through links
+    own = sorted((folder / FOLDER).glob("*/"))
     for path in own:
         remove_abandoned(path)
         for file in sorted(path.glob("*.npy")):
             if _OWN_FILE.fullmatch(file.name) and file.resolve() not in named:
                 file.unlink()
     for path in [*own, folder / FOLDER]:
-        if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+        if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
 
 
@@ -269,6 +267,6 @@ def _save(
     other = f"{FOLDER}/{name}/{split}-{sha256[:16]}{dot}{kind}.npy"
     if dot and (other in named or named.get(file, sha256) != sha256):
         file = other
-    make_folder(folder, FOLDER, name)
+    (folder / FOLDER / name).mkdir(parents=True, exist_ok=True)
     write_atomically(folder / file, raw, fsync=True)
     return ColumnFile(file=file, bytes=len(raw), sha256=sha256)

@@ -17,9 +17,7 @@ from sslpipe.data.columns import Kind
 from sslpipe.data.index import SCHEMA_VERSIONS, Manifest, ShardFile, load_index, manifest_text
 from sslpipe.errors import DataError
 from sslpipe.portable import (
-    make_folder,
     open_regular,
-    open_to_append,
     read_regular,
     sha256_of,
     write_atomically,
@@ -124,13 +122,13 @@ class Record:
 
     def write(self, plan: str, done: Iterable[Done] = ()) -> None:
         """Write it, with the shards that are finished."""
-        make_folder(self._folder, *self._within)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps({"plan": plan}), *(each.model_dump_json() for each in done)]
         write_atomically(self.path, "".join(f"{line}\n" for line in lines), fsync=True)
 
     def append(self, done: Done) -> None:
         """Add a finished shard and put it on disk."""
-        with open_to_append(self.path) as file:
+        with open(self.path, "a+b", buffering=0) as file:
             file.seek(0, os.SEEK_END)
             if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
                 file.write(b"\n")  # after the line that a kill cut short
