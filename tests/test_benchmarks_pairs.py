@@ -4,20 +4,15 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.pairs import data, table
 from benchmarks.trainings import Found, side_by_side
-from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.erase import fit_erasure
 
 
 @pytest.fixture
@@ -100,73 +95,19 @@ def test_a_difference_is_of_the_means_over_the_seeds() -> None:
     things = np.arange(40) // 2
     rng = torch.Generator().manual_seed(0)
 
-    def scores(share: float, above: float) -> table.Scores:
+    def scores(share: float) -> Found:
         hits = (torch.rand(40, generator=rng) < share).double().numpy()
-        found = Found(things, {"Recall@1": hits}, 0)
-        return table.Scores(found, 0.2, {"above_chance": above})
+        return Found(things, {"Recall@1": hits}, 0)
 
     found = {
-        "ours": {0: scores(0.9, 0.2), 1: scores(0.9, 0.3)},
-        "theirs": {0: scores(0.3, 0.4), 1: scores(0.3, 0.6)},
+        "ours": {0: scores(0.9), 1: scores(0.9)},
+        "theirs": {0: scores(0.3), 1: scores(0.3)},
     }
     tree = table.difference("ours", "theirs", found)
     assert tree["seeds"] == [0, 1]
-    ours, theirs = ([run.hits.mean() for run in found[row].values()] for row in found)
+    ours, theirs = ([table.hits_of(run).mean() for run in found[row].values()] for row in found)
     assert tree["Recall@1"]["value"] == pytest.approx(np.mean(ours) - np.mean(theirs))
-    assert tree["theme above chance, ratio"] == pytest.approx(0.5)
     assert tree["Recall@1"]["classes"] == 20
-
-
-class Column:
-    """A column of texts: sample i has code i, which is shown as the i-th text, from the first on
-    again."""
-
-    kind = "text"
-
-    def __init__(self, texts: str) -> None:
-        self.texts = texts.split()
-
-    def values_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        return ids % len(self.texts)
-
-    def show_value(self, value: int) -> str:
-        return self.texts[value]
-
-
-def split_of(labels: Sequence[int], **columns: str) -> Split:
-    """What the table asks of a split."""
-
-    class Fake:
-        def __len__(self) -> int:
-            return len(labels)
-
-        def column(self, name: str) -> Column:
-            return Column(columns[name])
-
-    fake = Fake()
-    fake.labels = np.array(labels)  # type: ignore[attr-defined]
-    return cast(Split, fake)
-
-
-def test_what_the_thing_tells_of_the_theme_and_who_drew_the_same_things() -> None:
-    sizes = "large large small large large small large"
-    split = split_of([5, 5, 5, 6, 6, 7, 7], theme="a b b a c b a", size=sizes)
-    assert table.told_by_the_thing(split) == pytest.approx((2 + 1 + 1) / 7)
-    rows = Embeddings(torch.eye(7), torch.from_numpy(split.labels), torch.arange(7))
-    assert table.drawn_by_all(split, rows, ("a", "b")).tolist() == [0, 1]
-
-
-def test_an_erasure_learns_from_half_of_the_things_and_changes_the_others() -> None:
-    split = split_of([], theme="a b c")
-    ids = torch.arange(90)
-    features = torch.randn(90, 6, generator=torch.Generator().manual_seed(0))
-    rows = Embeddings(features, ids // 5, ids)
-    train, test = table.erased((split, split), rows, rows)
-    even = ids // 5 % 2 == 0
-    fitted = fit_erasure(rows.rows(torch.where(even)[0]), {"theme": ids[even].numpy() % 3})
-    assert torch.equal(test.features, fitted.apply(features))
-    assert torch.equal(train.features, test.features[~even])
-    assert torch.equal(train.ids, ids[~even])
 
 
 def test_three_sizes_stand_side_by_side_and_are_flattened_as_train_says() -> None:

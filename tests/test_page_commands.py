@@ -97,7 +97,6 @@ NOT_HERE = {  # commands that cannot run here, and why
     r"--source (cub|torchvision|pngs)": "data of others, and the plug-in of a page",
     r"onnx-int8": "a network of a usual size: tests/export/test_lower.py",
     r"curate select .*--labels": "a table that is filled in by hand: tests/curate",
-    r"--erase scanner --data DIR": "a column; the command of docs/pairs.md is run",
 }
 
 

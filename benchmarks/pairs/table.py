@@ -16,15 +16,8 @@ two thirds of the side, for 5 minutes alone. `--rows` names some rows.
 The steps of a run were fixed beforehand from the processor seconds of one step on this machine; the
 seconds it took, imports included, are recorded. Every network sees whole images.
 Recall@1: each drawing searches all drawings of other themes; is the nearest one of the same thing?
-Queries without such a drawing are counted and left out. theme: how well a ridge probe fitted on the
-train drawings reads the theme of drawings of unseen things; above chance: (right - chance) / (1 -
-chance), chance the share of the most frequent theme. "told by the thing": the share of themes that
-one reads who knows the thing and nothing else. BALANCED: the probe of two themes on the things that
-both drew, a drawing each, where chance is a half. neighbours: the theme as a vote of 20 nearest
-drawings of every other train thing reads it, above chance.
-Theme erased: the features after the smallest change that hides the theme from linear probes
-(`sslpipe.evaluation.erase`), fitted on the drawings of half of the train things; all that is read
-from them is learned from the other half. Flattened: `sslpipe whiten`, fitted on the train drawings.
+Queries without such a drawing are counted and left out. Flattened: `sslpipe whiten` at power 1,
+fitted on the train drawings.
 Three sizes: one network sees each drawing at the side of its training and at 1.25 and 1.5 times
 that. A difference of Recall@1 is of the means over the seeds, its interval over things. Settings
 were chosen with `--split val`; "test" was read once, at the end.
@@ -42,7 +35,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.common import machine, parser, print_table, save
 from benchmarks.trainings import (
@@ -61,21 +53,15 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
 from sslpipe.evaluation.difference import bootstrap_means95
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.features import pixel_features
 from sslpipe.evaluation.groups import group_codes
-from sslpipe.evaluation.knn import knn
-from sslpipe.evaluation.nuisance import nuisance
-from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import load_backbone
 
 PIXELS, CROPS, PAIRS, DIFFERENT = "pixels", "two crops", "pairs", "pairs, other theme"
 SUPCON, SMALL = "SupCon", "pairs, other theme, 32 px"
-ERASED, FLATTENED, SIZES = ", theme erased", ", flattened", ", three sizes, flattened"
+FLATTENED, SIZES = ", flattened", ", three sizes, flattened"
 SIDES = (1.0, 1.25, 1.5)  # of three sizes, as shares of the training's
-NEIGHBOURS = 20  # that vote on a theme
-BALANCED = ("papirus", "numix-circle")
 CROP_PX, CANVAS_PX = 48, 96
 SETTINGS = (
     "backbone.widths=[16, 32, 64, 128]",
@@ -105,11 +91,10 @@ ROWS = SHORT_ROWS | LONG_ROWS
 STEPS = {2: 650, 5: 1_650}
 COMPARED = (
     *((PAIRS, CROPS), (DIFFERENT, CROPS), (DIFFERENT, PAIRS), (SUPCON, CROPS), (DIFFERENT, SUPCON)),
-    *((DIFFERENT + ERASED, CROPS), (DIFFERENT + ERASED, DIFFERENT), (CROPS + ERASED, CROPS)),
     *((kind + form, kind) for kind in (DIFFERENT, SMALL) for form in (FLATTENED, SIZES)),
     *((SMALL + form, DIFFERENT + form) for form in ("", FLATTENED, SIZES)),
 )
-FORMS = {CROPS: (ERASED,), DIFFERENT: (ERASED, FLATTENED, SIZES), SMALL: (FLATTENED, SIZES)}
+FORMS = {DIFFERENT: (FLATTENED, SIZES), SMALL: (FLATTENED, SIZES)}
 # glibc gives freed memory back, and faults it in again: 40 % of the time of small networks
 KEEP_MEMORY = dict.fromkeys(("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"), str(8 << 30))
 
@@ -165,18 +150,15 @@ def main() -> None:
     splits = (index.split("train"), index.split(args.split))
     view = EvalView(CROP_PX, CROP_PX)
     rows = pixel_features(*splits, view=view, canvas_px=CANVAS_PX, num_workers=0)
-    found: dict[str, dict[int, Scores]] = {PIXELS: {0: score(splits, *rows)}}
+    found: dict[str, dict[int, Found]] = {PIXELS: {0: score(splits[1], rows[1])}}
     for run in runs:
         run_dir = run.folder(args.folder)
         rows = features(run_dir, splits)
-        found.setdefault(run.row, {})[run.seed] = score(splits, *rows)
+        found.setdefault(run.row, {})[run.seed] = score(splits[1], rows[1])
         for form in FORMS.get(run.kind, ()):
-            if form == ERASED:
-                changed = erased(splits, *rows)
-            else:
-                changed = flattened(*(at_sizes(run_dir, splits) if form == SIZES else rows))
+            _, changed = flattened(*(at_sizes(run_dir, splits) if form == SIZES else rows))
             row = row_name(run.kind + form, run.minutes)
-            found.setdefault(row, {})[run.seed] = score(splits, *changed)
+            found.setdefault(row, {})[run.seed] = score(splits[1], changed)
         print(f"scored: {run_dir.name}", file=sys.stderr, flush=True)
 
     # the table
@@ -189,7 +171,6 @@ def main() -> None:
         "machine": machine(1),
         "split": args.split,
         "images": {split.name: len(split) for split in splits},
-        "theme told by the thing": told_by_the_thing(splits[1]),
         "settings": SETTINGS,
         "steps": STEPS,
         "added": {kind: LONG_ROWS[kind] for kind in named if kind in LONG_ROWS},
@@ -251,55 +232,15 @@ def at_sizes(run_dir: Path, splits: Sequence[Split]) -> tuple[Embeddings, ...]:
     return tuple(side_by_side(rows) for rows in zip(*sizes, strict=True))
 
 
-class Scores(NamedTuple):
-    """What one network's features score: found, of queries with a match in another theme; chance,
-    the share of the most frequent theme; theme, what is read of it by each reader."""
-
-    found: Found
-    chance: float
-    theme: dict[str, float]
-
-    @property
-    def hits(self) -> Floats:
-        """(Q,) whether the nearest row is a match."""
-        return self.found.values["Recall@1"]
+def score(split: Split, rows: Embeddings) -> Found:
+    """Search each row among those of other themes."""
+    side = (split, rows.ids.numpy())
+    return search(rows, exclude_same=group_codes("theme", side, side))
 
 
-def score(splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings) -> Scores:
-    """Score one network: cross-theme search in the second split, and the theme's probe."""
-    side = (splits[1], rows.ids.numpy())
-    probe, other = theme_probe(splits, train_rows, rows), halves(train_rows)[1]
-    chance = probe.details["chance"]
-    near = group_codes("theme", (splits[0], other.ids.numpy()), side)
-    vote = knn(other.features, near.bank, rows.features, near.queries, k=NEIGHBOURS)
-    both = [
-        each.rows(torch.from_numpy(drawn_by_all(split, each, BALANCED)))
-        for split, each in zip(splits, (train_rows, rows), strict=True)
-    ]
-    theme = {
-        "value": probe.value,
-        "above_chance": probe.details["above_chance"],
-        "above_chance of neighbours": (vote.value - chance) / (1 - chance),
-        "balanced": theme_probe(splits, *both).value,
-    }
-    found = search(rows, exclude_same=group_codes("theme", side, side))
-    return Scores(found, chance, theme)
-
-
-def halves(rows: Embeddings) -> tuple[Embeddings, Embeddings]:
-    """Split rows by their things."""
-    odd = rows.labels % 2 == 1
-    return rows.rows(torch.where(~odd)[0]), rows.rows(torch.where(odd)[0])
-
-
-def erased(
-    splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings
-) -> tuple[Embeddings, Embeddings]:
-    """Erase the theme, as half of the train things show it, from the other half and from rows."""
-    fit_on, others = halves(train_rows)
-    side = (splits[0], fit_on.ids.numpy())
-    _, *pair = erase(fit_on, others, rows, columns={"theme": group_codes("theme", side, side).bank})
-    return pair[0], pair[1]
+def hits_of(found: Found) -> Floats:
+    """(Q,) whether the nearest row is a match."""
+    return found.values["Recall@1"]
 
 
 def flattened(train_rows: Embeddings, rows: Embeddings) -> tuple[Embeddings, Embeddings]:
@@ -308,46 +249,10 @@ def flattened(train_rows: Embeddings, rows: Embeddings) -> tuple[Embeddings, Emb
     return whitening(train_rows), whitening(rows)
 
 
-def theme_probe(splits: tuple[Split, Split], train_rows: Embeddings, rows: Embeddings) -> Result:
-    """Fit the theme's probe on rows of the first split and read it on those of the second."""
-    sides = [
-        (split, each.ids.numpy()) for split, each in zip(splits, (train_rows, rows), strict=True)
-    ]
-    (result,) = nuisance(train_rows, rows, column=group_codes("theme", sides[0], sides[1]))
-    return result
-
-
-def values_of(split: Split, ids: NDArray[np.int64], column: str) -> NDArray[np.str_]:
-    """Read a column of texts. (n,) ids -> (n,)."""
-    stored = split.column(column)
-    return np.array([stored.show_value(value) for value in stored.values_of(ids).tolist()])
-
-
-def drawn_by_all(
-    split: Split, rows: Embeddings, themes: tuple[str, ...], size: str = "large"
-) -> NDArray[np.int64]:
-    """Find the rows of one size and these themes, of the things that all of them drew."""
-    ids, things = rows.ids.numpy(), rows.labels.numpy()
-    theme = values_of(split, ids, "theme")
-    drawn = values_of(split, ids, "size") == size
-    shared = set.intersection(*(set(things[drawn & (theme == each)]) for each in themes))
-    return np.flatnonzero(drawn & np.isin(theme, themes) & np.isin(things, list(shared)))
-
-
-def told_by_the_thing(split: Split) -> float:
-    """Compute the share of themes read right by who knows each drawing's thing, no more."""
-    ids = np.arange(len(split))
-    _, theme = np.unique(values_of(split, ids, "theme"), return_inverse=True)
-    _, thing = np.unique(split.labels[ids], return_inverse=True)
-    counts = np.zeros((thing.max() + 1, theme.max() + 1), np.int64)
-    np.add.at(counts, (thing, theme), 1)
-    return float(counts.max(axis=1).sum() / len(ids))
-
-
-def summary(row: str, runs: dict[int, Scores], cpu_s: list[float]) -> Tree:
+def summary(row: str, runs: dict[int, Found], cpu_s: list[float]) -> Tree:
     """Average a row's scores over its seeds; the interval is over queries."""
     every = [*runs.values()]
-    hits = np.mean([run.hits for run in every], axis=0)
+    hits = np.mean([hits_of(run) for run in every], axis=0)
     return {
         "row": row,
         "seeds": list(runs),
@@ -356,29 +261,22 @@ def summary(row: str, runs: dict[int, Scores], cpu_s: list[float]) -> Tree:
             "value": float(hits.mean()),
             "interval95": list(bootstrap_means95(hits[:, None])[0]),
             "queries": len(hits),
-            "seeds": [float(run.hits.mean()) for run in every],
-            "lone": every[0].found.lone,
-        },
-        "theme": {
-            **{key: float(np.mean([run.theme[key] for run in every])) for key in every[0].theme},
-            "chance": every[0].chance,
-            "seeds": [run.theme["above_chance"] for run in every],
+            "seeds": [float(hits_of(run).mean()) for run in every],
+            "lone": every[0].lone,
         },
     }
 
 
-def difference(ours: str, theirs: str, found: dict[str, dict[int, Scores]]) -> Tree:
+def difference(ours: str, theirs: str, found: dict[str, dict[int, Found]]) -> Tree:
     """Compare two rows query by query, each averaged over its seeds."""
     runs = [[*found[row].values()] for row in (ours, theirs)]
-    means = [np.mean([run.hits for run in its], axis=0) for its in runs]
-    above = [float(np.mean([run.theme["above_chance"] for run in its])) for its in runs]
-    pair = paired(means[0], means[1], runs[0][0].found.classes)
+    means = [np.mean([hits_of(run) for run in its], axis=0) for its in runs]
+    pair = paired(means[0], means[1], runs[0][0].classes)
     return {
         "row": ours,
         "than": theirs,
         "seeds": list(found[ours]),
         "Recall@1": {**pair, "ratio": float(means[0].mean() / means[1].mean())},
-        "theme above chance, ratio": above[0] / above[1],
     }
 
 
@@ -386,26 +284,23 @@ def show(result: Tree) -> None:
     """Print the table in percent, and the differences with their intervals."""
     rows = [
         [
-            *(tree["row"], str(len(tree["seeds"])), percent(tree["Recall@1"])),
-            *(
-                f"{100 * tree['theme'][key]:.1f}"
-                for key in ("value", "above_chance", "above_chance of neighbours", "balanced")
-            ),
+            tree["row"],
+            str(len(tree["seeds"])),
+            percent(tree["Recall@1"]),
             f"{np.mean(tree['cpu_s'] or [0]):.0f}",
         ]
         for tree in result["rows"]
     ]
-    head = ["", "seeds", "Recall@1", "theme", "above chance", "neighbours", "of two", "CPU s"]
-    print_table(head, rows)
+    print_table(["", "seeds", "Recall@1", "CPU s"], rows)
     rows = [
         [
-            *(f"{tree['row']} - {tree['than']}", percent(tree["Recall@1"], "+")),
-            *(f"{tree['Recall@1']['ratio']:.2f}", f"{tree['theme above chance, ratio']:.2f}"),
+            f"{tree['row']} - {tree['than']}",
+            percent(tree["Recall@1"], "+"),
+            f"{tree['Recall@1']['ratio']:.2f}",
         ]
         for tree in result["differences"]
     ]
-    head = ["difference", "Recall@1", "ratio", "above chance, ratio"]
-    print_table(head, rows)
+    print_table(["difference", "Recall@1", "ratio"], rows)
 
 
 if __name__ == "__main__":

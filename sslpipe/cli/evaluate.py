@@ -18,7 +18,6 @@ class Evaluations(LazyGroup):
         "few-shot": "kNN from a few labels per class, averaged over draws.",
         "knn": "kNN classification of TEST by TRAIN.",
         "linear": "Logistic regression fitted on TRAIN.",
-        "nuisance": "Linear probe that predicts a column of the data set.",
         "retrieval": "Recall@k, mAP and other retrieval metrics of TEST in TRAIN.",
         "ridge": "Ridge regression onto one-hot labels, fitted on TRAIN.",
         "verification": "Same label or not, for pairs of TEST.",
@@ -89,7 +88,6 @@ def suite(
     test_split: str = "test",
     against: Annotated[list[str] | None, opt.option(metavar="SOURCE")] = None,
     baselines: bool = True,
-    columns: Annotated[list[str] | None, opt.option(metavar="NAME")] = None,
     leakage: bool = True,
     seed: int = 0,
     batch_size: opt.BatchSize = 256,
@@ -113,8 +111,6 @@ def suite(
             takes, with its own view, on the same samples and protocols; repeatable. A run is always
             compared with the weights it started from, if they can be found.
         baselines: Also measure pixels and random weights.
-        columns: Columns of the data set to predict with a linear probe, which shows what else the
-            features know; repeatable. Default: up to 8 text columns of 2 to 50 values.
         leakage: Find test samples that are also in train, and score without them too.
         seed: For drawing labels and the hold-out.
     """
@@ -131,7 +127,6 @@ def suite(
 
     from sslpipe.cli import suite as work
     from sslpipe.cli.inputs import start
-    from sslpipe.evaluation.nuisance import choose_columns
     from sslpipe.evaluation.suite import check_labelled, run_suite
     from sslpipe.evaluation.suite_file import own_name
     from sslpipe.evaluation.verdict import BASELINES
@@ -144,7 +139,6 @@ def suite(
         for split in given:
             index.check_files(split.name)
             check_labelled(split.name, split.labels)
-        probed = choose_columns(*given, columns, not_measured)
         backbone = load_model(model, checkpoint, weights)
         others, not_compared = work.load_compared(
             against or [], model, backbone, {"ssl", *BASELINES}
@@ -171,7 +165,6 @@ def suite(
             against=[other.name for other in others],
             start=next(iter(starts), None),
             not_compared=not_compared,
-            columns=probed,
             not_measured=not_measured,
             leaked=None if leaks is None else leaks.ids,
             leaked_by="" if leaks is None else leaks.how,

@@ -3,7 +3,6 @@
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
@@ -30,35 +29,28 @@ from sslpipe.data.index import Split
 from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, check_comparable, load_embeddings
-from sslpipe.evaluation.erase import erase
 from sslpipe.evaluation.features import check_one_split, split_of_file
-from sslpipe.evaluation.groups import GroupCodes, group_codes, worst_sentence
+from sslpipe.evaluation.groups import GroupCodes, group_codes
 from sslpipe.evaluation.result import Result, caveats
-from sslpipe.evaluation.selection import parse_conditions, select
 from sslpipe.evaluation.whiten import whiten
 
 MOST_DEFAULTS = 8  # of an option, that its help lists one by one
-SHOWN_VALUES = 10  # the worst of a column
 SHARE_THE_BANK = ("few-shot", "knn")
-LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "nuisance", "ridge")
+LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "ridge")
 
-Condition = Annotated[str | None, option(metavar="CONDITION")]
 _EXTRA = {  # of the examples
     "few-shot": " --labels-per-class 10",
     "knn": " --k 10 --k 20 --vote majority",
-    "nuisance": " --data out/photos/dataset.json --column scanner",
 }
 _CODES = (GroupCodes, GroupCodes | None)  # arguments of evaluations that name a column
 
 
 class _Side(NamedTuple):
-    """A features file, its rows, their split (None without --data); what is said of a choice."""
+    """A features file, its rows and their split; None without --data."""
 
     path: Path
     rows: Embeddings
     split: Split | None
-    protocol: str = ""
-    sentence: str = ""
 
     def column(self, asked: str) -> tuple[Split, NDArray[np.int64]]:
         """Return the split and the ids of the rows. Raises DataError, with what asked for them."""
@@ -67,49 +59,12 @@ class _Side(NamedTuple):
             raise DataError(f"{asked}; {remedy}")
         return self.split, self.rows.ids.cpu().numpy()
 
-    def keep(self, name: str, text: str | None) -> "_Side":
-        """Keep the rows that meet a condition. Raises DataError where there is none."""
-        if text is None:
-            return self
-        asked = f"--{name} {text!r} is about columns of the data set"
-        conditions = parse_conditions(text)
-        chosen = torch.from_numpy(select(conditions, *self.column(asked)))
-        said = " and ".join(map(str, conditions))
-        total, left = len(chosen), int(chosen.sum())
-        if not left:
-            raise DataError(f"--{name} {said!r}: it holds for none of {total} rows of {self.path}")
-        rows = self.rows.rows(chosen.nonzero()[:, 0])
-        sentence = f"{name} {said!r}: {left} of {total} rows of {self.path.name}"
-        return _Side(self.path, rows, self.split, f" {name}[{said}]", sentence)
-
 
 def _codes(sides: Sequence[_Side], option: str, name: str) -> GroupCodes:
     """Look up a column for the rows of both sides, as an option asks."""
     asked = f"--{option.replace('_', '-')} {name} is looked up in the data set"
     bank, queries = (side.column(asked) for side in sides)
     return group_codes(name, bank, queries)
-
-
-def _mapped(
-    sides: Sequence[_Side], erased: Sequence[str], power: float | None
-) -> tuple[Embeddings, Embeddings, str, dict[str, Any]]:
-    """Map the rows of both files, by what those of the first say: erase columns, then flatten.
-
-    Also returns what stands before the protocols in a table, and beside each number in JSON.
-    """
-    bank, queries = (side.rows for side in sides)
-    prefix = ""
-    beside: dict[str, Any] = {"whitened": power == 1}
-    if power not in (None, 1):
-        beside["power"] = power
-    if erased:
-        codes = {column: _codes(sides, "erase", column).bank for column in erased}
-        bank, queries = erase(bank, queries, columns=codes)
-        prefix, beside["erased"] = f"erased={','.join(erased)} ", erased
-    if power is not None:
-        bank, queries = whiten(bank, queries, power=power)
-        prefix += "whitened " if power == 1 else f"flattened={power:g} "
-    return bank, queries, prefix, beside
 
 
 def print_results(title: str, results: Sequence[Result], prefix: str = "") -> None:
@@ -139,23 +94,6 @@ def print_results(title: str, results: Sequence[Result], prefix: str = "") -> No
             show(f"{one.protocol}: {said}")
 
 
-def print_values(results: Sequence[Result]) -> None:
-    """Print the worst values of a column, for each result of `groups.worst_value`."""
-    for result in results:
-        values = result.details.get("values")
-        if "worst" not in result.details or not isinstance(values, dict):
-            continue
-        metric = result.metric.split(" of the worst")[0]
-        column = result.protocol.rpartition(" by=")[2]
-        rows = [
-            [value, percent(own["value"], own["interval95"]), str(own["queries"])]
-            for value, own in list(values.items())[:SHOWN_VALUES]
-        ]
-        heads = (column, f"{metric} in %, 95 % interval", "queries")
-        Console().print(text_table(heads, rows, title=result.protocol))
-        show(worst_sentence(result))
-
-
 def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
     """Make a subcommand whose options are the evaluation's own keyword arguments."""
     accepted = list(inspect.signature(evaluate).parameters.values())[2:]
@@ -168,9 +106,6 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         test: Annotated[Path, argument()],
         device: Device = "auto",
         data: str | None = None,
-        query: Condition = None,
-        gallery: Condition = None,
-        erased: Annotated[list[str] | None, option("", "--erase", metavar="COLUMN")] = None,
         whiten_both: Annotated[bool | None, option("", "--whiten")] = None,
         whiten_power: Annotated[float | None, option(min=0, max=1)] = None,
         out: JsonFile = None,
@@ -182,12 +117,6 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
             train: Features of the labelled train split.
             test: Features of the test split.
             data: The dataset.json that both files were embedded from, for its columns.
-            query: Keep only the rows of TEST that match, such as 'theme = papirus'. Operators: = !=
-                < <= > >= in, and `and`.
-            gallery: Keep only the rows of TRAIN that match, such as 'theme != papirus'; see
-                --query.
-            erased: Change both sides so that no linear probe of TRAIN can read this column of the
-                data set; before --whiten; repeatable.
             whiten_both: PCA-whiten both sides, fitted on TRAIN.
             whiten_power: Flatten the spectrum of both sides: divide each principal axis of TRAIN by
                 its spread to this power; 1 is --whiten.
@@ -204,7 +133,6 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
             _Side(*file[:2], None if data is None else split_of_file(data, *file))
             for file in loaded
         ]
-        sides = [sides[0].keep("gallery", gallery), sides[1].keep("query", query)]
         bank_facts, query_facts = (facts for _, _, facts in loaded)
         apart = not torch.isin(sides[1].rows.ids, sides[0].rows.ids).any()
         itself = name not in LEARNS_FROM_TRAIN or options.get("exclude_same_id", False)
@@ -215,19 +143,20 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
             if options[column] is not None:
                 options[column] = _codes(sides, column, options[column])
         power = 1.0 if whiten_both else whiten_power
-        bank, queries, prefix, beside = _mapped(sides, erased or [], power)
+        bank, queries = (side.rows for side in sides)
+        prefix = ""
+        beside: dict[str, Any] = {"whitened": power == 1}
+        if power is not None:
+            bank, queries = whiten(bank, queries, power=power)
+            prefix = "whitened " if power == 1 else f"flattened={power:g} "
+            if power != 1:
+                beside["power"] = power
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)
         with working(name):
             results = evaluate(bank, queries.to(target), **options)
-        kept = "".join(side.protocol for side in sides)
-        results = [replace(result, protocol=result.protocol + kept) for result in results]
         if process.rank == 0:
             print_results(f"{name}: {train.name} -> {test.name}", results, prefix)
-            print_values(results)
-            for side in sides:
-                if side.sentence:
-                    show(side.sentence)
             if out is not None:
                 write_json(out, [{**beside, **result.to_json()} for result in results])
         end_processes()

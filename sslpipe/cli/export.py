@@ -90,8 +90,6 @@ def whiten(
     floor: Annotated[float | None, option(min=0)] = None,
     power: Annotated[float | None, option(min=0, max=1)] = None,
     dims: Annotated[int | None, option(min=1)] = None,
-    erase: Annotated[list[str] | None, option(metavar="COLUMN")] = None,
-    data: Annotated[str | None, option()] = None,
 ) -> None:
     """Store a PCA whitening, and the crops of TRAIN, in an export.
 
@@ -105,20 +103,12 @@ def whiten(
             part, 0 only centres and rotates. Default: what is best on TRAIN by its labels; without
             labels 0.25.
         dims: Axes to keep. Default: all.
-        erase: First change the features, as little as possible, so that no linear probe can read
-            this column of the data set. Needs --data; repeatable.
-        data: For --erase: the dataset.json that TRAIN was embedded from.
     """
     if not (export / "config.json").is_file():
         raise UserError(f"{export} holds no config.json; name the folder of an export")
     check_features([train])
-    if data is not None and not erase:
-        raise UserError("--data is where --erase looks up a column; name one, or leave --data out")
 
     from sslpipe.export.whiten import whiten_export
 
-    width, kept = whiten_export(
-        export, train, floor, dims, power=power, erase=erase or (), data=data, say=say
-    )
-    erased = f"{', '.join(erase)} erased, " if erase else ""
-    say(f"{export}: {width} -> {kept} features, {erased}spectrum flattened")
+    width, kept = whiten_export(export, train, floor, dims, power=power, say=say)
+    say(f"{export}: {width} -> {kept} features, spectrum flattened")

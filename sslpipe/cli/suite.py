@@ -76,7 +76,7 @@ def renamed(text: str, own: str) -> str:
 def print_suite(report: dict[str, Any]) -> None:
     """Print the suite's tables; a log file gets lines wide enough for an interval in a cell."""
     own = own_name(report["facts"], [row["features"] for row in report["rows"]])
-    tables = {"rows", "against", "nuisance"} & report.keys()
+    tables = {"rows", "against"} & report.keys()
     report = {**report, **{table: with_own_name(report[table], own) for table in tables}}
     printer = Console()
     if not printer.is_terminal:
@@ -87,8 +87,6 @@ def print_suite(report: dict[str, Any]) -> None:
             show(f"* {row['features']}, {row['column']}: the fit did not converge")
     if report.get("against"):
         printer.print(against_table(report["against"]))
-    if report.get("nuisance"):
-        printer.print(nuisance_table(report["nuisance"]))
 
 
 def suite_table(report: dict[str, Any]) -> Table:
@@ -104,25 +102,8 @@ def suite_table(report: dict[str, Any]) -> Table:
         if row["column"] is not None:
             mark = "" if row["details"].get("converged", True) else " *"
             line[row["column"]] = percent(row["value"], row["interval95"]) + mark
-    return _by_features(columns, cells, f"{title}; {note}" if note else title, "–")
-
-
-def nuisance_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Rows: chance, and each kind of features. Columns: those of the data set that were probed."""
-    cells: dict[str, dict[str, str]] = {"chance": {}}
-    for row in rows:
-        cells["chance"][row["column"]] = f"{100 * row['details']['chance']:.1f}"
-        shown = percent(row["value"], row["interval95"])
-        cells.setdefault(row["features"], {})[row["column"]] = shown
-    title = "What else the features know: a linear probe's % right, 95 % interval"
-    return _by_features([*cells["chance"]], cells, title, "-")
-
-
-def _by_features(
-    columns: Sequence[str], cells: dict[str, dict[str, str]], title: str, absent: str
-) -> Table:
-    rows = [[name, *(line.get(each, absent) for each in columns)] for name, line in cells.items()]
-    return text_table(["features", *columns], rows, title=title)
+    rows = [[name, *(line.get(each, "–") for each in columns)] for name, line in cells.items()]
+    return text_table(["features", *columns], rows, title=f"{title}; {note}" if note else title)
 
 
 def against_table(compared: Sequence[dict[str, Any]]) -> Table:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
-from sslpipe.evaluation.nuisance import nuisance
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval
 from sslpipe.evaluation.verification import verification
@@ -21,7 +20,6 @@ _BUILT_IN: dict[str, Callable[..., list[Result]]] = {
     "few-shot": few_shot_knn,
     "knn": knn_results,
     "linear": linear_probe,
-    "nuisance": nuisance,
     "retrieval": retrieval,
     "ridge": ridge_probe,
     "verification": verification,

@@ -117,15 +117,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def wilson95(right: float, total: int, z: float = Z95) -> Interval:
-    """Compute Wilson's interval of a share; z: the normal quantile, another one for another level.
+def wilson95(right: float, total: int) -> Interval:
+    """Compute Wilson's interval of a share.
 
     Source:
         Wilson 1927, JASA 22(158), as in Brown, Cai and DasGupta 2001, eq. 4.
     """
-    share, z2 = right / total, z**2
+    share = right / total
+    z2 = Z95**2
     centre = (share + z2 / (2 * total)) / (1 + z2 / total)
-    half = z / (1 + z2 / total) * np.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
+    half = Z95 / (1 + z2 / total) * np.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
     return max(0.0, float(centre - half)), min(1.0, float(centre + half))
 
 

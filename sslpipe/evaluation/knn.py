@@ -13,7 +13,7 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import bootstrap95
 from sslpipe.evaluation.embed import Embeddings, check_embeddings
-from sslpipe.evaluation.groups import GroupCodes, by_value, hidden_ids
+from sslpipe.evaluation.groups import GroupCodes, hidden_ids
 from sslpipe.evaluation.neighbours import Neighbours, Search, nearest
 from sslpipe.evaluation.result import Result, accuracy, check_known
 from sslpipe.random import permutation
@@ -114,7 +114,6 @@ def knn_results(
     search: Search = "torch",
     exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
-    by: GroupCodes | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Score each k (and each vote, with "both"), all from one exact search. Collective.
@@ -130,7 +129,6 @@ def knn_results(
         exclude_same_id: Leave one out, for bank and queries of the same split.
         exclude_same: A column (camera, say): a query finds no row that has its own value of it; a
             missing value excludes nothing.
-        by: A column: the accuracy of its worst value beside each; see `groups.worst_value`.
         process: This process.
 
     Returns:
@@ -156,7 +154,7 @@ def knn_results(
         predicted = _vote(neighbours, bank.labels, each, temperature, one)
         protocol = protocol_id(each, temperature, one) + suffix
         results.append(accuracy(protocol, predicted, labels, bank=len(bank.ids)))
-    return by_value(results, by)
+    return results
 
 
 def protocol_id(k: int, temperature: float, vote: Vote) -> str:

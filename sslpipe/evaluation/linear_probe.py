@@ -8,7 +8,6 @@ from torch import Tensor
 
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.groups import GroupCodes, by_value
 from sslpipe.evaluation.knn import by_class, check_pair, shuffled
 from sslpipe.evaluation.logistic import Linear, axes_with_variance, fit_logistic, predict
 from sslpipe.evaluation.result import Result, accuracy
@@ -28,7 +27,6 @@ def linear_probe(
     grid: Sequence[float] = GRID,
     holdout: float = 0.15,
     seed: int = 0,
-    by: GroupCodes | None = None,
 ) -> list[Result]:
     """Score logistic regression fitted on all of train by its top-1 accuracy on test.
 
@@ -42,7 +40,6 @@ def linear_probe(
             among equals.
         holdout: Class-stratified share of train that chooses C.
         seed: Of that share.
-        by: A column: the accuracy of its worst value beside it; see `groups.worst_value`.
 
     Returns:
         details: C, C_at_edge (the grid may be too narrow), converged (the last fit reached its
@@ -52,7 +49,7 @@ def linear_probe(
     Raises:
         DataError: There are more than MOST_PARAMETERS parameters, or a class has a single row.
     """
-    return _probe("C", train, test, grid, holdout, seed, by)
+    return _probe("C", train, test, grid, holdout, seed)
 
 
 def ridge_probe(
@@ -62,7 +59,6 @@ def ridge_probe(
     grid: Sequence[float] = GRID,
     holdout: float = 0.15,
     seed: int = 0,
-    by: GroupCodes | None = None,
 ) -> list[Result]:
     """Score ridge regression onto one-hot labels, fitted on all of train, by top-1 on test.
 
@@ -75,12 +71,11 @@ def ridge_probe(
             chosen as in the logistic probe, the largest among equals.
         holdout: Class-stratified share of train that chooses the penalty.
         seed: Of that share.
-        by: A column: the accuracy of its worst value beside it; see `groups.worst_value`.
 
     Returns:
         details: as the logistic probe's, with `penalty` for C.
     """
-    return _probe("penalty", train, test, grid, holdout, seed, by)
+    return _probe("penalty", train, test, grid, holdout, seed)
 
 
 def _probe(
@@ -90,7 +85,6 @@ def _probe(
     grid: Sequence[float],
     holdout: float,
     seed: int,
-    by: GroupCodes | None,
 ) -> list[Result]:
     """Choose "C" of a logistic fit, or the "penalty" of a ridge fit, and score it."""
     check_pair(train, test)
@@ -144,7 +138,7 @@ def _probe(
         per_class=[h / n if n else None for h, n in zip(hits, totals, strict=True)],
         confusion=confusion,
     )
-    return by_value([result], by)
+    return [result]
 
 
 def _fit(

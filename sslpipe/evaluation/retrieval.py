@@ -1,9 +1,6 @@
 """Retrieval: does a query find rows of its own label first? All metrics from the matches' ranks."""
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +11,7 @@ from sslpipe.distributed import Rank, all_gather_rows, message_device
 from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import Floats, Integers, means95
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.groups import GroupCodes, worst_value
+from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.neighbours import exact_cosines, fixed_point_units, float32_error, rank_keys
 from sslpipe.evaluation.result import Result
@@ -24,8 +21,6 @@ TILE_NUMBERS = 2**23  # similarities of a tile: 32 MiB of float32
 SORTED_NUMBERS = 2**20  # of a tile whose rows are sorted, with float64 products and integer keys
 COUNTED = 16  # up to so many matches, what precedes each is counted; beyond that the row is sorted
 _NONE = torch.iinfo(torch.int64).min  # a key behind all others
-_OVER = " interval={}"  # in the protocol: what is taken anew for the interval
-_BY_VALUE = re.compile(r"Recall@\d+|map|map_at_r")  # of which the worst value is shown
 
 
 class PerQuery(NamedTuple):
@@ -46,7 +41,6 @@ def retrieval(
     exclude_same_id: bool = False,
     exclude_same: GroupCodes | None = None,
     cross: GroupCodes | None = None,
-    by: GroupCodes | None = None,
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> list[Result]:
     """Average all retrieval metrics over the queries, over the whole gallery.
@@ -63,8 +57,6 @@ def retrieval(
             missing value excludes nothing.
         cross: A column (camera, say), as re-identification counts: a query does not see rows of its
             own label and its own value of it; those of other labels stay as distractors.
-        by: A column: Recall@k, map and map_at_r of its worst value beside them; see
-            `groups.worst_value`.
         process: This process.
 
     Returns:
@@ -82,29 +74,19 @@ def retrieval(
         map_at_r: Musgrave et al. 2020, arXiv:2003.08505. cross: Zheng et al. 2015, "Scalable
         Person Re-identification: A Benchmark" (Market-1501), ICCV.
     """
-    if by is not None:
-        by.check(gallery, queries)
-    score = partial(retrieval_per_query, k=k, exclude_same_id=exclude_same_id, process=process)
-    score = partial(score, queries=queries, exclude_same=exclude_same, cross=cross)
+    scores = retrieval_per_query(
+        gallery,
+        queries,
+        k=k,
+        exclude_same_id=exclude_same_id,
+        exclude_same=exclude_same,
+        cross=cross,
+        process=process,
+    )
     protocol = "retrieval cosine lone=skip" + " self-removed" * exclude_same_id
     named = {"not-same": exclude_same, "cross": cross}
     protocol += "".join(f" {rule}={it.name}" for rule, it in named.items() if it is not None)
-    return _rows(score(gallery), protocol, len(gallery.ids), by)
-
-
-def _rows(scores: PerQuery, protocol: str, bank: int, by: GroupCodes | None) -> list[Result]:
-    """Average each metric; with `by`, its worst value beside it."""
-    results = summary(scores, protocol, bank=bank)
-    if by is None:
-        return results
-    scored = by.of_queries(scores.matches > 0)
-    shown = []
-    for result in results:
-        shown.append(result)
-        if _BY_VALUE.fullmatch(result.metric):  # a value's own interval is over its queries
-            protocol = result.protocol.replace(_OVER.format("classes"), _OVER.format("queries"))
-            shown.append(worst_value(replace(result, protocol=protocol), scored))
-    return shown
+    return summary(scores, protocol, bank=len(gallery.ids))
 
 
 def summary(scores: PerQuery, protocol: str, *, bank: int = 0) -> list[Result]:
@@ -118,7 +100,7 @@ def summary(scores: PerQuery, protocol: str, *, bank: int = 0) -> list[Result]:
         )
     details: dict[str, Any] = {"lone": int((~kept).sum())}
     intervals, over = means95(values, labels)
-    protocol += _OVER.format(over)
+    protocol += f" interval={over}"
     columns = zip(scores.names, values.mean(axis=0), intervals, values.T, strict=True)
     return [
         Result(protocol, name, float(mean), interval, len(values), bank, details, scores=each)

@@ -41,12 +41,9 @@ class Condition(NamedTuple):
     operator: str
     values: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return f"{self.column} {self.operator} {', '.join(map(_quoted, self.values))}"
-
 
 def parse_conditions(text: str) -> list[Condition]:
-    """Read what stands behind --query or --gallery; what is none is a DataError."""
+    """Read what stands behind --where; what is none is a DataError."""
     conditions: list[Condition] = []
     end = 0
     while not conditions or end < len(text):
@@ -98,9 +95,3 @@ def select(conditions: list[Condition], split: Split, ids: ArrayLike) -> NDArray
 
 def _plain(word: str) -> str:
     return word[1:-1] if word[0] in "\"'" else word
-
-
-def _quoted(value: str) -> str:
-    if value and not re.search(r"""[\s"',=!<>]""", value):
-        return value
-    return f"'{value}'" if '"' in value else f'"{value}"'

@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 from sslpipe.errors import DataError, one_line
 from sslpipe.evaluation.difference import bootstrap95, means95, wilson95
 from sslpipe.evaluation.features import Progress
-from sslpipe.evaluation.groups import GroupCodes
 from sslpipe.evaluation.knn import check_pair
 from sslpipe.evaluation.label_free import uniformity
-from sslpipe.evaluation.nuisance import nuisance_rows
 from sslpipe.evaluation.protocols import Pair, Protocols
 from sslpipe.evaluation.result import Measured, Result
 from sslpipe.evaluation.suite_file import SCHEMA_VERSION, content_sha256
@@ -43,7 +41,6 @@ def run_suite(
     against: Sequence[str] = (),
     start: str | None = None,
     not_compared: Sequence[str] = (),
-    columns: Sequence[GroupCodes] = (),
     not_measured: Sequence[str] = (),
     leaked: NDArray[np.int64] | None = None,
     leaked_by: str = "",
@@ -65,7 +62,6 @@ def run_suite(
         against: Those of the sets that are other networks', to compare with; see `verdict`.
         start: Which of those the run started from.
         not_compared: Sentences on networks that could not be.
-        columns: Codes by sample id of the whole splits, which a probe reads from each set.
         not_measured: Sentences on what else could have been; what makes a set may add some.
         leaked: (L,) ids of test samples that have a near-duplicate in train: each number of the
             table is given without them, too. None: nobody has looked for them.
@@ -89,9 +85,7 @@ def run_suite(
 
     # the numbers of every set
     measured: dict[str, list[Measured]] = {}
-    probed: list[tuple[str, Result]] = []  # name of a set, and of a column's probe
-    unprobed: set[str] = set()  # sets whose probes were begun
-    incomplete: dict[str, str] = {}  # name -> why this set, or the probes of columns, are missing
+    incomplete: dict[str, str] = {}  # name -> why this set is missing
     spread: dict[str, float] = {}  # of the start: how its features of test spread
 
     def measure(name: str, given: Pair | Callable[[], Pair]) -> None:
@@ -104,22 +98,7 @@ def run_suite(
         if name == start:
             rows = pair[1].features
             spread["start_uniformity"] = uniformity(rows[:: 1 + len(rows) // MOST_SPREAD])
-        if use_up := callable(given):  # flattened in place: first what needs the plain features
-            probe(name, pair)
-        measured[name] = protocols.measure(name, pair, say, progress, use_up=use_up)
-        if not use_up:
-            probe(name, pair)
-
-    def probe(name: str, pair: Pair) -> None:  # what else the features know
-        if columns:
-            say(f"{name}: probes of columns {', '.join(codes.name for codes in columns)}")
-            unprobed.add(name)
-            try:
-                known = nuisance_rows(pair, columns, left_out, seed=seed)
-                probed.extend((name, one) for one in known)
-            except FAILURES as error:
-                left_out.append(f"{name}: probes of columns: {one_line(str(error))}")
-            unprobed.remove(name)
+        measured[name] = protocols.measure(name, pair, say, progress, use_up=callable(given))
 
     try:
         for name, given in sets.items():
@@ -134,15 +113,11 @@ def run_suite(
             raise
         missed = (name for name in sets if name not in {*measured, *incomplete})
         incomplete |= dict.fromkeys(missed, "interrupted")
-        if unprobed & measured.keys():
-            incomplete["probes of columns"] = "interrupted"
         say(f"interrupted; kept: {', '.join(measured)}")
     table = [each for own in measured.values() for each in own]
     for name, power, column, result in table:
         scores.take(name, power is not None, column, result)
     rows = [_row(*each) for each in table]
-    order = [codes.name for codes in columns]
-    probed.sort(key=lambda each: order.index(each[1].details["column"]))
 
     # the answers: ours against other networks, and against baselines where kNN decides nothing
     left_out += [f"{n}: {why}" for n, why in incomplete.items() if n not in against]
@@ -165,7 +140,6 @@ def run_suite(
         "facts": facts,
         "columns": protocols.columns(),
         "rows": rows,
-        "nuisance": [_row(n, None, one.details["column"], one) for n, one in probed],
         "left_out": list(dict.fromkeys([*not_measured, *left_out])),
         "comparisons": comparisons(rows, scores.of, without=against) if known else [],
         "against": compared,

@@ -43,19 +43,6 @@ class _Row(_Number):
     details: dict[str, Any]
 
 
-class _Knows(_Strict):
-    values: Annotated[int, Field(ge=2)]
-    chance: Share
-
-
-class _Nuisance(_Number):
-    """A probe of what is no label, see `nuisance.nuisance`."""
-
-    column: str  # of the data set
-    value: Share
-    details: _Knows
-
-
 class _Comparison(_Strict):
     """The features against a baseline: see `verdict.comparisons`."""
 
@@ -145,7 +132,6 @@ class _Report(_Strict):
     columns: list[str]  # headings of the table, in order
     rows: list[_Row]  # an object a number
     geometry: list[_Row] = []  # of earlier versions
-    nuisance: list[_Nuisance] = []
     left_out: list[str]  # sentences: what could not be measured, and why
     comparisons: list[_Comparison] = []
     against: list[_Against] = []

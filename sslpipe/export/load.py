@@ -337,7 +337,6 @@ def _evaluation(path: Path, weights_sha256: str) -> dict[str, Any]:
     keys = ("data", "data_sha256", "split", "train_split")
     optional = {
         "evaluation_against": [{k: o[k] for k in ("name", "format", "sha256")} for o in against],
-        "evaluation_nuisance": suite.get("nuisance"),
         "evaluation_verdict": against_sentences(suite),
     }
     return {

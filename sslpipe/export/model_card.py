@@ -49,7 +49,6 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
         seen=facts.get("classes_seen", []),
         own=own,
         rows=with_own_name(rows, own),
-        nuisance=with_own_name(facts.get("evaluation_nuisance", []), own),
     )
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,6 @@ from safetensors.torch import save
 from sslpipe.errors import UserError
 from sslpipe.evaluation.choose import choose_power
 from sslpipe.evaluation.embed import load_embeddings
-from sslpipe.evaluation.erase import fit_erasure
-from sslpipe.evaluation.features import split_of_file
-from sslpipe.evaluation.groups import group_codes
 from sslpipe.evaluation.whiten import Whitening, beside_whitening, fit_whitening
 from sslpipe.export.load import load_backbone
 from sslpipe.export.model import SSLPIPE_KEY
@@ -29,8 +26,6 @@ def whiten_export(
     dims: int | None = None,
     *,
     power: float | None = None,
-    erase: Sequence[str] = (),
-    data: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[int, int]:
     """Fit a whitening and store it in an export with the crops of the features it was fitted on.
@@ -41,8 +36,6 @@ def whiten_export(
         floor: As in `fit_whitening`.
         dims: As in `fit_whitening`.
         power: As in `fit_whitening`; None: what `choose_power` finds on TRAIN.
-        erase: Columns of the data set that no linear probe reads from the features afterwards.
-        data: The dataset.json that the features were embedded from, where its columns are.
         say: Told which power was chosen, and why.
 
     Returns:
@@ -63,27 +56,14 @@ def whiten_export(
         raise UserError(f"{train} is of another backbone; embed the train split with {export}")
     if "whitening_sha256" in metadata:
         raise UserError(f"{train} is whitened already; embed with an export without whitening")
-    width = left = rows.features.shape[1]
-    erasure = None
-    if erase:
-        if data is None:
-            raise UserError(
-                f"--erase {erase[0]} is looked up in the data set; name the dataset.json that "
-                f"{train} was embedded from with --data"
-            )
-        side = (split_of_file(data, train, rows, metadata), rows.ids.numpy())
-        erasure = fit_erasure(rows, {name: group_codes(name, side, side).bank for name in erase})
-        rows, left = erasure(rows), width - erasure.left.shape[1]
-    if dims is not None and dims > left:
-        erased = f" less {width - left} that are erased" if erase else ""
-        raise UserError(f"--dims {dims} is more than the {width} features{erased}")
-    kept = dims or left
+    width = rows.features.shape[1]
+    if dims is not None and dims > width:
+        raise UserError(f"--dims {dims} is more than the {width} features")
+    kept = dims or width
     if power is None:
         power, why, helps = choose_power(rows, floor, kept)
         say(why if helps else f"{why}; flattening does not help here: --power 0 keeps distances")
     fitted = fit_whitening(rows, floor, kept, power, say)
-    if erasure is not None:
-        fitted = erasure.then(fitted)
     view: dict[str, Any] = {k: metadata[k] for k in ("view", "image") if k in metadata}
     _put(export, fitted, view)
     return width, kept

@@ -153,7 +153,6 @@ def merged(evaluations: Mapping[str, Tree]) -> Tree:
         "facts": next(iter(evaluations.values()))["facts"],
         "columns": columns,
         "rows": rows,
-        "nuisance": _under_names({n: tree.get("nuisance", []) for n, tree in evaluations.items()}),
         "left_out": [
             f"{n}: {text}" for n, tree in evaluations.items() for text in tree["left_out"]
         ],

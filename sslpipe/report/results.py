@@ -22,7 +22,7 @@ BASELINES = ("pixels", "random")
 COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
 OTHER_COLOURS = tuple(f"var(--series-{number})" for number in (4, 5, 6))
 SMALL_IS_GOOD = "fpr@"  # how such metrics begin; others: large is good
-OTHER_MEASURES = "Retrieval, verification, and what else the features know"
+OTHER_MEASURES = "Retrieval and verification"
 TABLES = (  # heading, what it is, and metric -> title of its column
     (
         "Retrieval",
@@ -208,11 +208,9 @@ def feature_table(
     lines: list[Line],
     columns: Iterable[str],
     titles: Mapping[str, str] | None = None,
-    *,
-    mark: bool = True,
 ) -> Markup:
     """Tabulate features by columns, under `titles` where given; a clear best is marked."""
-    winners = {column: clear_best(lines, column) if mark else [] for column in columns}
+    winners = {column: clear_best(lines, column) for column in columns}
     return render("results.feature_table", lines=lines, winners=winners, titles=titles or {})
 
 
@@ -226,15 +224,7 @@ def task_tables(evaluation: Tree) -> Markup:
             lines = table_lines({**row, "column": row["metric"]} for row in rows)
             protocols = ", ".join(sorted({row["protocol"] for row in rows}))
             tables.append((heading, note, protocols, feature_table(lines, columns, titles)))
-    # how well a probe predicts columns of the data set
-    probed = evaluation.get("nuisance", [])
-    titles = {
-        row["column"]: f"{row['column']} ({row['details']['values']} values, "
-        f"chance {100 * row['details']['chance']:.1f})"
-        for row in probed
-    }
-    known = feature_table(table_lines(probed), titles, titles, mark=False) if probed else ""
-    return render("results.task_tables", tables=tables, known=known)
+    return render("results.task_tables", tables=tables)
 
 
 def leakage(evaluation: Tree) -> Markup:

@@ -422,7 +422,7 @@ def files(tmp_path_factory):
     return paths, rows
 
 
-@pytest.mark.parametrize("name", [name for name in EVALS if name != "nuisance"])  # test_columns
+@pytest.mark.parametrize("name", EVALS)
 def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp_path, name):
     paths, rows = files
     options = {

@@ -1,18 +1,14 @@
-"""Numbers by a column against loops in float64: who may not find whom, and the worst value."""
+"""Numbers by a column against loops in float64: who may not find whom."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
-from sslpipe.evaluation.difference import wilson95
-from sslpipe.evaluation.groups import GroupCodes, group_codes, worst_sentence, worst_value
+from sslpipe.evaluation.groups import GroupCodes, group_codes
 from sslpipe.evaluation.knn import knn_results
-from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.retrieval import retrieval, retrieval_per_query
 from tests.evaluation.test_knn import brute_knn, random_rows, rows, tied_rows
 from tests.evaluation.test_retrieval import assert_equals_loops
@@ -107,67 +103,6 @@ def test_re_identification_ignores_the_identity_in_its_own_camera_and_keeps_dist
     # no row of its camera at all: the distractor is gone, too
     by_name = {r.metric: r for r in retrieval(gallery, query, exclude_same=cameras, **options)}
     assert by_name["map"].value == pytest.approx((1 / 1 + 2 / 3) / 2)
-
-
-def result_of(hits):
-    return Result("knn", "top1", float(hits.mean()), (0, 1), hits.shape[-1], 9, scores=hits)
-
-
-def wilson_by_root(right, total, level):
-    """The ends of Wilson's interval as the roots of its test."""
-    z, share = norm.ppf(0.5 + level / 2), right / total
-
-    def excess(p):
-        return (share - p) ** 2 - z**2 * p * (1 - p) / total
-
-    return brentq(excess, 0, share), 1.0 if share == 1 else brentq(excess, share, 1)
-
-
-def test_the_worst_value_has_an_interval_that_allows_for_the_choice():
-    rng = np.random.default_rng(0)
-    codes = np.concatenate([np.repeat([0, 1, 2], [100, 60, 40]), [3] * 19, [-1] * 6])
-    hits = rng.random(len(codes)) < np.array([0.9, 0.5, 1.1, 0.0, 0.0])[codes]
-    by = GroupCodes("camera", codes[:0], codes, NAMES)
-    worst = worst_value(result_of(hits), by)
-    of_values = [hits[codes == code] for code in range(3)]
-    joint = [wilson_by_root(each.sum(), len(each), 1 - 0.05 / 3) for each in of_values]
-    assert worst.value == of_values[1].mean()
-    assert worst.interval95 == pytest.approx([min(ends) for ends in zip(*joint, strict=True)])
-    assert worst.queries == 200
-    assert worst.metric == "top1 of the worst camera"
-    assert next(iter(worst.details["values"])) == worst.details["worst"] == "b"
-    own = wilson95(int(of_values[1].sum()), 60)
-    assert worst.details["values"]["b"]["interval95"] == pytest.approx(own)
-    assert "b is the worst of 3 values of camera with at least 20" in worst_sentence(worst)
-    assert "values with fewer queries: 1; queries without a value: 6" in worst_sentence(worst)
-    with pytest.raises(DataError, match="no value of column 'camera' has 20 queries"):
-        worst_value(result_of(hits[200:]), by.of_queries(slice(200, None)))
-
-
-def test_knn_and_retrieval_say_how_the_worst_value_fares():
-    gallery = random_rows(120, 5, 4, seed=1)
-    queries = random_rows(150, 5, 4, seed=2, first_id=1000)
-    codes = codes_for(gallery, queries, values=3)
-    overall, worst = knn_results(gallery, queries, k=(5,), by=codes)
-    assert worst.value == min(overall.scores[codes.queries == code].mean() for code in range(3))
-    queries.labels[:30] = 9  # without a match
-    results = retrieval(gallery, queries, k=(1, 5), by=codes)
-    plain = [one for one in results if " by=" not in one.protocol]
-    assert plain == retrieval(gallery, queries, k=(1, 5))
-    table = retrieval_per_query(gallery, queries, k=(1, 5))
-    counted = table.matches > 0
-    worst = {one.metric: one for one in results if " by=" in one.protocol}
-    names = ("Recall@1", "Recall@5", "map", "map_at_r")
-    assert list(worst) == [f"{name} of the worst camera" for name in names]
-    for name, one in zip(names, worst.values(), strict=True):
-        scores = table.values[:, table.names.index(name)]
-        means = [scores[counted & (codes.queries == code)].mean() for code in range(3)]
-        assert one.value == pytest.approx(min(means), rel=1e-12)
-        assert one.interval95[0] < one.value < one.interval95[1]
-    many = (each._replace(labels=each.ids % 10) for each in (gallery, queries))  # ten classes
-    for one in retrieval(*many, k=(1, 5), by=codes):
-        over = "queries" if " by=" in one.protocol else "classes"
-        assert f" interval={over}" in one.protocol
 
 
 def test_codes_are_the_same_numbers_in_both_splits(tmp_path: Path):

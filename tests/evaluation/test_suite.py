@@ -3,7 +3,6 @@
 import io
 import json
 from html import unescape
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -288,10 +287,10 @@ def interrupt(*rows, **options):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("when", ["embedded", "measured", "probed", "compared"])
+@pytest.mark.parametrize("when", ["embedded", "measured", "compared"])
 def test_an_interrupted_suite_keeps_what_is_measured(report, when, monkeypatch):
     ssl, noise = two_sets().values()
-    said, options = [], {}
+    said = []
 
     def embedded():
         if when == "embedded":
@@ -300,35 +299,20 @@ def test_an_interrupted_suite_keeps_what_is_measured(report, when, monkeypatch):
             monkeypatch.setattr(protocols, "verification", interrupt)
         return noise
 
-    if when == "probed":
-        monkeypatch.setattr(suite, "nuisance_rows", interrupt)
-        options["columns"] = [SimpleNamespace(name="vendor")]
     if when == "compared":
         once = iter([interrupt, suite.compare_all])
         monkeypatch.setattr(suite, "compare_all", lambda *a, **named: next(once)(*a, **named))
     sets = {"ssl": ssl, "noise": embedded}
-    stopped = run_suite(sets, {"data": "made up"}, say=said.append, **options)
+    stopped = run_suite(sets, {"data": "made up"}, say=said.append)
     if when == "compared":  # all is measured, and the answers are given
         assert stopped == report
         return
-    missing = ["noise", "probes of columns"][: 1 + (when == "probed")]
-    assert stopped["incomplete"] == dict.fromkeys(missing, "interrupted")
-    assert stopped["left_out"][-len(missing) :] == [f"{name}: interrupted" for name in missing]
+    assert stopped["incomplete"] == {"noise": "interrupted"}
+    assert stopped["left_out"][-1] == "noise: interrupted"
     assert stopped["rows"] == [row for row in report["rows"] if row["features"] == "ssl"]
     assert said[-1] == "interrupted; kept: ssl"
     check_report(json.loads(json.dumps(stopped)))
     assert "incomplete" not in report
-
-
-def test_probes_of_columns_that_fail_cost_no_numbers(report, monkeypatch):
-    def fail(*rows, **options):
-        raise MemoryError
-
-    monkeypatch.setattr(suite, "nuisance_rows", fail)
-    columns = [SimpleNamespace(name="vendor")]
-    stopped = run_suite(two_sets(), {"data": "made up"}, columns=columns)
-    assert stopped["rows"] == report["rows"]
-    assert any("noise: probes of columns" in said for said in stopped["left_out"])
 
 
 def many_classes(classes, per_class, width=8):

@@ -4,20 +4,15 @@ import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, load_embeddings, save_embeddings
-from sslpipe.evaluation.erase import erase
-from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import load_backbone
 from sslpipe.export.whiten import whiten_export
 from sslpipe.export.write import export_model
-from tests.helpers.columns import add_columns
-from tests.helpers.dataset import write_dataset
 from tests.helpers.exports import trained, tree
 
 pytestmark = pytest.mark.usefixtures("proved_here")
@@ -57,40 +52,6 @@ def test_a_power_also_one_chosen_on_train_flattens_what_the_export_encodes(
     assert said[0].startswith("50 rows are few for 128 features")
     expected = fit_whitening(load_embeddings(train)[0], power=used).apply(encoded(out))
     torch.testing.assert_close(encoded(tmp_path / "out"), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_an_erased_column_is_in_the_export_with_the_whitening_after_it(export, tmp_path):
-    out, train = export
-    shutil.copytree(out, tmp_path / "out")
-    manifest = write_dataset(tmp_path / "data", (50,))
-    camera = np.arange(50) // 7 % 4 - 1
-    index = add_columns(manifest, camera=[None if c < 0 else "abc"[c] for c in camera])
-    rows, metadata = load_embeddings(train)
-    file = tmp_path / "train.safetensors"
-    save_embeddings(file, rows, {**metadata, **data_metadata(index.split("train"))})
-    options = {"erase": ["camera"], "data": str(manifest), "power": 1.0}
-    width = rows.features.shape[1]
-    assert whiten_export(tmp_path / "out", file, **options) == (width, width - 2)
-
-    (erased,) = erase(rows, columns={"camera": camera})
-    plain = load_backbone(out).encode(IMAGES)
-    together = Embeddings(torch.cat([rows.features, plain]), torch.arange(53), torch.arange(53))
-    _, expected = erase(rows, together, columns={"camera": camera})
-    expected = fit_whitening(erased, dims=width - 2).apply(expected.features[50:])
-    torch.testing.assert_close(encoded(tmp_path / "out"), expected, rtol=1e-3, atol=1e-3)
-    means = load_backbone(tmp_path / "out").whitening.apply(rows.features).double()
-    means = [means[torch.from_numpy(camera == code)].mean(0) for code in range(3)]
-    assert max(float((mean - means[0]).abs().max()) for mean in means) < 1e-5
-
-    for message, changed in (
-        ("name the dataset.json that .* was embedded from with --data", {"data": None}),
-        (f"--dims {width} is more than the {width} features less 2 that are", {"dims": width}),
-        ("no column 'scanner'", {"erase": ["scanner"]}),
-    ):
-        with pytest.raises(UserError, match=message):
-            whiten_export(tmp_path / "out", file, **{**options, **changed})
-    with pytest.raises(UserError, match="was not embedded from"):
-        whiten_export(out, train, **options)
 
 
 @pytest.mark.parametrize("whitened_before", [False, True])
