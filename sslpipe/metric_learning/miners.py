@@ -26,11 +26,13 @@ from sslpipe.metric_learning.losses.pairwise import (
     positive_slots,
     unit,
 )
+from sslpipe.precision import wide_dtype
 from sslpipe.random import permutation, uniform
 from sslpipe.registry import Table
 
 Loss = Callable[[Pairs], Tensor]
 Pick = Literal["all", "hardest", "random"]
+TripletKind = Literal["semi_hard", "hard", "violating", "easy", "semi_hard_or_easy"]
 
 
 class Miner(Configured):
@@ -55,7 +57,8 @@ class Miner(Configured):
         """
         with torch.no_grad():
             if not isinstance(rows, LabelledRows):
-                rows, pairs = compare(*labelled_rows(rows, cast(Tensor, pairs)), None, None)
+                rows, labels = labelled_rows(rows, cast(Tensor, pairs))
+                rows, pairs = compare(rows.to(wide_dtype(rows.device)), labels, None, None)
             pairs = cast(Pairs, pairs)
             return self.select(rows, pairs, loss=loss) if len(rows.columns) else pairs
 
@@ -265,7 +268,8 @@ class TripletMiner(RandomMiner):
 
     Args:
         kind: "semi_hard" d_ap < d_an < d_ap + margin; "hard" d_an < d_ap; "violating"
-            d_an < d_ap + margin; "easy" d_an >= d_ap + margin.
+            d_an < d_ap + margin; "easy" d_an >= d_ap + margin; "semi_hard_or_easy" d_ap < d_an,
+            which others call semi-hard.
         margin: See kind.
         distance: "squared", "euclidean" or "cosine"; the paper's are squared, of unit rows.
         pick: "all" such negatives of a positive, its "hardest" (nearest to the anchor), or a
@@ -278,7 +282,7 @@ class TripletMiner(RandomMiner):
 
     def __init__(
         self,
-        kind: Literal["semi_hard", "hard", "violating", "easy"] = "semi_hard",
+        kind: TripletKind = "semi_hard",
         margin: float = 0.2,
         distance: Distance = "squared",
         pick: Pick = "all",
@@ -298,12 +302,14 @@ class TripletMiner(RandomMiner):
         for p in range(near.shape[1]):  # one positive at a time: nothing but bits of size n P M
             at = near[:, p, None]
             fits = pairs.negative & slots.filled[:, p, None]
+            if self.kind in ("semi_hard", "semi_hard_or_easy"):
+                fits &= d > at
+            if self.kind in ("semi_hard", "violating"):
+                fits &= d < at + self.margin
+            if self.kind == "hard":
+                fits &= d < at
             if self.kind == "easy":
                 fits &= d >= at + self.margin
-            else:
-                fits &= d < (at if self.kind == "hard" else at + self.margin)
-                if self.kind == "semi_hard":
-                    fits &= d > at
             if self.pick == "hardest":
                 fits = only_at(d.masked_fill(~fits, torch.inf).argmin(1), fits)
             elif self.pick == "random":

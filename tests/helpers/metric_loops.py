@@ -24,12 +24,20 @@ def d2(a, b):
     return (a - b).square().sum()
 
 
+def log_sum(terms):
+    """Log of the sum of e^term, at any scale."""
+    terms = [*terms]
+    if not terms:
+        raise ValueError("no terms")
+    return torch.logsumexp(torch.stack(terms), 0)
+
+
 def hinge(v):
     return v if v > 0 else 0 * v
 
 
 def soft(v):
-    return torch.log1p(torch.exp(v))
+    return log_sum([v, 0 * v])  # log(1 + e^v)
 
 
 def positives(y, i):
@@ -124,8 +132,9 @@ def batch_hard(x, y, margin=0.2, soft_margin=False):
 
 
 def ratio(x, a, p, n):
-    near, far = torch.exp(dist(x[a], x[p])), torch.exp(dist(x[a], x[n]))
-    return near / (near + far)
+    """Return e^near / (e^near + e^far)."""
+    near, far = dist(x[a], x[p]), dist(x[a], x[n])
+    return torch.exp(near - log_sum([near, far]))
 
 
 def triplet_ratio(x, y):
@@ -214,17 +223,17 @@ def nca(x, y, form="log", scale=1.0):
     values = []
     for i in range(len(y)):
         if positives(y, i):
-            p = sum(torch.exp(-scale * d2(x[i], x[j])) for j in positives(y, i))
-            p = p / sum(torch.exp(-scale * d2(x[i], x[k])) for k in others(y, i))
-            values.append(-torch.log(p) if form == "log" else 1 - p)
+            log_p = log_sum(-scale * d2(x[i], x[j]) for j in positives(y, i))
+            log_p = log_p - log_sum(-scale * d2(x[i], x[k]) for k in others(y, i))
+            values.append(-log_p if form == "log" else 1 - torch.exp(log_p))
     return mean(values)
 
 
 def lifted(x, y, alpha=1.0):
     values = []
     for i, j in positive_pairs(y):
-        near = sum(torch.exp(alpha - dist(x[k], x[n])) for k in (i, j) for n in negatives(y, k))
-        values.append(hinge(torch.log(near) + dist(x[i], x[j])) ** 2 / 2)
+        near = log_sum(alpha - dist(x[k], x[n]) for k in (i, j) for n in negatives(y, k))
+        values.append(hinge(near + dist(x[i], x[j])) ** 2 / 2)
     return mean(values)
 
 
@@ -314,8 +323,8 @@ def magnet(x, y, clusters=None, alpha=1.0):
     s2 = sum(d2(row, means[key]) for row, key in zip(x, keys, strict=True)) / (len(x) - 1)
     values = []
     for row, key in zip(x, keys, strict=True):
-        far = sum(torch.exp(-d2(row, m) / (2 * s2)) for k, m in means.items() if k[0] != key[0])
-        values.append(hinge(d2(row, means[key]) / (2 * s2) + alpha + torch.log(far)))
+        far = log_sum(-d2(row, m) / (2 * s2) for k, m in means.items() if k[0] != key[0])
+        values.append(hinge(d2(row, means[key]) / (2 * s2) + alpha + far))
     return mean(values)
 
 

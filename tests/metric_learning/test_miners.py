@@ -71,7 +71,9 @@ def multi_similarity(i, j, x, y):
     return s[j] - min((s[p] for p in loops.positives(y, i)), default=math.inf) + 0.1
 
 
-def triplet_kind(kind, distance=loops.d2, margin=0.2):
+def triplet_kind(kind, distance=loops.d2, margin=0.2, strict=False):
+    """A check by the rule of a kind; strict: kept is what fits to the last bit, ties too."""
+
     def slack(a, p, n):
         near, far = float(distance(a, p)), float(distance(a, n))
         return {
@@ -79,9 +81,15 @@ def triplet_kind(kind, distance=loops.d2, margin=0.2):
             "hard": near - far,
             "violating": near + margin - far,
             "easy": far - near - margin,
+            "semi_hard_or_easy": far - near,
         }[kind]
 
-    return by_triplets(slack)
+    def exactly(kept, x, y):
+        slacks = {t: slack(*(x[k] for k in t)) for t in loops.triplets(y)}
+        at_bound = kind == "easy"
+        assert kept == {t for t, value in slacks.items() if value > 0 or (at_bound and value == 0)}
+
+    return exactly if strict else by_triplets(slack)
 
 
 def angular(a, p, n):
@@ -138,7 +146,7 @@ def largest_loss(kept, x, y):
     assert len({i for pair in masks(kept) for i in pair}) <= 6
 
 
-KINDS = ("semi_hard", "hard", "violating", "easy")
+KINDS = ("semi_hard", "hard", "violating", "easy", "semi_hard_or_easy")
 RULES = [
     ("all", {}, everything),
     ("angular", {}, by_triplets(angular, normalize=True)),
@@ -184,6 +192,42 @@ def test_a_miner_keeps_what_its_rule_keeps_in_float64(name, arguments, check, ki
         if name == "distance_weighted":
             inside_the_sphere(miner, x, y)
         check(seen[0], list(x.double()), y)
+
+
+def tied_rows(dim, offset, dtype, seed):
+    """Rows on a grid of eighths: many pairs are exactly as far apart."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.randint(-8, 9, (14, dim), generator=generator)
+    labels = torch.randint(0, 3, (14,), generator=generator)
+    return (steps.to(torch.float64) / 8 + offset).to(dtype), labels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [0.0, 1000.0, -4096.0])
+@pytest.mark.parametrize("dim", [1, 2, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_distances_are_equal_to_a_miner(kind, dim, offset, dtype):
+    for seed in range(5):
+        x, labels = tied_rows(dim, offset, dtype, seed)
+        x64, y = x.double(), labels.tolist()
+        check = triplet_kind(kind, margin=0.25, strict=True)
+        check(listed(MINERS["triplets"](kind=kind, margin=0.25)(x, labels)), list(x64), y)
+        hard = MINERS["batch_hard"](distance="squared")(x, labels)
+        for a in loops.with_both(y):  # the first of the farthest, and of the nearest
+            far, near = loops.positives(y, a), loops.negatives(y, a)
+            chosen = max(far, key=lambda j, a=a: float(loops.d2(x64[a], x64[j])))
+            assert hard.positive[a].nonzero().tolist() == [[chosen]]
+            chosen = min(near, key=lambda j, a=a: float(loops.d2(x64[a], x64[j])))
+            assert hard.negative[a].nonzero().tolist() == [[chosen]]
+
+
+def test_a_negative_as_far_as_the_positive_is_not_semi_hard():
+    x, labels = (
+        torch.tensor([0, 1, -1, 1.25, 1.125]).double()[:, None],
+        torch.tensor([0, 0, 1, 1, 1]),
+    )
+    kept = listed(MINERS["triplets"](kind="semi_hard", margin=0.25)(x, labels))
+    assert (4, 3, 1) not in kept  # both are 1/8 away
 
 
 @pytest.mark.parametrize(("name", "arguments", "check"), RULES)

@@ -37,6 +37,12 @@ def rows_of(kind):
         x = noise() + 1000
     elif kind == "tiny":
         x = 1e-6 * x
+    elif kind == "one long row":
+        x[3] *= 1e4
+    elif kind == "two scales":  # half of the rows, some of each class
+        x[::2] *= 1e4
+    elif kind == "huge":
+        x = 1e20 * x
     elif kind == "dead rows":  # one of a class, and all of another
         x[[at for at, label in enumerate(y) if label == y[0]][:1]] = 0
         x[[at for at, label in enumerate(y) if label == max(y)]] = 0
@@ -49,9 +55,12 @@ def rows_of(kind):
     return x, y
 
 
-DIGITS = ("ordinary", "collapsed", "offset", "tiny", "dead rows")
+DIGITS = ("ordinary", "collapsed", "offset", "tiny", "dead rows", "one long row", "two scales")
 INPUTS = [
-    *((kind, torch.float32) for kind in (*DIGITS, "single class", "empty", "without labels")),
+    *(
+        (kind, torch.float32)
+        for kind in (*DIGITS, "huge", "single class", "empty", "without labels")
+    ),
     *((kind, torch.bfloat16) for kind in DIGITS),
     *((kind, torch.float16) for kind in ("ordinary", "tiny")),  # its range is its own
 ]
@@ -105,8 +114,8 @@ def test_a_loss_has_the_digits_of_float64(name, kind, dtype):
         assert bool(value.isfinite())
         assert bool(grad.isfinite().all())
         return
-    torch.testing.assert_close(
-        value.double(), exact.double().detach(), rtol=VALUE, atol=VALUE * 0.1
+    torch.testing.assert_close(  # a value beyond float32 is infinite
+        value.double(), exact.detach().float().double(), rtol=VALUE, atol=VALUE * 0.1
     )
     # gradients beyond the dtype are infinite, those below its smallest number 0
     info = torch.finfo(dtype)
@@ -123,13 +132,15 @@ OF_DISTANCES = (
     *("batch_hard", "contrastive", "margin", "triplet", "lifted"),
     *("triplet_ratio", "hard_cluster"),
 )
+LENGTHS = ("one long row", "two scales", "huge")
 QUICK = [
     *((name, "dead rows") for name in (*LOSS_LOOPS, *HEAD_LOOPS)),
     *((name, kind) for name in OF_DISTANCES for kind in ("collapsed", "offset")),
+    *((name, kind) for name in (*OF_DISTANCES, "hdc") for kind in LENGTHS),
     ("magnet", "tiny"),
 ]
 
 
 @pytest.mark.parametrize(("name", "kind"), QUICK)
-def test_dead_rows_have_length_0_and_near_rows_their_distances(name, kind):
+def test_the_digits_that_lengths_and_near_rows_cost(name, kind):
     test_a_loss_has_the_digits_of_float64(name, kind, torch.float32)

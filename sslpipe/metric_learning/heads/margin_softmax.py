@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sslpipe.metric_learning.heads.base import Head, row_mean
 from sslpipe.metric_learning.losses.pairwise import linear, unit
+from sslpipe.precision import wide_dtype
 
 Beyond = Literal["linear", "cosine"]
 
@@ -76,7 +77,8 @@ class MarginSoftmax(Head):
     def logits(self, x: Tensor, labels: Tensor) -> Tensor:
         """Return (B, C) for the cross entropy."""
         weight = self.weight.to(x.dtype)
-        norms = x.norm(dim=1)  # (B,)
+        wide = wide_dtype(x.device)  # squares leave float32 before lengths do
+        norms = torch.linalg.vector_norm(x, dim=1, dtype=wide).to(x.dtype)  # (B,)
         lengths = norms[:, None]
         if self.lengths == "both":
             lengths = lengths * weight.norm(dim=1)  # (B, C)

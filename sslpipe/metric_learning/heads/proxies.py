@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sslpipe.distributed import all_gather_rows, current_rank, gather_with_grad, global_mean
 from sslpipe.metric_learning.heads.base import Head, row_mean
 from sslpipe.metric_learning.losses.pairwise import unit
+from sslpipe.precision import wide_dtype
 
 TINY_D2 = 1e-12  # a squared distance below this has no direction, and no gradient
 
@@ -171,12 +172,13 @@ class CenterLoss(Head):
         self.register_buffer("centers", torch.zeros(num_classes, dim))
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        d2 = (x - self.centers[labels].to(x.dtype)).square().sum(1)  # (B,)
+        apart = x - self.centers[labels].to(x.dtype)  # (B, D)
+        d2 = apart.to(wide_dtype(x.device)).square().sum(1)  # (B,); squares leave float32 early
         rows = len(d2) if self.reduction == "mean" else 1 / current_rank().world_size
         loss = self.weight / 2 * global_mean(d2.sum(), d2.new_full((), rows))
         if self.training:
             self._move(all_gather_rows(x), all_gather_rows(labels))
-        return loss
+        return loss.to(x.dtype)
 
     @torch.no_grad()
     def _move(self, x: Tensor, labels: Tensor) -> None:

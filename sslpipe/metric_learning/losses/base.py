@@ -18,6 +18,7 @@ from sslpipe.metric_learning.losses.pairwise import (
     labelled_rows,
     unit,
 )
+from sslpipe.precision import wide_dtype
 
 Reduction = Literal["mean", "mean_active", "sum", "none"]
 
@@ -87,8 +88,8 @@ class MetricLoss(Configured):
     Shape:
         embeddings (n, D), labels (n,) int64, < 0 for none -> (), equal on all ranks. n may differ
         between them. A batch without an item gives 0. Everything is float32 at least, also under
-        autocast. Gradient: W times the part of this rank's rows and of what it says about the
-        others', so that DDP's mean equals one process.
+        autocast, and float64 where rows keep their lengths. Gradient: W times the part of this
+        rank's rows and of what it says about the others', so that DDP's mean equals one process.
 
     After a call `last_count` and `last_active` hold the items of the global batch and those above 0
     (of the first term). Collective: all ranks call it.
@@ -154,21 +155,24 @@ class MetricLoss(Configured):
         """
         x, labels = labelled_rows(embeddings, labels, self.settings.get("num_classes"))
         with torch.autocast(x.device.type, enabled=False):
+            dtype = x.dtype
             if self.normalize:
                 x = unit(x)
                 if ref is not None:
                     ref = ref._replace(embeddings=unit(ref.embeddings.to(x.dtype)))
+            else:  # a long row costs short ones their digits, and its square leaves float32
+                x = x.to(wide_dtype(x.device))
             batch, pairs = compare(x, labels, ids, ref)
             batch = batch._replace(unit=self.normalize)
             if ref is None and counts is not None:
                 pairs = pairs._replace(most_positives=counts.most_positives)
             if not len(batch.columns):  # no rows on any rank
                 self._counted = None
-                return 0 * (x.sum(1) if self.reduction == "none" else x.sum())
+                return 0 * (x.sum(1) if self.reduction == "none" else x.sum()).to(dtype)
             if miner is not None:
                 with torch.no_grad():
                     pairs = miner(batch, pairs, loss=lambda some: self._reduce(batch, some))
-            return self._reduce(batch, pairs)
+            return self._reduce(batch, pairs).to(dtype)
 
     def _reduce(self, batch: LabelledRows, pairs: Pairs) -> Tensor:
         terms = self.rule(batch, pairs, **self.conventions)

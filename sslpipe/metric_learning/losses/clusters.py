@@ -7,9 +7,11 @@ from torch import Tensor, nn
 
 from sslpipe.metric_learning.losses.base import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import (
+    NEVER,
     LabelledRows,
     Pairs,
     PerAnchor,
+    centered_columns,
     occurrence,
     per_row,
 )
@@ -77,7 +79,7 @@ class MagnetLoss(MetricLoss, normalize=False):
         x = -scale * batch._replace(columns=groups.means).distances("squared")  # (n, G)
         other = (batch.labels[:, None] != groups.labels) & known[mine, None]
         to_own = x.gather(1, groups.column_group[mine, None].clamp_min(0))[:, 0]
-        others = x.masked_fill(~other, -1e30).logsumexp(1)
+        others = x.masked_fill(~other, NEVER[x.dtype]).logsumexp(1)
         return [per_row((alpha + others - to_own).clamp_min(0), other.any(1))]
 
 
@@ -90,7 +92,7 @@ def k_means(x: Tensor, labels: Tensor, k: int, rounds: int = 10) -> Tensor:
     out = torch.zeros_like(labels)
     for label in torch.unique(labels[labels >= 0]).tolist():
         rows = (labels == label).nonzero()[:, 0]
-        part = x[rows] - x[rows].mean(0)  # distances know no origin, rounding does
+        part = centered_columns(x[rows])  # distances know no origin, rounding does
         centers = part[:1]
         while len(centers) < min(k, len(part)):
             farthest = _apart(part, centers).amin(1).argmax()

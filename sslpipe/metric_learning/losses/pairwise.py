@@ -16,7 +16,9 @@ from sslpipe.distributed import all_gather_rows, current_rank, gather_with_grad,
 
 Distance = Literal["euclidean", "squared", "cosine"]
 
-NEVER = -1e30  # in a log-sum-exp: a term that is not there; finite, so that its gradient is 0
+# In a log-sum-exp: a term that is not there. Finite, so that its gradient is 0; below the square of
+# any float32, as rows that keep their lengths are compared in float64.
+NEVER = {torch.float32: -1e30, torch.float64: -1e200}
 TILE_NUMBERS = 2**16  # of a tile: it stays in a core's cache
 
 
@@ -57,10 +59,10 @@ class LabelledRows(NamedTuple):
         return self.anchors @ centered_columns(self.columns).T
 
     def centered(self) -> "LabelledRows":
-        """Take all rows from the columns' mean: distances stay, and keep their digits."""
+        """Subtract `middle_row` from all rows: distances stay, and keep their digits."""
         if not len(self.columns):
             return self
-        center = self.columns.detach().mean(0)
+        center = middle_row(self.columns)
         return self._replace(anchors=self.anchors - center, columns=self.columns - center)
 
     def distances(self, kind: Distance) -> Tensor:
@@ -70,7 +72,7 @@ class LabelledRows(NamedTuple):
             kind: "euclidean"; "squared", of the Euclidean distance; "cosine", 1 - dot product of
                 unit rows.
 
-        Both sides are taken from the columns' mean first, so that a common offset costs no digits.
+        `middle_row` is subtracted from both sides first, so that a common offset costs no digits.
         Rows that rounding cannot tell apart have distance 0, without gradient.
         """
         if kind == "cosine":
@@ -138,9 +140,20 @@ def labelled_rows(
     return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), labels
 
 
+def middle_row(rows: Tensor) -> Tensor:
+    """Return the row nearest to the mean of rows (M, D), M > 0, as (D,) without gradient.
+
+    Differences from a row are exact wherever those of the rows are, so distances that are equal
+    stay equal; differences from the mean are rounded, each in its own way.
+    """
+    rows = rows.detach()
+    apart = torch.linalg.vector_norm(rows - rows.mean(0), dim=1)
+    return rows.index_select(0, apart.argmin()[None])[0]
+
+
 def centered_columns(columns: Tensor) -> Tensor:
-    """Take columns (M, D) from their mean, which gets no gradient."""
-    return columns - columns.detach().mean(0) if len(columns) else columns
+    """Subtract `middle_row`, which gets no gradient, from columns (M, D)."""
+    return columns - middle_row(columns) if len(columns) else columns
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -202,7 +215,7 @@ class _Distances(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, squared: bool) -> Tensor:
         if len(b):  # distances know no origin, rounding does
-            center = b.mean(0)
+            center = middle_row(b)
             a, b = a - center, b - center
         length_a, length_b = a.square().sum(1, keepdim=True), b.square().sum(1)
         d = a.new_empty(len(a), len(b))
@@ -243,10 +256,10 @@ class _MaskedLSE(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
-        out, softmax = x.new_empty(len(x)), torch.empty_like(x)
+        out, softmax, never = x.new_empty(len(x)), torch.empty_like(x), NEVER[x.dtype]
         for rows in tiles(*x.shape):
-            tile = torch.mul(x[rows], scale, out=softmax[rows]).masked_fill_(~mask[rows], NEVER)
-            top = tile.amax(1, keepdim=True).clamp_min_(NEVER / 2)  # an empty row's terms are 0
+            tile = torch.mul(x[rows], scale, out=softmax[rows]).masked_fill_(~mask[rows], never)
+            top = tile.amax(1, keepdim=True).clamp_min_(never / 2)  # an empty row's terms are 0
             total = tile.sub_(top).exp_().sum(1, keepdim=True)
             total.clamp_min_(torch.finfo(x.dtype).tiny)
             tile.div_(total)
@@ -300,7 +313,7 @@ class Slots(NamedTuple):
 
     def lse(self, x: Tensor, scale: float = 1.0) -> Tensor:
         """Take `masked_lse` over the positives: (n, M) -> (n,)."""
-        return (scale * self.take(x)).masked_fill(~self.filled, NEVER).logsumexp(1)
+        return (scale * self.take(x)).masked_fill(~self.filled, NEVER[x.dtype]).logsumexp(1)
 
 
 def positive_slots(positive: Tensor, most_positives: int | None = None) -> Slots:

@@ -231,8 +231,8 @@ def triplet_sums(
         pairs: What counts.
         margin: Of v = near_ap - far_an + margin.
         shape: "hinge" f = [v]+, "softplus" log(1 + e^v), "ratio" 2 / (1 + e^-v)^2.
-        kind: Which triplets count: "all"; "violating" v > 0; "hard" v > margin, that is
-            far_an < near_ap; "semi_hard" 0 < v < margin.
+        kind: Which triplets count: "all"; "violating" v > 0; "hard" far_an < near_ap; "semi_hard"
+            far_an > near_ap and v > 0.
 
     O(n M) memory. Time O(n M P) for P positives an anchor; for hinges with more than MOST_POSITIVES
     O(n M log M): negatives are sorted once a row and each positive meets a prefix of them, whose
@@ -294,7 +294,9 @@ def _direct_sums(nearby: Tensor, far: Tensor, rule: _Rule) -> tuple[Tensor, Tens
     for rows in tiles(len(far), nearby.shape[1] * far.shape[1]):
         negatives = far[rows].masked_fill(~rule.pairs.negative[rows], torch.inf)  # v = -inf, f = 0
         v = (nearby[rows] + rule.margin)[:, :, None] - negatives[:, None]  # (r, P, M)
-        _leave_out(v, rule, rows)
+        if rule.pairs.triplets is not None:
+            v.masked_fill_(~rule.pairs.triplets[rows], -torch.inf)
+        _mask_other_kinds(v, nearby[rows, :, None], negatives[:, None], rule.kind)
         value, slope = _curve(v, rule.shape)
         total[rows] = value.sum((1, 2))
         torch.sum(slope, 2, out=grad_near[rows])
@@ -304,16 +306,17 @@ def _direct_sums(nearby: Tensor, far: Tensor, rule: _Rule) -> tuple[Tensor, Tens
     return total, active, grad_near, grad_far
 
 
-def _leave_out(v: Tensor, rule: _Rule, rows: slice) -> None:
-    """Set v = -inf, where f and its slope are 0, for triplets of another kind."""
-    if rule.pairs.triplets is not None:
-        v.masked_fill_(~rule.pairs.triplets[rows], -torch.inf)
-    if rule.kind in ("violating", "semi_hard"):
+def _mask_other_kinds(v: Tensor, near: Tensor, far: Tensor, kind: Kind) -> None:
+    """Set v = near + margin - far to -inf, where f and its slope are 0, for other triplets.
+
+    near and far are compared themselves: in v equal ones are rounded apart.
+    """
+    if kind in ("violating", "semi_hard"):
         v.masked_fill_(v <= 0, -torch.inf)
-    if rule.kind == "semi_hard":
-        v.masked_fill_(v >= rule.margin, -torch.inf)
-    if rule.kind == "hard":
-        v.masked_fill_(v <= rule.margin, -torch.inf)
+    if kind == "semi_hard":
+        v.masked_fill_(far <= near, -torch.inf)
+    if kind == "hard":
+        v.masked_fill_(far >= near, -torch.inf)
 
 
 def _curve(v: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:

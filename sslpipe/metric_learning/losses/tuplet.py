@@ -177,7 +177,7 @@ class TupleMaxLoss(MetricLoss, normalize=True):
     @staticmethod
     def row_terms(batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         s = batch.relative_similarities()
-        hardest = s.masked_fill(~pairs.negative, NEVER).amax(1, keepdim=True)
+        hardest = s.masked_fill(~pairs.negative, NEVER[s.dtype]).amax(1, keepdim=True)
         slots = pairs.slots()
         filled = slots.filled & pairs.negative.any(1, keepdim=True)
         return [per_pair((hardest - slots.take(s)).clamp_min(0), filled)]
@@ -409,7 +409,7 @@ def _exponents(
     s: Tensor, everyone: Tensor, c: float, slots: Slots, negative: Tensor, rows: slice
 ) -> Tensor:
     """(r, P, M); NEVER where the column is no negative."""
-    own = s[rows].masked_fill(~negative[rows], NEVER)
+    own = s[rows].masked_fill(~negative[rows], NEVER[s.dtype])
     return everyone[slots.columns[rows]].add_(own[:, None]).mul_(c)
 
 

@@ -169,3 +169,26 @@ def test_sorting_the_negatives_gives_what_meeting_each_gives(triplets, distance,
     ordered = value_and_grad(lambda x: loss(x, labels), x), loss.last_count, loss.last_active
     torch.testing.assert_close(ordered[0], direct[0], rtol=1e-10, atol=1e-12)
     assert ordered[1:] == direct[1:]
+
+
+@pytest.mark.parametrize("most_positives", [0, 24])  # sorted, or each met
+@pytest.mark.parametrize("kind", ["semi_hard", "hard", "violating"])
+def test_equal_distances_are_equal_to_a_kind_of_triplets(kind, most_positives, monkeypatch):
+    monkeypatch.setattr("sslpipe.metric_learning.losses.triplet.MOST_POSITIVES", most_positives)
+    margin = 0.2  # near + margin is rounded
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randint(-8, 9, (14, 2), generator=generator).double() / 8 + 100
+        labels = torch.randint(0, 3, (14,), generator=generator)
+        loss = METRIC_LOSSES["triplet"](triplets=kind, margin=margin, normalize=False)
+        loss(x, labels)
+        apart = [
+            (float(loops.d2(x[a], x[p])), float(loops.d2(x[a], x[n])))
+            for a, p, n in loops.triplets(labels.tolist())
+        ]
+        counts = {
+            "semi_hard": sum(near < far < near + margin for near, far in apart),
+            "hard": sum(far < near for near, far in apart),
+            "violating": sum(far < near + margin for near, far in apart),
+        }
+        assert loss.last_count == counts[kind]
