@@ -9,13 +9,8 @@ SIDE_BY_SIDE := -n 3 --dist loadfile
 OUT ?= out/demo$(if $(SHORT),-short)
 # SHORT=1: a demo of about a minute, for a first look and for CI; its numbers mean nothing
 STEPS := $(if $(SHORT),steps=40 optim.warmup_steps=10 run.monitor_steps=20)
-# The demo trains its whole recipe where that takes two and a half minutes at most. A slower machine, which is slow
-# at all else, too, trains for DEMO_S seconds, with fewer steps, and the results say so: with half of each core, all
-# of the demo took 4 min 55 s. A few steps on throwaway weights are timed first, with all that a training does.
-DEMO_S ?= 60
 DEMO := recipes/demo.toml --data $(OUT)/data/dataset.json
 TRAIN_DEMO := OMP_NUM_THREADS=1 $(RUN)/accelerate launch --config_file launch/cpu2.yaml -m sslpipe train $(DEMO)
-TRIAL := steps=12 optim.warmup_steps=0 run.log_steps=2 run.monitor_steps=0
 
 # how far `make test-slow` goes: random kills, damaged inputs for each reader
 KILLS ?= 6
@@ -58,14 +53,8 @@ demo: export SSLPIPE_NEXT = 0
 demo: $(VENV)/.installed  ## shards -> pretraining on two processes -> evaluation -> export -> report
 	$(RUN)/sslpipe shards build $(OUT)/data --source idx --root assets/fashion-mnist-10k --test-fraction 0.2 --scatter --name "scattered Fashion-MNIST"
 	$(RUN)/sslpipe preview $(DEMO) --out $(OUT)/run/views.png
-ifdef SHORT
 	$(RUN)/sslpipe check $(DEMO) $(STEPS)
 	$(TRAIN_DEMO) --run-dir $(OUT)/run $(STEPS)
-else
-	test -f $(OUT)/steps || $(TRAIN_DEMO) --run-dir $(OUT)/trial $(TRIAL)
-	test -f $(OUT)/steps || { $(RUN)/sslpipe check $(DEMO) --within $(DEMO_S) --whole-within 150 --timed-by $(OUT)/trial >$(OUT)/timed && mv $(OUT)/timed $(OUT)/steps; }
-	$(TRAIN_DEMO) --run-dir $(OUT)/run $$(cat $(OUT)/steps)
-endif
 	$(RUN)/sslpipe embed $(OUT)/run --data $(OUT)/data/dataset.json --split train --split test --out '$(OUT)/run/features/{split}.safetensors'
 	$(RUN)/sslpipe evaluate suite $(OUT)/run --data $(OUT)/data/dataset.json --out $(OUT)/run/eval.json
 	$(RUN)/sslpipe export $(OUT)/run --out $(OUT)/backbone --format all --overwrite

@@ -1,7 +1,6 @@
 """What a pretraining will do and cost: its parts are built, its first epoch is looked at."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 
@@ -42,8 +41,7 @@ from sslpipe.recipe.base import divisors
 from sslpipe.recipe.identity import run_identities
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.cuda_graph import graph_refusal, will_record
-from sslpipe.run.launch import check_precision, stored_precision, training_device
-from sslpipe.run.log import logged_step_s
+from sslpipe.run.launch import check_precision, training_device
 from sslpipe.run.memory import check_memory, estimate_memory
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
@@ -53,7 +51,6 @@ def check_pretraining(
     recipe: Recipe,
     index: DatasetIndex | None,
     init_from: FrozenBackbone | None = None,
-    timed_by: Path | None = None,
 ) -> Check:
     """Build every part of a pretraining and look at its order, as `check_recipe`; train nothing.
 
@@ -61,8 +58,6 @@ def check_pretraining(
         recipe: Of a pretraining.
         index: The data set; None skips what only the data can tell.
         init_from: The weights that the backbone starts from; None: random ones.
-        timed_by: The directory of a few steps of this run, whose log times a step; None: a few
-            images of noise do.
     """
     # what the machine may refuse
     device = training_device(recipe)
@@ -118,13 +113,9 @@ def check_pretraining(
     if too_much and (alone := check_memory(memory.of_images(4, recipe), recipe, device)):
         raise RecipeError(f"with no more than 4 images at a time {alone}")
     flops = recipe_flops(recipe, model, crop_px)
-    if timed_by is None:
-        image_px = min(recipe.data.canvas_px, crop_px * 8 // 7)
-        precision, step_s = step_seconds(model, augment, image_px, recipe, device, image_type)
-        how = f"one {device.type} process of this machine, without reading, loss and optimizer"
-    else:
-        precision, step_s = stored_precision(timed_by), logged_step_s(timed_by)
-        how = f"as measured in {timed_by}"
+    image_px = min(recipe.data.canvas_px, crop_px * 8 // 7)
+    precision, step_s = step_seconds(model, augment, image_px, recipe, device, image_type)
+    how = f"one {device.type} process of this machine, without reading, loss and optimizer"
     in_all = f", {_duration(step_s * recipe.steps)} in all" if recipe.steps else ""
     time = f"{step_s:.2g} s/step{in_all} ({precision}, {how})"
     rows = [("time", time), ("memory", memory_text(memory))]

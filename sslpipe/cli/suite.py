@@ -41,7 +41,6 @@ from sslpipe.evaluation.verdict import (
     unfinished,
 )
 from sslpipe.export.load import FrozenBackbone, load_backbone
-from sslpipe.recipe import shortened_note
 
 AGAIN_S = 1.0  # a Ctrl-C so much later than the first signal ends what is being written
 LONGEST_NAME = 40
@@ -95,7 +94,6 @@ def suite_table(report: dict[str, Any]) -> Table:
     queries = next((row["queries"] for row in report["rows"] if row["column"] is not None), 0)
     what = "Shares" if RECALL in columns else "Top-1 accuracy"
     title = f"{what} in %, 95 % interval; {queries} test samples"
-    note = report["facts"].get("shortened")
     cells: dict[str, dict[str, str]] = {}
     for row in report["rows"]:
         line = cells.setdefault(features_name(row), {})
@@ -103,7 +101,7 @@ def suite_table(report: dict[str, Any]) -> Table:
             mark = "" if row["details"].get("converged", True) else " *"
             line[row["column"]] = percent(row["value"], row["interval95"]) + mark
     rows = [[name, *(line.get(each, "–") for each in columns)] for name, line in cells.items()]
-    return text_table(["features", *columns], rows, title=f"{title}; {note}" if note else title)
+    return text_table(["features", *columns], rows, title=title)
 
 
 def against_table(compared: Sequence[dict[str, Any]]) -> Table:
@@ -305,7 +303,6 @@ def model_metadata(
 ) -> dict[str, Any]:
     """Return what eval.json says of where the features come from: weights, view, data."""
     config, recipe = backbone.config, _table(backbone.config.facts, "recipe")
-    note = shortened_note(recipe)
     return {
         "name": config.facts.get("name", ""),
         "backbone": config.backbone.model_dump(),
@@ -316,7 +313,6 @@ def model_metadata(
         **backbone.checkpoint_metadata,
         **{key: config.facts[key] for key in ("step", "checkpoint_reason") if key in config.facts},
         **({"steps": recipe["steps"]} if "steps" in recipe else {}),
-        **({"shortened": note} if note else {}),
         "train_split": splits[0].name,
         "classes": list(splits[0].index.manifest.classes),
         **({"against": [other.metadata() for other in others]} if others else {}),

@@ -13,7 +13,7 @@ from rich.console import Console
 from sslpipe.cli import inputs
 from sslpipe.cli import options as opt
 from sslpipe.cli.next_step import after_train, new_run_dir, plugin_words, say_next, training
-from sslpipe.cli.terminal import console, new_app, say_once, show, text_table, working
+from sslpipe.cli.terminal import new_app, say_once, show, text_table, working
 from sslpipe.errors import UserError, one_line
 
 app = new_app()
@@ -32,8 +32,7 @@ def _explain(key: str | None) -> None:
     app,
     epilog="Examples: sslpipe check recipe.toml --data out/photos/dataset.json data.batch_size=512 "
     "| sslpipe check finetune.toml --data out/photos/dataset.json --init runs/photos | "
-    "sslpipe check --explain data.micro_batch | sslpipe check --explain loss.temperature | "
-    "sslpipe check recipe.toml --data out/photos/dataset.json --within 3600",
+    "sslpipe check --explain data.micro_batch | sslpipe check --explain loss.temperature",
 )
 def check(
     recipe: opt.RecipeOrRun,
@@ -45,9 +44,6 @@ def check(
     explain: Annotated[
         str | None, opt.option(is_eager=True, callback=_explain, metavar="KEY")
     ] = None,
-    within: Annotated[float | None, opt.option(min=1, metavar="SECONDS")] = None,
-    whole_within: Annotated[float | None, opt.option(min=1, metavar="SECONDS")] = None,
-    timed_by: Annotated[Path | None, opt.option(metavar="RUN")] = None,
 ) -> None:
     """Validate a recipe without training; print its settings and sizes.
 
@@ -56,11 +52,6 @@ def check(
     Args:
         data: The data set's dataset.json: a path or a URL.
         explain: Print what a setting means, such as data.micro_batch, and exit.
-        within: Print settings that shorten the training to this time on this machine; nothing if
-            the whole recipe takes no longer. All else goes to stderr.
-        whole_within: For --within: the time that the whole recipe may take. Default: 1.25 times it.
-        timed_by: For --within: a run of a few steps on this machine, to time a step by its log.
-            Default: a rough estimate.
     """
     loaded = inputs.load_recipe_or_run(recipe, overrides or [])
     run_dir = inputs.recorded_in(recipe)
@@ -70,34 +61,21 @@ def check(
     if index is not None:
         index.split(loaded.data.split)  # an unknown one is refused
     inputs.check_model(init)
-    for name, value in (("--timed-by", timed_by), ("--whole-within", whole_within)):
-        if value is not None and within is None:
-            raise UserError(f"{name} is for --within; give both")
-    if timed_by is not None:
-        inputs.check_run(timed_by)
 
-    from sslpipe.check import check_recipe, check_within
+    from sslpipe.check import check_recipe
     from sslpipe.export.initial import open_init
     from sslpipe.recipe import Recipe
 
     init_from = open_init(loaded, init, checkpoint=checkpoint, weights=weights)
     with working("check: a step is timed"):
-        if within is None:
-            said = check_recipe(loaded, index, init_from)
-        else:
-            shorter, said = check_within(loaded, index, init_from, within, timed_by, whole_within)
-    (Console() if within is None else console).print(said)
+        said = check_recipe(loaded, index, init_from)
+    Console().print(said)
     if init_from is not None and index is not None:
         from sslpipe.check.estimate import start_concentration
 
         with working("check: a few images are embedded"):
             spread = start_concentration(loaded, index, init_from)
         say_once(spread)
-    if within is not None:
-        say = "settings for `train`, on stdout" if shorter else "the whole recipe takes no longer"
-        say_once(f"--within {within:g}: {say}")
-        print(" ".join(shorter))
-        return
     if data is None:
         say_next("shards", "build", "--help")
     # of --init, `preview` knows nothing; a run has recorded what it needs, and is no recipe
@@ -141,7 +119,7 @@ def train(
         allow_pipe: Run the shell commands of shards named `pipe:COMMAND`. Only for data that you
             trust; a recipe cannot allow it.
     """
-    from sslpipe.recipe import load_recipe, shortened_note
+    from sslpipe.recipe import load_recipe
     from sslpipe.registry.plugins import made_with
     from sslpipe.run.records import plugins_of
 
@@ -151,8 +129,6 @@ def train(
     inputs.check_folder(run_dir, "--run-dir")
     if not (run_dir / "init").is_dir():  # else the run keeps its own
         inputs.check_model(init)
-    if note := shortened_note(loaded.model_dump()):
-        say_once(note)
 
     from sslpipe.api import train as train_run
     from sslpipe.distributed import end_processes

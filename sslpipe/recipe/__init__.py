@@ -27,7 +27,6 @@ __all__ = [
     "load_recipe",
     "parse_recipe",
     "setting_keys",
-    "shortened_note",
 ]
 
 KINDS: dict[str, type[RunRecipe]] = {"pretraining": Recipe, "fine-tuning": FinetuneRecipe}
@@ -67,18 +66,6 @@ def parse_recipe(
 def is_finetune(tree: Mapping[str, Any]) -> bool:
     """Whether a recipe's tree is one of fine-tuning: it has a [sampler]."""
     return "sampler" in tree
-
-
-def shortened_note(recipe: Mapping[str, Any]) -> str:
-    """Say that a run (its `model_dump()`, recipe.json) had fewer steps than its recipe; else ""."""
-    run = recipe.get("run")
-    whole = run.get("full_steps") if isinstance(run, Mapping) else None
-    if not whole:
-        return ""
-    return (
-        f"trained {recipe.get('steps')} of {whole} steps, as this machine is slow: the numbers are "
-        "below those of the whole recipe"
-    )
 
 
 def setting_keys() -> list[str]:

@@ -227,9 +227,6 @@ class RunConfig(Section):
     """On CUDA, only algorithms that give the same bits in each run on the same GPU and versions
     (ResNet-50 on an H200: as fast); an op without one is an error. TF32 stays as it is. A CPU needs
     no such setting."""
-    full_steps: NonNegative = 0
-    """Steps of the whole recipe, where `sslpipe check --within` has shortened the run; said by
-    console, results and report. 0: the run is the whole recipe."""
     timeout_s: Positive = 1800
     """Seconds; a collective, a loader or a save that takes longer ends the job."""
 

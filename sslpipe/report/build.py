@@ -8,7 +8,7 @@ from markupsafe import Markup
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import UserError
 from sslpipe.evaluation.verdict import LINEAR
-from sslpipe.recipe import is_finetune, shortened_note
+from sslpipe.recipe import is_finetune
 from sslpipe.report.charts import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts, few_shot_chart
 from sslpipe.report.embeddings import (
     EMBED,
@@ -114,14 +114,12 @@ def build_page(
 
 def header(run: RunFiles, picture: Markup | str = "", caption: str = "") -> Markup:
     """Begin the page: one sentence, one number with its interval, one picture; the rest folds."""
-    note = shortened_note(run.recipe)
     return render(
         "run.header",
         run=run,
         headline=headline(run),
         summary=summary(run),
         first=first_number(run.evaluation),
-        shortened=note and f"{note.capitalize()}.",
         unfinished=unfinished_text(run),
         picture=picture,
         caption=caption,

@@ -234,18 +234,6 @@ def read_metrics(run_dir: Path, kind: str = "train") -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def logged_step_s(run_dir: Path) -> float:
-    """Read how long a step of a run took, without the first. Raises: UserError: too few."""
-    lines = read_metrics(run_dir)[1:]  # the first steps warm up
-    step_s = step_seconds(lines)
-    if step_s is None or len(lines) < LEAST_TIMED:
-        raise UserError(
-            f"{run_dir} has logged too few steps to time one; train it with more steps, or a "
-            "smaller run.log_steps"
-        )
-    return step_s
-
-
 def step_seconds(
     lines: Sequence[Mapping[str, Any]], average: Callable[[list[float]], float] = median
 ) -> float | None:
