@@ -1,7 +1,7 @@
 """The views of evaluation: the same at every call, for training's monitor, tools and exports."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -97,8 +97,18 @@ class EvalView(nn.Module):
             **({} if interpolation == "bilinear" else {"interpolation": interpolation}),
             **({"squash": True} if squash else {}),
         }
-        self.register_buffer("mean", torch.tensor(self._config["mean"]), persistent=False)
-        self.register_buffer("std", torch.tensor(self._config["std"]), persistent=False)
+        self._register_statistics("cpu")
+
+    def _register_statistics(self, device: torch.device | str) -> None:
+        for name in ("mean", "std"):
+            values = torch.tensor(self._config[name], dtype=torch.float32, device=device)
+            self.register_buffer(name, values, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move to another device; views are made in float32, also for weights in half precision."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._register_statistics(self.mean.device)
+        return self
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> "EvalView":
@@ -145,6 +155,7 @@ class EvalView(nn.Module):
         count = CROPS[self.crops]
         views = torch.empty(
             (count * len(images), len(self.mean), self.crop_px, self.crop_px),
+            dtype=torch.float32,
             device=images.device,
             memory_format=torch.channels_last,
         )

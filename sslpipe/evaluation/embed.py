@@ -23,7 +23,13 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.distributed import Rank, agree, all_gather_rows
 from sslpipe.errors import DataError, shown
-from sslpipe.models.state import check_finite, evaluating, hash_tensors, module_sha256
+from sslpipe.models.state import (
+    check_finite,
+    evaluating,
+    hash_tensors,
+    module_sha256,
+    weights_dtype,
+)
 from sslpipe.portable import full_disk, open_regular, replacing, write_atomically
 from sslpipe.precision import wide_dtype
 
@@ -128,8 +134,7 @@ def embed_here(
     most = process.share(len(split) if wanted is None else len(wanted))
     made, done = Embeddings(torch.zeros(0, 0), *torch.zeros(2, 0, dtype=torch.int64)), 0
     view = view.to(device)
-    tensors = (*backbone.parameters(), *backbone.buffers())  # an average has buffers alone
-    dtype = next((x.dtype for x in tensors if x.is_floating_point()), torch.float32)
+    dtype = weights_dtype(backbone)
     with evaluating(backbone), torch.no_grad():
         for batch in batches:
             batch = batch.to(torch.device(device))

@@ -22,7 +22,7 @@ from sslpipe.export.model import SSLPIPE_KEY, Config, FrozenBackbone, freeze
 from sslpipe.models.backbones import JOIN, Backbone, build_backbone, build_joined
 from sslpipe.models.limits import check_side, within_memory
 from sslpipe.models.simclr import build_projector
-from sslpipe.models.state import module_sha256
+from sslpipe.models.state import float32_by_default, module_sha256
 from sslpipe.portable import sha256_of
 from sslpipe.recipe import parse_recipe
 from sslpipe.recipe.base import Component, Weights
@@ -44,6 +44,7 @@ LOADED = ("config.json", "model.safetensors", "projector.safetensors", "whitenin
 PREFIXES: dict[Weights, str] = {"trained": "backbone.", "ema": "ema."}  # in a checkpoint's file
 
 
+@float32_by_default()
 def load_backbone(
     source: str | Path,
     *,

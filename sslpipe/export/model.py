@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from sslpipe.evaluation.embed import forward_in_parts
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.whiten import Whitening
 from sslpipe.models.backbones import Backbone
-from sslpipe.models.state import check_finite, module_sha256
+from sslpipe.models.state import check_finite, evaluating, module_sha256, weights_dtype
 from sslpipe.portable import read_regular
 from sslpipe.recipe.base import Component, Pixels, Positive, Section
 from sslpipe.recipe.pretrain import Projector
@@ -66,6 +66,10 @@ class Config(Section):
 class FrozenBackbone(nn.Module):
     """A backbone to use: in eval mode, without gradient, with the view that its features need.
 
+    To train it, switch gradients on (`requires_grad_()`) and set `train()`. The projector moves and
+    changes its mode with it, but is none of its submodules, as `forward` does not use it: DDP
+    refuses parameters that get no gradient.
+
     Args:
         backbone: Normalised images -> features.
         view: Images of any size -> normalised images of the network's size.
@@ -73,6 +77,8 @@ class FrozenBackbone(nn.Module):
         projector: (B, num_features) -> (B, out_dim), what the loss saw; None if not requested.
         whitening: Applied by `encode`; None: none.
     """
+
+    projector: nn.Sequential | None
 
     def __init__(
         self,
@@ -83,10 +89,28 @@ class FrozenBackbone(nn.Module):
         whitening: Whitening | None = None,
     ) -> None:
         super().__init__()
-        self.backbone, self.view, self.config = backbone, view, config
-        self.projector, self.whitening = projector, whitening
+        self.backbone = backbone
+        self.view = view
+        self.config = config
+        self.__dict__["projector"] = projector  # an attribute, not a submodule
+        self.whitening = whitening
         self.num_features = backbone.num_features
+        if projector is not None:
+            projector.requires_grad_(False)
         self.eval().requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the backbone and the projector; `encode` uses eval mode regardless."""
+        if self.projector is not None:
+            self.projector.train(mode)
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or cast the projector, too: what `to`, `half`, `cuda` call."""
+        if self.projector is not None:
+            self.projector._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def update_config(self, **changes: Any) -> None:
         """Replace keys of `config`, which may be shared with other backbones."""
@@ -203,6 +227,9 @@ class FrozenBackbone(nn.Module):
     ) -> Tensor:
         """Compute features of images as they are: through `view`, whitened where the export is.
 
+        In eval mode: features of an image do not depend on the others, running statistics do not
+        change, and every submodule's own mode is restored afterwards, also after an error.
+
         Args:
             images: The path of a JPEG, PNG or WebP file; a PIL image; uint8 RGB or grey pixels,
                 (C, H, W) or (B, C, H, W); or a list of these, of any sizes. For other images than
@@ -213,7 +240,7 @@ class FrozenBackbone(nn.Module):
             advance: Called with the number of entries of each part of a list that is done.
 
         Returns:
-            (B, num_features), a row an image; a single image has one row.
+            (B, num_features) float32, whatever the weights' dtype; a row an image.
 
         Raises:
             UserError: It is something else or cannot be decoded, or features are not finite.
@@ -253,7 +280,9 @@ class FrozenBackbone(nn.Module):
 
     def _features(self, views: Tensor, samples: Sequence[object]) -> Tensor:
         """Compute one row a sample from all their views, (n B, C, S, S)."""
-        features = self.view.reduced(forward_in_parts(self, views))  # (B, F)
+        with evaluating(self.backbone):
+            images = views.to(weights_dtype(self.backbone))
+            features = self.view.reduced(forward_in_parts(self, images)).float()  # (B, F)
         if self.whitening is not None:
             features = self.whitening.apply(features)
         check_finite(features, [f"image {sample}" for sample in samples], self.name)

@@ -35,7 +35,7 @@ def outputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     The first image goes alone, then the others: a batch size that became part of a file shows.
     """
     features = torch.cat([model(images[:1]), model(images[1:])])  # (B, F)
-    projector = dict(model.named_children()).get("projector")
+    projector = getattr(model, "projector", None)
     if projector is None:
         return {"features": features}
     return {"features": features, "projections": projector(features)}

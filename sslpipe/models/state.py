@@ -1,4 +1,4 @@
-"""Modes and weights of a module, which an evaluation leaves as they were; and finite features."""
+"""Modes, dtypes and weights of a module, which an evaluation leaves as they were."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +21,23 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes.items():
             part.training = training
+
+
+def weights_dtype(module: nn.Module) -> torch.dtype:
+    """Return the dtype that images are cast to: that of the first weights, float32 without any."""
+    tensors = (*module.parameters(), *module.buffers())  # an average has buffers alone
+    return next((x.dtype for x in tensors if x.is_floating_point()), torch.float32)
+
+
+@contextmanager
+def float32_by_default() -> Iterator[None]:
+    """Build networks in float32 inside, whatever torch's default dtype is."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def module_sha256(module: nn.Module) -> str:

@@ -1,21 +1,27 @@
 """`encode` takes images in every usual form, as they are embedded, and refuses the rest."""
 
 import re
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn.parallel import DistributedDataParallel
 from typer.testing import CliRunner
 
+import sslpipe
 import sslpipe.cli.embed
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.decode import decode
 from sslpipe.errors import UserError
 from sslpipe.export.write import FORMATS, export_model
 from sslpipe.models.state import module_sha256
+from sslpipe.recipe.pretrain import Projector
 from tests.export.test_load import OLD
 from tests.helpers.exports import trained
+from tests.helpers.processes import run_processes
+from tests.helpers.runs import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +155,123 @@ def test_what_cannot_be_decoded_is_reported_and_left_out_on_request(model, tmp_p
     for wrong in (tmp_path / "gone.png", tmp_path / "folder.png", 7):  # no decoder has seen them
         with pytest.raises(UserError, match=getattr(wrong, "name", "int")):
             model.encode([wrong], on_bad=lambda *what: None)
+
+
+def two_steps_under_ddp(process, folder, code):
+    """Weights after two steps, by the lines of the page; whether the projector is as it was."""
+    images = torch.randint(
+        0, 256, (4, 3, 40, 40), dtype=torch.uint8, generator=seeded(process.rank)
+    )
+    known = {"sslpipe": sslpipe, "images": images, "sizes": torch.tensor([[40, 40]] * 4)}
+    exec(code.replace("FOLDER", str(folder)), known)
+    backbone = known["backbone"]
+    assert known["features"].requires_grad
+    before = module_sha256(backbone.projector)
+    trained = DistributedDataParallel(backbone)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    for _ in range(2):
+        loss = trained(backbone.view(images, known["sizes"])).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    backbone.encode(images)
+    weights = torch.cat([each.detach().flatten() for each in backbone.parameters()])
+    return weights, before == module_sha256(backbone.projector)
+
+
+def seeded(number):
+    return torch.Generator().manual_seed(number)
+
+
+def test_an_export_with_its_projector_is_trained_under_ddp_by_the_lines_of_the_page(tmp_path):
+    exported = trained(projector=Projector(hidden_dim=8, out_dim=4))
+    FORMATS["safetensors"].write(exported, tmp_path)
+    page = (ROOT / "docs" / "export.md").read_text()
+    (code,) = [
+        each for each in re.findall(r"```python\n(.*?)```", page, re.S) if ".train()" in each
+    ]
+    results = run_processes(two_steps_under_ddp, 2, tmp_path, code)
+    start = torch.cat([each.flatten() for each in exported.parameters()])
+    for weights, untouched in results:
+        assert untouched
+        assert torch.equal(weights, results[0][0])  # gradients were averaged
+        assert not torch.equal(weights, start)
+
+
+def modes(model):
+    return [module.training for module in (*model.modules(), *model.projector.modules())]
+
+
+@pytest.mark.parametrize("crops", ["center", "flip"])
+def test_encode_is_in_eval_mode_and_restores_each_modules_own(tmp_path, crops):
+    model = trained(projector=Projector(hidden_dim=8, out_dim=4))
+    model.view = EvalView(**model.view.config() | {"crops": crops})
+    images = torch.randint(0, 256, (6, 3, 40, 40), dtype=torch.uint8, generator=seeded(0))
+    expected, state = model.encode(images), module_sha256(model)
+    model.train()
+    model.backbone.network[1].eval()
+    before = modes(model)
+    assert before.count(False) == 1
+    for given in (images, list(images)):
+        torch.testing.assert_close(model.encode(given), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.encode(images[:1]), expected[:1], rtol=1e-5, atol=1e-6)
+    model.backbone.network[0].weight.data.fill_(torch.nan)
+    with pytest.raises(UserError, match="not finite"):
+        model.encode(images)
+    with pytest.raises(RuntimeError, match="stopped"), stopping(model.backbone):
+        model.encode(images)
+    assert modes(model) == before
+    model.backbone.network[0].weight.data.copy_(trained().backbone.network[0].weight)
+    assert module_sha256(model) == state  # no running statistic has moved
+
+
+@contextmanager
+def stopping(module):
+    def stop(*_):
+        raise RuntimeError("stopped")
+
+    handle = module.register_forward_hook(stop)
+    yield
+    handle.remove()
+
+
+def test_a_join_encodes_in_eval_mode(tmp_path):
+    for name, kind in (("a", {}), ("b", {"widths": [8, 16]})):
+        (tmp_path / name).mkdir()
+        FORMATS["safetensors"].write(trained(**kind), tmp_path / name)
+    joined = sslpipe.load_backbone(f"{tmp_path / 'a'}+{tmp_path / 'b'}")
+    expected, state = joined.encode(X + 9), module_sha256(joined)
+    joined.train()
+    torch.testing.assert_close(joined.encode(X + 9), expected)
+    assert joined.training
+    assert module_sha256(joined) == state
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float16, 1e-2), (torch.bfloat16, 5e-2), (torch.float64, 1e-5)],
+)
+def test_weights_of_any_dtype_encode_to_float32(dtype, tolerance, tmp_path):
+    model = trained(projector=Projector(hidden_dim=8, out_dim=4))
+    image = pixels()
+    Image.fromarray(image).save(tmp_path / "a.png")
+    expected = model.encode(tmp_path / "a.png")
+    model.to(dtype)
+    assert {each.dtype for each in model.projector.parameters()} == {dtype}
+    for given in (first(image), tmp_path / "a.png"):
+        rows = model.encode(given)
+        assert rows.dtype == torch.float32
+        torch.testing.assert_close(rows, expected, rtol=0, atol=tolerance * float(expected.max()))
+    torch.testing.assert_close(model.float().view.mean, torch.tensor([0.4, 0.5, 0.6]))
+
+
+def test_another_default_dtype_changes_nothing(tmp_path):
+    FORMATS["safetensors"].write(trained(), tmp_path)
+    expected = sslpipe.load_backbone(tmp_path).encode(X + 9)
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = sslpipe.load_backbone(tmp_path)  # whose sha256 is that of the export
+        assert torch.equal(model.encode(X + 9), expected)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
