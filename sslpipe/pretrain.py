@@ -1,9 +1,10 @@
 """Pretraining: images become views, views become embeddings, embeddings become a loss."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,15 +48,7 @@ from sslpipe.models.momentum import MomentumPair, decay_at, follow, momentum_at
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import optimizer_over
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.cuda_graph import (
-    Number,
-    Seed,
-    Step,
-    StepGraph,
-    TakeStep,
-    graph_refusal,
-    will_record,
-)
+from sslpipe.run.guard import Decision
 from sslpipe.run.health import Alarms, embedding_health
 from sslpipe.run.launch import resolve_precision, seed_torch
 from sslpipe.run.launcher import check_streams
@@ -98,13 +91,18 @@ def pretrain(
         recipe, teacher = open_teacher(recipe, index)
 
         # views, model, objective: the same numbers on every rank, from recipe.seed
-        augment = build_augment(recipe, index, compiled=recipe.run.compile)
+        augment = build_augment(recipe, index, compiled=recipe.run.compile != "off")
         view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
         model = build_model(recipe, augment.crop_px, init_from)
         loss_fn = build_loss(recipe, teacher)
-        recorded = will_record(recipe, run.process.world_size, loss_fn)
-        sizes = {"others": [loss_fn], "recorded": recorded, "image_type": index.image_type}
-        warn_of_memory(recipe, augment.crop_px, model, run.process, **sizes)
+        warn_of_memory(
+            recipe,
+            augment.crop_px,
+            model,
+            run.process,
+            others=[loss_fn],
+            image_type=index.image_type,
+        )
         warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)  # or refused
         run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
         augment, loss_fn = augment.to(run.device), loss_fn.to(run.device, run.dtype)
@@ -129,30 +127,21 @@ def pretrain(
             metadata=init_metadata(init_from, view),
         )
         size = f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
-        launch = run.device.type, run.process.world_size, loss_fn, run.precision
-        not_recorded = graph_refusal(recipe, *launch, on_device=run.guard.on_device)
-        run.announce(
-            size + describe_init(init_from, recipe.tune), [*warnings, not_used, not_recorded]
-        )
+        run.announce(size + describe_init(init_from, recipe.tune), [*warnings, not_used])
         score = partial(monitor, canvas_px=recipe.data.canvas_px, bank=bank_ids(recipe, split))
         held_out = view, split, holdout_ids(recipe, split)
         run.monitor(score, model.backbone, *held_out, ema=model.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below
 
-        # batches, their views planned; a step, replayed from a CUDA graph where that is possible
+        # batches, their views planned
         stream = open_batches(recipe, split, order, run, first_step, jpeg, augment, pairing)
-        training_step = TrainingStep(run, augment, model, ddp, loss_fn, cached)
-        take_step: TakeStep = training_step
-        if recipe.run.cuda_graph and not not_recorded:
-            parts = training_step.make_views, optimizer.optimizer, loss_fn, run.guard
-            alike, warn = projector_first.over, run.reporter.warn
-            take_step = StepGraph(training_step, *parts, recipe.data.canvas_px, alike, warn)
+        take_step = TrainingStep(run, augment, model, ddp, loss_fn, cached)
 
         for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
             projector_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
             seed = partial(seed_torch, run.device, recipe.seed, step, run.process.rank)
             seed(0)  # dropout and the like
-            # views, embeddings, loss, gradient, weights: TrainingStep, or its recorded graph
+            # views, embeddings, loss, gradient, weights
             z_a, z_b, decision = take_step(batch.to(run.device), seed, *rates_at(step, recipe))
             run.step_done(step, batch, decision)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
@@ -163,9 +152,17 @@ def pretrain(
         return run.finish()
 
 
+class Step(NamedTuple):
+    """What a step leaves: (B, D) embeddings of either view, and what became of it."""
+
+    z_a: Tensor
+    z_b: Tensor
+    decision: Decision
+
+
 @dataclass(frozen=True)
 class TrainingStep:
-    """Takes a step, from images to weights; `run.cuda_graph` records all but the call's arguments.
+    """Takes a step, from images to weights.
 
     Args:
         run: Of this process.
@@ -189,7 +186,7 @@ class TrainingStep:
         return views
 
     def __call__(
-        self, batch: Batch, seed: Seed, momentum: Number, decay: Number, views: Tensor | None = None
+        self, batch: Batch, seed: Callable[[int], None], momentum: float, decay: float
     ) -> Step:
         """Take the step.
 
@@ -198,14 +195,12 @@ class TrainingStep:
             seed: Sets torch's generators for a micro-batch.
             momentum: How much a momentum encoder keeps of itself.
             decay: How much an average of the backbone keeps.
-            views: Of the batch; None: they are made.
         """
         run, model = self.run, self.model
         run.guard.remember()  # the buffers, for a step that is skipped
         compute_loss = partial(self.loss_fn, **loss_arguments(self.loss_fn, batch))  # ids, labels
         if self.cached is None:
-            views = self.make_views(batch) if views is None else views
-            z_a, z_b = self.ddp(views).chunk(2)  # 2 x (B, D), one forward
+            z_a, z_b = self.ddp(self.make_views(batch)).chunk(2)  # 2 x (B, D), one forward
             loss = compute_loss(z_a, z_b)  # (), over all ranks
             run.backward(loss)
         else:  # the same negatives and gradient, a slice of every stream at a time

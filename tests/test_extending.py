@@ -14,7 +14,7 @@ from sslpipe.cli.explain import explain
 from sslpipe.errors import RecipeError
 from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.losses import LOSSES, Objective
+from sslpipe.losses import LOSSES
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.losses import METRIC_LOSSES
 from sslpipe.metric_learning.miners import MINERS
@@ -69,15 +69,6 @@ def test_a_recipe_builds_the_objective_that_takes_no_arguments(tmp_path):
     assert build_loss(load_recipe(recipe)).stats() == {"view_distance": 0}
     with pytest.raises(RecipeError, match=r"loss\.temperature is not an argument of .* none$"):
         build_loss(load_recipe(recipe, ["loss.temperature=0.2"]))
-
-
-@pytest.mark.usefixtures("run_examples")
-def test_the_examples_say_which_calls_a_cuda_graph_may_replay():
-    ids, twice = torch.arange(4), torch.tensor([0, 1, 2, 0])
-    alignment, margin = make(LOSSES, "alignment"), make(LOSSES, "margin_nt_xent")
-    assert [alignment.unlike(ids), alignment.unlike(twice), margin.unlike(ids)] == [None] * 3
-    assert margin.unlike(twice) == "an image stands in the batch twice"
-    assert "Objective.unlike" in str(Objective().unlike(ids))
 
 
 @pytest.mark.usefixtures("run_examples")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -265,6 +266,21 @@ def test_bf16_trains_as_fp32_does_and_keeps_float32_weights(data, tmp_path):
         assert {value.dtype for value in weights.values()} == {torch.float32, torch.int64}
     # bfloat16 rounds by up to 0.4 %; at temperature 0.2 a few roundings of a cosine move the loss
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
+
+
+@pytest.mark.slow  # to compile takes minutes
+@pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
+def test_a_compiled_model_trains_as_the_eager_one_does(data, tmp_path):
+    """In both modes of torch.compile; CUDA graphs are for GPUs alone."""
+    recipe, weights = write_recipe(tmp_path), {}
+    for mode in ("off", "default", "reduce-overhead"):
+        settings = (f"run.compile={mode}", "steps=2", "optim.precision=fp32", "run.num_workers=0")
+        train_over(1, recipe, data, tmp_path / mode, *settings)
+        weights[mode] = final_weights(tmp_path / mode)
+    for mode in ("default", "reduce-overhead"):
+        assert weights[mode].keys() == weights["off"].keys()
+        for name, value in weights["off"].items():
+            torch.testing.assert_close(weights[mode][name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_compressed_gradients_move_the_weights_as_whole_ones_to_their_rounding(data, tmp_path):

@@ -59,13 +59,10 @@ def resnet50(bench: Bench) -> Figures:
 
 
 def resnet18(bench: Bench) -> Figures:
-    """cifar10.toml: ResNet-18, 512 images of 32 px a step, SGD, bf16; launched and recorded."""
+    """cifar10.toml: ResNet-18, 512 images of 32 px a step, SGD, bf16."""
     data, log_steps = _data(bench, (32, 32), 8192), bench.size(100, 1)
     overrides = _overrides(bench, "run.cache='device'")
-    figures = end_to_end(bench, "cifar10", data, overrides, log_steps=log_steps)
-    recorded = (*overrides, "run.cuda_graph=true")
-    again = trained(bench, "cifar10", data, recorded, log_steps=log_steps)[1]
-    return figures | {f"run.cuda_graph: {key}": value for key, value in again.items()}
+    return end_to_end(bench, "cifar10", data, overrides, log_steps=log_steps)
 
 
 def vit(bench: Bench) -> Figures:
@@ -78,7 +75,7 @@ def vit(bench: Bench) -> Figures:
 
 
 def mobile(bench: Bench) -> Figures:
-    """adapt_mobile.toml: EfficientNet-Lite0, 128 images a step to 64 px, bf16; also recorded."""
+    """adapt_mobile.toml: EfficientNet-Lite0, 128 images a step to 64 px, bf16."""
     data, log_steps = _data(bench, (128, 128), 2048), bench.size(25, 1)
     overrides = _overrides(bench, "run.cache='device'", "optim.precision='bf16'")
     with TemporaryDirectory() as folder:  # of random weights, which are as fast as others
@@ -87,19 +84,21 @@ def mobile(bench: Bench) -> Figures:
         init = open_init(read_recipe("adapt_mobile", []), f"timm/{MOBILE}@{file}")
     own = [text for text in overrides if not text.startswith(("backbone", "optim.warmup"))]
     own += ["data.holdout_from='labelled'", "run.keep='last'"]
-    figures: Figures = {}
-    for name, more in (("", ()), ("run.cuda_graph: ", ("run.cuda_graph=true",))):
-        if name and not bench.on_cuda:
-            continue
-        found = trained(bench, "adapt_mobile", data, (*own, *more), log_steps=log_steps, init=init)
-        figures |= {f"{name}{key}": value for key, value in found[1].items()}
-    return figures
+    return trained(bench, "adapt_mobile", data, own, log_steps=log_steps, init=init)[1]
+
+
+def graphs(bench: Bench) -> Figures:
+    """The run of `resnet18`, its model's passes replayed as CUDA graphs by torch.compile."""
+    bench.needs_cuda()  # tests on a CPU would wait for the compiler
+    data, log_steps = _data(bench, (32, 32), 8192), bench.size(100, 1)
+    own = "run.cache='device'", "run.compile=reduce-overhead"
+    return trained(bench, "cifar10", data, _overrides(bench, *own), log_steps=log_steps)[1]
 
 
 def compiled(bench: Bench) -> Figures:
     """The run of `resnet50`, its model by torch.compile; the compiler's time is not counted."""
     bench.needs_cuda()  # tests on a CPU would wait for the compiler
-    data, overrides = _data(bench, (500, 375), 4096), (*_overrides(bench), "run.compile=true")
+    data, overrides = _data(bench, (500, 375), 4096), (*_overrides(bench), "run.compile=default")
     return trained(bench, "imagenet1k", data, overrides, log_steps=bench.size(25, 1))[1]
 
 

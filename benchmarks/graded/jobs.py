@@ -190,7 +190,7 @@ def read_recipe(place: Place, job: Job, index: DatasetIndex) -> Recipe | Finetun
         return labelled
     own += [f"steps={job.steps or 1}", "run.cache=device"]
     if place.device == "cuda":
-        own += ["run.cuda_graph=true", "optim.precision=bf16"]
+        own += ["optim.precision=bf16"]
     if start == RANDOM:
         own += [*QUIET[:-1], f"optim.warmup_steps={job.steps // 10}"]  # a tenth, as the recipe's
     else:

@@ -94,10 +94,7 @@ class TritonPlan:
         if self.block is not None and self.block.device.type == device.type:
             return self
         pinned = device.type == "cuda"
-        return self.over(pack(self._flat, pinned=pinned).to(device, non_blocking=True))
-
-    def over(self, block: Tensor) -> "TritonPlan":
-        """Return the plan with the tables that this memory holds: a `block`, or a copy of one."""
+        block = pack(self._flat, pinned=pinned).to(device, non_blocking=True)
         moved = object.__new__(TritonPlan)
         moved.__dict__.update(self.__dict__)
         flat, size = unpack(block, self._flat), len(Tables._fields)

@@ -40,7 +40,6 @@ from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.identity import run_identities
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.cuda_graph import graph_refusal, will_record
 from sslpipe.run.launch import check_precision, training_device
 from sslpipe.run.memory import check_memory, estimate_memory
 
@@ -99,14 +98,13 @@ def check_pretraining(
     groups = describe_groups(freeze_and_group(model, recipe), model)
 
     # memory and time
-    named, recorded = recipe.optim.precision, will_record(recipe, 1, loss_fn)
+    named = recipe.optim.precision
     memory = estimate_memory(
         model,
         recipe,
         crop_px,
         "fp32" if named == "auto" else named,
         others=[loss_fn],
-        recorded=recorded,
         image_type=image_type,
     )
     too_much = check_memory(memory, recipe, device)
@@ -120,8 +118,7 @@ def check_pretraining(
     time = f"{step_s:.2g} s/step{in_all} ({precision}, {how})"
     rows = [("time", time), ("memory", memory_text(memory))]
     rows += [*_size_rows(recipe, model, loss_fn, groups, flops), *planned]
-    refusal = graph_refusal(recipe, device.type, 1, loss_fn)
-    warnings += [too_much, refusal, *_setting_warnings(recipe), poorly_mixed, not_used]
+    warnings += [too_much, *_setting_warnings(recipe), poorly_mixed, not_used]
     said = tuple(text for text in warnings if text)
     views = tuple(dataclasses.asdict(spec) for spec in augment.specs)
     return Check(recipe, views, rows, said, memory, digest, flops, step_s)

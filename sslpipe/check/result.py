@@ -72,9 +72,8 @@ def _view_rows(views: tuple[dict[str, Any], ...]) -> Rows:
 
 def memory_text(memory: Memory) -> str:
     """Say what a step holds, part by part."""
-    names = {"batches": "images read ahead, at most", "recorded": "recorded step"}
-    held = [(key, size) for key, size in memory._asdict().items() if size or key != "recorded"]
-    parts = (f"{names.get(key, key)} {gib(size)}" for key, size in held)
+    names = {"batches": "images read ahead, at most"}
+    parts = (f"{names.get(key, key)} {gib(size)}" for key, size in memory._asdict().items())
     return (
         f"{gib(memory.total)} on one process, workspaces not included: {', '.join(parts)}; on W "
         "processes activations, views and images are divided by W"

@@ -25,14 +25,11 @@ class Objective(nn.Module):
     Attributes:
         needs_momentum_encoder: z_b must be keys of a momentum encoder (section [momentum]).
         uses_labels: labels change the value.
-        ids_on_device: `ids` may be where the embeddings are, and no value of theirs is asked for:
-            `run.cuda_graph` then gives each replay those of its batch.
         embeds: What it compares are embeddings, whose health the log shows.
     """
 
     needs_momentum_encoder: bool = False
     uses_labels: bool = False
-    ids_on_device: bool = False
     embeds: bool = True
 
     def __init__(self) -> None:
@@ -65,17 +62,6 @@ class Objective(nn.Module):
             rows, so that DDP's mean completes it.
         """
         raise NotImplementedError
-
-    def unlike(
-        self, ids: Tensor | None, labels: Tensor | None = None, groups: Tensor | None = None
-    ) -> str | None:
-        """Say why a call with these launches other operations on a GPU than most; None: the same.
-
-        `run.cuda_graph` replays one recorded call for others on which this says None. They may
-        differ in the embeddings, and with `ids_on_device` in the ids, alone: nothing else that
-        they compute may come from the host.
-        """
-        return "it does not say (Objective.unlike) that its operations are those of every batch"
 
     def cannot(self, samples: int, *, paired: bool) -> str | None:
         """Say why a run cannot begin on a split of so many samples, with [pairs] or without."""
@@ -185,18 +171,6 @@ class InBatchLoss(ContrastiveObjective):
         anchors = self.find_anchors(z_a, ids, labels, groups)
         self._masked_pairs, self._last_negatives = anchors.masked_pairs, anchors.mean_negatives
         return contrast(z_a, z_b, anchors, self.row_loss, self.engine, self.derivatives)
-
-    def unlike(
-        self, ids: Tensor | None, labels: Tensor | None = None, groups: Tensor | None = None
-    ) -> str | None:
-        """Name what makes masks; without any, calls are alike. See `Objective.unlike`."""
-        if self.uses_labels:
-            return "its masks and positives follow the labels of the batch"
-        if groups is not None:
-            return "its masks follow the groups of the batch"
-        if ids is not None and (ids.dim() > 1 or len(set(ids.tolist())) < len(ids)):
-            return "an image stands in the batch twice"
-        return None
 
     def negatives_per_anchor(self, batch_size: int) -> int:
         """Return 2N - 2, which holds where nothing is masked."""

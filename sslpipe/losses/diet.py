@@ -23,7 +23,6 @@ class DietLoss(Objective):
         Balestriero 2023, arXiv:2302.10260, section 2; here over two views a step.
     """
 
-    ids_on_device = True
     embeds = False
 
     def __init__(self, label_smoothing: float = 0.8, dim: int | None = None) -> None:
@@ -63,12 +62,6 @@ class DietLoss(Objective):
                 f"needs an output for each of the split's {samples} images; set "
                 f"projector.num_layers=1 projector.batchnorm=false projector.out_dim={samples}"
             )
-        return None
-
-    def unlike(
-        self, ids: Tensor | None, labels: Tensor | None = None, groups: Tensor | None = None
-    ) -> str | None:
-        """Say that all calls are alike. See `Objective.unlike`."""
         return None
 
     def stats(self) -> dict[str, float]:

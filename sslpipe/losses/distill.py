@@ -135,12 +135,6 @@ class DistillLoss(Objective):
         entropies = teacher.softmax(1) * student.log_softmax(1)
         return -entropies.masked_fill(same, 0).sum(1)
 
-    def unlike(
-        self, ids: Tensor | None, labels: Tensor | None = None, groups: Tensor | None = None
-    ) -> str | None:
-        """Say that the teacher's rows come from the host. See `Objective.unlike`."""
-        return "the teacher's features come from the host in each step"
-
     def stats(self) -> dict[str, float]:
         """Return `teacher_agreement`, of this rank's views in the last call.
 

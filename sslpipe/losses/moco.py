@@ -40,7 +40,6 @@ class MoCoLoss(ContrastiveObjective):
     """
 
     needs_momentum_encoder = True
-    ids_on_device = True
     keys: Tensor
     key_ids: Tensor
     key_groups: Tensor | None
@@ -68,12 +67,6 @@ class MoCoLoss(ContrastiveObjective):
         self.register_buffer("key_groups", torch.full(shape, -1) if group_columns else None)
         self.register_buffer("next_row", torch.tensor(0))
         self.register_buffer("filled_rows", torch.tensor(0))
-
-    def unlike(
-        self, ids: Tensor | None, labels: Tensor | None = None, groups: Tensor | None = None
-    ) -> str | None:
-        """Find all calls alike: the queue and its next row are on the device."""
-        return None
 
     def negatives_per_anchor(self, batch_size: int) -> int:
         """Return the size of the queue, once it is full."""

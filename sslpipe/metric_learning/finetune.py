@@ -89,7 +89,7 @@ def finetune(
         recipe = with_backbone(recipe, init_from, index, run_dir).resolved(order.steps_per_epoch)
 
         # views, backbone with losses, optimizer of what is not frozen
-        augment = build_augment(recipe, index, compiled=recipe.run.compile)
+        augment = build_augment(recipe, index, compiled=recipe.run.compile != "off")
         view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
         augment.specs = augment.specs[: recipe.views]  # type: ignore[assignment]
         task = build_task(recipe, augment.crop_px, init_from, len(order.classes))

@@ -59,21 +59,19 @@ class MomentumPair(nn.Module):
         return h
 
     @torch.no_grad()
-    def follow(self, momentum: float | Tensor) -> None:
+    def follow(self, momentum: float) -> None:
         """Move the copy after an optimizer step: momentum * it + (1 - momentum) * the trained."""
         follow(self.momentum, self, momentum)
 
 
 @torch.no_grad()
-def follow(
-    slow: nn.Module, trained: nn.Module, momentum: float | Tensor, *, buffers: bool = False
-) -> None:
+def follow(slow: nn.Module, trained: nn.Module, momentum: float, *, buffers: bool = False) -> None:
     """Make momentum * itself + (1 - momentum) * the trained of each weight of a copy, in place.
 
     Args:
         slow: What `without_parameters` made of a copy.
         trained: The module that it follows.
-        momentum: Of this step; a () float64 tensor on the device gives the same numbers.
+        momentum: Of this step.
         buffers: Move buffers of floats likewise, and take over the others; else they stay.
     """
     own = dict(slow.named_buffers())
@@ -86,11 +84,7 @@ def follow(
                 own[name].copy_(buffer)
     moved = [own[name] for name in theirs]
     weights = list(theirs.values())
-    if isinstance(momentum, Tensor):
-        rates = {x.dtype: (1 - momentum).to(x.dtype) for x in moved}
-        torch._foreach_lerp_(moved, weights, [rates[x.dtype] for x in moved])
-    else:
-        torch._foreach_lerp_(moved, weights, 1 - momentum)
+    torch._foreach_lerp_(moved, weights, 1 - momentum)
 
 
 def without_parameters(module: ModuleT) -> ModuleT:

@@ -158,10 +158,6 @@ class ProjectorFirst:
         self._modules = [m for net in networks for m in net.modules() if m.training]
         self._steps, self._frozen = steps, False
 
-    def over(self) -> bool:
-        """Whether the step that has begun, and all after it, train the networks."""
-        return not self._frozen
-
     def begin(self, step: int) -> None:
         """Prepare a step; call it before the step's forward."""
         frozen = step < self._steps

@@ -18,7 +18,7 @@ class LARS(Optimizer):
     For an adapted tensor w with gradient g: u = g + weight_decay w, ratio = trust_coefficient
     |w| / |u| (1 where |w| or |u| is 0), v = momentum v + lr ratio u, w = w - v. The learning rate
     stands inside the momentum, as in SimCLR's code, so a changed rate leaves past steps alone.
-    On a GPU a step overwrites the gradients, and a group's lr may be a () float64 tensor there.
+    On a GPU a step overwrites the gradients.
 
     Args:
         params: tensors, or groups.
@@ -212,18 +212,11 @@ def _trust_ratios(coefficient: float, weights: list[Tensor], updates: list[Tenso
     return torch.where((lengths > 0) & (strides > 0), ratios, 1.0)
 
 
-def _adapted_rates(
-    lr: float | Tensor, coefficient: float, norms: Tensor, zero: Tensor, out: Tensor
-) -> None:
+def _adapted_rates(lr: float, coefficient: float, norms: Tensor, zero: Tensor, out: Tensor) -> None:
     """Write lr times the trust ratio of norms (2, tensors), |w| and |u|, to out: always finite."""
     # The quotient is NaN where |w| is 0, and lr is put in its place. Where |u| is 0 or the step is
-    # skipped, any finite factor will do. Three launches; five where lr is a tensor on the device.
+    # skipped, any finite factor will do. Three launches.
     lengths = F.threshold(norms[0], 0.0, math.nan)
-    if isinstance(lr, Tensor):
-        torch.div(lengths, norms[1], out=out)
-        out.mul_((lr * coefficient).to(out.dtype)).nan_to_num_(nan=-1.0)  # no rate is below 0
-        torch.where(out < 0, lr.to(out.dtype), out, out=out)
-        return
     torch.addcdiv(zero, lengths, norms[1], value=lr * coefficient, out=out)
     out.nan_to_num_(nan=lr)
 

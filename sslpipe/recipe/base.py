@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -67,9 +67,9 @@ class Section(BaseModel):
     def _plain(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse true and false as numbers, which pydantic takes for 1 and 0; endless texts."""
         assert info.field_name is not None
-        if isinstance(value, bool) and bool not in registry.alternatives(
-            cls.model_fields[info.field_name].annotation
-        ):
+        kinds = registry.alternatives(cls.model_fields[info.field_name].annotation)
+        named = any(get_origin(kind) is Literal for kind in kinds)  # pydantic lists the values
+        if isinstance(value, bool) and bool not in kinds and not named:
             raise ValueError(f"{str(value).lower()} is no value of this setting")
         if isinstance(value, str) and (wrong := _not_plain(value)) is not None:
             raise ValueError(f"{shown(value)}: {wrong}")
@@ -208,13 +208,10 @@ class RunConfig(Section):
     """A folder for blocks of shards that are read over a network; "": none."""
     cache_gb: Rate = 50.0
     """Gigabytes of blocks kept in `cache_dir`."""
-    compile: bool = False
-    """torch.compile the model and the colour operations of views made on a CPU."""
-    cuda_graph: bool = False
-    """On one GPU, record a step as a CUDA graph and replay it: one launch instead of hundreds, for
-    small encoders, which compute faster than the host launches (ResNet-18 at 32 px on an H200: 4 %
-    more images/s). Where that cannot be, the log says why. It keeps the memory of a step for
-    itself. Pretraining only."""
+    compile: Literal["off", "default", "reduce-overhead"] = "off"
+    """torch.compile's mode for the model; not off: the colour operations of views made on a CPU are
+    compiled, too. reduce-overhead: torch replays the model's passes as CUDA graphs, for small
+    encoders, which compute faster than the host launches; not with `data.micro_batch`."""
     window_bytes: Annotated[int, Field(gt=0, le=2**40)] = 64 * 2**20
     """Bytes of the largest single read of a shard."""
     max_bad_steps: Positive = 10

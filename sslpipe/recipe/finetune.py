@@ -134,13 +134,6 @@ class FinetuneRunConfig(RunConfig):
             raise ValueError("'device' is for pretraining; use 'none' or 'memory'")
         return value
 
-    @field_validator("cuda_graph")
-    @classmethod
-    def _not_recorded(cls, value: bool) -> bool:
-        if value:
-            raise ValueError("true is for pretraining, whose batches have one shape; leave it out")
-        return value
-
 
 class FinetuneRecipe(RunRecipe):
     """A fine-tuning: metric learning on labelled images."""

@@ -287,4 +287,10 @@ class Recipe(RunRecipe):
                 f"{streams} streams gives to a batch of {batch} into equal slices; use "
                 f"micro_batch = {' or '.join(map(str, valid))}"
             )
+        if micro is not None and self.run.compile == "reduce-overhead":
+            # a replayed graph writes the embeddings of each micro-batch to the same memory
+            raise ValueError(
+                f"run.compile = 'reduce-overhead' does not go with data.micro_batch = {micro}, "
+                "whose parts overwrite each other's embeddings; use run.compile = 'default'"
+            )
         return self

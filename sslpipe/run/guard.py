@@ -114,8 +114,8 @@ class StepGuard:
     def step(self, loss: Tensor, grad_norm: Tensor) -> Iterator["Decision"]:
         """Step the optimizer; on leaving, restore the buffers of a bad step, clear the gradients.
 
-        What the block does to buffers is undone, too. On the device all of it is launches, which a
-        CUDA graph may record. Loss and norm are (), equal on all ranks.
+        What the block does to buffers is undone, too. On the device all of it is launches. Loss
+        and norm are (), equal on all ranks.
         """
         numbers = torch.cat([loss.detach().view(1), grad_norm.view(1)])
         bad = self._is_bad(numbers)
@@ -170,7 +170,7 @@ class StepGuard:
         self._read(keep=0)
 
     @property
-    def last_may_end_it(self) -> bool:
+    def _last_may_end_it(self) -> bool:
         """Whether the run ends if the last step was bad, which the host does not know yet."""
         unread = self._in_a_row + len(self._unread)
         return self._last is not None and unread >= self._max_bad_steps
@@ -178,7 +178,7 @@ class StepGuard:
     def _is_bad(self, numbers: Tensor) -> Tensor:
         """() bool: one number is not finite, or the last step was bad and has ended the run."""
         bad = (numbers * 0).any()  # of 0, or NaN, which counts as true
-        if self.last_may_end_it and self._last is not None:
+        if self._last_may_end_it and self._last is not None:
             last, overflow = self._last.skipped, self._last.overflow
             bad = bad | (last if overflow is None else last & ~overflow)
         return bad

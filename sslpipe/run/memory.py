@@ -34,7 +34,6 @@ class Memory(NamedTuple):
     activations: int  # kept for backward
     views: int  # as floats
     batches: int  # images, of the steps ahead, too; on a CUDA device if that computes
-    recorded: int = 0  # of run.cuda_graph's step and its input, beside a step that is launched
 
     @property
     def total(self) -> int:
@@ -45,7 +44,7 @@ class Memory(NamedTuple):
         """Scale what grows with the images at a time, of one process, down to so many."""
         share = min(1.0, images / Load.from_recipe(recipe, 1).together)
         activations, views = int(share * self.activations), int(share * self.views)
-        return self._replace(activations=activations, views=views, batches=0, recorded=0)
+        return self._replace(activations=activations, views=views, batches=0)
 
 
 class Load(NamedTuple):
@@ -82,7 +81,6 @@ def estimate_memory(
     *,
     encoder: nn.Module | None = None,
     others: Iterable[nn.Module] = (),
-    recorded: bool = False,
     image_type: ImageType = RGB8,
 ) -> Memory:
     """Estimate the memory that one of `world` processes needs.
@@ -98,7 +96,6 @@ def estimate_memory(
         world: Number of processes.
         encoder: The part of the model that takes the views; None: all of it.
         others: Further modules that hold buffers: a loss with a queue.
-        recorded: Whether steps are replayed, see `run.cuda_graph`.
         image_type: Of the images.
     """
     load, channels = Load.from_recipe(recipe, world), len(image_type.channels)
@@ -127,8 +124,6 @@ def estimate_memory(
         activations=activations,
         views=views,
         batches=ahead * images,
-        # what a step holds at once, and the images, or else the views, that it reads
-        recorded=activations + trained + views + max(images, views) if recorded else 0,
     )
 
 
@@ -165,7 +160,6 @@ def check_memory(
         f"{', '.join(f'{name} {gib(size)}' for name, size in parts[:3])}"
         f"{' a process' if processes > 1 else ''}; set {load.remedy}, or smaller views "
         f"(augment.crop_px), images (data.canvas_px, now {load.canvas_px}) or run.prefetch"
-        f"{', or run.cuda_graph=false' if memory.recorded else ''}"
     )
     # images may be smaller than the canvas: what they take at most condemns no recipe
     if needed - processes * memory.batches > HOPELESS * total:

@@ -171,7 +171,9 @@ class Run:
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Any]:
         """Wrap a model for DDP (and torch.compile), to run it, and the optimizer for the scaler."""
         self._model, self._parameters = model, list(model.parameters())
-        compiled = cast(nn.Module, torch.compile(model)) if self.recipe.run.compile else model
+        mode, compiled = self.recipe.run.compile, model
+        if mode != "off":
+            compiled = cast(nn.Module, torch.compile(model, mode=mode))
         wrapped, self._optimizer = wrap(self.accelerator, compiled, optimizer)
         return wrapped, self._optimizer
 
@@ -255,7 +257,7 @@ class Run:
             warn=self.reporter.warn,
             optim=recipe.optim,
             precision=self.precision,
-            compiled=run_config.compile,
+            compiled=run_config.compile != "off",
         )
         self._stop_requested = StopRequest(os.environ.get("SSLPIPE_STOP_FILE") if is_main else None)
         self._opened.callback(self._stop_requested.restore_handlers)

@@ -9,16 +9,14 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.fakecuda.build import stub_folder
@@ -33,8 +31,8 @@ _names: list[bytes] = []  # the log keeps pointers
 class Event(NamedTuple):
     """A line of the log.
 
-    kind: K kernel, G product, M copy, Z memset, C collective, Y or D wait of the host, L graph
-    launch, A cudaMalloc, F cudaFree, H pinned allocation, R event recorded, W a stream waits for an
+    kind: K kernel, G product, M copy, Z memset, C collective, Y or D wait of the host, A
+    cudaMalloc, F cudaFree, H pinned allocation, R event recorded, W a stream waits for an
     event, J program compiled by NVRTC.
     """
 
@@ -99,7 +97,6 @@ def counts(log: list[Event]) -> dict[str, dict[str, int]]:
             "waits": len(waits(part)),
             "collectives": sum(event.kind == "C" for event in part),
             "allocations": sum(event.kind in "AH" for event in part),
-            "graphs": sum(event.kind == "L" for event in part),
         }
         table[section] = {name: count for name, count in row.items() if count}
     return table
@@ -218,46 +215,10 @@ class Values(TorchDispatchMode):
             try:
                 if length is not None and not name.endswith("_"):
                     return _on_cuda(_computed(func, *given))
-                launch(partial(_write, func, *given, written))
+                _write(func, *given, written)
             except (NotImplementedError, RuntimeError) as error:
                 raise NotImplementedError(f"the fake runtime has no values of {name}") from error
         return out
-
-
-# ---- graphs: what a kernel would write is written at each replay
-
-_graphs: WeakKeyDictionary[torch.cuda.CUDAGraph, list[Callable[[], None]]] = WeakKeyDictionary()
-_recorded: list[Callable[[], None]] = []  # of the graph that is being captured
-_begin, _replay = torch.cuda.CUDAGraph.capture_begin, torch.cuda.CUDAGraph.replay
-
-
-def launch(work: Callable[[], None]) -> None:
-    """Do what a kernel does, on aliases: now, or where a graph is captured, at its replays.
-
-    The memory of a captured kernel is not kept: as on a GPU, the graph's later ones may reuse it.
-    """
-    if torch.cuda.is_current_stream_capturing():
-        _recorded.append(work)
-    else:
-        work()
-
-
-def _capture_begin(graph: torch.cuda.CUDAGraph, *args: Any, **kwargs: Any) -> None:
-    global _recorded
-    _recorded = _graphs[graph] = []
-    _begin(graph, *args, **kwargs)
-
-
-def _replay_with_values(graph: torch.cuda.CUDAGraph) -> None:
-    _replay(graph)
-    if recorded := _graphs[graph]:
-        with _unlogged(), _disable_current_modes():
-            for work in recorded:
-                work()
-
-
-torch.cuda.CUDAGraph.capture_begin = _capture_begin  # type: ignore[method-assign]
-torch.cuda.CUDAGraph.replay = _replay_with_values  # type: ignore[method-assign]
 
 
 def _write(func: Any, args: Any, kwargs: Any, written: list[Tensor | None]) -> None:

@@ -60,6 +60,7 @@ def test_a_key_missing_in_the_file_has_its_default(path):
         ("optim.kind=sdg", r"optim\.kind = 'sdg': .*'sgd', 'adamw' or 'lars'"),
         ("data.num_streams=7", r"not a multiple of .*num_streams = 7; use num_streams = 8 or 4"),
         ("data.micro_batch=0", r"data\.micro_batch = 0: input should be greater than 0"),
+        ("run.compile=true", r"run\.compile = .*'off', 'default' or 'reduce-overhead'"),
         ("run.keep_checkpoints=1", r"run\.keep_checkpoints = 1: .*greater than or equal to 2"),
         ("pairs.within=[3]", r": pairs\.within = \[3\] is neither float \(>= 0\) nor str$"),
         ("run.trackers=[wandb]", r"= '\[wandb\]': input should be a list; a shell takes quotes"),
@@ -70,6 +71,13 @@ def test_a_key_missing_in_the_file_has_its_default(path):
 def test_a_wrong_key_or_value_is_named_with_the_remedy(path, override, message):
     with pytest.raises(RecipeError, match=message):
         load_recipe(path, [override])
+
+
+def test_a_graph_is_not_replayed_for_micro_batches_which_would_overwrite_each_other(path):
+    overrides = ["data.batch_size=64", "data.num_streams=4", "data.micro_batch=16"]
+    assert load_recipe(path, [*overrides, "run.compile=default"]).run.compile == "default"
+    with pytest.raises(RecipeError, match=r"run\.compile = .*data\.micro_batch = 16.*'default'$"):
+        load_recipe(path, [*overrides, "run.compile=reduce-overhead"])
 
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "[3]", "x"])
