@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from sslpipe.sharding.sources import (
     read_file,
     root_folder,
 )
+from sslpipe.sharding.split_names import GENERIC, split_of
 
 
 def read_csv(options: SourceOptions) -> dict[str, Images]:
@@ -99,17 +102,22 @@ def _delimiter(options: SourceOptions, path: Path) -> str:
 
 # --- parquet
 
+# train-00000-of-00002-HASH -> train; 0000 -> ''
+_FILE_NAME = re.compile(r"(.*?)[-_.]*(\d*|\d+[-_]of[-_]\d+(-[0-9a-zA-Z]+)?)")
+_SAY_NOTHING = GENERIC | {"", "part", "parts", "shard", "chunk", "file"}  # beginnings of names
 MOST_UNNAMED = 2**20  # classes without names; a higher label is an id, not the number of a class
 
 Labels = NDArray[np.int64] | list[str | None]  # numbers of classes (-1: none), or their names
 
 
 def read_parquet(options: SourceOptions) -> dict[str, Images]:
-    """Read SPLIT*.parquet anywhere under --root; the image and label columns by name.
+    """Read parquet files anywhere under --root; the image and label columns by name.
 
-    An image is bytes, a path from --root, or a struct of both. The encoded images of a split are
-    held in memory while its shards are written. Labels are integers, named by the ClassLabel
-    feature in the files' metadata where there is one, or texts, which are the names.
+    The split of a file is how its name begins (train-00000-of-00002.parquet), else the folder that
+    is named like one (default/train/0000.parquet). An image is bytes, a path from --root, or a
+    struct of both. The encoded images of a split are held in memory while its shards are written.
+    Labels are integers, named by the ClassLabel feature in the files' metadata where there is one,
+    or texts, which are the names.
     """
     try:
         import pyarrow.parquet  # noqa: F401
@@ -122,16 +130,15 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
             "hf download USER/NAME --repo-type dataset --local-dir DIR"
         )
     root = root_folder(options)
-    groups: dict[str, list[Path]] = {}
-    for path in sorted(root.rglob("*.parquet")):
-        split = path.name.removesuffix(".parquet").split("-")[0]  # train-00000-of-00002-HASH
-        groups.setdefault(split, []).append(path)
+    files = _find_files(root)
+    groups = {split: [file.path for file in own] for split, own in files.items()}
     if not groups:
         raise DataError(f"{root} has no *.parquet file")
+    chosen = {split: groups[split] for split in chosen_splits(options, groups, root)}
+    _check_one_configuration(root, [file for split in chosen for file in files[split]])
     # the columns that are needed, all rows of a split as one table
     column = options.image_column if options.image_column != "path" else "image"
     label_column = options.label_column if options.labels else None
-    chosen = {split: groups[split] for split in chosen_splits(options, groups, root)}
     wanted = [column, *filter(None, [label_column]), *options.fields]
     tables = {split: _read_table(paths, wanted) for split, paths in chosen.items()}
     # texts are numbered by those of all splits, also of the ones that are not read
@@ -148,6 +155,49 @@ def read_parquet(options: SourceOptions) -> dict[str, Images]:
         split: _images(root, split, table, column, labels[split], all_texts, options)
         for split, table in tables.items()
     }
+
+
+class _File(NamedTuple):
+    """A parquet file and the folder of its data set, below --root: a configuration of the hub."""
+
+    path: Path
+    configuration: str
+
+
+def _find_files(root: Path) -> dict[str, list[_File]]:
+    """Find the parquet files below a folder by split, none in hidden folders."""
+    groups: dict[str, list[_File]] = {}
+    for path in sorted(root.rglob("*.parquet")):
+        folders = path.relative_to(root).parts[:-1]
+        if any(name.startswith(".") for name in (*folders, path.name)):
+            continue
+        match = _FILE_NAME.fullmatch(path.stem)
+        begin = match[1] if match else path.stem
+        split = split_of(begin)
+        named = [k for k, folder in enumerate(folders) if split_of(folder)]
+        if split is None and named:
+            split = split_of(folders[named[-1]])
+            folders = folders[: named[-1]]
+        elif split is None and begin.lower() not in _SAY_NOTHING:
+            split = begin
+        elif split is None and folders:
+            split = folders[-1]
+            folders = folders[:-1]
+        groups.setdefault(split or "train", []).append(_File(path, "/".join(folders)))
+    return groups
+
+
+def _check_one_configuration(root: Path, files: Sequence[_File]) -> None:
+    """Raise DataError where files are of several data sets, as a repository of the hub may have."""
+    found = sorted({file.configuration for file in files})
+    if len(found) > 1:
+        places = [str(root / name) for name in found]
+        more = f" and {len(places) - 3:,} more" * (len(places) > 3)
+        raise DataError(
+            f"{root} has parquet files of several data sets, which are not merged: "
+            f"{', '.join(places[:3])}{more}; give one of them as --root, or put all files of one "
+            "data set into one folder"
+        )
 
 
 def _columns(path: Path) -> list[str]:
@@ -191,14 +241,21 @@ def _read_table(paths: list[Path], wanted: list[str]) -> Any:
 
 def _labels(cells: Any, where: str) -> Labels:
     """Convert a column; null and '' are no label, whole floats integers, as pandas has gaps."""
-    from pyarrow import types
+    from pyarrow import ArrowException, types
 
     kind = cells.type
     texts = types.is_string, types.is_large_string, types.is_string_view
     if any(is_kind(kind) for is_kind in (*texts, types.is_boolean, types.is_null)):
         return [None if cell in (None, "") else str(cell) for cell in cells.to_pylist()]
     if types.is_integer(kind):
-        numbers: NDArray[np.int64] = cells.cast("int64").fill_null(-1).to_numpy()
+        try:
+            numbers: NDArray[np.int64] = cells.cast("int64").fill_null(-1).to_numpy()
+        except ArrowException as error:
+            raise DataError(
+                f"{where}: the label column holds {kind} beyond 64 bits with a sign: "
+                f"{first_line(error)}; these are ids: store them as texts, or give --no-labels to "
+                "go without"
+            ) from error
         return numbers
     if types.is_floating(kind):
         values = cells.cast("float64").fill_null(-1).to_numpy()
@@ -229,6 +286,12 @@ def _images(
         numbers = labels
         classes = _class_names(table.schema.metadata, options.label_column or "")
         highest = int(labels.max(initial=-1))
+        lowest = int(labels.min(initial=-1))
+        if lowest < -1:
+            raise DataError(
+                f"{root}, {split}: label {lowest} is neither the number of a class nor -1, for "
+                "none; mend it, store the classes as texts, or give --no-labels to go without"
+            )
         if not classes and highest >= max(MOST_UNNAMED, len(table)):
             raise DataError(
                 f"{root}, {split}: label {highest} of {len(table):,} images is no number of a "
@@ -313,9 +376,24 @@ def _missing(cells: Any, root: Path, split: str) -> dict[int, str]:
 
 
 def _class_names(metadata: dict[bytes, bytes] | None, column: str) -> tuple[str, ...]:
-    """Read the names of a ClassLabel feature, as `datasets` writes it into the schema."""
-    text = (metadata or {}).get(b"huggingface")
-    if text is None:
+    """Read the names of a ClassLabel feature, as `datasets` writes it into the schema.
+
+    In the schema features are a dict by column, in the card of a data set a list of them. () where
+    there are no names, or the metadata is something else.
+    """
+    try:
+        tree = json.loads((metadata or {}).get(b"huggingface", b"{}"))
+    except (ValueError, RecursionError):
         return ()
-    feature = json.loads(text).get("info", {}).get("features", {}).get(column, {})
-    return tuple(feature.get("names", ()))
+    features = _get(_get(tree, "info"), "features")
+    if isinstance(features, list):
+        features = {_get(each, "name"): each for each in features if isinstance(each, dict)}
+    feature = _get(features, column)
+    names = _get(feature, "names") or _get(_get(_get(feature, "dtype"), "class_label"), "names")
+    if isinstance(names, dict) and all(str(key).isdecimal() for key in names):
+        names = [names[key] for key in sorted(names, key=int)]
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _get(tree: Any, key: str) -> Any:
+    return tree.get(key) if isinstance(tree, dict) else None

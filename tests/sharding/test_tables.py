@@ -366,3 +366,90 @@ def test_the_first_and_last_times_are_read(tmp_path, unit):
     times = [datetime(1, 1, 3), datetime(9999, 12, 30), None]
     write(tmp_path / "train.parquet", [0, 1, 0], t=pa.array(times, pa.timestamp(unit)))
     assert read(tmp_path, columns=parse_columns("t:time", "--columns"))["train"].cells["t"] == times
+
+
+# --- splits of parquet files, and labels that are no classes
+
+
+@pytest.mark.parametrize(
+    ("files", "splits"),
+    [
+        (("default/train/0000", "default/train/0001", "default/test/0000"), "train train test"),
+        (("data/train-00000-of-00002-4bd1f6", "data/validation-00000-of-00001"), "train val"),
+        (("train/part-0", "train/part-1", "test/part-0"), "train train test"),
+        (("en/partial-train/0000", "en/test/0000"), "partial-train test"),
+        (("0000", "0001"), "train train"),
+        (("birds-0", "birds-1"), "birds birds"),
+        ((".cache/train/0000", "images_train/0000"), "- train"),
+    ],
+)
+def test_a_parquet_file_is_of_the_split_that_its_name_or_folder_means(tmp_path, files, splits):
+    expected: dict[str, list[bytes]] = {}
+    for level, (name, split) in enumerate(zip(files, splits.split(), strict=True)):
+        path = tmp_path / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, [0], [grey_png(level)])
+        if split != "-":
+            expected.setdefault(split, []).append(grey_png(level))
+    found = read(tmp_path)
+    assert {
+        split: [images.read(i) for i in range(len(images))] for split, images in found.items()
+    } == expected
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("en/train/0000", "de/train/0000"),
+        ("en/train-0", "de/train-0"),
+        ("en/train", "de/test"),
+        ("train", "de/train/0"),
+    ],
+)
+def test_two_configurations_of_the_hub_are_not_merged(tmp_path, files):
+    for level, name in enumerate(files):
+        path = tmp_path / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, [0], [grey_png(level)])
+    with pytest.raises(DataError, match=rf"{tmp_path / 'de'}.* as --root"):
+        read(tmp_path)
+    (images,) = read(tmp_path / "de").values()
+    assert images.read(0) == grey_png(1)
+
+
+@pytest.mark.parametrize(
+    ("labels", "remedy"),
+    [
+        ([-1, -5, 0], "label -5 .*--no-labels"),
+        (pa.array([0, 2**63, 1], pa.uint64()), "9223372036854775808.*--no-labels"),
+        ([0.0, -2.0, 1.0], "label -2 .*--no-labels"),
+    ],
+)
+def test_a_label_that_is_no_class_is_named_with_the_remedy(tmp_path, labels, remedy):
+    write(tmp_path / "train.parquet", labels)
+    with pytest.raises(DataError, match=remedy):
+        read(tmp_path)
+    assert read(tmp_path, labels=False)["train"].labels.tolist() == [-1, -1, -1]
+
+
+_NAMES = {"names": {"10": "c", "2": "b", "0": "a"}}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "classes"),
+    [
+        ({"info": {"features": [{"name": "label", "dtype": {"class_label": _NAMES}}]}}, "abc"),
+        ({"info": {"features": [{"name": "label"}]}}, "012"),
+        ({"info": {"features": {"label": "ClassLabel"}}}, "012"),
+        ({"info": []}, "012"),
+        ([1], "012"),
+        ("[" * 10**5, "012"),
+        ("no JSON", "012"),
+    ],
+)
+def test_names_of_classes_come_from_any_form_of_features(tmp_path, metadata, classes):
+    text = metadata if isinstance(metadata, str) else json.dumps(metadata)
+    table = pa.table({"image": [grey_png(0)] * 3, "label": [0, 1, 2]})
+    table = table.replace_schema_metadata({b"huggingface": text.encode()})
+    parquet.write_table(table, tmp_path / "train.parquet")
+    assert "".join(read(tmp_path)["train"].classes) == classes
