@@ -24,7 +24,7 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.portable import keep_freed_memory
 from sslpipe.run.lock import RunLock
 from sslpipe.run.stop import StopRequest
-from sslpipe.sharding.index import index_folder
+from sslpipe.sharding.index import Tars, index_folder
 from sslpipe.sharding.sources import Images
 from sslpipe.sharding.writer import Layout, SplitImages, plan_split, write_split
 from tests.helpers.dataset import picture, png, write_dataset
@@ -65,7 +65,7 @@ def built(folder):
     options = {"workers": 2, "skip_bad": False, "advance": lambda count: None}
     write_split(folder, plan_split("train", part, layout), **options)
     shards = {"train": sorted(folder.glob("*.tar"))}
-    index_folder(folder, shards, ("a", "b", "c"), workers=2, advance=lambda count: None)
+    index_folder(folder, Tars(shards, ("a", "b", "c")), workers=2, advance=lambda count: None)
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 

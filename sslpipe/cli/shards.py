@@ -4,6 +4,7 @@ import os
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -252,7 +253,10 @@ def merge(
 
 @documented(app, epilog="Example: sslpipe shards index laion --json-fields url,width:integer")
 def index(
-    folder: OutFolder,
+    folders: Annotated[
+        list[Path], argument("The folder of the tars, or several to join.", show_default=False)
+    ],
+    out: Path | None = None,
     split: str | None = None,
     classes: Path | None = None,
     json_fields: str | None = None,
@@ -264,11 +268,18 @@ def index(
 ) -> None:
     """Index existing webdataset tars (img2dataset, open_clip) without rewriting them.
 
-    A sample is KEY.jpg, KEY.png or KEY.webp (with --channels KEY.npy), with an optional integer
-    label in KEY.cls and columns in KEY.json; other members are ignored. mean and std in
-    dataset.json are ImageNet's, or those of the channels.
+    A sample is all members up to the first dot of their names: KEY.jpg, KEY.png or KEY.webp (with
+    --channels KEY.npy), or its one KEY.ANYTHING.jpg, with an optional integer label in KEY.cls and
+    columns in KEY.json. Images whose names differ behind that dot only (v1.0.jpg, v1.1.jpg) are
+    samples of their own. Other members are left out, and counted. mean and std in dataset.json are
+    ImageNet's, those of the channels, or those of the folders that are joined.
+
+    - tars that must not be written beside:  `sslpipe shards index /shared/laion --out out/laion`
+    - folders built apart as one data set:  `sslpipe shards index big/1 big/2 big/3 --out big`
 
     Args:
+        out: Folder for dataset.json and the offsets. Default: the tars' own; several folders need
+            it.
         split: The split of all tars. Default: by name, as in train-000000.tar.
         classes: Text file: a class name per line, by label.
         json_fields: Columns from keys of KEY.json: sku,shot_at:time or sku=product:text.
@@ -278,30 +289,36 @@ def index(
         no_columns: Drop the columns that dataset.json has.
     """
     from sslpipe.sharding.gather import parse_columns, parse_pattern
-    from sslpipe.sharding.index import check_columns, find_tars, index_folder
+    from sslpipe.sharding.index import check_columns, gather_tars, index_folder
     from sslpipe.sharding.scenes import parse_channels, parse_range
     from sslpipe.sharding.sources import SourceOptions, class_names
 
-    groups = find_tars(folder, split)
+    if out is None and len(folders) > 1:
+        raise DataError("several folders become one data set in a folder that --out names")
+    target = out or folders[0]
+    names = class_names(classes) if classes else ()
+    tars, known = gather_tars(target, folders, split, names)
     columns = SourceOptions(
-        columns=() if json_fields is None else parse_columns(json_fields, "--json-fields"),
+        columns=known if json_fields is None else parse_columns(json_fields, "--json-fields"),
         name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
     )
-    if not no_columns:
-        check_columns(folder, groups, columns)
-    names = class_names(classes) if classes else ()
-    with progress(f"index {folder.name}", sum(map(len, groups.values()))) as advance:
-        manifest = index_folder(
-            folder,
-            groups,
-            names,
+    if no_columns:
+        columns = replace(columns, columns=columns.columns if json_fields else ())
+    else:
+        check_columns(target, tars.groups, columns)
+    with progress(f"index {target.name}", sum(map(len, tars.groups.values()))) as advance:
+        indexed = index_folder(
+            target,
+            tars,
             columns=columns,
             workers=workers,
             advance=advance,
             channels=parse_channels(channels),
             value_range=parse_range(value_range),
         )
-    _print_summary(folder, manifest)
+    for line in indexed.report.lines():
+        print(line)
+    _print_summary(target, indexed.manifest)
 
 
 @app.command(epilog="Example: sslpipe shards verify out/photos")

@@ -9,7 +9,7 @@ import io
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -115,7 +115,8 @@ def _plain(
 
     Source: POSIX.1-1988 tar (IEEE Std 1003.1, pax, "ustar Interchange Format").
     """
-    sample, stem = None, ""
+    images: dict[str, memoryview] = {}  # by suffix behind the key
+    stem = ""
     while start < end:
         header, data = bytes(raw[start : start + BLOCK]), start + BLOCK
         name = header[:100].rstrip(b"\0")
@@ -132,12 +133,26 @@ def _plain(
         key = folder + slash + base
         if not (base and dot) or key != (stem := stem or key):
             return None
-        if suffix.lower() in suffixes:
-            if sample is not None:
+        if suffix.rpartition(".")[2].lower() in suffixes:
+            if suffix in images:
                 return None
-            sample = Raw(key, raw[data : data + size])
+            images[suffix] = raw[data : data + size]
         start = data + -(-size // BLOCK) * BLOCK
-    return sample if start == end else None
+    chosen = _image_suffixes(images, suffixes)
+    if start != end or len(chosen) != 1:
+        return None
+    return Raw(_sample_key(stem, chosen[0]), images[chosen[0]])
+
+
+def _image_suffixes(there: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
+    """Choose as `sharding.scan`: jpg (or another of the suffixes), else what ends in .jpg."""
+    images = [suffix for suffix in there if suffix.rpartition(".")[2].lower() in suffixes]
+    return [suffix for suffix in images if "." not in suffix] or images
+
+
+def _sample_key(key: str, suffix: str) -> str:
+    """Name a sample by its image's name to the last dot."""
+    return f"{key}.{suffix}".rpartition(".")[0]
 
 
 def _longest_extension(raw: bytes) -> int:
@@ -178,10 +193,10 @@ def _alone(raw: bytes, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> Raw:
     if len(samples) != 1:
         return Raw("", BadSample(f"{len(samples)} samples where the index has one"))
     key = str(samples[0]["__key__"])
-    images = [samples[0][suffix] for suffix in suffixes if suffix in samples[0]]
-    if len(images) != 1:
-        return Raw(key, BadSample(f"{len(images)} images under one key"))
-    return Raw(key, images[0])
+    chosen = _image_suffixes(samples[0], suffixes)
+    if len(chosen) != 1:
+        return Raw(key, BadSample(f"{len(chosen)} images under one key"))
+    return Raw(_sample_key(key, chosen[0]), samples[0][chosen[0]])
 
 
 def _run_pipe(url: str) -> bytes:

@@ -110,6 +110,15 @@ def read_bytes(url: str) -> bytes:
         raise _cannot_read(url, error) from error
 
 
+def download(url: str, path: Path) -> None:
+    """Copy a remote file to a path. Raises: DataError where it cannot be read."""
+    filesystem, remote = _filesystem(url)
+    try:
+        _retry(lambda: filesystem.get_file(remote, str(path)), url)
+    except (OSError, ValueError) as error:
+        raise _cannot_read(url, error) from error
+
+
 def load_array(file: str | BinaryIO, *, mapped: bool = False) -> NDArray[Any]:
     """Read or map a .npy file, one thread at a time. Raises: many kinds, where it is damaged.
 

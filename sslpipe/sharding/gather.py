@@ -256,7 +256,7 @@ def columns_of_tars(
     fields, readers = options.fields, _readers(options, "typed")
 
     def read(path: Path) -> tuple[list[str], dict[str, list[object]], set[str]]:
-        samples = scan_tar(path, suffixes)
+        samples = scan_tar(path, suffixes).samples
         trees = _read_json(path, samples) if fields else []
         cells = {field: [tree.get(field) for tree in trees] for field in fields}
         return [sample.name for sample in samples], cells, {k for tree in trees for k in tree}

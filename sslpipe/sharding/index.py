@@ -1,27 +1,41 @@
 """Index tars made by others, and verify a data set sample by sample."""
 
 import re
-from collections.abc import Iterable
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, DatasetIndex, Manifest, ShardFile
-from sslpipe.data.storage import join, read_range
-from sslpipe.errors import DataError
+from sslpipe.data.storage import download, join, local_path, read_range, size_of
+from sslpipe.errors import DataError, shown
 from sslpipe.portable import sha256_of
-from sslpipe.sharding.columns import save_columns
+from sslpipe.sharding.columns import ColumnSpec, save_columns
 from sslpipe.sharding.gather import columns_of_tars
+from sslpipe.sharding.join import join_folders
 from sslpipe.sharding.record import merge_classes, open_manifest
-from sslpipe.sharding.scan import index_tar, measure, offset_rows, scan_tar
+from sslpipe.sharding.report import Report, Tally, make_report, save_report
+from sslpipe.sharding.scan import (
+    OFFSETS,
+    Scan,
+    index_tar,
+    measure,
+    offset_rows,
+    scan_tar,
+)
 from sslpipe.sharding.sources import SourceOptions
+from sslpipe.sharding.split_names import split_of
 from sslpipe.sharding.writer import Advance
 
 _TAR_SUFFIX = re.compile(r"\.(tar|tgz|tbz2|txz|tar\.[a-z0-9]+)$", re.IGNORECASE)
-_SPLIT_NAME = re.compile(r"(.*?)[-_.]*\d*")  # train-000000 -> train; 00000 -> ''
+# train-000000 -> train; 00000 -> ''; Hugging Face's train-00000-of-00002 -> train
+_SPLIT_NAME = re.compile(r"(.*?)[-_.]*(\d*|\d+[-_]of[-_]\d+)")
 DECODE_PX = 256
 
 
@@ -33,60 +47,151 @@ class Fault(NamedTuple):
     reason: str
 
 
+class Indexed(NamedTuple):
+    """The manifest in dataset.json, and what to say of it."""
+
+    manifest: Manifest
+    report: Report
+
+
 def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
     """Group a folder's tars by split: `split`, else how their names begin. Raises: DataError."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder")
     groups: dict[str, list[Path]] = {}
+    names: dict[str, set[str]] = defaultdict(set)  # by split, how the names of its tars begin
     for path in sorted(folder.glob("[!.]*")):
         if not _TAR_SUFFIX.search(path.name):
             continue
         if path.suffix != ".tar":
             raise DataError(f"{path} is compressed; offsets need plain tars: unpack it first")
-        match = _SPLIT_NAME.fullmatch(path.stem)
-        groups.setdefault(split or (match[1] if match else "") or "train", []).append(path)
+        begin = _begin_of(path)
+        own = split or split_of(begin) or begin or split_of(path.absolute().parent.name) or "train"
+        groups.setdefault(own, []).append(path)
+        names[own].add(begin)
     if not groups:
-        raise DataError(f"{folder} has no .tar files")
+        inside = sorted({path.parent.name for path in folder.glob("*/*.tar")})
+        more = f"; its folders have: {', '.join(inside[:5])}; name these, and --out FOLDER"
+        raise DataError(f"{folder} has no .tar files{more * bool(inside)}")
+    for own, begins in names.items():
+        if len(begins) > 1 and not split:
+            both = " and ".join(map(shown, sorted(begins)))
+            raise DataError(
+                f"{folder}: tars that begin with {both} mean one split, {own}; rename some, or "
+                f"give --split {own} for all"
+            )
     return groups
 
 
+def _begin_of(path: Path) -> str:
+    """Return how a tar's name begins, without its number: train of train-00000-of-00002.tar."""
+    match = _SPLIT_NAME.fullmatch(path.stem)
+    return match[1] if match else path.stem
+
+
+class Tars(NamedTuple):
+    """The tars to index, and what is known of them."""
+
+    groups: Mapping[str, Sequence[Path]]  # by split, in order
+    classes: tuple[str, ...] = ()  # names by label; (): as dataset.json says
+    numbers: Mapping[Path, NDArray[np.int64]] = {}  # by folder: what its labels become
+    fields: Mapping[str, object] = {}  # of dataset.json: what is known of the images
+
+
+def gather_tars(
+    out: Path, folders: Sequence[Path], split: str | None, classes: tuple[str, ...]
+) -> tuple[Tars, tuple[ColumnSpec, ...]]:
+    """Find the tars of some folders, and the columns that their dataset.json have.
+
+    Args:
+        out: Where dataset.json will be; of a folder that is `out` nothing else is looked up.
+        folders: Tars of a split are in their order.
+        split: As in `find_tars`.
+        classes: Names by label; (): those that the folders' dataset.json have.
+
+    Raises: DataError where there are no tars, or the folders do not fit together.
+    """
+    groups: dict[str, list[Path]] = {}
+    for folder in folders:
+        for name, paths in find_tars(folder, split).items():
+            groups.setdefault(name, []).extend(paths)
+    if [folder.resolve() for folder in folders] == [out.resolve()]:
+        return Tars(groups, classes), ()
+    joined = join_folders(folders, named=bool(classes))
+    tars = Tars(
+        groups=groups,
+        classes=classes or joined.classes,
+        numbers=joined.numbers,
+        fields=joined.fields,
+    )
+    return tars, joined.columns
+
+
 def index_folder(
-    folder: Path,
-    groups: dict[str, list[Path]],
-    classes: tuple[str, ...],
+    out: Path,
+    tars: Tars,
     *,
     columns: SourceOptions = SourceOptions(),  # noqa: B008  # frozen
     workers: int = 2,
     advance: Advance = lambda count: None,
     channels: tuple[str, ...] | None = None,
     value_range: tuple[float, float] | None = None,
-) -> Manifest:
+) -> Indexed:
     """Write sidecars for all tars, then dataset.json; its other splits stay as they are.
 
-    The type of `channels` is measured; None: as dataset.json says. Columns that the splits have and
-    that are not read again are forgotten. `advance` takes 1 for each tar done.
+    Columns that the splits have and that are not read again are forgotten.
 
-    Raises: DataError where a tar is compressed, cut, or not laid out for webdataset; it is named.
+    Args:
+        out: The folder of dataset.json and of the sidecars; tars of other folders stay as they are.
+        tars: What to index.
+        columns: What is read of each sample.
+        workers: Threads.
+        advance: Takes 1 for each tar done.
+        channels: Names of the channels of images in KEY.npy, whose type is measured; None: as
+            dataset.json says.
+        value_range: Low and high of all channels; None: measured.
+
+    Raises: DataError where a tar is compressed, cut, not laid out for webdataset, or in two splits;
+    it is named.
     """
     if value_range and not channels:
         raise DataError("--range is of images that --channels names; give both, or neither")
-    manifest = open_manifest(folder)
-    is_array = bool(channels) or manifest.image is not None
+    manifest = open_manifest(out)
+    groups = tars.groups
+    image = tars.fields.get("image", manifest.image)
+    is_array = bool(channels) or image is not None
     suffixes = ARRAY_SUFFIXES if is_array else IMAGE_SUFFIXES
     if channels and manifest.image is None and set(manifest.splits) - set(groups):
-        raise DataError(f"{folder / 'dataset.json'} has splits of 8-bit RGB: index all at once")
+        raise DataError(f"{out / 'dataset.json'} has splits of 8-bit RGB: index all at once")
+    _check_once(out, groups, manifest)
 
-    def index(path: Path) -> ShardFile:
-        entry = index_tar(path, suffixes)
+    def index(path: Path) -> tuple[ShardFile, Scan]:
+        indexed = index_tar(path, suffixes, out, tars.numbers.get(path.parent))
         advance(1)
-        return entry
+        return indexed
 
+    splits: dict[str, tuple[ShardFile, ...]] = {}
+    left_out = Tally()
+    unusual = Tally()
     with ThreadPoolExecutor(workers) as pool:
-        splits = {name: tuple(pool.map(index, paths)) for name, paths in groups.items()}
+        for name, paths in groups.items():
+            indexed = list(pool.map(index, paths))
+            splits[name] = tuple(entry for entry, _ in indexed)
+            for path, (_, scan) in zip(paths, indexed, strict=True):
+                for tally, found in ((left_out, scan.left_out), (unusual, scan.unusual)):
+                    for each in found.groups():
+                        tally.add(each.what, f"{each.example} in {path.name}", each.count)
+    kept = [name for name in manifest.splits if name not in groups]
+    if kept and image != manifest.image and not channels:
+        raise DataError(f"{', '.join(kept)} of {out / 'dataset.json'} has images of another type")
     update: dict[str, object] = {
-        "classes": merge_classes(manifest.classes, classes),
+        "classes": merge_classes(manifest.classes, tars.classes)
+        if kept
+        else tars.classes or manifest.classes,
         "splits": {**manifest.splits, **splits},
     }
+    if not kept or "train" in groups:
+        update |= tars.fields
     if channels:
         first = "train" if "train" in groups else next(iter(groups))
         measured = measure(groups[first], channels, value_range)
@@ -97,8 +202,31 @@ def index_folder(
             if (dtype := other.image.dtype) != measured.image.dtype:
                 raise DataError(f"split {name!r} is of {dtype}, and others {measured.image.dtype}")
         update |= {"image": measured.image, "mean": measured.mean, "std": measured.std}
-    found = columns_of_tars(groups, columns, workers=workers, suffixes=suffixes)
-    return save_columns(folder, manifest.model_copy(update=update), found)
+    values = columns_of_tars(groups, columns, workers=workers, suffixes=suffixes)
+    manifest = save_columns(out, manifest.model_copy(update=update), values)
+    report = make_report(out, left_out=left_out.groups(), images=unusual.groups())
+    save_report(out, report)
+    return Indexed(manifest, report)
+
+
+def _check_once(out: Path, groups: Mapping[str, Sequence[Path]], manifest: Manifest) -> None:
+    """Raise DataError where a tar would be in two splits, or twice in one."""
+    owner: dict[Path, str] = {}
+    for split, shards in manifest.splits.items():
+        if split not in groups:
+            for shard in shards:
+                owner[Path(join(str(out), shard.file)).resolve()] = split
+    for split, paths in groups.items():
+        for path in paths:
+            other = owner.setdefault(path.resolve(), split)
+            if other != split:
+                raise DataError(
+                    f"{path} is in the split {other!r} of {out / 'dataset.json'}, and would be in "
+                    f"{split!r}, too; remove dataset.json to name the splits anew, or give --split "
+                    f"{other}"
+                )
+        if len({path.resolve() for path in paths}) < len(paths):
+            raise DataError(f"split {split!r} has a tar twice; name each folder once")
 
 
 def check_columns(folder: Path, splits: Iterable[str], columns: SourceOptions) -> None:
@@ -132,31 +260,52 @@ def verify_columns(index: DatasetIndex, split: str) -> list[Fault]:
 
 
 def verify_shard(index: DatasetIndex, split: str, shard: int) -> list[Fault]:
-    """List everything wrong with one shard: size, sha256, offsets, labels, images that fail."""
+    """List everything wrong with one shard: size, sha256, offsets, labels, images that fail.
+
+    A shard that is not on this machine is fetched into a temporary file.
+    """
+    entry = index.manifest.splits[split][shard]
+    url = join(index.folder, entry.file)
+    try:
+        size = size_of(url)
+        if size is None:
+            return [Fault(entry.file, "", "is missing")]
+        path = local_path(url)
+        if path is not None:
+            return _verify_tar(index, split, shard, Path(path))
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / "shard.tar"
+            download(url, copy)
+            return _verify_tar(index, split, shard, copy)
+    except DataError as error:
+        return [Fault(entry.file, "", str(error))]
+
+
+def _verify_tar(index: DatasetIndex, split: str, shard: int, path: Path) -> list[Fault]:
+    """List what is wrong with a shard that lies at a path."""
     # the file
     entry = index.manifest.splits[split][shard]
-    path = Path(join(index.folder, entry.file))
-    if not path.is_file():
-        return [Fault(entry.file, "", "is missing")]
     faults = []
-    if path.stat().st_size != entry.bytes:
-        size = path.stat().st_size
+    size = path.stat().st_size
+    if size != entry.bytes:
         faults.append(Fault(entry.file, "", f"has {size} bytes, the index says {entry.bytes}"))
     elif sha256_of(path) != entry.sha256:
         faults.append(Fault(entry.file, "", "its sha256 is not the one in dataset.json"))
     # the sidecar
     try:
         rows = index.split(split).offsets(shard)
-        samples = scan_tar(path, index.split(split).suffixes)
+        samples = scan_tar(path, index.split(split).suffixes).samples
     except DataError as error:
         return [*faults, Fault(entry.file, "", str(error))]
-    if not np.array_equal(rows, offset_rows(samples)):
+    renumbered = entry.offsets.startswith(f"{OFFSETS}/")
+    if not _describes(rows, offset_rows(samples), renumbered):
         faults.append(Fault(entry.file, "", f"{entry.offsets} does not describe this tar"))
     # each sample: its label, and its image decoded
     classes = len(index.manifest.classes)
-    for sample in samples:
-        if classes and sample.label >= classes:
-            reason = f"label {sample.label}, but dataset.json names {classes} classes"
+    labels = rows[:, 2].tolist() if len(rows) == len(samples) else [s.label for s in samples]
+    for sample, label in zip(samples, labels, strict=True):
+        if classes and label >= classes:
+            reason = f"label {label}, but dataset.json names {classes} classes"
             faults.append(Fault(entry.file, sample.key, reason))
         start, size = sample.image
         try:
@@ -165,3 +314,18 @@ def verify_shard(index: DatasetIndex, split: str, shard: int) -> list[Fault]:
         except BadSample as error:
             faults.append(Fault(entry.file, sample.key, str(error)))
     return faults
+
+
+def _describes(rows: NDArray[np.int64], there: NDArray[np.int64], renumbered: bool) -> bool:
+    """Return whether a sidecar has the samples that are there, each with its label.
+
+    With `renumbered` each label of the tar stands for one of the data set, as of joined folders.
+    """
+    if not renumbered:
+        return np.array_equal(rows, there)
+    if not np.array_equal(rows[:, :2], there[:, :2]):
+        return False
+    pairs = np.unique(np.stack([rows[:, 2], there[:, 2]]), axis=1)  # (2, pairs)
+    unlabelled = pairs < 0
+    is_one_to_one = all(len(np.unique(each)) == len(each) for each in pairs)
+    return is_one_to_one and bool((unlabelled[0] == unlabelled[1]).all())

@@ -32,6 +32,22 @@ class Group(BaseModel):
     example: str = ""
 
 
+class Tally:
+    """Counts things by kind, with the first of each as the example."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, Group] = {}
+
+    def add(self, what: str, example: str, count: int = 1) -> None:
+        """Count some of one kind."""
+        known = self._groups.get(what, Group(what=what, count=0, example=example))
+        self._groups[what] = known.model_copy(update={"count": known.count + count})
+
+    def groups(self) -> list[Group]:
+        """Return the kinds in the order in which they came."""
+        return list(self._groups.values())
+
+
 class SplitCounts(BaseModel):
     """The samples of a split and its classes; (name, samples) of the smallest and the largest."""
 

@@ -1,9 +1,11 @@
 """Find the samples of a tar by their offsets, without extracting or unpickling anything."""
 
+import errno
 import hashlib
 import io
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -12,27 +14,33 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.decode import BadSample, read_npy
+from sslpipe.data.decode import MAX_BYTES, BadSample, read_npy
 from sslpipe.data.image_type import Depth, ImageType
 from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, ShardFile
 from sslpipe.data.storage import npy_bytes, read_range
 from sslpipe.errors import DataError
-from sslpipe.portable import read_at, sha256_of, write_atomically
+from sslpipe.portable import forward_slashes, read_at, sha256_of, write_atomically
+from sslpipe.sharding.report import Tally
 from sslpipe.sharding.sources import open_file
 
 # webdataset 1.0.2 splits names like this (filters.py, base_plus_ext; tariterators.py, skip_meta)
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
+DOTS = (
+    "have a second dot in their names; each is a sample, where a webdataset key ends at the first"
+)
+OFFSETS = "offsets"  # folder beside dataset.json, of tars that lie elsewhere
 _LABEL_BYTES = 32
 _LONGEST_NAME = 4096  # of a path on Linux
+MOST_SAMPLE_BYTES = 2 * MAX_BYTES  # of members that are read together
 MOST_HEADER_BYTES = 2**20  # of a name or of pax headers; larger ones are an attack
 
 
 class Sample(NamedTuple):
     """Where one sample lies in its tar."""
 
-    key: str  # webdataset's
+    key: str  # the image's name without its last suffix; as webdataset's where that has no dot
     start: int  # its first header
     end: int  # behind its padding
     image: tuple[int, int]  # first byte and length
@@ -45,7 +53,7 @@ class Member(NamedTuple):
     """A regular file of a tar, whose name is never a path on this machine."""
 
     name: str
-    key: str  # webdataset's
+    key: str  # webdataset's: to the first dot
     suffix: str  # after the key and a dot, in lower case
     start: int  # of its header
     data: int  # start of its content
@@ -55,6 +63,24 @@ class Member(NamedTuple):
     def end(self) -> int:
         """The byte after the padding."""
         return self.data + -(-self.size // BLOCK) * BLOCK
+
+    @property
+    def stem(self) -> str:
+        """The name to its last dot."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def kind(self) -> str:
+        """The suffix behind the last dot, in lower case."""
+        return self.suffix.rpartition(".")[2]
+
+
+class Scan(NamedTuple):
+    """The samples of a tar in file order, what is in no sample, and what is unusual."""
+
+    samples: list[Sample]
+    left_out: Tally
+    unusual: Tally
 
 
 class HeaderFile(io.FileIO):
@@ -67,27 +93,44 @@ class HeaderFile(io.FileIO):
         return super().read(size)
 
 
-def scan_tar(path: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> list[Sample]:
-    """List the samples of a webdataset tar, in file order; those without an image are skipped.
+def scan_tar(path: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> Scan:
+    """List the samples of a webdataset tar, in file order.
 
-    An image is a member with one of the suffixes. Only regular files count; a label is the integer
-    text in KEY.cls.
+    Members are a sample up to the FIRST dot of their names, as in webdataset. Its image is KEY.jpg
+    (or another of the suffixes), else its one KEY.ANYTHING.jpg. Where names of several images
+    differ behind the first dot only (v1.0.jpg, v1.1.jpg), and no member is KEY.SUFFIX, these are
+    samples up to the LAST dot. A label is the integer text in KEY.cls. Only regular files count;
+    what is in no sample is counted by kind.
 
     Raises: DataError where the tar is compressed or cut, members of a sample do not lie together, a
     sample has two images, or a .cls is no integer.
     """
-    samples: list[Sample | None] = []
+    samples: list[Sample] = []
+    unusual = Tally()
     seen: set[str] = set()
+    members, left_out = list_members(path)
+    by_stem = _keys_of_several(members, suffixes)
     with open_file(path) as file:
-        for key, group in groupby(list_members(path), lambda member: member.key):
+        for key, group in groupby(members, lambda m: m.stem if m.key in by_stem else m.key):
             if key in seen:
                 raise DataError(
-                    f"{path}: the members of {key!r} do not lie together; write them again side by "
-                    "side"
+                    f"{path}: the members of {key!r} do not lie together (a key ends at the first "
+                    "dot of a name); write them again side by side"
                 )
             seen.add(key)
-            samples.append(_to_sample(path, file.fileno(), [*group], suffixes))
-    return [sample for sample in samples if sample is not None]
+            own = _to_sample(path, file.fileno(), key, [*group], suffixes, left_out)
+            for sample in own:
+                if "." in sample.key.rpartition("/")[2]:
+                    unusual.add(DOTS, sample.name)
+            samples += own
+    return Scan(samples, left_out, unusual)
+
+
+def _keys_of_several(members: Sequence[Member], suffixes: Sequence[str]) -> set[str]:
+    """Return the keys, to the first dot, of several images and of no member KEY.SUFFIX."""
+    images = Counter(member.key for member in members if member.kind in suffixes)
+    plain = {member.key for member in members if member.suffix == member.kind}
+    return {key for key, count in images.items() if count > 1} - plain
 
 
 def offset_rows(samples: list[Sample]) -> NDArray[np.int64]:
@@ -95,29 +138,77 @@ def offset_rows(samples: list[Sample]) -> NDArray[np.int64]:
     return np.array([(s.start, s.end, s.label) for s in samples], np.int64).reshape(-1, 3)
 
 
-def index_tar(path: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> ShardFile:
-    """Write the sidecar of a finished tar and describe both. Raises: as `scan_tar`."""
-    rows = offset_rows(scan_tar(path, suffixes))
-    if not len(rows):
+def index_tar(
+    path: Path,
+    suffixes: Sequence[str] = IMAGE_SUFFIXES,
+    out: Path | None = None,
+    numbers: NDArray[np.int64] | None = None,
+) -> tuple[ShardFile, Scan]:
+    """Write the sidecar of a finished tar; return its entry and the scan.
+
+    Args:
+        path: The tar.
+        suffixes: Of its images.
+        out: Folder of dataset.json; None: the tar's own. Elsewhere a sidecar is named by its
+            content, as tars of several folders may have one name.
+        numbers: The label that the sidecar holds for each label of the tar; None: the same.
+
+    Raises: as `scan_tar`, and where it has no sample.
+    """
+    scan = scan_tar(path, suffixes)
+    if not scan.samples:
         wanted = "KEY.jpg, KEY.png or KEY.webp; images in KEY.npy need --channels NAME,..."
+        there = "; ".join(f"{each.count:,} {each.what}" for each in scan.left_out.groups())
         raise DataError(
-            f"{path} has no member {wanted if suffixes == IMAGE_SUFFIXES else 'KEY.npy'}"
+            f"{path} has no member {wanted if suffixes == IMAGE_SUFFIXES else 'KEY.npy'}; it has: "
+            f"{there or 'nothing'}"
         )
-    sidecar, raw = path.with_suffix(".offsets.npy"), npy_bytes(rows)
-    write_atomically(sidecar, raw, fsync=True)
-    return ShardFile(
-        file=path.name,
-        samples=len(rows),
+    rows = offset_rows(scan.samples)
+    if numbers is not None:
+        highest = int(rows[:, 2].max())
+        if highest >= len(numbers):
+            raise DataError(
+                f"{path}: label {highest}, but the dataset.json beside it names {len(numbers)} "
+                "classes"
+            )
+        rows[:, 2] = np.where(rows[:, 2] < 0, -1, numbers[rows[:, 2]])
+    raw = npy_bytes(rows)
+    offsets_sha256 = hashlib.sha256(raw).hexdigest()
+    file = path.name
+    sidecar = path.with_suffix(".offsets.npy")
+    if out is not None and out.resolve() != path.parent.resolve():
+        is_inside = path.resolve().is_relative_to(out.resolve())
+        place = path.resolve().relative_to(out.resolve()) if is_inside else path.absolute()
+        file = forward_slashes(place)
+        sidecar = out / OFFSETS / f"{path.stem}-{offsets_sha256[:16]}.npy"
+    try:
+        sidecar.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(sidecar, raw, fsync=True)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        raise DataError(
+            f"cannot write {sidecar}: {error.strerror}; give --out FOLDER to write the index "
+            "elsewhere"
+        ) from error
+    entry = ShardFile(
+        file=file,
+        samples=len(scan.samples),
         bytes=path.stat().st_size,
         sha256=sha256_of(path),
-        offsets=sidecar.name,
-        offsets_sha256=hashlib.sha256(raw).hexdigest(),
+        offsets=forward_slashes(sidecar.relative_to(out or path.parent)),
+        offsets_sha256=offsets_sha256,
     )
+    return entry, scan
 
 
-def list_members(path: Path) -> list[Member]:
-    """List the regular files of a whole, plain tar. Raises: DataError with the reason."""
-    members = []
+def list_members(path: Path) -> tuple[list[Member], Tally]:
+    """List the regular files of a whole, plain tar, and what else it has but folders.
+
+    Raises: DataError with the reason.
+    """
+    members: list[Member] = []
+    left_out = Tally()
     with open_file(path) as whole, HeaderFile(whole.fileno(), closefd=False) as file:
         if packed := _COMPRESSED.get(file.read(2)):
             raise DataError(f"{path} is compressed ({packed}); offsets need a plain tar: unpack it")
@@ -138,6 +229,9 @@ def list_members(path: Path) -> list[Member]:
                             raise tarfile.ReadError(f"{info.name!r} is a sparse file")
                         place = (info.offset, info.offset_data, info.size)
                         members.append(Member(info.name, match[1], match[2].lower(), *place))
+                    elif not info.isdir():
+                        kind = "names without KEY.SUFFIX" if info.isreg() else "links and devices"
+                        left_out.add(kind, info.name)
                 end = tar.offset
         except Exception as error:  # tarfile raises many kinds; all mean a damaged header
             what = "" if isinstance(error, tarfile.TarError) else f"{type(error).__name__}: "
@@ -149,35 +243,74 @@ def list_members(path: Path) -> list[Member]:
         raise DataError(f"{path} is truncated: no end-of-archive mark at byte {end}")
     if trailer.strip(b"\0"):
         raise DataError(f"{path} is damaged, or several tars in one: see byte {end}")
-    return members
+    return members, left_out
 
 
 def _to_sample(
-    path: Path, descriptor: int, group: list[Member], image_suffixes: Sequence[str]
-) -> Sample | None:
-    """Make a sample of the members of one key; None without an image. Raises: DataError."""
-    key = group[0].key
-    suffixes = [member.suffix for member in group]
-    if len(set(suffixes)) < len(suffixes):
+    path: Path,
+    descriptor: int,
+    key: str,
+    group: list[Member],
+    image_suffixes: Sequence[str],
+    left_out: Tally,
+) -> list[Sample]:
+    """Make a sample of the members of one key; [] without an image. Raises: DataError."""
+    if len({member.suffix for member in group}) < len(group):
         raise DataError(f"{path}: two members of {key!r} have the same suffix")
-    images = [member for member in group if member.suffix in image_suffixes]
-    if not images:
-        return None
+    # its image
+    plain = [member for member in group if member.suffix in image_suffixes]
+    images = plain or [member for member in group if member.kind in image_suffixes]
     if len(images) > 1:
-        raise DataError(f"{path}: {key!r} has {len(images)} images; a sample has one")
-    label, json = -1, None
+        more = "" if plain else "; a key ends at the first dot of a name: rename them"
+        raise DataError(f"{path}: {key!r} has {len(images)} images; a sample has one{more}")
+    if not images:
+        for member in group:
+            left_out.add(f".{member.suffix} of samples without an image", member.name)
+        return []
+    image = images[0]
+    if image.size > MAX_BYTES:
+        kind = f"images of more than {MAX_BYTES:,} bytes"
+        left_out.add(kind, image.name)
+        return []
+    # what belongs to it: KEY.cls and KEY.json, where KEY is the image's name to its last dot or key
+    label = -1
+    used = [image]
+    classes = _belonging(group, image, key, "cls")
+    if classes is not None:
+        used.append(classes)
+        text = read_at(descriptor, min(classes.size, _LABEL_BYTES), classes.data)
+        if not re.fullmatch(rb"\s*(-1|\d{1,18})\s*", text):
+            raise DataError(
+                f"{path}: {classes.name} holds {text!r}, not an integer >= 0 (-1: no label)"
+            )
+        label = int(text)
+    json = _belonging(group, image, key, "json")
+    if json is not None:
+        used.append(json)
     for member in group:
-        if member.suffix == "json":
-            json = (member.data, member.size)
-        if member.suffix == "cls":
-            text = read_at(descriptor, min(member.size, _LABEL_BYTES), member.data)
-            if not re.fullmatch(rb"\s*(-1|\d{1,18})\s*", text):
-                raise DataError(
-                    f"{path}: {key}.cls holds {text!r}, not an integer >= 0 (-1: no label)"
-                )
-            label = int(text)
-    place = (images[0].data, images[0].size)
-    return Sample(key, group[0].start, group[-1].end, place, label, images[0].name, json)
+        if member not in used:
+            left_out.add(f".{member.suffix} beside images", member.name)
+    # a large member beside an image is not read with it
+    first, last = group[0], group[-1]
+    if last.end - first.start > MOST_SAMPLE_BYTES:
+        first = last = image
+    return [
+        Sample(
+            key=image.stem,
+            start=first.start,
+            end=last.end,
+            image=(image.data, image.size),
+            label=label,
+            name=image.name,
+            json=None if json is None else (json.data, json.size),
+        )
+    ]
+
+
+def _belonging(group: list[Member], image: Member, key: str, kind: str) -> Member | None:
+    """Find the member of a kind that is named as the image, else as the sample's key."""
+    by_stem = {member.stem: member for member in group if member.kind == kind}
+    return by_stem.get(image.stem, by_stem.get(key))
 
 
 # --- the type of images in tars
@@ -295,7 +428,9 @@ class _Values:
 
 def _sampled(shards: Sequence[Path]) -> Iterator[NDArray[Any]]:
     """Read MOST_IMAGES images, evenly over all shards; bad ones are passed by."""
-    places = [(path, sample.image) for path in shards for sample in scan_tar(path, ARRAY_SUFFIXES)]
+    places = [
+        (path, sample.image) for path in shards for sample in scan_tar(path, ARRAY_SUFFIXES).samples
+    ]
     for path, (start, size) in places[:: -(-len(places) // MOST_IMAGES) or 1]:
         try:
             yield read_npy(read_range(str(path), start, start + size))

@@ -384,7 +384,7 @@ def _write_shard(
     suffixes = ARRAY_SUFFIXES if plan.layout.is_array else IMAGE_SUFFIXES
     return Done(
         shard=shard,
-        entry=index_tar(path, suffixes) if count else None,  # now that it is whole and on disk
+        entry=index_tar(path, suffixes)[0] if count else None,  # now that it is whole and on disk
         moments=Moments(pixels=count, sums=sums.tolist(), squares=squares.tolist()),
         bad=bad,
         lost=dict(lost),

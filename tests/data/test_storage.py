@@ -3,6 +3,7 @@
 import gc
 import io
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.data.storage import DiskCache, join, load_array, read_bytes, read_range, size_of
 from sslpipe.errors import DataError
+from sslpipe.sharding.index import verify_shard
 from tests.helpers.batches import same, take
 from tests.helpers.dataset import write_dataset
 
@@ -187,6 +189,23 @@ def test_a_server_that_breaks_connections_gives_the_batches_of_the_disk(folder, 
     server.trouble = lambda number: kinds[number // 2 % 3] if number % 2 else ""
     assert_same(some_batches(server.url), some_batches(str(folder)))
     assert server.requests > 2 * len(server.served) - 20
+
+
+def test_shards_on_a_server_are_verified_as_those_of_a_disk(tmp_path, folder, server):
+    shutil.copytree(folder, tmp_path / "set")
+    there = Server(tmp_path / "set")
+    there.trouble = lambda number: "cut" if number % 5 == 2 else ""
+    index = load_index(there.url)
+    assert verify_shard(index, "train", 0) == verify_shard(index, "train", 1) == []
+    path = tmp_path / "set" / "train-000001.tar"
+    path.write_bytes(path.read_bytes().replace(b"IDAT", b"idat", 1))
+    (tmp_path / "set" / "train-000002.tar").unlink()
+    local = load_index(tmp_path / "set")
+    for shard in (1, 2):
+        faults = verify_shard(index, "train", shard)
+        assert faults == verify_shard(local, "train", shard)
+        assert len(faults) == 3 - shard  # its sha256 and the image; missing
+    there.close()
 
 
 def test_a_server_that_stalls_is_asked_again(folder, server, monkeypatch):

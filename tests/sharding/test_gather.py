@@ -17,8 +17,9 @@ from sslpipe.errors import DataError
 from sslpipe.sharding.build import build_dataset
 from sslpipe.sharding.columns import ColumnSpec
 from sslpipe.sharding.gather import CellReader, match_names, parse_columns, parse_pattern
-from sslpipe.sharding.index import check_columns, find_tars, index_folder, verify_columns
+from sslpipe.sharding.index import Tars, check_columns, find_tars, index_folder, verify_columns
 from sslpipe.sharding.record import Part
+from sslpipe.sharding.report import FILE
 from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.writer import MOST_TOGETHER, Layout
 from tests.helpers.dataset import picture, png
@@ -106,9 +107,10 @@ def test_shards_that_are_indexed_again_have_the_same_values(tmp_path):
     before, groups = tree(out), find_tars(out, None)
     with pytest.raises(DataError, match="--json-fields age:integer,patient:text,shot_at:time"):
         check_columns(out, groups, SourceOptions())
-    index_folder(out, groups, (), columns=fields)
-    assert {**tree(out), "dataset.json": ""} == {**before, "dataset.json": ""}
-    index_folder(out, groups, ())
+    index_folder(out, Tars(groups), columns=fields)
+    written = {"dataset.json": "", FILE: ""}  # what the index writes anew
+    assert {**tree(out), **written} == {**before, **written}
+    index_folder(out, Tars(groups))
     assert not (out / "columns").exists()
     assert json.loads((out / "dataset.json").read_bytes())["schema_version"] == 1
 
@@ -141,7 +143,7 @@ def index_foreign(folder: Path, fields: str, pattern: str = "") -> None:
         columns=parse_columns(fields, "--json-fields"),
         name_pattern=parse_pattern(pattern) if pattern else None,
     )
-    index_folder(folder, find_tars(folder, None), (), columns=columns)
+    index_folder(folder, Tars(find_tars(folder, None)), columns=columns)
 
 
 def test_json_and_names_of_foreign_tars(tmp_path):

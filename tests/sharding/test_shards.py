@@ -393,7 +393,7 @@ def test_foreign_tars_are_indexed_without_being_touched(foreign):
                 names = tar.getnames()
                 assert [name.rpartition(".")[2] for name in names] == ["cls", "jpg", "json"]
                 assert tar.extractfile(names[1]).read() == jpeg(i)
-    keys = [s.key for k in range(2) for s in scan_tar(foreign / f"{k:05d}.tar")]
+    keys = [s.key for k in range(2) for s in scan_tar(foreign / f"{k:05d}.tar").samples]
     assert [s[0] for s in read_all(foreign, "train")] == keys
     assert run("verify", foreign) == 0
 
@@ -467,7 +467,7 @@ def test_nothing_is_unpickled_or_extracted(tmp_path):
 def test_verify_names_shard_and_key_of_every_bad_sample(photos, tmp_path, capsys):
     out = tmp_path / "out"
     assert run("build", out, "--root", photos, *BUILD) == 0
-    sample = scan_tar(out / "train-000002.tar")[3]
+    sample = scan_tar(out / "train-000002.tar").samples[3]
     raw = bytearray((out / "train-000002.tar").read_bytes())
     start, size = sample.image
     raw[start + 4 : start + size] = bytes(size - 4)

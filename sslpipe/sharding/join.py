@@ -1,0 +1,114 @@
+"""Folders of tars, built or written apart -> one data set over all of them.
+
+The tars stay where they are. Each folder numbers its classes on its own, so labels are numbered
+anew in the sidecars; a sample is known by its tar, so that equal keys and names are no clash.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sslpipe.data.index import DERIVED_COLUMN, NEIGHBOUR_COLUMN, Manifest
+from sslpipe.errors import DataError, shown
+from sslpipe.sharding.columns import ColumnSpec
+from sslpipe.sharding.record import open_manifest
+from sslpipe.sharding.sources import number_labels
+
+Numbers = NDArray[np.int64]  # (classes of a folder,), their numbers in the joined data set
+
+
+class Joined(NamedTuple):
+    """What the folders' own dataset.json say, as one."""
+
+    classes: tuple[str, ...]
+    numbers: dict[Path, Numbers]  # by folder; none where labels stay as they are
+    columns: tuple[ColumnSpec, ...]  # keys of KEY.json
+    fields: dict[str, object]  # of dataset.json: image, mean, std, source, license
+
+
+def join_folders(folders: Sequence[Path], *, named: bool = False) -> Joined:
+    """Join what the dataset.json of each folder says; a folder may have none.
+
+    Classes are those of all, sorted. mean and std are pooled by the number of images in the first
+    split; where a folder has no dataset.json they are left to the caller. With `named` all labels
+    are numbers of one list, and the folders' own names do not count.
+
+    Raises: DataError where folders have images, or a column, of different types, or some have names
+    of classes and others have not.
+    """
+    manifests = {folder: open_manifest(folder) for folder in folders}
+    classes, numbers = ((), {}) if named else _join_classes(manifests)
+    fields: dict[str, object] = {}
+    if all(manifest.splits for manifest in manifests.values()):
+        fields = _join_images(manifests)
+    return Joined(classes, numbers, _join_columns(manifests), fields)
+
+
+def _join_classes(
+    manifests: Mapping[Path, Manifest],
+) -> tuple[tuple[str, ...], dict[Path, Numbers]]:
+    named = {folder: m.classes for folder, m in manifests.items() if m.classes}
+    if len(set(named.values())) <= 1 and len(named) in (0, len(manifests)):
+        return next(iter(named.values()), ()), {}
+    if len(named) < len(manifests):
+        with_names, without = next(iter(named)), next(f for f in manifests if f not in named)
+        raise DataError(
+            f"{with_names} names its classes, and {without} does not: index that one first with "
+            "--classes FILE, or give --classes FILE here, of the labels of all"
+        )
+    every = [name for own in named.values() for name in own]
+    numbers = {folder: number_labels(own, every)[0] for folder, own in named.items()}
+    return number_labels([], every)[1], numbers
+
+
+def _join_columns(manifests: Mapping[Path, Manifest]) -> tuple[ColumnSpec, ...]:
+    specs: dict[str, ColumnSpec] = {}
+    for folder, manifest in manifests.items():
+        for name, entry in manifest.columns.items():
+            if name in (DERIVED_COLUMN, NEIGHBOUR_COLUMN):
+                continue  # computed from the images of one folder
+            spec = specs.setdefault(name, ColumnSpec(name, name, entry.kind))
+            if spec.kind != entry.kind:
+                raise DataError(
+                    f"column {name!r} is {entry.kind} in {folder}, and {spec.kind} in others; give "
+                    f"--json-fields {name}:{spec.kind}, or --no-columns"
+                )
+    return tuple(specs.values())
+
+
+def _join_images(manifests: Mapping[Path, Manifest]) -> dict[str, object]:
+    first_folder, first = next(iter(manifests.items()))
+    counts = []
+    for folder, manifest in manifests.items():
+        if manifest.image != first.image:
+            raise DataError(
+                f"images of {folder} are {_type(manifest)}, and of {first_folder} {_type(first)}: "
+                "a data set has one type; build them with equal --channels and --range"
+            )
+        split = "train" if "train" in manifest.splits else next(iter(manifest.splits))
+        counts.append(sum(shard.samples for shard in manifest.splits[split]))
+    weights = np.array(counts)[:, None] / sum(counts)  # (folders, 1)
+    means = np.array([manifest.mean for manifest in manifests.values()])  # (folders, channels)
+    stds = np.array([manifest.std for manifest in manifests.values()])
+    mean = (weights * means).sum(axis=0)
+    variance = (weights * (stds**2 + (means - mean) ** 2)).sum(axis=0)
+    fields: dict[str, object] = {
+        "image": first.image,
+        "mean": tuple(mean.round(6).tolist()),
+        "std": tuple(np.sqrt(variance).round(6).tolist()),
+    }
+    for name in ("source", "license"):
+        texts = {getattr(manifest, name): None for manifest in manifests.values()}
+        fields[name] = "; ".join(text for text in texts if text)
+    return fields
+
+
+def _type(manifest: Manifest) -> str:
+    image = manifest.image
+    if image is None:
+        return "8-bit RGB"
+    ranges = f"{shown(image.low)} to {shown(image.high)}"
+    return f"{image.dtype} of {', '.join(image.channels)}, {ranges}"

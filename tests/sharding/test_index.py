@@ -1,0 +1,259 @@
+"""Tars of others: which members are samples, what is left out, folders joined, files elsewhere."""
+
+import hashlib
+import json
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sslpipe.data.decode import decode
+from sslpipe.data.index import load_index
+from sslpipe.data.reader import Reader
+from sslpipe.sharding import scan
+from sslpipe.sharding.report import FILE
+from tests.helpers.shards import error_of, grey_png, jpeg, run, tree, write_tar
+
+# names of members (an image's content is its place among them), and the samples: key -> (place of
+# the image, label)
+LAYOUTS = {
+    "one version each": (
+        ["a1.jpg", "a2.v2.jpg", "a3.jpg", "a4.v2.jpg"],
+        {"a1": (0, -1), "a2.v2": (1, -1), "a3": (2, -1), "a4.v2": (3, -1)},
+    ),
+    "a version before the number": (
+        ["v1.0.jpg", "v1.0.cls=4", "b.jpg", "v1.1.jpg", "v1.1.cls=5"],
+        {"v1.0": (0, 4), "b": (2, -1), "v1.1": (3, 5)},
+    ),
+    "dates": (
+        ["in/2024.01.05.PNG", "in/2024.01.06.png", "in/2023.12.06.png"],
+        {"in/2024.01.05": (0, -1), "in/2024.01.06": (1, -1), "in/2023.12.06": (2, -1)},
+    ),
+    "an image with a name of its own": (
+        ["0.image.jpg", "0.cls=3", "1.image.jpg", "1.cls=2", "1.caption.txt"],
+        {"0.image": (0, 3), "1.image": (2, 2)},
+    ),
+    "a mask beside the image": (
+        ["0.jpg", "0.seg.png", "0.cls=1", "1.seg.png", "1.jpg"],
+        {"0": (0, 1), "1": (4, -1)},
+    ),
+    "formats that are not read": (
+        ["0.jpg", "0.txt", "1.tif", "1.cls=1", "2.bmp", "3.jpg", "._3.jpg", "README"],
+        {"0": (0, -1), "3": (5, -1)},
+    ),
+}
+
+
+def content(place: int, name: str) -> tuple[str, bytes]:
+    name, _, label = name.partition("=")
+    image = name.lower().endswith(("jpg", "png", "tif", "bmp"))
+    return name, label.encode() if label else grey_png(place) if image else b"text"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_member_of_a_tar_is_in_a_sample_or_is_counted(layout, tmp_path, capsys):
+    names, samples = LAYOUTS[layout]
+    write_tar(tmp_path / "t.tar", *(content(place, name) for place, name in enumerate(names)))
+    assert run("index", tmp_path, "--split", "train") == 0
+    split = load_index(tmp_path).split("train")
+    raws = [Reader(split).one(i) for i in range(len(split))]
+    assert {raw.key: bytes(raw.image) for raw in raws} == {
+        key: grey_png(place) for key, (place, _) in samples.items()
+    }
+    assert split.labels.tolist() == [label for _, label in samples.values()]
+    assert run("verify", tmp_path) == 0
+    # images and labels of samples, and what the report counts, are all there is
+    report = json.loads((tmp_path / FILE).read_text())
+    left_out = sum(group["count"] for group in report["left_out"])
+    labelled = sum(label >= 0 for _, label in samples.values())
+    assert len(samples) + labelled + left_out == len(names)
+    printed = capsys.readouterr().out
+    for group in report["left_out"]:
+        assert f"left out: {group['count']} {group['what']}" in printed
+        assert group["example"].partition(" in ")[0] in [name.partition("=")[0] for name in names]
+    dotted = sum("." in key for key in samples)
+    assert sum(group["count"] for group in report["images"]) == dotted
+
+
+@pytest.mark.parametrize(
+    ("names", "remedy"),
+    [
+        (["0.left.jpg", "0.right.jpg", "0.cls=1"], "first dot"),
+        (["0.jpg", "1.jpg", "0.left.jpg"], "first dot"),
+        (["0.jpg", "0.png"], "a sample has one"),
+        (["0.tif", "1.bmp"], ".tif of samples without an image"),
+    ],
+)
+def test_a_tar_that_cannot_be_read_as_meant_is_named_with_its_key(names, remedy, tmp_path, capsys):
+    write_tar(tmp_path / "t.tar", *(content(place, name) for place, name in enumerate(names)))
+    error = error_of(capsys, "index", tmp_path)
+    assert "t.tar" in error
+    assert remedy in error
+
+
+def test_a_large_member_costs_its_sample_or_nothing(tmp_path, monkeypatch, capsys):
+    members = [("0.jpg", jpeg(0)), ("0.mp4", bytes(9000)), ("1.jpg", bytes(5000))]
+    write_tar(tmp_path / "t.tar", *members, ("2.jpg", jpeg(2)), ("2.txt", b""))
+    monkeypatch.setattr(scan, "MAX_BYTES", 4000)
+    monkeypatch.setattr(scan, "MOST_SAMPLE_BYTES", 8000)
+    assert run("index", tmp_path) == 0
+    assert "1.jpg" in capsys.readouterr().out
+    split = load_index(tmp_path).split("t")
+    assert [bytes(Reader(split).one(i).image) for i in (0, 1)] == [jpeg(0), jpeg(2)]
+    starts, ends, _ = split.offsets(0).T.tolist()
+    assert max(np.subtract(ends, starts)) < 8000  # the film is not read with its image
+    assert run("verify", tmp_path) == 0
+
+
+# --- splits
+
+
+@pytest.mark.parametrize(
+    ("files", "splits"),
+    [
+        (["train-00000-of-00002", "train-00001-of-00002", "test_0_of_1"], {"train": 2, "test": 1}),
+        (["Train-0", "Validation-0", "TEST"], {"train": 1, "val": 1, "test": 1}),
+        (["val/00000", "val/00001-of-00002"], {"val": 2}),
+        (["shards/00000-of-00001"], {"train": 1}),
+        (["cc3m-train-0000", "cc3m-val-0000"], {"cc3m-train": 1, "cc3m-val": 1}),
+    ],
+)
+def test_tars_are_of_the_split_that_their_names_mean(files, splits, tmp_path):
+    for name in files:
+        write_tar(tmp_path / f"{name}.tar", ("a.png", grey_png(1)))
+    folder = (tmp_path / files[0]).parent
+    assert run("index", folder) == 0
+    there = load_index(folder).manifest.splits
+    assert {name: len(shards) for name, shards in there.items()} == splits
+
+
+def test_two_names_of_one_split_and_tars_in_folders_are_refused_with_a_remedy(tmp_path, capsys):
+    for name in ("a/train-0", "a/training-0", "b/val/0"):
+        write_tar(tmp_path / f"{name}.tar", ("a.png", grey_png(1)))
+    assert "--split train" in error_of(capsys, "index", tmp_path / "a")
+    error = error_of(capsys, "index", tmp_path / "b")
+    assert "val" in error
+    assert "--out" in error
+
+
+def test_a_tar_is_in_one_split_only(tmp_path, capsys):
+    write_tar(tmp_path / "train-0.tar", ("a.png", grey_png(1)))
+    assert run("index", tmp_path) == 0
+    before = tree(tmp_path)
+    error = error_of(capsys, "index", tmp_path, "--split", "all")
+    assert "train-0.tar" in error
+    assert "--split train" in error
+    twice = error_of(capsys, "index", tmp_path, tmp_path, "--out", tmp_path / "out")
+    assert "twice" in twice
+    assert tree(tmp_path) == before
+    assert run("index", tmp_path, "--split", "train") == 0
+
+
+# --- elsewhere, and several folders
+
+
+def images_of(folder: Path, split: str) -> list[tuple[bytes, str | None]]:
+    """Each sample's image and the name of its class."""
+    own = load_index(folder).split(split)
+    names = [own.class_name(label) for label in own.labels.tolist()]
+    return [(bytes(Reader(own).one(i).image), name) for i, name in enumerate(names)]
+
+
+def test_an_index_elsewhere_leaves_the_tars_folder_as_it_is(tmp_path, capsys):
+    tars, out = tmp_path / "tars", tmp_path / "out"
+    for k in range(2):
+        write_tar(tars / f"train-{k}.tar", ("a.jpg", jpeg(k)), ("a.cls", b"%d" % k))
+    before = tree(tars)
+    for _ in range(2):  # again, too
+        assert run("index", tars, "--out", out) == 0
+        assert tree(tars) == before
+        assert images_of(out, "train") == [(jpeg(0), "0"), (jpeg(1), "1")]
+        assert run("verify", out) == 0
+    # beside them it is the same
+    assert run("index", tars) == 0
+    assert images_of(tars, "train") == images_of(out, "train")
+    (shard,) = [s for s in load_index(out).manifest.splits["train"] if s.file.endswith("-0.tar")]
+    with tarfile.open(tars / "train-0.tar") as tar:
+        assert Path(shard.file).samefile(tars / "train-0.tar")
+        assert tar.getnames() == ["a.jpg", "a.cls"]
+
+
+def write_folders(root: Path) -> list[Path]:
+    """Two builds of other classes, one with a test split; shards and keys have equal names."""
+    folders = []
+    for k, classes in enumerate((("cat", "dog"), ("ape", "dog", "owl"))):
+        photos = root / f"photos{k}"
+        for j, name in enumerate(classes):
+            for i in range(4):
+                path = photos / "train" / name / f"{i}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(grey_png(10 + 100 * k + 10 * j + i))
+        if k == 0:
+            path = photos / "test" / "cat" / "9.png"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(grey_png(9))
+        folders.append(root / "set" / str(k))
+        pattern = r"\w+/(?P<animal>\w+)/(?P<number>\w+)\.png"
+        words = ("--root", photos, "--name-pattern", pattern, "--samples-per-shard", 5)
+        assert run("build", folders[-1], *words) == 0
+    return folders
+
+
+def test_folders_built_apart_are_one_data_set(tmp_path):
+    folders = write_folders(tmp_path)
+    before = [tree(folder) for folder in folders]
+    out = tmp_path / "set"
+    assert run("index", *folders, "--out", out) == 0
+    assert [tree(folder) for folder in folders] == before
+    index = load_index(out)
+    assert index.manifest.classes == ("ape", "cat", "dog", "owl")
+    # each sample is there once, in order, with the class that its own folder names
+    whole = images_of(out, "train")
+    assert whole == [row for folder in folders for row in images_of(folder, "train")]
+    assert images_of(out, "test") == images_of(folders[0], "test")
+    column = index.split("train").column("animal")
+    assert column.show(np.arange(len(whole))) == [name for _, name in whole]
+    # mean and std are those of all images, which have 6 px of one level each
+    levels = _levels(out)
+    np.testing.assert_allclose(index.manifest.mean, levels.mean() / 255, atol=2e-6)
+    np.testing.assert_allclose(index.manifest.std, levels.std() / 255, atol=2e-6)
+    assert run("verify", out) == 0
+    # the folder may be moved as a whole
+    (tmp_path / "set").rename(tmp_path / "moved")
+    assert images_of(tmp_path / "moved", "train") == whole
+
+
+def _levels(folder: Path) -> np.ndarray:
+    own = load_index(folder).split("train")
+    return np.array([decode(Reader(own).one(i).image, 8).mean() for i in range(len(own))])
+
+
+def test_folders_that_do_not_fit_together_are_refused(tmp_path, capsys):
+    folders = write_folders(tmp_path)
+    plain = tmp_path / "plain"
+    write_tar(plain / "train-0.tar", ("a.png", grey_png(1)), ("a.cls", b"0"))
+    out = tmp_path / "out"
+    assert "--out" in error_of(capsys, "index", *folders)
+    assert "--classes" in error_of(capsys, "index", folders[0], plain, "--out", out)
+    assert not out.exists()
+    names = tmp_path / "names.txt"
+    names.write_text("x\ny\nz\n")
+    assert run("index", plain, folders[0], "--out", out, "--classes", names) == 0
+    assert Counter(name for _, name in images_of(out, "train")) == {"x": 5, "y": 4}
+
+
+def test_labels_of_joined_folders_are_still_verified(tmp_path, capsys):
+    folders = write_folders(tmp_path)
+    out = tmp_path / "out"
+    assert run("index", *folders, "--out", out) == 0
+    entry = load_index(out).manifest.splits["train"][0]
+    rows = np.load(out / entry.offsets)
+    rows[0, 2] = next(label for label in rows[:, 2].tolist() if label != rows[0, 2])
+    np.save(out / entry.offsets, rows)
+    text = (out / "dataset.json").read_text()
+    changed = hashlib.sha256((out / entry.offsets).read_bytes()).hexdigest()
+    (out / "dataset.json").write_text(text.replace(entry.offsets_sha256, changed))
+    assert run("verify", out) == 1
+    assert "does not describe" in capsys.readouterr().out
