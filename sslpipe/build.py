@@ -11,15 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.order import suggest_holdout
+from sslpipe.data.order import Order, suggest_holdout
 from sslpipe.data.pairing import Pairing
+from sslpipe.data.pipeline import Batch
 from sslpipe.data.plan import holdout_doubt, holdout_ids
+from sslpipe.distributed import current_rank
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.export.initial import copy_weights
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import LOSSES, Objective
-from sslpipe.losses.base import takes_groups
+from sslpipe.losses.base import ContrastiveObjective, InBatchLoss, takes_groups
 from sslpipe.losses.distill import TeacherFeatures
 from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
@@ -44,6 +46,7 @@ Model = SimCLR | MomentumPair
 CachedBackward = Callable[..., tuple[Tensor, Tensor, Tensor]]  # see run.gradient_cache
 
 MOST_HELD_OUT = 1 / 4  # of a split, before a warning
+MOST_PLANNED = 16  # batches whose negatives are counted; fewer of large ones
 MOST_READ = 10**7  # labels that are read to suggest settings
 
 
@@ -158,7 +161,13 @@ def build_loss(recipe: Recipe, teacher: TeacherFeatures | None = None) -> Object
             "the optimizer has only those of encoder and projector, so they would keep their first "
             "values; make them settings, or buffers that the objective changes itself"
         )
-    has_negatives = loss_fn.negatives_per_anchor(recipe.data.batch_size) > 0
+    batch = recipe.data.batch_size
+    has_negatives = loss_fn.negatives_per_anchor(batch) > 0
+    if not has_negatives and loss_fn.negatives_per_anchor(batch + 1) > 0:
+        raise RecipeError(
+            f"data.batch_size = {batch} leaves loss.kind = {kind!r} without negatives; use "
+            f"{batch + 1} or more"
+        )
     if masks and has_negatives and not takes_groups(loss_fn):
         raise RecipeError(
             f"loss.kind = {recipe.loss.kind!r} takes no groups, so that [pairs] cannot keep images "
@@ -170,6 +179,84 @@ def build_loss(recipe: Recipe, teacher: TeacherFeatures | None = None) -> Object
             "only a momentum encoder keeps alike; add a section [momentum], or momentum.start=0.999"
         )
     return loss_fn
+
+
+def planned_negatives(
+    recipe: Recipe, split: Split, order: Order, loss_fn: Objective, pairing: Pairing | None
+) -> list[float]:
+    """Count the negatives of an anchor in some batches of the first epoch, from ids and columns.
+
+    Collective.
+
+    Args:
+        recipe: Of a pretraining.
+        split: That is trained on.
+        order: Of the run.
+        loss_fn: The objective.
+        pairing: What [pairs] says, or None.
+
+    Returns:
+        The mean of each batch, the first step's first; [] for an objective without negatives. One
+        with a queue meets earlier batches: of these all are counted as one.
+
+    Raises:
+        RecipeError: No anchor of any of these batches has a negative.
+    """
+    if not isinstance(loss_fn, ContrastiveObjective):
+        return []
+    batch_size, steps = order.batch_size, order.steps_per_epoch
+    most = min(MOST_PLANNED, max(2, MOST_PLANNED * 256 // batch_size))
+    looked_at = np.unique(np.linspace(0, steps - 1, min(steps, most)).astype(np.int64)).tolist()
+    streams = current_rank().share(order.num_streams)
+    shown = split if pairing is None else pairing.split  # its labels are those of pairs.label
+    arguments = [planned_arguments(shown, order, pairing, step, streams) for step in looked_at]
+    if not isinstance(loss_fn, InBatchLoss):
+        arguments = [{key: torch.cat([each[key] for each in arguments]) for key in arguments[0]}]
+    found = []
+    for known in arguments:
+        rows = torch.empty(len(known["ids"]), 1)
+        groups = known.get("groups") if takes_groups(loss_fn) else None
+        anchors = loss_fn.find_anchors(rows, known["ids"], known["labels"], groups)
+        found.append(float(anchors.mean_negatives))
+    if max(found) * batch_size > 0.25:  # less is rounding
+        return found
+    settings = [
+        f"{key} = {value!r}"
+        for key, value, counts in (
+            ("loss.kind", recipe.loss.kind, loss_fn.uses_labels),
+            ("loss.mask_labels", True, bool(recipe.loss.arguments.get("mask_labels"))),
+            ("pairs.positive", recipe.pairs and recipe.pairs.positive, True),
+            ("pairs.never_negative", recipe.pairs and recipe.pairs.never_negative, True),
+        )
+        if value and counts
+    ]
+    raise RecipeError(
+        f"{' with '.join(settings) or f'data.split = {split.name!r}'}: no image has a negative in "
+        f"any of {len(looked_at)} planned batches of {batch_size}, as ids, labels or columns say "
+        "that all are alike, and such a loss teaches nothing; train on images of two classes, name "
+        "a column of several values, leave the setting out, or use an objective without negatives "
+        "(loss.kind = 'diet')"
+    )
+
+
+def planned_arguments(
+    split: Split, order: Order, pairing: Pairing | None, step: int, streams: range
+) -> dict[str, Tensor]:
+    """Return what the objective will get of a step's samples beside the embeddings."""
+    epoch, ids = order.ids(step, streams)
+    nothing = torch.empty(0)
+    batch = Batch(
+        images=nothing,
+        sizes=nothing,
+        labels=torch.from_numpy(split.labels_of(ids)),
+        ids=torch.from_numpy(ids),
+        source_ids=torch.from_numpy(ids),
+        epoch=epoch,
+    )
+    if pairing is not None:
+        drawn = pairing.drawn(step, streams)
+        batch = pairing.describe(step, streams, batch, None if drawn is None else drawn.ids)
+    return batch.loss_arguments
 
 
 def build_gradient_cache(

@@ -20,6 +20,7 @@ from sslpipe.build import (
     freeze_and_group,
     open_teacher,
     plan_warnings,
+    planned_negatives,
     recipe_flops,
 )
 from sslpipe.data.decode import JpegDecoder
@@ -95,6 +96,7 @@ def pretrain(
         view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
         model = build_model(recipe, augment.crop_px, init_from)
         loss_fn = build_loss(recipe, teacher)
+        negatives = planned_negatives(recipe, split, order, loss_fn, pairing)  # or refused
         warn_of_memory(
             recipe,
             augment.crop_px,
@@ -126,6 +128,8 @@ def pretrain(
             alarms=Alarms(highest_rank) if loss_fn.embeds else None,
             metadata=init_metadata(init_from, view),
         )
+        # a batch without negatives is then chance: its step teaches nothing, and the run continues
+        loss_fn.had_negatives = first_step > 0 or 0 in negatives
         size = f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
         run.announce(size + describe_init(init_from, recipe.tune), [*warnings, not_used])
         score = partial(monitor, canvas_px=recipe.data.canvas_px, bank=bank_ids(recipe, split))

@@ -13,6 +13,7 @@ from sslpipe.build import (
     freeze_and_group,
     open_teacher,
     plan_warnings,
+    planned_negatives,
     recipe_flops,
 )
 from sslpipe.check.estimate import step_seconds
@@ -84,12 +85,14 @@ def check_pretraining(
     if recipe.optim.precision == "fp64":
         model = model.double()
     digest, poorly_mixed = "", None
+    negatives: list[float] = []
     planned = [("data", "not given (--data): steps per epoch, duplicates, mixing, digest unknown")]
     if index is None:
         assert recipe.backbone is not None
         rate = rate_warning(recipe.optim, recipe.data.batch_size)
         warnings = [stem_warning(recipe.backbone, crop_px), rate]
     else:
+        negatives = planned_negatives(recipe, split, order, loss_fn, pairing)  # or refused
         warnings = [*plan_warnings(recipe, split, loss_fn, crop_px, pairing)]
         warnings.append(straddle_warning(index, split.name))
         planned, poorly_mixed = _look_at_order(recipe, split, order, pairing)
@@ -117,27 +120,41 @@ def check_pretraining(
     in_all = f", {_duration(step_s * recipe.steps)} in all" if recipe.steps else ""
     time = f"{step_s:.2g} s/step{in_all} ({precision}, {how})"
     rows = [("time", time), ("memory", memory_text(memory))]
-    rows += [*_size_rows(recipe, model, loss_fn, groups, flops), *planned]
+    rows += [*_size_rows(recipe, model, loss_fn, groups, flops, negatives), *planned]
     warnings += [too_much, *_setting_warnings(recipe), poorly_mixed, not_used]
     said = tuple(text for text in warnings if text)
     views = tuple(dataclasses.asdict(spec) for spec in augment.specs)
     return Check(recipe, views, rows, said, memory, digest, flops, step_s)
 
 
-def _size_rows(recipe: Recipe, model: Model, loss_fn: Objective, groups: str, flops: float) -> Rows:
+def _size_rows(
+    recipe: Recipe,
+    model: Model,
+    loss_fn: Objective,
+    groups: str,
+    flops: float,
+    planned_negatives: list[float],
+) -> Rows:
     data, batch, backbone = recipe.data, recipe.data.batch_size, model.backbone
     rows = [("steps", f"{recipe.steps:,}")] if recipe.steps else []  # else epochs, and no index
     if data.micro_batches > 1:
         text = f"{data.micro_batches} of {data.micro_batch} images: activations and views of one"
         rows.append(("micro-batches", f"{text} at a time, negatives of the whole batch"))
     negatives = loss_fn.negatives_per_anchor(batch)
-    source = f"2 x {batch} - 2" if negatives == 2 * batch - 2 else "the full queue"
+    in_batch = negatives == 2 * batch - 2
+    counted = f"{negatives} ({f'2 x {batch} - 2' if in_batch else 'the full queue'})"
+    if in_batch and planned_negatives and min(planned_negatives) < negatives:
+        mean = sum(planned_negatives) / len(planned_negatives)
+        counted = (
+            f"{mean:.1f} on average over {len(planned_negatives)} planned batches (at most "
+            f"{negatives})"
+        )
     stem = f", stem {backbone.stem}" if backbone.stem else ""
     return [
         *rows,
         (
             "negatives per anchor",
-            f"{negatives} ({source})" if negatives else "none (the objective uses no negatives)",
+            counted if negatives else "none (the objective uses no negatives)",
         ),
         ("starts from", start_text(recipe)),
         (

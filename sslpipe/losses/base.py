@@ -9,6 +9,7 @@ import inspect
 import torch
 from torch import Tensor, nn
 
+from sslpipe.errors import DataError
 from sslpipe.losses.engine.anchors import Anchors, gather_anchors
 from sslpipe.losses.engine.contrast import Engine, Sums, contrast, differentiate
 from sslpipe.losses.engine.tiles import ONE_SUM, Products, Term
@@ -26,11 +27,15 @@ class Objective(nn.Module):
         needs_momentum_encoder: z_b must be keys of a momentum encoder (section [momentum]).
         uses_labels: labels change the value.
         embeds: What it compares are embeddings, whose health the log shows.
+        had_negatives: A call in which no anchor has a negative is an exception, not an error: an
+            earlier one had some, or the run knows that others will. Objectives without negatives
+            do not ask.
     """
 
     needs_momentum_encoder: bool = False
     uses_labels: bool = False
     embeds: bool = True
+    had_negatives: bool = False
 
     def __init__(self) -> None:
         super().__init__()  # nn.Module's takes any keyword, and refuses it only when it is called
@@ -124,6 +129,32 @@ class ContrastiveObjective(Objective):
         """Mean number of negatives of an anchor in the last call; may wait as well."""
         return float(self._last_negatives)
 
+    def check_negatives(self, images: int) -> None:
+        """Refuse a call in which no anchor of the global batch has a negative; see `had_negatives`.
+
+        Waits for the device, if the count is there, only until a call had some.
+
+        Raises:
+            DataError: the loss would be 0, or pull all embeddings together.
+        """
+        if self.had_negatives:
+            return
+        self.had_negatives = self.last_negatives * images > 0.25
+        if not self.had_negatives:
+            raise DataError(
+                f"no image of the global batch of {images} has a negative: sample ids, labels or "
+                "[pairs] say that all of them are alike, and such a loss teaches nothing; use "
+                "images of two classes or more, leave loss.mask_labels, pairs.positive or "
+                "pairs.never_negative out, or use an objective without negatives "
+                "(loss.kind = 'diet')"
+            )
+
+    def find_anchors(
+        self, z: Tensor, ids: Tensor | None, labels: Tensor | None, groups: Tensor | None
+    ) -> Anchors:
+        """Decide who is whose negative. Collective. Shapes: z (B, D), others as in `forward`."""
+        return gather_anchors(z, ids, groups)
+
     @property
     def terms(self) -> tuple[Term, ...]:
         """The sums over an anchor's negatives that the loss needs."""
@@ -169,7 +200,14 @@ class InBatchLoss(ContrastiveObjective):
         """Compute the global mean over all 2N anchors; see `Objective.forward`."""
         check_views(z_a, z_b, ids, labels, groups)
         anchors = self.find_anchors(z_a, ids, labels, groups)
-        self._masked_pairs, self._last_negatives = anchors.masked_pairs, anchors.mean_negatives
+        if anchors.images == 1:
+            raise DataError(
+                "data.batch_size = 1: a single image has no negatives, and such a loss teaches "
+                "nothing; use 2 or more"
+            )
+        self._masked_pairs = anchors.masked_pairs
+        self._last_negatives = anchors.mean_negatives
+        self.check_negatives(anchors.images)
         return contrast(z_a, z_b, anchors, self.row_loss, self.engine, self.derivatives)
 
     def negatives_per_anchor(self, batch_size: int) -> int:
@@ -179,7 +217,7 @@ class InBatchLoss(ContrastiveObjective):
     def find_anchors(
         self, z: Tensor, ids: Tensor | None, labels: Tensor | None, groups: Tensor | None
     ) -> Anchors:
-        """Decide who is whose negative. Collective. Shapes: z (B, D), others as in `forward`."""
+        """Decide who is whose negative; see `ContrastiveObjective.find_anchors`."""
         if self.mask_labels and labels is not None:
             column = labels if labels.dim() == 2 else labels[:, None].expand(-1, 2)  # (B, 2)
             groups = labels if groups is None else torch.cat([groups, column[:, :, None]], dim=2)

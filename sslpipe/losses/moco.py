@@ -61,6 +61,7 @@ class MoCoLoss(ContrastiveObjective):
                 raise ValueError(f"{name} = {number} must be at least 1")
         self.dim = dim
         self.queue_rows = queue_rows
+        self._queue_is_used = False  # an earlier call has filled it
         self.register_buffer("keys", torch.zeros(queue_rows, dim))
         self.register_buffer("key_ids", torch.full((queue_rows,), -1))
         shape = queue_rows, group_columns
@@ -95,7 +96,10 @@ class MoCoLoss(ContrastiveObjective):
             wide = torch.promote_types(z_a.dtype, self.keys.dtype)
             keys, _ = normalised(z_b.to(wide))
             loss, grad = self._loss_and_grad(z_a.to(wide), keys, known, counts)
+            if self._queue_is_used:
+                self.check_negatives(sum(counts))
             if self.training:
+                self._queue_is_used = True
                 buffers, rows = [self.keys, self.key_ids], [keys, known.keys[0]]
                 if self.key_groups is not None:
                     buffers.append(self.key_groups)

@@ -37,7 +37,8 @@ class SupConLoss(InBatchLoss):
         if labels is None:
             labels = torch.full((len(z),), -1)
         labels = labels.cpu()
-        if labels.dim() == 2 or groups is not None:  # what is known differs from view to view
+        paired = labels.dim() == 2 or (ids is not None and ids.dim() == 2)
+        if paired or groups is not None:  # what is known differs from view to view
             labels = labels if labels.dim() == 2 else labels[:, None].expand(-1, 2)
             classes = _classes(all_gather_rows(labels))
             return gather_anchors(z, ids, groups, classes=classes)

@@ -158,6 +158,7 @@ def build_task(
 ) -> MetricTask:
     """Build backbone, losses, miner and queue; random weights are drawn from recipe.seed."""
     assert recipe.backbone is not None
+    check_negatives(recipe, num_classes)
     torch.manual_seed(recipe.seed)
     with within_memory("[backbone]"):
         backbone = build_backbone(recipe.backbone, crop_px=crop_px)
@@ -185,6 +186,34 @@ def build_task(
     task = MetricTask(backbone, losses, weights, miner, queue)
     task.ema = averaged(backbone) if recipe.optim.ema else None
     return task
+
+
+def check_negatives(recipe: FinetuneRecipe, num_classes: int) -> None:
+    """Refuse a run in which nothing is ever compared with another class.
+
+    Batches have `sampler.classes_per_batch` classes by construction. Heads compare with the weights
+    of all classes, a queue brings rows of earlier batches.
+
+    Raises:
+        RecipeError: There is one class, or the batches hold one and the loss compares their rows.
+    """
+    sampler, queue = recipe.sampler, recipe.queue
+    if num_classes < 2:
+        raise RecipeError(
+            f"sampler.classes_per_batch = {sampler.classes_per_batch}: there is one class to train "
+            "on, so that no image has a negative; train on two classes or more, or lower "
+            "data.validation_classes"
+        )
+    others = sampler.classes_per_batch > 1 or sampler.random_images
+    if others or (queue is not None and queue.start_step == 0):
+        return
+    kinds = [recipe.loss.kind, *(term.loss.kind for term in recipe.also)]
+    for kind in kinds:
+        if kind in METRIC_LOSSES and kind != "pml":  # which may be one with weights of classes
+            raise RecipeError(
+                f"sampler.classes_per_batch = 1: loss.kind = {kind!r} then has no "
+                "negatives; use 2 or more, or set sampler.random_images"
+            )
 
 
 def _table_of(kind: str) -> Mapping[str, Callable[..., nn.Module]]:

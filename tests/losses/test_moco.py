@@ -105,6 +105,7 @@ def test_moco_resumes_exactly_from_its_buffers_and_evaluation_leaves_them() -> N
 @pytest.mark.parametrize("temperature", [0.01, 0.2])
 def test_a_queue_of_only_the_querys_own_sample_has_gradient_zero(temperature: float) -> None:
     objective = MoCoLoss(4, 6, temperature)
+    objective.had_negatives = True  # else an error
     for seed in range(3):  # the queue: empty, half full, full
         z_a, z_b = (z.detach().float().requires_grad_() for z in pair(3, 4, seed=seed))
         loss = objective(z_a, z_b, ids=torch.tensor([7, 7, 7]))

@@ -45,6 +45,7 @@ def test_objectives_equal_the_loops_of_their_papers(
         exact = value_and_grad(oracle, z_a, z_b)
         for tile_rows in (1, 5, 512):
             objective = LOSSES[kind](temperature=temperature, tile_rows=tile_rows, **settings)
+            objective.had_negatives = known == "one sample"  # else an error: no view has any
             loss = objective(z_a, z_b, **tensors(KNOWN[known]))
             assert_same(value_and_grad(loss, z_a, z_b), exact)
             assert objective.last_negatives == pytest.approx(negatives)
@@ -110,24 +111,16 @@ def test_a_repr_has_the_arguments_and_a_temperature_that_is_changed_counts() -> 
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.1, 0.5])
-@pytest.mark.parametrize(
-    ("kind", "settings", "images"),
-    [
-        *((kind, {}, 1) for kind in KINDS),
-        *((kind, {"mask_labels": True}, 5) for kind in ("nt_xent", "dcl", "dclw")),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("kind", ["nt_xent", "dcl", "dclw", "hard_negatives"])
 def test_anchors_without_a_negative_have_loss_and_float32_gradient_zero(
-    kind: str, settings: dict[str, Any], images: int, temperature: float
+    kind: str, temperature: float
 ) -> None:
-    """A batch of one image, or of one label where equal labels are no negatives."""
-    z_a, z_b = (z.detach().float().requires_grad_() for z in pair(images, 4))
-    objective = LOSSES[kind](temperature=temperature, **settings)
-    loss, grad = value_and_grad(objective(z_a, z_b, labels=torch.full((images,), 3)), z_a, z_b)
-    # SupCon's is the difference of two similarities, each rounded
-    rounding = 1e-7 / temperature if kind == "sup_con" else 0
-    torch.testing.assert_close(loss, torch.zeros(()), rtol=0, atol=rounding)
+    """A batch of one label by chance, where equal labels are no negatives."""
+    z_a, z_b = (z.detach().float().requires_grad_() for z in pair(5, 4))
+    objective = LOSSES[kind](temperature=temperature, mask_labels=True)
+    objective.had_negatives = True
+    loss, grad = value_and_grad(objective(z_a, z_b, labels=torch.full((5,), 3)), z_a, z_b)
+    assert loss == 0
     torch.testing.assert_close(grad, torch.zeros_like(grad), rtol=0, atol=1e-5)
     assert objective.last_negatives == 0
 
