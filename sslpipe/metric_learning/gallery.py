@@ -183,8 +183,8 @@ class Gallery:
             with safetensors.safe_open(str(path), framework="pt") as file:
                 text = (file.metadata() or {})["gallery"]
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            checksum = tensors.pop(CHECKSUM, None)  # absent in files of earlier versions
-            if checksum is not None and checksum.tolist() != [*content_sha256(tensors, text)]:
+            checksum = tensors.pop(CHECKSUM)
+            if checksum.tolist() != [*content_sha256(tensors, text)]:
                 raise DataError(
                     f"{path} is damaged: its sha256 is another one; copy it again, or enrol anew"
                 )

@@ -1,6 +1,6 @@
 """Losses that compare rows with groups of rows: clusters, their means, a tree of classes."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -158,10 +158,6 @@ class _HierarchicalTripletTerms(nn.Module):
         self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
         # of the pairs behind a squared mean, the share of a row with itself: 1/n after one batch
         self.register_buffer("self_share", torch.zeros(num_classes))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        state_dict.setdefault(f"{prefix}self_share", self.self_share)  # a checkpoint without it
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         if self.training:

@@ -57,12 +57,6 @@ def test_a_row_and_itself_are_left_out_of_the_mean_within_a_class():
     assert float(spread.mean()) == pytest.approx(2.0, abs=0.1)  # of random directions
 
 
-def test_a_tree_of_an_older_checkpoint_loads():
-    old = made("hierarchical_triplet").state_dict()
-    assert old.pop("rule.self_share") is not None
-    made("hierarchical_triplet").load_state_dict(old)
-
-
 def test_clusters_within_a_tight_class_are_those_of_float64():
     """One row far away sets the scale; the clusters are of differences 1e-4 of it."""
     middle = unit_rows(7, size=3).float()
