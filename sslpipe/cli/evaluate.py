@@ -15,6 +15,7 @@ class Evaluations(LazyGroup):
     """The sub-commands, and those of installed packages; each is imported when it is used."""
 
     SUMMARIES: ClassVar = {
+        "clusters": "NMI and AMI of k-means clusters of TEST.",
         "few-shot": "kNN from a few labels per class, averaged over draws.",
         "knn": "kNN classification of TEST by TRAIN.",
         "linear": "Logistic regression fitted on TRAIN.",

@@ -8,6 +8,7 @@ what is better). Start reading at `result.py`, which every evaluation returns, t
 
 from collections.abc import Callable
 
+from sslpipe.evaluation.clusters import clusters
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.result import Result
@@ -17,6 +18,7 @@ from sslpipe.registry import Table
 
 # (bank, queries, *, options) -> results; each entry is a subcommand of `sslpipe evaluate`
 _BUILT_IN: dict[str, Callable[..., list[Result]]] = {
+    "clusters": clusters,
     "few-shot": few_shot_knn,
     "knn": knn_results,
     "linear": linear_probe,

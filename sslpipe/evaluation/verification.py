@@ -66,8 +66,10 @@ def verification(
     Returns:
         fpr@95tpr: share of different pairs accepted at the highest threshold that accepts 95 % of
         the same ones; small is good. tar@far=f: largest share of same pairs accepted where at most
-        f of the different ones are. auc: of the ROC, ties half. accuracy: of `folds` parts in turn,
-        at the threshold that is best on the others (LFW's protocol, folds of pairs).
+        f of the different ones are. auc: of the ROC, ties half. eer: the error where as large a
+        share of different pairs is accepted as of same ones is not; small is good. accuracy: of
+        `folds` parts in turn, at the threshold that is best on the others (LFW's protocol, folds of
+        pairs).
         details["folds"]: each fold's accuracy.
         The interval is over pairs, which share images: too narrow where there are few images.
 
@@ -92,7 +94,7 @@ def verification(
     # numbers of the ROC, then accuracy at thresholds chosen on other pairs
     protocol = f"verification cosine pairs={same_count}+{different_count} seed={seed}"
     counts = {"same_pairs": same_count, "different_pairs": different_count}
-    names = ("fpr@95tpr", *(f"tar@far={each:g}" for each in far), "auc")
+    names = ("fpr@95tpr", *(f"tar@far={each:g}" for each in far), "auc", "eer")
     rows = [*zip(names, *_roc_numbers(scores, chosen.same, far, seed), strict=True)]
     right, per_fold = kfold_accuracy(scores, chosen.same, folds)
     half = 1.96 * float(np.std(per_fold, ddof=1)) / folds**0.5
@@ -106,14 +108,14 @@ def verification(
 def _roc_numbers(
     scores: NDArray[np.float32], same: NDArray[np.bool_], far: Sequence[float], seed: int
 ) -> tuple[list[float], list[Interval]]:
-    """FPR at 95 % TPR, TAR at each FAR, AUC; and their bootstrap intervals over pairs."""
+    """FPR at 95 % TPR, TAR at each FAR, AUC, EER; and their bootstrap intervals over pairs."""
     falling = np.argsort(-scores, kind="stable")  # once, for all resamples
     scores, same = scores[falling], same[falling]
 
     def numbers(weights: Floats | None = None) -> Floats:
         curve = roc(scores, same, weights)
         fars = (tar_at_far(curve, each) for each in far)
-        return np.array([fpr_at_tpr(curve, 0.95), *fars, auc(curve)])
+        return np.array([fpr_at_tpr(curve, 0.95), *fars, auc(curve), eer(curve)])
 
     generator = np.random.default_rng(seed)
     kinds = (int(same.sum()), int((~same).sum()))  # resampled apart; pairs of one label come first
@@ -216,6 +218,19 @@ def auc(curve: Roc) -> float:
     """Compute the chance that a same pair scores above a different one; ties count half."""
     false, true = np.append(0.0, curve.false), np.append(0.0, curve.true)
     return float((np.diff(false) * (true[1:] + true[:-1])).sum() / 2)
+
+
+def eer(curve: Roc) -> float:
+    """Compute the error rate where both kinds of error are equal, on straight lines between points.
+
+    False accepts of different pairs, false rejects of same ones.
+    """
+    false, rejected = np.append(0.0, curve.false), 1 - np.append(0.0, curve.true)
+    excess = false - rejected  # rises from -1 to 1
+    after = int(np.argmax(excess >= 0))
+    before = after - 1
+    along = excess[before] / (excess[before] - excess[after])  # of the line between the two
+    return float(false[before] + along * (false[after] - false[before]))
 
 
 def kfold_accuracy(

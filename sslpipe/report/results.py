@@ -21,7 +21,7 @@ from sslpipe.report.run import RunFiles, Tree
 BASELINES = ("pixels", "random")
 COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}
 OTHER_COLOURS = tuple(f"var(--series-{number})" for number in (4, 5, 6))
-SMALL_IS_GOOD = "fpr@"  # how such metrics begin; others: large is good
+SMALL_IS_GOOD = ("fpr@", "eer")  # how such metrics begin; others: large is good
 OTHER_MEASURES = "Retrieval and verification"
 TABLES = (  # heading, what it is, and metric -> title of its column
     (
@@ -32,10 +32,12 @@ TABLES = (  # heading, what it is, and metric -> title of its column
     ),
     (
         "Verification",
-        "Same class or not, by the cosine of pairs, in %. Of FPR at 95 % TPR the smallest is best.",
+        "Same class or not, by the cosine of pairs, in %. Errors (FPR, equal error rate): smallest "
+        "is best.",
         {
             "auc": "area under the ROC",
             "fpr@95tpr": "FPR at 95 % TPR",
+            "eer": "equal error rate",
             "tar@far=0.01": "TAR at 1 % FAR",
             "accuracy 10-fold best threshold": "10-fold accuracy",
         },

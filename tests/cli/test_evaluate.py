@@ -419,6 +419,7 @@ def files(tmp_path_factory):
 def test_every_eval_is_a_subcommand_with_its_own_arguments_as_options(files, tmp_path, name):
     paths, rows = files
     options = {
+        "clusters": {"seed": 2},
         "few-shot": {"labels_per_class": 5, "k": [5]},
         "knn": {"k": [1, 7], "vote": "majority"},
         "linear": {"holdout": 0.2},

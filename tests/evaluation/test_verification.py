@@ -5,7 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
+from scipy.optimize import brentq
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
@@ -14,6 +15,7 @@ from sslpipe.evaluation.verification import (
     auc,
     best_threshold,
     draw_pairs,
+    eer,
     fpr_at_tpr,
     kfold_accuracy,
     pair_cosines,
@@ -53,6 +55,20 @@ def test_fpr_tar_and_auc_equal_loops_over_all_thresholds(seed, ties):
         expected = max((t for f, t in points if f <= far), default=0.0)
         assert tar_at_far(curve, far) == pytest.approx(expected)
     assert auc(curve) == pytest.approx(roc_auc_score(same, scores))
+    false, true, _ = roc_curve(same, scores, drop_intermediate=False)
+    crossing = brentq(lambda f: 1 - np.interp(f, false, true) - f, 0, 1)
+    assert eer(curve) == pytest.approx(crossing, abs=1e-9)
+
+
+def test_equal_errors_of_scores_that_part_the_kinds_that_mix_them_and_that_are_all_one():
+    same = np.array([True, True, False, False])
+    for scores, expected in (
+        ([4, 3, 2, 1], 0.0),
+        ([1, 2, 3, 4], 1.0),
+        ([4, 2, 3, 1], 0.5),
+        ([1, 1, 1, 1], 0.5),
+    ):
+        assert eer(roc(np.array(scores, np.float32), same)) == expected
 
 
 @pytest.mark.promise(6)
@@ -148,7 +164,7 @@ def test_every_result_is_that_of_its_own_function_and_its_interval_holds_it():
     pairs = draw_pairs(queries, 800, 0)
     curve = roc(pair_cosines(queries, pairs), pairs.same)
     expected = {"fpr@95tpr": fpr_at_tpr(curve, 0.95), "tar@far=0.1": tar_at_far(curve, 0.1)}
-    for metric, value in {**expected, "auc": auc(curve)}.items():
+    for metric, value in {**expected, "auc": auc(curve), "eer": eer(curve)}.items():
         result = results[metric]
         assert result.value == value
         assert result.interval95[0] < value < result.interval95[1]
