@@ -121,8 +121,9 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
 
     Args:
         component: the recipe's section. Any kind takes `channels` (3 unless the data set has
-            others, which decide), `embedding_dim`, a linear layer behind the pooled features, and
-            `normalize` and `pool`, see Backbone.
+            others, which decide), `embedding_dim`, a linear layer behind the pooled features,
+            `normalize` and `pool`, see Backbone, and `pool_power`, which sets the power of "gem"
+            instead of learning it (2: L2 pooling).
         crop_px: side of the square images it will see; decides the stem of a ResNet whose recipe
             does not, and the position table of a vision transformer.
 
@@ -136,6 +137,7 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     embedding_dim = typed(Positive | None, embedding_dim, "backbone.embedding_dim")
     normalize = typed(bool, arguments.pop("normalize", False), "backbone.normalize")
     pool = typed(str, arguments.pop("pool", "avg"), "backbone.pool")
+    power = typed(float | None, arguments.pop("pool_power", None), "backbone.pool_power")
     channels = typed(Positive, arguments.pop("channels", RGB_CHANNELS), "backbone.channels")
     if channels > MOST_CHANNELS:
         raise RecipeError(f"backbone.channels = {channels} is more than {MOST_CHANNELS}")
@@ -159,7 +161,7 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     backbone = build(
         BACKBONES, inner, section="backbone", architecture=architecture, crop_px=crop_px
     )
-    set_pool(backbone.network, pool, component.kind)
+    set_pool(backbone.network, pool, component.kind, power)
     backbone.pool = pool
     if channels != RGB_CHANNELS:
         set_channels(backbone.network, channels, component.kind)

@@ -92,6 +92,38 @@ def test_maps_of_zeros_and_of_large_numbers_stay_finite_in_every_dtype(pool, dty
         assert bool(torch.autograd.grad(out.sum(), x)[0].isfinite().all())
 
 
+@pytest.mark.parametrize("power", [1.0, 2.0, 2.5])
+def test_a_set_power_is_a_generalised_mean_and_nothing_is_learned(power):
+    pool, x = GeM(power, learnable=False), maps().abs() + 0.05
+    assert not pool.state_dict()
+    expected = [[generalised_mean(c.flatten().tolist(), power) for c in image] for image in x]
+    torch.testing.assert_close(pool(x).flatten(1), torch.tensor(expected, dtype=torch.float64))
+    assert torch.autograd.gradcheck(pool, x.requires_grad_())
+    torch.manual_seed(0)
+    set_to = build_backbone(component("small_resnet", pool="gem", pool_power=power), crop_px=32)
+    torch.manual_seed(0)
+    plain = build_backbone(component("small_resnet"), crop_px=32)
+    assert set_to.state_dict().keys() == plain.state_dict().keys()
+    images, seen = torch.randn(2, 3, 32, 32), []
+    set_to.get_submodule("network.5").register_forward_hook(lambda *call: seen.append(call[2]))
+    features = set_to.eval()(images)
+    torch.testing.assert_close(features, GeM(power)(seen[0]).flatten(1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"pool": "avg", "pool_power": 2},
+        {"pool": "gem", "pool_power": 0},
+        {"pool": "max", "pool_power": 3},
+        {"pool": "gem", "pool_power": "two"},
+    ],
+)
+def test_a_power_that_cannot_be_is_one_error(wrong):
+    with pytest.raises(RecipeError, match=r"backbone\.pool_power"):
+        build_backbone(component("small_resnet", **wrong), crop_px=32)
+
+
 def test_a_power_of_nothing_is_refused():
     with pytest.raises(ValueError, match="must be above 0"):
         GeM(p=0)

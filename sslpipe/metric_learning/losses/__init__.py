@@ -16,6 +16,7 @@ from sslpipe.metric_learning.losses.clusters import (
     HierarchicalTripletLoss,
     MagnetLoss,
 )
+from sslpipe.metric_learning.losses.multi_label import MultiLabelCircleLoss
 from sslpipe.metric_learning.losses.pair import (
     ChopraLoss,
     ContrastiveLoss,
@@ -80,7 +81,7 @@ METRIC_LOSSES: Table[Callable[..., nn.Module]] = Table(
     "sslpipe.metric_losses",
 )
 
-__all__ = ["METRIC_LOSSES", "DelegatedLoss", "MetricLoss"]
+__all__ = ["METRIC_LOSSES", "DelegatedLoss", "MetricLoss", "MultiLabelCircleLoss"]
 __all__ += ["HardClusterLoss", "HierarchicalTripletLoss", "MagnetLoss"]
 __all__ += ["ChopraLoss", "ContrastiveLoss", "DeepID2Loss", "HDCLoss", "MarginLoss"]
 __all__ += ["BatchHardLoss", "LMNNLoss", "RankingAndTagsLoss", "TripletLoss", "TripletRatioLoss"]
