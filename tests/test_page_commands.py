@@ -82,12 +82,12 @@ NAMES = {
     "FOLDER": "out/exported",
     "PHOTOS": "MY_PHOTOS",
     "STRANGERS": "strangers",
-    **dict.fromkeys(("SOURCE", "WEIGHTS1", "weights/FILE.pth"), "out/backbone"),
+    **dict.fromkeys(("SOURCE", "WEIGHTS1", "timm/NAME@FILE.pth"), "out/backbone"),
     "WEIGHTS2": "runs/other",
     **dict.fromkeys(("WEIGHTS_A+WEIGHTS_B", "A+B"), "out/backbone+runs/other"),
 }
 NOT_HERE = {  # commands that cannot run here, and why
-    r"timm": "weights that are downloaded",
+    r"timm:|timm/resnet50@": "weights that are downloaded",
     r" \.\.\.": "a part of a command",
     r"^sslpipe slurm": "tests/test_slurm.py",
     r"my_parts|runs/mine": "tests/test_plugins.py",

@@ -25,8 +25,8 @@ app = new_app()
 @opt.documented(
     app,
     epilog="Examples: sslpipe choose timm:resnet50 timm:vit_small_patch14_dinov2 --data "
-    "out/photos/dataset.json --out out/choice | sslpipe choose weights.pth --px 128 --px 224 "
-    "--data MY_PHOTOS --out out/choice (a folder of images, classes by folder)",
+    "out/photos/dataset.json --out out/choice | sslpipe choose timm/resnet50@weights.pth "
+    "--px 128 --px 224 --data MY_PHOTOS --out out/choice (a folder of images, classes by folder)",
 )
 def main(
     sources: Annotated[

@@ -113,7 +113,7 @@ def after_a_look(data: str | Path, *overrides: str) -> None:
     if FIRST_RECIPE.is_file():
         say_next("check", FIRST_RECIPE, *words)
     if ADAPTING.is_file():
-        start = ("sslpipe", "check", ADAPTING, "--init", "WEIGHTS.pth")
+        start = ("sslpipe", "check", ADAPTING, "--init", "timm/NAME@WEIGHTS.pth")
         say_next_program(*start, *words, title="Or, from pretrained weights")
 
 

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,45 @@ from sslpipe.run.records import parse_object
 from sslpipe.weights.source import MOST_JSON_BYTES, check_file, weights_file
 
 _POINTER = b"version https://git-lfs.github.com/spec/"  # what a clone without git LFS holds
+
+# what training scripts put beside their weights. Torch's restricted reader calls nothing but these
+# names, and each of them gives a stand-in of ours: nothing of another library is called
+_VALUES = {
+    "builtins": "bool bytearray bytes complex dict float frozenset int list range set slice "
+    "str tuple",
+    "datetime": "date datetime time timedelta timezone",
+    "decimal": "Decimal",
+    "fractions": "Fraction",
+    "numpy": "bool bool_ dtype float16 float32 float64 int16 int32 int64 int8 ndarray uint8",
+    "numpy._core.multiarray": "_reconstruct scalar",
+    "numpy._core.numeric": "_frombuffer",
+    "numpy.core.multiarray": "_reconstruct scalar",
+    "numpy.core.numeric": "_frombuffer",
+    "numpy.random._mt19937": "MT19937",
+    "numpy.random._pcg64": "PCG64",
+    "numpy.random._pickle": "__bit_generator_ctor __generator_ctor __randomstate_ctor",
+    "numpy.random.bit_generator": "SeedSequence __pyx_unpickle_SeedSequence",
+    "pathlib": "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath",
+    "pathlib._local": "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath",
+    "typing": "Any",
+    "uuid": "SafeUUID UUID",
+    # of Hydra's configurations
+    "omegaconf.base": "ContainerMetadata Metadata",
+    "omegaconf.dictconfig": "DictConfig",
+    "omegaconf.listconfig": "ListConfig",
+    "omegaconf.nodes": "AnyNode BooleanNode FloatNode IntegerNode StringNode",
+}
+_TABLES = {
+    "collections": "ChainMap UserDict defaultdict",
+    "easydict": "EasyDict",
+    "lightning.fabric.utilities.data": "AttributeDict",
+    "lightning_fabric.utilities.data": "AttributeDict",
+    "mmengine.config.config": "ConfigDict",
+    "pytorch_lightning.utilities.parsing": "AttributeDict",
+    "types": "SimpleNamespace",
+    "yacs.config": "CfgNode",
+}
+_LISTS = {"collections": "UserList deque"}
 
 MOST_EXPANDED = 4  # bytes of tensors for each byte of a file
 MOST_NESTED = 8  # tables in tables that are looked into
@@ -74,11 +114,14 @@ def _read_file(path: Path) -> Tree:
             )
         if path.suffix == ".safetensors" or head[8:9] == b"{":
             return dict(load_file(path))
-        # what training scripts put beside their weights; it holds plain values and runs nothing
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            tree = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        is_zip = zipfile.is_zipfile(path)
+        if is_zip and _is_program(path):
+            raise WeightsError(
+                f"{path} is a TorchScript archive, a program, and nothing is run; name the state "
+                "dict that it was made from"
             )
+        with torch.serialization.safe_globals([argparse.Namespace, *_stand_ins()]):
+            tree = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except WeightsError:
         raise
     except OSError as error:
@@ -105,6 +148,47 @@ def _read_file(path: Path) -> Tree:
     return tree
 
 
+class _Value:
+    """Stands for a value beside the tensors, whatever made or filled it."""
+
+    def __init__(self, *arguments: object, **named: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        """Drop what it would be filled with."""
+
+
+class _Table:
+    """Stands for a table with items: makes an OrderedDict, which torch's reader fills."""
+
+    def __new__(cls, *arguments: object) -> Any:
+        """Return an empty table, whatever it is made from."""
+        return OrderedDict()
+
+
+class _List:
+    """Stands for a list with items: makes a list, which torch's reader fills."""
+
+    def __new__(cls, *arguments: object) -> Any:
+        """Return an empty list, whatever it is made from."""
+        return []
+
+
+def _stand_ins() -> list[Any]:
+    """Return pairs (stand-in, name) for torch's restricted reader."""
+    pairs: list[Any] = []
+    for stand_in, modules in ((_Value, _VALUES), (_Table, _TABLES), (_List, _LISTS)):
+        for module, names in modules.items():
+            pairs += [(stand_in, f"{module}.{name}") for name in names.split()]
+    return pairs
+
+
+def _is_program(path: Path) -> bool:
+    """Return whether a zip file is one of TorchScript."""
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
 def _dense(value: Any, depth: int = 0) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         if value.layout == torch.strided and not value.is_meta:
@@ -117,7 +201,8 @@ def _dense(value: Any, depth: int = 0) -> Iterator[Tensor]:
 def _refusal(path: Path) -> str:
     """Say what of a pickle was not run, and what to do."""
     try:
-        names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+        known = {name for _, name in _stand_ins()} | {"argparse.Namespace"}
+        names = sorted({*torch.serialization.get_unsafe_globals_in_checkpoint(path)} - known)
     except Exception:  # not even its list of names can be read
         names = []
     if not names:

@@ -1,18 +1,16 @@
-"""Put tensors into a backbone, all of it or none; tell an architecture from keys and shapes.
+"""Put tensors into a backbone, all of it or none.
 
-`architectures.json` has a fingerprint of every classifier of timm and torchvision; a candidate
-counts only after the weights fit it. Written anew for later versions of both libraries by:
-
-    python -m sslpipe.weights.fit
+A file's tensors are read in each spelling that its network is known in: its own library's, blocks
+in chunks, modules numbered by an nn.Sequential, EfficientNet-PyTorch's names, and what timm's own
+filter makes of them. The first spelling that fits the whole network counts.
 """
 
-import hashlib
 import inspect
-import json
+import re
 import sys
 import warnings
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,18 +18,101 @@ from torch import Tensor, nn
 
 from sslpipe.errors import WeightsError
 from sslpipe.models.backbones import PREFIXES, Backbone
+from sslpipe.models.channels import first_convolution
 from sslpipe.models.pooling import is_pooling
 
 Tensors = dict[str, Tensor]
 Report = dict[str, Any]  # "loaded": how many; "missing", "unexpected", "resized": lists of keys
 
+# names of modules that only wrap another: DistributedDataParallel and AveragedModel, torch.compile,
+# activation checkpointing, FSDP, Lightning Fabric, FairScale
+WRAPPERS = frozenset(
+    [
+        "module",
+        "_orig_mod",
+        "_checkpoint_wrapped_module",
+        "_fsdp_wrapped_module",
+        "_forward_module",
+        "_fpw_module",
+    ]
+)
 # what files carry beside a backbone, whatever their program: heads, and tables that are computed
 HEADS = ("classifier", "fc", "head", "head_dist", "heads", "last_linear")
-_COMPUTED = ("attn_mask", "num_batches_tracked", "relative_position_index")
+_COMPUTED = (
+    "attn_mask", "num_batches_tracked", "relative_coords_table", "relative_position_index"
+)  # fmt: skip
 _PRETEXT = ("mask_token", "decoder_")  # of masked autoencoders and iBOT
-_TABLES = ("pos", "freqs")  # words in names of tables whose size follows the image's
-INDEX = Path(__file__).with_name("architectures.json")
+_UNCOUNTED = (*_COMPUTED, "running_mean", "running_var")  # tensors that are no parameters
+_CHUNKED = re.compile(r"blocks\.(\d+)\.(\d+)\.")
 _SHOWN = 3  # keys of each side that a message names
+
+
+def plain_key(key: str) -> str:
+    """Return a key without the names of wrappers, wherever they stand in it."""
+    return ".".join(part for part in key.split(".") if part not in WRAPPERS)
+
+
+@dataclass
+class Match:
+    """A file's tensors beside a network's, in the spelling that fits best."""
+
+    spelling: str  # "" for the network's own keys
+    given: Tensors  # with the network's keys where they fit; others as the file has them
+    own: Tensors  # of the network, without a learned pooling
+    missing: list[str]  # keys of the network that the file lacks
+    wrong: list[str]  # keys of both, of other shapes
+    foreign: list[str]  # keys of the file that belong to a larger network
+    left: list[str]  # keys of the file that lie beside the network: heads, computed tables
+
+    @property
+    def lacking(self) -> list[str]:
+        """The missing keys without the counters of BatchNorm, which old files have not."""
+        return [key for key in self.missing if not key.endswith("num_batches_tracked")]
+
+    @property
+    def fitting(self) -> int:
+        """How many tensors fit; a counter of BatchNorm is no fit."""
+        misfits = {*self.missing, *self.wrong}
+        return sum(
+            key not in misfits and not key.endswith("num_batches_tracked") for key in self.own
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file has the whole network, and no larger one."""
+        return not (self.lacking or self.wrong or self.foreign)
+
+
+def match_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor]) -> Match:
+    """Compare tensors with a backbone's network, of the kind `kind`; nothing is loaded."""
+    network = backbone.network
+    own = {key: t for key, t in network.state_dict().items() if not is_pooling(key)}
+    named = {plain_key(key): key for key in own}
+    words = {_word(key) for key in own}
+    best: Match | None = None
+    for spelling, given in _spellings(kind, network, tensors):
+        found = {named.get(key, key): tensor for key, tensor in given.items()}
+        found = _with_three_channels(own, found)
+        others = [key for key in found if key not in own]
+        foreign = [key for key in others if not is_leftover(key) and _is_inside(key, words)]
+        if foreign:
+            heads = _heads(kind, network)
+            foreign = [key for key in foreign if key not in heads]
+        match = Match(
+            spelling=spelling,
+            given=found,
+            own=own,
+            missing=[key for key in own if key not in found],
+            wrong=[key for key in own if key in found and found[key].shape != own[key].shape],
+            foreign=foreign,
+            left=[key for key in others if key not in foreign],
+        )
+        if match.is_whole:
+            return match
+        if best is None or match.fitting > best.fitting:
+            best = match
+    assert best is not None  # there is always the file's own spelling
+    return best
 
 
 def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], what: str) -> Report:
@@ -42,39 +123,23 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
     Args:
         backbone: Of the architecture of the tensors.
         kind: Its name in recipes.
-        tensors: With the keys of the architecture's own library, a classifier's with them.
+        tensors: With the keys of a known spelling, a classifier's with them.
         what: Names the source in messages.
 
     Raises:
         WeightsError: Less than the whole backbone fits; nothing was loaded then.
     """
-    network = backbone.network
-    family, _, architecture = kind.partition("/")
-    own = {key: t for key, t in network.state_dict().items() if not is_pooling(key)}
-    given = dict(tensors)
-    if not all(key in given and given[key].shape == own[key].shape for key in own):
-        given = _converted(family, architecture, network, given)
-    given = _with_three_channels(own, given)
-    # what is missing on each side
-    missing = [key for key in own if key not in given]
-    unexpected = [key for key in given if key not in own]
-    wrong = [key for key in own if key in given and given[key].shape != own[key].shape]
-    lacking = [key for key in missing if not key.endswith("num_batches_tracked")]
-    foreign = [key for key in unexpected if not is_leftover(key)]
-    if foreign and not lacking and not wrong and family in ("timm", "torchvision"):
-        # what the architecture has with its classifier, as timm itself would rebuild it
-        stated: Any = getattr(network, "_model_args", {})
-        arguments = {key: value for key, value in stated.items() if key != "num_classes"}
-        heads = skeleton(kind, **arguments).state_dict().keys() - network.state_dict().keys()
-        foreign = [key for key in foreign if key not in heads]
-    if lacking or foreign or wrong:
-        _refuse_stem(backbone, own, given, wrong, what)
-        fitting = len(own) - len(lacking) - len(wrong)
-        parts = [f"it has no {_first(lacking)}"] if lacking else []
-        for key in wrong[:1]:
+    match = match_tensors(backbone, kind, tensors)
+    given = match.given
+    own = match.own
+    if not match.is_whole:
+        _refuse_stem(backbone, match, what)
+        parts = [f"it has no {_first(match.lacking)}"] if match.lacking else []
+        for key in match.wrong[:1]:
             parts.append(f"its {key} is {tuple(given[key].shape)}, not {tuple(own[key].shape)}")
-        parts += [f"the backbone has no {_first(foreign)}"] if foreign else []
-        said = f"{fitting} of {len(own)} tensors do; {'; '.join(parts)}"
+        parts += [f"the backbone has no {_first(match.foreign)}"] if match.foreign else []
+        counted = sum(not key.endswith("num_batches_tracked") for key in own)
+        said = f"{match.fitting} of {counted} tensors do; {'; '.join(parts)}"
         raise WeightsError(f"{what} does not fit {kind}: {said}")
     for key in [key for key in own if key in given]:
         if given[key].is_floating_point() != own[key].is_floating_point():
@@ -83,12 +148,14 @@ def fit_tensors(backbone: Backbone, kind: str, tensors: Mapping[str, Tensor], wh
             raise WeightsError(f"{what}: {key} has values that are not finite; it is damaged")
         if key.endswith("running_var") and bool((given[key] < 0).any()):
             raise WeightsError(f"{what}: {key} has negative variances; it is damaged")
+    network = backbone.network
     network.load_state_dict({key: given[key] for key in own if key in given}, strict=False)
-    dropped = [] if given.keys() - tensors.keys() else [key for key in tensors if key not in given]
+    renamed = bool(given.keys() - tensors.keys())
+    dropped = [] if renamed else [key for key in tensors if key not in given]
     return {
-        "loaded": len(own) - len(missing),
-        "missing": missing,
-        "unexpected": [*unexpected, *dropped],
+        "loaded": len(own) - len(match.missing),
+        "missing": match.missing,
+        "unexpected": [*match.left, *dropped],
         "resized": [k for k in own if k in tensors and tensors[k].shape != own[k].shape],
     }
 
@@ -108,13 +175,102 @@ def check_tensors(tensors: Mapping[str, Tensor], what: str) -> None:
 
 
 def is_leftover(key: str) -> bool:
-    """Say whether a key is of a head, of a computed table or of a pretext task, by its name."""
+    """Return whether a key is of a head, of a computed table or of a pretext task, by its name."""
     first, last = key.split(".")[0], key.split(".")[-1]
-    return first in HEADS or last in _COMPUTED or first.startswith(_PRETEXT)
+    return first in HEADS or last in _COMPUTED or is_pretext(key)
 
 
-def _converted(family: str, architecture: str, network: nn.Module, given: Tensors) -> Tensors:
+def is_pretext(key: str) -> bool:
+    """Return whether a key is of a masked autoencoder's or iBOT's own task, by its name."""
+    return key.startswith(_PRETEXT)
+
+
+def _word(key: str) -> str:
+    """Return the first word of a key: "layer" of layer5.0.bn1.weight, "norm" of norm_pre.bias."""
+    return re.split(r"[^A-Za-z]", key, maxsplit=1)[0]
+
+
+def _is_inside(key: str, words: Collection[str]) -> bool:
+    """Return whether a key that a network has not is of a larger one: another block, a token.
+
+    What lies beside an encoder has a name of its own: linear, projection_head, prototypes, queue.
+    `words` are the first words of the network's keys.
+    """
+    if "." not in key and ("token" in key or "embed" in key):
+        return True
+    return _word(key) in words
+
+
+def _heads(kind: str, network: nn.Module) -> frozenset[str]:
+    """Return the keys that the architecture has with its classifier and a backbone has not."""
+    if kind.partition("/")[0] not in ("timm", "torchvision"):
+        return frozenset()
+    # what a timm network would be rebuilt with by timm itself
+    stated: Any = getattr(network, "_model_args", {})
+    arguments = {key: value for key, value in stated.items() if key != "num_classes"}
+    try:
+        whole = skeleton(kind, **arguments)
+    except Exception:  # timm's hundreds of constructors fail in every way
+        return frozenset()
+    return frozenset(whole.state_dict().keys() - network.state_dict().keys())
+
+
+def _spellings(
+    kind: str, network: nn.Module, tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensors]]:
+    """Read tensors in each spelling that a network is known in, the network's own first."""
+    given = {plain_key(key): tensor for key, tensor in tensors.items()}
+    yield "", given
+    own = network.state_dict()
+    joined = given
+    if not any(_CHUNKED.match(key) for key in own) and any(_CHUNKED.match(key) for key in given):
+        joined = _without_chunks(given)
+        yield "blocks in chunks", joined
+    numbers = {str(n): name for n, (name, _) in enumerate(network.named_children())}
+    if all(key.partition(".")[0] in numbers for key in given):
+        renamed = {}
+        for key, tensor in given.items():
+            number, _, rest = key.partition(".")
+            renamed[f"{numbers[number]}.{rest}"] = tensor
+        yield "numbered modules", renamed
+    if "_conv_stem.weight" in given and len(given) >= len(own):
+        yield "EfficientNet-PyTorch", _of_efficientnet_pytorch(kind, own, given)
+    converted = _converted(kind, network, joined)
+    if converted is not joined:
+        yield "", converted
+
+
+def _without_chunks(given: Tensors) -> Tensors:
+    """Number blocks through that DINOv2 keeps in chunks, as blocks.CHUNK.BLOCK."""
+    found = {(int(m[1]), int(m[2])) for key in given if (m := _CHUNKED.match(key))}
+    places = {pair: place for place, pair in enumerate(sorted(found))}
+
+    def joined(match: re.Match[str]) -> str:
+        return f"blocks.{places[int(match[1]), int(match[2])]}."
+
+    return {_CHUNKED.sub(joined, key, count=1): tensor for key, tensor in given.items()}
+
+
+def _of_efficientnet_pytorch(kind: str, own: Tensors, given: Tensors) -> Tensors:
+    """Give the tensors of EfficientNet-PyTorch timm's names: both have the same order.
+
+    A tensor takes a name only where the last part of both names and the shapes are equal.
+    """
+    whole = skeleton(kind).state_dict() if kind.startswith("timm/") else own
+    renamed: Tensors = {}
+    if len(whole) != len(given):
+        return given
+    for (key, expected), (theirs, tensor) in zip(whole.items(), given.items(), strict=True):
+        is_head = key.partition(".")[0] in HEADS  # of any number of classes
+        same_part = key.rpartition(".")[2] == theirs.rpartition(".")[2]
+        same = same_part and (is_head or tensor.shape == expected.shape)
+        renamed[key if same else theirs] = tensor
+    return renamed
+
+
+def _converted(kind: str, network: nn.Module, given: Tensors) -> Tensors:
     """Rename and resize as the architecture's own library does for files of other layouts."""
+    family, _, architecture = kind.partition("/")
     if family == "timm":
         import timm
 
@@ -169,13 +325,11 @@ def skeleton(kind: str, **arguments: Any) -> nn.Module:
         return network
 
 
-def _refuse_stem(
-    backbone: Backbone, own: Tensors, given: Tensors, wrong: list[str], what: str
-) -> None:
+def _refuse_stem(backbone: Backbone, match: Match, what: str) -> None:
     """Raise WeightsError, with the remedy, where all that does not fit is a ResNet's stem."""
-    if wrong != ["conv1.weight"] or backbone.stem is None:
+    if match.wrong != ["conv1.weight"] or backbone.stem is None:
         return
-    first, ours = given["conv1.weight"], own["conv1.weight"]
+    first, ours = match.given["conv1.weight"], match.own["conv1.weight"]
     if first.ndim == 4 and first.shape[2:] != ours.shape[2:]:
         theirs = "imagenet" if first.shape[-1] == 7 else "small"
         raise WeightsError(
@@ -185,55 +339,36 @@ def _refuse_stem(
         )
 
 
+def fits_but_first(backbone: Backbone, match: Match) -> bool:
+    """Return whether all fits, but perhaps the first layer: its channels, a ResNet's small stem."""
+    first = first_convolution(backbone.network)
+    allowed = set() if first is None else {f"{first[0]}.weight"}
+    return not match.lacking and not match.foreign and {*match.wrong} <= allowed
+
+
 def _first(keys: list[str]) -> str:
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     return ", ".join(map(repr, keys[:_SHOWN])) + more
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Hash keys and shapes of a backbone.
+def torchvision_kind(tensors: Mapping[str, Tensor]) -> str | None:
+    """Name the classifier of torchvision whose tensors these are: each one, by key and shape.
 
-    Without what a classifier adds, and without the sizes of position tables.
+    No tensor is missing and none is beside them, its 1,000 classes included. That is no guess:
+    torchvision has no second network of such tensors.
     """
-    lines = [
-        key if any(word in key for word in _TABLES) else f"{key} {tuple(tensor.shape)}"
-        for key, tensor in tensors.items()
-        if not is_leftover(key)
-    ]
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
-
-
-def candidates(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the kinds of networks with these keys and shapes, torchvision's first."""
-    index: dict[str, list[str]] = json.loads(INDEX.read_text())
-    first = tensors.get("conv1.weight")
-    if first is not None and first.shape[2:] == (3, 3) and fingerprint(tensors) not in index:
-        # a ResNet with the stem for small images
-        large = torch.empty(*first.shape[:2], 7, 7, device="meta")
-        tensors = {**tensors, "conv1.weight": large}
-    return index.get(fingerprint(tensors), [])
-
-
-def write_index() -> None:
-    """Write the fingerprint of every backbone of torchvision and timm that can be built here."""
-    import timm
     import torchvision
 
-    names = torchvision.models.list_models(module=torchvision.models)
-    kinds = [f"torchvision/{name}" for name in names if name.startswith(PREFIXES)]
-    kinds += [f"timm/{name}" for name in timm.list_models()]
-    found: dict[str, list[str]] = {}
-    for kind in kinds:
-        arguments = {"num_classes": 0} if kind.startswith("timm/") else {}
-        try:
-            network = skeleton(kind, **arguments)
-        except Exception as error:  # timm's hundreds of constructors fail in every way
-            print(f"{kind}: {type(error).__name__}: {error}"[:200])
+    models = torchvision.models
+    given = {key: t for key, t in tensors.items() if not key.endswith("num_batches_tracked")}
+    count = sum(t.numel() for key, t in given.items() if key.rpartition(".")[2] not in _UNCOUNTED)
+    for name in models.list_models(module=models):
+        if not name.startswith(PREFIXES):
             continue
-        found.setdefault(fingerprint(network.state_dict()), []).append(kind)
-    lines = [f"{json.dumps(key)}: {json.dumps(found[key])}" for key in sorted(found)]
-    INDEX.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-
-
-if __name__ == "__main__":
-    write_index()
+        if count not in {each.meta["num_params"] for each in models.get_model_weights(name)}:
+            continue
+        own = skeleton(f"torchvision/{name}").state_dict()
+        shapes = {k: t.shape for k, t in own.items() if not k.endswith("num_batches_tracked")}
+        if shapes == {key: tensor.shape for key, tensor in given.items()}:
+            return f"torchvision/{name}"
+    return None

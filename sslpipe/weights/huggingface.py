@@ -5,6 +5,7 @@ Keys become those of the model's original code, which timm's own filters read.
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,11 +15,22 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import WeightsError, did_you_mean, shown
 from sslpipe.recipe.base import Component
 from sslpipe.registry import REFUSALS
-from sslpipe.weights.layouts import Encoder
 from sslpipe.weights.views import make_view, unknown_view
 
 Config = Mapping[str, Any]
 Tensors = dict[str, Tensor]
+
+
+@dataclass
+class Renamed:
+    """Tensors of a folder of transformers with the keys of another library's network."""
+
+    tensors: Tensors
+    component: Component
+    dropped: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
 Rules = tuple[tuple[str, str], ...]  # pattern of a whole key -> what it becomes
 
 _LAYER = r"encoder\.layer\.(\d+)\."
@@ -93,7 +105,7 @@ _RESNETS: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {
 }
 
 
-def transformers_encoder(config: Config, tensors: Tensors, what: str) -> Encoder:
+def transformers_encoder(config: Config, tensors: Tensors, what: str) -> Renamed:
     """Rename the tensors of a folder of transformers, and name timm's or torchvision's network.
 
     Raises:
@@ -116,7 +128,7 @@ def transformers_encoder(config: Config, tensors: Tensors, what: str) -> Encoder
         raise WeightsError(
             f"{what}: its config.json lacks or garbles what a {model_type} needs: {error!r}"
         ) from error
-    encoder = Encoder("transformers", renamed, component, dropped)
+    encoder = Renamed(renamed, component, dropped)
     if dropped:
         encoder.notes.append("features are those before the model's own pooler")
     return encoder

@@ -1,191 +1,216 @@
-"""How programs name an encoder's tensors in their checkpoints: prefixes, wrappers, other names.
+"""Find an encoder in a checkpoint: the longest prefix under which its whole network fits.
 
-A checkpoint's tree becomes one encoder with the keys of torchvision's or timm's own networks.
+A checkpoint's tables become one table of tensors by path, "state_dict.backbone.conv1.weight",
+without the names of wrappers. Of a teacher (or an average) and a student the teacher is taken, of
+an encoder and its momentum copy the encoder. What lies beside it is listed as left.
 """
 
 import re
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from sslpipe.errors import WeightsError
-from sslpipe.models.limits import within_memory
-from sslpipe.recipe.base import Component
-from sslpipe.weights.files import Tree, is_state_dict
-from sslpipe.weights.fit import HEADS
+from sslpipe.models.backbones import Backbone
+from sslpipe.weights.files import MOST_NESTED, Tree
+from sslpipe.weights.fit import (
+    Match,
+    Tensors,
+    fits_but_first,
+    is_pretext,
+    match_tensors,
+    plain_key,
+    torchvision_kind,
+)
 
-Tensors = dict[str, Tensor]
+MOST_PREFIX = 12  # parts of a prefix that are looked at
+# words in the path of a teacher or an average, which programs evaluate; and of copies that they do
+# not evaluate: MoCo's key encoder, BYOL's target, DINO's student
+_TAKEN = frozenset(["teacher", "ema", "averaged", "average", "avg", "swa"])
+_COPIES = frozenset(["student", "momentum", "target", "k", "key", "m"])
+# what solo-learn has beside its encoder, whose ResNets of small images have no max-pool
+_SOLO = frozenset(["projector", "classifier", "momentum_backbone", "momentum_encoder"])
 
 
-@dataclass
+@dataclass(frozen=True)
+class Checkpoint:
+    """All tensors of a file, by path without wrappers, and where its tables begin."""
+
+    tensors: Tensors
+    tables: frozenset[str]  # paths of tables: "", "state_dict", "model_ema"
+
+    def under(self, prefix: str) -> Tensors:
+        """Return the tensors under a prefix, without it; all for ""."""
+        if not prefix:
+            return self.tensors
+        start = f"{prefix}."
+        return {k.removeprefix(start): t for k, t in self.tensors.items() if k.startswith(start)}
+
+    def prefixes(self, least: int) -> list[str]:
+        """List the prefixes with this many numbers under them, best first: see `_rank`."""
+        sizes = {"": 0}
+        for key, tensor in self.tensors.items():
+            parts = key.split(".")[:-1][:MOST_PREFIX]
+            for end in range(len(parts) + 1):
+                prefix = ".".join(parts[:end])
+                sizes[prefix] = sizes.get(prefix, 0) + tensor.numel()
+        return sorted((prefix for prefix in sizes if sizes[prefix] >= least), key=_rank)
+
+
+@dataclass(frozen=True)
 class Encoder:
-    """The tensors of one encoder, with the keys of a library's network."""
+    """An encoder's place in a checkpoint."""
 
-    format: str  # the layout, for reports
-    tensors: Tensors  # a classifier's may be among them
-    component: Component | None = None  # the network, where the layout tells
-    dropped: list[str] = field(default_factory=list)  # keys that are not the encoder's
-    notes: list[str] = field(default_factory=list)  # what was chosen, for people
-    stem: str | None = None  # of a ResNet whose first convolution is 3x3, where the layout tells
-
-
-class Prefix(NamedTuple):
-    """Where a program keeps its encoder."""
-
-    format: str
-    encoder: str  # prefix of the encoder's keys
-    beside: tuple[str, ...] = ()  # prefixes of others, one of which has to be there, if any
-    note: str = ""  # what was chosen, where there is a choice
-    stem: str | None = None  # see Encoder
+    prefix: str
+    tensors: Tensors  # under it, without it
+    match: Match
+    is_plain: bool  # a model's own file, not a part of a larger model or of a pretext task
+    beside: list[str]  # keys elsewhere in the file
+    notes: list[str]  # what was chosen, for people
+    stem: str | None  # of a ResNet whose first convolution is 3x3, where the program is known
 
 
-_QUERY = "the query encoder is taken, as {}'s own evaluation does; {} is its momentum copy"
-_TEACHER = "the teacher is taken, as DINO's own evaluation does: the momentum copy"
-_TRAINED = "the trained encoder is taken; backbone_momentum is its momentum copy"
-_ONLINE = (
-    "the online encoder is taken, as solo-learn's own evaluation does; {} is its momentum copy"
-)
-PREFIXES = (
-    Prefix("MoCo", "encoder_q.", ("encoder_k.",), _QUERY.format("MoCo v2", "encoder_k")),
-    Prefix("MoCo", "encoder_q."),
-    Prefix(
-        "MoCo v3",
-        "base_encoder.",
-        ("momentum_encoder.", "predictor."),
-        _QUERY.format("MoCo v3", "momentum_encoder"),
-    ),
-    Prefix("lightly", "teacher_backbone.", ("student_backbone.",), f"{_TEACHER} of the student"),
-    Prefix("lightly", "backbone.", ("backbone_momentum.",), _TRAINED),
-    Prefix("lightly", "backbone.", ("projection_head.", "prediction_head.", "prototypes.")),
-    *(
-        Prefix("solo-learn", own, beside, note, "small")
-        for own, beside, note in (
-            ("backbone.", ("momentum_backbone.",), _ONLINE.format("momentum_backbone")),
-            ("backbone.", ("projector.", "classifier."), ""),
-            ("encoder.", ("momentum_encoder.",), _ONLINE.format("momentum_encoder")),
-            ("encoder.", ("projector.",), ""),
-        )
-    ),
-    Prefix("VISSL", "_feature_blocks."),
-    Prefix("VISSL", "base_model._feature_blocks."),
-    Prefix("part of a larger model", "backbone."),
-    Prefix("part of a larger model", "model."),
-)
-
-# modules of torchvision's ResNet as lightly's nn.Sequential(*list(resnet.children())[:-1]) has them
-_CHILDREN = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
-
-
-def find_encoder(tree: Tree, what: str) -> Encoder:
-    """Find the encoder in a checkpoint.
+def open_checkpoint(tree: Tree, what: str) -> Checkpoint:
+    """Gather the named tensors of a checkpoint's tables.
 
     Raises:
-        WeightsError: There is no table of tensors in it.
+        WeightsError: There are none; or one name has two values, with and without a wrapper.
     """
-    state, program, note = _state_dict(tree)
-    if state is None:
-        tables = ", ".join([repr(key) for key in tree if is_state_dict(tree[key])][:5])
-        if tables:
+    tensors: Tensors = {}
+    tables = set()
+    meta = tree.get("meta")
+    if isinstance(meta, dict) and "mmengine_version" in meta and "ema_state_dict" in tree:
+        # MMEngine saves the average as state_dict, and as ema_state_dict what is trained
+        tree = {**tree, "student": tree["ema_state_dict"]}
+        del tree["ema_state_dict"]
+    for table, key, tensor in _walk(tree, "", 0):
+        path = plain_key(f"{table}.{key}" if table else key)
+        if tensor.is_nested:
+            raise WeightsError(f"{what}: {path} is nested; save it dense")
+        known = tensors.get(path)
+        if known is not None and known is not tensor and not _equal(known, tensor):
             raise WeightsError(
-                f"{what} holds several tables of tensors, {tables}, and none that is known to be "
-                "the encoder's; save that one alone"
+                f"{what} holds {path!r} twice, with other values; save the encoder's state dict "
+                "alone"
             )
+        tensors[path] = tensor
+        tables.add(plain_key(table))
+    if not tensors:
         keys = ", ".join(map(repr, list(tree)[:5]))
         raise WeightsError(f"{what} holds no table of tensors; it has {keys or 'nothing'}")
-    tensors = {_plain(key): tensor for key, tensor in state.items()}
-    encoder = _of_efficientnet_pytorch(tensors) or _of_export(tensors) or _unwrapped(tensors)
-    if program:
-        encoder.format = program
-        encoder.notes.insert(0, note)
-    return encoder
+    return Checkpoint(tensors, frozenset(tables))
 
 
-def _state_dict(tree: Tree) -> tuple[Any, str, str]:
-    """Return the table of tensors of a checkpoint, its program, and which one was chosen."""
-    trunk = tree.get("classy_state_dict")
-    for key in ("base_model", "model", "trunk"):
-        trunk = trunk.get(key) if isinstance(trunk, dict) else None
-    tables = [value for value in tree.values() if is_state_dict(value)]
-    for table, program, note in (
-        (tree, "", ""),
-        (tree.get("teacher"), "DINO", _TEACHER),
-        (trunk, "VISSL", "the trunk of VISSL's base_model is taken"),
-        # the order of timm
-        (tree.get("state_dict_ema"), "timm", "the averaged weights are taken, state_dict_ema"),
-        (tree.get("model_ema"), "timm", "the averaged weights are taken, model_ema"),
-        (tree.get("state_dict"), "", ""),
-        (tree.get("model"), "", ""),
-        # "model_state_dict", "net", ...: every program has a word of its own
-        (tables[0] if len(tables) == 1 else None, "", ""),
-    ):
-        if is_state_dict(table):
-            return table, program, note
-    return None, "", ""
+def _walk(value: Mapping[Any, Any], path: str, depth: int) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield (path of the table, key, tensor), of tables whose keys are text."""
+    if depth > MOST_NESTED or not all(isinstance(key, str) for key in value):
+        return
+    for key, inner in value.items():
+        if isinstance(inner, Tensor):
+            yield path, key, inner
+        elif isinstance(inner, Mapping):
+            yield from _walk(inner, f"{path}.{key}" if path else key, depth + 1)
 
 
-def _plain(key: str) -> str:
-    """Return a key without the prefixes of DistributedDataParallel and torch.compile."""
-    for prefix in ("module.", "_orig_mod.", "module."):
-        key = key.removeprefix(prefix)
-    return key
+def _equal(one: Tensor, other: Tensor) -> bool:
+    same = one.shape == other.shape and one.dtype == other.dtype
+    return same and (one.is_meta or torch.equal(one, other))
 
 
-def _unwrapped(tensors: Tensors) -> Encoder:
-    """Take an encoder out of the larger model that it was trained in."""
-    for prefix in PREFIXES:
-        inner = {
-            _plain(key.removeprefix(prefix.encoder)): tensor
-            for key, tensor in tensors.items()
-            if key.startswith(prefix.encoder)
-        }
-        others = [key for key in tensors if not key.startswith(prefix.encoder)]
-        if not inner or not (not prefix.beside or any(k.startswith(prefix.beside) for k in others)):
-            continue
-        notes = [prefix.note] if prefix.note else []
-        bare = _from_children(inner)
-        # lightly and solo-learn differ in this habit where their other modules have one name
-        name = "lightly" if bare is not inner else prefix.format
-        return Encoder(name, bare, None, others, notes, prefix.stem)
-    return Encoder("state dict", tensors)
+def _words(prefix: str) -> set[str]:
+    return {word for word in re.split(r"[^A-Za-z]+", prefix.lower()) if word}
 
 
-def _from_children(tensors: Tensors) -> Tensors:
-    """Name a ResNet's modules that were numbered by an nn.Sequential; others stay as they are."""
-    numbers = {key.partition(".")[0] for key in tensors}
-    if not numbers <= _CHILDREN.keys() or "4" not in numbers:
-        return tensors
-    return {re.sub(r"^\d", lambda m: _CHILDREN[m[0]], key): t for key, t in tensors.items()}
+def _rank(prefix: str) -> tuple[int, int]:
+    """Sort key of prefixes: a teacher first, a copy last; of one kind the longest first."""
+    words = _words(prefix)
+    kind = 0 if words & _TAKEN else 2 if words & _COPIES else 1
+    return kind, -len(prefix.split(".")) if prefix else 0
 
 
-def _of_export(tensors: Tensors) -> Encoder | None:
-    """Weights of an export or a run of sslpipe without the files beside them."""
-    tensors = {key.removeprefix("backbone."): t for key, t in tensors.items()}
-    inner = {k.removeprefix("network."): t for k, t in tensors.items() if k.startswith("network.")}
-    others = [key for key in tensors if not key.startswith("network.")]
-    alone = all(key.startswith(("embedding.", "projector.", "predictor.")) for key in others)
-    # some networks have a part of that name
-    if not inner or not alone or any(key[0].isdigit() for key in inner):
+def find_encoder(
+    checkpoint: Checkpoint, backbone: Backbone, kind: str, what: str
+) -> Encoder | None:
+    """Find the longest prefix under which a whole network fits; None: there is none.
+
+    The first layer may be for other channels or smaller images.
+
+    Raises:
+        WeightsError: Two places of one rank hold it, with other values.
+    """
+    numbers = sum(t.numel() for t in backbone.network.state_dict().values())
+    found: list[tuple[str, Tensors, Match]] = []
+    for prefix in checkpoint.prefixes(least=numbers // 2):
+        tensors = checkpoint.under(prefix)
+        match = match_tensors(backbone, kind, tensors)
+        if fits_but_first(backbone, match):
+            found.append((prefix, tensors, match))
+    if not found:
         return None
-    return Encoder("sslpipe", inner, None, others)
+    prefix, tensors, match = found[0]
+    for other, _, rival in found[1:]:
+        if _rank(other) == _rank(prefix) and not _same(match, rival):
+            raise WeightsError(
+                f"{what} holds two such networks, {prefix!r} and {other!r}, with other values; "
+                "save the encoder's state dict alone"
+            )
+    return _encoder(checkpoint, prefix, tensors, match, [other for other, _, _ in found[1:]])
 
 
-def _of_efficientnet_pytorch(tensors: Tensors) -> Encoder | None:
-    """EfficientNet and its Lite variants by EfficientNet-PyTorch: timm's order, other names."""
-    if not {"_conv_stem.weight", "_blocks.0._depthwise_conv.weight"} <= tensors.keys():
-        return None
-    from timm import create_model, list_models
+def nearest(checkpoint: Checkpoint, backbone: Backbone, kind: str) -> Tensors:
+    """Return the tensors under the prefix where most of a network fits, for a message."""
+    numbers = sum(t.numel() for t in backbone.network.state_dict().values())
+    candidates = [checkpoint.under(p) for p in checkpoint.prefixes(least=numbers // 2)]
+    fitting = [match_tensors(backbone, kind, each).fitting for each in candidates]
+    if not any(fitting):
+        return checkpoint.tensors
+    return candidates[fitting.index(max(fitting))]
 
-    squeezed = any("._se_reduce." in key for key in tensors)
-    for name in list_models("tf_efficientnet_b?" if squeezed else "tf_efficientnet_lite?"):
-        with within_memory("backbone"):
-            own = create_model(name).state_dict()
-        same = len(own) == len(tensors) and all(
-            (t.shape == tensors[other].shape or key.partition(".")[0] in HEADS)  # of any classes
-            and key.rpartition(".")[2] == other.rpartition(".")[2]
-            for (key, t), other in zip(own.items(), tensors, strict=True)
-        )
-        if same:
-            renamed = dict(zip(own, tensors.values(), strict=True))
-            return Encoder("EfficientNet-PyTorch", renamed, Component(kind=f"timm/{name}"))
+
+def classifier_of_torchvision(checkpoint: Checkpoint) -> str | None:
+    """Name the classifier of torchvision that a file holds whole, whatever wrapped it."""
+    for prefix in checkpoint.prefixes(least=1):
+        kind = torchvision_kind(checkpoint.under(prefix))
+        if kind is not None:
+            return kind
     return None
+
+
+def _same(one: Match, other: Match) -> bool:
+    """Return whether two places hold the same weights."""
+    keys = [key for key in one.own if key in one.given and key in other.given]
+    return all(_equal(one.given[key], other.given[key]) for key in keys)
+
+
+def _encoder(
+    checkpoint: Checkpoint, prefix: str, tensors: Tensors, match: Match, others: list[str]
+) -> Encoder:
+    inner = f"{prefix}." if prefix else ""
+    beside = [key for key in checkpoint.tensors if not key.startswith(inner)]
+    notes = []
+    if prefix not in checkpoint.tables or len(checkpoint.tables) > 1:
+        notes.append(f"the encoder is what lies under {prefix!r}")
+    if _words(prefix) & _TAKEN:
+        notes.append(f"the teacher or average is taken, {prefix!r}")
+    copies = [other for other in others if not inner.startswith(f"{other}." if other else "")]
+    if copies:
+        notes.append(f"copies of it are left: {', '.join(map(repr, copies))}")
+    # what stands on the level of the encoder's own name
+    level, _, name = prefix.rpartition(".")
+    start = f"{level}." if level else ""
+    around = {k.removeprefix(start).partition(".")[0] for k in beside if k.startswith(start)}
+    is_solo = name in ("backbone", "encoder") and bool(around & _SOLO)
+    pretext = any(is_pretext(key) for key in match.left)
+    student = bool(_words(prefix) & (_COPIES | {"teacher"}))
+    return Encoder(
+        prefix=prefix,
+        tensors=tensors,
+        match=match,
+        is_plain=prefix in checkpoint.tables and not pretext and not student,
+        beside=beside,
+        notes=notes,
+        stem="small" if is_solo else None,
+    )

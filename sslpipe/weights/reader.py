@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from sslpipe.augment.eval_view import EvalView
@@ -15,21 +14,24 @@ from sslpipe.models.limits import TooLarge, within_memory
 from sslpipe.recipe.base import Component
 from sslpipe.run.records import read_object
 from sslpipe.weights.files import read_tree
-from sslpipe.weights.fit import Report, candidates, check_tensors, fit_tensors
+from sslpipe.weights.fit import Report, Tensors, check_tensors, fit_tensors
 from sslpipe.weights.huggingface import MOST, transformers_encoder, transformers_view
-from sslpipe.weights.layouts import Encoder, find_encoder
+from sslpipe.weights.layouts import (
+    Checkpoint,
+    Encoder,
+    classifier_of_torchvision,
+    find_encoder,
+    nearest,
+    open_checkpoint,
+)
 from sslpipe.weights.source import Source
 from sslpipe.weights.views import timm_view, torchvision_view, unknown_view
 
-MOST_CANDIDATES = 12  # networks that are built to tell which one a file is of
-# layouts of weights that were trained as the architecture's own library trains them
-_OF_ITS_LIBRARY = ("EfficientNet-PyTorch", "sslpipe", "state dict", "timm")
 # arguments in timm's config.json that a backbone has not, or whose place the view takes
 _NOT_BUILT = ("img_size", "in_chans", "num_classes")
 # arguments that change what the same tensors compute
 _NOT_IN_TENSORS = ("act_layer", "global_pool", "head_norm_eps", "norm_eps", "norm_layer")
 MOST_ASKED = 2  # numbers that a network may have for each of the file; tables are resized
-_SAME = 1e-5  # features of two networks differ by less, relative to the largest: they are one
 
 
 def read_weights(
@@ -51,44 +53,129 @@ def read_weights(
         WeightsError: It cannot be read, or less than the whole backbone fits.
     """
     what = source.text
-    # the tensors of one encoder, and its architecture
+    # the tensors, and the architecture: the user's word, the folder's or the file's own
     tree, sha256 = read_tree(source.path)
     config = _read_object(source.path, "config.json")
-    encoder = find_encoder(tree, what)
-    check_tensors(encoder.tensors, what)
-    del tree
+    checkpoint = open_checkpoint(tree, what)
+    own = _stated(source, config)
     if "model_type" in config:
-        encoder = transformers_encoder(config, encoder.tensors, what)
-    own = _stated(source, config) or encoder.component
-    by_keys = source.kind is None and own is None  # nobody named it
+        renamed = transformers_encoder(config, checkpoint.tensors, what)
+        checkpoint = Checkpoint(renamed.tensors, frozenset([""]))
+        own = renamed.component
     kind, tag = source.kind, ""  # as the user named it, with the tag of timm's weights
     if kind is not None and kind.startswith("timm/"):
         kind, _, tag = kind.partition(".")
         if tag:
             _check_tag(source, kind.removeprefix("timm/"), tag, config)
+    notes = []
     if kind is not None:
         theirs = Component(kind=kind)
+    elif own is not None or component is not None:
+        theirs = own or component  # type: ignore[assignment]
     else:
-        theirs = own or component or Component(kind=_identified(source, encoder))
-    # images as it knows them
-    usual = encoder.format in _OF_ITS_LIBRARY and not by_keys
-    view, notes = _view(source, crop_px, theirs.kind, tag, usual, config, encoder.format, sha256)
-    # the network, with its weights
-    layout = "timm" if "architecture" in config else encoder.format
+        theirs, note = _named_by_the_file(source, tree, checkpoint)
+        notes.append(note)
+    del tree
+    # where the encoder lies
+    wanted = _computing_as(component or theirs, own)
     try:
-        wanted = _computing_as(component or theirs, own)
-        backbone, wanted = _build(wanted, view.crop_px, encoder, fixed=component is not None)
+        sketch = _sketch(wanted, crop_px or own_size(wanted.kind), checkpoint)
     except UserError as error:
         if component is not None:  # the recipe's own
             raise
         raise WeightsError(f"{what}: {error}") from error
-    report = fit_tensors(backbone, wanted.kind, encoder.tensors, f"{what} (format: {layout})")
-    report["unexpected"] += encoder.dropped
-    notes = [*encoder.notes, *notes]
-    if by_keys and component is None:
-        notes.insert(0, f"keys and shapes are those of {theirs.kind}; nobody named it")
+    encoder = find_encoder(checkpoint, sketch, wanted.kind, what)
+    is_plain = encoder is not None and encoder.is_plain
+    tensors = nearest(checkpoint, sketch, wanted.kind) if encoder is None else encoder.tensors
+    check_tensors(tensors, what)
+    # images as it knows them
+    view, more = _view(source, crop_px, theirs.kind, tag, is_plain, config, sha256)
+    # the network, with its weights
+    layout = _layout(config, encoder)
+    stem = None if encoder is None else encoder.stem
+    respelled = tensors if encoder is None else encoder.match.given
+    try:
+        backbone, wanted = _build(
+            wanted, view.crop_px, respelled, stem=stem, fixed=component is not None
+        )
+    except UserError as error:
+        if component is not None:
+            raise
+        raise WeightsError(f"{what}: {error}") from error
+    report = fit_tensors(backbone, wanted.kind, tensors, f"{what} (format: {layout})")
+    if encoder is not None:
+        report["unexpected"] += encoder.beside
+        notes += encoder.notes
+    if "model_type" in config:
+        report["unexpected"] += renamed.dropped
+        notes += renamed.notes
     found = {"source": what, "format": layout, "sha256": sha256}
-    return backbone, wanted, view, {**found, **report, "notes": notes}
+    return backbone, wanted, view, {**found, **report, "notes": [*notes, *more]}
+
+
+def _layout(config: dict[str, Any], encoder: Encoder | None) -> str:
+    """Name the layout of a file, for reports."""
+    if "architecture" in config:
+        return "timm"
+    if "model_type" in config:
+        return "transformers"
+    if encoder is None:
+        return "none that is known"
+    if encoder.match.spelling:
+        return encoder.match.spelling
+    return "state dict" if encoder.is_plain else "part of a larger model"
+
+
+def _named_by_the_file(
+    source: Source, tree: dict[str, Any], checkpoint: Checkpoint
+) -> tuple[Component, str]:
+    """Return the network that a file names, or whose whole classifier it is; and a note.
+
+    Programs write `arch`, a name of torchvision or timm, beside their tables or into `args`.
+
+    Raises:
+        WeightsError: There is no such name: the user has to give it.
+    """
+    import timm
+    import torchvision
+
+    kind = classifier_of_torchvision(checkpoint)
+    if kind is not None:
+        return Component(kind=kind), f"its tensors are those of torchvision's classifier {kind}"
+    arch = _arch(tree)
+    known = {
+        "torchvision": torchvision.models.list_models(module=torchvision.models),
+        "timm": [arch] if arch is not None and timm.is_model(arch) else [],
+    }
+    for family, names in known.items():
+        component = Component(kind=f"{family}/{arch}")
+        if arch not in names:
+            continue
+        try:
+            sketch = _sketch(component, own_size(component.kind), checkpoint)
+        except UserError:
+            continue
+        if find_encoder(checkpoint, sketch, component.kind, source.text) is not None:
+            return component, f"the file names its network: arch = {shown(arch)}"
+    first = ", ".join(map(repr, list(checkpoint.tensors)[:3]))
+    named = "" if arch is None else f"; its arch = {shown(arch)} is none of theirs that fits"
+    raise WeightsError(
+        f"{source.text} names no architecture of timm or torchvision (it has {first}, ...{named}); "
+        f"write it before the file, as in timm/resnet50@{source.path} or "
+        f"torchvision/resnet50@{source.path}"
+    )
+
+
+def _arch(tree: dict[str, Any]) -> str | None:
+    """Return the architecture that a checkpoint names; None: it names none."""
+    tables = [tree, *(tree.get(key) for key in ("args", "hyper_parameters", "opt"))]
+    for table in tables:
+        entries = table if isinstance(table, dict) else getattr(table, "__dict__", {})
+        for key in ("arch", "architecture", "model"):
+            name = entries.get(key)
+            if isinstance(name, str) and name:
+                return name
+    return None
 
 
 def _read_object(path: Path, name: str) -> dict[str, Any]:
@@ -157,56 +244,6 @@ def _computing_as(wanted: Component, own: Component | None) -> Component:
     return Component.model_validate({"kind": wanted.kind, **theirs, **wanted.arguments})
 
 
-def _identified(source: Source, encoder: Encoder) -> str:
-    """Tell the architecture from keys and shapes.
-
-    Torchvision's counts where it has these; of several in timm, all must give the same features.
-
-    Raises:
-        WeightsError: None, or several that differ; names what is nearest.
-    """
-    remedy = f"write it before the file, as in timm/resnet50@{source.path}"
-    kinds = candidates(encoder.tensors)
-    if not kinds:
-        first = ", ".join(map(repr, list(encoder.tensors)[:3]))
-        raise WeightsError(
-            f"{source.text} names no architecture, and timm and torchvision have none with its "
-            f"keys and shapes ({first}, ...; format: {encoder.format}); {remedy}"
-        )
-    of_torchvision = [kind for kind in kinds if kind.startswith("torchvision/")]
-    if of_torchvision or len(kinds) == 1:
-        return (of_torchvision or kinds)[0]
-    # the same weights in each: which ones give other features?
-    found: dict[str, Tensor] = {}
-    for kind in sorted(kinds, key=len)[:MOST_CANDIDATES]:
-        size = own_size(kind)
-        try:
-            backbone, _ = _build(Component(kind=kind), size, encoder, fixed=False)
-            resized = fit_tensors(backbone, kind, encoder.tensors, kind)["resized"]
-        except WeightsError:
-            continue
-        if resized:  # made for another size
-            continue
-        seeded = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            shape = (1, backbone.channels, size, size)
-            found[kind] = backbone.eval()(torch.randn(shape, generator=seeded))
-    one = next(iter(found.values()), torch.empty(0))
-    if not all(
-        each.shape == one.shape and (each - one).abs().max() <= _SAME * one.abs().max()
-        for each in [*found.values()][1:]
-    ):
-        raise WeightsError(
-            f"{source.text} names no architecture, and its keys and shapes are those of several "
-            f"that give other features: {', '.join(kinds)}; {remedy}"
-        )
-    if not found or len(kinds) > MOST_CANDIDATES:
-        raise WeightsError(
-            f"{source.text} names no architecture; it may be of {', '.join(kinds)}; {remedy}"
-        )
-    return next(iter(found))
-
-
 def own_size(kind: str) -> int:
     """Return the side of the images that an architecture is made for, 224 px if nothing is said."""
     family, _, name = kind.partition("/")
@@ -223,14 +260,13 @@ def _view(
     crop_px: int | None,
     kind: str,
     tag: str,
-    usual: bool,
+    is_plain: bool,
     config: dict[str, Any],
-    layout: str,
     sha256: str,
 ) -> tuple[EvalView, list[str]]:
     """Make the view that the weights were trained for, or ImageNet's and say so.
 
-    `usual`: without a tag, they may be the library's usual weights of this kind.
+    `is_plain`: without a tag, they may be the library's usual weights of this kind.
     """
     what = source.text
     if "model_type" in config:
@@ -241,7 +277,7 @@ def _view(
         arguments = config.get("model_args") or {}  # a table, or it was refused
         return timm_view(what, crop_px, stated, arguments.get("img_size"))
     family, _, architecture = kind.partition("/")
-    if family == "timm" and (usual or tag):
+    if family == "timm" and (is_plain or tag):
         import timm
 
         name = f"{architecture}.{tag}" if tag else architecture
@@ -250,52 +286,67 @@ def _view(
             view, notes = timm_view(what, crop_px, of_release.to_dict())
             said = f"the view is that of {architecture}.{of_release.tag}, timm's usual weights"
             return view, notes if tag else [said, *notes]
-    if family == "torchvision" and layout == "state dict":
+    if family == "torchvision" and is_plain:
         return torchvision_view(what, crop_px, architecture, sha256)
     return unknown_view(what, crop_px, size=own_size(kind))
 
 
-def _build(
-    component: Component, crop_px: int, encoder: Encoder, *, fixed: bool
-) -> tuple[Backbone, Component]:
-    """Build the network; the weights decide a ResNet's stem, unless a recipe does.
+def _sketch(component: Component, crop_px: int, checkpoint: Checkpoint) -> Backbone:
+    """Build a network whose keys and shapes count, without memory for its weights if that works.
 
     Raises:
         TooLarge: It has far more numbers than the file; nothing was allocated.
     """
-    network: nn.Module = nn.Identity()
+    given = sum(tensor.numel() for tensor in checkpoint.tensors.values())
     try:
         with within_memory("backbone"), torch.device("meta"):
-            network = build_backbone(component, crop_px=crop_px).network
-    except UserError as error:  # some constructors read what they compute: the real one decides
+            backbone = build_backbone(component, crop_px=crop_px)
+    except UserError as error:  # some constructors read what they compute
         if isinstance(error, TooLarge):
             raise
-    found = first_convolution(network)
-    # some see something else first than the image: its frequencies, its pixels folded
-    of_image = found is not None and found[1].in_channels == RGB_CHANNELS
-    sees = encoder.tensors.get(f"{found[0]}.weight") if found and of_image else None
-    if sees is not None and sees.ndim == 4 and sees.shape[1] not in (1, RGB_CHANNELS):
-        arguments = {**component.arguments, "channels": sees.shape[1]}
-        component = Component(kind=component.kind, **arguments)
-    asked = sum(tensor.numel() for tensor in network.state_dict().values())
-    given = sum(tensor.numel() for tensor in encoder.tensors.values())
+        with within_memory("backbone"):
+            return build_backbone(component, crop_px=crop_px)
+    asked = sum(tensor.numel() for tensor in backbone.network.state_dict().values())
     if asked > MOST_ASKED * given + 2**26:
         raise TooLarge(
             f"{component.kind} is configured with {asked:,} numbers, and the file has {given:,}; "
             "its configuration is of other weights"
         )
+    return backbone
+
+
+def _build(
+    component: Component, crop_px: int, tensors: Tensors, *, stem: str | None, fixed: bool
+) -> tuple[Backbone, Component]:
+    """Build the network; the weights decide its channels and a ResNet's stem, unless a recipe does.
+
+    Args:
+        component: What it is built from.
+        crop_px: Side of its images.
+        tensors: The weights, with the network's own keys.
+        stem: Of a ResNet whose first convolution is 3x3; None: not known.
+        fixed: A recipe decides.
+    """
     with within_memory("backbone"):
         backbone = build_backbone(component, crop_px=crop_px)
-    first = encoder.tensors.get("conv1.weight")
+    found = first_convolution(backbone.network)
+    # some see something else first than the image: its frequencies, its pixels folded
+    of_image = found is not None and found[1].in_channels == RGB_CHANNELS
+    sees = tensors.get(f"{found[0]}.weight") if found and of_image else None
+    if sees is not None and sees.ndim == 4 and sees.shape[1] not in (1, RGB_CHANNELS):
+        arguments = {**component.arguments, "channels": sees.shape[1]}
+        component = Component(kind=component.kind, **arguments)
+        backbone = build_backbone(component, crop_px=crop_px)
+    first = tensors.get("conv1.weight")
     if fixed or backbone.stem is None or first is None or first.ndim != 4:
         return backbone, component
-    stem = "imagenet" if first.shape[-1] == 7 else encoder.stem
-    if stem is None:
+    fitting = "imagenet" if first.shape[-1] == 7 else stem
+    if fitting is None:
         raise WeightsError(
             "the first convolution is 3x3, and whether a max-pool follows is not in the file; "
             "name it by a recipe's backbone.stem: 'small' (no max-pool) or 'small_pool'"
         )
-    if stem != backbone.stem:
-        component = Component(kind=component.kind, **{**component.arguments, "stem": stem})
+    if fitting != backbone.stem:
+        component = Component(kind=component.kind, **{**component.arguments, "stem": fitting})
         backbone = build_backbone(component, crop_px=crop_px)
     return backbone, component

@@ -105,7 +105,7 @@ def test_existing_weights_are_the_other_way(monkeypatch, tmp_path, capsys):
     lines = capsys.readouterr().err.splitlines()
     titles, commands = zip(*(line.split(": ", 1) for line in lines), strict=True)
     assert titles == ("Next", "Or, from pretrained weights")
-    start = "--init WEIGHTS.pth --data 'my data/dataset.json'"
+    start = "--init timm/NAME@WEIGHTS.pth --data 'my data/dataset.json'"
     assert commands[1].startswith(f"sslpipe check {next_step.ADAPTING} {start} 'data.keep=")
     parsed(*shlex.split(commands[1])[1:])
     monkeypatch.setenv("SSLPIPE_NEXT", "0")

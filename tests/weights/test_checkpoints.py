@@ -1,9 +1,15 @@
 """Checkpoints of self-supervised programs: their encoder is found, whole, and said which."""
 
 import argparse
+import datetime
+import decimal
 import json
-from collections import OrderedDict
+import pathlib
+import types
+import uuid
+from collections import Counter, OrderedDict, defaultdict, deque
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -13,6 +19,7 @@ from torch import nn
 from sslpipe.errors import WeightsError
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe.base import Component
+from sslpipe.weights.layouts import open_checkpoint
 from tests.helpers.weights import difference, equals, randomised, saved
 
 
@@ -25,6 +32,31 @@ def resnet(seed=0, **options):
     return randomised(torchvision.models.resnet18(**options), seed)
 
 
+PLAIN = {
+    "numpy number": np.float64(3.0),
+    "numpy bool": np.bool_(True),
+    "numpy array": np.ones((2, 3)),
+    "numpy array by columns": np.asfortranarray(np.ones((2, 3))),
+    "numpy objects": np.array([1, "x"], dtype=object),
+    "numpy records": np.zeros(2, dtype=[("a", "f4"), ("b", "i8")]),
+    "numpy dtype": np.dtype("f4"),
+    "numpy generator": np.random.RandomState(0),
+    "numpy's newer generator": np.random.default_rng(0),
+    "defaultdict": defaultdict(list, a=[1, 2]),
+    "Counter": Counter("aab"),
+    "deque": deque([1, 2]),
+    "path": pathlib.Path("x"),
+    "namespace": argparse.Namespace(lr=np.float32(3), out=pathlib.PurePosixPath("x")),
+    "simple namespace": types.SimpleNamespace(a=1),
+    "datetime": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
+    "time span": datetime.timedelta(3),
+    "decimal": decimal.Decimal("1.1"),
+    "uuid": uuid.UUID(int=3),
+    "set": {1, 2},
+    "frozen set": frozenset([1]),
+    "slice": slice(1, 2),
+    "type": float,
+}
 HEAD = {"0.weight": torch.ones(4, 512), "0.bias": torch.ones(4)}
 
 
@@ -74,41 +106,109 @@ def wrapped(online, momentum):
     return {f"{prefixes[n % 2]}{key}": tensor for n, (key, tensor) in enumerate(state)}
 
 
+def averaged(online, momentum):
+    """As torch's AveragedModel and torchvision's references: a counter beside the tensors."""
+    copy = {"n_averaged": torch.tensor(3), **prefixed("module.", momentum)}
+    return {"model": online.state_dict(), "model_ema": copy, "epoch": 3}
+
+
+def of_mmengine(online, momentum):
+    """MMEngine swaps the two when it saves: state_dict is the average."""
+    return {
+        "meta": {"mmengine_version": "0.10.4", "epoch": 3},
+        "state_dict": {**prefixed("backbone.", momentum, "fc"), **head("head.fc.")},
+        "ema_state_dict": {"steps": torch.tensor(3), **prefixed("module.backbone.", online, "fc")},
+    }
+
+
+def checkpointed(online, momentum):
+    """Activation checkpointing names a wrapper in the middle of keys, FSDP at several places."""
+    state = {}
+    for key, tensor in online.state_dict().items():
+        key = key.replace("layer1.0.", "layer1.0._checkpoint_wrapped_module.")
+        key = key.replace("layer2.", "_fsdp_wrapped_module.layer2._fsdp_wrapped_module.")
+        state[f"module.model.{key}"] = tensor
+    return {"state_dict": state, **{"optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}}}}
+
+
+def of_mmselfsup(online, momentum):
+    student = prefixed("backbone.", online, "fc")
+    return {"state_dict": {**student, **prefixed("target_generator.", momentum, "fc")}}
+
+
 LIGHTLY = two("backbone.", "backbone_momentum.", "projection_head.layers.", take=children)
 LIGHTLY_DINO = two("student_backbone.", "teacher_backbone.", "student_head.layers.", take=children)
-# program -> layout, format in the report, whether the momentum encoder is taken, word of the note
+EMPTY = "state_dict."
+# program -> layout, prefix of the encoder, whether the momentum encoder is taken
 PROGRAMS = {
-    "MoCo v2": (moco, "MoCo", False, "encoder_k is its momentum copy"),
+    "MoCo v2": (moco, f"{EMPTY}encoder_q", False),
     "MoCo v3": (
         two("module.base_encoder.", "module.momentum_encoder.", "module.predictor."),
-        *("MoCo v3", False, "momentum_encoder is its momentum copy"),
+        *(f"{EMPTY}base_encoder", False),
     ),
-    "DINO": (dino, "DINO", True, "teacher is taken"),
-    "VISSL": (vissl, "VISSL", False, "trunk"),
+    "DINO": (dino, "teacher.backbone", True),
+    "iBOT and DINOv2": (
+        lambda online, momentum: {
+            "model": {
+                **prefixed("student.backbone.", online, "fc"),
+                **prefixed("teacher.backbone.", momentum, "fc"),
+                **head("teacher.ibot_head.mlp."),
+            }
+        },
+        *("model.teacher.backbone", True),
+    ),
+    "VISSL": (vissl, "classy_state_dict.base_model.model.trunk._feature_blocks", False),
     "solo-learn": (
         two("backbone.", "momentum_backbone.", "projector.", "classifier."),
-        *("solo-learn", False, "momentum_backbone is its momentum copy"),
+        *(f"{EMPTY}backbone", False),
     ),
-    "solo-learn before 2022": (two("encoder.", "", "projector."), "solo-learn", False, ""),
-    "lightly": (LIGHTLY, "lightly", False, "backbone_momentum is its momentum copy"),
-    "lightly, DINO": (LIGHTLY_DINO, "lightly", True, "teacher is taken"),
-    "Barlow Twins": (two("module.backbone.", "", "module.projector."), "solo-learn", False, ""),
+    "solo-learn before 2022": (two("encoder.", "", "projector."), f"{EMPTY}encoder", False),
+    "lightly": (LIGHTLY, f"{EMPTY}backbone", False),
+    "lightly, DINO": (LIGHTLY_DINO, f"{EMPTY}teacher_backbone", True),
+    "Barlow Twins and VICReg": (
+        two("module.backbone.", "", "module.projector."),
+        *(f"{EMPTY}backbone", False),
+    ),
+    "SimCLR-PyTorch": (two("backbone.", "", "backbone.fc."), f"{EMPTY}backbone", False),
+    "SimSiam": (
+        two("module.encoder.", "", "module.encoder.fc.", "module.predictor."),
+        *(f"{EMPTY}encoder", False),
+    ),
+    "SwAV": (two("module.", "", "module.projection_head.", "module.prototypes."), "state_dict", 0),
+    "SupContrast": (two("encoder.module.", "", "head."), f"{EMPTY}encoder", False),
+    "BYOL": (
+        two("online_encoder.net.", "target_encoder.net.", "online_predictor.net."),
+        *(f"{EMPTY}online_encoder.net", False),
+    ),
+    "Lightning": (two("model.backbone.", "", "model.head."), f"{EMPTY}model.backbone", False),
+    "a linear probe": (two("", "", "linear."), "state_dict", False),
+    "MMPretrain": (of_mmengine, f"{EMPTY}backbone", True),
+    "MMSelfSup": (of_mmselfsup, f"{EMPTY}backbone", False),
+    "DeepSpeed": (lambda online, momentum: {"module": online.state_dict()}, "", False),
     "a script after PyTorch's tutorial": (
         lambda online, momentum: {"epoch": 3, "model_state_dict": online.state_dict()},
-        *("state dict", False, ""),
+        *("model_state_dict", False),
     ),
-    "a module of one's own": (two("model."), "part of a larger model", False, ""),
     "timm, averaged": (
         lambda online, momentum: {
             "state_dict": online.state_dict(),
             "state_dict_ema": momentum.state_dict(),
         },
-        *("timm", True, "averaged weights"),
+        *("state_dict_ema", True),
     ),
-    "wrappers of training": (wrapped, "state dict", False, ""),
+    "torchvision, averaged": (averaged, "model_ema", True),
+    "wrappers of training": (wrapped, "", False),
+    "wrappers in the middle": (checkpointed, f"{EMPTY}model", False),
     "an export's weights alone": (
         lambda online, momentum: prefixed("network.", online, "fc"),
-        *("sslpipe", False, ""),
+        *("network", False),
+    ),
+    "a run's checkpoint with an average": (
+        lambda online, momentum: {
+            **prefixed("backbone.network.", online, "fc"),
+            **prefixed("ema.network.", momentum, "fc"),
+        },
+        *("ema.network", True),
     ),
 }
 
@@ -119,20 +219,163 @@ def encoders():
 
 
 @pytest.mark.promise(10)
+@pytest.mark.parametrize("kind", ["torchvision/resnet18", "timm/resnet18"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_encoder_is_found_and_said(tmp_path, encoders, program):
-    layout, name, of_momentum, word = PROGRAMS[program]
-    model = load_backbone(saved(layout(*encoders), tmp_path, "checkpoint.pth.tar"), crop_px=32)
+def test_the_whole_encoder_is_found_and_what_lies_beside_it_is_listed(
+    tmp_path, encoders, program, kind
+):
+    layout, prefix, of_momentum = PROGRAMS[program]
+    tree = layout(*encoders)
+    path = saved(tree, tmp_path, "checkpoint.pth.tar")
+    model = load_backbone(f"{kind}@{path}", crop_px=32)
     assert equals(model, encoders[of_momentum])
     assert not equals(model, encoders[not of_momentum])
-    assert model.config.backbone == Component(kind="torchvision/resnet18", stem="imagenet")
+    assert model.config.backbone == Component(kind=kind, stem="imagenet")
     init = model.config.facts["init"]
-    assert (init["format"], init["loaded"], init["missing"]) == (name, 120, [])
-    notes = " ".join(init["notes"])
-    assert word in notes
-    assert "torchvision/resnet18" in notes  # nobody named it
-    copies = ("momentum", "student", "encoder_k")
-    assert all("layer1" not in key or any(c in key for c in copies) for key in init["unexpected"])
+    assert (init["loaded"], init["missing"]) == (120, [])
+    if prefix not in ("", "state_dict", "model_state_dict"):
+        assert repr(prefix) in " ".join(init["notes"])
+    # each tensor is loaded or listed
+    tables = open_checkpoint(tree, "").tensors
+    assert len(init["unexpected"]) == len(tables) - 120
+    for key in init["unexpected"]:
+        assert key in tables or f"{prefix}.{key}".strip(".") in tables
+
+
+def test_the_network_that_a_file_names_need_not_be_named(tmp_path, encoders):
+    for number, tree in enumerate(
+        (
+            moco(*encoders),
+            {"args": argparse.Namespace(model="resnet18"), **two("encoder.")(*encoders)},
+            {"hyper_parameters": {"arch": "resnet18"}, **two("backbone.")(*encoders)},
+        )
+    ):
+        model = load_backbone(saved(tree, tmp_path, f"{number}.pth"), crop_px=32)
+        assert model.config.backbone.kind == "torchvision/resnet18"
+        assert equals(model, encoders[0])
+        assert "'resnet18'" in model.config.facts["init"]["notes"][0]
+
+
+def test_a_name_in_a_file_that_does_not_fit_is_no_network(tmp_path, encoders):
+    for arch in ("resnet34", "vit_small", "nothing", 3):
+        path = saved({"arch": arch, **two("encoder.")(*encoders)}, tmp_path)
+        with pytest.raises(WeightsError, match=r"timm/resnet50@.*weights\.pth") as caught:
+            load_backbone(path, crop_px=32)
+        assert repr(arch) in str(caught.value) or arch == 3
+
+
+@pytest.mark.parametrize("layout", ["bare", "in a table", "averaged", "wrapped"])
+def test_a_whole_classifier_of_torchvision_needs_no_name(tmp_path, encoders, layout):
+    online, momentum = encoders
+    trees = {
+        "bare": online.state_dict(),
+        "in a table": {"epoch": 3, "state_dict": online.state_dict()},
+        "averaged": averaged(momentum, online),
+        "wrapped": wrapped(online, momentum),
+    }
+    model = load_backbone(saved(trees[layout], tmp_path), crop_px=32)
+    assert model.config.backbone.kind == "torchvision/resnet18"
+    assert equals(model, online)
+
+
+def test_what_is_not_whole_by_itself_is_asked_for_and_then_read(tmp_path, encoders):
+    """No architecture is guessed: without classifier, or with one of other classes."""
+    online, _ = encoders
+    other = resnet(num_classes=7)
+    deit = randomised(timm.create_model("vit_tiny_patch16_224"))
+    for tree, kind in (
+        (prefixed("", online, "fc"), "torchvision/resnet18"),
+        (other.state_dict(), "torchvision/resnet18"),
+        (deit.state_dict(), "timm/vit_tiny_patch16_224"),
+    ):
+        path = saved(tree, tmp_path)
+        with pytest.raises(WeightsError, match=rf"timm/resnet50@{path}"):
+            load_backbone(path)
+        assert load_backbone(f"{kind}@{path}").config.facts["init"]["missing"] == []
+
+
+def test_two_encoders_of_one_rank_are_not_chosen_from(tmp_path, encoders):
+    tree = {"left": encoders[0].state_dict(), "right": encoders[1].state_dict()}
+    with pytest.raises(WeightsError, match=r"'left'.*'right'.*alone|'right'.*'left'.*alone"):
+        load_backbone(f"torchvision/resnet18@{saved(tree, tmp_path)}")
+    equal = {"left": encoders[0].state_dict(), "right": encoders[0].state_dict()}
+    assert equals(load_backbone(f"torchvision/resnet18@{saved(equal, tmp_path)}"), encoders[0])
+    # with and without a wrapper, too
+    twice = {**encoders[0].state_dict(), **prefixed("module.", encoders[1])}
+    with pytest.raises(WeightsError, match="twice, with other values"):
+        load_backbone(f"torchvision/resnet18@{saved(twice, tmp_path)}")
+
+
+def test_counters_of_batchnorm_are_no_fit(tmp_path, encoders):
+    counters = {k: t for k, t in encoders[0].state_dict().items() if "num_batches" in k}
+    tree = {"decoy": counters, "filler": torch.ones(12_000_000)}
+    with pytest.raises(WeightsError, match="0 of 100 tensors do"):
+        load_backbone(f"torchvision/resnet18@{saved(tree, tmp_path)}")
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 12])
+@pytest.mark.parametrize("numbering", ["whole", "of each chunk"])
+def test_blocks_in_chunks_are_numbered_through(tmp_path, count, numbering):
+    """DINOv2 fills each chunk with nn.Identity up to its first block: numbers are the network's."""
+    network = randomised(timm.create_model("vit_tiny_patch16_224", num_classes=0))
+    state = {}
+    for key, tensor in network.state_dict().items():
+        if key.startswith("blocks."):
+            _, number, rest = key.split(".", 2)
+            within = int(number) if numbering == "whole" else int(number) % count
+            key = f"blocks.{int(number) // count}.{within}.{rest}"
+        state[f"module.backbone.{key}"] = tensor
+    state["module.dino_head.last_layer.weight"] = torch.ones(3, 3)
+    path = saved({"teacher": state}, tmp_path)
+    assert equals(load_backbone(f"timm/vit_tiny_patch16_224@{path}"), network)
+
+
+@pytest.mark.parametrize("prefix", ["", "backbone.vit.", "encoder.backbone.module."])
+def test_a_masked_autoencoder_is_its_encoder(tmp_path, prefix):
+    network = randomised(timm.create_model("vit_tiny_patch16_224", num_classes=0))
+    tree = prefixed(prefix, network)
+    tree |= {f"{prefix}mask_token": torch.ones(1, 1, 192)}
+    tree |= {
+        f"{prefix}decoder_pos_embed": torch.ones(1, 197, 8),
+        "decoder.norm.bias": torch.ones(8),
+    }
+    model = load_backbone(f"timm/vit_tiny_patch16_224@{saved({'model': tree}, tmp_path)}")
+    assert equals(model, network)
+    # it was not trained as timm's usual weights were
+    assert model.view.mean.tolist() == pytest.approx([0.485, 0.456, 0.406])
+
+
+@pytest.mark.parametrize("extra", ["reg_token", "norm_pre.weight", "blocks.12.norm1.weight"])
+def test_a_part_of_a_larger_network_is_no_part_beside_it(tmp_path, extra):
+    network = timm.create_model("vit_tiny_patch16_224", num_classes=0)
+    tree = {**network.state_dict(), extra: torch.ones(1, 4, 192)}
+    with pytest.raises(WeightsError, match=rf"the backbone has no '{extra}'"):
+        load_backbone(f"timm/vit_tiny_patch16_224@{saved(tree, tmp_path)}")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_values_beside_the_tensors_are_read(tmp_path, encoders, name, zipped):
+    tree = {"state_dict": encoders[0].state_dict(), "extra": PLAIN[name]}
+    path = tmp_path / "weights.pth"
+    torch.save(tree, path, _use_new_zipfile_serialization=zipped)
+    assert equals(load_backbone(path, crop_px=32), encoders[0])
+
+
+def test_nothing_of_another_library_is_called_for_a_plain_value(tmp_path, encoders, monkeypatch):
+    """An array that claims 8 TB, and a dtype that no NumPy makes, are read as what they are not."""
+
+    class Claim:
+        def __init__(self, function, *arguments):
+            self.made = function, arguments
+
+        def __reduce__(self):
+            return self.made
+
+    scalar, made = np.array(1.0).reshape(())[()].__reduce__()[0], np.ndarray((1,)).__reduce__()[0]
+    for claim in (Claim(made, np.ndarray, (10**12,), b"d"), Claim(scalar, np.dtype("f8"), b"")):
+        path = saved({"state_dict": encoders[0].state_dict(), "extra": claim}, tmp_path)
+        assert equals(load_backbone(path, crop_px=32), encoders[0])
 
 
 def test_a_vit_of_moco_v3_is_timms(tmp_path):
@@ -141,7 +384,7 @@ def test_a_vit_of_moco_v3_is_timms(tmp_path):
     path = saved(layout(network, network), tmp_path)
     model = load_backbone(f"timm/vit_tiny_patch16_224@{path}")
     assert equals(model, network)
-    assert model.config.facts["init"]["format"] == "MoCo v3"
+    assert model.config.facts["init"]["format"] == "part of a larger model"
     # the view is ImageNet's: timm's own weights of this name have another one
     assert model.view.mean.tolist() == pytest.approx([0.485, 0.456, 0.406])
     tagged = load_backbone(f"timm/vit_tiny_patch16_224.augreg_in21k@{path}")
@@ -174,7 +417,7 @@ def test_a_small_stem_is_taken_where_the_program_tells(tmp_path):
     small.conv1, small.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
     small.fc = nn.Identity()
     path = saved(PROGRAMS["solo-learn"][0](small, small), tmp_path)
-    model = load_backbone(path, crop_px=32)
+    model = load_backbone(f"torchvision/resnet18@{path}", crop_px=32)
     assert model.config.backbone.arguments == {"stem": "small"}
     assert difference(model, small, 32) <= 1e-5
     # a bare state dict does not say whether there was a max-pool

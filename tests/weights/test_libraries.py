@@ -9,7 +9,7 @@ import torchvision
 from timm.layers import resample_abs_pos_embed
 from timm.models import save_for_hf
 
-from sslpipe.errors import UserError, WeightsError
+from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.recipe.base import Component
 from tests.helpers.weights import difference, equals, init_of, noise, randomised, saved
@@ -135,24 +135,3 @@ def test_a_learned_pooling_of_the_recipe_starts_anew(tmp_path):
     own, theirs = model.backbone.network.state_dict(), network.state_dict()
     assert float(own.pop("avgpool.pooling_p")) == 3
     assert all(own[key].equal(theirs[key]) for key in own)
-
-
-# what nobody names
-
-
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto"])
-def test_an_architecture_is_told_by_its_keys(tmp_path, name):
-    network = randomised(timm.create_model(name))
-    model = load_backbone(saved(network.state_dict(), tmp_path))
-    assert model.config.backbone.kind == f"timm/{name}"
-    assert f"timm/{name}" in model.config.facts["init"]["notes"][0]
-    network.reset_classifier(0)
-    assert difference(model, network, model.view.crop_px) <= 1e-5
-
-
-def test_architectures_that_differ_only_in_what_they_compute_are_asked_for(tmp_path):
-    network = timm.create_model("mobilenetv3_large_100")  # tf_ pads otherwise
-    path = saved(randomised(network).state_dict(), tmp_path)
-    with pytest.raises(WeightsError, match=r"give other features: .*tf_mobilenetv3_large_100"):
-        load_backbone(path)
-    assert load_backbone(f"timm/mobilenetv3_large_100@{path}").num_features == 1280

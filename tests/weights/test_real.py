@@ -18,9 +18,11 @@ def photograph(name: str) -> torch.Tensor:
     return torch.from_numpy(load_sample_image(name).copy()).permute(2, 0, 1)[None]  # (1, 3, H, W)
 
 
-@pytest.mark.parametrize("source", ["{}", "timm/tf_efficientnet_lite0@{}"])
-def test_imagenet_weights_name_what_a_photograph_shows(source):
-    model = load_backbone(source.format(LITE0))
+KIND = "timm/tf_efficientnet_lite0"
+
+
+def test_imagenet_weights_name_what_a_photograph_shows():
+    model = load_backbone(f"{KIND}@{LITE0}")
     file = torch.load(LITE0, weights_only=True)
     for name, label in (("china.jpg", PALACE), ("flower.jpg", DAISY)):
         logits = model.encode(photograph(name)) @ file["_fc.weight"].T + file["_fc.bias"]  # (1, C)
@@ -42,8 +44,8 @@ def test_imagenet_weights_name_what_a_photograph_shows(source):
 
 @pytest.mark.parametrize(
     ("change", "kind"),
-    [("shape", ""), ("order", ""), ("shape", "timm/tf_efficientnet_lite0@"),
-     ("short", "timm/tf_efficientnet_lite0@"), ("long", "timm/tf_efficientnet_lite0@")],
+    [("shape", ""), ("order", ""), ("shape", f"{KIND}@"), ("order", f"{KIND}@"),
+     ("short", f"{KIND}@"), ("long", f"{KIND}@")],
 )  # fmt: skip
 def test_a_file_of_that_layout_that_is_not_whole_is_refused(tmp_path, change, kind):
     file = torch.load(LITE0, weights_only=True)
