@@ -6,7 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 _MOST_CHARACTERS = 4000  # of a message: an input may be megabytes
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# control characters, line ends, marks that turn the direction of text, halves of characters
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 class UserError(ValueError):
@@ -79,8 +82,19 @@ def one_line(text: str, most: int = _MOST_CHARACTERS) -> str:
     """Return a text as one line: breaks become spaces, a long one is cut in the middle."""
     if len(text) > most:
         text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
-    text = re.sub(r"\s*[\r\n]\s*", " ", text)
-    return _UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
+    return _UNPRINTABLE.sub(_escaped, re.sub(r"\s*[\r\n]\s*", " ", text))
+
+
+def printable(text: str) -> str:
+    """Return a text, tabs and line ends as they are, without what a terminal takes for a command.
+
+    Everything that names of files, classes or samples reach is printed through this.
+    """
+    return _UNPRINTABLE.sub(lambda match: match[0] if match[0] in "\t\n" else _escaped(match), text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return repr(match[0])[1:-1]
 
 
 def lost_quotes(value: object) -> str:

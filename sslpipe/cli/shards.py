@@ -17,12 +17,13 @@ from rich.table import Table
 from sslpipe.cli.inputs import check_picture, open_data, parse_ids
 from sslpipe.cli.next_step import after_a_look, say_next
 from sslpipe.cli.options import Ids, Seed, argument, documented, option
-from sslpipe.cli.terminal import new_app, progress, text_table
-from sslpipe.errors import DataError
+from sslpipe.cli.terminal import new_app, progress
+from sslpipe.errors import DataError, one_line
 
 if TYPE_CHECKING:
     from sslpipe.data.index import Manifest
     from sslpipe.sharding.build import Built
+    from sslpipe.sharding.report import Report
 
 app = new_app(
     help="Convert images to webdataset shards with an index (dataset.json and offsets).",
@@ -124,7 +125,8 @@ def build(
         image_column: csv: column of the paths, relative to the file; parquet: of the images.
         label_column: csv, parquet: column of the classes.
         split_column: csv: column of the splits' names.
-        skip_missing: csv, parquet: skip files that do not exist, and list them.
+        skip_missing: Skip files of a table that do not exist, and links or pointers of git-annex,
+            DVC and git-lfs without content; list them.
         classes: idx: text file, a class name per line, by label.
         labels: Take folder names or --label-column as classes.
         columns: Columns of metadata: patient,age:integer,shot_at:time; NAME=THEIRS:KIND renames.
@@ -206,16 +208,17 @@ def _print_built(out: Path, built: "Built", part: object = None) -> None:
     from sslpipe.sharding.build import MISSING
 
     for line in built.skipped:
-        print(f"skipped: {line}", file=sys.stderr)
+        print(one_line(f"skipped: {line}"), file=sys.stderr)
     for line in built.notes:
-        print(line)
+        print(one_line(line))
     if part is not None:
         print(f"{out}: part {part} is done; when all are: sslpipe shards merge {out}")
         return
     if built.missing:
         count = sum(map(len, built.missing.values()))
         print(f"skipped: {count:,} missing files, listed in {out / MISSING}", file=sys.stderr)
-    _print_summary(out, built.manifest)
+    if built.report is not None:
+        _print_report(out, built.manifest, built.report)
 
 
 def _parse_colour(text: str | None) -> tuple[int, int, int] | None:
@@ -316,9 +319,7 @@ def index(
             channels=parse_channels(channels),
             value_range=parse_range(value_range),
         )
-    for line in indexed.report.lines():
-        print(line)
-    _print_summary(target, indexed.manifest)
+    _print_report(target, indexed.manifest, indexed.report)
 
 
 @app.command(epilog="Example: sslpipe shards verify out/photos")
@@ -338,7 +339,8 @@ def verify(folder: DataSet, workers: Workers = 2) -> None:
             advance(splits[key][k].samples)
     faults += [fault for key in splits for fault in verify_columns(data, key)]
     for fault in faults:
-        print(f"{fault.shard}{' ' + fault.key if fault.key else ''}: {fault.reason}")
+        where = f"{fault.shard} {fault.key}" if fault.key else fault.shard
+        print(one_line(f"{where}: {fault.reason}"))
     if faults:
         plural = "s" * (len(faults) != 1)
         print(f"{len(faults)} fault{plural} in {total:,} samples", file=sys.stderr)
@@ -385,7 +387,7 @@ def show(
         print(line)
     chosen = show.choose_ids(data.split(split), wanted, count=count, seed=seed)
     for name, text in show.channel_rows(data, split, chosen):
-        print(f"{name}: {text}")
+        print(one_line(f"{name}: {text}"))
     print(out)
     if not wanted:  # else who asks for some samples is in the middle of something else
         after_a_look(folder)
@@ -402,20 +404,22 @@ def stats(
     from sslpipe.sharding.show import column_rows, split_rows
 
     for name in data.manifest.splits:
-        table = Table(title=escape(f"{data.manifest.name}, {name}"), show_header=False, box=None)
+        title = one_line(f"{data.manifest.name}, {name}")
+        table = Table(title=escape(title), show_header=False, box=None)
         for row in [*split_rows(data, name, sampled=looked_at), *column_rows(data, name)]:
-            table.add_row(*map(escape, row))
+            table.add_row(*(escape(one_line(cell)) for cell in row))
         Console().print(table)
     after_a_look(folder)
 
 
-def _print_summary(folder: Path, manifest: "Manifest") -> None:
-    rows = []
-    for key, shards in manifest.splits.items():
-        samples, size = (sum(getattr(s, unit) for s in shards) for unit in ("samples", "bytes"))
-        rows.append([key, str(samples), str(len(shards)), f"{size / 1e6:.1f}"])
-    Console().print(text_table(("split", "samples", "shards", "MB"), rows))
-    print(f"{folder / 'dataset.json'}: {len(manifest.classes) or 'no'} classes")
+def _print_report(folder: Path, manifest: "Manifest", report: "Report") -> None:
+    """Say what became of the images, what was left out, and what looks like a slip."""
+    from sslpipe.sharding.report import FILE
+
+    for line in report.lines():
+        print(line)
+    classes = len(manifest.classes) or "no"
+    print(f"{folder / 'dataset.json'}: {classes} classes; this report: {folder / FILE}")
     names = [*manifest.splits]
     split = [] if "train" in names else ["--split", names[0]]
     say_next("shards", "show", folder, *split, "--out", "samples.png")

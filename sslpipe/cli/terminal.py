@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
+from sslpipe.errors import printable
 from sslpipe.portable import write_atomically
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def text_table(
     for number, head in enumerate(heads):
         table.add_column(Text(head), justify="left" if number < left else "right")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 
@@ -72,12 +73,13 @@ def percent(value: float, interval: tuple[float, float]) -> str:
 
 def show(text: object) -> None:
     """Print a line of the result on stdout, as it is."""
+    text = printable(text) if isinstance(text, str) else text
     Console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def say(text: str, style: str = "") -> None:
     """Print a message on stderr, as it is."""
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+    console.print(printable(text), style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def first_process() -> bool:

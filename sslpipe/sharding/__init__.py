@@ -10,7 +10,8 @@ looks at the result. Start reading at SOURCES below, then at `build.build_datase
 
 from sslpipe.registry import Table
 from sslpipe.sharding import layouts
-from sslpipe.sharding.sources import SourceReader, read_folder
+from sslpipe.sharding.folder import read_folder
+from sslpipe.sharding.sources import SourceReader
 from sslpipe.sharding.tables import read_csv, read_parquet
 
 # `--source NAME`; a source of one's own: a function of SourceOptions, and a line here

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, Manifest
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import replacing, write_atomically
+from sslpipe.portable import one_at_a_time, replacing, write_atomically
 from sslpipe.sharding import LISTS, SOURCES
 from sslpipe.sharding.columns import ColumnSpec, check_kinds, save_columns, without_splits
 from sslpipe.sharding.gather import columns_of_images, columns_of_tars, describe
@@ -30,12 +31,21 @@ from sslpipe.sharding.record import (
     open_manifest,
     part_path,
 )
+from sslpipe.sharding.report import (
+    Report,
+    check_classes,
+    group_kinds,
+    make_report,
+    merge_groups,
+    save_report,
+)
 from sslpipe.sharding.scan import measure
 from sslpipe.sharding.scenes import Cut, cut_scenes
-from sslpipe.sharding.sources import Images, SourceOptions
+from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.writer import (
     Layout,
     SplitImages,
+    SplitPlan,
     cut_splits,
     mean_and_std,
     plan_split,
@@ -60,7 +70,8 @@ class Built(NamedTuple):
     manifest: Manifest  # of a part: as it was
     skipped: list[str]  # "NAME: reason" for each image that cannot be decoded
     missing: dict[str, list[str]]  # files that a list names and that are not there, by split
-    notes: tuple[str, ...]  # lines about everything else
+    notes: tuple[str, ...]  # lines about columns, cuts and channels
+    report: Report | None  # None: of a part
 
 
 def build_dataset(
@@ -113,55 +124,63 @@ def build_dataset(
         )
 
     # every image of the source, its label, its split
-    images = SOURCES[source](options)
+    images = SOURCES[source](replace(options, without=(out, out / "columns")))
+    check_classes({key: value.class_names() for key, value in images.items()})
     manifest = open_manifest(out, options.name)
     # idx files without names: one split may lack the last classes
     classes = merge_classes(manifest.classes, max((i.classes for i in images.values()), key=len))
-    columns, ignored = columns_of_images(images, options), _describe_ignored(images)
+    columns = columns_of_images(images, options)
+    left_out = [each for value in images.values() for each in value.left_out]
+    doubts = [line for value in images.values() for line in value.doubts]
     made = Cut(images, columns, None, None, [])
     if layout.sensors is not None:
         pattern = options.name_pattern
         made = cut_scenes(images, columns, layout.sensors, pattern, out / FOLDER, workers)
     images, columns, by = made.images, made.columns, split_by or made.split_by
     splits, cut = cut_splits(images, columns, classes, layout, test_fraction, by, unseen_classes)
-    notes = [*ignored, *made.notes, *describe(columns), *cut]
+    notes = [*made.notes, *describe(columns), *cut]
     own = {key: split.columns for key, split in splits.items()}
     check_kinds(without_splits(manifest, splits), own)
     _check_type(manifest, splits, layout, made.dtype)
     plans = [plan_split(key, value, layout) for key, value in splits.items()]
 
     # the shards; until dataset.json names them, nobody reads them
-    if overwrite:
-        manifest = _forget(out, manifest, [*splits])
-    _check_free(out, manifest, {plan.split: plan.fingerprint for plan in plans}, part)
-    out.mkdir(parents=True, exist_ok=True)
-    written: dict[str, list[Done]] = {}
-    for plan in plans:
-        total = sum(len(plan.shards[k]) for k in plan.numbers(part))
-        with progress(f"{out.name} {plan.split}", total) as advance:
-            written[plan.split] = write_split(
-                out, plan, part=part, workers=workers, skip_bad=skip_bad, advance=advance
-            )
+    (out / FOLDER).mkdir(parents=True, exist_ok=True)
+    with nullcontext() if part else one_at_a_time(out / FOLDER):
+        if overwrite:
+            manifest = _forget(out, manifest, [*splits])
+        if part is None:
+            notes += _start_over(out, plans)
+        _check_free(out, manifest, {plan.split: plan.fingerprint for plan in plans}, part)
+        written: dict[str, list[Done]] = {}
+        for plan in plans:
+            total = sum(len(plan.shards[k]) for k in plan.numbers(part))
+            with progress(f"{out.name} {plan.split}", total) as advance:
+                written[plan.split] = write_split(
+                    out, plan, part=part, workers=workers, skip_bad=skip_bad, advance=advance
+                )
 
-    # dataset.json, last
-    text = origin or (f"torchvision {options.name}" if source == "torchvision" else source)
-    build = PartFile(
-        name=options.name,
-        source=text + (f", scattered with seed {layout.seed}" if layout.scatter else ""),
-        license=license or manifest.license,
-        classes=classes,
-        splits=[SplitRecord(split=plan.split, plan=plan.fingerprint) for plan in plans],
-        missing={key: list(value.missing) for key, value in images.items() if value.missing},
-        part=part,
-        columns={name: each.kind for own in columns.values() for name, each in own.items()},
-        channels=layout.sensors and layout.sensors.channels,
-        range=(value_range or made.window) if layout.is_array else None,
-        done=written,
-    )
-    if part is None:
-        return _finish(out, manifest, build, workers, notes)
-    write_atomically(part_path(out, part), build.model_dump_json(), fsync=True)
-    return _built(manifest, build, notes)
+        # dataset.json, last
+        text = origin or (f"torchvision {options.name}" if source == "torchvision" else source)
+        build = PartFile(
+            name=options.name,
+            source=text + (f", scattered with seed {layout.seed}" if layout.scatter else ""),
+            license=license or manifest.license,
+            classes=classes,
+            splits=[SplitRecord(split=plan.split, plan=plan.fingerprint) for plan in plans],
+            missing={key: list(value.missing) for key, value in images.items() if value.missing},
+            part=part,
+            columns={name: each.kind for own in columns.values() for name, each in own.items()},
+            channels=layout.sensors and layout.sensors.channels,
+            range=(value_range or made.window) if layout.is_array else None,
+            done=written,
+            left_out=left_out,
+            doubts=doubts,
+        )
+        if part is None:
+            return _finish(out, manifest, build, workers, notes)
+        write_atomically(part_path(out, part), build.model_dump_json(), fsync=True)
+        return Built(manifest, _skipped(build), build.missing, tuple(notes), None)
 
 
 def merge_parts(
@@ -241,7 +260,7 @@ def _check_source(source: str, options: SourceOptions) -> None:
         ("--delimiter", options.delimiter, ("csv",)),
         ("--classes", options.class_file, ("idx",)),
         ("--download", options.download, ("torchvision",)),
-        ("--skip-missing", options.skip_missing, LISTS),
+        ("--skip-missing", options.skip_missing, ("folder", *LISTS)),
     ):
         if value and source not in owners:
             raise DataError(
@@ -297,6 +316,23 @@ def _check_free(
         f"{out} already holds {' and '.join(held)} shards of other images or options; choose "
         f"another folder, or {remedy}"
     )
+
+
+def _start_over(out: Path, plans: Sequence[SplitPlan]) -> list[str]:
+    """Remove what an unfinished build of other images or options has left; returns what to say."""
+    finished = open_manifest(out).splits
+    unfinished = [
+        plan.split
+        for plan in plans
+        if plan.split not in finished
+        and Record(out, plan.split).plan() not in (None, "", plan.fingerprint)
+    ]
+    for split in unfinished:
+        forget_split(out, split)
+    return [
+        f"split {split}: an unfinished build of other images or options was there; it is begun anew"
+        for split in unfinished
+    ]
 
 
 def _forget(out: Path, manifest: Manifest, written: Sequence[str]) -> Manifest:
@@ -390,8 +426,28 @@ def _finish(
         tars, SourceOptions(columns=specs), required=False, workers=workers, suffixes=suffixes
     )
     manifest = save_columns(out, manifest.model_copy(update=update), columns)
-    built = _built(manifest, build, notes)
-    return built._replace(notes=(*built.notes, *measured))
+    report = _report(out, build)
+    save_report(out, report)
+    return Built(manifest, _skipped(build), build.missing, (*notes, *measured), report)
+
+
+def _report(out: Path, build: PartFile) -> Report:
+    """Say what became of the images of a build, once dataset.json is there."""
+    done = [each for own in build.done.values() for each in own]
+    bad = group_kinds(
+        ("images that cannot be decoded", "", line.partition(": ")[0]) for line in _skipped(build)
+    )
+    return make_report(
+        out,
+        left_out=[*build.left_out, *bad],
+        looked_at=sum(each.entry.samples for each in done if each.entry is not None),
+        images=merge_groups(each for own in done for each in own.remarks),
+        doubts=build.doubts,
+    )
+
+
+def _skipped(build: PartFile) -> list[str]:
+    return [line for own in build.done.values() for done in own for line in done.bad]
 
 
 def _list_missing(path: Path, build: PartFile) -> None:
@@ -405,24 +461,3 @@ def _list_missing(path: Path, build: PartFile) -> None:
         write_atomically(path, "\n".join(lines) + "\n")
     else:
         path.unlink(missing_ok=True)
-
-
-def _built(manifest: Manifest, build: PartFile, notes: Sequence[str]) -> Built:
-    """Say what was skipped, and what of images was lost."""
-    shards = [done for each in build.done.values() for done in each]
-    total = sum(done.entry.samples for done in shards if done.entry is not None)
-    lost = sum((Counter(done.lost) for done in shards), Counter[str]())
-    said = [f"{count:,} of {total:,} images {what}" for what, count in sorted(lost.items())]
-    skipped = [line for done in shards for line in done.bad]
-    return Built(manifest, skipped, build.missing, (*notes, *said))
-
-
-def _describe_ignored(images: Mapping[str, Images]) -> list[str]:
-    """Say how many files of a folder are no images, by suffix, the most frequent first."""
-    ignored = sum((Counter(value.ignored) for value in images.values()), Counter[str]())
-    if not ignored:
-        return []
-    kinds = sorted(ignored.items(), key=lambda kind: (-kind[1], kind[0]))[:MOST_NAMED]
-    parts = [f"{suffix or 'no extension'} {count:,}" for suffix, count in kinds]
-    more = ", ..." if len(ignored) > MOST_NAMED else ""
-    return [f"ignored {ignored.total():,} files: {', '.join(parts)}{more}"]

@@ -20,6 +20,7 @@ from sslpipe.data.decode import (
     Kind,
     decode,
     first_line,
+    header_size,
     image_kind,
     is_plain_jpeg,
     looks_like,
@@ -30,6 +31,7 @@ _COLOUR_TYPE = {1: 0, 3: 2}  # of a PNG, by channels: grey, RGB
 _OTHER_FORMATS = ("BMP", "GIF", "PPM", "TIFF")
 _WITH_ALPHA = ("PNG", "WEBP", "GIF", "TIFF")
 _TIFF_BITS = 258  # the tag BitsPerSample
+SMALL_PX = 16  # a picture with a shorter side is worth a remark
 _FULL_SIZE_PX = MAX_PIXELS  # a canvas that no accepted image exceeds
 
 Change = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
@@ -52,35 +54,43 @@ def to_member(raw: bytes, change: Change | None = None) -> tuple[Kind, bytes]:
     return "png", encode_png(change(np.ascontiguousarray(pixels)))
 
 
-def lost_in(raw: bytes, *, on_background: bool) -> list[str]:
-    """Say what of an image that can be decoded is lost on the way to 8-bit RGB; [] for nothing."""
-    if image_kind(raw) == "jpg" and is_plain_jpeg(raw):
-        return []
-    lost = []
+def remarks_on(raw: bytes, *, on_background: bool) -> list[str]:
+    """Say what an image that can be decoded loses on the way to 8-bit RGB, or that it is tiny."""
+    remarks = []
     try:
+        if image_kind(raw) is not None and min(header_size(raw)) < SMALL_PX:
+            remarks.append(f"have a side below {SMALL_PX} px")
+        if image_kind(raw) == "jpg" and is_plain_jpeg(raw):
+            return remarks
         image = _open(raw, ("JPEG", "PNG", "WEBP", *_OTHER_FORMATS))
+        if image_kind(raw) is None and min(image.size) < SMALL_PX:
+            remarks.append(f"have a side below {SMALL_PX} px")
         if image.mode in ("CMYK", "LAB"):
-            lost.append(f"are {image.mode}, converted without their colour profile")
+            remarks.append(f"are {image.mode}, converted without their colour profile")
         bits = image.tag_v2.get(_TIFF_BITS, (8,)) if isinstance(image, TiffImageFile) else (8,)
         deep = image.mode.startswith("I") or max(bits) > 8
         deep = raw[24] == 16 if image_kind(raw) == "png" else deep  # its header tells more
         if deep:
-            lost.append(
+            remarks.append(
                 "have 16-bit values, of which the upper 8 bits are used; a smaller range looks "
                 "almost black: scale it to 0 to 65,535 first, or keep all bits with --channels"
             )
         if isinstance(image, TiffImageFile) and image.n_frames > 1:
-            lost.append("have several pages, of which the first is used; see --channels, --pages")
+            remarks.append(
+                "have several pages, of which the first is used; see --channels, --pages"
+            )
+        elif image.format != "TIFF" and getattr(image, "is_animated", False):
+            remarks.append("are animated; the first frame is used")
         if not on_background and _with_alpha(raw) is not None:
             alpha = image.convert("RGBA").getchannel("A")
             if alpha.tobytes().strip(b"\xff"):
-                lost.append(
+                remarks.append(
                     "have transparent parts, which show what is stored under them, mostly black; "
                     "build with --background white --overwrite to put them on white"
                 )
     except Exception:  # decoders mend damage that headers of the same bytes show
         return []
-    return lost
+    return remarks
 
 
 def _with_alpha(raw: bytes) -> Image.Image | None:

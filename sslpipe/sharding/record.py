@@ -22,6 +22,7 @@ from sslpipe.portable import (
     sha256_of,
     write_atomically,
 )
+from sslpipe.sharding.report import Group
 
 FOLDER = ".build"
 
@@ -98,7 +99,7 @@ class Done(BaseModel):
     entry: ShardFile | None
     moments: Moments
     bad: list[str]  # "NAME: reason" for each image that was skipped
-    lost: dict[str, int] = {}  # images by what they lose, see `lost_in`; not in earlier records
+    remarks: list[Group] = []  # images that lose something or are unusual, see `remarks_on`
 
     def is_unharmed(self, folder: Path) -> bool:
         """Say whether shard and sidecar are in the folder, with their sha256."""
@@ -202,7 +203,7 @@ class SplitRecord(BaseModel):
 
 
 class PartFile(BaseModel):
-    """A finished part, or with `part` None a whole build; all but `part` and `done` is shared."""
+    """A finished part, or with `part` None a whole build; see `shared`."""
 
     model_config = ConfigDict(frozen=True)
     name: str | None
@@ -216,10 +217,12 @@ class PartFile(BaseModel):
     range: tuple[float, float] | None = None  # their low and high value; None: measured
     part: Part | None
     done: dict[str, list[Done]]  # its shards, by split
+    left_out: list[Group] = []  # of the source, for the report
+    doubts: list[str] = []
 
     def shared(self) -> dict[str, object]:
         """Return what all parts of one build have in common."""
-        own = self.model_dump(exclude={"part", "done"})
+        own = self.model_dump(exclude={"part", "done", "left_out", "doubts"})
         return {**own, "number of parts": self.part and self.part.total}
 
 

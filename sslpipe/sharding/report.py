@@ -19,6 +19,7 @@ from sslpipe.sharding.split_names import names_like_splits
 
 FILE = "build-report.json"  # beside dataset.json
 MOST_NAMED = 3  # names in a line
+MOST_KINDS = 6  # such as suffixes, in a line
 MOST_LINES = 24  # of left out, of images, of doubts: one screen
 SHORTEST_NEAR = 4  # letters of names that may be a slip of each other
 
@@ -27,9 +28,10 @@ class Group(BaseModel):
     """Files or samples of one kind, with one of them."""
 
     model_config = ConfigDict(frozen=True)
-    what: str  # as in "thumbnails of a NAS", "are animated: the first frame is used"
+    what: str  # as in "hidden files and folders", "are animated: the first frame is used"
     count: int
     example: str = ""
+    kind: str = ""  # one of several of `what`, such as .heic of "files of other kinds"
 
 
 class Tally:
@@ -53,6 +55,8 @@ class SplitCounts(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     samples: int
+    shards: int
+    bytes: int  # of the shards
     unlabelled: int
     classes: int
     smallest: tuple[str, int] | None
@@ -65,25 +69,27 @@ class Report(BaseModel):
     model_config = ConfigDict(frozen=True)
     splits: dict[str, SplitCounts]
     left_out: list[Group] = []
-    images: list[Group] = []  # samples that lose something, or are unusual
+    looked_at: int = 0  # images that were decoded for the next
+    images: list[Group] = []  # samples that lose something, or are unusual: "are CMYK, ..."
     doubts: list[str] = []  # what looks like a slip, a sentence each
 
     def lines(self) -> list[str]:
         """Return it as text, a line each, at most a screen; nothing in them moves the cursor."""
         lines = []
         for name, split in self.splits.items():
-            line = f"split {name}: {split.samples:,} images"
+            size = f"{split.shards:,} shard{'s' * (split.shards != 1)}, {split.bytes / 1e6:,.1f} MB"
+            line = f"split {name}: {split.samples:,} images ({size})"
             if split.largest and split.smallest:
-                line += f", {split.classes:,} classes"
-                line += f" of {split.smallest[1]:,} ({_name(split.smallest[0])})"
-                line += f" to {split.largest[1]:,} ({_name(split.largest[0])})"
+                (small, least), (large, most) = split.smallest, split.largest
+                line += f", {split.classes:,} class{'es' * (split.classes != 1)} of {least:,}"
+                if most > least:
+                    line += f" ({_name(small)}) to {most:,} ({_name(large)})"
             if split.unlabelled:
                 line += f", {split.unlabelled:,} without a label"
             lines.append(line)
-        for title, groups in (("left out", self.left_out), ("images", self.images)):
-            for group in sorted(groups, key=lambda group: -group.count):
-                example = f", such as {_name(group.example)}" if group.example else ""
-                lines.append(f"{title}: {group.count:,} {group.what}{example}")
+        lines += [f"left out: {line}" for line in _group_lines(self.left_out)]
+        of = f" of {self.looked_at:,}" if self.looked_at else ""
+        lines += _group_lines(self.images, f"{of} images")
         lines += [f"look at this: {doubt}" for doubt in self.doubts]
         if len(lines) > MOST_LINES:
             more = len(lines) - MOST_LINES
@@ -91,10 +97,53 @@ class Report(BaseModel):
         return [one_line(line) for line in lines]
 
 
+def _group_lines(groups: Sequence[Group], of: str = "") -> list[str]:
+    """Write a line for each `what`, the most frequent first, with its kinds and one example."""
+    by_what: dict[str, list[Group]] = defaultdict(list)
+    for each in groups:
+        by_what[each.what].append(each)
+    counts = {what: sum(each.count for each in own) for what, own in by_what.items()}
+    lines = []
+    for what, own in sorted(by_what.items(), key=lambda item: (-counts[item[0]], item[0])):
+        own = sorted(own, key=lambda each: (-each.count, each.kind))
+        kinds = [f"{_name(each.kind)} {each.count:,}" for each in own if each.kind]
+        listed = f" ({', '.join(kinds[:MOST_KINDS])}{', ...' * (len(kinds) > MOST_KINDS)})"
+        example = f", such as {_name(own[0].example)}" if own[0].example else ""
+        lines.append(f"{counts[what]:,}{of} {what}{listed * bool(kinds)}{example}")
+    return lines
+
+
+def group_kinds(found: Iterable[tuple[str, str, str]]) -> list[Group]:
+    """Count (what, kind, example) by what and kind; the first example of each stays."""
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    examples: dict[tuple[str, str], str] = {}
+    for what, kind, example in found:
+        counts[what, kind] += 1
+        examples.setdefault((what, kind), example)
+    return [
+        Group(what=what, kind=kind, count=count, example=examples[what, kind])
+        for (what, kind), count in counts.items()
+    ]
+
+
+def merge_groups(groups: Iterable[Group]) -> list[Group]:
+    """Add up groups of the same kind, as of several shards."""
+    merged: dict[tuple[str, str], Group] = {}
+    for each in groups:
+        before = merged.get((each.what, each.kind))
+        if before is None:
+            merged[each.what, each.kind] = each
+        else:
+            count = before.count + each.count
+            merged[each.what, each.kind] = before.model_copy(update={"count": count})
+    return list(merged.values())
+
+
 def make_report(
     folder: Path,
     *,
     left_out: Sequence[Group] = (),
+    looked_at: int = 0,
     images: Sequence[Group] = (),
     doubts: Sequence[str] = (),
 ) -> Report:
@@ -103,6 +152,7 @@ def make_report(
     Args:
         folder: It holds dataset.json.
         left_out: What of the source did not become a sample, and why.
+        looked_at: Images that were decoded for `images`.
         images: Samples that lose something, or are unusual.
         doubts: What else looks like a slip.
     """
@@ -111,6 +161,7 @@ def make_report(
     return Report(
         splits={name: _describe(index, name, own) for name, own in counts.items()},
         left_out=list(left_out),
+        looked_at=looked_at,
         images=list(images),
         doubts=[*doubts, *class_doubts(counts)],
     )
@@ -139,6 +190,8 @@ def _describe(index: DatasetIndex, split: str, counts: Mapping[str, int]) -> Spl
     largest = max(counts.items(), key=lambda item: item[1]) if counts else None
     return SplitCounts(
         samples=samples,
+        shards=len(index.manifest.splits[split]),
+        bytes=sum(shard.bytes for shard in index.manifest.splits[split]),
         unlabelled=samples - sum(counts.values()),
         classes=len(counts),
         smallest=smallest,

@@ -6,7 +6,7 @@ To add a source: write a SourceReader, and a line in SOURCES (`sslpipe/sharding/
 import os
 import re
 import stat
-from collections import Counter
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,16 +16,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.errors import DataError, did_you_mean
+from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import forward_slashes, open_regular
 from sslpipe.sharding.columns import ColumnSpec, Origin
+from sslpipe.sharding.report import Group, group_kinds
 
 SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".png", ".webp", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".gif")
+    (
+        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif"),
+        *(".ppm", ".pgm", ".bmp", ".tif", ".tiff"),
+    )
 )
 SENSOR_SUFFIXES = SUFFIXES | {".npy", ".npz", ".dcm", ".dicom", ".nii", ".btf", ".tf8"}  # .nii.gz
 MOST_NAMED = 20  # splits in a message
-SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test", "unlabeled", "unlabelled")
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,17 @@ class Images:
     missing: Sequence[str] = ()  # files that the source lists and does not have
     cells: Mapping[str, Sequence[object]] = field(default_factory=dict)  # by the source's columns
     origin: Origin = "name"  # what a text among `cells` may mean
-    ignored: Mapping[str, int] = field(default_factory=dict)  # other files by suffix; of all splits
     paths: Sequence[Path] = ()  # the file of each image, where they are files
+    left_out: Sequence[Group] = ()  # what else was there, of all splits
+    doubts: Sequence[str] = ()  # what looks like a slip, a sentence each, of all splits
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def class_names(self) -> set[str]:
+        """Return the classes that have an image, by name; labels beyond the names have none."""
+        there = np.unique(self.labels[self.labels >= 0]).tolist()
+        return {self.classes[label] for label in there if label < len(self.classes)}
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,7 @@ class SourceOptions:
     columns: tuple[ColumnSpec, ...] = ()  # what else is read of each image
     name_pattern: re.Pattern[str] | None = None  # of an image's whole name; named groups: columns
     is_sensors: bool = False  # files of a folder that only sensors write are images, too
+    without: tuple[Path, ...] = ()  # folders below the root that are left out
 
     @property
     def in_names(self) -> list[str]:
@@ -80,59 +90,6 @@ class SourceOptions:
 
 Row = tuple[Path, str | None, *tuple[str | None, ...]]  # an image, its class, what else is known
 SourceReader = Callable[[SourceOptions], dict[str, Images]]  # images by split; raises DataError
-
-
-def read_folder(options: SourceOptions) -> dict[str, Images]:
-    """Read CLASS/*.jpg (torchvision's ImageFolder), train/CLASS/*.jpg, or images in one folder."""
-    root = root_folder(options)
-    # the folder of each split
-    children = folders_in(root)
-    is_split = [child.name in SPLIT_FOLDERS for child in children]
-    roots = {options.split or "train": root}
-    if any(is_split):
-        if not all(is_split):
-            other = children[is_split.index(False)].name
-            raise DataError(f"{root} holds both splits and {other!r}; move one of them elsewhere")
-        roots = {child.name: child for child in children}
-        roots = {split: roots[split] for split in chosen_splits(options, roots, root)}
-    # the images in it, with their classes; other files are counted
-    files = files_under(root)
-    rows = {split: _labelled_files(folder, files, options) for split, folder in roots.items()}
-    read, chosen = {row[0] for own in rows.values() for row in own}, set(roots.values())
-    ignored = Counter(
-        path.suffix.lower()
-        for path in files
-        if path not in read and (path.parent == root or not chosen.isdisjoint(path.parents))
-    )
-    images = from_rows(options, root, rows)
-    first = next(iter(images))
-    return {**images, first: replace(images[first], ignored=ignored)}
-
-
-def _labelled_files(folder: Path, files: Sequence[Path], options: SourceOptions) -> list[Row]:
-    """Find the images below a folder among sorted files, with their class folders."""
-    sensors = options.is_sensors
-    images = [path for path in files if is_image(path, sensors) and folder in path.parents]
-    suffixes = " ".join(sorted(SENSOR_SUFFIXES if sensors else SUFFIXES))
-    if not images:
-        more = "" if sensors else "; for other formats see --channels"
-        raise DataError(
-            f"{folder} has no images ({suffixes}); for a table, parquet or idx files see "
-            f"--source{more}"
-        )
-    children = folders_in(folder)
-    if not children or not options.labels:
-        return [(path, None) for path in images]
-    for path in images:
-        if path.parent == folder:
-            raise DataError(
-                f"{folder} holds class folders and loose images ({path.name}); "
-                "move the images into a class, or give --no-labels to use all without labels"
-            )
-    rows: list[Row] = [(path, path.relative_to(folder).parts[0]) for path in images]
-    for name in sorted({child.name for child in children} - {row[1] for row in rows}):
-        raise DataError(f"class folder {folder / name} has no images ({suffixes})")
-    return rows
 
 
 def from_rows(
@@ -158,18 +115,21 @@ def from_rows(
     """
     if len(groups) == 1 and not options.split:  # "": as if none were given
         options = replace(options, split=None)
-    all_labels = {row[1] or None for rows in groups.values() for row in rows}
+    all_labels = {row[1] for rows in groups.values() for row in rows}
+    doubts = _merged_classes(all_labels)
     images = {}
+    left_out = list[tuple[str, str, str]]()
     for split in chosen_splits(options, groups, where or root):
         if not (rows := groups[split]):
             raise DataError(f"{root} has no image of split {split!r}")
         sizes = [_size(row[0]) for row in rows]
-        names = [forward_slashes(os.path.relpath(row[0], root)) for row in rows]
+        names = [readable(forward_slashes(os.path.relpath(row[0], root))) for row in rows]
         missing = [k for k, size in enumerate(sizes) if size < 0]
         check_missing([str(rows[k][0]) for k in missing], len(rows), options.skip_missing)
+        left_out += [("files of the list that are not there", "", names[k]) for k in missing]
         there = [k for k, size in enumerate(sizes) if size >= 0]
         paths = [rows[k][0] for k in there]
-        labels, classes = number_labels([rows[k][1] or None for k in there], all_labels)
+        labels, classes = number_labels([rows[k][1] for k in there], all_labels)
 
         def read(number: int, paths: Sequence[Path] = paths) -> bytes:
             return read_file(paths[number])
@@ -185,7 +145,8 @@ def from_rows(
             origin,
             paths=paths,
         )
-    return images
+    first = next(iter(images))
+    return {**images, first: replace(images[first], left_out=group_kinds(left_out), doubts=doubts)}
 
 
 def _size(path: Path) -> int:
@@ -204,15 +165,54 @@ def _size(path: Path) -> int:
 def number_labels(
     labels: Sequence[str | None], all_labels: Iterable[str | None]
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Number labels that are texts, None for none: (n,) int64, -1 for none, and the classes.
+    """Number labels that are texts, see `class_of`: (n,) int64, -1 for none, and the classes.
 
     The classes are the labels of all splits, sorted; integers by value.
     """
-    names = {label for label in all_labels if label is not None}
+    class_names = {label: class_of(label) for label in {*labels, *all_labels}}
+    names = {name for name in class_names.values() if name is not None}
     by_value = all(name.isdecimal() for name in names)
     classes = tuple(sorted(names, key=int) if by_value else sorted(names))
-    number = {name: k for k, name in enumerate(classes)}
-    return np.array([-1 if x is None else number[x] for x in labels], np.int64), classes
+    number: dict[str | None, int] = {name: k for k, name in enumerate(classes)}
+    number[None] = -1
+    return np.array([number[class_names[label]] for label in labels], np.int64), classes
+
+
+def class_of(label: str | None) -> str | None:
+    """Return the class that a text names: one form of accents, no blanks around it.
+
+    None, an empty text and -1 are no label, in every source.
+    """
+    name = unicodedata.normalize("NFC", readable(label or "")).strip()
+    return None if name in ("", "-1") else name
+
+
+def readable(name: str) -> str:
+    r"""Return a file's name as text of UTF-8; bytes of another encoding become \xe9."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _merged_classes(labels: Iterable[str | None]) -> list[str]:
+    """Say which labels are one class, and which are no text of UTF-8."""
+    by_class: dict[str, set[str]] = {}
+    for label in labels:
+        name = class_of(label)
+        if name is not None and label is not None:
+            by_class.setdefault(name, set()).add(label)
+    merged = [name for name, own in by_class.items() if len(own) > 1]
+    strange = [name for name, own in by_class.items() if any(readable(x) != x for x in own)]
+    doubts = []
+    if merged:
+        doubts.append(
+            f"{len(merged):,} classes are written in several ways (blanks around them, forms of "
+            f"accents) and became one each, such as {shown(min(merged))}"
+        )
+    if strange:
+        doubts.append(
+            f"{len(strange):,} names of classes are not UTF-8, such as {shown(min(strange))}; "
+            "convmv -f latin1 -t utf8 renames them"
+        )
+    return doubts
 
 
 def check_missing(missing: Sequence[str], total: int, skip_missing: bool) -> None:
@@ -276,9 +276,6 @@ def read_file(path: str | Path, *, pipe: bool = False) -> bytes:
         return file.read()
 
 
-# --- files of a folder by their names
-
-
 def files_under(folder: Path) -> list[Path]:
     """List the files below a folder, sorted, no hidden ones."""
     paths = []
@@ -293,8 +290,3 @@ def is_image(path: Path, sensors: bool = False) -> bool:
     if not sensors:
         return path.suffix.lower() in SUFFIXES
     return path.suffix.lower() in SENSOR_SUFFIXES or path.name.lower().endswith(".nii.gz")
-
-
-def folders_in(folder: Path) -> list[Path]:
-    """List the folders in a folder, sorted, but the hidden ones."""
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))

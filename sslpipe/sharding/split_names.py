@@ -100,6 +100,16 @@ def read_splits(names: Iterable[str], where: str, only: str | None = None) -> di
     return sure
 
 
+def name_splits(names: Iterable[str], where: str) -> dict[str, str]:
+    """Map names that are said to be splits, as the cells of a column, to splits; any may be one.
+
+    Raises: DataError for two names of one split.
+    """
+    splits = {name: split_of(name) or name.strip() for name in names}
+    _check_once(splits, where)
+    return splits
+
+
 def _check_once(splits: Mapping[str, str], where: str) -> None:
     """Raise DataError where two names mean one split."""
     first: dict[str, str] = {}

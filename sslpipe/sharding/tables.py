@@ -5,6 +5,7 @@ import io
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from sslpipe.sharding.sources import (
     read_file,
     root_folder,
 )
-from sslpipe.sharding.split_names import GENERIC, split_of
+from sslpipe.sharding.split_names import GENERIC, name_splits, split_of
 
 
 def read_csv(options: SourceOptions) -> dict[str, Images]:
@@ -39,7 +40,14 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     groups = _read_rows(options, options.csv, root)
     if not groups:
         raise DataError(f"{options.csv} has no rows below its first line, which names the columns")
-    where = f"column {by!r} of {options.csv}" if by else ""
+    where = ""
+    if by:
+        where = f"column {by!r} of {options.csv}"
+        splits = name_splits(groups, where)
+        groups = {splits[name]: rows for name, rows in groups.items()}
+        options = replace(
+            options, split=options.split and (split_of(options.split) or options.split)
+        )
     return from_rows(options, root, groups, options.fields, where=where, origin="table")
 
 

@@ -13,7 +13,6 @@ import re
 import tarfile
 import threading
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -33,8 +32,16 @@ from sslpipe.portable import replacing
 from sslpipe.random import permutation
 from sslpipe.sharding.columns import Columns, find_groups
 from sslpipe.sharding.gather import to_json
-from sslpipe.sharding.members import downscale, draw_placement, flatten, lost_in, place, to_member
+from sslpipe.sharding.members import (
+    downscale,
+    draw_placement,
+    flatten,
+    place,
+    remarks_on,
+    to_member,
+)
 from sslpipe.sharding.record import Done, Moments, Part, Record
+from sslpipe.sharding.report import group_kinds
 from sslpipe.sharding.scan import index_tar
 from sslpipe.sharding.scenes import Sensors, without_nan
 from sslpipe.sharding.sources import Images
@@ -347,7 +354,8 @@ def _write_shard(
 ) -> Done:
     """Write one tar and its sidecar, each atomically; no tar where every image is bad."""
     images, path = plan.source.images, folder / f"{plan.split}-{shard:06d}.tar"
-    bad, lost = list[str](), Counter[str]()
+    bad = list[str]()
+    remarks = list[tuple[str, str, str]]()
     count, sums, squares = 0, np.zeros(3, np.int64), np.zeros(3, np.int64)  # of pixels
     with (
         replacing(path, fsync=True) as temporary,
@@ -366,7 +374,7 @@ def _write_shard(
                     ) from error
                 bad.append(f"{name}: {error}")
                 continue
-            lost.update(own)
+            remarks += [(what, "", name) for what in own]
             count += pixels.shape[1]
             sums += pixels.sum(axis=1)
             squares += (pixels**2).sum(axis=1)
@@ -387,18 +395,18 @@ def _write_shard(
         entry=index_tar(path, suffixes)[0] if count else None,  # now that it is whole and on disk
         moments=Moments(pixels=count, sums=sums.tolist(), squares=squares.tolist()),
         bad=bad,
-        lost=dict(lost),
+        remarks=group_kinds(remarks),
     )
 
 
 def _encode(plan: SplitPlan, number: int) -> tuple[str, bytes, NDArray[np.int64], list[str]]:
-    """Return an image's suffix and bytes in the shard, its (3, n) pixels, and what it loses."""
+    """Return an image's suffix and bytes in the shard, its (3, n) pixels, and remarks."""
     source, layout = plan.source, plan.layout
     original = raw = source.images.read(number)
     if layout.is_array:
         raw, has_nan = without_nan(raw, layout.sensors and layout.sensors.nan)
-        lost = ["have NaN or infinite values, replaced"] * has_nan
-        return "npy", raw, np.zeros((3, 1), np.int64), lost  # measured once all is written
+        remarks = ["have NaN or infinite values, replaced"] * has_nan
+        return "npy", raw, np.zeros((3, 1), np.int64), remarks  # measured once all is written
     if layout.background is not None:
         raw = flatten(raw, layout.background)
     if layout.resize_shorter_px is not None:
@@ -409,7 +417,7 @@ def _encode(plan: SplitPlan, number: int) -> tuple[str, bytes, NDArray[np.int64]
 
     suffix, raw = to_member(raw, scatter if layout.scatter else None)
     pixels = decode(raw, STATISTICS_PX).reshape(3, -1).astype(np.int64)
-    return suffix, raw, pixels, lost_in(original, on_background=layout.background is not None)
+    return suffix, raw, pixels, remarks_on(original, on_background=layout.background is not None)
 
 
 def _key(number: int, name: str) -> str:

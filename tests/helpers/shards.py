@@ -13,6 +13,7 @@ from PIL import Image
 
 from sslpipe.cli import app
 from sslpipe.data.index import load_index
+from sslpipe.sharding.report import FILE, Report
 
 BUILD = ("--samples-per-shard", "8", "--name-pattern", "(?P<kind>[^/]+)/.*")  # of `write_photos`
 
@@ -36,12 +37,17 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return error
 
 
+def report_of(folder: Path) -> Report:
+    """What build-report.json says."""
+    return Report.model_validate_json((folder / FILE).read_bytes())
+
+
 def tree(folder: Path) -> dict[str, str]:
-    """sha256 of every file but the records of the build."""
+    """sha256 of every file but the records of the build and its report."""
     return {
         p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()
         for p in sorted(folder.rglob("*"))
-        if p.is_file() and ".build" not in p.parts
+        if p.is_file() and ".build" not in p.parts and p.name != FILE
     }
 
 

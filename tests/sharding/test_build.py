@@ -10,7 +10,7 @@ import pytest
 from sslpipe.data.index import load_index
 from sslpipe.sharding.sources import Images
 from sslpipe.sharding.writer import SplitImages, cut_test
-from tests.helpers.shards import BUILD, error_of, grey, jpeg, run, tree, write_tar
+from tests.helpers.shards import BUILD, error_of, grey, jpeg, report_of, run, tree, write_tar
 
 
 def test_a_test_fraction_after_the_first_build_says_what_is_kept_and_what_is_written_anew(
@@ -64,22 +64,32 @@ def test_files_that_are_no_images_are_counted_by_extension(tmp_path, capsys, opt
         (root / name).write_bytes(b"")
     monkeypatch.chdir(root)
     assert run("build", tmp_path / "out", "--root", ".", *options) == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ignored")]
-    assert said == ["ignored 9 files: .ogg 3, .txt 2, no extension 1, .x1 1, .x2 1, ..."]
+    if "--part" in options:
+        assert run("merge", tmp_path / "out") == 0
+    counts = {group.kind: group.count for group in report_of(tmp_path / "out").left_out}
+    others = {".ogg": 3, ".txt": 2, "no extension": 1, ".x1": 1, ".x2": 1, ".x3": 1}
+    assert counts == {**others, "": 2}  # hidden: a file and a folder
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "other kinds" in line]
+    assert ".ogg 3, .txt 2" in line
 
 
 def test_files_beside_the_splits_are_counted_and_without_any_nothing_is_said(tmp_path, capsys):
     root = tmp_path / "in"
     for split in ("train", "test"):
         grey(root / split / "cat" / "1.png", 9)
-    assert run("build", tmp_path / "plain", "--root", root) == 0
-    assert "ignored" not in capsys.readouterr().out
+
+    def left_out(name: str, *options: str) -> dict[tuple[str, str], int]:
+        assert run("build", tmp_path / name, "--root", root, *options) == 0
+        groups = report_of(tmp_path / name).left_out
+        assert ("left out" in capsys.readouterr().out) == bool(groups)
+        return {(group.kind, group.example): group.count for group in groups}
+
+    assert left_out("plain") == {}
     grey(root / "loose.png", 9)  # in no split
     (root / "train" / "cat" / "1.wav").write_bytes(b"")
-    assert run("build", tmp_path / "out", "--root", root) == 0
-    assert "ignored 2 files: .png 1, .wav 1\n" in capsys.readouterr().out
-    assert run("build", tmp_path / "test", "--root", root, "--split", "test") == 0
-    assert "ignored 1 files: .png 1\n" in capsys.readouterr().out
+    loose = {("", "loose.png"): 1}
+    assert left_out("out") == {**loose, (".wav", "train/cat/1.wav"): 1}
+    assert left_out("test", "--split", "test") == loose
 
 
 @pytest.mark.parametrize(

@@ -319,7 +319,7 @@ def test_a_corrupt_image_is_refused_by_name_or_skipped_and_listed(photos, tmp_pa
     ("options", "message"),
     [
         (["--csv", "a.csv"], "--csv needs --source csv"),
-        (["--skip-missing"], "--skip-missing needs --source csv or parquet"),
+        (["--source", "idx", "--skip-missing"], "--skip-missing needs --source folder or csv"),
         (["--delimiter=x"], "--delimiter needs --source csv"),
         (["--source", "foldr"], "did you mean 'folder'"),
         (["--source", "webdataset"], "sslpipe shards index"),

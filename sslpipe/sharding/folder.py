@@ -1,0 +1,382 @@
+"""Read a folder of images: CLASS/*.jpg, train/CLASS/*.jpg, images/train/CLASS/*.jpg, or one flat.
+
+`walk` finds every file once and says why it is no image, `find_splits` which folders are splits,
+`_classes` which are classes. What becomes no sample is counted in the report, by its kind.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from sslpipe.errors import DataError, shown
+from sslpipe.portable import forward_slashes
+from sslpipe.sharding.report import group_kinds
+from sslpipe.sharding.sources import (
+    SENSOR_SUFFIXES,
+    SUFFIXES,
+    Images,
+    Row,
+    SourceOptions,
+    chosen_splits,
+    from_rows,
+    is_image,
+    read_file,
+    readable,
+    root_folder,
+)
+from sslpipe.sharding.split_names import GENERIC, read_splits, split_of
+
+MOST_LEVELS = 4  # down to which folders may be splits: data/set/images/train
+POINTER_BYTES = 1024  # at most, of what git-lfs and git-annex keep in place of a file
+_POINTERS = (b"version https://git-lfs", b"/annex/objects/", b"version https://hawser")
+# folders and files that systems and programs make, in lower case
+_SYSTEM = frozenset(
+    (
+        *("@eadir", "#recycle", "#snapshot", "@recycle", "@recently-snapshot", "@tmp"),
+        *("$recycle.bin", "system volume information", "lost+found", "__macosx", "__pycache__"),
+        *("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"),
+    )
+)
+
+
+class Entry(NamedTuple):
+    """A file or folder below the root: an image, or why it is left out."""
+
+    path: Path
+    reason: str = ""  # it is left out
+    kind: str = ""  # of what is left out, such as a suffix
+    absent: str = ""  # why an image that should be there cannot be read
+    is_link: bool = False
+
+
+class Walked(NamedTuple):
+    """What lies below a folder."""
+
+    entries: list[Entry]
+    folders: list[Path]  # all that were opened, but the root
+
+
+def walk(root: Path, *, sensors: bool = False, without: Sequence[Path] = ()) -> Walked:
+    """List the files below a folder, each real folder once: links may lead anywhere, also up.
+
+    Args:
+        root: The folder.
+        sensors: Files that only sensors write are images, too.
+        without: Folders that are left out.
+    """
+    above = {_identity(parent.stat()) for parent in root.resolve().parents}
+    excluded = {_identity(folder.stat()) for folder in without if folder.is_dir()}
+    seen, entries, folders = set[tuple[int, int]](), list[Entry](), list[Path]()
+    real, links = deque([root]), deque[Path]()  # folders to open, the linked ones last
+    while real or links:
+        is_link = not real
+        folder = (links if is_link else real).popleft()
+        try:
+            identity = _identity(folder.stat())
+            with os.scandir(folder) as found:
+                children = sorted(found, key=lambda child: child.name)
+        except OSError as error:
+            entries.append(
+                Entry(folder, absent=f"folders that cannot be opened ({error.strerror})")
+            )
+            continue
+        if identity in seen or identity in above or (identity in excluded and folder != root):
+            reason = "links to folders that are read already, or hold this one"
+            entries.append(Entry(folder, reason if is_link else _OWN))
+            continue
+        seen.add(identity)
+        names = {child.name for child in children}
+        if folder != root:
+            if "dataset.json" in names and any(name.endswith(".offsets.npy") for name in names):
+                entries.append(Entry(folder, _OWN))
+                continue
+            folders.append(folder)
+        for child in children:
+            path = folder / child.name
+            if reason := _reason_of_name(child.name):
+                entries.append(Entry(path, reason, child.name if reason == _OF_SYSTEM else ""))
+            elif child.is_dir():
+                (links if child.is_symlink() else real).append(path)
+            else:
+                entries.append(_look_at(path, child, names, sensors=sensors))
+    entries.sort(key=lambda entry: entry.path)
+    return Walked(entries, sorted(folders))
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+_OWN = "folders of data sets that sslpipe writes"
+_OF_SYSTEM = "files and folders of a system or NAS"
+
+
+def _reason_of_name(name: str) -> str:
+    """Say why a file or folder of this name is left out unseen; "" where it is not."""
+    if name.lower() in _SYSTEM or name.startswith(("._", ".@", ".DS_Store", ".thumbnails")):
+        return _OF_SYSTEM
+    return "hidden files and folders" if name.startswith(".") else ""
+
+
+def _look_at(path: Path, child: "os.DirEntry[str]", names: set[str], *, sensors: bool) -> Entry:
+    """Judge a file by its name, and where that is an image's by what lies there."""
+    is_link = child.is_symlink()
+    suffix = path.suffix.lower()
+    if suffix == ".dvc" and path.stem not in names:
+        return Entry(path.with_suffix(""), absent="files whose content DVC has not fetched")
+    if not is_image(path, sensors):
+        return Entry(path, "files of other kinds", suffix or "no extension")
+    try:
+        status = child.stat()
+    except OSError as error:
+        what = "links without content" if is_link else f"files that fail ({error.strerror})"
+        return Entry(path, absent=what, is_link=is_link)
+    if not child.is_file():
+        return Entry(path, "devices and pipes")
+    if not os.access(path, os.R_OK):
+        return Entry(path, absent="files without permission", is_link=is_link)
+    if status.st_size <= POINTER_BYTES and read_file(path).startswith(_POINTERS):
+        return Entry(path, absent="pointers of git-lfs or git-annex without content")
+    return Entry(path, is_link=is_link)
+
+
+# --- which folders are splits
+
+
+class Splits(NamedTuple):
+    """Which part of a path below the root names its split, and what the names there mean."""
+
+    level: int  # -1: there are no splits
+    names: dict[str, str]  # name of a folder -> split
+    above: int | None  # the level over it that has several names, as in CLASS/train/*.jpg
+
+    def of(self, parts: Sequence[str]) -> str | None:
+        """Return the split of a path's parts; None beside the splits, "" in another folder."""
+        return self.names.get(parts[self.level], "") if len(parts) > self.level + 1 else None
+
+
+def find_splits(root: Path, files: Iterable[Path], only: str | None = None) -> Splits:
+    """Find the level of folders that are splits: under one folder, or alike under each class.
+
+    Args:
+        root: The folder that was walked.
+        files: The images below it.
+        only: The one split that is asked for.
+
+    Raises: DataError where splits and other folders are mixed, as `read_splits`.
+    """
+    parents = {file.relative_to(root).parts[:-1] for file in files}
+    above: int | None = None
+    for level in range(MOST_LEVELS):
+        names = {parts[level] for parts in parents if len(parts) > level}
+        found = {split_of(name) for name in names}
+        without = [parts for parts in parents if len(parts) <= level]
+        # inside of classes a folder may be named train by chance, but not all, nor train and test
+        is_alike = not without and None not in found
+        if names and (above is None or is_alike or len(found - {None}) > 1):
+            where = root.joinpath(*min(parts[:level] for parts in parents if len(parts) > level))
+            splits = read_splits(names, str(where), only)
+            if splits and above is not None and without:
+                raise DataError(
+                    f"{where} holds the splits {' and '.join(sorted(splits))}, and "
+                    f"{root.joinpath(*min(without))} holds images of none; move them, or give one "
+                    "of the folders as --root"
+                )
+            if splits:
+                return Splits(level, splits, above)
+        if len(names) > 1:
+            if above is not None:
+                break
+            above = level
+    return Splits(-1, {}, None)
+
+
+def _check_filled(
+    root: Path, splits: Splits, files: Sequence[Path], folders: Sequence[Path]
+) -> None:
+    """Raise DataError where a folder beside those of the splits is named as one and is empty."""
+    parents = {root.joinpath(*file.relative_to(root).parts[: splits.level]) for file in files}
+    for folder in folders:
+        is_beside = (
+            folder.parent in parents and len(folder.relative_to(root).parts) == splits.level + 1
+        )
+        if is_beside and folder.name not in splits.names and split_of(folder.name) is not None:
+            raise _no_images(folder, sensors=False)
+
+
+# --- which folders are classes
+
+
+def _classes(
+    root: Path, splits: Splits, own: Sequence[Path], folders: Sequence[Path]
+) -> list[str | None]:
+    """Return the class of each image of a split: the folder below the split's, or above it.
+
+    Raises: DataError for loose images beside classes, a class without an image, and classes both
+    above and below the splits.
+    """
+    parts = [file.relative_to(root).parts[:-1] for file in own]
+    # a folder that all share and that says nothing is no class: val/images/*.jpg, train/train/CLASS
+    first = splits.level + 1
+    split = splits.of((*parts[0], "")) if splits.names else None
+    while len(shared := {each[first : first + 1] for each in parts}) == 1:
+        name = "".join(*shared)  # "": there is none
+        repeats = split is not None and (split_of(name) == split or name == parts[0][splits.level])
+        if not repeats and name.lower() not in GENERIC:
+            break
+        first += 1
+    below = [each[first] if len(each) > first else None for each in parts]
+    if splits.above is not None:
+        if len({*below}) > 1:
+            some = root.joinpath(*next(p for p, n in zip(parts, below, strict=True) if n))
+            raise DataError(
+                f"{some}: there are folders above the splits and below them, and either may be the "
+                "classes; give --root one of those above, or --no-labels"
+            )
+        return [each[splits.above] for each in parts]
+    if not any(below):
+        return below
+    base = root.joinpath(*parts[0][: splits.level + 1])
+    for file, own_class in zip(own, below, strict=True):
+        if own_class is None:
+            raise DataError(
+                f"{base} holds class folders and loose images ({file.name}); "
+                "move the images into a class, or give --no-labels to use all without labels"
+            )
+    places = {root.joinpath(*each[: first + 1]) for each in parts}
+    bases = {place.parent for place in places}
+    for folder in folders:
+        if folder.parent in bases and folder not in places:
+            raise DataError(
+                f"class folder {folder} has no images ({_suffixes(False)}); fill it, move it "
+                "elsewhere, or give --no-labels"
+            )
+    return below
+
+
+def _suffixes(sensors: bool) -> str:
+    return " ".join(sorted(SENSOR_SUFFIXES if sensors else SUFFIXES))
+
+
+def _no_images(folder: Path, *, sensors: bool) -> DataError:
+    more = "" if sensors else "; for other formats see --channels"
+    return DataError(
+        f"{folder} has no images ({_suffixes(sensors)}); for a table, parquet or idx files see "
+        f"--source{more}"
+    )
+
+
+# --- the source
+
+
+def read_folder(options: SourceOptions) -> dict[str, Images]:
+    """Read the images below a folder; names of its folders are splits and classes."""
+    root = root_folder(options)
+    entries, folders = walk(root, sensors=options.is_sensors, without=options.without)
+    images = [
+        entry for entry in entries if not entry.reason and is_image(entry.path, options.is_sensors)
+    ]
+    _check_absent(root, entries, options)
+    if not images:
+        raise _no_images(root, sensors=options.is_sensors)
+    only = options.split and (split_of(options.split) or options.split)
+    splits = find_splits(root, [entry.path for entry in images], only)
+    names = sorted({*splits.names.values()})
+    chosen = (
+        chosen_splits(replace(options, split=only), names, root) if names else [only or "train"]
+    )
+    if names and only is None:
+        _check_filled(root, splits, [entry.path for entry in images], folders)
+
+    # each file: a sample of a split, or left out
+    kept: dict[str, list[Path]] = {split: [] for split in chosen}
+    missing: dict[str, list[str]] = {split: [] for split in chosen}
+    left_out = list[Entry]()
+    doubled = _doubled(images)
+    for entry in entries:
+        split = splits.of(entry.path.relative_to(root).parts) if names else chosen[0]
+        if split is not None and split not in chosen and (split or only):
+            continue  # nobody asked for it
+        if entry.reason or entry.absent:
+            left_out.append(entry)
+            if split and entry.absent:
+                missing[split].append(_below(root, entry.path))
+        elif not split:
+            left_out.append(entry._replace(reason="images beside the folders of the splits"))
+        elif entry.path in doubled:
+            left_out.append(entry._replace(reason="links to images that are read already"))
+        else:
+            kept[split].append(entry.path)
+
+    # their classes
+    rows = dict[str, list[Row]]()
+    for split, own in kept.items():
+        if not own:
+            raise _no_images(root / split, sensors=options.is_sensors)
+        classes = _classes(root, splits, own, folders) if options.labels else [None] * len(own)
+        rows[split] = list(zip(own, classes, strict=True))
+    found = from_rows(replace(options, split=None), root, rows)
+    found = {split: replace(own, missing=missing[split]) for split, own in found.items()}
+    first = found[chosen[0]]
+    said = group_kinds((e.reason or e.absent, e.kind, _below(root, e.path)) for e in left_out)
+    doubts = [*first.doubts, *_doubts(root, splits, rows)]
+    return {**found, chosen[0]: replace(first, left_out=said, doubts=doubts)}
+
+
+def _below(root: Path, path: Path) -> str:
+    return readable(forward_slashes(path.relative_to(root)))
+
+
+def _check_absent(root: Path, entries: Sequence[Entry], options: SourceOptions) -> None:
+    """Raise DataError where images or folders are there by name and cannot be read."""
+    absent = [entry for entry in entries if entry.absent]
+    if absent and not options.skip_missing:
+        kinds = group_kinds((e.absent, "", _below(root, e.path)) for e in absent)
+        said = "; ".join(f"{k.count:,} {k.what}, such as {shown(k.example)}" for k in kinds)
+        raise DataError(
+            f"{root}: {said}; fetch them (git annex get, datalad get, git lfs pull, dvc pull), "
+            "mend links and permissions, or give --skip-missing to build without them"
+        )
+
+
+def _doubled(images: Sequence[Entry]) -> set[Path]:
+    """Return the links to a file that is read under another name."""
+    links = [entry.path for entry in images if entry.is_link and not entry.absent]
+    if not links:
+        return set()
+    others = (entry.path for entry in images if not entry.is_link and not entry.absent)
+    seen = {_identity(path.stat()) for path in others}
+    doubled = set()
+    for path in links:
+        identity = _identity(path.stat())
+        if identity in seen:
+            doubled.add(path)
+        seen.add(identity)
+    return doubled
+
+
+def _doubts(root: Path, splits: Splits, rows: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Say what of the folders looks like a slip."""
+    doubts = []
+    classes = {row[1] for own in rows.values() for row in own if row[1] is not None}
+    places = sorted({row[0].parent for own in rows.values() for row in own})
+    if len(classes) == 1 and len(places) > len(rows):
+        (name,) = classes
+        doubts.append(
+            f"all images are of one class, {shown(name)}; where the {len(places):,} folders in it "
+            "are the classes, give it as --root"
+        )
+    inside = [
+        place
+        for place in places
+        if any(split_of(name) for name in place.relative_to(root).parts[splits.level + 1 :])
+    ]
+    if inside:
+        doubts.append(
+            f"{len(inside):,} folders are named as splits and lie inside of classes, such as "
+            f"{shown(_below(root, inside[0]))}; give the folder of the splits as --root"
+        )
+    return doubts

@@ -1,0 +1,320 @@
+"""Folders as people have them: which become splits and classes, what is left out and said so."""
+
+import json
+import os
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from sslpipe.data.index import load_index
+from sslpipe.errors import DataError
+from sslpipe.sharding import SOURCES
+from sslpipe.sharding.sources import Images, SourceOptions
+from tests.helpers.shards import error_of, grey, report_of, run
+
+
+def read(root: Path, **options: object) -> dict[str, Images]:
+    return SOURCES["folder"](SourceOptions(root=root, **options))
+
+
+def found(root: Path, **options: object) -> dict[str, list[str | None]]:
+    """The classes of the images of each split, in the order of their names."""
+    splits = read(root, **options)
+    return {
+        split: [None if label < 0 else own.classes[label] for label in own.labels]
+        for split, own in splits.items()
+    }
+
+
+def left_out(root: Path, **options: object) -> dict[tuple[str, str], str]:
+    """(kind or reason, example) -> count."""
+    (first, *_) = read(root, **options).values()
+    return {group.kind or group.what: group.count for group in first.left_out}
+
+
+def photos(root: Path, *names: str) -> Path:
+    for level, name in enumerate(names):
+        grey(root / name, level)
+    return root
+
+
+# --- splits
+
+PETS = {"train": ["cat", "dog"], "test": ["cat", "dog"]}
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("Train", "Test"),
+        ("Training", "Testing"),
+        ("train_set", "test_set"),
+        ("TRAIN", "TEST"),
+        ("images/train", "images/test"),
+        ("archive/My Data/train", "archive/My Data/Test Images"),
+        ("seg_train", "seg_test"),
+        ("seg_train/seg_train", "seg_test/seg_test"),
+        ("train/images", "test/images"),
+        ("data/train2017", "data/test2017"),
+    ],
+)
+def test_splits_are_found_by_usual_names_at_usual_depths(tmp_path, train, test):
+    names = [f"{split}/{name}/{name}.png" for split in (train, test) for name in ("cat", "dog")]
+    assert found(photos(tmp_path, *names)) == PETS
+    assert found(tmp_path, split="test") == {"test": PETS["test"]}
+
+
+def test_splits_may_lie_below_the_classes(tmp_path):
+    names = [f"{name}/{split}/1.png" for split in PETS for name in ("cat", "dog")]
+    assert found(photos(tmp_path, *names)) == PETS
+    grey(tmp_path / "dog" / "train" / "good" / "1.png", 1)
+    with pytest.raises(DataError, match="above the splits and below them"):
+        read(tmp_path)
+    assert {split: len(own) for split, own in found(tmp_path, labels=False).items()} == {
+        "train": 3,
+        "test": 2,
+    }
+
+
+def test_tiny_imagenet_has_classes_in_train_and_none_in_val(tmp_path):
+    photos(tmp_path, "train/n01/images/1.png", "train/n02/images/2.png", "val/images/3.png")
+    assert found(tmp_path) == {"train": ["n01", "n02"], "val": [None]}
+
+
+def test_a_class_may_be_named_as_a_split_inside_of_one(tmp_path):
+    names = [f"{split}/{name}/1.png" for split in PETS for name in ("bus", "test", "train")]
+    assert found(photos(tmp_path, *names)) == {split: ["bus", "test", "train"] for split in PETS}
+
+
+def test_a_split_among_classes_is_refused_unless_it_alone_is_asked_for(tmp_path):
+    photos(tmp_path, "train/cat/1.png", "train/dog/1.png", "bird/1.png")
+    with pytest.raises(DataError, match=r"both splits and 'bird'.*--split train"):
+        read(tmp_path)
+    assert found(tmp_path, split="train") == {"train": ["cat", "dog"]}
+
+
+@pytest.mark.parametrize("other", ["TRAIN", "training", "train_set"])
+def test_two_folders_of_one_split_are_refused(tmp_path, other):
+    photos(tmp_path, "train/cat/1.png", f"{other}/cat/2.png", "test/cat/3.png")
+    with pytest.raises(DataError, match="both mean the split train"):
+        read(tmp_path)
+
+
+def test_a_split_without_an_image_is_refused(tmp_path):
+    photos(tmp_path, "train/cat/1.png")
+    (tmp_path / "Val").mkdir()
+    with pytest.raises(DataError, match="Val has no images"):
+        read(tmp_path)
+
+
+def test_the_one_class_of_a_folder_too_many_is_doubted(tmp_path):
+    photos(tmp_path, "pets/cat/1.png", "pets/dog/2.png")
+    (own,) = read(tmp_path).values()
+    assert own.classes == ("pets",)
+    assert any("--root" in doubt for doubt in own.doubts)
+    (own,) = read(tmp_path / "pets").values()
+    assert not own.doubts
+    photos(tmp_path, "pets/cat/train/3.png")  # not all, and no other split: a class has it
+    (own,) = read(tmp_path / "pets").values()
+    assert own.classes == ("cat", "dog")
+    assert any("'cat/train'" in doubt for doubt in own.doubts)
+
+
+def test_a_csv_names_splits_as_folders_do_and_minus_one_is_no_label(tmp_path):
+    photos(tmp_path, "1.png", "2.png", "3.png")
+    rows = "path,label,part\n1.png,7,Training\n2.png,-1,Training\n3.png, 7 ,TEST\n"
+    (tmp_path / "list.csv").write_text(rows)
+    options = SourceOptions(csv=tmp_path / "list.csv", split_column="part")
+    splits = SOURCES["csv"](options)
+    assert {split: own.labels.tolist() for split, own in splits.items()} == {
+        "train": [0, -1],
+        "test": [0],
+    }
+    assert splits["train"].classes == ("7",)
+    (tmp_path / "list.csv").write_text(rows.replace("-1,Training", "7,train"))
+    with pytest.raises(DataError, match="both mean the split train"):
+        SOURCES["csv"](options)
+
+
+# --- classes
+
+
+def test_forms_of_an_accent_and_blanks_are_one_class_and_said(tmp_path):
+    composed = unicodedata.normalize("NFC", "café")
+    apart = unicodedata.normalize("NFD", "café")
+    photos(tmp_path, f"train/{composed}/1.png", f"test/{apart}/2.png", "train/dog/1.png")
+    photos(tmp_path, "test/dog /2.png")
+    splits = read(tmp_path)
+    assert splits["train"].classes == (composed, "dog")
+    assert splits["test"].labels.tolist() == [0, 1]
+    assert any(composed in doubt for own in splits.values() for doubt in own.doubts)
+
+
+def test_a_class_that_differs_by_case_between_splits_is_refused(tmp_path, capsys):
+    root = photos(tmp_path / "in", "train/Cat/1.png", "train/dog/1.png")
+    photos(root, "test/cat/2.png", "test/dog/2.png")
+    message = error_of(capsys, "build", tmp_path / "out", "--root", root)
+    assert "'Cat' of train and 'cat' of test" in message
+    assert not (tmp_path / "out").exists()
+    assert run("build", tmp_path / "out", "--root", root, "--no-labels") == 0
+
+
+def test_slips_in_names_of_classes_are_named(tmp_path, capsys):
+    root = photos(tmp_path / "in", "train/persian/1.png", "train/A/1.png", "train/a/1.png")
+    photos(root, "test/persain/2.png", "test/A/2.png", "test/a/2.png", "train/1001/1.png")
+    photos(root, "test/1002/1.png", "train/test_tube/1.png", "test/test_tube/1.png")
+    photos(root, "train/A/3.png")
+    assert run("build", tmp_path / "out", "--root", root) == 0
+    said = "\n".join(report_of(tmp_path / "out").doubts)
+    assert "near: persain and persian" in said
+    assert "1002 and" not in said  # numbers are near each other by nature
+    assert "differ by case or blanks: A, a" in said
+    assert "like a split: test_tube" in said
+    assert "split test lacks 2 of 7 classes: 1001, persian" in said
+    assert "4 classes of one image: 1001, 1002, persain and 1 more" in said
+    assert said in "\n".join(capsys.readouterr().out.replace("look at this: ", "").splitlines())
+
+
+# --- files
+
+
+def test_a_link_to_a_folder_above_doubles_nothing(tmp_path):
+    names = [f"in/{name}/{k}.png" for name in ("cat", "dog") for k in range(3)]
+    root = photos(tmp_path, *names) / "in"
+    for link, target in (
+        ("cat/up", ".."),
+        ("dog/up", ".."),
+        ("dog/out", "../.."),
+        ("dog/a", "../cat"),
+    ):
+        (root / link).symlink_to(target)
+    assert found(root) == {"train": ["cat"] * 3 + ["dog"] * 3}
+    assert left_out(root) == {"links to folders that are read already, or hold this one": 4}
+
+
+def test_linked_folders_and_files_elsewhere_are_read_once(tmp_path):
+    photos(tmp_path / "pool", "cat/1.png", "x.png")
+    root = photos(tmp_path / "in", "dog/2.png")
+    (root / "cat").symlink_to(tmp_path / "pool" / "cat")
+    (root / "dog" / "x.png").symlink_to(tmp_path / "pool" / "x.png")
+    (root / "dog" / "again.png").symlink_to("2.png")
+    assert found(root) == {"train": ["cat", "dog", "dog"]}
+    assert left_out(root) == {"links to images that are read already": 1}
+
+
+@pytest.mark.parametrize("kind", ["annex", "lfs", "dvc", "pointer"])
+def test_images_whose_content_was_not_fetched_are_an_error_or_counted(tmp_path, capsys, kind):
+    root = photos(tmp_path / "in", *(f"{name}/{k}.png" for name in ("cat", "dog") for k in "123"))
+    path = root / "cat" / "2.png"
+    path.unlink()
+    if kind == "annex":
+        path.symlink_to("../.git/annex/objects/absent")
+    elif kind == "dvc":
+        path.with_name("2.png.dvc").write_text("outs:\n- md5: 0\n")
+    elif kind == "lfs":
+        path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    else:
+        path.write_text("/annex/objects/MD5E-s9--0.png\n")
+    words = ["build", tmp_path / "out", "--root", root]
+    message = error_of(capsys, *words)
+    assert "cat/2.png" in message
+    assert "--skip-missing" in message
+    assert not (tmp_path / "out").exists()
+    assert run(*words, "--skip-missing") == 0
+    assert len(load_index(tmp_path / "out").split("train")) == 5
+    assert [group.example for group in report_of(tmp_path / "out").left_out] == ["cat/2.png"]
+    assert (tmp_path / "out" / "missing.txt").read_text() == "train\tcat/2.png\n"
+
+
+def test_folders_and_files_without_permission_are_an_error_or_counted(tmp_path, monkeypatch):
+    root = photos(tmp_path, "cat/1.png", "cat/2.png", "dog/1.png", "eel/1.png")
+    scandir, access = os.scandir, os.access
+
+    def closed(folder: Path) -> object:
+        if folder == root / "eel":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", closed)  # the tests may run as root
+    monkeypatch.setattr(os, "access", lambda p, mode: p != root / "cat/2.png" and access(p, mode))
+    with pytest.raises(DataError, match=r"cat/2.png.*Permission denied.*eel.*--skip-missing"):
+        read(root)
+    assert found(root, skip_missing=True) == {"train": ["cat", "dog"]}
+    assert sum(left_out(root, skip_missing=True).values()) == 2
+
+
+def test_what_a_nas_and_systems_leave_is_no_image_and_counted(tmp_path):
+    root = photos(tmp_path, "cat/1.png", "dog/1.png", "cat/@eaDir/1.png/SYNOPHOTO_THUMB_M.png")
+    photos(root, "@eaDir/x.png", "cat/.@__thumb/1.png", "__MACOSX/cat/._1.png", "#recycle/9.png")
+    photos(root, "$RECYCLE.BIN/8.png", "lost+found/7.png", "cat/Thumbs.db", "cat/.DS_Store")
+    photos(root, ".thumbnails/6.png", "cat/._1.png", ".git/5.png")
+    assert found(root) == {"train": ["cat", "dog"]}
+    counts = left_out(root)
+    assert counts.pop("hidden files and folders") == 1
+    assert sum(counts.values()) == 11
+    assert counts["@eaDir"] == 2
+
+
+def test_kinds_that_are_not_read_are_counted_and_a_jfif_is_a_jpeg(tmp_path):
+    others = ("heic", "avif", "svg", "mp4", "txt")
+    root = photos(tmp_path, "cat/1.jfif", "dog/1.JPE", *(f"cat/2.{suffix}" for suffix in others))
+    (root / "dog" / "LICENSE").write_text("")
+    assert found(root) == {"train": ["cat", "dog"]}
+    assert left_out(root) == {**{f".{suffix}": 1 for suffix in others}, "no extension": 1}
+
+
+def test_the_data_set_may_lie_inside_of_the_folder_it_is_built_of(tmp_path, capsys):
+    photos(tmp_path, "cat/1.png", "dog/1.png", "later/cat/2.png")
+    for out in (tmp_path / "out", tmp_path):
+        words = ["build", out, "--root", tmp_path, "--name-pattern", "(?P<kind>[^/]+)/.*"]
+        assert run(*words) == 0
+        before = load_index(out).manifest
+        assert run(*words) == 0  # which finds the shards of the first
+        assert load_index(out).manifest == before
+        assert before.classes == ("cat", "dog", "later")
+
+
+def test_a_folder_that_is_mended_is_built_without_overwrite(tmp_path, capsys):
+    root = photos(tmp_path / "in", *(f"{name}/{k}.png" for name in ("cat", "dog") for k in "123"))
+    bad = root / "cat" / "bad.png"
+    bad.write_text("nonsense")
+    words = ["build", tmp_path / "out", "--root", root, "--samples-per-shard", "1"]
+    error_of(capsys, *words, "--num-workers", "1")
+    assert list((tmp_path / "out").glob("*.tar")), "some shards were written before"
+    bad.unlink()
+    assert run(*words) == 0
+    assert "begun anew" in capsys.readouterr().out
+    assert len(load_index(tmp_path / "out").split("train")) == 6
+    assert len(list((tmp_path / "out").glob("*.tar"))) == 6  # none of the first is left
+    grey(bad, 3)
+    assert "--overwrite" in error_of(capsys, *words)  # now there is a data set to lose
+
+
+def test_names_that_are_no_utf8_are_read_and_said(tmp_path, capsys):
+    root = os.fsencode(photos(tmp_path / "in", "dog/1.png"))
+    os.mkdir(root + b"/caf\xe9")
+    for name in (b"/caf\xe9/1.png", b"/dog/\xff.png"):
+        with open(root + name, "wb") as file:
+            file.write((tmp_path / "in" / "dog" / "1.png").read_bytes())
+    with open(root + b"/dog/\xfe.png", "wb") as file:
+        file.write(b"broken")
+    words = ["build", tmp_path / "out", "--root", tmp_path / "in", "--skip-bad"]
+    assert run(*words, "--name-pattern", "(?P<file>.*)") == 0
+    assert load_index(tmp_path / "out").manifest.classes == (r"caf\xe9", "dog")
+    assert r"dog/\xfe.png" in capsys.readouterr().err
+    report = json.loads((tmp_path / "out" / "build-report.json").read_text())
+    assert "UTF-8" in report["doubts"][0]
+
+
+def test_nothing_of_a_name_reaches_the_terminal_as_a_command(tmp_path, capsys):
+    evil = "\x1b]0;owned\x07\x1b[2J\u202e"
+    root = photos(tmp_path / "in", f"{evil}c/1.png", "dog/1.png", f"dog/{evil}.heic")
+    (root / "dog" / f"{evil}.png").write_text("broken")
+    assert run("build", tmp_path / "out", "--root", root, "--skip-bad") == 0
+    for command in ("stats", "verify"):
+        assert run(command, tmp_path / "out") == 0
+    assert run("show", tmp_path / "out", "--out", tmp_path / "a.png", "--ids", "0,1") == 0
+    said = "".join(capsys.readouterr())
+    assert "owned" in said
+    assert not set("\x1b\x07\u202e") & set(said)
