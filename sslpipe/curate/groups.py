@@ -164,7 +164,9 @@ def estimate_precision(group_of: Integers, labels: Integers) -> Precision | None
         return None
     both = np.stack([group_of, labels])[:, known & (group_of >= 0)]
     right = _pairs(np.unique(both, axis=1, return_counts=True)[1])
-    chance = _pairs(np.bincount(labels[known])) / _pairs(np.array([known.sum()]))
+    chance = _pairs(np.unique(labels[known], return_counts=True)[1]) / _pairs(
+        np.array([known.sum()])
+    )
     return Precision(right, pairs, wilson95(right, pairs), chance)
 
 

@@ -92,9 +92,15 @@ def _probe(
     if not path or path[0] <= 0:
         raise DataError(f"grid = {tuple(grid)} must hold values of {name} > 0")
     classes = 1 + max(int(train.labels.max()), int(test.labels.max()))
+    known: dict[str, object] = {}
+    if classes > MOST_CLASSES:  # numbers of products, perhaps: the classes that are there count
+        distinct = torch.unique(torch.cat([train.labels, test.labels]))
+        classes = len(distinct)
+        known = {"numbers": distinct.tolist()}  # labels, by place in per_class and confusion
+        train = train._replace(labels=torch.searchsorted(distinct, train.labels))
+        test = test._replace(labels=torch.searchsorted(distinct, test.labels))
     if classes > MOST_CLASSES:
-        needed = f"a linear probe needs labels 0, 1, ... below {MOST_CLASSES}: number the classes"
-        raise DataError(f"there is a label {classes - 1}; {needed}")
+        raise DataError(f"{classes} classes are above {MOST_CLASSES} of a linear probe; use kNN")
     parameters = (train.features.shape[1] + 1) * classes
     if logistic and parameters > MOST_PARAMETERS:
         raise DataError(
@@ -137,6 +143,7 @@ def _probe(
         **({"converged": fitted.converged} if logistic else {}),
         per_class=[h / n if n else None for h, n in zip(hits, totals, strict=True)],
         confusion=confusion,
+        **known,
     )
     return [result]
 

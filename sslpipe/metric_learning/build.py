@@ -253,11 +253,10 @@ def freeze_and_group(task: MetricTask, recipe: FinetuneRecipe) -> list[dict[str,
     return parameter_groups(task, recipe.optim, scale, **pretrained_groups(tune))
 
 
-def class_index(order: PKOrder, split: Split) -> Tensor:
-    """Return (labels,) int64: data set label -> 0..C-1 of the trained classes, else -1."""
-    index = torch.full((int(split.labels.max()) + 1,), -1)
-    index[torch.from_numpy(order.classes)] = torch.arange(len(order.classes))
-    return index
+def class_numbers(labels: Tensor, classes: Tensor) -> Tensor:
+    """Number labels of the data set, (n,) int64, by their place among sorted classes, else -1."""
+    place = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
+    return torch.where(classes[place] == labels, place, -1)
 
 
 def plan_warnings(

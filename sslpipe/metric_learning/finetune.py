@@ -28,7 +28,7 @@ from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
     build_task,
-    class_index,
+    class_numbers,
     freeze_and_group,
     labelled_split,
     plan_batches,
@@ -120,14 +120,14 @@ def finetune(
         held_out = view, split, monitored_ids(recipe, index)
         run.monitor(score, task.backbone, *held_out, ema=task.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below
-        index_of = class_index(order, split)  # (labels,): 0..C-1 of the trained classes, or -1
+        classes = torch.from_numpy(order.classes)  # (C,) labels that are trained on, ascending
         stream = open_batches(recipe, split, order, run, first_step, augment)
 
         for step, batch in run.steps(stream):  # sets the learning rate; all ranks
             run.guard.remember()  # the buffers, for a step that is skipped
             projector_first.begin(step)  # the backbone is frozen in tune.projector_first_steps
             seed_torch(run.device, recipe.seed, step, run.process.rank)  # dropout and the like
-            labels, ids, counts = view_labels(batch, index_of, recipe.views, run.device)
+            labels, ids, counts = view_labels(batch, classes, recipe.views, run.device)
             use_queue = recipe.queue is not None and step >= recipe.queue.start_step
 
             # views, embeddings, losses, gradient
@@ -210,13 +210,13 @@ def image_by_image(rows: int, views: int, device: torch.device) -> Tensor:
 
 
 def view_labels(
-    batch: Batch, index_of: Tensor, views: int, device: torch.device
+    batch: Batch, classes: Tensor, views: int, device: torch.device
 ) -> tuple[Tensor, Tensor, LabelCounts]:
     """Label each of the views that are made of a batch. Collective.
 
     Args:
         batch: Of this rank, B images.
-        index_of: (labels,) int64, as `class_index` returns it.
+        classes: (C,) int64, the labels that are trained on, ascending.
         views: Of each image.
         device: Where the labels are wanted.
 
@@ -224,7 +224,8 @@ def view_labels(
         Class indices, -1 for a class that is not trained on, and sample ids: both (views * B,)
         int64, view by view. And what losses ask of the labels of all ranks, counted on the host.
     """
-    labels, ids = index_of[batch.labels].repeat(views), batch.source_ids.repeat(views)
+    labels = class_numbers(batch.labels, classes).repeat(views)
+    ids = batch.source_ids.repeat(views)
     everyone = all_gather_rows(labels)
     sizes = everyone[everyone >= 0].bincount()  # of the classes
     most_positives = int(sizes.max()) - 1 if len(sizes) else 0

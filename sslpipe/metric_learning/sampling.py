@@ -89,9 +89,9 @@ class PKOrder:
         self.labels = split.labels.copy()
         if without is not None:
             self.labels[without] = -1
-        sizes = np.bincount(self.labels[self.labels >= 0], minlength=1)
-        self.classes = np.flatnonzero(sizes >= images_per_class)
-        self.small_classes = int(((sizes > 0) & (sizes < images_per_class)).sum())
+        there, sizes = np.unique(self.labels[self.labels >= 0], return_counts=True)
+        self.classes = there[sizes >= images_per_class]
+        self.small_classes = int((sizes < images_per_class).sum())
         if len(self.classes) < classes_per_batch:
             some = int(np.sort(np.append(sizes, [0] * classes_per_batch))[-classes_per_batch])
             works = [f"sampler.images_per_class={some}"] if some > 1 else []
@@ -120,9 +120,8 @@ class PKOrder:
         )
         by_label = np.argsort(self.labels, kind="stable")  # ids ascend inside a class
         begin = np.searchsorted(self.labels[by_label], self.classes)
-        spans = zip(
-            self.classes.tolist(), begin.tolist(), sizes[self.classes].tolist(), strict=True
-        )
+        kept = sizes[sizes >= images_per_class]
+        spans = zip(self.classes.tolist(), begin.tolist(), kept.tolist(), strict=True)
         self.members = {c: by_label[start : start + size] for c, start, size in spans}
         self.epoch = lru_cache(maxsize=2)(self._plan)
         waiting = self._buffer()

@@ -141,7 +141,8 @@ def confusion(evaluation: Tree, classes: list[str]) -> Markup:
     if cell is None:
         return render("missing", text="No linear probe in eval.json, so no confusion matrix.")
     counts = np.array(cell["details"]["confusion"], dtype=np.int64)  # (C, C) [true][predicted]
-    names = [*classes, *(f"class {label}" for label in range(len(classes), len(counts)))]
+    labels = cell["details"].get("numbers", range(len(counts)))  # of the rows
+    names = [classes[k] if k < len(classes) else f"class {k}" for k in labels]
     matrix, totals, hits = len(counts) <= MOST_CLASSES, counts.sum(axis=1), counts.diagonal()
     # the most frequent confusions, and the classes of the lowest recall
     off = counts - np.diag(hits)
@@ -152,7 +153,7 @@ def confusion(evaluation: Tree, classes: list[str]) -> Markup:
     return render(
         "run.confusion",
         cell=cell,
-        names=names[: len(counts)],
+        names=names,
         counts=counts.tolist(),
         matrix=matrix,
         pairs=[f"{names[t]} predicted as {names[p]}: {off[t, p]}" for t, p in pairs if off[t, p]],

@@ -26,6 +26,7 @@ NEIGHBOURS = 8
 RANDOM_QUERIES, WRONG_QUERIES = 8, 4
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 
 class Features(NamedTuple):
@@ -54,9 +55,9 @@ def embedding_map(run: RunFiles, queries: Features) -> Markup:
     rows, split = mapped_rows(queries.rows), queries.split
     if len(rows.ids) < FEWEST_MAPPED:
         return render("missing", text=f"{len(rows.ids)} embeddings are too few for a map.")
-    labels, ids = rows.labels.numpy(), rows.ids.tolist()
-    count = max(len(run.classes), int(labels.max()) + 1)
-    names = [*run.classes, *(f"class {label}" for label in range(len(run.classes), count))]
+    ids = rows.ids.tolist()
+    names, labels = named_labels(run.classes, rows.labels.numpy())
+    count = len(names)
     # unit-length features, from 50 main axes
     features, perplexity = unit_rows(rows), min(30.0, (len(ids) - 1) / 3)
     reduced = PCA(min(50, *features.shape), svd_solver="full").fit_transform(features)
@@ -86,6 +87,22 @@ def embedding_map(run: RunFiles, queries: Features) -> Markup:
         other=evaluated and queries.facts.get("backbone_sha256") != evaluated,
         embed=EMBED.format("test"),
     )
+
+
+def named_labels(classes: list[str], labels: Integers) -> tuple[list[str], Integers]:
+    """Name labels; those behind the last name are numbered by rank, as they may be of any size.
+
+    Args:
+        classes: Names by label.
+        labels: (n,), -1 for none.
+
+    Returns:
+        Names, and (n,) the place of each label among them.
+    """
+    others = np.unique(labels[labels >= len(classes)])
+    places = len(classes) + np.searchsorted(others, labels)
+    names = [*classes, *(f"class {label}" for label in others.tolist())]
+    return names, np.where(labels >= len(classes), places, labels)
 
 
 class Row(NamedTuple):

@@ -130,15 +130,16 @@ def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tu
     ]
     # classes
     if (labels >= 0).any():
-        counts = np.bincount(labels[labels >= 0], minlength=len(index.manifest.classes))
-        names = index.manifest.classes or tuple(map(str, range(len(counts))))
-        present = np.flatnonzero(counts)
-        most, least = counts.argmax(), present[counts[present].argmin()]
-        ends = f"{names[most]} {counts[most]:,}, {names[least]} {counts[least]:,}"
+        present, counts = np.unique(labels[labels >= 0], return_counts=True)
+        largest, smallest = (
+            f"{split.class_name(int(present[place]))} {counts[place]:,}"
+            for place in (counts.argmax(), counts.argmin())
+        )
+        named = len(index.manifest.classes) or len(present)
         rows += [
-            ("classes", f"{len(present):,} with samples, of {len(names):,}"),
-            ("samples per class", _spread(counts[present])),
-            ("largest, smallest", ends),
+            ("classes", f"{len(present):,} with samples, of {named:,}"),
+            ("samples per class", _spread(counts)),
+            ("largest, smallest", f"{largest}, {smallest}"),
         ]
     # image sizes
     reader, sizes, bad = Reader(split), list[tuple[int, int]](), 0

@@ -11,6 +11,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.metric_learning import sampling
+from sslpipe.metric_learning.build import class_numbers
 from sslpipe.metric_learning.sampling import ClassBuffer, PKOrder, pk_batches
 from sslpipe.recipe.base import RunConfig
 from tests.helpers.dataset import picture, write_dataset
@@ -48,6 +49,23 @@ def test_pk_a_batch_is_p_classes_with_k_images_each(split):
         labels = split.labels[ids].reshape(4, 3)
         assert (labels == labels[:, :1]).all()  # class by class
         assert len(set(labels[:, 0].tolist())) == 4
+
+
+def test_numbers_of_products_are_classes_that_are_counted(split):
+    numbers = np.array([0, 7, 10**9, 10**10, 10**12, 10**12 + 1, 2**60, 2**62])
+    labels = split.labels.copy()
+    labels[::9] = -1
+    near = FakeSplit(labels)
+    far = FakeSplit(np.where(labels < 0, -1, numbers[labels]))
+    plans = [plan(own) for own in (near, far)]
+    assert plans[1].classes.tolist() == numbers[plans[0].classes].tolist()
+    for step in range(20):
+        own = far.labels[plans[1].ids(step)].reshape(4, 3)
+        assert (own == own[:, :1]).all()
+        assert len(set(own[:, 0].tolist())) == 4
+    for order, fake in zip(plans, (near, far), strict=True):
+        found = class_numbers(torch.from_numpy(fake.labels), torch.from_numpy(order.classes))
+        assert found.tolist() == labels.tolist()
 
 
 def test_facenet_batches_hold_random_negatives_of_other_classes_too(split):

@@ -34,7 +34,7 @@ from sslpipe.report.charts import (
     thinned,
 )
 from sslpipe.report.compare import differences, results
-from sslpipe.report.embeddings import NEIGHBOURS, RANDOM_QUERIES, neighbour_rows
+from sslpipe.report.embeddings import NEIGHBOURS, RANDOM_QUERIES, named_labels, neighbour_rows
 from sslpipe.report.page import LIBRARY, render
 from sslpipe.report.pictures import thumbnails
 from sslpipe.report.results import (
@@ -568,6 +568,18 @@ def test_many_classes_give_lists_instead_of_a_matrix():
     assert f"{EVIL}" not in html
     assert "recall 40 %" in html
     assert "class 29: recall" not in html  # of its one image, 100 %
+
+
+def test_classes_without_a_name_are_called_by_their_label_however_large():
+    labels = np.array([-1, 0, 10**12, 1, 7, 10**12])
+    names, places = named_labels(["ape", "bee"], labels)
+    called = [names[k] if k >= 0 else None for k in places.tolist()]
+    assert called == [None, "ape", f"class {10**12}", "bee", "class 7", f"class {10**12}"]
+    details = {"confusion": [[3, 4], [0, 5]], "numbers": [1, 10**12], "C": 1.0, "C_at_edge": False}
+    html = confusion(
+        evaluation_of(row("ssl", 0.9, 0.8, 1.0, column="linear", details=details)), ["ape", "bee"]
+    )
+    assert f"bee predicted as class {10**12}: 4" in html
 
 
 def test_thumbnails_are_the_samples(whole):

@@ -46,6 +46,9 @@ LAYOUTS = {
 }
 
 
+PRODUCTS = [b"1000000000007"] * 3 + [b"1000000000"] * 2 + [b"3"]
+
+
 def content(place: int, name: str) -> tuple[str, bytes]:
     name, _, label = name.partition("=")
     image = name.lower().endswith(("jpg", "png", "tif", "bmp"))
@@ -149,6 +152,19 @@ def test_a_tar_is_in_one_split_only(tmp_path, capsys):
     assert "twice" in twice
     assert tree(tmp_path) == before
     assert run("index", tmp_path, "--split", "train") == 0
+
+
+def test_numbers_of_products_are_classes_that_are_counted(tmp_path, capsys):
+    members = [
+        (f"{k}.{s}", c) for k in range(6) for s, c in (("jpg", jpeg(k)), ("cls", PRODUCTS[k]))
+    ]
+    write_tar(tmp_path / "train-0.tar", *members)
+    assert run("index", tmp_path) == 0
+    assert f"{int(PRODUCTS[0])}" in capsys.readouterr().out
+    assert run("stats", tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert "3 with samples, of 3" in printed
+    assert f"{int(PRODUCTS[0])} 3, {int(PRODUCTS[5])} 1" in printed
 
 
 # --- elsewhere, and several folders
