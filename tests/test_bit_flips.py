@@ -1,6 +1,7 @@
 """One flipped bit, or a torn end, in a file of a run or export: right results, or one line.
 
-Logs, the lock and heartbeats carry no checksum: of these only the end is torn, as a kill does.
+Logs, the lock's holder and heartbeats carry no checksum: of these only the end is torn, as by a
+kill.
 
 A small run is killed in its last step but one; its copies are damaged, one file at one place each,
 and used as a user would. A use is right where its result is that of the undamaged run, or that of
@@ -148,7 +149,8 @@ def outcome(use: Callable[[Path], Any], folder: Path) -> Any:
 
 
 def files_of(folder: Path) -> list[Path]:
-    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    files = (path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    return sorted(path.relative_to(folder) for path in files)
 
 
 def damaged_run(run: Run, places: int, scratch: Path) -> Counter[str]:
@@ -162,7 +164,7 @@ def damaged_run(run: Run, places: int, scratch: Path) -> Counter[str]:
         for place in range(places):
             where = f"{name}, place {place}"
             copy = shutil.copytree(run.path, scratch / "copy")
-            unsealed = name.name in (*LOGS, "lock") or name.parts[0] == "heartbeat"
+            unsealed = name.name in (*LOGS, "lock.json") or name.parts[0] == "heartbeat"
             damage(copy / name, random.Random(where), tear=unsealed or place % 4 == 3)
             results = expected
             if name.name in LOGS:

@@ -1,7 +1,6 @@
 """Whatever stands in a run's small files, who looks at the run gets an answer or one line."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -39,7 +38,7 @@ BEAT = {"rank": 0, "host": "h", "pid": 3, "step": 5, "phase": "training", "since
         "wall": 9.0}  # fmt: skip
 ALARM = {"step": 3, "kind": "alarm", "raised": ["a"], "over": [], "value": {"a": 1}}
 LINES = ("metrics.jsonl", "quarantine.jsonl", "bad_steps.0.jsonl")
-OBJECTS = ("recipe.json", "data.json", "run.json", "eval.json", "lock", "heartbeat/rank-0.json")
+OBJECTS = ("recipe.json", "data.json", "run.json", "eval.json", "heartbeat/rank-0.json")
 FILES = (*LINES, *OBJECTS, "DONE", "MANIFEST.json", "views.png")
 WHOLE = (b"", b"\0" * 40, b"\xff\xfe{", b"[1, 2]", b"null", b"NaN", b"{}", b"[" * 100_000)
 VALUES = ("x", [{}], None, -1, 10**400)
@@ -50,8 +49,6 @@ def run_dir(tmp_path):
     run_dir = shutil.copytree(OLD / "pretrain", tmp_path / "run")
     (run_dir / "heartbeat").mkdir()
     (run_dir / "heartbeat" / "rank-0.json").write_text(json.dumps(BEAT))
-    (run_dir / "lock").write_text(json.dumps({"host": "h", "pid": 1, "start": "1", "job": None}))
-    os.utime(run_dir / "lock", (0, 0))
     bad = {"id": 3, "shard": "a.tar", "key": "k", "reason": "r"}
     append_records(run_dir / "quarantine.jsonl", [bad])
     append_records(run_dir / "bad_steps.0.jsonl", [{"step": 2}])
@@ -98,7 +95,6 @@ def test_whatever_a_small_file_holds_the_answer_is_right_or_one_line(run_dir, na
         for text in uses(run_dir).values():
             assert name in str(text), (raw[:9], text)
             assert "\\n" not in str(text), text
-        (run_dir / "lock").unlink(missing_ok=True)
     if original is not None and name not in ("DONE", "views.png"):
         lines = [original] if name in OBJECTS else original.splitlines()
         trees = [json.loads(line) for line in lines]
@@ -112,8 +108,7 @@ def test_whatever_a_small_file_holds_the_answer_is_right_or_one_line(run_dir, na
             (run_dir / name).write_text(raw)
             for text in uses(run_dir).values():
                 assert name in str(text), (key, value, text)
-            (run_dir / "lock").unlink(missing_ok=True)
-    (run_dir / name).unlink(missing_ok=True)
+        (run_dir / name).unlink(missing_ok=True)
     (run_dir / name).mkdir()
     for text in uses(run_dir).values():
         assert name in str(text), text
@@ -125,10 +120,9 @@ def test_damaged_lines_and_files_are_counted_and_named(run_dir):
         with open(run_dir / name, "ab") as file:
             file.write(b"\xff\n" + json.dumps({"step": 9, "id": 9}).encode()[:-1] + b"\n{")
     (run_dir / "heartbeat" / "rank-1.json").write_bytes(b"\0")
-    (run_dir / "lock").write_bytes(b"{")
     (run_dir / "DONE").write_text("step 5\n")
     actual = status(run_dir)
-    named = {"heartbeat/rank-1.json", "lock", "DONE", *LINES}
+    named = {"heartbeat/rank-1.json", "DONE", *LINES}
     assert set(actual["damaged"]) == named
     assert all(actual["damaged"][name] == "skipped 3 damaged lines" for name in LINES)
     for key in set(whole) - {"damaged", "checkpoint"}:
@@ -145,7 +139,7 @@ def test_no_damaged_small_file_stops_a_resume_or_changes_it(run_dir):
     result = command_line(*command, "--run-dir", str(run_dir), status=0)
     said = result.stdout + result.stderr
     assert "Traceback" not in said
-    for name in (*LINES, "lock"):
+    for name in LINES:
         assert sum(f"{run_dir / name}" in line for line in said.splitlines()) == 1, name
     expected = load_file(OLD / "pretrain.final.safetensors")
     for key, tensor in final_weights(run_dir).items():

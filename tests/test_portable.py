@@ -1,7 +1,6 @@
 """Files are written whole; without what only Linux has, everything gives the same bytes."""
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -9,7 +8,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from socket import gethostname
 
 import numpy as np
 import pytest
@@ -19,10 +17,8 @@ from sslpipe import portable, precision
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import free_bytes
 from sslpipe.data.reader import Reader
-from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.portable import keep_freed_memory
-from sslpipe.run.lock import RunLock
 from sslpipe.run.stop import StopRequest
 from sslpipe.sharding.index import Tars, index_folder
 from sslpipe.sharding.sources import Images
@@ -98,19 +94,12 @@ def test_threads_that_share_a_descriptor_read_what_they_asked_for(platform, tmp_
     assert (read == 4 * starts[:, None] + np.arange(4)).all()
 
 
-def test_a_lock_is_held_and_a_dead_process_loses_it(platform, tmp_path):
-    lock = RunLock(tmp_path)
-    with pytest.raises(UserError, match=f"in use by process {os.getpid()} on {gethostname()}"):
-        RunLock(tmp_path)
-    holder = json.loads(lock.path.read_text())
-    lock.path.write_text(json.dumps({**holder, "start": "another start of this number"}))
-    RunLock(tmp_path).release()
+def test_a_process_is_told_from_a_later_one_with_its_number(platform):
     ended = subprocess.Popen([sys.executable, "-c", ""])
+    assert portable.process_start(ended.pid) is not None
     ended.wait(60)
-    lock.path.write_text(json.dumps({**holder, "pid": ended.pid}))
-    RunLock(tmp_path).release()
-    assert portable.process_start() == holder["start"]
     assert portable.process_start(ended.pid) is None
+    assert portable.process_start() == portable.process_start(os.getpid())
 
 
 def test_free_memory_is_that_of_the_machine(platform):

@@ -21,7 +21,7 @@ from rich.table import Table
 from sslpipe.errors import UserError
 from sslpipe.portable import read_regular
 from sslpipe.run.checkpoint_files import BestOf, best_of, checkpoint_names, newest
-from sslpipe.run.lock import holder_of, lock_damage
+from sslpipe.run.lock import holder_of
 from sslpipe.run.log import (
     bad_step_files,
     clock,
@@ -135,15 +135,14 @@ def _newest_checkpoint(run_dir: Path) -> dict[str, Any] | None:
 
 
 def _state(run_dir: Path, checkpoint: dict[str, Any] | None) -> tuple[str, str, dict[str, str]]:
-    """State, detail, and which of lock and marker is damaged.
+    """State, detail, and which marker is damaged.
 
     DONE and PREEMPTED name the step of the last save, and so does the newest checkpoint.
     """
     holder = holder_of(run_dir)
     if holder is not None:
-        return "running", f"process {holder['pid']} on {holder['host']}", {}
-    damage = lock_damage(run_dir / "lock")
-    damaged = {} if damage is None else {"lock": damage}
+        return "running", holder, {}
+    damaged: dict[str, str] = {}
     for marker in MARKERS:
         path = run_dir / marker
         if not path.exists():

@@ -15,7 +15,6 @@ mkdir -p "$run"
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
 # The stop file bears this start's number: one that is left over cannot stop the next.
-export SSLPIPE_JOB_ID=$job
 export SSLPIPE_STOP_FILE=$run/STOP.$job.${SLURM_RESTART_COUNT:-0}
 export SSLPIPE_REFUSED_FILE=$run/REFUSED.$job
 rm -f "$run/STOP.$job".* "$SSLPIPE_REFUSED_FILE"

@@ -1,4 +1,3 @@
-import json
 import os
 import platform
 import signal
@@ -8,30 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from sslpipe.errors import UserError
-from sslpipe.run.lock import STALE_AFTER_S, RunLock
 from sslpipe.run.stop import StopRequest
-
-ELSEWHERE = {"host": "elsewhere", "pid": 1, "start": "1", "job": "77"}
-
-
-# the lock of a process that is dead: test_portable.py
-
-
-@pytest.mark.parametrize("ends", ["it is stale", "its job was requeued here"])
-def test_another_hosts_lock_counts_until(ends, tmp_path, monkeypatch):
-    path = tmp_path / "lock"
-    path.write_text(json.dumps(ELSEWHERE))
-    monkeypatch.setenv("SSLPIPE_JOB_ID", "78")
-    with pytest.raises(UserError, match="in use by process 1 on elsewhere"):
-        RunLock(tmp_path)
-    if ends == "it is stale":
-        old_s = path.stat().st_mtime - STALE_AFTER_S - 1
-        os.utime(path, (old_s, old_s))
-    else:
-        monkeypatch.setenv("SSLPIPE_JOB_ID", "77")
-    RunLock(tmp_path).release()
-
 
 ASKING = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGXCPU")
 
