@@ -1,12 +1,10 @@
 """How good features may be, said without a label: numbers of held-out images' backbone features.
 
-Each takes features of any scale and computes in float64; none is an accuracy. How far each can be
-trusted to rank checkpoints was measured: docs/checkpoints.md.
+Each takes features of any scale and computes in float64; none is an accuracy. Without labels
+run.keep chooses by view_recall; docs/checkpoints.md says what that is worth.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +12,8 @@ from torch import Tensor
 
 from sslpipe.precision import to_float64
 
-LIDAR_DELTA = 1e-4  # the paper's, on the diagonal of the covariance within
-ALPHA_RANKS = (6, 50)  # of the eigenvalues that the power law is fitted to, as in the paper's code
 MOST_PAIRED = 4096  # images of a table of all pairs: 128 MB
-NUMBERS = ("rankme", "lidar", "alignment", "uniformity", "alpha_req", "view_recall")
-LEAST_EIGENVALUE = 1e-10  # of the largest: below it are the roundings of float32 features
+NUMBERS = ("rankme", "alignment", "uniformity", "view_recall")
 
 
 def effective_rank(rows: Tensor) -> Tensor:
@@ -70,31 +65,6 @@ def rankme(features: Tensor) -> float:
     return float(effective_rank(features))
 
 
-def lidar(views: Tensor) -> float:
-    """Compute LiDAR: the effective rank of Fisher's discriminant matrix, an image being a class.
-
-    S_w^(-1/2) S_b S_w^(-1/2), S_b the covariance of the images' means, S_w that of views about the
-    mean of their image, plus delta on its diagonal: a direction counts as far as it tells images
-    apart and views not. `views` are (q, N, D) of q >= 2 views of each image; the value is 1 to
-    min(N - 1, D).
-
-    Source:
-        Thilak et al. 2023, arXiv:2312.04000, section 3, without its epsilon; its delta.
-    """
-    x = to_float64(views)
-    count, images, dim = x.shape
-    means = x.mean(dim=0)  # (N, D)
-    # S_w = R^T R, from its rows and never squared: features of any scale keep their digits
-    apart = (x - means).flatten(0, 1) / (count * images) ** 0.5  # (qN, D)
-    diagonal = LIDAR_DELTA**0.5 * torch.eye(dim, dtype=x.dtype, device=x.device)
-    root = torch.linalg.qr(torch.cat([apart, diagonal]), mode="r").R
-    between = (means - means.mean(dim=0)) / images**0.5  # (N, D); S_b = between^T between
-    # R^-T S_b R^-1 has the eigenvalues of the symmetric product
-    rows = torch.linalg.solve_triangular(root.T, between.T, upper=False)  # (D, N)
-    gram = rows @ rows.T if dim <= images else rows.T @ rows
-    return float(rank_of(singular_values(gram).square()))
-
-
 def alignment(views: Tensor) -> float:
     """Compute the mean squared distance of unit features of two views of one image.
 
@@ -136,32 +106,6 @@ def concentration_text(*values: float) -> str:
     )
 
 
-def alpha_req(features: Tensor) -> float:
-    """Compute alpha-ReQ of (N, D): how fast the covariance's eigenvalues fall, as rank^-alpha.
-
-    The slope of log eigenvalue over log rank, from the first to the last of ALPHA_RANKS or where
-    rounding begins, by least squares with weights 1 / rank. It is 0 (all directions alike) upwards;
-    near 1 is good, infinite where the features lie in a few directions.
-
-    Source:
-        Agrawal et al. 2022 (NeurIPS), "alpha-ReQ"; the fit is that of Stringer et al. 2019 (Nature
-        571:361), which it uses.
-    """
-    x = to_float64(features)
-    x = x - x.mean(dim=0)
-    gram = x.T @ x if len(x) >= x.shape[1] else x @ x.T
-    eigenvalues = singular_values(gram).square() / len(x)
-    known = int((eigenvalues > LEAST_EIGENVALUE * eigenvalues[0]).sum())
-    first, last = ALPHA_RANKS[0], min(ALPHA_RANKS[1], known)
-    if last <= first:
-        return float("inf")
-    rank = torch.arange(first, last + 1, dtype=x.dtype, device=x.device)
-    log_rank, logs = rank.log(), eigenvalues[first - 1 : last].log()
-    weights = (1 / rank) / (1 / rank).sum()
-    centred = log_rank - (weights * log_rank).sum()
-    return float(-(weights * centred * logs).sum() / (weights * centred.square()).sum())
-
-
 def view_recall(views: Tensor) -> float:
     """Compute how often an image's other view is the nearest of all, by cosine, of (2, N, D).
 
@@ -186,27 +130,10 @@ def label_free_numbers(features: Tensor, views: Tensor) -> dict[str, float]:
     some = some * len(features) // len(some)
     return {
         "rankme": rankme(features),
-        "lidar": lidar(views),
         "alignment": alignment(views),
         "uniformity": uniformity(features[some]),
-        "alpha_req": alpha_req(features),
         "view_recall": view_recall(views[:, some]),
     }
-
-
-# name -> the numbers of `label_free_numbers` -> a score, larger is better
-SCORES: dict[str, Callable[[Mapping[str, float]], float]] = {
-    "rankme": itemgetter("rankme"),
-    "lidar": itemgetter("lidar"),
-    "alignment": lambda n: -n["alignment"],
-    "uniformity": lambda n: -n["uniformity"],
-    "alpha_req": lambda n: -abs(n["alpha_req"] - 1),
-    "view_recall": itemgetter("view_recall"),
-    # combinations; the first is what Wang and Isola's section 5 trains with
-    "alignment_uniformity": lambda n: -n["alignment"] - n["uniformity"],
-    "rankme_view_recall": lambda n: n["rankme"] * n["view_recall"],
-    "lidar_view_recall": lambda n: n["lidar"] * n["view_recall"],
-}
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -42,14 +42,14 @@ def monitor(
         split: Where the samples are.
         ids: (n,) of the held-out samples.
         process: This process.
-        bank: (m,) samples, trained on, that they search, too; None: no retrieval is scored.
+        bank: (m,) samples, trained on, that they search, too; None: each other alone.
         **options: canvas_px, num_workers, device, reader of `embed`.
 
     Returns:
         On rank 0 {"holdout_knn": top-1 of the labelled samples, where two are of one class,
-        "holdout_" + each name of `label_free.NUMBERS`}; with a bank "holdout_recall_at_1" and
-        "holdout_map_at_r", too. Empty on the others, and where fewer than two samples can be
-        decoded.
+        "holdout_recall_at_1", "holdout_map_at_r": where one has another of its class to find,
+        "holdout_" + each name of `label_free.NUMBERS`}. Empty on the others, and where fewer than
+        two samples can be decoded.
     """
     rows = _embedded(backbone, view, split, ids, process, options)
     more = None if bank is None else _embedded(backbone, view, split, bank, process, options)
@@ -68,9 +68,10 @@ def monitor(
         k = 1 if small else min(MONITOR_K, len(classes) - 1)
         (found,) = knn_results(labelled, labelled, k=(k,), exclude_same_id=True)
         numbers["holdout_knn"] = found.value
+    searched = labelled
     if more is not None:
-        everything = Embeddings(*map(torch.cat, zip(labelled, more, strict=True)))
-        numbers |= _retrieval(labelled, everything, "holdout")
+        searched = Embeddings(*map(torch.cat, zip(labelled, more, strict=True)))
+    numbers |= _retrieval(labelled, searched, "holdout")
     free = label_free_numbers(rows.features, by_view(views.features))
     return numbers | {f"holdout_{name}": value for name, value in free.items()}
 

@@ -27,19 +27,6 @@ Threads = Annotated[int, Field(ge=0, le=1024)]
 TRACKER_NAMES = ("wandb", "tensorboard", "trackio")
 Rate = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]  # a square fits a float32
 Beta = Annotated[float, Field(ge=0, lt=1)]
-# auto, and `evaluation.label_free.SCORES`
-KeepBy = Literal[
-    "auto",
-    "rankme",
-    "lidar",
-    "alignment",
-    "uniformity",
-    "alpha_req",
-    "view_recall",
-    "alignment_uniformity",
-    "rankme_view_recall",
-    "lidar_view_recall",
-]
 Weights = Literal["trained", "ema"]  # of an encoder in a checkpoint; ema: those of optim.ema
 
 
@@ -186,11 +173,6 @@ class RunConfig(Section):
     `optim.ema` the trained and the averaged weights both compete. In a run from weights these
     compete, too, as step 0, and every command takes the best unless told otherwise: it is never
     below the start, by the held-out images. Else every command takes the last one."""
-    keep_by: KeepBy = "auto"
-    """Which number of an evaluation says what is best, for `keep` and `patience`; no effect without
-    either. auto: held-out kNN (from weights: MAP@R; fine-tuning: MAP@R of the validation classes),
-    or without labelled held-out images rankme_view_recall. That and the others need no labels and
-    are advice: docs/checkpoints.md says how well each finds the best checkpoint."""
     patience: NonNegative = 0
     """End the run, as done, when so many evaluations in a row were no better than the best one; 0:
     never. The learning rate still follows the whole length of the run."""

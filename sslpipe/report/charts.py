@@ -199,12 +199,11 @@ _RATE = Chart("learning rate", {"lr": "learning rate"}, (0.0,))
 _GRADIENT = Chart("gradient norm", {"grad_norm": "norm"}, (0.0,))
 _RANK = Chart("effective rank", {"effective_rank": "rank"}, (1.0,))
 _COSINE = Chart("cosine", _SIMILARITY, (0.0, 1.0))
-_RANKS = {"holdout_rankme": "RankMe", "holdout_lidar": "LiDAR"}
 CHARTS = (
     _LOSS,
     Chart("held-out kNN top-1", {"holdout_knn": "top-1"}, kind="eval"),
     Chart("held-out retrieval", _HELD_OUT_RETRIEVAL, (0.0, 1.0), "eval"),
-    Chart("held-out ranks, without labels", _RANKS, (1.0,), "eval"),
+    Chart("held-out RankMe, without labels", {"holdout_rankme": "RankMe"}, (1.0,), "eval"),
     Chart("held-out view recall, without labels", {"holdout_view_recall": "recall"}, kind="eval"),
     _RATE,
     _GRADIENT,

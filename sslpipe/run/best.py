@@ -11,19 +11,17 @@ from numpy.typing import NDArray
 from sslpipe.data.order import with_a_partner
 from sslpipe.distributed import broadcast_object
 from sslpipe.errors import CheckpointError, RecipeError
-from sslpipe.evaluation.label_free import NUMBERS, SCORES
 from sslpipe.recipe.base import RunConfig, Weights
 from sslpipe.run.checkpoint_files import best_of, checkpoint_names, latest, named, reason_of
 
 EMA = "ema_"  # before the names of an evaluation's numbers of averaged weights
-HOLDOUT = "holdout_"  # before the names of numbers of held-out images
-# run.keep_by = "auto": the first that is there; the first of a run from weights alone
-LABELLED = ("holdout_map_at_r", "holdout_knn", "validation_map_at_r")
+# what decides: the first that the first evaluation has
+LABELLED = ("holdout_map_at_r", "validation_map_at_r")
+UNLABELLED = "holdout_view_recall"
 BESIDE = {  # a number -> another one, in which the best may not be below the start
     "holdout_map_at_r": "holdout_recall_at_1",
     "validation_map_at_r": "validation_recall_at_1",
 }
-UNLABELLED = "rankme_view_recall"  # and this one where no held-out image has a label
 
 Values = Mapping[str, float]
 
@@ -35,7 +33,7 @@ class Entry(NamedTuple):
     weights: Weights = "trained"  # the better ones there
     value: float = -math.inf  # their score, larger is better
     since: int = 0  # evaluations after it, none of which was better
-    measure: str = ""  # what is compared; "auto": the first evaluation decided
+    measure: str = ""  # what is compared, as the first evaluation decided
     # of the weights that the run started from, where they are a candidate: their score, and their
     # Recall@1 where MAP@R is the score, below which an evaluation is not the best
     start: float | None = None
@@ -55,11 +53,10 @@ class Best:
 
     def __init__(self, config: RunConfig, state: Mapping[str, Any] | None = None) -> None:
         state = state or {}
-        self._by, self._keeps = config.keep_by, config.keep == "best"
+        self._keeps = config.keep == "best"
         self._patience = config.patience
-        # else other numbers were compared, or the best weights were not kept
-        same = state.get("by") == self._by and (not self._keeps or "name" in state)
-        self.entry = Entry(**{k: state[k] for k in Entry._fields if same and k in state})
+        known = not self._keeps or "name" in state  # else the best weights were not kept
+        self.entry = Entry(**{k: state[k] for k in Entry._fields if known and k in state})
         self._before, self._is_new = self.entry, False
 
     def read_start(self, values: Values) -> None:
@@ -80,7 +77,7 @@ class Best:
         if not self._keeps and not self._patience:
             return
         averaged = {k.removeprefix(EMA): v for k, v in values.items() if k.startswith(EMA)}
-        measure = broadcast_object(self.entry.measure or self._measured(values))
+        measure = broadcast_object(self.entry.measure or measured(values))
         self.entry = self.entry._replace(measure=measure, since=self.entry.since + 1)
         self._before = self.entry
         scores = broadcast_object((self._score(values), self._score(averaged)))
@@ -89,21 +86,13 @@ class Best:
                 self.entry = self.entry._replace(step=done, weights=weights, value=score, since=0)
         self._is_new = self.entry.since == 0
 
-    def _measured(self, values: Values) -> str:
-        """Name what run.keep_by compares; "" where "auto" cannot tell yet."""
-        if self._by != "auto":
-            return self._by
-        unlabelled = [UNLABELLED] if _has_scores(values) else []
-        return next(iter([name for name in LABELLED if name in values] + unlabelled), "")
-
     def _score(self, values: Values) -> float | None:
-        """Score an evaluation, larger is better; None: it has no score."""
-        measure, floor = self.entry.measure, self.entry.floor
-        value = values.get(measure, math.nan)
+        """Return what an evaluation is compared by, larger is better; None: it has no score."""
+        measure = self.entry.measure
+        floor = self.entry.floor
         if floor is not None and not values.get(BESIDE[measure], math.nan) >= floor:
             return None
-        if measure in SCORES and _has_scores(values):
-            value = SCORES[measure]({name: values[HOLDOUT + name] for name in NUMBERS})
+        value = values.get(measure, math.nan)
         return None if math.isnan(value) else value
 
     @property
@@ -125,16 +114,14 @@ class Best:
 
     def state(self) -> dict[str, Any]:
         """Return what state.json says of it; {} where nothing is kept or waited for."""
-        step, weights, measure = self.entry.step, self.entry.weights, self.entry.measure
+        step, weights = self.entry.step, self.entry.weights
         if step is None or not (self._keeps or self._patience):
             return {}
         entry = {key: value for key, value in self.entry._asdict().items() if value is not None}
         if weights == "trained":  # which is what no entry means
             del entry["weights"]
-        if self.entry.start is None and (self._by, measure) != ("auto", UNLABELLED):
-            del entry["measure"]
         name = {"name": f"step-{step:08d}"} if self._keeps else {}
-        return {"best": {"by": self._by, **entry, **name}}
+        return {"best": {**entry, **name}}
 
     @property
     def choice(self) -> str:
@@ -146,12 +133,13 @@ class Best:
     def __str__(self) -> str:
         step, since = self.entry.step, self.entry.since
         if step is None:
-            return f"none of {since} evaluations had a number for run.keep_by = {self._by!r}"
-        return f"no evaluation since step {step} was better by run.keep_by = {self._by!r}"
+            return f"none of {since} evaluations had a number to choose by"
+        return f"no evaluation since step {step} was better by {self.entry.measure}"
 
 
-def _has_scores(values: Values) -> bool:
-    return all(HOLDOUT + name in values for name in NUMBERS)
+def measured(values: Values) -> str:
+    """Name what an evaluation is compared by: MAP@R, or without labels the other view's recall."""
+    return next((name for name in (*LABELLED, UNLABELLED) if name in values), "")
 
 
 class Chosen(NamedTuple):
@@ -204,7 +192,7 @@ def check_keeping(
 
     Args:
         config: The recipe's [run].
-        scored: Whether the monitor has images whose label-free scores it takes.
+        scored: Whether images are held out whose other views are searched for.
         labels: Of its images, -1 without. With a single class every evaluation is right, and
             without two images of one class none is.
         remedy: Settings that give it such images.
@@ -214,17 +202,12 @@ def check_keeping(
         return
     if not config.monitor_steps:
         raise RecipeError(f"{setting} needs evaluations to choose by; set run.monitor_steps")
-    classes = len(np.unique(labels[labels >= 0]))
-    unlabelled = scored and not classes  # UNLABELLED decides
-    if config.keep_by == "auto" and not unlabelled and not (classes > 1 and with_a_partner(labels)):
-        names = " or ".join(map(repr, SCORES))
+    known = labels[labels >= 0]
+    if scored and not len(known):  # UNLABELLED decides
+        return
+    if len(np.unique(known)) < 2 or not with_a_partner(labels):
         raise RecipeError(
             f"{setting} has no labelled held-out images of two classes, two of one class, to "
-            f"choose by; {remedy and remedy + ', or '}name a score without labels: "
-            f"run.keep_by = {names}"
-        )
-    if config.keep_by != "auto" and not scored:
-        raise RecipeError(
-            f"run.keep_by = {config.keep_by!r} has no held-out images to score; set data.holdout, "
-            "and data.holdout_from = 'all' where they have no label; a fine-tuning has 'auto' alone"
+            f"choose by; {remedy or 'hold some out'}, or data.holdout_from = 'all' where none has "
+            "a label"
         )

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,13 +14,12 @@ import sslpipe.pretrain
 from sslpipe.data.index import load_index
 from sslpipe.errors import CheckpointError, ExportError, RecipeError, UserError
 from sslpipe.evaluation.embed import load_embeddings
-from sslpipe.evaluation.label_free import NUMBERS, SCORES
 from sslpipe.evaluation.verdict import unfinished
 from sslpipe.export.initial import describe_init, init_facts, open_init
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import KeepBy, RunConfig
-from sslpipe.run.best import HOLDOUT, Best, check_keeping, choose
+from sslpipe.recipe.base import RunConfig
+from sslpipe.run.best import Best, check_keeping, choose
 from sslpipe.run.checkpoint_files import checkpoint_names, latest, read_state
 from sslpipe.run.log import read_metrics
 from sslpipe.run.records import read_records
@@ -39,7 +37,7 @@ KEEP = RunConfig(keep="best", monitor_steps=1)
 
 def after(best: Best, *scores: float | None, every: int = 2, written: bool = True) -> Best:
     for number, score in enumerate(scores, 1):
-        best.read(every * number, {} if score is None else {"holdout_knn": score})
+        best.read(every * number, {} if score is None else {"holdout_map_at_r": score})
         best.saved(written)
     return best
 
@@ -56,7 +54,7 @@ def test_the_best_is_the_first_of_the_highest_scores_of_trained_and_averaged_wei
         table = rng.integers(0, 4, (10, columns))  # trained, averaged
         best, since = Best(KEEP), []
         for row, scores in enumerate(table.tolist()):
-            names = ("holdout_knn", "ema_holdout_knn")[:columns]
+            names = ("holdout_map_at_r", "ema_holdout_map_at_r")[:columns]
             best.read(2 * row + 2, dict(zip(names, scores, strict=True)))
             best.saved(True)
             since.append(best.entry.since)
@@ -73,7 +71,7 @@ def test_the_best_is_the_first_of_the_highest_scores_of_trained_and_averaged_wei
 
 def test_what_was_not_written_is_not_the_best_and_the_next_one_may_be():
     best = after(Best(KEEP), 0.5)
-    best.read(4, {"holdout_knn": 0.1, "ema_holdout_knn": 0.9})
+    best.read(4, {"holdout_map_at_r": 0.1, "ema_holdout_map_at_r": 0.9})
     assert (best.entry.step, best.entry.weights, best.wants_checkpoint) == (4, "ema", True)
     best.saved(False)
     assert (best.entry.step, best.entry.weights, best.entry.value, best.entry.since) == (
@@ -82,7 +80,7 @@ def test_what_was_not_written_is_not_the_best_and_the_next_one_may_be():
         0.5,
         1,
     )
-    best.read(6, {"holdout_knn": 0.6})
+    best.read(6, {"holdout_map_at_r": 0.6})
     assert best.wants_checkpoint
 
 
@@ -91,7 +89,7 @@ def test_a_score_that_is_no_number_is_never_the_best():
     assert (best.entry.step, best.entry.since) == (4, 2)
     none = after(Best(KEEP), float("nan"), float("nan"))
     assert (none.entry.step, none.wants_checkpoint, none.state()) == (None, False, {})
-    assert str(none) == "none of 2 evaluations had a number for run.keep_by = 'auto'"
+    assert str(none) == "none of 2 evaluations had a number to choose by"
 
 
 def test_patience_counts_over_a_resume_and_waits_for_all_its_evaluations():
@@ -99,14 +97,12 @@ def test_patience_counts_over_a_resume_and_waits_for_all_its_evaluations():
     best = Best(config)
     for done, score in enumerate([0.1, 0.4, 0.4, 0.2, 0.3], 1):
         assert not best.exhausted
-        best.read(done, {"holdout_knn": score, "ema_holdout_knn": 0.1})
+        best.read(done, {"holdout_map_at_r": score, "ema_holdout_map_at_r": 0.1})
         stored = best.state()["best"]
         assert "name" not in stored  # no checkpoint is promised
         best = again(best, config)
     assert best.exhausted
     assert not Best(RunConfig(patience=5, monitor_steps=1), stored).exhausted
-    other = RunConfig(patience=3, monitor_steps=1, keep_by="rankme")
-    assert not Best(other, stored).exhausted  # other numbers
     kept = Best(RunConfig(keep="best", patience=3, monitor_steps=1), stored)
     assert (kept.entry.step, kept.state()) == (None, {})  # nobody has kept that checkpoint
     # nothing is followed by default
@@ -114,28 +110,20 @@ def test_patience_counts_over_a_resume_and_waits_for_all_its_evaluations():
     assert (none.state(), none.exhausted, none.wants_checkpoint) == ({}, False, False)
 
 
-@pytest.mark.parametrize("by", get_args(KeepBy))
-def test_a_score_without_labels_decides_from_the_first_evaluation_to_the_last(by):
-    """Of "auto" one is named, where no held-out image has a label."""
-    config = RunConfig(keep="best", monitor_steps=1, keep_by=by)
-    rng, best, tried = np.random.default_rng(0), Best(config), []
+@pytest.mark.parametrize("prefix", ["", "ema_"])
+def test_without_labels_the_recall_of_the_other_view_decides_to_the_last(prefix):
+    rng, best, tried = np.random.default_rng(0), Best(KEEP), []
     best.read_start({})  # nothing was measured: nothing is decided
     for step in range(1, 7):
-        numbers = dict(zip(NUMBERS, rng.random(len(NUMBERS)), strict=True))
-        by_hand = numbers["rankme"] * numbers["view_recall"]
-        tried.append(by_hand if by == "auto" else SCORES[by](numbers))
-        values = {HOLDOUT + key: value for key, value in numbers.items()}
-        if by != "auto":
-            prefix = "ema_" * (step % 2)  # the better ones are the averaged
-            values = {prefix + key: value for key, value in values.items()}
-            values["holdout_knn"] = rng.random()
-        best.read(step, values)
+        tried.append(rng.random())
+        values = {"holdout_rankme": rng.random(), "holdout_view_recall": tried[-1] / 2}
+        best.read(step, values | {f"{prefix}holdout_view_recall": tried[-1]})
         best.saved(True)
-        best = again(best, config)
-    best.read(7, {"holdout_knn": 1e9})  # another measure does not compete
+        best = again(best, KEEP)
+    best.read(7, {"holdout_map_at_r": 1e9})  # another measure does not compete
     assert best.entry.step == 1 + int(np.argmax(tried))
-    assert best.entry.weights == ("ema" if best.entry.step % 2 and by != "auto" else "trained")
-    assert best.state()["best"].get("measure") == ("rankme_view_recall" if by == "auto" else None)
+    assert best.entry.weights == ("ema" if prefix else "trained")
+    assert best.state()["best"]["measure"] == "holdout_view_recall"
 
 
 @pytest.mark.parametrize(
@@ -143,10 +131,14 @@ def test_a_score_without_labels_decides_from_the_first_evaluation_to_the_last(by
     [
         ({"keep": "best", "monitor_steps": 0}, True, [0, 0, 1], "run.keep = 'best' needs"),
         ({"patience": 2, "monitor_steps": 0}, True, [0, 0, 1], "run.patience needs evaluations"),
-        ({"keep": "best", "monitor_steps": 5}, False, [], "run.keep_by = 'rankme' or 'lidar'"),
-        ({"patience": 5, "monitor_steps": 5}, True, [0, 0, -1], "set it, or .*run.keep_by ="),
-        ({"patience": 5, "monitor_steps": 5}, True, [0, 1, 2], "set it, or .*run.keep_by ="),
-        ({"keep": "best", "monitor_steps": 5, "keep_by": "lidar"}, False, [0, 0, 1], "'lidar' has"),
+        ({"keep": "best", "monitor_steps": 5}, False, [], "run.keep = 'best' has no.*set it, or"),
+        (
+            {"patience": 5, "monitor_steps": 5},
+            True,
+            [0, 0, -1],
+            "set it, or .*holdout_from = 'all'",
+        ),
+        ({"patience": 5, "monitor_steps": 5}, True, [0, 1, 2], "set it, or .*holdout_from = 'all'"),
     ],
 )
 def test_what_no_evaluation_could_decide_is_refused(settings, scored, labels, expected):
@@ -160,7 +152,7 @@ def test_what_no_evaluation_could_decide_is_refused(settings, scored, labels, ex
 @pytest.mark.promise(15)
 def test_the_start_competes_and_stays_the_best_until_something_is_better():
     best = Best(KEEP)
-    best.read_start({"holdout_knn": 0.4})
+    best.read_start({"holdout_map_at_r": 0.4})
     assert (best.entry.step, best.entry.start, best.entry.since, best.wants_checkpoint) == (
         0,
         0.4,
@@ -168,19 +160,22 @@ def test_the_start_competes_and_stays_the_best_until_something_is_better():
         True,
     )
     best.saved(True)
-    entry = {"by": "auto", "step": 0, "value": 0.4, "since": 2, "name": "step-00000000"}
-    entry |= {"start": 0.4, "measure": "holdout_knn"}
+    entry = {"step": 0, "value": 0.4, "since": 2, "name": "step-00000000"}
+    entry |= {"start": 0.4, "measure": "holdout_map_at_r"}
     assert after(best, 0.4, 0.3).state()["best"] == entry
     best = again(best, KEEP)
-    best.read(6, {"holdout_knn": 0.5})
+    best.read(6, {"holdout_map_at_r": 0.5})
     assert (best.entry.step, best.entry.value, best.entry.start) == (6, 0.5, 0.4)
-    assert best.choice == "commands take step-00000006, the best by holdout_knn: 0.5, the start 0.4"
-    # without a number, with another one to choose by, or where none is kept, it is no candidate
+    assert (
+        best.choice
+        == "commands take step-00000006, the best by holdout_map_at_r: 0.5, the start 0.4"
+    )
+    # without a number, or where none is kept, it is no candidate
     none = Best(KEEP)
     none.read_start({})
-    other, patient = Best(KEEP, best.state()["best"] | {"by": "lidar"}), Best(RunConfig(patience=2))
-    patient.read_start({"holdout_knn": 0.9})
-    for one in (none, other, patient):
+    patient = Best(RunConfig(patience=2))
+    patient.read_start({"holdout_map_at_r": 0.9})
+    for one in (none, patient):
         assert (one.entry.start, one.entry.step, one.entry.since, one.choice) == (None, None, 0, "")
     assert "start" not in after(none, 0.1).state()["best"]
 
@@ -278,7 +273,7 @@ def scripted_in_rank(process, fault, init, start, recipe, data, run_dir, *overri
     def score(backbone, *arguments, **options):
         session, ema = runs[-1]
         script = {0: start} | (AVERAGED if backbone is ema else SCRIPT)
-        return {"holdout_knn": script[session.last_step]} if process.rank == 0 else {}
+        return {"holdout_map_at_r": script[session.last_step]} if process.rank == 0 else {}
 
     Run.monitor, sslpipe.pretrain.monitor = remembered, score
     loaded = load_recipe(recipe, overrides)
@@ -325,7 +320,8 @@ def averaged(data, tmp_path_factory):
 def test_the_averaged_weights_of_the_best_evaluation_are_what_best_means(averaged, kept):
     names = checkpoint_names(averaged / "checkpoints")
     assert names == ["step-00000008", "step-00000009", "step-00000012"]
-    expected = {"by": "auto", "step": 8, "value": 0.7, "since": 2, "name": "step-00000008"}
+    expected = {"step": 8, "value": 0.7, "since": 2, "name": "step-00000008"}
+    expected["measure"] = "holdout_map_at_r"
     assert read_state(latest(averaged))["best"] == {**expected, "weights": "ema"}
     # the tensors of the file, bit for bit
     file = load_file(averaged / "checkpoints" / "step-00000008" / "model.safetensors")
@@ -338,7 +334,7 @@ def test_the_averaged_weights_of_the_best_evaluation_are_what_best_means(average
     for name in (None, "8", "step-12"):
         assert "weights" not in load_run(averaged, checkpoint=name).config.facts
     # a run without an average says what it always said
-    expected = {"by": "auto", "step": 4, "value": 0.5, "since": 4, "name": "step-00000004"}
+    expected |= {"step": 4, "value": 0.5, "since": 4, "name": "step-00000004"}
     assert read_state(latest(kept))["best"] == expected
     with pytest.raises(ExportError, match=r"trained without optim\.ema"):
         load_run(kept, checkpoint="best", weights="ema")
@@ -419,7 +415,7 @@ def test_a_run_that_no_longer_improves_is_done_with_its_reason(data, tmp_path):
     assert checkpoint_names(run_dir / "checkpoints")[-1] == "step-00000008"
     lines, _ = read_records(run_dir / "metrics.jsonl", {"kind": str})
     assert lines[-1]["kind"] == "end"
-    assert lines[-1]["reason"] == "no evaluation since step 4 was better by run.keep_by = 'auto'"
+    assert lines[-1]["reason"] == "no evaluation since step 4 was better by holdout_map_at_r"
     before = final_weights(run_dir)
     assert scripted(1, data, run_dir, "run.patience=2") == [8]  # nothing more
     assert_same_weights(before, run_dir)
@@ -457,8 +453,8 @@ def test_a_run_from_weights_ends_with_its_best_ones_the_start_included(
     facts = model.config.facts
     assert (facts["step"], facts["checkpoint"]) == (expected, name)
     assert (last["step"], last.get("checkpoint")) == (12, None)
-    because = {4: "the best by holdout_knn: 0.5, the start 0.45"}
-    because[0] = "the start: no evaluation was better (holdout_knn 0.5)"
+    because = {4: "the best by holdout_map_at_r: 0.5, the start 0.45"}
+    because[0] = "the start: no evaluation was better (holdout_map_at_r 0.5)"
     assert facts["checkpoint_reason"] == because[expected]
     unchanged = load_backbone(run_dir / "init").backbone.state_dict()
     same = [torch.equal(unchanged[k], t) for k, t in model.backbone.state_dict().items()]
@@ -469,8 +465,8 @@ def test_a_run_from_weights_ends_with_its_best_ones_the_start_included(
 
 
 @pytest.mark.promise(15)
-def test_a_run_from_weights_without_labels_keeps_by_the_score_without_labels(kept, tmp_path):
-    """Real evaluations, in two processes: the product that the documentation names."""
+def test_a_run_from_weights_without_labels_keeps_by_the_recall_of_other_views(kept, tmp_path):
+    """Real evaluations, in two processes: the number that the documentation names."""
     index = write_dataset(tmp_path, labelled=False)
     words = ("run.keep=best", "data.holdout_from=all", "run.monitor_steps=4", "steps=8")
     run_dir = tmp_path / "run"
@@ -478,9 +474,9 @@ def test_a_run_from_weights_without_labels_keeps_by_the_score_without_labels(kep
     run_processes(unlabelled_in_rank, 2, *paths, *words)
     lines = read_metrics(run_dir, "eval")
     assert [line["step"] for line in lines] == [0, 4, 8]
-    scores = [line["holdout_rankme"] * line["holdout_view_recall"] for line in lines]
+    scores = [line["holdout_view_recall"] for line in lines]
     best = read_state(latest(run_dir))["best"]
-    assert (best["measure"], best["by"]) == ("rankme_view_recall", "auto")
+    assert best["measure"] == "holdout_view_recall"
     assert (best["start"], best["value"]) == pytest.approx((scores[0], max(scores)))
     assert load_backbone(run_dir).config.facts["step"] == 4 * int(np.argmax(scores))
 

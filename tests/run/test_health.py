@@ -123,17 +123,17 @@ def test_alarms_say_what_real_embeddings_do() -> None:
 
 
 def test_a_fall_below_the_start_is_told_once_and_again_after_it_was_over():
-    alarm = StartAlarm({"step": 0, "holdout_knn": 0.8})
+    alarm = StartAlarm({"step": 0, "holdout_map_at_r": 0.8})
     readings = [0.79, 0.785, 0.77, 0.5, 0.79, 0.9, 0.81, 0.7]
     changes = [
-        (n, a.raised) for n, v in enumerate(readings) for a in alarm.read({"holdout_knn": v})
+        (n, a.raised) for n, v in enumerate(readings) for a in alarm.read({"holdout_map_at_r": v})
     ]
     assert changes == [(2, True), (5, False), (7, True)]
-    (raised,) = StartAlarm({"holdout_knn": 0.8}).read({"holdout_knn": 0.5})
+    (raised,) = StartAlarm({"holdout_map_at_r": 0.8}).read({"holdout_map_at_r": 0.5})
     keys = "optim.peak_lr", "tune.backbone_lr", "tune.projector_first_steps"
     assert all(words in raised.text for words in ("0.3 below the 0.8", *keys))
     assert not alarm.read({})
-    assert not StartAlarm({}).read({"holdout_knn": 0.1})
+    assert not StartAlarm({}).read({"holdout_map_at_r": 0.1})
     tuned = StartAlarm({"step": 0, "validation_recall_at_1": 0.9, "validation_map_at_r": 0.5})
     assert not tuned.read({"validation_recall_at_1": 0.1, "validation_map_at_r": 0.49})
     (raised,) = tuned.read({"validation_recall_at_1": 0.9, "validation_map_at_r": 0.47})
