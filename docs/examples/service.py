@@ -7,6 +7,7 @@ MODEL is what `sslpipe export --format onnx --with-preprocessing` wrote.
 """
 
 import io
+import json
 import os
 
 import numpy as np
@@ -18,13 +19,19 @@ MOST_BYTES = 20 * 2**20
 MOST_PX = 256  # longer sides are reduced first, as `encode` does; see canvas_px in docs/export.md
 Image.MAX_IMAGE_PIXELS = 50_000_000
 session = onnxruntime.InferenceSession(os.environ["MODEL"], providers=["CPUExecutionProvider"])
+about = session.get_modelmeta().custom_metadata_map
+background = json.loads(about.get("image", "{}")).get("background")  # under transparent parts
 app = FastAPI()
 
 
 def read(raw: bytes) -> np.ndarray:
     """(1, height, width, 3) uint8 RGB of an image file."""
     image = Image.open(io.BytesIO(raw), formats=("JPEG", "PNG", "WEBP"))
-    image = ImageOps.exif_transpose(image).convert("RGB")
+    image = ImageOps.exif_transpose(image)
+    if background and image.has_transparency_data:
+        under = Image.new("RGBA", image.size, (*background, 255))
+        image = Image.alpha_composite(under, image.convert("RGBA"))
+    image = image.convert("RGB")
     image.thumbnail((MOST_PX, MOST_PX), Image.Resampling.BILINEAR)
     return np.asarray(image)[None]
 

@@ -1,7 +1,7 @@
 """`sslpipe gallery`: enrol, identify and verify; a gallery in one file, images in folders."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -269,10 +269,11 @@ def _numbered(names: list[str]) -> "Tensor":
     return torch.tensor([numbers[name] for name in names])
 
 
-def _made_with(backbone: "FrozenBackbone") -> dict[str, str]:
-    """What decides the embeddings: `encode` applies a whitening, too."""
+def _made_with(backbone: "FrozenBackbone") -> dict[str, Any]:
+    """What decides the embeddings: `encode` applies a whitening and a background, too."""
     known = backbone.network_facts
-    return {key: known[key] for key in ("backbone_sha256", "whitening_sha256") if key in known}
+    keys = ("backbone_sha256", "whitening_sha256", "background")
+    return {key: known[key] for key in keys if key in known}
 
 
 def _new(
@@ -302,7 +303,7 @@ def _open(path: Path, backbone: "FrozenBackbone", flatten: bool | None = None) -
     own = {key: text for key, text in book.metadata.items() if key != FLATTENED}
     if own != _made_with(backbone):
         raise UserError(
-            f"{path} was made with another model, or another whitening; its embeddings mean "
+            f"{path} was made with another model, whitening or background; its embeddings mean "
             "nothing to this one: give that --model, or enrol into a new file"
         )
     if flatten not in (None, book.flattening is not None):

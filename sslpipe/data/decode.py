@@ -17,7 +17,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-from sslpipe.data.image_type import RGB8, ImageType
+from sslpipe.data.image_type import RGB8, Colour, ImageType
 
 MAX_PIXELS = 64 * 2**20  # a header that says more is refused before anything is decoded
 MAX_BYTES = 64 * 2**20
@@ -55,10 +55,10 @@ def decode(
 ) -> Pixels:
     """Decode a JPEG, PNG or WebP (known by its first bytes, not by its name), or a .npy.
 
-    Where 8-bit RGB is wanted, grey is repeated; CMYK and palettes are converted; an alpha channel
-    is dropped, as torchvision's ImageFolder does; of 16-bit samples the high byte is kept (exact
-    for 8-bit values stored in 16 bits, else less than one level off); of an animation the first
-    frame.
+    Where 8-bit RGB is wanted, grey is repeated; CMYK and palettes are converted; transparent parts
+    are put on the type's background, and without one an alpha channel is dropped, as torchvision's
+    ImageFolder does; of 16-bit samples the high byte is kept (exact for 8-bit values stored in 16
+    bits, else less than one level off); of an animation the first frame.
 
     Args:
         raw: The encoded image; a BadSample is raised.
@@ -92,7 +92,7 @@ def decode(
         elif kind == "jpg":
             pixels = _decode_jpeg(raw, canvas_px)
         else:
-            pixels = _decode_by_pillow(raw, kind)
+            pixels = _decode_by_pillow(raw, kind, image_type.background)
     except BadSample:
         raise
     except Exception as error:  # damaged bytes make the decoders raise almost anything
@@ -222,19 +222,25 @@ def _decode_jpeg(raw: Buffer, canvas_px: int) -> Pixels:
     return _decode_by_pillow(raw, "jpg")
 
 
-def _decode_by_pillow(raw: Buffer, kind: Kind) -> Pixels:
+def _decode_by_pillow(raw: Buffer, kind: Kind, background: Colour | None = None) -> Pixels:
     """(h, w, 3) uint8, EXIF-oriented."""
     image = PILLOW[kind](io.BytesIO(raw))
     check_size(*image.size)  # a PNG may hold a second header
-    return rgb_pixels(image)
+    return rgb_pixels(image, background)
 
 
-def rgb_pixels(image: Image.Image) -> Pixels:
+def rgb_pixels(image: Image.Image, background: Colour | None = None) -> Pixels:
     """Convert a Pillow image as `decode` does: (h, w, 3) uint8 RGB, EXIF-oriented."""
     image.load()
     if image.mode.startswith("I"):  # 16-bit grey
         grey = (np.asarray(image).astype(np.int32) >> 8).astype(np.uint8)  # (h, w)
         pixels = np.repeat(grey[:, :, None], 3, axis=2)
+    elif background is not None and image.has_transparency_data:
+        rgba = np.asarray(image.convert("RGBA")).astype(np.uint16)  # (h, w, 4)
+        alpha = rgba[:, :, 3:]
+        under = np.array(background, np.uint16)
+        mixed = (rgba[:, :, :3] * alpha + under * (255 - alpha) + 127) // 255  # at most 65,152
+        pixels = mixed.astype(np.uint8)
     else:
         if image.mode == "P" and "transparency" in image.info:
             image = image.convert("RGBA")  # straight to RGB warns

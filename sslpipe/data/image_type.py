@@ -11,12 +11,21 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 Depth = Literal["uint8", "uint16", "float32"]
 MOST_CHANNELS = 64
 ChannelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}$")]
 Value = Annotated[float, Field(ge=-3e38, le=3e38)]
+Level = Annotated[int, Field(ge=0, le=255)]
+Colour = tuple[Level, Level, Level]  # red, green, blue
 _RGB = ("red", "green", "blue")
 
 
@@ -27,6 +36,8 @@ class ImageType(BaseModel):
         channels: Names, in the order of the stored images, 1 to MOST_CHANNELS that differ.
         dtype: Of the stored images.
         low: A value of each channel that views show as 0; `high` as 1. 0 and 255 for uint8.
+        background: What transparent parts of 8-bit RGB pictures are put on; None: alpha is dropped,
+            and they show what is stored under them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -34,6 +45,7 @@ class ImageType(BaseModel):
     dtype: Depth
     low: tuple[Value, ...]
     high: tuple[Value, ...]
+    background: Colour | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "ImageType":
@@ -46,12 +58,21 @@ class ImageType(BaseModel):
             raise ValueError("low is not below high in every channel")
         if self.dtype == "uint8" and (set(self.low), set(self.high)) != ({0.0}, {255.0}):
             raise ValueError("low and high of uint8 are 0 and 255")
+        if self.background is not None and not self.is_rgb8:
+            raise ValueError("background is for 8-bit RGB")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_no_background(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        tree: dict[str, Any] = write(self)
+        if self.background is None:
+            del tree["background"]
+        return tree
 
     @cached_property
     def is_rgb8(self) -> bool:
-        """Whether these are the 8-bit RGB images that need no mention."""
-        return self == RGB8
+        """Whether these are 8-bit RGB images, on any background."""
+        return self.channels == _RGB and self.dtype == "uint8"
 
     @property
     def is_rgb(self) -> bool:
@@ -61,7 +82,13 @@ class ImageType(BaseModel):
     def __str__(self) -> str:
         """Say it in words, for messages."""
         count = len(self.channels)
-        return f"{self.dtype} in {count} channel{'s' * (count > 1)} ({', '.join(self.channels)})"
+        plural = "s" * (count > 1)
+        on = "" if self.background is None else f" on {hex_colour(self.background)}"
+        return f"{self.dtype} in {count} channel{plural} ({', '.join(self.channels)}){on}"
+
+    def on(self, background: Colour | None) -> "ImageType":
+        """Return the same type on another background."""
+        return self.model_copy(update={"background": background})
 
     def in_units(self, pixels: NDArray[Any], places: Sequence[int] | None = None) -> NDArray[Any]:
         """Return what views take of stored pixels, (h, w, C) of `dtype`, or of some channels.
@@ -111,6 +138,11 @@ class ImageType(BaseModel):
         """Places of red, green, blue if channels have these names; else the first three, or one."""
         named = [self.channels.index(name) for name in _RGB if name in self.channels]
         return named if len(named) == 3 else [0, 1, 2] if len(self.channels) >= 3 else [0, 0, 0]
+
+
+def hex_colour(colour: Colour) -> str:
+    """Return a colour as people write it: "#ffffff"."""
+    return "#" + bytes(colour).hex()
 
 
 @lru_cache(maxsize=256)

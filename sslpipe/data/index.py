@@ -35,7 +35,7 @@ from sslpipe.recipe.messages import explain_errors
 BLOCK = 512  # bytes of a tar header, and what members are padded to
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 ARRAY_SUFFIXES = ("npy",)  # of all images of a data set that are not 8-bit RGB
-SCHEMA_VERSIONS = (1, 2, 3)  # 2 has columns, 3 other images than 8-bit RGB; the least is written
+SCHEMA_VERSIONS = (1, 2, 3)  # 2 has columns, 3 a type of images; the least is written
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -80,7 +80,7 @@ class Manifest(BaseModel):
     std: tuple[Spread, ...] = IMAGENET_STD
     splits: dict[Annotated[str, AfterValidator(_split_name)], tuple[ShardFile, ...]]
     columns: dict[Annotated[str, Field(pattern=f"^{COLUMN_NAME}$")], ColumnEntry] = {}
-    image: ImageType | None = None  # None: 8-bit RGB
+    image: ImageType | None = None  # None: 8-bit RGB, alpha dropped
 
     @model_validator(mode="after")
     def _check_statistics(self) -> "Manifest":
@@ -258,7 +258,9 @@ class DatasetIndex:
             for each in (kind.low, kind.high, stored.mean, stored.std)
         )
         image = ImageType(channels=tuple(names), dtype=kind.dtype, low=low, high=high)
-        update = {"image": None if image.is_rgb8 else image, "mean": mean, "std": std}
+        if image.is_rgb8:
+            image = image.on(kind.background)
+        update = {"image": None if image == RGB8 else image, "mean": mean, "std": std}
         selected.manifest = self.manifest.model_copy(update=update)
         return selected
 

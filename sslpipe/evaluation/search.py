@@ -100,6 +100,12 @@ class ImageSearch:
                     f"the features differ from the queries' in {key}: {self.facts.get(key)} and "
                     f"{facts.get(key)}; name the model that they were embedded with, or embed again"
                 )
+        background = (self.facts.get("image") or {}).get("background")
+        if facts.get("background") != background:
+            raise DataError(
+                f"the features are of images on background {background}, and queries would be on "
+                f"{facts.get('background')}: backbone, _ = backbone.matched(*search.splits)"
+            )
 
     def __len__(self) -> int:
         return sum(len(rows.ids) for rows in self._rows)

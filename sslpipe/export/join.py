@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from sslpipe.augment.eval_view import EvalView, JoinedView
+from sslpipe.data.image_type import hex_colour
 from sslpipe.errors import UserError
 from sslpipe.export.model import FrozenBackbone, freeze
 from sslpipe.models.backbones import JOIN, JoinedBackbone, build_backbone
@@ -24,8 +25,19 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
         UserError: One is whitened, or takes several crops, or two are one network and view;
             or they take images of other channels or depths.
     """
-    # all of images of the first one's range
-    models = [models[0], *(model.seeing(models[0].image_type) for model in models[1:])]
+    # all of images of the first one's range, on the background that one of them knows
+    kind = models[0].image_type
+    backgrounds = [model.image_type.background for model in models]
+    known = {each for each in backgrounds if each is not None}
+    if len(known) > 1:
+        colours = " and ".join(map(hex_colour, sorted(known)))
+        raise UserError(
+            f"{source}: parts put transparent images on {colours}, and "
+            "a join sees one image; name parts of one background"
+        )
+    if known and kind.is_rgb8:
+        kind = kind.on(known.pop())
+    models = [model.seeing(kind) for model in models]
     networks: list[FrozenBackbone] = []
     views: list[EvalView] = []
     parts: list[tuple[int, int]] = []  # (network, view)

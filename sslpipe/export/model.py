@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.decode import BadSample, check_size, decode, reduce_to, rgb_pixels
-from sslpipe.data.image_type import RGB8, ImageType
+from sslpipe.data.image_type import RGB8, Colour, ImageType
 from sslpipe.data.index import Split
 from sslpipe.errors import UserError, shown
 from sslpipe.evaluation.embed import forward_in_parts
@@ -47,7 +47,8 @@ class Config(Section):
     projector: Projector | None = None  # its settings, where it was requested
     projector_sha256: str | None = None
     whitening_sha256: str | None = None  # of the file that `sslpipe whiten` adds
-    image: ImageType | None = None  # what images the network was trained on; None: 8-bit RGB
+    # what images the network was trained on; None: 8-bit RGB, alpha dropped
+    image: ImageType | None = None
 
     @model_validator(mode="after")
     def _check_version(self) -> "Config":
@@ -155,7 +156,10 @@ class FrozenBackbone(nn.Module):
     def seeing(self, image_type: ImageType) -> "FrozenBackbone":
         """Return the backbone with a view that allows for another range. Raises: UserError."""
         own = self.image_type
-        if own == image_type or (own.is_rgb8 and image_type.is_rgb):
+        if own.is_rgb8 and image_type.is_rgb:  # of any depth, and on their background
+            background = image_type.background if image_type.is_rgb8 else own.background
+            return self if background == own.background else self.on(background)
+        if own == image_type:
             return self
         if (own.channels, own.dtype) != (image_type.channels, image_type.dtype):
             raise UserError(
@@ -183,19 +187,28 @@ class FrozenBackbone(nn.Module):
                 f"the range of these images is too far from that of {self.name}: {error}; build "
                 "them with its --range"
             ) from error
-        config_of = self.config.model_copy(update={"image": image_type})
+        config_of = self.config.model_copy(update=image_keys(image_type))
         seeing = FrozenBackbone(self.backbone, view, config_of, self.projector, self.whitening)
         return seeing.to(self.view.mean.device)
+
+    def on(self, background: Colour | None) -> "FrozenBackbone":
+        """Return the backbone that puts transparent parts of images on another background."""
+        image = self.image_type.on(background)
+        config = self.config.model_copy(update=image_keys(image))
+        return FrozenBackbone(self.backbone, self.view, config, self.projector, self.whitening)
 
     @property
     def network_facts(self) -> dict[str, Any]:
         """What decides the rows of `encode`, as a features file says it of its own."""
         sha256 = self.config.whitening_sha256
+        image = self.config.image
+        background = None if image is None else image.background
         return {
             "backbone_sha256": self.config.weights_sha256,
             "view": self.view.config(),
             "canvas_px": self.view.canvas_px,
             **({} if sha256 is None else {"whitening_sha256": sha256}),
+            **({} if background is None else {"background": list(background)}),
         }
 
     @property
@@ -303,8 +316,8 @@ class FrozenBackbone(nn.Module):
                 raise BadSample("a PIL image of mode 'F' holds no 8-bit or 16-bit levels")
             else:
                 check_size(*picture.size)
-                pixels = reduce_to(np.ascontiguousarray(rgb_pixels(picture)), self.view.canvas_px)
-                pixels = pixels.transpose(2, 0, 1)
+                rgb = np.ascontiguousarray(rgb_pixels(picture, own.background))
+                pixels = reduce_to(rgb, self.view.canvas_px).transpose(2, 0, 1)
         except OSError as error:
             raise UserError(f"cannot read {what}: {error.strerror or error}") from error
         except ValueError as error:  # BadSample is one, and Pillow's own
@@ -339,7 +352,7 @@ def read_image(path: Path, wanted: ImageType, canvas_px: int) -> NDArray[Any]:
     Other images than 8-bit RGB are of any format that `shards build --channels` reads.
     """
     if wanted.is_rgb8:
-        return decode(read_regular(path), canvas_px)
+        return decode(read_regular(path), canvas_px, image_type=wanted)
     planes = open_planes(path, Pages())
     height, width, channels = planes.shape
     if planes.total != 1 or (planes.dtype.name, channels) != (wanted.dtype, len(wanted.channels)):
@@ -396,7 +409,7 @@ def freeze(
     # resolved, so that a later rule for "auto" changes nothing
     stem = {} if backbone.stem is None else {"stem": backbone.stem}
     config = Config(
-        format_version=1 if image is None else 2,
+        **image_keys(image),
         backbone=Component.model_validate({**component.model_dump(), **stem}),
         crop_px=view.crop_px,
         num_features=backbone.num_features,
@@ -405,6 +418,11 @@ def freeze(
         facts=metadata,
         projector=projector_config if projector is not None else None,
         projector_sha256=module_sha256(projector) if projector is not None else None,
-        image=image,
     )
     return FrozenBackbone(backbone, view, config, projector)
+
+
+def image_keys(image: ImageType | None) -> dict[str, Any]:
+    """Return the keys of a Config that say what images a network takes."""
+    is_usual = image in (None, RGB8)
+    return {"format_version": 1 if is_usual else 2, "image": None if is_usual else image}

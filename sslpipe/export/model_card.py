@@ -10,6 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sslpipe.data.image_type import RGB8, ImageType, hex_colour
 from sslpipe.evaluation.suite_file import own_name, with_own_name
 from sslpipe.recipe import is_finetune
 from sslpipe.weights.files import sha256_lines
@@ -30,9 +31,14 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
     recipe, rows = facts.get("recipe", {}), facts.get("evaluation", [])
     architecture = backbone["kind"].rpartition("/")[2]
     length = "of length 1" if backbone.get("normalize") else "not normalised"
-    image = config.get("image")
-    pixels = "uint8 RGB" if image is None else f"{image['dtype']} of its channels"
-    words = {"ARCHITECTURE": architecture, "not normalised": length, "uint8 RGB": pixels}
+    image = RGB8 if config.get("image") is None else ImageType.model_validate(config["image"])
+    channels = backbone.get("channels", len(image.channels))
+    words = {
+        "ARCHITECTURE": architecture,
+        "not normalised": length,
+        "uint8 RGB": "uint8 RGB" if image.is_rgb8 else f"{image.dtype} of its channels",
+        "(B, 3,": f"(B, {channels},",
+    }
     usage = dict(usage)
     for name in usage:
         for word, meant in words.items():
@@ -40,7 +46,11 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
         usage[name] = usage[name].rstrip()
     own = own_name(facts, [row["features"] for row in rows])
     return _TEMPLATES.get_template("model_card.md").render(
-        **{"image": None, **config, "usage": usage, "kind": backbone["kind"], "length": length},
+        **{**config, "image": image},
+        usage=usage,
+        kind=backbone["kind"],
+        length=length,
+        background=None if image.background is None else hex_colour(image.background),
         elsewhere=_trained_elsewhere(facts),
         tuned=is_finetune(recipe),
         recipe=recipe,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView, JoinedView
-from sslpipe.data.image_type import ImageType
+from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.index import Split
 from sslpipe.data.loader import one_pass
 from sslpipe.errors import ExportError
@@ -107,7 +107,7 @@ def onnx_graph(model: FrozenBackbone, network: nn.Module) -> Any:
         "images": images,
         "features": f"(batch, {model.num_features}) float32, {length}",
         **{key: json.dumps(value) for key, value in view.items()},
-        **({} if own.is_rgb8 else {"image": own.model_dump_json()}),
+        **({} if own == RGB8 else {"image": own.model_dump_json()}),
         "weights_sha256": model.config.weights_sha256,
     }
     onnx.helper.set_model_props(proto, metadata)

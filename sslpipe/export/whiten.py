@@ -65,6 +65,8 @@ def whiten_export(
         say(why if helps else f"{why}; flattening does not help here: --power 0 keeps distances")
     fitted = fit_whitening(rows, floor, kept, power, say)
     view: dict[str, Any] = {k: metadata[k] for k in ("view", "image") if k in metadata}
+    if "image" in view:
+        view["format_version"] = 2
     _put(export, fitted, view)
     return width, kept
 

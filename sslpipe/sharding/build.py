@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from sslpipe.data.image_type import RGB8
+from sslpipe.data.image_type import RGB8, hex_colour
 from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, Manifest
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import one_at_a_time, replacing, write_atomically
@@ -172,6 +172,7 @@ def build_dataset(
             part=part,
             columns={name: each.kind for own in columns.values() for name, each in own.items()},
             channels=layout.sensors and layout.sensors.channels,
+            background=layout.background,
             range=(value_range or made.window) if layout.is_array else None,
             done=written,
             left_out=left_out,
@@ -289,7 +290,8 @@ def _check_type(
 ) -> None:
     """Raise DataError where images are of another type than those of splits that stay."""
     kept = [key for key in manifest.splits if key not in splits]
-    image, dtype = manifest.image or RGB8, dtype or RGB8.dtype
+    image = manifest.image or RGB8
+    dtype = dtype or RGB8.dtype
     channels = (layout.sensors and layout.sensors.channels) or RGB8.channels
     is_same = (image.channels, image.dtype, image.is_rgb8) == (channels, dtype, not layout.is_array)
     if kept and not is_same:
@@ -297,6 +299,12 @@ def _check_type(
             f"{', '.join(kept)} of dataset.json has {image.dtype} of {', '.join(image.channels)}, "
             f"and these images are {dtype} of {', '.join(channels)}: a data set has one type; "
             "build another one"
+        )
+    if kept and image.background != layout.background:
+        has = "none" if image.background is None else hex_colour(image.background)
+        raise DataError(
+            f"--background: {', '.join(kept)} of dataset.json has {has}, and a data set has one; "
+            "give the same, or build all splits anew with --overwrite"
         )
 
 
@@ -414,7 +422,7 @@ def _finish(
         key = "train" if "train" in build.done else next(iter(build.done))
         if build.channels is None:
             update["mean"], update["std"] = mean_and_std(build.done[key])
-            update["image"] = None
+            update["image"] = None if build.background is None else RGB8.on(build.background)
         else:
             found = measure(tars[key], build.channels, build.range)
             update |= {"image": found.image, "mean": found.mean, "std": found.std}

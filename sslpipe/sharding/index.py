@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.decode import BadSample, decode
+from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, DatasetIndex, Manifest, ShardFile
 from sslpipe.data.storage import download, join, local_path, read_range, size_of
 from sslpipe.errors import DataError, shown
@@ -52,6 +53,11 @@ class Indexed(NamedTuple):
 
     manifest: Manifest
     report: Report
+
+
+def is_rgb8(image: object) -> bool:
+    """Return whether a manifest's `image` is of 8-bit RGB, on any background."""
+    return not isinstance(image, ImageType) or image.is_rgb8
 
 
 def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
@@ -159,9 +165,9 @@ def index_folder(
     manifest = open_manifest(out)
     groups = tars.groups
     image = tars.fields.get("image", manifest.image)
-    is_array = bool(channels) or image is not None
+    is_array = bool(channels) or not is_rgb8(image)
     suffixes = ARRAY_SUFFIXES if is_array else IMAGE_SUFFIXES
-    if channels and manifest.image is None and set(manifest.splits) - set(groups):
+    if channels and is_rgb8(manifest.image) and set(manifest.splits) - set(groups):
         raise DataError(f"{out / 'dataset.json'} has splits of 8-bit RGB: index all at once")
     _check_once(out, groups, manifest)
 

@@ -24,6 +24,7 @@ from sslpipe.data.decode import (
     image_kind,
     is_plain_jpeg,
     looks_like,
+    rgb_pixels,
 )
 from sslpipe.random import uniform
 
@@ -104,19 +105,17 @@ def _with_alpha(raw: bytes) -> Image.Image | None:
 def flatten(raw: bytes, background: tuple[int, int, int]) -> bytes:
     """Put an image with transparent parts on a colour, 0 to 255, as a PNG; others stay as they are.
 
-    Decoders drop alpha, and what lies under it is often black. Raises: BadSample.
+    Pixels are those of `decode` for this background. Raises: BadSample.
     """
     with _readable():
         image = _with_alpha(raw)
         if image is None:
             return raw
-        rgba = np.asarray(ImageOps.exif_transpose(image).convert("RGBA")).astype(np.uint16)
-    alpha = rgba[:, :, 3:]  # (h, w, 1)
-    if (alpha == 255).all():
-        return raw
-    under = np.array(background, np.uint16)
-    mixed = (rgba[:, :, :3] * alpha + under * (255 - alpha) + 127) // 255  # at most 65,152
-    return encode_png(mixed.astype(np.uint8))
+        alpha = image.convert("RGBA").getchannel("A").tobytes()
+        if not alpha.strip(b"\xff"):
+            return raw
+        upright = ImageOps.exif_transpose(image)
+        return encode_png(np.ascontiguousarray(rgb_pixels(upright, background)))
 
 
 def downscale(raw: bytes, shorter_px: int) -> bytes:

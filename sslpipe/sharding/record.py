@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sslpipe.data.columns import Kind
+from sslpipe.data.image_type import Colour
 from sslpipe.data.index import SCHEMA_VERSIONS, Manifest, ShardFile, load_index, manifest_text
 from sslpipe.errors import DataError
 from sslpipe.portable import (
@@ -215,6 +216,7 @@ class PartFile(BaseModel):
     columns: dict[str, Kind] = {}  # whose values are in the shards
     channels: tuple[str, ...] | None = None  # of images that are not 8-bit RGB
     range: tuple[float, float] | None = None  # their low and high value; None: measured
+    background: Colour | None = None  # what transparent parts were put on; None: alpha dropped
     part: Part | None
     done: dict[str, list[Done]]  # its shards, by split
     left_out: list[Group] = []  # of the source, for the report

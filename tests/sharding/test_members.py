@@ -12,12 +12,12 @@ from PIL import Image
 from scipy import stats
 
 from sslpipe.data.decode import BadSample, decode
+from sslpipe.data.index import load_index
 from sslpipe.sharding.members import (
     SMALL_PX,
     Placement,
     draw_placement,
     encode_png,
-    flatten,
     place,
     png_bytes,
     to_member,
@@ -83,10 +83,12 @@ def test_transparent_parts_are_counted_once_and_get_the_colour_asked_for(tmp_pat
     for name in ("opaque.png", "rgb.png", "jpeg.jpg", "palette.png"):
         assert orange[name.partition(".")[0]] == (root / name).read_bytes()
     # the page says how to read a file as the shards have it
-    line = "decode(flatten(Path(name).read_bytes(), (255, 255, 255)), 4096)"
+    line = "decode(raw, 4096, image_type=backbone.image_type)"
     assert f"`{line}`" in (Path(__file__).parents[2] / "docs" / "export.md").read_text()
-    again = decode(flatten((root / "rgba.png").read_bytes(), (255, 128, 0)), 4096)
-    np.testing.assert_array_equal(again, decode(orange["rgba"], 64))
+    kind = load_index(tmp_path / "orange").image_type
+    for path in sorted(root.glob("*.png")):
+        again = decode(path.read_bytes(), 4096, image_type=kind)
+        np.testing.assert_array_equal(again, decode(orange[path.stem], 64))
 
 
 TWELVE_BITS = np.arange(24, dtype=np.uint16).reshape(4, 6) * 178  # to 4,094
