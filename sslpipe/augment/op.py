@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.augment.spec import ViewSpec
+from sslpipe.data.pipeline import send
 from sslpipe.random import hash_integers
 
 Array = NDArray[Any]
@@ -65,9 +66,6 @@ class Chunk(NamedTuple):
     jitter: Callable[[Tensor], Tensor] | None  # of all rows, perhaps in place; None: of none
     bfloat16: bool  # whether blurs are rounded to it
     params: Mapping[str, Tensor]  # those of `draws` on the views' device
-    # by MaskedOp: the rows that it changes, on the CPU and on the device; empty on a CPU, which
-    # finds them itself
-    masked: Mapping[str, tuple[Tensor, Tensor]]
 
 
 class Op:
@@ -144,10 +142,9 @@ class MaskedOp(Op):
 
     def apply(self, views: Tensor, chunk: Chunk) -> Tensor:
         """Change the rows of the mask."""
-        rows, chosen = (
-            chunk.masked.get(self.name) or (masked_rows(chunk.draws.params[self.name]),) * 2
-        )
+        rows = masked_rows(chunk.draws.params[self.name])
         if rows is not None:
+            chosen = send([rows], views.device)[0] if isinstance(rows, Tensor) else rows
             part, draws = views[chosen], chunk.draws.rows(rows, self.params)
             params = {name: chunk.params[name][chosen] for name in self.params}
             changed = self.change(part, chunk._replace(draws=draws, params=params))

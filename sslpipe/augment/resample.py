@@ -3,7 +3,7 @@
 A Taps says which pixels, with what weights. On a CPU, whole lines of an image are summed by
 embedding_bag, then the image is transposed and the lines across are summed in the same way: 1.2 to
 2.3 times faster than products with the nearly empty matrices of the taps, and those than
-interpolate. A GPU does the products: see plans.py for its crops.
+interpolate. Other devices sum likewise, and blur by products.
 Images are float32 and planar; formulas: torchvision.transforms.v2 on float tensors.
 """
 
@@ -68,7 +68,7 @@ def plan_crops(source: Tensor, boxes: Tensor, flip: Tensor, apart: Tensor, crop_
 
 
 def crop_together(images: Tensor, crops: Crops) -> Tensor:
-    """Crop small images, which are read whole, on a CPU; planned without `apart`.
+    """Crop images, which are read whole; planned without `apart`.
 
     (B, C, H, W) in 0..255, uint8 or float32 (fastest channels_last) -> (n, C, crop_px, crop_px)
     float32 in units / 255.
@@ -77,6 +77,13 @@ def crop_together(images: Tensor, crops: Crops) -> Tensor:
     lines = images.permute(0, 2, 3, 1).to(torch.float32, memory_format=torch.contiguous_format)
     first = (crops.source * height).int()[:, None, None]
     return _crop(lines.reshape(-1, channels * width), first, crops, channels)
+
+
+def crop_gathered(images: Tensor, crops: Crops) -> Tensor:
+    """Do the same on any device, converting to float32 only those that the crops show."""
+    own = images.index_select(0, crops.source)
+    each = torch.arange(len(own), device=own.device)
+    return crop_together(own, crops._replace(source=each))
 
 
 def crop_apart(images: Tensor, crops: Crops) -> Tensor:
@@ -103,7 +110,7 @@ def _crop(lines: Tensor, first: Tensor | None, crops: Crops, channels: int) -> T
     n, side, _ = crops.down.places.shape
     down = _sum_lines(lines, crops.down, first)  # (n, S, C W)
     columns = transposed(down).view(-1, channels * side)  # (n W, C S)
-    first = _first_lines(n, lines.shape[1] // channels) if n > 1 else None
+    first = _first_lines(n, lines.shape[1] // channels, lines.device) if n > 1 else None
     across = _sum_lines(columns, crops.across, first)  # (n, S, C S)
     return transposed(across).view(n, channels, side, side)
 
@@ -124,11 +131,11 @@ def gaussian_blur(
     if kernel_px <= _FEW_TAPS:
         return _blur_by_shifts(images, sigma, kernel_px)
     taps = blur_taps(sigma, kernel_px, images.shape[-1], largest_sigma)
-    if images.is_cuda or bfloat16:
+    if images.device.type != "cpu" or bfloat16:
         return blur_by_products(images, taps, torch.bfloat16 if bfloat16 else torch.float32)
     n, channels, side, _ = images.shape
     planes = images.contiguous().view(n * channels, side, side)
-    places = taps.places[:1] + _first_lines(n * channels, side)
+    places = taps.places[:1] + _first_lines(n * channels, side, images.device)
     weight = taps.weight[:, None].expand(n, channels, *taps.weight.shape[1:])
     taps = Taps(places, weight.reshape(places.shape))
     for _ in range(2):
@@ -157,7 +164,7 @@ def _blur_by_shifts(images: Tensor, sigma: Tensor, kernel_px: int) -> Tensor:
 
 
 def blur_by_products(images: Tensor, taps: Taps, dtype: torch.dtype) -> Tensor:
-    """Do what gaussian_blur does by dense products, as a GPU does it; dtype: of those across."""
+    """Do what gaussian_blur does by dense products; dtype: of those across."""
     n, _, side, _ = images.shape
     matrices, down = _matrices(taps, side), torch.empty_like(images)
     with full_float32():
@@ -247,9 +254,10 @@ def _sum_lines(lines: Tensor, taps: Taps, first: Tensor | None = None) -> Tensor
     return sums.view(n, out_px, -1)
 
 
-def _first_lines(images: int, height: int) -> Tensor:
+def _first_lines(images: int, height: int, device: torch.device) -> Tensor:
     """(images, 1, 1) int32: where each begins, of images one below the other."""
-    return torch.arange(0, images * height, height, dtype=torch.int32)[:, None, None]
+    first = torch.arange(0, images * height, height, dtype=torch.int32, device=device)
+    return first[:, None, None]
 
 
 def transposed(images: Tensor) -> Tensor:
@@ -257,6 +265,8 @@ def transposed(images: Tensor) -> Tensor:
 
     A shuffle of channels is the same move, and its kernel does it in blocks of 16 x 16.
     """
+    if images.device.type != "cpu":
+        return images.mT.contiguous()
     n, rows, columns = images.shape
     channels = images.reshape(1, n, 1, rows * columns).permute(0, 3, 1, 2)  # (1, r c, n, 1)
     return F.channel_shuffle(channels, rows).permute(0, 2, 3, 1).view(n, columns, rows)

@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from sslpipe.augment import pixels, triton_views
+from sslpipe.augment.chunks import ChunkPlan
 from sslpipe.augment.extra_ops import ExtraOps
 from sslpipe.augment.op import Draws, by_kornia
 from sslpipe.augment.ops import draws, ops_for
-from sslpipe.augment.plans import BatchPlan, ChunkPlan
 from sslpipe.augment.presets import view_specs
 from sslpipe.augment.resample import TOGETHER_PX, transposed
 from sslpipe.augment.spec import check_images, check_statistics
@@ -28,7 +28,7 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.registry import build
 
-Plan = ChunkPlan | BatchPlan | TritonPlan
+Plan = ChunkPlan | TritonPlan
 
 _SMALL_PX = 64  # views up to this long are written together, larger ones faster one by one
 
@@ -61,8 +61,6 @@ class BaseViews(nn.Module):
 
     mean: Tensor
     std: Tensor
-    scale: Tensor
-    shift: Tensor
 
     def __init__(
         self,
@@ -87,9 +85,6 @@ class BaseViews(nn.Module):
         self.extra = ExtraOps(extra) if extra else None
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
-        scale = self.std.reciprocal()  # (x - mean) / std = x scale + shift
-        self.register_buffer("scale", scale, persistent=False)
-        self.register_buffer("shift", -self.mean * scale, persistent=False)
 
     def prepare(self, batch: Batch, *, seed: int, number: int) -> Batch:
         """Return the batch with the plan of its views: what a loader's thread does ahead.
@@ -185,18 +180,22 @@ class FusedViews(BaseViews):
         return ViewPlan(params, self._planned(params, batch, self.mean.device))
 
     def _planned(self, params: Draws, batch: Batch, device: torch.device) -> Plan:
-        bfloat16 = self.blur == "bf16"
         ops, shown = ops_for(self.specs), batch.view_images(len(self.specs))
         rgb8 = self.rgb and batch.images.dtype == torch.uint8
         if triton_views.chosen(self.kernels, device, ops, self.extra is not None, rgb8):
             return TritonPlan(params, self.specs, self.jitter_ops, shown)
-        if device.type == "cpu":
-            options = self.jitter_ops, self.colours, bfloat16, len(self.channels)
-            return ChunkPlan(params, self.specs, batch.sizes, shown, *options)
         height, width = batch.images.shape[2:]
-        each = None if batch.pairs is None else shown
-        wanted = self.jitter_ops, ops, bfloat16, len(self.channels)
-        return BatchPlan(params, self.specs, (height, width), *wanted, shown=each)
+        return ChunkPlan(
+            params,
+            self.specs,
+            batch.sizes,
+            shown,
+            jitter_ops=self.jitter_ops,
+            colours=self.colours,
+            bfloat16=self.blur == "bf16",
+            channels=len(self.channels),
+            canvas=None if device.type == "cpu" else (height, width),
+        )
 
     @torch.no_grad()
     def forward(
@@ -224,14 +223,14 @@ class FusedViews(BaseViews):
             return views
 
         small = images
-        if isinstance(plan, ChunkPlan) and not plan.all_large:  # converted once for all chunks
+        if plan.reads_together:  # converted once for all chunks
             small = images[:, :, :TOGETHER_PX, :TOGETHER_PX].to(
                 torch.float32, memory_format=memory_format
             )
 
         ops = ops_for(self.specs)
         with torch.autocast(images.device.type, enabled=False):
-            for chunk in plan.chunks(dtype) if isinstance(plan, BatchPlan) else plan:
+            for chunk in plan:
                 changed = images if chunk.from_bytes else small
                 for op in ops:  # the first cuts the chunk's views out of the images
                     if op.name not in triton_views.COVERED:  # a plugged-in one may flatten them
@@ -241,10 +240,7 @@ class FusedViews(BaseViews):
                         changed = changed.clamp_(0, 1)  # as colour ops need it, and bytes are
                 if self.extra is not None:
                     changed = self.extra(changed.contiguous(), chunk.draws)
-                if isinstance(plan, ChunkPlan):
-                    self._write(pixels.normalize_(changed, self.mean, self.std), chunk.rows, views)
-                else:
-                    self._write_all(changed, chunk.rows, views)
+                self._write(pixels.normalize_(changed, self.mean, self.std), chunk.rows, views)
         return views
 
     def _write(self, chunk: Tensor, rows: Tensor, views: Tensor) -> None:
@@ -252,19 +248,11 @@ class FusedViews(BaseViews):
         planes = chunk.flatten(2)  # (n, C, S S)
         flat = transposed(planes).to(views.dtype).reshape(len(rows), -1)  # (n, C S S)
         lines = views.permute(0, 2, 3, 1).view(len(views), -1)  # (2B, C S S)
-        if self.crop_px <= _SMALL_PX:
+        if self.crop_px <= _SMALL_PX or views.device.type != "cpu":
             lines.index_copy_(0, rows, flat)
         else:
             for row, line in zip(rows.tolist(), flat, strict=True):
                 lines[row].copy_(line)
-
-    def _write_all(self, part: Tensor, rows: Tensor, views: Tensor) -> None:
-        """Normalise (n, C, S, S), and write it to these rows (n,) of the views."""
-        written = torch.empty_like(part, dtype=views.dtype, memory_format=torch.channels_last)
-        scale, shift = self.scale[:, None, None], self.shift[:, None, None]
-        torch.addcmul(shift, part, scale, out=written)
-        lines = views.permute(0, 2, 3, 1).view(len(views), -1)  # (2B, C S S)
-        lines.index_copy_(0, rows, written.permute(0, 2, 3, 1).view(len(rows), -1))
 
 
 class KorniaViews(BaseViews):

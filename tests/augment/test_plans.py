@@ -1,10 +1,9 @@
-"""Plans of views: made ahead, of rows of a batch, of partners' images, and a GPU's on a CPU."""
+"""Plans of views: made ahead, of rows of a batch, of partners' images, and a GPU's chunks."""
 
 import pytest
 import torch
 
-from sslpipe.augment.ops import ops_for
-from sslpipe.augment.plans import BatchPlan
+from sslpipe.augment.chunks import ChunkPlan
 from sslpipe.augment.presets import PRESETS
 from sslpipe.augment.triton_views import TritonPlan
 from sslpipe.augment.two_views import AUGMENTS, FusedViews, ViewPlan
@@ -39,57 +38,38 @@ def test_a_batch_without_a_plan_is_refused():
         FusedViews("simclr", 32)(batch_of(SIZES[:2]))
 
 
-# -- a GPU's operations on whole batches -----------------------------------------------------------
+# -- the chunks of a device that is no CPU ---------------------------------------------------------
 
 
-def gpu_plan(augment, batch, **options):
-    """The plan by which a GPU makes the views of a prepared batch, and the batch with it."""
+def device_plan(augment, batch):
+    """The batch with the plan by which a GPU's torch operations make its views."""
     assert isinstance(batch.plan, ViewPlan)
-    draws, ops, canvas = batch.plan.draws, ops_for(augment.specs), tuple(batch.images.shape[2:])
-    settings = augment.jitter_ops, ops, False, len(augment.channels)
-    plan = BatchPlan(draws, augment.specs, canvas, *settings, **options)
-    plan = plan.to(torch.device("cpu"))
-    return plan, batch._replace(plan=ViewPlan(draws, plan))
+    plan = augment._planned(batch.plan.draws, batch, torch.device("cuda"))
+    assert isinstance(plan, ChunkPlan)
+    return plan, batch._replace(plan=ViewPlan(batch.plan.draws, plan))
 
 
-def set_parts(monkeypatch, images, pixels):
-    """Have a plan change so many images together, of so many pixels."""
-    monkeypatch.setattr("sslpipe.augment.plans._PART_BYTES", images * 3 * 4 * pixels)
+def set_chunks(monkeypatch, images, pixels):
+    """Have a chunk hold so many views, of images of so many pixels."""
+    monkeypatch.setattr("sslpipe.augment.chunks._DEVICE_BYTES", images * 3 * 4 * pixels)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("crop_px", [32, 96])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_whole_batch_at_once_gives_the_views_of_chunks(preset, crop_px, parts, monkeypatch):
-    augment = FusedViews(preset, crop_px, MEAN, STD, normalize=False)
-    batch = prepared(augment, batch_of(SIZES[:9]))
+def test_large_chunks_give_the_views_of_small_ones(preset, crop_px, few, monkeypatch):
+    augment = FusedViews(preset, crop_px, MEAN, STD, normalize=False, kernels="torch")
+    batch = prepared(augment, batch_of([*SIZES[:9], (130, 200)]))
     expected = augment(batch)
-    set_parts(monkeypatch, 9 // parts, max(64 * 64, 2 * crop_px**2))
-    plan, batch = gpu_plan(augment, batch)
-    chunks = list(plan.chunks(torch.float32))
-    assert len(chunks) == parts
-    for chunk in chunks:
-        assert torch.equal(chunk.params["angle_deg"], chunk.draws.angle_deg)
+    if few:
+        set_chunks(monkeypatch, 2, 130 * 200)
+    plan, batch = device_plan(augment, batch)
+    chunks = list(plan)
+    assert max(len(chunk.rows) for chunk in chunks) > 2 or few
+    assert max(len(chunk.rows) for chunk in chunks) <= 2 or not few
     views = augment(batch)
     assert views.stride() == expected.stride()
     assert (views - expected).abs().max() <= (2e-6 if crop_px == 32 else 1e-5)
-
-
-def test_views_that_none_of_the_ops_touches_are_crops():
-    augment = FusedViews("simclr", 32, jitter_prob=0, grayscale_prob=0, blur_prob=0)
-    expected = prepared(augment, batch_of(SIZES[:4]))
-    plan, batch = gpu_plan(augment, expected)
-    (chunk,) = plan.chunks(torch.float32)
-    assert chunk.jitter is None
-    assert not chunk.masked
-    assert (augment(batch) - augment(expected)).abs().max() < 2e-6
-
-
-def test_ops_of_others_get_memory_that_they_can_flatten():
-    augment, seen = FusedViews("simclr", 32), list[bool]()
-    augment.extra = lambda views, draws: seen.append(views.is_contiguous()) or views
-    augment(gpu_plan(augment, prepared(augment, batch_of(SIZES[:4])))[1])
-    assert seen == [True]
 
 
 # -- second views of another image: those that this image makes alone ------------------------------
@@ -128,14 +108,10 @@ def test_a_second_view_is_the_one_that_the_partners_image_makes_alone(kind, pres
         torch.testing.assert_close(augment(batch.rows(rows)), wanted, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("parts", [1, 4])
-def test_a_gpus_plan_makes_the_same_views(parts, monkeypatch):
-    augment, (both, first, second) = FusedViews("simclr", 32, normalize=False), paired_batch()
+def test_large_chunks_show_the_partners_too():
+    augment, (both, first, second) = FusedViews("simclr", 32, kernels="torch"), paired_batch()
     batch, shown = prepared(augment, both), both.view_images(2)
-    height, width = both.images.shape[2:]
-    set_parts(monkeypatch, 8 // parts, height * width)
-    plan, batch = gpu_plan(augment, batch, shown=shown)
-    assert len(list(plan.chunks(torch.float32))) == parts
+    _, batch = device_plan(augment, batch)
     expected = expected_views(augment, first, second)
     torch.testing.assert_close(augment(batch), expected, atol=2e-5, rtol=0)
     assert isinstance(batch.plan, ViewPlan)

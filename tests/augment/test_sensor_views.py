@@ -16,7 +16,7 @@ from sslpipe.augment.two_views import AUGMENTS, FusedViews, TwoViews
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import RecipeError
-from tests.augment.test_plans import gpu_plan
+from tests.augment.test_plans import device_plan
 from tests.augment.test_two_views import SIZES, batch_of, params_for, torchvision_view, views_of
 
 NAMES = ("nir", "red", "green", "thermal", "dem")  # of which no three are red, green, blue
@@ -31,9 +31,9 @@ def settings_of(channels):
 
 def of_a_gpu(augment, batch, dtype=torch.float32):
     """The views of a GPU's torch path, on the CPU; dtype: of the result."""
-    return augment(
-        gpu_plan(augment, augment.prepare(batch, seed=0, number=batch.epoch))[1], dtype=dtype
-    )
+    augment.kernels = "torch"
+    prepared = augment.prepare(batch, seed=0, number=batch.epoch)
+    return augment(device_plan(augment, prepared)[1], dtype=dtype)
 
 
 @pytest.mark.promise(16)

@@ -215,7 +215,7 @@ def test_neither_padding_nor_chunks_nor_autocast_change_the_views(monkeypatch):
     assert torch.equal(views_of(batch._replace(images=bright), augment), whole)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(views_of(batch, augment), whole)
-    monkeypatch.setattr("sslpipe.augment.plans._CHUNK_BYTES", 3 * 4 * 32 * 32 * 2)
+    monkeypatch.setattr("sslpipe.augment.chunks._CHUNK_BYTES", 3 * 4 * 32 * 32 * 2)
     assert (views_of(batch, augment) - whole).abs().max() <= 1e-6
 
 
