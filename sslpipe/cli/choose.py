@@ -6,14 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from sslpipe.cli import options as opt
 from sslpipe.cli.inputs import check_folder, check_model, find_images, open_data
 from sslpipe.cli.next_step import say_next
-from sslpipe.cli.terminal import new_app, progress, report_bad, say, text_table, write_json
+from sslpipe.cli.terminal import (
+    new_app,
+    progress,
+    report_bad,
+    say,
+    show,
+    text_table,
+    write_json,
+)
 from sslpipe.errors import UserError
 from sslpipe.portable import return_freed_memory, write_atomically
+from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
     from sslpipe.evaluation.embed import Embeddings
@@ -130,11 +138,11 @@ def main(
     page = choice_page(rows, sentences, heads, cells, ranked, features, seed)
     write_atomically(out / "choice.html", page)
     # the best form of each row; a log file gets lines wide enough
-    best, printer = [cells[n] for n in choose.best_forms(ranked)], Console()
-    (printer if printer.is_terminal else Console(width=160)).print(text_table(heads, best))
+    best, printer = [cells[n] for n in choose.best_forms(ranked)], SafeConsole()
+    (printer if printer.is_terminal else SafeConsole(width=160)).print(text_table(heads, best))
     if any("*" in cell for row in best for cell in row[1:]):
         typer.echo("* clearly different, all rows taken together (Holm)")
-    typer.echo("\n".join(sentences))
+    show("\n".join(sentences))
     say(f"{out / 'choice.html'}: the same queries under each")
     # the commands that make an export of the best row, flattened
     power, backbone, train = ranked[0].power, out / "backbone", out / "backbone.safetensors"

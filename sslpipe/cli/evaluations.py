@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
-from rich.console import Console, Group
+from rich.console import Group
 from rich.text import Text
 
 from sslpipe.cli.inputs import check_file, check_seed, start
@@ -33,6 +33,7 @@ from sslpipe.evaluation.features import check_one_split, split_of_file
 from sslpipe.evaluation.groups import GroupCodes, group_codes
 from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.whiten import whiten
+from sslpipe.run.console import SafeConsole
 
 MOST_DEFAULTS = 8  # of an option, that its help lists one by one
 SHARE_THE_BANK = ("few-shot", "knn")
@@ -88,7 +89,7 @@ def print_results(title: str, results: Sequence[Result], prefix: str = "") -> No
         [[row[place] for place in kept] for row in rows],
         left=1 if 0 in shared else 2,
     )
-    Console().print(Group(Text("; ".join([title, *said_once])), table))
+    SafeConsole().print(Group(Text("; ".join([title, *said_once])), table))
     for one in results:
         for said in caveats(one.details):
             show(f"{one.protocol}: {said}")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,6 +18,7 @@ from sslpipe.cli.next_step import after_a_look, say_next
 from sslpipe.cli.options import Ids, Seed, argument, documented, option
 from sslpipe.cli.terminal import new_app, progress
 from sslpipe.errors import DataError, one_line
+from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
     from sslpipe.data.index import Manifest
@@ -408,7 +408,7 @@ def stats(
         table = Table(title=escape(title), show_header=False, box=None)
         for row in [*split_rows(data, name, sampled=looked_at), *column_rows(data, name)]:
             table.add_row(*(escape(one_line(cell)) for cell in row))
-        Console().print(table)
+        SafeConsole().print(table)
     after_a_look(folder)
 
 

@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -41,6 +40,7 @@ from sslpipe.evaluation.verdict import (
     unfinished,
 )
 from sslpipe.export.load import FrozenBackbone, load_backbone
+from sslpipe.run.console import SafeConsole
 
 AGAIN_S = 1.0  # a Ctrl-C so much later than the first signal ends what is being written
 LONGEST_NAME = 40
@@ -53,7 +53,7 @@ Sets = dict[str, Pair | Callable[[], Pair]]  # name -> train and test, or what e
 def print_report(report: dict[str, Any], out: Path) -> None:
     """Print the answer, the tables, and what is missing; end where sets are."""
     if note := unfinished(report["facts"]):
-        Console().print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        SafeConsole().print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
     show(report["verdict"])
     print_suite(report)
     if "leakage" in report:
@@ -77,9 +77,9 @@ def print_suite(report: dict[str, Any]) -> None:
     own = own_name(report["facts"], [row["features"] for row in report["rows"]])
     tables = {"rows", "against"} & report.keys()
     report = {**report, **{table: with_own_name(report[table], own) for table in tables}}
-    printer = Console()
+    printer = SafeConsole()
     if not printer.is_terminal:
-        printer = Console(width=110)
+        printer = SafeConsole(width=110)
     printer.print(suite_table(report))
     for row in report["rows"]:
         if row["column"] is not None and not row["details"].get("converged", True):

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
-from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from sslpipe.errors import printable
 from sslpipe.portable import write_atomically
+from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sslpipe.data.reader import Quarantined
     from sslpipe.export.load import FrozenBackbone
 
-console = Console(stderr=True)
+console = SafeConsole(stderr=True)
 PLAIN_EVERY_S = 10.0
 
 
@@ -62,7 +62,7 @@ def text_table(
     for number, head in enumerate(heads):
         table.add_column(Text(head), justify="left" if number < left else "right")
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))  # here, for their widths
     return table
 
 
@@ -73,13 +73,12 @@ def percent(value: float, interval: tuple[float, float]) -> str:
 
 def show(text: object) -> None:
     """Print a line of the result on stdout, as it is."""
-    text = printable(text) if isinstance(text, str) else text
-    Console().print(text, highlight=False, markup=False, soft_wrap=True)
+    SafeConsole().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def say(text: str, style: str = "") -> None:
     """Print a message on stderr, as it is."""
-    console.print(printable(text), style=style, highlight=False, markup=False, soft_wrap=True)
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def first_process() -> bool:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from sslpipe.cli import inputs
 from sslpipe.cli import options as opt
 from sslpipe.cli.next_step import after_train, new_run_dir, plugin_words, say_next, training
 from sslpipe.cli.terminal import new_app, say_once, show, text_table, working
 from sslpipe.errors import UserError, one_line
+from sslpipe.run.console import SafeConsole
 
 app = new_app()
 
@@ -69,7 +69,7 @@ def check(
     init_from = open_init(loaded, init, checkpoint=checkpoint, weights=weights)
     with working("check: a step is timed"):
         said = check_recipe(loaded, index, init_from)
-    Console().print(said)
+    SafeConsole().print(said)
     if init_from is not None and index is not None:
         from sslpipe.check.estimate import start_concentration
 
@@ -232,7 +232,7 @@ def _follow(run: Path) -> None:
 
         show(picture(follow(run, tell)))
         return
-    with Live(console=Console(), auto_refresh=False) as live:
+    with Live(console=SafeConsole(), auto_refresh=False) as live:
         follow(run, lambda summary: live.update(picture(summary), refresh=True))
 
 

@@ -11,7 +11,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+from rich.console import Console
+from rich.segment import Segment
+
+from sslpipe.errors import printable
+
 GONE = (errno.EPIPE, errno.EIO)  # nobody will read again; a full disk may have room later
+
+
+class SafeConsole(Console):
+    """A console on which names of files, classes and samples give the terminal no commands."""
+
+    def render(self, *args: Any, **options: Any) -> Iterator[Segment]:
+        """Yield the segments of what is printed; only rich's own may move the cursor."""
+        for segment in super().render(*args, **options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(printable(segment.text), segment.style)
 
 
 class LastingStream:

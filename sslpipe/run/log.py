@@ -22,12 +22,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sslpipe.errors import UserError
 from sslpipe.recipe.reading import leaves
 from sslpipe.registry import Table
+from sslpipe.run.console import SafeConsole
 from sslpipe.run.records import append_records, is_number, open_log, read_records
 
 if TYPE_CHECKING:  # who only reads a log needs no torch
@@ -81,7 +81,7 @@ class RunLog:
         self.enabled, self._cheaper_steps = enabled, cheaper_steps
         if not enabled:
             return
-        self.console = Console(stderr=True)
+        self.console = SafeConsole(stderr=True)
         self.path = run_dir / "metrics.jsonl"
         self._unwritten, self._quarantine = b"", run_dir / "quarantine.jsonl"
         starts, _ = read_records(self.path, {**METRIC, "restart": int})

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sslpipe.errors import DataError, shown
 from sslpipe.portable import forward_slashes
-from sslpipe.sharding.report import group_kinds
+from sslpipe.sharding.report import Group, group_kinds
 from sslpipe.sharding.sources import (
     SENSOR_SUFFIXES,
     SUFFIXES,
@@ -32,6 +32,18 @@ from sslpipe.sharding.split_names import GENERIC, read_splits, split_of
 MOST_LEVELS = 4  # down to which folders may be splits: data/set/images/train
 POINTER_BYTES = 1024  # at most, of what git-lfs and git-annex keep in place of a file
 _POINTERS = (b"version https://git-lfs", b"/annex/objects/", b"version https://hawser")
+# kinds of files that may hold images, and what makes images of them
+_UNREAD = {
+    "convert them to JPEG or PNG": (
+        *(".heic", ".heif", ".avif", ".jxl", ".jp2", ".jpx", ".svg", ".psd", ".tga", ".ico"),
+        *(".raw", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".eps", ".pdf"),
+    ),
+    "take frames: ffmpeg -i FILE -vf fps=1 FRAMES/%06d.jpg": (
+        *(".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv", ".3gp"),
+    ),
+    "unpack them": (".zip", ".rar", ".7z", ".gz", ".tgz", ".bz2", ".xz", ".zst"),
+    "see --channels": (*sorted(SENSOR_SUFFIXES - SUFFIXES),),
+}
 # folders and files that systems and programs make, in lower case
 _SYSTEM = frozenset(
     (
@@ -322,7 +334,7 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     found = {split: replace(own, missing=missing[split]) for split, own in found.items()}
     first = found[chosen[0]]
     said = group_kinds((e.reason or e.absent, e.kind, _below(root, e.path)) for e in left_out)
-    doubts = [*first.doubts, *_doubts(root, splits, rows)]
+    doubts = [*first.doubts, *_unread(said), *_doubts(root, splits, rows)]
     return {**found, chosen[0]: replace(first, left_out=said, doubts=doubts)}
 
 
@@ -356,6 +368,17 @@ def _doubled(images: Sequence[Entry]) -> set[Path]:
             doubled.add(path)
         seen.add(identity)
     return doubled
+
+
+def _unread(left_out: Sequence[Group]) -> list[str]:
+    """Name files that may hold images in formats that are not read, and what to do with them."""
+    doubts = []
+    for remedy, suffixes in _UNREAD.items():
+        found = [each for each in left_out if each.kind in suffixes]
+        if found:
+            kinds = ", ".join(f"{each.count:,} {each.kind}" for each in found)
+            doubts.append(f"files that may hold images and are not read: {kinds}; {remedy}")
+    return doubts
 
 
 def _doubts(root: Path, splits: Splits, rows: Mapping[str, Sequence[Row]]) -> list[str]:

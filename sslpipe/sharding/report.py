@@ -21,7 +21,7 @@ FILE = "build-report.json"  # beside dataset.json
 MOST_NAMED = 3  # names in a line
 MOST_KINDS = 6  # such as suffixes, in a line
 MOST_LINES = 24  # of left out, of images, of doubts: one screen
-SHORTEST_NEAR = 4  # letters of names that may be a slip of each other
+SHORTEST_NEAR = 4  # letters of the longer of two names that may be a slip of each other
 
 
 class Group(BaseModel):
@@ -266,15 +266,17 @@ def _near_names(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
             owners[name].add(split)
     shortened: dict[str, list[str]] = defaultdict(list)  # with one letter left out
     for name, splits in owners.items():
-        if len(name) >= SHORTEST_NEAR and len(splits) < len(counts):
-            for variant in {name, *(name[:k] + name[k + 1 :] for k in range(len(name)))}:
+        plain = _plain(name)
+        if len(splits) < len(counts):
+            for variant in {plain, *(plain[:k] + plain[k + 1 :] for k in range(len(plain)))}:
                 shortened[variant].append(name)
     pairs = set[tuple[str, str]]()
     for near in shortened.values():
         first, *others = sorted(near)
         for other in others:
             is_code = _without_digits(first) == _without_digits(other)  # 1001 beside 1002
-            if not is_code and not owners[first] & owners[other]:
+            is_short = max(len(first), len(other)) < SHORTEST_NEAR  # bat beside cat
+            if not is_code and not is_short and not owners[first] & owners[other]:
                 pairs.add((first, other))
     some = [f"{_name(a)} and {_name(b)}" for a, b in sorted(pairs)[:MOST_NAMED]]
     return [f"classes of other splits whose names are near: {', '.join(some)}"] if some else []

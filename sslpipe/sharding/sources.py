@@ -204,13 +204,13 @@ def _merged_classes(labels: Iterable[str | None]) -> list[str]:
     doubts = []
     if merged:
         doubts.append(
-            f"{len(merged):,} classes are written in several ways (blanks around them, forms of "
-            f"accents) and became one each, such as {shown(min(merged))}"
+            "classes that are written in several ways (blanks around them, forms of accents) and "
+            f"became one each: {len(merged):,}, such as {shown(min(merged))}"
         )
     if strange:
         doubts.append(
-            f"{len(strange):,} names of classes are not UTF-8, such as {shown(min(strange))}; "
-            "convmv -f latin1 -t utf8 renames them"
+            f"names of classes that are not UTF-8: {len(strange):,}, such as "
+            f"{shown(min(strange))}; convmv -f latin1 -t utf8 renames them"
         )
     return doubts
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sslpipe.cli.terminal import progress, say, show, text_table
 from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
 from sslpipe.sharding import SOURCES
@@ -161,18 +162,18 @@ def test_a_class_that_differs_by_case_between_splits_is_refused(tmp_path, capsys
 
 
 def test_slips_in_names_of_classes_are_named(tmp_path, capsys):
-    root = photos(tmp_path / "in", "train/persian/1.png", "train/A/1.png", "train/a/1.png")
+    root = photos(tmp_path / "in", "train/Persian/1.png", "train/A/1.png", "train/a/1.png")
     photos(root, "test/persain/2.png", "test/A/2.png", "test/a/2.png", "train/1001/1.png")
     photos(root, "test/1002/1.png", "train/test_tube/1.png", "test/test_tube/1.png")
     photos(root, "train/A/3.png")
     assert run("build", tmp_path / "out", "--root", root) == 0
     said = "\n".join(report_of(tmp_path / "out").doubts)
-    assert "near: persain and persian" in said
+    assert "near: Persian and persain" in said
     assert "1002 and" not in said  # numbers are near each other by nature
     assert "differ by case or blanks: A, a" in said
     assert "like a split: test_tube" in said
-    assert "split test lacks 2 of 7 classes: 1001, persian" in said
-    assert "4 classes of one image: 1001, 1002, persain and 1 more" in said
+    assert "split test lacks 2 of 7 classes: 1001, Persian" in said
+    assert "4 classes of one image: 1001, 1002, Persian and 1 more" in said
     assert said in "\n".join(capsys.readouterr().out.replace("look at this: ", "").splitlines())
 
 
@@ -262,6 +263,8 @@ def test_kinds_that_are_not_read_are_counted_and_a_jfif_is_a_jpeg(tmp_path):
     (root / "dog" / "LICENSE").write_text("")
     assert found(root) == {"train": ["cat", "dog"]}
     assert left_out(root) == {**{f".{suffix}": 1 for suffix in others}, "no extension": 1}
+    said = "; ".join(next(iter(read(root).values())).doubts)
+    assert all(word in said for word in ("1 .heic", "JPEG", "1 .mp4", "ffmpeg"))
 
 
 def test_the_data_set_may_lie_inside_of_the_folder_it_is_built_of(tmp_path, capsys):
@@ -305,6 +308,18 @@ def test_names_that_are_no_utf8_are_read_and_said(tmp_path, capsys):
     assert r"dog/\xfe.png" in capsys.readouterr().err
     report = json.loads((tmp_path / "out" / "build-report.json").read_text())
     assert "UTF-8" in report["doubts"][0]
+
+
+def test_every_printer_keeps_commands_from_the_terminal(capsys):
+    evil = "a\x1b[2J\x07\x9b31m\u202eb\rc"
+    show(evil)
+    show(text_table([evil], [[evil]], title=evil))
+    say(evil)
+    with progress(evil, 1) as advance:
+        advance(1)
+    said = "".join(capsys.readouterr())
+    assert said.count(r"a\x1b[2J") == 5
+    assert not set("\x1b\x07\x9b\u202e\r") & set(said)
 
 
 def test_nothing_of_a_name_reaches_the_terminal_as_a_command(tmp_path, capsys):
