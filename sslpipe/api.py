@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sslpipe.data.index import DatasetIndex, load_index
-from sslpipe.data.pairing import plan_version
+from sslpipe.data.order import ORDER_VERSION
 from sslpipe.data.plan import plan_order
 from sslpipe.errors import UserError
 from sslpipe.export.initial import KEPT, open_init, with_init
@@ -89,7 +89,7 @@ def _finished_steps(
         steps_per_epoch = build.plan_batches(recipe, index).steps_per_epoch
         recipe = build.with_backbone(recipe, None, index, run_dir)
     else:
-        version = plan_version(recipe.pairs)
+        version = ORDER_VERSION
         steps_per_epoch = plan_order(recipe, index).steps_per_epoch
         recipe = with_init(recipe, None, index, run_dir)
     resolved, state = recipe.resolved(steps_per_epoch), read_state(last)

@@ -254,8 +254,7 @@ def planned_arguments(
         epoch=epoch,
     )
     if pairing is not None:
-        drawn = pairing.drawn(step, streams)
-        batch = pairing.describe(step, streams, batch, None if drawn is None else drawn.ids)
+        batch = pairing.describe(step, streams, batch, pairing.drawn(step, streams))
     return batch.loss_arguments
 
 

@@ -27,8 +27,8 @@ from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import batches
 from sslpipe.data.nvjpeg import jpeg_decoder
-from sslpipe.data.order import Order
-from sslpipe.data.pairing import Pairing, plan_pairs, plan_version
+from sslpipe.data.order import ORDER_VERSION, Order
+from sslpipe.data.pairing import Pairing, plan_pairs
 from sslpipe.data.pipeline import Batch
 from sslpipe.data.plan import bank_ids, holdout_ids, plan_order
 from sslpipe.distributed import all_gather_rows
@@ -123,7 +123,7 @@ def pretrain(
             index,
             order,
             {"model": model, "optimizer": optimizer, "loss": loss_fn},
-            order_version=plan_version(recipe.pairs),
+            order_version=ORDER_VERSION,
             guarded=[model, loss_fn],
             alarms=Alarms(highest_rank) if loss_fn.embeds else None,
             metadata=init_metadata(init_from, view),

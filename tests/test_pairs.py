@@ -38,8 +38,8 @@ def data(tmp_path_factory):
 
 
 KINDS = {
-    "micro-batches": ("data.micro_batch=4", "pairs.reach=window", "data.shuffle_window=32"),
-    "sup_con": ("loss.kind=sup_con", "pairs.label=icon", "pairs.share=0.5"),
+    "micro-batches": ("data.micro_batch=4", "data.shuffle_window=32"),
+    "sup_con": ("loss.kind=sup_con", "pairs.label=icon"),
     "moco": (*MOCO, "run.cache=device"),
 }
 
@@ -85,9 +85,18 @@ def test_a_run_that_was_killed_in_mid_epoch_resumes_bitwise(data, tmp_path):
 
 def test_pairs_are_part_of_the_digest_and_their_absence_is_not(data, tmp_path):
     recipe, sha256 = write_recipe(tmp_path), load_index(data).sha256
-    recipes = [load_recipe(recipe, s) for s in ((), PAIRS, (*PAIRS, "pairs.reach=window"))]
+    recipes = [load_recipe(recipe, s) for s in ((), PAIRS, PAIRS[:2])]
     assert len({digest(each, sha256, 1) for each in recipes}) == 3
     assert recipes[0].model_dump(mode="json")["pairs"] is None
+
+
+def test_a_resume_without_pairs_is_told_of_pairs(data, tmp_path):
+    recipe = write_recipe(tmp_path)
+    train_over(1, recipe, data, tmp_path / "run", *PAIRS, "steps=2")
+    words = ("--data", str(data), "--run-dir", str(tmp_path / "run"), "steps=2")
+    said = command_line("train", str(recipe), *words, status=2).stderr
+    assert "pairs" in said
+    assert "order_version" not in said  # no setting is called so
 
 
 @pytest.mark.parametrize(
@@ -95,11 +104,10 @@ def test_pairs_are_part_of_the_digest_and_their_absence_is_not(data, tmp_path):
     [
         ('positive = "icon"\ndifferent = "icon"', "both name 'icon'"),
         ('different = "vendor"', "pairs.different is about partners"),
-        ("share = 0.5\nlabel = 'icon'", "pairs.share is about partners"),
         ('positive = ["icon", "icon"]', "pairs.positive names 'icon' twice"),
         ('positive = "icon"\nwithin = "60 s"', "pairs.time and pairs.within"),
         ('time = "icon"\nwithin = "60 parsecs"', "'60 parsecs' is no span of time"),
-        ('positive = "icon"\nshare = 0', "pairs.share"),
+        ('positive = "icon"\nshare = 0.5', "share"),
         ("", "pairs says nothing"),
         ('positive = "icom"', "no column 'icom'; did you mean 'icon'"),
     ],

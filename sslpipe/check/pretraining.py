@@ -28,8 +28,8 @@ from sslpipe.check.result import (
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.nvjpeg import jpeg_decoder
-from sslpipe.data.order import WELL_MIXED, Order, mixing_score
-from sslpipe.data.pairing import Pairing, joint_codes, plan_pairs, plan_version
+from sslpipe.data.order import ORDER_VERSION, WELL_MIXED, Order, mixing_score
+from sslpipe.data.pairing import Pairing, joint_codes, plan_pairs
 from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError
 from sslpipe.export.initial import backbone_note, fit_channels, with_init
@@ -96,7 +96,7 @@ def check_pretraining(
         warnings = [*plan_warnings(recipe, split, loss_fn, crop_px, pairing)]
         warnings.append(straddle_warning(index, split.name))
         planned, poorly_mixed = _look_at_order(recipe, split, order, pairing)
-        digest = run_identities(recipe, index, plan_version(recipe.pairs))[0]["digest"]
+        digest = run_identities(recipe, index, ORDER_VERSION)[0]["digest"]
         planned.append(("digest", digest))
     groups = describe_groups(freeze_and_group(model, recipe), model)
 
@@ -216,17 +216,11 @@ def _look_at_pairs(
     if pairing is None or pairing.partners is None:
         return [], None
     partners, found = pairing.partners, pairing.survey(steps)
-    wanted = max(1, found.partners + found.lonely)
     text = (
-        f"{found.partners / wanted:.1%} of the samples that should have one do, "
-        f"{(found.partners - found.outside) / max(1, found.partners):.1%} of these in the window "
-        "that is read"
+        f"{found.partners / found.samples:.1%} of the samples have one, about "
+        f"{1 - found.outside / max(1, found.partners):.1%} of these in the window that is read"
     )
     cost = f"{found.reads_an_epoch(order)} an epoch, unless run.cache holds them"
-    if pairing.pairs.reach == "window" and partners.bases:
-        wide = pairing.survey(steps, "split")
-        text += f"; in all of the split {wide.partners / wanted:.1%} would"
-        cost = f"none; pairs.reach = 'split' would cost {wide.reads_an_epoch(order)} an epoch"
     rows = [("partners", text), ("reads of other partners", cost)]
     if not partners.same:
         return rows, None

@@ -133,8 +133,7 @@ def batches(
     streams = process.share(data.num_streams)
 
     def drawn(step: int) -> Integers | None:
-        partners = None if pairing is None else pairing.drawn(step, streams)
-        return None if partners is None else partners.ids
+        return None if pairing is None else pairing.drawn(step, streams)
 
     has_partners = pairing is not None and pairing.partners is not None
     stages = _resident if run.cache == "device" else _streamed

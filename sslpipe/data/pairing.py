@@ -5,15 +5,15 @@ A partner of a sample is another sample of the split that is not held out, has t
 of some columns, is near in a column of times or numbers, and differs in other columns. A sample
 with a missing value in any of these has no partner, and is nobody's.
 
-The textbook, for one sample; the candidates are those of the whole split (reach = "split"), or of
-the sample's window in the epoch's plan, which is a pure function as well (reach = "window"):
+The textbook, for one sample:
 
-    fitting = sorted(c for c in candidates if c is a partner of sample)
+    fitting = sorted(c for c in split if c is a partner of sample)
     partner = fitting[hash(seed, epoch, sample) % len(fitting)]     # without any: the sample itself
 
-The draw below has this distribution without listing them. Samples that share a value stand side by
-side in a column's groups; of the columns' runs the shortest is taken, and places in it are drawn by
-(seed, epoch, sample, try) until who stands there fits. Only where few do are all of them listed.
+The draw below has this distribution. Members are listed once, sorted so that those with equal
+values stand side by side, by time: a sample's candidates are one run of this list, and places in it
+are drawn by (seed, epoch, sample, try) until who stands there fits. Only where few do are all of
+them listed.
 """
 
 import math
@@ -25,19 +25,17 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from sslpipe.data.columns import Column, is_missing
+from sslpipe.data.columns import Column, members_dtype
 from sslpipe.data.index import Split, relabelled
-from sslpipe.data.order import ORDER_VERSION, Order
+from sslpipe.data.order import Order
 from sslpipe.data.pipeline import Batch, PairRows
 from sslpipe.errors import DataError, naming
 from sslpipe.random import hash_integers
 from sslpipe.recipe.pretrain import Pairs
 
-PARTNERS_VERSION = 1  # part of a digest with [pairs]: raise it whenever a draw below changes
-
-_SHARE, _PARTNER, _LISTED = 0x5A01, 0x5A02, 0x5A03  # names of independent draws
-_TRIES, _ROUNDS = 8, 8  # so many places are drawn before all that fit are listed
-_LISTS_KEPT = 1024  # of those that fit, where they are few among many
+_PARTNER, _LISTED = 0x5A02, 0x5A03  # names of independent draws
+_TRIES = 32  # so many places are drawn before all that fit are listed
+_LISTS_KEPT = 64  # of those that fit, where they are few among many
 _LEAST, _MOST = -(2**63) + 1, 2**63 - 1
 _SAMPLES_LOOKED_AT = 2048  # for warnings
 _MOST_MASKED = 0.6  # of a batch's pairs; a column of two values masks half of them
@@ -48,28 +46,14 @@ Flags = NDArray[np.bool_]
 Values = NDArray[Any]
 
 
-# whom a second view shows
-
-
-class Drawn(NamedTuple):
-    """The partners of n samples, (n,) int64 ids; a sample's own where both views show it.
-
-    `lonely` (n,) bool are those that should have a partner and have none.
-    """
-
-    ids: Integers
-    lonely: Flags
-
-
 class Near(NamedTuple):
     """A column of times or numbers, and how far apart in it partners may be, in its own unit."""
 
     column: Column
     within: float
 
-    def bounds(self, ids: Integers) -> tuple[Values, Values]:
+    def bounds(self, values: Values) -> tuple[Values, Values]:
         """Return the least and the largest value that is near. (n,) -> (n,), (n,)."""
-        values = self.column.values_of(ids)
         if self.column.kind == "float":
             return values - self.within, values + self.within
         reach = int(min(self.within, 2**62))  # no sum leaves 64 bits
@@ -78,246 +62,113 @@ class Near(NamedTuple):
         return low, high
 
 
-class _Runs(NamedTuple):
-    """Where the candidates of n samples are: `size` ids from `begin` on, of arrays[base]."""
-
-    arrays: tuple[NDArray[np.integer[Any]], ...]
-    base: Integers
-    begin: Integers
-    size: Integers
-
-    def pick(self, rows: Integers, offsets: Integers) -> Integers:
-        """Read candidates of some rows (n,) at offsets (n, k) in their runs: (n, k)."""
-        picked = np.empty(offsets.shape, np.int64)
-        for number, array in enumerate(self.arrays):
-            here = self.base[rows] == number
-            picked[here] = array[self.begin[rows[here], None] + offsets[here]]
-        return picked
-
-
 class Partners:
     """Draw the partners of an order's samples: none that the order never serves, by its seed.
 
     They have the same value in all columns of `same`, are `near` in another (needed without any),
-    and differ in each of `different`. `share` of the samples have one drawn, anew in each epoch,
-    within `reach`.
+    and differ in each of `different`; one is drawn anew in each epoch.
 
-    Raises: DataError where a column's kind cannot serve.
+    Raises:
+        DataError: `same` names a column of floats, which are in no groups.
     """
 
     def __init__(
         self,
         order: Order,
-        share: float = 1.0,
-        reach: str = "split",
         *,
         same: Sequence[Column],
         near: Near | None = None,
         different: Sequence[Column] = (),
     ) -> None:
-        self.order, self.share, self.reach = order, share, reach
-        self.same, self.near, self.different = tuple(same), near, tuple(different)
-        self.bases = [column.groups for column in same]
-        if near is not None and near.column.kind != "float":
-            self.bases.append(near.column.groups)
-        if reach == "split" and not self.bases:
-            raise DataError(
-                "pairs.time is a column of floats, which are in no groups: give pairs.positive "
-                'as well, or pairs.reach = "window"'
-            )
-        self._listed = lru_cache(maxsize=_LISTS_KEPT)(
-            lambda own, base, *span: self._list(own, self.bases[base].ids, *span)
-        )
-        self._window = lru_cache(maxsize=2 * order.num_streams + 2)(self._sort_window)
-        self._windows = lru_cache(maxsize=4)(self._tabulate)
+        self.order = order
+        self.same = tuple(same)
+        self.different = tuple(different)
+        samples = int(order.starts[-1])
 
-    def of_step(self, step: int, streams: range) -> Drawn:
-        """Draw the partners of what the streams serve in a global step, stream-major."""
-        return self.of_samples(*self.order.ids(step, streams), streams)
+        # members: who may have a partner, sorted by group and time
+        ids = np.setdiff1d(np.arange(samples), order.without, assume_unique=True)
+        codes = joint_codes(self.same, ids) if same else np.zeros_like(ids)
+        times = np.zeros_like(ids) if near is None else near.column.values_of(ids)
+        known = codes >= 0
+        for column in (*self.different, *([near.column] if near else [])):
+            known &= ~column.missing(ids)
+        ids = ids[known]
+        codes = codes[known]
+        times = times[known]
+        ranked = np.lexsort((ids, times, codes))
+        dtype = members_dtype(samples)
+        self._members = ids[ranked].astype(dtype)
 
-    def of_samples(
-        self, epoch: int, ids: Integers, streams: range | None = None, reach: str | None = None
-    ) -> Drawn:
-        """Draw the partners of samples (n,).
+        # the candidates of each member: `size` of them from `begin` on
+        codes = codes[ranked]
+        times = times[ranked]
+        if near is None:
+            begin = np.searchsorted(codes, codes, side="left")
+            end = np.searchsorted(codes, codes, side="right")
+        else:
+            low, high = near.bounds(times)
+            begin = _count_before(codes, times, low, with_equal=False)
+            end = _count_before(codes, times, high, with_equal=True)
+        self._begin = np.zeros(samples, dtype)
+        self._begin[self._members] = begin
+        self._size = np.zeros(samples, dtype)
+        self._size[self._members] = end - begin
+        self._fitting = lru_cache(maxsize=_LISTS_KEPT)(self._list_fitting)
 
-        Args:
-            epoch: In which they are served.
-            ids: Any samples.
-            streams: Those that serve them; None: any.
-            reach: "split" or "window"; None: as the constructor's.
-        """
-        if (reach or self.reach) == "split":
-            return self._draw(epoch, ids, self._runs_in_split(ids))
-        streams = range(self.order.num_streams) if streams is None else streams
-        return self._draw(epoch, ids, self._runs_in_windows(epoch, ids, streams))
-
-    def in_window(self, step: int, streams: range, partners: Integers) -> Flags:
-        """Say which of a step's partners (B,) lie in the window of their sample: (B,)."""
-        epoch, ids = self.order.ids(step, streams)
-        own, theirs = (self._find_windows(epoch, each, streams) for each in (ids, partners))
-        inside: Flags = (theirs >= 0) & (theirs == own)
-        return inside
-
-    # the draw
-
-    def _draw(self, epoch: int, ids: Integers, runs: _Runs) -> Drawn:
-        seed, partners = self.order.seed, ids.copy()
-        words = hash_integers(seed, epoch, ids, _SHARE)
-        wanted = (words >> np.uint64(11)) * 2.0**-53 < self.share
-        rows = np.flatnonzero(wanted & (runs.size > 1) & ~self._knows_nothing(ids))
-
-        # places in the run, until who stands there fits
-        for first in range(0, _TRIES * _ROUNDS, _TRIES):
+    def of_samples(self, epoch: int, ids: Integers) -> Integers:
+        """Draw the partners of samples (n,) in an epoch; a sample's own id where it has none."""
+        partners = ids.copy()
+        rows = np.flatnonzero(self._size[ids] > 1)
+        for attempt in range(_TRIES):
             if not len(rows):
                 break
-            samples = ids[rows, None]
-            words = hash_integers(
-                seed, epoch, samples, _PARTNER, np.arange(first, first + _TRIES)
-            )  # (n, tries)
-            offsets = (words % runs.size[rows, None].astype(np.uint64)).astype(np.int64)
-            drawn = runs.pick(rows, offsets)
-            own = [values.repeat(_TRIES) for values in self._own(ids[rows])]
-            fit = self._fit(own, drawn.ravel()).reshape(drawn.shape) & (drawn != samples)
-            found, at = fit.any(1), fit.argmax(1)
-            partners[rows[found]] = drawn[found, at[found]]
-            rows = rows[~found]
+            samples = ids[rows]
+            words = hash_integers(self.order.seed, epoch, samples, _PARTNER, attempt)
+            places = (words % self._size[samples].astype(np.uint64)).astype(np.int64)
+            drawn = self._members[self._begin[samples] + places].astype(np.int64)
+            fit = (drawn != samples) & self._differ(self._values_that_differ(samples), drawn)
+            partners[rows[fit]] = drawn[fit]
+            rows = rows[~fit]
 
         # few fit, or nobody: list them
         for row in rows.tolist():
-            fitting = self._list_fitting(ids[row : row + 1], runs, row)
+            sample = ids[row : row + 1]
+            own = tuple(value.item() for value in self._values_that_differ(sample))
+            fitting = self._fitting(int(self._begin[sample[0]]), int(self._size[sample[0]]), own)
+            fitting = fitting[fitting != sample]
             if len(fitting):
-                word = int(hash_integers(seed, epoch, ids[row], _LISTED))
+                word = int(hash_integers(self.order.seed, epoch, sample[0], _LISTED))
                 partners[row] = fitting[word % len(fitting)]
-        return Drawn(partners, wanted & (partners == ids))
+        return partners
 
-    def _list_fitting(self, sample: Integers, runs: _Runs, row: int) -> Integers:
-        """List the partners of one sample, (1,) -> (n,)."""
-        own = tuple(values.item() for values in self._own(sample))
-        base, begin, size = (int(each[row]) for each in (runs.base, runs.begin, runs.size))
-        if self.reach == "window" or self.near is not None:  # a list for each sample
-            fitting = self._list(own, runs.arrays[base], begin, size)
-        else:  # one for all samples that have the same values
-            fitting = self._listed(own, base, begin, size)
-        others: Integers = fitting[fitting != sample]
-        return others
+    def _values_that_differ(self, ids: Integers) -> list[Values]:
+        return [column.values_of(ids) for column in self.different]
 
-    def _list(
-        self, own: tuple[float, ...], ids: NDArray[np.integer[Any]], begin: int, size: int
-    ) -> Integers:
-        candidates = ids[begin : begin + size].astype(np.int64)
-        return candidates[self._fit(list(map(np.array, own)), candidates)]
+    def _differ(self, own: Sequence[Any], candidates: Integers) -> Flags:
+        """Return which candidates (n,) differ from samples with these values, each (n,) or one."""
+        differ = np.ones(len(candidates), bool)
+        for value, theirs in zip(own, self._values_that_differ(candidates), strict=True):
+            differ &= theirs != value
+        return differ
 
-    # who fits
-
-    def _own(self, ids: Integers) -> list[Values]:
-        """Look up all that decides who fits these samples; each (n,)."""
-        values = [column.values_of(ids) for column in (*self.same, *self.different)]
-        return [*values, *self.near.bounds(ids)] if self.near else values
-
-    def _knows_nothing(self, ids: Integers) -> Flags:
-        """Say which samples have a missing value. (n,) -> (n,)."""
-        columns = [*self.same, *self.different, *([self.near.column] if self.near else [])]
-        missing: Flags = np.any([column.missing(ids) for column in columns], axis=0)
-        return missing
-
-    def _fit(self, own: Sequence[Values], candidates: Integers) -> Flags:
-        """Say which candidates (n,) fit samples with these values, each (n,) or ()."""
-        left_out, own = self.order.without, list(own)
-        first = np.searchsorted(left_out, candidates)
-        fit: Flags = first == np.searchsorted(left_out, candidates, side="right")
-        for column in self.same:  # the sample's is not missing
-            fit &= column.values_of(candidates) == own.pop(0)
-        for column in self.different:
-            theirs = column.values_of(candidates)
-            fit &= (theirs != own.pop(0)) & ~is_missing(column.kind, theirs)
-        if self.near is not None:
-            theirs, (low, high) = self.near.column.values_of(candidates), own
-            fit &= (theirs >= low) & (theirs <= high)
-            fit &= ~is_missing(self.near.column.kind, theirs)
-        return fit
-
-    # where candidates are
-
-    def _runs_in_split(self, ids: Integers) -> _Runs:
-        """Find the shortest run of candidates of each sample (n,) in the columns' groups."""
-        spans = [column.groups.spans(column.groups.code_of(ids)) for column in self.same]
-        if self.near is not None and self.near.column.kind != "float":
-            groups = self.near.column.groups
-            low, high = self.near.bounds(ids)
-            first = np.searchsorted(groups.values, low, side="left")
-            last = np.searchsorted(groups.values, high, side="right")
-            begin, end = groups.begin_of(first), groups.begin_of(last)
-            spans.append((begin, end - begin))
-        sizes = np.stack([size for _, size in spans])  # (bases, n)
-        base = sizes.argmin(0)
-        columns = np.arange(len(ids))
-        begin = np.stack([begin for begin, _ in spans])[base, columns]
-        arrays = tuple(groups.ids for groups in self.bases)
-        return _Runs(arrays, base, begin, sizes[base, columns])
-
-    def _runs_in_windows(self, epoch: int, ids: Integers, streams: range) -> _Runs:
-        """Find the candidates of samples (n,) in their windows; none outside of these streams."""
-        begin, size = np.zeros_like(ids), np.zeros_like(ids)
-        members, first = [np.zeros(0, np.int64)], 0
-        places, names = self._find_windows(epoch, ids, streams), self._windows(epoch, streams)[2]
-        by_place = np.argsort(places, kind="stable")  # samples of a window side by side
-        each, starts = np.unique(places[by_place], return_index=True)
-        for place, rows in zip(each.tolist(), np.split(by_place, starts[1:]), strict=True):
-            if place < 0:
-                continue
-            window = self._window(epoch, *names[place].tolist())
-            at = np.searchsorted(window.ids, ids[rows])
-            begin[rows], size[rows] = first + window.begin[at], window.size[at]
-            members.append(window.members)
-            first += len(window.members)
-        return _Runs((np.concatenate(members),), np.zeros_like(ids), begin, size)
-
-    def _find_windows(self, epoch: int, ids: Integers, streams: range) -> Integers:
-        """Find each sample's window, (n,), a row of `_tabulate`; -1 where it has none."""
-        begins, ends, _ = self._windows(epoch, streams)
-        served = ids - np.searchsorted(self.order.without, ids)
-        place = np.searchsorted(begins, served, side="right") - 1
-        return np.where((place >= 0) & (served < ends[place]), place, -1)
-
-    def _tabulate(self, epoch: int, streams: range) -> tuple[Integers, Integers, Integers]:
-        """List streams' windows, ascending: first and last + 1 of all samples served, and names.
-
-        Returns:
-            (w,), (w,), and (w, 2) stream and number in it.
-        """
-        tables = [self.order.epoch(epoch).stream(number).windows for number in streams]
-        counts = [len(table) for table in tables]
-        numbers = np.concatenate([np.arange(count) for count in counts])
-        names = np.stack([np.repeat(streams, counts), numbers], axis=1)
-        shards, low, high = np.concatenate(tables).T
-        before = np.cumsum(self.order.kept) - self.order.kept
-        ascending = np.argsort(before[shards] + low)
-        begins, ends = (before[shards] + each for each in (low, high))
-        return begins[ascending], ends[ascending], names[ascending]
-
-    def _sort_window(self, epoch: int, stream: int, window: int) -> "_Window":
-        """Sort a window's samples so that those that share all of `same` stand side by side."""
-        ids = np.sort(self.order.epoch(epoch).stream(stream).window_ids(window))
-        values = [column.values_of(ids) for column in self.same]
-        by_value = np.lexsort([ids, *values])
-        differs = np.zeros(len(ids), bool)
-        for column in values:
-            differs[1:] |= column[by_value][1:] != column[by_value][:-1]
-        run = np.cumsum(differs)  # of each place in that order
-        first = np.searchsorted(run, run, side="left")
-        count = np.searchsorted(run, run, side="right") - first
-        begin, size = np.empty_like(ids), np.empty_like(ids)
-        begin[by_value], size[by_value] = first, count
-        return _Window(ids, ids[by_value], begin, size)
+    def _list_fitting(self, begin: int, size: int, own: tuple[float, ...]) -> Integers:
+        """List who among a run of members differs from a sample with these values."""
+        candidates = self._members[begin : begin + size].astype(np.int64)
+        return candidates[self._differ(own, candidates)]
 
 
-class _Window(NamedTuple):
-    """The samples of a window, ascending (w,), and where each one's candidates are in `members`."""
+def _count_before(codes: Integers, values: Values, bounds: Values, *, with_equal: bool) -> Integers:
+    """Count, for each member, the members before its bound: (n,) each -> (n,).
 
-    ids: Integers
-    members: Integers
-    begin: Integers
-    size: Integers
+    codes, values: Of members, sorted by both. A bound is a value in the member's own group.
+    """
+    count = len(codes)
+    bound_last = np.repeat([0, 1] if with_equal else [1, 0], count)
+    ranked = np.lexsort((bound_last, np.append(values, bounds), np.append(codes, codes)))
+    is_member = ranked < count
+    before = np.empty(count, np.int64)
+    before[ranked[~is_member] - count] = np.cumsum(is_member)[~is_member]
+    return before
 
 
 # [pairs] on a split
@@ -335,25 +186,19 @@ def plan_pairs(pairs: Pairs | None, split: Split, order: Order) -> "Pairing | No
     return Pairing(split, order, pairs)
 
 
-def plan_version(pairs: Pairs | None) -> int:
-    """Return what stands for the algorithms of order and partners in a digest."""
-    return ORDER_VERSION if pairs is None else ORDER_VERSION * 1000 + PARTNERS_VERSION
-
-
 class Survey(NamedTuple):
     """How many find a partner, of the samples of some global steps."""
 
-    samples: float
-    partners: float
-    lonely: float  # should have a partner and have none
-    outside: float  # partners outside of the window that a stream holds in memory
+    samples: int
+    partners: int
+    outside: float  # partners outside of the window that a stream holds in memory, about
     outside_bytes: float  # what reading these takes
 
     def reads_an_epoch(self, order: Order) -> str:
         """Say what partners outside of the window cost."""
         epochs = order.steps_per_epoch * order.batch_size / max(1, self.samples)
         return (
-            f"{round(self.outside * epochs):,} single reads of "
+            f"about {round(self.outside * epochs):,} single reads of "
             f"{self.outside_bytes * epochs / 1e9:.3g} GB"
         )
 
@@ -374,23 +219,23 @@ class Pairing:
         near = _near(pairs, column)
         self.partners = None
         if pairs.has_partners:
-            self.partners = Partners(
-                order, pairs.share, pairs.reach, same=same, near=near, different=different
-            )
+            self.partners = Partners(order, same=same, near=near, different=different)
         with naming("pairs.never_negative"):
             self._masks = [[_grouped(column(name)) for name in names] for names in pairs.masks]
         self.drawn = lru_cache(maxsize=_STEPS_KEPT)(self._drawn)
 
-    def _drawn(self, step: int, streams: range) -> Drawn | None:
+    def _drawn(self, step: int, streams: range) -> Integers | None:
         """Return the partners of what the streams serve in a global step; None: nobody has one."""
-        return None if self.partners is None else self.partners.of_step(step, streams)
+        if self.partners is None:
+            return None
+        return self.partners.of_samples(*self.order.ids(step, streams))
 
     def describe(self, step: int, streams: range, batch: Batch, shown: Integers | None) -> Batch:
         """Return the batch with its `pairs`; `shown` (B,): the samples of second views, or None."""
         own, count = batch.source_ids.numpy(), len(batch.ids)
         image, lonely = np.arange(count), np.zeros(count, bool)
         if shown is not None and (drawn := self.drawn(step, streams)) is not None:
-            lonely = drawn.lonely
+            lonely = drawn == batch.ids.numpy()
         shown = own if shown is None else shown
         differs = own != shown
         image[differs] = count + np.arange(differs.sum())
@@ -403,19 +248,30 @@ class Pairing:
         parts = (image, ids, labels, groups, lonely)
         return batch._replace(pairs=PairRows(*(torch.from_numpy(part) for part in parts)))
 
-    def survey(self, steps: Sequence[int], reach: str | None = None) -> Survey:
-        """Count who finds a partner in some global steps, and where; `reach` as pairs.reach."""
+    def survey(self, steps: Sequence[int]) -> Survey:
+        """Count who finds a partner in some global steps, and what reading them takes.
+
+        Windows are cut anew in each epoch: two samples of a shard are in one with the probability
+        1 - distance / window.
+        """
         assert self.partners is not None
-        streams, counts = range(self.order.num_streams), np.zeros(len(Survey._fields))
+        streams = range(self.order.num_streams)
         bytes_each = np.array([shard.bytes / shard.samples for shard in self.split.shards])
+        samples = partners = 0
+        outside = outside_bytes = 0.0
         for step in steps:
             epoch, ids = self.order.ids(step, streams)
-            drawn = self.partners.of_samples(epoch, ids, streams, reach)
-            has = drawn.ids != ids
-            outside = has & ~self.partners.in_window(step, streams, drawn.ids)
-            size = bytes_each[self.split.locate(drawn.ids[outside])[0]].sum()
-            counts += (len(ids), has.sum(), drawn.lonely.sum(), outside.sum(), size)
-        return Survey(*counts.tolist())
+            drawn = self.partners.of_samples(epoch, ids)
+            has = drawn != ids
+            own = self.split.locate(ids[has])[0]
+            theirs = self.split.locate(drawn[has])[0]
+            apart = np.minimum(1, np.abs(ids[has] - drawn[has]) / self.order.window)
+            apart[own != theirs] = 1
+            samples += len(ids)
+            partners += int(has.sum())
+            outside += float(apart.sum())
+            outside_bytes += float((apart * bytes_each[theirs]).sum())
+        return Survey(samples, partners, outside, outside_bytes)
 
     def warnings(self, cache: str) -> list[str]:
         """List what a user should know before the first step. cache: run.cache."""
@@ -426,18 +282,17 @@ class Pairing:
         if self.partners is None:
             return warnings
         found = self.survey(some)
-        where = "in the split" if self.pairs.reach == "split" else "in the window that is read"
-        if found.lonely > 0.5 * (found.partners + found.lonely):
+        lonely = found.samples - found.partners
+        if lonely > 0.5 * found.samples:
             warnings.append(
-                f"[pairs]: {found.lonely / (found.partners + found.lonely):.0%} of the samples "
-                f"looked at have no partner {where}; both of their views show themselves"
+                f"[pairs]: {lonely / found.samples:.0%} of the samples looked at have no partner; "
+                "both of their views show themselves"
             )
         if cache == "none" and found.outside > 0.05 * found.partners:
             warnings.append(
                 f"[pairs]: {found.outside / found.partners:.0%} of the partners are outside of the "
                 f"window that is read, and cost {found.reads_an_epoch(self.order)} an epoch; build "
-                "the shards with --group-by, or set run.cache = 'memory' or 'device', or "
-                "pairs.reach = 'window'"
+                "the shards with --group-by, or set run.cache = 'memory' or 'device'"
             )
         return warnings
 

@@ -124,4 +124,4 @@ def draw_partners(
     assert pairing is not None
     partners = pairing.partners
     assert partners is not None
-    return lambda epoch, ids: partners.of_samples(epoch, ids).ids
+    return partners.of_samples

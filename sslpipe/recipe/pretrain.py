@@ -141,13 +141,6 @@ class Pairs(Section):
     different: Columns = ()
     """A column, or several, in each of which a sample's partner differs: what they explain is not
     what the embedding keeps."""
-    share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the samples, drawn anew in each epoch, whose second view is of a partner; the others
-    make both views themselves."""
-    reach: Literal["split", "window"] = "split"
-    """Where partners are looked for. split: in all of the split; one that lies outside of the
-    window being read costs a read of its own, unless run.cache holds it. window: among the samples
-    of the window that is being read (data.shuffle_window), which costs no read."""
     never_negative: Columns = ()
     """Columns: samples that share the value of any of them are no negatives of each other."""
     label: ColumnName | None = None
@@ -178,12 +171,11 @@ class Pairs(Section):
                 "pairs.time and pairs.within make a span of time together: give both, or neither"
             )
         if not self.has_partners:
-            for key in ("different", "share", "reach"):
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise ValueError(
-                        f"pairs.{key} is about partners, and pairs.positive names no column; give "
-                        "positive, or time and within"
-                    )
+            if self.different:
+                raise ValueError(
+                    "pairs.different is about partners, and pairs.positive names no column; give "
+                    "positive, or time and within"
+                )
             if not self.never_negative and self.label is None:
                 raise ValueError(
                     "pairs says nothing; give positive, never_negative or label, or leave the "

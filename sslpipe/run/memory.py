@@ -67,8 +67,8 @@ class Load(NamedTuple):
         data = recipe.data
         together = -(-(data.micro_batch or data.batch_size) // world)
         remedy = "data.micro_batch (the same negatives, a part of the memory) or data.batch_size"
-        share = recipe.pairs.share if recipe.pairs and recipe.pairs.has_partners else 0
-        images = math.ceil(data.batch_size * (1 + share) / world)
+        shown = 2 if recipe.pairs and recipe.pairs.has_partners else 1  # images a row
+        images = math.ceil(data.batch_size * shown / world)
         return cls(images, together, 2, data.canvas_px, remedy)
 
 

@@ -129,7 +129,7 @@ def test_the_command_writes_a_column_that_pairs_take(
     own, shown_ids = order.ids(0, range(2))[1], pairing.drawn(0, range(2))
     assert shown_ids is not None
     of_id = dict(zip(rows.ids.tolist(), expected.tolist(), strict=True))
-    for one, other in zip(own.tolist(), shown_ids.ids.tolist(), strict=True):
+    for one, other in zip(own.tolist(), shown_ids.tolist(), strict=True):
         assert one == other or of_id[one] == of_id[other] >= 0
         assert (one == other) == (of_id[one] < 0)
     # again, with the file of before the column: it is written anew
