@@ -32,6 +32,8 @@ _NPY_HEADER = re.compile(  # as every version of NumPy writes it
     rb"\{\s*'descr':\s*'([^']*)',\s*'fortran_order':\s*(True|False),"
     rb"\s*'shape':\s*\(((?:\d{1,18},\s*)*(?:\d{1,18})?)\),?\s*\}\s*"
 )
+_PNG_BEGIN = b"\x89PNG\r\n\x1a\n"
+_PNG_TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 PILLOW: dict[Kind, Any] = {
     "jpg": JpegImagePlugin.JpegImageFile,
     "png": PngImagePlugin.PngImageFile,
@@ -224,7 +226,7 @@ def _decode_jpeg(raw: Buffer, canvas_px: int) -> Pixels:
 
 def _decode_by_pillow(raw: Buffer, kind: Kind, background: Colour | None = None) -> Pixels:
     """(h, w, 3) uint8, EXIF-oriented."""
-    image = PILLOW[kind](io.BytesIO(raw))
+    image = PILLOW[kind](io.BytesIO(without_text(raw)))
     check_size(*image.size)  # a PNG may hold a second header
     return rgb_pixels(image, background)
 
@@ -274,6 +276,25 @@ def check_size(width: int, height: int) -> None:
 def _png_size(raw: Buffer) -> tuple[int, int]:
     width, height = struct.unpack_from(">II", raw, 16)
     return width, height
+
+
+def without_text(raw: Buffer) -> Buffer:
+    """Return a PNG without its texts and colour profile, which no pixel needs; others as they are.
+
+    Pillow unpacks them, and refuses an image whose texts are long.
+
+    Source: PNG specification (ISO/IEC 15948), section 5.
+    """
+    if bytes(raw[:8]) != _PNG_BEGIN:
+        return raw
+    kept = [raw[:8]]
+    start = 8
+    while start + 12 <= len(raw):
+        end = start + 12 + int.from_bytes(raw[start : start + 4], "big")
+        if bytes(raw[start + 4 : start + 8]) not in _PNG_TEXTS:
+            kept.append(raw[start:end])
+        start = end
+    return b"".join([*kept, raw[start:]])
 
 
 def _webp_size(raw: Buffer) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from sslpipe.data.columns import COLUMN_NAME, Column, ColumnEntry, find_column
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.storage import join, read_array, read_bytes, size_of
-from sslpipe.errors import DataError, did_you_mean
+from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import forward_slashes
 from sslpipe.recipe.messages import explain_errors
 
@@ -328,12 +328,13 @@ def load_index(location: str | Path, *, allow_pipe: bool = False) -> DatasetInde
     raw = read_bytes(url)
     try:
         tree: Any = json.loads(raw)
-    except ValueError as error:
-        raise DataError(f"{url} is not JSON: {error}") from error
+        json.dumps(tree, ensure_ascii=False).encode()  # half of a character is no text
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{url} is not JSON of UTF-8: {error}") from error
     version = tree.get("schema_version") if isinstance(tree, dict) else None
     if version not in SCHEMA_VERSIONS or isinstance(version, bool):
         known = ", ".join(map(str, SCHEMA_VERSIONS))
-        raise DataError(f"{url}: schema_version = {version!r}, this program reads {known}")
+        raise DataError(f"{url}: schema_version = {shown(version)}, this program reads {known}")
     try:
         manifest = Manifest.model_validate(tree)
     except ValidationError as error:

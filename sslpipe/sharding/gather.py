@@ -27,7 +27,7 @@ from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import read_at
 from sslpipe.sharding.columns import Columns, ColumnSpec, ColumnValues, Origin, check_name
 from sslpipe.sharding.scan import Sample, scan_tar
-from sslpipe.sharding.sources import Images, SourceOptions, open_file
+from sslpipe.sharding.sources import Images, SourceOptions, open_file, readable
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _DIGITS = re.compile(r"[+-]?[0-9]+")
@@ -124,7 +124,7 @@ class CellReader:
             except UnicodeDecodeError:
                 raise self._wrong(cell, name, "is bytes that are no text in UTF-8") from None
         if isinstance(cell, str):
-            return cell if cell.strip() else None
+            return readable(cell) if cell.strip() else None
         if isinstance(cell, bool):
             return str(cell).lower()
         if cell is None or isinstance(cell, int | datetime):

@@ -25,6 +25,7 @@ from sslpipe.data.decode import (
     is_plain_jpeg,
     looks_like,
     rgb_pixels,
+    without_text,
 )
 from sslpipe.random import uniform
 
@@ -170,7 +171,7 @@ def _open(raw: bytes, formats: tuple[str, ...]) -> Image.Image:
     if len(raw) > MAX_BYTES:
         raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
     try:
-        image = Image.open(io.BytesIO(raw), formats=formats)
+        image = Image.open(io.BytesIO(without_text(raw)), formats=formats)
     except UnidentifiedImageError:  # its text is the address of the bytes
         more = "; a TIFF of other channels or depths needs --channels" * (raw[:2] in (b"II", b"MM"))
         raise BadSample(f"not a readable image: {looks_like(raw)}{more}") from None

@@ -21,7 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from sslpipe.data.decode import PILLOW, BadSample, first_line, image_kind, looks_like, rgb_pixels
+from sslpipe.data.decode import (
+    PILLOW,
+    BadSample,
+    first_line,
+    image_kind,
+    looks_like,
+    rgb_pixels,
+    without_text,
+)
 from sslpipe.errors import DataError
 from sslpipe.portable import open_regular, read_at, read_regular
 from sslpipe.sharding.sources import open_file
@@ -382,7 +390,8 @@ def _open_picture(path: Path, pages: Pages, size: int) -> Planes:
         kind = image_kind(file.read(16))
         file.seek(0)
         if kind is not None:
-            return PILLOW[kind](file)  # type: ignore[no-any-return]
+            whole = io.BytesIO(without_text(file.read())) if kind == "png" else file
+            return PILLOW[kind](whole)  # type: ignore[no-any-return]
         return Image.open(file, formats=("BMP", "GIF", "PPM"))
 
     with open_regular(path) as file:

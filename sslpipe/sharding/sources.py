@@ -28,6 +28,7 @@ SUFFIXES = frozenset(
     )
 )
 SENSOR_SUFFIXES = SUFFIXES | {".npy", ".npz", ".dcm", ".dicom", ".nii", ".btf", ".tf8"}  # .nii.gz
+_SURROGATE = re.compile(r"[\ud800-\udfff]")  # how Python holds such bytes, or half of a character
 MOST_NAMED = 20  # splits in a message
 
 
@@ -188,8 +189,8 @@ def class_of(label: str | None) -> str | None:
 
 
 def readable(name: str) -> str:
-    r"""Return a file's name as text of UTF-8; bytes of another encoding become \xe9."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    r"""Return a name as text that UTF-8 can hold; bytes of another encoding become \xe9."""
+    return _SURROGATE.sub(lambda match: rf"\x{ord(match[0]) & 0xFF:02x}", name)
 
 
 def _merged_classes(labels: Iterable[str | None]) -> list[str]:

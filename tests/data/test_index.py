@@ -89,6 +89,10 @@ def test_a_sidecar_that_would_unpickle_is_refused(folder):
         ('{"schema_version": 1, "clases": ["a"]}', "did you mean 'classes'"),
         ('{"schema_version": 1, "splits": {"train": [{"file": "a.tar"}]}}', "missing"),
         ("{", "is not JSON"),
+        ("[" * 10**5, "is not JSON"),
+        ('{"a":' * 10**5, "is not JSON"),
+        ('{"schema_version": 1, "name": "\\ud800", "splits": {}}', "is not JSON of UTF-8"),
+        ('{"schema_version": "' + "9" * 10**5 + '"}', "schema_version = '9"),
         (None, r"cannot read .*dataset\.json"),
     ],
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from scipy import stats
 
 from sslpipe.data.decode import BadSample, decode
@@ -35,6 +36,28 @@ def test_other_formats_become_the_same_pixels_in_png(form, mode):
     assert kind == "png"
     expected = np.asarray(Image.open(buffer).convert("RGB")).transpose(2, 0, 1)
     np.testing.assert_array_equal(decode(raw, 64), expected)
+
+
+@pytest.mark.parametrize("kind", ["zTXt", "tEXt", "iTXt", "many", "profile"])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_long_texts_in_a_png_do_not_matter(tmp_path, kind, mode, capsys):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, len(mode)), dtype=np.uint8)
+    info = PngInfo()
+    for number in range(80 if kind == "many" else 1):
+        if kind == "iTXt":
+            info.add_itxt("XML:com.adobe.xmp", "x y" * 10**6, zip=True)
+        elif kind != "profile":
+            info.add_text(f"t{number}", "x y" * 3 * 10**5, zip=kind != "tEXt")
+    profile = {"icc_profile": bytes(4 * 10**6)} if kind == "profile" else {}
+    (root := tmp_path / "in").mkdir()
+    Image.fromarray(pixels).save(root / "a.png", pnginfo=info, **profile)
+    raw = (root / "a.png").read_bytes()
+    np.testing.assert_array_equal(decode(raw, 64), pixels[:, :, :3].transpose(2, 0, 1))
+    for name, options in (("plain", ()), ("white", ("--background", "white"))):
+        assert run("build", tmp_path / name, "--root", root, *options) == 0
+        assert ("transparent" in capsys.readouterr().out) == (mode == "RGBA" and name == "plain")
+    names = ",".join(mode.lower())
+    assert run("build", tmp_path / "all", "--root", root, "--channels", names) == 0
 
 
 def test_a_sixteen_bit_tiff_keeps_its_high_byte():
