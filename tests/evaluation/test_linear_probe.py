@@ -184,6 +184,6 @@ def test_numbers_of_products_are_classes_that_are_counted(name):
     numbers = torch.tensor([10**9, 10**12 + 7, 2**62])
     (near,) = PROBES[name](train, test)
     (far,) = PROBES[name](*(own._replace(labels=numbers[own.labels]) for own in (train, test)))
-    assert (far.value, far.ci95) == (near.value, near.ci95)
+    assert (far.value, far.interval95) == (near.value, near.interval95)
     assert far.details.pop("numbers") == numbers.tolist()
     assert far.details == near.details
