@@ -51,7 +51,8 @@ $(VENV)/.installed: pyproject.toml
 
 demo: export SSLPIPE_NEXT = 0
 demo: $(VENV)/.installed  ## shards -> pretraining on two processes -> evaluation -> export -> report
-	$(RUN)/sslpipe shards build $(OUT)/data --source idx --root assets/fashion-mnist-10k --test-fraction 0.2 --scatter --name "scattered Fashion-MNIST"
+	$(RUN)/python -m tools.datasets.scattered_idx assets/fashion-mnist-10k $(OUT)/images
+	$(RUN)/sslpipe shards build $(OUT)/data --source idx --root $(OUT)/images --test-fraction 0.2 --name "scattered Fashion-MNIST"
 	$(RUN)/sslpipe preview $(DEMO) --out $(OUT)/run/views.png
 	$(RUN)/sslpipe check $(DEMO) $(STEPS)
 	$(TRAIN_DEMO) --run-dir $(OUT)/run $(STEPS)

@@ -36,7 +36,7 @@ HOMES = {
     "accelerate": ("run",),
     "typer": ("__main__", "cli"),
     "timm": ("models", "export", "weights"),
-    "torchvision": ("models", "data", "augment", "export", "sharding", "run", "weights"),
+    "torchvision": ("models", "data", "augment", "export", "sharding", "run", "weights", "tools"),
     "onnx": ("export",),
     "onnxruntime": ("export",),
     "huggingface_hub": ("export", "weights"),

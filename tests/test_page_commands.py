@@ -13,11 +13,11 @@ from PIL import Image
 
 from sslpipe.cli import app
 from sslpipe.data.index import load_index
-from sslpipe.sharding.layouts import cut_idx
 from tests.helpers import finetunes
 from tests.helpers.dataset import picture
 from tests.helpers.runs import RECIPE, ROOT, write_recipe
 from tests.test_docs import TEXTS, command_lines, inline
+from tools.datasets import scattered_idx
 
 pytestmark = pytest.mark.usefixtures("proved_here", "few_resamples")
 
@@ -32,7 +32,8 @@ def make_up(folder: Path, words: list[str]) -> None:
     """Write the files that a `shards build` names: 96 images of 4 classes."""
     source = option(words, "--source", "folder")
     if source == "idx":
-        cut_idx(ROOT / "assets" / "fashion-mnist-10k", folder / option(words, "--root"), 5)
+        images = ROOT / "assets" / "fashion-mnist-10k"
+        scattered_idx.main([str(images), str(folder / option(words, "--root")), "--per-class=5"])
         return
     rows = []
     for number in range(96):
@@ -94,7 +95,7 @@ NOT_HERE = {  # commands that cannot run here, and why
     r"loss.kind=distill": "two networks of known widths",
     r"RUN_A": "two runs",
     r"^sslpipe browse": "tests/report/test_browse.py",
-    r"--source (cub|torchvision|pngs)": "data of others, and the plug-in of a page",
+    r"--source (torchvision|pngs)": "data of others, and the plug-in of a page",
     r"onnx-int8": "a network of a usual size: tests/export/test_lower.py",
     r"curate select .*--labels": "a table that is filled in by hand: tests/curate",
 }

@@ -56,8 +56,8 @@ def built(folder):
         read=lambda number: png(picture(number)),
     )
     folder.mkdir()
-    layout = Layout(seed=0, samples_per_shard=4, max_shard_bytes=10**9, scatter=False)
-    part = SplitImages(images, np.arange(9), "train")
+    layout = Layout(seed=0, samples_per_shard=4, max_shard_bytes=10**9)
+    part = SplitImages(images, np.arange(9))
     options = {"workers": 2, "skip_bad": False, "advance": lambda count: None}
     write_split(folder, plan_split("train", part, layout), **options)
     shards = {"train": sorted(folder.glob("*.tar"))}

@@ -135,7 +135,7 @@ def photographs(folder: Path, images: int, width: int, height: int) -> Path:
         return out / "dataset.json"
     sources = out / "images"
     write_photographs(sources, images, width, height)
-    layout = Layout(seed=0, samples_per_shard=256, max_shard_bytes=2**30, scatter=False)
+    layout = Layout(seed=0, samples_per_shard=256, max_shard_bytes=2**30)
     options = SourceOptions(root=sources, split="train")
     build_dataset(out, "folder", options, layout, workers=os.cpu_count() or 1)
     return out / "dataset.json"

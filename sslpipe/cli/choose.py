@@ -178,6 +178,6 @@ def _shards(data: str, out: Path) -> str:
     shards = out / f"shards-{state[:8]}"  # of these very files
     if not (shards / "dataset.json").is_file():
         say(f"{folder}: write its images as shards into {shards}")
-        layout = Layout(seed=0, samples_per_shard=1000, max_shard_bytes=10**9, scatter=False)
+        layout = Layout(seed=0, samples_per_shard=1000, max_shard_bytes=10**9)
         build_dataset(shards, "folder", SourceOptions(root=folder), layout, skip_bad=True)
     return str(shards / "dataset.json")

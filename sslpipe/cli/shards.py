@@ -85,7 +85,6 @@ def build(
     tile: Annotated[int | None, _write(min=8)] = None,
     stride: Annotated[int | None, _write(min=1)] = None,
     min_content: Annotated[float, _write(min=0, max=1)] = 0.0,
-    scatter: Annotated[bool, _write("--scatter")] = False,
     resize_shorter: Annotated[int | None, _write(min=1)] = None,
     background: Annotated[str | None, _write()] = None,
     seed: Annotated[int, _write()] = 0,
@@ -106,7 +105,6 @@ def build(
     - `... build out/cifar10 --source torchvision --name CIFAR10 --root data --download`
     - `... build out/birds --source csv --csv birds.csv --image-column file --label-column species`
     - `... build out/fashion --source idx --root FOLDER_OF_THE_FILES`
-    - `... build out/cub --source cub --root CUB_200_2011`: also cars, products, market, inshop
     - `... build out/beans --source parquet --root beans/data --label-column labels`
     - photos/VENDOR/THING.png:  `... build out/icons --root photos --name-pattern
       '(?P<vendor>[^/]+)/(?P<thing>.+)[.]png' --group-by thing --split-by thing --test-fraction 0.1`
@@ -115,8 +113,7 @@ def build(
     - on machine 3 of 16: `... build out/big --root photos --part 3/16`, then `... merge out/big`
 
     Args:
-        source: folder, csv, parquet, huggingface, torchvision, idx, or a data set's own layout:
-            cub, cars, products, market, inshop.
+        source: folder, csv, parquet, huggingface, torchvision, idx.
         root: Folder of the images or files.
         split: Read only this split; its name where the source has none.
         name: The data set's name; for torchvision its class, such as CIFAR10.
@@ -148,13 +145,11 @@ def build(
         tile: Cut images into tiles of this side in px; columns parent, x and y say where they lie.
         stride: Pixels from tile to tile. Default: --tile.
         min_content: Skip tiles of which a smaller share shows something; see docs/sensors.md.
-        scatter: Place each image once at random in its frame: 55-100 % of its size, shifted,
-            rotated by up to 20 degrees, 50-100 % as bright.
         resize_shorter: Shrink images to this shorter side in px; JPEGs are saved again at quality
             95, all others as PNG.
         background: Colour under transparent parts, such as white or '#ffffff'. Default:
             transparency is dropped, which often leaves black.
-        seed: For the shuffle, the cut and --scatter.
+        seed: For the shuffle and the cut.
         samples_per_shard: Most samples per shard.
         max_shard_bytes: Most bytes per shard; approximate where images are converted.
         skip_bad: Skip bad images, and list them.
@@ -186,7 +181,7 @@ def build(
             sensors is not None and sensors.channels is not None,
         ),
         Layout(
-            seed, samples_per_shard, max_shard_bytes, scatter, resize_shorter,
+            seed, samples_per_shard, max_shard_bytes, resize_shorter,
             _parse_colour(background), group_by, sensors,
         ),
         test_fraction=test_fraction,

@@ -22,12 +22,7 @@ _BUILT_IN: dict[str, SourceReader] = {
     "idx": layouts.read_idx,
     "parquet": read_parquet,
     "huggingface": read_parquet,
-    "cub": layouts.read_cub,
-    "cars": layouts.read_cars,
-    "products": layouts.read_products,
-    "market": layouts.read_market,
-    "inshop": layouts.read_inshop,
 }
 SOURCES = Table("source", _BUILT_IN, "sslpipe.sources")
 # sources that read a list of files, some of which may be missing
-LISTS = ("csv", "parquet", "huggingface", "cub", "cars", "products", "inshop")
+LISTS = ("csv", "parquet", "huggingface")

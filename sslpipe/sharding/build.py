@@ -164,7 +164,7 @@ def build_dataset(
         text = origin or (f"torchvision {options.name}" if source == "torchvision" else source)
         build = PartFile(
             name=options.name,
-            source=text + (f", scattered with seed {layout.seed}" if layout.scatter else ""),
+            source=text,
             license=license or manifest.license,
             classes=classes,
             splits=[SplitRecord(split=plan.split, plan=plan.fingerprint) for plan in plans],
@@ -275,7 +275,6 @@ def _check_layout(layout: Layout) -> None:
         return
     option = "--channels" if layout.is_array else "--tile"
     for name, value in (
-        ("--scatter", layout.is_array and layout.scatter),
         ("--resize-shorter", layout.is_array and layout.resize_shorter_px),
         ("--background", layout.background),
     ):

@@ -1,15 +1,11 @@
-"""Read well-known data sets as their owners unpack them: no download, the folders as they are.
+"""Read data sets that have a reader of their own: torchvision's, and MNIST's idx files.
 
-Where a data set is used for retrieval, its splits share no class, as published: CUB-200 and
-Cars-196 take the first half of the classes for training and the rest for test (Oh Song et al. 2016,
-arXiv:1511.06452), Stanford Online Products, Market-1501 and In-shop come so.
+Others, such as CUB-200 or Market-1501, have a script each in tools/datasets, which writes a table.
 """
 
 import gzip
 import inspect
-import io
 import math
-import re
 import struct
 import zlib
 from collections.abc import Iterable
@@ -20,124 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import write_atomically
 from sslpipe.sharding.members import encode_png, png_bytes
 from sslpipe.sharding.sources import (
     Images,
-    Row,
     SourceOptions,
     class_names,
-    files_under,
-    from_rows,
-    is_image,
-    open_file,
     read_file,
     root_folder,
 )
 
 _LABEL_NAMES = ("targets", "labels", "_labels")  # torchvision's datasets do not agree on one
-_MARKET_NAME = re.compile(r"(-?\d+)_c(\d+)s(\d+)_")
-
-
-def read_cub(options: SourceOptions) -> dict[str, Images]:
-    """Read CUB_200_2011: images.txt, image_class_labels.txt, classes.txt."""
-    root = root_folder(options)
-    tables = (_table(root / f"{name}.txt", 2) for name in ("classes", "image_class_labels"))
-    names, label = (dict(table) for table in tables)
-    ranked = sorted(names, key=int)
-    train = set(ranked[: len(ranked) // 2])
-    groups: dict[str, list[Row]] = {"train": [], "test": []}
-    for image, path in _table(root / "images.txt", 2):
-        split = "train" if label[image] in train else "test"
-        groups[split].append((root / "images" / path, names[label[image]]))
-    return from_rows(options, root, groups)
-
-
-def read_cars(options: SourceOptions) -> dict[str, Images]:
-    """Read Cars-196: car_ims with cars_annos.mat, or cars_train and cars_test with the devkit."""
-    root = root_folder(options)
-    # (image, label from 1), from either of the two ways it is published
-    if (root / "cars_annos.mat").is_file():
-        annotations = _matlab(root / "cars_annos.mat")
-        rows = [
-            (root / str(row.relative_im_path), int(getattr(row, "class")))
-            for row in annotations["annotations"]
-        ]
-    else:
-        annotations = _matlab(root / "devkit" / "cars_meta.mat")
-        name = "cars_test_annos_withlabels.mat"  # its owner hands the labels out apart
-        place = root if (root / name).is_file() else root / "devkit"
-        files = {"train": root / "devkit" / "cars_train_annos.mat", "test": place / name}
-        rows = [
-            (root / f"cars_{part}" / str(row.fname), int(getattr(row, "class")))
-            for part, file in files.items()
-            for row in _matlab(file)["annotations"]
-        ]
-    names = [str(name) for name in annotations["class_names"]]
-    groups: dict[str, list[Row]] = {"train": [], "test": []}
-    for path, label in rows:
-        groups["test" if label > len(names) // 2 else "train"].append((path, names[label - 1]))
-    return from_rows(options, root, groups)
-
-
-def read_products(options: SourceOptions) -> dict[str, Images]:
-    """Read Stanford_Online_Products: Ebay_{train,test}.txt (id, class, superclass, path).
-
-    A class is a product; `options.columns` may name "kind", of product, such as bicycle.
-    """
-    root = root_folder(options)
-    groups: dict[str, list[Row]] = {}
-    for split in ("train", "test"):
-        rows = _table(root / f"Ebay_{split}.txt", 4)[1:]  # the first names the columns
-        groups[split] = [
-            (root / path, label, path.partition("/")[0].removesuffix("_final"))
-            for _, label, _, path in rows
-        ]
-    return from_rows(options, root, groups, ("kind",))
-
-
-def read_market(options: SourceOptions) -> dict[str, Images]:
-    """Read Market-1501's layout: bounding_box_train, query, bounding_box_test; 0002_c1s1_....jpg.
-
-    Splits are train, query and gallery; a class is a person. Gallery's persons 0000 and -1 are
-    distractors and junk, and have no label. Columns are "person", "camera" and "sequence".
-
-    Source: Zheng et al. 2015, Scalable person re-identification: a benchmark, and its readme.
-    """
-    root = root_folder(options)
-    folders = {"train": "bounding_box_train", "query": "query", "gallery": "bounding_box_test"}
-    groups: dict[str, list[Row]] = {}
-    for split, name in folders.items():
-        groups[split] = []
-        for path in filter(is_image, files_under(root / name)):
-            match = _MARKET_NAME.match(path.name)
-            if match is None:
-                raise DataError(f"{path} is not named as in 0002_c1s1_000451_03.jpg")
-            person = "" if match[1] in ("0000", "-1") else match[1]
-            groups[split].append((path, person, person, match[2], match[3]))
-    return from_rows(options, root, groups, ("person", "camera", "sequence"))
-
-
-def read_inshop(options: SourceOptions) -> dict[str, Images]:
-    """Read DeepFashion's In-shop Clothes Retrieval: list_eval_partition.txt and its images.
-
-    Splits are train, query and gallery; a class is a product. Columns are "kind", of clothes, and
-    "view", such as front. Source: Liu et al. 2016, DeepFashion, and Eval/README.
-    """
-    root = root_folder(options)
-    places = [root / "Eval" / "list_eval_partition.txt", root / "list_eval_partition.txt"]
-    path = next((path for path in places if path.is_file()), places[1])
-    groups: dict[str, list[Row]] = {"train": [], "query": [], "gallery": []}
-    # the first line counts the images, the second names the columns
-    for number, line in enumerate(read_file(path).decode().splitlines()[2:], 3):
-        row = line.split()
-        parts = row[0].split("/") if row else []
-        if row and (len(row) != 3 or row[2] not in groups or len(parts) < 3):
-            raise DataError(f"{path}, line {number}: {line!r} is not image, item and split")
-        if row:
-            view = Path(parts[-1]).stem.split("_", 2)[-1]  # 02_1_front.jpg
-            groups[row[2]].append((root / row[0], row[1], parts[-3], view))
-    return from_rows(options, root, groups, ("kind", "view"))
 
 
 def read_torchvision(options: SourceOptions) -> dict[str, Images]:
@@ -205,27 +93,6 @@ def _from_torchvision(
     return Images(numbers, labels.astype(np.int64), sizes, classes, read)
 
 
-def _table(path: Path, columns: int) -> list[list[str]]:
-    """Read the lines of a text file, the first `columns` words of each."""
-    lines = read_file(path).decode().splitlines()
-    rows = [line.split()[:columns] for line in lines if line.strip()]
-    for number, row in enumerate(rows):
-        if len(row) < columns:
-            raise DataError(f"{path}, line {number + 1}: {len(row)} columns, not {columns}")
-    return rows
-
-
-def _matlab(path: Path) -> dict[str, Any]:
-    from scipy.io import loadmat  # comes with scikit-learn
-
-    with open_file(path) as file:
-        try:
-            content: dict[str, Any] = loadmat(file, squeeze_me=True, struct_as_record=False)
-        except (OSError, ValueError) as error:
-            raise DataError(f"cannot read {path}: {error}") from error
-    return content
-
-
 # --- idx: MNIST and its like
 
 
@@ -290,33 +157,3 @@ def _from_idx(path: Path, label_path: Path, classes: tuple[str, ...]) -> Images:
     sizes = np.full(len(pixels), png_bytes(pixels.shape[1], pixels.shape[2], 1), np.int64)
     names = [f"{path.name}[{i}]" for i in range(len(pixels))]
     return Images(names, labels, sizes, classes, lambda i: encode_png(pixels[i]))
-
-
-def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
-    """Write uint8 values as a gzip idx file without time or name in its header."""
-    header = bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape)
-    packed = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", fileobj=packed, compresslevel=9, mtime=0) as file:
-        file.write(header + values.tobytes())
-    write_atomically(path, packed.getvalue())
-
-
-def cut_idx(root: Path, out: Path, per_class: int) -> list[Path]:
-    """Keep the first `per_class` training images of each class, in file order.
-
-    Reads train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz of `root`, never a test file;
-    returns the files of the same names in `out`. Raises: DataError where a class has fewer.
-    """
-    names = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
-    pixels, labels = parse_idx(root / names[0], 3), parse_idx(root / names[1], 1)
-    if len(pixels) != len(labels):
-        raise DataError(f"{root}: {len(pixels)} images, {len(labels)} labels")
-    counts = np.bincount(labels)
-    if counts.min() < per_class:
-        raise DataError(f"class {counts.argmin()} has {counts.min()} images, not {per_class}")
-    of_class = [np.flatnonzero(labels == k)[:per_class] for k in np.unique(labels)]
-    kept = np.sort(np.concatenate(of_class))
-    out.mkdir(parents=True, exist_ok=True)
-    for name, values in zip(names, (pixels[kept], labels[kept]), strict=True):
-        write_idx(out / name, values)
-    return [out / name for name in names]

@@ -34,9 +34,7 @@ from sslpipe.sharding.columns import Columns, find_groups
 from sslpipe.sharding.gather import to_json
 from sslpipe.sharding.members import (
     downscale,
-    draw_placement,
     flatten,
-    place,
     remarks_on,
     to_member,
 )
@@ -57,10 +55,9 @@ Advance = Callable[[int], None]
 class Layout(NamedTuple):
     """What, besides the source, decides the bytes of the shards."""
 
-    seed: int  # of the shuffle and of scattering
+    seed: int  # of the shuffle
     samples_per_shard: int  # at most
     max_shard_bytes: int  # at most; rough where images are converted
-    scatter: bool  # each image is placed at random in its frame; see `members.place`
     resize_shorter_px: int | None = None  # longer images are downscaled to this shorter side
     background: tuple[int, int, int] | None = None  # RGB, 0 to 255; None: alpha is dropped
     group_by: str | None = None  # column whose groups are written side by side; see `_order`
@@ -77,7 +74,6 @@ class SplitImages(NamedTuple):
 
     images: Images
     numbers: NDArray[np.int64]  # (n,), which of them
-    origin: str  # the source's name of its split, by which scattering is seeded
     columns: Columns = MappingProxyType({})  # of all of them
 
 
@@ -102,7 +98,7 @@ def cut_splits(
         places = np.array([classes.index(name) for name in value.classes] or [-1], np.int64)
         labels = np.where(value.labels < 0, -1, places[value.labels])
         value = replace(value, labels=labels, classes=classes)
-        splits[key] = SplitImages(value, np.arange(len(value)), key, columns[key])
+        splits[key] = SplitImages(value, np.arange(len(value)), columns[key])
     if test_fraction:
         splits = cut_test(splits, test_fraction, layout.seed, split_by)
         notes = _describe_cut(splits, split_by)
@@ -337,7 +333,7 @@ def _fingerprint(split: str, source: SplitImages, layout: Layout) -> str:
     """Hash what decides the bytes of a split's shards."""
     images = source.images
     options = [value for value in layout if value is not None]
-    digest = hashlib.sha256(json.dumps([WRITER_VERSION, split, source.origin, *options]).encode())
+    digest = hashlib.sha256(json.dumps([WRITER_VERSION, split, *options]).encode())
     for number in source.numbers.tolist():
         row = [number, images.names[number], int(images.labels[number]), int(images.sizes[number])]
         digest.update(json.dumps(row).encode())
@@ -411,11 +407,7 @@ def _encode(plan: SplitPlan, number: int) -> tuple[str, bytes, NDArray[np.int64]
         raw = flatten(raw, layout.background)
     if layout.resize_shorter_px is not None:
         raw = downscale(raw, layout.resize_shorter_px)
-
-    def scatter(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return place(pixels, draw_placement(pixels, layout.seed, source.origin, number))
-
-    suffix, raw = to_member(raw, scatter if layout.scatter else None)
+    suffix, raw = to_member(raw)
     pixels = decode(raw, STATISTICS_PX).reshape(3, -1).astype(np.int64)
     return suffix, raw, pixels, remarks_on(original, on_background=layout.background is not None)
 

@@ -99,7 +99,7 @@ def test_files_beside_the_splits_are_counted_and_without_any_nothing_is_said(tmp
 def test_small_classes_share_a_test_split_drawn_over_all_images(sizes, fraction, wanted):
     labels = np.repeat(np.arange(len(sizes)), sizes)
     images = Images([""] * len(labels), labels, labels, (), lambda _: b"")
-    whole = SplitImages(images, np.arange(len(labels)), "train")
+    whole = SplitImages(images, np.arange(len(labels)))
     cut = cut_test({"train": whole}, fraction, seed=3)
     assert len(cut["test"].numbers) == wanted
     both = np.concatenate([cut["train"].numbers, cut["test"].numbers])

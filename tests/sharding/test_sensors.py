@@ -511,7 +511,6 @@ def test_bad_files_are_skipped_and_nan_replaced_where_that_is_asked_for(tmp_path
         (("--range", "0,1"), "--range needs --channels"),
         (("--channels", "a,a"), "names one twice"),
         (("--channels", "a", "--range", "3,3"), "is no LOW,HIGH"),
-        (("--channels", "a", "--scatter"), "--scatter changes 8-bit RGB pictures"),
         (("--tile", "16"), "name its channels with --channels"),
         (("--channels", "a,b"), "good.tif has 1 channels, and --channels names 2: a, b"),
     ],
