@@ -185,6 +185,12 @@ def agree(flag: bool) -> bool:
     return bool(votes.item() > 0)
 
 
+def broadcast_(x: Tensor) -> None:
+    """Overwrite a tensor with rank 0's, in place. Collective."""
+    if current_rank().world_size > 1:
+        dist.broadcast(x, src=0)
+
+
 def broadcast_object(value: T) -> T:
     """Send rank 0's value to all ranks. It is pickled: plain settings, not tensors."""
     if current_rank().world_size == 1:

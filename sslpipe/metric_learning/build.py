@@ -17,6 +17,7 @@ from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.model import EmbeddingQueue, MetricTask
+from sslpipe.metric_learning.neighbours import ClassNeighbours
 from sslpipe.metric_learning.sampling import PK_VERSION, PKOrder
 from sslpipe.models.backbones import build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
@@ -33,6 +34,7 @@ from sslpipe.recipe.base import Component
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.registry import build
 from sslpipe.run.best import check_keeping
+from sslpipe.run.session import Run
 
 Integers = NDArray[np.int64]
 
@@ -113,17 +115,24 @@ def untrained_ids(recipe: FinetuneRecipe, index: DatasetIndex) -> Integers:
 def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
     """Plan the batches of a run: the split without its validation classes."""
     split, sampler = labelled_split(recipe, index)[0], recipe.sampler
-    return PKOrder(
+    order = PKOrder(
         split,
         seed=recipe.seed,
         classes_per_batch=sampler.classes_per_batch,
         images_per_class=sampler.images_per_class,
         random_images=sampler.random_images,
+        neighbours=sampler.neighbours,
         buffer=sampler.buffer,
         num_streams=sampler.num_streams,
         window=sampler.shuffle_window,
         without=untrained_ids(recipe, index),
     )
+    if sampler.neighbours and order.steps_per_epoch < recipe.run.prefetch:
+        raise RecipeError(
+            f"sampler.neighbours plans an epoch ahead, and run.prefetch = {recipe.run.prefetch} "
+            f"reads farther: an epoch has {order.steps_per_epoch} steps; use at most so many"
+        )
+    return order
 
 
 def with_backbone(
@@ -214,6 +223,21 @@ def check_negatives(recipe: FinetuneRecipe, num_classes: int) -> None:
                 f"sampler.classes_per_batch = 1: loss.kind = {kind!r} then has no "
                 "negatives; use 2 or more, or set sampler.random_images"
             )
+
+
+def class_neighbours(
+    recipe: FinetuneRecipe, task: MetricTask, order: PKOrder, run: Run
+) -> ClassNeighbours | None:
+    """Return the table of near classes that the order reads, with sampler.neighbours; else None."""
+    if not recipe.sampler.neighbours:
+        return None
+    neighbours = ClassNeighbours(
+        num_classes=len(order.classes),
+        dim=task.backbone.num_features,
+        size=recipe.sampler.classes_per_batch,
+    ).to(run.device, run.dtype)
+    order.nearest = neighbours.nearest_classes
+    return neighbours
 
 
 def _table_of(kind: str) -> Mapping[str, Callable[..., nn.Module]]:

@@ -28,6 +28,7 @@ from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
     build_task,
+    class_neighbours,
     class_numbers,
     freeze_and_group,
     labelled_split,
@@ -98,6 +99,7 @@ def finetune(
         warnings = plan_warnings(recipe, index, order, augment.crop_px)  # or refused
         run.configure(recipe, recipe.optim.precision)
         augment, task = augment.to(run.device), run.place(task)
+        neighbours = class_neighbours(recipe, task, order, run)
         groups = freeze_and_group(task, recipe)
         ddp, optimizer = run.prepare(task, optimizer_over(groups, recipe.optim))
         first_steps = recipe.tune.projector_first_steps
@@ -107,9 +109,9 @@ def finetune(
         first_step = run.restore(
             index,
             order,
-            finetuning_parts(task, optimizer),
+            {**finetuning_parts(task, optimizer), "neighbours": neighbours},
             order_version=ORDER_AND_PK_VERSION,
-            guarded=[task],
+            guarded=[task],  # the neighbours follow only steps that were taken
             metadata={  # data set labels that are trained on; the start
                 "classes": trained_labels(order, split),
                 **init_metadata(init_from, view),
@@ -143,6 +145,10 @@ def finetune(
             with run.optimizer_step(loss) as decision:
                 if task.ema is not None and recipe.optim.ema:
                     follow_average(task.ema, task.backbone, recipe.optim.ema, step)
+                if neighbours is not None:  # at an epoch's end the next table is made
+                    neighbours.follow(embeddings, labels.masked_fill(decision.skipped, -1))
+                    if (step + 1) % order.steps_per_epoch == 0:
+                        neighbours.begin((step + 1) // order.steps_per_epoch)
             run.step_done(step, batch, decision)
             if run.is_log_step(step):  # all ranks compute, rank 0 writes
                 run.log(step, {**mining_stats(task), **similarities(embeddings, labels)})

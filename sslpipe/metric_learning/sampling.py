@@ -3,14 +3,15 @@
 The plan is made on integers, like `data.order`, since the index knows every label: an epoch's
 samples, in the order in which the streams read them, go through a bounded buffer sorted by label;
 as soon as P labels have K samples waiting, a batch is taken out. Nothing of it depends on
-processes, workers, or on where a run was resumed.
+processes, workers, or on where a run was resumed. (With `neighbours`, all processes follow one
+table, but it sorts learned means, which are equal over numbers of processes only to rounding.)
 Reading then follows the streams window by window, every process the same ones, and decodes only
 what its own rows need.
 Source of P and K: Hermans et al. 2017, arXiv:1703.07737, section 2.
 """
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import lru_cache
 from itertools import count, islice
 from typing import NamedTuple
@@ -48,6 +49,9 @@ class PKOrder:
     epoch's first pass gives fewer, it takes another one. Samples without a label, and classes with
     fewer than K samples, are skipped.
 
+    `nearest` is an attribute: epoch -> (C, P) rows of indices into `classes`, each class's nearest
+    first, itself before them; None, as it is until it is set: no groups. An epoch's plan asks once.
+
     Args:
         split: Whose labels are planned on.
         seed: Of the order.
@@ -57,6 +61,9 @@ class PKOrder:
             beyond a label's share of it, buffer / P, that label's newest.
         random_images: R further samples of other classes in each batch, the ones that wait longest
             (FaceNet's random negatives).
+        neighbours: The P classes come in groups of one and so many that lie nearest to it, of those
+            not in the batch yet; where the buffer is too full to wait for them, or a whole pass has
+            gone by, those of the row that are ready, then any.
         num_streams: Of the underlying `Order`.
         window: Of the underlying `Order`.
         without: Sorted ids that are never served.
@@ -74,10 +81,13 @@ class PKOrder:
         images_per_class: int,
         buffer: int,
         random_images: int = 0,
+        neighbours: int = 0,
         num_streams: int = 1,
         window: int = 256,
         without: Integers | None = None,
     ) -> None:
+        self.neighbours = neighbours
+        self.nearest: Callable[[int], Integers | None] = lambda epoch: None
         self.classes_per_batch, self.images_per_class = classes_per_batch, images_per_class
         self.random_images, self.buffer = random_images, buffer
         self.batch_size = classes_per_batch * images_per_class + random_images
@@ -124,7 +134,7 @@ class PKOrder:
         spans = zip(self.classes.tolist(), begin.tolist(), kept.tolist(), strict=True)
         self.members = {c: by_label[start : start + size] for c, start, size in spans}
         self.epoch = lru_cache(maxsize=2)(self._plan)
-        waiting = self._buffer()
+        waiting = self._buffer(epoch=0)
         self.steps_per_epoch = sum(1 for _ in self._batches(0, 1, waiting))
         if not self.steps_per_epoch:
             remedy = f"use a larger one, up to {self.order.samples}, or lower"
@@ -146,7 +156,7 @@ class PKOrder:
 
     def _plan(self, epoch: int) -> Plan:
         taken = list(
-            islice(self._batches(epoch, MOST_PASSES, self._buffer()), self.steps_per_epoch)
+            islice(self._batches(epoch, MOST_PASSES, self._buffer(epoch)), self.steps_per_epoch)
         )
         if len(taken) < self.steps_per_epoch:
             raise DataError(
@@ -157,9 +167,18 @@ class PKOrder:
         pairs = np.array(taken, np.int64)  # (T, B, 2)
         return Plan(pairs[:, :, 0], pairs[:, :, 1])
 
-    def _buffer(self) -> "ClassBuffer":
-        sizes = self.classes_per_batch, self.images_per_class, self.random_images
-        return ClassBuffer(*sizes, capacity=self.buffer)
+    def _buffer(self, epoch: int) -> "ClassBuffer":
+        table, nearest = self.nearest(epoch), None
+        if table is not None:
+            nearest = dict(zip(self.classes.tolist(), self.classes[table].tolist(), strict=True))
+        return ClassBuffer(
+            classes=self.classes_per_batch,
+            images=self.images_per_class,
+            others=self.random_images,
+            capacity=self.buffer,
+            nearest=nearest,
+            group=self.neighbours + 1,
+        )
 
     def _batches(
         self, epoch: int, passes: int, waiting: "ClassBuffer"
@@ -184,10 +203,24 @@ class ClassBuffer:
         others: Further samples of other labels, the ones that wait longest.
         capacity: Samples that may wait. Beyond it the oldest is dropped; beyond a label's share,
             capacity / classes, that label's newest.
+        nearest: Label -> labels, itself first; a batch's labels then come in groups of `group`,
+            which wait for each other until the buffer is full, or a sample comes again that is
+            still waiting.
+        group: Labels in a group.
     """
 
-    def __init__(self, classes: int, images: int, others: int, capacity: int) -> None:
+    def __init__(
+        self,
+        classes: int,
+        images: int,
+        others: int,
+        capacity: int,
+        nearest: dict[int, list[int]] | None = None,
+        group: int = 1,
+    ) -> None:
         self._classes, self._images, self._others = classes, images, others
+        self._nearest = nearest
+        self._group = group
         self._capacity, self._share = capacity, capacity // classes
         self._waiting: OrderedDict[int, tuple[int, int]] = OrderedDict()  # id -> label, chunk
         self._of_label: defaultdict[int, deque[int]] = defaultdict(deque)  # ids, oldest first
@@ -197,7 +230,8 @@ class ClassBuffer:
     def add(self, sample: int, label: int, chunk: int) -> list[tuple[int, int]] | None:
         """Take a sample in; if that makes a batch, return its samples with their chunks."""
         members = self._of_label[label]
-        if sample not in self._waiting:  # else a whole pass has gone by
+        again = sample in self._waiting  # a whole pass has gone by: enough of waiting
+        if not again:
             if len(members) == self._share:
                 self.dropped += 1
                 return None
@@ -205,15 +239,38 @@ class ClassBuffer:
             self._waiting[sample] = label, chunk
             if len(members) == self._images:
                 self._ready[label] = None
-        if len(self._ready) >= self._classes:
-            chosen = list(self._ready)[: self._classes]
+        full = len(self._waiting) > self._capacity
+        # groups are looked for where a label more is ready, or may wait no longer
+        looks = self._nearest is None or full or again or len(members) == self._images
+        if looks and len(self._ready) >= self._classes:
+            if self._nearest is None:
+                chosen = list(self._ready)[: self._classes]
+            else:
+                chosen = self._in_groups(self._nearest, wait=not (full or again))
             own = sum(len(self._of_label[c]) for c in chosen)
-            if len(self._waiting) - own >= self._others:
+            if len(chosen) == self._classes and len(self._waiting) - own >= self._others:
                 return self._take(chosen)
-        if len(self._waiting) > self._capacity:
+        if full:
             self._remove(next(iter(self._waiting)))
             self.dropped += 1
         return None
+
+    def _in_groups(self, nearest: dict[int, list[int]], *, wait: bool) -> list[int]:
+        """Choose labels that are ready, each with its nearest; too few where it has to wait."""
+        chosen: list[int] = []
+        for anchor in self._ready:
+            if anchor in chosen:
+                continue
+            near = (label for label in nearest[anchor] if label not in chosen)
+            if not wait:  # those of the row that are ready; behind them, any
+                ranked = dict.fromkeys([*nearest[anchor], *self._ready])
+                near = (c for c in ranked if c in self._ready and c not in chosen)
+            group = list(islice(near, self._group))
+            if all(label in self._ready for label in group):
+                chosen += group
+            if len(chosen) == self._classes:
+                break
+        return chosen
 
     def _take(self, chosen: list[int]) -> list[tuple[int, int]]:
         samples = [self._of_label[label][k] for label in chosen for k in range(self._images)]

@@ -46,6 +46,9 @@ class Sampler(Section):
     """K, the images of each."""
     random_images: NonNegative = 0
     """Further images of a batch, of other classes."""
+    neighbours: NonNegative = 0
+    """The classes come in groups: one, and so many that lie nearest to it by the running means of
+    their embeddings; from the third epoch on."""
     buffer: Positive = 4096
     """Samples that may wait for others of their class."""
     num_streams: Positive = 1
@@ -55,14 +58,6 @@ class Sampler(Section):
     column: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """The column of the data set whose values are the classes: of batches, losses and validation;
     samples without a value are skipped. None: the data set's labels."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed(cls, tree: Any, info: ValidationInfo) -> Any:
-        """Read a run of an earlier version, which has recorded that it did not use `neighbours`."""
-        if info.context != "recorded" or not isinstance(tree, dict) or tree.get("neighbours"):
-            return tree
-        return {key: value for key, value in tree.items() if key != "neighbours"}
 
     @property
     def batch_size(self) -> int:
@@ -147,7 +142,6 @@ class FinetuneRecipe(RunRecipe):
         "tune.eval_crop_px": None,
         "tune.layer_decay_by": "blocks",
     }
-    REMOVED: ClassVar[dict[str, Any]] = {"sampler.neighbours": 0}
 
     views: Literal[1, 2] = 1
     """Views of each image in a batch."""
@@ -179,6 +173,8 @@ class FinetuneRecipe(RunRecipe):
     def _consistent(self) -> Self:
         sampler, data, tune = self.sampler, self.data, self.tune
         rows = sampler.batch_size * self.views
+        group = sampler.neighbours + 1
+        classes = sampler.classes_per_batch
         frozen = tune.backbone == "frozen"
         untrained = ("last_blocks", "projector_first_steps", "ramp_steps", "l2_to_init")
         refused = {
@@ -186,6 +182,10 @@ class FinetuneRecipe(RunRecipe):
             f"rows; use at least {rows}": self.queue is not None and self.queue.size < rows,
             f"data.holdout_by = {data.holdout_by!r} needs data.validation_classes, the classes to "
             "hold out": data.holdout_by is not None and not data.validation_classes,
+            f"sampler.neighbours = {group - 1} makes groups of {group}, which do not divide "
+            f"sampler.classes_per_batch = {classes}; use {classes // group * group or group}": (
+                bool(classes % group)
+            ),
             f"tune.layer_decay_by = {tune.layer_decay_by!r} says which layers tune.layer_decay "
             "counts, and it is 1: set it below 1, or leave both out": (
                 tune.layer_decay_by != "blocks" and tune.layer_decay == 1

@@ -1,16 +1,20 @@
 """A whole fine-tuning: the same run on any number of processes, resumed exactly, and its result."""
 
+from itertools import count
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from sslpipe.augment.eval_view import eval_view_for
+from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
 from sslpipe.evaluation.embed import embed
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.model_card import hub_card, model_card
 from sslpipe.export.write import export_backbone
+from sslpipe.metric_learning import neighbours
 from sslpipe.metric_learning.build import build_task, untrained_ids, validation_ids, with_backbone
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.tuning import block_names
@@ -19,6 +23,7 @@ from sslpipe.recipe.base import Component
 from sslpipe.report.build import build_page
 from sslpipe.report.run import read_run
 from sslpipe.run.best import choose
+from sslpipe.run.guard import StepGuard
 from sslpipe.run.log import read_metrics
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
@@ -34,6 +39,13 @@ from tests.helpers.runs import assert_same_weights, final_weights, kill_over
 
 pytestmark = pytest.mark.usefixtures("proved_here")
 
+# an epoch has 2 steps: from the fifth on, classes come with those nearest to them
+NEIGHBOURS = (
+    "loss={kind='hierarchical_triplet'}",
+    "sampler={classes_per_batch=4, images_per_class=12, buffer=150, neighbours=1, num_streams=2}",
+    "run.prefetch=2",
+    "steps=6",
+)
 # name -> overrides: a head; pairs over a queue and two views, with an ID loss; a proxy loss that
 # looks at the whole batch, partly frozen; triplets
 KINDS = {
@@ -49,6 +61,7 @@ KINDS = {
     ),
     "proxies": ("loss={kind='proxy_anchor'}", "tune={last_blocks=2, layer_decay=0.5, loss_lr=9.0}"),
     "triplets": ("loss={kind='batch_hard'}", "tune.batchnorm=frozen", "sampler.random_images=1"),
+    "neighbours": (*NEIGHBOURS, "run.monitor_steps=6"),
 }
 WITHOUT_BACKBONE = RECIPE[: RECIPE.index("[backbone]")] + RECIPE[RECIPE.index("[embedding]") :]
 FP64 = ("optim.precision=fp64", "steps=3", "run.monitor_steps=3")
@@ -106,16 +119,64 @@ def test_active_pairs_and_triplets_are_logged_and_heads_have_none(one_process):
     assert "active" not in read_metrics(one_process["head"][0])[0]
 
 
+def followed_in_rank(process, bad_step, *arguments):
+    """Labels and rows of all ranks that each step taken gave to the means; one rank's views of
+    bad_step are NaN. And what the guard keeps a copy of."""
+    seen, kept = [], []
+    original, start, forward = neighbours.follow_means, StepGuard.__init__, FusedViews.forward
+    calls = count()
+
+    def recording(means, known, rows, labels, momentum):
+        before = means.clone(), known.clone()
+        original(means, known, rows, labels, momentum)
+        if (labels < 0).all():  # a skipped step's
+            assert torch.equal(means, before[0])
+            assert torch.equal(known, before[1])
+        else:
+            seen.append((labels.clone(), rows.clone()))
+
+    def starting(self, modules, *others, **named):
+        start(self, modules, *others, **named)
+        kept.extend(name for module in modules for name, _ in module.named_buffers())
+
+    def poisoned(self, batch, **given):
+        return forward(self, batch, **given) * (float("nan") if next(calls) == bad_step else 1)
+
+    neighbours.follow_means, StepGuard.__init__, FusedViews.forward = recording, starting, poisoned
+    finetune_in_rank(process, *arguments)  # this process ends with the call
+    return seen, kept
+
+
+def test_the_means_follow_one_process_rows_of_the_steps_that_were_taken(data, tmp_path):
+    recipe = write_recipe(tmp_path)
+    settings = (*NEIGHBOURS, "views=2", "steps=3", "run.monitor_steps=0", "backbone.widths=[8]")
+    runs = [
+        run_processes(followed_in_rank, world, 1, str(recipe), str(data),
+                      str(tmp_path / str(world)), None, *settings)
+        for world in (1, 2)
+    ]  # fmt: skip
+    [(expected, kept)], ranks = runs
+    assert any(name.endswith("running_mean") for name in kept)
+    assert not any(name.endswith(("tables", "seen")) for name in kept if "losses" not in name)
+    for actual, _ in ranks:
+        assert len(expected) == len(actual) == 2
+        for (labels, rows), (our_labels, our_rows) in zip(expected, actual, strict=True):
+            assert torch.equal(our_labels, labels)
+            assert rows.isfinite().all()
+            torch.testing.assert_close(our_rows, rows, rtol=1e-2, atol=1e-2)
+
+
 QUEUE = ("steps=6", "queue={size=40}", "loss={kind='sup_con'}", "views=2", "sampler.num_streams=1")
 
 
 @pytest.mark.promise(2)
-def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(data, tmp_path):
+@pytest.mark.parametrize("changes", [QUEUE, NEIGHBOURS], ids=["queue", "neighbours"])
+def test_a_killed_and_resumed_run_ends_with_bitwise_the_same_weights(data, tmp_path, changes):
     recipe, names, losses = write_recipe(tmp_path), ("straight", "run"), []
-    arguments = (recipe, data, tmp_path / "run", None, *QUEUE)
+    arguments = (recipe, data, tmp_path / "run", None, *changes)
     kill_over(2, "train.step:5", *arguments, by=finetune_in_rank)
     for name in names:
-        done = [last for last, _ in finetune_over(2, recipe, data, tmp_path / name, *QUEUE)]
+        done = [last for last, _ in finetune_over(2, recipe, data, tmp_path / name, *changes)]
         assert done == [6, 6]
         losses.append({m["step"]: m["loss"] for m in read_metrics(tmp_path / name)})
     assert_same_weights(*(tmp_path / name for name in names))
@@ -231,6 +292,7 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
         (lambda: with_backbone(recipe("backbone.widths=[4, 4]"), given), r"\[8, 16\]; leave"),
         (lambda: with_backbone(recipe("init=abc"), given), "give the one that the recipe was made"),
         (lambda: recipe("queue.size=5"), "queue.size = 5 holds less than one batch of 12 rows"),
+        (lambda: recipe("sampler.neighbours=2"), "groups of 3, which do not divide .* use 3"),
         (lambda: recipe("sampler.clases_per_batch=5"), "did you mean 'classes_per_batch'"),
         (lambda: recipe("tune={backbone='frozen', last_blocks=1}"), "leave one of them out"),
         (lambda: recipe("tune.layer_decay_by=library"), "tune.layer_decay counts, and it is 1"),

@@ -12,9 +12,11 @@ from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.metric_learning import sampling
 from sslpipe.metric_learning.build import class_numbers
-from sslpipe.metric_learning.sampling import ClassBuffer, PKOrder, pk_batches
+from sslpipe.metric_learning.neighbours import ClassNeighbours
+from sslpipe.metric_learning.sampling import MOST_PASSES, ClassBuffer, PKOrder, pk_batches
 from sslpipe.recipe.base import RunConfig
 from tests.helpers.dataset import picture, write_dataset
+from tests.helpers.processes import run_processes
 
 ONE, RUN = Rank(), RunConfig(num_workers=0, window_bytes=6000)
 
@@ -75,6 +77,127 @@ def test_facenet_batches_hold_random_negatives_of_other_classes_too(split):
         labels = split.labels[ids]
         assert len(set(ids.tolist())) == len(ids) == 4 * 3 + 5
         assert not set(labels[12:].tolist()) & set(labels[:12].tolist())
+
+
+def near_by_number(classes, size):
+    """A table in which the nearest classes of one are those of the nearest numbers."""
+    return np.array([sorted(range(classes), key=lambda d: (abs(d - c), d))[:size]
+                     for c in range(classes)])  # fmt: skip
+
+
+def with_neighbours(split, table, **changes):
+    order = plan(split, neighbours=2, **changes)
+    order.nearest = lambda epoch: None if epoch < 2 else table
+    return order
+
+
+def groups_of(order, step):
+    """The classes of a batch, in threes."""
+    labels = order.labels[order.ids(step)].reshape(order.classes_per_batch, -1)
+    assert (labels == labels[:, :1]).all()
+    assert len(set(labels[:, 0].tolist())) == order.classes_per_batch
+    return labels[:, 0].reshape(-1, 3).tolist()
+
+
+def test_a_batch_holds_classes_with_the_ones_nearest_to_them():
+    split = FakeSplit(np.arange(6000) % 20)
+    table = near_by_number(20, 6)
+    order = with_neighbours(split, table, classes_per_batch=6, images_per_class=4, buffer=2000)
+    plain = plan(split, classes_per_batch=6, images_per_class=4, buffer=2000)
+    steps = order.steps_per_epoch
+    assert steps == plain.steps_per_epoch
+    for step in range(2 * steps):  # nothing is known of the classes yet
+        assert order.ids(step).tolist() == plain.ids(step).tolist()
+    anchors = set()
+    for step in range(2 * steps, 4 * steps):
+        if (
+            step % steps >= 0.9 * steps
+        ):  # from a second pass: what waited for a whole one goes first
+            continue
+        taken = []
+        for group in groups_of(order, step):
+            free = [c for c in table[group[0]].tolist() if c not in taken]
+            assert group == free[:3]
+            taken += group
+            anchors.add(group[0])
+    assert len(anchors) > 15
+    apart = [abs(c - a) for a, *others in groups_of(plain, 2 * steps) for c in others]
+    assert max(apart) > 2  # by chance they lie anywhere
+
+
+def test_a_full_buffer_does_with_those_of_the_nearest_that_are_ready():
+    labels = np.random.default_rng(0).integers(300, size=20_000)
+    table = near_by_number(300, 6)
+    order = with_neighbours(FakeSplit(labels), table, classes_per_batch=6, images_per_class=3,
+                            buffer=400)  # fmt: skip
+    plain = plan(FakeSplit(labels), classes_per_batch=6, images_per_class=3, buffer=400)
+    assert order.epoch(2).ids.shape == order.epoch(0).ids.shape
+
+    def share_of_nearest(of):
+        steps = range(2 * of.steps_per_epoch, 3 * of.steps_per_epoch)
+        beside = [c in table[a] for s in steps for a, *near in groups_of(of, s) for c in near]
+        return np.mean(beside)
+
+    assert share_of_nearest(plain) < 0.05  # 5 of 299
+    assert share_of_nearest(order) > 0.2
+
+
+def test_nothing_waits_for_a_small_class_longer_than_a_pass():
+    labels = np.append(np.repeat(np.arange(19), 50), [19] * 4)
+    split = FakeSplit(np.random.default_rng(0).permutation(labels))
+    order = plan(split, classes_per_batch=4, images_per_class=4, buffer=2000, neighbours=1)
+    table = np.array([[c, 19, *(d for d in range(19) if d != c)][:4] for c in range(20)])
+    table[19] = [19, 0, 1, 2]
+    order.nearest = lambda epoch: None if epoch < 2 else table
+    assert order.steps_per_epoch > 50  # of 954 samples in 16s
+    of_epoch = order.epoch(2)
+    assert of_epoch.ids.shape == (order.steps_per_epoch, 16)
+    passes = of_epoch.chunks // order.order.steps_per_epoch - 2 * MOST_PASSES
+    assert passes.max() <= 1  # the second begins with a sample that still waits
+
+
+def test_the_table_is_that_of_the_running_means_of_unit_rows():
+    generator = torch.Generator().manual_seed(0)
+    neighbours = ClassNeighbours(5, 3, 4, momentum=0.2).double()
+    means = {}
+    for _ in range(6):
+        x = torch.randn(12, 3, generator=generator, dtype=torch.float64)
+        labels = torch.randint(4, (12,), generator=generator)  # the fifth class never comes
+        neighbours.follow(x, labels)
+        for c in set(labels.tolist()):
+            own = [row / row.norm() for row, y in zip(x, labels.tolist(), strict=True) if y == c]
+            new = sum(own) / len(own)
+            means[c] = means[c] + 0.2 * (new - means[c]) if c in means else new
+    means[4] = torch.zeros(3, dtype=torch.float64)
+    neighbours.begin(1)
+    assert neighbours.nearest_classes(1) is None
+    for c, row in enumerate(neighbours.nearest_classes(2).tolist()):
+        others = [d for d in range(5) if d != c]
+        assert row == [c, *sorted(others, key=lambda d: -float(means[c] @ means[d]))[:3]]
+    before = neighbours.nearest_classes(2).tolist()
+    neighbours.follow(torch.randn(9, 3).double(), torch.arange(9) % 5)
+    neighbours.begin(2)
+    assert neighbours.nearest_classes(2).tolist() == before  # what is being read stays
+    assert neighbours.nearest_classes(3).tolist() != before
+
+
+def planned_in_rank(process):
+    """The means of the last rank are off by more than rounding, its plan still the first one's."""
+    neighbours = ClassNeighbours(20, 3, 6)
+    generator = torch.Generator().manual_seed(0)
+    neighbours.follow(torch.randn(40, 3, generator=generator), torch.arange(40) % 20)
+    if process.rank:
+        neighbours.means += torch.randn(20, 3, generator=generator)
+    neighbours.begin(1)
+    order = plan(FakeSplit(np.arange(2000) % 20), neighbours=2, classes_per_batch=6, buffer=500)
+    order.nearest = neighbours.nearest_classes
+    return order.epoch(2).ids.tolist(), neighbours.means.tolist()
+
+
+def test_all_ranks_plan_by_the_first_ones_table():
+    first, second = run_processes(planned_in_rank, 2)
+    assert first == second
+    assert first[0] == planned_in_rank(Rank())[0]
 
 
 def test_an_epoch_serves_a_sample_at_most_once_a_pass_and_counts_what_it_does_not(split):

@@ -185,15 +185,12 @@ class _HierarchicalTripletTerms(nn.Module):
     def _follow(self, batch: LabelledRows) -> None:
         rows = len(batch.column_labels) - batch.references
         columns, labels = batch.columns[:rows].detach(), batch.column_labels[:rows]
-        # rows that are all zeros have no direction; a class's first mean is taken whole
-        groups = group(columns, labels.masked_fill((columns == 0).all(1), -1))
-        at, known = groups.labels, self.seen[groups.labels]
-        new, old = groups.means.to(self.means.dtype), self.means[at]
-        self.means[at] = torch.where(known[:, None], old + self.momentum * (new - old), new)
-        new, old = 1 / groups.sizes.to(self.means.dtype), self.self_share[at]
-        running = (1 - self.momentum) ** 2 * old + self.momentum**2 * new
-        self.self_share[at] = torch.where(known, running, new)
-        self.seen[at] = True
+        before = self.seen.clone()
+        groups = follow_means(self.means, self.seen, columns, labels, self.momentum)
+        at = groups.labels
+        new = 1 / groups.sizes.to(self.means.dtype)
+        running = (1 - self.momentum) ** 2 * self.self_share[at] + self.momentum**2 * new
+        self.self_share[at] = torch.where(before[at], running, new)
 
 
 class HierarchicalTripletLoss(MetricLoss, normalize=True):
@@ -220,13 +217,39 @@ class HierarchicalTripletLoss(MetricLoss, normalize=True):
     row_terms = _HierarchicalTripletTerms
 
 
-def squared_distances_of_rows(means: Tensor) -> Tensor:
+def follow_means(
+    means: Tensor, seen: Tensor, rows: Tensor, labels: Tensor, momentum: float
+) -> Groups:
+    """Move the means (C, D) of the labels among `rows` (M, D), in place; the first is taken whole.
+
+    Args:
+        means: (C, D) running means of unit rows.
+        seen: (C,) bool, which means there are already.
+        rows: (M, D); those that are all zeros have no direction, and are skipped.
+        labels: (M,) int64, < 0 for none.
+        momentum: The weight of the new rows.
+
+    Returns:
+        The groups of `rows`.
+    """
+    groups = group(rows, labels.masked_fill((rows == 0).all(1), -1))
+    new = groups.means.to(means.dtype)
+    old = means[groups.labels]
+    known = seen[groups.labels, None]
+    means[groups.labels] = torch.where(known, old + momentum * (new - old), new)
+    seen[groups.labels] = True
+    return groups
+
+
+def squared_distances_of_rows(means: Tensor, part: Tensor | None = None) -> Tensor:
     """Compute the mean squared distance of the unit rows behind two means: (C, D) -> (C, C).
 
-    2 - 2 m_i m_j in float64, as near collapse it is a small difference.
+    2 - 2 m_i m_j in float64, as near collapse it is a small difference. part (A,): the classes to
+    compare with all, (A, C); None: all.
     """
     wide = to_float64(means)
-    return (2 - 2 * wide @ wide.T).to(means)
+    some = wide if part is None else wide[part.to(wide.device)]
+    return (2 - 2 * some @ wide.T).to(means)
 
 
 def merge_levels(between: Tensor, levels: int, start: float) -> Tensor:
