@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FEATURE_SUFFIXES = (".safetensors", ".npz")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+READ_SUFFIXES = (*IMAGE_SUFFIXES, ".jpe", ".jfif")  # a JPEG's, too
 
 
 def open_data(location: str, *splits: str, allow_pipe: bool = False) -> "DatasetIndex":
@@ -127,18 +128,20 @@ def check_features(paths: Iterable[Path]) -> None:
 def find_images(folder: Path, image_type: "ImageType | None" = None) -> list[Path]:
     """Return every image under a folder, sorted: JPEG, PNG, WebP; of sensors' types all formats.
 
+    What is hidden, or a system's, is left out, and each file is there once, as in `shards build`.
     `image_type` None: of any format, where the network is not yet known.
 
     Raises: UserError where there is none.
     """
-    from sslpipe.sharding.sources import is_image
+    from sslpipe.sharding.folder import walk
 
     is_rgb8 = image_type is not None and image_type.is_rgb8
-    paths = sorted(
-        p
-        for p in folder.rglob("*")
-        if p.suffix.lower() in IMAGE_SUFFIXES or (not is_rgb8 and is_image(p, sensors=True))
-    )
+    found = walk(folder, sensors=True).entries if folder.is_dir() else []
+    paths = [
+        entry.path
+        for entry in found
+        if not entry.reason and (not is_rgb8 or entry.path.suffix.lower() in READ_SUFFIXES)
+    ]
     if not paths:
         other = "" if is_rgb8 else "; of other channels .tif, .npy, .dcm, .nii"
         raise UserError(f"{folder} holds no image ({', '.join(IMAGE_SUFFIXES)}{other})")
@@ -155,10 +158,18 @@ def find_named_images(
     folder: Path, image_type: "ImageType | None" = None
 ) -> list[tuple[str, Path]]:
     """Return the name and the path of every image FOLDER/NAME/*. Raises: UserError."""
-    folders = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    from sslpipe.sharding.folder import walk
+    from sslpipe.sharding.sources import class_of
+
+    below = walk(folder).folders if folder.is_dir() else []
+    folders = [each for each in below if each.parent == folder]
     if not folders:
         raise UserError(f"{folder} has no folders; expected one a name, with its images inside")
-    return [(each.name, path) for each in folders for path in find_images(each, image_type)]
+    named = []
+    for each in folders:
+        name = class_of(each.name) or each.name
+        named += [(name, path) for path in find_images(each, image_type)]
+    return named
 
 
 def start(device: str, alone: str = "", *, small: bool = False) -> tuple[str, "Rank"]:

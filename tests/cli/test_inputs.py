@@ -10,12 +10,14 @@ import pytest
 import typer
 
 from sslpipe.cli import export, shards
-from sslpipe.cli.inputs import check_file
+from sslpipe.cli.inputs import check_file, find_images, find_named_images
+from sslpipe.data.image_type import RGB8
 from sslpipe.errors import UserError
 from sslpipe.evaluation.whiten import FLOOR
 from sslpipe.sharding import SOURCES
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import ROOT, write_recipe
+from tests.helpers.shards import grey
 
 # {r}: a good recipe, {d}: a good data set, {s}: its folder, {t}: a shard of it, {m}: a folder that
 # passes for a model or a run, {n}: nothing there, {f}: a file
@@ -163,3 +165,17 @@ def test_the_defaults_of_the_help_are_those_of_the_functions():
         p for p in typer.main.get_command(shards.app).commands["build"].params if p.name == "source"
     )
     assert {*re.findall(r"[a-z-]+", source.help)} >= {*SOURCES}
+
+
+def test_folders_of_images_hold_no_thumbnails_and_no_image_twice(tmp_path):
+    for name in ("ann/1.jpg", "ann/2.JFIF", "bob/1.png", "bob/@eaDir/1.png/THUMB.jpg"):
+        grey(tmp_path / name, 1)
+    for name in ("@eaDir/x.jpg", "__MACOSX/y.jpg", "ann/.hidden.jpg", "ann/._1.jpg", "ann/a.tif"):
+        grey(tmp_path / name, 2)
+    (tmp_path / "bob" / "up").symlink_to("..")
+    images = [tmp_path / name for name in ("ann/1.jpg", "ann/2.JFIF", "bob/1.png")]
+    assert find_images(tmp_path, RGB8) == images
+    assert find_images(tmp_path) == [*images[:2], tmp_path / "ann" / "a.tif", images[2]]
+    assert find_named_images(tmp_path, RGB8) == list(
+        zip(["ann", "ann", "bob"], images, strict=True)
+    )
