@@ -23,10 +23,8 @@ from sslpipe.build import (
     planned_negatives,
     recipe_flops,
 )
-from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.loader import batches
-from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.pairing import Pairing, plan_pairs
 from sslpipe.data.pipeline import Batch
@@ -108,7 +106,6 @@ def pretrain(
         warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)  # or refused
         run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
         augment, loss_fn = augment.to(run.device), loss_fn.to(run.device, run.dtype)
-        jpeg = jpeg_decoder(recipe.data, run.device, index.image_type)  # or refused
         flops = recipe_flops(recipe, model, augment.crop_px)
         model = run.place(model)
         groups = freeze_and_group(model, recipe)
@@ -138,7 +135,7 @@ def pretrain(
         run.evaluate_start()  # of a run from weights: it should not fall below
 
         # batches, their views planned
-        stream = open_batches(recipe, split, order, run, first_step, jpeg, augment, pairing)
+        stream = open_batches(recipe, split, order, run, first_step, augment, pairing)
         take_step = TrainingStep(run, augment, model, ddp, loss_fn, cached)
 
         for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
@@ -259,7 +256,6 @@ def open_batches(
     order: Order,
     run: Run,
     first_step: int,
-    jpeg: JpegDecoder | None,
     augment: Views,
     pairing: Pairing | None = None,
 ) -> Generator[Batch]:
@@ -280,7 +276,6 @@ def open_batches(
         first_step=first_step,
         device=run.device,
         on_bad=run.quarantine.add,
-        jpeg=jpeg,
         prepare=plan_views,
         pairing=pairing,
     )

@@ -36,7 +36,7 @@ from sslpipe.evaluation.knn import few_rows
 from tests.helpers.dataset import write_dataset
 
 # parts that a CPU cannot try
-CUDA_ONLY = {"waits", "compiled", "graphs", "nvjpeg", "several_gpus"}
+CUDA_ONLY = {"waits", "compiled", "graphs", "several_gpus"}
 
 
 @pytest.mark.parametrize(

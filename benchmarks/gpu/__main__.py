@@ -26,14 +26,14 @@ import torch
 
 from benchmarks.common import commit, machine_line, markdown_table, parser, save
 from benchmarks.gpu.common import Bench, Figures, SkippedError
-from benchmarks.gpu.kernels import batchnorm, knn, nt_xent, nvjpeg, several_gpus, views
+from benchmarks.gpu.kernels import batchnorm, knn, nt_xent, several_gpus, views
 from benchmarks.gpu.runs import compiled, graphs, mobile, resnet18, resnet50, vit, waits
 from benchmarks.gpu.wheels import installed
 
 # what others rest on comes first
 ORDER = (views, waits, resnet50, resnet18, vit, mobile, compiled, graphs, nt_xent, knn)
 PARTS: dict[str, Callable[[Bench], Figures]] = {
-    part.__name__: part for part in (*ORDER, batchnorm, nvjpeg, several_gpus)
+    part.__name__: part for part in (*ORDER, batchnorm, several_gpus)
 }
 PART_S, ALL_S, AGAIN_S = 120.0, 17 * 60.0, 10.0  # seconds
 PACKAGES = ("torch", "torchvision", "triton", "kornia", "accelerate", "timm", "numpy", "simplejpeg")

@@ -4,22 +4,17 @@ import os
 import socket
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.gpu.common import Bench, Figures, SkippedError, check, relative
+from benchmarks.gpu.common import Bench, Figures, check, relative
 from benchmarks.nt_xent import TEMPERATURE, textbook
-from benchmarks.photographs import write_photographs
 from benchmarks.views import MEAN, STD, Case, kornia, ours, torchvision
 from sslpipe.augment.ops import draws
 from sslpipe.augment.two_views import FusedViews
-from sslpipe.data.decode import decode, first_line
-from sslpipe.data.nvjpeg import DeviceDecoder
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import RecipeError
 from sslpipe.evaluation.neighbours import nearest
@@ -111,23 +106,6 @@ def batchnorm(bench: Bench) -> Figures:
             f"{name}: nn.BatchNorm2d: ms": 1e3 * times_s[0],
         }
     return figures
-
-
-def nvjpeg(bench: Bench) -> Figures:
-    """Photographs of 500 x 375 from bytes to the host's pixels, a batch a call; by a core, too."""
-    bench.needs_cuda()
-    try:
-        decode_all = DeviceDecoder(bench.device)
-    except (ImportError, OSError) as reason:
-        raise SkippedError(f"no torchcodec for this torch: {first_line(reason)}") from reason
-    with TemporaryDirectory() as folder:
-        write_photographs(Path(folder), bench.size(256, 4), 500, 375)
-        raws = [path.read_bytes() for path in sorted(Path(folder).rglob("*.jpg"))]
-    by_core_s = bench.seconds(lambda: [decode(raw, 512) for raw in raws], rounds=1)
-    return {
-        "images/s": len(raws) / bench.seconds(lambda: decode_all(raws)),
-        "one core: images/s": len(raws) / by_core_s,
-    }
 
 
 def views(bench: Bench) -> Figures:

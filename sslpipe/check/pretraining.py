@@ -27,7 +27,6 @@ from sslpipe.check.result import (
 )
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.nvjpeg import jpeg_decoder
 from sslpipe.data.order import ORDER_VERSION, WELL_MIXED, Order, mixing_score
 from sslpipe.data.pairing import Pairing, joint_codes, plan_pairs
 from sslpipe.data.plan import holdout_ids, plan_order
@@ -64,7 +63,6 @@ def check_pretraining(
     check_precision(recipe.optim.precision, device.type)
     index = index and index.with_channels(recipe.data.channels)
     image_type = index.image_type if index else RGB8
-    jpeg_decoder(recipe.data, device, image_type)  # refuses one that is not there
 
     # the order of the first epoch
     init_from = fit_channels(init_from, index)

@@ -9,7 +9,7 @@ damaged files. Images of other types come from NumPy's .npy, whose header is nev
 import io
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +25,6 @@ MAX_BYTES = 64 * 2**20
 Kind = Literal["jpg", "png", "webp"]
 Pixels = NDArray[Any]  # uint8, or float32 in the units of `ImageType`
 Buffer = bytes | memoryview
-JpegDecoder = Callable[[list[Buffer]], list[Pixels]]  # -> (h, w, 3) uint8 RGB, not EXIF-oriented
 # Pillow's own classes, not Image.open: no search for plugins, no warnings about size or MPO
 _NPY = b"\x93NUMPY"
 _NPY_HEADER = re.compile(  # as every version of NumPy writes it
@@ -51,7 +50,6 @@ Content = Buffer | BadSample  # of a file, or why there is none
 def decode(
     raw: Content,
     canvas_px: int,
-    decoded: Pixels | None = None,
     image_type: ImageType = RGB8,
     channels: tuple[int, ...] | None = None,
 ) -> Pixels:
@@ -66,7 +64,6 @@ def decode(
         raw: The encoded image; a BadSample is raised.
         canvas_px: An image whose longer side is over it is reduced to fit (bilinear, antialiased,
             aspect kept, at least 1 px); a smaller one is not touched.
-        decoded: (h, w, 3), what another decoder made of a raw for which `is_plain_jpeg`.
         image_type: What the image is: a .npy of just this type, unless it is 8-bit RGB.
         channels: Places of those that are wanted, in this order; None: all.
 
@@ -89,8 +86,6 @@ def decode(
         if kind is None:
             units = image_type.in_units(read_npy(raw, image_type), channels)
             pixels = np.require(units, requirements="W")
-        elif decoded is not None:
-            pixels = decoded
         elif kind == "jpg":
             pixels = _decode_jpeg(raw, canvas_px)
         else:

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sslpipe.data.decode import JpegDecoder
 from sslpipe.data.index import Split
 from sslpipe.data.order import Order, StreamPlan
 from sslpipe.data.pairing import Pairing
@@ -102,7 +101,6 @@ def batches(
     first_step: int = 0,
     device: torch.device = CPU,
     on_bad: OnBad,
-    jpeg: JpegDecoder | None = None,
     prepare: Prepare | None = None,
     pairing: Pairing | None = None,
 ) -> Generator[Batch]:
@@ -122,7 +120,6 @@ def batches(
         first_step: The global step to begin with.
         device: Where the images are; all else is on the CPU.
         on_bad: Called once for each bad sample, from any thread.
-        jpeg: See `ImageStore`.
         prepare: Called with each step and its batch where it is collated: plans its views.
         pairing: Of [pairs].
 
@@ -138,7 +135,7 @@ def batches(
     has_partners = pairing is not None and pairing.partners is not None
     stages = _resident if run.cache == "device" else _streamed
     read, decode_part, make = stages(
-        split, order, data, run, streams, device, on_bad, jpeg, drawn if has_partners else None
+        split, order, data, run, streams, device, on_bad, drawn if has_partners else None
     )
 
     def finish(step: int, parts: list[Any]) -> Batch:
@@ -159,7 +156,6 @@ def _streamed(
     streams: range,
     device: torch.device,
     on_bad: OnBad,
-    jpeg: JpegDecoder | None,
     drawn: DrawPartners | None,
 ) -> Stages:
     """Read the shards along the streams."""
@@ -169,7 +165,6 @@ def _streamed(
         keep=run.cache == "memory",
         on_bad=on_bad,
         recent_bytes=RECENT_BYTES if drawn else 0,
-        jpeg=jpeg,
     )
     readers = [StreamReader(order, store, number) for number in streams]
 
@@ -204,10 +199,9 @@ def _decode(store: ImageStore, taken: Taken) -> Decoded:
     """Decode what was read; find stand-ins of bad samples."""
     ids, partners = taken.ids, taken.partners or []
     paired = [row for row, partner in enumerate(partners) if partner != ids[row]]
-    images = store.get_many(
-        [*ids, *(partners[row] for row in paired)],
-        [*taken.raws, *(taken.partner_raws[row] for row in paired)],
-    )
+    wanted = [*ids, *(partners[row] for row in paired)]
+    raws = [*taken.raws, *(taken.partner_raws[row] for row in paired)]
+    images = [store.get(i, raw) for i, raw in zip(wanted, raws, strict=True)]
     rows = [
         (sample_id, image) if image is not None else stand_in(store.get, taken.plan, position)
         for position, (sample_id, image) in enumerate(zip(ids, images, strict=False), taken.begin)
@@ -229,7 +223,6 @@ def one_pass(
     num_workers: int = 2,
     on_bad: OnBad | None = None,
     reader: Reader | None = None,
-    jpeg: JpegDecoder | None = None,
 ) -> Iterator[Batch]:
     """Yield this rank's contiguous share of the samples, each exactly once, in id order.
 
@@ -242,13 +235,12 @@ def one_pass(
         num_workers: Threads that decode; 0: the caller does.
         on_bad: Called for each bad sample, which is skipped; without it, a DataError.
         reader: Of this split; by default one that runs no command and keeps nothing on disk.
-        jpeg: See `ImageStore`.
     """
     wanted = np.arange(len(split)) if ids is None else np.asarray(ids, dtype=np.int64)
     share = process.share(len(wanted))
     wanted = wanted[share.start : share.stop]
     reader = reader or Reader(split)
-    store = ImageStore(reader, canvas_px=canvas_px, keep=False, on_bad=on_bad or _refuse, jpeg=jpeg)
+    store = ImageStore(reader, canvas_px=canvas_px, keep=False, on_bad=on_bad or _refuse)
 
     def read(start: int) -> list[tuple[Integers, list[Raw]]]:
         part = wanted[start : start + batch_size]
@@ -259,7 +251,7 @@ def one_pass(
 
     def decoded(taken: tuple[Integers, list[Raw]]) -> list[tuple[int, Image]]:
         ids = taken[0].tolist()
-        images = store.get_many(ids, taken[1])
+        images = [store.get(i, raw) for i, raw in zip(ids, taken[1], strict=True)]
         return [(i, image) for i, image in zip(ids, images, strict=True) if image is not None]
 
     def batch(start: int, parts: list[list[tuple[int, Image]]]) -> Batch:
@@ -341,7 +333,6 @@ def _resident(
     streams: range,
     device: torch.device,
     on_bad: OnBad,
-    jpeg: JpegDecoder | None,
     drawn: DrawPartners | None,
 ) -> Stages:
     """Decode all that is served into the device's memory first; then every step selects rows."""
@@ -359,7 +350,6 @@ def _resident(
         num_workers=run.num_workers,
         reader=open_reader(split, run),
         on_bad=remember,
-        jpeg=jpeg,
     )
     images, sizes, held = _gather(decoded, split, len(ids), device)
     place = np.full(len(split), -1, np.int64)  # of a sample among the images held

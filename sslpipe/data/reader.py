@@ -9,7 +9,7 @@ import io
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from webdataset.gopen import gopen
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from sslpipe.data.decode import BadSample, JpegDecoder, decode, is_plain_jpeg
+from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.index import BLOCK, IMAGE_SUFFIXES, Split
 from sslpipe.data.storage import DiskCache, is_remote, read_range
 
@@ -225,7 +225,6 @@ class ImageStore:
         keep: Keep every decoded image in memory.
         on_bad: Called once for each bad sample, from any thread.
         recent_bytes: Of the images decoded last, which stay even without `keep`, as partners may.
-        jpeg: Decodes plain JPEGs, many at once (nvjpeg.py); else the CPU does, one by one.
     """
 
     def __init__(
@@ -236,9 +235,8 @@ class ImageStore:
         keep: bool,
         on_bad: OnBad,
         recent_bytes: int = 0,
-        jpeg: JpegDecoder | None = None,
     ) -> None:
-        self.reader, self.canvas_px, self.keep, self._jpeg = reader, canvas_px, keep, jpeg
+        self.reader, self.canvas_px, self.keep = reader, canvas_px, keep
         self._kept: dict[int, Image] = {}
         self._on_bad, self._bad, self._lock = on_bad, set[int](), threading.Lock()
         self._recent, self._recent_room = OrderedDict[int, Image](), recent_bytes  # oldest first
@@ -247,14 +245,7 @@ class ImageStore:
         """Say whether a sample's decoded image is kept."""
         return sample_id in self._kept
 
-    def get_many(self, ids: list[int], raws: Sequence[Raw | None]) -> list[Image | None]:
-        """Call `get` for each sample; plain JPEGs are decoded together."""
-        decoded = self._decoded_together(ids, raws) if self._jpeg else {}
-        return [self.get(i, raw, decoded.get(i)) for i, raw in zip(ids, raws, strict=True)]
-
-    def get(
-        self, sample_id: int, raw: Raw | None = None, decoded: Image | None = None
-    ) -> Image | None:
+    def get(self, sample_id: int, raw: Raw | None = None) -> Image | None:
         """Decode a sample, read already or not, or take it from the cache: (C, h, w); None: bad."""
         if sample_id in self._kept:
             return self._kept[sample_id]
@@ -265,7 +256,12 @@ class ImageStore:
         raw = raw or self.reader.one(sample_id)
         try:
             split = self.reader.split
-            image = decode(raw.image, self.canvas_px, decoded, split.stored_type, split.channels)
+            image = decode(
+                raw.image,
+                self.canvas_px,
+                image_type=split.stored_type,
+                channels=split.channels,
+            )
         except BadSample as error:
             self._report(sample_id, raw.key, str(error))
             return None
@@ -283,18 +279,6 @@ class ImageStore:
             self._recent_room -= image.nbytes
             while self._recent_room < 0:
                 self._recent_room += self._recent.popitem(last=False)[1].nbytes
-
-    def _decoded_together(self, ids: list[int], raws: Sequence[Raw | None]) -> dict[int, Image]:
-        plain = {
-            sample_id: raw.image
-            for sample_id, raw in zip(ids, raws, strict=True)
-            if raw is not None and not isinstance(raw.image, BadSample) and is_plain_jpeg(raw.image)
-        }
-        assert self._jpeg is not None
-        try:
-            return dict(zip(plain, self._jpeg(list(plain.values())), strict=True)) if plain else {}
-        except RuntimeError:  # one is damaged: the CPU's decoder says which, and why
-            return {}
 
     def _report(self, sample_id: int, key: str, reason: str) -> None:
         with self._lock:

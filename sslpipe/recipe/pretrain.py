@@ -58,9 +58,6 @@ class Data(Section):
     channels: Channels | None = None
     """Names of the channels to train on, of those of dataset.json, in the order that the network
     takes them; none: all. Part of the digest where it is set."""
-    decoder: Literal["cpu", "nvjpeg"] = "cpu"
-    """nvjpeg: JPEGs are decoded on the CUDA device; pixels differ from the CPU's by a few
-    levels."""
 
     @field_validator("keep")
     @classmethod

@@ -366,7 +366,6 @@ def test_the_command_prints_the_check_or_one_line(tmp_path, index, monkeypatch):
         (("backbone={kind = 'torchvision/resnet19'}",), "did you mean 'resnet1"),
         (("augment.crop_pixels=3",), "augment.crop_pixels is not a setting of the views"),
         (("optim.precision=fp16", "run.device=cpu"), "precision = 'fp16' needs a CUDA device"),
-        (("data.decoder=nvjpeg", "run.device=cpu"), "decoder = 'nvjpeg' needs a CUDA device"),
     ],
 )
 def test_what_cannot_be_trained_is_one_user_error(recipe_of, tmp_path, overrides, message):

@@ -155,7 +155,12 @@ def test_partners_that_are_soon_shown_again_are_decoded_once(index, monkeypatch)
 
     def decodes(room):
         seen = []
-        monkeypatch.setattr(reader, "decode", lambda raw, *to: seen.append(1) or original(raw, *to))
+
+        def counted(*arguments, **options):
+            seen.append(1)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(reader, "decode", counted)
         monkeypatch.setattr("sslpipe.data.loader.RECENT_BYTES", room)
         assert all(map(same, plain, take(index, 7, run={"num_workers": 0})))
         return len(seen)

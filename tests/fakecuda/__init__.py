@@ -9,7 +9,7 @@ wait and collective is logged. Then a CPU computes what the kernel would have wr
 
 It shows mixed devices, asserts that only CUDA has, waits of the host, launch counts, memory, and
 whether the CUDA paths of a program compute the same numbers. It cannot show a GPU's own rounding,
-races between streams, torch.compile or nvJPEG; of Triton's kernels, which are compiled, only the
+races between streams, or torch.compile; of Triton's kernels, which are compiled, only the
 launches. A convolution counts as one launch each way.
 
 Tests use `tests.helpers.fakecuda`; `build.py` makes the libraries, `runtime.py` runs in the child.

@@ -21,7 +21,7 @@ def order_of(split, *, batch_size=16, num_streams=4, window=6, holdout=0, seed=1
     return Order(split.starts, seed=seed, without=without, **sizes)
 
 
-def take(index, steps, *, first=0, rank=0, world=1, bad=None, pairs=None, jpeg=None, canvas_px=32,
+def take(index, steps, *, first=0, rank=0, world=1, bad=None, pairs=None, canvas_px=32,
          run=None, **of_order):  # fmt: skip
     """A process's first batches; `bad` gets the samples that cannot be used."""
     split = index.split("train")
@@ -40,7 +40,6 @@ def take(index, steps, *, first=0, rank=0, world=1, bad=None, pairs=None, jpeg=N
         Rank(rank, world),
         first_step=first,
         on_bad=([] if bad is None else bad).append,
-        jpeg=jpeg,
         pairing=pairing,
     )
     taken = list(islice(made, steps))
