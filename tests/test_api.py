@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,19 @@ def test_train_runs_both_kinds_from_paths_and_what_it_trained_loads(tmp_path):
     assert ssl[key].shape == tuned[key].shape
     assert not torch.equal(ssl[key], tuned[key])
     torch.testing.assert_close(tuned[key], ssl[key], rtol=0, atol=0.1)  # it started from there
+
+
+def test_a_run_in_another_thread_trains_the_same_weights_and_leaves_signals_alone(tmp_path, capfd):
+    data = write_dataset(tmp_path / "data", (40, 60, 72))
+    recipe = write_recipe(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        words = (recipe, data, tmp_path / "a")
+        trained = pool.submit(sslpipe.train, *words, overrides=["steps=2"])
+    assert trained.result() == 2
+    assert "not the main thread" in capfd.readouterr().err
+    assert sslpipe.train(recipe, data, tmp_path / "b", overrides=["steps=2"]) == 2
+    assert "main thread" not in capfd.readouterr().err
+    runs.assert_same_weights(final_weights(tmp_path / "a"), final_weights(tmp_path / "b"))
 
 
 def test_runs_of_one_process_have_their_own_precision(tmp_path):

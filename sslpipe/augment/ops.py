@@ -12,11 +12,13 @@ The reference of each op is kornia's, with these differences:
   1e-3 in a view after the jitter's gains.
 """
 
+import copyreg
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -275,6 +277,9 @@ OPS: list[Op] = [
 ]
 
 
+_BUILT_IN = tuple(OPS)
+
+
 def register_op(op: Op, *, before: str | None = None) -> None:
     """Add an op to OPS: views built from now on do it. Call it once, before views are built.
 
@@ -324,7 +329,32 @@ def current_spec(*, rgb: bool = True) -> type[ViewSpec]:
 @cache
 def _spec_of(ops: tuple[Op, ...], rgb: bool) -> type[ViewSpec]:
     settings = {name: field for op in ops for name, field in op.settings.items()}
-    return extend_spec(settings, rgb=rgb)
+    spec = extend_spec(settings, rgb=rgb)
+    copyreg.pickle(spec, _reduce_spec)  # its class is made here, so no other process can import it
+    return spec
+
+
+def _reduce_spec(spec: ViewSpec) -> tuple[Any, ...]:
+    """Pickle a spec as its values, with the registered ops that another process may lack."""
+    values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    registered = [
+        (op, following.name if following else None)
+        for op, following in itertools.zip_longest(OPS, OPS[1:])
+        if op not in _BUILT_IN and op.settings.keys() <= values.keys()
+    ]
+    return _make_spec, (spec.rgb, registered, values)
+
+
+def _make_spec(
+    rgb: bool, registered: Sequence[tuple[Op, str | None]], values: Mapping[str, Any]
+) -> ViewSpec:
+    """Build a spec that was pickled; ops that are missing here are registered, the last first."""
+    for op, before in reversed(registered):
+        names = {other.name for other in OPS}
+        if op.name not in names:
+            register_op(op, before=before if before in names else None)
+    ops = tuple(op for op in OPS if op.settings.keys() <= values.keys())
+    return _spec_of(ops, rgb)(**values)
 
 
 def ops_for(specs: Sequence[ViewSpec]) -> list[Op]:

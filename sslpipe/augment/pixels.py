@@ -6,7 +6,7 @@ argument in place. Formulas are those of torchvision.transforms.v2 on float tens
 is tested against it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -188,16 +188,29 @@ _GRAPHS = 16
 
 def compiled_colours(**options: Any) -> Colours:
     """Return kernels that are compiled at the first use, once for batches of any size."""
-    torch._dynamo.config.recompile_limit = max(_GRAPHS, torch._dynamo.config.recompile_limit)
-    blend, shift_hue = (
-        torch.compile(kernel, fullgraph=True, **options) for kernel in (_blend, _shift_hue)
-    )
-    return Colours(
-        lambda images, factor, gray, mean, needs_gray, needs_mean: _on_any_rows(
-            blend, images, factor, gray, mean
-        ),
-        lambda images, hue_shift: _on_any_rows(shift_hue, images, hue_shift),
-    )
+    return Colours(_Compiled(_blend, options), _Compiled(_shift_hue, options))
+
+
+class _Compiled:
+    """A kernel that each process compiles at its first use: it is pickled as it was before."""
+
+    def __init__(self, kernel: Callable[..., Tensor], options: Mapping[str, Any]) -> None:
+        self._kernel = kernel
+        self._options = options
+        self._compiled: Callable[..., Tensor] | None = None
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        """Take the arguments of the eager kernel, whose flags this one does not need."""
+        if self._compiled is None:
+            most = max(_GRAPHS, torch._dynamo.config.recompile_limit)
+            torch._dynamo.config.recompile_limit = most
+            self._compiled = torch.compile(self._kernel, fullgraph=True, **self._options)
+        rows = [each for each in arguments if isinstance(each, Tensor)]
+        return _on_any_rows(self._compiled, *rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but what was compiled."""
+        return {**self.__dict__, "_compiled": None}
 
 
 def _on_any_rows(kernel: Callable[..., Tensor], *rows: Tensor) -> Tensor:

@@ -261,6 +261,11 @@ class Run:
         )
         self._stop_requested = StopRequest(os.environ.get("SSLPIPE_STOP_FILE") if is_main else None)
         self._opened.callback(self._stop_requested.restore_handlers)
+        if not self._stop_requested.handles_signals:
+            self.reporter.say(
+                "this is not the main thread: signals do not stop the run; a file that the "
+                "environment's SSLPIPE_STOP_FILE names does"
+            )
         return self.first_step
 
     def announce(self, what: str, remarks: Sequence[str | None] = ()) -> None:

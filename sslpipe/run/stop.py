@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,12 +29,16 @@ class StopRequest:
 
     Attributes:
         signal: The first that asked; SIGTERM for the stop file; None: none did.
+        handles_signals: Whether it was made in the main thread: Python has handlers set there only,
+            and another thread's program (a service, a notebook's) keeps its own.
     """
 
     def __init__(self, stop_file: str | None) -> None:
         self.signal: int | None = None
         self._looked_s, self._stop_file = 0.0, stop_file
-        self._old = {number: signal.signal(number, self._handle) for number in stop_signals()}
+        self.handles_signals = threading.current_thread() is threading.main_thread()
+        numbers = stop_signals() if self.handles_signals else ()
+        self._old = {number: signal.signal(number, self._handle) for number in numbers}
 
     def __call__(self) -> bool:
         """Say whether a stop was requested."""

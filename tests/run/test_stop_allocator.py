@@ -3,6 +3,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import nullcontext
 
 import pytest
@@ -82,3 +83,21 @@ def test_a_stop_file_is_seen_during_the_run(tmp_path):
     stop._looked_s -= 1.0
     assert stop()
     stop.restore_handlers()
+
+
+def test_in_another_thread_no_handler_is_set_and_the_stop_file_still_asks(tmp_path):
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    file = tmp_path / "STOP"
+    file.touch()
+    said = []
+
+    def work():
+        stop = StopRequest(str(file))
+        said.append((stop.handles_signals, stop(), stop.signal))
+        stop.restore_handlers()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert said == [(False, True, signal.SIGTERM)]
+    assert {number: signal.getsignal(number) for number in signal.valid_signals()} == before
