@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.run.batch_script import batch_script, template
 from sslpipe.run.log import read_metrics
@@ -273,31 +274,28 @@ def test_a_sweep_trains_one_run_a_line_and_evaluation_follows(cluster, tmp_path)
     assert (tmp_path / "runs/1/report.html").exists()
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-BUILD = ("--test-fraction", "0.25", "--samples-per-shard", "8")
-
-
 @pytest.mark.slurm
-def test_an_array_of_parts_and_a_merge_write_the_files_of_one_machine(cluster, tmp_path):
-    root, out = tmp_path / "photos", tmp_path / "many" / "set"
-    write_photos(root)
-    words = ("slurm/shards.sbatch", "build", str(out), "--root", str(root), *BUILD)
-    job = Job(cluster, "--array=1-3", f"--output={tmp_path}/%a.log", *words)
+def test_an_array_builds_a_folder_a_line_and_a_job_after_it_indexes_them(cluster, tmp_path):
+    out, lines = tmp_path / "set", tmp_path / "lines"
+    for k in range(2):
+        write_photos(tmp_path / f"photos{k}")
+    lines.write_text("".join(f"--root {tmp_path}/photos{k}\n" for k in range(2)))
+    job = Job(
+        cluster,
+        *("--array=0-1", f"--output={tmp_path}/%a.log", "slurm/shards.sbatch", str(lines)),
+        *(str(out), "--test-fraction", "0.25"),
+    )
     after = Job(
         cluster,
-        *(f"--dependency=afterok:{job.number}", f"--output={tmp_path}/merge.log"),
-        *("slurm/shards.sbatch", "merge", str(out)),
+        *(f"--dependency=afterok:{job.number}", f"--output={tmp_path}/index.log"),
+        *("slurm/shards.sbatch", "index", f"{out}/0", f"{out}/1", "--out", str(out)),
     )
     state = after.wait("COMPLETED", "FAILED", "CANCELLED")["JobState"]
     logs = [path.read_text()[-2000:] for path in tmp_path.glob("*.log")]
     assert state == "COMPLETED", logs
-    command_line(
-        "shards", "build", str(tmp_path / "one" / "set"), "--root", str(root), *BUILD, status=0
-    )
-    assert files_of(out) == files_of(tmp_path / "one" / "set")
+    whole, own = load_index(out), [load_index(out / str(k)) for k in range(2)]
+    for split in ("train", "test"):
+        assert len(whole.split(split)) == sum(len(each.split(split)) for each in own)
 
 
 def stands_in(folder: Path, name: str, script: str) -> str:
@@ -316,17 +314,30 @@ def started_by(*words: str | Path, **environment: str) -> list[str]:
     return said[said.index("python") :]
 
 
-def test_each_task_of_an_array_gets_its_part_and_a_job_without_an_array_none(tmp_path):
+def test_each_task_of_an_array_builds_the_folder_of_its_line(tmp_path):
     path = stands_in(tmp_path, "srun", 'printf "%s\\n" "$@"')
+    lines = tmp_path / "my lines"
+    lines.write_text("--root /a --no-labels\n--source csv --csv b.csv\n")
     common = {"SSLPIPE_ROOT": str(ROOT), "SSLPIPE_VENV": "/none", "PATH": path}
-    build, task = ("build", "my out", "--root", "a b"), {"SLURM_ARRAY_TASK_ID": "3"}
-    for variables, words, part in (
-        (task | {"SLURM_ARRAY_TASK_MAX": "16"}, build, ["--part", "3/16"]),
-        (task | {"SLURM_ARRAY_TASK_MAX": "7", "SSLPIPE_PARTS": "16"}, build, ["--part", "3/16"]),
-        ({}, ("merge", "my out"), []),
+    index = ["index", "my out/0", "my out/1", "--out", "my out"]
+    task = [str(lines), "my out", "--seed", "3"]
+    for variables, words, started in (
+        ({}, index, index),
+        ({"SLURM_ARRAY_TASK_ID": "0"}, task, ["build", "my out/0", "--root", "/a", "--no-labels"]),
+        (
+            {"SLURM_ARRAY_TASK_ID": "1"},
+            task,
+            ["build", "my out/1", "--source", "csv", "--csv", "b.csv"],
+        ),
     ):
         said = started_by(ROOT / "slurm" / "shards.sbatch", *words, **common, **variables)
-        assert said == ["python", "-m", "sslpipe", "shards", *words, *part]
+        more = task[2:] if variables else []
+        assert said == ["python", "-m", "sslpipe", "shards", *started, *more]
+    script = ["bash", ROOT / "slurm" / "shards.sbatch", *task]
+    none = {**os.environ, **common, "SLURM_ARRAY_TASK_ID": "2"}
+    done = subprocess.run(script, env=none, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "my lines has no line 3" in done.stderr
 
 
 def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):

@@ -94,7 +94,6 @@ def build(
     overwrite: Annotated[bool, _write("--overwrite")] = False,
     origin: Annotated[str, _write()] = "",
     license: Annotated[str, _write()] = "",
-    part: Annotated[str | None, _write()] = None,
     workers: Workers = 2,
 ) -> None:
     """Write shards from images. If it is interrupted, run it again to resume.
@@ -110,7 +109,6 @@ def build(
       '(?P<vendor>[^/]+)/(?P<thing>.+)[.]png' --group-by thing --split-by thing --test-fraction 0.1`
     - scans/*.tif of 16 bits and five bands:  `... build out/scans --root scans --channels
       blue,green,red,edge,nir --tile 512 --stride 384 --min-content 0.1`; see docs/sensors.md
-    - on machine 3 of 16: `... build out/big --root photos --part 3/16`, then `... merge out/big`
 
     Args:
         source: folder, csv, parquet, huggingface, torchvision, idx.
@@ -156,16 +154,13 @@ def build(
         overwrite: Replace existing splits.
         origin: Where the images come from, for the record.
         license: The images' license, for the record.
-        part: I/N: build only this part, on one of N machines; then `merge`.
     """
     from sslpipe.sharding.build import build_dataset
     from sslpipe.sharding.gather import parse_columns, parse_pattern
-    from sslpipe.sharding.record import Part
     from sslpipe.sharding.scenes import parse_range, parse_sensors
     from sslpipe.sharding.sources import SourceOptions
     from sslpipe.sharding.writer import Layout
 
-    chosen = None if part is None else Part.parse(part)
     unseen = [] if unseen_classes is None else [name.strip() for name in unseen_classes.split(",")]
     sensors = parse_sensors(channels, pages, slice_axis, nan, tile, stride, min_content)
     if value_range is not None and channels is None:
@@ -189,26 +184,22 @@ def build(
         unseen_classes=unseen,
         skip_bad=skip_bad,
         overwrite=overwrite,
-        part=chosen,
         origin=origin,
         license=license,
         workers=workers,
         progress=progress,
         value_range=parse_range(value_range),
     )  # fmt: skip
-    _print_built(out, built, chosen)
+    _print_built(out, built)
 
 
-def _print_built(out: Path, built: "Built", part: object = None) -> None:
+def _print_built(out: Path, built: "Built") -> None:
     from sslpipe.sharding.build import MISSING
 
     for line in built.skipped:
         print(one_line(f"skipped: {line}"), file=sys.stderr)
     for line in built.notes:
         print(one_line(line))
-    if part is not None:
-        print(f"{out}: part {part} is done; when all are: sslpipe shards merge {out}")
-        return
     if built.missing:
         count = sum(map(len, built.missing.values()))
         print(f"skipped: {count:,} missing files, listed in {out / MISSING}", file=sys.stderr)
@@ -228,25 +219,6 @@ def _parse_colour(text: str | None) -> tuple[int, int, int] | None:
         message = f"--background {text!r} is no colour; for example white, '#ffffff'"
         raise DataError(message) from None
     return red, green, blue
-
-
-@app.command(epilog="Example: sslpipe shards merge out/big part1 part2")
-def merge(
-    out: OutFolder,
-    parts: Annotated[
-        list[Path] | None,
-        argument("Folders of the parts, in any order. Default: OUT.", show_default=False),
-    ] = None,
-    workers: Workers = 2,
-) -> None:
-    """Merge all parts of `build --part` into the data set that one machine would write.
-
-    - all parts in one folder:  `sslpipe shards merge out/big`
-    - each in its own:  `sslpipe shards merge out/big part1 part2 part3`
-    """
-    from sslpipe.sharding.build import merge_parts
-
-    _print_built(out, merge_parts(out, parts or [], workers=workers, progress=progress))
 
 
 @documented(app, epilog="Example: sslpipe shards index laion --json-fields url,width:integer")

@@ -1,37 +1,30 @@
-"""Images of a source -> shards of a data set, on one machine, or on several whose parts merge."""
+"""Images of a source -> shards of a data set."""
 
-import os
-import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from sslpipe.data.image_type import RGB8, hex_colour
+from sslpipe.data.columns import Kind
+from sslpipe.data.image_type import RGB8, Colour, hex_colour
 from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, Manifest
 from sslpipe.errors import DataError, did_you_mean
-from sslpipe.portable import one_at_a_time, replacing, write_atomically
+from sslpipe.portable import one_at_a_time, write_atomically
 from sslpipe.sharding import LISTS, SOURCES
 from sslpipe.sharding.columns import ColumnSpec, check_kinds, save_columns, without_splits
 from sslpipe.sharding.gather import columns_of_images, columns_of_tars, describe
 from sslpipe.sharding.record import (
     FOLDER,
     Done,
-    Part,
-    PartFile,
     Record,
-    SplitRecord,
     forget_split,
     is_held,
-    load_parts,
     merge_classes,
     open_manifest,
-    part_path,
 )
 from sslpipe.sharding.report import (
+    Group,
     Report,
     check_classes,
     group_kinds,
@@ -67,11 +60,27 @@ MISSING = "missing.txt"  # beside dataset.json: SPLIT, tab, the file as the list
 class Built(NamedTuple):
     """The manifest in dataset.json, and what to say of the build."""
 
-    manifest: Manifest  # of a part: as it was
+    manifest: Manifest
     skipped: list[str]  # "NAME: reason" for each image that cannot be decoded
     missing: dict[str, list[str]]  # files that a list names and that are not there, by split
     notes: tuple[str, ...]  # lines about columns, cuts and channels
-    report: Report | None  # None: of a part
+    report: Report
+
+
+class _Written(NamedTuple):
+    """What a build has written, and what dataset.json and the report say of it."""
+
+    source: str
+    license: str
+    classes: tuple[str, ...]
+    missing: dict[str, list[str]]  # files that a list names and that are not there
+    columns: dict[str, Kind]  # whose values are in the shards
+    channels: tuple[str, ...] | None  # of images that are not 8-bit RGB
+    range: tuple[float, float] | None  # their low and high value; None: measured
+    background: Colour | None  # what transparent parts were put on; None: alpha dropped
+    done: dict[str, list[Done]]  # shards by split
+    left_out: list[Group]  # of the source
+    doubts: list[str]
 
 
 def build_dataset(
@@ -85,7 +94,6 @@ def build_dataset(
     unseen_classes: Sequence[str] = (),
     skip_bad: bool = False,
     overwrite: bool = False,
-    part: Part | None = None,
     origin: str = "",
     license: str = "",
     workers: int = 2,
@@ -104,7 +112,6 @@ def build_dataset(
         unseen_classes: Classes whose images go to splits of their own.
         skip_bad: Skip images that cannot be decoded, instead of raising.
         overwrite: Replace the splits that the source has.
-        part: Write only the shards of this part, and no dataset.json; see `merge_parts`.
         origin: Where the images come from, for the record.
         license: Of the images, for the record.
         workers: Threads; the files do not depend on it.
@@ -118,10 +125,6 @@ def build_dataset(
     _check_layout(layout)
     if split_by and not test_fraction:
         raise DataError(f"--split-by {split_by} needs --test-fraction, the share that is cut")
-    if part and overwrite:
-        raise DataError(
-            "--overwrite with --part would remove what other parts write; use a new OUT"
-        )
 
     # every image of the source, its label, its split
     images = SOURCES[source](replace(options, without=(out, out / "columns")))
@@ -146,30 +149,26 @@ def build_dataset(
 
     # the shards; until dataset.json names them, nobody reads them
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
-    with nullcontext() if part else one_at_a_time(out / FOLDER):
+    with one_at_a_time(out / FOLDER):
         if overwrite:
             manifest = _forget(out, manifest, [*splits])
-        if part is None:
-            notes += _start_over(out, plans)
-        _check_free(out, manifest, {plan.split: plan.fingerprint for plan in plans}, part)
+        notes += _start_over(out, plans)
+        _check_free(out, manifest, {plan.split: plan.fingerprint for plan in plans})
         written: dict[str, list[Done]] = {}
         for plan in plans:
-            total = sum(len(plan.shards[k]) for k in plan.numbers(part))
+            total = sum(map(len, plan.shards))
             with progress(f"{out.name} {plan.split}", total) as advance:
                 written[plan.split] = write_split(
-                    out, plan, part=part, workers=workers, skip_bad=skip_bad, advance=advance
+                    out, plan, workers=workers, skip_bad=skip_bad, advance=advance
                 )
 
         # dataset.json, last
         text = origin or (f"torchvision {options.name}" if source == "torchvision" else source)
-        build = PartFile(
-            name=options.name,
+        build = _Written(
             source=text,
             license=license or manifest.license,
             classes=classes,
-            splits=[SplitRecord(split=plan.split, plan=plan.fingerprint) for plan in plans],
             missing={key: list(value.missing) for key, value in images.items() if value.missing},
-            part=part,
             columns={name: each.kind for own in columns.values() for name, each in own.items()},
             channels=layout.sensors and layout.sensors.channels,
             background=layout.background,
@@ -178,71 +177,7 @@ def build_dataset(
             left_out=left_out,
             doubts=doubts,
         )
-        if part is None:
-            return _finish(out, manifest, build, workers, notes)
-        write_atomically(part_path(out, part), build.model_dump_json(), fsync=True)
-        return Built(manifest, _skipped(build), build.missing, tuple(notes), None)
-
-
-def merge_parts(
-    out: Path, folders: Sequence[Path] = (), *, workers: int = 2, progress: Progress = _silent
-) -> Built:
-    """Make the data set of all parts of a build, in any order, as one machine would have.
-
-    Shards of other folders are linked where they lie on one file system, else copied; those folders
-    stay as they are. `out` may hold parts itself, and all without `folders`.
-
-    Raises:
-        DataError: A part is missing, there twice, of another build, or its shards have changed.
-    """
-    # all parts of one build, each once
-    found = [(folder, part) for folder in folders or [out] for part in load_parts(folder)]
-    _check_whole(found, [*folders] or [out])
-    first = found[0][1]
-    manifest = open_manifest(out, first.name)
-    if merge_classes(manifest.classes, first.classes) != first.classes:
-        raise DataError(
-            f"{out} has other classes than the parts; build the parts into folders that hold its "
-            "dataset.json, so that they share one list of classes"
-        )
-    plans = {each.split: each.plan for each in first.splits}
-    _check_free(out, manifest, plans, first.part, remedy="remove them first")
-
-    # their shards, checked and brought together
-    out.mkdir(parents=True, exist_ok=True)
-
-    def bring(folder: Path, part: PartFile, done: Done) -> None:
-        if not done.is_unharmed(folder):
-            file = done.entry.file if done.entry else ""
-            raise DataError(
-                f"{folder / file} is missing, or not as part {part.part} wrote it; build that "
-                "part again"
-            )
-        if done.entry is not None and folder.resolve() != out.resolve():
-            for name in (done.entry.file, done.entry.offsets):
-                _link_or_copy(folder / name, out / name)
-
-    jobs = [(*each, done) for each in found for own in each[1].done.values() for done in own]
-    with (
-        progress(f"merge {out.name}", len(jobs)) as advance,
-        ThreadPoolExecutor(workers) as pool,
-    ):
-        for _ in pool.map(lambda job: bring(*job), jobs):
-            advance(1)
-
-    # what a whole build leaves, then the parts' own notes may go
-    whole = {
-        split: sorted((d for _, part in found for d in part.done[split]), key=lambda d: d.shard)
-        for split in plans
-    }
-    for split, plan in plans.items():
-        Record(out, split).write(plan, whole[split])
-    build = first.model_copy(update={"part": None, "done": whole})
-    built = _finish(out, manifest, build, workers, [])
-    for folder, part in found:
-        if folder.resolve() == out.resolve() and part.part is not None:
-            shutil.rmtree(part_path(folder, part.part).parent)
-    return built
+        return _finish(out, manifest, build, workers, notes)
 
 
 # --- what may be written
@@ -307,18 +242,15 @@ def _check_type(
         )
 
 
-def _check_free(
-    out: Path, manifest: Manifest, plans: Mapping[str, str], part: Part | None, remedy: str = ""
-) -> None:
+def _check_free(out: Path, manifest: Manifest, plans: Mapping[str, str]) -> None:
     """Raise DataError where a folder holds shards of these splits that another build wrote."""
-    held = [key for key, plan in plans.items() if is_held(out, manifest, key, plan, part)]
+    held = [key for key, plan in plans.items() if is_held(out, manifest, key, plan)]
     if not held:
         return
     kept = [key for key in manifest.splits if key not in plans]
-    remedy = remedy or (
-        f"give --overwrite: {' and '.join(plans)} are written anew"
-        + (f", {' and '.join(kept)} are kept" if kept else "")
-    )
+    remedy = f"give --overwrite: {' and '.join(plans)} are written anew"
+    if kept:
+        remedy += f", {' and '.join(kept)} are kept"
     raise DataError(
         f"{out} already holds {' and '.join(held)} shards of other images or options; choose "
         f"another folder, or {remedy}"
@@ -354,55 +286,11 @@ def _forget(out: Path, manifest: Manifest, written: Sequence[str]) -> Manifest:
     return manifest
 
 
-def _check_whole(found: Sequence[tuple[Path, PartFile]], folders: Sequence[Path]) -> None:
-    """Raise DataError unless these are all parts of one build, each once."""
-    where = ", ".join(map(str, folders[:MOST_NAMED]))
-    if not found:
-        raise DataError(
-            f"{where} has no finished part; write them with `sslpipe shards build ... --part I/N`"
-        )
-    # one build
-    folder, first = found[0]
-    shared = first.shared()
-    for other_folder, other in found[1:]:
-        differing = [key for key, value in other.shared().items() if value != shared[key]]
-        if differing:
-            raise DataError(
-                f"part {other.part} in {other_folder} is not of the build of part "
-                f"{first.part} in {folder}: {' and '.join(differing)} differ; build all parts "
-                "with one command, of the same images"
-            )
-    # each part once
-    there = Counter(part_file.part for _, part_file in found)
-    count = next(part.total for part in there if part is not None)
-    wrong = [
-        f"{part} {'twice' if part in there else 'missing'}"
-        for part in (Part(number, count) for number in range(1, count + 1))
-        if there[part] != 1
-    ]
-    if wrong:
-        more = ", ..." if len(wrong) > MOST_NAMED else ""
-        raise DataError(
-            f"{where}: of {count} parts are {', '.join(wrong[:MOST_NAMED])}{more}; run the missing "
-            "ones with --part, and name each folder once"
-        )
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    """Put a file in its place, whole or not at all."""
-    with replacing(target, fsync=True) as temporary:
-        temporary.unlink(missing_ok=True)
-        try:
-            os.link(source, temporary)
-        except OSError:  # another file system, or one without links
-            shutil.copyfile(source, temporary)
-
-
 # --- once all shards are there
 
 
 def _finish(
-    out: Path, manifest: Manifest, build: PartFile, workers: int, notes: Sequence[str]
+    out: Path, manifest: Manifest, build: _Written, workers: int, notes: Sequence[str]
 ) -> Built:
     """Write columns, missing.txt and dataset.json; splits that the build does not have stay."""
     shards = {
@@ -438,7 +326,7 @@ def _finish(
     return Built(manifest, _skipped(build), build.missing, (*notes, *measured), report)
 
 
-def _report(out: Path, build: PartFile) -> Report:
+def _report(out: Path, build: _Written) -> Report:
     """Say what became of the images of a build, once dataset.json is there."""
     done = [each for own in build.done.values() for each in own]
     bad = group_kinds(
@@ -453,13 +341,13 @@ def _report(out: Path, build: PartFile) -> Report:
     )
 
 
-def _skipped(build: PartFile) -> list[str]:
+def _skipped(build: _Written) -> list[str]:
     return [line for own in build.done.values() for done in own for line in done.bad]
 
 
-def _list_missing(path: Path, build: PartFile) -> None:
+def _list_missing(path: Path, build: _Written) -> None:
     """Write the files that are missing, in the list's order; other splits' lines stay."""
-    own = {*build.missing, *(each.split for each in build.splits)}
+    own = {*build.missing, *build.done}
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     lines = [line for line in lines if line.partition("\t")[0] not in own]
     for split, names in build.missing.items():

@@ -1,20 +1,15 @@
 """What a data set has beside its shards: dataset.json, and in .build how far a build has come.
 
-.build/SPLIT.jsonl holds the plan of a split, then a line for each finished shard. A part of a build
-over several machines has its own in .build/part-3-of-16, and there part.json once it is finished.
+.build/SPLIT.jsonl holds the plan of a split, then a line for each finished shard.
 """
 
 import json
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sslpipe.data.columns import Kind
-from sslpipe.data.image_type import Colour
 from sslpipe.data.index import SCHEMA_VERSIONS, Manifest, ShardFile, load_index, manifest_text
 from sslpipe.errors import DataError
 from sslpipe.portable import (
@@ -60,30 +55,6 @@ def merge_classes(known: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ..
 # --- the record of a split
 
 
-class Part(NamedTuple):
-    """Which shards one of several machines writes: every `total`-th one; `number` from 1 on."""
-
-    number: int
-    total: int
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.total}"
-
-    @property
-    def folder(self) -> str:
-        """Name its folder inside .build."""
-        return f"part-{self.number}-of-{self.total}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Part":
-        """Read "3/16". Raises DataError."""
-        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-        part = cls(int(match[1]), int(match[2])) if match else cls(0, 0)
-        if not 1 <= part.number <= part.total:
-            raise DataError(f"--part {text!r} is not I/N with 1 <= I <= N, as in 3/16")
-        return part
-
-
 class Moments(BaseModel):
     """Exact sums over pixels, of values 0 to 255 by channel: no order of adding matters."""
 
@@ -114,19 +85,18 @@ class Done(BaseModel):
 class Record:
     """How far the build of a split has come: its plan, then a line for each finished shard."""
 
-    def __init__(self, folder: Path, split: str, part: Part | None = None) -> None:
-        self._folder, self._within = folder, (FOLDER, part.folder) if part else (FOLDER,)
-        self.path = folder.joinpath(*self._within, f"{split}.jsonl")
+    def __init__(self, folder: Path, split: str) -> None:
+        self._folder = folder
+        self.path = folder / FOLDER / f"{split}.jsonl"
 
     def plan(self) -> str | None:
         """Return the fingerprint of the plan that it follows; '' for a damaged one."""
         return _recorded_plan(self.path)
 
-    def write(self, plan: str, done: Iterable[Done] = ()) -> None:
-        """Write it, with the shards that are finished."""
+    def write(self, plan: str) -> None:
+        """Begin it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"plan": plan}), *(each.model_dump_json() for each in done)]
-        write_atomically(self.path, "".join(f"{line}\n" for line in lines), fsync=True)
+        write_atomically(self.path, json.dumps({"plan": plan}) + "\n", fsync=True)
 
     def append(self, done: Done) -> None:
         """Add a finished shard and put it on disk."""
@@ -151,23 +121,19 @@ class Record:
         return done
 
 
-def is_held(folder: Path, manifest: Manifest, split: str, plan: str, part: Part | None) -> bool:
+def is_held(folder: Path, manifest: Manifest, split: str, plan: str) -> bool:
     """Say whether a folder has shards of a split that a build of this plan did not write."""
     recorded = Record(folder, split).plan()
     if recorded is not None:
         return recorded != plan
     if split in manifest.splits:
         return True
-    others = {_recorded_plan(record) for record in _part_records(folder, split)} - {None}
-    if part is not None and others:
-        return others != {plan}
-    return bool(others) or (folder.is_dir() and bool(_shards_in(folder, split)))
+    return folder.is_dir() and bool(_shards_in(folder, split))
 
 
 def forget_split(folder: Path, split: str) -> None:
     """Remove a split's shards, sidecars, build records and unfinished files."""
-    records = [Record(folder, split).path, *_part_records(folder, split)]
-    for path in [*_shards_in(folder, split), *records]:
+    for path in [*_shards_in(folder, split), Record(folder, split).path]:
         path.unlink(missing_ok=True)
 
 
@@ -175,10 +141,6 @@ def _shards_in(folder: Path, split: str) -> list[Path]:
     """List a split's shards, sidecars and unfinished files by their names."""
     own = re.compile(rf"\.?{re.escape(split)}-\d{{6}}\.(tar|offsets\.npy)(\..+)?")
     return [path for path in sorted(folder.iterdir()) if own.fullmatch(path.name)]
-
-
-def _part_records(folder: Path, split: str) -> list[Path]:
-    return sorted((folder / FOLDER).glob(f"part-*-of-*/{split}.jsonl"))
 
 
 def _recorded_plan(record: Path) -> str | None:
@@ -190,58 +152,3 @@ def _recorded_plan(record: Path) -> str | None:
         return str(json.loads(first)["plan"]) if first else None
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-
-
-# --- part.json
-
-
-class SplitRecord(BaseModel):
-    """A split of the whole build, and the fingerprint of what decides its bytes."""
-
-    model_config = ConfigDict(frozen=True)
-    split: str
-    plan: str
-
-
-class PartFile(BaseModel):
-    """A finished part, or with `part` None a whole build; see `shared`."""
-
-    model_config = ConfigDict(frozen=True)
-    name: str | None
-    source: str
-    license: str
-    classes: tuple[str, ...]
-    splits: list[SplitRecord]
-    missing: dict[str, list[str]]  # files that a list names and that are not there
-    columns: dict[str, Kind] = {}  # whose values are in the shards
-    channels: tuple[str, ...] | None = None  # of images that are not 8-bit RGB
-    range: tuple[float, float] | None = None  # their low and high value; None: measured
-    background: Colour | None = None  # what transparent parts were put on; None: alpha dropped
-    part: Part | None
-    done: dict[str, list[Done]]  # its shards, by split
-    left_out: list[Group] = []  # of the source, for the report
-    doubts: list[str] = []
-
-    def shared(self) -> dict[str, object]:
-        """Return what all parts of one build have in common."""
-        own = self.model_dump(exclude={"part", "done", "left_out", "doubts"})
-        return {**own, "number of parts": self.part and self.part.total}
-
-
-def part_path(folder: Path, part: Part) -> Path:
-    """Return where a part says that it is finished."""
-    return folder / FOLDER / part.folder / "part.json"
-
-
-def load_parts(folder: Path) -> list[PartFile]:
-    """Read the finished parts in a folder, by number. Raises DataError for a damaged file."""
-    found = []
-    for path in sorted((folder / FOLDER).glob("part-*-of-*/part.json")):
-        try:
-            part_file = PartFile.model_validate_json(read_regular(path))
-        except (OSError, ValidationError) as error:
-            raise DataError(f"{path} cannot be read; build that part again") from error
-        if part_file.part is None or part_path(folder, part_file.part) != path:
-            raise DataError(f"{path} is of part {part_file.part}; build that part again")
-        found.append(part_file)
-    return sorted(found, key=lambda each: each.part or Part(0, 0))

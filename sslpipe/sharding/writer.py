@@ -38,7 +38,7 @@ from sslpipe.sharding.members import (
     remarks_on,
     to_member,
 )
-from sslpipe.sharding.record import Done, Moments, Part, Record
+from sslpipe.sharding.record import Done, Moments, Record
 from sslpipe.sharding.report import group_kinds
 from sslpipe.sharding.scan import index_tar
 from sslpipe.sharding.scenes import Sensors, without_nan
@@ -206,10 +206,6 @@ class SplitPlan(NamedTuple):
     shards: list[NDArray[np.int64]]
     fingerprint: str
 
-    def numbers(self, part: Part | None) -> range:
-        """Return the numbers of the shards that a part writes; None: all of them."""
-        return range(part.number - 1 if part else 0, len(self.shards), part.total if part else 1)
-
 
 def plan_split(split: str, source: SplitImages, layout: Layout) -> SplitPlan:
     """Shuffle a split's images and cut them into shards."""
@@ -221,28 +217,24 @@ def write_split(
     folder: Path,
     plan: SplitPlan,
     *,
-    part: Part | None = None,
     workers: int,
     skip_bad: bool,
     advance: Advance,
 ) -> list[Done]:
     """Write what is missing of a split's shards and return all of them, in shard order.
 
-    Files do not depend on `part` (None: all shards) and `workers`, which are threads. With
-    `skip_bad` an image that cannot be decoded is listed in `Done.bad`. `advance` takes numbers of
+    Files do not depend on `workers`, which are threads. With `skip_bad` an image
+    that cannot be decoded is listed in `Done.bad`. `advance` takes numbers of
     images. Raises: DataError for a bad image, which it names, or the record of another plan.
     """
     # what an earlier call has finished
-    record = Record(folder, plan.split, part)
+    record = Record(folder, plan.split)
     if record.plan() is None:
         record.write(plan.fingerprint)
-    done: dict[int, Done] = {}
-    merged = [Record(folder, plan.split)] if part else []  # parts may have been merged since
-    for each in (record, *merged):
-        if each.plan() not in (None, plan.fingerprint):
-            raise DataError(f"{each.path} is the record of another build; remove it and its shards")
-        done |= each.finished()
-    numbers = plan.numbers(part)
+    if record.plan() != plan.fingerprint:
+        raise DataError(f"{record.path} is the record of another build; remove it and its shards")
+    done = record.finished()
+    numbers = range(len(plan.shards))
     advance(sum(len(plan.shards[k]) for k in numbers if k in done))
     lock, stop = threading.Lock(), threading.Event()
 

@@ -186,4 +186,4 @@ def test_a_fifo_instead_of_a_file_is_refused_at_once(name, words, tmp_path, monk
     Path(name).parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(name)
     message = error_of(capsys, *words)
-    assert re.search(r"is a FIFO|part.json cannot be read|holds train shards of other", message)
+    assert re.search(r"is a FIFO|holds train shards of other", message)

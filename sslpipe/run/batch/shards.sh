@@ -1,7 +1,12 @@
-# The job: `sslpipe shards "$@"`; a task of an array builds its part, and resumes after a preemption.
-part=()
+# The job: `sslpipe shards "$@"`; a task of an array builds the folder of its line, and resumes after a preemption.
 if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
-  part=(--part "$SLURM_ARRAY_TASK_ID/${SSLPIPE_PARTS:-$SLURM_ARRAY_TASK_MAX}")
+  lines=${1:?a file with one line of options a folder}
+  out=${2:?the folder of all folders}
+  shift 2
+  line=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$lines")
+  [ -n "$line" ] || { echo "slurm: $lines has no line $((SLURM_ARRAY_TASK_ID + 1))" >&2; exit 2; }
+  read -ra words <<<"$line"
+  set -- build "$out/$SLURM_ARRAY_TASK_ID" "${words[@]}" "$@"
 fi
 srun "${srun_options[@]}" ${inside[@]+"${inside[@]}"} \
-  python -m sslpipe shards "$@" ${part[@]+"${part[@]}"}
+  python -m sslpipe shards "$@"
