@@ -40,13 +40,24 @@ HOMES = {
     "onnx": ("export",),
     "onnxruntime": ("export",),
     "huggingface_hub": ("export", "weights"),
+    "open_clip": ("models",),
+    "transformers": ("models", "weights"),
     "wandb": (),  # through accelerate
     "pytorch_metric_learning": ("metric_learning",),
     **dict.fromkeys(("tifffile", "imagecodecs", "pydicom", "nibabel"), ("sharding",)),
 }
 EAGERLY = (  # only where used
     *("pytorch_metric_learning", "wandb", "matplotlib", "tensorboard", "trackio"),
-    *("onnx", "onnxruntime", "tifffile", "imagecodecs", "pydicom", "nibabel"),
+    *(
+        "onnx",
+        "onnxruntime",
+        "open_clip",
+        "transformers",
+        "tifffile",
+        "imagecodecs",
+        "pydicom",
+        "nibabel",
+    ),
 )
 
 

@@ -103,6 +103,7 @@ def load_backbone(
         px = crop_px if parsed.px is None else parsed.px
         backbone, component, view, report = read_weights(parsed, component, px)
         name = component.kind.rpartition("/")[2]
+        name = component.arguments.get("config", {}).get("model_type", name)  # of transformers
         model = freeze(backbone, component, view, {"name": name, "init": report})
     if with_projector and model.projector is None:
         raise ExportError(f"{source} has no projector to export")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sslpipe.data.image_type import MOST_CHANNELS
 from sslpipe.errors import RecipeError, did_you_mean, shown
 from sslpipe.models.channels import set_channels
+from sslpipe.models.libraries import open_clip_library, open_clip_network, transformers_network
 from sslpipe.models.pooling import POOLS, set_pool
 from sslpipe.recipe.base import Component, Positive
 from sslpipe.registry import Table, build, typed
@@ -357,8 +358,6 @@ def timm_backbone(
     *,
     crop_px: int,
     stem: str = "auto",
-    norm_eps: float | None = None,
-    head_norm_eps: float | None = None,
     **arguments: Any,
 ) -> Backbone:
     """Build a timm model with num_classes=0.
@@ -367,9 +366,6 @@ def timm_backbone(
         architecture: its name in timm.
         crop_px: side of the images.
         stem: "auto", or one of STEMS; only ResNets with timm's plain 7x7 stem have the choice.
-        norm_eps: of the LayerNorms of a vision transformer, which timm itself cannot be told; to
-            other networks it goes as any argument does.
-        head_norm_eps: of the norm behind the pooling of a ConvNeXt, which transformers sets apart.
         arguments: go to timm.create_model (drop_path_rate, ...).
     """
     import timm  # takes seconds, and most runs have no use for it
@@ -380,16 +376,8 @@ def timm_backbone(
     if not timm.is_model(architecture):
         hint = did_you_mean(architecture, timm.list_models())
         raise RecipeError(f"backbone.kind: timm has no {architecture!r}{hint}")
-    set_eps = norm_eps is not None and is_timm_vit(architecture)
-    if norm_eps is not None and not set_eps:
-        arguments["norm_eps"] = norm_eps
     try:
         network = timm.create_model(architecture, num_classes=0, **arguments)
-        for module in network.modules():
-            if set_eps and norm_eps is not None and isinstance(module, nn.LayerNorm):
-                module.eps = norm_eps
-        if head_norm_eps is not None:
-            network.head.norm.eps = head_norm_eps
         if "img_size" not in arguments and isinstance(network, timm.models.VisionTransformer):
             _check_patches(architecture, network.patch_embed.patch_size[0], crop_px)
             network.set_input_size(img_size=(crop_px, crop_px))
@@ -404,14 +392,6 @@ def timm_backbone(
             f"[backbone] kind = 'timm/{architecture}' refuses {shown(arguments)}: "
             f"{type(error).__name__}: {error}"
         ) from error
-
-
-def is_timm_vit(architecture: str) -> bool:
-    """Say whether an architecture of timm is one of its vision_transformer module."""
-    import timm
-
-    module: str = timm.models.model_entrypoint(architecture).__module__
-    return module == "timm.models.vision_transformer"
 
 
 _NOT_OF_TIMM = {
@@ -463,12 +443,62 @@ def _set_stem(network: nn.Module, resnet: type[nn.Module], stem: str, crop_px: i
     return chosen
 
 
+def transformers_backbone(config: dict[str, Any], *, crop_px: int) -> Backbone:
+    """Build an image model of transformers.
+
+    Args:
+        config: Its config.json.
+        crop_px: side of the images.
+    """
+    network, width = transformers_network(config, crop_px)
+    return Backbone(network, width)
+
+
+def open_clip_backbone(
+    architecture: str,
+    *,
+    crop_px: int,
+    embed_dim: int | None = None,
+    vision: dict[str, Any] | None = None,
+    quick_gelu: bool = False,
+) -> Backbone:
+    """Build the image tower of a model of open_clip.
+
+    Args:
+        architecture: its name in open_clip; any where the others are given.
+        crop_px: side of the images.
+        embed_dim: features; None: the architecture's.
+        vision: `vision_cfg` of its configuration; None: the architecture's.
+        quick_gelu: OpenAI's form of GELU.
+    """
+    if vision is None or embed_dim is None:
+        library = open_clip_library()
+        config = library.get_model_config(architecture)
+        if config is None:
+            names = library.list_models()
+            raise RecipeError(
+                f"backbone.kind: open_clip has no {architecture!r}"
+                f"{did_you_mean(architecture, names)}"
+            )
+        embed_dim = config["embed_dim"]
+        vision = config["vision_cfg"]
+        quick_gelu = quick_gelu or bool(config.get("quick_gelu"))
+    network = open_clip_network(int(embed_dim or 0), vision or {}, quick_gelu, crop_px)
+    return Backbone(network, int(embed_dim or 0))
+
+
 # families whose kind continues with a slash and an architecture
-NAMED = {"torchvision": "torchvision/resnet18", "timm": "timm/vit_small_patch16_224"}
+NAMED = {
+    "torchvision": "torchvision/resnet18",
+    "timm": "timm/vit_small_patch16_224",
+    "open_clip": "open_clip/ViT-B-32",
+}
 
 _BUILT_IN: dict[str, Callable[..., Backbone]] = {
     "small_resnet": small_resnet,
+    "open_clip": open_clip_backbone,
     "timm": timm_backbone,
     "torchvision": torchvision_backbone,
+    "transformers": transformers_backbone,
 }
 BACKBONES = Table("backbone", _BUILT_IN, "sslpipe.backbones")

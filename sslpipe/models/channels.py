@@ -39,7 +39,11 @@ def set_channels(network: nn.Module, channels: int, kind: str) -> None:
     nn.init.normal_(other, 0.0, 1.0)
     with torch.no_grad():
         other *= weight.std() * (3 / channels) ** 0.5
-    module.in_channels, module.weight = channels, nn.Parameter(other)
+    module.in_channels = channels
+    module.weight = nn.Parameter(other)
+    for each in network.modules():  # transformers' embeddings check their images
+        if getattr(each, "num_channels", None) == 3:
+            each.num_channels = channels  # type: ignore[assignment]
 
 
 def adapt_kernels(weight: Tensor, channels: Sequence[str]) -> Tensor:

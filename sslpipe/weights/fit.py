@@ -285,16 +285,23 @@ def _converted(kind: str, network: nn.Module, given: Tensors) -> Tensors:
         except Exception:  # it may rely on keys that this file has not: the keys will be named
             return given
         return {key: t for key, t in converted.items() if isinstance(t, Tensor)}
-    key = "encoder.pos_embedding"  # torchvision's position table, (1, 1 + n n, D)
-    own, table = network.state_dict().get(key), given.get(key)
-    if family != "torchvision" or own is None or table is None or table.shape == own.shape:
+    # position tables: of torchvision (1, 1 + n n, D), of open_clip (1 + n n, D)
+    key = {"torchvision": "encoder.pos_embedding", "open_clip": "positional_embedding"}.get(family)
+    own = network.state_dict().get(key or "")
+    table = given.get(key or "")
+    if key is None or own is None or table is None or table.shape == own.shape:
         return given
-    theirs, ours = (round((t.shape[1] - 1) ** 0.5) for t in (table, own))
-    if table.shape != (1, 1 + theirs**2, own.shape[2]):
+    if table.ndim != own.ndim or table.shape[-1] != own.shape[-1]:
+        return given
+    theirs = round((table.shape[-2] - 1) ** 0.5)
+    ours = round((own.shape[-2] - 1) ** 0.5)
+    if table.shape[-2] != 1 + theirs**2 or own.shape[-2] != 1 + ours**2:
         return given
     from timm.layers import resample_abs_pos_embed
 
-    return {**given, key: resample_abs_pos_embed(table, [ours, ours], num_prefix_tokens=1)}
+    rows = table.reshape(1, *table.shape[-2:])
+    resized = resample_abs_pos_embed(rows, [ours, ours], num_prefix_tokens=1)
+    return {**given, key: resized.reshape(own.shape)}
 
 
 def _with_three_channels(own: Mapping[str, Tensor], given: Tensors) -> Tensors:

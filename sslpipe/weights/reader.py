@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from sslpipe.augment.eval_view import EvalView
@@ -15,7 +16,16 @@ from sslpipe.recipe.base import Component
 from sslpipe.run.records import read_object
 from sslpipe.weights.files import read_tree
 from sslpipe.weights.fit import Report, Tensors, check_tensors, fit_tensors
-from sslpipe.weights.huggingface import MOST, transformers_encoder, transformers_view
+from sslpipe.weights.huggingface import (
+    MOST,
+    OPEN_CLIP,
+    open_clip_component,
+    open_clip_view,
+    read_processor,
+    transformers_component,
+    transformers_tensors,
+    transformers_view,
+)
 from sslpipe.weights.layouts import (
     Checkpoint,
     Encoder,
@@ -58,10 +68,7 @@ def read_weights(
     config = _read_object(source.path, "config.json")
     checkpoint = open_checkpoint(tree, what)
     own = _stated(source, config)
-    if "model_type" in config:
-        renamed = transformers_encoder(config, checkpoint.tensors, what)
-        checkpoint = Checkpoint(renamed.tensors, frozenset([""]))
-        own = renamed.component
+    is_transformers = own is not None and own.kind == "transformers" and source.kind is None
     kind, tag = source.kind, ""  # as the user named it, with the tag of timm's weights
     if kind is not None and kind.startswith("timm/"):
         kind, _, tag = kind.partition(".")
@@ -75,21 +82,26 @@ def read_weights(
     else:
         theirs, note = _named_by_the_file(source, tree, checkpoint)
         notes.append(note)
-    del tree
     # where the encoder lies
     wanted = _computing_as(component or theirs, own)
     try:
-        sketch = _sketch(wanted, crop_px or own_size(wanted.kind), checkpoint)
+        sketch = _sketch(wanted, crop_px or own_size(wanted), checkpoint)
+        if is_transformers and wanted == own:
+            # as they are: some of its models have parts that are called as wrappers are
+            named = {key: value for key, value in tree.items() if isinstance(value, Tensor)}
+            renamed = transformers_tensors(wanted, named or checkpoint.tensors, what)
+            checkpoint = Checkpoint(renamed.tensors, frozenset([""]))
     except UserError as error:
         if component is not None:  # the recipe's own
             raise
         raise WeightsError(f"{what}: {error}") from error
+    del tree
     encoder = find_encoder(checkpoint, sketch, wanted.kind, what)
     is_plain = encoder is not None and encoder.is_plain
     tensors = nearest(checkpoint, sketch, wanted.kind) if encoder is None else encoder.tensors
     check_tensors(tensors, what)
     # images as it knows them
-    view, more = _view(source, crop_px, theirs.kind, tag, is_plain, config, sha256)
+    view, more = _view(source, crop_px, theirs, tag, is_plain, config, sha256)
     # the network, with its weights
     layout = _layout(config, encoder)
     stem = None if encoder is None else encoder.stem
@@ -106,9 +118,8 @@ def read_weights(
     if encoder is not None:
         report["unexpected"] += encoder.beside
         notes += encoder.notes
-    if "model_type" in config:
+    if is_transformers and wanted.kind == "transformers":
         report["unexpected"] += renamed.dropped
-        notes += renamed.notes
     found = {"source": what, "format": layout, "sha256": sha256}
     return backbone, wanted, view, {**found, **report, "notes": [*notes, *more]}
 
@@ -152,7 +163,7 @@ def _named_by_the_file(
         if arch not in names:
             continue
         try:
-            sketch = _sketch(component, own_size(component.kind), checkpoint)
+            sketch = _sketch(component, own_size(component), checkpoint)
         except UserError:
             continue
         if find_encoder(checkpoint, sketch, component.kind, source.text) is not None:
@@ -186,9 +197,16 @@ def _read_object(path: Path, name: str) -> dict[str, Any]:
 
 
 def _stated(source: Source, config: dict[str, Any]) -> Component | None:
-    """Take the network from a config.json of timm; None where it is none. Raises: WeightsError."""
+    """Take the network from a folder's configuration; None where none is there.
+
+    Raises:
+        WeightsError: The configuration is not one of timm, transformers or open_clip.
+    """
+    if "architecture" not in config and "model_type" in config:
+        return transformers_component(config, source.text)
     if "architecture" not in config:
-        return None
+        of_open_clip = _read_object(source.path, OPEN_CLIP)
+        return open_clip_component(of_open_clip, source.text) if of_open_clip else None
     name, stated = config["architecture"], config.get("model_args") or {}
     if not isinstance(name, str):
         raise WeightsError(
@@ -244,9 +262,15 @@ def _computing_as(wanted: Component, own: Component | None) -> Component:
     return Component.model_validate({"kind": wanted.kind, **theirs, **wanted.arguments})
 
 
-def own_size(kind: str) -> int:
-    """Return the side of the images that an architecture is made for, 224 px if nothing is said."""
-    family, _, name = kind.partition("/")
+def own_size(component: Component) -> int:
+    """Return the side of the images that a network is made for, 224 px if nothing is said."""
+    family, _, name = component.kind.partition("/")
+    arguments = component.arguments
+    stated = arguments.get("config") or arguments.get("vision") or {}
+    side = stated.get("image_size")
+    side = side[0] if isinstance(side, list) and side else side
+    if type(side) is int and 0 < side <= MOST:
+        return side
     if family != "timm":
         return 224
     import timm
@@ -258,7 +282,7 @@ def own_size(kind: str) -> int:
 def _view(
     source: Source,
     crop_px: int | None,
-    kind: str,
+    component: Component,
     tag: str,
     is_plain: bool,
     config: dict[str, Any],
@@ -269,9 +293,12 @@ def _view(
     `is_plain`: without a tag, they may be the library's usual weights of this kind.
     """
     what = source.text
-    if "model_type" in config:
-        stated = _read_object(source.path, "preprocessor_config.json")
-        return transformers_view(what, crop_px, config, stated)
+    kind = component.kind
+    if kind == "transformers":
+        stated = read_processor(source.path, what)
+        return transformers_view(what, crop_px, component.arguments["config"], stated)
+    if kind.startswith("open_clip/"):
+        return open_clip_view(what, crop_px, component, _read_object(source.path, OPEN_CLIP))
     if "architecture" in config:
         stated = config.get("pretrained_cfg", config)
         arguments = config.get("model_args") or {}  # a table, or it was refused
@@ -288,7 +315,7 @@ def _view(
             return view, notes if tag else [said, *notes]
     if family == "torchvision" and is_plain:
         return torchvision_view(what, crop_px, architecture, sha256)
-    return unknown_view(what, crop_px, size=own_size(kind))
+    return unknown_view(what, crop_px, size=own_size(component))
 
 
 def _sketch(component: Component, crop_px: int, checkpoint: Checkpoint) -> Backbone:

@@ -25,6 +25,8 @@ PREFERRED = (
     "pytorch_model.bin.index.json",
     "pytorch_model.pth",
     "model.pth",
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.bin",
 )
 SAFE = ["*.json", "*.safetensors"]
 PICKLED = ["*.json", "*.bin", "*.pth"]  # read as tensors only, where there is nothing safer

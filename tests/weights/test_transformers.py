@@ -1,148 +1,248 @@
-"""Folders of Hugging Face transformers: the layout of its files, features as its models give."""
+"""Folders of transformers and open_clip: features as their own models give, views as they say."""
 
 import json
-import re
-from pathlib import Path
+import os
 
+import open_clip
 import pytest
-import timm
 import torch
-import torchvision
-from safetensors.torch import save_file
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from transformers.utils import logging
 
-from sslpipe.errors import WeightsError
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.errors import RecipeError, WeightsError
 from sslpipe.export.load import load_backbone
+from sslpipe.export.write import export_model
+from sslpipe.models.backbones import build_backbone
 from sslpipe.recipe.base import Component
 from sslpipe.weights.huggingface import transformers_view
-from tests.helpers.weights import difference, randomised
+from tests.helpers.weights import difference, init_of, randomised, saved
 
-SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
-CONFIG = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-COMMON = [
-    (r"cls_token", "embeddings.cls_token"),
-    (r"pos_embed", "embeddings.position_embeddings"),
-    (r"patch_embed\.proj", "embeddings.patch_embeddings.projection"),
-    (r"^norm\.", "layernorm."),
-    (r"^blocks\.", "encoder.layer."),
-    (r"attn\.proj", "attention.output.dense"),
-]
-# timm's key -> that of transformers' files, as `save_pretrained` writes them
-NAMES = {
-    "vit": [
-        *COMMON,
-        (r"norm1", "layernorm_before"),
-        (r"norm2", "layernorm_after"),
-        (r"mlp\.fc1", "intermediate.dense"),
-        (r"mlp\.fc2", "output.dense"),
-    ],
-    "dinov2": [*COMMON, (r"ls([12])\.gamma", r"layer_scale\1.lambda1")],
-    "convnext": [
-        (r"^stem\.0", "embeddings.patch_embeddings"),
-        (r"^stem\.1", "embeddings.layernorm"),
-        (r"^head\.norm", "layernorm"),
-        (r"^stages", "encoder.stages"),
-        (r"\.downsample\.", ".downsampling_layer."),
-        (r"\.blocks\.(\d+)\.norm", r".layers.\1.layernorm"),
-        (r"\.blocks\.", ".layers."),
-        (r"conv_dw", "dwconv"),
-        (r"mlp\.fc", "pwconv"),
-        (r"gamma", "layer_scale_parameter"),
-    ],
-    "resnet": [
-        (r"^conv1", "embedder.embedder.convolution"),
-        (r"^bn1", "embedder.embedder.normalization"),
-        (r"downsample\.0", "shortcut.convolution"),
-        (r"downsample\.1", "shortcut.normalization"),
-        (r"conv1", "layer.0.convolution"),
-        (r"conv2", "layer.1.convolution"),
-        (r"bn1", "layer.0.normalization"),
-        (r"bn2", "layer.1.normalization"),
-        *[(rf"^layer{n + 1}\.", f"encoder.stages.{n}.layers.") for n in range(4)],
-    ],
-}
+pytestmark = pytest.mark.usefixtures("proved_here")
+
+SIDES = {"image_size": 32, "patch_size": 8}
+VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+       "intermediate_size": 64, **SIDES}  # fmt: skip
+STAGES = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32]}
+SWIN = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2],
+        "window_size": 4}  # fmt: skip
+RESNET = {**STAGES, "embedding_size": 8, "layer_type": "basic"}
+TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 32, "vocab_size": 50}  # fmt: skip
+DECODER = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1,
+           "decoder_num_attention_heads": 2, "decoder_intermediate_size": 16}  # fmt: skip
 
 
-def written(network, model_type, config, folder: Path) -> Path:
-    """Write a network of timm or torchvision as a folder of transformers."""
-    tree = {}
-    for key, tensor in network.state_dict().items():
-        if key.startswith("fc."):
-            continue
-        for pattern, becomes in NAMES[model_type]:
-            key = re.sub(pattern, becomes, key)
-        if "attn.qkv" in key:
-            for name, third in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
-                tree[key.replace("attn.qkv", f"attention.attention.{name}")] = third.clone()
-        else:
-            tree[key] = tensor
-    if model_type == "dinov2":
-        tree["embeddings.mask_token"] = torch.zeros(1, 32)
-    else:  # as a classifier has them
-        tree = {f"{model_type}.{key}": t for key, t in tree.items()}
-        tree[f"classifier.{'1.' * (model_type == 'resnet')}weight"] = torch.ones(2, 32)
-    save_file(tree, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
-    return folder
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
-STAGES = {"depths": [1, 1, 2, 1], "dims": [8, 16, 24, 32]}
-# model_type -> timm's name and arguments, the config of transformers, and the side of images
-CASES = {
-    "vit": (
-        ("vit_base_patch16_224", {**SIZES, "patch_size": 8}),
-        {**CONFIG, "intermediate_size": 128, "image_size": 32, "patch_size": 8},
-        32,
+def pooled(output):
+    return output.pooler_output.flatten(1)
+
+
+def class_token(output):
+    return output.last_hidden_state[:, 0]
+
+
+def mean(output):
+    return output.last_hidden_state.mean(dim=1)
+
+
+def encoder(network):
+    return network.base_model
+
+
+def of_images(network):
+    return network.vision_model
+
+
+def itself(network):
+    return network
+
+
+# name -> class, its configuration, the part of it that sees images, its features
+MODELS = {
+    "dinov3_vit": (hf.DINOv3ViTModel, hf.DINOv3ViTConfig(**VIT), itself, pooled),
+    "dinov3_convnext": (
+        hf.DINOv3ConvNextModel, hf.DINOv3ConvNextConfig(**STAGES), itself, pooled
     ),
-    "dinov2": (
-        ("vit_base_patch14_dinov2", SIZES),
-        {**CONFIG, "image_size": 56, "patch_size": 14, "mlp_ratio": 4},
-        56,
+    "dinov2": (hf.Dinov2Model, hf.Dinov2Config(**VIT), itself, class_token),
+    "dinov2, SwiGLU": (
+        hf.Dinov2Model, hf.Dinov2Config(**VIT, use_swiglu_ffn=True), itself, class_token
     ),
-    "convnext": (
-        ("convnext_tiny", STAGES),
-        {"depths": STAGES["depths"], "hidden_sizes": STAGES["dims"], "patch_size": 4},
-        64,
+    "dinov2 with registers": (
+        hf.Dinov2WithRegistersModel, hf.Dinov2WithRegistersConfig(**VIT), itself, class_token
     ),
-}
-RESNET = {"depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512], "embedding_size": 64,
-          "layer_type": "basic"}  # fmt: skip
+    "clip": (
+        hf.CLIPModel, hf.CLIPConfig(vision_config=VIT, text_config=TEXT), of_images, pooled
+    ),
+    "clip, the vision tower": (hf.CLIPVisionModel, hf.CLIPVisionConfig(**VIT), itself, pooled),
+    "siglip": (
+        hf.SiglipModel, hf.SiglipConfig(vision_config=VIT, text_config=TEXT), of_images, pooled
+    ),
+    "swin": (hf.SwinModel, hf.SwinConfig(**SWIN), itself, pooled),
+    "swin, a classifier": (
+        hf.SwinForImageClassification, hf.SwinConfig(**SWIN), encoder, pooled
+    ),
+    "swinv2": (hf.Swinv2Model, hf.Swinv2Config(**SWIN), itself, pooled),
+    "resnet": (hf.ResNetModel, hf.ResNetConfig(**RESNET), itself, pooled),
+    "resnet, a classifier": (
+        hf.ResNetForImageClassification, hf.ResNetConfig(**RESNET), encoder, pooled
+    ),
+    "convnext": (hf.ConvNextModel, hf.ConvNextConfig(**STAGES), itself, pooled),
+    "convnextv2": (
+        hf.ConvNextV2ForImageClassification, hf.ConvNextV2Config(**STAGES), encoder, pooled
+    ),
+    "beit": (hf.BeitModel, hf.BeitConfig(**VIT), itself, pooled),
+    "vit": (hf.ViTModel, hf.ViTConfig(**VIT), itself, class_token),
+    "vit, a classifier": (
+        hf.ViTForImageClassification, hf.ViTConfig(**VIT), encoder, class_token
+    ),
+    "deit": (hf.DeiTModel, hf.DeiTConfig(**VIT), itself, class_token),
+    "vit_msn": (hf.ViTMSNModel, hf.ViTMSNConfig(**VIT), itself, class_token),
+    "ijepa": (hf.IJepaModel, hf.IJepaConfig(**VIT), itself, mean),
+    "vit_mae": (
+        hf.ViTMAEForPreTraining, hf.ViTMAEConfig(**VIT, **DECODER, mask_ratio=0.0), encoder,
+        class_token,
+    ),
+    "levit": (hf.LevitModel, hf.LevitConfig(image_size=64), itself, pooled),
+}  # fmt: skip
 
 
-def created(name, arguments, px=None):
-    sides = {} if px is None or "convnext" in name else {"img_size": px}
-    return randomised(timm.create_model(name, num_classes=0, **arguments, **sides))
+def written(name, folder):
+    """A folder of a model with random weights, and the model."""
+    kind, config, *_ = MODELS[name]
+    network = randomised(kind(config))
+    network.save_pretrained(folder)
+    return network
 
 
-@pytest.mark.parametrize("model_type", [*CASES, "resnet"])
-def test_the_keys_of_its_files_become_those_of_the_network(tmp_path, model_type):
-    if model_type == "resnet":
-        network, config, crop_px = randomised(torchvision.models.resnet18()), RESNET, 64
-    else:
-        own, config, crop_px = CASES[model_type]
-        network = created(*own, crop_px)
-    model = load_backbone(written(network, model_type, config, tmp_path), crop_px=crop_px)
-    if model_type == "resnet":
-        network.fc = torch.nn.Identity()
-    own = model.backbone.network.state_dict()
-    assert all(own[key].equal(tensor) for key, tensor in network.state_dict().items())
-    assert difference(model, network, crop_px) <= 1e-5
+@pytest.mark.promise(10)
+@pytest.mark.parametrize("name", MODELS)
+def test_features_are_those_of_transformers_own_model(tmp_path, name):
+    _, _, part, features = MODELS[name]
+    network = part(written(name, tmp_path))
+    model = load_backbone(tmp_path)
+    side = model.view.crop_px
+    assert difference(model, lambda images: features(network(images)), side) <= 1e-5
     init = model.config.facts["init"]
-    assert (init["format"], init["loaded"]) == ("transformers", len(own))
-    assert (init["missing"], init["resized"]) == ([], [])
+    assert (init["format"], init["missing"], init["resized"]) == ("transformers", [], [])
+    assert init["loaded"] == len(model.backbone.network.state_dict())
+    # each tensor of the file is loaded or listed
+    own = load_file(tmp_path / "model.safetensors").keys()
+    if name != "vit_mae":  # the keys of its decoder are renamed before they are left
+        assert {*init["unexpected"]} <= {*own} | {key.partition(".")[2] for key in own}
+    new = ("mask_token" in " ".join(model.backbone.network.state_dict())) and name == "vit_mae"
+    if "SwiGLU" not in name:  # whose tensors its files have joined
+        assert init["loaded"] + len(init["unexpected"]) == len(own) + new
 
 
-def test_models_and_variants_that_are_not_read_are_named(tmp_path):
-    network = torchvision.models.resnet18()
-    for changes, message in (
-        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ({"downsample_in_bottleneck": True}, "downsample_in_bottleneck = True"),
-        ({"depths": [1, 2, 2, 2]}, "are no ResNet of torchvision"),
-    ):
-        with pytest.raises(WeightsError, match=re.escape(message)):
-            load_backbone(written(network, "resnet", {**RESNET, **changes}, tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "dinov3_vit"}')
-    with pytest.raises(WeightsError, match=r"'dinov3_vit' of transformers is not read.*known: vit"):
+@pytest.mark.parametrize("name", ["dinov3_vit", "clip", "swin", "resnet"])
+def test_an_export_is_the_network_again_also_by_onnxruntime(tmp_path, name):
+    written(name, tmp_path / "folder")
+    model = load_backbone(tmp_path / "folder", crop_px=32)
+    export_model(model, tmp_path / "out", ["safetensors", "onnx"])
+    again = load_backbone(tmp_path / "out")
+    assert difference(again, model, 32) == 0
+    assert again.config.backbone == model.config.backbone
+    # from a recipe, with random weights
+    backbone = build_backbone(model.config.backbone, crop_px=32)
+    assert backbone.num_features == model.num_features
+    assert backbone(torch.zeros(2, 3, 32, 32)).requires_grad
+
+
+@pytest.mark.parametrize("name", ["vit", "clip", "dinov2", "dinov3_vit", "swin"])
+def test_other_sizes_are_seen_as_the_model_itself_does(tmp_path, name):
+    network = MODELS[name][2](written(name, tmp_path))
+    model = load_backbone(f"{tmp_path}@64")
+    assert model.view.crop_px == 64
+    options = {} if "dino" in name else {"interpolate_pos_encoding": True}
+
+    def features(images):
+        return MODELS[name][3](network(images, **options))
+
+    assert difference(model, features, 64) <= 1e-5
+
+
+def test_names_of_other_versions_are_read(tmp_path):
+    """What transformers renames when it loads: LayerNorm's gamma and beta; a prefix of its own."""
+    network = written("resnet, a classifier", tmp_path)
+    plain = {key.removeprefix("resnet."): t for key, t in network.state_dict().items()}
+    save_file(plain, tmp_path / "model.safetensors")
+    model = load_backbone(tmp_path, crop_px=32)
+    assert difference(model, lambda x: pooled(network.resnet(x)), 32) <= 1e-5
+
+
+def test_pickled_weights_are_read_without_running_code(tmp_path):
+    network = written("vit", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(network.state_dict(), tmp_path / "pytorch_model.bin")
+    assert difference(load_backbone(tmp_path), lambda x: class_token(network(x)), 32) <= 1e-5
+
+    class Malice:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path}/was_here",)
+
+    torch.save({"embeddings.cls_token": Malice()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(WeightsError, match="asks to run code"):
         load_backbone(tmp_path)
+    assert not (tmp_path / "was_here").exists()
+
+
+def test_code_kernels_and_quantised_weights_of_a_hub_are_not_used(tmp_path):
+    network = written("vit", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    code = {"auto_map": {"AutoModel": "modeling.Evil"}, "_attn_implementation": "a/kernel",
+            "attn_implementation": "someone/kernel"}  # fmt: skip
+    (tmp_path / "modeling.py").write_text(f"open({str(tmp_path / 'was_here')!r}, 'w')")
+    (tmp_path / "config.json").write_text(json.dumps({**config, **code}))
+    model = load_backbone(tmp_path)
+    assert difference(model, lambda x: class_token(network(x)), 32) <= 1e-5
+    assert not {*code} & {*model.config.backbone.arguments["config"]}
+    for changes, said in (
+        ({"model_type": "evil"}, "no model_type 'evil'.*code of a hub is not run"),
+        ({"model_type": "bert"}, "takes no images"),
+        ({"quantization_config": {"load_in_8bit": True}}, "quantization_config"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**config, **code, **changes}))
+        with pytest.raises(WeightsError, match=said):
+            load_backbone(tmp_path)
+    assert not (tmp_path / "was_here").exists()
+
+
+@pytest.mark.promise(10)
+@pytest.mark.parametrize("change", ["missing", "shape", "not finite", "another size"])
+def test_less_than_the_whole_model_is_refused(tmp_path, change):
+    written("dinov3_vit", tmp_path)
+    file = tmp_path / "model.safetensors"
+    state = load_file(file)
+    key = next(key for key in state if key.endswith("norm1.weight"))
+    if change == "missing":
+        del state[key]
+    elif change == "shape":
+        state[key] = torch.ones(7)
+    elif change == "not finite":
+        state[key] = torch.full_like(state[key], float("nan"))
+    else:
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    save_file(state, file)
+    with pytest.raises(WeightsError, match=key if change != "another size" else "missing"):
+        load_backbone(tmp_path)
+
+
+def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
+    written("vit", tmp_path)
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(WeightsError, match=r"pip install 'sslpipe\[hf\]'"):
+        load_backbone(tmp_path)
+    monkeypatch.setitem(__import__("sys").modules, "open_clip", None)
+    with pytest.raises(RecipeError, match=r"pip install 'sslpipe\[open_clip\]'"):
+        build_backbone(Component(kind="open_clip/ViT-B-32"), crop_px=32)
 
 
 SEVEN_EIGHTHS = {"crop_pct": 0.875, "resample": 3}
@@ -173,78 +273,110 @@ def test_the_view_is_that_of_its_preprocessor(stated, expected):
     assert notes == []
 
 
-@pytest.mark.parametrize("initialised", [False, True], ids=["random", "as transformers begins"])
-def test_features_equal_those_of_transformers_own_models(tmp_path, initialised):
-    hf = pytest.importorskip("transformers")
-    tiny, stages = {**CONFIG, "image_size": 56, "patch_size": 14}, CASES["convnext"][1]
-    cases = {
-        "vit": hf.ViTModel(hf.ViTConfig(**tiny, intermediate_size=64)),
-        "dinov2": hf.Dinov2Model(hf.Dinov2Config(**tiny)),
-        "swiglu": hf.Dinov2Model(hf.Dinov2Config(**tiny, use_swiglu_ffn=True)),
-        "registers": hf.Dinov2WithRegistersModel(
-            hf.Dinov2WithRegistersConfig(**tiny, num_register_tokens=4)
+@pytest.mark.parametrize("name", ["clip", "vit", "bit", "convnext"])
+def test_images_are_those_of_the_folders_own_image_processor(tmp_path, name):
+    processor = {
+        "clip": hf.CLIPImageProcessor(
+            size={"shortest_edge": 40}, crop_size={"height": 32, "width": 32}
         ),
-        "convnextv2": hf.ConvNextV2Model(hf.ConvNextV2Config(**stages)),
-        "resnet": hf.ResNetModel(hf.ResNetConfig(**RESNET)),
-    }
-    for name, network in cases.items():
-        network = network.eval() if initialised else randomised(network)
-        network.save_pretrained(tmp_path / name)
-        pooled = name in ("convnextv2", "resnet")
-
-        def features(images, network=network, pooled=pooled):
-            out = network(images)
-            return out.pooler_output.flatten(1) if pooled else out.last_hidden_state[:, 0]
-
-        assert difference(load_backbone(tmp_path / name), features, 56) <= 1e-5, name
-
-
-@pytest.mark.parametrize("model_type", CASES)
-def test_the_epsilon_of_norms_is_the_configs_also_for_a_backbone_that_the_user_names(
-    tmp_path, model_type
-):
-    (kind, sizes), config, crop_px = CASES[model_type]
-    network, said = created(kind, sizes, crop_px), {**config, "layer_norm_eps": 0.01}
-    folder = written(network, model_type, said, tmp_path)
-    of_recipe = Component.model_validate({"kind": f"timm/{kind}", **sizes})
-    model = load_backbone(folder, component=of_recipe, crop_px=crop_px)
-    alone = load_backbone(folder, crop_px=crop_px)
-    assert difference(alone, network, crop_px) > 1e-3  # timm's own is 1e-6
-    # transformers: all of a vision transformer's, and that behind the pooling of a ConvNeXt
-    norms = [network.head.norm] if model_type == "convnext" else network.modules()
-    for module in norms:
-        if isinstance(module, torch.nn.LayerNorm):
-            module.eps = 0.01
-    for each in (alone, model):
-        assert difference(each, network, crop_px) <= 1e-5
-    # an export of it is the same network again; what the recipe says itself counts
-    key = "head_norm_eps" if model_type == "convnext" else "norm_eps"
-    assert model.config.backbone.arguments[key] == 0.01
-    another = Component.model_validate({**of_recipe.model_dump(), key: 0.1})
-    model = load_backbone(folder, component=another, crop_px=crop_px)
-    assert model.config.backbone.arguments[key] == 0.1
-    stated = {**said, "layer_norm_eps": -1, "model_type": model_type}
-    (folder / "config.json").write_text(json.dumps(stated))
-    with pytest.raises(WeightsError, match=r"layer_norm_eps = -1"):
-        load_backbone(folder, crop_px=crop_px)
+        "vit": hf.ViTImageProcessor(size={"height": 32, "width": 32}),
+        "bit": hf.BitImageProcessor(
+            size={"shortest_edge": 36}, crop_size={"height": 32, "width": 32}
+        ),
+        "convnext": hf.ConvNextImageProcessor(size={"shortest_edge": 32}, crop_pct=0.875),
+    }[name]
+    written("vit", tmp_path)
+    processor.save_pretrained(tmp_path)
+    model = load_backbone(tmp_path)
+    small = torch.rand(1, 3, 5, 6, generator=torch.Generator().manual_seed(0))
+    picture = (255 * torch.nn.functional.interpolate(small, (57, 70), mode="bilinear"))[0].byte()
+    theirs = processor(picture, return_tensors="pt")["pixel_values"]
+    ours = model.view(picture[None], torch.tensor([picture.shape[1:]]))
+    assert model.config.facts["init"]["notes"] == []
+    # it rounds to bytes after it has resized: half a level, over the smallest std
+    assert (ours - theirs).abs().max() <= 1.5 / 255 / 0.26
 
 
-def test_a_kind_before_the_folder_has_the_epsilon_of_the_config(tmp_path):
-    network = created("vit_tiny_patch16_224", {}, 32)
-    config = {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3}
-    config |= {"intermediate_size": 768, "image_size": 32, "patch_size": 16}
-    folder = written(network, "vit", {**config, "layer_norm_eps": 0.01}, tmp_path)
-    alone = load_backbone(folder, crop_px=32)
-    named = load_backbone(f"timm/vit_tiny_patch16_224@{folder}", crop_px=32)
-    assert difference(named, alone, 32) <= 1e-6
+# open_clip
+
+CLIP = {
+    "embed_dim": 16,
+    "vision_cfg": {"layers": 2, "width": 64, "head_width": 32, **SIDES},
+    "text_cfg": {"context_length": 8, "vocab_size": 50, "width": 16, "heads": 2, "layers": 1},
+}
+TOWERS = {
+    "vit": CLIP["vision_cfg"],
+    "resnet": {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 8},
+    "of timm": {"image_size": 32, "timm_model_name": "test_vit", "timm_pool": "token",
+                "timm_proj": "linear", "timm_model_pretrained": True},
+}  # fmt: skip
+
+
+def clip_of(tower, folder, **preprocessing):
+    """A folder of open_clip, and its model."""
+    stated = {**CLIP, "vision_cfg": {**TOWERS[tower], "timm_model_pretrained": False}}
+    network = randomised(open_clip.CLIP(**stated))
+    tensors = {key: t.contiguous() for key, t in network.state_dict().items()}
+    save_file(tensors, folder / "open_clip_model.safetensors")
+    config = {"model_cfg": {**CLIP, "vision_cfg": TOWERS[tower]}, "preprocess_cfg": preprocessing}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    return network
+
+
+@pytest.mark.promise(10)
+@pytest.mark.parametrize("tower", TOWERS)
+def test_an_image_tower_of_open_clip_gives_its_features(tmp_path, tower):
+    network = clip_of(tower, tmp_path)
+    model = load_backbone(tmp_path)
+    assert difference(model, network.visual, 32) <= 1e-5
+    init = init_of(tmp_path)
+    assert init["loaded"] == len(network.visual.state_dict())
+    assert {*init["unexpected"]} == {k for k in network.state_dict() if not k.startswith("visual.")}
+    assert (model.view.crop_px, model.view.interpolation) == (32, "bicubic")
+    assert model.view.mean.tolist() == pytest.approx(open_clip.OPENAI_DATASET_MEAN)
+
+
+def test_a_view_of_open_clip_is_its_own_and_an_export_the_same_network(tmp_path):
+    stated = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "resize_mode": "squash"}
+    network = clip_of("vit", tmp_path, **stated, interpolation="bilinear")
+    model = load_backbone(tmp_path)
+    expected = EvalView(32, 32, stated["mean"], stated["std"], squash=True)
+    assert model.view.config() == expected.config()
+    export_model(model, tmp_path / "out", ["safetensors"])
+    assert difference(load_backbone(tmp_path / "out"), network.visual, 32) <= 1e-5
+    # a position table for images of another size
+    init = init_of(f"{tmp_path}@64")
+    assert init["resized"] == ["positional_embedding"]
+
+
+def test_a_checkpoint_of_open_clips_training_is_read_by_the_name_of_its_model(tmp_path):
+    network = open_clip.create_model("ViT-S-32-alt")
+    state = {f"module.{key}": tensor for key, tensor in network.state_dict().items()}
+    path = saved({"epoch": 3, "name": "x", "state_dict": state}, tmp_path)
+    model = load_backbone(f"open_clip/ViT-S-32-alt@{path}")
+    assert difference(model, network.visual.eval(), 224) <= 1e-5
+    with pytest.raises(WeightsError, match="did you mean 'ViT-S-32-alt'"):
+        load_backbone(f"open_clip/ViT-S-32-al@{path}")
+
+
+def test_a_tower_that_would_be_downloaded_is_refused(tmp_path):
+    clip_of("vit", tmp_path)
+    config = {"embed_dim": 16, "vision_cfg": {"timm_model_name": "hf-hub:someone/else"}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
+    with pytest.raises(WeightsError, match=r"timm_model_name = 'hf-hub:someone/else'"):
+        load_backbone(tmp_path)
 
 
 def test_a_backbone_of_a_recipe_has_the_activation_of_timms_config(tmp_path):
-    arguments = {**STAGES, "act_layer": "relu"}
-    network = created("convnext_tiny", arguments)
+    import timm
+
+    arguments = {"depths": [1, 1, 2, 1], "dims": [8, 16, 24, 32]}
+    network = randomised(
+        timm.create_model("convnext_tiny", num_classes=0, act_layer="relu", **arguments)
+    )
     save_file(network.state_dict(), tmp_path / "model.safetensors")
-    config = {"architecture": "convnext_tiny", "model_args": arguments}
+    config = {"architecture": "convnext_tiny", "model_args": {**arguments, "act_layer": "relu"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    component = Component.model_validate({"kind": "timm/convnext_tiny", **STAGES})
+    component = Component.model_validate({"kind": "timm/convnext_tiny", **arguments})
     model = load_backbone(tmp_path, component=component, crop_px=64)
     assert difference(model, network, 64) <= 1e-5

@@ -1,0 +1,180 @@
+"""Image models of transformers and open_clip as backbones, built by these libraries themselves.
+
+A configuration makes a network with random weights; `weights.huggingface` reads the files. No code
+of a hub is run: of a configuration only the library's own classes are built.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sslpipe.errors import RecipeError, did_you_mean, one_line, shown
+
+# keys of a configuration that name code, kernels or quantised weights, or that images do not need
+_SKIPPED = (
+    "architectures", "attn_implementation", "auto_map", "dtype", "experts_implementation",
+    "id2label", "label2id", "torch_dtype",
+)  # fmt: skip
+_REFUSED = ("quantization_config",)
+_CLASS_TOKENS = ("cls_token", "class_embedding")
+# a masked autoencoder hides three quarters of an image; its encoder is a ViT, with a ViT's names
+_ENCODERS = {"vit_mae": "vit"}
+
+
+class TransformersTower(nn.Module):
+    """A model of transformers: normalised images -> its pooled features.
+
+    What the model itself pools counts (its class token, its mean); a pooler that is a dense layer
+    behind the class token, as BERT has it, is left out. A model that pools nothing gives its class
+    token, else the mean of its last hidden state.
+
+    Args:
+        model: Of `transformers.AutoModel`, of images.
+        crop_px: Side of the images.
+    """
+
+    def __init__(self, model: nn.Module, crop_px: int) -> None:
+        super().__init__()
+        if hasattr(getattr(model, "pooler", None), "dense"):
+            model.pooler = None  # type: ignore[assignment]
+        self.model = model
+        named = [name.rpartition(".")[2] for name, _ in model.named_parameters()]
+        self.has_class_token = any(name in _CLASS_TOKENS for name in named)
+        own = getattr(model.config, "image_size", None)
+        known = inspect.signature(model.forward).parameters
+        # position tables of another size are resized by the model itself
+        self.resizes = own not in (None, crop_px) and "interpolate_pos_encoding" in known
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute features (B, F) of images (B, C, S, S)."""
+        options = {"interpolate_pos_encoding": True} if self.resizes else {}
+        output = self.model(pixel_values=images, **options)
+        pooled: Tensor | None = getattr(output, "pooler_output", None)
+        if pooled is not None:
+            return pooled.flatten(1)
+        hidden: Tensor = output.last_hidden_state
+        if hidden.ndim == 4:
+            return hidden.mean(dim=(2, 3))  # (B, F, h, w) -> (B, F)
+        return hidden[:, 0] if self.has_class_token else hidden.mean(dim=1)  # (B, N, F) -> (B, F)
+
+
+def image_config(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a config.json of transformers makes its image model.
+
+    Of a model of images and text that is `vision_config`.
+
+    Raises:
+        RecipeError: transformers is not installed, or has no such model; or it is quantised.
+    """
+    mapping = _transformers().CONFIG_MAPPING
+    model_type = str(tree.get("model_type"))
+    if model_type not in mapping:
+        raise RecipeError(
+            f"transformers has no model_type {shown(model_type)}"
+            f"{did_you_mean(model_type, list(mapping))}; code of a hub is not run"
+        )
+    for key in _REFUSED:
+        if tree.get(key) is not None:
+            raise RecipeError(f"the model has {key}; give weights in float32, float16 or bfloat16")
+    config = mapping[model_type].from_dict(_plain(tree))
+    vision = getattr(config, "vision_config", None)
+    known = {**tree, "model_type": _ENCODERS.get(model_type, model_type)}
+    return _plain(known if vision is None else vision.to_dict())
+
+
+def _plain(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without what names code, of its parts too."""
+    kept = {k: v for k, v in tree.items() if k not in _SKIPPED and not k.startswith("_")}
+    return {k: _plain(v) if isinstance(v, Mapping) else v for k, v in kept.items()}
+
+
+def model_class(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return a model's class in transformers, and its configuration. Raises: RecipeError."""
+    library = _transformers()
+    settings = library.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+    try:
+        found = library.MODEL_MAPPING[type(settings)]
+    except KeyError:
+        raise RecipeError(f"transformers has no image model {config['model_type']!r}") from None
+    one = found[0] if isinstance(found, tuple) else found
+    if "pixel_values" not in inspect.signature(one.forward).parameters:
+        raise RecipeError(f"{one.__name__} of transformers takes no images")
+    return one, settings
+
+
+def transformers_network(config: Mapping[str, Any], crop_px: int) -> tuple[nn.Module, int]:
+    """Build a model of transformers with random weights: the network, and its features' width.
+
+    Raises:
+        RecipeError: transformers is not installed, or refuses the configuration.
+    """
+    one, settings = model_class(image_config(config))
+    try:
+        tower = TransformersTower(one(settings), crop_px)
+        return tower, _width(tower, int(getattr(settings, "num_channels", 3)), crop_px)
+    except RecipeError:
+        raise
+    except Exception as error:  # its hundreds of models refuse configurations in every way
+        raise RecipeError(f"{one.__name__} of transformers: {one_line(str(error), 200)}") from error
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise RecipeError("it needs transformers: pip install 'sslpipe[hf]'") from error
+    return transformers
+
+
+def open_clip_network(
+    embed_dim: int, vision: Mapping[str, Any], quick_gelu: bool, crop_px: int
+) -> nn.Module:
+    """Build the image tower of open_clip with random weights.
+
+    Args:
+        embed_dim: Features, those that images and texts share.
+        vision: `vision_cfg` of open_clip's configuration.
+        quick_gelu: OpenAI's form of GELU.
+        crop_px: Side of the images.
+
+    Raises:
+        RecipeError: open_clip is not installed, or refuses the configuration.
+    """
+    open_clip_library()  # or it is not installed
+    from open_clip.model import _build_vision_tower
+
+    name = vision.get("timm_model_name")
+    if name is not None and ":" in str(name):
+        raise RecipeError(f"vision.timm_model_name = {shown(name)} is not one of timm's own models")
+    settings = {**vision, "image_size": crop_px, "output_tokens": False}
+    if name is not None:
+        settings["timm_model_pretrained"] = False  # nothing is downloaded
+    try:
+        tower: nn.Module = _build_vision_tower(embed_dim, settings, quick_gelu)
+        return tower
+    except Exception as error:  # as above
+        raise RecipeError(f"open_clip's image tower: {one_line(str(error), 200)}") from error
+
+
+def open_clip_library() -> Any:
+    """Return open_clip. Raises: RecipeError where it is not installed."""
+    try:
+        import open_clip
+    except ImportError as error:
+        raise RecipeError("it needs open_clip: pip install 'sslpipe[open_clip]'") from error
+    return open_clip
+
+
+@torch.no_grad()
+def _width(network: nn.Module, channels: int, crop_px: int) -> int:
+    """Return how many features a network gives, by a black image."""
+    was_training = network.training
+    image = torch.zeros(1, channels, crop_px, crop_px)
+    features: Tensor = network.eval()(image)
+    network.train(was_training)
+    if features.ndim != 2:
+        raise RecipeError(f"it gives {tuple(features.shape)}, not one row of features an image")
+    return features.shape[1]
