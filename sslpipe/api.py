@@ -10,7 +10,7 @@ from sslpipe.errors import UserError
 from sslpipe.export.initial import KEPT, open_init, with_init
 from sslpipe.export.load import FrozenBackbone, Weights
 from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe
-from sslpipe.recipe.identity import run_identities, same_run
+from sslpipe.recipe.identity import run_identity
 from sslpipe.registry.plugins import made_with
 from sslpipe.run.checkpoint_files import damage_of, newest, read_state
 from sslpipe.run.console import say_last
@@ -87,12 +87,11 @@ def _finished_steps(
 
         version = build.ORDER_AND_PK_VERSION
         steps_per_epoch = build.plan_batches(recipe, index).steps_per_epoch
-        recipe = build.with_backbone(recipe, None, index, run_dir)
+        recipe = build.with_backbone(recipe, None, index)
     else:
         version = ORDER_VERSION
         steps_per_epoch = plan_order(recipe, index).steps_per_epoch
-        recipe = with_init(recipe, None, index, run_dir)
+        recipe = with_init(recipe, None, index)
     resolved, state = recipe.resolved(steps_per_epoch), read_state(last)
-    identities = run_identities(resolved, index, version)
-    same = any(same_run(state["identity"], each, recipe.ADDED_LATER) for each in identities)
+    same = state["identity"]["digest"] == run_identity(resolved, index, version)["digest"]
     return resolved.total_steps if same and state["step"] == resolved.total_steps else None

@@ -85,7 +85,7 @@ def pretrain(
         init_from = fit_channels(init_from, index)
         init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
         not_used = backbone_note(recipe, init_from)
-        recipe = with_init(recipe, init_from, index, run_dir).resolved(order.steps_per_epoch)
+        recipe = with_init(recipe, init_from, index).resolved(order.steps_per_epoch)
         pairing = plan_pairs(recipe.pairs, split, order)  # partners, masks, labels of [pairs]
         recipe, teacher = open_teacher(recipe, index)
 

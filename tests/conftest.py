@@ -38,6 +38,14 @@ def straight(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def killed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was killed, see `make_killed_run`; no test changes it."""
+    from tests.helpers.killed import make_killed_run
+
+    return make_killed_run(tmp_path_factory.mktemp("killed"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_flushes() -> Iterator[None]:
     """Nobody pulls the plug here, and to wait for the disk takes a third of a small build."""

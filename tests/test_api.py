@@ -11,7 +11,6 @@ from accelerate import PartialState
 
 import sslpipe
 from sslpipe.errors import UserError
-from sslpipe.recipe import parse_recipe
 from sslpipe.run.launch import join_processes
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import write_dataset
@@ -132,9 +131,3 @@ def test_what_a_kind_would_ignore_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"run\.cache: 'device' is for pretraining; use 'none'"):
         sslpipe.load_recipe(finetunes.write_recipe(tmp_path), ["run.cache=device"])
     assert not (tmp_path / "run").exists()
-
-
-def test_a_recorded_run_that_had_such_a_key_still_loads(tmp_path):
-    tree = sslpipe.load_recipe(finetunes.write_recipe(tmp_path)).model_dump(mode="json")
-    tree["run"]["cache"] = "device"  # accepted and ignored by older versions
-    assert parse_recipe(tree, "recipe.json", recorded=True).run.cache == "none"

@@ -7,7 +7,7 @@ from sslpipe.cli import curate as curate_tool
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.identity import digest
+from sslpipe.recipe.identity import identity
 from sslpipe.run.log import read_metrics
 from tests.cli.test_evaluate import call
 from tests.helpers.columns import add_columns
@@ -86,7 +86,7 @@ def test_a_run_that_was_killed_in_mid_epoch_resumes_bitwise(data, tmp_path):
 def test_pairs_are_part_of_the_digest_and_their_absence_is_not(data, tmp_path):
     recipe, sha256 = write_recipe(tmp_path), load_index(data).sha256
     recipes = [load_recipe(recipe, s) for s in ((), PAIRS, PAIRS[:2])]
-    assert len({digest(each, sha256, 1) for each in recipes}) == 3
+    assert len({identity(each, sha256, 1)["digest"] for each in recipes}) == 3
     assert recipes[0].model_dump(mode="json")["pairs"] is None
 
 

@@ -28,7 +28,7 @@ from sslpipe.models.backbones import stem_warning
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.recipe.finetune import FinetuneRecipe
-from sslpipe.recipe.identity import run_identities
+from sslpipe.recipe.identity import run_identity
 from sslpipe.run.launch import check_precision, training_device
 from sslpipe.run.memory import check_memory, estimate_memory
 
@@ -85,7 +85,7 @@ def check_finetuning(
         digest = ""
         rows.append(("data", "not given (--data): classes, steps per epoch, digest unknown"))
     else:  # all parts are built: the digest covers the source of plug-ins
-        digest = run_identities(recipe, index, ORDER_AND_PK_VERSION)[0]["digest"]
+        digest = run_identity(recipe, index, ORDER_AND_PK_VERSION)["digest"]
         trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
         given = f"{order.samples:,} images of {len(order.classes):,} classes"
         rows += [

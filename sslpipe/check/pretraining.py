@@ -38,7 +38,7 @@ from sslpipe.models.backbones import stem_warning
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.recipe.base import divisors
-from sslpipe.recipe.identity import run_identities
+from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.launch import check_precision, training_device
 from sslpipe.run.memory import check_memory, estimate_memory
@@ -94,7 +94,7 @@ def check_pretraining(
         warnings = [*plan_warnings(recipe, split, loss_fn, crop_px, pairing)]
         warnings.append(straddle_warning(index, split.name))
         planned, poorly_mixed = _look_at_order(recipe, split, order, pairing)
-        digest = run_identities(recipe, index, ORDER_VERSION)[0]["digest"]
+        digest = run_identity(recipe, index, ORDER_VERSION)["digest"]
         planned.append(("digest", digest))
     groups = describe_groups(freeze_and_group(model, recipe), model)
 

@@ -224,8 +224,8 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
     if missing or text is None:
         write = "write one with `sslpipe embed`"
         raise DataError(f"{path} holds no embeddings (no {missing or 'facts'}); {write}")
-    checksum = tensors.pop(CHECKSUM, None)  # absent in files of earlier versions
-    if checksum is not None and checksum.tolist() != [*content_sha256(tensors, text)]:
+    checksum = tensors.pop(CHECKSUM, None)
+    if checksum is None or checksum.tolist() != [*content_sha256(tensors, text)]:
         raise DataError(f"{path} is damaged: its sha256 is another one; embed again")
     rows = Embeddings(*(tensors[name] for name in Embeddings._fields))
     if rows.features.dtype == torch.float16:

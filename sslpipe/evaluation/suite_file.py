@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -66,8 +65,7 @@ class _Against(_Strict):
     start: bool  # whether the run started from theirs
     measure: Literal["kNN", "linear", "Recall@1", "MAP@R"]
     primary: bool  # whether it decides: then it has an answer
-    # in which form each is taken: both in the same one, but in files of earlier versions, which
-    # took each network in its own better form
+    # in which form each is taken: both in the same one
     whitened: bool
     against_whitened: bool
     power: Share | None = None
@@ -131,13 +129,11 @@ class _Report(_Strict):
     facts: _Facts  # where the features come from: plain values, whatever the caller gave
     columns: list[str]  # headings of the table, in order
     rows: list[_Row]  # an object a number
-    geometry: list[_Row] = []  # of earlier versions
     left_out: list[str]  # sentences: what could not be measured, and why
     comparisons: list[_Comparison] = []
     against: list[_Against] = []
     not_compared: list[str] = []  # sentences: networks that could not be compared, and why
     incomplete: dict[str, str] = {}  # name of a set -> why it is not there, as "interrupted"
-    notes: list[str] = []  # sentences on a file of an earlier version, added when it is read
     start_uniformity: Finite | None = None  # of the start's features, see label_free.uniformity
     leakage: _Leakage | None = None  # None: nobody has looked
 
@@ -160,25 +156,6 @@ def check_report(report: dict[str, Any]) -> None:
         raise ValueError(f"{place}: {first['msg']}") from None
 
 
-def with_present_names(report: dict[str, Any]) -> dict[str, Any]:
-    """Return a report of any version with the names of metrics that this one has.
-
-    Earlier versions wrote "hit_rate@k" for Recall@k and "recall@k" for recall (IR)@k; `notes` says
-    so.
-    """
-    rows = []
-    for row in report["rows"]:
-        metric = re.sub(r"^hit_rate@(?=\d)", "Recall@", row["metric"])
-        rows.append({**row, "metric": re.sub(r"^recall@(?=\d)", "recall (IR)@", metric)})
-    if [row["metric"] for row in rows] == [row["metric"] for row in report["rows"]]:
-        return report
-    note = (
-        "An earlier version wrote this file. In it hit_rate@k is what is called Recall@k here, and "
-        "recall@k is recall (IR)@k, the share of all matches that are among the k nearest."
-    )
-    return {**report, "rows": rows, "notes": [note]}
-
-
 def content_sha256(report: dict[str, Any]) -> str:
     """Compute a sha256 over all but the key sha256."""
     rest = {key: value for key, value in report.items() if key != "sha256"}
@@ -186,7 +163,7 @@ def content_sha256(report: dict[str, Any]) -> str:
 
 
 def form_name(whitened: bool, power: float | None) -> str:
-    """Name the form of a row's features; earlier files have no power, and whitened."""
+    """Name the form of a row's features."""
     if not whitened:
         return "as it is"
     return "whitened" if power in (None, 1) else f"flattened (power {power:g})"

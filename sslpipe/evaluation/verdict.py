@@ -223,11 +223,6 @@ def against_sentences(evaluation: Tree) -> list[str]:
         sentences.append(f"{text}: {value_text(each)} ({_points(each)}{_held_back(each)}).")
     if len(deciding) > 1:
         sentences.append(f"These {len(deciding)} answers hold together at 5 % (Holm).")
-    if any(each["whitened"] != each["against_whitened"] for each in deciding):
-        sentences.append(
-            "An earlier version compared each network in its own better form, which favours one by "
-            "chance; run `sslpipe evaluate suite` again."
-        )
     return sentences
 
 

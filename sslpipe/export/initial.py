@@ -120,7 +120,14 @@ def keep_init(
             shutil.rmtree(folder)
     if kept is not None:
         return kept
-    if init_from is None or begun_without(run_dir) or not is_main:
+    if init_from is None:
+        return None
+    if agree(bool(checkpoint_names(run_dir / "checkpoints"))):
+        raise UserError(
+            f"{run_dir} started from random weights, and --init names others: leave --init out to "
+            "resume it, or use another --run-dir"
+        )
+    if not is_main:
         return init_from
     start = FrozenBackbone(init_from.backbone, init_from.view, init_from.config)
     start.update_config(
@@ -200,13 +207,6 @@ def _with_channels(component: Component, channels: int | None) -> Component:
     return Component.model_validate(tree)
 
 
-def begun_without(run_dir: Path | None) -> bool:
-    """Whether a run has checkpoints but keeps no start: it is of an earlier version, or random."""
-    if run_dir is None or (run_dir / KEPT).exists():
-        return False
-    return bool(checkpoint_names(run_dir / "checkpoints"))
-
-
 def init_facts(init_from: FrozenBackbone) -> dict[str, Any]:
     """Return what run.json, checkpoints and exports say of a start: source, format, sha256."""
     facts = dict(init_from.config.facts.get("init", {"source": "", "format": "sslpipe"}))
@@ -217,7 +217,6 @@ def with_init(
     recipe: RecipeT,
     init_from: FrozenBackbone | None,
     index: DatasetIndex | None = None,
-    run_dir: Path | None = None,
 ) -> RecipeT:
     """Return the recipe with backbone, hash and views of the weights that it starts from.
 
@@ -228,7 +227,6 @@ def with_init(
         recipe: Of either kind.
         init_from: The weights; None: random ones of the recipe's [backbone].
         index: The data set.
-        run_dir: The run directory: a run of an earlier version keeps the views it has.
 
     Raises:
         RecipeError: There is no backbone, or another one or other weights are named.
@@ -267,7 +265,7 @@ def with_init(
             f"{sha256[:16] or 'none: they are random'}; give the one that the recipe was made for"
         )
     changes: dict[str, Any] = {"backbone": component.model_dump(), "init": sha256}
-    if init_from is not None and not begun_without(run_dir):
+    if init_from is not None:
         changes["augment"] = {**_own_view(recipe, init_from, index), **recipe.augment.model_dump()}
     tree = {**recipe.model_dump(), **changes}
     fitted = type(recipe).model_validate(tree, context="recorded")  # its words were checked

@@ -1,7 +1,6 @@
 """The parts of a fine-tuning, built from its recipe and checked before the first step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,7 +138,6 @@ def with_backbone(
     recipe: FinetuneRecipe,
     init_from: FrozenBackbone | None,
     index: DatasetIndex | None = None,
-    run_dir: Path | None = None,
 ) -> FinetuneRecipe:
     """Return the recipe with its backbone and the embedding layer in one component.
 
@@ -147,12 +145,11 @@ def with_backbone(
         recipe: With or without a [backbone].
         init_from: The weights that it starts from, whose kind and arguments then count.
         index: As in `with_init`.
-        run_dir: As in `with_init`.
 
     Raises:
         RecipeError: No backbone at all, or the recipe names another one.
     """
-    recipe = with_init(recipe, init_from, index, run_dir)
+    recipe = with_init(recipe, init_from, index)
     assert recipe.backbone is not None
     tree = recipe.backbone.model_dump()
     tree.pop("embedding_dim", None)

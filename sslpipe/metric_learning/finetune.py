@@ -87,7 +87,7 @@ def finetune(
         init_from = fit_channels(init_from, index)
         init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
         not_used = backbone_note(recipe, init_from)
-        recipe = with_backbone(recipe, init_from, index, run_dir).resolved(order.steps_per_epoch)
+        recipe = with_backbone(recipe, init_from, index).resolved(order.steps_per_epoch)
 
         # views, backbone with losses, optimizer of what is not frozen
         augment = build_augment(recipe, index, compiled=recipe.run.compile != "off")

@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self, get_origin
+from typing import Annotated, Any, Literal, Self, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -240,13 +240,6 @@ class RunConfig(Section):
 class RunRecipe(Section):
     """What a pretraining and a fine-tuning both say; each kind adds its own sections."""
 
-    ADDED_LATER: ClassVar[dict[str, Any]] = {
-        "optim.gradient_compression": "none",
-        "optim.ema": None,
-    }
-    # "section.key" -> the default, which stands in no digest: runs recorded before have the same
-    REMOVED: ClassVar[dict[str, Any]] = {}
-    # "section.key" of earlier versions -> its default, which stands in every digest
     _backbone_overrides: frozenset[str] = frozenset()
     # keys of [backbone] that overrides name: weights with others are refused, not preferred
 

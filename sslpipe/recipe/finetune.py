@@ -1,8 +1,8 @@
 """The settings of a fine-tuning with labels."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from sslpipe.recipe.base import (
     Channels,
@@ -122,9 +122,7 @@ class FinetuneRunConfig(RunConfig):
 
     @field_validator("cache", mode="before")
     @classmethod
-    def _not_on_the_device(cls, value: Any, info: ValidationInfo) -> Any:
-        if value == "device" and info.context == "recorded":  # by a version that ignored it
-            return "none"
+    def _not_on_the_device(cls, value: Any) -> Any:
         if value == "device":
             raise ValueError("'device' is for pretraining; use 'none' or 'memory'")
         return value
@@ -132,16 +130,6 @@ class FinetuneRunConfig(RunConfig):
 
 class FinetuneRecipe(RunRecipe):
     """A fine-tuning: metric learning on labelled images."""
-
-    ADDED_LATER: ClassVar[dict[str, Any]] = {
-        **RunRecipe.ADDED_LATER,
-        "sampler.column": None,
-        "data.holdout_by": None,
-        "data.channels": None,
-        **{f"tune.{key}": 0 for key in ("projector_first_steps", "ramp_steps", "l2_to_init")},
-        "tune.eval_crop_px": None,
-        "tune.layer_decay_by": "blocks",
-    }
 
     views: Literal[1, 2] = 1
     """Views of each image in a batch."""

@@ -1,12 +1,10 @@
 """Which settings make a run the one it is: all that decides the trained weights, and its digest."""
 
-import copy
 import hashlib
 import json
 import re
 import shlex
 from collections.abc import Mapping
-from functools import reduce
 from typing import Any
 
 from sslpipe.errors import shown
@@ -22,66 +20,39 @@ _NOT_IN_THE_DIGEST: dict[str, Any] = {
 }
 
 
-def run_identities(recipe: RunRecipe, index: Any, order_version: int) -> list[dict[str, Any]]:
-    """Return `identity` and digest as a run records them, then others that it may have recorded.
+def run_identity(recipe: RunRecipe, index: Any, order_version: int) -> dict[str, Any]:
+    """Return the `identity` of a run on a data set.
 
     Args:
-        recipe: Of the run.
+        recipe: Of the run, resolved.
         index: The `DatasetIndex`; where a setting names a column made from its images, the
             column's values are part of the run.
         order_version: Of the order's algorithm.
     """
-    settings = json.dumps(recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST))
-    hashes = dict.fromkeys([index.sha256_for(settings), index.file_sha256])
-    keys = [(recipe, sha256, order_version) for sha256 in hashes]
-    return [{"digest": digest(*key), **identity(*key)} for key in keys]
+    settings = json.dumps(_deciding(recipe))
+    return identity(recipe, index.sha256_for(settings), order_version)
 
 
 def identity(recipe: RunRecipe, index_sha256: str, order_version: int) -> dict[str, Any]:
-    """Return everything that decides the trained weights, as plain values.
+    """Return everything that decides the trained weights, as plain values, with their `digest`.
 
     That is the recipe without [run], name, augment.kernels and teacher.features, the data, the
     order's algorithm and, where parts of plug-ins are loaded, the hashes of their source: call it
     when all parts are built.
     """
-    settings = recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST)
-    _leave_out(settings, recipe.ADDED_LATER)
-    for path, value in recipe.REMOVED.items():
-        section, key = path.split(".")
-        settings[section][key] = value
-    tree = {"recipe": settings, "index_sha256": index_sha256, "order_version": order_version}
-    loaded = fingerprints()
-    return {**tree, "plugins": loaded} if loaded else tree
+    tree: dict[str, Any] = {
+        "recipe": _deciding(recipe),
+        "index_sha256": index_sha256,
+        "order_version": order_version,
+    }
+    if loaded := fingerprints():
+        tree["plugins"] = loaded
+    digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+    return {"digest": digest, **tree}
 
 
-def _leave_out(settings: dict[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Remove each "section.key" that has its default; a section may be missing."""
-    for path, default in defaults.items():
-        *sections, key = path.split(".")
-        table = reduce(lambda tree, name: tree.get(name) or {}, sections, settings)
-        if table.get(key) == default:
-            table.pop(key, None)
-
-
-def same_run(
-    stored: Mapping[str, Any], ours: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> bool:
-    """Say whether two identities, with their digests, are of one run.
-
-    A run may have been recorded with a default (`ADDED_LATER`) written out that stands in no digest
-    today.
-    """
-    if stored["digest"] == ours["digest"]:
-        return True
-    tree = copy.deepcopy({key: value for key, value in stored.items() if key != "digest"})
-    _leave_out(tree.get("recipe") or {}, defaults)
-    return tree == {key: value for key, value in ours.items() if key != "digest"}
-
-
-def digest(recipe: RunRecipe, index_sha256: str, order_version: int) -> str:
-    """Hash everything that decides the trained weights; see `identity`."""
-    tree = identity(recipe, index_sha256, order_version)
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+def _deciding(recipe: RunRecipe) -> dict[str, Any]:
+    return recipe.model_dump(mode="json", exclude=_NOT_IN_THE_DIGEST)
 
 
 def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
@@ -89,6 +60,8 @@ def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     texts, overrides, added = [], [], []
     for key, old, new in differing_keys(stored, ours):
         name = key.removeprefix("recipe.")
+        if key == "digest":
+            continue  # it differs with any other
         if key == "index_sha256":
             texts.append(
                 "the data set is not the one that the run began with, which its data.json "

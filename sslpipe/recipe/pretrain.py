@@ -1,9 +1,9 @@
 """The settings of a pretraining."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from sslpipe.errors import shown
 from sslpipe.recipe.base import (
@@ -14,7 +14,6 @@ from sslpipe.recipe.base import (
     Positive,
     RunRecipe,
     Section,
-    Tune,
     divisors,
 )
 
@@ -98,15 +97,6 @@ class Momentum(Section):
     """Weight of its own weights at each step."""
     schedule: Literal["constant", "cosine"] = "constant"
     """cosine: rises to 1 over the run."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed(cls, tree: Any, info: ValidationInfo) -> Any:
-        """Read a run of an earlier version, which has recorded that it used neither of the two."""
-        removed = ("symmetric", "predictor")
-        if info.context != "recorded" or not isinstance(tree, dict) or any(map(tree.get, removed)):
-            return tree
-        return {key: value for key, value in tree.items() if key not in removed}
 
 
 class Teacher(Section):
@@ -212,19 +202,6 @@ class Pairs(Section):
 class Recipe(RunRecipe):
     """A pretraining: contrastive learning of an encoder and a projector."""
 
-    ADDED_LATER: ClassVar[dict[str, Any]] = {
-        **RunRecipe.ADDED_LATER,
-        "init": "",
-        "pairs": None,
-        "teacher": None,
-        "backbone.pool": "avg",
-        "data.holdout_by": None,
-        "data.keep": None,
-        "data.channels": None,
-        "tune.eval_crop_px": None,
-        "data.holdout_from": "labelled",
-        "tune": Tune().model_dump(mode="json", exclude={"eval_crop_px"}),
-    }
     data: Data = Data()
     """Which images, in what batches."""
     loss: Annotated[Component, Field(examples=["nt_xent"])]

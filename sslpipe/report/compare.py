@@ -1,5 +1,6 @@
 """Show several runs on one page: what differs, results side by side, and what holds over seeds."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -11,7 +12,6 @@ from markupsafe import Markup
 from sslpipe.evaluation.difference import Difference, holm, mean_over_seeds, paired_seeds
 from sslpipe.evaluation.verdict import KNN, LEVEL, LINEAR, RECALL
 from sslpipe.recipe import parse_recipe
-from sslpipe.recipe.identity import digest
 from sslpipe.report.charts import CHARTS, SPEED_CHARTS, charts, few_shot_chart
 from sslpipe.report.page import FOOTER, NAMES, flat, html_page, percent, render
 from sslpipe.report.results import (
@@ -247,7 +247,8 @@ def tests_of(runs: Iterable[RunFiles]) -> set[tuple[Any, ...]]:
 def digest_without_seed(run: RunFiles) -> str:
     """Compute what two runs have in common that differ in their seed alone."""
     recipe = parse_recipe(run.given_recipe, "recipe.json", recorded=True)
-    return digest(recipe.model_copy(update={"seed": 0}), str(run.data["index_sha256"]), 0)
+    settings = recipe.model_dump(mode="json", exclude={"run", "name", "seed"})
+    return json.dumps([settings, str(run.data["index_sha256"])])
 
 
 def cautions(named: Mapping[str, RunFiles], recipes: Sequence[Recipe]) -> list[str]:

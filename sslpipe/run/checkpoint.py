@@ -21,10 +21,9 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import CheckpointError
 from sslpipe.faults import fault
 from sslpipe.portable import full_disk, sha256_of, sync, write_atomically
-from sslpipe.recipe.identity import differences, same_run
+from sslpipe.recipe.identity import differences
 from sslpipe.run.checkpoint_files import best_of, checkpoint_names, damage_of, read_state
 
 MAX_FAILED_SAVES = 3  # in a row; then the run stops
@@ -50,14 +49,11 @@ class Checkpointer:
     Args:
         run_dir: Of the run.
         keep: How many checkpoints stay, beside those that they name as the best.
-        identities: What must agree for a resume, {"digest": ..., "recipe": {...}, "index_sha256":
-            ...}: the run's own, then others that it may have been recorded with.
+        identity: What must agree for a resume, as `run_identity` returns it.
         process: This process.
         warn: Shows a message to the user.
-        defaults: `ADDED_LATER` of the recipe: what a stored identity may say or not.
 
     Attributes:
-        identity: What the run records: its own, or what it was recorded with.
         best: What the restored state.json says of the best checkpoint.
     """
 
@@ -66,14 +62,15 @@ class Checkpointer:
         run_dir: Path,
         *,
         keep: int,
-        identities: Sequence[dict[str, Any]],
+        identity: dict[str, Any],
         process: Rank,
         warn: Callable[[str], None],
-        defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.folder, self.keep = run_dir / "checkpoints", keep
-        self.identities, self.identity, self.defaults = identities, identities[0], defaults
-        self.process, self.warn = process, warn
+        self.folder = run_dir / "checkpoints"
+        self.keep = keep
+        self.identity = identity
+        self.process = process
+        self.warn = warn
         self.best: dict[str, Any] = {}
         self._failed_saves = 0
 
@@ -162,14 +159,9 @@ class Checkpointer:
 
     def _same_run(self, name: str) -> None:
         stored = read_state(self.folder / name)["identity"]
-        if any(same_run(stored, each, self.defaults) for each in self.identities):
-            self.identity = stored  # a run keeps the digest that it began with
+        if stored["digest"] == self.identity["digest"]:
             return
-        theirs, ours = (
-            {key: value for key, value in each.items() if key != "digest"}
-            for each in (stored, self.identities[0])
-        )
-        differ = differences(theirs, ours)
+        differ = differences(stored, self.identity)
         raise CheckpointError(f"{self.folder.parent} holds a run with other settings: {differ}")
 
     def _write(self, step: int, states: dict[str, Any], metadata: dict[str, Any]) -> None:

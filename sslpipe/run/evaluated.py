@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from sslpipe.errors import UserError
-from sslpipe.evaluation.suite_file import SCHEMA_VERSION, check_report, with_present_names
+from sslpipe.evaluation.suite_file import SCHEMA_VERSION, check_report
 from sslpipe.run.records import read_object
 
 _AGAIN = "write it again with `sslpipe evaluate suite`"
 
 
 def read_suite(path: Path) -> dict[str, Any]:
-    """Read an eval.json; one of an earlier version gets the names of this one.
+    """Read an eval.json.
 
     Raises:
         UserError: It is damaged, or of another version; names the file and the remedy.
@@ -27,4 +27,4 @@ def read_suite(path: Path) -> dict[str, Any]:
         check_report(suite)
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); {_AGAIN}") from None
-    return with_present_names(suite)
+    return suite

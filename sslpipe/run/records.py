@@ -154,7 +154,7 @@ def read_description(run_dir: Path, name: str) -> Tree:
     """
     path = run_dir / name
     tree = read_object(path, _REWRITE)
-    if (run_dir / MANIFEST).exists():  # a run of an earlier version has none
+    if (run_dir / MANIFEST).exists():  # else single files of a run were copied
         known = _read_manifest(run_dir)[name]
         if hashlib.sha256(read_regular(path)).hexdigest() not in known:
             raise UserError(

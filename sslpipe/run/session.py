@@ -30,7 +30,7 @@ from sslpipe.faults import fault
 from sslpipe.optim import clip_gradient, describe_groups, lr_at, ramp_at, set_lr
 from sslpipe.portable import ignores_hang_up
 from sslpipe.recipe.base import RunRecipe
-from sslpipe.recipe.identity import run_identities
+from sslpipe.recipe.identity import run_identity
 from sslpipe.registry.plugins import describe_error, made_with
 from sslpipe.run.best import EMA, Best
 from sslpipe.run.checkpoint import Checkpointer
@@ -216,8 +216,7 @@ class Run:
         self._checkpoints = Checkpointer(
             self.run_dir,
             keep=run_config.keep_checkpoints,
-            identities=run_identities(recipe, index, order_version),
-            defaults=recipe.ADDED_LATER,
+            identity=run_identity(recipe, index, order_version),
             process=self.process,
             warn=lambda text: print(f"warning: {text}", flush=True),
         )

@@ -16,7 +16,7 @@ from sslpipe.augment.triton_views import COVERED, TritonPlan
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.errors import RecipeError
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.identity import digest
+from sslpipe.recipe.identity import identity
 from tests.augment.test_two_views import MEAN, SIZES, STD, batch_of
 from tests.helpers.runs import write_recipe
 from tests.helpers.triton_views import bytes_moved, in_a_process
@@ -107,7 +107,7 @@ def test_the_kernels_are_refused_where_they_cannot_run(monkeypatch):
 def test_the_kernels_are_no_part_of_a_runs_digest(tmp_path):
     recipe = write_recipe(tmp_path)
     plain, torch_way, other = (
-        digest(load_recipe(recipe, overrides), "", 1)
+        identity(load_recipe(recipe, overrides), "", 1)["digest"]
         for overrides in ([], ["augment.kernels=torch"], ["augment.blur=bf16"])
     )
     assert plain == torch_way

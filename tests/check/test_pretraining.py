@@ -31,7 +31,7 @@ from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import build_optimizer
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
-from sslpipe.recipe.identity import digest
+from sslpipe.recipe.identity import identity
 from sslpipe.run.memory import estimate_memory
 from sslpipe.run.throughput import step_flops
 from tests.helpers.columns import add_columns
@@ -64,7 +64,7 @@ def test_the_sizes_are_those_of_the_recipe_and_the_data(recipe_of, index):
     assert (result.recipe.steps, rows["steps"]) == (21, "21")
     assert rows["negatives per anchor"] == "30 (2 x 16 - 2)"
     assert rows["processes"].startswith("1, 2, 4 (they divide")
-    assert result.digest == digest(recipe.resolved(7), index.sha256, ORDER_VERSION)
+    assert result.digest == identity(recipe.resolved(7), index.sha256, ORDER_VERSION)["digest"]
 
 
 def test_resnet18_has_torchvisions_parameters_and_flops():

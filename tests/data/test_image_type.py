@@ -17,7 +17,7 @@ from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.index import Manifest, load_index, manifest_text
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.identity import digest
+from sslpipe.recipe.identity import identity
 from sslpipe.report.pictures import thumbnails
 from sslpipe.sharding.index import Tars, index_folder
 from tests.helpers.batches import FIELDS, take
@@ -248,7 +248,7 @@ def test_data_channels_are_in_the_digest_only_where_they_are_set():
     path = Path(__file__).parents[2] / "recipes" / "demo.toml"
     plain, chosen = load_recipe(path), load_recipe(path, ['data.channels=["red","nir"]'])
     assert chosen.data.channels == ("red", "nir")
-    assert digest(plain, "a" * 64, 1) != digest(chosen, "a" * 64, 1)
+    assert identity(plain, "a" * 64, 1)["digest"] != identity(chosen, "a" * 64, 1)["digest"]
     assert plain.model_dump(mode="json")["data"]["channels"] is None
     with pytest.raises(RecipeError, match="'red' is named twice"):
         load_recipe(path, ['data.channels=["red","red"]'])

@@ -2,7 +2,6 @@
 
 import io
 import json
-from html import unescape
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from sslpipe.evaluation.verdict import leakage_sentence
 from sslpipe.evaluation.verification import verification
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.report.results import leakage, result_table
-from sslpipe.run.evaluated import read_suite
 from tests.evaluation.test_knn import random_rows
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -189,23 +187,6 @@ def printed(report):
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(suite_table(report))
     return console.export_text()
-
-
-def test_a_file_of_an_earlier_version_is_read_with_the_names_of_this_one(report, tmp_path):
-    earlier = json.loads(json.dumps(report))
-    for row in earlier["rows"]:
-        name = row["metric"].replace("recall (IR)@", "recall@")
-        row["metric"] = name.replace("Recall@", "hit_rate@")
-    earlier["geometry"] = [{**earlier["rows"][0], "metric": "uniformity"}]
-    earlier["sha256"] = content_sha256(earlier)
-    (tmp_path / "eval.json").write_text(json.dumps(earlier))
-    read = read_suite(tmp_path / "eval.json")
-    assert [r["metric"] for r in read["rows"]] == [r["metric"] for r in report["rows"]]
-    (note,) = read["notes"]
-    assert "hit_rate@k" in note
-    assert note in unescape(result_table(read))
-    (tmp_path / "eval.json").write_text(json.dumps(report))
-    assert read_suite(tmp_path / "eval.json") == json.loads(json.dumps(report))
 
 
 def test_a_small_class_leaves_the_columns_to_the_larger_ones_and_is_named():

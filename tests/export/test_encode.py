@@ -18,7 +18,6 @@ from sslpipe.errors import UserError
 from sslpipe.export.write import FORMATS, export_model
 from sslpipe.models.state import module_sha256
 from sslpipe.recipe.pretrain import Projector
-from tests.export.test_load import OLD
 from tests.helpers.exports import trained
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import ROOT
@@ -118,7 +117,9 @@ def test_what_is_no_image_is_refused_by_name_with_the_remedy(model, given, named
 
 
 @pytest.mark.parametrize("damage", ["negative variance", "1e38"])
-def test_features_that_are_not_finite_are_refused_before_they_are_written(damage, tmp_path):
+def test_features_that_are_not_finite_are_refused_before_they_are_written(
+    killed_run, damage, tmp_path
+):
     model = trained()
     state = model.backbone.state_dict()
     if damage == "negative variance":
@@ -133,7 +134,7 @@ def test_features_that_are_not_finite_are_refused_before_they_are_written(damage
     # nor by the command, of weights that nobody has proved
     model.update_config(weights_sha256=module_sha256(model.backbone))
     FORMATS["safetensors"].write(model, tmp_path)
-    words = ["--data", OLD / "data", "--split", "test", "--out", tmp_path / "x.safetensors"]
+    words = ["--data", killed_run / "data", "--split", "test", "--out", tmp_path / "x.safetensors"]
     result = CliRunner().invoke(sslpipe.cli.embed.app, [str(tmp_path), *map(str, words)])
     assert re.search(f"sample 0 of split 'test'.*{model.name}", str(result.exception))
     assert not (tmp_path / "x.safetensors").exists()

@@ -13,9 +13,6 @@ from sslpipe.errors import UserError
 from sslpipe.export.initial import open_init
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.recipe import load_recipe
-from sslpipe.run.records import DESCRIPTION, write_description
-
-OLD = Path(__file__).parents[1] / "old_runs"  # written before there were checksums
 
 
 def save(run_dir: Path, step: int, scale: float) -> None:
@@ -33,11 +30,9 @@ def save(run_dir: Path, step: int, scale: float) -> None:
 
 
 @pytest.fixture
-def run_dir(tmp_path):
-    run_dir = shutil.copytree(OLD / "pretrain", tmp_path / "run")
+def run_dir(killed_run, tmp_path):
+    run_dir = shutil.copytree(killed_run / "pretrain", tmp_path / "run")
     save(run_dir, 8, scale=0.5)
-    # the manifest that today's runs have
-    write_description(run_dir, {n: json.loads((run_dir / n).read_text()) for n in DESCRIPTION})
     return run_dir
 
 
@@ -60,14 +55,14 @@ def test_the_newest_is_loaded_and_an_older_one_where_it_is_named(run_dir):
 
 
 @pytest.mark.parametrize("name", ["MANIFEST.json", "model.safetensors", "parts.pt", "state.json"])
-def test_a_damaged_newest_is_refused_with_the_file_and_the_remedy(run_dir, name):
+def test_a_damaged_newest_is_refused_with_the_file_and_the_remedy(killed_run, run_dir, name):
     flip(run_dir / "checkpoints" / "step-00000008" / name)
-    recipe = load_recipe(OLD / "finetune.toml")
+    recipe = load_recipe(killed_run / "finetune.toml")
     for load in (load_backbone, load_run, lambda path: open_init(recipe, path)):
         with pytest.raises(UserError, match=rf"{name}.*by --checkpoint step-00000004$") as error:
             load(run_dir)
         assert "step-00000008, is damaged" in str(error.value)
-    expected = load_run(OLD / "pretrain").backbone.state_dict()
+    expected = load_run(killed_run / "pretrain").backbone.state_dict()
     for model in (
         load_backbone(run_dir, checkpoint="step-4"),
         open_init(recipe, run_dir, checkpoint="step-00000004"),
@@ -83,31 +78,14 @@ def test_a_flipped_digit_of_the_mean_does_not_load(run_dir):
         load_run(run_dir)
 
 
-def test_of_an_earlier_version_the_checkpoint_says_what_was_trained(tmp_path):
-    run_dir = shutil.copytree(OLD / "pretrain", tmp_path / "run")
-    recipe, data = (json.loads((run_dir / n).read_text()) for n in ("recipe.json", "data.json"))
-    recipe["backbone"]["widths"] = [8, 9]
-    (run_dir / "recipe.json").write_text(json.dumps(recipe))
-    expected = load_run(OLD / "pretrain")
-    assert torch.equal(weight(load_run(run_dir)), weight(expected))
-    for wrong, reason in (
-        ({"index_sha256": "f" * 64}, "not of the checkpoint's data"),
-        ({"mean": [1, 2]}, r"mean\.2 is missing|mean"),
-        ({"mean": "x"}, "mean"),
-    ):
-        (run_dir / "data.json").write_text(json.dumps({**data, **wrong}))
-        with pytest.raises(UserError, match=rf"data\.json.*{reason}"):
-            load_run(run_dir)
-
-
-def test_a_checkpoint_of_what_is_no_run_is_refused():
+def test_a_checkpoint_of_what_is_no_run_is_refused(killed_run):
     with pytest.raises(UserError, match="--init that is a run directory"):
-        open_init(load_recipe(OLD / "finetune.toml"), None, checkpoint="step-4")
+        open_init(load_recipe(killed_run / "finetune.toml"), None, checkpoint="step-4")
 
 
-def test_an_export_is_checked_against_its_sums(tmp_path):
+def test_an_export_is_checked_against_its_sums(killed_run, tmp_path):
     for name in ("config.json", "model.safetensors", "SHA256SUMS"):
-        folder = shutil.copytree(OLD / "backbone", tmp_path / name)
+        folder = shutil.copytree(killed_run / "backbone", tmp_path / name)
         text = (folder / "config.json").read_text()
         if name == "config.json":  # a digit of the mean: nothing else would tell
             assert text.count("0.5,") == 2
@@ -117,6 +95,6 @@ def test_an_export_is_checked_against_its_sums(tmp_path):
         with pytest.raises(UserError, match=rf"{name} .*copy the export again$"):
             load_backbone(folder)
     # a model card is for people to change
-    folder = shutil.copytree(OLD / "backbone", tmp_path / "card")
+    folder = shutil.copytree(killed_run / "backbone", tmp_path / "card")
     (folder / "README.md").write_text("mine")
     load_backbone(folder)

@@ -64,18 +64,6 @@ def test_a_name_with_letters_of_any_language_is_taken_and_recorded_runs_still_lo
     assert parse_recipe(tree, "recipe.json", recorded=True).name == "old/one"
 
 
-def test_a_run_that_recorded_momentum_settings_of_before_without_using_them_loads(tmp_path):
-    recipe = load_recipe(runs.write_recipe(tmp_path), ["momentum.start=0.9"])
-    tree = recipe.model_dump(mode="json")
-    tree["momentum"] |= {"symmetric": False, "predictor": False}
-    assert parse_recipe(tree, "recipe.json", recorded=True).momentum == recipe.momentum
-    with pytest.raises(RecipeError, match=r"momentum\.symmetric"):
-        parse_recipe(tree, "recipe.json")
-    tree["momentum"]["predictor"] = True
-    with pytest.raises(RecipeError, match=r"momentum\.symmetric"):
-        parse_recipe(tree, "recipe.json", recorded=True)
-
-
 @pytest.mark.parametrize(
     "override",
     [

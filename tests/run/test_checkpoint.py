@@ -13,10 +13,7 @@ from sslpipe.errors import CheckpointError
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.identity import (
     differences,
-    digest,
-    identity,
-    run_identities,
-    same_run,
+    run_identity,
 )
 from sslpipe.run.checkpoint import Checkpointer
 from sslpipe.run.checkpoint_files import checkpoint_names, damage_of, latest, named
@@ -40,7 +37,7 @@ def some_parts(seed=0):
 
 def a_checkpointer(run_dir, warnings=None, identity=IDENTITY, **settings):
     warn = (warnings if warnings is not None else []).append
-    settings = {"keep": 2, "identities": [identity], "process": Rank(), "warn": warn, **settings}
+    settings = {"keep": 2, "identity": identity, "process": Rank(), "warn": warn, **settings}
     return Checkpointer(run_dir, **settings)
 
 
@@ -187,25 +184,6 @@ def test_another_recipe_is_refused_with_the_keys_that_differ(tmp_path):
         a_checkpointer(tmp_path, identity=other).restore(some_parts())
 
 
-def test_a_run_recorded_with_a_default_that_is_in_no_digest_today_resumes_under_its_own(tmp_path):
-    defaults = {"loss.kind": "nt_xent", "backbone.pool": "avg"}
-    recorded = {"digest": "b", "recipe": {"loss": {"temperature": 0.1, "kind": "nt_xent"}}}
-    recorded = {**IDENTITY, **recorded}
-    a_checkpointer(tmp_path, identity=recorded).save(3, some_parts(), {})
-    again = a_checkpointer(tmp_path, defaults=defaults)
-    assert again.restore(some_parts()) == 3
-    again.save(4, some_parts(), {})
-    assert a_checkpointer(tmp_path, identity=recorded).restore(some_parts()) == 4
-    for other in (
-        {**IDENTITY, "digest": "c", "recipe": {"loss": {"temperature": 0.2}}},
-        {**IDENTITY, "digest": "c", "index_sha256": "y"},
-    ):
-        with pytest.raises(CheckpointError, match="a run with other settings"):
-            a_checkpointer(tmp_path, identity=other, defaults=defaults).restore(some_parts())
-    with pytest.raises(CheckpointError, match=r"loss\.kind = 'nt_xent' when it began, not set"):
-        a_checkpointer(tmp_path).restore(some_parts())
-
-
 def test_a_pickle_in_a_checkpoint_is_never_run(tmp_path):
     checkpoints = a_checkpointer(tmp_path)
     checkpoints.save(1, some_parts(), {})
@@ -283,18 +261,15 @@ def data(tmp_path):
 
 
 @pytest.fixture
-def identities(tmp_path, data):
-    """Those under which a run is known that is opened on the data set of today."""
+def identity_of(tmp_path, data):
+    """The identity of a run that is opened on the data set as it is now."""
     recipe = write_recipe(tmp_path)
-    return lambda *settings: run_identities(load_recipe(recipe, settings), load_index(data), 1)
+    return lambda *settings: run_identity(load_recipe(recipe, settings), load_index(data), 1)
 
 
-def resumes(began, now):
-    return any(same_run(began, each, {}) for each in now)
-
-
-def test_a_column_that_a_run_does_not_use_may_come_change_and_go(data, identities):
-    before, (began, *_) = load_index(data), identities()
+def test_a_column_that_a_run_does_not_use_may_come_change_and_go(data, identity_of):
+    before = load_index(data)
+    began = identity_of()
     for name, values in (
         *(("duplicate_group", FIRST_TWO), ("neighbour_group", FIRST_TWO)),
         ("duplicate_group", LAST_TWO),
@@ -302,11 +277,11 @@ def test_a_column_that_a_run_does_not_use_may_come_change_and_go(data, identitie
         index = add_columns(data, **{name: values})
         assert index.sha256 == before.sha256 == before.file_sha256 != index.file_sha256
         assert index.has_sha256(before.sha256)
-        assert identities()[0] == began  # also of a run begun with the column there
+        assert identity_of() == began
     # any other column is part of the data
     add_columns(data, camera=["a"] * 16)
-    assert not resumes(began, identities())
-    assert "the data set is not the one" in differences(began, identities()[0])
+    assert identity_of()["digest"] != began["digest"]
+    assert "the data set is not the one" in differences(began, identity_of())
 
 
 @pytest.mark.parametrize(
@@ -317,27 +292,16 @@ def test_a_column_that_a_run_does_not_use_may_come_change_and_go(data, identitie
         ("neighbour_group", "pairs.positive=neighbour_group"),
     ],
 )
-def test_a_run_that_uses_the_column_records_its_values(data, identities, name, use):
+def test_a_run_that_uses_the_column_records_its_values(data, identity_of, name, use):
     """And not those of the other column that is made from the images."""
     (other,) = {"duplicate_group", "neighbour_group"} - {name}
     index = add_columns(data, **{name: FIRST_TWO})
-    began = identities(use)[0]
+    began = identity_of(use)
     assert began["index_sha256"] == index.file_sha256
     add_columns(data, **{name: FIRST_TWO, other: [1, *FIRST_TWO[1:]]})
-    assert resumes(began, identities(use))
+    assert identity_of(use) == began
     add_columns(data, **{name: LAST_TWO})
-    assert not resumes(began, identities(use))
-
-
-def test_a_run_of_a_version_that_recorded_the_whole_file_resumes(tmp_path, data, identities):
-    index = add_columns(data, duplicate_group=FIRST_TWO)
-    key = load_recipe(write_recipe(tmp_path)), index.file_sha256, 1
-    whole = {"digest": digest(*key), **identity(*key)}
-    a_checkpointer(tmp_path, identity=whole).save(3, some_parts(), {})
-    again = a_checkpointer(tmp_path, identities=identities())
-    assert again.identity != whole
-    assert again.restore(some_parts()) == 3
-    assert again.identity == whole  # which its next checkpoints record
+    assert identity_of(use)["digest"] != began["digest"]
 
 
 def test_a_checkpoint_without_a_part_of_this_version_is_named(tmp_path):

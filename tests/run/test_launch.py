@@ -121,14 +121,16 @@ def test_a_launch_that_would_cut_the_model_into_parts_is_refused(name, monkeypat
         join_processes(cpu=True, timeout_s=10)
 
 
-def test_a_launched_finetuning_from_a_backbone_ends_with_the_weights_of_one_process(tmp_path):
+def test_a_launched_finetuning_from_a_backbone_ends_with_the_weights_of_one_process(
+    killed_run, tmp_path
+):
     """In float64, by SGD: views made 6 and 12 at a time differ in their last float32 bit.
 
     The user's own accelerate configuration is not used.
     """
     data = str(write_dataset(tmp_path / "data", (40, 60, 72), classes=8))
     recipe = str(finetunes.write_recipe(tmp_path))
-    pretrained = ROOT / "tests" / "old_runs" / "moco"
+    pretrained = killed_run / "pretrain"
     init = load_backbone(pretrained).config.weights_sha256
     changes = ("steps=4", "optim.kind=sgd", "optim.precision=fp64", "run.device=cpu")
     changes += ("backbone.widths=[8,8]",)  # the pretrained one's
