@@ -24,7 +24,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 READ_SUFFIXES = (*IMAGE_SUFFIXES, ".jpe", ".jfif")  # a JPEG's, too
 
 
-def open_data(location: str, *splits: str, allow_pipe: bool = False) -> "DatasetIndex":
+def open_data(location: str, *splits: str) -> "DatasetIndex":
     """Read the index of a data set, a path or a URL; check that the files of some splits are there.
 
     Raises: DataError.
@@ -32,7 +32,7 @@ def open_data(location: str, *splits: str, allow_pipe: bool = False) -> "Dataset
     from sslpipe.data.index import load_index
     from sslpipe.data.storage import is_remote
 
-    index = load_index(location, allow_pipe=allow_pipe)
+    index = load_index(location)
     for split in splits:
         index.split(split)
         if not is_remote(index.folder):  # else a request a shard: once is enough

@@ -103,7 +103,6 @@ def train(
     init: opt.Init = None,
     checkpoint: opt.Checkpoint = None,
     weights: opt.Weights = None,
-    allow_pipe: Annotated[bool, opt.option("", "--allow-pipe")] = False,
 ) -> None:
     """Pretrain or fine-tune, as the recipe says; or resume.
 
@@ -116,8 +115,6 @@ def train(
 
     Args:
         run_dir: The run's folder; if it holds an unfinished run, that run resumes.
-        allow_pipe: Run the shell commands of shards named `pipe:COMMAND`. Only for data that you
-            trust; a recipe cannot allow it.
     """
     from sslpipe.recipe import load_recipe
     from sslpipe.registry.plugins import made_with
@@ -125,7 +122,7 @@ def train(
 
     with made_with(plugins_of(run_dir)):
         loaded = load_recipe(recipe, overrides or [])
-    index = inputs.open_data(data, loaded.data.split, allow_pipe=allow_pipe)
+    index = inputs.open_data(data, loaded.data.split)
     inputs.check_folder(run_dir, "--run-dir")
     if not (run_dir / "init").is_dir():  # else the run keeps its own
         inputs.check_model(init)

@@ -101,7 +101,7 @@ class Split:
     """
 
     def __init__(self, index: "DatasetIndex", name: str) -> None:
-        self.name, self.folder, self.allow_pipe = name, index.folder, index.allow_pipe
+        self.name, self.folder = name, index.folder
         self.shards, self.columns = index.manifest.splits[name], index.manifest.columns
         self.suffixes = IMAGE_SUFFIXES if index.stored_type.is_rgb8 else ARRAY_SUFFIXES
         self._select(index)
@@ -210,15 +210,11 @@ class DatasetIndex:
     """A data set's manifest and where it lies, a path or a URL; `file_sha256` is dataset.json's.
 
     `sha256` is that of dataset.json as `manifest_text` writes it without the columns that are made
-    from the images: part of the digest of every run that uses none of them. `allow_pipe` as in
-    `load_index`.
+    from the images: part of the digest of every run that uses none of them.
     """
 
-    def __init__(
-        self, folder: str, manifest: Manifest, file_sha256: str, *, allow_pipe: bool = False
-    ) -> None:
+    def __init__(self, folder: str, manifest: Manifest, file_sha256: str) -> None:
         self.folder, self.manifest, self.file_sha256 = folder, manifest, file_sha256
-        self.allow_pipe = allow_pipe
         self.stored_type, self._stored = manifest.image or RGB8, manifest
         self.channels: tuple[int, ...] | None = None  # those selected, by their place
         self.sha256 = self.sha256_for("")
@@ -282,8 +278,6 @@ class DatasetIndex:
         """
         wrong = []
         for shard in self.manifest.splits[split]:
-            if self.allow_pipe and shard.file.startswith("pipe:"):
-                continue  # a command's output has no size before it runs
             size = size_of(join(self.folder, shard.file))
             if size is None:
                 wrong.append(f"{shard.file} is missing")
@@ -313,13 +307,11 @@ def manifest_url(location: str | Path) -> str:
     return url if url.endswith(".json") else join(url, "dataset.json")
 
 
-def load_index(location: str | Path, *, allow_pipe: bool = False) -> DatasetIndex:
+def load_index(location: str | Path) -> DatasetIndex:
     """Read dataset.json: the file or its folder, a path or a URL.
 
     Args:
         location: Where it is.
-        allow_pipe: Let its shards `pipe:COMMAND` run their shell commands when they are read. Never
-            for data of somebody whom you would not let type on this machine.
 
     Raises:
         DataError: It is missing, of another schema, or names a key that does not exist.
@@ -340,4 +332,4 @@ def load_index(location: str | Path, *, allow_pipe: bool = False) -> DatasetInde
     except ValidationError as error:
         raise DataError(explain_errors(error, Manifest, url)) from None
     folder, sha256 = url.rpartition("/")[0] or ".", hashlib.sha256(raw).hexdigest()
-    return DatasetIndex(folder, manifest, sha256, allow_pipe=allow_pipe)
+    return DatasetIndex(folder, manifest, sha256)

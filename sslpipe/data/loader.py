@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from itertools import count, product
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,7 +16,6 @@ from sslpipe.data.order import Order, StreamPlan
 from sslpipe.data.pairing import Pairing
 from sslpipe.data.pipeline import CPU, Batch, Prepare, pipelined, send
 from sslpipe.data.reader import Image, ImageStore, OnBad, Quarantined, Raw, Reader
-from sslpipe.data.storage import DiskCache
 from sslpipe.distributed import Rank
 from sslpipe.errors import DataError
 from sslpipe.portable import free_memory_bytes
@@ -87,8 +85,7 @@ class StreamReader:
 
 def open_reader(split: Split, run: RunConfig) -> Reader:
     """Open a split for reading, the way the recipe's [run] says."""
-    cache = DiskCache(Path(run.cache_dir), int(run.cache_gb * 1e9)) if run.cache_dir else None
-    return Reader(split, window_bytes=run.window_bytes, cache=cache)
+    return Reader(split, window_bytes=run.window_bytes)
 
 
 def batches(

@@ -10,17 +10,15 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from webdataset.gopen import gopen
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.index import BLOCK, IMAGE_SUFFIXES, Split
-from sslpipe.data.storage import DiskCache, is_remote, read_range
+from sslpipe.data.storage import read_range
 
 ADLER_PRIME = 65521
 _EXTENSIONS = (b"x", b"g", b"X", b"L", b"K")  # pax and GNU: types of members that extend the next
@@ -46,15 +44,10 @@ class Reader:
     Args:
         split: Where the samples are.
         window_bytes: The largest single read.
-        cache: For shards that are not on this machine.
     """
 
-    def __init__(
-        self, split: Split, *, window_bytes: int = 64 * 2**20, cache: DiskCache | None = None
-    ) -> None:
-        self.split, self.window_bytes, self._cache = split, window_bytes, cache
-        self._piped = lru_cache(maxsize=2)(_run_pipe)
-        self._pipe_lock = threading.Lock()
+    def __init__(self, split: Split, *, window_bytes: int = 64 * 2**20) -> None:
+        self.split, self.window_bytes = split, window_bytes
 
     def rows(self, shard: int, rows: NDArray[np.int64]) -> list[Raw]:
         """Read the samples at some rows of a shard, (n,) in any order; bad ones are BadSamples.
@@ -89,23 +82,13 @@ class Reader:
     def _read(self, shard: int, rows: list[int]) -> list[Raw]:
         offsets = self.split.offsets(shard)[rows]
         begin = int(offsets[0, 0])
-        raw = memoryview(self._bytes(shard, begin, int(offsets[-1, 1])))
+        raw = memoryview(read_range(self.split.url(shard), begin, int(offsets[-1, 1])))
         places = (offsets[:, :2] - begin).tolist()
         suffixes = self.split.suffixes
         return [
             _plain(raw, start, end, suffixes) or _alone(bytes(raw[start:end]), suffixes)
             for start, end in places
         ]
-
-    def _bytes(self, shard: int, begin: int, end: int) -> bytes:
-        url, entry = self.split.url(shard), self.split.shards[shard]
-        if self.split.allow_pipe and url.startswith("pipe:"):
-            with self._pipe_lock:
-                return self._piped(url)[begin:end]
-        if self._cache is not None and is_remote(url):
-            fetch = partial(read_range, url)
-            return self._cache.read(entry.sha256, entry.bytes, begin, end, fetch)
-        return read_range(url, begin, end)
 
 
 def _plain(
@@ -197,11 +180,6 @@ def _alone(raw: bytes, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> Raw:
     if len(chosen) != 1:
         return Raw(key, BadSample(f"{len(chosen)} images under one key"))
     return Raw(_sample_key(key, chosen[0]), samples[0][chosen[0]])
-
-
-def _run_pipe(url: str) -> bytes:
-    with gopen(url) as stream:
-        return bytes(stream.read())
 
 
 class Quarantined(NamedTuple):

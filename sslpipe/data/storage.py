@@ -1,4 +1,4 @@
-"""Bytes from a path or a URL, with retries for what is remote; blocks of these kept on a disk."""
+"""Bytes from a path or a URL, with retries for what is remote."""
 
 import hashlib
 import io
@@ -16,14 +16,12 @@ from urllib.request import url2pathname
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.errors import DataError, UserError
+from sslpipe.errors import DataError
 from sslpipe.faults import fault
 from sslpipe.portable import (
     open_regular,
     read_at,
     read_regular,
-    remove_abandoned,
-    replacing,
     sha256_of,
 )
 
@@ -33,20 +31,15 @@ SCHEMES = ("http", "https", "s3", "gs", "file")  # through fsspec; everything el
 RETRIES = 5
 FIRST_WAIT_S = 0.5  # doubled at each retry, and up to half as long again, by chance
 STALL_S = 60.0  # a connection that sends nothing for so long is tried again
-BLOCK_BYTES = 8 * 2**20
-BLOCK = re.compile(r"[0-9a-f]{64}\.block")  # nothing else in the folder is the cache's to delete
-KEPT_SHARE = 0.9  # of the limit, after blocks were dropped: not a few at every read
+CACHED = "filecache::"  # before a URL that the user typed: fsspec keeps whole files on a disk
 _ONE_HEADER = threading.Lock()
 
 
 def scheme(url: str) -> str:
     """Read the URL's scheme, '' for a path. Raises: DataError for one that is not allowed."""
-    if url.startswith("pipe:"):
-        raise DataError(
-            f"{url!r} would run a shell command, which no file can allow: where you trust the data "
-            "set, train with --allow-pipe, or load_index(..., allow_pipe=True)"
-        )
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
+    if url.startswith("pipe:"):  # webdataset's
+        raise DataError(f"{url!r} would run a shell command, which no file can do; name a tar file")
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url.removeprefix(CACHED))
     if not match:
         return ""
     if match[1].lower() not in SCHEMES:
@@ -210,7 +203,10 @@ def _filesystem(url: str) -> tuple[Any, str]:
     import fsspec
 
     try:
-        return fsspec.core.url_to_fs(url, **_options(url))  # type: ignore[no-any-return]
+        options = _options(url)
+        if url.startswith(CACHED):  # each part of the chain has its own
+            options = {scheme(url): options}
+        return fsspec.core.url_to_fs(url, **options)  # type: ignore[no-any-return]
     except ImportError as error:  # fsspec names the store's package: "Install s3fs to access S3"
         raise DataError(f"cannot read {url}: {error}") from error
 
@@ -261,96 +257,3 @@ def _retry(call: Callable[[], T], url: str) -> T:
                 raise _Unreachable(text) from error
             time.sleep(FIRST_WAIT_S * 2**attempt * random.uniform(1.0, 1.5))
     raise AssertionError(url)
-
-
-class DiskCache:
-    """Serves byte ranges of files from blocks on disk; what is missing is fetched once.
-
-    A disk that is full or gone costs speed, not the run. Safe to use from several threads. The
-    folder may be shared by the processes of a machine and by runs; `limit_bytes` is of all blocks.
-    """
-
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
-        self.folder, self.limit_bytes = folder, limit_bytes
-        self._lock = threading.Lock()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"run.cache_dir: {folder} cannot be made: {error.strerror}") from error
-        for each in folder.glob("??"):
-            remove_abandoned(each)
-        self._used_bytes = sum(size for _, size, _ in self._blocks())
-
-    def read(
-        self, name: str, size: int, start: int, end: int, fetch: Callable[[int, int], bytes]
-    ) -> bytes:
-        """Read bytes start to end (exclusive) of a file of `size` bytes, whose sha256 is `name`.
-
-        `fetch` gives the bytes of a range; neighbouring blocks that are missing are one call.
-        """
-        numbers = range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES))
-        blocks = {number: self._load(name, number, size) for number in numbers}
-        missing = [number for number, block in blocks.items() if block is None]
-        while missing:
-            first = missing[0]
-            run = [number for k, number in enumerate(missing) if number == first + k]
-            missing = missing[len(run) :]
-            begin, stop = first * BLOCK_BYTES, min((run[-1] + 1) * BLOCK_BYTES, size)
-            raw = fetch(begin, stop)
-            for number in run:
-                at = number * BLOCK_BYTES - begin
-                blocks[number] = raw[at : at + BLOCK_BYTES]
-                self._store(name, number, raw[at : at + BLOCK_BYTES])
-        whole = b"".join(block for block in blocks.values() if block is not None)
-        offset = start - numbers.start * BLOCK_BYTES
-        return whole[offset : offset + end - start]
-
-    def _path(self, name: str, number: int) -> Path:
-        digest = hashlib.sha256(f"{name} {number} {BLOCK_BYTES}".encode()).hexdigest()
-        return self.folder / digest[:2] / f"{digest}.block"
-
-    def _load(self, name: str, number: int, size: int) -> bytes | None:
-        path = self._path(name, number)
-        try:
-            raw = path.read_bytes()
-            os.utime(path)  # used now
-        except OSError:
-            return None
-        whole = len(raw) == min(BLOCK_BYTES, size - number * BLOCK_BYTES)
-        return raw if whole else None
-
-    def _store(self, name: str, number: int, raw: bytes) -> None:
-        path = self._path(name, number)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path, sweep=False) as temporary:
-                temporary.write_bytes(raw)
-        except OSError:
-            return
-        with self._lock:
-            self._used_bytes += len(raw)
-            if self._used_bytes > self.limit_bytes:
-                self._drop()
-
-    def _drop(self) -> None:
-        """Delete the blocks used longest ago; others may do so at the same time."""
-        blocks = sorted(self._blocks())
-        self._used_bytes = sum(size for _, size, _ in blocks)
-        for _, size, path in blocks:
-            if self._used_bytes <= KEPT_SHARE * self.limit_bytes:
-                return
-            path.unlink(missing_ok=True)
-            self._used_bytes -= size
-
-    def _blocks(self) -> list[tuple[float, int, Path]]:
-        """(last use, bytes, path) of every block there is."""
-        blocks = []
-        for path in self.folder.glob("[0-9a-f][0-9a-f]/*.block"):
-            if not BLOCK.fullmatch(path.name) or path.parent.is_symlink():
-                continue
-            try:
-                status = path.stat()
-            except OSError:  # another process dropped it
-                continue
-            blocks.append((status.st_mtime, status.st_size, path))
-        return blocks

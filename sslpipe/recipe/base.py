@@ -186,10 +186,6 @@ class RunConfig(Section):
     cache: Literal["none", "memory", "device"] = "none"
     """memory: keep decoded images after their first use. device: decode all into the device's
     memory before the first step (pretraining only)."""
-    cache_dir: str = ""
-    """A folder for blocks of shards that are read over a network; "": none."""
-    cache_gb: Rate = 50.0
-    """Gigabytes of blocks kept in `cache_dir`."""
     compile: Literal["off", "default", "reduce-overhead"] = "off"
     """torch.compile's mode for the model; not off: the colour operations of views made on a CPU are
     compiled, too. reduce-overhead: torch replays the model's passes as CUDA graphs, for small
@@ -208,19 +204,6 @@ class RunConfig(Section):
     no such setting."""
     timeout_s: Positive = 1800
     """Seconds; a collective, a loader or a save that takes longer ends the job."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_permission(cls, tree: Any, info: ValidationInfo) -> Any:
-        """Refuse to run commands; runs of earlier versions have recorded that they did not."""
-        if not isinstance(tree, dict) or "allow_pipe" not in tree:
-            return tree
-        if tree["allow_pipe"] is not False and info.context != "recorded":
-            raise ValueError(
-                f"run.allow_pipe = {shown(tree['allow_pipe'])}: no recipe can allow shards to run "
-                "commands; leave it out and, where you trust the data set, train with --allow-pipe"
-            )
-        return {key: value for key, value in tree.items() if key != "allow_pipe"}
 
     @field_validator("trackers")
     @classmethod

@@ -2,7 +2,6 @@
 
 import gc
 import io
-import os
 import shutil
 import socket
 import subprocess
@@ -20,7 +19,7 @@ import pytest
 from sslpipe.data import storage
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
-from sslpipe.data.storage import DiskCache, join, load_array, read_bytes, read_range, size_of
+from sslpipe.data.storage import join, load_array, read_bytes, read_range, size_of
 from sslpipe.errors import DataError
 from sslpipe.sharding.index import verify_shard
 from tests.helpers.batches import same, take
@@ -251,79 +250,18 @@ def test_no_byte_of_a_window_is_fetched_twice_and_each_read_is_one_request(serve
     assert read == ("train-000000.tar", int(offsets[0, 0]), int(offsets[39, 1]))
 
 
-def test_cached_blocks_are_fetched_once_over_epochs_and_runs(folder, server, tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "BLOCK_BYTES", 4096)
-    cached = {"cache_dir": str(tmp_path / "cache")}
-    first = some_batches(server.url, count=16, **cached)  # two epochs
-    assert_same(first, some_batches(str(folder), count=16))
-    tars = [entry for entry in server.served if entry[0].endswith(".tar")]
-    fetched = sum(end - start for _, start, end in tars)
-    assert fetched <= sum(path.stat().st_size for path in folder.glob("*.tar"))
+def test_fsspecs_cache_keeps_what_was_read_for_later_runs(folder, server, tmp_path, monkeypatch):
+    """As the guide says: before the URL that the user types, with fsspec's own setting."""
+    kept = {"filecache": {"cache_storage": str(tmp_path / "kept")}}
+    monkeypatch.setattr("fsspec.config.conf", kept)
+    cached = f"filecache::{server.url}"
+    expected = some_batches(str(folder), count=16)  # two epochs
+    assert_same(some_batches(cached, count=16), expected)
+    assert {name for name, *_ in server.served if name.endswith(".tar")}
     server.served.clear()
-    assert_same(first, some_batches(server.url, count=16, **cached))
-    assert [entry for entry in server.served if entry[0].endswith(".tar")] == []
-
-
-def test_the_cache_keeps_its_limit_and_what_was_used_last(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "BLOCK_BYTES", 100)
-    content = os.urandom(2050)
-    fetched = []
-
-    def fetch(start, end):
-        fetched.append((start, end))
-        return content[start:end]
-
-    cache = DiskCache(tmp_path, limit_bytes=1000)
-    rng = np.random.default_rng(0)
-    for _ in range(100):
-        start, end = sorted(rng.choice(2051, 2, replace=False).tolist())
-        assert cache.read("a", 2050, start, end, fetch) == content[start:end]
-        assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) <= 1000
-    cache.read("a", 2050, 0, 100, fetch)
-    os.utime(cache._path("a", 0), (4e9, 4e9))
-    cache.read("a", 2050, 1000, 2050, fetch)  # more than the limit itself
-    fetched.clear()
-    cache.read("a", 2050, 0, 100, fetch)
-    assert fetched == []
-
-
-def test_a_block_that_was_cut_and_a_file_that_changed_are_fetched_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "BLOCK_BYTES", 100)
-    old, new = b"o" * 250, b"n" * 250
-    cache = DiskCache(tmp_path, limit_bytes=10_000)
-    assert cache.read("old", 250, 90, 210, lambda a, b: old[a:b]) == old[90:210]
-    (tmp_path / cache._path("old", 1).relative_to(tmp_path)).write_bytes(b"o" * 7)
-    asked = []
-    whole = cache.read("old", 250, 0, 250, lambda a, b: asked.append((a, b)) or old[a:b])
-    assert (whole, asked) == (old, [(100, 200)])
-    assert cache.read("new", 250, 0, 250, lambda a, b: new[a:b]) == new
-
-
-def test_the_cache_deletes_nothing_but_its_own_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "BLOCK_BYTES", 100)
-    outside = tmp_path / "outside" / f"{'0' * 64}.block"
-    own = [tmp_path / "cache" / name for name in ("ab/thesis.block", "photos/x.block")]
-    for path in (outside, *own):
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"mine")
-    (tmp_path / "cache" / "00").symlink_to(outside.parent, target_is_directory=True)
-    cache = DiskCache(tmp_path / "cache", limit_bytes=0)
-    cache.read("x", 500, 0, 500, lambda a, b: b"x" * (b - a))
-    assert sorted((tmp_path / "cache").glob("*/*")) == sorted(
-        [*own, tmp_path / "cache/00" / outside.name]
-    )
-    assert {path.read_bytes() for path in (outside, *own)} == {b"mine"}
-
-
-def test_a_cache_on_a_full_disk_costs_speed_only(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    cache = DiskCache(tmp_path, limit_bytes=10_000)
-    monkeypatch.setattr(storage.os, "replace", full)
-    for _ in range(2):
-        assert cache.read("x", 5, 1, 4, lambda a, b: b"abcde"[a:b]) == b"bcd"
-    assert list(tmp_path.glob("*/*")) == []
+    assert_same(some_batches(cached, count=16), expected)
+    assert not [name for name, *_ in server.served if name.endswith(".tar")]
+    assert size_of(f"{cached}/nothing.tar") is None
 
 
 @pytest.fixture(scope="module")

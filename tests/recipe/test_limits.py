@@ -38,7 +38,7 @@ def refused(tmp_path, *overrides: str, text: str = runs.RECIPE) -> str:
         ("optim.betas=[2, 2]", "optim.betas"),
         ("optim={kind='sgd', peak_lr=1, nesterov=true, momentum=0}", "nesterov"),
         ("optim.peak_lr=true", "optim.peak_lr"),
-        ('run.cache_dir="a\\u0000b"', "run.cache_dir"),
+        ('data.split="a\\u0000b"', "data.split"),
         ("loss.temperature=nan", "loss: temperature"),
         ("loss.temperature=9223372036854775808", "loss: temperature"),
         ("loss.temperature=1979-05-27", "loss: temperature"),
@@ -103,7 +103,7 @@ def test_shipped_limits_take_what_a_recipe_may_hold(tmp_path):
     path = runs.write_recipe(tmp_path)
     recipe = load_recipe(path, ["seed=18446744073709551615", "optim.betas=[0, 0.5]", "steps=1e4"])
     assert (recipe.seed, recipe.optim.betas, recipe.steps) == (2**64 - 1, (0.0, 0.5), 10_000)
-    assert load_recipe(path, ["run.cache_dir=a b/c.d.e.f"]).run.cache_dir == "a b/c.d.e.f"
+    assert load_recipe(path, ["data.split=a b c.d.e.f"]).data.split == "a b c.d.e.f"
     with pytest.raises(RecipeError, match="epochs = 1e\\+30"):
         load_recipe(path, ["epochs=1e30"]).resolved(10)
 
