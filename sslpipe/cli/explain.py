@@ -27,9 +27,12 @@ SECTIONS: dict[str, tuple[tuple[str, Mapping[str, Callable[..., Any]]], ...]] = 
 _ANY_BACKBONE = {
     "channels": "Of the images; the data decide, and it need not be given.",
     "embedding_dim": "Width of a linear layer behind the pooled features; none without it.",
+    "embedding_taps": "Modules of the network whose outputs have an embedding layer each, beside "
+    "the pooled features: HDC's branches, embedding_dim wide together; none without it.",
     "normalize": "Whether features have length 1 (default false).",
     "pool": "Of the last map of features: avg (default), max or gem "
     "(generalised mean with a learned power, at first 3); for networks that average.",
+    "pool_power": "Sets the power of gem, instead of learning it; 2: L2 pooling.",
 }
 
 

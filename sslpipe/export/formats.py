@@ -110,7 +110,7 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
     if family == "timm":
         import timm
 
-        not_timm = {"stem", "embedding_dim", "normalize", "pool"}
+        not_timm = {"stem", "embedding_dim", "normalize", "pool", "pool_power"}
         told = model.config.backbone.arguments
         arguments = {key: value for key, value in told.items() if key not in not_timm}
         timm_config: Any = network.pretrained_cfg

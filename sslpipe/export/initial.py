@@ -311,9 +311,9 @@ def _unlike(
     recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone
 ) -> list[tuple[str, Any, Any]]:
     """List (key, the recipe's value, the weights') where a [backbone] names another network."""
-    any_fit = {"pool"}
+    any_fit = {"pool", "pool_power"}
     if isinstance(recipe, FinetuneRecipe):  # its [embedding] says these; a record repeats them
-        any_fit |= {"embedding_dim", "normalize"}
+        any_fit |= {"embedding_dim", "embedding_taps", "normalize"}
     theirs, found = init_from.config.backbone.model_dump(), []
     for key, value in ({} if recipe.backbone is None else recipe.backbone.model_dump()).items():
         present = theirs.get(key)
@@ -333,9 +333,13 @@ def _fitted(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone) -> Compo
             )
     own = {} if recipe.backbone is None else recipe.backbone.arguments
     tree = init_from.config.backbone.model_dump()
-    for key in {"embedding_dim", "normalize"} - {*own}:  # heads; the network is what counts
+    heads = {"embedding_dim", "embedding_taps", "normalize"}
+    for key in heads - {*own}:  # the network is what counts
         tree.pop(key, None)
-    return Component.model_validate(tree | {key: own[key] for key in ("pool",) if key in own})
+    if "pool" in own:
+        tree.pop("pool_power", None)
+    pooling = {key: own[key] for key in ("pool", "pool_power") if key in own}
+    return Component.model_validate(tree | pooling)
 
 
 def _own_view(
@@ -366,8 +370,13 @@ def copy_weights(source: Backbone, target: Backbone, kind: str) -> None:
     known = {key: value for key, value in pooling.items() if key in own}
     target.network.load_state_dict(known, strict=False)
     theirs, ours = source.embedding, target.embedding
-    if theirs is not None and ours is not None and theirs.weight.shape == ours.weight.shape:
-        ours.load_state_dict(theirs.state_dict())
+    if theirs is not None and ours is not None and source.taps == target.taps:
+        shapes = [
+            {key: tensor.shape for key, tensor in layer.state_dict().items()}
+            for layer in (theirs, ours)
+        ]
+        if shapes[0] == shapes[1]:
+            ours.load_state_dict(theirs.state_dict())
 
 
 def run_view(

@@ -15,6 +15,7 @@ from sslpipe.export.initial import copy_weights, with_init
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.heads import HEADS
+from sslpipe.metric_learning.losses import HDCLoss
 from sslpipe.metric_learning.model import EmbeddingQueue, MetricTask
 from sslpipe.metric_learning.neighbours import ClassNeighbours
 from sslpipe.metric_learning.sampling import PK_VERSION, PKOrder
@@ -155,6 +156,9 @@ def with_backbone(
     tree.pop("embedding_dim", None)
     if recipe.embedding.dim is not None:
         tree["embedding_dim"] = recipe.embedding.dim
+    tree.pop("embedding_taps", None)
+    if recipe.embedding.taps:
+        tree["embedding_taps"] = list(recipe.embedding.taps)
     tree["normalize"] = recipe.embedding.normalize
     return recipe.model_copy(update={"backbone": Component.model_validate(tree)})
 
@@ -179,6 +183,14 @@ def build_task(
             build(_table_of(component.kind), component, section=section, **given)
             for section, component in components
         ]
+    branches = len(recipe.embedding.taps) + 1
+    for loss in losses:
+        shares = loss.settings["shares"] if isinstance(loss, HDCLoss) else ()
+        if branches > 1 and shares and len(shares) != branches:
+            raise RecipeError(
+                f"embedding.taps makes {branches} branches, and loss.shares = {list(shares)} are "
+                f"of {len(shares)}; give a share for each branch"
+            )
     for key, part in (("miner", recipe.miner), ("queue", recipe.queue)):
         if part is not None and recipe.loss.kind in HEADS and not recipe.also:
             raise RecipeError(

@@ -43,7 +43,8 @@ class Backbone(nn.Module):
             architecture has no choice. An export needs it to build the same network again.
 
     Attributes:
-        embedding: a last linear layer of metric learning, or None.
+        embedding: a last linear layer of metric learning, or None; with taps a `DepthEmbedding`.
+        taps: modules of the network whose outputs are embedded beside the pooled features.
         normalize: features have length 1.
         pool: how the network pools its last map of features, a name of `pooling.POOLS`; "avg" is
             what the architecture itself does.
@@ -55,7 +56,8 @@ class Backbone(nn.Module):
         self.network = network
         self.num_features = num_features
         self.stem = stem
-        self.embedding: nn.Linear | None = None
+        self.embedding: nn.Linear | DepthEmbedding | None = None
+        self.taps: tuple[str, ...] = ()
         self.normalize = False
         self.pool: str = "avg"
         self.channels = RGB_CHANNELS
@@ -67,8 +69,68 @@ class Backbone(nn.Module):
 
     def raw(self, images: Tensor) -> Tensor:
         """Compute features before they are normalised: what losses and heads take."""
+        if isinstance(self.embedding, DepthEmbedding):
+            branches: Tensor = self.embedding(features_at(self.network, self.taps, images))
+            return branches
         features: Tensor = self.network(images)
         return features if self.embedding is None else self.embedding(features)
+
+
+class DepthEmbedding(nn.Module):
+    """Embed what a network gives at several depths, a linear layer each, side by side.
+
+    These are the branches of a hard-aware deeply cascaded embedding; `HDCLoss` trains them.
+
+    Args:
+        widths: Features at each depth.
+        dim: Of all layers together; each has its share.
+
+    Shape:
+        (B, width) of each depth -> (B, dim).
+
+    Source:
+        Yuan et al. 2017, arXiv:1611.05720, section 3.
+    """
+
+    def __init__(self, widths: Sequence[int], dim: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, dim // len(widths)) for width in widths)
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        """Concatenate the branches."""
+        each = [layer(x) for layer, x in zip(self.layers, features, strict=True)]
+        return torch.cat(each, dim=1)
+
+
+def features_at(network: nn.Module, taps: Sequence[str], images: Tensor) -> list[Tensor]:
+    """Compute the outputs of some modules of a network, averaged over positions, then its own.
+
+    Args:
+        network: (B, C, H, W) -> (B, F).
+        taps: Names of its modules that give a map (B, F, H, W), tokens (B, N, F) or features.
+        images: (B, C, H, W).
+
+    Returns:
+        (B, F) of each tap, in the order of their names, and of the network.
+    """
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            found[name] = output
+
+        return hook
+
+    # hooks of this call alone: a copy of the network has none that belong to another
+    hooks = [network.get_submodule(name).register_forward_hook(keep(name)) for name in taps]
+    try:
+        last: Tensor = network(images)
+    finally:
+        for handle in hooks:
+            handle.remove()
+    pooled = {name: x.flatten(2).mean(2) if x.dim() == 4 else x for name, x in found.items()}
+    pooled = {name: x.mean(1) if x.dim() == 3 else x for name, x in pooled.items()}
+    return [*(pooled[name] for name in taps), last]
 
 
 class JoinedBackbone(Backbone):
@@ -136,6 +198,7 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     arguments = component.arguments
     embedding_dim = arguments.pop("embedding_dim", None)
     embedding_dim = typed(Positive | None, embedding_dim, "backbone.embedding_dim")
+    taps = typed(list[str], list(arguments.pop("embedding_taps", [])), "backbone.embedding_taps")
     normalize = typed(bool, arguments.pop("normalize", False), "backbone.normalize")
     pool = typed(str, arguments.pop("pool", "avg"), "backbone.pool")
     power = typed(float | None, arguments.pop("pool_power", None), "backbone.pool_power")
@@ -167,11 +230,56 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     if channels != RGB_CHANNELS:
         set_channels(backbone.network, channels, component.kind)
         backbone.channels = channels
-    if embedding_dim is not None:
+    if taps:
+        backbone.embedding = embed_depths(backbone, taps, embedding_dim, crop_px)
+        backbone.taps = tuple(taps)
+        assert embedding_dim is not None
+        backbone.num_features = embedding_dim
+    elif embedding_dim is not None:
         backbone.embedding = nn.Linear(backbone.num_features, embedding_dim)
         backbone.num_features = embedding_dim
     backbone.normalize = normalize
     return backbone
+
+
+def embed_depths(
+    backbone: Backbone, taps: Sequence[str], dim: int | None, crop_px: int
+) -> DepthEmbedding:
+    """Make the embedding layers of a network's taps and of its features; images tell the widths.
+
+    Raises:
+        RecipeError: No such module, one that gives no features, or a width that does not part.
+    """
+    branches = len(taps) + 1
+    if dim is None or dim % branches:
+        raise RecipeError(
+            f"embedding.dim = {dim} does not part into the {branches} branches of embedding.taps "
+            f"equally; use {(dim or 128) // branches * branches or branches}"
+        )
+    modules = {name for name, _ in backbone.network.named_modules() if name}
+    for name in taps:
+        if name not in modules:
+            near = did_you_mean(name, modules)
+            outer = sorted(each for each in modules if "." not in each)
+            raise RecipeError(
+                f"embedding.taps names {name!r}, which is no module of the network{near}; its "
+                f"outermost are: {', '.join(outer)}"
+            )
+    if len({*taps}) < len(taps):
+        raise RecipeError(f"embedding.taps = {list(taps)} names a module twice; name each once")
+    training = backbone.network.training
+    images = torch.zeros(1, backbone.channels, crop_px, crop_px)
+    try:
+        with torch.no_grad():
+            features = features_at(backbone.network.eval(), taps, images)
+    except (KeyError, AttributeError, RuntimeError) as error:
+        raise RecipeError(
+            f"embedding.taps = {list(taps)}: one of them gives no features of an image; name "
+            "stages of the network"
+        ) from error
+    finally:
+        backbone.network.train(training)
+    return DepthEmbedding([x.shape[1] for x in features], dim)
 
 
 def build_joined(arguments: dict[str, Any], most_numbers: int | None = None) -> JoinedBackbone:

@@ -70,6 +70,9 @@ class Embedding(Section):
 
     dim: Positive | None = None
     """Width of a linear layer behind the pooled features; none: the features themselves."""
+    taps: tuple[str, ...] = ()
+    """Names of the network's modules, "layer2" say, whose outputs have an embedding layer each,
+    beside the pooled features: the branches of loss.kind = "hdc", which part `dim` equally."""
     normalize: bool = True
     """Whether embeddings have length 1."""
 

@@ -61,6 +61,11 @@ VIT = "timm/vit_tiny_patch16_224"
         ("small_resnet", {"pool": "gem"}, ["torchvision", "timm"], False),
         ("timm/resnet10t", {}, ["torchvision"], False),
         ("timm/resnet10t", {"embedding_dim": 6, "normalize": True}, ["torchvision", "timm"], False),
+        pytest.param(
+            *("timm/resnet10t", {"embedding_dim": 6, "embedding_taps": ["layer2"]}),
+            *(["torchvision", "timm"], True),
+            marks=pytest.mark.slow,
+        ),
         (VIT, {"depth": 1}, ["torchvision"], False),
         pytest.param(VIT, {"depth": 1}, ["torchvision"], True, marks=pytest.mark.slow),
     ],

@@ -62,6 +62,7 @@ KINDS = {
     "proxies": ("loss={kind='proxy_anchor'}", "tune={last_blocks=2, layer_decay=0.5, loss_lr=9.0}"),
     "triplets": ("loss={kind='batch_hard'}", "tune.batchnorm=frozen", "sampler.random_images=1"),
     "neighbours": (*NEIGHBOURS, "run.monitor_steps=6"),
+    "depths": ("loss={kind='hdc', shares=[1.0, 0.5]}", "embedding.taps=['1']"),
 }
 WITHOUT_BACKBONE = RECIPE[: RECIPE.index("[backbone]")] + RECIPE[RECIPE.index("[embedding]") :]
 FP64 = ("optim.precision=fp64", "steps=3", "run.monitor_steps=3")
@@ -208,6 +209,17 @@ def test_the_result_is_a_backbone_that_embeds_at_length_1_without_its_head(
     assert torch.equal(load_backbone(tmp_path / "out").encode(images), model.encode(images))
 
 
+def test_branches_at_several_depths_are_kept_in_the_run_and_its_export(one_process, tmp_path):
+    run_dir, _ = one_process["depths"]
+    model = load_backbone(run_dir)
+    assert model.backbone.taps == ("1",)
+    export_backbone(run_dir, tmp_path / "out", ["safetensors"])
+    images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
+    features = model.encode(images)
+    assert features.shape == (3, 8)
+    assert torch.equal(load_backbone(tmp_path / "out").encode(images), features)
+
+
 def test_the_card_names_losses_miner_queue_batches_classes_and_lengths(data, one_process):
     split, held = trained_split(data), held_out(data)
     labels = sorted(set(split.labels.tolist()) - set(split.labels[held].tolist()))
@@ -300,6 +312,13 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
         (
             lambda: build_task(with_backbone(recipe("queue.size=99"), given), 16, given, 6),
             r"'arcface' compares rows with weights, so \[queue\] has nothing to do",
+        ),
+        (
+            lambda: build_task(
+                with_backbone(recipe("embedding.taps=['1']", "loss={kind='hdc'}"), given),
+                *(16, given, 6),
+            ),
+            r"2 branches, and loss\.shares = .* are of 3",
         ),
         (
             lambda: build_task(with_backbone(recipe("loss.scal=9"), given), 16, given, 6),

@@ -126,6 +126,8 @@ class HDCLoss(MetricLoss, normalize=False):
 
     `ContrastiveLoss` of each branch; the k-th sees shares[k] of the pairs, hardest by branch k - 1.
     The embedding is its branches side by side, equally wide; so is what a search uses afterwards.
+    With `embedding.taps` of a recipe each branch reads the network at another depth, as published:
+    easy pairs train its first stages, and hard ones all of it.
     Hard: positives far apart, negatives close, in Euclidean distance.
 
     Args:
