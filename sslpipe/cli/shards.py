@@ -4,7 +4,6 @@ import os
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -267,14 +266,13 @@ def index(
         raise DataError("several folders become one data set in a folder that --out names")
     target = out or folders[0]
     names = class_names(classes) if classes else ()
-    tars, known = gather_tars(target, folders, split, names)
+    own_columns = json_fields is None and not no_columns
+    tars, known = gather_tars(target, folders, split, names, with_columns=own_columns)
     columns = SourceOptions(
         columns=known if json_fields is None else parse_columns(json_fields, "--json-fields"),
         name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
     )
-    if no_columns:
-        columns = replace(columns, columns=columns.columns if json_fields else ())
-    else:
+    if not no_columns:
         check_columns(target, tars.groups, columns)
     with progress(f"index {target.name}", sum(map(len, tars.groups.values()))) as advance:
         indexed = index_folder(

@@ -21,7 +21,7 @@ from sslpipe.sharding.columns import ColumnSpec, save_columns
 from sslpipe.sharding.gather import columns_of_tars
 from sslpipe.sharding.join import join_folders
 from sslpipe.sharding.record import merge_classes, open_manifest
-from sslpipe.sharding.report import Report, Tally, make_report, save_report
+from sslpipe.sharding.report import Group, Report, Tally, make_report, save_report
 from sslpipe.sharding.scan import (
     OFFSETS,
     Scan,
@@ -105,7 +105,12 @@ class Tars(NamedTuple):
 
 
 def gather_tars(
-    out: Path, folders: Sequence[Path], split: str | None, classes: tuple[str, ...]
+    out: Path,
+    folders: Sequence[Path],
+    split: str | None,
+    classes: tuple[str, ...],
+    *,
+    with_columns: bool = True,
 ) -> tuple[Tars, tuple[ColumnSpec, ...]]:
     """Find the tars of some folders, and the columns that their dataset.json have.
 
@@ -114,6 +119,7 @@ def gather_tars(
         folders: Tars of a split are in their order.
         split: As in `find_tars`.
         classes: Names by label; (): those that the folders' dataset.json have.
+        with_columns: Look up the columns, too.
 
     Raises: DataError where there are no tars, or the folders do not fit together.
     """
@@ -123,7 +129,7 @@ def gather_tars(
             groups.setdefault(name, []).extend(paths)
     if [folder.resolve() for folder in folders] == [out.resolve()]:
         return Tars(groups, classes), ()
-    joined = join_folders(folders, named=bool(classes))
+    joined = join_folders(folders, named=bool(classes), with_columns=with_columns)
     tars = Tars(
         groups=groups,
         classes=classes or joined.classes,
@@ -184,9 +190,10 @@ def index_folder(
             indexed = list(pool.map(index, paths))
             splits[name] = tuple(entry for entry, _ in indexed)
             for path, (_, scan) in zip(paths, indexed, strict=True):
-                for tally, found in ((left_out, scan.left_out), (unusual, scan.unusual)):
-                    for each in found.groups():
-                        tally.add(each.what, f"{each.example} in {path.name}", each.count)
+                for each in scan.left_out:
+                    left_out.add(_within(each, path))
+                for each in scan.unusual:
+                    unusual.add(_within(each, path))
     kept = [name for name in manifest.splits if name not in groups]
     if kept and image != manifest.image and not channels:
         raise DataError(f"{', '.join(kept)} of {out / 'dataset.json'} has images of another type")
@@ -213,6 +220,10 @@ def index_folder(
     report = make_report(out, left_out=left_out.groups(), images=unusual.groups())
     save_report(out, report)
     return Indexed(manifest, report)
+
+
+def _within(group: Group, path: Path) -> Group:
+    return group.model_copy(update={"example": f"{group.example} in {path.name}"})
 
 
 def _check_once(out: Path, groups: Mapping[str, Sequence[Path]], manifest: Manifest) -> None:

@@ -29,12 +29,15 @@ class Joined(NamedTuple):
     fields: dict[str, object]  # of dataset.json: image, mean, std, source, license
 
 
-def join_folders(folders: Sequence[Path], *, named: bool = False) -> Joined:
+def join_folders(
+    folders: Sequence[Path], *, named: bool = False, with_columns: bool = True
+) -> Joined:
     """Join what the dataset.json of each folder says; a folder may have none.
 
     Classes are those of all, sorted. mean and std are pooled by the number of images in the first
     split; where a folder has no dataset.json they are left to the caller. With `named` all labels
-    are numbers of one list, and the folders' own names do not count.
+    are numbers of one list, and the folders' own names do not count. Without `with_columns` theirs
+    are not looked up.
 
     Raises: DataError where folders have images, or a column, of different types, or some have names
     of classes and others have not.
@@ -44,7 +47,8 @@ def join_folders(folders: Sequence[Path], *, named: bool = False) -> Joined:
     fields: dict[str, object] = {}
     if all(manifest.splits for manifest in manifests.values()):
         fields = _join_images(manifests)
-    return Joined(classes, numbers, _join_columns(manifests), fields)
+    columns = _join_columns(manifests) if with_columns else ()
+    return Joined(classes, numbers, columns, fields)
 
 
 def _join_classes(
@@ -74,7 +78,7 @@ def _join_columns(manifests: Mapping[Path, Manifest]) -> tuple[ColumnSpec, ...]:
             if spec.kind != entry.kind:
                 raise DataError(
                     f"column {name!r} is {entry.kind} in {folder}, and {spec.kind} in others; give "
-                    f"--json-fields {name}:{spec.kind}, or --no-columns"
+                    f"--json-fields {name}:text, or --no-columns"
                 )
     return tuple(specs.values())
 
@@ -86,7 +90,7 @@ def _join_images(manifests: Mapping[Path, Manifest]) -> dict[str, object]:
         if manifest.image != first.image:
             raise DataError(
                 f"images of {folder} are {_type(manifest)}, and of {first_folder} {_type(first)}: "
-                "a data set has one type; build them with equal --channels and --range"
+                "a data set has one type; build all with equal --channels, --range, --background"
             )
         split = "train" if "train" in manifest.splits else next(iter(manifest.splits))
         counts.append(sum(shard.samples for shard in manifest.splits[split]))

@@ -8,9 +8,10 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import DataError, one_line, shown
@@ -24,26 +25,37 @@ MOST_LINES = 24  # of left out, of images, of doubts: one screen
 SHORTEST_NEAR = 4  # letters of the longer of two names that may be a slip of each other
 
 
+def _encodable(text: str) -> str:
+    """Escape what UTF-8 cannot hold, as of names in another encoding."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+
+
 class Group(BaseModel):
     """Files or samples of one kind, with one of them."""
 
     model_config = ConfigDict(frozen=True)
-    what: str  # as in "hidden files and folders", "are animated: the first frame is used"
+    what: Text  # as in "hidden files and folders", "are animated: the first frame is used"
     count: int
-    example: str = ""
-    kind: str = ""  # one of several of `what`, such as .heic of "files of other kinds"
+    example: Text = ""
+    kind: Text = ""  # one of several of `what`, such as .heic of "files of other kinds"
 
 
 class Tally:
-    """Counts things by kind, with the first of each as the example."""
+    """Counts things by what they are and their kind, with the first of each as the example."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[tuple[str, str], Group] = {}
 
-    def add(self, what: str, example: str, count: int = 1) -> None:
-        """Count some of one kind."""
-        known = self._groups.get(what, Group(what=what, count=0, example=example))
-        self._groups[what] = known.model_copy(update={"count": known.count + count})
+    def add(self, group: Group) -> None:
+        """Add a group, of one or more."""
+        key = group.what, group.kind
+        before = self._groups.get(key)
+        if before is not None:
+            group = before.model_copy(update={"count": before.count + group.count})
+        self._groups[key] = group
 
     def groups(self) -> list[Group]:
         """Return the kinds in the order in which they came."""
@@ -59,19 +71,19 @@ class SplitCounts(BaseModel):
     bytes: int  # of the shards
     unlabelled: int
     classes: int
-    smallest: tuple[str, int] | None
-    largest: tuple[str, int] | None
+    smallest: tuple[Text, int] | None
+    largest: tuple[Text, int] | None
 
 
 class Report(BaseModel):
     """All that is said after a build or an index."""
 
     model_config = ConfigDict(frozen=True)
-    splits: dict[str, SplitCounts]
+    splits: dict[Text, SplitCounts]
     left_out: list[Group] = []
     looked_at: int = 0  # images that were decoded for the next
     images: list[Group] = []  # samples that lose something, or are unusual: "are CMYK, ..."
-    doubts: list[str] = []  # what looks like a slip, a sentence each
+    doubts: list[Text] = []  # what looks like a slip, a sentence each
 
     def lines(self) -> list[str]:
         """Return it as text, a line each, at most a screen; nothing in them moves the cursor."""
@@ -115,28 +127,17 @@ def _group_lines(groups: Sequence[Group], of: str = "") -> list[str]:
 
 def group_kinds(found: Iterable[tuple[str, str, str]]) -> list[Group]:
     """Count (what, kind, example) by what and kind; the first example of each stays."""
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    examples: dict[tuple[str, str], str] = {}
-    for what, kind, example in found:
-        counts[what, kind] += 1
-        examples.setdefault((what, kind), example)
-    return [
-        Group(what=what, kind=kind, count=count, example=examples[what, kind])
-        for (what, kind), count in counts.items()
-    ]
+    return merge_groups(
+        Group(what=what, kind=kind, count=1, example=example) for what, kind, example in found
+    )
 
 
 def merge_groups(groups: Iterable[Group]) -> list[Group]:
     """Add up groups of the same kind, as of several shards."""
-    merged: dict[tuple[str, str], Group] = {}
+    tally = Tally()
     for each in groups:
-        before = merged.get((each.what, each.kind))
-        if before is None:
-            merged[each.what, each.kind] = each
-        else:
-            count = before.count + each.count
-            merged[each.what, each.kind] = before.model_copy(update={"count": count})
-    return list(merged.values())
+        tally.add(each)
+    return tally.groups()
 
 
 def make_report(

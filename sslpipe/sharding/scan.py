@@ -20,16 +20,14 @@ from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, ShardFile
 from sslpipe.data.storage import npy_bytes, read_range
 from sslpipe.errors import DataError
 from sslpipe.portable import forward_slashes, read_at, sha256_of, write_atomically
-from sslpipe.sharding.report import Tally
+from sslpipe.sharding.report import Group, Tally
 from sslpipe.sharding.sources import open_file
 
 # webdataset 1.0.2 splits names like this (filters.py, base_plus_ext; tariterators.py, skip_meta)
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
-DOTS = (
-    "have a second dot in their names; each is a sample, where a webdataset key ends at the first"
-)
+DOTS = "have several dots in their names, at whose first a webdataset key ends; each is a sample"
 OFFSETS = "offsets"  # folder beside dataset.json, of tars that lie elsewhere
 _LABEL_BYTES = 32
 _LONGEST_NAME = 4096  # of a path on Linux
@@ -79,8 +77,8 @@ class Scan(NamedTuple):
     """The samples of a tar in file order, what is in no sample, and what is unusual."""
 
     samples: list[Sample]
-    left_out: Tally
-    unusual: Tally
+    left_out: list[Group]
+    unusual: list[Group]
 
 
 class HeaderFile(io.FileIO):
@@ -121,9 +119,9 @@ def scan_tar(path: Path, suffixes: Sequence[str] = IMAGE_SUFFIXES) -> Scan:
             own = _to_sample(path, file.fileno(), key, [*group], suffixes, left_out)
             for sample in own:
                 if "." in sample.key.rpartition("/")[2]:
-                    unusual.add(DOTS, sample.name)
+                    unusual.add(Group(what=DOTS, count=1, example=sample.name))
             samples += own
-    return Scan(samples, left_out, unusual)
+    return Scan(samples, left_out.groups(), unusual.groups())
 
 
 def _keys_of_several(members: Sequence[Member], suffixes: Sequence[str]) -> set[str]:
@@ -158,7 +156,7 @@ def index_tar(
     scan = scan_tar(path, suffixes)
     if not scan.samples:
         wanted = "KEY.jpg, KEY.png or KEY.webp; images in KEY.npy need --channels NAME,..."
-        there = "; ".join(f"{each.count:,} {each.what}" for each in scan.left_out.groups())
+        there = "; ".join(f"{each.count:,} {each.what} {each.kind}" for each in scan.left_out)
         raise DataError(
             f"{path} has no member {wanted if suffixes == IMAGE_SUFFIXES else 'KEY.npy'}; it has: "
             f"{there or 'nothing'}"
@@ -230,8 +228,8 @@ def list_members(path: Path) -> tuple[list[Member], Tally]:
                         place = (info.offset, info.offset_data, info.size)
                         members.append(Member(info.name, match[1], match[2].lower(), *place))
                     elif not info.isdir():
-                        kind = "names without KEY.SUFFIX" if info.isreg() else "links and devices"
-                        left_out.add(kind, info.name)
+                        what = "names without KEY.SUFFIX" if info.isreg() else "links and devices"
+                        left_out.add(Group(what=what, count=1, example=info.name))
                 end = tar.offset
         except Exception as error:  # tarfile raises many kinds; all mean a damaged header
             what = "" if isinstance(error, tarfile.TarError) else f"{type(error).__name__}: "
@@ -265,12 +263,11 @@ def _to_sample(
         raise DataError(f"{path}: {key!r} has {len(images)} images; a sample has one{more}")
     if not images:
         for member in group:
-            left_out.add(f".{member.suffix} of samples without an image", member.name)
+            left_out.add(_group("members of samples without an image", member))
         return []
     image = images[0]
     if image.size > MAX_BYTES:
-        kind = f"images of more than {MAX_BYTES:,} bytes"
-        left_out.add(kind, image.name)
+        left_out.add(_group(f"images of more than {MAX_BYTES:,} bytes", image))
         return []
     # what belongs to it: KEY.cls and KEY.json, where KEY is the image's name to its last dot or key
     label = -1
@@ -289,7 +286,7 @@ def _to_sample(
         used.append(json)
     for member in group:
         if member not in used:
-            left_out.add(f".{member.suffix} beside images", member.name)
+            left_out.add(_group("members beside images", member))
     # a large member beside an image is not read with it
     first, last = group[0], group[-1]
     if last.end - first.start > MOST_SAMPLE_BYTES:
@@ -305,6 +302,10 @@ def _to_sample(
             json=None if json is None else (json.data, json.size),
         )
     ]
+
+
+def _group(what: str, member: Member) -> Group:
+    return Group(what=what, kind=f".{member.suffix}", count=1, example=member.name)
 
 
 def _belonging(group: list[Member], image: Member, key: str, kind: str) -> Member | None:

@@ -13,8 +13,8 @@ from sslpipe.data.decode import decode
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
 from sslpipe.sharding import scan
-from sslpipe.sharding.report import FILE
-from tests.helpers.shards import error_of, grey_png, jpeg, run, tree, write_tar
+from sslpipe.sharding.report import FILE, Report
+from tests.helpers.shards import add, error_of, grey, grey_png, jpeg, run, tree, write_tar
 
 # names of members (an image's content is its place among them), and the samples: key -> (place of
 # the image, label)
@@ -74,7 +74,8 @@ def test_every_member_of_a_tar_is_in_a_sample_or_is_counted(layout, tmp_path, ca
     assert len(samples) + labelled + left_out == len(names)
     printed = capsys.readouterr().out
     for group in report["left_out"]:
-        assert f"left out: {group['count']} {group['what']}" in printed
+        assert group["what"] in printed
+        assert group["kind"] in printed
         assert group["example"].partition(" in ")[0] in [name.partition("=")[0] for name in names]
     dotted = sum("." in key for key in samples)
     assert sum(group["count"] for group in report["images"]) == dotted
@@ -86,7 +87,7 @@ def test_every_member_of_a_tar_is_in_a_sample_or_is_counted(layout, tmp_path, ca
         (["0.left.jpg", "0.right.jpg", "0.cls=1"], "first dot"),
         (["0.jpg", "1.jpg", "0.left.jpg"], "first dot"),
         (["0.jpg", "0.png"], "a sample has one"),
-        (["0.tif", "1.bmp"], ".tif of samples without an image"),
+        (["0.tif", "1.bmp"], "without an image .tif"),
     ],
 )
 def test_a_tar_that_cannot_be_read_as_meant_is_named_with_its_key(names, remedy, tmp_path, capsys):
@@ -107,6 +108,34 @@ def test_a_large_member_costs_its_sample_or_nothing(tmp_path, monkeypatch, capsy
     assert [bytes(Reader(split).one(i).image) for i in (0, 1)] == [jpeg(0), jpeg(2)]
     starts, ends, _ = split.offsets(0).T.tolist()
     assert max(np.subtract(ends, starts)) < 8000  # the film is not read with its image
+    assert run("verify", tmp_path) == 0
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_names_in_another_encoding_are_read_and_shown(form, tmp_path, capsys):
+    path = tmp_path / "train-0.tar"
+    with tarfile.open(path, "w", format=form, encoding="utf-8", errors="surrogateescape") as tar:
+        for name in ("ä\udcff.jpg", "b.x\udcfe.jpg", "c\udcfd.tif"):
+            add(tar, name, jpeg(1))
+    for command in ("index", "stats", "verify"):
+        assert run(command, tmp_path) == 0
+    assert run("show", tmp_path, "--ids", "0,1", "--out", tmp_path / "s.png") == 0
+    assert r"\udcfd.tif" in capsys.readouterr().out
+    report = Report.model_validate_json((tmp_path / FILE).read_bytes())  # which is strict UTF-8
+    assert [group.count for group in report.left_out] == [1]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": "\\ud800"}', '{"\\ud800": 1}', "[" * 10**5, '{"a": ' * 10**4]
+)
+def test_a_strange_json_is_read_or_one_line_that_names_the_member(text, tmp_path, capsys):
+    write_tar(tmp_path / "train-0.tar", ("k.jpg", jpeg(1)), ("k.json", text.encode()))
+    assert run("index", tmp_path) == 0
+    capsys.readouterr()
+    status = run("index", tmp_path, "--json-fields", "a")
+    error = capsys.readouterr().err
+    assert status == 0 or "k.json" in error or "--json-fields" in error
+    assert "Traceback" not in error
     assert run("verify", tmp_path) == 0
 
 
@@ -258,6 +287,26 @@ def test_folders_that_do_not_fit_together_are_refused(tmp_path, capsys):
     names.write_text("x\ny\nz\n")
     assert run("index", plain, folders[0], "--out", out, "--classes", names) == 0
     assert Counter(name for _, name in images_of(out, "train")) == {"x": 5, "y": 4}
+
+
+def test_columns_and_images_of_joined_folders_are_of_one_type(tmp_path, capsys):
+    folders = []
+    for k, number in enumerate(("7", "x")):
+        grey(tmp_path / f"photos{k}" / f"{number}.png", 10 * k)
+        folders.append(tmp_path / str(k))
+        words = ("--root", tmp_path / f"photos{k}", "--name-pattern", r"(?P<number>\w+)\.png")
+        assert run("build", folders[-1], *words) == 0
+    words = ("index", *folders, "--out", tmp_path / "out")
+    assert "--json-fields number:text" in error_of(capsys, *words)
+    assert run(*words, "--json-fields", "number:text") == 0
+    column = load_index(tmp_path / "out").split("train").column("number")
+    assert column.show([0, 1]) == ["7", "x"]
+    assert run(*words, "--no-columns") == 0
+    assert load_index(tmp_path / "out").manifest.columns == {}
+    white = ("--root", tmp_path / "photos1", "--background", "white")
+    assert run("build", tmp_path / "white", *white) == 0
+    words = ("index", folders[0], tmp_path / "white", "--out", tmp_path / "both")
+    assert "--background" in error_of(capsys, *words)
 
 
 def test_labels_of_joined_folders_are_still_verified(tmp_path, capsys):
