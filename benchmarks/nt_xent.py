@@ -37,7 +37,7 @@ from benchmarks.common import (
     timing_parser,
 )
 from sslpipe.losses import NTXentLoss
-from sslpipe.losses.engine.tiles import KEPT_TILES_BYTES, Multiply, Products
+from sslpipe.losses.engine.tiles import KEPT_TILES_BYTES, fast_kernels
 from sslpipe.portable import keep_freed_memory
 
 DIM, TEMPERATURE, TILE = 128, 0.1, 512
@@ -81,9 +81,8 @@ CONTENDERS: dict[str, Callable[[], Loss]] = {
     "textbook": lambda: textbook,
     "cross-view, as open_clip": lambda: cross_view,
     "ours": lambda: NTXentLoss(TEMPERATURE),
-    "ours, bfloat16": lambda: NTXentLoss(TEMPERATURE, products="bfloat16"),
 }
-FLOORS: dict[str, Products] = {"floor of ours": "float32", "floor of ours, bfloat16": "bfloat16"}
+FLOORS = ("floor of ours",)
 NEEDS = {"lightly": "lightly", "pytorch-metric-learning": "pytorch_metric_learning"}
 # bytes at the peak; measured ones of small sizes, carried on
 NEEDED: dict[str, Callable[[int], float]] = {
@@ -121,29 +120,26 @@ def facts(loss_fn: Loss, contender: str, rows: int) -> dict[str, float | None]:
     return actual
 
 
-def bare_products(products: Products, rows: int) -> Call:
+def bare_products(rows: int) -> Call:
     """The symmetric algorithm's matrix products and nothing else."""
     z = F.normalize(torch.cat([view.detach() for view in projections(rows)]), dim=1)
-    multiply = Multiply(products, z, 1 / TEMPERATURE, rows**2)
-    low = multiply.operand(z)
     sizes = min(TILE, rows), min(TILE, rows)
-    tile, weights = z.new_zeros(sizes), low.new_zeros(sizes)
-    into = torch.zeros_like(low)
+    tile, weights, into = z.new_zeros(sizes), z.new_zeros(sizes), torch.zeros_like(z)
 
     def once() -> None:
         for i in range(0, rows, TILE):
             for j in range(i, rows, TILE):
-                left, right = low[i : i + TILE], low[j : j + TILE]
-                at = tile[: len(left), : len(right)] if low is z else None
+                left, right = z[i : i + TILE], z[j : j + TILE]
+                at = tile[: len(left), : len(right)]
                 w = weights[: len(left), : len(right)]
                 for _ in range(2 if rows**2 * 2 > KEPT_TILES_BYTES else 1):  # few are kept
-                    torch.mm(left, right.T, out=at if at is not None else w)
+                    torch.mm(left, right.T, out=at)
                 torch.mm(w, right, out=into[i : i + TILE])
                 if j > i:
                     torch.mm(w.T, left, out=into[j : j + TILE])
 
     def call() -> None:
-        with multiply.kernels():
+        with fast_kernels(z, rows**2):
             once()
 
     return call
@@ -152,7 +148,7 @@ def bare_products(products: Products, rows: int) -> Call:
 def prepared(name: str, rows: int) -> tuple[Call, dict[str, float | None]]:
     """What is timed of a contender or a floor, in its own process, and its facts."""
     if name in FLOORS:
-        return bare_products(FLOORS[name], rows), {}
+        return bare_products(rows), {}
     if name.startswith("ours"):
         keep_freed_memory()
     loss_fn, z = CONTENDERS[name](), projections(rows)

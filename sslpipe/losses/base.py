@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sslpipe.errors import DataError
 from sslpipe.losses.engine.anchors import Anchors, gather_anchors
 from sslpipe.losses.engine.contrast import Engine, Sums, contrast, differentiate
-from sslpipe.losses.engine.tiles import ONE_SUM, Products, Term
+from sslpipe.losses.engine.tiles import ONE_SUM, Term
 
 LEAST_SCALE, MOST_SCALE = 1e-6, 1e6  # what cosines are divided by: beyond, float32 overflows
 
@@ -106,15 +106,12 @@ class ContrastiveObjective(Objective):
     Its arguments are those of `NTXentLoss`, like its attributes and errors.
     """
 
-    def __init__(self, temperature: float, products: Products, tile_rows: int | None) -> None:
+    def __init__(self, temperature: float, tile_rows: int | None) -> None:
         super().__init__()
         check_scale("temperature", temperature)
-        if products not in ("float32", "bfloat16"):
-            raise ValueError(f"products = {products!r} must be 'float32' or 'bfloat16'")
         if tile_rows is not None and tile_rows < 1:
             raise ValueError(f"tile_rows = {tile_rows} must be at least 1")
         self.temperature = temperature
-        self.products: Products = products
         self.tile_rows = tile_rows
         self._masked_pairs: int | Tensor = 0
         self._last_negatives: float | Tensor = 0.0
@@ -163,7 +160,7 @@ class ContrastiveObjective(Objective):
     @property
     def engine(self) -> Engine:
         """How the sums are made."""
-        return Engine(self.temperature, self.products, self.tile_rows, self.terms)
+        return Engine(self.temperature, self.tile_rows, self.terms)
 
     def stats(self) -> dict[str, float]:
         """Return the mean number of negatives of an anchor in the last call."""
@@ -181,10 +178,9 @@ class InBatchLoss(ContrastiveObjective):
         self,
         temperature: float = 0.1,
         mask_labels: bool = False,
-        products: Products = "float32",
         tile_rows: int | None = None,
     ) -> None:
-        super().__init__(temperature, products, tile_rows)
+        super().__init__(temperature, tile_rows)
         self.mask_labels = mask_labels
         self.uses_labels = self.uses_labels or mask_labels
 

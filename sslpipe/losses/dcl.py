@@ -8,7 +8,6 @@ from torch import Tensor
 from sslpipe.losses.base import InBatchLoss, check_scale, positive_similarities
 from sslpipe.losses.engine.anchors import Anchors
 from sslpipe.losses.engine.contrast import Sums
-from sslpipe.losses.engine.tiles import Products
 
 
 class DCLLoss(InBatchLoss):
@@ -32,10 +31,9 @@ class DCLLoss(InBatchLoss):
         temperature: float = 0.1,
         sigma: float | None = None,
         mask_labels: bool = False,
-        products: Products = "float32",
         tile_rows: int | None = None,
     ) -> None:
-        super().__init__(temperature, mask_labels, products, tile_rows)
+        super().__init__(temperature, mask_labels, tile_rows)
         if sigma is not None:
             check_scale("sigma", sigma)
         self.sigma = sigma

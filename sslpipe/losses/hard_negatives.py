@@ -10,7 +10,7 @@ from sslpipe.distributed import to_device
 from sslpipe.losses.base import InBatchLoss, positive_similarities
 from sslpipe.losses.engine.anchors import Anchors
 from sslpipe.losses.engine.contrast import Sums
-from sslpipe.losses.engine.tiles import ONE_SUM, Products, Term
+from sslpipe.losses.engine.tiles import ONE_SUM, Term
 
 
 class HardNegativeLoss(InBatchLoss):
@@ -39,10 +39,9 @@ class HardNegativeLoss(InBatchLoss):
         beta: float = 1.0,
         class_prior: float = 0.1,
         mask_labels: bool = False,
-        products: Products = "float32",
         tile_rows: int | None = None,
     ) -> None:
-        super().__init__(temperature, mask_labels, products, tile_rows)
+        super().__init__(temperature, mask_labels, tile_rows)
         if not (beta >= 0 and math.isfinite(beta)):
             raise ValueError(f"beta = {beta} must be a finite number, 0 or above")
         if not 0 <= class_prior < 1:

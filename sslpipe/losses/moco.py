@@ -11,7 +11,7 @@ from sslpipe.losses.base import ContrastiveObjective, check_views
 from sslpipe.losses.engine.anchors import Masks, MaskTiles
 from sslpipe.losses.engine.contrast import normalised, project_out, with_gradient, without_autocast
 from sslpipe.losses.engine.queue import enqueue
-from sslpipe.losses.engine.tiles import Multiply, Products, Tiles
+from sslpipe.losses.engine.tiles import Tiles, fast_kernels
 
 
 class MoCoLoss(ContrastiveObjective):
@@ -51,11 +51,10 @@ class MoCoLoss(ContrastiveObjective):
         dim: int = 128,
         queue_rows: int = 65_536,
         temperature: float = 0.2,
-        products: Products = "float32",
         tile_rows: int | None = None,
         group_columns: int = 0,
     ) -> None:
-        super().__init__(temperature, products, tile_rows)
+        super().__init__(temperature, tile_rows)
         for name, number in (("dim", dim), ("queue_rows", queue_rows)):
             if number < 1:
                 raise ValueError(f"{name} = {number} must be at least 1")
@@ -141,14 +140,11 @@ class MoCoLoss(ContrastiveObjective):
             queries[order] / self.temperature,
             queue.keys.to(z.dtype),
             largest=self.engine.largest,
-            multiply=Multiply(
-                self.products, z, self.engine.largest, pairs=sum(counts) * len(queue.keys)
-            ),
             tile_rows=self.engine.tile_rows_on(z.device),
             masks=queue.masks,
             absent=queue.absent,
         )
-        with tiles.multiply.kernels():
+        with fast_kernels(z, sum(counts) * len(queue.keys)):
             # forward: sums over the queue, then the mean over the queries of all ranks
             sums = torch.empty_like(positive)
             sums[order] = tiles.log_sums()[0]

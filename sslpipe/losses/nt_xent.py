@@ -20,9 +20,6 @@ class NTXentLoss(InBatchLoss):
     Args:
         temperature: divides cosine similarities; > 0, no unit.
         mask_labels: images of one label >= 0 are no negatives of each other either.
-        products: "bfloat16" lets float32 tiles multiply in bfloat16 on CPUs that can, in TF32 on
-            CUDA (loss within 1e-3, gradient within 2e-2); sums stay float32. float64 inputs stay
-            float64.
         tile_rows: rows and columns of a tile of similarities; None: chosen for the device.
 
     Shape:

@@ -7,7 +7,6 @@ from sslpipe.distributed import all_gather_rows, to_device
 from sslpipe.losses.base import InBatchLoss, positive_similarities
 from sslpipe.losses.engine.anchors import Anchors, Classes, gather_anchors
 from sslpipe.losses.engine.contrast import Sums
-from sslpipe.losses.engine.tiles import Products
 
 
 class SupConLoss(InBatchLoss):
@@ -25,10 +24,8 @@ class SupConLoss(InBatchLoss):
 
     uses_labels = True
 
-    def __init__(
-        self, temperature: float = 0.1, products: Products = "float32", tile_rows: int | None = None
-    ) -> None:
-        super().__init__(temperature, products=products, tile_rows=tile_rows)
+    def __init__(self, temperature: float = 0.1, tile_rows: int | None = None) -> None:
+        super().__init__(temperature, tile_rows=tile_rows)
 
     def find_anchors(
         self, z: Tensor, ids: Tensor | None, labels: Tensor | None, groups: Tensor | None

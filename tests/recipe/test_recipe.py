@@ -191,15 +191,15 @@ def test_the_digest_ignores_the_name_and_run_and_nothing_else(path):
 
 
 def test_what_differs_is_said_with_what_mends_it(path):
-    old, new = load_recipe(path), load_recipe(path, ["optim.peak_lr=0.2", "loss.products=bfloat16"])
+    old, new = load_recipe(path), load_recipe(path, ["optim.peak_lr=0.2", "loss.tile_rows=64"])
     stored, ours = identity(old, "a" * 64, 1), identity(new, "b" * 64, 1)
     stored["plugins"], ours["plugins"] = {"parts": "c" * 64}, {"parts": "d" * 64}
     said = differences(stored, ours)
-    assert "loss.products = not set when it began, 'bfloat16' now" in said
+    assert "loss.tile_rows = not set when it began, 64 now" in said
     assert "optim.peak_lr = 0.1 when it began, 0.2 now" in said
     assert f"built anew (sha256 {'a' * 12} when it began, {'b' * 12} now)" in said
     assert "the source of the plug-in parts has changed" in said
-    assert said.endswith("began with: add optim.peak_lr=0.1, and leave out loss.products")
+    assert said.endswith("began with: add optim.peak_lr=0.1, and leave out loss.tile_rows")
     # the overrides that it names give the recipe back
     back = load_recipe(path, ["optim.peak_lr=0.2", "optim.peak_lr=0.1"])
     assert differences(identity(old, "a", 1), identity(back, "a", 1)).startswith("nothing")

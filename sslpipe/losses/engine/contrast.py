@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from sslpipe.distributed import Rank, all_gather_rows, current_rank, to_device
 from sslpipe.losses.engine.anchors import Anchors, Masks
-from sslpipe.losses.engine.tiles import ONE_SUM, Multiply, Products, Term, Tiles
+from sslpipe.losses.engine.tiles import ONE_SUM, Term, Tiles, fast_kernels
 from sslpipe.precision import wide_dtype
 
 Sums = tuple[Tensor, ...]
@@ -39,7 +39,6 @@ class Engine(NamedTuple):
     """How the sums over negatives are made: settings of a `ContrastiveObjective` and its terms."""
 
     temperature: float
-    products: Products = "float32"
     tile_rows: int | None = None
     terms: tuple[Term, ...] = ONE_SUM
 
@@ -125,7 +124,6 @@ class _Layout(NamedTuple):
             rows,
             columns,
             largest=engine.largest,
-            multiply=Multiply(engine.products, v, engine.largest, len(columns) ** 2),
             tile_rows=engine.tile_rows_on(v.device),
             terms=engine.terms,
             symmetric=self.alone,
@@ -153,7 +151,7 @@ def _loss_and_grad(
     layout = _Layout.plan(anchors, process, v.device)
     tiles = layout.make_tiles(v, engine)
 
-    with tiles.multiply.kernels():
+    with fast_kernels(v, (2 * anchors.images) ** 2):
         # forward: each rank sums over its own anchors' negatives, then all know all sums
         sums = tiles.log_sums().view(len(engine.terms), -1, 2)  # (terms, B, 2)
         sums = _gather_sums(sums, layout, counts, v)  # (terms, N, 2)

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,10 +29,7 @@ from torch import Tensor
 from sslpipe.losses.engine.anchors import Masks, MaskTiles, cut
 from sslpipe.precision import float32_products
 
-Products = Literal["float32", "bfloat16"]
-
 FEW_PAIRS = 2**15  # of rows and columns; below, oneDNN's overhead is more than its products save
-LARGEST_BFLOAT16_SIMILARITY = 20.0  # nats; above, a rounding by 2^-9 would move exp() by over 4 %
 LARGEST_PLAIN_EXPONENT = 50.0  # nats; exp(±50) and sums of 1e12 of them are normal float32 numbers
 # Tiles are kept between the two passes where the similarities, if symmetric half of them, fit in
 # this: up to 2,500 rows in float32. It saves a fifth of the time at 2,048 rows; to keep some of
@@ -67,67 +64,16 @@ class Term(NamedTuple):
 ONE_SUM = (Term(),)  # the log-sum-exp of similarities, all that most losses need
 
 
-class Multiply:
-    """The two products of a tile: similarities in forward, weights times columns for the gradient.
-
-    In float32 and float64 they are `left @ right.T` and `out += weights @ x`. "bfloat16" applies to
-    float32 inputs; sums over tiles are float32 all the same. What is rounded:
-
-    - CUDA: the factors, to TF32.
-    - A CPU with AMX: the factors, to bfloat16.
-    - A CPU that has bfloat16 without AMX: factors and result, to bfloat16; those of similarities
-      only where these stay small (LARGEST_BFLOAT16_SIMILARITY).
+def fast_kernels(x: Tensor, pairs: int) -> AbstractContextManager[None]:
+    """Let oneDNN multiply float32 matrices inside, where it does so unrounded and faster than MKL.
 
     Args:
-        products: the loss's setting.
-        x: any tensor of the loss, for dtype and device.
-        largest: no |similarity| is above this, nats.
-        pairs: of a row and a column, on all ranks; few are multiplied in full, as that is faster.
+        x: Any tensor of the loss, for its device.
+        pairs: Of a row and a column, on all ranks; of few its overhead is more than it saves.
     """
-
-    def __init__(self, products: Products, x: Tensor, largest: float, pairs: int) -> None:
-        self.device_type = x.device.type
-        self.few = pairs < FEW_PAIRS
-        self.low = products == "bfloat16" and x.dtype == torch.float32 and not self.few
-        self.native = self.low and self.device_type == "cpu" and _bfloat16_without_amx()
-        self.native_similarities = self.native and largest <= LARGEST_BFLOAT16_SIMILARITY
-
-    def factor(self, x: Tensor) -> Tensor:
-        """Return x as `similarities` takes it: rounded once, where it is rounded."""
-        return x.bfloat16() if self.native_similarities else x
-
-    def operand(self, x: Tensor) -> Tensor:
-        """Return x as `add` takes it: equal to `factor`, where that rounds."""
-        return x.bfloat16() if self.native else x
-
-    def similarities(self, left: Tensor, right: Tensor, out: Tensor) -> None:
-        """Set out (R, C) = left (R, D) right (C, D)^T, both factors."""
-        if self.native_similarities:
-            out.copy_(torch.mm(left, right.T))
-        else:
-            torch.mm(left, right.T, out=out)
-
-    def add(self, out: Tensor, weights: Tensor, x: Tensor) -> None:
-        """Add weights (R, C) x (C, D), both operands, to out (R, D)."""
-        if self.native:
-            out.add_(torch.mm(weights, x))
-        else:
-            torch.addmm(out, weights, x, out=out)
-
-    def kernels(self) -> AbstractContextManager[None]:
-        """Let the process choose this precision's kernels; its former choice is restored."""
-        on_cpu = self.device_type == "cpu"
-        if self.few or not (self.low or (on_cpu and _onednn_keeps_float32())):
-            return nullcontext()
-        if on_cpu:
-            return float32_products("mkldnn", "bf16")
-        return float32_products("cuda", "tf32")
-
-
-@cache
-def _bfloat16_without_amx() -> bool:
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16")) and not capabilities.get("amx_bf16")
+    if pairs < FEW_PAIRS or x.device.type != "cpu" or not _onednn_keeps_float32():
+        return nullcontext()
+    return float32_products("mkldnn", "bf16")
 
 
 @cache
@@ -153,7 +99,6 @@ class Tiles:
     Args:
         rows: (R, D), and columns: (C, D), scaled so that their dot products are nats.
         largest: no |similarity| is above this, nats.
-        multiply: how matrices are multiplied.
         tile_rows: rows and columns of a tile; rounded up to even.
         terms: the sums that are wanted.
         symmetric: rows and columns are the same.
@@ -169,7 +114,6 @@ class Tiles:
         columns: Tensor,
         *,
         largest: float,
-        multiply: Multiply,
         tile_rows: int,
         terms: tuple[Term, ...] = ONE_SUM,
         symmetric: bool = False,
@@ -177,7 +121,7 @@ class Tiles:
         masks: Masks | None = None,
         absent: Tensor | None = None,
     ) -> None:
-        self.rows, self.columns, self.multiply, self.terms = rows, columns, multiply, terms
+        self.rows, self.terms = rows, terms
         self.unit = NATS if rows.is_cuda else BITS
         self.symmetric, self.pairs_at = symmetric, pairs_at
         # with exponents this small neither a sum nor a term leaves float32's normal range
@@ -185,9 +129,7 @@ class Tiles:
         tile_rows += tile_rows % 2  # a tile never cuts an image's two views apart
         self.tile_rows = tile_rows
         self.buffers: dict[int, Tensor] = {}
-        # columns as both products take them; where similarities are rounded, the operands are too
-        self.operands = self._blocks(multiply.operand(columns))
-        self.factors = self.operands if multiply.native_similarities else self._blocks(columns)
+        self.columns = self._blocks(columns)
         numbers = rows.shape[0] * columns.shape[0] // (2 if symmetric else 1)
         self.keep = self.plain and numbers * rows.element_size() <= KEPT_TILES_BYTES
         self.kept: dict[tuple[int, int], Tensor] = {}
@@ -201,19 +143,19 @@ class Tiles:
         """
         for i, rows in enumerate(self._blocks(self.rows)):
             left: Tensor | None = None
-            for j, right in enumerate(self.factors):
+            for j, right in enumerate(self.columns):
                 if self.symmetric and j < i:
                     continue  # tile (j, i) has served it
                 tile = self.kept.get((i, j))
                 if tile is None:
                     if left is None:
-                        left = self.multiply.factor(rows * self.unit.per_nat)
+                        left = rows * self.unit.per_nat
                     shape = left.shape[0], right.shape[0]
                     if self.keep:
                         tile = self.kept[i, j] = rows.new_empty(shape)
                     else:
                         tile = self._buffer(0, shape)
-                    self.multiply.similarities(left, right, out=tile)
+                    torch.mm(left, right.T, out=tile)
                     self._mask(tile, i, j)
                     if self.plain:
                         self.unit.exp_(tile)
@@ -258,16 +200,16 @@ class Tiles:
         """
         row_scales = self._softmax_scales(grad_sums, log_sums)
         at_rows = self._blocks(row_scales.unsqueeze(-1), dim=-2)
-        at_columns: Sequence[Tensor | None] = [None] * len(self.operands)
+        at_columns: Sequence[Tensor | None] = [None] * len(self.columns)
         if self.symmetric or columns is not None:
             column_scales = row_scales if columns is None else self._softmax_scales(*columns)
             at_columns = self._blocks(column_scales.unsqueeze(-2), dim=-1)
         parts = self._blocks(into)
         for i, j, tile in self.tiles():
-            weights = self.multiply.operand(self._weights(tile, at_rows[i], at_columns[j]))
-            self.multiply.add(parts[i], weights, self.operands[j])
+            weights = self._weights(tile, at_rows[i], at_columns[j])
+            torch.addmm(parts[i], weights, self.columns[j], out=parts[i])
             if self.symmetric and i != j:
-                self.multiply.add(parts[j], weights.T, self.operands[i])
+                torch.addmm(parts[j], weights.T, self.columns[i], out=parts[j])
 
     def _softmax_scales(self, grad_sums: Tensor, log_sums: Tensor) -> Tensor:
         """Return grad_sums * power / exp(log_sums), which times exp(power * s_ij) is dL/ds_ij.
