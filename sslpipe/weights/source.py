@@ -60,7 +60,8 @@ class Source:
 def parse_source(text: str | Path) -> Source:
     """Take a SOURCE apart, and check that its files are there.
 
-    What is a path is one; else A+B is a join, and a number behind the last @ a size in px.
+    What is a path is one, also before @PX and between two +; else A+B is a join, and a number
+    behind the last @ a size in px.
 
     Raises:
         WeightsError: It is none, its file is missing, or a join has one part twice.
@@ -73,8 +74,8 @@ def parse_source(text: str | Path) -> Source:
     if not path.exists():
         if file is not None and named is not None and file.exists():
             kind, path = named[1], file
-        elif "+" in text and all(text.split("+")):
-            parts = tuple(parse_source(part) for part in text.split("+"))
+        elif len(words := _joined(text)) > 1 and all(words):
+            parts = tuple(parse_source(part) for part in words)
             if len({part.text for part in parts}) < len(parts):
                 raise WeightsError(f"{text} joins one network with itself; give each another size")
             return Source(text, "join", parts=parts)
@@ -111,6 +112,30 @@ def parse_source(text: str | Path) -> Source:
             "weights that it was made from"
         )
     return Source(text, "path", path, kind)
+
+
+def _joined(text: str) -> list[str]:
+    """Take a join apart at each +, but for those inside of a path that exists."""
+    words = text.split("+")
+    parts = []
+    while words:
+        counts = range(len(words), 0, -1)
+        count = next((n for n in counts if _is_path("+".join(words[:n]))), 1)
+        parts.append("+".join(words[:count]))
+        words = words[count:]
+    return parts
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a source without its size, or without its KIND, is a path that exists."""
+    sized = _SIZED.fullmatch(text)
+    for source in (text, "" if sized is None else sized[1]):
+        named = _NAMED.fullmatch(source)
+        for path in (source, "" if named is None else named[2]):
+            path = path.removeprefix("local-dir:")
+            if path and Path(path).exists():
+                return True
+    return False
 
 
 def check_file(path: Path, most_bytes: int | None = None) -> None:

@@ -150,13 +150,24 @@ def test_another_size_resizes_tables_and_keeps_all_other_tensors():
 
 def test_what_a_source_means(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("a+b.pth", "a.pth", "b.pth", "c@64.pth"):
+    (tmp_path / "exp a+b").mkdir()
+    for name in ("a+b.pth", "a.pth", "b.pth", "c@64.pth", "exp a+b/w+x.pth"):
         (tmp_path / name).write_bytes(b"")
     single = {"a.pth@64": 64, "timm/x@a.pth@96": 96, "timm:x@128": 128}
+    single |= {"exp a+b/w+x.pth@64": 64, "timm/x@exp a+b/w+x.pth@64": 64, "a+b.pth@32": 32}
     named = ("a+b.pth", "timm/x@a+b.pth", "c@64.pth", "timm/x@c@64.pth")
     for text, px in {**single, **dict.fromkeys(named)}.items():
         source = parse_source(text)
         assert (source.px, source.parts, source.text) == (px, (), text)
+    for text, parts in {
+        "exp a+b/w+x.pth@64+a+b.pth": ["exp a+b/w+x.pth@64", "a+b.pth"],
+        "a.pth+timm/x@exp a+b/w+x.pth+timm:y@96": [
+            "a.pth", "timm/x@exp a+b/w+x.pth", "timm:y@96"
+        ],
+        "local-dir:exp a+b/w+x.pth@64+b.pth": ["local-dir:exp a+b/w+x.pth@64", "b.pth"],
+    }.items():  # fmt: skip
+        source = parse_source(text)
+        assert ([part.text for part in source.parts], source.px) == (parts, None)
     parts = parse_source("a.pth@64+timm/x@b.pth+timm:y").parts
     assert [part.text for part in parts] == ["a.pth@64", "timm/x@b.pth", "timm:y"]
     assert [part.px for part in parts] == [64, None, None]
