@@ -9,7 +9,9 @@ damaged files. Images of other types come from NumPy's .npy, whose header is nev
 import io
 import re
 import struct
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +23,8 @@ from sslpipe.data.image_type import RGB8, Colour, ImageType
 
 MAX_PIXELS = 64 * 2**20  # a header that says more is refused before anything is decoded
 MAX_BYTES = 64 * 2**20
+LEAST_COUNTED = 2**20  # pixels: images below it are decoded by all threads at once
+ROWS_MIXED = 64
 
 Kind = Literal["jpg", "png", "webp"]
 Pixels = NDArray[Any]  # uint8, or float32 in the units of `ImageType`
@@ -80,23 +84,55 @@ def decode(
     kind = _known_kind(raw) if image_type is RGB8 or image_type.is_rgb8 else None
     if len(raw) > MAX_BYTES:
         raise BadSample(f"{len(raw)} bytes, more than the limit of {MAX_BYTES}")
-    if kind is not None:
-        check_size(*header_size(raw))
-    try:
-        if kind is None:
-            units = image_type.in_units(read_npy(raw, image_type), channels)
-            pixels = np.require(units, requirements="W")
-        elif kind == "jpg":
-            pixels = _decode_jpeg(raw, canvas_px)
-        else:
-            pixels = _decode_by_pillow(raw, kind, image_type.background)
-    except BadSample:
-        raise
-    except Exception as error:  # damaged bytes make the decoders raise almost anything
-        raise BadSample(f"cannot decode the {kind}: {first_line(error)}") from error
-    if channels is not None and kind is not None:
-        pixels = pixels[:, :, channels]
-    return reduce_to(np.ascontiguousarray(pixels), canvas_px).transpose(2, 0, 1)
+    if kind is None:
+        height, width, _ = _npy_header(raw)[2]
+    else:
+        width, height = header_size(raw)
+    check_size(width, height)
+    scale = _jpeg_scale(max(width, height), canvas_px) if kind == "jpg" else 1
+    with _at_once.take(width * height // scale**2):
+        try:
+            if kind is None:
+                units = image_type.in_units(read_npy(raw, image_type), channels)
+                pixels = np.require(units, requirements="W")
+            elif kind == "jpg":
+                pixels = _decode_jpeg(raw, canvas_px)
+            else:
+                pixels = _decode_by_pillow(raw, kind, image_type.background)
+        except BadSample:
+            raise
+        except Exception as error:  # damaged bytes make the decoders raise almost anything
+            raise BadSample(f"cannot decode the {kind}: {first_line(error)}") from error
+        if channels is not None and kind is not None:
+            pixels = pixels[:, :, channels]
+        return reduce_to(np.ascontiguousarray(pixels), canvas_px).transpose(2, 0, 1)
+
+
+class _PixelBudget:
+    """Bound the pixels that all threads of a process decode at once: some 16 bytes each."""
+
+    def __init__(self, pixels: int) -> None:
+        self._left = pixels
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, pixels: int) -> Iterator[None]:
+        """Wait until an image fits beside those that other threads decode; at once for most."""
+        if pixels < LEAST_COUNTED:
+            yield
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._left >= pixels)
+            self._left -= pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left += pixels
+                self._changed.notify_all()
+
+
+_at_once = _PixelBudget(MAX_PIXELS)
 
 
 def decode_picture(raw: Content, canvas_px: int, image_type: ImageType = RGB8) -> Pixels:
@@ -208,8 +244,8 @@ def _decode_jpeg(raw: Buffer, canvas_px: int) -> Pixels:
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(raw)
         if colours not in ("CMYK", "YCCK"):
-            longer, options = max(height, width), {}
-            scale = next((s for s in (8, 4, 2) if -(-longer // s) >= canvas_px), 1)
+            options = {}
+            scale = _jpeg_scale(max(height, width), canvas_px)
             if scale > 1:
                 options = {"min_height": -(-height // scale), "min_width": -(-width // scale)}
             pixels = simplejpeg.decode_jpeg(raw, min_factor=scale, **options)
@@ -217,6 +253,10 @@ def _decode_jpeg(raw: Buffer, canvas_px: int) -> Pixels:
     except ValueError:  # also for damage that libjpeg can repair: Pillow decides
         pass
     return _decode_by_pillow(raw, "jpg")
+
+
+def _jpeg_scale(longer: int, canvas_px: int) -> int:
+    return next((scale for scale in (8, 4, 2) if -(-longer // scale) >= canvas_px), 1)
 
 
 def _decode_by_pillow(raw: Buffer, kind: Kind, background: Colour | None = None) -> Pixels:
@@ -233,15 +273,18 @@ def rgb_pixels(image: Image.Image, background: Colour | None = None) -> Pixels:
         grey = (np.asarray(image).astype(np.int32) >> 8).astype(np.uint8)  # (h, w)
         pixels = np.repeat(grey[:, :, None], 3, axis=2)
     elif background is not None and image.has_transparency_data:
-        rgba = np.asarray(image.convert("RGBA")).astype(np.uint16)  # (h, w, 4)
-        alpha = rgba[:, :, 3:]
+        rgba = np.asarray(image.convert("RGBA"))  # (h, w, 4)
+        pixels = np.empty((*rgba.shape[:2], 3), np.uint8)
         under = np.array(background, np.uint16)
-        mixed = (rgba[:, :, :3] * alpha + under * (255 - alpha) + 127) // 255  # at most 65,152
-        pixels = mixed.astype(np.uint8)
+        for top in range(0, len(rgba), ROWS_MIXED):  # 16-bit values of some rows at a time
+            some = rgba[top : top + ROWS_MIXED].astype(np.uint16)
+            alpha = some[:, :, 3:]
+            mixed = (some[:, :, :3] * alpha + under * (255 - alpha) + 127) // 255  # <= 65,152
+            pixels[top : top + ROWS_MIXED] = mixed
     else:
         if image.mode == "P" and "transparency" in image.info:
             image = image.convert("RGBA")  # straight to RGB warns
-        pixels = np.array(image.convert("RGB"))
+        pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
     return _oriented(pixels, _orientation(image.info.get("exif", b"")))
 
 

@@ -1,6 +1,8 @@
 """sslpipe.data.decode: equal to Pillow's pixels, upright, bounded, and every fault a BadSample."""
 
 import io
+import subprocess
+import sys
 import time
 import zlib
 
@@ -9,6 +11,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from sslpipe.data.decode import MAX_BYTES, BadSample, decode
+from tests.helpers.runs import ROOT
 
 CANVAS_PX = 256
 
@@ -227,3 +230,49 @@ def test_a_second_png_header_cannot_hide_a_bomb():
     second = png_parts(60000, 60000, 8, 0, b"")[1]
     with pytest.raises(BadSample):
         decode(b"".join([start, header, second, *rest]), CANVAS_PX)
+
+
+def peak_of(code, *arguments):
+    """What a process adds to its peak memory by running code, in bytes."""
+    text = (
+        "import re, sys, torch\n"
+        "from sslpipe.data.decode import decode\n"
+        "from sslpipe.data.image_type import RGB8\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from pathlib import Path\n"
+        "status = Path('/proc/self/status')\n"
+        "peak = lambda: int(re.search(r'VmHWM:\\s*(\\d+)', status.read_text())[1])\n"
+        "torch.set_num_threads(1)\n"
+        "raw = open(sys.argv[1], 'rb').read()\n"
+        "decode(open(sys.argv[2], 'rb').read(), 64)\n"
+        f"before = peak()\n{code}\nprint((peak() - before) * 1024)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text, *map(str, arguments)],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_large_pngs_are_decoded_within_one_budget_by_any_number_of_threads(tmp_path):
+    """5,800 px squares, half of the limit: two at once, whatever the number of threads."""
+    Image.new("RGB", (5800, 5800), (9, 8, 7)).save(tmp_path / "large.png", compress_level=1)
+    Image.new("RGB", (70, 70), (9, 8, 7)).save(tmp_path / "small.png")
+    files = (tmp_path / "large.png", tmp_path / "small.png")
+    one = peak_of("decode(raw, 64)", *files)
+    four = "with ThreadPoolExecutor(4) as pool: list(pool.map(lambda _: decode(raw, 64), range(4)))"
+    assert peak_of(four, *files) < 3 * one
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_transparent_images_are_mixed_in_little_memory(tmp_path):
+    Image.new("RGBA", (4000, 4000), (9, 8, 7, 99)).save(tmp_path / "a.png", compress_level=1)
+    dropped = peak_of("decode(raw, 64)", tmp_path / "a.png", tmp_path / "a.png")
+    mixed = peak_of(
+        "decode(raw, 64, image_type=RGB8.on((255, 0, 0)))", tmp_path / "a.png", tmp_path / "a.png"
+    )
+    assert mixed < dropped + 4000 * 4000 * 8
