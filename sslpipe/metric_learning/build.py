@@ -34,7 +34,6 @@ from sslpipe.recipe.base import Component
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.registry import build
 from sslpipe.run.best import check_keeping
-from sslpipe.run.session import Run
 
 Integers = NDArray[np.int64]
 
@@ -235,16 +234,19 @@ def check_negatives(recipe: FinetuneRecipe, num_classes: int) -> None:
 
 
 def class_neighbours(
-    recipe: FinetuneRecipe, task: MetricTask, order: PKOrder, run: Run
+    recipe: FinetuneRecipe, task: MetricTask, order: PKOrder
 ) -> ClassNeighbours | None:
-    """Return the table of near classes that the order reads, with sampler.neighbours; else None."""
+    """Return the table of near classes that the order reads, with sampler.neighbours; else None.
+
+    It is on the device and in the dtype of the task's weights.
+    """
     if not recipe.sampler.neighbours:
         return None
     neighbours = ClassNeighbours(
         num_classes=len(order.classes),
         dim=task.backbone.num_features,
         size=recipe.sampler.classes_per_batch,
-    ).to(run.device, run.dtype)
+    ).to(next(task.parameters()))
     order.nearest = neighbours.nearest_classes
     return neighbours
 

@@ -99,7 +99,7 @@ def finetune(
         warnings = plan_warnings(recipe, index, order, augment.crop_px)  # or refused
         run.configure(recipe, recipe.optim.precision)
         augment, task = augment.to(run.device), run.place(task)
-        neighbours = class_neighbours(recipe, task, order, run)
+        neighbours = class_neighbours(recipe, task, order)
         groups = freeze_and_group(task, recipe)
         ddp, optimizer = run.prepare(task, optimizer_over(groups, recipe.optim))
         first_steps = recipe.tune.projector_first_steps
