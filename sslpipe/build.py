@@ -14,7 +14,7 @@ from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import Order, suggest_holdout
 from sslpipe.data.pairing import Pairing
 from sslpipe.data.pipeline import Batch
-from sslpipe.data.plan import holdout_doubt, holdout_ids
+from sslpipe.data.plan import MOST_HOLDOUT, MOST_READ, holdout_doubt, holdout_ids
 from sslpipe.distributed import current_rank
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.evaluation.embed import load_embeddings
@@ -47,7 +47,6 @@ CachedBackward = Callable[..., tuple[Tensor, Tensor, Tensor]]  # see run.gradien
 
 MOST_HELD_OUT = 1 / 4  # of a split, before a warning
 MOST_PLANNED = 16  # batches whose negatives are counted; fewer of large ones
-MOST_READ = 10**7  # labels that are read to suggest settings
 
 
 def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:
@@ -297,11 +296,11 @@ def plan_warnings(
         raise RecipeError(f"loss.kind = {recipe.loss.kind!r} {reason}")
     ids = holdout_ids(recipe, split)
     doubt = holdout_doubt(recipe, split, ids)
-    settings, tells = "data.holdout=2000", True
+    settings, tells = MOST_HOLDOUT, True
     if len(split) <= MOST_READ:
         settings, tells = suggest_holdout(split.labels)
     remedy = f"set {settings}" if tells else ""
-    check_keeping(recipe.run, scored=len(ids) > 0, labels=split.labels_of(ids), remedy=remedy)
+    check_keeping(recipe.run, split.labels_of(ids), views=True, remedy=remedy)
     warnings = [stem_warning(recipe.backbone, crop_px)]
     warnings += [rate_warning(recipe.optim, recipe.data.batch_size)]
     if len(ids) > MOST_HELD_OUT * len(split):

@@ -28,7 +28,7 @@ from sslpipe.data.loader import batches
 from sslpipe.data.order import ORDER_VERSION, Order
 from sslpipe.data.pairing import Pairing, plan_pairs
 from sslpipe.data.pipeline import Batch
-from sslpipe.data.plan import bank_ids, holdout_ids, plan_order
+from sslpipe.data.plan import bank_ids, holdout_ids, plan_order, with_holdout
 from sslpipe.distributed import all_gather_rows
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.initial import (
@@ -47,6 +47,7 @@ from sslpipe.models.momentum import MomentumPair, decay_at, follow, momentum_at
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import optimizer_over
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run.best import can_choose
 from sslpipe.run.guard import Decision
 from sslpipe.run.health import Alarms, embedding_health
 from sslpipe.run.launch import resolve_precision, seed_torch
@@ -81,11 +82,14 @@ def pretrain(
         index = index.with_channels(recipe.data.channels)
         split = index.split(recipe.data.split)
         index.check_files(split.name)
-        order = plan_order(recipe, index)
         init_from = fit_channels(init_from, index)
         init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
         not_used = backbone_note(recipe, init_from)
-        recipe = with_init(recipe, init_from, index).resolved(order.steps_per_epoch)
+        recipe = with_holdout(with_init(recipe, init_from, index), split)
+        order = plan_order(recipe, index)
+        held_out_ids = holdout_ids(recipe, split)
+        recipe = recipe.resolved(order.steps_per_epoch)
+        recipe = recipe.with_watch(can_choose(split.labels_of(held_out_ids), views=True))
         pairing = plan_pairs(recipe.pairs, split, order)  # partners, masks, labels of [pairs]
         recipe, teacher = open_teacher(recipe, index)
 
@@ -130,8 +134,7 @@ def pretrain(
         size = f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
         run.announce(size + describe_init(init_from, recipe.tune), [*warnings, not_used])
         score = partial(monitor, canvas_px=recipe.data.canvas_px, bank=bank_ids(recipe, split))
-        held_out = view, split, holdout_ids(recipe, split)
-        run.monitor(score, model.backbone, *held_out, ema=model.ema)
+        run.monitor(score, model.backbone, view, split, held_out_ids, ema=model.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below
 
         # batches, their views planned

@@ -16,7 +16,7 @@ from sslpipe.metric_learning.build import build_task, with_backbone
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.models.backbones import build_backbone, stem_warning
 from sslpipe.optim import lr_at, rate_warning
-from sslpipe.recipe import load_recipe
+from sslpipe.recipe import FinetuneRecipe, load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.registry import build
 from tests.helpers.runs import ROOT, parsed
@@ -61,7 +61,7 @@ def test_the_header_is_complete(path):
 
 def check_header(path: Path, title: str, fields: dict[str, str], names: tuple[str, ...]) -> None:
     assert title.endswith(".")
-    assert tuple(fields) == names
+    assert tuple(name for name in fields if name != "watch") == names
     measured = fields["measured"]
     assert measured == "not yet measured" or re.search(r"commit [0-9a-f]{7}.*\d", measured)
     assert fields["published"].startswith(("none", "elsewhere, "))  # not mistaken for our own
@@ -120,9 +120,9 @@ def test_every_part_builds_and_a_view_passes_through(path):
     augment = build(AUGMENTS, recipe.augment, section="augment", mean=mean, std=std)
     assert stem_warning(recipe.backbone, augment.crop_px) is None
     model = build_model(recipe, augment.crop_px)
-    z = model(torch.rand(2, 3, augment.crop_px, augment.crop_px))
-    assert z.shape == (2, recipe.projector.out_dim)
-    loss = build_loss(recipe)(z[:1], z[1:])
+    z = model(torch.rand(4, 3, augment.crop_px, augment.crop_px))
+    assert z.shape == (4, recipe.projector.out_dim)
+    loss = build_loss(recipe)(z[:2], z[2:])
     assert loss.isfinite()
     assert freeze_and_group(model, recipe)
     assert recipe.data.canvas_px >= augment.crop_px
@@ -237,6 +237,19 @@ METRIC_FIELDS = (
 )  # fmt: skip
 
 every_metric_recipe = pytest.mark.parametrize("path", METRIC_RECIPES, ids=lambda path: path.stem)
+
+
+@pytest.mark.promise(15)
+@pytest.mark.parametrize("path", [*RECIPES, *METRIC_RECIPES], ids=lambda path: path.stem)
+def test_a_recipe_from_weights_or_with_labels_is_watched_or_says_why_not(path):
+    fields = header(path)[1]
+    recipe = load_recipe(path)
+    labelled = isinstance(recipe, FinetuneRecipe)
+    if not labelled and "--init" not in fields["train"]:
+        return
+    held_out = recipe.data.validation_classes if labelled else recipe.data.holdout
+    watched = held_out != 0 and recipe.run.monitor_steps != 0 and recipe.run.keep != "last"
+    assert watched != ("watch" in fields)
 
 
 @every_metric_recipe

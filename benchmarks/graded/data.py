@@ -11,7 +11,8 @@ themes. sprites, terrain: Wesnoth's units (every frame) and fields by folder and
 Nexuiz's colour maps by folder. surfaces: UFO AI's colour maps by folder and first word. fashion:
 Fashion-MNIST. glyphs: a letter or digit in every font of the packages. mri: slices of a head
 (Colin 27, T1), 48 mm each way, in three planes; a class is the region of the atlas AAL in the
-middle, left and right alike, and middles of one side are 24 mm apart.
+middle, left and right alike, and middles of one side are 24 mm apart. Beside the ten, characters:
+some 2,000 letters, digits and signs, each in 4 drawings by the fonts: many classes of few images.
 
 Images of the same pixels count once in a set; of a class at most MOST are taken, and classes of
 fewer than LEAST are left out. Classes are cut in the order of a hash of their names: half are
@@ -31,6 +32,7 @@ import csv
 import gzip
 import hashlib
 import string
+import unicodedata
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -43,6 +45,7 @@ from benchmarks.common import sslpipe
 
 TUNING = ("drawings", "stamps")  # settings are chosen on these, and nowhere else
 MOST, LEAST, MOST_CLASSES = 20, 4, 100
+CHARACTERS = "characters"  # a set beside the ten
 SHORTER_PX = 224
 MAPS = ("_norm", "_gloss", "_glow", "_bump", "_nm", "_sm", "_gm", "_luma", "_shirt", "_pants")
 Classes = dict[str, list[Path]]
@@ -73,10 +76,14 @@ def main() -> None:
         "fashion": lambda: fashion_mnist(share / "datasets" / "fashion-mnist", made / "fashion"),
         "glyphs": lambda: glyphs(share / "fonts", made / "glyphs"),
         "mri": lambda: brain_regions(share / "mricron" / "templates", made / "mri"),
+        CHARACTERS: lambda: characters(share / "fonts", made / CHARACTERS),
     }
     for name in args.sets or sets:
         if not (args.out / name / "dataset.json").is_file():
-            rows = rows_of(sets[name]())
+            if name == CHARACTERS:
+                rows = rows_of(sets[name](), most=LEAST, most_classes=10 * MOST_CLASSES)
+            else:
+                rows = rows_of(sets[name]())
             if args.jpeg_px:
                 rows = as_jpeg(rows, made / f"small-{name}", args.jpeg_px)
             options = ("--resize-shorter", str(SHORTER_PX))
@@ -150,8 +157,11 @@ def picture(listings: list[Path], px: int = 84, count: int = 8) -> Image.Image:
     return sheet
 
 
-def rows_of(classes: Classes) -> Rows:
-    """Give each image that is taken its class and its split, half of the classes each."""
+def rows_of(classes: Classes, most: int = MOST, most_classes: int = MOST_CLASSES) -> Rows:
+    """Give each image that is taken its class and its split, half of the classes each.
+
+    Of a class at most `most` images are taken, and of classes at most `most_classes` a split.
+    """
     large = {name: files for name, files in classes.items() if len(files) >= LEAST}
     seen: set[bytes] = set()
     rows: Rows = []
@@ -160,13 +170,13 @@ def rows_of(classes: Classes) -> Rows:
         different: dict[bytes, Path] = {}
         files = sorted(large[name], key=lambda path: hashlib.sha256(path.read_bytes()).digest())
         for path in files:
-            if len(different) < MOST and (pixels := pixels_sha256(path)) not in seen:
+            if len(different) < most and (pixels := pixels_sha256(path)) not in seen:
                 different.setdefault(pixels, path)
         if len(different) >= LEAST:
             seen |= different.keys()
             rows += [(path, name, ("train", "test")[taken % 2]) for path in different.values()]
             taken += 1
-        if taken == 2 * MOST_CLASSES:
+        if taken == 2 * most_classes:
             break
     return rows
 
@@ -272,6 +282,32 @@ def glyphs(fonts: Path, out: Path) -> Classes:
             image.save(path)
             found.setdefault(f"glyph {ord(letter)}", []).append(path)
     return found
+
+
+def characters(fonts: Path, out: Path) -> Classes:
+    """Draw the letters, numbers and signs below U+2C00 with every font that has them, 64 px."""
+    found: Classes = {}
+    for number, font in enumerate(sorted(fonts.rglob("*.ttf"))):
+        face = ImageFont.truetype(str(font), 48)
+        missing = draw_character(face, chr(0xFFFE)).tobytes()  # no font has this one
+        for code in range(0x21, 0x2C00):
+            if unicodedata.category(chr(code))[0] not in "LNS":
+                continue
+            image = draw_character(face, chr(code))
+            if image.tobytes() == missing or image.getextrema() == (255, 255):
+                continue
+            path = out / f"{code:05}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.save(path)
+            found.setdefault(f"character {code:05}", []).append(path)
+    return found
+
+
+def draw_character(face: ImageFont.FreeTypeFont, character: str) -> Image.Image:
+    """Draw one character, black on white, 64 px."""
+    image = Image.new("L", (64, 64), 255)
+    ImageDraw.Draw(image).text((32, 32), character, font=face, fill=0, anchor="mm")
+    return image
 
 
 def brain_regions(templates: Path, out: Path, side: int = 48, apart: int = 24) -> Classes:

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import machine, machine_line, parser, print_table, save
-from benchmarks.graded.data import TUNING
+from benchmarks.graded.data import CHARACTERS, TUNING
 from benchmarks.graded.jobs import (
     FORMS,
     IMAGENET,
@@ -188,7 +188,7 @@ def arguments() -> argparse.Namespace:
     parse.add_argument("--tune", action="store_true", help="TRIALS of each method before the runs")
     parse.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parse.add_argument("--workers", type=int, default=2, help="processes side by side")
-    parse.add_argument("--sets", nargs="+", default=SETS, choices=SETS)
+    parse.add_argument("--sets", nargs="+", default=SETS, choices=(*SETS, CHARACTERS))
     parse.add_argument("--methods", nargs="+", default=[*METHODS], choices=METHODS)
     parse.add_argument("--set", nargs="+", default=[], help="settings of all recipes, KEY=VALUE")
     return parse.parse_args()

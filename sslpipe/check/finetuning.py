@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import numpy as np
+
 from sslpipe.augment.two_views import build_augment
 from sslpipe.check.result import (
     Check,
@@ -18,10 +20,10 @@ from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
     build_task,
     freeze_and_group,
+    held_out,
     labelled_split,
     plan_batches,
     plan_warnings,
-    validation_ids,
     with_backbone,
 )
 from sslpipe.models.backbones import stem_warning
@@ -29,6 +31,7 @@ from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.identity import run_identity
+from sslpipe.run.best import can_choose
 from sslpipe.run.launch import check_precision, training_device
 from sslpipe.run.memory import check_memory, estimate_memory
 
@@ -58,8 +61,10 @@ def check_finetuning(
         split, names = labelled_split(recipe, index)
         index.check_files(split.name)
         order = plan_batches(recipe, index)
-        recipe, num_classes = recipe.resolved(order.steps_per_epoch), len(order.classes)
-        held = validation_ids(split, recipe.data.validation_classes, names)
+        num_classes = len(order.classes)
+        held, whole_classes = held_out(recipe, split, names)
+        recipe = recipe.resolved(order.steps_per_epoch)
+        recipe = recipe.with_watch(can_choose(split.labels_of(held), views=False))
         warnings = [*plan_warnings(recipe, index, order, crop_px)]
         warnings.append(straddle_warning(index, split.name))
 
@@ -86,6 +91,8 @@ def check_finetuning(
         rows.append(("data", "not given (--data): classes, steps per epoch, digest unknown"))
     else:  # all parts are built: the digest covers the source of plug-ins
         digest = run_identity(recipe, index, ORDER_AND_PK_VERSION)["digest"]
+        classes = len(np.unique(split.labels_of(held)))
+        what = f"images of {classes:,} classes held out" if whole_classes else "images held out"
         trained = sum(p.numel() for p in task.parameters() if p.requires_grad)
         given = f"{order.samples:,} images of {len(order.classes):,} classes"
         rows += [
@@ -93,7 +100,7 @@ def check_finetuning(
             ("parameters trained", f"{trained:,}"),
             *(("parameter group", line) for line in groups.splitlines()),
             ("data", f"{index.manifest.name}: {given}"),
-            ("validation", f"{len(held):,} images of classes held out from training"),
+            ("validation", f"{len(held):,} {what} from training"),
             ("steps per epoch", f"{order.steps_per_epoch:,}"),
             ("an epoch uses", f"{order.used:,} images; {order.dropped:,} leave the buffer unused"),
             ("digest", digest),

@@ -29,7 +29,7 @@ from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, WELL_MIXED, Order, mixing_score
 from sslpipe.data.pairing import Pairing, joint_codes, plan_pairs
-from sslpipe.data.plan import holdout_ids, plan_order
+from sslpipe.data.plan import holdout_ids, plan_order, with_holdout
 from sslpipe.errors import RecipeError
 from sslpipe.export.initial import backbone_note, fit_channels, with_init
 from sslpipe.export.load import FrozenBackbone
@@ -40,6 +40,7 @@ from sslpipe.optim import describe_groups, rate_warning
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.pretrain import Recipe
+from sslpipe.run.best import can_choose
 from sslpipe.run.launch import check_precision, training_device
 from sslpipe.run.memory import check_memory, estimate_memory
 
@@ -73,9 +74,13 @@ def check_pretraining(
     if index is not None:
         split = index.split(recipe.data.split)
         index.check_files(split.name)
+        recipe = with_holdout(recipe, split)
         order = plan_order(recipe, index)
         pairing = plan_pairs(recipe.pairs, split, order)
-        recipe, teacher = open_teacher(recipe.resolved(order.steps_per_epoch), index)
+        held_out_ids = holdout_ids(recipe, split)
+        recipe = recipe.resolved(order.steps_per_epoch)
+        recipe = recipe.with_watch(can_choose(split.labels_of(held_out_ids), views=True))
+        recipe, teacher = open_teacher(recipe, index)
 
     # the other parts; when all are built, the digest covers the source of those from plug-ins
     loss_fn, crop_px = build_loss(recipe, teacher), augment.crop_px

@@ -13,6 +13,7 @@ from sslpipe.data.order import (
     held_out,
     lowest_hashes,
     repeated,
+    suggest_holdout,
     with_a_partner,
 )
 from sslpipe.data.pairing import plan_pairs
@@ -20,6 +21,8 @@ from sslpipe.errors import naming
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
 
+MOST_READ = 10**7  # labels that are read to suggest settings
+MOST_HOLDOUT = "data.holdout=2000"
 MOST_BANK = 2000  # samples that an evaluation embeds beside the held-out ones
 CLASS = "class"  # data.holdout_by: whole classes, where no column has this name
 
@@ -43,6 +46,22 @@ def plan_order(recipe: Recipe, index: DatasetIndex) -> Order:
         window=recipe.data.shuffle_window,
         without=untrained_ids(recipe, split),
     )
+
+
+def with_holdout(recipe: Recipe, split: Split) -> Recipe:
+    """Return the recipe with data.holdout as a number: a tenth in a run from weights, else 0.
+
+    The recipe is one of `with_init`.
+    """
+    if recipe.data.holdout is not None:
+        return recipe
+    changes: dict[str, int | str] = {"holdout": 0}
+    if recipe.init:
+        settings = suggest_holdout(split.labels)[0] if len(split) <= MOST_READ else MOST_HOLDOUT
+        for word in settings.split():
+            key, _, value = word.removeprefix("data.").partition("=")
+            changes[key] = int(value) if key == "holdout" else value
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=changes)})
 
 
 def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:

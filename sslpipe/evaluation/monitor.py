@@ -1,5 +1,6 @@
 """Measure the backbone during training, inside a slice of train that it never sees."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -62,16 +63,15 @@ def monitor(
     numbers = {}
     labelled = rows.rows(rows.labels >= 0)
     classes = labelled.labels.cpu().numpy()
-    if with_a_partner(classes):
+    if with_a_partner(classes) and _finite(labelled):
         # of classes this small most of 20 neighbours are of others: Recall@1 instead
         small = np.unique(classes, return_counts=True)[1].max() <= SMALL_CLASS
         k = 1 if small else min(MONITOR_K, len(classes) - 1)
         (found,) = knn_results(labelled, labelled, k=(k,), exclude_same_id=True)
         numbers["holdout_knn"] = found.value
-    searched = labelled
-    if more is not None:
-        searched = Embeddings(*map(torch.cat, zip(labelled, more, strict=True)))
-    numbers |= _retrieval(labelled, searched, "holdout")
+    searched = labelled if more is None else _together(labelled, more)
+    if len(torch.unique(searched.labels)) > 1:  # of one class every neighbour is right
+        numbers |= _retrieval(labelled, searched, "holdout")
     free = label_free_numbers(rows.features, by_view(views.features))
     return numbers | {f"holdout_{name}": value for name, value in free.items()}
 
@@ -82,31 +82,48 @@ def retrieval_monitor(
     split: Split,
     ids: NDArray[np.int64],
     process: Rank,
+    *,
+    bank: NDArray[np.int64] | None = None,
     **options: Any,
 ) -> dict[str, float]:
-    """Score leave-one-out retrieval among samples of held-out classes; see `monitor`. Collective.
+    """Score leave-one-out retrieval of held-out samples; see `monitor`. Collective.
 
     Returns:
         On rank 0 {"validation_recall_at_1": ..., "validation_map_at_r": ...}; empty on the others,
         and where no two samples are of one class.
     """
     rows = _embedded(backbone, view, split, ids, process, options)
-    return {} if process.rank != 0 else _retrieval(rows, rows, "validation")
+    more = None if bank is None else _embedded(backbone, view, split, bank, process, options)
+    if process.rank != 0:
+        return {}
+    searched = rows if more is None else _together(rows, more)
+    return _retrieval(rows, searched, "validation")
+
+
+def _finite(rows: Embeddings) -> bool:
+    return bool(torch.isfinite(rows.features).all())
+
+
+def _together(rows: Embeddings, more: Embeddings) -> Embeddings:
+    return Embeddings(*map(torch.cat, zip(rows, more, strict=True)))
 
 
 def _retrieval(queries: Embeddings, rows: Embeddings, prefix: str) -> dict[str, float]:
-    """Search rows, among which the queries are; {} where none has another row of its class."""
+    """Search rows, among which the queries are; {} where none has another row of its class.
+
+    The scores of features that are not finite are NaN: the run has diverged, and says so itself.
+    """
+    names = (f"{prefix}_recall_at_1", f"{prefix}_map_at_r")
     if not len(queries.ids):
         return {}
+    if not _finite(rows):
+        return dict.fromkeys(names, math.nan)
     scores = retrieval_per_query(rows, queries, k=(1,), exclude_same_id=True)
     matched = scores.values[scores.matches > 0]
     if not len(matched):
         return {}
     values = dict(zip(scores.names, matched.mean(0).tolist(), strict=True))
-    return {
-        f"{prefix}_recall_at_1": values["Recall@1"],
-        f"{prefix}_map_at_r": values["map_at_r"],
-    }
+    return dict(zip(names, (values["Recall@1"], values["map_at_r"]), strict=True))
 
 
 def _embedded(

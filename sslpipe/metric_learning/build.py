@@ -1,7 +1,7 @@
 """The parts of a fine-tuning, built from its recipe and checked before the first step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sslpipe.data.index import DatasetIndex, RelabelledSplit, Split
-from sslpipe.data.order import ORDER_VERSION, with_a_partner
+from sslpipe.data.order import ORDER_VERSION, lowest_hashes, with_a_partner
 from sslpipe.errors import RecipeError, did_you_mean, naming
 from sslpipe.export.initial import copy_weights, with_init
 from sslpipe.export.load import FrozenBackbone
@@ -38,6 +38,8 @@ from sslpipe.run.best import check_keeping
 Integers = NDArray[np.int64]
 
 ORDER_AND_PK_VERSION = ORDER_VERSION * 1000 + PK_VERSION
+FEW_HELD_OUT, MOST_HELD_OUT = 100, 500  # images that data.validation_classes = "auto" aims at
+LEAST_HELD_OUT_CLASSES = 5
 _VALIDATION = 0x7A  # names the draw of validation classes
 
 
@@ -71,6 +73,57 @@ def validation_ids(split: Split, classes: int | Sequence[str], names: Sequence[s
     return np.flatnonzero(np.isin(split.labels, chosen))
 
 
+class HeldOut(NamedTuple):
+    """What a fine-tuning does not train on, to choose its weights by."""
+
+    ids: Integers  # sorted
+    whole_classes: bool  # else images of classes that are trained on
+
+
+def held_out(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> HeldOut:
+    """Choose the samples that data.validation_classes holds out, those of no group included.
+
+    "auto" aims at a tenth of the images; of few at FEW_HELD_OUT, if that is at most a quarter, of
+    many at MOST_HELD_OUT. Whole classes, which say most of new ones, if these are at least
+    LEAST_HELD_OUT_CLASSES and leave those of a batch; else of each class so many images, if it has
+    more than images_per_class; where none has, two classes or more; where a batch needs these,
+    nothing.
+
+    Args:
+        recipe: Of a fine-tuning.
+        split: As `labelled_split` gives it, like names.
+        names: Of the classes, by label.
+
+    Raises:
+        RecipeError: As in `validation_ids`.
+    """
+    chosen, sampler = recipe.data.validation_classes, recipe.sampler
+    if chosen != "auto":
+        return HeldOut(validation_ids(split, chosen, names), whole_classes=True)
+    labels, sizes = np.unique(split.labels[split.labels >= 0], return_counts=True)
+    images, classes = int(sizes.sum()), len(labels)
+    spare_classes = int((sizes >= sampler.images_per_class).sum()) - sampler.classes_per_batch
+    few = min(FEW_HELD_OUT, images // 4)
+    share = min(max(images // 10, few), MOST_HELD_OUT) / max(1, images)
+    wanted = round(share * classes)
+    if LEAST_HELD_OUT_CLASSES <= wanted <= spare_classes:
+        return HeldOut(validation_ids(split, wanted, names), whole_classes=True)
+    if recipe.data.holdout_by is None:
+        taken = [
+            lowest_hashes(
+                np.flatnonzero(split.labels == label),
+                min(max(1, int(share * size)), size - sampler.images_per_class),
+            )
+            for label, size in zip(labels.tolist(), sizes.tolist(), strict=True)
+            if size > sampler.images_per_class
+        ]
+        if len(taken) > 1:
+            return HeldOut(np.sort(np.concatenate(taken)), whole_classes=False)
+    if min(2, classes // 2) <= spare_classes and classes > 3:
+        return HeldOut(validation_ids(split, max(2, min(wanted, spare_classes)), names), True)
+    return HeldOut(np.zeros(0, np.int64), whole_classes=True)
+
+
 def labelled_split(recipe: FinetuneRecipe, index: DatasetIndex) -> tuple[Split, Sequence[str]]:
     """Open the split that is trained on, and the names of its classes, by label.
 
@@ -98,12 +151,13 @@ def trained_labels(order: PKOrder, split: Split) -> list[int]:
 
 
 def untrained_ids(recipe: FinetuneRecipe, index: DatasetIndex) -> Integers:
-    """Return the sorted ids that are not trained on: of the validation classes, and their groups.
+    """Return the sorted ids that are not trained on: those held out, and their groups.
 
     With data.holdout_by, a group that has a sample in a validation class is left out whole.
     """
-    (split, names), by = labelled_split(recipe, index), recipe.data.holdout_by
-    ids = validation_ids(split, recipe.data.validation_classes, names)
+    split, names = labelled_split(recipe, index)
+    by = recipe.data.holdout_by
+    ids = held_out(recipe, split, names).ids
     if by is None:
         return ids
     with naming("data.holdout_by"):
@@ -303,7 +357,7 @@ def plan_warnings(
         RecipeError: run.keep or run.patience need an evaluation that is not made.
     """
     assert recipe.backbone is not None
-    (split, names), classes = labelled_split(recipe, index), recipe.data.validation_classes
+    split, names = labelled_split(recipe, index)
     warnings = tune_warnings(recipe)
     rate = rate_warning(recipe.optim, recipe.sampler.batch_size)
     warnings += [text for text in (stem_warning(recipe.backbone, crop_px), rate) if text]
@@ -318,17 +372,20 @@ def plan_warnings(
             f"an epoch uses {order.used} of {order.samples} images ({order.dropped} had to leave "
             f"the buffer): {larger}lower sampler.classes_per_batch to use more"
         )
-    ids = validation_ids(split, classes, names)
+    ids = held_out(recipe, split, names).ids
     held = len(ids)
     labels = split.labels_of(ids)
-    check_keeping(recipe.run, scored=False, labels=labels, remedy="raise data.validation_classes")
+    check_keeping(recipe.run, labels, views=False, remedy="raise data.validation_classes")
     if more := len(untrained_ids(recipe, index)) - held:
         warnings.append(
             f"{more:,} samples of other classes share {recipe.data.holdout_by} with the validation "
             "classes and are not trained on"
         )
-    if recipe.run.monitor_steps and not held:
-        warnings.append("run.monitor_steps is set, but data.validation_classes = 0: no validation")
+    if not held:
+        warnings.append(
+            f"data.validation_classes = {recipe.data.validation_classes!r} holds nothing out: "
+            "nothing says if training makes the weights worse, and its last ones are taken"
+        )
     elif recipe.run.monitor_steps and not with_a_partner(labels):
         warnings.append(
             "run.monitor_steps is set, but each validation class has one image: no validation; "

@@ -1,6 +1,6 @@
 """Fine-tuning: labelled images become embeddings, embeddings become a metric loss."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sslpipe.augment.two_views import Views, build_augment
 from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.data.order import lowest_hashes
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import all_gather_rows, to_device
 from sslpipe.evaluation.label_free import effective_rank
@@ -31,11 +32,11 @@ from sslpipe.metric_learning.build import (
     class_neighbours,
     class_numbers,
     freeze_and_group,
+    held_out,
     labelled_split,
     plan_batches,
     plan_warnings,
     trained_labels,
-    validation_ids,
     with_backbone,
 )
 from sslpipe.metric_learning.losses.base import MetricLoss
@@ -47,11 +48,13 @@ from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import optimizer_over
 from sslpipe.recipe.base import Tune
 from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.run.best import can_choose
 from sslpipe.run.launch import seed_torch
 from sslpipe.run.memory import warn_of_memory
 from sslpipe.run.session import Run, open_run
 
-MOST_VALIDATED = 4000  # samples of the validation classes that are scored: evenly spaced ones
+MOST_VALIDATED = 4000  # held-out samples that are scored: evenly spaced ones
+MOST_BANK = 500  # trained ones that held-out images search, too
 
 
 def finetune(
@@ -81,13 +84,15 @@ def finetune(
     with open_run(recipe, run_dir) as run:  # processes, lock, watchdog
         # data: the batches of an epoch are planned from its labels before anything is read
         index = index.with_channels(recipe.data.channels)
-        split, _ = labelled_split(recipe, index)
+        split, names = labelled_split(recipe, index)
         index.check_files(split.name)
         order = plan_batches(recipe, index)
         init_from = fit_channels(init_from, index)
         init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
         not_used = backbone_note(recipe, init_from)
         recipe = with_backbone(recipe, init_from, index).resolved(order.steps_per_epoch)
+        watched, bank = watched_ids(recipe, split, names, order)
+        recipe = recipe.with_watch(can_choose(split.labels_of(watched), views=False))
 
         # views, backbone with losses, optimizer of what is not frozen
         augment = build_augment(recipe, index, compiled=recipe.run.compile != "off")
@@ -118,9 +123,8 @@ def finetune(
             },
         )
         run.announce(describe_start(order, init_from, recipe.tune), [*warnings, not_used])
-        score = partial(retrieval_monitor, canvas_px=recipe.data.canvas_px)
-        held_out = view, split, monitored_ids(recipe, index)
-        run.monitor(score, task.backbone, *held_out, ema=task.ema)
+        score = partial(retrieval_monitor, canvas_px=recipe.data.canvas_px, bank=bank)
+        run.monitor(score, task.backbone, view, split, watched, ema=task.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below
         classes = torch.from_numpy(order.classes)  # (C,) labels that are trained on, ascending
         stream = open_batches(recipe, split, order, run, first_step, augment)
@@ -166,11 +170,21 @@ def describe_start(order: PKOrder, init_from: FrozenBackbone | None, tune: Tune)
     )
 
 
-def monitored_ids(recipe: FinetuneRecipe, index: DatasetIndex) -> NDArray[np.int64]:
-    """Return evenly spaced ids of the validation classes, MOST_VALIDATED of them at most."""
-    split, names = labelled_split(recipe, index)
-    ids = validation_ids(split, recipe.data.validation_classes, names)
-    return ids[:: -(-len(ids) // MOST_VALIDATED) or 1]
+def watched_ids(
+    recipe: FinetuneRecipe, split: Split, names: Sequence[str], order: PKOrder
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Return the held-out samples that are scored, and those that they search beside each other.
+
+    Returns:
+        Evenly spaced ids of what `held_out` chose, MOST_VALIDATED of them at most; and, where these
+        are images of classes that are trained on, MOST_BANK trained ones at most, else None.
+    """
+    ids, whole_classes = held_out(recipe, split, names)
+    every = ids[:: -(-len(ids) // MOST_VALIDATED) or 1]
+    if whole_classes:
+        return every, None
+    trained = np.flatnonzero(np.isin(order.labels, order.classes))
+    return every, lowest_hashes(trained, MOST_BANK)
 
 
 def open_batches(

@@ -18,6 +18,7 @@ from sslpipe import registry
 from sslpipe.errors import RecipeError, did_you_mean, shown
 from sslpipe.registry.plugins import plugin_hint
 
+EVALUATIONS = 10  # of a run that does not say run.monitor_steps
 LARGEST = 2**31 - 1  # of a number of rows, pixels or steps
 LONGEST_SIDE_PX = 65_535  # of a JPEG
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
@@ -162,14 +163,16 @@ class RunConfig(Section):
 
     log_steps: Positive = 10
     """Optimizer steps between two log lines."""
-    monitor_steps: NonNegative = 0
-    """Optimizer steps between two evaluations on held-out samples; 0: never."""
+    monitor_steps: NonNegative | None = None
+    """Optimizer steps between two evaluations on held-out samples; 0: never. Left out: a tenth of
+    the run where `keep` is best or `patience` is set, else never."""
     save_steps: Positive = 500
     """Optimizer steps between two checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
     """How many checkpoints stay; one of them may be in the middle of being written."""
-    keep: Literal["last", "best"] = "last"
-    """best: the checkpoint of the best evaluation stays too, as `--checkpoint best`. With
+    keep: Literal["last", "best"] | None = None
+    """Left out: best in a run from weights and in a fine-tuning, if samples are held out to choose
+    by, else last. best: the checkpoint of the best evaluation stays, as `--checkpoint best`. With
     `optim.ema` the trained and the averaged weights both compete. In a run from weights these
     compete, too, as step 0, and every command takes the best unless told otherwise: it is never
     below the start, by the held-out images. Else every command takes the last one."""
@@ -275,6 +278,27 @@ class RunRecipe(Section):
                 )
             tree |= {"steps": steps, "epochs": None}
         return type(self).model_validate(tree, context="recorded")  # its words were checked
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether run.keep is "best" where it is left out: of a run from weights."""
+        return bool(self.init)
+
+    def with_watch(self, can_choose: bool) -> Self:
+        """Return the resolved recipe with run.keep and run.monitor_steps filled in.
+
+        Args:
+            can_choose: Whether samples are held out by which weights can be compared.
+        """
+        run = self.run
+        watched = self.keeps_best and can_choose and run.monitor_steps != 0
+        keep = run.keep or ("best" if watched else "last")
+        monitor_steps = run.monitor_steps
+        if monitor_steps is None:
+            evaluates = keep == "best" or run.patience > 0
+            monitor_steps = max(1, self.total_steps // EVALUATIONS) if evaluates else 0
+        run = run.model_copy(update={"keep": keep, "monitor_steps": monitor_steps})
+        return self.model_copy(update={"run": run})
 
     @property
     def total_steps(self) -> int:

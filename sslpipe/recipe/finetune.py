@@ -29,9 +29,10 @@ class FinetuneData(Section):
     channels: Channels | None = None
     """Names of the channels to train on, of those of dataset.json, in the order that the network
     takes them; none: all. Part of the digest where it is set."""
-    validation_classes: NonNegative | tuple[str, ...] = 0
-    """Classes held out from training altogether, to choose settings on: how many (drawn by a
-    hash), or their names."""
+    validation_classes: Literal["auto"] | NonNegative | tuple[str, ...] = "auto"
+    """Classes held out from training altogether, by which `run.keep` chooses: how many (drawn by a
+    hash), or their names; 0: none. auto: classes of a tenth of the images, up to a quarter of few
+    images; where classes are too few for that, as many images of each."""
     holdout_by: str | None = None
     """A column, such as patient: samples that share its value with one of validation_classes are
     not trained on either. Without data.validation_classes it is refused."""
@@ -159,6 +160,11 @@ class FinetuneRecipe(RunRecipe):
     """The optimizer and its schedule."""
     run: FinetuneRunConfig = FinetuneRunConfig()
     """Cadence, devices and caches; changes no weight beyond rounding."""
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether run.keep is "best" where it is left out: of every fine-tuning."""
+        return True
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

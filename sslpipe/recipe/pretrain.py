@@ -38,10 +38,10 @@ class Data(Section):
     """Parts of the data read side by side; the number of processes divides it."""
     shuffle_window: Positive = 256
     """Samples shuffled together inside a stream."""
-    holdout: NonNegative = 0
-    """Samples of the split held out from training, for the kNN monitor. A tenth of the split, at
-    most 2,000, is usual: of 100 images kNN is known to about 10 points, of 1,000 to 3, and what is
-    held out teaches nothing."""
+    holdout: NonNegative | None = None
+    """Samples of the split held out from training, for evaluations during the run; left out: a
+    tenth, at most 2,000, in a run from weights (with labels or without), else none. Of 100 images
+    kNN is known to about 10 points, of 1,000 to 3, and what is held out teaches nothing."""
     holdout_by: str | None = None
     """A column, such as patient, whose groups data.holdout takes whole or not at all; then it is
     rough. class: whole classes, for many small ones. Without data.holdout it is refused."""

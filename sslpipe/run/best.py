@@ -185,29 +185,38 @@ def choose(run_dir: Path, checkpoint: str | None, weights: Weights | None) -> Ch
     return Chosen(folder, weights or best.weights, is_named, best.reason)
 
 
+def can_choose(labels: NDArray[np.int64], *, views: bool) -> bool:
+    """Return whether evaluations of held-out images can tell which weights are better.
+
+    Args:
+        labels: Of these images, -1 without. With a single class every evaluation is right, and
+            without two images of one class none is.
+        views: Whether their other views are searched for, which needs no label.
+    """
+    known = labels[labels >= 0]
+    if len(np.unique(known)) > 1 and with_a_partner(labels):
+        return True
+    return views and len(labels) > 0
+
+
 def check_keeping(
-    config: RunConfig, *, scored: bool, labels: NDArray[np.int64], remedy: str = ""
+    config: RunConfig, labels: NDArray[np.int64], *, views: bool, remedy: str = ""
 ) -> None:
     """Refuse a run.keep or run.patience that no evaluation of the run could decide.
 
     Args:
         config: The recipe's [run].
-        scored: Whether images are held out whose other views are searched for.
-        labels: Of its images, -1 without. With a single class every evaluation is right, and
-            without two images of one class none is.
-        remedy: Settings that give it such images.
+        labels: As in `can_choose`.
+        views: As in `can_choose`.
+        remedy: Settings that hold out images by which one can choose.
     """
     setting = "run.keep = 'best'" if config.keep == "best" else "run.patience"
     if config.keep != "best" and not config.patience:
         return
     if not config.monitor_steps:
         raise RecipeError(f"{setting} needs evaluations to choose by; set run.monitor_steps")
-    known = labels[labels >= 0]
-    if scored and not len(known):  # UNLABELLED decides
-        return
-    if len(np.unique(known)) < 2 or not with_a_partner(labels):
+    if not can_choose(labels, views=views):
         raise RecipeError(
-            f"{setting} has no labelled held-out images of two classes, two of one class, to "
-            f"choose by; {remedy or 'hold some out'}, or data.holdout_from = 'all' where none has "
-            "a label"
+            f"{setting} has no held-out images to choose by; {remedy or 'hold some out'}, or "
+            "leave it out"
         )

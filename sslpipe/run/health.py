@@ -149,13 +149,16 @@ class StartAlarm:
         if self._start is None or value is None:
             return []
         threshold = self._start - MOST_FALL
-        if not (value >= self._start if self._raised else value <= threshold):
+        # NaN, of features that are not finite, is below the start
+        changed = value >= self._start if self._raised else not value > threshold
+        if not changed:
             return []
         self._raised = not self._raised
         text = "back above the start"
         if self._raised:
+            fall = "no finite number" if math.isnan(value) else f"{self._start - value:.3g}"
             text = (
-                f"{self._start - value:.3g} below the {self._start:.3g} that the run started from: "
+                f"{fall} below the {self._start:.3g} that the run started from: "
                 "training makes these weights worse. Begin again with a smaller optim.peak_lr or "
                 "tune.backbone_lr, or with tune.projector_first_steps"
             )

@@ -158,7 +158,10 @@ class RunLog:
             values = {
                 "raised": [change.name for change in changes if change.raised],
                 "over": [change.name for change in changes if not change.raised],
-                "value": {change.name: change.value for change in changes},
+                "value": {
+                    change.name: change.value if math.isfinite(change.value) else None
+                    for change in changes
+                },
                 "threshold": {change.name: change.threshold for change in changes},
             }
             self.event(step, "alarm", **values)

@@ -419,7 +419,7 @@ class Run:
 
     def evaluate_if_due(self, step: int) -> None:
         """Score held-out samples every run.monitor_steps and at the end. All ranks call it."""
-        if not self._backbones or not self._is_due(step, self.recipe.run.monitor_steps):
+        if not self._backbones or not self._is_due(step, self.recipe.run.monitor_steps or 0):
             return
         self._watchdog(self.last_step, "evaluating")
         fault("train.monitor")

@@ -69,7 +69,7 @@ def test_a_given_backbone_and_frozen_layers_are_counted(tmp_path, data, trained)
     assert len(result.views) == 2
     assert any("warmup" in w for w in checked(tmp_path, data, "optim.warmup_steps=8").warnings)
     small = checked(tmp_path, data, "data.validation_classes=0", "run.monitor_steps=5")
-    assert any("no validation" in warning for warning in small.warnings)
+    assert any("validation_classes = 0 holds nothing out" in text for text in small.warnings)
     few = checked(tmp_path, data, "sampler={classes_per_batch=6, images_per_class=12, buffer=144}")
     assert dict(few.rows)["an epoch uses"].startswith("72 images; ")
     assert any("an epoch uses 72 of" in warning for warning in few.warnings)

@@ -40,6 +40,7 @@ scale = 8.0
 kind = "adamw"
 peak_lr = 0.01
 [run]
+keep = "last"
 log_steps = 1
 save_steps = 3
 """

@@ -61,6 +61,7 @@ kind = "sgd"
 peak_lr = 0.05
 precision = "fp32"
 [run]
+keep = "last"
 log_steps = 1
 save_steps = 5
 """

@@ -82,7 +82,7 @@ def test_a_graph_is_not_replayed_for_micro_batches_which_would_overwrite_each_ot
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "[3]", "x"])
 def test_what_no_alternative_of_a_setting_takes_is_one_mistake(tmp_path, value):
-    kinds = r"neither int \(>= 0, <= 2147483647\) nor list of str$"
+    kinds = r'neither "auto" nor int \(>= 0, <= 2147483647\) nor list of str$'
     with pytest.raises(RecipeError, match=rf"validation_classes = .* is {kinds}"):
         load_recipe(finetunes.write_recipe(tmp_path), [f"data.validation_classes={value}"])
 

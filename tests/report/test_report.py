@@ -219,7 +219,7 @@ def test_links_lead_somewhere_and_every_picture_has_an_alternative_text(whole):
     assert all(attrs.get("alt") for attrs in whole.page.all("img"))
     plots = whole.page.plots()
     assert all(attrs.get("aria-label") for attrs in plots)
-    assert len(plots) == 1 + 11 + 2 + 1  # few labels, training, speed, map
+    assert len(plots) == 1 + 12 + 2 + 1  # few labels, training, speed, map
 
 
 def test_the_table_holds_the_numbers_of_eval_json(whole):

@@ -127,26 +127,22 @@ def test_without_labels_the_recall_of_the_other_view_decides_to_the_last(prefix)
 
 
 @pytest.mark.parametrize(
-    ("settings", "scored", "labels", "expected"),
+    ("settings", "views", "labels", "expected"),
     [
         ({"keep": "best", "monitor_steps": 0}, True, [0, 0, 1], "run.keep = 'best' needs"),
         ({"patience": 2, "monitor_steps": 0}, True, [0, 0, 1], "run.patience needs evaluations"),
-        ({"keep": "best", "monitor_steps": 5}, False, [], "run.keep = 'best' has no.*set it, or"),
-        (
-            {"patience": 5, "monitor_steps": 5},
-            True,
-            [0, 0, -1],
-            "set it, or .*holdout_from = 'all'",
-        ),
-        ({"patience": 5, "monitor_steps": 5}, True, [0, 1, 2], "set it, or .*holdout_from = 'all'"),
+        ({"keep": "best", "monitor_steps": 5}, True, [], "run.keep = 'best' has no.*set it, or"),
+        ({"patience": 5, "monitor_steps": 5}, False, [0, 0, -1], "run.patience has no.*set it, or"),
+        ({"patience": 5, "monitor_steps": 5}, False, [0, 1, 2], "run.patience has no.*set it, or"),
     ],
 )
-def test_what_no_evaluation_could_decide_is_refused(settings, scored, labels, expected):
+def test_what_no_evaluation_could_decide_is_refused(settings, views, labels, expected):
     config, labels = RunConfig(**settings), np.array(labels)
     with pytest.raises(RecipeError, match=expected):
-        check_keeping(config, scored=scored, labels=labels, remedy="set it")
-    check_keeping(RunConfig(monitor_steps=0), scored=False, labels=np.zeros(0, np.int64))
-    check_keeping(KEEP, scored=True, labels=np.array([-1, -1]))  # a score without labels decides
+        check_keeping(config, labels, views=views, remedy="set it")
+    check_keeping(RunConfig(monitor_steps=0), np.zeros(0, np.int64), views=False)
+    for labels in ([-1, -1], [0, 0, 0], [0, 1, 2]):  # the recall of other views decides
+        check_keeping(KEEP, np.array(labels), views=True)
 
 
 @pytest.mark.promise(15)

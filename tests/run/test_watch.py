@@ -1,0 +1,160 @@
+"""By default a run from weights, or with labels, is watched and keeps its best, the start too."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sslpipe.data.index import load_index
+from sslpipe.evaluation.embed import embed
+from sslpipe.export.initial import open_init
+from sslpipe.export.load import load_backbone, load_run
+from sslpipe.metric_learning.build import held_out, labelled_split
+from sslpipe.metric_learning.finetune import finetune
+from sslpipe.pretrain import pretrain
+from sslpipe.recipe import load_recipe
+from sslpipe.run.checkpoint_files import checkpoint_names, latest, read_state
+from sslpipe.run.log import read_metrics
+from tests.helpers import finetunes, runs
+from tests.helpers.dataset import picture, png, write_dataset
+from tests.helpers.runs import assert_same_weights, forget_accelerator
+
+QUIET = 'keep = "last"\n'  # of the tests' tiny recipes, which these tests do without
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """8 shards of 24 images of 24 classes, each a colour of its own."""
+    colours = np.random.default_rng(0).integers(0, 256, (24, 3))
+    pixels = (0.7 * colours[i % 24] + 0.3 * picture(i) for i in range(192))
+    images = {i: png(each.astype(np.uint8)) for i, each in enumerate(pixels)}
+    folder = tmp_path_factory.mktemp("data")
+    return load_index(write_dataset(folder, (24,) * 8, classes=24, broken=images))
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory, data):
+    """A run of a few steps, whose weights the others start from."""
+    folder = tmp_path_factory.mktemp("start")
+    recipe = load_recipe(runs.write_recipe(folder), ["steps=2"])
+    pretrain(recipe, data, folder / "run")
+    forget_accelerator()
+    return folder / "run"
+
+
+def recipe_of(folder: Path, module, *overrides: str):
+    """A tiny recipe that says nothing of what is held out, scored or kept."""
+    lines = module.RECIPE.replace(QUIET, "").replace("validation_classes = 2\n", "")
+    text = "\n".join(line for line in lines.splitlines() if not line.startswith("holdout"))
+    return load_recipe(module.write_recipe(folder, text), overrides)
+
+
+def run_of(module, recipe, data, run_dir, start):
+    (pretrain if module is runs else finetune)(recipe, data, run_dir, open_init(recipe, start))
+    forget_accelerator()
+    return read_state(latest(run_dir))
+
+
+RUIN = ("optim.peak_lr=1e18", "optim.schedule=constant", "steps=6", "run.max_bad_steps=100")
+
+
+@pytest.mark.promise(15)
+@pytest.mark.parametrize("module", [runs, finetunes], ids=["pretraining", "fine-tuning"])
+def test_a_ruinous_run_ends_with_its_starts_weights_and_says_so(
+    data, start, tmp_path, capfd, module
+):
+    recipe = recipe_of(tmp_path, module, *RUIN)
+    assert (recipe.run.keep, recipe.run.monitor_steps) == (None, None)
+    state = run_of(module, recipe, data, tmp_path / "run", start)
+    assert (state["best"]["step"], state["best"]["name"]) == (0, "step-00000000")
+    assert state["best"]["measure"] in ("holdout_map_at_r", "validation_map_at_r")
+    said = " ".join(capfd.readouterr().err.split())
+    assert "commands take step-00000000, the start: no evaluation was better" in said
+    assert "below_start" in said
+    taken = load_backbone(tmp_path / "run").backbone.network.state_dict()
+    assert_same_weights(load_backbone(start).backbone.network.state_dict(), taken)
+    last = load_run(tmp_path / "run", checkpoint="last").backbone.network.state_dict()
+    assert not all(torch.equal(taken[key], x) for key, x in last.items())
+    steps = [line["step"] for line in read_metrics(tmp_path / "run", "eval")]
+    assert steps == list(range(7))  # the start, and ten times a run at most
+
+
+@pytest.mark.promise(15)
+def test_without_labels_a_tenth_is_held_out_and_found_by_the_other_view(start, tmp_path):
+    data = load_index(write_dataset(tmp_path / "data", (24,) * 8, labelled=False))
+    state = run_of(runs, recipe_of(tmp_path, runs), data, tmp_path / "run", start)
+    recipe = state["identity"]["recipe"]
+    assert (recipe["data"]["holdout"], recipe["data"]["holdout_from"]) == (19, "all")
+    assert state["best"]["measure"] == "holdout_view_recall"
+
+
+def test_a_run_from_random_weights_holds_nothing_out(data, tmp_path):
+    pretrain(recipe_of(tmp_path, runs, "steps=2"), data, tmp_path / "run")
+    forget_accelerator()
+    state = read_state(latest(tmp_path / "run"))
+    assert state["identity"]["recipe"]["data"]["holdout"] == 0
+    assert "best" not in state
+    assert not read_metrics(tmp_path / "run", "eval")
+
+
+@pytest.mark.parametrize(
+    ("module", "off"),
+    [
+        (runs, "data.holdout=0"),
+        (finetunes, "data.validation_classes=0"),
+        (finetunes, "run.keep=last"),
+    ],
+)
+def test_the_watch_can_be_switched_off(data, start, tmp_path, module, off):
+    state = run_of(module, recipe_of(tmp_path, module, off), data, tmp_path / "run", start)
+    assert "best" not in state
+    assert "step-00000000" not in checkpoint_names(tmp_path / "run" / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("classes", "each", "batch", "whole", "held"),
+    [
+        (100, 4, (16, 4), True, 100),  # a quarter at most
+        (60, 50, (16, 4), True, 300),  # a tenth
+        (300, 20, (16, 4), True, 500),  # no more than that
+        (5, 100, (4, 4), False, 100),  # too few classes: images of each
+        (40, 100, (16, 4), False, 400),
+        (40, 6, (40, 4), False, 40),  # every class is in each batch: of each one that it can spare
+        (20, 4, (16, 4), True, 16),  # no class can spare an image: four classes
+        (16, 4, (16, 4), True, 0),  # nothing can be spared
+        (3, 3, (3, 3), True, 0),
+    ],
+)
+def test_what_is_held_out_fits_the_classes(tmp_path, classes, each, batch, whole, held):
+    data = load_index(write_dataset(tmp_path, (classes * each,), px=2, classes=classes))
+    sampler = f"sampler={{classes_per_batch={batch[0]},images_per_class={batch[1]},buffer=8000}}"
+    recipe = recipe_of(tmp_path, finetunes, sampler)
+    split, names = labelled_split(recipe, data)
+    ids, whole_classes = held_out(recipe, split, names)
+    assert (len(ids), whole_classes) == (held, whole)
+    labels, sizes = np.unique(split.labels[ids], return_counts=True)
+    if whole:
+        assert {*sizes} <= {each}
+    else:
+        assert len(labels) == classes
+        assert (each - sizes >= batch[1]).all()
+
+
+def test_held_out_images_search_each_other_and_trained_ones(data, start, tmp_path):
+    """Every class is in each batch, so that images are held out; by a loop over all rows."""
+    batch = "sampler={classes_per_batch=24,images_per_class=3,buffer=400}"
+    recipe = recipe_of(tmp_path, finetunes, batch, "steps=1")
+    run_of(finetunes, recipe, data, tmp_path / "run", start)
+    split, names = labelled_split(recipe, data)
+    ids = held_out(recipe, split, names).ids
+    model = load_run(tmp_path / "run", checkpoint="0")
+    rows = embed(model.backbone, model.view, split, canvas_px=16, num_workers=0)
+    units = torch.nn.functional.normalize(rows.features.double(), dim=1)
+    hits = []
+    for row in ids.tolist():
+        cosines = units @ units[row]
+        cosines[row] = -2
+        hits.append(bool(rows.labels[cosines.argmax()] == rows.labels[row]))
+    first = read_metrics(tmp_path / "run", "eval")[0]
+    assert first["validation_recall_at_1"] == pytest.approx(np.mean(hits), abs=1e-6)
