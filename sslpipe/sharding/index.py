@@ -19,7 +19,7 @@ from sslpipe.errors import DataError, shown
 from sslpipe.portable import sha256_of
 from sslpipe.sharding.columns import ColumnSpec, save_columns
 from sslpipe.sharding.gather import columns_of_tars
-from sslpipe.sharding.join import join_folders
+from sslpipe.sharding.join_tars import join_folders
 from sslpipe.sharding.record import merge_classes, open_manifest
 from sslpipe.sharding.report import Group, Report, Tally, make_report, save_report
 from sslpipe.sharding.scan import (
