@@ -50,7 +50,7 @@ from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.best import can_choose
 from sslpipe.run.guard import Decision
 from sslpipe.run.health import Alarms, embedding_health
-from sslpipe.run.launch import resolve_precision, seed_torch
+from sslpipe.run.launch import resolve_precision, seed_torch, training_device
 from sslpipe.run.launcher import check_streams
 from sslpipe.run.memory import warn_of_memory
 from sslpipe.run.session import Run, open_run
@@ -108,7 +108,7 @@ def pretrain(
             image_type=index.image_type,
         )
         warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)  # or refused
-        run.configure(recipe, resolve_precision(recipe, run_dir, model, augment.crop_px))
+        run.configure(recipe, resolve_precision(recipe.optim.precision, training_device(recipe)))
         augment, loss_fn = augment.to(run.device), loss_fn.to(run.device, run.dtype)
         flops = recipe_flops(recipe, model, augment.crop_px)
         model = run.place(model)

@@ -58,7 +58,7 @@ def test_a_run_in_another_thread_trains_the_same_weights_and_leaves_signals_alon
 
 
 def test_runs_of_one_process_have_their_own_precision(tmp_path):
-    """As in a notebook, where `precision = "auto"` may choose another one for each run."""
+    """As in a notebook."""
     data, recipe = write_dataset(tmp_path / "data"), write_recipe(tmp_path)
     precisions = {"first": "fp32", "half": "bf16", "again": "fp32"}
     for run, precision in precisions.items():

@@ -33,9 +33,10 @@ def step_seconds(
     augment: Any,
     image_px: int,
     recipe: Recipe,
+    precision: str,
     device: torch.device,
     image_type: ImageType = RGB8,
-) -> tuple[str, float]:
+) -> float:
     """Measure the time of a global step on one process of this machine.
 
     Views, forward and backward of some images of noise are timed and scaled to the batch; with
@@ -45,32 +46,29 @@ def step_seconds(
         model: Moved to the device; its buffers change.
         augment: The views.
         image_px: Side of the decoded images.
-        recipe: With precision "auto", fp32 and bf16 are both timed.
+        recipe: Of the run.
+        precision: fp64, fp32, bf16 or fp16.
         device: Where to compute.
         image_type: Of the images.
 
     Returns:
-        The precision (of "auto" the faster one) and the seconds.
+        Seconds.
     """
-    named, batch_size = recipe.optim.precision, recipe.data.batch_size
+    batch_size = recipe.data.batch_size
     model = model.to(device, memory_format=torch.channels_last).train()
     augment = augment.to(device)
     cached = recipe.data.micro_batches > 1
-    times = {}
-    for precision in ("fp32", "bf16") if named == "auto" else (named,):
-        images, measured_s = min(4, batch_size), 0.0
-        while True:
-            batch = noise_batch(image_px, images, image_type)
-            step = partial(_one_step, model, augment, batch, precision, device, cached)
-            measured_s = _seconds(device, step)
-            if measured_s >= _LONG_ENOUGH_S or images == batch_size:
-                break
-            growth = max(2, 2 * _LONG_ENOUGH_S / max(measured_s, 1e-9))
-            images = min(math.ceil(growth * images), batch_size)
-        times[precision] = measured_s * batch_size / images
+    images, measured_s = min(4, batch_size), 0.0
+    while True:
+        batch = noise_batch(image_px, images, image_type)
+        step = partial(_one_step, model, augment, batch, precision, device, cached)
+        measured_s = _seconds(device, step)
+        if measured_s >= _LONG_ENOUGH_S or images == batch_size:
+            break
+        growth = max(2, 2 * _LONG_ENOUGH_S / max(measured_s, 1e-9))
+        images = min(math.ceil(growth * images), batch_size)
     model.zero_grad(set_to_none=True)
-    fastest = min(times, key=lambda name: times[name])
-    return fastest, times[fastest]
+    return measured_s * batch_size / images
 
 
 def _seconds(device: torch.device, step: Callable[[], None]) -> float:

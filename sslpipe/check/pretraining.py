@@ -41,7 +41,7 @@ from sslpipe.recipe.base import divisors
 from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.best import can_choose
-from sslpipe.run.launch import check_precision, training_device
+from sslpipe.run.launch import check_precision, resolve_precision, training_device
 from sslpipe.run.memory import check_memory, estimate_memory
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
@@ -104,12 +104,12 @@ def check_pretraining(
     groups = describe_groups(freeze_and_group(model, recipe), model)
 
     # memory and time
-    named = recipe.optim.precision
+    precision = resolve_precision(recipe.optim.precision, device)
     memory = estimate_memory(
         model,
         recipe,
         crop_px,
-        "fp32" if named == "auto" else named,
+        precision,
         others=[loss_fn],
         image_type=image_type,
     )
@@ -118,7 +118,7 @@ def check_pretraining(
         raise RecipeError(f"with no more than 4 images at a time {alone}")
     flops = recipe_flops(recipe, model, crop_px)
     image_px = min(recipe.data.canvas_px, crop_px * 8 // 7)
-    precision, step_s = step_seconds(model, augment, image_px, recipe, device, image_type)
+    step_s = step_seconds(model, augment, image_px, recipe, precision, device, image_type)
     how = f"one {device.type} process of this machine, without reading, loss and optimizer"
     in_all = f", {_duration(step_s * recipe.steps)} in all" if recipe.steps else ""
     time = f"{step_s:.2g} s/step{in_all} ({precision}, {how})"
@@ -260,11 +260,6 @@ def _setting_warnings(recipe: Recipe) -> list[str | None]:
                 "batchnorm = 'local' with [momentum]: the statistics of a process's few images "
                 "tell which keys belong to its queries; use 'global'"
             )
-    if recipe.optim.precision == "auto":
-        warnings.append(
-            "optim.precision = 'auto' picks fp32 or bf16 by speed, so results may differ between "
-            "machines; set optim.precision to pin it"
-        )
     return [*warnings, warmup_warning(recipe)]
 
 

@@ -114,13 +114,10 @@ class Optim(Section):
     at the start (1 + step) / (10 + step) at most. It is saved and scored (`ema_...`), too, may be
     the better one for `run.keep`, and is what `--weights ema` takes; none: off."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto"
-    """Of the model's arithmetic. auto: the faster of fp32 and bf16 that fits the memory, timed at
-    the start (fp16 instead of bf16 on a GPU older than Ampere); fp16 needs CUDA; fp64: for
-    reference runs, exact to rounding. On CUDA, convolutions in fp32 round their factors to TF32 (a
-    relative 2^-11) unless `torch.backends.cudnn.conv.fp32_precision = "ieee"`."""
-    gradient_compression: Literal["none", "bf16"] = "none"
-    """bf16: processes exchange gradients in bfloat16, half the traffic, each rounded to a relative
-    2^-9 (not yet measured); no effect on one process."""
+    """Of the model's arithmetic. auto: bf16 on a CUDA device that has it (Ampere and newer), else
+    fp32; fp16 needs CUDA; fp64: for reference runs, exact to rounding. On CUDA, convolutions in
+    fp32 round their factors to TF32 (a relative 2^-11) unless
+    `torch.backends.cudnn.conv.fp32_precision = "ieee"`."""
 
     @model_validator(mode="after")
     def _nesterov_has_momentum(self) -> Self:

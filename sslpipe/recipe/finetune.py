@@ -110,7 +110,7 @@ class ExtraLoss(Section):
 
 
 class FinetuneOptim(Optim):
-    """As in pretraining, with another default; the precision is never chosen by timing."""
+    """As in pretraining, with other defaults."""
 
     kind: Literal["sgd", "adamw", "lars"] = "adamw"
     """Which optimizer."""

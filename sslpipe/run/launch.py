@@ -1,43 +1,36 @@
 """From a launcher's environment to an Accelerator: device, processes, precision."""
 
-import gc
-import math
 import os
 import platform
 import re
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
-from torch import Tensor, nn
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sslpipe.data.index import DatasetIndex
-from sslpipe.distributed import Rank, broadcast_object, current_rank, host_group, pick_device
+from sslpipe.distributed import Rank, current_rank, host_group, pick_device
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.models.sync_batchnorm import sync_batchnorm
 from sslpipe.portable import keep_freed_memory
-from sslpipe.precision import AUTOCAST
 from sslpipe.random import hash_integers
 from sslpipe.recipe.base import RunRecipe
-from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry.plugins import requested
-from sslpipe.run.checkpoint_files import checkpoint_names, damage_of, read_state
 from sslpipe.run.launcher import launch_command, launched_processes, watch_launcher
-from sslpipe.run.records import read_description, write_description
+from sslpipe.run.records import write_description
 
-_COMPRESSION = {"none": DDPCommunicationHookType.NO, "bf16": DDPCommunicationHookType.BF16}
 _SHARDED = {  # what accelerate's launcher sets, and who would cut the model into parts
     "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
@@ -112,7 +105,6 @@ def start_accelerator(recipe: RunRecipe, precision: str) -> Accelerator:
         gradient_as_bucket_view=True,  # no copies between gradients and messages
         # a backbone that is frozen at first has no gradients to wait for
         find_unused_parameters=recipe.tune.projector_first_steps > 0,
-        comm_hook=_COMPRESSION[recipe.optim.gradient_compression],
     )
     return Accelerator(
         cpu=PartialState().device.type == "cpu",
@@ -174,112 +166,13 @@ def check_precision(precision: str, device: str) -> None:
         )
 
 
-def resolve_precision(recipe: Recipe, run_dir: Path, model: nn.Module, crop_px: int) -> str:
-    """Choose fp64, fp32, bf16 or fp16; `auto` is what the run began with, else the faster one.
-
-    Collective.
-
-    Args:
-        recipe: Its optim.precision.
-        run_dir: Where the run may have begun.
-        model: Bare, on any device; left as it was.
-        crop_px: Side of the views.
-
-    Returns:
-        Its name.
-    """
-    if recipe.optim.precision != "auto":
-        return recipe.optim.precision
-    state = PartialState()
-    precision = ""
-    if state.is_main_process:
-        precision = stored_precision(run_dir)
-        if not precision:
-            print("precision = auto: a step is timed in half precision and in fp32", flush=True)
-            rows = 2 * (recipe.data.micro_batch or recipe.data.batch_size) // state.num_processes
-            channels: Any = cast(nn.Module, model.backbone).channels
-            times_s = _time_precisions(model, rows, crop_px, state.device, channels)
-            precision = min(times_s, key=lambda name: times_s[name])
-            timing = ", ".join(
-                f"{name} {1000 * t:.0f} ms" if t < math.inf else f"{name}: not enough memory"
-                for name, t in times_s.items()
-            )
-            print(f"precision = auto: took {precision} (a step: {timing})", flush=True)
-    return str(broadcast_object(precision))
-
-
-def stored_precision(run_dir: Path) -> str:
-    """Read the precision that the run in this directory began with; '': it has none yet.
-
-    A checkpoint says it; before the first one run.json does, where it is not damaged.
-    """
-    folder = run_dir / "checkpoints"
-    for name in reversed(checkpoint_names(folder)):
-        if damage_of(folder / name) is None:
-            return str(read_state(folder / name).get("precision", ""))
-    if not (run_dir / "run.json").exists():
-        return ""
-    try:
-        stored = read_description(run_dir, "run.json").get("precision")
-        if not isinstance(stored, str) or stored not in _ACCELERATE_NAME:
-            raise UserError(f"{run_dir / 'run.json'} is damaged: precision = {stored!r:.40}")
-    except UserError as error:
-        print(f"warning: {error}", flush=True)
-        return ""
-    return stored
-
-
-def _time_precisions(
-    model: nn.Module, rows: int, crop_px: int, device: torch.device, channels: int = 3
-) -> dict[str, float]:
-    """Seconds of one forward and backward in each candidate; infinite where memory is too small."""
-    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    model = model.to(device).to(memory_format=torch.channels_last)
-    views = torch.rand(rows, channels, crop_px, crop_px, device=device)
-    views = views.contiguous(memory_format=torch.channels_last)
-    times_s: dict[str, float] = {}
-    failure: torch.OutOfMemoryError | None = None
-    # V100 and T4 only emulate bf16: fp16 alone has tensor cores there
-    emulated = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
-    names = ["fp16" if emulated else "bf16", "fp32"]  # the smaller first
-    if device.type == "cpu":  # which may take ten times as long in bf16
-        names.reverse()
-    for name in names:
-        other_s = min(times_s.values(), default=math.inf)
-        limit_s = _HOPELESS * other_s if device.type == "cpu" else math.inf
-        try:
-            times_s[name] = _time_step(model, views, AUTOCAST.get(name), limit_s)
-        except torch.OutOfMemoryError as error:
-            times_s[name] = math.inf
-            failure = error.with_traceback(None)  # its frames would hold the step's tensors
-            gc.collect()  # and so would cycles of them
-        model.zero_grad(set_to_none=True)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()  # what the one used comes in other sizes in the other
-    model.load_state_dict(kept)
-    if failure is not None and min(times_s.values()) == math.inf:
-        raise failure
-    return times_s
-
-
-_HOPELESS = 4  # a first step this many times as slow as the other precision's is not repeated
-
-
-def _time_step(
-    model: nn.Module, views: Tensor, dtype: torch.dtype | None, limit_s: float = math.inf
-) -> float:
-    """Seconds of a forward and backward: the faster of two, or a first over `limit_s`."""
-    tries = []
-    for _ in range(3):  # the first warms up and does not count
-        begin_s = time.perf_counter()
-        with torch.autocast(views.device.type, dtype=dtype, enabled=dtype is not None):
-            value = model(views).float().square().mean()
-        value.backward()
-        float(value.detach())  # waits for the device
-        tries.append(time.perf_counter() - begin_s)
-        if tries[0] > limit_s:
-            return tries[0]
-    return min(tries[1:])
+def resolve_precision(named: str, device: torch.device) -> str:
+    """Return fp64, fp32, bf16 or fp16; `auto` is bf16 where a CUDA device has it, else fp32."""
+    if named != "auto":
+        return named
+    # GPUs older than Ampere emulate bf16
+    has_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    return "bf16" if has_bf16 else "fp32"
 
 
 def seed_torch(device: torch.device, *words: int) -> None:

@@ -18,7 +18,7 @@ from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.launch import training_device
+from sslpipe.run.launch import resolve_precision, training_device
 
 HOPELESS = 8  # times all memory and swap: no swapping and no smaller canvas saves such a run
 _SMALL = 10**10  # parameters times pixels of a view: its multiply-adds where nothing is strided
@@ -172,7 +172,7 @@ def warn_of_memory(
 ) -> None:
     """Warn on rank 0 where a step is likely to need more memory than is free."""
     precision, world = recipe.optim.precision, process.world_size
-    named = "fp32" if precision == "auto" else precision
+    named = resolve_precision(precision, training_device(recipe))
     memory = estimate_memory(model, recipe, crop_px, named, world, **modules)
     text = check_memory(memory, recipe, training_device(recipe), world)
     if text is not None and process.rank == 0:
