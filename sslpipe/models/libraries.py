@@ -18,7 +18,8 @@ _SKIPPED = (
     "architectures", "attn_implementation", "auto_map", "dtype", "experts_implementation",
     "id2label", "label2id", "torch_dtype",
 )  # fmt: skip
-_REFUSED = ("quantization_config",)
+# quantised weights, and parts that a model's constructor would download
+_REFUSED = ("quantization_config", "use_pretrained_backbone", "use_timm_backbone")
 _CLASS_TOKENS = ("cls_token", "class_embedding")
 # a masked autoencoder hides three quarters of an image; its encoder is a ViT, with a ViT's names
 _ENCODERS = {"vit_mae": "vit"}
@@ -77,8 +78,11 @@ def image_config(tree: Mapping[str, Any]) -> dict[str, Any]:
             f"{did_you_mean(model_type, list(mapping))}; code of a hub is not run"
         )
     for key in _REFUSED:
-        if tree.get(key) is not None:
-            raise RecipeError(f"the model has {key}; give weights in float32, float16 or bfloat16")
+        if tree.get(key):
+            raise RecipeError(
+                f"its configuration has {key} = {shown(tree[key])}; give a model of one network, "
+                "with weights in float32, float16 or bfloat16"
+            )
     config = mapping[model_type].from_dict(_plain(tree))
     vision = getattr(config, "vision_config", None)
     known = {**tree, "model_type": _ENCODERS.get(model_type, model_type)}

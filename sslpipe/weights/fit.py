@@ -41,7 +41,7 @@ HEADS = ("classifier", "fc", "head", "head_dist", "heads", "last_linear")
 _COMPUTED = (
     "attn_mask", "num_batches_tracked", "relative_coords_table", "relative_position_index"
 )  # fmt: skip
-_PRETEXT = ("mask_token", "decoder_")  # of masked autoencoders and iBOT
+_PRETEXT = ("mask_token", "masked_embed", "decoder_")  # of masked autoencoders and iBOT
 _UNCOUNTED = (*_COMPUTED, "running_mean", "running_var")  # tensors that are no parameters
 _CHUNKED = re.compile(r"blocks\.(\d+)\.(\d+)\.")
 _SHOWN = 3  # keys of each side that a message names
@@ -346,11 +346,14 @@ def _refuse_stem(backbone: Backbone, match: Match, what: str) -> None:
         )
 
 
-def fits_but_first(backbone: Backbone, match: Match) -> bool:
-    """Return whether all fits, but perhaps the first layer: its channels, a ResNet's small stem."""
+def holds_network(backbone: Backbone, match: Match) -> bool:
+    """Return whether a match has the whole network, or a larger one of which it is a part.
+
+    The first layer may differ: it is for other channels, or a ResNet's for small images.
+    """
     first = first_convolution(backbone.network)
     allowed = set() if first is None else {f"{first[0]}.weight"}
-    return not match.lacking and not match.foreign and {*match.wrong} <= allowed
+    return not match.lacking and {*match.wrong} <= allowed
 
 
 def _first(keys: list[str]) -> str:

@@ -19,7 +19,7 @@ from sslpipe.weights.files import MOST_NESTED, Tree
 from sslpipe.weights.fit import (
     Match,
     Tensors,
-    fits_but_first,
+    holds_network,
     is_pretext,
     match_tensors,
     plain_key,
@@ -111,7 +111,10 @@ def _walk(value: Mapping[Any, Any], path: str, depth: int) -> Iterator[tuple[str
     for key, inner in value.items():
         if isinstance(inner, Tensor):
             yield path, key, inner
-        elif isinstance(inner, Mapping):
+            continue
+        if isinstance(inner, list | tuple):
+            inner = {str(place): each for place, each in enumerate(inner)}
+        if isinstance(inner, Mapping):
             yield from _walk(inner, f"{path}.{key}" if path else key, depth + 1)
 
 
@@ -146,9 +149,9 @@ def find_encoder(
     for prefix in checkpoint.prefixes(least=numbers // 2):
         tensors = checkpoint.under(prefix)
         match = match_tensors(backbone, kind, tensors)
-        if fits_but_first(backbone, match):
+        if holds_network(backbone, match):
             found.append((prefix, tensors, match))
-    if not found:
+    if not found or found[0][2].foreign:  # no student in place of a teacher that is larger
         return None
     prefix, tensors, match = found[0]
     for other, _, rival in found[1:]:

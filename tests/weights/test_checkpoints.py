@@ -184,6 +184,10 @@ PROGRAMS = {
     "a linear probe": (two("", "", "linear."), "state_dict", False),
     "MMPretrain": (of_mmengine, f"{EMPTY}backbone", True),
     "MMSelfSup": (of_mmselfsup, f"{EMPTY}backbone", False),
+    "a list of models": (
+        lambda online, momentum: {"models": [prefixed("", online, "fc")], "epoch": 3},
+        *("models.0", False),
+    ),
     "DeepSpeed": (lambda online, momentum: {"module": online.state_dict()}, "", False),
     "a script after PyTorch's tutorial": (
         lambda online, momentum: {"epoch": 3, "model_state_dict": online.state_dict()},
@@ -335,6 +339,7 @@ def test_a_masked_autoencoder_is_its_encoder(tmp_path, prefix):
     network = randomised(timm.create_model("vit_tiny_patch16_224", num_classes=0))
     tree = prefixed(prefix, network)
     tree |= {f"{prefix}mask_token": torch.ones(1, 1, 192)}
+    tree |= {f"{prefix}masked_embed": torch.ones(1, 192)}  # iBOT's
     tree |= {
         f"{prefix}decoder_pos_embed": torch.ones(1, 197, 8),
         "decoder.norm.bias": torch.ones(8),
@@ -351,6 +356,16 @@ def test_a_part_of_a_larger_network_is_no_part_beside_it(tmp_path, extra):
     tree = {**network.state_dict(), extra: torch.ones(1, 4, 192)}
     with pytest.raises(WeightsError, match=rf"the backbone has no '{extra}'"):
         load_backbone(f"timm/vit_tiny_patch16_224@{saved(tree, tmp_path)}")
+
+
+def test_no_student_is_taken_in_place_of_a_larger_teacher(tmp_path, encoders):
+    larger = randomised(torchvision.models.resnet34())
+    tree = {**prefixed("student.", encoders[0], "fc"), **prefixed("teacher.", larger, "fc")}
+    with pytest.raises(WeightsError, match=r"the backbone has no 'layer1\.2\."):
+        load_backbone(f"torchvision/resnet18@{saved(tree, tmp_path)}")
+    smaller = prefixed("teacher.", randomised(timm.create_model("resnet10t")))
+    tree = {**prefixed("student.", encoders[0], "fc"), **smaller}
+    assert equals(load_backbone(f"torchvision/resnet18@{saved(tree, tmp_path)}"), encoders[0])
 
 
 @pytest.mark.parametrize("zipped", [True, False])

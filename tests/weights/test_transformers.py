@@ -207,6 +207,7 @@ def test_code_kernels_and_quantised_weights_of_a_hub_are_not_used(tmp_path):
         ({"model_type": "evil"}, "no model_type 'evil'.*code of a hub is not run"),
         ({"model_type": "bert"}, "takes no images"),
         ({"quantization_config": {"load_in_8bit": True}}, "quantization_config"),
+        ({"use_pretrained_backbone": True}, "use_pretrained_backbone"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({**config, **code, **changes}))
         with pytest.raises(WeightsError, match=said):
