@@ -41,7 +41,7 @@ from sslpipe.export.onnx_files import (
     with_preprocessing,
 )
 from sslpipe.export.verify import TOLERANCE, outputs, read_outputs, relative_difference
-from sslpipe.portable import full_disk
+from sslpipe.portable import full_disk, one_at_a_time
 
 PROOF_IMAGES = 4  # of noise, that a reloaded backbone is compared on, 1 and then 3
 WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits into
@@ -119,11 +119,11 @@ def export_model(
         )
     if preprocessing:
         check_front(formats, model.view, model.image_type)
-    if out.exists() and not overwrite and (not out.is_dir() or any(out.iterdir())):
-        raise ExportError(f"{out} exists; remove it, or choose another folder")
+    _check_free(out, overwrite=overwrite)
     model = copy.deepcopy(model).cpu().float().eval()
     out.parent.mkdir(parents=True, exist_ok=True)
-    with _scratch_beside(out) as scratch:
+    with one_at_a_time(out.parent, say), _scratch_beside(out) as scratch:
+        _check_free(out, overwrite=overwrite)  # another export may have written it meanwhile
         folder = scratch / "export"
         folder.mkdir()
         noise, expected = _proof(model)
@@ -157,6 +157,11 @@ def export_model(
             shutil.move(out, scratch / "replaced")
         folder.replace(out)
         return {name: out / path.relative_to(folder) for name, path in written.items()}
+
+
+def _check_free(out: Path, *, overwrite: bool) -> None:
+    if out.exists() and not overwrite and (not out.is_dir() or any(out.iterdir())):
+        raise ExportError(f"{out} exists; remove it, or choose another folder")
 
 
 @contextmanager
