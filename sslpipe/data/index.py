@@ -48,7 +48,7 @@ Level = Annotated[float, Field(ge=-1000, le=1000)]
 Spread = Annotated[float, Field(ge=1e-6, le=1000)]  # images are divided by it
 
 
-def _split_name(name: str) -> str:
+def check_split_name(name: str) -> str:
     """Refuse a split's name that would lead files that it begins into another folder."""
     if not name or re.search(r"[/\\\x00-\x1f]", name):
         raise ValueError("a split's name begins names of files, and has no slash in it; rename it")
@@ -78,7 +78,7 @@ class Manifest(BaseModel):
     classes: tuple[str, ...] = ()  # names by label; empty where unlabelled
     mean: tuple[Level, ...] = IMAGENET_MEAN
     std: tuple[Spread, ...] = IMAGENET_STD
-    splits: dict[Annotated[str, AfterValidator(_split_name)], tuple[ShardFile, ...]]
+    splits: dict[Annotated[str, AfterValidator(check_split_name)], tuple[ShardFile, ...]]
     columns: dict[Annotated[str, Field(pattern=f"^{COLUMN_NAME}$")], ColumnEntry] = {}
     image: ImageType | None = None  # None: 8-bit RGB, alpha dropped
 

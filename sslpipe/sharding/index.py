@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from sslpipe.data.decode import BadSample, decode
 from sslpipe.data.image_type import ImageType
-from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, DatasetIndex, Manifest, ShardFile
+from sslpipe.data.index import (
+    ARRAY_SUFFIXES,
+    IMAGE_SUFFIXES,
+    DatasetIndex,
+    Manifest,
+    ShardFile,
+    check_split_name,
+)
 from sslpipe.data.storage import download, join, local_path, read_range, size_of
 from sslpipe.errors import DataError, shown
 from sslpipe.portable import sha256_of
@@ -73,6 +80,13 @@ def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
             raise DataError(f"{path} is compressed; offsets need plain tars: unpack it first")
         begin = _begin_of(path)
         own = split or split_of(begin) or begin or split_of(path.absolute().parent.name) or "train"
+        try:
+            check_split_name(own).encode()
+            str(path.absolute()).encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{path}: its name is not UTF-8; rename it") from None
+        except ValueError as error:
+            raise DataError(f"{path}: split {own!r}: {error}, or give --split NAME") from None
         groups.setdefault(own, []).append(path)
         names[own].add(begin)
     if not groups:

@@ -55,6 +55,7 @@ def content(place: int, name: str) -> tuple[str, bytes]:
     return name, label.encode() if label else grey_png(place) if image else b"text"
 
 
+@pytest.mark.promise(17)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_member_of_a_tar_is_in_a_sample_or_is_counted(layout, tmp_path, capsys):
     names, samples = LAYOUTS[layout]
@@ -168,6 +169,23 @@ def test_two_names_of_one_split_and_tars_in_folders_are_refused_with_a_remedy(tm
     error = error_of(capsys, "index", tmp_path / "b")
     assert "val" in error
     assert "--out" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "remedy"),
+    [
+        ("tr\x1b[31m-0.tar", (), "--split"),
+        ("train-0.tar", ("--split", "a/b"), "'a/b'"),
+        ("tr\udcff-0.tar", (), "UTF-8"),
+        ("a\udcff/train-0.tar", (), "UTF-8"),
+    ],
+)
+def test_a_name_that_dataset_json_cannot_hold_is_refused_before_anything_is_written(
+    name, options, remedy, tmp_path, capsys
+):
+    path = write_tar(tmp_path / "tars" / name, ("a.png", grey_png(1)))
+    assert remedy in error_of(capsys, "index", path.parent, "--out", tmp_path / "out", *options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_tar_is_in_one_split_only(tmp_path, capsys):
