@@ -395,6 +395,9 @@ def test_the_page_of_the_graded_sets_shows_what_was_measured() -> None:
             metric, columns = cells[0], cells[1:]
         elif cells[0] in trained:
             for name, shown in zip(columns, cells[1:], strict=True):
+                if name not in trained[cells[0]]:
+                    assert shown == "–"  # not yet measured
+                    continue
                 figures = trained[cells[0]][name][f"as it is, {metric}"]
                 expected = f"{100 * figures['value']:.1f}"
                 if what := differences.get(cells[0]):
