@@ -55,6 +55,11 @@ from sslpipe.run.launcher import check_streams
 from sslpipe.run.memory import warn_of_memory
 from sslpipe.run.session import Run, open_run
 
+LEAST_RANK_SHARE = 0.05  # (rank - 1) / (highest possible - 1) of embeddings: 0 in one direction
+ALARM_REMEDY = (
+    "Look at the views with `sslpipe preview`, lengthen optim.warmup_steps, or lower optim.peak_lr"
+)
+
 
 def pretrain(
     recipe: Recipe, index: DatasetIndex, run_dir: Path, init_from: FrozenBackbone | None = None
@@ -126,7 +131,12 @@ def pretrain(
             {"model": model, "optimizer": optimizer, "loss": loss_fn},
             order_version=ORDER_VERSION,
             guarded=[model, loss_fn],
-            alarms=Alarms(highest_rank) if loss_fn.embeds else None,
+            alarms=Alarms(
+                recipe.total_steps,
+                least_rank=1 + LEAST_RANK_SHARE * (highest_rank - 1),
+                grows="negatives_per_anchor" if loss_fn.needs_momentum_encoder else "",
+                remedy=ALARM_REMEDY + (", or tune.backbone_lr" if recipe.init else ""),
+            ),
             metadata=init_metadata(init_from, view),
         )
         # a batch without negatives is then chance: its step teaches nothing, and the run continues

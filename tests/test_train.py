@@ -221,13 +221,12 @@ def test_a_collapse_is_an_event_in_the_log_and_a_warning_on_the_console(data, tm
     settings = ("optim.peak_lr=0.5", "optim.weight_decay=1", "projector.batchnorm=false")
     result = command_line(*command, *settings, status=0)
     alarms = read_metrics(run_dir, "alarm")
-    assert sorted(name for line in alarms for name in line["raised"]) == [
-        "embedding_collapse",
-        "rank_collapse",
-    ]
+    raised = {name for line in alarms for name in line["raised"]}
+    assert raised >= {"embedding_collapse", "rank_collapse"}
     (line,) = (line for line in alarms if "embedding_collapse" in line["raised"])
-    assert line["value"]["embedding_collapse"] < line["threshold"]["embedding_collapse"] == 0.1
-    assert f"warning: step {line['step']}: embedding_collapse: embedding_std is" in result.stderr
+    assert line["value"]["embedding_collapse"] > line["threshold"]["embedding_collapse"] == 0.95
+    said = f"warning: step {line['step']}: embedding_collapse: the mean cosine of two images is"
+    assert said in result.stderr
     assert result.stderr.count("embedding_collapse") == 1  # it lasts, and is reported once
 
 

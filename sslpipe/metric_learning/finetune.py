@@ -49,10 +49,15 @@ from sslpipe.optim import optimizer_over
 from sslpipe.recipe.base import Tune
 from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.run.best import can_choose
+from sslpipe.run.health import Alarms
 from sslpipe.run.launch import seed_torch
 from sslpipe.run.memory import warn_of_memory
 from sslpipe.run.session import Run, open_run
 
+ALARM_REMEDY = (
+    "Lower optim.peak_lr (and tune.loss_lr, of proxies), lengthen optim.warmup_steps, or use "
+    "another loss.kind: sup_con with temperature = 0.1 learns from many shapes of labels"
+)
 MOST_VALIDATED = 4000  # held-out samples that are scored: evenly spaced ones
 MOST_BANK = 500  # trained ones that held-out images search, too
 
@@ -117,6 +122,12 @@ def finetune(
             {**finetuning_parts(task, optimizer), "neighbours": neighbours},
             order_version=ORDER_AND_PK_VERSION,
             guarded=[task],  # the neighbours follow only steps that were taken
+            alarms=Alarms(
+                recipe.total_steps,
+                most_rank=recipe.sampler.classes_per_batch / 2,
+                grows="queue_rows" if recipe.queue is not None else "",
+                remedy=ALARM_REMEDY,
+            ),
             metadata={  # data set labels that are trained on; the start
                 "classes": trained_labels(order, split),
                 **init_metadata(init_from, view),

@@ -191,9 +191,15 @@ def _is_alarm(line: Tree) -> bool:
     names = [line.get("raised"), line.get("over")]
     if not all(isinstance(each, list) for each in names):
         return False
-    tables = [line.get("value"), line.get("threshold")]
-    numbers = [(t, name) for t in tables for each in names for name in each]  # type: ignore[union-attr]
-    return all(isinstance(t, dict) and is_number(t.get(str(name))) for t, name in numbers)
+    values, thresholds = line.get("value"), line.get("threshold")
+    if not (isinstance(values, dict) and isinstance(thresholds, dict)):
+        return False
+    return all(
+        (values.get(str(name), "") is None or is_number(values.get(str(name))))  # null: not finite
+        and is_number(thresholds.get(str(name)))
+        for each in names
+        for name in each  # type: ignore[union-attr]
+    )
 
 
 def _read_png(path: Path) -> bytes | None:

@@ -15,12 +15,13 @@ from sslpipe.run.best import LABELLED
 
 MOST_IMAGES = 512  # both views of each: 1,024 rows
 
-# Healthy runs on small images keep a standard deviation near 1 and a rank share of 0.15 to 0.5.
-LEAST_STD = 0.1  # the mean cosine of two rows is 0.99 then
-# (effective rank - 1) / (highest possible - 1): 0 in one direction, 1 in all
-LEAST_RANK_SHARE = 0.05
-OVER = 2.0  # an alarm ends above OVER times its threshold
-PATIENCE = 3  # readings in a row that raise or end an alarm
+# Healthy runs on small images keep a mean cosine near 0 and a rank share of 0.15 to 0.5.
+MOST_COSINE = 0.95  # of two images, on average; random networks may begin above it
+OVER_COSINE = 0.9  # an alarm ends below it
+LEAST_RANK = 0.1  # of the first logged effective rank
+OVER = 2.0  # an alarm of the rank ends above OVER times its threshold
+MOST_HIGHER = 0.1  # of the run's steps: so long the loss may lie above its first logged value
+PATIENCE = 3  # readings in a row that raise an alarm of what was never well
 MOST_FALL = 0.02  # of held-out kNN or MAP@R, below what the run's weights had at the start
 
 
@@ -73,7 +74,7 @@ def embedding_health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
 
 
 class Alarm(NamedTuple):
-    """A change of "embedding_collapse", "rank_collapse" or "below_start": raised, or over."""
+    """A change of an alarm of `Alarms`, or of "below_start": raised, or over."""
 
     name: str
     raised: bool
@@ -82,52 +83,126 @@ class Alarm(NamedTuple):
     text: str  # what it means, and what to change
 
 
-_COLLAPSES = {  # what is measured, and what it means
-    "embedding_collapse": ("embedding_std", "all images get nearly the same embedding"),
-    "rank_collapse": ("effective_rank", "embeddings vary in a few directions only"),
-}
-
-
 class Alarms:
-    """Embedding collapse and rank collapse, from what `embedding_health` says.
+    """Collapse of embeddings or of their rank, and a loss that rises, from log lines' numbers.
 
-    Raised when a number was under its threshold in PATIENCE readings in a row, over when it was
-    above OVER times that as often, so that a long collapse is reported once. NaN (a skipped step)
-    counts as no reading. A resumed run begins anew.
+    An alarm is raised at once by the reading that passes its threshold; by the third, if none
+    before it was well: some networks begin collapsed, and learn. It ends further back, so that a
+    number at the edge is reported once. NaN (a skipped step) counts as no reading.
 
     Args:
-        highest_rank: That the embeddings can have: min(dimensions, rows).
+        steps: Of the whole run.
+        least_rank: That the alarm of the rank has, if a tenth of the first reading's is lower.
+        most_rank: That it has, if that is higher: embeddings of a few classes may have few
+            directions.
+        grows: A number that a queue raises, and the loss with it, until it is full; "": none.
+        remedy: Settings to change.
     """
 
-    def __init__(self, highest_rank: int) -> None:
-        least_rank = 1 + LEAST_RANK_SHARE * (highest_rank - 1)
-        self._thresholds = {"embedding_collapse": LEAST_STD, "rank_collapse": least_rank}
-        self._raised = dict.fromkeys(self._thresholds, False)
-        self._in_a_row = dict.fromkeys(self._thresholds, 0)
+    def __init__(
+        self,
+        steps: int,
+        *,
+        least_rank: float = 1.0,
+        most_rank: float = math.inf,
+        grows: str = "",
+        remedy: str = "Lower optim.peak_lr, or lengthen optim.warmup_steps",
+    ) -> None:
+        self._steps = steps
+        self._least_rank = least_rank
+        self._most_rank = most_rank
+        self._grows = grows
+        self._remedy = remedy
+        self._raised: dict[str, bool] = {}
+        self._well: dict[str, bool] = {}  # a reading passed no threshold yet
+        self._in_a_row: dict[str, int] = {}
+        self._first_rank: float | None = None
+        self._first_loss: float | None = None
+        self._most_grown = -math.inf
+        self._higher_since: int | None = None  # the step of the last loss that was not higher
 
-    def read(self, numbers: Mapping[str, float]) -> list[Alarm]:
-        """Take in the numbers of `embedding_health`. Returns what changes; mostly nothing."""
-        changes = []
-        for name, threshold in self._thresholds.items():
-            measured, meaning = _COLLAPSES[name]
-            value = numbers[measured]
-            if math.isnan(value):
-                continue
-            raised = self._raised[name]
-            crossed = value > OVER * threshold if raised else value < threshold
-            self._in_a_row[name] = self._in_a_row[name] + 1 if crossed else 0
-            if self._in_a_row[name] == PATIENCE:
-                self._raised[name], self._in_a_row[name] = not raised, 0
-                text = f"above {OVER * threshold:.3g} again"
-                if not raised:
-                    text = (
-                        f"under {threshold:.3g} for {PATIENCE} readings: {meaning}. Lower "
-                        "optim.peak_lr, lengthen optim.warmup_steps, or look at the views with "
-                        "`sslpipe preview`"
-                    )
-                text = f"{name}: {measured} is {value:.3g}, {text}"
-                changes.append(Alarm(name, not raised, value, threshold, text))
-        return changes
+    def read(self, step: int, numbers: Mapping[str, Any]) -> list[Alarm]:
+        """Take in the numbers of a log line after `step` steps; a resumed run reads its first, too.
+
+        Args:
+            step: Steps done.
+            numbers: `loss`, and what there is of `negative_similarity` and `effective_rank`.
+
+        Returns:
+            What changes; mostly nothing.
+        """
+        changes = [
+            self._read_cosine(_number(numbers, "negative_similarity")),
+            self._read_rank(_number(numbers, "effective_rank")),
+            self._read_loss(step, _number(numbers, "loss"), _number(numbers, self._grows)),
+        ]
+        return [change for change in changes if change is not None]
+
+    def _read_cosine(self, value: float | None) -> Alarm | None:
+        if value is None:
+            return None
+        raised = self._raised.get("embedding_collapse", False)
+        crossed = value < OVER_COSINE if raised else value > MOST_COSINE
+        meaning = "all images get nearly the same embedding"
+        limit = f"below {OVER_COSINE} again" if raised else f"above {MOST_COSINE}: {meaning}"
+        text = f"the mean cosine of two images is {value:.3g}, {limit}"
+        return self._change("embedding_collapse", crossed, value, MOST_COSINE, text)
+
+    def _read_rank(self, value: float | None) -> Alarm | None:
+        if value is None:
+            return None
+        if self._first_rank is None:
+            self._first_rank = value
+        least = min(max(LEAST_RANK * self._first_rank, self._least_rank), self._most_rank)
+        raised = self._raised.get("rank_collapse", False)
+        crossed = value > OVER * least if raised else value < least
+        meaning = "embeddings vary in a few directions only"
+        limit = f"above {OVER * least:.3g} again" if raised else f"under {least:.3g}: {meaning}"
+        text = f"effective_rank is {value:.3g} (first {self._first_rank:.3g}), {limit}"
+        return self._change("rank_collapse", crossed, value, least, text)
+
+    def _read_loss(self, step: int, value: float | None, grown: float | None) -> Alarm | None:
+        if value is None:
+            return None
+        grows = grown is not None and grown > self._most_grown
+        if self._first_loss is None or grows:
+            self._first_loss = value
+            self._most_grown = grown if grown is not None else -math.inf
+        if value <= self._first_loss or self._higher_since is None:
+            self._higher_since = step
+        raised = self._raised.get("loss_rises", False)
+        long = max(1.0, MOST_HIGHER * self._steps)
+        crossed = value <= self._first_loss if raised else step - self._higher_since >= long
+        text = f"the loss is {value:.4g}, no longer above its first value {self._first_loss:.4g}"
+        if not raised:
+            text = (
+                f"the loss is {value:.4g}, above its first value {self._first_loss:.4g} for "
+                f"{step - self._higher_since} steps"
+            )
+        self._well["loss_rises"] = True  # its threshold is a time
+        return self._change("loss_rises", crossed, value, self._first_loss, text)
+
+    def _change(
+        self, name: str, crossed: bool, value: float, threshold: float, text: str
+    ) -> Alarm | None:
+        """Raise or end an alarm where a reading has crossed its threshold often enough."""
+        raised = self._raised.get(name, False)
+        self._in_a_row[name] = self._in_a_row.get(name, 0) + 1 if crossed else 0
+        if not crossed and not raised:
+            self._well[name] = True
+        enough = 1 if raised or self._well.get(name, False) else PATIENCE
+        if self._in_a_row[name] < enough:
+            return None
+        self._raised[name] = not raised
+        self._in_a_row[name] = 0
+        remedy = "" if raised else f". {self._remedy}"
+        return Alarm(name, not raised, value, threshold, f"{name}: {text}{remedy}")
+
+
+def _number(numbers: Mapping[str, Any], name: str) -> float | None:
+    """Return a number that is there and finite."""
+    value = numbers.get(name)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 class StartAlarm:

@@ -238,6 +238,9 @@ class Run:
             cheaper_steps=recipe.tune.projector_first_steps,
         )
         self._opened.callback(self.reporter.close)
+        if alarms is not None and is_main and self.first_step:  # what the run began with
+            for line in read_metrics(self.run_dir)[:1]:
+                alarms.read(line["step"], line)
         self.began = True
         self.reporter.event(self.first_step, "start", **launch)
 
@@ -415,7 +418,7 @@ class Run:
         }
         self.reporter.train(self.last_step, values)
         if self._alarms is not None:
-            self.reporter.alarms(self.last_step, self._alarms.read(values))
+            self.reporter.alarms(self.last_step, self._alarms.read(self.last_step, values))
 
     def evaluate_if_due(self, step: int) -> None:
         """Score held-out samples every run.monitor_steps and at the end. All ranks call it."""

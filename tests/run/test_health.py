@@ -1,6 +1,7 @@
 """Health numbers against loops, closed forms and real processes."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,32 +80,69 @@ def test_all_ranks_say_what_one_process_says(split: tuple[int, ...]) -> None:
         assert numbers == pytest.approx(embedding_health(z_a, z_b), rel=1e-12)
 
 
-def changes_of(readings: list[tuple[float, float]], highest_rank: int = 21) -> list[str]:
-    """(embedding_std, effective_rank) each -> "number of the reading: +name or -name"."""
-    alarms, said = Alarms(highest_rank), []
-    for number, (std, rank) in enumerate(readings, 1):
-        for change in alarms.read({"embedding_std": std, "effective_rank": rank, "loss": 1.0}):
+def changes_of(readings: list[dict[str, float]], alarms: Alarms | None = None) -> list[str]:
+    """Readings, one a step -> "number of the reading: +name or -name"."""
+    said = []
+    alarms = alarms or Alarms(steps=1000, least_rank=2.0)
+    for number, numbers in enumerate(readings, 1):
+        for change in alarms.read(number, numbers):
             said.append(f"{number}: {'+' if change.raised else '-'}{change.name}")
     return said
 
 
-def test_a_collapse_is_reported_once_and_its_end_once() -> None:
-    """Thresholds: rank 1 + 0.05 x 20 = 2, standard deviation 0.1; over at twice that."""
-    good, flat, thin = (0.9, 10.0), (0.05, 1.2), (0.9, 1.5)
+def reading(cosine: float = 0.1, rank: float = 10.0, loss: float = 1.0, **more: float) -> Any:
+    return {"negative_similarity": cosine, "effective_rank": rank, "loss": loss, **more}
+
+
+def test_a_collapse_is_reported_at_once_and_its_end_once() -> None:
+    """Thresholds: mean cosine 0.95, over below 0.9; rank 2, over above 4."""
+    good, flat, thin = reading(), reading(0.99, 1.2), reading(0.1, 1.5)
     assert changes_of([good] * 9) == []
-    assert changes_of([flat] * 9) == ["3: +embedding_collapse", "3: +rank_collapse"]
-    assert changes_of([thin] * 9 + [good] * 9) == ["3: +rank_collapse", "12: -rank_collapse"]
-    twice = [thin] * 3 + [good] * 3 + [thin] * 3
-    assert changes_of(twice) == ["3: +rank_collapse", "6: -rank_collapse", "9: +rank_collapse"]
+    both = ["2: +embedding_collapse", "2: +rank_collapse"]
+    assert changes_of([good, *[flat] * 9]) == both
+    ended = ["11: -embedding_collapse", "11: -rank_collapse"]
+    assert changes_of([good, *[flat] * 9, *[good] * 9]) == both + ended
+    twice = [good, thin, thin, good, thin]
+    assert changes_of(twice) == ["2: +rank_collapse", "4: -rank_collapse", "5: +rank_collapse"]
+
+
+def test_what_was_never_well_is_reported_by_the_third_reading() -> None:
+    """A random network without BatchNorm begins so, and learns."""
+    flat = reading(0.99)
+    assert changes_of([flat, flat, *[reading()] * 5]) == []
+    assert changes_of([flat] * 9) == ["3: +embedding_collapse"]
+    nan = reading(math.nan, math.nan, math.nan)  # a skipped step says nothing
+    assert changes_of([flat, nan, flat, nan, flat]) == ["5: +embedding_collapse"]
 
 
 def test_a_number_at_the_edge_does_not_make_an_alarm_flicker() -> None:
-    thin, at_edge = (0.9, 1.9), (0.9, 2.1)
-    assert changes_of([thin, at_edge] * 9) == []  # never three in a row
-    assert changes_of([thin] * 3 + [at_edge, thin] * 9) == ["3: +rank_collapse"]
-    assert changes_of([thin] * 3 + [(0.9, 3.9)] * 9) == ["3: +rank_collapse"]  # not above twice
-    nan = (math.nan, math.nan)  # a skipped step says nothing
-    assert changes_of([thin, nan, thin, nan, thin]) == ["5: +rank_collapse"]
+    over, inside = reading(0.96, 1.9), reading(0.94, 2.1)
+    expected = ["2: +embedding_collapse", "2: +rank_collapse"]
+    assert changes_of([reading(), *[over, inside] * 9]) == expected
+
+
+def test_the_rank_is_compared_with_the_first_ones() -> None:
+    ranks = [reading(rank=rank) for rank in (60.0, 7.0, 5.9)]
+    assert changes_of(ranks) == ["3: +rank_collapse"]
+    two_classes = Alarms(steps=1000, most_rank=1.0)  # which need one direction
+    assert changes_of([*ranks, reading(rank=1.2)], two_classes) == []
+
+
+def test_a_loss_above_its_first_value_for_a_tenth_of_the_run_is_reported_once() -> None:
+    def losses(*values: float, alarms: Alarms | None = None) -> list[str]:
+        return changes_of([reading(loss=value) for value in values], alarms or Alarms(steps=50))
+
+    assert losses(5, 6, 6, 6, 6, 4, 6, 6, 6, 6, 5) == []  # never five steps long
+    assert losses(5, 6, 7, 7, 7, 7, 7, 7, 5, 6) == ["6: +loss_rises", "9: -loss_rises"]
+    assert losses(5, 4, 3, 2, 1) == []
+
+
+def test_a_queue_that_fills_raises_the_loss_and_no_alarm() -> None:
+    alarms = Alarms(steps=20, grows="negatives_per_anchor")
+    rows = [0, 64, 128, 192, 256, *[256] * 20]
+    losses = [0.0, 4.0, 5.0, 5.4, 5.7, *[5.6] * 10, *[5.9] * 10]
+    lines = [reading(loss=x, negatives_per_anchor=n) for x, n in zip(losses, rows, strict=True)]
+    assert changes_of(lines, alarms) == ["17: +loss_rises"]
 
 
 def test_alarms_say_what_real_embeddings_do() -> None:
@@ -114,9 +152,9 @@ def test_alarms_say_what_real_embeddings_do() -> None:
     line = torch.randn(64, 1, generator=generator) * torch.ones(16) + 1e-4 * spread
     actual = []
     for rows in (spread, point, line):
-        alarms = Alarms(16)
-        for _ in range(3):
-            changes = alarms.read(embedding_health(rows, rows))
+        alarms = Alarms(steps=100, least_rank=1.75)
+        alarms.read(1, embedding_health(spread, spread))
+        changes = alarms.read(2, embedding_health(rows, rows))
         actual.append([change.name for change in changes])
         assert all("Lower optim.peak_lr" in change.text for change in changes)
     assert actual == [[], ["embedding_collapse", "rank_collapse"], ["rank_collapse"]]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import sslpipe.metric_learning.finetune as finetuning
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import embed
 from sslpipe.export.initial import open_init
@@ -158,3 +159,22 @@ def test_held_out_images_search_each_other_and_trained_ones(data, start, tmp_pat
         hits.append(bool(rows.labels[cosines.argmax()] == rows.labels[row]))
     first = read_metrics(tmp_path / "run", "eval")[0]
     assert first["validation_recall_at_1"] == pytest.approx(np.mean(hits), abs=1e-6)
+
+
+def test_a_fine_tuning_that_collapses_says_what_to_change(
+    data, start, tmp_path, capfd, monkeypatch
+):
+    """Every log line has the numbers of embeddings that are one point, from the second on."""
+    collapsed = {"positive_similarity": 1.0, "negative_similarity": 0.999, "effective_rank": 1.0}
+    lines = iter([{**collapsed, "negative_similarity": 0.2, "effective_rank": 20.0}])
+    monkeypatch.setattr(
+        finetuning, "similarities", lambda embeddings, labels: next(lines, collapsed)
+    )
+    recipe = recipe_of(tmp_path, finetunes, "steps=4", "run.keep=last")
+    run_of(finetunes, recipe, data, tmp_path / "run", start)
+    (alarm,) = read_metrics(tmp_path / "run", "alarm")
+    assert alarm["step"] == 2
+    assert alarm["raised"] == ["embedding_collapse", "rank_collapse"]
+    said = " ".join(capfd.readouterr().err.split())
+    assert "step 2: embedding_collapse: the mean cosine of two images is 0.999" in said
+    assert said.count("tune.loss_lr") == 2
