@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from sslpipe.curate.duplicates import find_duplicates
 from sslpipe.curate.scan import scan_pictures
-from sslpipe.curate.thumbnails import luminance
 from sslpipe.evaluation.difference import wilson95
 from sslpipe.portable import write_atomically
 
@@ -43,9 +42,8 @@ def jpeg(low: int, high: int) -> Callable[[Picture, Random], Picture]:
     return save
 
 
-def resize(picture: Picture, rng: Random) -> Picture:
-    share = np.exp(rng.uniform(np.log(0.5), np.log(2.0)))
-    height, width = (max(8, round(share * side)) for side in picture.shape[:2])
+def half(picture: Picture, rng: Random) -> Picture:
+    height, width = (max(8, round(side / 2)) for side in picture.shape[:2])
     filters = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS)
     chosen = filters[rng.integers(len(filters))]
     return np.asarray(Image.fromarray(picture).resize((width, height), chosen))
@@ -63,41 +61,11 @@ def mirror(picture: Picture, rng: Random) -> Picture:
     return picture[:, ::-1]
 
 
-def brightness(picture: Picture, rng: Random) -> Picture:
-    factor = 1.1 if rng.random() < 0.5 else 0.9
-    return np.rint(np.clip(picture * factor, 0, 255)).astype(np.uint8)
-
-
-def border(picture: Picture, rng: Random) -> Picture:
-    """2 to 6 % of the shorter side, all around: black, white or grey."""
-    px = max(1, round(rng.uniform(0.02, 0.06) * min(picture.shape[:2])))
-    level = (0, 255, 128)[rng.integers(3)]
-    return np.pad(picture, ((px, px), (px, px), (0, 0)), constant_values=level)
-
-
-def small_text(picture: Picture, rng: Random) -> Picture:
-    """A word of a tenth of the height in one corner, black or white."""
-    height, width = picture.shape[:2]
-    scale = max(1, -(-200 // height))  # drawn large and reduced: no font has letters of 3 px
-    font = ImageFont.load_default(size=max(6, round(0.1 * height * scale)))
-    mask = Image.new("L", (width * scale, height * scale))
-    word = ("photo", "2024", "(c) me", "draft")[rng.integers(4)]
-    y = (0, round(0.88 * height * scale))[rng.integers(2)]
-    ImageDraw.Draw(mask).text((2, y), word, fill=255, font=font)
-    share = np.asarray(mask.resize((width, height), Image.Resampling.BOX))[..., None] / 255
-    ink = 0.0 if picture.mean() > 127 else 255.0
-    return np.rint(picture * (1 - share) + ink * share).astype(np.uint8)
-
-
 KINDS: dict[str, Callable[[Picture, Random], Picture]] = {
     "saved again, JPEG 60-95": jpeg(60, 95),
-    "resized, 50-200 %": resize,
+    "resized to half": half,
     "cropped to 90 %": crop,
     "mirrored": mirror,
-    "JPEG 30": jpeg(30, 30),
-    "brightness 10 %": brightness,
-    "border": border,
-    "small text": small_text,
 }
 
 
@@ -125,7 +93,7 @@ def drawings(folder: Path, count: int, px: int = 256) -> list[Picture]:
 
 def detail(picture: Picture) -> float:
     """Deviation of the brightness from a linear ramp, in levels."""
-    levels = luminance(picture)
+    levels = picture @ np.array([0.299, 0.587, 0.114])
     down, right = np.meshgrid(*(np.linspace(-1, 1, side) for side in levels.shape), indexing="ij")
     levels = levels - levels.mean()
     for ramp in (down, right):
@@ -136,7 +104,6 @@ def detail(picture: Picture) -> float:
 def found_pairs(pictures: list[Picture]) -> set[tuple[int, int]]:
     samples = scan_pictures(pictures)
     pairs = find_duplicates(samples).pairs
-    samples.thumbs.close()
     return set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
 
 

@@ -2,7 +2,6 @@
 
 import signal
 from collections import Counter
-from contextlib import closing
 from math import isnan
 from pathlib import Path
 from types import FrameType
@@ -61,8 +60,7 @@ def duplicates(
 ) -> None:
     """Find near-duplicate images, inside a split and across splits.
 
-    Finds exact copies, and copies that were saved again, resized, cropped to 90 % or mirrored.
-    Candidates come from the lowest frequencies; pixels decide.
+    Finds copies that were saved again, resized or mirrored, and some that were cropped to 90 %.
 
     Writes groups.csv (one row per sample of a group), doubt.png (look at it first), and the column
     duplicate_group, by which training can keep one of each group or avoid duplicates as negatives.
@@ -71,7 +69,7 @@ def duplicates(
     Args:
         split: Search this split; repeatable. Default: all.
         column: Write the column duplicate_group beside the data set.
-        num_workers: Threads that decode and compare.
+        num_workers: Threads that decode.
     """
     check_folder(out)
     names = split or list(open_data(data).manifest.splits)
@@ -94,10 +92,9 @@ def duplicates(
     keep_freed_memory()
     with progress("read", sum(map(len, splits))) as advance:
         samples = scan(splits, num_workers=num_workers, on_bad=report_bad, progress=advance)
-    with closing(samples.thumbs):
-        found = find_duplicates(samples, num_workers=num_workers, progress=progress)
-        sheet = results.doubt_sheet(samples, found.doubt)
-    groups = group(found.pairs, len(samples), found.apart)
+    found = find_duplicates(samples, progress=progress)
+    sheet = results.doubt_sheet(samples, splits, found.doubt)
+    groups = group(found.pairs, len(samples))
     # write
     count = results.write_groups(out / "groups.csv", samples, groups)
     if sheet is None:
@@ -108,8 +105,8 @@ def duplicates(
     if column:
         own = results.by_split(samples, groups)
         results.write_column(index.folder, results.COLUMN, own, alone=True)
-        had = results.COLUMN in index.manifest.columns
-        if had and open_data(data).file_sha256 != index.file_sha256:
+        before = index.manifest.columns.get(results.COLUMN)
+        if before not in (None, open_data(data).manifest.columns[results.COLUMN]):
             say_once(
                 f"the column {results.COLUMN} has other values than before: runs that train by it "
                 "and were started with the old ones cannot be resumed"

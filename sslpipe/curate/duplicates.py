@@ -1,151 +1,199 @@
-"""Find the samples that are one picture: exact ones by hashes, near ones by their pixels.
+"""Find the samples that are one picture: saved again, resized, mirrored, or cropped to 90 %.
 
-Candidates are the nearest by low frequencies. Each pair is registered and scored once (see
-`register`), and is one picture from a score of `LEAST_SCORE` on.
+Copies of equal pixels are found by their hash. For others, the nearest by 8 x 8 px of brightness
+are the candidates, and `compare` scores each pair once: one picture from LEAST_SCORE on.
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, normalize
 
-from sslpipe.curate.candidates import NEIGHBOURS, ByDescriptors, each_once
-from sslpipe.curate.groups import BYTES, CROPPED, MIRRORED, NEAR, PIXELS, Pairs, joined
-from sslpipe.curate.register import Verdicts, compare
-from sslpipe.curate.scan import Samples, one_thread_an_operation
-from sslpipe.curate.thumbnails import THUMB_PX
+from sslpipe.curate.groups import Pairs, joined
+from sslpipe.curate.scan import Samples
+from sslpipe.curate.thumbnails import pictures, whole, whole_and_crops
 from sslpipe.evaluation.features import Progress
+from sslpipe.evaluation.neighbours import fixed_point_units, nearest
 
 Integers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+Floats = NDArray[np.float32]
 
 LEAST_SCORE = 0.85  # of a pair that is one picture; chosen by `benchmarks/curate.py`
-PART_PAIRS = 128  # compared at a time, in a thread
-CROWD = 0.4  # share of a sample's candidates that are copies, from which on more are searched
-WIDENING, MOST_NEIGHBOURS = 4, 80  # more candidates at a time, and at most
-APART = 0.93  # share of the whole that is explained of pictures that differ in one place only
-ALIKE = 0.5  # share of the whole that is explained, from which on a refused pair is doubtful
+LEAST_DOUBTFUL = 0.5  # score of a refused pair that is worth a look
+NEIGHBOURS = 5  # candidates of each picture, at most
+LEAST_SIMILAR = 0.9  # correlation of a candidate at SEARCH_PX
+SEARCH_PX, COMPARE_PX = 8, 16  # sides
+SEARCHED = (0, 1, 5, 13, 21, 25)  # of `whole_and_crops`: the whole, crops at corners, the centre
+WINDOW_PX = 4  # of COMPARE_PX
+NOISE = 0.15  # share of a picture's variance that a window has at least
+FAINT = 3.0  # deviation, in levels, below which a picture is nearly constant
+ASPECT = 0.05  # most that the logarithms of two shapes differ
+PART_PAIRS = 256  # compared at a time
+PART_PICTURES = 4096  # resampled at a time
 
 
 class Doubt(NamedTuple):
-    """Pairs to look at: those refused, the most similar as a whole first; then the accepted."""
+    """Pairs near LEAST_SCORE: those accepted, the lowest score first; then the refused."""
 
     pairs: Integers  # (D, 2) rows
-    score: NDArray[np.float32]  # (D,)
-    accepted: Flags  # (D,), as one picture
+    score: Floats  # (D,)
+    accepted: NDArray[np.bool_]  # (D,), as one picture
 
 
 class Found(NamedTuple):
     """All duplicates of some samples."""
 
     pairs: Pairs  # verified, each once
-    apart: Integers  # (A, 2) rows of pictures that no common crop joins, see `groups.group`
     doubt: Doubt
 
 
-def find_duplicates(
-    samples: Samples, *, num_workers: int = 2, progress: Progress | None = None
-) -> Found:
+def find_duplicates(samples: Samples, *, progress: Progress | None = None) -> Found:
     """Find exact and near duplicates, inside and across splits.
 
     Args:
         samples: As scanned.
-        num_workers: Threads that compare pixels; 0: the caller does.
         progress: Makes the progress bars of samples searched for and of pairs compared.
     """
-    exact = exact_duplicates(samples)
-    first = np.ones(len(samples), bool)
-    first[exact.second] = False  # one of equal pixels is enough
-    rows = np.flatnonzero(first)
-    search = ByDescriptors(samples.descriptors, rows, num_workers=num_workers)
     bar: Progress = progress or (lambda title, total: nullcontext(lambda count: None))
-
-    def near(rows: Integers, k: int) -> Integers:
-        with bar("search", len(rows)) as advance:
-            return search.pairs(rows, k, advance)
-
-    def look_further(wanted: Integers) -> tuple[Integers, Verdicts]:
-        """Add to the pairs and verdicts those of pairs that are not known yet."""
-        known = set(map(tuple, pairs.tolist()))
-        new = [pair for pair in wanted.tolist() if tuple(pair) not in known]
-        if not new:
-            return pairs, verdicts
-        more = np.array(new, np.int64)
-        with bar("compare", len(more)) as advance:
-            found = compare_all(samples, more, num_workers=num_workers, progress=advance)
-        return np.concatenate([pairs, more]), _concatenated([verdicts, found])
-
-    # candidates; more of them for a sample whose candidates are mostly copies
-    k = NEIGHBOURS
-    pairs = np.zeros((0, 2), np.int64)
-    verdicts = Verdicts(*np.zeros((2, 0), np.float32), *np.zeros((2, 0), bool))
-    pairs, verdicts = look_further(near(rows, k))
-    while k < min(MOST_NEIGHBOURS, len(rows) - 1):
-        copies = np.bincount(pairs[accepted(verdicts)].ravel(), minlength=len(samples))
-        crowded = np.flatnonzero(copies >= CROWD * k)
-        if not len(crowded):
-            break
-        k *= WIDENING
-        pairs, verdicts = look_further(near(crowded, k))
-    # and each with the centre of what it is connected to
-    pairs, verdicts = look_further(_to_centres(pairs[accepted(verdicts)], len(samples)))
-    same = accepted(verdicts)
-    kinds = NEAR + verdicts.mirrored * (MIRRORED - NEAR) + verdicts.cropped * (CROPPED - NEAR)
-    found = Pairs(pairs[same, 0], pairs[same, 1], kinds[same], verdicts.score[same])
-    # alike as a whole and different in one place: surely two pictures
-    apart = ~same & (verdicts.whole >= APART) & (verdicts.score < LEAST_SCORE / 2)
-    return Found(joined([exact, found]), pairs[apart & ~verdicts.cropped], _doubt(pairs, verdicts))
+    exact = exact_duplicates(samples)
+    distinct = np.ones(len(samples), bool)
+    distinct[exact.second] = False  # one of equal pixels is enough
+    with bar("search", int(distinct.sum())) as advance:
+        pairs = candidates(samples, np.flatnonzero(distinct), advance)
+    with bar("compare", len(pairs)) as advance:
+        score = compare(samples, pairs, advance)
+    # each also with the centre of what it is connected to: copies have more than NEIGHBOURS
+    known = set(map(tuple, pairs.tolist()))
+    wanted = _to_centres(pairs[score >= LEAST_SCORE], len(samples)).tolist()
+    more = np.array([each for each in wanted if tuple(each) not in known], np.int64).reshape(-1, 2)
+    with bar("compare", len(more)) as advance:
+        score = np.concatenate([score, compare(samples, more, advance)])
+    pairs = np.concatenate([pairs, more])
+    same = score >= LEAST_SCORE
+    not_equal = np.zeros(int(same.sum()), bool)
+    near = Pairs(pairs[same, 0], pairs[same, 1], not_equal, score[same])
+    return Found(joined([exact, near]), _doubt(pairs, score))
 
 
 def exact_duplicates(samples: Samples) -> Pairs:
-    """Pair the samples of equal bytes, and those of equal pixels, each with the first of them."""
-    return joined([_paired(samples.bytes_sha256, BYTES), _paired(samples.pixels_sha256, PIXELS)])
-
-
-def accepted(verdicts: Verdicts) -> Flags:
-    """Say which pairs are one picture, (P,)."""
-    same: Flags = verdicts.score >= LEAST_SCORE
-    return same
-
-
-def compare_all(
-    samples: Samples,
-    pairs: Integers,
-    *,
-    num_workers: int = 2,
-    progress: Callable[[int], None] | None = None,
-) -> Verdicts:
-    """Compare any number of pairs, (P, 2) rows, by their pixels."""
-
-    def look(part: Integers) -> Verdicts:
-        thumbs = samples.thumbs.read(part.ravel()).reshape(len(part), 2, THUMB_PX, THUMB_PX, 3)
-        verdicts = compare(thumbs, samples.descriptors[part], samples.sizes[part])
-        if progress is not None:
-            progress(len(part))
-        return verdicts
-
-    parts = [pairs[at : at + PART_PAIRS] for at in range(0, max(1, len(pairs)), PART_PAIRS)]
-    with one_thread_an_operation(), ThreadPoolExecutor(max(1, num_workers)) as pool:
-        return _concatenated(list((pool.map if num_workers else map)(look, parts)))
-
-
-def _concatenated(parts: list[Verdicts]) -> Verdicts:
-    return Verdicts(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def _paired(hashes: NDArray[np.uint8], kind: int) -> Pairs:
-    """Pair each row with the first one of an equal hash. hashes: (N, 32)."""
-    whole = np.ascontiguousarray(hashes).view("V32").ravel()
-    _, first, place = np.unique(whole, return_index=True, return_inverse=True)
+    """Pair each sample with the first one of equal pixels."""
+    hashes = np.ascontiguousarray(samples.pixels_sha256).view("V32").ravel()
+    _, first, place = np.unique(hashes, return_index=True, return_inverse=True)
     first = first[place]
     second = np.flatnonzero(first != np.arange(len(hashes)))
-    how = np.full(len(second), kind, np.int64)
-    return Pairs(first[second], second, how, np.ones(len(second), np.float32))
+    return Pairs(
+        first[second], second, np.ones(len(second), bool), np.ones(len(second), np.float32)
+    )
+
+
+def candidates(
+    samples: Samples, rows: Integers, advance: Callable[[int], None] | None = None
+) -> Integers:
+    """Pair each row with the NEIGHBOURS that are most like it, or like a crop or mirror image.
+
+    Returns:
+        (P, 2) int64 rows of samples, each pair once, the lower row first, in order.
+    """
+    if len(rows) < 2:
+        return np.zeros((0, 2), np.int64)
+    parts = []
+    for start in range(0, len(rows), PART_PICTURES):
+        luma = pictures(samples.thumbs[rows[start : start + PART_PICTURES]]).mean(1, keepdim=True)
+        parts.append(whole_and_crops(luma, SEARCH_PX)[:, SEARCHED, 0])
+    views = torch.cat(parts)  # (n, 6, px, px)
+    views = torch.cat([views, views.flip(3)], 1)  # and their mirror images
+    own = torch.arange(len(rows))
+    k = min(NEIGHBOURS, len(rows) - 1)
+    wholes = _search_rows(views[:, 0])
+    found = []
+    for number in range(views.shape[1]):
+        asked = _search_rows(views[:, number])
+        found.append(nearest(wholes, asked, k, units=True, hidden=(own, own)))
+        if advance is not None:
+            done = len(rows) * (number + 1) // views.shape[1]
+            advance(done - len(rows) * number // views.shape[1])
+    similarities = torch.cat([each.similarities for each in found], 1).numpy()
+    neighbours = torch.cat([each.indices for each in found], 1).numpy()
+    order = np.argsort(-similarities, axis=1, kind="stable")
+    pairs = set()
+    for row in range(len(rows)):
+        alike = order[row][similarities[row, order[row]] >= LEAST_SIMILAR]
+        for other in list(dict.fromkeys(neighbours[row, alike].tolist()))[:k]:
+            pairs.add((min(row, other), max(row, other)))
+    return rows[np.array(sorted(pairs), np.int64).reshape(-1, 2)]
+
+
+def compare(
+    samples: Samples, pairs: Integers, advance: Callable[[int], None] | None = None
+) -> Floats:
+    """Score any number of pairs, (P, 2) rows -> (P,): 1 for one picture; 0 if shapes differ.
+
+    The whole of one picture is laid over the whole and each crop of the other, mirrored or not, and
+    where they correlate best, the score is 1 minus the unexplained share of the worst window: mean
+    squared difference / (the window's variance + 15 % of the picture's). Two drawings that differ
+    in a mouth or a digit differ completely in one window.
+    """
+    found = [np.zeros(0, np.float32)]
+    for start in range(0, len(pairs), PART_PAIRS):
+        part = pairs[start : start + PART_PAIRS]
+        one, other = (pictures(samples.thumbs[side]) for side in part.T)
+        score = torch.maximum(_score(one, other), _score(other, one)).numpy()
+        found.append(np.where(_same_shape(samples.sizes[part]), score, 0).astype(np.float32))
+        if advance is not None:
+            advance(len(part))
+    return np.concatenate(found)
+
+
+def _score(cropped: Tensor, target: Tensor) -> Tensor:
+    """Score the best of all views of `cropped` as `target`. (P, 3, 32, 32) each -> (P,)."""
+    views = whole_and_crops(cropped, COMPARE_PX)  # (P, V, 3, px, px)
+    wanted = whole(target, COMPARE_PX)
+    every = torch.arange(len(wanted))
+    scores = []
+    for shown in (wanted, wanted.flip(3)):
+        alike = torch.einsum("pvd,pd->pv", _units(views.flatten(2)), _units(shown.flatten(1)))
+        scores.append(_worst_window(views[every, alike.argmax(1)], shown))
+    return torch.maximum(*scores)
+
+
+def _worst_window(shown: Tensor, wanted: Tensor) -> Tensor:
+    """1 minus the largest unexplained share of all windows. (P, 3, px, px) each -> (P,)."""
+    error = _window_means((shown - wanted).square().sum(1, keepdim=True))
+    centred = wanted - wanted.mean((2, 3), keepdim=True)
+    variance = centred.square().sum(1).mean((1, 2))[:, None, None, None]
+    own = _window_means(centred.square().sum(1, keepdim=True))
+    own = own - _window_means(centred).square().sum(1, keepdim=True)
+    worst = (error / (own + NOISE * variance + 1)).amax((1, 2, 3))
+    return torch.where(variance.flatten() >= FAINT**2, 1 - worst, 0).clamp_min(0)
+
+
+def _window_means(grid: Tensor) -> Tensor:
+    return avg_pool2d(grid, WINDOW_PX, stride=1)
+
+
+def _units(rows: Tensor) -> Tensor:
+    """Rows of which products are correlations; zeros stay zeros."""
+    return normalize(rows - rows.mean(-1, keepdim=True), dim=-1)
+
+
+def _search_rows(views: Tensor) -> Tensor:
+    """(n, px, px) -> (n, px px), as `nearest` compares them."""
+    return fixed_point_units(_units(views.flatten(1)))
+
+
+def _same_shape(sizes: Integers) -> NDArray[np.bool_]:
+    """Return whether two pictures have one shape but for rounding. (P, 2, 2) px -> (P,)."""
+    shapes = np.log(sizes[:, :, 1] / sizes[:, :, 0])
+    apart = np.abs(shapes[:, 0] - shapes[:, 1])
+    same: NDArray[np.bool_] = apart <= ASPECT + 1.5 / sizes.min((1, 2))
+    return same
 
 
 def _to_centres(found: Integers, rows: int) -> Integers:
@@ -156,13 +204,14 @@ def _to_centres(found: Integers, rows: int) -> Integers:
     order = np.lexsort((np.arange(rows), -degree, label))
     centre = order[np.searchsorted(label[order], np.arange(count))]
     members = np.flatnonzero(degree)
-    wanted = np.stack([members, centre[label[members]]], 1)
-    return each_once([wanted[wanted[:, 0] != wanted[:, 1]]])
+    wanted = np.sort(np.stack([members, centre[label[members]]], 1), axis=1)
+    pairs: Integers = np.unique(wanted[wanted[:, 0] != wanted[:, 1]], axis=0)
+    return pairs
 
 
-def _doubt(pairs: Integers, verdicts: Verdicts) -> Doubt:
-    same = accepted(verdicts)
-    order = np.lexsort((np.where(same, verdicts.score, -verdicts.whole), same))
-    doubtful = np.where(same, verdicts.score < (1 + LEAST_SCORE) / 2, verdicts.whole >= ALIKE)
+def _doubt(pairs: Integers, score: Floats) -> Doubt:
+    same = score >= LEAST_SCORE
+    order = np.lexsort((np.where(same, score, -score), ~same))
+    doubtful = np.where(same, score < (1 + LEAST_SCORE) / 2, score >= LEAST_DOUBTFUL)
     order = order[doubtful[order]]
-    return Doubt(pairs[order], verdicts.score[order], same[order])
+    return Doubt(pairs[order], score[order], same[order])

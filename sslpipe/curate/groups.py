@@ -5,7 +5,6 @@ would join two groups, and a series of frames would be one.
 """
 
 import heapq
-from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +15,6 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.neighbours import nearest
 
 Integers = NDArray[np.int64]
-# what relates two samples; see `duplicates`
-KINDS = ("bytes", "pixels", "near", "cropped", "mirrored", "mirrored and cropped")
-BYTES, PIXELS, NEAR, CROPPED, MIRRORED, MIRRORED_CROPPED = range(len(KINDS))
 
 
 class Pairs(NamedTuple):
@@ -26,8 +22,8 @@ class Pairs(NamedTuple):
 
     first: Integers
     second: Integers
-    kind: Integers  # of KINDS
-    score: NDArray[np.float32]  # 1 of exact duplicates
+    equal: NDArray[np.bool_]  # in all pixels
+    score: NDArray[np.float32]  # 1 where they are equal
 
     def __len__(self) -> int:
         return len(self.first)
@@ -38,7 +34,6 @@ class Groups(NamedTuple):
 
     group: Integers  # numbered by their first rows; -1: in no group
     nearest: Integers  # the row of the group that is most like this one; -1: none
-    kind: Integers  # how this row is like that one, of KINDS; -1: not
     score: NDArray[np.float32]  # of that pair; 0 without one
 
     def sizes(self) -> Integers:
@@ -63,7 +58,7 @@ def joined(parts: list[Pairs]) -> Pairs:
     return Pairs(*(column[kept] for column in columns))
 
 
-def group(pairs: Pairs, rows: int, apart: Integers | None = None) -> Groups:
+def group(pairs: Pairs, rows: int) -> Groups:
     """Put samples into groups around centres.
 
     The row with the most verified pairs (of equals the lowest) is a centre; all free rows that are
@@ -72,19 +67,13 @@ def group(pairs: Pairs, rows: int, apart: Integers | None = None) -> Groups:
     Args:
         pairs: Verified, each once; of equal rows, the first with each other one at least.
         rows: How many samples there are.
-        apart: (A, 2) pairs that no centre joins: what a crop cut off may be the only difference of
-            two pictures that it is a part of.
     """
-    differ: dict[int, set[int]] = defaultdict(set)
-    for one, other in () if apart is None else apart.tolist():
-        differ[one].add(other)
-        differ[other].add(one)
     # neighbours of each row, nearest first
     first = np.concatenate([pairs.first, pairs.second])
     second = np.concatenate([pairs.second, pairs.first])
-    kind, score = np.tile(pairs.kind, 2), np.tile(pairs.score, 2)
-    order = np.lexsort((second, kind, -score, first))
-    first, second, kind, score = first[order], second[order], kind[order], score[order]
+    score = np.tile(pairs.score, 2)
+    order = np.lexsort((second, ~np.tile(pairs.equal, 2), -score, first))
+    first, second, score = first[order], second[order], score[order]
     starts = np.searchsorted(first, np.arange(rows + 1))
     degree = np.diff(starts)
     # stars: a row's count of free neighbours only falls; if it has, the row waits again
@@ -101,16 +90,11 @@ def group(pairs: Pairs, rows: int, apart: Integers | None = None) -> Groups:
             if len(free):
                 heapq.heappush(waiting, (-len(free), row))
             continue
-        kept: list[int] = []  # the nearest first
-        for one in free.tolist():
-            if differ[one].isdisjoint(kept):
-                kept.append(one)
-        label[row] = label[kept] = count
+        label[row] = label[free] = count
         count += 1
     # what is equal goes where the first of its kind went: that one alone was compared with others
-    equal = pairs.kind <= PIXELS
     leader = np.arange(rows)
-    np.minimum.at(leader, pairs.second[equal], pairs.first[equal])
+    np.minimum.at(leader, pairs.second[pairs.equal], pairs.first[pairs.equal])
     label = label[leader]
     # numbers by first rows, and each row's nearest in its group
     members = np.flatnonzero(label >= 0)
@@ -118,10 +102,11 @@ def group(pairs: Pairs, rows: int, apart: Integers | None = None) -> Groups:
     label[members] = np.argsort(np.argsort(first_of))[place]
     inside = (label[first] == label[second]) & (label[first] >= 0)
     rows_with, at = np.unique(first[inside], return_index=True)
-    nearest, how, scores = np.full(rows, -1), np.full(rows, -1), np.zeros(rows, np.float32)
-    nearest[rows_with], how[rows_with] = second[inside][at], kind[inside][at]
+    nearest = np.full(rows, -1)
+    nearest[rows_with] = second[inside][at]
+    scores = np.zeros(rows, np.float32)
     scores[rows_with] = score[inside][at]
-    return Groups(label, nearest, how, scores)
+    return Groups(label, nearest, scores)
 
 
 def mutual_groups(rows: Embeddings, k: int = 1) -> Groups:
@@ -147,7 +132,7 @@ def mutual_groups(rows: Embeddings, k: int = 1) -> Groups:
     second, score = (part.cpu().numpy().ravel() for part in found)
     mutual = np.isin(first * count + second, second * count + first) & (first < second)
     first, second, score = first[mutual], second[mutual], score[mutual].astype(np.float32)
-    return group(Pairs(first, second, np.full(len(first), NEAR), score), count)
+    return group(Pairs(first, second, np.zeros(len(first), bool), score), count)
 
 
 def estimate_precision(group_of: Integers, labels: Integers) -> Precision | None:

@@ -1,7 +1,7 @@
 """Which test samples have a near-duplicate in train: what makes a test easier than it looks."""
 
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from math import isqrt
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from sslpipe.curate.duplicates import accepted, compare_all
+from sslpipe.curate.duplicates import LEAST_SCORE, compare
 from sslpipe.curate.results import COLUMN
 from sslpipe.curate.scan import Samples, scan
 from sslpipe.data.index import Split
@@ -52,7 +52,7 @@ def find_leaks(
         splits: Train and test.
         rows: Their features, on the CPU.
         pixels: Makes their pixels as features, see `features.pixel_features`; on the CPU, too.
-        num_workers: Threads that decode and compare.
+        num_workers: Threads that decode.
         progress: Makes the progress bar of the samples that are read.
 
     Raises:
@@ -71,11 +71,10 @@ def find_leaks(
             on_bad=lambda bad: None,  # reported where features were made
             progress=advance,
         )
-    with closing(samples.thumbs):
-        pairs = _rows_of(samples, wanted)
-        hashes = samples.pixels_sha256
-        same = (hashes[pairs[:, 0]] == hashes[pairs[:, 1]]).all(1)
-        same |= accepted(compare_all(samples, pairs, num_workers=num_workers))
+    pairs = _rows_of(samples, wanted)
+    hashes = samples.pixels_sha256
+    same = (hashes[pairs[:, 0]] == hashes[pairs[:, 1]]).all(1)
+    same |= compare(samples, pairs) >= LEAST_SCORE
     return Leaks(np.unique(samples.ids[pairs[same, 1]]), "by pixels")
 
 

@@ -1,26 +1,27 @@
 """Write duplicates down: rows of groups.csv, the sheet of doubtful pairs, the data set's column."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from sslpipe.curate.duplicates import Doubt
-from sslpipe.curate.groups import KINDS, Groups, Integers
-from sslpipe.curate.scan import Samples
+from sslpipe.curate.groups import Groups, Integers
+from sslpipe.curate.scan import Samples, decoded
 from sslpipe.curate.tables import write_table
 from sslpipe.data.columns import MISSING_INTEGER
-from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, load_index
+from sslpipe.data.index import DERIVED_COLUMN, DatasetIndex, Split, load_index
 from sslpipe.data.storage import scheme
 from sslpipe.errors import DataError
 from sslpipe.sharding.columns import ColumnValues, add_columns
 from sslpipe.sharding.show import BAD, CELL_PX, INK, Cell, draw_sheet
 
 COLUMN = DERIVED_COLUMN
-FIELDS = ("split", "id", "key", "group", "kind", "score", "nearest")  # of groups.csv
-COLUMNS, MOST_PAIRS = 4, 120  # of the sheet of doubtful pairs
+FIELDS = ("split", "id", "key", "group", "score", "nearest")  # of groups.csv
+COLUMNS = 4  # of the sheet of doubtful pairs
+MOST_EACH = 60  # accepted pairs on it, and refused ones
 
 
 def write_groups(path: Path, samples: Samples, groups: Groups) -> int:
@@ -32,10 +33,10 @@ def write_groups(path: Path, samples: Samples, groups: Groups) -> int:
     places = np.flatnonzero(groups.group >= 0)
     table = []
     for row in places[np.argsort(groups.group[places], kind="stable")].tolist():
-        kind, score = KINDS[groups.kind[row]], round(float(groups.score[row]), 6)
+        score = round(float(groups.score[row]), 6)
         near, group = samples.name(groups.nearest[row]), int(groups.group[row])
         split, sample_id = samples.splits[samples.split[row]], int(samples.ids[row])
-        values = split, sample_id, samples.keys[row], group, kind, score, near
+        values = split, sample_id, samples.keys[row], group, score, near
         table.append(dict(zip(FIELDS, values, strict=True)))
     write_table(path, table, FIELDS)
     return len(table)
@@ -58,29 +59,35 @@ def shared_sentences(samples: Samples, groups: Groups) -> list[str]:
     return sorted(sentences, key=lambda text: " test images" not in text)
 
 
-def doubt_sheet(samples: Samples, doubt: Doubt) -> Image.Image | None:
-    """Draw the most doubtful pairs side by side, with red words if refused.
+def doubt_sheet(samples: Samples, splits: Sequence[Split], doubt: Doubt) -> Image.Image | None:
+    """Draw the most doubtful pairs side by side: those accepted, then, in red, those refused.
 
     Args:
         samples: As scanned.
+        splits: They were scanned from, in order.
         doubt: Of `duplicates.find_duplicates`.
 
     Returns:
         An RGB image; None where no pair is doubtful.
     """
-    pairs, scores, verdicts = (column[:MOST_PAIRS] for column in doubt)
+    places = [np.flatnonzero(same)[:MOST_EACH] for same in (doubt.accepted, ~doubt.accepted)]
+    chosen = np.concatenate(places)
+    rows = np.unique(doubt.pairs[chosen])
+    pictures: dict[int, Image.Image] = {}
+    for number, split in enumerate(splits):
+        own = rows[samples.split[rows] == number]
+        images = decoded(split, samples.ids[own])
+        for row in own.tolist():
+            picture = Image.fromarray(images[int(samples.ids[row])])
+            scale = CELL_PX / max(picture.size)
+            width, height = (max(1, round(side * scale)) for side in picture.size)
+            pictures[row] = picture.resize((width, height))
     cells = []
-    for pair, score, same in zip(pairs.tolist(), scores, verdicts, strict=True):
-        pictures = []
-        for thumb, (height, width) in zip(
-            samples.thumbs.read(pair), samples.sizes[pair].tolist(), strict=True
-        ):  # thumbnails are square, whatever the picture's shape
-            scale = CELL_PX / max(height, width)
-            shape = max(1, round(width * scale)), max(1, round(height * scale))
-            pictures.append(Image.fromarray(thumb).resize(shape))
-        words = f"{'one picture' if same else 'refused'}, score {score:.4f}"
+    for place in chosen.tolist():
+        same, pair = bool(doubt.accepted[place]), doubt.pairs[place].tolist()
+        words = f"{'one picture' if same else 'refused'}, score {doubt.score[place]:.4f}"
         names = ", ".join(map(samples.name, pair))
-        cells.append(Cell(pictures, words, INK if same else BAD, names))
+        cells.append(Cell([pictures[row] for row in pair], words, INK if same else BAD, names))
     return draw_sheet(cells, COLUMNS) if cells else None
 
 

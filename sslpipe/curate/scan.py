@@ -1,7 +1,6 @@
 """Read images of splits: to keep what tells two of them apart, to look at each, as files."""
 
 import hashlib
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from sslpipe.curate.thumbnails import THUMB_PX, VIEWS, WIDTH, ThumbFile, Thumbs, describe, thumbnail
+from sslpipe.curate.thumbnails import THUMB_PX, Thumbs, thumbnail
 from sslpipe.data.decode import MAX_PIXELS, BadSample, decode_picture, image_kind
 from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import Split
@@ -40,11 +39,9 @@ class Samples(NamedTuple):
     split: Integers  # (N,), which of them
     ids: Integers  # (N,), the place in that split
     keys: list[str]  # of the shards
-    bytes_sha256: NDArray[np.uint8]  # (N, 32), of the encoded image
-    pixels_sha256: NDArray[np.uint8]  # (N, 32), of its decoded pixels and their shape
+    pixels_sha256: NDArray[np.uint8]  # (N, 32), of the decoded pixels and their shape
     sizes: Integers  # (N, 2), height and width in px
-    descriptors: NDArray[np.int8]  # (N, VIEWS, 64), see `thumbnails.describe`
-    thumbs: ThumbFile  # on disk
+    thumbs: Thumbs  # (N, 32, 32, 3)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -55,17 +52,13 @@ class Samples(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What is kept of a sample, but its thumbnail."""
+    """What is kept of a sample."""
 
     id: int
     key: str
-    bytes_sha256: bytes
     pixels_sha256: bytes
     size: tuple[int, int]
-
-
-# of a part: how many samples, and of those that can be read what is kept
-_Part = tuple[int, list[_Seen], Thumbs, NDArray[np.int8]]
+    thumb: Thumbs
 
 
 def scan(
@@ -86,70 +79,40 @@ def scan(
         progress: Called with the number of samples of each part that is done.
 
     Raises:
-        DataError: A shard cannot be read, or thumbnails have no room on the disk.
+        DataError: A shard cannot be read.
     """
-
-    def parts() -> Iterator[tuple[int, _Part]]:
-        for number, split in enumerate(splits):
-            some = None if ids is None else ids[number]
-            look = partial(_look, split.stored_type)
-            for part in each_part(
-                split, look, _gathered, ids=some, num_workers=num_workers, on_bad=on_bad
-            ):
-                yield number, part
-                if progress is not None:
-                    progress(part[0])
-
-    return _collected([split.name for split in splits], parts())
+    rows: list[_Seen] = []
+    counts = []
+    for number, split in enumerate(splits):
+        look = partial(_look, split.stored_type)
+        some = None if ids is None else ids[number]
+        before = len(rows)
+        for part in each_part(split, look, list, ids=some, num_workers=num_workers, on_bad=on_bad):
+            rows += [seen for seen in part if seen is not None]
+            if progress is not None:
+                progress(len(part))
+        counts.append(len(rows) - before)
+    return _collected([split.name for split in splits], counts, rows)
 
 
 def scan_pictures(pictures: Iterable[NDArray[np.uint8]]) -> Samples:
-    """Do as `scan` with pictures in memory, (h, w, 3) uint8 each; their bytes are their pixels."""
-    seen = (_see(k, str(k), pixels.tobytes(), pixels) for k, pixels in enumerate(pictures))
-    return _collected(["pictures"], ((0, _gathered([each])) for each in seen))
+    """Do as `scan` with pictures in memory, (h, w, 3) uint8 each."""
+    rows = [_see(k, str(k), pixels) for k, pixels in enumerate(pictures)]
+    return _collected(["pictures"], [len(rows)], rows)
 
 
-def _collected(splits: Sequence[str], parts: Iterable[tuple[int, _Part]]) -> Samples:
-    """Put parts of splits, by number, together."""
-    with _temporary_file():
-        thumbs = ThumbFile()
-    rows: list[_Seen] = []
-    of_split: list[int] = []
-    descriptors = [np.zeros((0, VIEWS, WIDTH), np.int8)]
-    try:
-        for number, (_, seen, own_thumbs, own_descriptors) in parts:
-            with _temporary_file():
-                thumbs.append(own_thumbs)
-            rows += seen
-            of_split += [number] * len(seen)
-            descriptors.append(own_descriptors)
-    except BaseException:
-        thumbs.close()
-        raise
+def _collected(splits: Sequence[str], counts: Sequence[int], rows: Sequence[_Seen]) -> Samples:
+    """Put rows of splits, so many of each, together."""
+    hashes = b"".join(row.pixels_sha256 for row in rows)
     return Samples(
-        tuple(splits),
-        np.array(of_split, np.int64),
-        np.array([row.id for row in rows], np.int64),
-        [row.key for row in rows],
-        np.frombuffer(b"".join(row.bytes_sha256 for row in rows), np.uint8).reshape(-1, 32),
-        np.frombuffer(b"".join(row.pixels_sha256 for row in rows), np.uint8).reshape(-1, 32),
-        np.array([row.size for row in rows], np.int64).reshape(-1, 2),
-        np.concatenate(descriptors),
-        thumbs,
+        splits=tuple(splits),
+        split=np.repeat(np.arange(len(splits)), counts),
+        ids=np.array([row.id for row in rows], np.int64),
+        keys=[row.key for row in rows],
+        pixels_sha256=np.frombuffer(hashes, np.uint8).reshape(-1, 32),
+        sizes=np.array([row.size for row in rows], np.int64).reshape(-1, 2),
+        thumbs=np.array([row.thumb for row in rows], np.uint8).reshape(-1, THUMB_PX, THUMB_PX, 3),
     )
-
-
-@contextmanager
-def _temporary_file() -> Iterator[None]:
-    """Say where thumbnails cannot be put, and what helps."""
-    try:
-        yield
-    except OSError as error:
-        place = tempfile.tempdir or "a folder of temporary files"
-        raise DataError(
-            f"thumbnails of the images, {ThumbFile.ROW_BYTES // 1024} KiB each, cannot be written "
-            f"to {place}: {error.strerror}; set TMPDIR to a folder that has room"
-        ) from error
 
 
 @contextmanager
@@ -224,28 +187,28 @@ def each_part(
             yield ahead.popleft().result()
 
 
-def _look(image_type: ImageType, sample_id: int, raw: Raw) -> tuple[_Seen, Thumbs]:
+def _look(image_type: ImageType, sample_id: int, raw: Raw) -> _Seen:
     if isinstance(raw.image, BadSample):
         raise raw.image
     pixels = decode_picture(raw.image, MAX_PIXELS, image_type)  # (h, w, 3), at full size
-    return _see(sample_id, raw.key, raw.image, pixels)
+    return _see(sample_id, raw.key, pixels)
 
 
-def _see(sample_id: int, key: str, raw: bytes | memoryview, pixels: Thumbs) -> tuple[_Seen, Thumbs]:
+def _see(sample_id: int, key: str, pixels: Thumbs) -> _Seen:
     """Keep what a picture, (h, w, 3) uint8, is compared by."""
     height, width, _ = pixels.shape
     of_pixels = hashlib.sha256(f"{height} {width} ".encode())
     of_pixels.update(np.ascontiguousarray(pixels).data)
-    of_bytes = hashlib.sha256(raw).digest()
-    seen = _Seen(sample_id, key, of_bytes, of_pixels.digest(), (height, width))
-    return seen, thumbnail(pixels)
+    return _Seen(sample_id, key, of_pixels.digest(), (height, width), thumbnail(pixels))
 
 
-def _gathered(looked: list[tuple[_Seen, Thumbs] | None]) -> _Part:
-    """Describe all pictures of a part."""
-    known = [each for each in looked if each is not None]
-    thumbs = np.array([thumb for _, thumb in known], np.uint8).reshape(-1, THUMB_PX, THUMB_PX, 3)
-    return len(looked), [seen for seen, _ in known], thumbs, describe(thumbs)
+def decoded(split: Split, ids: ArrayLike) -> dict[int, NDArray[np.uint8]]:
+    """Decode some images that can be read, (h, w, 3) each, by their ids."""
+    images = {}
+    for sample_id, raw in _raw_samples(split, ids):
+        assert not isinstance(raw.image, BadSample)  # it was read before
+        images[sample_id] = decode_picture(raw.image, MAX_PIXELS, split.stored_type)
+    return images
 
 
 def keys_of(split: Split, ids: ArrayLike) -> dict[int, str]:

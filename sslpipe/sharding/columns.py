@@ -149,15 +149,17 @@ def add_columns(folder: Path, columns: Mapping[str, Columns], *, alone: bool = F
     with one_at_a_time(folder):
         manifest = load_index(folder).manifest
         names = {name for own in columns.values() for name in own}
-        others = {name: entry for name, entry in manifest.columns.items() if name not in names}
         known = {} if alone else {n: e for n, e in manifest.columns.items() if n in names}
         replaced = manifest.model_copy(update={"columns": known})
         # a kill before dataset.json is written leaves the old one and all that it names
         named = {file.file: file.sha256 for e in manifest.columns.values() for file in e.files()}
         entries = write_columns(folder, replaced, columns, named).columns
-        for name in names:
-            check_name(name, others)
-        manifest = manifest.model_copy(update={"columns": {**others, **entries}})
+        # in the order that they had: a dataset.json without new values is the same, byte for byte
+        for name, entry in entries.items():
+            check_name(name, manifest.columns)
+            own = {split: entry.splits[split] for split in manifest.splits if split in entry.splits}
+            entries[name] = entry.model_copy(update={"splits": own})
+        manifest = manifest.model_copy(update={"columns": {**manifest.columns, **entries}})
         save_manifest(folder, manifest)
         remove_unnamed(folder, manifest)
         return manifest

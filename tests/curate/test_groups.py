@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from sslpipe.curate.groups import NEAR, PIXELS, Pairs, group, joined
+from sslpipe.curate.groups import Pairs, group, joined
 
 
-def pairs_of(edges, scores=None, kind=NEAR):
+def pairs_of(edges, scores=None, equal=False):
     edges = np.array(sorted(edges), np.int64).reshape(-1, 2)
     scores = np.ones(len(edges)) if scores is None else scores
-    return Pairs(edges[:, 0], edges[:, 1], np.full(len(edges), kind), np.float32(scores))
+    return Pairs(edges[:, 0], edges[:, 1], np.full(len(edges), equal), np.float32(scores))
 
 
 def by_loops(edges, rows):
@@ -48,7 +48,7 @@ def test_what_is_equal_to_a_member_is_a_member():
     # 0 is the centre of 1 to 5; 6, 7 and 8 equal 5, which alone of the four was compared, and of
     # which 7 and 8 are equal in bytes, too
     near = pairs_of([(0, k) for k in range(1, 6)])
-    found = group(joined([pairs_of([(5, 6), (5, 7), (5, 8), (7, 8)], kind=PIXELS), near]), 9)
+    found = group(joined([pairs_of([(5, 6), (5, 7), (5, 8), (7, 8)], equal=True), near]), 9)
     assert found.group.tolist() == [0] * 9
     assert found.nearest[5:].tolist() == [6, 5, 5, 5]
 
