@@ -31,7 +31,6 @@ from sslpipe.random import permutation, uniform
 from sslpipe.registry import Table
 
 Loss = Callable[[Pairs], Tensor]
-Pick = Literal["all", "hardest", "random"]
 TripletKind = Literal["semi_hard", "hard", "violating", "easy", "semi_hard_or_easy"]
 
 
@@ -263,7 +262,7 @@ class MaximumLossMiner(RandomMiner):
         return subsets[max(range(self.trials), key=values.__getitem__)]
 
 
-class TripletMiner(RandomMiner):
+class TripletMiner(Miner):
     """Select triplets by where the negative lies against the positive.
 
     Args:
@@ -272,9 +271,6 @@ class TripletMiner(RandomMiner):
             which others call semi-hard.
         margin: See kind.
         distance: "squared", "euclidean" or "cosine"; the paper's are squared, of unit rows.
-        pick: "all" such negatives of a positive, its "hardest" (nearest to the anchor), or a
-            "random" one.
-        seed: Of the draws.
 
     Source:
         Schroff et al. 2015, arXiv:1503.03832, section 3.2.
@@ -285,20 +281,15 @@ class TripletMiner(RandomMiner):
         kind: TripletKind = "semi_hard",
         margin: float = 0.2,
         distance: Distance = "squared",
-        pick: Pick = "all",
-        seed: int = 0,
     ) -> None:
-        super().__init__(seed)
+        super().__init__()
         self.kind, self.margin, self.distance = kind, margin, distance
-        self.pick: Pick = pick
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         d = batch.distances(self.distance)
         slots = positive_slots(pairs.positive)
         near = slots.take(d)
         triplets = pairs.negative.new_zeros(*near.shape, d.shape[1])  # (n, P, M)
-        if self.pick == "random":
-            draws = self.uniform_rows(batch, near.shape[1])
         for p in range(near.shape[1]):  # one positive at a time: nothing but bits of size n P M
             at = near[:, p, None]
             fits = pairs.negative & slots.filled[:, p, None]
@@ -310,10 +301,6 @@ class TripletMiner(RandomMiner):
                 fits &= d < at
             if self.kind == "easy":
                 fits &= d >= at + self.margin
-            if self.pick == "hardest":
-                fits = only_at(d.masked_fill(~fits, torch.inf).argmin(1), fits)
-            elif self.pick == "random":
-                fits = only_at(sample(fits.to(d.dtype), draws[:, p, None])[:, 0], fits)
             triplets[:, p] = fits
         return with_triplets(pairs, slots, triplets)
 
@@ -324,17 +311,13 @@ class SemiHardMiner(TripletMiner):
     Args:
         margin: Of the distances.
         distance: "squared", "euclidean" or "cosine"; the paper's are squared, of unit rows.
-        pick: "all" such negatives of a positive, its "hardest", or a "random" one.
-        seed: Of the draws.
 
     Source:
         Schroff et al. 2015, arXiv:1503.03832, section 3.2.
     """
 
-    def __init__(
-        self, margin: float = 0.2, distance: Distance = "squared", pick: Pick = "all", seed: int = 0
-    ) -> None:
-        super().__init__("semi_hard", margin, distance, pick, seed)
+    def __init__(self, margin: float = 0.2, distance: Distance = "squared") -> None:
+        super().__init__("semi_hard", margin, distance)
 
 
 class RandomNegativeMiner(RandomMiner):

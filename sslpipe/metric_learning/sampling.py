@@ -168,7 +168,8 @@ class PKOrder:
         return Plan(pairs[:, :, 0], pairs[:, :, 1])
 
     def _buffer(self, epoch: int) -> "ClassBuffer":
-        table, nearest = self.nearest(epoch), None
+        table = self.nearest(epoch)
+        nearest = None
         if table is not None:
             nearest = dict(zip(self.classes.tolist(), self.classes[table].tolist(), strict=True))
         return ClassBuffer(

@@ -256,7 +256,8 @@ class _MaskedLSE(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
-        out, softmax, never = x.new_empty(len(x)), torch.empty_like(x), NEVER[x.dtype]
+        out, softmax = x.new_empty(len(x)), torch.empty_like(x)
+        never = NEVER[x.dtype]
         for rows in tiles(*x.shape):
             tile = torch.mul(x[rows], scale, out=softmax[rows]).masked_fill_(~mask[rows], never)
             top = tile.amax(1, keepdim=True).clamp_min_(never / 2)  # an empty row's terms are 0
