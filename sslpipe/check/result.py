@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sslpipe.data.index import DatasetIndex
+from sslpipe.data.index import PATH_COLUMN, DatasetIndex
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.reading import leaves
 from sslpipe.run.memory import Memory, gib
@@ -108,6 +108,8 @@ def straddle_warning(index: DatasetIndex, split_name: str) -> str | None:
     found = []
     for name, entry in index.manifest.columns.items():
         if entry.kind not in ("text", "integer") or split_name not in entry.splits:
+            continue
+        if name == PATH_COLUMN:  # folders of two builds may have files of the same names
             continue
         own = index.split(split_name).column(name).groups.values
         for other in sorted(set(entry.splits) - {split_name}):

@@ -255,7 +255,7 @@ def index(
         name_pattern: Columns from named groups of a regular expression of the image's name.
         channels: Names of the channels of images in KEY.npy, (h, w, C); their type is measured.
         value_range: As in `build`.
-        no_columns: Drop the columns that dataset.json has.
+        no_columns: Drop the columns that dataset.json has, but the paths that a build wrote.
     """
     from sslpipe.sharding.gather import parse_columns, parse_pattern
     from sslpipe.sharding.index import check_columns, gather_tars, index_folder

@@ -137,7 +137,11 @@ def bad_pictures(
     order = [reason for reason, *_ in listed]
     doubted.sort(key=lambda one: (order.index(one.reason), -abs(one.value - one.limit), one.id))
     nan = float("nan")
-    return [*(Outlier(b.id, b.key, UNREADABLE, nan, nan, b.reason) for b in sorted(bad)), *doubted]
+    found = [*(Outlier(b.id, b.key, UNREADABLE, nan, nan, b.reason) for b in sorted(bad)), *doubted]
+    names = split.names_of([one.id for one in found])
+    if names is None:
+        return found
+    return [one._replace(key=name) for one, name in zip(found, names, strict=True)]
 
 
 def checks(tiny_px: float) -> list[tuple[str, float, str]]:

@@ -38,7 +38,7 @@ class Samples(NamedTuple):
     splits: tuple[str, ...]
     split: Integers  # (N,), which of them
     ids: Integers  # (N,), the place in that split
-    keys: list[str]  # of the shards
+    keys: list[str]  # paths that they were built from, where known, else those of the shards
     pixels_sha256: NDArray[np.uint8]  # (N, 32), of the decoded pixels and their shape
     sizes: Integers  # (N, 2), height and width in px
     thumbs: Thumbs  # (N, 32, 32, 3)
@@ -86,12 +86,16 @@ def scan(
     for number, split in enumerate(splits):
         look = partial(_look, split.stored_type)
         some = None if ids is None else ids[number]
-        before = len(rows)
+        own: list[_Seen] = []
         for part in each_part(split, look, list, ids=some, num_workers=num_workers, on_bad=on_bad):
-            rows += [seen for seen in part if seen is not None]
+            own += [seen for seen in part if seen is not None]
             if progress is not None:
                 progress(len(part))
-        counts.append(len(rows) - before)
+        names = split.names_of([seen.id for seen in own])
+        if names is not None:
+            own = [seen._replace(key=name) for seen, name in zip(own, names, strict=True)]
+        rows += own
+        counts.append(len(own))
     return _collected([split.name for split in splits], counts, rows)
 
 
@@ -212,7 +216,10 @@ def decoded(split: Split, ids: ArrayLike) -> dict[int, NDArray[np.uint8]]:
 
 
 def keys_of(split: Split, ids: ArrayLike) -> dict[int, str]:
-    """Look up the shards' keys of some samples."""
+    """Look up the paths that samples were built from, where they are known, else shards' keys."""
+    names = split.names_of(ids)
+    if names is not None:
+        return dict(zip(np.asarray(ids).tolist(), names, strict=True))
     return {sample_id: raw.key for sample_id, raw in _raw_samples(split, ids)}
 
 

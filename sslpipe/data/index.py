@@ -41,6 +41,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # computed from the images, at any time: data with and without are the same to all that use none
 DERIVED_COLUMN, NEIGHBOUR_COLUMN = "duplicate_group", "neighbour_group"
+PATH_COLUMN = "path"  # of each image's file below --root; changes nothing of what a run computes
 SIDECARS_KEPT = 512  # sidecars in memory, 24 bytes a sample; a shard has one open a stream
 
 Triple = tuple[float, float, float]
@@ -151,6 +152,12 @@ class Split:
         names = self.index.manifest.classes
         return None if label < 0 else names[label] if label < len(names) else str(label)
 
+    def names_of(self, ids: ArrayLike) -> list[str] | None:
+        """Return the paths that samples had below the folder they were built from, where known."""
+        if not self.has_values(PATH_COLUMN) or self.columns[PATH_COLUMN].kind != "text":
+            return None
+        return [name or "" for name in self.column(PATH_COLUMN).show(ids)]
+
     def has_values(self, name: str) -> bool:
         """Say whether a column of this name has values of this split."""
         return name in self.columns and self.name in self.columns[name].splits
@@ -220,8 +227,9 @@ class DatasetIndex:
         self.sha256 = self.sha256_for("")
 
     def sha256_for(self, settings: str) -> str:
-        """Compute the sha256 without those columns made from the images that no setting names."""
-        unused = {name for name in (DERIVED_COLUMN, NEIGHBOUR_COLUMN) if name not in settings}
+        """Compute the sha256 without derived columns and paths, unless a setting names them."""
+        optional = (DERIVED_COLUMN, NEIGHBOUR_COLUMN, PATH_COLUMN)
+        unused = {name for name in optional if name not in settings}
         columns = {n: e for n, e in self._stored.columns.items() if n not in unused}
         if len(columns) == len(self._stored.columns):
             return self.file_sha256

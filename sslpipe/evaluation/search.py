@@ -143,7 +143,10 @@ class ImageSearch:
         return [[self._hit(*each) for each in near] for near in found]
 
     def key(self, hit: Hit) -> str:
-        """Read the name that the image has in its shard."""
+        """Return the path that the image was built from where it is known, else its shard's key."""
+        names = self.splits[hit.part].names_of([hit.id])
+        if names is not None:
+            return names[0]
         return Reader(self.splits[hit.part], window_bytes=KEY_WINDOW_BYTES).one(hit.id).key
 
     def _flattened(self, features: Tensor, *, in_place: bool = False) -> Tensor:

@@ -8,11 +8,18 @@ from typing import NamedTuple
 
 from sslpipe.data.columns import Kind
 from sslpipe.data.image_type import RGB8, Colour, hex_colour
-from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, Manifest
+from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, PATH_COLUMN, Manifest
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import one_at_a_time, write_atomically
 from sslpipe.sharding import LISTS, SOURCES
-from sslpipe.sharding.columns import ColumnSpec, check_kinds, save_columns, without_splits
+from sslpipe.sharding.columns import (
+    Columns,
+    ColumnSpec,
+    check_kinds,
+    save_columns,
+    texts,
+    without_splits,
+)
 from sslpipe.sharding.gather import columns_of_images, columns_of_tars, describe
 from sslpipe.sharding.record import (
     FOLDER,
@@ -320,10 +327,26 @@ def _finish(
     columns = columns_of_tars(
         tars, SourceOptions(columns=specs), required=False, workers=workers, suffixes=suffixes
     )
+    columns = _with_paths(columns, build, manifest)
     manifest = save_columns(out, manifest.model_copy(update=update), columns)
     report = _report(out, build)
     save_report(out, report)
     return Built(manifest, _skipped(build), build.missing, (*notes, *measured), report)
+
+
+def _with_paths(
+    columns: Mapping[str, Columns], build: _Written, manifest: Manifest
+) -> dict[str, Columns]:
+    """Add the column of paths to splits of files, unless there is a column of such a name."""
+    known = manifest.columns.get(PATH_COLUMN)
+    alike = {name for name in (*build.columns, *manifest.columns) if name.lower() == PATH_COLUMN}
+    is_ours = PATH_COLUMN not in build.columns and (known is None or known.kind == "text")
+    added = dict(columns)
+    for split, shards in build.done.items():
+        names = [name for done in shards for name in done.names]
+        if names and is_ours and alike <= {PATH_COLUMN}:
+            added[split] = {**columns[split], PATH_COLUMN: texts(names)}
+    return added
 
 
 def _report(out: Path, build: _Written) -> Report:

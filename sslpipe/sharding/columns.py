@@ -83,6 +83,12 @@ class ColumnValues(NamedTuple):
 Columns = Mapping[str, ColumnValues]  # by name
 
 
+def texts(values: Sequence[str]) -> ColumnValues:
+    """Make a column of texts, of which none is missing."""
+    strings, codes = np.unique(np.array(values, object), return_inverse=True)
+    return ColumnValues("text", codes.reshape(-1), strings.tolist())
+
+
 def find_groups(columns: Columns, name: str, option: str) -> NDArray[np.int64]:
     """Number samples by the column that an option names. Raises: DataError with the option."""
     if name not in columns:

@@ -16,6 +16,7 @@ from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import (
     ARRAY_SUFFIXES,
     IMAGE_SUFFIXES,
+    PATH_COLUMN,
     DatasetIndex,
     Manifest,
     ShardFile,
@@ -24,9 +25,9 @@ from sslpipe.data.index import (
 from sslpipe.data.storage import download, join, local_path, read_range, size_of
 from sslpipe.errors import DataError, shown
 from sslpipe.portable import sha256_of
-from sslpipe.sharding.columns import ColumnSpec, save_columns
+from sslpipe.sharding.columns import ColumnSpec, save_columns, texts
 from sslpipe.sharding.gather import columns_of_tars
-from sslpipe.sharding.join_tars import join_folders
+from sslpipe.sharding.join_tars import built_paths, join_folders
 from sslpipe.sharding.record import merge_classes, open_manifest
 from sslpipe.sharding.report import Group, Report, Tally, make_report, save_report
 from sslpipe.sharding.scan import (
@@ -230,6 +231,10 @@ def index_folder(
                 raise DataError(f"split {name!r} is of {dtype}, and others {measured.image.dtype}")
         update |= {"image": measured.image, "mean": measured.mean, "std": measured.std}
     values = columns_of_tars(groups, columns, workers=workers, suffixes=suffixes)
+    for name, paths in groups.items():
+        built = built_paths(paths, splits[name])
+        if built and not any(column.lower() == PATH_COLUMN for column in values[name]):
+            values[name] = {**values[name], PATH_COLUMN: texts(built)}
     manifest = save_columns(out, manifest.model_copy(update=update), values)
     report = make_report(out, left_out=left_out.groups(), images=unusual.groups())
     save_report(out, report)
@@ -265,7 +270,8 @@ def check_columns(folder: Path, splits: Iterable[str], columns: SourceOptions) -
     fields = [
         f"{name}:{entry.kind}"
         for name, entry in open_manifest(folder).columns.items()
-        if set(splits) & set(entry.splits)
+        if name != PATH_COLUMN  # only a build knows it
+        and set(splits) & set(entry.splits)
     ]
     if fields and not (columns.columns or columns.name_pattern):
         raise DataError(

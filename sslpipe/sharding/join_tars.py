@@ -11,7 +11,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.data.index import DERIVED_COLUMN, NEIGHBOUR_COLUMN, Manifest
+from sslpipe.data.index import (
+    DERIVED_COLUMN,
+    NEIGHBOUR_COLUMN,
+    PATH_COLUMN,
+    Manifest,
+    ShardFile,
+    Split,
+    load_index,
+)
 from sslpipe.errors import DataError, shown
 from sslpipe.sharding.columns import ColumnSpec
 from sslpipe.sharding.record import open_manifest
@@ -74,6 +82,8 @@ def _join_columns(manifests: Mapping[Path, Manifest]) -> tuple[ColumnSpec, ...]:
         for name, entry in manifest.columns.items():
             if name in (DERIVED_COLUMN, NEIGHBOUR_COLUMN):
                 continue  # computed from the images of one folder
+            if name == PATH_COLUMN and entry.kind == "text":
+                continue  # in no KEY.json, see `built_paths`
             spec = specs.setdefault(name, ColumnSpec(name, name, entry.kind))
             if spec.kind != entry.kind:
                 raise DataError(
@@ -81,6 +91,39 @@ def _join_columns(manifests: Mapping[Path, Manifest]) -> tuple[ColumnSpec, ...]:
                     f"--json-fields {name}:text, or --no-columns"
                 )
     return tuple(specs.values())
+
+
+def built_paths(tars: Sequence[Path], shards: Sequence[ShardFile]) -> list[str] | None:
+    """Return the paths that the samples of some tars were built from, which only a build knows.
+
+    They are in the dataset.json beside each tar; None where one of them has none, or other tars.
+    """
+    names = list[str]()
+    known: dict[Path, dict[str, tuple[Split, int]]] = {}  # by folder
+    for tar, shard in zip(tars, shards, strict=True):
+        if tar.parent not in known:
+            known[tar.parent] = _shards_in(tar.parent)
+        if shard.sha256 not in known[tar.parent]:
+            return None
+        split, number = known[tar.parent][shard.sha256]
+        own = split.names_of(range(split.starts[number], split.starts[number + 1]))
+        if own is None:
+            return None
+        names += own
+    return names
+
+
+def _shards_in(folder: Path) -> dict[str, tuple[Split, int]]:
+    """Find the shards of a folder's dataset.json, by sha256: their split, and the place in it."""
+    if not (folder / "dataset.json").exists():
+        return {}
+    index = load_index(folder)
+    splits = [index.split(name) for name in index.manifest.splits]
+    return {
+        shard.sha256: (split, number)
+        for split in splits
+        for number, shard in enumerate(split.shards)
+    }
 
 
 def _join_images(manifests: Mapping[Path, Manifest]) -> dict[str, object]:

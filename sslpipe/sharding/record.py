@@ -71,6 +71,7 @@ class Done(BaseModel):
     entry: ShardFile | None
     moments: Moments
     bad: list[str]  # "NAME: reason" for each image that was skipped
+    names: list[str] = []  # of its images, in order, where they are files
     remarks: list[Group] = []  # images that lose something or are unusual, see `remarks_on`
 
     def is_unharmed(self, folder: Path) -> bool:

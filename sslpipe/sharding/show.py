@@ -38,12 +38,13 @@ def choose_ids(
 
 
 def sample_lines(index: DatasetIndex, split_name: str, ids: Sequence[int]) -> list[str]:
-    """Name samples, a line each: id, key in its shard, class."""
+    """Name samples, a line each: id, path or else key in its shard, class."""
     split = index.split(split_name)
-    reader, classes = Reader(split), _classes(split, ids)
+    reader = Reader(split)
+    names = split.names_of(ids) or [reader.one(sample_id).key for sample_id in ids]
     return [
-        f"id {sample_id}: {one_line(reader.one(sample_id).key)}, {one_line(name)}"
-        for sample_id, name in zip(ids, classes, strict=True)
+        f"id {sample_id}: {one_line(name)}, {one_line(own_class)}"
+        for sample_id, name, own_class in zip(ids, names, _classes(split, ids), strict=True)
     ]
 
 

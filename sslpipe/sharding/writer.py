@@ -344,6 +344,7 @@ def _write_shard(
     images, path = plan.source.images, folder / f"{plan.split}-{shard:06d}.tar"
     bad = list[str]()
     remarks = list[tuple[str, str, str]]()
+    names = list[str]()
     count, sums, squares = 0, np.zeros(3, np.int64), np.zeros(3, np.int64)  # of pixels
     with (
         replacing(path, fsync=True) as temporary,
@@ -363,6 +364,7 @@ def _write_shard(
                 bad.append(f"{name}: {error}")
                 continue
             remarks += [(what, "", name) for what in own]
+            names.append(name)
             count += pixels.shape[1]
             sums += pixels.sum(axis=1)
             squares += (pixels**2).sum(axis=1)
@@ -383,6 +385,7 @@ def _write_shard(
         entry=index_tar(path, suffixes)[0] if count else None,  # now that it is whole and on disk
         moments=Moments(pixels=count, sums=sums.tolist(), squares=squares.tolist()),
         bad=bad,
+        names=names if images.paths else [],
         remarks=group_kinds(remarks),
     )
 

@@ -1,11 +1,13 @@
 """Search over features files against a float64 loop: scores, order, conditions."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
 
+from sslpipe.curate.scan import keys_of, scan
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.features import data_metadata
@@ -47,6 +49,19 @@ def by_loops(parts, query, top, kept=lambda theme: True):
             cosine = float(query @ other / (query.norm() * other.norm()))
             found.append((cosine, part, sample, int(rows.labels[row])))
     return sorted(found, key=lambda hit: -hit[0])[:top]
+
+
+def test_a_hit_is_named_by_its_path_where_that_is_known(tmp_path):
+    path, data, _ = write_part(tmp_path, 0)
+    search = ImageSearch((path, data))
+    (hits,) = search.find(torch.ones(1, 6), 7)
+    assert all(re.fullmatch(r"[ -~]+", search.key(hit)) for hit in hits)  # the shards' keys
+    names = [f"земля/{k} ä.png" for k in range(7)]
+    split = add_columns(tmp_path / "dataset.json", theme=THEMES, path=names).split("train")
+    search = ImageSearch((path, data))
+    assert [search.key(hit) for hit in hits] == [names[hit.id] for hit in hits]
+    assert keys_of(split, [6, 2]) == {6: names[6], 2: names[2]}
+    assert scan([split]).keys == names
 
 
 @pytest.mark.parametrize("top", [1, 5, 14, 99])

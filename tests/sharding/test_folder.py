@@ -1,5 +1,6 @@
 """Folders as people have them: which become splits and classes, what is left out and said so."""
 
+import hashlib
 import json
 import os
 import unicodedata
@@ -8,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from sslpipe.cli.terminal import progress, say, show, text_table
-from sslpipe.data.index import load_index
+from sslpipe.data.decode import decode
+from sslpipe.data.index import load_index, manifest_text
 from sslpipe.errors import DataError
 from sslpipe.sharding import SOURCES
 from sslpipe.sharding.sources import Images, SourceOptions
-from tests.helpers.shards import error_of, grey, report_of, run
+from tests.helpers.shards import error_of, grey, read_all, report_of, run
 
 
 def read(root: Path, **options: object) -> dict[str, Images]:
@@ -308,6 +310,51 @@ def test_names_that_are_no_utf8_are_read_and_said(tmp_path, capsys):
     assert r"dog/\xfe.png" in capsys.readouterr().err
     report = json.loads((tmp_path / "out" / "build-report.json").read_text())
     assert "UTF-8" in report["doubts"][0]
+
+
+SCRIPTS = ("земля/ä.png", "日本/b c.png", "a/deep/er/1.png", "a/-.png", "a/x\ty.png")
+
+
+def paths_by_level(folder: Path) -> dict[int, str]:
+    """The path of each image by its grey level, which says from which file it comes."""
+    split = load_index(folder).split("train")
+    names = split.names_of(range(len(split)))
+    assert names is not None
+    levels = [int(decode(raw, 8)[0, 0, 0]) for _, raw, _ in read_all(folder, "train")]
+    return dict(zip(levels, names, strict=True))
+
+
+def test_the_path_of_each_image_is_a_column_that_changes_nothing_else(tmp_path, capsys):
+    root = photos(tmp_path / "in", *SCRIPTS)
+    (root / "a" / "0 bad.png").write_text("broken")  # which shifts no other's path
+    words = ["--root", root, "--skip-bad", "--samples-per-shard", "2"]
+    assert run("build", tmp_path / "out", *words) == 0
+    paths = dict(enumerate(SCRIPTS))
+    assert paths_by_level(tmp_path / "out") == paths
+    # where the tars are indexed again
+    assert run("index", tmp_path / "out") == 0
+    assert paths_by_level(tmp_path / "out") == paths
+    assert run("verify", tmp_path / "out") == 0
+    # what identifies data is the same as without
+    index = load_index(tmp_path / "out")
+    plain = index.manifest.model_copy(update={"columns": {}})
+    assert index.sha256 == hashlib.sha256(manifest_text(plain).encode()).hexdigest()
+    capsys.readouterr()
+    assert run("show", tmp_path / "out", "--out", tmp_path / "a.png", "--ids", "0,1,2,3,4") == 0
+    said = capsys.readouterr().out
+    assert all(path.replace("\t", r"\t") in said for path in SCRIPTS)
+
+
+def test_a_column_of_the_users_own_is_not_replaced_by_the_path(tmp_path):
+    root = photos(tmp_path / "in", "a/1.png", "b/2.png")
+    for name in ("path", "Path"):
+        words = ["--root", root, "--name-pattern", f"(?P<{name}>.)/.*"]
+        assert run("build", tmp_path / name, *words) == 0
+        assert list(load_index(tmp_path / name).manifest.columns) == [name]
+        assert load_index(tmp_path / name).split("train").column(name).show([0, 1]) in (
+            ["a", "b"],
+            ["b", "a"],
+        )
 
 
 def test_every_printer_keeps_commands_from_the_terminal(capsys):
