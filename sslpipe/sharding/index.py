@@ -39,12 +39,10 @@ from sslpipe.sharding.scan import (
     scan_tar,
 )
 from sslpipe.sharding.sources import SourceOptions
-from sslpipe.sharding.split_names import split_of
+from sslpipe.sharding.split_names import split_of, without_number
 from sslpipe.sharding.writer import Advance
 
 _TAR_SUFFIX = re.compile(r"\.(tar|tgz|tbz2|txz|tar\.[a-z0-9]+)$", re.IGNORECASE)
-# train-000000 -> train; 00000 -> ''; Hugging Face's train-00000-of-00002 -> train
-_SPLIT_NAME = re.compile(r"(.*?)[-_.]*(\d*|\d+[-_]of[-_]\d+)")
 DECODE_PX = 256
 
 
@@ -79,7 +77,7 @@ def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
             continue
         if path.suffix != ".tar":
             raise DataError(f"{path} is compressed; offsets need plain tars: unpack it first")
-        begin = _begin_of(path)
+        begin = without_number(path.stem)
         own = split or split_of(begin) or begin or split_of(path.absolute().parent.name) or "train"
         try:
             check_split_name(own).encode()
@@ -89,7 +87,7 @@ def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
         except ValueError as error:
             raise DataError(f"{path}: split {own!r}: {error}, or give --split NAME") from None
         groups.setdefault(own, []).append(path)
-        names[own].add(begin)
+        names[own].add(re.sub(r"^[\W\d_]+", "", begin))  # 00000-train, 00001-train
     if not groups:
         inside = sorted({path.parent.name for path in folder.glob("*/*.tar")})
         more = f"; its folders have: {', '.join(inside[:5])}; name these, and --out FOLDER"
@@ -102,12 +100,6 @@ def find_tars(folder: Path, split: str | None) -> dict[str, list[Path]]:
                 f"give --split {own} for all"
             )
     return groups
-
-
-def _begin_of(path: Path) -> str:
-    """Return how a tar's name begins, without its number: train of train-00000-of-00002.tar."""
-    match = _SPLIT_NAME.fullmatch(path.stem)
-    return match[1] if match else path.stem
 
 
 class Tars(NamedTuple):

@@ -43,6 +43,16 @@ GENERIC = _FILLERS | {"archive", "raw", "all"}  # folders that say nothing of th
 MOST_NAMED = 5
 
 
+# train-000000, train_0, train-00000-of-00002, train-00000-of-00002-HASH
+_NUMBERED = re.compile(r"(.*?)[-_.]*(\d*|\d+[-_]of[-_]\d+([-_][0-9a-zA-Z]+)?)")
+
+
+def without_number(stem: str) -> str:
+    """Return a file's name without the number of the shard at its end; "" for 00000."""
+    match = _NUMBERED.fullmatch(stem)
+    return match[1] if match else stem
+
+
 class SplitName(NamedTuple):
     """A split, and the words of the name beside it: ("train", ("seg",)) of seg_train."""
 

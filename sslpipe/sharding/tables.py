@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from sslpipe.sharding.sources import (
     read_file,
     root_folder,
 )
-from sslpipe.sharding.split_names import GENERIC, name_splits, split_of
+from sslpipe.sharding.split_names import GENERIC, name_splits, split_of, without_number
 
 
 def read_csv(options: SourceOptions) -> dict[str, Images]:
@@ -110,8 +109,6 @@ def _delimiter(options: SourceOptions, path: Path) -> str:
 
 # --- parquet
 
-# train-00000-of-00002-HASH -> train; 0000 -> ''
-_FILE_NAME = re.compile(r"(.*?)[-_.]*(\d*|\d+[-_]of[-_]\d+(-[0-9a-zA-Z]+)?)")
 _SAY_NOTHING = GENERIC | {"", "part", "parts", "shard", "chunk", "file"}  # beginnings of names
 MOST_UNNAMED = 2**20  # classes without names; a higher label is an id, not the number of a class
 
@@ -179,8 +176,7 @@ def _find_files(root: Path) -> dict[str, list[_File]]:
         folders = path.relative_to(root).parts[:-1]
         if any(name.startswith(".") for name in (*folders, path.name)):
             continue
-        match = _FILE_NAME.fullmatch(path.stem)
-        begin = match[1] if match else path.stem
+        begin = without_number(path.stem)
         split = split_of(begin)
         named = [k for k, folder in enumerate(folders) if split_of(folder)]
         if split is None and named:

@@ -150,6 +150,8 @@ def test_a_strange_json_is_read_or_one_line_that_names_the_member(text, tmp_path
         (["Train-0", "Validation-0", "TEST"], {"train": 1, "val": 1, "test": 1}),
         (["val/00000", "val/00001-of-00002"], {"val": 2}),
         (["shards/00000-of-00001"], {"train": 1}),
+        (["00000-train", "00001-train", "00000-test"], {"train": 2, "test": 1}),
+        (["train-00000-of-00002-4bd1f6", "train-00001-of-00002-9e2c0a"], {"train": 2}),
         (["cc3m-train-0000", "cc3m-val-0000"], {"cc3m-train": 1, "cc3m-val": 1}),
     ],
 )
@@ -163,7 +165,7 @@ def test_tars_are_of_the_split_that_their_names_mean(files, splits, tmp_path):
 
 
 def test_two_names_of_one_split_and_tars_in_folders_are_refused_with_a_remedy(tmp_path, capsys):
-    for name in ("a/train-0", "a/training-0", "b/val/0"):
+    for name in ("a/train2014-0", "a/train2017-0", "b/val/0"):
         write_tar(tmp_path / f"{name}.tar", ("a.png", grey_png(1)))
     assert "--split train" in error_of(capsys, "index", tmp_path / "a")
     error = error_of(capsys, "index", tmp_path / "b")
