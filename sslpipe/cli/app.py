@@ -25,7 +25,10 @@ COMMANDS = {
     "preview": ("train", "Draw images beside the views that training makes of them."),
     "train": ("train", "Pretrain or fine-tune, as the recipe says; or resume."),
     "status": ("train", "Show the state of a run, from its directory alone."),
-    "runs": ("train", "List the runs under a folder: recipe, steps, best number, disk."),
+    "runs": (
+        "train",
+        "List the runs under a folder: recipe, steps, best and test numbers, disk.",
+    ),
     "slurm": ("train", "Print the SLURM batch script of a training, or submit it."),
     "embed": ("embed", "Write the features, labels and ids of every sample of a split."),
     "choose": ("choose", "Rank pretrained weights on your images: sizes, joins and flattening."),
@@ -34,7 +37,7 @@ COMMANDS = {
     "curate": ("curate", "Find duplicates, outliers, clusters and samples to label in a data set."),
     "whiten": ("export", "Store a PCA whitening, and the crops of TRAIN, in an export."),
     "evaluate": ("evaluate", "Measure frozen features: kNN, linear probes, retrieval and more."),
-    "report": ("report", "Show a run, or compare several, in one HTML file."),
+    "report": ("report", "Show a run, or the results of several side by side, in one HTML file."),
     "export": ("export", "Export the backbone; each format is verified in a clean process."),
     "gallery": ("gallery", "Enrol, identify and verify: who is in this picture?"),
 }

@@ -31,16 +31,13 @@ def main(
         option(show_default="RUN/report.html; for several, comparison.html beside the first"),
     ] = None,
 ) -> None:
-    """Show a run, or compare several, in one HTML file.
-
-    Runs that differ only in their seed are grouped: how far each number varies over seeds, and
-    which recipe is better in all of them.
+    """Show a run, or the results of several side by side, in one HTML file.
 
     The page loads nothing from the network. What is missing in a run is named there, with the
     command that makes it. With --data the report also shows images, and views as training saw them.
 
     Args:
-        run_dirs: A run directory, or several to compare.
+        run_dirs: A run directory, or several.
         data: The dataset.json that was evaluated, to show its images.
         out: The HTML file to write.
     """
@@ -58,14 +55,12 @@ def main(
 
     from sslpipe.cli.suite import print_suite
     from sslpipe.report.build import build_page
-    from sslpipe.report.compare import build_comparison, names_apart, sentences
+    from sslpipe.report.compare import build_comparison, names_apart
     from sslpipe.report.run import read_run
 
     runs = [read_run(each) for each in run_dirs]
     if several:
         named = dict(zip(names_apart(run_dirs, runs), runs, strict=True))
-        for line in sentences(named):
-            say(line)
         page = build_comparison(named)
     else:
         (run,) = runs

@@ -12,7 +12,7 @@ import typer
 from sslpipe.cli import inputs
 from sslpipe.cli import options as opt
 from sslpipe.cli.next_step import after_train, new_run_dir, plugin_words, say_next, training
-from sslpipe.cli.terminal import new_app, say_once, show, text_table, working
+from sslpipe.cli.terminal import new_app, percent, say_once, show, text_table, working
 from sslpipe.errors import UserError, one_line
 from sslpipe.run.console import SafeConsole
 
@@ -238,7 +238,7 @@ def runs(
     folder: Annotated[Path, opt.argument("A folder with runs in it, at any depth.")],
     as_json: Annotated[bool, opt.option("Print JSON, for programs.", "--json")] = False,
 ) -> None:
-    """List the runs under a folder: recipe, steps, best number, disk.
+    """List the runs under a folder: recipe, steps, best and test numbers, disk.
 
     Below stands what may be deleted: checkpoints that neither a resume nor --checkpoint best reads.
     Nothing is deleted.
@@ -256,9 +256,13 @@ def runs(
     for each in found:
         step = "-" if each["steps"] is None else f"{each['step']} of {each['steps']}"
         best = "-" if each["best"] is None else f"{each['best_of']} {each['best']:.4g}"
+        test = each["measure"] or "-"
+        if each["value"] is not None:
+            test += f" {percent(each['value'], each['interval95'])} %"
         size = f"{each['bytes'] / 1e6:.1f} MB"
-        rows.append((each["run"], str(each["recipe"] or "-"), each["state"], step, best, size))
-    show(text_table(("run", "recipe", "state", "steps", "best", "disk"), rows, left=3))
+        recipe = str(each["recipe"] or "-")
+        rows.append((each["run"], recipe, each["state"], step, best, test, size))
+    show(text_table(("run", "recipe", "state", "steps", "best", "test", "disk"), rows, left=3))
     for each in found:
         if each["state"] == "damaged":
             show(one_line(each["detail"]))

@@ -69,28 +69,6 @@ def paired_means(ours: Floats, theirs: Floats, classes: Integers) -> Difference:
     return _by_t(value, error, count, "classes")
 
 
-def paired_seeds(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
-    """Compare two recipes by a number of each of two or more trainings, in one order of seeds.
-
-    The test samples are taken as they are: the interval says what other seeds would give.
-
-    Source:
-        Student 1908, Biometrika 6:1: the t interval of the mean difference.
-    """
-    differences = np.array(ours, dtype=np.float64) - np.array(theirs, dtype=np.float64)
-    count, value = len(differences), float(differences.mean())
-    return _by_t(value, float(differences.std(ddof=1)) / math.sqrt(count), count, "seeds")
-
-
-def mean_over_seeds(values: Sequence[float]) -> tuple[float, float, Interval]:
-    """Return mean, standard deviation and the mean's t interval of two or more trainings."""
-    from scipy.special import stdtrit
-
-    mean, spread = float(np.mean(values)), float(np.std(values, ddof=1))
-    half = float(stdtrit(len(values) - 1, 0.975)) * spread / math.sqrt(len(values))
-    return mean, spread, (mean - half, mean + half)
-
-
 def means95(values: Floats, classes: Integers) -> tuple[list[Interval], str]:
     """Compute intervals of the means of (Q, columns), and say over what: "classes" or "queries".
 

@@ -96,7 +96,7 @@ def build_page(
         "Training": lambda: training(run),
         "Views": lambda: render("run.views", uri=png_uri(run.views_png) if run.views_png else ""),
         "Alarms": lambda: render("run.alarms", run=run),
-        "Speed": lambda: charts({"": run}, SPEED_CHARTS),
+        "Speed": lambda: charts(run, SPEED_CHARTS),
         "Quarantine": lambda: render("run.quarantine", run=run),
         "Settings": lambda: render("run.settings", run=run),
     }
@@ -129,7 +129,7 @@ def header(run: RunFiles, picture: Markup | str = "", caption: str = "") -> Mark
 def training(run: RunFiles) -> Markup:
     """Draw what training logged, and say what it means."""
     finetune = is_finetune(run.recipe)
-    figures = charts({"": run}, FINETUNE_CHARTS if finetune else CHARTS)
+    figures = charts(run, FINETUNE_CHARTS if finetune else CHARTS)
     return render("run.training", charts=figures, run=run, finetune=finetune)
 
 

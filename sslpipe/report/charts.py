@@ -6,8 +6,8 @@ and kNN over the labels per class.
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from itertools import chain, pairwise, product
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -225,57 +225,36 @@ SPEED_CHARTS = (
 )
 
 
-def charts(
-    named: Mapping[str, RunFiles], wanted: Sequence[Chart], colours: Mapping[str, str] | None = None
-) -> Markup:
-    """Draw each chart that metrics.jsonl has numbers for.
-
-    `colours` by name: a line for each run that has the numbers, a second number dashed. None: of a
-    single run; charts that lack a number are named.
-    """
+def charts(run: RunFiles, wanted: Sequence[Chart]) -> Markup:
+    """Draw each chart that metrics.jsonl has numbers for; those that lack one are named."""
+    if not run.train:
+        return render("missing", text="No step of training is logged in metrics.jsonl.")
     figures, absent = [], []
     for title, numbers, within, kind in wanted:
-        lines = {name: run.train if kind == "train" else run.evals for name, run in named.items()}
+        lines = run.train if kind == "train" else run.evals
         # beside each what was scored of the weights that optim.ema averages, where it was
         averaged = {f"{EMA}{key}": f"{what} of averaged weights" for key, what in numbers.items()}
-        known = {key for line in chain(*lines.values()) for key in line}
+        known = {key for line in lines for key in line}
         keys = numbers | {key: what for key, what in averaged.items() if key in known}
         series = []
-        for name, (nth, (key, what)) in product(named, enumerate(keys.items())):
-            there = [line for line in lines[name] if key in line]
+        for place, (key, what) in enumerate(keys.items(), 1):
+            there = [line for line in lines if key in line]
             x, y = (np.array([line[k] for line in there], dtype=np.float64) for k in ("step", key))
-            colour = f"var(--series-{nth + 1})" if colours is None else colours[name]
-            if colours is not None:
-                what = f"{name}, {what}" if len(keys) > 1 else name
-            series.append(Series(what, x, y, colour, dashed=colours is not None and nth > 0))
-        shown = [each for each in series if len(each.x)]
-        if not shown or (colours is None and len(shown) < len(series)):
-            absent.append(title)
+            series.append(Series(what, x, y, f"var(--series-{place})"))
+        if all(len(each.x) for each in series):
+            figures.append(line_chart(title, series, within=within))
         else:
-            figures.append(line_chart(title, shown, within=within, last_values=colours is None))
-    if not figures and colours is not None:
-        return Markup("<p>No run has logged a step.</p>")
-    if colours is None and not any(run.train for run in named.values()):
-        return render("missing", text="No step of training is logged in metrics.jsonl.")
-    shown_all = Markup("<div class='charts'>{}</div>").format(Markup().join(figures))
-    if absent and colours is None:
-        shown_all += render("missing", text=f"Not in metrics.jsonl: {', '.join(absent)}.")
-    return shown_all
+            absent.append(title)
+    shown = Markup("<div class='charts'>{}</div>").format(Markup().join(figures))
+    if absent:
+        shown += render("missing", text=f"Not in metrics.jsonl: {', '.join(absent)}.")
+    return shown
 
 
-def few_shot_chart(
-    evaluation: Tree,
-    colours: Mapping[str, str] | None = None,
-    *,
-    whitened: bool = True,
-    dashed: Collection[str] = (),
-) -> Markup:
-    """Draw the accuracy of kNN over the labels per class in eval.json; '' without few-shot kNN.
-
-    `colours` of features replace the usual ones; lines of features in `dashed` are.
-    """
-    colours = {**feature_colours(evaluation["rows"]), **(colours or {})}
-    rows = [row for row in evaluation["rows"] if whitened or not row["whitened"]]
+def few_shot_chart(evaluation: Tree) -> Markup:
+    """Draw the accuracy of kNN over the labels per class in eval.json; '' without few-shot kNN."""
+    rows = evaluation["rows"]
+    colours = feature_colours(rows)
     few = [(labels, row) for row in rows if (labels := _labels_per_class(row))]
     if not few:
         return Markup()
@@ -299,8 +278,8 @@ def few_shot_chart(
         y, low, high = 100 * np.array([(row["value"], *row["interval95"]) for _, row in own]).T
         # side by side, so that no interval hides another
         x = 10 ** (0.012 * (len(series) - 2.5)) * np.array([n for n, _ in own])
-        is_dashed = line.whitened or line.features in dashed
-        series.append(Series(line.title, x, y, colours[line.features], low, high, is_dashed))
+        colour = colours[line.features]
+        series.append(Series(line.title, x, y, colour, low, high, dashed=line.whitened))
     if not series:
         return Markup()
     return line_chart(

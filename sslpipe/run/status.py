@@ -31,7 +31,7 @@ from sslpipe.run.log import (
     step_seconds,
     unreadable_lines,
 )
-from sslpipe.run.records import is_number, read_description
+from sslpipe.run.records import is_number, read_description, read_object
 from sslpipe.run.stop import MARKERS, MOST_MARKER_BYTES
 from sslpipe.run.watchdog import read_heartbeats
 
@@ -280,8 +280,9 @@ def list_runs(folder: Path) -> list[dict[str, Any]]:
 
     Returns:
         For each: run; recipe, its name; state, step and steps of `status`; best, the highest of
-        SCORES among its evaluations, and best_of, its name, or None; bytes; deletable: path ->
-        bytes, of checkpoints that neither a resume nor `--checkpoint best` would read. A run whose
+        SCORES among its evaluations, and best_of, its name, or None; measure, value and interval95
+        of the first number of its eval.json, or None; bytes; deletable: path -> bytes, of
+        checkpoints that neither a resume nor `--checkpoint best` would read. A run whose
         recipe.json is damaged has state "damaged" and a `detail`.
 
     Raises:
@@ -302,7 +303,8 @@ def _runs_under(folder: Path) -> Iterator[Path]:
 
 
 def _entry(run_dir: Path) -> dict[str, Any]:
-    empty = dict.fromkeys(("recipe", "step", "steps", "best", "best_of"))
+    names = ("recipe", "step", "steps", "best", "best_of", "measure", "value", "interval95")
+    empty = dict.fromkeys(names)
     entry: dict[str, Any] = {"run": str(run_dir), **empty}
     entry |= {"bytes": _bytes(run_dir), "deletable": {}}
     try:
@@ -317,9 +319,29 @@ def _entry(run_dir: Path) -> dict[str, Any]:
         for value in values
     ]
     entry["best"], entry["best_of"] = max(scored, default=(None, None))
+    entry |= _first_number(run_dir)
     entry |= {key: summary[key] for key in ("state", "detail", "step", "steps")}
     entry["deletable"] = {str(path): _bytes(path) for path in _not_needed(run_dir, summary)}
     return entry
+
+
+def _first_number(run_dir: Path) -> dict[str, Any]:
+    """Find what the run's eval.json begins with, of its own features as they are; {}: nothing."""
+    path = run_dir / "eval.json"
+    if not path.is_file():
+        return {}
+    try:
+        suite = read_object(path, "write it again with `sslpipe evaluate suite`")
+        for row in suite["rows"]:
+            own = row["features"] == "ssl" and not row["whitened"]
+            if own and row["column"] in suite["columns"]:
+                low, high = row["interval95"]
+                if all(map(is_number, (row["value"], low, high))):
+                    found = {"measure": str(row["column"]), "value": row["value"]}
+                    return {**found, "interval95": [low, high]}
+    except (UserError, KeyError, TypeError, ValueError):
+        return {"measure": "eval.json is damaged"}
+    return {}
 
 
 def _not_needed(run_dir: Path, summary: dict[str, Any]) -> list[Path]:

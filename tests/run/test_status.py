@@ -188,7 +188,8 @@ def test_the_command_draws_a_run_that_has_ended_and_ends_itself(tmp_path):
     assert "--follow draws for people" in both.stderr
 
 
-def test_runs_are_listed_with_what_may_be_deleted(tmp_path):
+def test_runs_are_listed_with_what_may_be_deleted(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # no line is folded
     evals = [(4, {"holdout_knn": 0.9}), (8, {"holdout_knn": 0.6, "ema_holdout_knn": 0.7})]
     names = ("step-00000004", "step-00000008", "bad-step-00000006")
     first = write_run(tmp_path / "a" / "deep", 10, evals, "one", names)
@@ -217,9 +218,21 @@ def test_runs_are_listed_with_what_may_be_deleted(tmp_path):
     (one, *_) = list_runs(first)
     assert [*one["deletable"]] == [str(first / "checkpoints" / "bad-step-00000006")]
 
+    row = {"features": "ssl", "whitened": False, "protocol": "p", "metric": "top1", "queries": 9}
+    row |= {"value": 0.625, "interval95": [0.5, 0.75], "column": "kNN", "bank": 9, "details": {}}
+    rows = [row, {**row, "whitened": True, "value": 0.9}, {**row, "features": "random"}]
+    suite = {"schema_version": 1, "facts": {}, "columns": ["kNN"], "rows": rows, "left_out": []}
+    (first / "eval.json").write_text(json.dumps(suite))
+    (second / "eval.json").write_text("{}")
+    of_first, of_second, _ = list_runs(tmp_path)
+    assert [of_first[key] for key in ("measure", "value")] == ["kNN", 0.625]
+    assert of_second["value"] is None
+
     shown = command_line("runs", str(tmp_path), status=0).stdout
-    for text in ("holdout_knn 0.9", "10 of 20", "recipe.json is damaged", "may be deleted: "):
+    for text in ("holdout_knn 0.9", "kNN 62.5", "10 of 20", "may be deleted: "):
         assert text in shown
+    for name in ("eval.json", "recipe.json"):
+        assert f"{name} is damaged" in shown
     assert json.loads(command_line("runs", str(tmp_path), "--json").stdout)[2]["steps"] is None
     for folder, said in ((first / "checkpoints", "holds no run"), (tmp_path / "x", "no folder")):
         none = command_line("runs", str(folder), status=2)
