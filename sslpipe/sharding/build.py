@@ -141,7 +141,7 @@ def build_dataset(
     classes = merge_classes(manifest.classes, max((i.classes for i in images.values()), key=len))
     columns = columns_of_images(images, options)
     left_out = [each for value in images.values() for each in value.left_out]
-    doubts = [line for value in images.values() for line in value.doubts]
+    doubts = list(dict.fromkeys(line for value in images.values() for line in value.doubts))
     made = Cut(images, columns, None, None, [])
     if layout.sensors is not None:
         pattern = options.name_pattern

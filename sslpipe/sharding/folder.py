@@ -44,6 +44,11 @@ _UNREAD = {
     "unpack them": (".zip", ".rar", ".7z", ".gz", ".tgz", ".bz2", ".xz", ".zst"),
     "see --channels": (*sorted(SENSOR_SUFFIXES - SUFFIXES),),
 }
+# names of folders beside each other that are parts of a data set, not classes
+_HARDLY_CLASSES = GENERIC | {
+    *("mask", "masks", "label", "labels", "annotation", "annotations", "ground_truth", "gt"),
+    *("thumbs", "thumbnails", "segmentations", "json", "xml"),
+}
 # folders and files that systems and programs make, in lower case
 _SYSTEM = frozenset(
     (
@@ -391,6 +396,12 @@ def _doubts(root: Path, splits: Splits, rows: Mapping[str, Sequence[Row]]) -> li
         doubts.append(
             f"all images are of one class, {shown(name)}; where the {len(places):,} folders in it "
             "are the classes, give it as --root"
+        )
+    hardly = sorted(name for name in classes if name.lower() in _HARDLY_CLASSES)
+    if hardly:
+        doubts.append(
+            f"folders that are hardly classes became some, such as {shown(hardly[0])}; give the "
+            "folder that holds the classes as --root"
         )
     inside = [
         place

@@ -117,7 +117,7 @@ def from_rows(
     if len(groups) == 1 and not options.split:  # "": as if none were given
         options = replace(options, split=None)
     all_labels = {row[1] for rows in groups.values() for row in rows}
-    doubts = _merged_classes(all_labels)
+    doubts = merged_classes(all_labels)
     images = {}
     left_out = list[tuple[str, str, str]]()
     for split in chosen_splits(options, groups, where or root):
@@ -193,7 +193,7 @@ def readable(name: str) -> str:
     return _SURROGATE.sub(lambda match: rf"\x{ord(match[0]) & 0xFF:02x}", name)
 
 
-def _merged_classes(labels: Iterable[str | None]) -> list[str]:
+def merged_classes(labels: Iterable[str | None]) -> list[str]:
     """Say which labels are one class, and which are no text of UTF-8."""
     by_class: dict[str, set[str]] = {}
     for label in labels:
@@ -275,15 +275,6 @@ def read_file(path: str | Path, *, pipe: bool = False) -> bytes:
     """Read a whole file; see `open_file`."""
     with open_file(path, pipe=pipe) as file:
         return file.read()
-
-
-def files_under(folder: Path) -> list[Path]:
-    """List the files below a folder, sorted, no hidden ones."""
-    paths = []
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        paths += [Path(parent) / name for name in files if not name.startswith(".")]
-    return sorted(path for path in paths if path.is_file())
 
 
 def is_image(path: Path, sensors: bool = False) -> bool:

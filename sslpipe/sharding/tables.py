@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sslpipe.data.decode import first_line
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import open_regular
+from sslpipe.sharding.report import group_kinds
 from sslpipe.sharding.sources import (
     Images,
     Row,
@@ -21,6 +22,7 @@ from sslpipe.sharding.sources import (
     check_missing,
     chosen_splits,
     from_rows,
+    merged_classes,
     number_labels,
     read_file,
     root_folder,
@@ -336,6 +338,10 @@ def _images(
             for name in options.fields
         },
         "typed",
+        left_out=group_kinds(
+            ("files of the list that are not there", "", name) for name in missing.values()
+        ),
+        doubts=merged_classes(all_texts),
     )
 
 

@@ -111,6 +111,12 @@ def test_a_split_without_an_image_is_refused(tmp_path):
         read(tmp_path)
 
 
+def test_folders_of_masks_and_images_are_doubted_as_classes(tmp_path):
+    photos(tmp_path, *(f"{part}/{s}/1.png" for part in ("images", "masks") for s in PETS))
+    assert any("'images'" in doubt for own in read(tmp_path).values() for doubt in own.doubts)
+    assert found(tmp_path / "images") == {split: [None] for split in PETS}
+
+
 def test_the_one_class_of_a_folder_too_many_is_doubted(tmp_path):
     photos(tmp_path, "pets/cat/1.png", "pets/dog/2.png")
     (own,) = read(tmp_path).values()
