@@ -1,5 +1,7 @@
 """Trainings with [pairs]: the same on any number of processes, and resumed in mid-epoch."""
 
+import shlex
+
 import pytest
 
 from sslpipe.check import check_recipe
@@ -90,13 +92,17 @@ def test_pairs_are_part_of_the_digest_and_their_absence_is_not(data, tmp_path):
     assert recipes[0].model_dump(mode="json")["pairs"] is None
 
 
-def test_a_resume_without_pairs_is_told_of_pairs(data, tmp_path):
+def test_a_resume_without_pairs_is_told_which_to_add(data, tmp_path):
     recipe = write_recipe(tmp_path)
     train_over(1, recipe, data, tmp_path / "run", *PAIRS, "steps=2")
     words = ("--data", str(data), "--run-dir", str(tmp_path / "run"), "steps=2")
     said = command_line("train", str(recipe), *words, status=2).stderr
-    assert "pairs" in said
     assert "order_version" not in said  # no setting is called so
+    remedy = shlex.split(said.rpartition(": add ")[2])
+    assert {word.partition("=")[0] for word in remedy} == {
+        *("pairs.positive", "pairs.different", "pairs.never_negative")
+    }
+    command_line("train", str(recipe), *words, *remedy, status=0)  # nothing is left to do
 
 
 @pytest.mark.parametrize(

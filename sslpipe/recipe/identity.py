@@ -78,7 +78,14 @@ def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
             texts.append(f"{name} = {then} when it began, {now} now")
             if old is None:
                 added.append(name)
-            elif not isinstance(old, dict):
+            elif isinstance(old, dict):  # a section that is not there now
+                settings = {f"{name}.{each}": value for each, value in old.items()}
+                overrides += [
+                    shlex.quote(f"{each}={_toml(value)}")
+                    for each, value in settings.items()
+                    if value not in (None, [], {})
+                ]
+            else:
                 overrides.append(shlex.quote(f"{name}={_toml(old)}"))
     steps = [f"add {' '.join(overrides)}"] if overrides else []
     steps += [f"leave out {' '.join(added)}"] if added else []
