@@ -97,7 +97,7 @@ def test_check_gives_the_digest_of_the_training(trained, site, data):
     shown = run_program("check", *words[1:-1], path=site)
     identity = json.loads((latest(run) / "state.json").read_text())["identity"]
     assert identity["digest"] in shown
-    assert list(identity["plugins"]) == ["photo_parts"]
+    assert identity["plugins"] == {"photo-parts": "1.0"}
     assert "none (the objective uses no negatives)" in shown
 
 
@@ -108,12 +108,10 @@ def test_a_stopped_run_resumes_with_its_code_and_is_refused_with_another(trained
     # another version of the package
     other = tmp_path / "site"
     shutil.copytree(site, other)
-    module = other / "photo_parts" / "training.py"
-    module.write_text(module.read_text().replace("SCALE = 1.0", "SCALE = 2.0"))
+    (metadata,) = other.glob("photo_parts-*.dist-info/METADATA")
+    metadata.write_text(metadata.read_text().replace("Version: 1.0", "Version: 1.1"))
     said = run_program(*words, stopped, path=other, code=2)
-    hashes = "sha256 [0-9a-f]{12} when it began, [0-9a-f]{12} now"
-    changed = rf"the source of the plug-in photo_parts has changed \({hashes}\)"
-    assert re.search(changed, said), said
+    assert "the plug-in photo-parts is another version: 1.0 when it began, 1.1 now" in said
     assert not (stopped / "FAILED").exists()  # the run itself has not failed
     # the same one
     said = run_program(*words, stopped, path=site)
@@ -156,9 +154,9 @@ def test_a_package_adds_a_metric_loss_a_head_and_a_miner(site, data, tmp_path):
     words = ["train", finetunes.write_recipe(tmp_path, recipe), "--data", data, "--run-dir"]
     run_program(*words, tmp_path / "run", path=site)
     assert (tmp_path / "run" / "DONE").is_file()
-    # its source decides the weights; a name of a package is a name that may be meant
+    # its version is in the digest; a name of a package is a name that may be meant
     digested = json.loads((latest(tmp_path / "run") / "state.json").read_text())["identity"]
-    assert list(digested["plugins"]) == ["photo_parts"]
+    assert digested["plugins"] == {"photo-parts": "1.0"}
     said = run_program(*words, tmp_path / "b", "loss.kind=cosine_pair", path=site, code=2)
     assert "loss.kind = 'cosine_pair' is unknown; did you mean 'cosine_pairs'?" in said
     said = run_program("check", "--explain", "miner.kind", path=site)
@@ -227,7 +225,7 @@ print(sslpipe.load_backbone({str(run)!r}).num_features)
     # another file is another run
     (tmp_path / "my_parts.py").write_text(MODULE + "# changed\n")
     said = run_program(*train, "--plugin", "my_parts", code=2, **here)
-    assert "the source of the plug-in my_parts has changed" in said
+    assert "the plug-in my_parts is another version: sha256:" in said
 
 
 FAULTY = """
@@ -245,36 +243,26 @@ LOSSES["faulty"] = Faulty
 """
 
 
-def test_an_error_inside_a_plugin_names_its_line_and_shows_that_part(data, tmp_path):
+def test_an_error_inside_a_plugin_is_shown_with_its_line(data, tmp_path):
     (tmp_path / "faulty_parts.py").write_text(FAULTY)
     recipe = write_recipe(tmp_path, RECIPE.replace('"nt_xent"', '"faulty"'))
     words = ["train", recipe, "--data", data, "--run-dir", tmp_path / "run"]
     words += ["--plugin", "faulty_parts.py"]
-    here = {"path": tmp_path, "cwd": tmp_path, "code": 2}
-    said = run_program(*words, **here)
-    place = f"({tmp_path / 'faulty_parts.py'}, line 10, in twice)"
-    assert "error: in your plug-in: RuntimeError: The size of tensor" in said
-    assert f"{place}; the whole stack trace: put SSLPIPE_TRACE=1 before the command" in said
-    assert "Traceback" not in said
-    assert "return self.twice(v)" in said
-    assert place in (tmp_path / "run" / "FAILED").read_text()
-    traced = run_program(*words, **{**here, "code": 1}, SSLPIPE_TRACE="1")
-    assert "Traceback (most recent call last)" in traced
-    # called with what it does not take: no line of it is in the trace
-    text = FAULTY.replace("v, sums, anchors", "v, sums")
-    (tmp_path / "faulty_parts.py").write_text(text)
-    said = run_program(*words[:-3], tmp_path / "other", *words[-2:], **here)
-    assert "TypeError: Faulty.row_loss() takes 3 positional arguments but 4 were given" in said
-    assert f"({tmp_path / 'faulty_parts.py'}, line 6, in row_loss)" in said
+    here = {"path": tmp_path, "cwd": tmp_path}
+    said = run_program(*words, **here, code=1)
+    assert "RuntimeError: The size of tensor" in said
+    assert f'"{tmp_path / "faulty_parts.py"}", line 10, in twice' in said
+    assert "RuntimeError: The size of tensor" in (tmp_path / "run" / "FAILED").read_text()
     # while it is imported
     (tmp_path / "faulty_parts.py").write_text("import torch\n\nLOSSES['x'] = 1\n")
-    said = run_program(*words, **here)
-    place = f"({tmp_path / 'faulty_parts.py'}, line 3, in <module>)"
+    said = run_program(*words, **here, code=2)
+    place = f"({tmp_path / 'faulty_parts.py'}, line 3)"
     assert f"cannot be imported: NameError: name 'LOSSES' is not defined {place}" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("place", ["import", "loss"])
-def test_a_plugin_that_exits_ends_the_command_with_its_line(data, tmp_path, place):
+def test_a_plugin_that_exits_is_an_error_and_nothing_is_done(data, tmp_path, place):
     text = "import sys\nsys.exit(0)\n"
     if place == "loss":
         text = FAULTY.replace("return self.twice(v)", "raise SystemExit(0)")
@@ -283,7 +271,6 @@ def test_a_plugin_that_exits_ends_the_command_with_its_line(data, tmp_path, plac
     run = tmp_path / "run"
     words = ("train", recipe, "--data", data, "--run-dir", run, "--plugin", "leaving_parts.py")
     said = run_program(*words, path=tmp_path, cwd=tmp_path, code=2)
-    assert "leaving_parts.py, line " in said
     assert "sys.exit(0)" in said
     assert "Traceback" not in said
     assert not (run / "DONE").exists()

@@ -1,3 +1,4 @@
+import hashlib
 import sys
 
 import pytest
@@ -61,8 +62,7 @@ def test_a_mistake_names_section_value_and_remedy(kind, arguments, message):
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """An installed package with an objective that says when it is imported."""
-    monkeypatch.setattr(plugins, "_fingerprints", {})
-    monkeypatch.setattr(plugins, "_places", {})
+    monkeypatch.setattr(plugins, "_versions", {})
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "made_up_parts.py").write_text("class Mine:\n    size = 3\n")
     metadata = tmp_path / "made_up_parts-1.0.dist-info"
@@ -88,12 +88,15 @@ def test_a_table_imports_what_a_package_adds_when_it_is_named(package):
         table["lost"]
 
 
-def test_a_module_in_a_namespace_is_hashed_as_far_up_as_it_has_a_file(package):
+def test_a_module_of_the_option_is_known_by_the_sha256_of_its_file(package):
     folder = package / "made_up_company" / "parts"
     folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("")
+    (folder / "__init__.py").write_text("x = 1\n")
     plugins.load_module("made_up_company.parts")
-    assert list(plugins.fingerprints()) == ["made_up_company.parts"]
+    sha256 = hashlib.sha256(b"x = 1\n").hexdigest()
+    assert plugins.versions() == {"made_up_company.parts": f"sha256:{sha256}"}
+    with pytest.raises(UserError, match="--plugin made_up_company has no source file"):
+        plugins.load_module("made_up_company")
 
 
 def test_a_plugin_file_does_not_take_the_place_of_a_module(package, monkeypatch):

@@ -152,8 +152,6 @@ def _run(words: list[str]) -> Any:
             words = take_from(words)
         app(words, prog_name="sslpipe")
     except SystemExit as ended:
-        if _plugin_frames(ended):  # it must not end the command
-            return _refuse_plugin(ended, trace)
         return ended.code
     except KeyboardInterrupt:
         return 130  # the shell's status for Ctrl-C
@@ -163,30 +161,9 @@ def _run(words: list[str]) -> Any:
         return _refuse(str(error))
     except OSError as error:
         if error.errno not in _OF_THE_DISK or trace:
-            return _refuse_plugin(error, trace)
+            raise
         return _refuse(f"cannot write {error.filename or 'a file'}: {error.strerror}")
-    except Exception as error:
-        return _refuse_plugin(error, trace)
     return 0
-
-
-def _plugin_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the lines of a plug-in that an error came from."""
-    plugins = sys.modules.get("sslpipe.registry.plugins")  # else none is loaded
-    return plugins.plugin_frames(error) if plugins is not None else []
-
-
-def _refuse_plugin(error: BaseException, trace: bool) -> int:
-    """Show the lines of a plug-in that an error came from; raise one that came from none."""
-    frames = _plugin_frames(error)
-    if not frames or trace:
-        raise error
-    from sslpipe.registry.plugins import describe_error
-
-    text = f"in your plug-in: {describe_error(error)}"
-    status = _refuse(f"{text}; the whole stack trace: put SSLPIPE_TRACE=1 before the command")
-    say("".join(traceback.format_list(frames)).rstrip())
-    return status
 
 
 def _refuse(text: str) -> int:

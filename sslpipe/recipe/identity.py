@@ -9,7 +9,7 @@ from typing import Any
 
 from sslpipe.errors import shown
 from sslpipe.recipe.base import RunRecipe
-from sslpipe.registry.plugins import fingerprints, plugin_hint
+from sslpipe.registry.plugins import plugin_hint, versions
 
 # What changes no weight beyond the rounding by which devices differ.
 _NOT_IN_THE_DIGEST: dict[str, Any] = {
@@ -37,7 +37,7 @@ def identity(recipe: RunRecipe, index_sha256: str, order_version: int) -> dict[s
     """Return everything that decides the trained weights, as plain values, with their `digest`.
 
     That is the recipe without [run], name, augment.kernels and teacher.features, the data, the
-    order's algorithm and, where parts of plug-ins are loaded, the hashes of their source: call it
+    order's algorithm and, where parts of plug-ins are loaded, their versions: call it
     when all parts are built.
     """
     tree: dict[str, Any] = {
@@ -45,7 +45,7 @@ def identity(recipe: RunRecipe, index_sha256: str, order_version: int) -> dict[s
         "index_sha256": index_sha256,
         "order_version": order_version,
     }
-    if loaded := fingerprints():
+    if loaded := versions():
         tree["plugins"] = loaded
     digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
     return {"digest": digest, **tree}
@@ -113,7 +113,7 @@ def _plugin_difference(name: str, old: Any, new: Any) -> str:
         return f"the plug-in {name}, which it began with, is not there{plugin_hint()}"
     if old is None:
         return f"the plug-in {name} was not there when it began; leave its --plugin out"
-    return f"the source of the plug-in {name} has changed ({_hashes(old, new)})"
+    return f"the plug-in {name} is another version: {old} when it began, {new} now"
 
 
 def _hashes(old: Any, new: Any) -> str:

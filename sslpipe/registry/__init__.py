@@ -9,8 +9,7 @@ It is imported when a recipe or an option names it, never before. `--plugin MODU
 imports a module that is not installed, or a .py file; it adds to the tables itself:
 `sslpipe.losses.LOSSES["mine"] = MyLoss`. A recipe alone imports nothing that is not installed.
 
-`plugins` imports modules of `--plugin`, hashes code that decides trained weights, and says where in
-it an error came from.
+`plugins` imports modules of `--plugin`, and knows the versions of what decides trained weights.
 """
 
 import inspect
@@ -26,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from sslpipe.errors import RecipeError, UserError, did_you_mean, lost_quotes, shown
-from sslpipe.registry.plugins import describe_error, plugin_frames, plugin_hint, remember
+from sslpipe.registry.plugins import describe_error, plugin_hint, remember_version
 
 T = TypeVar("T")
 
@@ -153,7 +152,7 @@ def build(
     except RecipeError:
         raise
     except REFUSALS as error:
-        is_plain = isinstance(error, TypeError | ValueError) and not plugin_frames(error)
+        is_plain = isinstance(error, TypeError | ValueError)
         what = str(error) if is_plain else describe_error(error)
         raise RecipeError(f"[{section}] kind = {component.kind!r}: {what}") from error
 
@@ -218,5 +217,6 @@ def load(group: str, name: str) -> Any:
             f"{package}'s {entry.value} ({group}, {name!r}) cannot be loaded: "
             f"{type(error).__name__}: {error}"
         ) from error
-    remember(sys.modules[entry.module], decides_weights=group in DECIDE_WEIGHTS)
+    if group in DECIDE_WEIGHTS:
+        remember_version(entry)
     return part

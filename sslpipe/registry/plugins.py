@@ -1,31 +1,28 @@
-"""Code of the user's own: modules of `--plugin`, what they and packages hash to, their errors.
+"""Code of the user's own: modules of `--plugin`, and what the digest of a run says of it.
 
-What decides trained weights (installed losses, augmentations and backbones, and every module of
-`--plugin`) has the sha256 of its package's source, or its file's, in the run's digest: a run is not
-resumed after that code has changed. A part that Python code puts into a table itself is not hashed.
+Of what decides trained weights the digest has a package's version, or of a module of `--plugin` the
+sha256 of its file: a run is not resumed after that has changed. A part that Python code puts into a
+table itself is in no digest.
 """
 
-import hashlib
 import importlib
 import importlib.util
-import inspect
 import os
-import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from operator import attrgetter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
 from sslpipe.errors import UserError
+from sslpipe.portable import sha256_of
 
 VARIABLE = "SSLPIPE_PLUGINS"  # modules of --plugin, for processes that this one starts
 
-_fingerprints: dict[str, str] = {}
-_places: dict[str, Path] = {}  # of each plug-in by its name: its file, or its package's folder
+_versions: dict[str, str] = {}  # of each plug-in by its name: "1.0", or its file's "sha256:..."
 _recorded: list[object] = []  # what the run that is being read was made with
 
 
@@ -43,12 +40,15 @@ def load_module(name: str) -> ModuleType:
                 sys.path.append(os.getcwd())
             module = importlib.import_module(name)
     except (Exception, SystemExit) as error:  # a plug-in may fail in any way
+        text = f"--plugin {name} cannot be imported: {describe_error(error)}"
         frames = traceback.extract_tb(error.__traceback__)
         own = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
-        # its own line, if it came so far; the text of a SyntaxError has file and line
-        said = describe_error(error, [] if isinstance(error, SyntaxError) else own[:1])
-        raise UserError(f"--plugin {name} cannot be imported: {said}") from error
-    remember(module, decides_weights=True)
+        if own:  # it came so far; the text of a SyntaxError has file and line
+            text += f" ({own[-1].filename}, line {own[-1].lineno})"
+        raise UserError(text) from error
+    if module.__file__ is None:
+        raise UserError(f"--plugin {name} has no source file; name one of its modules that has")
+    _versions[module.__name__] = f"sha256:{sha256_of(Path(module.__file__))}"
     return module
 
 
@@ -73,8 +73,8 @@ def take_from(arguments: Iterable[str]) -> list[str]:
 def load_plugins(*names: str) -> None:
     """Do in Python what `--plugin` does for a command: import modules with parts of one's own.
 
-    Their source is in the digest of runs; runs and exports name them; processes that this one
-    starts load them, too. Call it before such a run is trained, resumed or loaded.
+    The sha256 of their files is in the digest of runs; runs and exports name them; processes that
+    this one starts load them, too. Call it before such a run is trained, resumed or loaded.
 
     Args:
         names: Of modules, also of the working directory; or .py files.
@@ -94,9 +94,22 @@ def requested() -> list[str]:
     return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
 
 
-def fingerprints() -> dict[str, str]:
-    """Return package or module -> sha256 of its source, of all loaded that decide weights."""
-    return dict(sorted(_fingerprints.items()))
+def versions() -> dict[str, str]:
+    """Return package -> version, or module -> sha256 of its file, of all that decide weights."""
+    return dict(sorted(_versions.items()))
+
+
+def remember_version(entry: EntryPoint) -> None:
+    """Remember the version of the package of an entry point whose part decides weights."""
+    if entry.dist is not None:
+        _versions[entry.dist.name] = entry.dist.version
+
+
+def describe_error(error: BaseException) -> str:
+    """Say an error in one line."""
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r}) was called"
+    return f"{type(error).__name__}: {error}"
 
 
 # a forgotten --plugin
@@ -132,74 +145,6 @@ def plugin_hint() -> str:
             f"sslpipe.load_plugins({', '.join(map(repr, forgotten))}))"
         )
     return "" if requested() else "; is it a part of your own? name its module with --plugin"
-
-
-# an error inside of a plug-in
-
-
-def remember(module: ModuleType, *, decides_weights: bool) -> None:
-    """Remember where a plug-in's source is and, where it decides weights, what it hashes to.
-
-    Both are of the outermost package that the module is of, namespaces aside.
-    """
-    parts = module.__name__.split(".")
-    outer = [sys.modules[".".join(parts[:depth])] for depth in range(1, len(parts) + 1)]
-    top = next((package for package in outer if getattr(package, "__file__", None)), None)
-    if top is None and decides_weights:
-        raise UserError(f"the plug-in {module.__name__} has no source file that could be hashed")
-    if top is None:
-        return
-    path = Path(str(top.__file__))
-    is_package = path.name == "__init__.py"
-    _places[top.__name__] = path.parent if is_package else path
-    if not decides_weights:
-        return
-    files = sorted(path.parent.rglob("*.py")) if is_package else [path]
-    sha256 = hashlib.sha256()
-    for file in files:
-        sha256.update(f"{file.relative_to(path.parent).as_posix()}\0".encode())
-        sha256.update(file.read_bytes())
-    _fingerprints[top.__name__] = sha256.hexdigest()
-
-
-def plugin_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the lines of plug-ins through which an error came, the innermost last."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return [frame for frame in frames if _is_plugin(frame.filename)] or _miscalled(error)
-
-
-def describe_error(
-    error: BaseException, frames: Sequence[traceback.FrameSummary] | None = None
-) -> str:
-    """Say an error in one line, with the line of the plug-in that it comes from, if any.
-
-    `frames` are those of the plug-in; None: found in the error's trace.
-    """
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, SystemExit):
-        text = f"sys.exit({error.code!r}) was called"
-    for last in (plugin_frames(error) if frames is None else frames)[-1:]:
-        text += f" ({last.filename}, line {last.lineno}, in {last.name})"
-    return text
-
-
-def _miscalled(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the line of a plug-in's function that was called with arguments it does not take."""
-    called = re.match(r"([\w.]+)\(\) (?:takes|missing|got)\b", str(error))
-    if called is None or not isinstance(error, TypeError):
-        return []
-    for module in [*sys.modules.values()]:
-        file = getattr(module, "__file__", None)
-        if file and _is_plugin(file):
-            with suppress(AttributeError):
-                code = inspect.unwrap(attrgetter(called[1])(module)).__code__
-                name = code.co_name
-                return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, name)]
-    return []
-
-
-def _is_plugin(file: str) -> bool:
-    return any(place in (Path(file), *Path(file).parents) for place in _places.values())
 
 
 def _load_file(path: Path) -> ModuleType:

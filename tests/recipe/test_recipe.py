@@ -198,7 +198,7 @@ def test_what_differs_is_said_with_what_mends_it(path):
     assert "loss.tile_rows = not set when it began, 64 now" in said
     assert "optim.peak_lr = 0.1 when it began, 0.2 now" in said
     assert f"built anew (sha256 {'a' * 12} when it began, {'b' * 12} now)" in said
-    assert "the source of the plug-in parts has changed" in said
+    assert "the plug-in parts is another version: " in said
     assert said.endswith("began with: add optim.peak_lr=0.1, and leave out loss.tile_rows")
     # the overrides that it names give the recipe back
     back = load_recipe(path, ["optim.peak_lr=0.2", "optim.peak_lr=0.1"])
