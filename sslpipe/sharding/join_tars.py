@@ -47,8 +47,7 @@ def join_folders(
     are numbers of one list, and the folders' own names do not count. Without `with_columns` theirs
     are not looked up.
 
-    Raises: DataError where folders have images, or a column, of different types, or some have names
-    of classes and others have not.
+    Raises: DataError where folders have images, or a column, of different types.
     """
     manifests = {folder: open_manifest(folder) for folder in folders}
     classes, numbers = ((), {}) if named else _join_classes(manifests)
@@ -62,15 +61,10 @@ def join_folders(
 def _join_classes(
     manifests: Mapping[Path, Manifest],
 ) -> tuple[tuple[str, ...], dict[Path, Numbers]]:
-    named = {folder: m.classes for folder, m in manifests.items() if m.classes}
-    if len(set(named.values())) <= 1 and len(named) in (0, len(manifests)):
-        return next(iter(named.values()), ()), {}
-    if len(named) < len(manifests):
-        with_names, without = next(iter(named)), next(f for f in manifests if f not in named)
-        raise DataError(
-            f"{with_names} names its classes, and {without} does not: index that one first with "
-            "--classes FILE, or give --classes FILE here, of the labels of all"
-        )
+    """Number the classes of all; a folder that names none may have no label, then."""
+    named = {folder: manifest.classes for folder, manifest in manifests.items()}
+    if len(set(named.values())) == 1:
+        return next(iter(named.values())), {}
     every = [name for own in named.values() for name in own]
     numbers = {folder: number_labels(own, every)[0] for folder, own in named.items()}
     return number_labels([], every)[1], numbers

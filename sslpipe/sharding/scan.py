@@ -167,9 +167,11 @@ def index_tar(
         if highest >= len(numbers):
             raise DataError(
                 f"{path}: label {highest}, but the dataset.json beside it names {len(numbers)} "
-                "classes"
+                "classes; index that folder first with --classes FILE, or give --classes FILE of "
+                "the labels of all"
             )
-        rows[:, 2] = np.where(rows[:, 2] < 0, -1, numbers[rows[:, 2]])
+        labelled = rows[:, 2] >= 0
+        rows[labelled, 2] = numbers[rows[labelled, 2]]
     raw = npy_bytes(rows)
     offsets_sha256 = hashlib.sha256(raw).hexdigest()
     file = path.name

@@ -302,7 +302,14 @@ def test_folders_that_do_not_fit_together_are_refused(tmp_path, capsys):
     out = tmp_path / "out"
     assert "--out" in error_of(capsys, "index", *folders)
     assert "--classes" in error_of(capsys, "index", folders[0], plain, "--out", out)
-    assert not out.exists()
+    assert not (out / "dataset.json").exists()
+    write_tar(tmp_path / "more" / "train-0.tar", ("a.png", grey_png(1)))  # without a label
+    assert run("index", folders[0], tmp_path / "more", "--out", tmp_path / "some") == 0
+    assert Counter(name for _, name in images_of(tmp_path / "some", "train")) == {
+        "cat": 4,
+        "dog": 4,
+        None: 1,
+    }
     names = tmp_path / "names.txt"
     names.write_text("x\ny\nz\n")
     assert run("index", plain, folders[0], "--out", out, "--classes", names) == 0
