@@ -107,7 +107,9 @@ def walk(root: Path, *, sensors: bool = False, without: Sequence[Path] = ()) -> 
         seen.add(identity)
         names = {child.name for child in children}
         if folder != root:
-            if "dataset.json" in names and any(name.endswith(".offsets.npy") for name in names):
+            is_finished = "dataset.json" in names and any(n.endswith(".offsets.npy") for n in names)
+            is_begun = ".build" in names and not any(is_image(Path(name)) for name in names)
+            if is_finished or is_begun:
                 entries.append(Entry(folder, _OWN))
                 continue
             folders.append(folder)
@@ -142,8 +144,9 @@ def _look_at(path: Path, child: "os.DirEntry[str]", names: set[str], *, sensors:
     """Judge a file by its name, and where that is an image's by what lies there."""
     is_link = child.is_symlink()
     suffix = path.suffix.lower()
-    if suffix == ".dvc" and path.stem not in names:
-        return Entry(path.with_suffix(""), absent="files whose content DVC has not fetched")
+    stem = path.with_suffix("")
+    if suffix == ".dvc" and stem.name not in names and (not stem.suffix or is_image(stem, sensors)):
+        return Entry(stem, absent="files and folders whose content DVC has not fetched")
     if not is_image(path, sensors):
         return Entry(path, "files of other kinds", suffix or "no extension")
     try:
@@ -296,8 +299,8 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     images = [
         entry for entry in entries if not entry.reason and is_image(entry.path, options.is_sensors)
     ]
-    _check_absent(root, entries, options)
     if not images:
+        _check_absent(root, entries, options)
         raise _no_images(root, sensors=options.is_sensors)
     only = options.split and (split_of(options.split) or options.split)
     splits = find_splits(root, [entry.path for entry in images], only)
@@ -308,15 +311,18 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     if names and only is None:
         _check_filled(root, splits, [entry.path for entry in images], folders)
 
-    # each file: a sample of a split, or left out
+    # each file that is asked for: a sample of a split, or left out
+    placed = list[tuple[Entry, str | None]]()
+    for entry in entries:
+        split = splits.of(entry.path.relative_to(root).parts) if names else chosen[0]
+        if split is None or split in chosen or not (split or only):
+            placed.append((entry, split))
+    _check_absent(root, [entry for entry, _ in placed], options)
     kept: dict[str, list[Path]] = {split: [] for split in chosen}
     missing: dict[str, list[str]] = {split: [] for split in chosen}
     left_out = list[Entry]()
     doubled = _doubled(images)
-    for entry in entries:
-        split = splits.of(entry.path.relative_to(root).parts) if names else chosen[0]
-        if split is not None and split not in chosen and (split or only):
-            continue  # nobody asked for it
+    for entry, split in placed:
         if entry.reason or entry.absent:
             left_out.append(entry)
             if split and entry.absent:

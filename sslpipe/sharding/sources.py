@@ -20,6 +20,7 @@ from sslpipe.errors import DataError, did_you_mean, shown
 from sslpipe.portable import forward_slashes, open_regular
 from sslpipe.sharding.columns import ColumnSpec, Origin
 from sslpipe.sharding.report import Group, group_kinds
+from sslpipe.sharding.split_names import split_of
 
 SUFFIXES = frozenset(
     (
@@ -230,14 +231,17 @@ def check_missing(missing: Sequence[str], total: int, skip_missing: bool) -> Non
 def chosen_splits(options: SourceOptions, there: Iterable[str], where: object) -> list[str]:
     """Return the splits to read: the one of --split, or all. Raises: DataError."""
     known = list(there)
-    if options.split is not None and options.split not in known:
+    wanted = options.split
+    if wanted is not None and wanted not in known:
+        wanted = split_of(wanted) or wanted
+    if options.split is not None and wanted not in known:
         some = known[:MOST_NAMED]
         more = f" and {len(known) - len(some):,} more" * (len(known) > len(some))
         raise DataError(
             f"{where} has no split {options.split!r}{did_you_mean(options.split, some)}; it has: "
             f"{', '.join(some)}{more}"
         )
-    return known if options.split is None else [options.split]
+    return known if wanted is None else [wanted]
 
 
 def root_folder(options: SourceOptions, must_exist: bool = True) -> Path:

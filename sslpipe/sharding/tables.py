@@ -4,7 +4,6 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,9 +45,6 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
         where = f"column {by!r} of {options.csv}"
         splits = name_splits(groups, where)
         groups = {splits[name]: rows for name, rows in groups.items()}
-        options = replace(
-            options, split=options.split and (split_of(options.split) or options.split)
-        )
     return from_rows(options, root, groups, options.fields, where=where, origin="table")
 
 
@@ -63,6 +59,7 @@ def _read_rows(options: SourceOptions, path: Path, root: Path) -> dict[str, list
         ("--split-column", split_column),
         *(("--columns", name) for name in options.fields),
     ]
+    given = options.split and (split_of(options.split) or options.split)
     groups: dict[str, list[Row]] = {}
     try:
         raw = open_regular(path, pipe=True)
@@ -89,7 +86,7 @@ def _read_rows(options: SourceOptions, path: Path, root: Path) -> dict[str, list
                         raise DataError(f"{where}: no value of {column!r}; fill it, or drop it")
                 label = cells[label_column] if label_column else None
                 own = (cells[name] for name in options.fields)  # None: the row is too short
-                split = (cells[split_column] if split_column else options.split) or "train"
+                split = (cells[split_column] if split_column else given) or "train"
                 groups.setdefault(split, []).append((root / cells[image_column], label, *own))
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read {path}: {error}; save it as UTF-8") from error

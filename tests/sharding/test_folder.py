@@ -236,6 +236,19 @@ def test_images_whose_content_was_not_fetched_are_an_error_or_counted(tmp_path, 
     assert (tmp_path / "out" / "missing.txt").read_text() == "train\tcat/2.png\n"
 
 
+def test_what_is_absent_elsewhere_or_is_no_image_does_not_stop_a_build(tmp_path):
+    root = photos(tmp_path, "Train/cat/1.png", "Train/dog/2.png", "Validation/cat/3.png")
+    (root / "Validation" / "cat" / "gone.png").symlink_to("nowhere")
+    (root / "Train" / "cat" / "model.pkl.dvc").write_text("outs:")
+    with pytest.raises(DataError, match="--skip-missing"):
+        read(root)
+    for name in ("train", "Train", "training"):
+        assert found(root, split=name) == {"train": ["cat", "dog"]}
+    (root / "Train" / "eel.dvc").write_text("outs:")  # a folder of images, as it seems
+    with pytest.raises(DataError, match=r"Train/eel.*dvc pull"):
+        read(root, split="train")
+
+
 def test_folders_and_files_without_permission_are_an_error_or_counted(tmp_path, monkeypatch):
     root = photos(tmp_path, "cat/1.png", "cat/2.png", "dog/1.png", "eel/1.png")
     scandir, access = os.scandir, os.access
@@ -284,6 +297,16 @@ def test_the_data_set_may_lie_inside_of_the_folder_it_is_built_of(tmp_path, caps
         assert run(*words) == 0  # which finds the shards of the first
         assert load_index(out).manifest == before
         assert before.classes == ("cat", "dog", "later")
+
+
+def test_a_build_that_was_begun_inside_of_the_folder_is_no_class(tmp_path, capsys):
+    photos(tmp_path, *(f"{name}/{k}.png" for name in ("cat", "dog") for k in "123"))
+    bad = tmp_path / "cat" / "bad.png"
+    bad.write_text("nonsense")
+    error_of(capsys, "build", tmp_path / "first", "--root", tmp_path, "--samples-per-shard", "1")
+    bad.unlink()
+    assert run("build", tmp_path / "second", "--root", tmp_path) == 0
+    assert load_index(tmp_path / "second").manifest.classes == ("cat", "dog")
 
 
 def test_a_folder_that_is_mended_is_built_without_overwrite(tmp_path, capsys):
