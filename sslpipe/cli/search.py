@@ -104,33 +104,23 @@ def search(
 
 @opt.documented(
     app,
-    epilog="Examples: sslpipe browse runs/photos --data out/photos --out photos.parquet | "
-    "sslpipe browse photos.parquet",
+    epilog="Example: sslpipe browse runs/photos --data out/photos --out photos.parquet",
 )
 def browse(
     features: Path,
-    data: str | None = None,
-    clusters: Annotated[int, opt.option(min=0)] = 0,
-    pca: Annotated[bool, opt.option("", "--pca")] = False,
+    data: opt.Data,
     flatten: bool = True,
-    out: Path | None = None,
-    port: Annotated[int, opt.option(min=0, max=65535)] = 5055,
+    out: Annotated[Path, opt.option("Write the map here.")] = Path("map.parquet"),
 ) -> None:
     """Show the images of features on a map, in a page on this machine.
 
-    Thumbnails, nearest neighbours of a click, colours by class, column and cluster, filters, a
-    selection saved as CSV. Nothing is loaded from elsewhere or sent there. Needs the extra
+    Writes one parquet file with thumbnails, exact neighbours, places by UMAP and the columns of the
+    data, and starts embedding-atlas on it, with the command that it prints. Needs the extra
     `browse`.
 
     Args:
-        features: A run (the test images of its suite), a file of `sslpipe embed`, or what --out has
-            written.
-        data: The data set of the features, dataset.json.
-        clusters: Clusters of k-means to colour by; 0: none.
-        pca: Map by the two main axes, in seconds, instead of by UMAP.
+        features: A run (the test images of its suite), or a file of `sslpipe embed`.
         flatten: Flatten the features' spectrum, as `sslpipe search` does.
-        out: Keep the map in this file, such as map.parquet, to open it at once.
-        port: Of this machine; 0: any.
     """
     if features.is_dir():
         run, features = features, features / "features" / "test.safetensors"
@@ -140,29 +130,16 @@ def browse(
                 "name a file of `sslpipe embed`"
             )
     inputs.check_features([features])
-    is_map = features.suffix == ".parquet"
-    if (data is None) != is_map:
-        what = "names its data set itself; leave --data out" if data else "needs --data"
-        raise UserError(f"{features} {what}")
-    if is_map and (clusters or pca or not flatten):
-        raise UserError(f"{features} is a map already: --clusters, --pca and --no-flatten make one")
-    if out is not None and out.suffix != ".parquet":
+    inputs.open_data(data)
+    if out.suffix != ".parquet":
         raise UserError(f"--out {out}: a map is named .parquet")
     inputs.check_file(out)
 
     from sslpipe.evaluation.search import ImageSearch
-    from sslpipe.report import browse as page
+    from sslpipe.report.browse import show_map, write_map
 
-    page.import_parts("embedding_atlas", "pyarrow")
-    with page.open_port(port) as listener:
-        if data is None:
-            table = page.load_table(features)
-        else:
-            search = ImageSearch((features, data), flatten=flatten)
-            say(f"features {search.form}")
-            table = page.make_table(search, clusters=clusters, pca=pca, say=say)
-        if out is not None:
-            page.save_table(table, out)
-            say(f"{out}: open it again with `sslpipe browse {out}`")
-        say(f"http://127.0.0.1:{listener.getsockname()[1]}  {len(table):,} images; Ctrl-C ends it")
-        page.serve(table, listener)
+    search = ImageSearch((features, data), flatten=flatten)
+    say(f"features {search.form}")
+    count = write_map(search, out, say)
+    say(f"{out}: {count:,} images")
+    show_map(out, say)
