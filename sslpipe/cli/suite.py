@@ -184,7 +184,9 @@ def load_compared(
     """Load the networks of --against, and the weights that the model's own training started from.
 
     Those are one of --against with the recorded sha256, or what the run keeps in RUN/init; where
-    they are not to be had, a sentence says so. `taken` are names that rows of eval.json have.
+    they are not to be had, a sentence says so. So it does where a network has the weights of
+    another one, as the best of a run may be its start, by their hash. `taken` are names that rows
+    of eval.json have.
 
     Raises:
         UserError: One of --against is given twice, or cannot be loaded.
@@ -196,14 +198,52 @@ def load_compared(
             raise UserError(f"--against {source} is given twice; leave one out")
         others.append(Other(short_name(source, names), source, load_backbone(source)))
         names.add(others[-1].name)
+    start, said = _find_start(model, backbone, others, names)
+    if start is not None:
+        named = start.name in names
+        others = [start if other.name == start.name else other for other in others]
+        others += [] if named else [start]
+    different: list[Other] = []
+    for other in others:
+        if same_network(other.backbone, backbone, any_view=other.is_start):
+            said.append(_same_weights_text(other, own_name(backbone.config.facts, names)))
+        elif twin := next((e for e in different if same_network(e.backbone, other.backbone)), None):
+            said.append(_same_weights_text(other, twin.name))
+        else:
+            different.append(other)
+    return different, tuple(said)
+
+
+def same_network(one: FrozenBackbone, other: FrozenBackbone, any_view: bool = False) -> bool:
+    """Return whether two models are the same weights, flattened alike, and see images alike."""
+
+    def identity(model: FrozenBackbone) -> tuple[Any, ...]:
+        view = {} if any_view else model.view.config()
+        return model.config.weights_sha256, model.config.whitening_sha256, view
+
+    return identity(one) == identity(other)
+
+
+def _same_weights_text(other: Other, name: str) -> str:
+    start = ", which it started from," if other.is_start else ""
+    sha256 = other.backbone.config.weights_sha256[:16]
+    return (
+        f"{name} and {other.name}{start} are the same weights (sha256 {sha256}): they are measured "
+        "once, and there is nothing to compare."
+    )
+
+
+def _find_start(
+    model: str | Path, backbone: FrozenBackbone, others: Sequence[Other], names: Collection[str]
+) -> tuple[Other | None, list[str]]:
+    """Find the weights that a model's own training started from, as `load_compared` says."""
     facts = backbone.config.facts
     sha256 = str(_table(facts, "recipe").get("init") or "")
     if not sha256:  # random weights, or no training of ours
-        return others, ()
-    for place, other in enumerate(others):
+        return None, []
+    for other in others:
         if other.backbone.config.weights_sha256 == sha256:
-            others[place] = other._replace(is_start=True)
-            return others, ()
+            return other._replace(is_start=True), []
     source, kept = str(_table(facts, "init").get("source") or ""), Path(model) / "init"
     try:
         if not kept.is_dir():
@@ -213,9 +253,8 @@ def load_compared(
             raise UserError("what is there now are others")
     except UserError as error:
         named = f"{source or 'weights'} with sha256 {sha256[:16]}"
-        said = f"Not compared with its own start, {named}: {error}; name it with --against."
-        return others, (said,)
-    return [*others, Other(short_name(source or "start", names), source, start, True)], ()
+        return None, [f"Not compared with its own start, {named}: {error}; name it with --against."]
+    return Other(short_name(source or "start", names), source, start, is_start=True), []
 
 
 def _table(facts: dict[str, Any], key: str) -> dict[str, Any]:

@@ -36,6 +36,15 @@ class Difference(NamedTuple):
     number: int
 
 
+def excludes_zero(interval: Sequence[float]) -> bool:
+    """Return whether an interval of shares excludes 0 as it is printed: in points, one decimal.
+
+    No reader is told "better" beside "+0.0 to +1.2".
+    """
+    low, high = (round(100 * end, 1) for end in interval)
+    return low > 0 or high < 0
+
+
 def paired_top1(ours: Hits, theirs: Hits) -> Difference:
     """Compare two accuracies on the same images, of each of which (Q,) says whether it is right.
 

@@ -8,8 +8,9 @@ training: the answer must also be clear where the network that is behind is take
 and the difference of both in the other form must not be of the other sign. All must hold, so the
 largest p-value counts. Other measures have intervals and no answer.
 
-The words are for all comparisons of an eval.json together, by Holm's method at 5 %. They are about
-new test samples, not about other trainings.
+The words are for all comparisons of an eval.json together, by Holm's method at 5 %, and never
+beside an interval that touches 0.0 as it is printed. They are about new test samples, not about
+other trainings.
 Baselines, random weights and pixels, are compared sample by sample as well.
 """
 
@@ -20,7 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sslpipe.evaluation.difference import holm, paired_means, paired_top1, unpaired_difference95
+from sslpipe.evaluation.difference import (
+    excludes_zero,
+    holm,
+    paired_means,
+    paired_top1,
+    unpaired_difference95,
+)
 from sslpipe.evaluation.label_free import concentration_text
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.suite_file import form_name
@@ -93,7 +100,8 @@ def compare_all(
     for row, p in zip(primary, holm(joint_p), strict=True):
         answer = "better" if row["difference"] > 0 else "worse"
         row["p_holm"], row["of"] = p, len(primary)
-        row["answer"] = answer if p <= LEVEL else "no clear difference"
+        clear = p <= LEVEL and excludes_zero(row["interval95"])
+        row["answer"] = answer if clear else "no clear difference"
     return found
 
 
@@ -235,8 +243,7 @@ def _points(each: Tree, first: bool = True) -> str:
 
 def _held_back(each: Tree) -> str:
     """Say why a difference whose interval excludes 0 is not clear; '' for others."""
-    low, high = each["interval95"]
-    if each["answer"] != "no clear difference" or low <= 0 <= high:
+    if each["answer"] != "no clear difference" or not excludes_zero(each["interval95"]):
         return ""
     forms, value = form_names(each, other=True), each.get("other_form_value")
     if value is not None:
@@ -324,14 +331,16 @@ def _sentence(compared: Sequence[Tree], features: str, named: bool) -> str:
 
 def _relation(own: Sequence[Tree], words: str) -> str:
     """Say "better than", "not clearly better than" or "worse than", and by what if not by all."""
-    if all(c["interval95"][0] > 0 for c in own):
+    clear_ones = [c for c in own if excludes_zero(c["interval95"])]
+    ahead = [c for c in clear_ones if c["interval95"][0] > 0]
+    if len(ahead) == len(own):
         return f"better than {words}"
-    if all(c["interval95"][1] < 0 for c in own):
+    if len(clear_ones) == len(own) and not ahead:
         return f"worse than {words}"
     # one of several measures is soon clear by chance: Holm, where the p-values are known
     p_values = [c["p"] for c in own if c.get("p") is not None]
     adjusted = holm(p_values) if len(p_values) == len(own) else [0.0] * len(own)
-    clear = [c for c, p in zip(own, adjusted, strict=True) if p <= LEVEL]
+    clear = [c for c, p in zip(own, adjusted, strict=True) if p <= LEVEL and c in clear_ones]
     better = [_name(c) for c in clear if c["interval95"][0] > 0]
     worse = [_name(c) for c in clear if c["interval95"][1] < 0]
     below = f", worse by {' and '.join(worse)}" if worse else ""

@@ -16,6 +16,7 @@ from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError
 from sslpipe.evaluation.choose import Parts, Ranked, best_forms, side_by_side
+from sslpipe.evaluation.difference import excludes_zero
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.search import Hit, ImageSearch
 from sslpipe.evaluation.whiten import fit_powers
@@ -204,7 +205,7 @@ def answer(
         "did not choose it.",
         costs,
     ]
-    if more.interval95[0] <= 0:
+    if not (excludes_zero(more.interval95) and more.value > 0):
         text = f"That is not clearly better than {plain.name}, which costs "
         sentences.append(text + _priced(plain, found) + ".")
     return sentences
@@ -222,7 +223,8 @@ def table_cells(
     for row in ranked:
         more = row.more["MAP@R"]
         value, low, high = (percent(each, True) for each in (more.value, *more.interval95))
-        clear = f"{value} ({low} to {high}){' *' if row.p <= 0.05 else ''}"
+        clearly = row.p <= 0.05 and excludes_zero(more.interval95)
+        clear = f"{value} ({low} to {high}){' *' if clearly else ''}"
         is_base = row.parts == base and row.power is None
         shares = [row.score, row.values["MAP@R"], row.values["Recall@1"]]
         texts = [f"{share:.1%}" for share in shares]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from sslpipe.evaluation.difference import excludes_zero
 from sslpipe.evaluation.result import measured_columns
 from sslpipe.evaluation.verdict import (
     KNN,
@@ -128,7 +129,9 @@ def headline(run: RunFiles) -> str:
         for name in ("random", "pixels"):
             ends = [each["interval95"] for each in compared if each["baseline"] == name]
             if ends:
-                better, worse = all(low > 0 for low, _ in ends), all(high < 0 for _, high in ends)
+                clear = all(map(excludes_zero, ends))
+                better = clear and all(low > 0 for low, _ in ends)
+                worse = clear and all(high < 0 for _, high in ends)
                 said.setdefault("better" * better or "worse" * worse, []).append(NAMES[name])
     clauses = [f"{names[a]} {' and '.join(dict.fromkeys(said[a]))}" for a in names if a in said]
     if not clauses:

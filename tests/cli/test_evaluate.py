@@ -336,7 +336,9 @@ def test_an_export_keeps_no_features_and_each_source_has_its_name(run, stranger,
     arguments = ["suite", tmp_path / "weights", "--data", data, "--no-baselines", *several]
     call(evaluate_tool, *arguments, "--out", out)
     report = json.loads(out.read_text())
-    assert [row["name"] for row in report["facts"]["against"]] == ["weights", "run"]
+    assert [row["name"] for row in report["facts"]["against"]] == ["weights"]
+    (said,) = report["not_compared"]  # the export is of that run
+    assert "and run are the same weights" in said
     assert sorted((tmp_path / "weights").rglob("*")) == files
     refused(
         evaluate_tool, [*arguments, "--against", stranger], "--against .*weights is given twice"

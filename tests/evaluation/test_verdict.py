@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sslpipe.cli.suite import suite_table
-from sslpipe.evaluation.difference import wilson95
+from sslpipe.evaluation.difference import paired_top1, wilson95
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.label_free import uniformity
@@ -465,3 +465,32 @@ def test_a_file_with_comparisons_is_checked_and_one_without_is_as_before():
     ):
         with pytest.raises(ValueError, match=message):
             check_report(whole_file(**changed))
+
+
+@pytest.mark.promise(12)
+@pytest.mark.parametrize(("more", "clear"), [(6, False), (9, False), (40, True)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_better_and_worse_never_stand_beside_an_interval_that_touches_zero_as_printed(
+    more, clear, sign
+):
+    """Of 10,000 images `more` are right under one network alone: p is below 0.05 from 6 on."""
+    first, second = np.zeros(10_000, bool), np.zeros(10_000, bool)
+    first[: 5000 + more] = True
+    second[:5000] = True
+    ours, theirs = (first, second) if sign > 0 else (second, first)
+    assert paired_top1(ours, theirs).p < 0.05
+    scores = Scores({}, np.zeros(0, np.int64))
+    scores.of["ssl", False, "kNN"] = ours
+    scores.of["theirs", False, "kNN"] = theirs
+    (found,) = compare_all(["ssl"], ["theirs"], None, scores, known_classes=True)
+    assert found["answer"] == ({1: "better", -1: "worse"}[sign] if clear else "no clear difference")
+    (sentence,) = against_sentences({"against": [found]})
+    touches = "interval +0.0 to" in sentence or "to -0.0)" in sentence
+    assert touches != clear
+    assert ("not clear" in sentence) is False
+    row = {"features": "ssl", "whitened": False, "column": "kNN"}
+    rows = [{**row, "value": float(ours.mean())}]
+    rows.append({**row, "features": "random", "value": float(theirs.mean())})
+    hits = {("ssl", False, "kNN"): ours, ("random", False, "kNN"): theirs}
+    said = verdict({"rows": rows, "comparisons": comparisons(rows, hits)})
+    assert said.startswith({1: "Better", -1: "Worse"}[sign] if clear else "Not clearly better")

@@ -1,5 +1,6 @@
 """By default a run from weights, or with labels, is watched and keeps its best, the start too."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from sslpipe.run.checkpoint_files import checkpoint_names, latest, read_state
 from sslpipe.run.log import read_metrics
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import picture, png, write_dataset
-from tests.helpers.runs import assert_same_weights, forget_accelerator
+from tests.helpers.runs import assert_same_weights, command_line, forget_accelerator
 
 QUIET = 'keep = "last"\n'  # of the tests' tiny recipes, which these tests do without
 
@@ -31,7 +32,8 @@ def data(tmp_path_factory):
     pixels = (0.7 * colours[i % 24] + 0.3 * picture(i) for i in range(192))
     images = {i: png(each.astype(np.uint8)) for i, each in enumerate(pixels)}
     folder = tmp_path_factory.mktemp("data")
-    return load_index(write_dataset(folder, (24,) * 8, classes=24, broken=images))
+    write_dataset(folder, (24,) * 8, classes=24, broken=images)
+    return load_index(write_dataset(folder, (24,), classes=24, broken=images, split="test"))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,8 @@ RUIN = ("optim.peak_lr=1e18", "optim.schedule=constant", "steps=6", "run.max_bad
 def test_a_ruinous_run_ends_with_its_starts_weights_and_says_so(
     data, start, tmp_path, capfd, module
 ):
-    recipe = recipe_of(tmp_path, module, *RUIN)
+    plain = ("embedding={normalize=true}",) if module is finetunes else ()  # no layer on top
+    recipe = recipe_of(tmp_path, module, *RUIN, *plain)
     assert (recipe.run.keep, recipe.run.monitor_steps) == (None, None)
     state = run_of(module, recipe, data, tmp_path / "run", start)
     assert (state["best"]["step"], state["best"]["name"]) == (0, "step-00000000")
@@ -77,6 +80,13 @@ def test_a_ruinous_run_ends_with_its_starts_weights_and_says_so(
     assert_same_weights(load_backbone(start).backbone.network.state_dict(), taken)
     last = load_run(tmp_path / "run", checkpoint="last").backbone.network.state_dict()
     assert not all(torch.equal(taken[key], x) for key, x in last.items())
+    suite = ("evaluate", "suite", tmp_path / "run", "--data", f"{data.folder}/dataset.json")
+    options = ("--no-baselines", "--no-leakage", "--num-workers", "0", "--device", "cpu")
+    done = command_line(*map(str, (*suite, *options, "--out", tmp_path / "eval.json")), status=0)
+    report = json.loads((tmp_path / "eval.json").read_text())
+    assert {row["features"] for row in report["rows"]} == {"ssl"}  # measured once
+    assert report["against"] == []
+    assert "which it started from, are the same weights" in " ".join(done.stdout.split())
     steps = [line["step"] for line in read_metrics(tmp_path / "run", "eval")]
     assert steps == list(range(7))  # the start, and ten times a run at most
 
