@@ -212,17 +212,17 @@ class JoinedView(EvalView):
     """Several views of an image in one tensor, for a `JoinedBackbone`, which takes it apart.
 
     Args:
-        views: Two or more that differ, each of one crop, the centre's. Mean, std and sizes of
-            the largest are this view's own, for whoever asks for one number.
+        views: Two or more, each of one crop, the centre's. Mean, std and sizes of the largest
+            are this view's own, for whoever asks for one number.
 
     Raises:
-        ValueError: They are fewer, equal, of several crops, or of different channels.
+        ValueError: They are fewer, of several crops, or of different channels.
     """
 
     def __init__(self, views: Sequence[EvalView]) -> None:
         configs = [view.config() for view in views]
-        if len(configs) < 2 or any(config in configs[:n] for n, config in enumerate(configs)):
-            raise ValueError("a joined view is of two or more different views")
+        if len(configs) < 2:
+            raise ValueError("a joined view is of two or more views")
         if any(view.crops != "center" for view in views):
             raise ValueError("a joined view is of views with one crop, the centre's")
         if len({len(view.mean) for view in views}) > 1:

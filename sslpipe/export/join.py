@@ -1,11 +1,9 @@
 """Several backbones side by side as one, and one backbone for images of another size."""
 
 from collections.abc import Sequence
-
-import torch
+from typing import Any
 
 from sslpipe.augment.eval_view import EvalView, JoinedView
-from sslpipe.data.image_type import hex_colour
 from sslpipe.errors import UserError
 from sslpipe.export.model import FrozenBackbone, freeze
 from sslpipe.models.backbones import JOIN, JoinedBackbone, build_backbone
@@ -18,29 +16,15 @@ from sslpipe.weights.views import scaled_resize
 def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
     """Put backbones side by side: the features of each with length 1, one after the other.
 
-    Each sees images through its own view. A network that sees two sizes is kept once. Weights are
-    shared, not copied; `source` names them, A+B.
+    Each sees images through its own view. Weights are shared, not copied; `source` names them, A+B.
 
     Raises:
-        UserError: One is whitened, or takes several crops, or two are one network and view;
+        UserError: One is whitened, a join, or takes several crops; two are one network and view;
             or they take images of other channels or depths.
     """
-    # all of images of the first one's range, on the background that one of them knows
-    kind = models[0].image_type
-    backgrounds = [model.image_type.background for model in models]
-    known = {each for each in backgrounds if each is not None}
-    if len(known) > 1:
-        colours = " and ".join(map(hex_colour, sorted(known)))
-        raise UserError(
-            f"{source}: parts put transparent images on {colours}, and "
-            "a join sees one image; name parts of one background"
-        )
-    if known and kind.is_rgb8:
-        kind = kind.on(known.pop())
-    models = [model.seeing(kind) for model in models]
-    networks: list[FrozenBackbone] = []
-    views: list[EvalView] = []
-    parts: list[tuple[int, int]] = []  # (network, view)
+    # all of images of the first one's range
+    models = [models[0], *(model.seeing(models[0].image_type) for model in models[1:])]
+    known: list[tuple[str, dict[str, Any]]] = []
     for model in models:
         if model.whitening is not None or model.view.crops != "center":
             has = "a whitening" if model.whitening is not None else "several crops an image"
@@ -50,45 +34,21 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
             )
         if model.config.backbone.kind == JOIN:
             raise UserError(f"{source}: {model.name} is a join already; name its parts")
-        config = model.view.config()
-        view = next((n for n, each in enumerate(views) if each.config() == config), len(views))
-        views += [model.view] if view == len(views) else []
-        network = next((n for n, each in enumerate(networks) if _same(each, model)), len(networks))
-        networks += [model] if network == len(networks) else []
-        if (network, view) in parts:
+        identity = model.config.weights_sha256, model.view.config()
+        if identity in known:
             raise UserError(f"{source} joins {model.name} with itself; give each another size")
-        parts.append((network, view))
-    sides = [view.crop_px for view in views]
-    trees = [
-        {**each.config.backbone.model_dump(), "crop_px": each.config.crop_px} for each in networks
+        known.append(identity)
+    sides = [model.view.crop_px for model in models]
+    backbone = JoinedBackbone([model.backbone for model in models], sides)
+    parts = [
+        {**model.config.backbone.model_dump(), "crop_px": model.config.crop_px} for model in models
     ]
-    component = Component.model_validate(
-        {"kind": JOIN, "networks": trees, "parts": [list(part) for part in parts], "sides": sides}
-    )
-    backbone = JoinedBackbone([each.backbone for each in networks], parts, sides)
+    component = Component.model_validate({"kind": JOIN, "parts": parts})
     init = {"source": source, "format": JOIN, "notes": [_describe(model) for model in models]}
     name = " + ".join(f"{model.name} {model.view.crop_px} px" for model in models)
-    whole = views[0] if len(views) == 1 else JoinedView(views)
+    view = JoinedView([model.view for model in models])
     facts = {"name": name, "init": init}
-    return freeze(backbone, component, whole, facts, image=models[0].config.image)
-
-
-@torch.no_grad()
-def _same(one: FrozenBackbone, other: FrozenBackbone) -> bool:
-    """Say whether two backbones are one network: equal weights, and features of a third's images.
-
-    Tables that depend on the size of images, and are in no state dict, make them differ.
-    """
-    kinds = (one.config.backbone, other.config.backbone)
-    if kinds[0] != kinds[1] or one.config.weights_sha256 != other.config.weights_sha256:
-        return False
-    if one.config.crop_px == other.config.crop_px:
-        return True
-    images = torch.randn(1, *other.view.image_shape, generator=torch.Generator().manual_seed(0))
-    try:
-        return torch.equal(one(images), other(images))
-    except (RuntimeError, AssertionError, ValueError):  # it takes images of its own size only
-        return False
+    return freeze(backbone, component, view, facts, image=models[0].config.image)
 
 
 def _describe(model: FrozenBackbone) -> str:

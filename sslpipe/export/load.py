@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -19,8 +20,8 @@ from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
 from sslpipe.export.join import at_size, join
 from sslpipe.export.model import SSLPIPE_KEY, Config, FrozenBackbone, freeze
-from sslpipe.models.backbones import JOIN, Backbone, build_backbone, build_joined
-from sslpipe.models.limits import check_side, within_memory
+from sslpipe.models.backbones import build_backbone
+from sslpipe.models.limits import TooLarge, check_side, within_memory
 from sslpipe.models.simclr import build_projector
 from sslpipe.models.state import float32_by_default, module_sha256
 from sslpipe.portable import sha256_of
@@ -129,11 +130,8 @@ def _load_export(path: Path) -> FrozenBackbone:
         bare = nested and "architecture" in tree  # the keys are those of timm's network
         config = Config.model_validate(tree[SSLPIPE_KEY] if nested else tree)
         with within_memory("backbone"), made_with(config.facts.get("plugins")):
-            if config.backbone.kind == JOIN:  # many networks: judged by the file, one by one
-                most = (path / "model.safetensors").stat().st_size  # a number has a byte or more
-                backbone: Backbone = build_joined(config.backbone.arguments, most)
-            else:
-                backbone = build_backbone(config.backbone, crop_px=config.crop_px)
+            _check_size(config, (path / "model.safetensors").stat().st_size)
+            backbone = build_backbone(config.backbone, crop_px=config.crop_px)
         if backbone.num_features != config.num_features:
             raise ExportError(
                 f"{path}/config.json: num_features = {config.num_features}, but its backbone has "
@@ -185,6 +183,27 @@ def _load_export(path: Path) -> FrozenBackbone:
                 f"{path}: the weights are not those that config.json names; copy the export again"
             )
     return FrozenBackbone(backbone, view, config, projector, whitening)
+
+
+def _check_size(config: Config, file_bytes: int) -> None:
+    """Refuse a network of more numbers than its file has bytes, before memory is taken for it.
+
+    Raises:
+        ExportError: It is of other weights.
+    """
+    try:
+        with torch.device("meta"):
+            sketch = build_backbone(config.backbone, crop_px=config.crop_px)
+    except TooLarge:
+        raise
+    except (UserError, *REFUSALS):  # some constructors read what they compute: the real one decides
+        return
+    numbers = sum(tensor.numel() for tensor in sketch.state_dict().values())
+    if numbers > file_bytes:
+        raise ExportError(
+            f"config.json: its backbone has {numbers:,} numbers, and model.safetensors "
+            f"{file_bytes:,} bytes: it is of other weights; copy the export again"
+        )
 
 
 def _check_sums(folder: Path) -> None:

@@ -137,45 +137,34 @@ class JoinedBackbone(Backbone):
     """Several networks side by side, the features of each with length 1.
 
     Args:
-        networks: Each once, whatever the number of sizes that it sees images in.
-        parts: (network, view) of each part of the features, in their order.
-        sides: Of each view's square images, in px.
+        networks: One a part, in the order of their features.
+        sides: Of each part's square images, in px.
 
     Raises:
-        ValueError: Parts are more than MOST_PARTS, or not of just what is there.
+        ValueError: They are not 2 to MOST_PARTS.
     """
 
-    def __init__(
-        self, networks: Sequence[Backbone], parts: Sequence[tuple[int, int]], sides: Sequence[int]
-    ) -> None:
-        used = [set(numbers) for numbers in zip(*parts, strict=True)]
-        if used != [{*range(len(networks))}, {*range(len(sides))}] or len(parts) > MOST_PARTS:
-            raise ValueError(
-                f"parts = {shown(parts)}: up to {MOST_PARTS} pairs of a network and a view, of "
-                f"which there are {len(networks)} and {len(sides)}, each in a pair"
-            )
-        width = sum(networks[number].num_features for number, _ in parts)
+    def __init__(self, networks: Sequence[Backbone], sides: Sequence[int]) -> None:
+        if not 2 <= len(networks) <= MOST_PARTS:
+            raise ValueError(f"a join is of 2 to {MOST_PARTS} parts, not {len(networks)}")
+        width = sum(network.num_features for network in networks)
         super().__init__(nn.ModuleList(networks), width)
         self.channels = networks[0].channels
-        self.parts, self.sides = [(int(n), int(v)) for n, v in parts], [int(s) for s in sides]
+        self.sides = list(sides)
 
     def raw(self, images: Tensor) -> Tensor:
         """Compute features (B, num_features), each part's rows of length 1.
 
         Shape:
-            images: (B, C, S, S) where all parts see one view; else what `JoinedView` gives.
+            images: (B, C, 1, sum of side^2), the parts' views side by side: see `JoinedView`.
         """
-        views = [images]
-        if len(self.sides) > 1:
-            pixels = torch.split(images.flatten(2), [side**2 for side in self.sides], dim=2)
-            views = [
-                each.reshape(-1, self.channels, side, side).contiguous(
-                    memory_format=torch.channels_last
-                )
-                for each, side in zip(pixels, self.sides, strict=True)
-            ]
-        networks = list(self.network)  # type: ignore[call-overload]
-        rows = [F.normalize(networks[n](views[v]), dim=1) for n, v in self.parts]  # (B, F) each
+        pixels = torch.split(images.flatten(2), [side**2 for side in self.sides], dim=2)
+        networks: Sequence[nn.Module] = list(self.network)  # type: ignore[call-overload]
+        rows = []
+        for network, side, part in zip(networks, self.sides, pixels, strict=True):
+            view = part.reshape(-1, self.channels, side, side)
+            view = view.contiguous(memory_format=torch.channels_last)
+            rows.append(F.normalize(network(view), dim=1))  # (B, F)
         return torch.cat(rows, dim=1)
 
 
@@ -193,8 +182,6 @@ def build_backbone(component: Component, *, crop_px: int) -> Backbone:
     Raises:
         RecipeError: a kind, an architecture or an argument that does not exist.
     """
-    if component.kind == JOIN:
-        return build_joined(component.arguments)
     arguments = component.arguments
     embedding_dim = arguments.pop("embedding_dim", None)
     embedding_dim = typed(Positive | None, embedding_dim, "backbone.embedding_dim")
@@ -280,35 +267,6 @@ def embed_depths(
     finally:
         backbone.network.train(training)
     return DepthEmbedding([x.shape[1] for x in features], dim)
-
-
-def build_joined(arguments: dict[str, Any], most_numbers: int | None = None) -> JoinedBackbone:
-    """Build the networks of a join, one after the other.
-
-    Args:
-        arguments: `networks`, a kind, crop_px and arguments each; `parts`; `sides`.
-        most_numbers: What their tensors may hold together, as far as the weights are known.
-
-    Raises:
-        RecipeError: There are no arguments: a recipe names a join.
-        ValueError: The networks are larger, or the parts do not fit them.
-    """
-    if not arguments:
-        raise RecipeError(
-            "backbone.kind = 'join': several networks side by side are embedded with, not trained; "
-            "name one of them"
-        )
-    networks: list[Backbone] = []
-    numbers = 0
-    for tree in arguments["networks"]:
-        crop_px = tree.pop("crop_px")
-        networks.append(build_backbone(Component.model_validate(tree), crop_px=crop_px))
-        numbers += sum(tensor.numel() for tensor in networks[-1].state_dict().values())
-        if most_numbers is not None and numbers > most_numbers:  # before the next is built
-            raise ValueError(
-                f"its networks have {numbers:,} numbers, and the file {most_numbers:,}"
-            )
-    return JoinedBackbone(networks, arguments["parts"], arguments["sides"])
 
 
 def fitting_stem(crop_px: int) -> Stem:
@@ -595,6 +553,34 @@ def open_clip_backbone(
     return Backbone(network, int(embed_dim or 0))
 
 
+def joined_backbone(parts: list[dict[str, Any]] | None = None) -> Backbone:
+    """Build the networks of a join.
+
+    Args:
+        parts: Of each its kind, crop_px and arguments.
+
+    Raises:
+        RecipeError: There are none: a recipe names a join.
+    """
+    if parts is None:
+        raise RecipeError(
+            "backbone.kind = 'join': several networks side by side are embedded with, not trained; "
+            "name one of them"
+        )
+    if len(parts) > MOST_PARTS:  # before any is built
+        raise ValueError(f"a join is of 2 to {MOST_PARTS} parts, not {len(parts)}")
+    networks = []
+    sides = []
+    for tree in parts:
+        side = typed(Positive, tree.get("crop_px"), "backbone.parts.crop_px")
+        component = Component.model_validate({k: v for k, v in tree.items() if k != "crop_px"})
+        if component.kind == JOIN:
+            raise ValueError("a part of a join is a join")
+        networks.append(build_backbone(component, crop_px=side))
+        sides.append(side)
+    return JoinedBackbone(networks, sides)
+
+
 # families whose kind continues with a slash and an architecture
 NAMED = {
     "torchvision": "torchvision/resnet18",
@@ -603,6 +589,7 @@ NAMED = {
 }
 
 _BUILT_IN: dict[str, Callable[..., Backbone]] = {
+    JOIN: joined_backbone,
     "small_resnet": small_resnet,
     "open_clip": open_clip_backbone,
     "timm": timm_backbone,
