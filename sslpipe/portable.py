@@ -220,6 +220,15 @@ def free_memory_bytes() -> int:
     return max(0, min([free, *(limit - used for limit, used in _cgroup_limits())]))
 
 
+def resident_bytes() -> int:
+    """Bytes of memory that this process has now."""
+    try:
+        status = (PROC / "self" / "status").read_text(encoding="ascii", errors="replace")
+        return int(status.split("VmRSS:")[1].split()[0]) * 1024
+    except (OSError, IndexError):
+        return int(_psutil().Process().memory_info().rss)
+
+
 def total_memory_bytes() -> int:
     """Bytes of memory and swap that this process could have if it were alone."""
     try:

@@ -72,11 +72,13 @@ def _view_rows(views: tuple[dict[str, Any], ...]) -> Rows:
 
 def memory_text(memory: Memory) -> str:
     """Say what a step holds, part by part."""
-    names = {"batches": "images read ahead, at most"}
-    parts = (f"{names.get(key, key)} {gib(size)}" for key, size in memory._asdict().items())
+    names = {"batches": "images read ahead, at most", "process": "the process itself"}
+    sizes = {key: size for key, size in memory._asdict().items() if size or key == "activations"}
+    parts = (f"{names.get(key, key)} {gib(size)}" for key, size in sizes.items())
+    of = "one process" if memory.process else "a CUDA device, an estimate from counts on the CPU"
     return (
-        f"{gib(memory.total)} on one process, workspaces not included: {', '.join(parts)}; on W "
-        "processes activations, views and images are divided by W"
+        f"{gib(memory.total)} of {of}: {', '.join(parts)}; on W processes activations, views and "
+        "images are divided by W"
     )
 
 

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError
-from sslpipe.portable import free_memory_bytes, total_memory_bytes
+from sslpipe.portable import free_memory_bytes, resident_bytes, total_memory_bytes
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.finetune import FinetuneRecipe
@@ -21,12 +20,12 @@ from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.launch import resolve_precision, training_device
 
 HOPELESS = 8  # times all memory and swap: no swapping and no smaller canvas saves such a run
-_SMALL = 10**10  # parameters times pixels of a view: its multiply-adds where nothing is strided
-_FEW_PX = 2**18  # of all views of a real forward: 0.5 GB at most of so small a network
+_LEAST_KEPT = 4  # times its views: what a first layer makes of them
+_COUNTED = (2, 4)  # images of the forward passes that are counted; BatchNorm takes 2 or more
 
 
 class Memory(NamedTuple):
-    """Bytes that one process holds during a step; workspaces and allocator slack come on top."""
+    """Bytes that one process holds during a step; on CUDA the allocator's slack comes on top."""
 
     weights: int  # and buffers
     gradients: int  # and LARS's block of them on CUDA
@@ -34,6 +33,8 @@ class Memory(NamedTuple):
     activations: int  # kept for backward
     views: int  # as floats
     batches: int  # images, of the steps ahead, too; on a CUDA device if that computes
+    workspaces: int = 0  # of a CPU's backward: measured, about as much again as activations
+    process: int = 0  # of a CPU: Python, torch and the other modules, without the weights
 
     @property
     def total(self) -> int:
@@ -43,8 +44,12 @@ class Memory(NamedTuple):
     def of_images(self, images: int, recipe: RunRecipe) -> "Memory":
         """Scale what grows with the images at a time, of one process, down to so many."""
         share = min(1.0, images / Load.from_recipe(recipe, 1).together)
-        activations, views = int(share * self.activations), int(share * self.views)
-        return self._replace(activations=activations, views=views, batches=0)
+        return self._replace(
+            activations=int(share * self.activations),
+            workspaces=int(share * self.workspaces),
+            views=int(share * self.views),
+            batches=0,
+        )
 
 
 class Load(NamedTuple):
@@ -85,8 +90,9 @@ def estimate_memory(
 ) -> Memory:
     """Estimate the memory that one of `world` processes needs.
 
-    Activations are counted on 2 and on 4 images and extrapolated linearly to the batch, or to the
-    micro-batch: what a forward pass saves grows with its rows alone.
+    What autograd saves is counted in forward passes of 2 and of 4 images on the CPU, and
+    extrapolated linearly to the batch, or to the micro-batch. On a CPU the total is that of the
+    whole process; on CUDA it is an estimate of what the device holds, from the same counts.
 
     Args:
         model: On the CPU, in its own dtype, what is trained.
@@ -101,7 +107,8 @@ def estimate_memory(
     load, channels = Load.from_recipe(recipe, world), len(image_type.channels)
     encoder = model if encoder is None else encoder
     small, large = (
-        saved_bytes(encoder, load.views * images, crop_px, precision, channels) for images in (2, 4)
+        saved_bytes(encoder, load.views * images, crop_px, precision, channels)
+        for images in _COUNTED
     )
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     held = [*model.parameters(), *model.buffers(), *(b for o in others for b in o.buffers())]
@@ -117,13 +124,16 @@ def estimate_memory(
     pixel_bytes = 1 if image_type.dtype == "uint8" else 4
     views = load.views * load.together * channels * crop_px**2 * element_bytes
     images = load.images * channels * load.canvas_px**2 * pixel_bytes
+    weights = sum(tensor.nbytes for tensor in held)
     return Memory(
-        weights=sum(tensor.nbytes for tensor in held),
+        weights=weights,
         gradients=trained + gathered,
         optimizer=copies * trained,
         activations=activations,
         views=views,
         batches=ahead * images,
+        workspaces=0 if on_cuda else activations,
+        process=0 if on_cuda else max(0, resident_bytes() - weights),
     )
 
 
@@ -147,14 +157,14 @@ def check_memory(
     else:
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
         free, total = free_memory_bytes(), total_memory_bytes()
-        workspaces = memory.activations  # of a CPU's backward: measured, about as much again
-        needed = processes * (memory.total - memory.weights + workspaces)
+        needed = processes * (memory.total - memory.weights - memory.process)
         where = "this machine"
     if needed <= free:
         return None
     load = Load.from_recipe(recipe, world)
     of = f"{processes} processes of a step need" if processes > 1 else "a step needs"
-    parts = sorted(memory._asdict().items(), key=lambda part: -part[1])  # the largest first
+    to_come = memory._replace(process=0)
+    parts = sorted(to_come._asdict().items(), key=lambda part: -part[1])  # the largest first
     text = (
         f"{of} an estimated {gib(needed)}, and {where} has {gib(free)} free of {gib(total)}: "
         f"{', '.join(f'{name} {gib(size)}' for name, size in parts[:3])}"
@@ -190,22 +200,17 @@ def gib(count: int) -> str:
 def saved_bytes(
     model: nn.Module, rows: int, crop_px: int, precision: str, channels: int = 3
 ) -> int:
-    """Bytes of the different storages that a forward of `rows` views keeps for backward.
+    """Count the bytes that a forward of `rows` views keeps for backward; the model stays as it is.
 
-    The forward runs on fake tensors: no numbers and no memory. A network that reads numbers cannot:
-    for it, and for a small one, which is faster than the import of fakes, it is a real one.
+    Raises:
+        RecipeError: The network cannot take such views, or keeps more than the machine has.
     """
     shape = (rows, channels, crop_px, crop_px)
-    products = crop_px**2 * sum(p.numel() for p in model.parameters())
-    if products > _SMALL or rows * crop_px**2 > _FEW_PX:
-        try:
-            with FakeTensorMode():
-                return _kept_by_forward(model, shape, precision, real=False)
-        except Exception:  # of the network, or of what fakes cannot do: a real forward tells which
-            pass
     try:
         with torch.random.fork_rng(devices=[]):
-            return _kept_by_forward(model, shape, precision, real=True)
+            return _kept_by_forward(model, shape, precision)
+    except RecipeError:
+        raise
     except Exception as error:  # a network may fail in any way
         raise RecipeError(
             f"[backbone] cannot take views of augment.crop_px = {crop_px}: "
@@ -213,35 +218,45 @@ def saved_bytes(
         ) from error
 
 
-def _kept_by_forward(
-    model: nn.Module, shape: tuple[int, ...], precision: str, *, real: bool
-) -> int:
-    """Run a forward on copies of the model's state, and count what it keeps."""
+def _kept_by_forward(model: nn.Module, shape: tuple[int, ...], precision: str) -> int:
+    """Run a forward on copies of the model's state, and count what autograd saves."""
+    most = total_memory_bytes()
+    kept: dict[int, Tensor] = {}  # the tensors stay alive, so no address is used twice
 
-    def copy(tensor: Tensor) -> Tensor:
-        if real:
-            return tensor.detach().clone()
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    def check(needed: int) -> None:
+        if needed > most:
+            raise RecipeError(
+                f"{shape[0]} views of augment.crop_px = {shape[-1]} keep more than the "
+                f"{gib(most)} that this machine has; set smaller views"
+            )
 
-    def address(tensor: Tensor) -> Any:
-        return tensor.untyped_storage()._cdata
+    def address(tensor: Tensor) -> int:
+        return int(tensor.untyped_storage()._cdata)
+
+    def size() -> int:
+        return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
     def pack(tensor: Tensor) -> Tensor:
-        if address(tensor) not in own:
-            kept.setdefault(address(tensor), tensor)
+        if address(tensor) not in own and address(tensor) not in kept:
+            kept[address(tensor)] = tensor
+            check(size())
         return tensor
 
-    kept: dict[Any, Tensor] = {}  # the tensors stay alive, so no address is used twice
-    named = [*model.named_parameters(), *model.named_buffers()]
-    state = {name: copy(tensor).requires_grad_(tensor.requires_grad) for name, tensor in named}
-    views = torch.zeros(shape, dtype=next(model.parameters()).dtype)
+    dtype = next(model.parameters()).dtype
+    check(_LEAST_KEPT * math.prod(shape) * dtype.itemsize)
+    views = torch.zeros(shape, dtype=dtype)
+    state = {
+        name: tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
     own = {address(tensor) for tensor in (*state.values(), views)}  # views count elsewhere
     autocast = torch.autocast("cpu", dtype=AUTOCAST.get(precision), enabled=precision in AUTOCAST)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
     modes = {module: module.training for module in model.modules()}
     try:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast:
+        with hooks, autocast:
             torch.func.functional_call(model.train(), state, (views,))
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    return size()

@@ -3,7 +3,6 @@
 python -m tests.helpers.peak_memory RECIPE DATA RUN_DIR [OVERRIDE]...
 """
 
-import ctypes
 import json
 import sys
 import threading
@@ -14,13 +13,10 @@ import torch
 import sslpipe.run.memory
 from sslpipe.data.index import load_index
 from sslpipe.metric_learning.finetune import finetune
+from sslpipe.portable import resident_bytes
 from sslpipe.pretrain import pretrain
 from sslpipe.recipe import is_finetune, load_recipe
 from sslpipe.recipe.reading import read_tree
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def main(recipe: str, data: str, run_dir: str, *overrides: str) -> None:
@@ -33,9 +29,8 @@ def main(recipe: str, data: str, run_dir: str, *overrides: str) -> None:
             seen["peak"] = max(seen["peak"], resident_bytes())
 
     def begin(memory, *rest):
-        ctypes.CDLL(None).malloc_trim(0)
-        seen["before"] = seen["peak"] = resident_bytes()
-        seen["estimate"] = memory.total - memory.weights + memory.activations  # as check_memory
+        seen["peak"] = resident_bytes()
+        seen["estimate"] = memory.total
         threading.Thread(target=watch, daemon=True).start()
         return original(memory, *rest)
 
@@ -43,7 +38,7 @@ def main(recipe: str, data: str, run_dir: str, *overrides: str) -> None:
     kind = finetune if is_finetune(read_tree(recipe, overrides)) else pretrain
     kind(load_recipe(recipe, overrides), load_index(data), Path(run_dir))
     over.set()
-    print(json.dumps([seen["estimate"], seen["peak"] - seen["before"]]))
+    print(json.dumps([seen["estimate"], seen["peak"]]))
 
 
 if __name__ == "__main__":

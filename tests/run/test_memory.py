@@ -26,7 +26,6 @@ from tests.helpers.processes import run_processes
 from tests.helpers.runs import at_each_step, python
 
 GIB = 2**30
-IMPORTS = 2**28  # bytes: of torch's compiler and others, at the first step; 180 MiB were measured
 CPU = torch.device("cpu")
 
 
@@ -41,8 +40,8 @@ def machine(monkeypatch, free: int, total: int) -> None:
 
 
 def test_a_step_that_does_not_fit_is_a_warning_with_numbers_and_remedy(recipe, monkeypatch):
-    # weights are there already; workspaces take as much as activations
-    memory = Memory(9 * GIB, GIB, GIB, 3 * GIB, GIB, GIB)
+    # weights and the process are there already
+    memory = Memory(9 * GIB, GIB, GIB, 3 * GIB, GIB, GIB, workspaces=3 * GIB, process=5 * GIB)
     machine(monkeypatch, 10 * GIB, 16 * GIB)
     assert check_memory(memory, recipe, CPU) is None
     machine(monkeypatch, 8 * GIB, 16 * GIB)
@@ -50,7 +49,7 @@ def test_a_step_that_does_not_fit_is_a_warning_with_numbers_and_remedy(recipe, m
     for expected in ("10.0 GiB", "8.0 GiB free of 16.0 GiB", "data.micro_batch", "data.batch_size"):
         assert expected in text
     # many times too much is an error, but no canvas is
-    hopeless = Memory(0, 0, 0, 4 * 16 * GIB, GIB, 0)
+    hopeless = Memory(0, 0, 0, 8 * 16 * GIB, GIB, 0)
     with pytest.raises(RecipeError, match=r"cannot run here"):
         check_memory(hopeless, recipe, CPU)
     assert check_memory(hopeless._replace(activations=0, batches=999 * GIB), recipe, CPU)
@@ -129,21 +128,17 @@ PK = "sampler={classes_per_batch=6, images_per_class=24, buffer=300}"
     ids=["activations", "micro-batches", "weights", "fine-tuning"],
 )
 def test_a_trainings_peak_is_near_its_estimate(tmp_path, kind, overrides):
-    """The band: from 0.7 to 1.7 times and a constant for the modules that training imports.
-
-    The slack is workspaces and what the allocator keeps.
-    """
+    """Of the whole process, Python and torch included."""
     data = write_dataset(tmp_path / "data", (100, 100, 100), classes=6, px=64)
     recipe = kind.write_recipe(tmp_path)
     words = (str(recipe), str(data), str(tmp_path / "run"), *overrides)
     done = python("-m", "tests.helpers.peak_memory", *words, status=0)
     estimate, peak = json.loads(done.stdout.splitlines()[-1])
-    assert estimate > 100 * 2**20
-    assert 0.7 * estimate < peak < 1.7 * estimate + IMPORTS, (estimate, peak)
+    assert estimate / 1.3 < peak < 1.3 * estimate, (estimate, peak)
 
 
 class Reads(torch.nn.Module):
-    """Looks at its numbers, which fakes do not have."""
+    """Looks at its numbers."""
 
     def __init__(self):
         super().__init__()
@@ -162,15 +157,28 @@ def test_a_network_that_reads_its_numbers_is_counted_too_and_draws_none():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_counting_changes_nothing_and_takes_no_memory(recipe):
+def test_counting_changes_nothing(recipe):
     backbone = build_backbone(Component(kind="torchvision/resnet18"), crop_px=64)
     backbone.network.layer1.eval()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-    memory = estimate_memory(backbone, recipe, 30_000, "fp32")  # a real one would take terabytes
-    assert memory.activations > 2**40
+    memory = estimate_memory(backbone, recipe, 64, "fp32")
+    assert memory.activations > 2**20
     assert all(torch.equal(before[name], t) for name, t in backbone.state_dict().items())
     assert backbone.network.layer2.training
     assert not backbone.network.layer1.training
+
+
+@pytest.mark.parametrize("total", [2**38, 64 * 2**20])
+def test_views_that_keep_more_than_there_is_are_refused_while_they_are_counted(
+    recipe, monkeypatch, total
+):
+    """Of 100,000 px before anything is computed, of 512 px in the middle of a forward."""
+    machine(monkeypatch, total, total)
+    backbone = build_backbone(Component(kind="torchvision/resnet18"), crop_px=64)
+    crop_px = 512 if total < 2**30 else 100_000
+    with pytest.raises(RecipeError, match=rf"augment\.crop_px = {crop_px} keep more than"):
+        estimate_memory(backbone, recipe, crop_px, "fp32")
+    assert not backbone.network.bn1.running_mean.any()
 
 
 def test_a_network_that_cannot_take_the_views_is_named(recipe):
