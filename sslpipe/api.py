@@ -2,20 +2,23 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sslpipe.data.index import DatasetIndex, load_index
-from sslpipe.data.order import ORDER_VERSION
-from sslpipe.data.plan import plan_order
 from sslpipe.errors import UserError
-from sslpipe.export.initial import KEPT, open_init, with_init
 from sslpipe.export.load import FrozenBackbone, Weights
+from sslpipe.export.start import open_init
+from sslpipe.plan import Pretraining
 from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe
-from sslpipe.recipe.identity import run_identity
 from sslpipe.registry.plugins import made_with
 from sslpipe.run.checkpoint_files import damage_of, newest, read_state
 from sslpipe.run.console import say_last
 from sslpipe.run.launcher import launched_processes
 from sslpipe.run.records import plugins_of
+from sslpipe.run.stop import reported_refusal
+
+if TYPE_CHECKING:
+    from sslpipe.metric_learning.build import Finetuning
 
 
 def train(
@@ -53,45 +56,47 @@ def train(
     elif overrides:
         raise UserError("overrides are for the path of a recipe, and this is a recipe already")
     run_dir = Path(run_dir)
-    init_from = open_init(recipe, init, checkpoint=checkpoint, weights=weights, run_dir=run_dir)
     index = data if isinstance(data, DatasetIndex) else load_index(str(data))
-    steps = _finished_steps(recipe, index, run_dir) if init_from is None else None
-    if steps is not None:
+    with reported_refusal(run_dir):
+        named = open_init(recipe, init, checkpoint=checkpoint, weights=weights, run_dir=run_dir)
+        plan = make_plan(recipe, index, named, run_dir)
+    if plan.start.kind == "random" and is_finished(plan, run_dir):
+        steps = plan.recipe.total_steps
         say_last(f"{run_dir} is finished: {steps} of {steps} steps; nothing is left to train")
         return steps
+    if isinstance(plan, Pretraining):
+        from sslpipe.pretrain import pretrain
+
+        return pretrain(plan, run_dir)
+    from sslpipe.metric_learning.finetune import finetune
+
+    return finetune(plan, run_dir)
+
+
+def make_plan(
+    recipe: Recipe | FinetuneRecipe,
+    index: DatasetIndex,
+    named: FrozenBackbone | None = None,
+    run_dir: Path | None = None,
+) -> "Pretraining | Finetuning":
+    """Make the plan of a run of either kind: see `sslpipe.plan.Pretraining.make`."""
     if isinstance(recipe, FinetuneRecipe):
-        from sslpipe.metric_learning.finetune import finetune
+        from sslpipe.metric_learning.build import Finetuning
 
-        return finetune(recipe, index, run_dir, init_from)
-    from sslpipe.pretrain import pretrain
-
-    return pretrain(recipe, index, run_dir, init_from)
+        return Finetuning.make(recipe, index, named, run_dir)
+    return Pretraining.make(recipe, index, named, run_dir)
 
 
-def _finished_steps(
-    recipe: Recipe | FinetuneRecipe, index: DatasetIndex, run_dir: Path
-) -> int | None:
-    """Return the steps of a run that is DONE, by this recipe and data; None: the training looks.
+def is_finished(plan: "Pretraining | Finetuning", run_dir: Path) -> bool:
+    """Return whether a run is surely DONE by this plan; then no network needs to be built.
 
-    Then no network is built, and what only a training needs is not imported. The training judges
-    several processes, weights to start from, a teacher, a damaged or another run.
+    The training itself judges several processes, a damaged run, and one of other settings.
     """
-    if not (run_dir / "DONE").is_file() or (run_dir / KEPT).exists() or launched_processes() > 1:
-        return None
+    if not (run_dir / "DONE").is_file() or launched_processes() > 1:
+        return False
     last = newest(run_dir)
     if last is None or damage_of(last) is not None:
-        return None
-    index = index.with_channels(recipe.data.channels)
-    if isinstance(recipe, FinetuneRecipe):
-        from sslpipe.metric_learning import build
-
-        version = build.ORDER_AND_PK_VERSION
-        steps_per_epoch = build.plan_batches(recipe, index).steps_per_epoch
-        recipe = build.with_backbone(recipe, None, index)
-    else:
-        version = ORDER_VERSION
-        steps_per_epoch = plan_order(recipe, index).steps_per_epoch
-        recipe = with_init(recipe, None, index)
-    resolved, state = recipe.resolved(steps_per_epoch), read_state(last)
-    same = state["identity"]["digest"] == run_identity(resolved, index, version)["digest"]
-    return resolved.total_steps if same and state["step"] == resolved.total_steps else None
+        return False
+    state = read_state(last)
+    same = bool(state["identity"]["digest"] == plan.identity()["digest"])
+    return same and state["step"] == plan.recipe.total_steps

@@ -9,45 +9,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sslpipe.augment.two_views import Views, build_augment
-from sslpipe.build import (
-    CachedBackward,
-    Model,
-    backbones,
-    build_gradient_cache,
-    build_loss,
-    build_model,
-    freeze_and_group,
-    open_teacher,
-    plan_warnings,
-    planned_negatives,
-    recipe_flops,
-)
-from sslpipe.data.index import DatasetIndex, Split
+from sslpipe.augment.two_views import Views
 from sslpipe.data.loader import batches
-from sslpipe.data.order import ORDER_VERSION, Order
-from sslpipe.data.pairing import Pairing, plan_pairs
 from sslpipe.data.pipeline import Batch
-from sslpipe.data.plan import bank_ids, holdout_ids, plan_order, with_holdout
+from sslpipe.data.plan import bank_ids, holdout_ids
 from sslpipe.distributed import all_gather_rows
 from sslpipe.evaluation.monitor import monitor
-from sslpipe.export.initial import (
-    backbone_note,
-    describe_init,
-    fit_channels,
-    init_metadata,
-    keep_init,
-    run_view,
-    with_init,
-)
-from sslpipe.export.load import FrozenBackbone
 from sslpipe.losses import Objective
 from sslpipe.losses.base import takes_groups
 from sslpipe.models.momentum import MomentumPair, decay_at, follow, momentum_at
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import optimizer_over
+from sslpipe.plan import Model, Parts, Pretraining, backbones, freeze_and_group, recipe_flops
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.best import can_choose
+from sslpipe.run.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
 from sslpipe.run.guard import Decision
 from sslpipe.run.health import Alarms, embedding_health
 from sslpipe.run.launch import resolve_precision, seed_torch, training_device
@@ -60,76 +35,61 @@ ALARM_REMEDY = (
     "Look at the views with `sslpipe preview`, lengthen optim.warmup_steps, or lower optim.peak_lr"
 )
 
+CachedBackward = Callable[..., tuple[Tensor, Tensor, Tensor]]  # see run.gradient_cache
 
-def pretrain(
-    recipe: Recipe, index: DatasetIndex, run_dir: Path, init_from: FrozenBackbone | None = None
-) -> int:
-    """Pretrain up to the recipe's steps, resuming at run_dir's last checkpoint. Collective.
+
+def pretrain(plan: Pretraining, run_dir: Path, parts: Parts | None = None) -> int:
+    """Pretrain up to the plan's steps, resuming at run_dir's last checkpoint. Collective.
 
     Leaves DONE, PREEMPTED or FAILED in run_dir.
 
     Args:
-        recipe: What `sslpipe.load_recipe` returns for a recipe without [sampler].
-        index: The data set.
+        plan: What `Pretraining.make` returned, for this run directory.
         run_dir: Where the run lives; the same one resumes.
-        init_from: The weights that the backbone starts from; None: random ones of the recipe's
-            [backbone], or those that the run started from before.
+        parts: What is trained; None: what the plan builds.
 
     Returns:
         The last step done: fewer than the recipe's where a stop was requested.
 
     Raises:
-        UserError: For what the user can mend: recipe, data, launch, a directory in use.
+        UserError: For what the user can mend: launch, memory, a directory in use.
     """
+    recipe = plan.recipe
     with open_run(recipe, run_dir) as run:  # processes, lock, watchdog
-        # data: the order of the whole run is known before anything is read
         check_streams(recipe.data.num_streams, run.process.world_size)
-        index = index.with_channels(recipe.data.channels)
-        split = index.split(recipe.data.split)
-        index.check_files(split.name)
-        init_from = fit_channels(init_from, index)
-        init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
-        not_used = backbone_note(recipe, init_from)
-        recipe = with_holdout(with_init(recipe, init_from, index), split)
-        order = plan_order(recipe, index)
-        held_out_ids = holdout_ids(recipe, split)
-        recipe = recipe.resolved(order.steps_per_epoch)
-        recipe = recipe.with_watch(can_choose(split.labels_of(held_out_ids), views=True))
-        pairing = plan_pairs(recipe.pairs, split, order)  # partners, masks, labels of [pairs]
-        recipe, teacher = open_teacher(recipe, index)
+        if run.process.rank == 0:
+            plan.start.keep(run_dir)
 
         # views, model, objective: the same numbers on every rank, from recipe.seed
-        augment = build_augment(recipe, index, compiled=recipe.run.compile != "off")
-        view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
-        model = build_model(recipe, augment.crop_px, init_from)
-        loss_fn = build_loss(recipe, teacher)
-        negatives = planned_negatives(recipe, split, order, loss_fn, pairing)  # or refused
+        parts = parts or plan.build()
+        augment = parts.augment
+        loss_fn = parts.loss
+        negatives = plan.negatives(parts)  # or refused
+        remarks = plan.remarks(parts)  # or refused
         warn_of_memory(
             recipe,
             augment.crop_px,
-            model,
+            parts.model,
             run.process,
             others=[loss_fn],
-            image_type=index.image_type,
+            image_type=plan.index.image_type,
         )
-        warnings = plan_warnings(recipe, split, loss_fn, augment.crop_px, pairing)  # or refused
         run.configure(recipe, resolve_precision(recipe.optim.precision, training_device(recipe)))
-        augment, loss_fn = augment.to(run.device), loss_fn.to(run.device, run.dtype)
-        flops = recipe_flops(recipe, model, augment.crop_px)
-        model = run.place(model)
+        augment = augment.to(run.device)
+        loss_fn = loss_fn.to(run.device, run.dtype)
+        flops = recipe_flops(recipe, parts.model, augment.crop_px)
+        model = run.place(parts.model)
         groups = freeze_and_group(model, recipe)
         ddp, optimizer = run.prepare(model, optimizer_over(groups, recipe.optim))
         projector_first = ProjectorFirst(backbones(model), recipe.tune.projector_first_steps)
         cached = build_gradient_cache(recipe, model, ddp, run, augment.crop_px)
 
-        highest_rank = min(recipe.projector.out_dim, 2 * recipe.data.batch_size)
-
         # resume: weights, optimizer and loss buffers; then the data from that step on
+        view = plan.start.view(recipe, plan.index, augment.crop_px)  # of evaluations
+        highest_rank = min(recipe.projector.out_dim, 2 * recipe.data.batch_size)
         first_step = run.restore(
-            index,
-            order,
+            plan,
             {"model": model, "optimizer": optimizer, "loss": loss_fn},
-            order_version=ORDER_VERSION,
             guarded=[model, loss_fn],
             alarms=Alarms(
                 recipe.total_steps,
@@ -137,18 +97,19 @@ def pretrain(
                 grows="negatives_per_anchor" if loss_fn.needs_momentum_encoder else "",
                 remedy=ALARM_REMEDY + (", or tune.backbone_lr" if recipe.init else ""),
             ),
-            metadata=init_metadata(init_from, view),
+            metadata=plan.start.metadata(view),
         )
         # a batch without negatives is then chance: its step teaches nothing, and the run continues
         loss_fn.had_negatives = first_step > 0 or 0 in negatives
-        size = f"{order.samples} images, {order.steps_per_epoch} steps an epoch"
-        run.announce(size + describe_init(init_from, recipe.tune), [*warnings, not_used])
-        score = partial(monitor, canvas_px=recipe.data.canvas_px, bank=bank_ids(recipe, split))
-        run.monitor(score, model.backbone, view, split, held_out_ids, ema=model.ema)
+        size = f"{plan.order.samples} images, {plan.order.steps_per_epoch} steps an epoch"
+        run.announce(size + plan.start.describe(recipe.tune), remarks)
+        score = partial(monitor, canvas_px=recipe.data.canvas_px, bank=bank_ids(recipe, plan.split))
+        held_out = holdout_ids(recipe, plan.split)
+        run.monitor(score, model.backbone, view, plan.split, held_out, ema=model.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below
 
         # batches, their views planned
-        stream = open_batches(recipe, split, order, run, first_step, augment, pairing)
+        stream = open_batches(plan, run, first_step, augment)
         take_step = TrainingStep(run, augment, model, ddp, loss_fn, cached)
 
         for step, batch in run.steps(stream, step_flops=flops):  # sets the learning rate; all ranks
@@ -233,6 +194,19 @@ class TrainingStep:
         return Step(z_a, z_b, decision)
 
 
+def build_gradient_cache(
+    recipe: Recipe, model: Model, ddp: nn.Module, run: Run, crop_px: int
+) -> CachedBackward | None:
+    """Return `cached_backward` over the recipe's micro-batches; None without data.micro_batch."""
+    data, world = recipe.data, run.process.world_size
+    if data.micro_batches == 1:
+        return None
+    shape = (2, model.backbone.channels, crop_px, crop_px)
+    view = torch.zeros(shape, dtype=run.dtype, device=run.device)
+    rows = micro_batch_rows(data.batch_size // world, data.num_streams // world, data.micro_batches)
+    return partial(cached_backward, ddp, PooledStatistics(model, view), rows, backward=run.backward)
+
+
 def rates_at(step: int, recipe: Recipe) -> tuple[float, float]:
     """Return how much a momentum encoder and an average keep of themselves in a step; 1: all."""
     momentum, decay = recipe.momentum, recipe.optim.ema
@@ -263,26 +237,21 @@ def partner_shares(batch: Batch) -> dict[str, float]:
     return {"partners": partners, "without_partner": without}
 
 
-def open_batches(
-    recipe: Recipe,
-    split: Split,
-    order: Order,
-    run: Run,
-    first_step: int,
-    augment: Views,
-    pairing: Pairing | None = None,
-) -> Generator[Batch]:
+def open_batches(plan: Pretraining, run: Run, first_step: int, augment: Views) -> Generator[Batch]:
     """Open this rank's part of every global step, from `first_step` on, its views planned."""
+    recipe = plan.recipe
 
     def plan_views(step: int, batch: Batch) -> Batch:  # in the loader's threads
         # their parameters are a function of (seed, epoch, sample, view)
         return augment.prepare(batch, seed=recipe.seed, number=batch.epoch)
 
     if recipe.run.cache == "device":
-        run.reporter.say(f"decoding {order.samples} images into the {run.device.type}'s memory")
+        run.reporter.say(
+            f"decoding {plan.order.samples} images into the {run.device.type}'s memory"
+        )
     return batches(
-        split if pairing is None else pairing.split,
-        order,
+        plan.split if plan.pairing is None else plan.pairing.split,
+        plan.order,
         recipe.data,
         recipe.run,
         run.process,
@@ -290,5 +259,5 @@ def open_batches(
         device=run.device,
         on_bad=run.quarantine.add,
         prepare=plan_views,
-        pairing=pairing,
+        pairing=plan.pairing,
     )

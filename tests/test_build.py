@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sslpipe.build import build_loss
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.losses import LOSSES, NTXentLoss
+from sslpipe.plan import build_loss
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.pretrain import Recipe

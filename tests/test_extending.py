@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 from sslpipe.augment.ops import OPS
 from sslpipe.augment.two_views import KorniaViews, TwoViews
-from sslpipe.build import build_loss
 from sslpipe.cli.explain import explain
 from sslpipe.errors import RecipeError
 from sslpipe.evaluation import EVALS
@@ -19,6 +18,7 @@ from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.losses import METRIC_LOSSES
 from sslpipe.metric_learning.miners import MINERS
 from sslpipe.models.backbones import BACKBONES
+from sslpipe.plan import build_loss
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.registry import GROUPS, build

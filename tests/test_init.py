@@ -15,8 +15,8 @@ from sslpipe.errors import RecipeError, UserError, WeightsError
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.label_free import uniformity
 from sslpipe.export.formats import FORMATS
-from sslpipe.export.initial import keep_init, open_init, with_init
 from sslpipe.export.load import load_backbone
+from sslpipe.export.start import Start, open_init, with_init
 from sslpipe.export.write import export_backbone
 from sslpipe.models.state import module_sha256
 from sslpipe.recipe import load_recipe
@@ -112,7 +112,7 @@ def test_a_resume_needs_the_source_no_more_and_refuses_another(data, sources, tm
     # another source is refused with both hashes, one that is not there by name
     other = load_backbone(sources["other"])
     with pytest.raises(UserError, match=other.config.weights_sha256) as refused:
-        keep_init(run_dir, other, is_main=True)
+        Start.find(other, load_index(str(data)), run_dir)
     assert load_backbone(sources["run"]).config.weights_sha256 in str(refused.value)
     with pytest.raises(UserError, match=r"there is no .*elsewhere"):
         open_init(load_recipe(recipe), tmp_path / "elsewhere", run_dir=run_dir)

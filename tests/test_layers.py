@@ -13,7 +13,7 @@ ROWS = (
     ("api",),
     ("check", "report"),
     ("pretrain", "metric_learning"),
-    ("build",),
+    ("plan",),
     ("export",),
     ("weights",),
     ("run",),

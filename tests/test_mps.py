@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from typer.testing import CliRunner
 
+import sslpipe.api
 import sslpipe.cli.embed
 import sslpipe.cli.evaluate
 import sslpipe.cli.search
@@ -151,7 +152,7 @@ def made(tmp_path_factory):
     def on(device):
         run, words = folder / device, ["--data", str(data), "--num-workers", "0"]
         options = ["steps=4", "run.monitor_steps=2", "run.log_steps=1", f"run.device={device}"]
-        sslpipe.pretrain.pretrain(load_recipe(recipe, options), load_index(data), run)
+        sslpipe.api.train(load_recipe(recipe, options), load_index(data), run)
         own = [str(folder / "cpu"), *words, "--device", device]
         invoke(sslpipe.cli.embed, [*own, "--split", "test", "--out", f"{run}.safetensors"])
         invoke(

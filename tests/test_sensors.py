@@ -22,7 +22,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.knn import knn_results
-from sslpipe.export.initial import fit_channels
+from sslpipe.export.start import fit_channels
 from sslpipe.export.write import export_model
 from sslpipe.recipe import parse_recipe
 from sslpipe.sharding.show import CELL_PX, MARGIN_PX

@@ -14,12 +14,12 @@ from accelerate.state import AcceleratorState, GradientState
 
 from benchmarks.gpu.common import Bench, Figures
 from benchmarks.photographs import write_photographs
-from sslpipe.build import build_model, recipe_flops
+from sslpipe.api import train
 from sslpipe.data.index import load_index
-from sslpipe.export.initial import open_init
 from sslpipe.export.load import FrozenBackbone
+from sslpipe.export.start import open_init
+from sslpipe.plan import build_model, recipe_flops
 from sslpipe.precision import AUTOCAST
-from sslpipe.pretrain import pretrain
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.log import read_metrics
@@ -153,7 +153,7 @@ def run_training(
     """Train in a folder that is removed; returns the log's lines."""
     try:
         with TemporaryDirectory() as folder:
-            pretrain(recipe, load_index(data), Path(folder), init)
+            train(recipe, load_index(data), Path(folder), init=init)
             return read_metrics(Path(folder))
     finally:
         GradientState._reset_state()

@@ -19,17 +19,16 @@ from torch import nn
 
 from benchmarks.graded.table import FLATTENED
 from benchmarks.trainings import QUIET, RECIPES, search, side_by_side
+from sslpipe.api import train
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.build import build_model
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.order import suggest_holdout
 from sslpipe.data.plan import untrained_ids
 from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
-from sslpipe.export.initial import open_init, run_view
 from sslpipe.export.load import FrozenBackbone, load_run
-from sslpipe.metric_learning.finetune import finetune
-from sslpipe.pretrain import pretrain
+from sslpipe.export.start import Start, open_init
+from sslpipe.plan import build_model
 from sslpipe.recipe import FinetuneRecipe, load_recipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.log import read_metrics
@@ -142,16 +141,13 @@ def run(place: Place, job: Job) -> dict[str, Any]:
         assert isinstance(recipe, Recipe)
         crop_px = int(recipe.augment.arguments["crop_px"])
         backbone = build_model(recipe, crop_px).backbone  # the one that `train` makes of the seed
-        view = run_view(recipe, index, crop_px, None).config()
+        view = Start("random", None).view(recipe, index, crop_px).config()
     elif job.method in (IMAGENET, JOIN):
         assert init is not None
         backbone, view = init.backbone, init.view.config()
     else:
         with TemporaryDirectory() as folder:
-            if isinstance(recipe, FinetuneRecipe):
-                finetune(recipe, index, Path(folder), init)
-            else:
-                pretrain(recipe, index, Path(folder), init)
+            train(recipe, index, Path(folder), init=init)
             if job.timed:
                 speed = read_metrics(Path(folder))[-1]["images_per_s"]
                 return outcome | {"step_s": batch / speed}

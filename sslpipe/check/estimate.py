@@ -17,8 +17,8 @@ from sslpipe.data.loader import open_reader
 from sslpipe.data.pipeline import Batch
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.label_free import concentration_text, uniformity
-from sslpipe.export.initial import fit_channels
 from sslpipe.export.load import FrozenBackbone
+from sslpipe.export.start import fit_channels
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe import FinetuneRecipe, Recipe
 from sslpipe.run.launch import training_device

@@ -14,8 +14,8 @@ from sslpipe.check.result import (
 )
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import DatasetIndex
-from sslpipe.export.initial import backbone_note, fit_channels
 from sslpipe.export.load import FrozenBackbone
+from sslpipe.export.start import Start, fit_channels
 from sslpipe.metric_learning.build import (
     ORDER_AND_PK_VERSION,
     build_task,
@@ -48,7 +48,8 @@ def check_finetuning(
     index = index and index.with_channels(recipe.data.channels)
     image_type = index.image_type if index else RGB8
     init_from = fit_channels(init_from, index)
-    not_used = backbone_note(recipe, init_from)
+    start = Start("random" if init_from is None else "named", init_from)
+    not_used = start.remark(recipe)
     recipe = with_backbone(recipe, init_from, index)
     augment = build_augment(recipe, index)
     crop_px, sampler = augment.crop_px, recipe.sampler

@@ -5,17 +5,6 @@ import dataclasses
 import numpy as np
 
 from sslpipe.augment.two_views import build_augment
-from sslpipe.build import (
-    MOST_HELD_OUT,
-    Model,
-    build_loss,
-    build_model,
-    freeze_and_group,
-    open_teacher,
-    plan_warnings,
-    planned_negatives,
-    recipe_flops,
-)
 from sslpipe.check.estimate import step_seconds
 from sslpipe.check.result import (
     Check,
@@ -31,12 +20,23 @@ from sslpipe.data.order import ORDER_VERSION, WELL_MIXED, Order, mixing_score
 from sslpipe.data.pairing import Pairing, joint_codes, plan_pairs
 from sslpipe.data.plan import holdout_ids, plan_order, with_holdout
 from sslpipe.errors import RecipeError
-from sslpipe.export.initial import backbone_note, fit_channels, with_init
 from sslpipe.export.load import FrozenBackbone
+from sslpipe.export.start import Start, fit_channels, with_init
 from sslpipe.losses import Objective
 from sslpipe.models.backbones import stem_warning
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups, rate_warning
+from sslpipe.plan import (
+    MOST_HELD_OUT,
+    Model,
+    build_loss,
+    build_model,
+    freeze_and_group,
+    open_teacher,
+    plan_warnings,
+    planned_negatives,
+    recipe_flops,
+)
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.pretrain import Recipe
@@ -67,7 +67,8 @@ def check_pretraining(
 
     # the order of the first epoch
     init_from = fit_channels(init_from, index)
-    not_used = backbone_note(recipe, init_from)
+    start = Start("random" if init_from is None else "named", init_from)
+    not_used = start.remark(recipe)
     recipe = with_init(recipe, init_from, index)
     augment = build_augment(recipe, index)
     pairing = teacher = None

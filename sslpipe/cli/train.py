@@ -63,7 +63,7 @@ def check(
     inputs.check_model(init)
 
     from sslpipe.check import check_recipe
-    from sslpipe.export.initial import open_init
+    from sslpipe.export.start import open_init
     from sslpipe.recipe import Recipe
 
     init_from = open_init(loaded, init, checkpoint=checkpoint, weights=weights)

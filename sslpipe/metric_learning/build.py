@@ -1,7 +1,9 @@
 """The parts of a fine-tuning, built from its recipe and checked before the first step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -11,8 +13,8 @@ from torch import Tensor, nn
 from sslpipe.data.index import DatasetIndex, RelabelledSplit, Split
 from sslpipe.data.order import ORDER_VERSION, lowest_hashes, with_a_partner
 from sslpipe.errors import RecipeError, did_you_mean, naming
-from sslpipe.export.initial import copy_weights, with_init
 from sslpipe.export.load import FrozenBackbone
+from sslpipe.export.start import Start, copy_weights, with_init
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.losses import HDCLoss
@@ -32,11 +34,14 @@ from sslpipe.optim import parameter_groups, rate_warning
 from sslpipe.random import permutation
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.recipe.identity import run_identity
 from sslpipe.registry import build
-from sslpipe.run.best import check_keeping
+from sslpipe.run.best import can_choose, check_keeping
 
 Integers = NDArray[np.int64]
 
+MOST_VALIDATED = 4000  # held-out samples that are scored: evenly spaced ones
+MOST_BANK = 500  # trained ones that held-out images search, too
 ORDER_AND_PK_VERSION = ORDER_VERSION * 1000 + PK_VERSION
 FEW_HELD_OUT, MOST_HELD_OUT = 100, 500  # images that data.validation_classes = "auto" aims at
 LEAST_HELD_OUT_CLASSES = 5
@@ -186,6 +191,83 @@ def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
             f"reads farther: an epoch has {order.steps_per_epoch} steps; use at most so many"
         )
     return order
+
+
+def watched_ids(
+    recipe: FinetuneRecipe, split: Split, names: Sequence[str], order: PKOrder
+) -> tuple[Integers, Integers | None]:
+    """Return the held-out samples that are scored, and those that they search beside each other.
+
+    Returns:
+        Evenly spaced ids of what `held_out` chose, MOST_VALIDATED of them at most; and, where these
+        are images of classes that are trained on, MOST_BANK trained ones at most, else None.
+    """
+    ids, whole_classes = held_out(recipe, split, names)
+    every = ids[:: -(-len(ids) // MOST_VALIDATED) or 1]
+    if whole_classes:
+        return every, None
+    trained = np.flatnonzero(np.isin(order.labels, order.classes))
+    return every, lowest_hashes(trained, MOST_BANK)
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """The plan of a fine-tuning: a value; it opens no device and writes nothing.
+
+    Attributes:
+        recipe: Resolved: backbone with its embedding layer, hashes, number of steps.
+        index: The data set, of the channels that are read.
+        split: What is trained on; its labels number the classes, or those of sampler.column.
+        order: Which samples come in which batch.
+        start: The weights it starts from.
+        watched: Sorted ids of the held-out samples that are scored during the run.
+        bank: Ids of trained ones that they search, too; None: they search each other.
+        not_used: What of the given recipe the weights replace, as a sentence; None: nothing.
+    """
+
+    order_version: ClassVar[int] = ORDER_AND_PK_VERSION
+
+    recipe: FinetuneRecipe
+    index: DatasetIndex
+    split: Split
+    order: PKOrder
+    start: Start
+    watched: Integers
+    bank: Integers | None
+    not_used: str | None
+
+    @classmethod
+    def make(
+        cls,
+        recipe: FinetuneRecipe,
+        index: DatasetIndex,
+        named: FrozenBackbone | None = None,
+        run_dir: Path | None = None,
+    ) -> "Finetuning":
+        """Plan a fine-tuning; see `sslpipe.plan.Pretraining.make`."""
+        index = index.with_channels(recipe.data.channels)
+        split, names = labelled_split(recipe, index)
+        index.check_files(split.name)
+        order = plan_batches(recipe, index)
+        start = Start.find(named, index, run_dir)
+        not_used = start.remark(recipe)
+        recipe = with_backbone(recipe, start.weights, index).resolved(order.steps_per_epoch)
+        watched, bank = watched_ids(recipe, split, names, order)
+        recipe = recipe.with_watch(can_choose(split.labels_of(watched), views=False))
+        return cls(recipe, index, split, order, start, watched, bank, not_used)
+
+    def build(self, crop_px: int) -> MetricTask:
+        """Build backbone, losses, miner and queue, on the CPU, the same on every rank."""
+        return build_task(self.recipe, crop_px, self.start.weights, len(self.order.classes))
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
+        return run_identity(self.recipe, self.index, self.order_version)
+
+    def remarks(self, crop_px: int) -> list[str]:
+        """List what a user should know before the first step. Raises: RecipeError: refused."""
+        said = plan_warnings(self.recipe, self.index, self.order, crop_px)
+        return [*said, *filter(None, [self.not_used])]
 
 
 def with_backbone(

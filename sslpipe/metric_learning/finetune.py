@@ -1,43 +1,25 @@
 """Fine-tuning: labelled images become embeddings, embeddings become a metric loss."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sslpipe.augment.two_views import Views, build_augment
-from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.order import lowest_hashes
+from sslpipe.data.index import Split
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import all_gather_rows, to_device
 from sslpipe.evaluation.label_free import effective_rank
 from sslpipe.evaluation.monitor import retrieval_monitor
-from sslpipe.export.initial import (
-    backbone_note,
-    describe_init,
-    fit_channels,
-    init_metadata,
-    keep_init,
-    run_view,
-)
-from sslpipe.export.load import FrozenBackbone
 from sslpipe.metric_learning.build import (
-    ORDER_AND_PK_VERSION,
-    build_task,
+    Finetuning,
     class_neighbours,
     class_numbers,
     freeze_and_group,
-    held_out,
-    labelled_split,
-    plan_batches,
-    plan_warnings,
     trained_labels,
-    with_backbone,
 )
 from sslpipe.metric_learning.losses.base import MetricLoss
 from sslpipe.metric_learning.losses.pairwise import LabelCounts, unit
@@ -46,9 +28,7 @@ from sslpipe.metric_learning.sampling import PKOrder, pk_batches
 from sslpipe.models.momentum import follow_average
 from sslpipe.models.tuning import ProjectorFirst
 from sslpipe.optim import optimizer_over
-from sslpipe.recipe.base import Tune
 from sslpipe.recipe.finetune import FinetuneRecipe
-from sslpipe.run.best import can_choose
 from sslpipe.run.health import Alarms
 from sslpipe.run.launch import seed_torch
 from sslpipe.run.memory import warn_of_memory
@@ -58,57 +38,46 @@ ALARM_REMEDY = (
     "Lower optim.peak_lr (and tune.loss_lr, of proxies), lengthen optim.warmup_steps, or use "
     "another loss.kind: sup_con with temperature = 0.1 learns from many shapes of labels"
 )
-MOST_VALIDATED = 4000  # held-out samples that are scored: evenly spaced ones
-MOST_BANK = 500  # trained ones that held-out images search, too
 
 
-def finetune(
-    recipe: FinetuneRecipe,
-    index: DatasetIndex,
-    run_dir: Path,
-    init_from: FrozenBackbone | None = None,
-) -> int:
-    """Train embeddings up to the recipe's steps, resuming at run_dir's last checkpoint.
+def finetune(plan: Finetuning, run_dir: Path) -> int:
+    """Train embeddings up to the plan's steps, resuming at run_dir's last checkpoint. Collective.
 
     The run directory is then what `load_backbone`, exports, `sslpipe embed` and the gallery take.
-    Leaves DONE, PREEMPTED or FAILED in it. Collective.
+    Leaves DONE, PREEMPTED or FAILED in it.
 
     Args:
-        recipe: What `sslpipe.load_recipe` returns for a recipe with [sampler].
-        index: The labelled data set.
+        plan: What `Finetuning.make` returned, for this run directory.
         run_dir: Where the run lives; the same one resumes.
-        init_from: The weights that the backbone starts from; None: random ones of the recipe's
-            [backbone], or those that the run started from before.
 
     Returns:
         The last step done: fewer than the recipe's where a stop was requested.
 
     Raises:
-        UserError: For what the user can mend: recipe, data, launch, a directory in use.
+        UserError: For what the user can mend: launch, memory, a directory in use.
     """
+    recipe = plan.recipe
+    order = plan.order
     with open_run(recipe, run_dir) as run:  # processes, lock, watchdog
-        # data: the batches of an epoch are planned from its labels before anything is read
-        index = index.with_channels(recipe.data.channels)
-        split, names = labelled_split(recipe, index)
-        index.check_files(split.name)
-        order = plan_batches(recipe, index)
-        init_from = fit_channels(init_from, index)
-        init_from = keep_init(run_dir, init_from, is_main=run.process.rank == 0)
-        not_used = backbone_note(recipe, init_from)
-        recipe = with_backbone(recipe, init_from, index).resolved(order.steps_per_epoch)
-        watched, bank = watched_ids(recipe, split, names, order)
-        recipe = recipe.with_watch(can_choose(split.labels_of(watched), views=False))
+        if run.process.rank == 0:
+            plan.start.keep(run_dir)
 
         # views, backbone with losses, optimizer of what is not frozen
-        augment = build_augment(recipe, index, compiled=recipe.run.compile != "off")
-        view = run_view(recipe, index, augment.crop_px, init_from)  # of evaluations
+        augment = build_augment(recipe, plan.index, compiled=recipe.run.compile != "off")
         augment.specs = augment.specs[: recipe.views]  # type: ignore[assignment]
-        task = build_task(recipe, augment.crop_px, init_from, len(order.classes))
-        parts = {"encoder": task.backbone, "image_type": index.image_type}
-        warn_of_memory(recipe, augment.crop_px, task, run.process, **parts)
-        warnings = plan_warnings(recipe, index, order, augment.crop_px)  # or refused
+        task = plan.build(augment.crop_px)
+        remarks = plan.remarks(augment.crop_px)  # or refused
+        warn_of_memory(
+            recipe,
+            augment.crop_px,
+            task,
+            run.process,
+            encoder=task.backbone,
+            image_type=plan.index.image_type,
+        )
         run.configure(recipe, recipe.optim.precision)
-        augment, task = augment.to(run.device), run.place(task)
+        augment = augment.to(run.device)
+        task = run.place(task)
         neighbours = class_neighbours(recipe, task, order)
         groups = freeze_and_group(task, recipe)
         ddp, optimizer = run.prepare(task, optimizer_over(groups, recipe.optim))
@@ -116,11 +85,10 @@ def finetune(
         projector_first = ProjectorFirst([task.backbone.network], first_steps)
 
         # resume: weights, optimizer, losses, queue; then the data from that step on
+        view = plan.start.view(recipe, plan.index, augment.crop_px)  # of evaluations
         first_step = run.restore(
-            index,
-            order,
+            plan,
             {**finetuning_parts(task, optimizer), "neighbours": neighbours},
-            order_version=ORDER_AND_PK_VERSION,
             guarded=[task],  # the neighbours follow only steps that were taken
             alarms=Alarms(
                 recipe.total_steps,
@@ -129,16 +97,16 @@ def finetune(
                 remedy=ALARM_REMEDY,
             ),
             metadata={  # data set labels that are trained on; the start
-                "classes": trained_labels(order, split),
-                **init_metadata(init_from, view),
+                "classes": trained_labels(order, plan.split),
+                **plan.start.metadata(view),
             },
         )
-        run.announce(describe_start(order, init_from, recipe.tune), [*warnings, not_used])
-        score = partial(retrieval_monitor, canvas_px=recipe.data.canvas_px, bank=bank)
-        run.monitor(score, task.backbone, view, split, watched, ema=task.ema)
+        run.announce(describe_start(plan), remarks)
+        score = partial(retrieval_monitor, canvas_px=recipe.data.canvas_px, bank=plan.bank)
+        run.monitor(score, task.backbone, view, plan.split, plan.watched, ema=task.ema)
         run.evaluate_start()  # of a run from weights: it should not fall below
         classes = torch.from_numpy(order.classes)  # (C,) labels that are trained on, ascending
-        stream = open_batches(recipe, split, order, run, first_step, augment)
+        stream = open_batches(recipe, plan.split, order, run, first_step, augment)
 
         for step, batch in run.steps(stream):  # sets the learning rate; all ranks
             run.guard.remember()  # the buffers, for a step that is skipped
@@ -172,30 +140,14 @@ def finetune(
         return run.finish()
 
 
-def describe_start(order: PKOrder, init_from: FrozenBackbone | None, tune: Tune) -> str:
-    """Say how many images of how many classes are trained on, and from which weights."""
-    init = describe_init(init_from, tune) or "; random weights"
+def describe_start(plan: Finetuning) -> str:
+    """Return how many images of how many classes are trained on, and from which weights."""
+    order = plan.order
+    start = plan.start.describe(plan.recipe.tune) or "; random weights"
     return (
         f"{order.samples} images of {len(order.classes)} classes, {order.steps_per_epoch} steps an "
-        f"epoch of {order.batch_size} images{init}"
+        f"epoch of {order.batch_size} images{start}"
     )
-
-
-def watched_ids(
-    recipe: FinetuneRecipe, split: Split, names: Sequence[str], order: PKOrder
-) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Return the held-out samples that are scored, and those that they search beside each other.
-
-    Returns:
-        Evenly spaced ids of what `held_out` chose, MOST_VALIDATED of them at most; and, where these
-        are images of classes that are trained on, MOST_BANK trained ones at most, else None.
-    """
-    ids, whole_classes = held_out(recipe, split, names)
-    every = ids[:: -(-len(ids) // MOST_VALIDATED) or 1]
-    if whole_classes:
-        return every, None
-    trained = np.flatnonzero(np.isin(order.labels, order.classes))
-    return every, lowest_hashes(trained, MOST_BANK)
 
 
 def open_batches(

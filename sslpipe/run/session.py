@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from sslpipe.faults import fault
 from sslpipe.optim import clip_gradient, describe_groups, lr_at, ramp_at, set_lr
 from sslpipe.portable import ignores_hang_up
 from sslpipe.recipe.base import RunRecipe
-from sslpipe.recipe.identity import run_identity
 from sslpipe.registry.plugins import describe_error, made_with
 from sslpipe.run.best import EMA, Best
 from sslpipe.run.checkpoint import Checkpointer
@@ -69,6 +68,25 @@ _LESS_MEMORY = (
     "with data.micro_batch, a part of data.batch_size (pretraining: the same negatives), a smaller "
     "sampler.classes_per_batch (fine-tuning), or optim.precision = 'bf16'"
 )
+
+
+class TrainingPlan(Protocol):
+    """What a run has to know of its plan: `sslpipe.plan.Pretraining`, or that of a fine-tuning."""
+
+    @property
+    def recipe(self) -> RunRecipe:
+        """Resolved."""
+
+    @property
+    def index(self) -> DatasetIndex:
+        """The data set."""
+
+    @property
+    def order(self) -> RunPlan:
+        """The plan of the batches."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the weights, with its digest."""
 
 
 @contextmanager
@@ -179,11 +197,9 @@ class Run:
 
     def restore(
         self,
-        index: DatasetIndex,
-        order: RunPlan,
+        plan: TrainingPlan,
         parts: Mapping[str, Any],
         *,
-        order_version: int,
         guarded: Sequence[nn.Module],
         alarms: Alarms | None = None,
         metadata: Mapping[str, Any] | None = None,
@@ -191,10 +207,8 @@ class Run:
         """Load the newest checkpoint into the parts, keep them for later saves, and open the log.
 
         Args:
-            index: The data set.
-            order: The plan of the batches.
+            plan: Of the run.
             parts: What a checkpoint holds: `model`, and others with a `state_dict`, or None.
-            order_version: Of the order's algorithm; part of the digest.
             guarded: Modules whose buffers a non-finite step must not change.
             alarms: Read the numbers of each log line.
             metadata: Plain values stored beside each checkpoint.
@@ -205,8 +219,11 @@ class Run:
         Raises:
             CheckpointError: The run was another one, or all its checkpoints are damaged.
         """
-        recipe, run_config, is_main = self.recipe, self.recipe.run, self.process.rank == 0
-        self._order, self._alarms = order, alarms
+        recipe = self.recipe
+        run_config = recipe.run
+        is_main = self.process.rank == 0
+        self._order = plan.order
+        self._alarms = alarms
         launch = {"world": self.process.world_size, "precision": self.precision}
         self._metadata = {**launch, **(metadata or {})}
 
@@ -216,7 +233,7 @@ class Run:
         self._checkpoints = Checkpointer(
             self.run_dir,
             keep=run_config.keep_checkpoints,
-            identity=run_identity(recipe, index, order_version),
+            identity=plan.identity(),
             process=self.process,
             warn=lambda text: print(f"warning: {text}", flush=True),
         )
@@ -226,7 +243,7 @@ class Run:
         # the log, at that step; rank 0 writes it
         if is_main:
             sha256 = self._checkpoints.identity["index_sha256"]
-            describe_run(self.run_dir, recipe, index, sha256, self._metadata)
+            describe_run(self.run_dir, recipe, plan.index, sha256, self._metadata)
         self.reporter = RunLog(
             self.run_dir,
             name=recipe.name,
@@ -246,7 +263,7 @@ class Run:
 
         # what watches the steps
         self.quarantine = Quarantine(
-            self.reporter, self.run_dir, order.samples, run_config.max_bad_fraction
+            self.reporter, self.run_dir, plan.order.samples, run_config.max_bad_fraction
         )
         self.guard = StepGuard(
             guarded,

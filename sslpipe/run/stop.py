@@ -4,12 +4,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from sslpipe.errors import UserError
 from sslpipe.portable import read_regular, stop_signals, write_atomically
+from sslpipe.registry.plugins import describe_error
 
 FROM_A_KEYBOARD = (signal.SIGINT, getattr(signal, "SIGQUIT", None))  # Ctrl-C and Ctrl-\
 MOST_MARKER_BYTES = 2**20
@@ -85,6 +87,25 @@ def write_failure(run_dir: Path, text: str) -> None:
             file.write(text + "\n")
     except OSError:  # another rank was first; or the directory is gone, which is no second error
         return
+
+
+@contextmanager
+def reported_refusal(run_dir: Path) -> Iterator[None]:
+    """Have a refusal inside, while a plan is made, be seen by those who watch the run directory.
+
+    FAILED says it, as that of a refusal during the run; of a run that is there the markers stay.
+    """
+    try:
+        yield
+    except UserError as error:
+        rank = os.environ.get("RANK", "0")
+        text = f"rank {rank}: {describe_error(error)}"
+        if (run_dir / "recipe.json").exists():
+            write_refusal(text)
+        elif rank == "0":  # all ranks make the same plan
+            run_dir.mkdir(parents=True, exist_ok=True)
+            write_marker(run_dir, "FAILED", text)
+        raise
 
 
 def clear_markers(run_dir: Path) -> dict[str, bytes]:

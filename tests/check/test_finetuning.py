@@ -5,11 +5,11 @@ import re
 
 import pytest
 
+from sslpipe.api import train
 from sslpipe.check.finetuning import check_finetuning
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.export.load import load_backbone
-from sslpipe.metric_learning.finetune import finetune
 from sslpipe.recipe import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset
@@ -25,7 +25,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    finetune(load_recipe(write_recipe(folder)), load_index(data), folder / "run", None)
+    train(load_recipe(write_recipe(folder)), load_index(data), folder / "run", init=None)
     return folder / "run"
 
 

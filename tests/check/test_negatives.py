@@ -2,12 +2,12 @@
 
 import pytest
 
+from sslpipe.api import train
 from sslpipe.check import check_recipe
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.data.plan import plan_order
 from sslpipe.errors import RecipeError
-from sslpipe.pretrain import pretrain
 from sslpipe.recipe import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers.columns import add_columns
@@ -42,7 +42,7 @@ def refused(data, tmp_path, *settings):
     with pytest.raises(RecipeError) as checked:
         check_recipe(recipe, load_index(data))
     with pytest.raises(RecipeError) as trained:
-        pretrain(recipe, load_index(data), tmp_path / "run")
+        train(recipe, load_index(data), tmp_path / "run")
     forget_accelerator()
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert str(trained.value) == str(checked.value)
@@ -97,7 +97,7 @@ def test_a_first_batch_of_one_class_by_chance_is_trained(tmp_path):
         if len({*data.split("train").labels_of(plan_order(recipe, data).ids(0, range(1))[1])}) == 1
     )
     check_recipe(recipe := next(alike), data)
-    assert pretrain(recipe, data, tmp_path / "run") == 12
+    assert train(recipe, data, tmp_path / "run") == 12
     negatives = [line["negatives_per_anchor"] for line in read_metrics(tmp_path / "run")]
     assert negatives[0] == 0
     assert {*negatives} == {0, 2}

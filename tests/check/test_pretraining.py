@@ -17,7 +17,6 @@ from torchvision.models import VisionTransformer
 
 import sslpipe.check.estimate
 from sslpipe.augment.two_views import build_augment
-from sslpipe.build import build_model, plan_warnings
 from sslpipe.check import pretraining
 from sslpipe.check.estimate import step_seconds
 from sslpipe.check.pretraining import check_pretraining
@@ -29,6 +28,7 @@ from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import build_optimizer
+from sslpipe.plan import build_model, plan_warnings
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.identity import identity

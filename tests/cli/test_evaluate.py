@@ -15,6 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from sslpipe.api import train
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.cli import embed as embed_tool
 from sslpipe.cli import evaluate as evaluate_tool
@@ -34,9 +35,7 @@ from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.whiten import fit_whitening, whiten
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
-from sslpipe.metric_learning.finetune import finetune
 from sslpipe.models.state import module_sha256
-from sslpipe.pretrain import pretrain
 from sslpipe.recipe import load_recipe
 from tests.evaluation.test_knn import random_rows
 from tests.helpers import finetunes
@@ -64,7 +63,7 @@ def run(tmp_path_factory):
     data = write_dataset(folder / "data", (32, 32))
     write_dataset(folder / "data", (20,), split="test")
     run_dir = folder / "run"
-    pretrain(load_recipe(write_recipe(folder), ["steps=3"]), load_index(data), run_dir)
+    train(load_recipe(write_recipe(folder), ["steps=3"]), load_index(data), run_dir)
     return run_dir, data
 
 
@@ -238,7 +237,7 @@ def stranger(run, tmp_path_factory):
         write_recipe(folder),
         ["steps=2", "seed=5", "augment.crop_px=12", "augment.mean=[0.4,0.5,0.6]"],
     )
-    pretrain(recipe, load_index(run[1]), folder / "run")
+    train(recipe, load_index(run[1]), folder / "run")
     export_backbone(folder / "run", folder / "weights", ["safetensors"])
     return folder / "weights"
 
@@ -355,7 +354,7 @@ def test_a_run_is_compared_with_the_weights_that_it_started_from(run, stranger, 
     start = load_backbone(run_dir)
     tuned, out = tmp_path / "tuned", tmp_path / "eval.json"
     recipe = load_recipe(write_recipe(tmp_path, text), ["steps=2"])
-    finetune(recipe, load_index(data), tuned, start)
+    train(recipe, load_index(data), tuned, init=start)
     arguments = ["suite", tuned, "--data", data, "--no-baselines", "--out", out]
 
     # named by the user: it is known by its sha256

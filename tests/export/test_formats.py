@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import sslpipe
 import sslpipe.cli.export
+from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.errors import ExportError
 from sslpipe.export import formats, onnx_files
@@ -26,7 +27,6 @@ from sslpipe.export.load import load_run
 from sslpipe.export.verify import READERS, read
 from sslpipe.export.write import FORMATS, TOLERANCE, USAGE, export_model, refusals
 from sslpipe.portable import sha256_of
-from sslpipe.pretrain import pretrain
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Projector
 from tests.evaluation.test_verdict import compared
@@ -267,7 +267,7 @@ def evaluated(tmp_path_factory):
     """A run of two steps with an eval.json of its weights, under a name that attacks."""
     folder = tmp_path_factory.mktemp("evaluated")
     data = write_dataset(folder / "data")
-    pretrain(load_recipe(write_recipe(folder), ["steps=2"]), load_index(data), folder / "run")
+    train(load_recipe(write_recipe(folder), ["steps=2"]), load_index(data), folder / "run")
     row = {"features": "ssl", "whitened": False, "column": "kNN", "protocol": "knn k=20"}
     row |= {"value": 0.5, "interval95": [0.4, 0.6], "queries": 40, "bank": 80, "metric": "top1"}
     row |= {"details": {"confusion": [[1]]}}

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sslpipe.errors import UserError
-from sslpipe.export.initial import open_init
 from sslpipe.export.load import load_backbone, load_run
+from sslpipe.export.start import open_init
 from sslpipe.recipe import load_recipe
 
 

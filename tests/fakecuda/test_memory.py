@@ -20,6 +20,7 @@ def _peaks(data: Path, folder: Path, *settings: str) -> tuple[Memory, list[tuple
     """The estimate; by step the most that tensors took, and what the allocator held."""
     import torch
 
+    import sslpipe.api
     import sslpipe.pretrain
     import sslpipe.run.memory
     from sslpipe.data.index import load_index
@@ -41,7 +42,7 @@ def _peaks(data: Path, folder: Path, *settings: str) -> tuple[Memory, list[tuple
     original, sslpipe.run.memory.check_memory = sslpipe.run.memory.check_memory, check
     all_steps, Run.steps = Run.steps, steps  # type: ignore[method-assign, assignment]
     recipe = load_recipe(ROOT / "recipes" / "imagenet1k.toml", (*SETTINGS, *settings))
-    sslpipe.pretrain.pretrain(recipe, load_index(data), folder)
+    sslpipe.api.train(recipe, load_index(data), folder)
     return estimates[-1], seen
 
 

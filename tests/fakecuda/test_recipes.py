@@ -50,15 +50,13 @@ def _trained(names: list[str], data: Path, folder: Path) -> dict[str, Waits]:
 
 
 def _waits_of(name: str, data: Path, folder: Path, read: Any) -> Waits:
+    from sslpipe.api import train
     from sslpipe.data.index import load_index
     from sslpipe.distributed import current_rank
     from sslpipe.evaluation.embed import embed
     from sslpipe.evaluation.knn import knn_results
     from sslpipe.export.load import load_run
-    from sslpipe.metric_learning.finetune import finetune
-    from sslpipe.pretrain import pretrain
     from sslpipe.recipe import load_recipe
-    from sslpipe.recipe.pretrain import Recipe
     from sslpipe.run.checkpoint_files import latest
     from sslpipe.run.log import read_metrics
 
@@ -67,18 +65,17 @@ def _waits_of(name: str, data: Path, folder: Path, read: Any) -> Waits:
     adapted = name in ADAPTED
     backbone, init_from = ((), load_run(folder / "demo")) if adapted else (BACKBONE, None)
     recipe = load_recipe(path, (*sizes, *backbone, *CADENCE, *OWN.get(name, ())))
-    run: Any = pretrain if isinstance(recipe, Recipe) else finetune
     is_main = os.environ.get("RANK", "0") == "0"
 
     # it trains, and again from its checkpoint on, to the same bits
-    assert run(recipe, index, run_dir, init_from) == LAST
+    assert train(recipe, index, run_dir, init=init_from) == LAST
     found = read()
     if is_main:
         straight = final_weights(run_dir)
         shutil.rmtree(latest(run_dir))
         (run_dir / "DONE").unlink()
     _reset()
-    assert run(recipe, index, run_dir, init_from) == LAST
+    assert train(recipe, index, run_dir, init=init_from) == LAST
     if is_main:
         assert [line["step"] for line in read_metrics(run_dir, "start")] == [0, SAVED]
         resumed = final_weights(run_dir)

@@ -36,8 +36,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 def train_and_count(recipe: Path, data: Path, run_dir: Path, *overrides: str):
     """Train as a launcher's process would; the last step done, and the counts of each step."""
+    from sslpipe.api import train
     from sslpipe.data.index import load_index
-    from sslpipe.pretrain import pretrain
     from sslpipe.recipe import load_recipe
     from tests.fakecuda.runtime import counts, events, mark
 
@@ -48,7 +48,7 @@ def train_and_count(recipe: Path, data: Path, run_dir: Path, *overrides: str):
             mark("between steps")
 
     all_steps, Run.steps = Run.steps, marked
-    done = pretrain(load_recipe(recipe, overrides), load_index(data), run_dir)
+    done = train(load_recipe(recipe, overrides), load_index(data), run_dir)
     return done, counts(events())
 
 
@@ -121,9 +121,9 @@ RUNS = {
 
 def train_poisoned(recipe: Path, data: Path, folder: Path, device: str) -> None:
     """Train each of RUNS in turn; the views of a run's third step are NaN."""
+    from sslpipe.api import train
     from sslpipe.augment.two_views import FusedViews
     from sslpipe.data.index import load_index
-    from sslpipe.pretrain import pretrain
     from sslpipe.recipe import load_recipe
 
     poisoned = False
@@ -140,7 +140,7 @@ def train_poisoned(recipe: Path, data: Path, folder: Path, device: str) -> None:
     make_views, FusedViews.forward = FusedViews.forward, views
     for name, overrides in RUNS.items():
         settings = (*EACH_STEP, *overrides, f"run.device={device}")
-        pretrain(load_recipe(recipe, settings), load_index(data), folder / device / name)
+        train(load_recipe(recipe, settings), load_index(data), folder / device / name)
         forget_accelerator()
         PartialState._reset_state()
 

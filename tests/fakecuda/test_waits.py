@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -111,18 +110,15 @@ def waits_of_steps(
     recipe: Path, data: Path, folder: Path, runs: dict[str, Settings], counted: tuple[int, ...]
 ) -> dict[str, Waits]:
     """Train, or fine-tune, each of the runs: how often the host waited when counted, and where."""
+    from sslpipe.api import train
     from sslpipe.data.index import load_index
-    from sslpipe.metric_learning.finetune import finetune
-    from sslpipe.pretrain import pretrain
     from sslpipe.recipe import load_recipe
-    from sslpipe.recipe.pretrain import Recipe
 
     found = {}
     with counted_waits(counted) as (_, read):
         for name, overrides in runs.items():
             loaded = load_recipe(recipe, (*COMMON, *overrides))
-            run: Any = pretrain if isinstance(loaded, Recipe) else finetune
-            run(loaded, load_index(data), folder / name)
+            train(loaded, load_index(data), folder / name)
             found[name] = read()
             forget_accelerator()
     return found

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import sslpipe.metric_learning.finetune
+import sslpipe.api
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
@@ -66,7 +66,7 @@ def finetune_in_rank(
     try:
         given = None if backbone is None else load_backbone(backbone)
         loaded, index = load_recipe(recipe, overrides), load_index(data)
-        done = sslpipe.metric_learning.finetune.finetune(loaded, index, Path(run_dir), given)
+        done = sslpipe.api.train(loaded, index, run_dir, init=given)
     finally:
         FusedViews.forward, Run.steps = forward, original
     return done, seen

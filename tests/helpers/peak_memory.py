@@ -11,12 +11,10 @@ from pathlib import Path
 import torch
 
 import sslpipe.run.memory
+from sslpipe.api import train
 from sslpipe.data.index import load_index
-from sslpipe.metric_learning.finetune import finetune
 from sslpipe.portable import resident_bytes
-from sslpipe.pretrain import pretrain
-from sslpipe.recipe import is_finetune, load_recipe
-from sslpipe.recipe.reading import read_tree
+from sslpipe.recipe import load_recipe
 
 
 def main(recipe: str, data: str, run_dir: str, *overrides: str) -> None:
@@ -35,8 +33,7 @@ def main(recipe: str, data: str, run_dir: str, *overrides: str) -> None:
         return original(memory, *rest)
 
     sslpipe.run.memory.check_memory = begin
-    kind = finetune if is_finetune(read_tree(recipe, overrides)) else pretrain
-    kind(load_recipe(recipe, overrides), load_index(data), Path(run_dir))
+    train(load_recipe(recipe, overrides), load_index(data), Path(run_dir))
     over.set()
     print(json.dumps([seen["estimate"], seen["peak"]]))
 

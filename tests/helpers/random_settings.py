@@ -34,7 +34,6 @@ from sslpipe import portable
 from sslpipe.augment.ops import draws
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.augment.two_views import FusedViews, build_augment
-from sslpipe.build import build_loss, build_model
 from sslpipe.check import estimate, finetuning, pretraining
 from sslpipe.check.estimate import noise_batch
 from sslpipe.data.index import DatasetIndex, load_index
@@ -45,6 +44,7 @@ from sslpipe.metric_learning.build import build_task, freeze_and_group, with_bac
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.models import backbones, limits
 from sslpipe.optim import build_optimizer, optimizer_over
+from sslpipe.plan import build_loss, build_model
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component, RunRecipe
 from sslpipe.recipe.finetune import FinetuneRecipe

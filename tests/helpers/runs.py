@@ -90,9 +90,7 @@ def train_in_rank(process: Rank, recipe: str, data: str, run_dir: str, *override
 
     original = at_each_step(record)
     try:
-        done = sslpipe.pretrain.pretrain(
-            load_recipe(recipe, overrides), load_index(data), Path(run_dir)
-        )
+        done = sslpipe.api.train(load_recipe(recipe, overrides), load_index(data), Path(run_dir))
     finally:
         Run.steps = original
     return done, seen

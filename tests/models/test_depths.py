@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sslpipe.errors import RecipeError
-from sslpipe.export.initial import copy_weights
+from sslpipe.export.start import copy_weights
 from sslpipe.metric_learning import HDCLoss
 from sslpipe.models.backbones import build_backbone
 from sslpipe.recipe.base import Component

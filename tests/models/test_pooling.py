@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from sslpipe.errors import RecipeError
-from sslpipe.export.initial import copy_weights
 from sslpipe.export.load import load_run
+from sslpipe.export.start import copy_weights
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.pooling import POOLS, GeM, MaxPool
 from sslpipe.models.tuning import block_names, block_of, freeze_layers

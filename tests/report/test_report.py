@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
+import sslpipe.api
 import sslpipe.pretrain
 from sslpipe.cli.suite import against_table
 from sslpipe.data.index import load_index
@@ -122,7 +123,7 @@ def whole(tmp_path_factory) -> SimpleNamespace:
     data.write_text(json.dumps(manifest))
     recipe = write_recipe(folder, RECIPE.replace('name = "tiny"', f'name = "{EVIL}"'))
     run_dir = folder / "run"
-    sslpipe.pretrain.pretrain(
+    sslpipe.api.train(
         load_recipe(recipe, ["steps=8", "run.monitor_steps=4"]), load_index(data), run_dir
     )
     bad = {"id": 3, "shard": "train-000000.tar", "key": EVIL, "reason": "no image in /home/ann/x"}

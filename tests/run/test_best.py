@@ -10,13 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import sslpipe.api
 import sslpipe.pretrain
 from sslpipe.data.index import load_index
 from sslpipe.errors import CheckpointError, ExportError, RecipeError, UserError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.verdict import unfinished
-from sslpipe.export.initial import describe_init, init_facts, open_init
 from sslpipe.export.load import load_backbone, load_run
+from sslpipe.export.start import Start, init_facts, open_init
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import RunConfig
 from sslpipe.run.best import Best, check_keeping, choose
@@ -274,7 +275,7 @@ def scripted_in_rank(process, fault, init, start, recipe, data, run_dir, *overri
     Run.monitor, sslpipe.pretrain.monitor = remembered, score
     loaded = load_recipe(recipe, overrides)
     weights = open_init(loaded, init) if init else None
-    return sslpipe.pretrain.pretrain(loaded, load_index(data), Path(run_dir), weights)
+    return sslpipe.api.train(loaded, load_index(data), Path(run_dir), init=weights)
 
 
 def scripted(world, data, run_dir, *overrides, fault="", init="", start=0.0):
@@ -378,7 +379,7 @@ def test_the_commands_take_the_better_weights_of_the_best_and_say_so(averaged, d
     start = open_init(recipe, run_dir, checkpoint="best")
     assert start.config.weights_sha256 == sha256
     assert init_facts(start)["weights"] == "ema"
-    assert describe_init(start, recipe.tune).startswith("; averaged weights of ")
+    assert Start("named", start).describe(recipe.tune).startswith("; averaged weights of ")
     assert "weights" not in init_facts(open_init(recipe, run_dir, weights="trained"))
     for option, value in (("checkpoint", "best"), ("weights", "trained")):  # not of an export
         with pytest.raises(UserError, match=f"--{option} {value} is for a run directory"):
@@ -479,4 +480,4 @@ def test_a_run_from_weights_without_labels_keeps_by_the_recall_of_other_views(ke
 
 def unlabelled_in_rank(process, recipe, data, run_dir, init, *overrides):
     loaded = load_recipe(recipe, overrides)
-    sslpipe.pretrain.pretrain(loaded, load_index(data), Path(run_dir), open_init(loaded, init))
+    sslpipe.api.train(loaded, load_index(data), Path(run_dir), init=init)

@@ -11,7 +11,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
-import sslpipe.pretrain
+import sslpipe.plan
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.errors import RecipeError, UserError
@@ -57,7 +57,7 @@ def poisoned_gradient_in_rank(process, steps, *arguments):
         weight.register_hook(lambda g: g * float("nan") if bad and len(calls) in steps else g)
         return model
 
-    build, sslpipe.pretrain.build_model = sslpipe.pretrain.build_model, set_up_then_hook
+    build, sslpipe.plan.build_model = sslpipe.plan.build_model, set_up_then_hook
     torch.Tensor.backward = backward
     return train_in_rank(process, *arguments)
 

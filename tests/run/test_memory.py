@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import sslpipe.pretrain
+import sslpipe.api
 import sslpipe.run.memory
 from sslpipe import portable
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError
-from sslpipe.metric_learning.finetune import finetune
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.models.limits import within_memory
-from sslpipe.recipe import is_finetune, load_recipe
+from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
-from sslpipe.recipe.reading import read_tree
 from sslpipe.run.memory import Memory, check_memory, estimate_memory, saved_bytes
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import write_dataset
@@ -93,9 +91,8 @@ def train_on_a_small_machine(process, recipe: str, data: str, run_dir: str):
     sslpipe.run.memory.free_memory_bytes = lambda: 2**16
     stderr, seen = io.StringIO(), []
     at_each_step(lambda step, batch: seen.append(stderr.getvalue()))
-    kind = finetune if is_finetune(read_tree(recipe)) else sslpipe.pretrain.pretrain
     with contextlib.redirect_stderr(stderr):
-        kind(load_recipe(recipe, ["steps=1"]), load_index(data), Path(run_dir))
+        sslpipe.api.train(load_recipe(recipe, ["steps=1"]), load_index(data), Path(run_dir))
     return seen[0]
 
 

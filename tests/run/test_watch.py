@@ -8,13 +8,12 @@ import pytest
 import torch
 
 import sslpipe.metric_learning.finetune as finetuning
+from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import embed
-from sslpipe.export.initial import open_init
 from sslpipe.export.load import load_backbone, load_run
+from sslpipe.export.start import open_init
 from sslpipe.metric_learning.build import held_out, labelled_split
-from sslpipe.metric_learning.finetune import finetune
-from sslpipe.pretrain import pretrain
 from sslpipe.recipe import load_recipe
 from sslpipe.run.checkpoint_files import checkpoint_names, latest, read_state
 from sslpipe.run.log import read_metrics
@@ -41,7 +40,7 @@ def start(tmp_path_factory, data):
     """A run of a few steps, whose weights the others start from."""
     folder = tmp_path_factory.mktemp("start")
     recipe = load_recipe(runs.write_recipe(folder), ["steps=2"])
-    pretrain(recipe, data, folder / "run")
+    train(recipe, data, folder / "run")
     forget_accelerator()
     return folder / "run"
 
@@ -54,7 +53,7 @@ def recipe_of(folder: Path, module, *overrides: str):
 
 
 def run_of(module, recipe, data, run_dir, start):
-    (pretrain if module is runs else finetune)(recipe, data, run_dir, open_init(recipe, start))
+    train(recipe, data, run_dir, init=open_init(recipe, start))
     forget_accelerator()
     return read_state(latest(run_dir))
 
@@ -101,7 +100,7 @@ def test_without_labels_a_tenth_is_held_out_and_found_by_the_other_view(start, t
 
 
 def test_a_run_from_random_weights_holds_nothing_out(data, tmp_path):
-    pretrain(recipe_of(tmp_path, runs, "steps=2"), data, tmp_path / "run")
+    train(recipe_of(tmp_path, runs, "steps=2"), data, tmp_path / "run")
     forget_accelerator()
     state = read_state(latest(tmp_path / "run"))
     assert state["identity"]["recipe"]["data"]["holdout"] == 0

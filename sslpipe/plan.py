@@ -1,25 +1,36 @@
-"""The parts of a pretraining, built from its recipe and checked before the first step."""
+"""A pretraining's plan: all that is known of it before its first step.
+
+`Pretraining.make` alone resolves, fits weights and refuses; afterwards nobody changes the recipe.
+`pretrain` executes a plan, `check` prints it, `api.train` compares its identity with a run's.
+"""
 
 import inspect
-from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sslpipe.augment.two_views import Views, build_augment
 from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.order import Order, suggest_holdout
-from sslpipe.data.pairing import Pairing
+from sslpipe.data.order import ORDER_VERSION, Order, suggest_holdout
+from sslpipe.data.pairing import Pairing, plan_pairs
 from sslpipe.data.pipeline import Batch
-from sslpipe.data.plan import MOST_HOLDOUT, MOST_READ, holdout_doubt, holdout_ids
+from sslpipe.data.plan import (
+    MOST_HOLDOUT,
+    MOST_READ,
+    holdout_doubt,
+    holdout_ids,
+    plan_order,
+    with_holdout,
+)
 from sslpipe.distributed import current_rank
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.evaluation.embed import load_embeddings
-from sslpipe.export.initial import copy_weights
 from sslpipe.export.load import FrozenBackbone
+from sslpipe.export.start import Start, copy_weights
 from sslpipe.losses import LOSSES, Objective
 from sslpipe.losses.base import ContrastiveObjective, InBatchLoss, takes_groups
 from sslpipe.losses.distill import TeacherFeatures
@@ -35,18 +46,112 @@ from sslpipe.models.tuning import (
 )
 from sslpipe.optim import parameter_groups, rate_warning
 from sslpipe.portable import sha256_of
+from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import build
-from sslpipe.run.best import check_keeping
-from sslpipe.run.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
-from sslpipe.run.session import Run
+from sslpipe.run.best import can_choose, check_keeping
 from sslpipe.run.throughput import step_flops
 
 Model = SimCLR | MomentumPair
-CachedBackward = Callable[..., tuple[Tensor, Tensor, Tensor]]  # see run.gradient_cache
 
 MOST_HELD_OUT = 1 / 4  # of a split, before a warning
 MOST_PLANNED = 16  # batches whose negatives are counted; fewer of large ones
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a plan builds, on the CPU, from recipe.seed; tests hand in their own.
+
+    Attributes:
+        augment: Makes both views of a batch.
+        model: Encoder and projector.
+        loss: The objective.
+    """
+
+    augment: Views
+    model: Model
+    loss: Objective
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """The plan of a pretraining: a value; it opens no device and writes nothing.
+
+    Attributes:
+        recipe: Resolved: backbone, hashes, number of steps.
+        index: The data set, of the channels that are read.
+        split: What is trained on, and held out from.
+        order: Which sample comes in which step.
+        pairing: Partners, masks and labels of [pairs]; None without.
+        start: The weights it starts from.
+        teacher: Features of [teacher]; None without.
+        not_used: What of the given recipe the weights replace, as a sentence; None: nothing.
+    """
+
+    order_version: ClassVar[int] = ORDER_VERSION
+
+    recipe: Recipe
+    index: DatasetIndex
+    split: Split
+    order: Order
+    pairing: Pairing | None
+    start: Start
+    teacher: TeacherFeatures | None
+    not_used: str | None
+
+    @classmethod
+    def make(
+        cls,
+        recipe: Recipe,
+        index: DatasetIndex,
+        named: FrozenBackbone | None = None,
+        run_dir: Path | None = None,
+    ) -> "Pretraining":
+        """Plan a pretraining; nothing is built and no image is read.
+
+        Args:
+            recipe: As given; [backbone] is for random weights.
+            index: The data set.
+            named: The weights that --init names; None: random ones, or those that the run keeps.
+            run_dir: The run directory, if there is one: it may keep a start.
+
+        Raises:
+            UserError: Recipe, data and weights do not go together; names key, value and remedy.
+        """
+        index = index.with_channels(recipe.data.channels)
+        split = index.split(recipe.data.split)
+        index.check_files(split.name)
+        start = Start.find(named, index, run_dir)
+        not_used = start.remark(recipe)
+        recipe = with_holdout(start.resolve(recipe, index), split)
+        order = plan_order(recipe, index)
+        recipe = recipe.resolved(order.steps_per_epoch)
+        watched = split.labels_of(holdout_ids(recipe, split))
+        recipe = recipe.with_watch(can_choose(watched, views=True))
+        pairing = plan_pairs(recipe.pairs, split, order)
+        recipe, teacher = open_teacher(recipe, index)
+        return cls(recipe, index, split, order, pairing, start, teacher, not_used)
+
+    def build(self) -> Parts:
+        """Build the parts, the same on every rank. Raises: RecipeError for what cannot be built."""
+        compiled = self.recipe.run.compile != "off"
+        augment = build_augment(self.recipe, self.index, compiled=compiled)
+        model = build_model(self.recipe, augment.crop_px, self.start.weights)
+        return Parts(augment, model, build_loss(self.recipe, self.teacher))
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
+        return run_identity(self.recipe, self.index, self.order_version)
+
+    def negatives(self, parts: Parts) -> list[float]:
+        """Return `planned_negatives`. Raises: RecipeError where no anchor has any."""
+        return planned_negatives(self.recipe, self.split, self.order, parts.loss, self.pairing)
+
+    def remarks(self, parts: Parts) -> list[str]:
+        """List what a user should know before the first step. Raises: RecipeError: refused."""
+        crop_px = parts.augment.crop_px
+        said = plan_warnings(self.recipe, self.split, parts.loss, crop_px, self.pairing)
+        return [*said, *filter(None, [self.not_used])]
 
 
 def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:
@@ -185,8 +290,6 @@ def planned_negatives(
 ) -> list[float]:
     """Count the negatives of an anchor in some batches of the first epoch, from ids and columns.
 
-    Collective.
-
     Args:
         recipe: Of a pretraining.
         split: That is trained on.
@@ -255,19 +358,6 @@ def planned_arguments(
     if pairing is not None:
         batch = pairing.describe(step, streams, batch, pairing.drawn(step, streams))
     return batch.loss_arguments
-
-
-def build_gradient_cache(
-    recipe: Recipe, model: Model, ddp: nn.Module, run: Run, crop_px: int
-) -> CachedBackward | None:
-    """Return `cached_backward` over the recipe's micro-batches; None without data.micro_batch."""
-    data, world = recipe.data, run.process.world_size
-    if data.micro_batches == 1:
-        return None
-    shape = (2, model.backbone.channels, crop_px, crop_px)
-    view = torch.zeros(shape, dtype=run.dtype, device=run.device)
-    rows = micro_batch_rows(data.batch_size // world, data.num_streams // world, data.micro_batches)
-    return partial(cached_backward, ddp, PooledStatistics(model, view), rows, backward=run.backward)
 
 
 def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:

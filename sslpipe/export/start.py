@@ -1,4 +1,4 @@
-"""The weights that a run starts from: fitted into its recipe, kept in RUN/init, then read there.
+"""The weights that a run starts from: random, named by the user, or kept in RUN/init.
 
 RUN/init is an export in the safetensors format, `load_backbone` reads it. It is what a resume, the
 decay towards the start and comparisons with the start take: nobody needs the source again.
@@ -7,15 +7,15 @@ decay towards the start and comparisons with the start take: nobody needs the so
 import os
 import secrets
 import shutil
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from sslpipe.augment.eval_view import EvalView, eval_view_for
 from sslpipe.data.index import DatasetIndex
-from sslpipe.distributed import agree
 from sslpipe.errors import RecipeError, UserError, WeightsError
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, freeze, load_backbone, normalisation
@@ -92,61 +92,135 @@ def open_init(
     return model
 
 
-def keep_init(
-    run_dir: Path, init_from: FrozenBackbone | None, *, is_main: bool
-) -> FrozenBackbone | None:
-    """Return the weights in RUN/init; else `init_from`, which rank 0 keeps there. Collective.
+@dataclass(frozen=True)
+class Start:
+    """What a run starts from.
 
-    Args:
-        run_dir: The run directory, its lock held.
-        init_from: The weights that the command names, if any.
-        is_main: Whether this rank writes.
-
-    Raises:
-        UserError: RUN/init holds others, which checkpoints came from; or it cannot be read or made.
+    Attributes:
+        kind: "random": weights drawn from recipe.seed. "named": what the command names, in a run
+            that keeps none yet. "kept": what the run keeps in RUN/init.
+        weights: The backbone; None for random ones.
     """
-    folder = run_dir / KEPT
-    kept = load_backbone(folder) if folder.exists() else None
-    own = None if kept is None else kept.config.weights_sha256
-    named = None if init_from is None else init_from.config.weights_sha256
-    if agree(None not in (own, named) and own != named):
-        if checkpoint_names(run_dir / "checkpoints"):
+
+    kind: Literal["random", "named", "kept"]
+    weights: FrozenBackbone | None
+
+    @classmethod
+    def find(
+        cls, named: FrozenBackbone | None, index: DatasetIndex, run_dir: Path | None = None
+    ) -> "Start":
+        """Decide between what the command names and what the run keeps; writes nothing.
+
+        Args:
+            named: The weights that the command names, if any.
+            index: The data set, whose channels the first layer is fitted to.
+            run_dir: The run directory, if there is one.
+
+        Raises:
+            UserError: The run has checkpoints that came from other weights, RUN/init cannot be
+                read, or the weights are for other channels.
+        """
+        named = fit_channels(named, index)
+        folder = None if run_dir is None else run_dir / KEPT
+        if folder is None or run_dir is None:
+            return cls("random" if named is None else "named", named)
+        begun = bool(checkpoint_names(run_dir / "checkpoints"))
+        if not folder.exists():
+            if named is not None and begun:
+                raise UserError(
+                    f"{run_dir} started from random weights, and --init names others: leave "
+                    "--init out to resume it, or use another --run-dir"
+                )
+            return cls("random" if named is None else "named", named)
+        kept = load_backbone(folder)
+        own = kept.config.weights_sha256
+        if named is None or named.config.weights_sha256 == own:
+            return cls("kept", kept)
+        if begun:
             raise UserError(
                 f"{run_dir} started from weights with sha256 {own}, and --init names others, with "
-                f"{named}: leave --init out to resume it, or use another --run-dir"
+                f"{named.config.weights_sha256}: leave --init out to resume it, or use another "
+                "--run-dir"
             )
-        kept = None  # of a start that failed before its first checkpoint
-        if is_main:
-            shutil.rmtree(folder)
-    if kept is not None:
-        return kept
-    if init_from is None:
-        return None
-    if agree(bool(checkpoint_names(run_dir / "checkpoints"))):
-        raise UserError(
-            f"{run_dir} started from random weights, and --init names others: leave --init out to "
-            "resume it, or use another --run-dir"
+        return cls("named", named)  # what is kept is of a start that failed at once
+
+    def keep(self, run_dir: Path) -> None:
+        """Write named weights to RUN/init; on rank 0, with the directory's lock held.
+
+        Raises:
+            UserError: There is no room, or the directory cannot be written.
+        """
+        if self.kind != "named" or self.weights is None:
+            return
+        folder = run_dir / KEPT
+        start = FrozenBackbone(self.weights.backbone, self.weights.view, self.weights.config)
+        start.update_config(
+            facts={"init": init_facts(self.weights)},
+            projector=None,
+            projector_sha256=None,
+            whitening_sha256=None,
         )
-    if not is_main:
-        return init_from
-    start = FrozenBackbone(init_from.backbone, init_from.view, init_from.config)
-    start.update_config(
-        facts={"init": init_facts(init_from)},
-        projector=None,
-        projector_sha256=None,
-        whitening_sha256=None,
-    )
-    scratch = run_dir / f".{KEPT}.{secrets.token_hex(8)}.tmp"
-    try:
-        for left in run_dir.glob(f".{KEPT}.*tmp"):  # of starts that were killed: we hold the lock
-            shutil.rmtree(left, ignore_errors=True)
-        scratch.mkdir()
-        FORMATS["safetensors"].write(start, scratch)
-        (scratch / "SHA256SUMS").write_text(sha256_sums(scratch))
-        os.replace(scratch, folder)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}; make room for it") from error
-    return init_from
+        scratch = run_dir / f".{KEPT}.{secrets.token_hex(8)}.tmp"
+        try:
+            for left in run_dir.glob(f".{KEPT}.*tmp"):  # of starts that were killed
+                shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            scratch.mkdir(parents=True)
+            FORMATS["safetensors"].write(start, scratch)
+            (scratch / "SHA256SUMS").write_text(sha256_sums(scratch))
+            os.replace(scratch, folder)
+        except OSError as error:
+            raise UserError(f"cannot write {folder}: {error.strerror}; make room for it") from error
+
+    def resolve(self, recipe: RecipeT, index: DatasetIndex) -> RecipeT:
+        """Return the recipe with backbone, hash and views of these weights: see `with_init`."""
+        return with_init(recipe, self.weights, index)
+
+    def view(self, recipe: Recipe | FinetuneRecipe, index: DatasetIndex, crop_px: int) -> EvalView:
+        """Return the view of the run's evaluations; the recipe is one of `resolve`.
+
+        It has the training's mean and std, and its crop or tune.eval_crop_px. Started from
+        weights, it resizes as they are used to.
+        """
+        mean_std = normalisation(recipe.augment, index.manifest.mean, index.manifest.std)
+        crop_px = recipe.tune.eval_crop_px or crop_px
+        if self.weights is None or self.weights.view.crop_px != crop_px:
+            return eval_view_for(crop_px, **mean_std)
+        own = self.weights.view.config()
+        plain = {key: own[key] for key in own if key not in ("mean", "std", "crops", "reduce")}
+        return EvalView(**plain, **mean_std)
+
+    def metadata(self, view: EvalView) -> dict[str, Any]:
+        """Return what a checkpoint says of the start, and the view; {} for random weights."""
+        if self.weights is None:
+            return {}
+        return {"init": init_facts(self.weights), "view": view.config()}
+
+    def describe(self, tune: Tune) -> str:
+        """Return which weights a run starts from, for the console; "" for random ones."""
+        if self.weights is None:
+            return ""
+        facts = init_facts(self.weights)
+        first = tune.projector_first_steps
+        frozen = f", frozen for the first {first} steps" if first else ""
+        source = f"{facts['source'] or 'a model'} (sha256 {facts['weights_sha256'][:16]})"
+        kind = "averaged weights" if facts.get("weights") == "ema" else "weights"
+        channels = facts.get("channels", ())
+        fitted = f", the first layer fitted to {', '.join(channels)}" if channels else ""
+        return f"; {kind} of {source}{fitted}{frozen}"
+
+    def remark(self, recipe: Recipe | FinetuneRecipe) -> str | None:
+        """Return which settings of a [backbone] as it was given the weights replace, if any."""
+        unlike = [] if self.weights is None else _unlike(recipe, self.weights)
+        if unlike and unlike[0][0] == "kind":  # the arguments of another one do not compare
+            del unlike[1:]
+        if not unlike:
+            return None
+        texts = [f"backbone.{key} = {present!r}, not {value!r}" for key, value, present in unlike]
+        return (
+            f"the backbone is that of the given weights: {', '.join(texts)}; the recipe's "
+            "[backbone] is for random weights"
+        )
 
 
 def fit_channels(
@@ -297,16 +371,6 @@ def _takes_both_sides(component: Component, crop_px: int, eval_crop_px: int, dev
     return {k: t.shape for k, t in own.items()} == {k: t.shape for k, t in other.items()}
 
 
-def backbone_note(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone | None) -> str | None:
-    """Say which settings of a [backbone] as it was given the weights replace; None: none."""
-    unlike = [] if init_from is None else _unlike(recipe, init_from)
-    if unlike and unlike[0][0] == "kind":  # the arguments of another one do not compare
-        del unlike[1:]
-    texts = [f"backbone.{key} = {present!r}, not {value!r}" for key, value, present in unlike]
-    said = f"the backbone is that of the given weights: {', '.join(texts)}; the recipe's [backbone]"
-    return f"{said} is for random weights" if texts else None
-
-
 def _unlike(
     recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone
 ) -> list[tuple[str, Any, Any]]:
@@ -377,42 +441,3 @@ def copy_weights(source: Backbone, target: Backbone, kind: str) -> None:
         ]
         if shapes[0] == shapes[1]:
             ours.load_state_dict(theirs.state_dict())
-
-
-def run_view(
-    recipe: Recipe | FinetuneRecipe,
-    index: DatasetIndex,
-    crop_px: int,
-    init_from: FrozenBackbone | None,
-) -> EvalView:
-    """Return the view of a run's evaluations: its training's mean and std, and crop or its own.
-
-    Started from weights, it resizes as they are used to. The recipe is one of `with_init`.
-    """
-    mean_std = normalisation(recipe.augment, index.manifest.mean, index.manifest.std)
-    crop_px = recipe.tune.eval_crop_px or crop_px
-    if init_from is None or init_from.view.crop_px != crop_px:
-        return eval_view_for(crop_px, **mean_std)
-    own = init_from.view.config()
-    plain = {key: own[key] for key in own if key not in ("mean", "std", "crops", "reduce")}
-    return EvalView(**plain, **mean_std)
-
-
-def init_metadata(init_from: FrozenBackbone | None, view: EvalView) -> dict[str, Any]:
-    """Return what a checkpoint says of a run's start, and its view; {} for random weights."""
-    if init_from is None:
-        return {}
-    return {"init": init_facts(init_from), "view": view.config()}
-
-
-def describe_init(init_from: FrozenBackbone | None, tune: Tune) -> str:
-    """Say for the console which weights a run starts from; "" for random ones."""
-    if init_from is None:
-        return ""
-    facts, first = init_facts(init_from), tune.projector_first_steps
-    frozen = f", frozen for the first {first} steps" if first else ""
-    source = f"{facts['source'] or 'a model'} (sha256 {facts['weights_sha256'][:16]})"
-    kind = "averaged weights" if facts.get("weights") == "ema" else "weights"
-    channels = facts.get("channels", ())
-    fitted = f", the first layer fitted to {', '.join(channels)}" if channels else ""
-    return f"; {kind} of {source}{fitted}{frozen}"
