@@ -54,7 +54,7 @@ def main(
     check_file(target)
 
     from sslpipe.cli.suite import print_suite
-    from sslpipe.report.build import build_page
+    from sslpipe.report.build import build_page, shown_split
     from sslpipe.report.compare import build_comparison, names_apart
     from sslpipe.report.run import read_run
 
@@ -64,7 +64,9 @@ def main(
         page = build_comparison(named)
     else:
         (run,) = runs
-        queries, others = _load(run_dir, "test"), _load(run_dir, "train")
+        split = shown_split(run)
+        queries = _load(run_dir, split)
+        others = _load(run_dir, "train") if split != "train" else None  # else among themselves
         with working("report") as stage:
             own = index is not None and index.has_sha256(run.data["index_sha256"])
             if index is not None and own and run.views_png is None:

@@ -35,9 +35,6 @@ from sslpipe.report.run import RunFiles, Tree
 NEEDS_RESULTS = Markup(
     "<p class='missing'>Needs eval.json: see <a href='#results'>Results</a>.</p>"
 )
-NO_EMBEDDINGS = render(
-    "missing", text="No embeddings of the test split yet.", command=EMBED.format("test")
-)
 OPENED = ("Results", "Embedding map", "Nearest neighbours")  # the others are folded
 MOST_CLASSES = 20  # of a confusion matrix that is shown whole
 
@@ -66,6 +63,11 @@ def build_page(
         each and each._replace(split=_split_of(index, each)) for each in (queries, bank)
     )
     found = found_neighbours(run, queries, bank)
+    split = shown_split(run)
+    command = EMBED.format(split)
+    no_embeddings = render(
+        "missing", text=f"No embeddings of the {split} split yet.", command=command
+    )
     chart = few_shot_chart(evaluation) if evaluation else ""
     builders: dict[str, Callable[[], Markup]] = {
         "Results": lambda: render(
@@ -82,13 +84,13 @@ def build_page(
                 images=queries.split is not None,
                 found=found,
                 random=RANDOM_QUERIES,
-                among_test=bank is None,
+                among_test=bank is None and split == "test",
                 embed=EMBED.format("train"),
             )
             if queries
-            else NO_EMBEDDINGS
+            else no_embeddings
         ),
-        "Embedding map": lambda: embedding_map(run, queries) if queries else NO_EMBEDDINGS,
+        "Embedding map": lambda: embedding_map(run, queries) if queries else no_embeddings,
         "Few labels": lambda: (
             render("run.few_labels", chart=chart) if evaluation else NEEDS_RESULTS
         ),
@@ -110,6 +112,12 @@ def build_page(
     picture = render("embeddings.first", found=found) if found else ""
     caption = index.image_type.caption if index else ""
     return html_page(run.recipe["name"], header(run, picture, caption), sections, opened=opened)
+
+
+def shown_split(run: RunFiles) -> str:
+    """Return the split whose embeddings are shown: test, or the first where the data has none."""
+    samples = run.data["samples"]
+    return "test" if "test" in samples else next(iter(samples), "test")
 
 
 def header(run: RunFiles, picture: Markup | str = "", caption: str = "") -> Markup:

@@ -339,6 +339,23 @@ def test_a_bare_run_names_everything_that_is_missing(whole, tmp_path):
     assert raw_png(image["src"]) == (run_dir / "views.png").read_bytes()
 
 
+def test_data_of_train_alone_shows_its_neighbours_and_a_command_for_them(whole, tmp_path):
+    run_dir = _copy(whole.run_dir, tmp_path)
+    data = json.loads((run_dir / "data.json").read_text())
+    (run_dir / "data.json").write_text(json.dumps({**data, "samples": {"train": 64}}))
+    report(run_dir, "--data", whole.data)
+    page = Page((run_dir / "report.html").read_text())
+    assert "--split train --out RUN/features/train.safetensors" in page.text
+    assert "--split test --out" not in page.text
+    (run_dir / "features").mkdir()
+    shutil.copy(whole.run_dir / "features/train.safetensors", run_dir / "features")
+    report(run_dir, "--data", whole.data)
+    page = Page((run_dir / "report.html").read_text())
+    assert "their nearest neighbours in the split 'train'" in page.text
+    assert "sslpipe embed RUN" not in page.text
+    assert page.all("img")
+
+
 def raw_png(uri: str) -> bytes:
     return base64.b64decode(uri.removeprefix("data:image/png;base64,"))
 
