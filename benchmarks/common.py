@@ -44,11 +44,30 @@ def timing_parser(doc: str | None, rounds: int, seconds: float) -> argparse.Argu
     return made
 
 
+LINE = 200  # characters of JSON
+
+
 def save(path: Path | None, tree: Any) -> None:
     """Write figures as JSON; None: nowhere."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(tree, indent=1) + "\n")
+        path.write_text(one_row_a_figure(tree) + "\n")
+
+
+def one_row_a_figure(tree: Any, indent: int = 0) -> str:
+    """Write JSON with a line for each part that fits into LINE characters."""
+    text = json.dumps(tree)
+    if not isinstance(tree, dict | list) or len(text) <= LINE:
+        return text
+    if isinstance(tree, dict):
+        parts = [
+            f"{json.dumps(key)}: {one_row_a_figure(each, indent + 1)}" for key, each in tree.items()
+        ]
+    else:
+        parts = [one_row_a_figure(each, indent + 1) for each in tree]
+    pad = " " * (indent + 1)
+    first, last = ("{", "}") if isinstance(tree, dict) else ("[", "]")
+    return f"{first}\n{pad}" + f",\n{pad}".join(parts) + f"\n{' ' * indent}{last}"
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

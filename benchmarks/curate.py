@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks.common import save
 from sslpipe.curate.duplicates import find_duplicates
 from sslpipe.curate.scan import scan_pictures
 from sslpipe.evaluation.difference import wilson95
-from sslpipe.portable import write_atomically
 
 Picture = NDArray[np.uint8]  # (h, w, 3) uint8
 Random = np.random.Generator
@@ -154,7 +154,7 @@ def main() -> None:
     for name, pictures in sets.items():
         results[name] = measure(pictures, options.plants, found_pairs(pictures))
         print(name, json.dumps(results[name], indent=1), flush=True)
-    write_atomically(options.out, json.dumps(results, indent=1) + "\n")
+    save(options.out, results)
 
 
 if __name__ == "__main__":
