@@ -203,7 +203,7 @@ def unseen(generator, kind, test):
     return split(labels, ours, 180), split(labels, theirs, 180)
 
 
-# the 100 of docs/adapting_trials.md are drawn by `make test-slow`
+# 100 are drawn by `make test-slow`
 @pytest.mark.parametrize("draws", [20, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.promise(12)
 @pytest.mark.parametrize(
