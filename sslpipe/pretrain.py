@@ -100,7 +100,9 @@ def pretrain(plan: Pretraining, run_dir: Path, parts: Parts | None = None) -> in
             metadata=plan.start.metadata(view),
         )
         # a batch without negatives is then chance: its step teaches nothing, and the run continues
-        loss_fn.had_negatives = first_step > 0 or 0 in negatives
+        # (a GPU is not asked in the first step: the host would wait, and the plan has counted)
+        by_chance = first_step > 0 or 0 in negatives
+        loss_fn.had_negatives = by_chance or run.device.type != "cpu"
         size = f"{plan.order.samples} images, {plan.order.steps_per_epoch} steps an epoch"
         run.announce(size + plan.start.describe(recipe.tune), remarks)
         score = partial(monitor, canvas_px=recipe.data.canvas_px, bank=bank_ids(recipe, plan.split))
