@@ -22,7 +22,7 @@ from sslpipe.plan import build_loss
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.registry import GROUPS, build
-from sslpipe.run.log import TRACKERS
+from sslpipe.run.trackers import TRACKERS
 from sslpipe.sharding import SOURCES
 from sslpipe.sharding.sources import SourceOptions
 from tests.helpers.dataset import picture, png

@@ -144,7 +144,8 @@ def world(tmp_path_factory):
             "export runs/photos --out out/backbone",
         ):
             run(["sslpipe", *line.split()], patch)
-    shutil.copytree(folder / "runs/photos", folder / "runs/birds")
+    for name in ("birds", "a", "b"):
+        shutil.copytree(folder / "runs/photos", folder / f"runs/{name}")
     shutil.copytree(folder / "out/photos", folder / "out/new")
     return folder
 

@@ -175,7 +175,7 @@ from sslpipe.augment.ops import register_op
 from sslpipe.evaluation import EVALS
 from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import BACKBONES
-from sslpipe.run.log import TRACKERS
+from sslpipe.run.trackers import TRACKERS
 from sslpipe.sharding import SOURCES
 from photo_parts.other import Lines, nearest, read_stripes
 from photo_parts.training import INVERT, AlignmentLoss, two_layers

@@ -7,7 +7,7 @@ from sslpipe import registry
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.recipe.base import Component, RunConfig
 from sslpipe.registry import Table, UnknownName, build, plugins
-from sslpipe.run.log import TRACKERS
+from sslpipe.run.trackers import TRACKERS
 
 
 def crop(size: int, mean: float = 0.0) -> tuple[int, float]:

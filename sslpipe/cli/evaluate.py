@@ -175,6 +175,7 @@ def suite(
             progress=lambda title, total: progress(work.renamed(title, known_as), total),
         )
         write_json(out, report)
+        work.copy_to_trackers(Path(model), report)
         work.print_report(report, out)
     if (Path(model) / "recipe.json").is_file():
         say_next("report", model, "--data", data)

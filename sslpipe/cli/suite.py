@@ -41,6 +41,7 @@ from sslpipe.evaluation.verdict import (
 )
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.run.console import SafeConsole
+from sslpipe.run.trackers import log_evaluation
 
 AGAIN_S = 1.0  # a Ctrl-C so much later than the first signal ends what is being written
 LONGEST_NAME = 40
@@ -65,6 +66,23 @@ def print_report(report: dict[str, Any], out: Path) -> None:
         reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
         say(f"error: not in {out}: {reasons}; run the same command again", "red")
         raise typer.Exit(130 if "interrupted" in missing.values() else 2)
+
+
+def copy_to_trackers(model: Path, report: dict[str, Any]) -> None:
+    """Copy the numbers of a run's own features to the trackers of its recipe; else do nothing."""
+    if not (model / "recipe.json").is_file():
+        return
+    values = {
+        f"{features_name(row)}/{row['column']}": row["value"]
+        for row in report["rows"]
+        if row["column"] is not None and row["features"] == "ssl"
+    }
+    log_evaluation(
+        model,
+        values,
+        step=report["facts"]["step"],
+        warn=lambda text: say(f"warning: {text}", "yellow"),
+    )
 
 
 def renamed(text: str, own: str) -> str:

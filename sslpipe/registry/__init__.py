@@ -38,7 +38,7 @@ GROUPS = {
     "sslpipe.miners": "sslpipe.metric_learning.miners.MINERS",
     "sslpipe.sources": "sslpipe.sharding.SOURCES",
     "sslpipe.evaluations": "sslpipe.evaluation.EVALS",
-    "sslpipe.trackers": "sslpipe.run.log.TRACKERS",
+    "sslpipe.trackers": "sslpipe.run.trackers.TRACKERS",
 }
 """Entry point group -> the table that it adds to; ops are registered by `register_op`."""
 

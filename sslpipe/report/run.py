@@ -12,9 +12,10 @@ from sslpipe.errors import UserError
 from sslpipe.recipe import is_finetune
 from sslpipe.run.checkpoint_files import BestOf
 from sslpipe.run.evaluated import read_suite
-from sslpipe.run.log import QUARANTINED, read_metrics, unreadable_lines, without_secrets
+from sslpipe.run.log import QUARANTINED, read_metrics, unreadable_lines
 from sslpipe.run.records import is_number, read_description, read_records
 from sslpipe.run.status import newest_best, saved_step
+from sslpipe.run.trackers import without_secrets
 
 Tree = dict[str, Any]
 

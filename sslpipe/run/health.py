@@ -21,6 +21,7 @@ OVER_COSINE = 0.9  # an alarm ends below it
 LEAST_RANK = 0.1  # of the first logged effective rank
 OVER = 2.0  # an alarm of the rank ends above OVER times its threshold
 MOST_HIGHER = 0.1  # of the run's steps: so long the loss may lie above its first logged value
+LEAST_HIGHER = 5  # steps, of a short run: a batch each, they vary
 PATIENCE = 3  # readings in a row that raise an alarm of what was never well
 MOST_FALL = 0.02  # of held-out kNN or MAP@R, below what the run's weights had at the start
 
@@ -171,7 +172,7 @@ class Alarms:
         if value <= self._first_loss or self._higher_since is None:
             self._higher_since = step
         raised = self._raised.get("loss_rises", False)
-        long = max(1.0, MOST_HIGHER * self._steps)
+        long = max(LEAST_HIGHER, MOST_HIGHER * self._steps)
         crossed = value <= self._first_loss if raised else step - self._higher_since >= long
         text = f"the loss is {value:.4g}, no longer above its first value {self._first_loss:.4g}"
         if not raised:

@@ -6,17 +6,11 @@ After a kill some steps stand twice; the later line counts (`read_metrics`). A t
 and can never stop a run.
 """
 
-import importlib
 import json
 import math
-import os
-import re
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -25,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sslpipe.errors import UserError
-from sslpipe.recipe.reading import leaves
-from sslpipe.registry import Table
 from sslpipe.run.console import SafeConsole
 from sslpipe.run.records import append_records, is_number, open_log, read_records
+from sslpipe.run.trackers import Trackers
 
 if TYPE_CHECKING:  # who only reads a log needs no torch
     from sslpipe.data.reader import Quarantined
@@ -42,8 +35,6 @@ TIMED_S = 600.0  # past seconds that the remaining time is estimated from
 TIMED_LINES = 20  # log lines that a step is timed by
 LEAST_TIMED = 3  # steps that an estimate of the time needs
 NUMBERS_ONLY = ("train", "eval")  # kinds of lines
-
-_SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
 
 
 def clock(seconds: float) -> str:
@@ -92,7 +83,7 @@ class RunLog:
             if count := read_records(path, kinds)[1]:
                 self.warn(f"{path}: skipped {count} damaged lines")
         self._file = open_log(self.path)  # for the whole run
-        self._trackers = _start_trackers(trackers, run_dir, name, config, self.warn)
+        self._trackers = Trackers(trackers, run_dir, name=name, config=config, warn=self.warn)
         self._steps, self._timed_from, self._said_speed = steps, first_step, False
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -194,20 +185,11 @@ class RunLog:
             return
         self._progress.stop()
         self._file.close()
-        for tracker_name, tracker in self._trackers.items():
-            try:
-                tracker.finish()
-            except Exception as error:  # a tracker may fail in any way
-                self.warn(f"{tracker_name} did not finish: {error}")
+        self._trackers.close()
 
     def _write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         self._line({"step": step, "kind": kind, **values})
-        for tracker_name, tracker in list(self._trackers.items()):
-            try:
-                tracker.log({f"{kind}/{key}": value for key, value in values.items()}, step=step)
-            except Exception as error:  # a tracker may fail in any way
-                self.warn(f"{tracker_name} failed and is now switched off: {error}")
-                del self._trackers[tracker_name]
+        self._trackers.log(kind, values, step)
 
     def _line(self, record: dict[str, Any]) -> None:
         record = {  # JSON knows no NaN
@@ -278,75 +260,6 @@ def _logs(run_dir: Path) -> dict[Path, dict[str, type]]:
     }
 
 
-def without_secrets(tree: dict[str, Any]) -> dict[str, Any]:
-    """Copy a tree with the value of every key that names a secret blanked."""
-    copy = {}
-    for key, value in tree.items():
-        copy[key] = "***" if _SECRET.search(key) else value
-        if isinstance(value, dict):
-            copy[key] = without_secrets(value)
-    return copy
-
-
 def _has_numbers_only(line: dict[str, Any]) -> bool:
     values = (value for key, value in line.items() if key != "kind")
     return all(value is None or is_number(value) for value in values)
-
-
-def _accelerate_tracker(kind: str, name: str, run_dir: Path) -> Any:
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-    if kind == "wandb":
-        _import_wandb(run_dir)
-    arguments: dict[str, dict[str, Any]] = {
-        "wandb": {"dir": str(run_dir), "name": name, "settings": {"init_timeout": 60}},
-        "tensorboard": {"logging_dir": str(run_dir / "tensorboard")},
-    }
-    return LOGGER_TYPE_TO_CLASS[kind](name, **arguments.get(kind, {}))
-
-
-def _import_wandb(run_dir: Path) -> None:
-    """Import wandb so that its temporary folders, which a kill leaves, go at the next start."""
-    folder = run_dir / "wandb" / "tmp"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    before = tempfile.tempdir
-    tempfile.tempdir = str(folder)
-    try:
-        importlib.import_module("wandb")
-    finally:
-        tempfile.tempdir = before
-
-
-# (run's name, run directory) -> what has start(), store_init_configuration(settings),
-# log(values, step=) and finish(), as accelerate.tracking.GeneralTracker
-TRACKERS = Table(
-    "tracker",
-    {kind: partial(_accelerate_tracker, kind) for kind in ("wandb", "tensorboard", "trackio")},
-    "sslpipe.trackers",
-)
-
-
-def _start_trackers(
-    names: tuple[str, ...], run_dir: Path, name: str, config: dict[str, Any], warn: Any
-) -> dict[str, Any]:
-    """The trackers that start; one that does not is named in a warning and skipped."""
-    if not names:
-        return {}
-    from accelerate import PartialState
-
-    PartialState()  # accelerate's trackers need one; in a run it is there already
-    os.environ.setdefault("WANDB_MODE", "offline")
-    os.environ.setdefault("TRACKIO_DIR", str(run_dir / "trackio"))
-    plain = dict(leaves(without_secrets(config)))  # trackers want no lists
-    plain = {k: v if isinstance(v, int | float | str) else str(v) for k, v in plain.items()}
-    trackers = {}
-    for kind in names:
-        try:
-            tracker = TRACKERS[kind](name, run_dir)
-            tracker.start()
-            tracker.store_init_configuration(plain)
-            trackers[kind] = tracker
-        except Exception as error:  # a tracker may fail in any way
-            warn(f"tracker {kind!r} did not start and is skipped: {error}")
-    return trackers

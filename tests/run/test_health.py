@@ -135,6 +135,8 @@ def test_a_loss_above_its_first_value_for_a_tenth_of_the_run_is_reported_once() 
     assert losses(5, 6, 6, 6, 6, 4, 6, 6, 6, 6, 5) == []  # never five steps long
     assert losses(5, 6, 7, 7, 7, 7, 7, 7, 5, 6) == ["6: +loss_rises", "9: -loss_rises"]
     assert losses(5, 4, 3, 2, 1) == []
+    short = Alarms(steps=8)  # of which a tenth would be one batch
+    assert losses(5, 4, 6, 6, 6, 4, 3, 6, alarms=short) == []
 
 
 def test_a_queue_that_fills_raises_the_loss_and_no_alarm() -> None:
@@ -142,7 +144,7 @@ def test_a_queue_that_fills_raises_the_loss_and_no_alarm() -> None:
     rows = [0, 64, 128, 192, 256, *[256] * 20]
     losses = [0.0, 4.0, 5.0, 5.4, 5.7, *[5.6] * 10, *[5.9] * 10]
     lines = [reading(loss=x, negatives_per_anchor=n) for x, n in zip(losses, rows, strict=True)]
-    assert changes_of(lines, alarms) == ["17: +loss_rises"]
+    assert changes_of(lines, alarms) == ["20: +loss_rises"]
 
 
 def test_alarms_say_what_real_embeddings_do() -> None:

@@ -8,9 +8,11 @@ import sys
 import pytest
 
 from sslpipe.data.reader import Quarantined
+from sslpipe.run.lock import RunLock
 from sslpipe.run.log import RunLog, read_metrics
-from sslpipe.run.records import parse_object
+from sslpipe.run.records import parse_object, write_description
 from sslpipe.run.session import Quarantine
+from sslpipe.run.trackers import log_evaluation
 from tests.helpers.runs import ROOT
 
 SECRET = "f00d-7391-not-to-be-written"
@@ -115,7 +117,7 @@ def test_wandb_works_offline_and_no_secret_is_written(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     log = a_log(tmp_path, trackers=("wandb",))
     try:
-        assert list(log._trackers) == ["wandb"]
+        assert list(log._trackers.started) == ["wandb"]
         log.train(3, VALUES)
     finally:
         log.close()
@@ -138,7 +140,7 @@ def test_a_kill_leaves_no_folder_of_wandb_but_in_the_run(tmp_path):
         "import os, pathlib; from sslpipe.run.log import RunLog;"
         f"run = pathlib.Path({str(tmp_path / 'run')!r});"
         "log = RunLog(run, name='x', config={}, steps=1, first_step=0, trackers=('wandb',));"
-        "assert list(log._trackers) == ['wandb']; os.kill(os.getpid(), 9)"
+        "assert list(log._trackers.started) == ['wandb']; os.kill(os.getpid(), 9)"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "WANDB_SILENT": "true"}
     (tmp_path / "tmp").mkdir()
@@ -156,6 +158,50 @@ def test_a_kill_leaves_no_folder_of_wandb_but_in_the_run(tmp_path):
     assert not left[0] & left[1]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_retry_a_resume_and_an_evaluation_are_one_run_of_each_tracker(tmp_path, monkeypatch):
+    """Real wandb and TensorBoard; another run directory is another run of wandb."""
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    kinds = ("wandb", "tensorboard")
+    recipe = {"name": "tiny", "run": {"trackers": kinds}}
+    ids = []
+    try:
+        for run_dir, starts in ((tmp_path / "a", (1, 2)), (tmp_path / "b", (1,))):
+            run_dir.mkdir()
+            for step in starts:
+                log = a_log(run_dir, trackers=kinds)
+                assert [*log._trackers.started] == [*kinds]
+                log.train(step, VALUES)
+                log.close()
+            write_description(run_dir, {"recipe.json": recipe, "data.json": {}, "run.json": {}})
+            log_evaluation(run_dir, {"ssl/kNN": 0.75}, step=2, warn=pytest.fail)
+            folders = (run_dir / "wandb").glob("offline-run-*")
+            ids.append([folder.name.split("-")[3] for folder in folders])
+    finally:
+        importlib.import_module("wandb").teardown()
+    assert [len(each) for each in ids] == [3, 2]
+    assert [len({*each}) for each in ids] == [1, 1]
+    assert ids[0][0] != ids[1][0]
+
+    shown = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "a/tensorboard")).Reload()
+    assert list(shown.Runs()) == ["tiny"]
+    assert [e.step for e in shown.Scalars("tiny", "train/loss")] == [1, 2]
+    assert [(e.step, e.value) for e in shown.Scalars("tiny", "test/ssl/kNN")] == [(2, 0.75)]
+
+
+def test_an_evaluation_leaves_the_trackers_of_a_run_in_use_to_it(tmp_path):
+    recipe = {"name": "tiny", "run": {"trackers": ["tensorboard"]}}
+    write_description(tmp_path, {"recipe.json": recipe, "data.json": {}, "run.json": {}})
+    said = []
+    lock = RunLock(tmp_path)
+    log_evaluation(tmp_path, {"ssl/kNN": 0.75}, step=2, warn=said.append)
+    lock.release()
+    assert "tensorboard: not written" in said[0]
+    assert not (tmp_path / "tensorboard").exists()
+
+
 def test_a_tracker_that_cannot_start_is_named_and_skipped(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb", None)
     log = a_log(tmp_path, trackers=("wandb", "tensorboard"))
@@ -171,7 +217,7 @@ def test_a_tracker_that_fails_later_is_dropped_and_the_run_continues(tmp_path, c
             raise ConnectionError("server is gone")
 
     log = a_log(tmp_path)
-    log._trackers["broken"] = Broken()
+    log._trackers.started["broken"] = Broken()
     log.train(1, VALUES)
     log.train(2, VALUES)
     log.close()

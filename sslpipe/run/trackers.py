@@ -1,0 +1,206 @@
+"""Trackers of experiments: copies of a run's numbers, which can never stop it.
+
+A run directory is one run of each tracker, however often it is started, resumed or evaluated:
+RUN/tracker_id holds the id under which wandb and trackio continue it.
+"""
+
+import importlib
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sslpipe.portable import read_regular, write_atomically
+from sslpipe.recipe.reading import leaves
+from sslpipe.registry import Table
+from sslpipe.run.lock import holder_of
+from sslpipe.run.records import read_description
+
+ID_FILE = "tracker_id"
+
+_ID = re.compile(r"[a-z0-9]{8}")
+_SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
+
+
+def run_id(run_dir: Path) -> str:
+    """Return the id of a run directory in trackers; it is made, and kept, at the first call."""
+    path = run_dir / ID_FILE
+    try:
+        kept = read_regular(path, 64).decode().strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        kept = ""
+    if not _ID.fullmatch(kept):
+        kept = secrets.token_hex(4)
+        write_atomically(path, kept + "\n")
+    return kept
+
+
+class _TensorBoard:
+    """One folder of TensorBoard's: settings and numbers of one start are in one file of events."""
+
+    def __init__(self, name: str, run_dir: Path) -> None:
+        self._folder = run_dir / "tensorboard" / name
+
+    def start(self) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(self._folder))
+
+    def store_init_configuration(self, settings: dict[str, Any]) -> None:
+        # SummaryWriter.add_hparams makes a folder of its own, named by the time, at each start
+        from torch.utils.tensorboard.summary import hparams
+
+        for summary in hparams(settings, {}):  # type: ignore[no-untyped-call]
+            self._writer.file_writer.add_summary(summary)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, global_step=step)
+        self._writer.flush()
+
+    def finish(self) -> None:
+        self._writer.close()
+
+
+def _wandb(name: str, run_dir: Path) -> Any:
+    from accelerate.tracking import WandBTracker
+
+    _import_wandb(run_dir)
+    return WandBTracker(
+        name,
+        dir=str(run_dir),
+        name=name,
+        id=run_id(run_dir),
+        resume="allow",
+        settings={"init_timeout": 60},
+    )
+
+
+def _trackio(name: str, run_dir: Path) -> Any:
+    from accelerate.tracking import TrackioTracker
+
+    return TrackioTracker(name, name=f"{name}-{run_id(run_dir)}", resume="allow")
+
+
+def _import_wandb(run_dir: Path) -> None:
+    """Import wandb so that its temporary folders, which a kill leaves, go at the next start."""
+    folder = run_dir / "wandb" / "tmp"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    before = tempfile.tempdir
+    tempfile.tempdir = str(folder)
+    try:
+        importlib.import_module("wandb")
+    finally:
+        tempfile.tempdir = before
+
+
+# (run's name, run directory) -> what has start(), store_init_configuration(settings),
+# log(values, step=) and finish(), as accelerate.tracking.GeneralTracker
+TRACKERS = Table[Callable[[str, Path], Any]](
+    "tracker",
+    {"wandb": _wandb, "tensorboard": _TensorBoard, "trackio": _trackio},
+    "sslpipe.trackers",
+)
+
+
+class Trackers:
+    """Those of a run that start; one that does not, or that fails, is named and skipped.
+
+    Args:
+        names: Of TRACKERS.
+        run_dir: The run directory.
+        name: The run's.
+        config: The resolved recipe, secrets blanked; None: they have it from an earlier start.
+        warn: Shows a message to the user.
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        run_dir: Path,
+        *,
+        name: str,
+        config: Mapping[str, Any] | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.started: dict[str, Any] = {}
+        self._warn = warn
+        if not names:
+            return
+        from accelerate import PartialState
+
+        PartialState()  # accelerate's trackers need one; in a run it is there already
+        os.environ.setdefault("WANDB_MODE", "offline")
+        os.environ.setdefault("TRACKIO_DIR", str(run_dir / "trackio"))
+        for kind in names:
+            try:
+                tracker = TRACKERS[kind](name, run_dir)
+                tracker.start()
+                if config is not None:
+                    tracker.store_init_configuration(_plain(config))
+            except Exception as error:  # a tracker may fail in any way
+                warn(f"tracker {kind!r} did not start and is skipped: {error}")
+            else:
+                self.started[kind] = tracker
+
+    def log(self, kind: str, values: Mapping[str, float], step: int) -> None:
+        """Copy numbers, as KIND/NAME, after so many steps."""
+        named = {f"{kind}/{key}": value for key, value in values.items()}
+        self._each(lambda tracker: tracker.log(named, step=step), "failed and is now switched off")
+
+    def close(self) -> None:
+        """End all of them."""
+        self._each(lambda tracker: tracker.finish(), "did not finish")
+
+    def _each(self, call: Callable[[Any], object], problem: str) -> None:
+        for kind, tracker in list(self.started.items()):
+            try:
+                call(tracker)
+            except Exception as error:  # a tracker may fail in any way
+                self._warn(f"{kind} {problem}: {error}")
+                del self.started[kind]
+
+
+def log_evaluation(
+    run_dir: Path, values: Mapping[str, float], step: int, warn: Callable[[str], None]
+) -> None:
+    """Copy an evaluation's numbers, as test/NAME, to the trackers that the run itself names.
+
+    A run that is being trained writes there itself: then nothing is copied, which is said.
+
+    Args:
+        run_dir: The run directory.
+        values: Name -> number.
+        step: Optimizer steps of the weights that were measured.
+        warn: Shows a message to the user.
+    """
+    recipe = read_description(run_dir, "recipe.json")
+    names = tuple(recipe["run"].get("trackers", ()))
+    holder = holder_of(run_dir) if names else None
+    if holder is not None:
+        warn(f"{', '.join(names)}: not written, the run is in use by {holder}; evaluate it later")
+        return
+    trackers = Trackers(names, run_dir, name=recipe["name"], config=None, warn=warn)
+    trackers.log("test", values, step)
+    trackers.close()
+
+
+def without_secrets(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy a tree with the value of every key that names a secret blanked."""
+    copy = {}
+    for key, value in tree.items():
+        copy[key] = "***" if _SECRET.search(key) else value
+        if isinstance(value, dict):
+            copy[key] = without_secrets(value)
+    return copy
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, int | float | str]:
+    """Return the leaves of a recipe, secrets blanked; trackers take no lists."""
+    settings = dict(leaves(without_secrets(config)))
+    return {k: v if isinstance(v, int | float | str) else str(v) for k, v in settings.items()}
