@@ -132,9 +132,16 @@ class Pretraining:
         recipe, teacher = open_teacher(recipe, index)
         return cls(recipe, index, split, order, pairing, start, teacher, not_used)
 
-    def build(self) -> Parts:
-        """Build the parts, the same on every rank. Raises: RecipeError for what cannot be built."""
-        compiled = self.recipe.run.compile != "off"
+    def build(self, *, compiled: bool = True) -> Parts:
+        """Build the parts, the same on every rank.
+
+        Args:
+            compiled: Compile the views where run.compile says so; False, to look at the parts.
+
+        Raises:
+            RecipeError: The recipe names what cannot be built.
+        """
+        compiled = compiled and self.recipe.run.compile != "off"
         augment = build_augment(self.recipe, self.index, compiled=compiled)
         model = build_model(self.recipe, augment.crop_px, self.start.weights)
         return Parts(augment, model, build_loss(self.recipe, self.teacher))

@@ -19,6 +19,7 @@ from sslpipe.export.load import load_backbone
 from sslpipe.export.start import Start, open_init, with_init
 from sslpipe.export.write import export_backbone
 from sslpipe.models.state import module_sha256
+from sslpipe.plan import Pretraining
 from sslpipe.recipe import load_recipe
 from sslpipe.run.checkpoint_files import latest, read_state
 from sslpipe.run.log import read_metrics
@@ -125,14 +126,14 @@ def test_a_resume_needs_the_source_no_more_and_refuses_another(data, sources, tm
 def test_check_says_what_it_starts_from_and_what_cannot_be(data, sources, tmp_path):
     recipe, index = load_recipe(write_short(tmp_path)), load_index(str(data))
     given = open_init(recipe, sources["export"])
-    result = check_pretraining(recipe, index, given)
+    result = check_pretraining(Pretraining.make(recipe, index, given))
     assert result.recipe.init == given.config.weights_sha256
     assert result.digest
     with pytest.raises(RecipeError, match=r"no \[backbone\]; give one, or name weights .* --init"):
-        check_pretraining(recipe, index)
+        Pretraining.make(recipe, index)
     other = load_recipe(write_recipe(tmp_path), ["backbone.widths=[4,4]"])
     with pytest.raises(RecipeError, match=r"backbone.widths = \[4, 4\], but the given backbone"):
-        check_pretraining(other, index, given)
+        Pretraining.make(other, index, given)
     words = ("check", str(write_short(tmp_path)), "--data", str(data))
     shown = command_line(*words, "--init", str(sources["export"]), COLUMNS="200", status=0)
     assert f"weights {given.config.weights_sha256[:16]}" in shown.stdout
@@ -167,7 +168,7 @@ def test_given_weights_bring_their_own_backbone_and_it_is_said(data, sources, tm
     checked = command_line("check", str(run_dir), "--data", str(data), COLUMNS="200")
     assert read_state(latest(run_dir))["identity"]["digest"] in checked.stdout, checked.stderr
     assert "given weights" not in checked.stdout + checked.stderr
-    wrong = ("check", str(run_dir), "backbone.widths=[4]")
+    wrong = ("check", str(run_dir), "backbone.widths=[4]", "--data", str(data))
     assert "backbone.widths = [4]" in command_line(*wrong, COLUMNS="200", status=2).stderr
     wrong = (*words, f"{run_dir}-b", "backbone.kind=torchvision/resnet18", *start)
     refused = command_line(*wrong, COLUMNS="200", status=2).stderr
@@ -175,11 +176,12 @@ def test_given_weights_bring_their_own_backbone_and_it_is_said(data, sources, tm
     assert "small_resnet" in refused
 
 
-def test_others_weights_that_name_their_own_backbone_bring_it(tmp_path):
+def test_others_weights_that_name_their_own_backbone_bring_it(data, tmp_path):
     torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "weights.pth")
     source, path = f"timm/test_resnet@{tmp_path / 'weights.pth'}", write_recipe(tmp_path)
     recipe = load_recipe(path)  # of a small_resnet
-    result = check_pretraining(recipe, None, open_init(recipe, source))
+    plan = Pretraining.make(recipe, load_index(str(data)), open_init(recipe, source))
+    result = check_pretraining(plan)
     assert result.recipe.backbone.kind == "timm/test_resnet"
     assert any("timm/test_resnet" in text for text in result.warnings)
     with pytest.raises(WeightsError, match="small_resnet"):
@@ -253,19 +255,19 @@ def test_weights_of_others_start_at_the_evaluations_size_if_their_network_takes_
         torch.save(timm.create_model(name).state_dict(), tmp_path / f"{name}.pth")
         given[name] = open_init(recipe, f"timm/{name}@{tmp_path / name}.pth")
         assert given[name].view.crop_px == 48
-    check_pretraining(recipe, index, given["test_resnet"])
-    check_pretraining(recipe, index, given["regnetx_002"])
+    Pretraining.make(recipe, index, given["test_resnet"])
+    Pretraining.make(recipe, index, given["regnetx_002"])
     with pytest.raises(RecipeError, match=r"tune.eval_crop_px = 48, but a timm/test_vit trained"):
-        check_pretraining(recipe, index, given["test_vit"])
+        Pretraining.make(recipe, index, given["test_vit"])
 
 
 @pytest.mark.parametrize(
     "key", ["projector_first_steps", "l2_to_init", "layer_decay", "eval_crop_px"]
 )
-def test_what_means_nothing_to_random_weights_is_refused(tmp_path, key):
+def test_what_means_nothing_to_random_weights_is_refused(data, tmp_path, key):
     recipe = load_recipe(write_recipe(tmp_path), [f"tune.{key}={0.5 if 'decay' in key else 3}"])
     with pytest.raises(RecipeError, match=rf"tune.{key} = .* is for a run that starts from weight"):
-        check_pretraining(recipe, None)
+        Pretraining.make(recipe, load_index(str(data)))
 
 
 def coloured(number, classes=10):

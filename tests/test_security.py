@@ -14,6 +14,7 @@ from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.data.loader import one_pass
 from sslpipe.errors import RecipeError, UserError
+from sslpipe.plan import Pretraining
 from sslpipe.recipe import load_recipe
 from sslpipe.run.launch import _without_secrets
 from tests.helpers.dataset import picture, png, write_dataset
@@ -88,7 +89,7 @@ def test_a_recipe_names_entries_of_tables_and_nothing_else(override, tmp_path, m
     data = write_dataset(tmp_path / "data")
     recipe = load_recipe(write_recipe(tmp_path), [override])
     with pytest.raises(UserError) as raised:
-        check_pretraining(recipe, load_index(data))
+        check_pretraining(Pretraining.make(recipe, load_index(data)))
     assert "\n" not in str(raised.value).strip()
     assert not (tmp_path / "canary").exists()
 

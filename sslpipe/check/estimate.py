@@ -12,15 +12,14 @@ from torch import nn
 
 from sslpipe.augment.ops import draws
 from sslpipe.data.image_type import RGB8, ImageType
-from sslpipe.data.index import DatasetIndex
 from sslpipe.data.loader import open_reader
 from sslpipe.data.pipeline import Batch
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.label_free import concentration_text, uniformity
-from sslpipe.export.load import FrozenBackbone
-from sslpipe.export.start import fit_channels
+from sslpipe.metric_learning.build import Finetuning
+from sslpipe.plan import Pretraining
 from sslpipe.precision import AUTOCAST
-from sslpipe.recipe import FinetuneRecipe, Recipe
+from sslpipe.recipe import Recipe
 from sslpipe.run.launch import training_device
 
 _SPREAD = 128  # images that say how concentrated features are
@@ -92,15 +91,13 @@ def _elapsed(clock: Callable[[], float], step: Callable[[], None]) -> float:
     return clock() - begin_s
 
 
-def start_concentration(
-    recipe: Recipe | FinetuneRecipe, index: DatasetIndex, start: FrozenBackbone
-) -> str:
-    """Embed a few images of the split by the weights that a run starts from: how they spread."""
-    index, device = index.with_channels(recipe.data.channels), training_device(recipe)
-    split = index.split(recipe.data.split)
-    fitted = fit_channels(start, index)
-    assert fitted is not None
-    start = fitted
+def start_concentration(plan: Pretraining | Finetuning) -> str:
+    """Embed a few images by the weights that a run starts from: how they spread."""
+    start = plan.start.weights
+    assert start is not None
+    recipe = plan.recipe
+    device = training_device(recipe)
+    split = plan.index.split(recipe.data.split)
     rows = embed(
         start.backbone.to(device),
         start.view.to(device),

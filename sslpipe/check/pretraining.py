@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 
-from sslpipe.augment.two_views import build_augment
 from sslpipe.check.estimate import step_seconds
 from sslpipe.check.result import (
     Check,
@@ -14,104 +13,54 @@ from sslpipe.check.result import (
     straddle_warning,
     warmup_warning,
 )
-from sslpipe.data.image_type import RGB8
-from sslpipe.data.index import DatasetIndex, Split
-from sslpipe.data.order import ORDER_VERSION, WELL_MIXED, Order, mixing_score
-from sslpipe.data.pairing import Pairing, joint_codes, plan_pairs
-from sslpipe.data.plan import holdout_ids, plan_order, with_holdout
+from sslpipe.data.order import WELL_MIXED, Order, mixing_score
+from sslpipe.data.pairing import Pairing, joint_codes
+from sslpipe.data.plan import holdout_ids
 from sslpipe.errors import RecipeError
-from sslpipe.export.load import FrozenBackbone
-from sslpipe.export.start import Start, fit_channels, with_init
-from sslpipe.losses import Objective
-from sslpipe.models.backbones import stem_warning
 from sslpipe.models.tuning import count_parameters
-from sslpipe.optim import describe_groups, rate_warning
-from sslpipe.plan import (
-    MOST_HELD_OUT,
-    Model,
-    build_loss,
-    build_model,
-    freeze_and_group,
-    open_teacher,
-    plan_warnings,
-    planned_negatives,
-    recipe_flops,
-)
+from sslpipe.optim import describe_groups
+from sslpipe.plan import MOST_HELD_OUT, Parts, Pretraining, freeze_and_group, recipe_flops
 from sslpipe.recipe.base import divisors
-from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.run.best import can_choose
 from sslpipe.run.launch import check_precision, resolve_precision, training_device
 from sslpipe.run.memory import check_memory, estimate_memory
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
 
 
-def check_pretraining(
-    recipe: Recipe,
-    index: DatasetIndex | None,
-    init_from: FrozenBackbone | None = None,
-) -> Check:
-    """Build every part of a pretraining and look at its order, as `check_recipe`; train nothing.
+def check_pretraining(plan: Pretraining) -> Check:
+    """Build every part of a planned pretraining and look at its order; train nothing.
 
-    Args:
-        recipe: Of a pretraining.
-        index: The data set; None skips what only the data can tell.
-        init_from: The weights that the backbone starts from; None: random ones.
+    Raises:
+        UserError: The plan cannot be trained, or this machine cannot train it.
     """
     # what the machine may refuse
+    recipe = plan.recipe
     device = training_device(recipe)
     check_precision(recipe.optim.precision, device.type)
-    index = index and index.with_channels(recipe.data.channels)
-    image_type = index.image_type if index else RGB8
 
-    # the order of the first epoch
-    init_from = fit_channels(init_from, index)
-    start = Start("random" if init_from is None else "named", init_from)
-    not_used = start.remark(recipe)
-    recipe = with_init(recipe, init_from, index)
-    augment = build_augment(recipe, index)
-    pairing = teacher = None
-    if index is not None:
-        split = index.split(recipe.data.split)
-        index.check_files(split.name)
-        recipe = with_holdout(recipe, split)
-        order = plan_order(recipe, index)
-        pairing = plan_pairs(recipe.pairs, split, order)
-        held_out_ids = holdout_ids(recipe, split)
-        recipe = recipe.resolved(order.steps_per_epoch)
-        recipe = recipe.with_watch(can_choose(split.labels_of(held_out_ids), views=True))
-        recipe, teacher = open_teacher(recipe, index)
-
-    # the other parts; when all are built, the digest covers the source of those from plug-ins
-    loss_fn, crop_px = build_loss(recipe, teacher), augment.crop_px
-    model = build_model(recipe, crop_px, init_from)
+    # the parts; when all are built, the digest covers the source of those from plug-ins
+    parts = plan.build(compiled=False)
+    augment = parts.augment
+    model = parts.model
     if recipe.optim.precision == "fp64":
         model = model.double()
-    digest, poorly_mixed = "", None
-    negatives: list[float] = []
-    planned = [("data", "not given (--data): steps per epoch, duplicates, mixing, digest unknown")]
-    if index is None:
-        assert recipe.backbone is not None
-        rate = rate_warning(recipe.optim, recipe.data.batch_size)
-        warnings = [stem_warning(recipe.backbone, crop_px), rate]
-    else:
-        negatives = planned_negatives(recipe, split, order, loss_fn, pairing)  # or refused
-        warnings = [*plan_warnings(recipe, split, loss_fn, crop_px, pairing)]
-        warnings.append(straddle_warning(index, split.name))
-        planned, poorly_mixed = _look_at_order(recipe, split, order, pairing)
-        digest = run_identity(recipe, index, ORDER_VERSION)["digest"]
-        planned.append(("digest", digest))
+    negatives = plan.negatives(parts)  # or refused
+    remarks = plan.remarks(parts)  # or refused
+    order_rows, poorly_mixed = _look_at_order(plan)
+    digest = plan.identity()["digest"]
     groups = describe_groups(freeze_and_group(model, recipe), model)
 
     # memory and time
+    crop_px = augment.crop_px
+    image_type = plan.index.image_type
     precision = resolve_precision(recipe.optim.precision, device)
     memory = estimate_memory(
         model,
         recipe,
         crop_px,
         precision,
-        others=[loss_fn],
+        others=[parts.loss],
         image_type=image_type,
     )
     too_much = check_memory(memory, recipe, device)
@@ -121,30 +70,45 @@ def check_pretraining(
     image_px = min(recipe.data.canvas_px, crop_px * 8 // 7)
     step_s = step_seconds(model, augment, image_px, recipe, precision, device, image_type)
     how = f"one {device.type} process of this machine, without reading, loss and optimizer"
-    in_all = f", {_duration(step_s * recipe.steps)} in all" if recipe.steps else ""
-    time = f"{step_s:.2g} s/step{in_all} ({precision}, {how})"
-    rows = [("time", time), ("memory", memory_text(memory))]
-    rows += [*_size_rows(recipe, model, loss_fn, groups, flops, negatives), *planned]
-    warnings += [too_much, *_setting_warnings(recipe), poorly_mixed, not_used]
-    said = tuple(text for text in warnings if text)
-    views = tuple(dataclasses.asdict(spec) for spec in augment.specs)
-    return Check(recipe, views, rows, said, memory, digest, flops, step_s)
+    in_all = _duration(step_s * recipe.total_steps)
+
+    rows = [
+        ("time", f"{step_s:.2g} s/step, {in_all} in all ({precision}, {how})"),
+        ("memory", memory_text(memory)),
+        *_size_rows(recipe, parts, groups, flops, negatives),
+        *order_rows,
+        ("digest", digest),
+    ]
+    warnings = [
+        *remarks,
+        straddle_warning(plan.index, plan.split.name),
+        too_much,
+        *_setting_warnings(recipe),
+        poorly_mixed,
+    ]
+    return Check(
+        recipe=recipe,
+        views=tuple(dataclasses.asdict(spec) for spec in augment.specs),
+        rows=rows,
+        warnings=tuple(text for text in warnings if text),
+        memory=memory,
+        digest=digest,
+        step_flops=flops,
+        step_seconds=step_s,
+    )
 
 
 def _size_rows(
-    recipe: Recipe,
-    model: Model,
-    loss_fn: Objective,
-    groups: str,
-    flops: float,
-    planned_negatives: list[float],
+    recipe: Recipe, parts: Parts, groups: str, flops: float, planned_negatives: list[float]
 ) -> Rows:
-    data, batch, backbone = recipe.data, recipe.data.batch_size, model.backbone
-    rows = [("steps", f"{recipe.steps:,}")] if recipe.steps else []  # else epochs, and no index
+    data = recipe.data
+    batch = data.batch_size
+    backbone = parts.model.backbone
+    rows = [("steps", f"{recipe.total_steps:,}")]
     if data.micro_batches > 1:
         text = f"{data.micro_batches} of {data.micro_batch} images: activations and views of one"
         rows.append(("micro-batches", f"{text} at a time, negatives of the whole batch"))
-    negatives = loss_fn.negatives_per_anchor(batch)
+    negatives = parts.loss.negatives_per_anchor(batch)
     in_batch = negatives == 2 * batch - 2
     counted = f"{negatives} ({f'2 x {batch} - 2' if in_batch else 'the full queue'})"
     if in_batch and planned_negatives and min(planned_negatives) < negatives:
@@ -164,7 +128,7 @@ def _size_rows(
         (
             "parameters",
             f"backbone {count_parameters(backbone):,} ({backbone.num_features} features{stem}), "
-            f"projector {count_parameters(model.projector):,}",
+            f"projector {count_parameters(parts.model.projector):,}",
         ),
         *(("parameter group", line) for line in groups.splitlines()),
         ("FLOPs per step", f"{flops:.3g}, forward and backward of {2 * batch} views"),
@@ -175,10 +139,10 @@ def _size_rows(
     ]
 
 
-def _look_at_order(
-    recipe: Recipe, split: Split, order: Order, pairing: Pairing | None
-) -> tuple[Rows, str | None]:
+def _look_at_order(plan: Pretraining) -> tuple[Rows, str | None]:
     """Look at some batches of the first epoch: their rows, and a warning where they mix poorly."""
+    split = plan.split
+    order = plan.order
     count = min(order.steps_per_epoch, _PLANNED_STEPS)
     steps = np.linspace(0, order.steps_per_epoch - 1, count).astype(np.int64).tolist()
     batches = [order.ids(step, range(order.num_streams))[1] for step in steps]
@@ -190,8 +154,8 @@ def _look_at_order(
         ]
     )
     mixing = mixing_score([split.labels[ids] for ids in batches], split.labels[served])
-    pair_rows, poor = _look_at_pairs(pairing, order, steps)
-    held_out = len(holdout_ids(recipe, split))
+    pair_rows, poor = _look_at_pairs(plan.pairing, order, steps)
+    held_out = len(holdout_ids(plan.recipe, split))
     # few images left of some classes mix badly, however the shards are: that warning comes first
     few_held_out = held_out <= MOST_HELD_OUT * len(split)
     if poor is None and mixing is not None and mixing < WELL_MIXED and few_held_out:
@@ -201,7 +165,7 @@ def _look_at_order(
         )
     not_kept = len(split) - held_out - order.samples
     left_out = f"{held_out:,} held out" + (f", {not_kept:,} not kept" if not_kept else "")
-    epochs = recipe.total_steps / order.steps_per_epoch
+    epochs = plan.recipe.total_steps / order.steps_per_epoch
     looked = f"over {count} planned batches of the first epoch"
     score = "unknown (unlabelled, or one class)" if mixing is None else f"{mixing:.4f}"
     rows = [

@@ -24,24 +24,31 @@ class Check(NamedTuple):
     rows: Rows  # sizes and estimates, as they are shown
     warnings: tuple[str, ...]
     memory: Memory  # bytes, of one process with the whole batch, or micro-batch
-    digest: str = ""  # "" without data
+    digest: str
     step_flops: float = 0.0  # of a pretraining
     step_seconds: float = 0.0
 
     def render(self) -> RenderableType:
         """Make tables: what decides first, the settings last, those at their defaults one line."""
-        tree = self.recipe.model_dump(exclude_none=True)
-        own = self.recipe.model_dump(exclude_none=True, exclude_defaults=True)
-        changed = {key for key, _ in leaves(own)}
-        written = {key: _written(value) for key, value in leaves(tree)}
-        defaults = (f"{k} {text or '(none)'}" for k, text in written.items() if k not in changed)
         return Group(
             _table("estimates" if self.step_seconds else "sizes", self.rows),
             *(Text(f"warning: {warning}", style="yellow") for warning in self.warnings),
             _table("views", _view_rows(self.views)),
-            _table("settings", [row for row in written.items() if row[0] in changed]),
-            Text(f"\nat their defaults: {', '.join(defaults)}"),
+            settings_table(self.recipe),
         )
+
+
+def settings_table(recipe: RunRecipe) -> RenderableType:
+    """Make the table of a recipe's settings; those at their defaults are one line below it."""
+    tree = recipe.model_dump(exclude_none=True)
+    own = recipe.model_dump(exclude_none=True, exclude_defaults=True)
+    changed = {key for key, _ in leaves(own)}
+    written = {key: _written(value) for key, value in leaves(tree)}
+    defaults = (f"{k} {text or '(none)'}" for k, text in written.items() if k not in changed)
+    return Group(
+        _table("settings", [row for row in written.items() if row[0] in changed]),
+        Text(f"\nat their defaults: {', '.join(defaults)}"),
+    )
 
 
 def _table(title: str, rows: Rows) -> Table:

@@ -46,6 +46,14 @@ def recorded_in(path: Path) -> Path | None:
     return run_dir if (run_dir / "recipe.json").is_file() else None
 
 
+def start_of(path: Path, init: str | None) -> str | None:
+    """Return which weights to start from: those that --init names, or those that a run keeps."""
+    run_dir = recorded_in(path)
+    if init is None and run_dir is not None and (run_dir / "init").is_dir():
+        return str(run_dir / "init")
+    return init
+
+
 def load_recipe_or_run(path: Path, overrides: Sequence[str]) -> "Recipe | FinetuneRecipe":
     """Read a recipe, or the one that a run has recorded, with overrides. Raises: UserError."""
     from sslpipe.recipe import load_recipe, parse_recipe

@@ -83,10 +83,12 @@ def main(
 
 def _views(run_dir: Path, index: "DatasetIndex") -> bytes | None:
     """Draw the PNG of `sslpipe preview RUN`; None, and the reason told, where that cannot be."""
-    from sslpipe.run.preview import preview_recipe
+    from sslpipe.api import make_plan
+    from sslpipe.check.preview import preview
 
     try:
-        grid, _ = preview_recipe(load_recipe_or_run(run_dir, []), index)
+        plan = make_plan(load_recipe_or_run(run_dir, []), index, run_dir=run_dir)
+        grid, _ = preview(plan)
     except UserError as error:
         say(f"without a picture of the views: {error}")
         return None

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from sslpipe.cli.next_step import after_train, new_run_dir, plugin_words, say_ne
 from sslpipe.cli.terminal import new_app, percent, say_once, show, text_table, working
 from sslpipe.errors import UserError, one_line
 from sslpipe.run.console import SafeConsole
+
+if TYPE_CHECKING:
+    from sslpipe.recipe import FinetuneRecipe, Recipe
 
 app = new_app()
 
@@ -47,44 +50,56 @@ def check(
 ) -> None:
     """Validate a recipe without training; print its settings and sizes.
 
-    For pretraining, also estimate memory and time.
+    For pretraining, also estimate memory and time. Without --data, only the settings are checked.
 
     Args:
         data: The data set's dataset.json: a path or a URL.
         explain: Print what a setting means, such as data.micro_batch, and exit.
     """
     loaded = inputs.load_recipe_or_run(recipe, overrides or [])
-    run_dir = inputs.recorded_in(recipe)
-    if run_dir is not None and init is None and (run_dir / "init").is_dir():
-        init = str(run_dir / "init")  # what it started from
-    index = inputs.open_data(data) if data else None
-    if index is not None:
-        index.split(loaded.data.split)  # an unknown one is refused
     inputs.check_model(init)
+    if data is None:
+        for option, value in (("init", init), ("checkpoint", checkpoint), ("weights", weights)):
+            if value is not None:
+                raise UserError(
+                    f"--{option} {value} is fitted to a data set; name one with --data, or leave "
+                    f"--{option} out"
+                )
+        _check_settings(loaded)
+        return
+    index = inputs.open_data(data)
+    index.split(loaded.data.split)  # an unknown one is refused
 
-    from sslpipe.check import check_recipe
+    from sslpipe.api import make_plan
+    from sslpipe.check import check_plan
     from sslpipe.export.start import open_init
-    from sslpipe.recipe import Recipe
 
-    init_from = open_init(loaded, init, checkpoint=checkpoint, weights=weights)
+    start = inputs.start_of(recipe, init)
+    named = open_init(loaded, start, checkpoint=checkpoint, weights=weights)
+    plan = make_plan(loaded, index, named)
     with working("check: a step is timed"):
-        said = check_recipe(loaded, index, init_from)
-    SafeConsole().print(said)
-    if init_from is not None and index is not None:
+        result = check_plan(plan)
+    SafeConsole().print(result.render())
+    if named is not None:
         from sslpipe.check.estimate import start_concentration
 
         with working("check: a few images are embedded"):
-            spread = start_concentration(loaded, index, init_from)
+            spread = start_concentration(plan)
         say_once(spread)
-    if data is None:
-        say_next("shards", "build", "--help")
-    # of --init, `preview` knows nothing; a run has recorded what it needs, and is no recipe
-    elif run_dir is not None or (isinstance(loaded, Recipe) and init is None):
-        say_next("preview", *training(recipe, overrides, data), "--out", "views.png")
-    else:
-        start = {"init": init, "checkpoint": checkpoint, "weights": weights}
-        words = training(recipe, overrides, data, **start)
-        say_next("train", *words, "--run-dir", new_run_dir(loaded.name))
+    words = training(recipe, overrides, data, init=init)
+    say_next("preview", *words, "--out", "views.png")
+
+
+def _check_settings(recipe: "Recipe | FinetuneRecipe") -> None:
+    """Print a valid recipe's settings, and what cannot be said without a data set."""
+    from sslpipe.check.result import settings_table
+
+    SafeConsole().print(settings_table(recipe))
+    show(
+        "The settings are valid; nothing was built. Parts, sizes, memory, time, steps and digest "
+        "need a data set: --data DATA/dataset.json"
+    )
+    say_next("shards", "build", "--help")
 
 
 @opt.documented(
@@ -140,13 +155,15 @@ def train(
 
 @opt.documented(
     app,
-    epilog="Example: sslpipe preview recipe.toml --data out/photos/dataset.json --out views.png",
+    epilog="Examples: sslpipe preview recipe.toml --data out/photos/dataset.json --out views.png | "
+    "sslpipe preview finetune.toml --data out/photos/dataset.json --init runs/photos",
 )
 def preview(
     recipe: opt.RecipeOrRun,
     overrides: opt.Overrides = None,
     *,
     data: opt.Data,
+    init: opt.Init = None,
     out: Path = Path("views.png"),
     images: Annotated[int, opt.option(min=1)] = 8,
     ids: opt.Ids = None,
@@ -166,11 +183,15 @@ def preview(
     loaded = inputs.load_recipe_or_run(recipe, overrides or [])
     index = inputs.open_data(data, loaded.data.split)
     inputs.check_picture(out)
+    inputs.check_model(init)
 
-    from sslpipe.run.preview import preview_recipe
+    from sslpipe.api import make_plan
+    from sslpipe.check.preview import preview
+    from sslpipe.export.start import open_init
     from sslpipe.sharding.show import sample_lines, save_sheet
 
-    grid, drawn = preview_recipe(loaded, index, images=images, ids=chosen, epoch=epoch)
+    plan = make_plan(loaded, index, open_init(loaded, inputs.start_of(recipe, init)))
+    grid, drawn = preview(plan, images=images, ids=chosen, epoch=epoch)
     save_sheet(grid, out)
     for line in sample_lines(index, loaded.data.split, drawn):
         print(line)
@@ -178,7 +199,8 @@ def preview(
     if run_dir := inputs.recorded_in(recipe):
         say_next("status", run_dir)
     else:
-        say_next("train", *training(recipe, overrides, data), "--run-dir", new_run_dir(loaded.name))
+        words = training(recipe, overrides, data, init=init)
+        say_next("train", *words, "--run-dir", new_run_dir(loaded.name))
 
 
 @app.command(epilog="Examples: sslpipe status runs/photos | sslpipe status runs/photos --follow")

@@ -1,6 +1,5 @@
 """Which samples a pretraining reads: those held out, those trained on, their order, partners."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -16,9 +15,7 @@ from sslpipe.data.order import (
     suggest_holdout,
     with_a_partner,
 )
-from sslpipe.data.pairing import plan_pairs
 from sslpipe.errors import naming
-from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.pretrain import Recipe
 
 MOST_READ = 10**7  # labels that are read to suggest settings
@@ -130,17 +127,3 @@ def untrained_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
     with naming("data.keep"):
         groups = split.column(column).groups.whole_split()
     return np.union1d(ids, repeated(groups, ids))
-
-
-def draw_partners(
-    recipe: RunRecipe, index: DatasetIndex
-) -> Callable[[int, NDArray[np.int64]], NDArray[np.int64]] | None:
-    """Return (epoch, ids) -> the samples that second views show; None where all show their own."""
-    if not isinstance(recipe, Recipe) or recipe.pairs is None or not recipe.pairs.has_partners:
-        return None
-    split, order = index.split(recipe.data.split), plan_order(recipe, index)
-    pairing = plan_pairs(recipe.pairs, split, order)
-    assert pairing is not None
-    partners = pairing.partners
-    assert partners is not None
-    return partners.of_samples

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sslpipe.augment.two_views import Views, build_augment
 from sslpipe.data.index import DatasetIndex, RelabelledSplit, Split
 from sslpipe.data.order import ORDER_VERSION, lowest_hashes, with_a_partner
 from sslpipe.errors import RecipeError, did_you_mean, naming
@@ -193,21 +194,28 @@ def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
     return order
 
 
-def watched_ids(
-    recipe: FinetuneRecipe, split: Split, names: Sequence[str], order: PKOrder
-) -> tuple[Integers, Integers | None]:
-    """Return the held-out samples that are scored, and those that they search beside each other.
+def watched_ids(ids: Integers) -> Integers:
+    """Return the held-out samples that are scored: evenly spaced ones, MOST_VALIDATED at most."""
+    return ids[:: -(-len(ids) // MOST_VALIDATED) or 1]
 
-    Returns:
-        Evenly spaced ids of what `held_out` chose, MOST_VALIDATED of them at most; and, where these
-        are images of classes that are trained on, MOST_BANK trained ones at most, else None.
-    """
-    ids, whole_classes = held_out(recipe, split, names)
-    every = ids[:: -(-len(ids) // MOST_VALIDATED) or 1]
-    if whole_classes:
-        return every, None
+
+def bank_ids(order: PKOrder) -> Integers:
+    """Return the trained samples that held-out images search: MOST_BANK at most, by a hash."""
     trained = np.flatnonzero(np.isin(order.labels, order.classes))
-    return every, lowest_hashes(trained, MOST_BANK)
+    return lowest_hashes(trained, MOST_BANK)
+
+
+@dataclass(frozen=True)
+class FinetuningParts:
+    """What a plan builds, on the CPU, from recipe.seed; tests hand in their own.
+
+    Attributes:
+        augment: Makes the views of a batch, recipe.views of each image.
+        model: Backbone, losses, miner and queue.
+    """
+
+    augment: Views
+    model: MetricTask
 
 
 @dataclass(frozen=True)
@@ -220,6 +228,7 @@ class Finetuning:
         split: What is trained on; its labels number the classes, or those of sampler.column.
         order: Which samples come in which batch.
         start: The weights it starts from.
+        held_out: What is held out from training.
         watched: Sorted ids of the held-out samples that are scored during the run.
         bank: Ids of trained ones that they search, too; None: they search each other.
         not_used: What of the given recipe the weights replace, as a sentence; None: nothing.
@@ -232,6 +241,7 @@ class Finetuning:
     split: Split
     order: PKOrder
     start: Start
+    held_out: HeldOut
     watched: Integers
     bank: Integers | None
     not_used: str | None
@@ -252,21 +262,37 @@ class Finetuning:
         start = Start.find(named, index, run_dir)
         not_used = start.remark(recipe)
         recipe = with_backbone(recipe, start.weights, index).resolved(order.steps_per_epoch)
-        watched, bank = watched_ids(recipe, split, names, order)
+        held = held_out(recipe, split, names)
+        watched = watched_ids(held.ids)
         recipe = recipe.with_watch(can_choose(split.labels_of(watched), views=False))
-        return cls(recipe, index, split, order, start, watched, bank, not_used)
+        return cls(
+            recipe=recipe,
+            index=index,
+            split=split,
+            order=order,
+            start=start,
+            held_out=held,
+            watched=watched,
+            bank=None if held.whole_classes else bank_ids(order),
+            not_used=not_used,
+        )
 
-    def build(self, crop_px: int) -> MetricTask:
-        """Build backbone, losses, miner and queue, on the CPU, the same on every rank."""
-        return build_task(self.recipe, crop_px, self.start.weights, len(self.order.classes))
+    def build(self, *, compiled: bool = True) -> FinetuningParts:
+        """Build the parts, the same on every rank; see `sslpipe.plan.Pretraining.build`."""
+        compiled = compiled and self.recipe.run.compile != "off"
+        augment = build_augment(self.recipe, self.index, compiled=compiled)
+        augment.specs = augment.specs[: self.recipe.views]  # type: ignore[assignment]
+        classes = len(self.order.classes)
+        task = build_task(self.recipe, augment.crop_px, self.start.weights, classes)
+        return FinetuningParts(augment, task)
 
     def identity(self) -> dict[str, Any]:
         """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
         return run_identity(self.recipe, self.index, self.order_version)
 
-    def remarks(self, crop_px: int) -> list[str]:
+    def remarks(self, parts: FinetuningParts) -> list[str]:
         """List what a user should know before the first step. Raises: RecipeError: refused."""
-        said = plan_warnings(self.recipe, self.index, self.order, crop_px)
+        said = plan_warnings(self, parts.augment.crop_px)
         return [*said, *filter(None, [self.not_used])]
 
 
@@ -430,16 +456,15 @@ def class_numbers(labels: Tensor, classes: Tensor) -> Tensor:
     return torch.where(classes[place] == labels, place, -1)
 
 
-def plan_warnings(
-    recipe: FinetuneRecipe, index: DatasetIndex, order: PKOrder, crop_px: int
-) -> list[str]:
+def plan_warnings(plan: Finetuning, crop_px: int) -> list[str]:
     """List what a user should know before the first step, a sentence each.
 
     Raises:
         RecipeError: run.keep or run.patience need an evaluation that is not made.
     """
+    recipe = plan.recipe
+    order = plan.order
     assert recipe.backbone is not None
-    split, names = labelled_split(recipe, index)
     warnings = tune_warnings(recipe)
     rate = rate_warning(recipe.optim, recipe.sampler.batch_size)
     warnings += [text for text in (stem_warning(recipe.backbone, crop_px), rate) if text]
@@ -454,11 +479,10 @@ def plan_warnings(
             f"an epoch uses {order.used} of {order.samples} images ({order.dropped} had to leave "
             f"the buffer): {larger}lower sampler.classes_per_batch to use more"
         )
-    ids = held_out(recipe, split, names).ids
-    held = len(ids)
-    labels = split.labels_of(ids)
+    held = len(plan.held_out.ids)
+    labels = plan.split.labels_of(plan.held_out.ids)
     check_keeping(recipe.run, labels, views=False, remedy="raise data.validation_classes")
-    if more := len(untrained_ids(recipe, index)) - held:
+    if more := len(untrained_ids(recipe, plan.index)) - held:
         warnings.append(
             f"{more:,} samples of other classes share {recipe.data.holdout_by} with the validation "
             "classes and are not trained on"

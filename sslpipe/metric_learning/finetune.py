@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sslpipe.augment.two_views import Views, build_augment
+from sslpipe.augment.two_views import Views
 from sslpipe.data.index import Split
 from sslpipe.data.pipeline import Batch
 from sslpipe.distributed import all_gather_rows, to_device
@@ -16,6 +16,7 @@ from sslpipe.evaluation.label_free import effective_rank
 from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.metric_learning.build import (
     Finetuning,
+    FinetuningParts,
     class_neighbours,
     class_numbers,
     freeze_and_group,
@@ -40,7 +41,7 @@ ALARM_REMEDY = (
 )
 
 
-def finetune(plan: Finetuning, run_dir: Path) -> int:
+def finetune(plan: Finetuning, run_dir: Path, parts: FinetuningParts | None = None) -> int:
     """Train embeddings up to the plan's steps, resuming at run_dir's last checkpoint. Collective.
 
     The run directory is then what `load_backbone`, exports, `sslpipe embed` and the gallery take.
@@ -49,6 +50,7 @@ def finetune(plan: Finetuning, run_dir: Path) -> int:
     Args:
         plan: What `Finetuning.make` returned, for this run directory.
         run_dir: Where the run lives; the same one resumes.
+        parts: What is trained; None: what the plan builds.
 
     Returns:
         The last step done: fewer than the recipe's where a stop was requested.
@@ -63,10 +65,10 @@ def finetune(plan: Finetuning, run_dir: Path) -> int:
             plan.start.keep(run_dir)
 
         # views, backbone with losses, optimizer of what is not frozen
-        augment = build_augment(recipe, plan.index, compiled=recipe.run.compile != "off")
-        augment.specs = augment.specs[: recipe.views]  # type: ignore[assignment]
-        task = plan.build(augment.crop_px)
-        remarks = plan.remarks(augment.crop_px)  # or refused
+        parts = parts or plan.build()
+        augment = parts.augment
+        task = parts.model
+        remarks = plan.remarks(parts)  # or refused
         warn_of_memory(
             recipe,
             augment.crop_px,

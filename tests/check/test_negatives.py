@@ -2,12 +2,13 @@
 
 import pytest
 
-from sslpipe.api import train
-from sslpipe.check import check_recipe
+from sslpipe.api import make_plan, train
+from sslpipe.check import check_plan
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.data.plan import plan_order
 from sslpipe.errors import RecipeError
+from sslpipe.plan import Pretraining
 from sslpipe.recipe import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers.columns import add_columns
@@ -40,7 +41,7 @@ def refused(data, tmp_path, *settings):
     """The error of `check`, which `train` repeats before it writes a checkpoint."""
     recipe = load_recipe(write_recipe(tmp_path), ["data.holdout=0", *settings])
     with pytest.raises(RecipeError) as checked:
-        check_recipe(recipe, load_index(data))
+        check_plan(make_plan(recipe, load_index(data)))
     with pytest.raises(RecipeError) as trained:
         train(recipe, load_index(data), tmp_path / "run")
     forget_accelerator()
@@ -96,7 +97,8 @@ def test_a_first_batch_of_one_class_by_chance_is_trained(tmp_path):
         for recipe in recipes
         if len({*data.split("train").labels_of(plan_order(recipe, data).ids(0, range(1))[1])}) == 1
     )
-    check_recipe(recipe := next(alike), data)
+    recipe = next(alike)
+    check_plan(make_plan(recipe, data))
     assert train(recipe, data, tmp_path / "run") == 12
     negatives = [line["negatives_per_anchor"] for line in read_metrics(tmp_path / "run")]
     assert negatives[0] == 0
@@ -106,7 +108,7 @@ def test_a_first_batch_of_one_class_by_chance_is_trained(tmp_path):
 def test_check_counts_the_negatives_that_are_left(tmp_path):
     data = write_dataset(tmp_path / "data", classes=2)
     recipe = load_recipe(write_recipe(tmp_path), ["loss.mask_labels=true"])
-    rows = dict(check_pretraining(recipe, load_index(data)).rows)
+    rows = dict(check_pretraining(Pretraining.make(recipe, load_index(data))).rows)
     assert rows["negatives per anchor"].endswith("(at most 30)")
     assert 12 < float(rows["negatives per anchor"].split()[0]) < 18
 
@@ -128,9 +130,7 @@ def test_fine_tuning_on_batches_of_one_class(tmp_path, settings, says):
     data = load_index(write_dataset(tmp_path / "data"))
     recipe = load_recipe(path, ["sampler.classes_per_batch=1", *settings])
     if not says:
-        check_recipe(recipe, data)
+        check_plan(make_plan(recipe, data))
         return
     with pytest.raises(RecipeError, match=says):
-        check_recipe(recipe, data)
-    with pytest.raises(RecipeError, match=says):
-        check_recipe(recipe)  # the batches are known without the data
+        check_plan(make_plan(recipe, data))

@@ -1,3 +1,5 @@
+import copy
+import dataclasses
 import io
 import math
 import re
@@ -28,7 +30,7 @@ from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import build_optimizer
-from sslpipe.plan import build_model, plan_warnings
+from sslpipe.plan import Pretraining, build_model, plan_warnings
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.identity import identity
@@ -55,9 +57,15 @@ def recipe_of(tmp_path):
     return lambda *overrides: load_recipe(path, overrides)
 
 
+@pytest.fixture
+def checked(recipe_of, index):
+    """Check a plan of the recipe with overrides, on `index`."""
+    return lambda *overrides: check_pretraining(Pretraining.make(recipe_of(*overrides), index))
+
+
 def test_the_sizes_are_those_of_the_recipe_and_the_data(recipe_of, index):
     recipe = recipe_of("epochs=3")
-    result = check_pretraining(recipe, index)
+    result = check_pretraining(Pretraining.make(recipe, index))
     rows = dict(result.rows)
     assert rows["data"] == "tiny: 128 images, 16 held out"
     assert rows["steps per epoch"] == "7 (the run: 3 epochs)"  # (128 - 16) / 16
@@ -76,14 +84,10 @@ def test_resnet18_has_torchvisions_parameters_and_flops():
     assert step_flops(backbone, 1, 224) == pytest.approx(2 * 3 * 2 * multiply_adds, rel=0.01)
 
 
-def test_a_holdout_that_leaves_little_to_train_on_is_told_with_one_to_set(
-    recipe_of, index, monkeypatch
-):
+def test_a_holdout_that_leaves_little_to_train_on_is_told_with_one_to_set(checked, monkeypatch):
     monkeypatch.setattr(pretraining, "mixing_score", lambda *given: 0.5)
-    few, many = (
-        check_pretraining(recipe_of(f"data.holdout={n}"), index).warnings for n in (32, 36)
-    )
-    (mixed,), (warning,) = few, many  # the shards are not blamed, too
+    (mixed,) = checked("data.holdout=32").warnings
+    (warning,) = checked("data.holdout=36").warnings  # the shards are not blamed, too
     assert mixed.startswith("mixing score 0.500")
     assert "data.holdout = 36 holds out 36 of 128 images of the split 'train' (28%)" in warning
     assert warning.endswith("set data.holdout=12")
@@ -183,25 +187,24 @@ def test_the_estimated_time_is_a_rows_time_times_the_rows(recipe_of, monkeypatch
     assert threads == [1, 2] * 3
 
 
-def test_no_global_batch_holds_a_sample_twice_and_a_double_would_be_counted(
-    recipe_of, index, monkeypatch
-):
-    result = check_pretraining(recipe_of(), index)
+def test_no_global_batch_holds_a_sample_twice_and_a_double_would_be_counted(recipe_of, index):
+    plan = Pretraining.make(recipe_of(), index)
+    result = check_pretraining(plan)
     order = plan_order(recipe_of(), index)
     ids = [order.ids(step, range(4))[1].tolist() for step in range(7)]
     assert max(n for batch in ids for n in Counter(batch).values()) == 1
     looked = "over 7 planned batches of the first epoch"
     assert dict(result.rows)["duplicates in a global batch"] == f"0 {looked}"
 
-    original = Order.ids
+    class Twice(Order):
+        def ids(self, step, streams):
+            epoch, actual = super().ids(step, streams)
+            actual[:3] = actual[3]
+            return epoch, actual
 
-    def twice(self, step, streams):
-        epoch, actual = original(self, step, streams)
-        actual[:3] = actual[3]
-        return epoch, actual
-
-    monkeypatch.setattr(Order, "ids", twice)
-    rows = dict(check_pretraining(recipe_of(), index).rows)
+    doubled = copy.copy(plan.order)
+    doubled.__class__ = Twice
+    rows = dict(check_pretraining(dataclasses.replace(plan, order=doubled)).rows)
     assert rows["duplicates in a global batch"] == f"{7 * 3} {looked}"
 
 
@@ -259,20 +262,10 @@ def test_labels_that_cannot_choose_leave_it_to_the_other_views(
     settings = ("run.monitor_steps=5", "data.holdout=16", "run.patience=2")
     assert "one class" in monitor_warnings(recipe_of(*settings), one)[0]
     with pytest.raises(RecipeError, match="patience has no held-out images to choose by; hold"):
-        check_pretraining(recipe_of(*settings[::2], "data.holdout=0"), one)
+        check_pretraining(Pretraining.make(recipe_of(*settings[::2], "data.holdout=0"), one))
     # only the first of those held out has a label, so that it has no neighbour
     monkeypatch.setattr(Split, "labels_of", lambda self, ids: np.arange(len(ids)) * -1)
     assert monitor_warnings(recipe_of(*settings), index)
-
-
-def test_without_data_only_what_needs_them_is_skipped(recipe_of):
-    result = check_pretraining(recipe_of("epochs=3"), None)
-    rows = dict(result.rows)
-    assert (result.recipe.steps, "steps" in rows, result.digest) == (None, False, "")
-    assert rows["negatives per anchor"].startswith("30 ")
-    assert result.step_seconds > 0
-    assert "--data" in rows["data"]
-    assert result.warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -283,8 +276,8 @@ def test_without_data_only_what_needs_them_is_skipped(recipe_of):
         ("backbone={kind='torchvision/resnet18', stem='imagenet'}", "backbone.stem = 'imagenet'"),
     ],
 )
-def test_what_a_setting_costs_is_reported(recipe_of, override, message):
-    (warning,) = check_pretraining(recipe_of(override), None).warnings
+def test_what_a_setting_costs_is_reported(checked, override, message):
+    (warning,) = {*checked(override).warnings} - {*checked().warnings}
     assert message in warning
 
 
@@ -293,7 +286,7 @@ def test_few_groups_in_a_window_are_a_warning(recipe_of, tmp_path, together, win
     manifest = write_dataset(tmp_path / "groups", (256,))
     index = add_columns(manifest, icon=[f"icon{i // together % 64}" for i in range(256)])
     settings = ("pairs.positive=icon", "data.num_streams=4", f"data.shuffle_window={window}")
-    result = check_pretraining(recipe_of(*settings), index)
+    result = check_pretraining(Pretraining.make(recipe_of(*settings), index))
     assert float(dict(result.rows)["mixing score of groups"].split()[0]) < 1
     texts = [text for text in result.warnings if text.startswith("mixing score of groups 0.")]
     assert len(texts) == warned
@@ -302,17 +295,17 @@ def test_few_groups_in_a_window_are_a_warning(recipe_of, tmp_path, together, win
         assert "raise data.shuffle_window or data.num_streams" in texts[0]
 
 
-def test_a_queue_needs_a_momentum_encoder_and_is_what_the_negatives_come_from(recipe_of):
+def test_a_queue_needs_a_momentum_encoder_and_is_what_the_negatives_come_from(checked):
     queue = ("loss.kind=moco", "loss.queue_rows=96")
     with pytest.raises(RecipeError, match=r"add a section \[momentum\]"):
-        check_pretraining(recipe_of(*queue), None)
-    result = check_pretraining(recipe_of(*queue, "momentum.start=0.99"), None)
+        checked(*queue)
+    result = checked(*queue, "momentum.start=0.99")
     assert dict(result.rows)["negatives per anchor"] == "96 (the full queue)"
 
 
-def test_a_momentum_encoder_costs_its_weights_and_a_forward(recipe_of):
-    plain = check_pretraining(recipe_of(), None)
-    pair = check_pretraining(recipe_of("momentum.start=0.99", "batchnorm=local"), None)
+def test_a_momentum_encoder_costs_its_weights_and_a_forward(checked):
+    plain = checked()
+    pair = checked("momentum.start=0.99", "batchnorm=local")
     assert pair.memory.weights == 2 * plain.memory.weights
     assert pair.memory.gradients == plain.memory.gradients
     assert pair.memory.activations < 0.6 * plain.memory.activations  # keys keep none
@@ -321,9 +314,9 @@ def test_a_momentum_encoder_costs_its_weights_and_a_forward(recipe_of):
     assert any("which keys belong to its queries" in warning for warning in pair.warnings)
 
 
-def test_the_tables_show_everything_and_cut_no_digest(recipe_of, index):
+def test_the_tables_show_everything_and_cut_no_digest(checked):
     console = Console(file=io.StringIO(), width=60)
-    result = check_pretraining(recipe_of("augment.preset=byol"), index)
+    result = checked("augment.preset=byol")
     console.print(result.render())
     text = console.file.getvalue()
     assert result.digest in "".join(text.split())
@@ -346,9 +339,23 @@ def test_the_command_prints_the_check_or_one_line(tmp_path, index, monkeypatch):
     # nor imports torch.compile, which takes as long as torch itself
     code = "import sys; sys.argv[0] = 'sslpipe'\nfrom sslpipe.__main__ import main\ntry: main()\n"
     code += "finally: print('torch._dynamo' in sys.modules)"
-    words = [sys.executable, "-c", code, "check", recipe]
+    words = [sys.executable, "-c", code, "check", recipe, "--data", data]
     done = subprocess.run(words, cwd=ROOT, check=False, capture_output=True, text=True)
     assert done.stdout.split()[-1] == "False"
+
+
+def test_without_data_the_settings_are_checked_and_what_is_unknown_is_said(tmp_path):
+    recipe = str(write_recipe(tmp_path))
+    shown = command_line("check", recipe, "data.num_streams=8", status=0).stdout
+    assert re.search(r"data\.num_streams +8\b", shown)
+    assert "--data" in shown
+    assert not re.search(r"digest +\w{16}|s/step", shown)  # nothing was built
+    wrong = command_line("check", recipe, "data.num_stream=8", status=2)
+    assert "data.num_stream" in wrong.stderr
+    # weights are fitted to data: they are not read and silently forgotten
+    refused = command_line("check", recipe, "--init", "timm:resnet18", status=2)
+    assert "--init" in refused.stderr
+    assert "--data" in refused.stderr
 
 
 @pytest.mark.promise(8)
@@ -368,7 +375,7 @@ def test_the_command_prints_the_check_or_one_line(tmp_path, index, monkeypatch):
 def test_what_cannot_be_trained_is_one_user_error(recipe_of, tmp_path, overrides, message):
     index = add_columns(write_dataset(tmp_path / "data"), patient=["a", "b"] * 64)
     with pytest.raises(UserError) as caught:
-        check_pretraining(recipe_of(*overrides), index)
+        check_pretraining(Pretraining.make(recipe_of(*overrides), index))
     assert message in str(caught.value)
 
 
@@ -381,7 +388,7 @@ def test_missing_and_truncated_shards_are_one_user_error(recipe_of, tmp_path):
     with pytest.raises(
         UserError, match=r"train-000003\.tar is missing; train-000005\.tar has 2048"
     ):
-        check_pretraining(recipe_of(), load_index(path))
+        Pretraining.make(recipe_of(), load_index(path))
 
 
 def test_columns_whose_groups_straddle_splits_are_named(recipe_of, tmp_path):
@@ -391,7 +398,7 @@ def test_columns_whose_groups_straddle_splits_are_named(recipe_of, tmp_path):
     add_columns(
         path, "test", patient=["b", "c", "c", None], place=["z", None] * 2, age=[3, 4, 5, 5]
     )
-    result = check_pretraining(recipe_of(), load_index(path))
+    result = check_pretraining(Pretraining.make(recipe_of(), load_index(path)))
     (warning,) = [text for text in result.warnings if "straddle" in text]
     assert "1 of 2 values of patient in test are in train, too" in warning
     assert "place" not in warning

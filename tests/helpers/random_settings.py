@@ -31,10 +31,11 @@ from pydantic import BaseModel
 
 from benchmarks.common import memory_mb
 from sslpipe import portable
+from sslpipe.api import make_plan
 from sslpipe.augment.ops import draws
 from sslpipe.augment.spec import ViewSpec
 from sslpipe.augment.two_views import FusedViews, build_augment
-from sslpipe.check import estimate, finetuning, pretraining
+from sslpipe.check import check_plan, estimate
 from sslpipe.check.estimate import noise_batch
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import UserError
@@ -247,10 +248,7 @@ def attempt(recipe_path: Path, overrides: list[str], names: list[str], index: Da
     """What became of one setting. Raises: AssertionError where that is not as promised."""
     try:
         recipe = load_recipe(recipe_path, overrides)
-        if isinstance(recipe, FinetuneRecipe):
-            result: Any = finetuning.check_finetuning(recipe, index, None)
-        else:
-            result = pretraining.check_pretraining(recipe, index)
+        result = check_plan(make_plan(recipe, index))
         if any("an estimated" in warning for warning in result.warnings):
             return "does not fit"
         value = step(result.recipe, index)

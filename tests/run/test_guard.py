@@ -14,14 +14,17 @@ from safetensors.torch import load_file
 import sslpipe.plan
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.check.pretraining import check_pretraining
+from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.optim import build_optimizer
+from sslpipe.plan import Pretraining
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Optim
 from sslpipe.run.guard import StepGuard, advice
 from sslpipe.run.launch import start_accelerator
 from sslpipe.run.log import read_metrics
 from sslpipe.run.status import status
+from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import assert_same_weights, final_weights, train_in_rank, write_recipe
 
@@ -355,6 +358,7 @@ def test_a_resumed_run_counts_the_steps_that_it_skipped_before(tmp_path, trainee
 
 def test_fp16_on_a_cpu_is_refused_not_trained_in_fp32(tmp_path):
     recipe = load_recipe(write_recipe(tmp_path), ("optim.precision=fp16", "run.device=cpu"))
-    for refuse in (start_accelerator, check_pretraining):
+    plan = Pretraining.make(recipe, load_index(write_dataset(tmp_path / "data")))
+    for refuse in (lambda: start_accelerator(recipe, "fp16"), lambda: check_pretraining(plan)):
         with pytest.raises(RecipeError, match=r"optim.precision = 'fp16' needs a CUDA.*'bf16'"):
-            refuse(recipe, "fp16" if refuse is start_accelerator else None)
+            refuse()
