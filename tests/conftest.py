@@ -78,6 +78,26 @@ def few_resamples() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Run a command line in this process, which ends with a status: what it printed on each stream.
+
+    A mistake, of status 2, leaves no trace.
+    """
+    from sslpipe.cli.app import run
+
+    def call(*words, status=0):
+        monkeypatch.setattr("sys.argv", ["sslpipe", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            run()
+        shown = capsys.readouterr()
+        assert (end.value.code or 0) == status, shown.err
+        assert "Traceback" not in shown.err
+        return shown.out, shown.err
+
+    return call
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if "gpu" not in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # two processes of a test cannot share one GPU

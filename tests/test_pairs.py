@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from sslpipe.api import make_plan
-from sslpipe.cli import curate as curate_tool
+from sslpipe.curate import cli as curate_tool
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.recipe import load_recipe

@@ -16,10 +16,11 @@ from sslpipe.cli.terminal import LazyGroup, new_app, say
 from sslpipe.errors import UserError
 from sslpipe.portable import FULL
 from sslpipe.run.console import GONE, lasting_streams
+from sslpipe.satellites import offered
 
-# name -> (module with `app`, first line of its help). The line stands here, too, so that
-# `sslpipe --help` imports none of the modules.
-COMMANDS = {
+# name -> (module of cli with `app`, first line of its help). The line stands here, too, so that
+# `sslpipe --help` imports none of the modules. Satellites add theirs.
+_CORE = {
     "shards": ("shards", "Convert images to webdataset shards with an index."),
     "check": ("train", "Validate a recipe without training; print its settings and sizes."),
     "preview": ("train", "Draw images beside the views that training makes of them."),
@@ -34,13 +35,15 @@ COMMANDS = {
     "choose": ("choose", "Rank pretrained weights on your images: sizes, joins and flattening."),
     "search": ("search", "Show the images nearest to an image, in what `embed` has written."),
     "browse": ("search", "Show the images of features on a map, in a page on this machine."),
-    "curate": ("curate", "Find duplicates, outliers, clusters and samples to label in a data set."),
     "whiten": ("export", "Store a PCA whitening, and the crops of TRAIN, in an export."),
     "evaluate": ("evaluate", "Measure frozen features: kNN, linear probes, retrieval and more."),
     "report": ("report", "Show a run, or the results of several side by side, in one HTML file."),
     "export": ("export", "Export the backbone; each format is verified in a clean process."),
     "gallery": ("gallery", "Enrol, identify and verify: who is in this picture?"),
 }
+COMMANDS = {name: (f"sslpipe.cli.{module}", text) for name, (module, text) in _CORE.items()}
+for _satellite in offered("commands"):
+    COMMANDS |= _satellite.COMMANDS
 
 
 # full, read-only, not allowed, no such name: no fault of the program
@@ -52,7 +55,7 @@ _OF_THE_DISK = {
 
 def load_command(name: str) -> Any:
     """Return the command of this name; imports its module."""
-    module = import_module(f"sslpipe.cli.{COMMANDS[name][0]}")
+    module = import_module(COMMANDS[name][0])
     command: Any = typer.main.get_command(module.app)
     # a module of several top-level commands holds them in a group that is no command itself
     command = getattr(command, "commands", {}).get(name, command)

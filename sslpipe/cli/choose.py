@@ -82,7 +82,7 @@ def main(
     from sslpipe.evaluation import choose
     from sslpipe.evaluation.label_free import concentration_text, uniformity
     from sslpipe.export import candidates
-    from sslpipe.report.commands import answer, choice_page, table_cells
+    from sslpipe.report.found import answer, choice_page, table_cells
 
     target, _ = start(device, "choose", small=True)
     ids = candidates.sample_ids(rows, most, seed)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sslpipe.cli.terminal import say_once
 from sslpipe.run.console import LastingStream
+from sslpipe.satellites import offered
 
 if TYPE_CHECKING:
     from sslpipe.data.index import DatasetIndex
@@ -42,7 +43,9 @@ DAY = """Self-supervised contrastive pretraining of image encoders. A normal day
 All commands: sslpipe --help. Options and examples: sslpipe COMMAND --help.
 What a setting of a recipe means: sslpipe check --explain KEY."""
 
-NEXT = {  # command -> what is typed after it; a sub-command without a row has that of its group
+# command -> what is typed after it; a sub-command without a row has that of its group; satellites
+# add theirs
+NEXT = {
     "shards": _CHECK,
     "shards build": f"sslpipe shards show DIR --out samples.png, then {_CHECK}",
     "shards verify": "sslpipe shards build DIR --root IMAGES --skip-bad --overwrite",
@@ -62,9 +65,9 @@ NEXT = {  # command -> what is typed after it; a sub-command without a row has t
     "choose": "sslpipe export SOURCE --out FOLDER",
     "search": "sslpipe gallery enrol GALLERY.safetensors PHOTOS --model FOLDER",
     "browse": "sslpipe search FEATURES QUERY.jpg --model MODEL --data DIR/dataset.json",
-    "curate": _TRAIN,
-    "curate select": "sslpipe shards build DIR --source csv --csv FOLDER/chosen.csv",
 }
+for _satellite in offered("commands"):
+    NEXT |= _satellite.NEXT
 
 
 def add_next(name: str, command: Any) -> None:

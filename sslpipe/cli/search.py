@@ -96,7 +96,7 @@ def search(
             cells = line["query"], line["place"], f"{line['score']:.4f}", sample, line["name"]
             typer.echo("\t".join(one_line(str(cell)) for cell in (*cells, line["class"] or "-")))
     if out is not None:
-        from sslpipe.report.commands import search_page
+        from sslpipe.report.found import search_page
 
         write_atomically(out, search_page(search, queries, found, keys))
         say(f"{out}: open it in a browser")

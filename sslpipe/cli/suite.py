@@ -16,8 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from sslpipe.cli.terminal import percent, progress, report_bad, say, show, text_table
-from sslpipe.curate.leaks import Leaks
-from sslpipe.curate.leaks import find_leaks as find_leaks_in
 from sslpipe.data.index import Split
 from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings, embed_to_file
@@ -30,6 +28,7 @@ from sslpipe.evaluation.features import (
 )
 from sslpipe.evaluation.protocols import Pair
 from sslpipe.evaluation.result import measured_columns
+from sslpipe.evaluation.suite import Leaks
 from sslpipe.evaluation.suite_file import features_name, own_name, with_own_name
 from sslpipe.evaluation.verdict import (
     BASELINES,
@@ -42,6 +41,7 @@ from sslpipe.evaluation.verdict import (
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.run.console import SafeConsole
 from sslpipe.run.trackers import log_evaluation
+from sslpipe.satellites import offered
 
 AGAIN_S = 1.0  # a Ctrl-C so much later than the first signal ends what is being written
 LONGEST_NAME = 40
@@ -385,8 +385,15 @@ def embed_other(other: Other, splits: tuple[Split, Split], **options: Any) -> Pa
     return embed_pair(other.name, model.backbone, **own)
 
 
-def find_leaks(splits: tuple[Split, Split], sets: Sets, num_workers: int) -> Leaks:
-    """Find the test samples that are in train; pixels that it needs as features stay in `sets`."""
+def find_leaks(splits: tuple[Split, Split], sets: Sets, num_workers: int) -> Leaks | None:
+    """Find the test samples that are in train; pixels that it needs as features stay in `sets`.
+
+    A satellite looks for them; where there is none, that is said.
+    """
+    finders = offered("leaks")
+    if not finders:
+        say("no check whether test samples are in train, too: this installation has none")
+        return None
     rows = sets["ssl"]
     assert not callable(rows)  # it is embedded at once
 
@@ -399,4 +406,7 @@ def find_leaks(splits: tuple[Split, Split], sets: Sets, num_workers: int) -> Lea
                 sets["pixels"] = made  # else made again, in seconds, when their turn comes
         return made
 
-    return find_leaks_in(splits, rows, pixels, num_workers=num_workers, progress=progress)
+    leaks: Leaks = finders[0].find_leaks(
+        splits, rows, pixels, num_workers=num_workers, progress=progress
+    )
+    return leaks

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from math import isqrt
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from sslpipe.data.index import Split
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
+from sslpipe.evaluation.suite import Leaks
 
 Pair = tuple[Embeddings, Embeddings]
 Integers = NDArray[np.int64]
@@ -25,13 +25,6 @@ PIXELS_PX = 14  # side to which pixels are reduced: as many duplicates are neare
 EDGE = 1  # px of these, all around, that do not count: a border, or a small text
 # least correlation of these with which samples are compared; crops are near by features
 ALIKE = 0.95
-
-
-class Leaks(NamedTuple):
-    """Test samples that have a near-duplicate in train, (L,) ascending, and by what, in words."""
-
-    ids: Integers
-    how: str
 
 
 def find_leaks(

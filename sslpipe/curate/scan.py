@@ -215,14 +215,6 @@ def decoded(split: Split, ids: ArrayLike) -> dict[int, NDArray[np.uint8]]:
     return images
 
 
-def keys_of(split: Split, ids: ArrayLike) -> dict[int, str]:
-    """Look up the paths that samples were built from, where they are known, else shards' keys."""
-    names = split.names_of(ids)
-    if names is not None:
-        return dict(zip(np.asarray(ids).tolist(), names, strict=True))
-    return {sample_id: raw.key for sample_id, raw in _raw_samples(split, ids)}
-
-
 def write_images(split: Split, ids: ArrayLike, folder: Path) -> dict[int, Path]:
     """Write images as FOLDER/SPLIT-ID.jpg, .png, .webp or .npy, as the shard holds their bytes.
 

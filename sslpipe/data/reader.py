@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from sslpipe.data.decode import BadSample, decode
@@ -24,6 +24,7 @@ ADLER_PRIME = 65521
 _EXTENSIONS = (b"x", b"g", b"X", b"L", b"K")  # pax and GNU: types of members that extend the next
 _MOST_EXTENSION = 64 * 1024  # bytes; a name takes up to 4096
 GAP_BYTES = 256 * 1024  # reading past fewer unwanted bytes is cheaper than another request
+KEY_WINDOW_BYTES, KEYS_AT_ONCE = 2**23, 256  # whose images are in memory together
 
 Image = NDArray[Any]  # (C, h, w), see `decode`
 
@@ -180,6 +181,23 @@ def _alone(raw: bytes, suffixes: tuple[str, ...] = IMAGE_SUFFIXES) -> Raw:
     if len(chosen) != 1:
         return Raw(key, BadSample(f"{len(chosen)} images under one key"))
     return Raw(_sample_key(key, chosen[0]), samples[0][chosen[0]])
+
+
+def keys_of(split: Split, ids: ArrayLike) -> dict[int, str]:
+    """Look up the paths that samples were built from, where they are known, else shards' keys."""
+    names = split.names_of(ids)
+    if names is not None:
+        return dict(zip(np.asarray(ids).tolist(), names, strict=True))
+    reader = Reader(split, window_bytes=KEY_WINDOW_BYTES)
+    shards, rows = split.locate(np.unique(np.asarray(ids, np.int64)))
+    keys: dict[int, str] = {}
+    for shard in np.unique(shards).tolist():
+        own, first = rows[shards == shard], int(split.starts[shard])
+        for place in range(0, len(own), KEYS_AT_ONCE):
+            some = own[place : place + KEYS_AT_ONCE]
+            samples = zip(some.tolist(), reader.rows(shard, some), strict=True)
+            keys |= {first + row: raw.key for row, raw in samples}
+    return keys
 
 
 class Quarantined(NamedTuple):

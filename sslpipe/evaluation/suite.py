@@ -1,7 +1,7 @@
 """Every evaluation for several sets of features, by the same protocols: the table of a report."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,13 @@ _NOTHING_TO_COMPARE = (
     "Not compared with {}: train has not the classes of most test samples, and inside test there "
     "are no pairs of one class and of two."
 )
+
+
+class Leaks(NamedTuple):
+    """Test samples that have a near-duplicate in train, (L,) ascending, and by what, in words."""
+
+    ids: NDArray[np.int64]
+    how: str
 
 
 def run_suite(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sslpipe.curate.scan import keys_of
+from sslpipe.data.reader import keys_of
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.neighbours import nearest
 from sslpipe.evaluation.search import ImageSearch

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from benchmarks import curate
-from sslpipe.cli import curate as curate_tool
+from sslpipe.curate import cli as curate_tool
 from sslpipe.curate import duplicates, results
 from sslpipe.curate.duplicates import (
     LEAST_SCORE,
@@ -388,9 +388,9 @@ def test_a_kill_before_the_new_column_is_named_leaves_the_old_one_as_it_was(
     before = planted.read_bytes()
     program = (
         "import os, signal; from sslpipe import portable; from sslpipe.sharding import columns;"
-        "from sslpipe.cli import curate; die = lambda _=0: os.kill(os.getpid(), signal.SIGKILL);"
+        "from sslpipe.curate import cli; die = lambda _=0: os.kill(os.getpid(), signal.SIGKILL);"
         f"{KILLS[when]};"
-        f"curate.app(['duplicates', {str(planted)!r}, '--out', {str(tmp_path / 'out')!r}])"
+        f"cli.app(['duplicates', {str(planted)!r}, '--out', {str(tmp_path / 'out')!r}])"
     )
     python("-c", program, status=-signal.SIGKILL)
     assert planted.read_bytes() == before

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from sslpipe.curate.scan import keys_of, scan
+from sslpipe.curate.scan import scan
+from sslpipe.data.reader import keys_of
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.features import data_metadata

@@ -197,9 +197,9 @@ def outliers(
     split, rows, facts = _open(features, data, out)
 
     from sslpipe.curate.outliers import Outlier, bad_pictures, far_from_all
-    from sslpipe.curate.scan import keys_of
+    from sslpipe.curate.pages import outlier_page
     from sslpipe.curate.tables import write_table
-    from sslpipe.report.commands import outlier_page
+    from sslpipe.data.reader import keys_of
 
     with working("compare"):
         far = far_from_all(rows, neighbours=neighbours, z=z)
@@ -244,8 +244,8 @@ def clusters(
     split, rows, _ = _open(features, data, out)
 
     from sslpipe.curate.clusters import cluster
+    from sslpipe.curate.pages import cluster_page
     from sslpipe.curate.tables import write_table
-    from sslpipe.report.commands import cluster_page
 
     with working("clusters"):
         found = cluster(rows, count, seed=seed, tries=TRIES)
@@ -313,9 +313,10 @@ def select(
     import torch
 
     from sslpipe.curate.clusters import by_coverage, one_of_each
+    from sslpipe.curate.pages import chosen_page
     from sslpipe.curate.results import COLUMN
-    from sslpipe.curate.scan import keys_of, write_images
-    from sslpipe.report.commands import chosen_page
+    from sslpipe.curate.scan import write_images
+    from sslpipe.data.reader import keys_of
 
     # what is labelled: by a table, else by the data set
     known = (rows.labels >= 0).numpy() & (not ignore_labels)

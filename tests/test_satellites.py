@@ -1,0 +1,35 @@
+"""Each satellite is a folder that can be deleted: the program works without it."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.runs import ROOT
+from tests.test_layers import SATELLITES
+
+OWN = {"curate": {"curate"}}  # commands
+
+
+def listed(folder):
+    """The commands that `sslpipe --help` lists, of the package in this folder."""
+    program = "from sslpipe.cli.app import COMMANDS; print(*COMMANDS)"
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return {*answer.stdout.split()}
+
+
+@pytest.mark.parametrize("name", SATELLITES)
+def test_a_folder_that_is_gone_takes_its_commands_along_and_nothing_else(name, tmp_path):
+    shutil.copytree(ROOT / "sslpipe", tmp_path / "sslpipe")
+    shutil.rmtree(tmp_path / "sslpipe" / name)
+    assert listed(tmp_path) == listed(ROOT) - OWN.get(name, set())
