@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sslpipe.augment.eval_view import EvalView, JoinedView
+from sslpipe.data.image_type import hex_colour
 from sslpipe.errors import UserError
 from sslpipe.export.model import FrozenBackbone, freeze
 from sslpipe.models.backbones import JOIN, JoinedBackbone, build_backbone
@@ -22,8 +23,19 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
         UserError: One is whitened, a join, or takes several crops; two are one network and view;
             or they take images of other channels or depths.
     """
-    # all of images of the first one's range
-    models = [models[0], *(model.seeing(models[0].image_type) for model in models[1:])]
+    # all of images of the first one's range, on the background that one of them knows
+    image_type = models[0].image_type
+    backgrounds = {model.image_type.background for model in models} - {None}
+    if len(backgrounds) > 1:
+        colours = " and ".join(hex_colour(each) for each in sorted(filter(None, backgrounds)))
+        raise UserError(
+            f"{source}: parts put transparent images on {colours}, and a join sees one image; "
+            "name parts of one background"
+        )
+    for background in filter(None, backgrounds):
+        if image_type.is_rgb8:
+            image_type = image_type.on(background)
+    models = [model.seeing(image_type) for model in models]
     known: list[tuple[str, dict[str, Any]]] = []
     for model in models:
         if model.whitening is not None or model.view.crops != "center":

@@ -79,6 +79,7 @@ REQUIRED = {
     "num_classes": 5,
     "dim": 8,
     "name": "SmoothAPLoss",
+    "rows": 4,
     "teacher": TeacherFeatures(torch.eye(3), torch.arange(3)),
 }
 
