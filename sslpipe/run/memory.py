@@ -21,6 +21,7 @@ from sslpipe.run.launch import resolve_precision, training_device
 
 HOPELESS = 8  # times all memory and swap: no swapping and no smaller canvas saves such a run
 _LEAST_KEPT = 4  # times its views: what a first layer makes of them
+_MOST_KEPT = 4096  # times its views; a ResNet-50 whose first layers keep the size keeps 2,075
 _COUNTED = (2, 4)  # images of the forward passes that are counted; BatchNorm takes 2 or more
 
 
@@ -87,6 +88,7 @@ def estimate_memory(
     encoder: nn.Module | None = None,
     others: Iterable[nn.Module] = (),
     image_type: ImageType = RGB8,
+    is_counted: bool = True,
 ) -> Memory:
     """Estimate the memory that one of `world` processes needs.
 
@@ -103,13 +105,10 @@ def estimate_memory(
         encoder: The part of the model that takes the views; None: all of it.
         others: Further modules that hold buffers: a loss with a queue.
         image_type: Of the images.
+        is_counted: False: no forward runs, and activations are more than networks keep.
     """
     load, channels = Load.from_recipe(recipe, world), len(image_type.channels)
     encoder = model if encoder is None else encoder
-    small, large = (
-        saved_bytes(encoder, load.views * images, crop_px, precision, channels)
-        for images in _COUNTED
-    )
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     held = [*model.parameters(), *model.buffers(), *(b for o in others for b in o.buffers())]
     if recipe.tune.l2_to_init:  # the start of what decays towards it
@@ -119,12 +118,18 @@ def estimate_memory(
     copies = {"adamw": 2, "lars": 1, "sgd": int(optim.momentum > 0)}[optim.kind]
     on_cuda = training_device(recipe).type == "cuda"
     gathered = trained if optim.kind == "lars" and on_cuda else 0
-    activations = max(0, small + (large - small) * (load.together - 2) // 2)
     element_bytes = next(encoder.parameters()).element_size()
     pixel_bytes = 1 if image_type.dtype == "uint8" else 4
     views = load.views * load.together * channels * crop_px**2 * element_bytes
     images = load.images * channels * load.canvas_px**2 * pixel_bytes
     weights = sum(tensor.nbytes for tensor in held)
+    activations = _MOST_KEPT * views
+    if is_counted:
+        small, large = (
+            saved_bytes(encoder, load.views * images, crop_px, precision, channels)
+            for images in _COUNTED
+        )
+        activations = max(0, small + (large - small) * (load.together - 2) // 2)
     return Memory(
         weights=weights,
         gradients=trained + gathered,
@@ -151,14 +156,9 @@ def check_memory(
     Raises:
         RecipeError: It exceeds all there is HOPELESS times.
     """
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        needed, where, processes = memory.total, "the CUDA device", 1
-    else:
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-        free, total = free_memory_bytes(), total_memory_bytes()
-        needed = processes * (memory.total - memory.weights - memory.process)
-        where = "this machine"
+    processes = _processes(device, world)
+    needed, free, total = _needed(memory, device, processes)
+    where = "the CUDA device" if device.type == "cuda" else "this machine"
     if needed <= free:
         return None
     load = Load.from_recipe(recipe, world)
@@ -177,14 +177,36 @@ def check_memory(
     return f"{text}; without it the system may end the run"
 
 
+def _processes(device: torch.device, world: int) -> int:
+    """Processes that share the memory: one on CUDA, else those of this machine."""
+    return 1 if device.type == "cuda" else int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+
+
+def _needed(memory: Memory, device: torch.device, processes: int) -> tuple[int, int, int]:
+    """Bytes that the step needs and that are not taken yet, that are free, and that there are."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return memory.total, free, total
+    to_come = memory.total - memory.weights - memory.process
+    return processes * to_come, free_memory_bytes(), total_memory_bytes()
+
+
 def warn_of_memory(
     recipe: RunRecipe, crop_px: int, model: nn.Module, process: Rank, **modules: Any
 ) -> None:
-    """Warn on rank 0 where a step is likely to need more memory than is free."""
-    precision, world = recipe.optim.precision, process.world_size
-    named = resolve_precision(precision, training_device(recipe))
+    """Warn on rank 0 where a step is likely to need more memory than is free.
+
+    No forward runs where there is room for more than networks keep.
+    """
+    device = training_device(recipe)
+    world = process.world_size
+    named = resolve_precision(recipe.optim.precision, device)
+    most = estimate_memory(model, recipe, crop_px, named, world, is_counted=False, **modules)
+    needed, free, _ = _needed(most, device, _processes(device, world))
+    if needed <= free:
+        return
     memory = estimate_memory(model, recipe, crop_px, named, world, **modules)
-    text = check_memory(memory, recipe, training_device(recipe), world)
+    text = check_memory(memory, recipe, device, world)
     if text is not None and process.rank == 0:
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
