@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import pytest
 import tifffile
@@ -215,6 +216,81 @@ def test_dicom_files_are_trained_on_and_found(tmp_path):
     query = tmp_path / "img" / "MR_small.dcm"  # 64 x 64 px: a tile of its own
     found = sslpipe_run("search", rows, query, "--model", run_dir, "--data", data)
     assert "MR_small" in found.splitlines()[0]
+
+
+@pytest.mark.parametrize("kind", ["pages", "volumes", "axis", "npy", "nan"])
+def test_a_file_of_which_a_data_set_was_built_finds_itself(kind, tmp_path):
+    """What pages, slices and NaN are is known of the build, to `encode`, search and gallery."""
+    images, data, run_dir, rows = (tmp_path / name for name in ("img", "data", "run", "rows"))
+    options = ["--pages", "channels"]
+    for label in (0, 1):
+        (images / f"kind{label}").mkdir(parents=True)
+        for number in range(4):
+            pixels = RNG.integers(0, 4000, (3, 28, 28)).astype("u2")
+            path = images / f"kind{label}" / f"{label}{number}"
+            if kind == "pages":
+                tifffile.imwrite(path.with_suffix(".tif"), pixels, photometric="minisblack")
+            elif kind == "npy":
+                np.save(path.with_suffix(".npy"), pixels)
+            elif kind == "volumes":  # a series of three volumes of one slice
+                volume = pixels.transpose(1, 2, 0)[:, :, None].astype("f4")
+                nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), path.with_suffix(".nii.gz"))
+            elif kind == "axis":  # its one slice lies along the first dimension
+                options = ["--slice-axis", 0]
+                volume = pixels[:1].astype("f4")
+                nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), path.with_suffix(".nii"))
+            else:
+                options = ["--nan", 7]
+                array = pixels.transpose(1, 2, 0).astype("f4")
+                array[:9, :9] = np.nan
+                np.save(path.with_suffix(".npy"), array)
+    names = "a" if kind == "axis" else "a,b,c"
+    build(data, images, "--channels", names, *options)
+    train(recipe(steps=2, data={**RECIPE["data"], "batch_size": 8}), data, run_dir)
+    split = load_index(data).split("train")
+    model = sslpipe.load_backbone(run_dir)
+    assert model.image_type == split.image_type
+    stored = embed(model.backbone, model.view, split)
+    paths = sorted(path for path in images.rglob("*") if path.is_file())
+    distances = torch.cdist(model.encode(paths), stored.features)  # (files, samples)
+    keys = [Reader(split).one(sample).key for sample in stored.ids.tolist()]
+    for path, row in zip(paths, distances, strict=True):
+        assert path.name.partition(".")[0] in keys[int(row.argmin())]
+        assert float(row.min()) < 1e-4
+    if kind == "pages":
+        sslpipe_run("embed", run_dir, "--data", data, "--split", "train", "--out", rows)
+        found = sslpipe_run("search", rows, paths[3], "--model", run_dir, "--data", data)
+        assert paths[3].stem in found.splitlines()[0]
+        movie = tmp_path / "movie.npy"
+        np.save(movie, np.zeros((2, 28, 28, 3, 1), "u2"))
+        with pytest.raises(UserError, match=r"movie\.npy"):
+            model.encode(movie)
+
+
+def test_a_file_of_several_images_is_refused_with_what_to_give_instead(five, tmp_path):
+    model = sslpipe.load_backbone(five / "run")
+    tifffile.imwrite(tmp_path / "pages.tif", np.zeros((2, 9, 9), np.uint16))
+    nibabel.save(nibabel.Nifti1Image(np.zeros((9, 9, 4), "f4"), np.eye(4)), tmp_path / "volume.nii")
+    for name in ("pages.tif", "volume.nii"):
+        with pytest.raises(UserError, match=rf"{name} .*an array \(h, w, C\).*shards build"):
+            model.encode(tmp_path / name)
+
+
+def test_folders_whose_files_were_read_in_several_ways_can_be_joined(tmp_path):
+    pixels = RNG.integers(0, 4000, (2, 3, 28, 28)).astype("u2")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    tifffile.imwrite(tmp_path / "a" / "a.tif", pixels[0], photometric="minisblack")
+    np.save(tmp_path / "b" / "b.npy", pixels[1].transpose(1, 2, 0))
+    options = ("--channels", "a,b,c", "--range", "0,4095")
+    build(tmp_path / "data_a", tmp_path / "a", *options, "--pages", "channels")
+    build(tmp_path / "data_b", tmp_path / "b", *options)
+    sslpipe_run(
+        "shards", "index", tmp_path / "data_a", tmp_path / "data_b", "--out", tmp_path / "data"
+    )
+    index = load_index(tmp_path / "data")
+    assert len(index.split("train")) == 2
+    assert index.image_type == load_index(tmp_path / "data_b").image_type
 
 
 def test_some_channels_are_trained_on_and_found_again_by_name(five, tmp_path):

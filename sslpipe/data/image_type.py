@@ -29,6 +29,21 @@ Colour = tuple[Level, Level, Level]  # red, green, blue
 _RGB = ("red", "green", "blue")
 
 
+class Reading(BaseModel):
+    """How files became images where a data set was built, which their bytes do not say.
+
+    Args:
+        pages: What the pages of a file, or the volumes of a series, are; None: it has one.
+        slice_axis: The dimension of a volume along which its slices lie.
+        nan: Stands for NaN and infinite values; None: such an image is bad.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    pages: Literal["channels", "samples"] | None = None
+    slice_axis: int = Field(default=2, ge=0, le=2)
+    nan: Value | None = None
+
+
 class ImageType(BaseModel):
     """Channels, depth and range of all images of a data set.
 
@@ -38,6 +53,7 @@ class ImageType(BaseModel):
         low: A value of each channel that views show as 0; `high` as 1. 0 and 255 for uint8.
         background: What transparent parts of 8-bit RGB pictures are put on; None: alpha is dropped,
             and they show what is stored under them.
+        reading: How a file of other images than 8-bit RGB is read; None: as `Reading()`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,6 +62,7 @@ class ImageType(BaseModel):
     low: tuple[Value, ...]
     high: tuple[Value, ...]
     background: Colour | None = None
+    reading: Reading | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "ImageType":
@@ -60,13 +77,16 @@ class ImageType(BaseModel):
             raise ValueError("low and high of uint8 are 0 and 255")
         if self.background is not None and not self.is_rgb8:
             raise ValueError("background is for 8-bit RGB")
+        if self.reading is not None and self.is_rgb8:
+            raise ValueError("reading is for other images than 8-bit RGB")
         return self
 
     @model_serializer(mode="wrap")
-    def _without_no_background(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         tree: dict[str, Any] = write(self)
-        if self.background is None:
-            del tree["background"]
+        for name in ("background", "reading"):
+            if tree[name] is None:
+                del tree[name]
         return tree
 
     @cached_property
@@ -89,6 +109,10 @@ class ImageType(BaseModel):
     def on(self, background: Colour | None) -> "ImageType":
         """Return the same type on another background."""
         return self.model_copy(update={"background": background})
+
+    def read_as(self, reading: Reading | None) -> "ImageType":
+        """Return the same type of files that are read in another way."""
+        return self.model_copy(update={"reading": None if reading == Reading() else reading})
 
     def in_units(self, pixels: NDArray[Any], places: Sequence[int] | None = None) -> NDArray[Any]:
         """Return what views take of stored pixels, (h, w, C) of `dtype`, or of some channels.

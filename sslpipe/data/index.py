@@ -262,8 +262,7 @@ class DatasetIndex:
             for each in (kind.low, kind.high, stored.mean, stored.std)
         )
         image = ImageType(channels=tuple(names), dtype=kind.dtype, low=low, high=high)
-        if image.is_rgb8:
-            image = image.on(kind.background)
+        image = image.on(kind.background) if image.is_rgb8 else image.read_as(kind.reading)
         update = {"image": None if image == RGB8 else image, "mean": mean, "std": std}
         selected.manifest = self.manifest.model_copy(update=update)
         return selected

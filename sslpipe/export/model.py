@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.decode import BadSample, check_size, decode, reduce_to, rgb_pixels
-from sslpipe.data.image_type import RGB8, Colour, ImageType
+from sslpipe.data.image_type import RGB8, Colour, ImageType, Reading
 from sslpipe.data.index import Split
 from sslpipe.errors import UserError, shown
 from sslpipe.evaluation.embed import forward_in_parts
@@ -24,7 +24,7 @@ from sslpipe.models.state import check_finite, evaluating, module_sha256, weight
 from sslpipe.portable import read_regular
 from sslpipe.recipe.base import Component, Pixels, Positive, Section
 from sslpipe.recipe.pretrain import Projector
-from sslpipe.sharding.sensors import Pages, open_planes
+from sslpipe.sharding.sensors import Pages, UnknownPages, open_planes
 
 Picture = str | Path | Image.Image | Tensor | NDArray[Any]
 ENCODED_AT_ONCE = 64  # images of a list
@@ -346,24 +346,40 @@ class FrozenBackbone(nn.Module):
         return torch.stack(units).permute(0, 3, 1, 2)
 
 
+_ONE_IMAGE = (
+    "a path is one image: give one of them as an array (h, w, C) or as a file of its own; of all, "
+    "`sslpipe shards build` makes a data set for `sslpipe embed`"
+)
+
+
 def read_image(path: Path, wanted: ImageType, canvas_px: int) -> NDArray[Any]:
     """Read a file of one image of this type: (C, h, w), see `decode`. Raises: BadSample, OSError.
 
-    Other images than 8-bit RGB are of any format that `shards build --channels` reads.
+    Other images than 8-bit RGB are of any format that `shards build --channels` reads, and their
+    pages, slices and NaN mean what they meant in that build.
     """
     if wanted.is_rgb8:
         return decode(read_regular(path), canvas_px, image_type=wanted)
-    planes = open_planes(path, Pages())
+    reading = wanted.reading or Reading()
+    try:
+        planes = open_planes(path, Pages(reading.pages, reading.slice_axis))
+    except UnknownPages:
+        raise BadSample(f"it has several pages, and {_ONE_IMAGE}") from None
     height, width, channels = planes.shape
-    if planes.total != 1 or (planes.dtype.name, channels) != (wanted.dtype, len(wanted.channels)):
+    if planes.total != 1:
+        raise BadSample(f"it holds {planes.total} images (pages or slices), and {_ONE_IMAGE}")
+    if (planes.dtype.name, channels) != (wanted.dtype, len(wanted.channels)):
         raise BadSample(
-            f"{planes.total} image(s) of {planes.dtype} in {channels} channels, and the network "
-            f"takes one of {wanted}"
+            f"an image of {planes.dtype} in {channels} channels, and the network takes {wanted}: "
+            "give a file or an array (h, w, C) of these"
         )
     check_size(width, height)
     pixels = planes.read(0, slice(0, height), slice(0, width))
-    if not np.isfinite(pixels).all():
-        raise BadSample("it has values that are NaN or infinite")
+    is_finite = np.isfinite(pixels)
+    if not is_finite.all():
+        if reading.nan is None:
+            raise BadSample("it has values that are NaN or infinite")
+        pixels = np.where(is_finite, pixels, np.float32(reading.nan))
     return reduce_to(np.ascontiguousarray(wanted.in_units(pixels)), canvas_px).transpose(2, 0, 1)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sslpipe.data.columns import Kind
-from sslpipe.data.image_type import RGB8, Colour, hex_colour
+from sslpipe.data.image_type import RGB8, Colour, Reading, hex_colour
 from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, PATH_COLUMN, Manifest
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import one_at_a_time, write_atomically
@@ -84,6 +84,7 @@ class _Written(NamedTuple):
     columns: dict[str, Kind]  # whose values are in the shards
     channels: tuple[str, ...] | None  # of images that are not 8-bit RGB
     range: tuple[float, float] | None  # their low and high value; None: measured
+    reading: Reading | None  # how their files were read
     background: Colour | None  # what transparent parts were put on; None: alpha dropped
     done: dict[str, list[Done]]  # shards by split
     left_out: list[Group]  # of the source
@@ -178,6 +179,7 @@ def build_dataset(
             missing={key: list(value.missing) for key, value in images.items() if value.missing},
             columns={name: each.kind for own in columns.values() for name, each in own.items()},
             channels=layout.sensors and layout.sensors.channels,
+            reading=layout.sensors and layout.sensors.reading,
             background=layout.background,
             range=(value_range or made.window) if layout.is_array else None,
             done=written,
@@ -319,7 +321,8 @@ def _finish(
             update["image"] = None if build.background is None else RGB8.on(build.background)
         else:
             found = measure(tars[key], build.channels, build.range)
-            update |= {"image": found.image, "mean": found.mean, "std": found.std}
+            image = found.image.read_as(build.reading)
+            update |= {"image": image, "mean": found.mean, "std": found.std}
             measured = found.notes
     _list_missing(out / MISSING, build)
     specs = tuple(ColumnSpec(name, name, kind) for name, kind in build.columns.items())

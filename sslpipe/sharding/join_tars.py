@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import (
     DERIVED_COLUMN,
     NEIGHBOUR_COLUMN,
@@ -124,7 +125,7 @@ def _join_images(manifests: Mapping[Path, Manifest]) -> dict[str, object]:
     first_folder, first = next(iter(manifests.items()))
     counts = []
     for folder, manifest in manifests.items():
-        if manifest.image != first.image:
+        if _stored(manifest) != _stored(first):
             raise DataError(
                 f"images of {folder} are {_type(manifest)}, and of {first_folder} {_type(first)}: "
                 "a data set has one type; build all with equal --channels, --range, --background"
@@ -136,8 +137,9 @@ def _join_images(manifests: Mapping[Path, Manifest]) -> dict[str, object]:
     stds = np.array([manifest.std for manifest in manifests.values()])
     mean = (weights * means).sum(axis=0)
     variance = (weights * (stds**2 + (means - mean) ** 2)).sum(axis=0)
+    is_read_alike = all(manifest.image == first.image for manifest in manifests.values())
     fields: dict[str, object] = {
-        "image": first.image,
+        "image": first.image if is_read_alike else _stored(first),
         "mean": tuple(mean.round(6).tolist()),
         "std": tuple(np.sqrt(variance).round(6).tolist()),
     }
@@ -145,6 +147,11 @@ def _join_images(manifests: Mapping[Path, Manifest]) -> dict[str, object]:
         texts = {getattr(manifest, name): None for manifest in manifests.values()}
         fields[name] = "; ".join(text for text in texts if text)
     return fields
+
+
+def _stored(manifest: Manifest) -> ImageType | None:
+    """What the shards hold; files of several folders may have been read in several ways."""
+    return manifest.image and manifest.image.read_as(None)
 
 
 def _type(manifest: Manifest) -> str:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from sslpipe.data.decode import MAX_BYTES, MAX_PIXELS, BadSample, read_npy
-from sslpipe.data.image_type import RGB8, ImageType
+from sslpipe.data.image_type import RGB8, ImageType, Reading
 from sslpipe.data.storage import npy_bytes
 from sslpipe.errors import DataError
 from sslpipe.sharding.columns import Columns, ColumnValues
@@ -54,6 +54,11 @@ class Sensors(NamedTuple):
     tile_px: int | None = None  # side of the tiles that scenes are cut into; None: they are not
     stride_px: int | None = None  # from tile to tile
     min_content: float = 0.0  # least share of a tile's blocks that show something; see `content`
+
+    @property
+    def reading(self) -> Reading:
+        """What a data set keeps of it: how one of its files is read again."""
+        return Reading(pages=self.pages, slice_axis=self.slice_axis, nan=self.nan)
 
 
 def parse_channels(text: str | None) -> tuple[str, ...] | None:

@@ -98,7 +98,7 @@ def _guarded(path: Path, read: Callable[..., Any], *arguments: Any) -> Any:
     except (BadSample, DataError):
         raise
     except _Ambiguous as error:
-        raise DataError(
+        raise UnknownPages(
             f"{path} has {error}; say what they are: --pages channels or --pages samples"
         ) from error
     except ImportError as error:
@@ -114,8 +114,12 @@ def _guarded(path: Path, read: Callable[..., Any], *arguments: Any) -> Any:
         raise BadSample(f"not a readable image: {text}") from error
 
 
+class UnknownPages(DataError):
+    """A file has pages, and no option says what they are."""
+
+
 class _Ambiguous(Exception):
-    """A file has pages, and nothing says what they are."""
+    """The same, for a reader, which does not know its path."""
 
 
 # --- from a file's own dimensions to images
