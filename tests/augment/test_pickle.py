@@ -78,7 +78,6 @@ def test_a_spawned_process_makes_the_same_views_also_of_ops_that_it_has_not_regi
 REQUIRED = {
     "num_classes": 5,
     "dim": 8,
-    "rows": 2,
     "name": "SmoothAPLoss",
     "rows": 4,
     "teacher": TeacherFeatures(torch.eye(3), torch.arange(3)),
