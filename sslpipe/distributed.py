@@ -15,13 +15,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sslpipe.errors import UserError
+from sslpipe.errors import UserError, one_line
 
 # torch 2.14 renamed them
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 T = TypeVar("T")
+
+
+# of gloo, nccl and torch's store: another process has ended, or its machine
+_LOST = (
+    *("connection closed by peer", "connection reset by peer", "broken pipe", "socket closed"),
+    *("connection was closed", "remote process exited", "ncclremoteerror", "connection refused"),
+)
 
 
 class Rank(NamedTuple):
@@ -41,6 +48,19 @@ def current_rank() -> Rank:
     if dist.is_available() and dist.is_initialized():
         return Rank(dist.get_rank(), dist.get_world_size())
     return Rank()
+
+
+def explain_lost_process(error: BaseException) -> str | None:
+    """Say in one line that another process of the group has ended; None: the error is another."""
+    text = str(error).lower()
+    if not isinstance(error, RuntimeError) or not any(words in text for words in _LOST):
+        return None
+    reason = one_line(str(error), 300).partition(" Exception raised from")[0]
+    reason = reason.partition(". This is typically caused by")[0]
+    return (
+        f"another process of this run has ended, or its machine ({reason}); what it said is above, "
+        "or in the log of its machine"
+    )
 
 
 def pick_device(name: str, setting: str) -> str:

@@ -25,8 +25,42 @@ from typing import Any
 PROC = Path("/proc")  # Linux's view of the machine and of every process
 CGROUPS = Path("/sys/fs/cgroup")  # and of the limits that containers and batch systems set
 
-# what says that a disk, a quota or the largest size of a file is used up
-FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # none on Windows
+
+def _numbers(names: str) -> tuple[int, ...]:
+    """Return the error numbers of these names; not every system has them all."""
+    return tuple(getattr(errno, name) for name in names.split() if hasattr(errno, name))
+
+
+_FULL = _numbers("ENOSPC EDQUOT")
+_FAILING = _numbers(
+    "EIO ESTALE ENOTCONN ETIMEDOUT EREMOTEIO ENODEV ENXIO EHOSTDOWN ENETDOWN ENETUNREACH"
+)
+_OF_THE_DISK = (*_FULL, errno.EFBIG, *_FAILING)
+_REMEDIES = {  # error number -> what to do
+    **dict.fromkeys(_FULL, "free some space"),
+    errno.EFBIG: "the file system, or `ulimit -f`, allows no file so large",
+    **dict.fromkeys(
+        _FAILING, "the disk or its network failed; run the same command again when it works"
+    ),
+    **dict.fromkeys(
+        _numbers("EROFS EACCES EPERM"), "name another place, or change its permissions"
+    ),
+    errno.ENOENT: "it, or its folder, is not there (any more)",
+    **dict.fromkeys(_numbers("EMFILE ENFILE"), "too many files are open; raise `ulimit -n`"),
+    **dict.fromkeys(_numbers("EISDIR ENOTDIR EEXIST ENAMETOOLONG EBUSY ENOTEMPTY ELOOP"), ""),
+}
+
+_LESS_MEMORY = (
+    "end other programs, or ask for less at once: --batch-size, --num-workers, data.batch_size, "
+    "data.micro_batch"
+)
+_NO_MEMORY = (
+    "not enough memory",
+    "std::bad_alloc",
+    "out of memory",
+    "allocate memory",
+    "failed to map segment",
+)
 
 _seek_lock = threading.Lock()  # a descriptor has one position for all threads
 
@@ -65,26 +99,69 @@ def replacing(path: Path, *, fsync: bool = False, sweep: bool = True) -> Iterato
     except BaseException as error:
         with suppress(OSError):  # a folder that is gone or read-only: the first error counts
             temporary.unlink(missing_ok=True)
-        full = full_disk(error)
-        if full is None:
+        failed = disk_error(error)
+        if failed is None or str(failed.filename) not in ("None", str(temporary)):
             raise
-        # neither the system nor a library says of which file there was no room
-        raise OSError(full.errno, full.strerror, str(path)) from error
+        # the system names no file, or the temporary one
+        raise OSError(failed.errno, failed.strerror, str(path)) from error
     if fsync:
         sync(path.parent)
 
 
-def full_disk(error: BaseException) -> OSError | None:
-    """Return the OSError of a full disk that an error is, or comes from; None where it is none."""
+def disk_error(error: BaseException) -> OSError | None:
+    """Return the error of a full or failing disk that an error is, or comes from; None: none."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in FULL:
+        if isinstance(cause, OSError) and cause.errno in _OF_THE_DISK:
             return cause
         found = re.search(r"\(os error (\d+)\)", str(cause))  # of safetensors, written in Rust
-        if found and int(found[1]) in FULL:
+        if found and int(found[1]) in _OF_THE_DISK:
             return OSError(int(found[1]), os.strerror(int(found[1])))
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+def file_error(error: BaseException) -> OSError | None:
+    """Return the error of a file, or of a disk, that an error is; None where it is neither."""
+    of_a_file = isinstance(error, OSError) and (
+        error.filename is not None or error.errno in _REMEDIES
+    )
+    return error if of_a_file else disk_error(error)  # type: ignore[return-value]
+
+
+def explain_file_error(error: OSError, path: str | Path | None = None) -> str:
+    """Say in one line which file failed, why, in the system's words, and what to do.
+
+    Args:
+        error: As `file_error` returns it.
+        path: Of the file, where the error does not know it.
+    """
+    path = path or error.filename2 or error.filename or "a file"
+    remedy = _REMEDIES.get(error.errno or 0, "")
+    reason = error.strerror or type(error).__name__
+    return f"cannot use {os.fsdecode(path)}: {reason}" + (f"; {remedy}" if remedy else "")
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error is one of too little memory, of Python, of torch or of C++."""
+    said = isinstance(error, RuntimeError | OSError | SystemError | ImportError)
+    return isinstance(error, MemoryError) or (
+        said and any(words in str(error).lower() for words in _NO_MEMORY)
+    )
+
+
+def memory_is_short(error: BaseException) -> bool:
+    """Return whether memory is short for what this machine could hold, were it all free."""
+    asked = re.search(r"tried to allocate (\d+) bytes", str(error))
+    return lacks_memory(error) and (asked is None or int(asked[1]) <= total_memory_bytes())
+
+
+def explain_lack_of_memory(error: BaseException) -> str | None:
+    """Say in one line that memory is short, and what to change; None: the error is another."""
+    if not lacks_memory(error):
+        return None
+    reason = " ".join(str(error).split())[:300].partition(" Exception raised from")[0]
+    return f"not enough memory ({reason or type(error).__name__}); {_LESS_MEMORY}"
 
 
 def remove_abandoned(folder: Path, target: str | None = None) -> None:

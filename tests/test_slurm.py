@@ -159,6 +159,9 @@ def test_preempted_on_two_nodes_it_saves_is_requeued_and_ends_with_the_same_weig
         *("--partition=high", "--nodes=2", f"--output={tmp_path}/high.log", "--wrap=sleep 1"),
     )
     low.requeued(1)
+    said = log_of(tmp_path)  # the second start begins it anew
+    assert "requeued" in said
+    assert "not requeued" not in said
     high.wait("COMPLETED")
     marker = (run_dir / "PREEMPTED").read_text()
     low.restart_now()
@@ -386,6 +389,32 @@ def test_every_users_error_is_known_to_the_script_that_must_not_requeue_it():
     for name, value in vars(sslpipe.errors).items():
         if isinstance(value, type) and issubclass(value, UserError):
             assert re.match(pattern, f"rank 0: {name}: text"), name
+
+
+@pytest.mark.parametrize(
+    ("state", "restarts", "count", "said"),
+    [
+        ("COMPLETING", 1, "0", "requeued by SLURM"),  # preempted, a node lost
+        ("PENDING", 3, "2", "requeued by SLURM"),
+        ("COMPLETING", 0, "", "is COMPLETING, not requeued"),  # cancelled
+        ("CANCELLED", 2, "2", "is CANCELLED, not requeued"),
+        ("RUNNING", 1, "1", "ended with status 7 at step-1; requeued"),
+    ],
+)
+def test_the_log_says_who_requeues_a_job_that_has_ended(tmp_path, state, restarts, count, said):
+    """The end of the job's script, beside a `scontrol` that only answers."""
+    scontrol = tmp_path / "scontrol"
+    record = f"JobId=5 JobName=train JobState={state} Requeue=1 Restarts={restarts} BatchFlag=1"
+    scontrol.write_text(f"#!/bin/sh\n[ $1 = requeue ] && echo $* || echo '{record}'\n")
+    scontrol.chmod(0o755)
+    end = template("train.sh").partition("# A cancelled job")[2].replace("sleep 120", "")
+    done = subprocess.run(
+        ["bash", "-eu", "-c", f"newest() {{ echo step-1; }}\njob=5 code=7\n#{end}"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_RESTART_COUNT": count},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert said in done.stdout, done
+    assert ("requeue 5" in done.stdout) == (state == "RUNNING")
 
 
 def test_the_scripts_are_valid_bash():

@@ -1,6 +1,5 @@
 """The program `sslpipe`: its table of commands, and what every command does with a mistake."""
 
-import errno
 import os
 import sys
 import traceback
@@ -14,7 +13,7 @@ from sslpipe.cli.next_step import DAY, add_next
 from sslpipe.cli.options import option
 from sslpipe.cli.terminal import LazyGroup, new_app, say
 from sslpipe.errors import UserError
-from sslpipe.portable import FULL
+from sslpipe.portable import explain_file_error, explain_lack_of_memory, file_error
 from sslpipe.run.console import GONE, lasting_streams
 from sslpipe.satellites import offered
 
@@ -44,13 +43,6 @@ _CORE = {
 COMMANDS = {name: (f"sslpipe.cli.{module}", text) for name, (module, text) in _CORE.items()}
 for _satellite in offered("commands"):
     COMMANDS |= _satellite.COMMANDS
-
-
-# full, read-only, not allowed, no such name: no fault of the program
-_OF_THE_DISK = {
-    *(*FULL, errno.EROFS, errno.EACCES, errno.EPERM),
-    *(errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG),
-}
 
 
 def load_command(name: str) -> Any:
@@ -162,11 +154,24 @@ def _run(words: list[str]) -> Any:
         if trace:
             traceback.print_exc()
         return _refuse(str(error))
-    except OSError as error:
-        if error.errno not in _OF_THE_DISK or trace:
+    except Exception as error:
+        said = None if trace else _not_the_programs_fault(error)
+        if said is None:
             raise
-        return _refuse(f"cannot write {error.filename or 'a file'}: {error.strerror}")
+        return _refuse(said)
     return 0
+
+
+def _not_the_programs_fault(error: Exception) -> str | None:
+    """Explain an error of a file system, of memory or of a lost process; None: it is another."""
+    if (failed := file_error(error)) is not None:
+        return explain_file_error(failed)
+    said = explain_lack_of_memory(error)
+    if said is None and os.environ.get("WORLD_SIZE", "1") != "1":
+        from sslpipe.distributed import explain_lost_process
+
+        said = explain_lost_process(error)
+    return said
 
 
 def _refuse(text: str) -> int:

@@ -101,6 +101,8 @@ def decode(
                 pixels = _decode_by_pillow(raw, kind, image_type.background)
         except BadSample:
             raise
+        except MemoryError as error:
+            raise BadSample("no memory to decode it") from error
         except Exception as error:  # damaged bytes make the decoders raise almost anything
             raise BadSample(f"cannot decode the {kind}: {first_line(error)}") from error
         if channels is not None and kind is not None:

@@ -30,7 +30,7 @@ from sslpipe.models.state import (
     module_sha256,
     weights_dtype,
 )
-from sslpipe.portable import full_disk, open_regular, replacing, write_atomically
+from sslpipe.portable import disk_error, memory_is_short, open_regular, replacing, write_atomically
 from sslpipe.precision import wide_dtype
 
 
@@ -219,6 +219,8 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
         open_regular(path).close()
         tensors, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
     except UNREADABLE as error:
+        if memory_is_short(error):
+            raise
         raise DataError(f"cannot read embeddings from {path}: {error}; embed again") from error
     missing = ", ".join(sorted({*Embeddings._fields} - {*tensors}))
     if missing or text is None:
@@ -421,11 +423,11 @@ def embed_to_file(
 
 @contextmanager
 def _room_for(out: Path) -> Iterator[None]:
-    """Where the disk is full, name the file to be made, and give back what its parts take."""
+    """Where the disk fails, name the file to be made, and give back what its parts take."""
     try:
         yield
     except OSError as error:
-        if not full_disk(error):
+        if not disk_error(error):
             raise
         shutil.rmtree(out.with_name(f".{out.name}.parts"), ignore_errors=True)
         raise OSError(error.errno, error.strerror, str(out)) from error

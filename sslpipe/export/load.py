@@ -24,7 +24,7 @@ from sslpipe.models.backbones import build_backbone
 from sslpipe.models.limits import TooLarge, check_side, within_memory
 from sslpipe.models.simclr import build_projector
 from sslpipe.models.state import float32_by_default, module_sha256
-from sslpipe.portable import sha256_of
+from sslpipe.portable import memory_is_short, sha256_of
 from sslpipe.recipe import parse_recipe
 from sslpipe.recipe.base import Component, Weights
 from sslpipe.recipe.messages import explain_errors
@@ -172,6 +172,8 @@ def _load_export(path: Path) -> FrozenBackbone:
     except OSError as error:
         raise ExportError(f"cannot read {error.filename}: {error.strerror}") from error
     except (SafetensorError, *REFUSALS) as error:
+        if memory_is_short(error):
+            raise
         said = one_line(str(error)) or type(error).__name__
         remedy = "; copy the export again" * isinstance(error, SafetensorError)
         raise ExportError(f"{path}: {said}{remedy}") from error
@@ -290,6 +292,8 @@ def load_run(
         if projector is not None:
             projector.load_state_dict(_part(tensors, "projector."), strict=True)
     except (SafetensorError, RuntimeError) as error:
+        if memory_is_short(error):
+            raise
         raise CheckpointError(f"{folder}: {' '.join(str(error).split())}") from error
     # what a reader of the export should know, where there is something to know
     optional = {

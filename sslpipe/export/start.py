@@ -23,6 +23,7 @@ from sslpipe.export.model_card import sha256_sums
 from sslpipe.models.backbones import JOIN, RGB_CHANNELS, Backbone, build_backbone
 from sslpipe.models.channels import adapt_kernels, first_convolution
 from sslpipe.models.pooling import is_pooling
+from sslpipe.portable import explain_file_error
 from sslpipe.recipe import FinetuneRecipe, Recipe
 from sslpipe.recipe.base import Component, Tune, Weights
 from sslpipe.run.checkpoint_files import checkpoint_names
@@ -170,7 +171,7 @@ class Start:
             (scratch / "SHA256SUMS").write_text(sha256_sums(scratch))
             os.replace(scratch, folder)
         except OSError as error:
-            raise UserError(f"cannot write {folder}: {error.strerror}; make room for it") from error
+            raise UserError(explain_file_error(error, folder)) from error
 
     def resolve(self, recipe: RecipeT, index: DatasetIndex) -> RecipeT:
         """Return the recipe with backbone, hash and views of these weights: see `with_init`."""

@@ -41,7 +41,7 @@ from sslpipe.export.onnx_files import (
     with_preprocessing,
 )
 from sslpipe.export.verify import TOLERANCE, outputs, read_outputs, relative_difference
-from sslpipe.portable import full_disk, one_at_a_time
+from sslpipe.portable import disk_error, one_at_a_time
 
 PROOF_IMAGES = 4  # of noise, that a reloaded backbone is compared on, 1 and then 3
 WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits into
@@ -174,9 +174,10 @@ def _scratch_beside(out: Path) -> Iterator[Path]:
     try:
         yield scratch
     except Exception as error:
-        if (full := full_disk(error)) is None:
+        failed = disk_error(error)
+        if failed is None:
             raise
-        raise OSError(full.errno, full.strerror, str(out)) from error
+        raise OSError(failed.errno, failed.strerror, str(out)) from error
     finally:
         shutil.rmtree(scratch)
 

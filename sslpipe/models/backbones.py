@@ -17,6 +17,7 @@ from sslpipe.errors import RecipeError, did_you_mean, shown
 from sslpipe.models.channels import set_channels
 from sslpipe.models.libraries import open_clip_library, open_clip_network, transformers_network
 from sslpipe.models.pooling import POOLS, set_pool
+from sslpipe.portable import memory_is_short
 from sslpipe.recipe.base import Component, Positive
 from sslpipe.registry import Table, build, typed
 
@@ -454,6 +455,8 @@ def timm_backbone(
     except RecipeError:
         raise
     except Exception as error:  # its hundreds of constructors refuse arguments in every way
+        if memory_is_short(error):
+            raise
         raise RecipeError(
             f"[backbone] kind = 'timm/{architecture}' refuses {shown(arguments)}: "
             f"{type(error).__name__}: {error}"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
 from sslpipe.errors import RecipeError, UserError, WeightsError, shown
-from sslpipe.portable import total_memory_bytes
+from sslpipe.portable import memory_is_short, total_memory_bytes
 
 MOST_MODULES = 10_000  # the deepest networks that timm has are of a third
 _NO_MEMORY = ("allocate memory", "storage size", "overflow", "too large", "out of memory")
@@ -87,6 +87,8 @@ def within_memory(what: str) -> Iterator[None]:
         if not isinstance(error, MemoryError) and not any(
             w in str(error).lower() for w in _NO_MEMORY
         ):
+            raise
+        if memory_is_short(error):  # other things take it
             raise
         raise TooLarge(
             f"{what} asks for more memory than this machine can give ({total / 2**30:,.1f} GiB "

@@ -25,6 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from sslpipe.errors import RecipeError, UserError, did_you_mean, lost_quotes, shown
+from sslpipe.portable import memory_is_short
 from sslpipe.registry.plugins import describe_error, plugin_hint, remember_version
 
 T = TypeVar("T")
@@ -152,6 +153,8 @@ def build(
     except RecipeError:
         raise
     except REFUSALS as error:
+        if memory_is_short(error):  # no fault of these settings
+            raise
         is_plain = isinstance(error, TypeError | ValueError)
         what = str(error) if is_plain else describe_error(error)
         raise RecipeError(f"[{section}] kind = {component.kind!r}: {what}") from error

@@ -35,8 +35,9 @@ from torch.utils._pytree import tree_map
 from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import CheckpointError
 from sslpipe.faults import fault
-from sslpipe.portable import full_disk, sha256_of, sync, write_atomically
+from sslpipe.portable import explain_file_error, file_error, sha256_of, sync, write_atomically
 from sslpipe.recipe.identity import differences
+from sslpipe.registry.plugins import describe_error
 from sslpipe.run.checkpoint_files import best_of, checkpoint_names, damage_of, read_state
 
 MAX_FAILED_SAVES = 3  # in a row; then the run stops
@@ -97,19 +98,21 @@ class Checkpointer:
             try:
                 self._write(step, states, metadata)
             except (OSError, RuntimeError, SafetensorError) as error:  # each says "full" its way
-                below = error.__context__  # torch's own words hide it
-                cause = full_disk(error) or (below if isinstance(below, OSError) else error)
-                problem = f"{type(cause).__name__}: {cause}"
-        problem = broadcast_object(problem)
+                failed = file_error(error)  # which torch's own words hide
+                problem = describe_error(error) if failed is None else explain_file_error(failed)
+            if not self.folder.parent.is_dir():  # no later save can work
+                problem = f"{self.folder.parent} is gone: it was removed, or moved away"
+                needed = True
+        problem, needed = broadcast_object((problem, needed))
         if problem is None:
             self._failed_saves = 0
             return True
         self._failed_saves += 1
         message = f"the checkpoint of step {step} was not written ({problem})"
         if needed:
-            raise CheckpointError(f"{message}; free some space, then resume with the same command")
+            raise CheckpointError(f"{message}; then resume with the same command")
         if self._failed_saves == MAX_FAILED_SAVES:
-            raise CheckpointError(f"{message}, {MAX_FAILED_SAVES} times in a row; free some space")
+            raise CheckpointError(f"{message}, {MAX_FAILED_SAVES} times in a row")
         self.warn(f"{message}; the older ones stand, the next save tries again")
         return False
 
@@ -127,8 +130,10 @@ class Checkpointer:
             try:
                 _remove_leftovers(self.folder)
                 name = self._choose()
-            except (CheckpointError, OSError) as error:
+            except CheckpointError as error:
                 problem = str(error)
+            except OSError as error:
+                problem = explain_file_error(error)
         name, problem = broadcast_object((name, problem))
         if problem:
             raise CheckpointError(problem)

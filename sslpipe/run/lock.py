@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from sslpipe.errors import UserError
-from sslpipe.portable import read_regular, write_atomically
+from sslpipe.portable import explain_file_error, read_regular, write_atomically
 from sslpipe.run.records import check_types, parse_object
 from sslpipe.run.stop import clear_markers
 
@@ -104,8 +104,10 @@ def take_lock(run_dir: Path, process: "Rank") -> Iterator[dict[str, bytes]]:
         try:
             lock = RunLock(run_dir)
             markers = clear_markers(run_dir)
-        except (UserError, OSError) as error:
+        except UserError as error:
             problem = str(error)
+        except OSError as error:
+            problem = explain_file_error(error)
     problem = broadcast_object(problem)
     if problem:
         raise UserError(f"cannot use the run directory: {problem}")

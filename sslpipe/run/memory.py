@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError
-from sslpipe.portable import free_memory_bytes, resident_bytes, total_memory_bytes
+from sslpipe.portable import free_memory_bytes, memory_is_short, resident_bytes, total_memory_bytes
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.recipe.finetune import FinetuneRecipe
@@ -234,6 +234,8 @@ def saved_bytes(
     except RecipeError:
         raise
     except Exception as error:  # a network may fail in any way
+        if memory_is_short(error):
+            raise
         raise RecipeError(
             f"[backbone] cannot take views of augment.crop_px = {crop_px}: "
             f"{type(error).__name__}: {error}"

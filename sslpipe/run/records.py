@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Never
 
 from sslpipe.errors import UserError
-from sslpipe.portable import read_regular, sha256_of, write_atomically
+from sslpipe.portable import explain_file_error, read_regular, sha256_of, write_atomically
 
 Tree = dict[str, Any]
 
@@ -142,8 +142,7 @@ def write_description(run_dir: Path, trees: Mapping[str, Tree]) -> None:
         try:
             write_atomically(run_dir / name, text)
         except OSError as error:
-            reason = f"cannot write {run_dir / name}: {error.strerror}; make room for it"
-            raise UserError(reason) from error
+            raise UserError(explain_file_error(error, run_dir / name)) from error
 
 
 def read_description(run_dir: Path, name: str) -> Tree:

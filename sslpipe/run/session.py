@@ -28,7 +28,7 @@ from sslpipe.distributed import Rank, agree, broadcast_object, gather_objects
 from sslpipe.errors import DataError, UserError
 from sslpipe.faults import fault
 from sslpipe.optim import clip_gradient, describe_groups, lr_at, ramp_at, set_lr
-from sslpipe.portable import ignores_hang_up
+from sslpipe.portable import ignores_hang_up, lacks_memory
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.registry.plugins import describe_error, made_with
 from sslpipe.run.best import EMA, Best
@@ -115,11 +115,12 @@ def open_run(recipe: RunRecipe, run_dir: Path) -> Iterator["Run"]:
                     raise UserError(describe_error(error)) from error
                 finally:
                     run.close()
-        except torch.OutOfMemoryError as error:
-            text = f"{error}; {describe_newest(run_dir)}. {_LESS_MEMORY}"
-            write_failure(run_dir, f"rank {process.rank}: UserError: {text}")
-            raise UserError(text) from error
         except BaseException as error:
+            if lacks_memory(error) and not isinstance(error, UserError):
+                said = " ".join(str(error).split()) or "not enough memory"
+                text = f"{said}; {describe_newest(run_dir)}. {_LESS_MEMORY}"
+                write_failure(run_dir, f"rank {process.rank}: UserError: {text}")
+                raise UserError(text) from error
             text = f"rank {process.rank}: {describe_error(error)}"
             stopped = isinstance(error, KeyboardInterrupt)
             refused = holds_run and isinstance(error, UserError)

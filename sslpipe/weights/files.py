@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sslpipe.errors import WeightsError, one_line
-from sslpipe.portable import sha256_of
+from sslpipe.portable import memory_is_short, sha256_of
 from sslpipe.run.records import parse_object
 from sslpipe.weights.source import MOST_JSON_BYTES, check_file, weights_file
 
@@ -129,6 +129,8 @@ def _read_file(path: Path) -> Tree:
     except SafetensorError as error:
         raise WeightsError(f"{path} is damaged: {error}; copy it again") from error
     except Exception as error:  # torch's readers fail in every way on what is no file of theirs
+        if memory_is_short(error):
+            raise
         if type(error).__name__ == "UnpicklingError":  # its module is imported nowhere here
             raise WeightsError(_refusal(path)) from error
         text = one_line(str(error), 200) or type(error).__name__

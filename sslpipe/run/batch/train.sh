@@ -81,8 +81,15 @@ fi
 if [ "$(newest)" = "$before" ] && ((idle >= SSLPIPE_MAX_IDLE_STARTS)); then
   give_up "$idle"
 fi
-# A cancelled job is RUNNING no more; requeueing would bring it back.
-state=$(scontrol --oneliner show job "$job" | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p')
+# A cancelled job is RUNNING no more; requeueing would bring it back. One that SLURM itself
+# requeues, preempted or its node lost, is COMPLETING, too, but its restarts are counted already.
+record=$(scontrol --oneliner show job "$job")
+state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$record")
+restarts=$(sed -n 's/.* Restarts=\([0-9]*\).*/\1/p' <<<"$record")
+if ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0})); then
+  echo "slurm: job $job is requeued by SLURM; it resumes from $(newest)"
+  exit 1
+fi
 if [ "$state" != RUNNING ]; then
   echo "slurm: job $job is $state, not requeued; the same command resumes from $(newest)"
   exit 1
