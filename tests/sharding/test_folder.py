@@ -47,6 +47,7 @@ def photos(root: Path, *names: str) -> Path:
 PETS = {"train": ["cat", "dog"], "test": ["cat", "dog"]}
 
 
+@pytest.mark.promise(17)
 @pytest.mark.parametrize(
     ("train", "test"),
     [
@@ -90,6 +91,7 @@ def test_a_class_may_be_named_as_a_split_inside_of_one(tmp_path):
     assert found(photos(tmp_path, *names)) == {split: ["bus", "test", "train"] for split in PETS}
 
 
+@pytest.mark.promise(17)
 def test_a_split_among_classes_is_refused_unless_it_alone_is_asked_for(tmp_path):
     photos(tmp_path, "train/cat/1.png", "train/dog/1.png", "bird/1.png")
     with pytest.raises(DataError, match=r"both splits and 'bird'.*--split train"):
@@ -160,6 +162,7 @@ def test_forms_of_an_accent_and_blanks_are_one_class_and_said(tmp_path):
     assert any(composed in doubt for own in splits.values() for doubt in own.doubts)
 
 
+@pytest.mark.promise(17)
 def test_a_class_that_differs_by_case_between_splits_is_refused(tmp_path, capsys):
     root = photos(tmp_path / "in", "train/Cat/1.png", "train/dog/1.png")
     photos(root, "test/cat/2.png", "test/dog/2.png")
@@ -188,6 +191,7 @@ def test_slips_in_names_of_classes_are_named(tmp_path, capsys):
 # --- files
 
 
+@pytest.mark.promise(17)
 def test_a_link_to_a_folder_above_doubles_nothing(tmp_path):
     names = [f"in/{name}/{k}.png" for name in ("cat", "dog") for k in range(3)]
     root = photos(tmp_path, *names) / "in"
@@ -212,6 +216,7 @@ def test_linked_folders_and_files_elsewhere_are_read_once(tmp_path):
     assert left_out(root) == {"links to images that are read already": 1}
 
 
+@pytest.mark.promise(17)
 @pytest.mark.parametrize("kind", ["annex", "lfs", "dvc", "pointer"])
 def test_images_whose_content_was_not_fetched_are_an_error_or_counted(tmp_path, capsys, kind):
     root = photos(tmp_path / "in", *(f"{name}/{k}.png" for name in ("cat", "dog") for k in "123"))
@@ -266,6 +271,7 @@ def test_folders_and_files_without_permission_are_an_error_or_counted(tmp_path, 
     assert sum(left_out(root, skip_missing=True).values()) == 2
 
 
+@pytest.mark.promise(17)
 def test_what_a_nas_and_systems_leave_is_no_image_and_counted(tmp_path):
     root = photos(tmp_path, "cat/1.png", "dog/1.png", "cat/@eaDir/1.png/SYNOPHOTO_THUMB_M.png")
     photos(root, "@eaDir/x.png", "cat/.@__thumb/1.png", "__MACOSX/cat/._1.png", "#recycle/9.png")

@@ -143,6 +143,7 @@ def test_a_strange_json_is_read_or_one_line_that_names_the_member(text, tmp_path
 # --- splits
 
 
+@pytest.mark.promise(17)
 @pytest.mark.parametrize(
     ("files", "splits"),
     [
@@ -190,6 +191,7 @@ def test_a_name_that_dataset_json_cannot_hold_is_refused_before_anything_is_writ
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.promise(17)
 def test_a_tar_is_in_one_split_only(tmp_path, capsys):
     write_tar(tmp_path / "train-0.tar", ("a.png", grey_png(1)))
     assert run("index", tmp_path) == 0

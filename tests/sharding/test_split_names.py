@@ -15,6 +15,7 @@ SAME = {
 OTHERS = "trainer contest latest devil valley steam_train test_tube seg_train protest 0 café"
 
 
+@pytest.mark.promise(17)
 @pytest.mark.parametrize(
     ("name", "split"), [(name, split) for split, names in SAME.items() for name in names.split()]
 )
