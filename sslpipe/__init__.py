@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from sslpipe.augment.two_views import TwoViews
     from sslpipe.data.index import load_index
     from sslpipe.evaluation.knn import knn
-    from sslpipe.evaluation.search import ImageSearch
     from sslpipe.export.load import load_backbone
     from sslpipe.export.write import export_backbone
     from sslpipe.losses import DCLLoss, HardNegativeLoss, MoCoLoss, NTXentLoss, SupConLoss
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DCLLoss",
     "HardNegativeLoss",
-    "ImageSearch",
     "MoCoLoss",
     "NTXentLoss",
     "SupConLoss",
@@ -41,7 +39,6 @@ _LOSSES = ("DCLLoss", "HardNegativeLoss", "MoCoLoss", "NTXentLoss", "SupConLoss"
 _HOMES = {
     **dict.fromkeys(_LOSSES, "losses"),
     "TwoViews": "augment.two_views",
-    "ImageSearch": "evaluation.search",
     "export_backbone": "export.write",
     "knn": "evaluation.knn",
     "load_backbone": "export.load",
@@ -56,11 +53,22 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     if name == "__version__":
         return _version()
-    if name not in _HOMES:
+    homes = _homes()
+    if name not in homes:
         raise AttributeError(f"module 'sslpipe' has no attribute {name!r}")
-    value = getattr(import_module(f"sslpipe.{_HOMES[name]}"), name)
+    value = getattr(import_module(homes[name]), name)
     globals()[name] = value
     return value
+
+
+def _homes() -> dict[str, str]:
+    """Return the public names, those of satellites too, with the modules that have them."""
+    from sslpipe.satellites import offered
+
+    homes = {name: f"sslpipe.{module}" for name, module in _HOMES.items()}
+    for satellite in offered("names"):
+        homes |= satellite.NAMES
+    return homes
 
 
 def _version() -> str:
@@ -75,4 +83,4 @@ def _version() -> str:
 
 def __dir__() -> list[str]:
     """List the public names alone."""
-    return sorted(__all__)
+    return sorted(_homes())

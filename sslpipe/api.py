@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.errors import UserError
 from sslpipe.export.load import FrozenBackbone, Weights
 from sslpipe.export.start import open_init
+from sslpipe.kinds import Plan, kind_of
 from sslpipe.plan import Pretraining
 from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe
 from sslpipe.registry.plugins import made_with
@@ -16,9 +16,6 @@ from sslpipe.run.console import say_last
 from sslpipe.run.launcher import launched_processes
 from sslpipe.run.records import plugins_of
 from sslpipe.run.stop import reported_refusal
-
-if TYPE_CHECKING:
-    from sslpipe.metric_learning.build import Finetuning
 
 
 def train(
@@ -61,16 +58,14 @@ def train(
         named = open_init(recipe, init, checkpoint=checkpoint, weights=weights, run_dir=run_dir)
         plan = make_plan(recipe, index, named, run_dir)
     if plan.start.kind == "random" and is_finished(plan, run_dir):
-        steps = plan.recipe.total_steps
+        steps: int = plan.recipe.total_steps
         say_last(f"{run_dir} is finished: {steps} of {steps} steps; nothing is left to train")
         return steps
     if isinstance(plan, Pretraining):
         from sslpipe.pretrain import pretrain
 
         return pretrain(plan, run_dir)
-    from sslpipe.metric_learning.finetune import finetune
-
-    return finetune(plan, run_dir)
+    return kind_of(plan.recipe).run(plan, run_dir)
 
 
 def make_plan(
@@ -78,16 +73,14 @@ def make_plan(
     index: DatasetIndex,
     named: FrozenBackbone | None = None,
     run_dir: Path | None = None,
-) -> "Pretraining | Finetuning":
+) -> Plan:
     """Make the plan of a run of either kind: see `sslpipe.plan.Pretraining.make`."""
-    if isinstance(recipe, FinetuneRecipe):
-        from sslpipe.metric_learning.build import Finetuning
-
-        return Finetuning.make(recipe, index, named, run_dir)
-    return Pretraining.make(recipe, index, named, run_dir)
+    if isinstance(recipe, Recipe):
+        return Pretraining.make(recipe, index, named, run_dir)
+    return kind_of(recipe).make(recipe, index, named, run_dir)
 
 
-def is_finished(plan: "Pretraining | Finetuning", run_dir: Path) -> bool:
+def is_finished(plan: Plan, run_dir: Path) -> bool:
     """Return whether a run is surely DONE by this plan; then no network needs to be built.
 
     The training itself judges several processes, a damaged run, and one of other settings.

@@ -5,6 +5,9 @@ those of whichever folders are there:
 
 - `commands.py`, without heavy imports: COMMANDS, {name: (module with `app`, first line of its
   help)}, and NEXT, {"name" or "name sub-command": what is typed after it};
+- `names.py`: NAMES, {what is `sslpipe.NAME`, too: its module};
+- `runs.py`: RUNS, {class of a recipe: `sslpipe.kinds.RunKind`};
+- `settings.py`: SETTINGS, {section with a `kind`: ((what it is, table), ...)}, for --explain;
 - `leaks.py`: `find_leaks`, which `sslpipe evaluate suite` asks for test samples that are in train.
 """
 

@@ -21,7 +21,7 @@ from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.export.join import join
 from sslpipe.export.load import load_run
-from sslpipe.metric_learning.gallery import Gallery
+from sslpipe.search.gallery import Gallery
 from tests.cli.test_gallery import write_model
 from tests.helpers.runs import ROOT, write_recipe
 

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 import sslpipe.api
 import sslpipe.cli.embed
 import sslpipe.cli.evaluate
-import sslpipe.cli.search
 import sslpipe.pretrain
+import sslpipe.search.cli.search
 from sslpipe.data.index import load_index
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.recipe import load_recipe
@@ -187,8 +187,8 @@ def test_a_search_by_its_features_finds_what_one_on_the_cpu_finds(made, tmp_path
     words = ["search", *query, "--model", str(made[0])]
     words += ["--data", str(made[0].parent / "data"), "--json"]
     with fakemps():
-        found = invoke(sslpipe.cli.search, [*words, "--device", "mps"])
-    assert found == invoke(sslpipe.cli.search, words)
+        found = invoke(sslpipe.search.cli.search, [*words, "--device", "mps"])
+    assert found == invoke(sslpipe.search.cli.search, words)
     assert len(json.loads(found)) == 10
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.runs import ROOT
 from tests.test_layers import SATELLITES
 
-OWN = {"curate": {"curate"}}  # commands
+OWN = {"curate": {"curate"}, "search": {"browse", "choose", "gallery", "search"}}  # commands
 
 
 def listed(folder):

@@ -32,9 +32,10 @@ from benchmarks.graded.table import (
 )
 from benchmarks.trainings import embedded, search
 from sslpipe.data.index import load_index
-from sslpipe.evaluation.choose import POWERS, CornerViews, rank_with_labels, rank_without_labels
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.flatten import POWERS
 from sslpipe.evaluation.knn import few_rows
+from sslpipe.search.choose import CornerViews, rank_with_labels, rank_without_labels
 
 ROWS = [*((name,) for name in CANDIDATES), *JOINS]
 ALWAYS = (("lite0@96", "lite0@160"), 0.25)

@@ -1,23 +1,23 @@
 """What a run will do and cost, worked out before it: nothing is trained, nothing is written.
 
 For people about to start a run, and for scripts that refuse a bad one early. Start reading at
-`check_plan`: the plan has resolved and refused; `pretraining` and `finetuning` build its parts and
-add sizes, memory and order, `estimate` times a step, `result` shows what was found.
+`check_plan`: the plan has resolved and refused; `pretraining` builds its parts and adds sizes,
+memory and order, `estimate` times a step, `result` shows what was found.
 """
 
-from sslpipe.check.finetuning import check_finetuning
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.check.result import Check
-from sslpipe.metric_learning.build import Finetuning
+from sslpipe.kinds import Plan, kind_of
 from sslpipe.plan import Pretraining
 
 
-def check_plan(plan: Pretraining | Finetuning) -> Check:
+def check_plan(plan: Plan) -> Check:
     """Build every part of a planned run and look at its batches; train nothing.
 
     Raises:
         UserError: The plan cannot be trained, or this machine cannot train it.
     """
-    if isinstance(plan, Finetuning):
-        return check_finetuning(plan)
-    return check_pretraining(plan)
+    if isinstance(plan, Pretraining):
+        return check_pretraining(plan)
+    result: Check = kind_of(plan.recipe).check(plan)
+    return result

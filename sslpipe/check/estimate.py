@@ -16,8 +16,7 @@ from sslpipe.data.loader import open_reader
 from sslpipe.data.pipeline import Batch
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.label_free import concentration_text, uniformity
-from sslpipe.metric_learning.build import Finetuning
-from sslpipe.plan import Pretraining
+from sslpipe.kinds import Plan
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe import Recipe
 from sslpipe.run.launch import training_device
@@ -91,7 +90,7 @@ def _elapsed(clock: Callable[[], float], step: Callable[[], None]) -> float:
     return clock() - begin_s
 
 
-def start_concentration(plan: Pretraining | Finetuning) -> str:
+def start_concentration(plan: Plan) -> str:
     """Embed a few images by the weights that a run starts from: how they spread."""
     start = plan.start.weights
     assert start is not None

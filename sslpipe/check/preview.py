@@ -6,13 +6,13 @@ from PIL import Image
 
 from sslpipe.augment.preview import preview_grid
 from sslpipe.augment.two_views import build_augment
-from sslpipe.metric_learning.build import Finetuning
+from sslpipe.kinds import Plan
 from sslpipe.plan import Pretraining
 from sslpipe.sharding.show import choose_ids
 
 
 def preview(
-    plan: Pretraining | Finetuning,
+    plan: Plan,
     *,
     images: int = 8,
     ids: Sequence[int] | None = None,

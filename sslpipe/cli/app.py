@@ -31,14 +31,10 @@ _CORE = {
     ),
     "slurm": ("train", "Print the SLURM batch script of a training, or submit it."),
     "embed": ("embed", "Write the features, labels and ids of every sample of a split."),
-    "choose": ("choose", "Rank pretrained weights on your images: sizes, joins and flattening."),
-    "search": ("search", "Show the images nearest to an image, in what `embed` has written."),
-    "browse": ("search", "Show the images of features on a map, in a page on this machine."),
     "whiten": ("export", "Store a PCA whitening, and the crops of TRAIN, in an export."),
     "evaluate": ("evaluate", "Measure frozen features: kNN, linear probes, retrieval and more."),
     "report": ("report", "Show a run, or the results of several side by side, in one HTML file."),
     "export": ("export", "Export the backbone; each format is verified in a clean process."),
-    "gallery": ("gallery", "Enrol, identify and verify: who is in this picture?"),
 }
 COMMANDS = {name: (f"sslpipe.cli.{module}", text) for name, (module, text) in _CORE.items()}
 for _satellite in offered("commands"):

@@ -11,18 +11,19 @@ from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.cli.options import documentation
 from sslpipe.errors import RecipeError, did_you_mean_key
 from sslpipe.losses import LOSSES
-from sslpipe.metric_learning import METRIC_LOSSES, MINERS
-from sslpipe.metric_learning.heads import HEADS
 from sslpipe.models.backbones import BACKBONES
 from sslpipe.recipe import explain_key, setting_keys
+from sslpipe.satellites import offered
 
 SECTIONS: dict[str, tuple[tuple[str, Mapping[str, Callable[..., Any]]], ...]] = {
     "augment": (("view", AUGMENTS),),
     "backbone": (("backbone", BACKBONES),),
-    "loss": (("objective", LOSSES), ("metric loss", METRIC_LOSSES), ("head", HEADS)),
-    "miner": (("miner", MINERS),),
+    "loss": (("objective", LOSSES),),
 }
-"""Section with a `kind` -> the tables that the kind is looked up in."""
+"""Section with a `kind` -> the tables that the kind is looked up in; satellites add theirs."""
+for _satellite in offered("settings"):
+    for _section, _tables in _satellite.SETTINGS.items():
+        SECTIONS[_section] = (*SECTIONS.get(_section, ()), *_tables)
 
 _ANY_BACKBONE = {
     "channels": "Of the images; the data decide, and it need not be given.",

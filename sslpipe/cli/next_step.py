@@ -60,11 +60,6 @@ NEXT = {
     "evaluate": _REPORT,
     "report": "sslpipe export RUN --out FOLDER",
     "export": "sslpipe gallery enrol GALLERY.safetensors PHOTOS --model FOLDER",
-    "gallery": "sslpipe gallery identify GALLERY.safetensors IMAGE --model FOLDER",
-    "gallery enrol": "sslpipe gallery calibrate GALLERY.safetensors STRANGERS --model FOLDER",
-    "choose": "sslpipe export SOURCE --out FOLDER",
-    "search": "sslpipe gallery enrol GALLERY.safetensors PHOTOS --model FOLDER",
-    "browse": "sslpipe search FEATURES QUERY.jpg --model MODEL --data DIR/dataset.json",
 }
 for _satellite in offered("commands"):
     NEXT |= _satellite.NEXT

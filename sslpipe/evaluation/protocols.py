@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from sslpipe.errors import DataError
-from sslpipe.evaluation.choose import choose_power
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.features import Progress
+from sslpipe.evaluation.flatten import choose_power
 from sslpipe.evaluation.knn import DINO_K, few_shot_knn, knn_results, protocol_id
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.result import Measured, Result

@@ -9,8 +9,8 @@ from typing import Any
 from safetensors.torch import save
 
 from sslpipe.errors import UserError
-from sslpipe.evaluation.choose import choose_power
 from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.evaluation.flatten import choose_power
 from sslpipe.evaluation.whiten import Whitening, beside_whitening, fit_whitening
 from sslpipe.export.load import load_backbone
 from sslpipe.export.model import SSLPIPE_KEY

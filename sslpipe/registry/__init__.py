@@ -30,23 +30,8 @@ from sslpipe.registry.plugins import describe_error, plugin_hint, remember_versi
 
 T = TypeVar("T")
 
-GROUPS = {
-    "sslpipe.losses": "sslpipe.losses.LOSSES",
-    "sslpipe.augmentations": "sslpipe.augment.ops.OPS",
-    "sslpipe.backbones": "sslpipe.models.backbones.BACKBONES",
-    "sslpipe.metric_losses": "sslpipe.metric_learning.losses.METRIC_LOSSES",
-    "sslpipe.heads": "sslpipe.metric_learning.heads.HEADS",
-    "sslpipe.miners": "sslpipe.metric_learning.miners.MINERS",
-    "sslpipe.sources": "sslpipe.sharding.SOURCES",
-    "sslpipe.evaluations": "sslpipe.evaluation.EVALS",
-    "sslpipe.trackers": "sslpipe.run.trackers.TRACKERS",
-}
-"""Entry point group -> the table that it adds to; ops are registered by `register_op`."""
-
-DECIDE_WEIGHTS = (
-    *("sslpipe.losses", "sslpipe.augmentations", "sslpipe.backbones"),
-    *("sslpipe.metric_losses", "sslpipe.heads", "sslpipe.miners"),
-)
+# groups whose parts do not decide trained weights; no run remembers the versions of these
+NOT_TRAINED = ("sslpipe.sources", "sslpipe.evaluations", "sslpipe.trackers")
 
 _EMPTY = inspect.Parameter.empty
 # what a constructor raises for arguments that it cannot work with
@@ -71,7 +56,7 @@ class Table(dict[str, T]):
     Args:
         what: "loss", "miner": for the message of an unknown name.
         entries: The built-in names.
-        group: Of entry points, see GROUPS; None: packages cannot add to this table.
+        group: Of entry points; None: packages cannot add to this table.
     """
 
     def __init__(self, what: str, entries: Mapping[str, T], group: str | None = None) -> None:
@@ -220,6 +205,6 @@ def load(group: str, name: str) -> Any:
             f"{package}'s {entry.value} ({group}, {name!r}) cannot be loaded: "
             f"{type(error).__name__}: {error}"
         ) from error
-    if group in DECIDE_WEIGHTS:
+    if group not in NOT_TRAINED:
         remember_version(entry)
     return part

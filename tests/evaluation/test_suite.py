@@ -11,8 +11,8 @@ from rich.console import Console
 from sslpipe.cli.suite import suite_table
 from sslpipe.errors import DataError
 from sslpipe.evaluation import protocols, suite
-from sslpipe.evaluation.choose import choose_power
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.flatten import choose_power
 from sslpipe.evaluation.knn import few_shot_knn, knn_results
 from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
 from sslpipe.evaluation.retrieval import retrieval

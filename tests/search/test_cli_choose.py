@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 import sslpipe.evaluation.embed
 from sslpipe.evaluation.embed import load_embeddings
-from sslpipe.export.candidates import sample_ids
 from sslpipe.export.load import FrozenBackbone, load_backbone
+from sslpipe.search.candidates import sample_ids
 from tests.cli.test_gallery import write_model
 
 pytestmark = pytest.mark.usefixtures("proved_here")

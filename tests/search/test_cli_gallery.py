@@ -10,13 +10,13 @@ from safetensors.torch import save_file
 
 from sslpipe.augment.eval_view import eval_view_for
 from sslpipe.data.decode import decode
-from sslpipe.evaluation.choose import Power
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
+from sslpipe.evaluation.flatten import Power
 from sslpipe.export.load import freeze, load_backbone
 from sslpipe.export.whiten import whiten_export
-from sslpipe.metric_learning.gallery import Gallery
 from sslpipe.models.backbones import build_backbone
 from sslpipe.recipe.base import Component
+from sslpipe.search.gallery import Gallery
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_new_gallery_is_flattened_where_there_are_enough_images(
     words = photos / "photos", "--model", model
     _, said = gallery("enrol", plain, *words)
     assert "features as they are: 9 images are too few to flatten (100)" in said
-    monkeypatch.setattr("sslpipe.evaluation.choose.LEAST_FLATTENED", 9)
+    monkeypatch.setattr("sslpipe.evaluation.flatten.LEAST_FLATTENED", 9)
     _, said = gallery("enrol", book, *words)
     assert "features flattened, fitted on 9 images (power 0.25" in said
     assert "--no-flatten: as they are" in said
@@ -147,7 +147,7 @@ def test_a_new_gallery_is_flattened_where_there_are_enough_images(
     _, said = gallery("enrol", photos / "third.safetensors", *words, "--no-flatten")
     assert "features as they are" in said
     harm = Power(0.5, "MAP@R falls", False)
-    monkeypatch.setattr("sslpipe.evaluation.choose.choose_power", lambda rows: harm)
+    monkeypatch.setattr("sslpipe.evaluation.flatten.choose_power", lambda rows: harm)
     _, said = gallery("enrol", photos / "fourth.safetensors", *words)
     assert "features as they are, which no flattening improves (MAP@R falls)" in said
 

@@ -25,7 +25,7 @@ from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
     from sslpipe.evaluation.embed import Embeddings
-    from sslpipe.export.candidates import Candidate
+    from sslpipe.search.candidates import Candidate
 
 app = new_app()
 
@@ -79,16 +79,16 @@ def main(
     rows = open_data(data, split).split(split)
 
     from sslpipe.cli.inputs import start
-    from sslpipe.evaluation import choose
+    from sslpipe.evaluation.flatten import why_unlabelled
     from sslpipe.evaluation.label_free import concentration_text, uniformity
-    from sslpipe.export import candidates
-    from sslpipe.report.found import answer, choice_page, table_cells
+    from sslpipe.search import candidates, choose
+    from sslpipe.search.pages import answer, choice_page, table_cells
 
     target, _ = start(device, "choose", small=True)
     ids = candidates.sample_ids(rows, most, seed)
     if len(ids) < len(rows):
         say(f"{len(ids):,} of {len(rows):,} images; --most takes more")
-    lacking = choose.why_unlabelled(rows.labels[ids])
+    lacking = why_unlabelled(rows.labels[ids])
     options: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers}
     options |= {"device": target, "progress": progress, "say": say, "on_bad": report_bad}
     # features of each candidate, and of two corners of each image where labels cannot choose

@@ -62,7 +62,7 @@ def search(
     inputs.images_of(images)
     inputs.check_file(out)
 
-    from sslpipe.evaluation.search import ImageSearch
+    from sslpipe.search.images import ImageSearch
 
     places = data if len(data) == len(files) else data * len(files)
     search = ImageSearch(*zip(files, places, strict=True), flatten=flatten)
@@ -96,7 +96,7 @@ def search(
             cells = line["query"], line["place"], f"{line['score']:.4f}", sample, line["name"]
             typer.echo("\t".join(one_line(str(cell)) for cell in (*cells, line["class"] or "-")))
     if out is not None:
-        from sslpipe.report.found import search_page
+        from sslpipe.search.pages import search_page
 
         write_atomically(out, search_page(search, queries, found, keys))
         say(f"{out}: open it in a browser")
@@ -135,8 +135,8 @@ def browse(
         raise UserError(f"--out {out}: a map is named .parquet")
     inputs.check_file(out)
 
-    from sslpipe.evaluation.search import ImageSearch
-    from sslpipe.report.browse import show_map, write_map
+    from sslpipe.search.browse import show_map, write_map
+    from sslpipe.search.images import ImageSearch
 
     search = ImageSearch((features, data), flatten=flatten)
     say(f"features {search.form}")

@@ -16,8 +16,8 @@ from sslpipe.data.index import load_index
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.features import data_metadata
-from sslpipe.evaluation.search import ImageSearch
-from sslpipe.report import browse
+from sslpipe.search import browse
+from sslpipe.search.images import ImageSearch
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import picture, write_dataset
 

@@ -10,17 +10,17 @@ from sslpipe.data.decode import BadSample
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError
-from sslpipe.evaluation.choose import Parts, Ranked, best_forms, side_by_side
 from sslpipe.evaluation.difference import excludes_zero
 from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.search import Hit, ImageSearch
 from sslpipe.evaluation.whiten import fit_powers
-from sslpipe.export.candidates import Candidate
 from sslpipe.export.model import read_image
 from sslpipe.random import permutation
 from sslpipe.report.embeddings import search
 from sslpipe.report.page import command_page, percent, render
 from sslpipe.report.pictures import THUMB_PX, shortest_uri, thumbnails
+from sslpipe.search.candidates import Candidate
+from sslpipe.search.choose import Parts, Ranked, best_forms, side_by_side
+from sslpipe.search.images import Hit, ImageSearch
 
 CANVAS_PX = 256  # of a query, before it is a thumbnail
 MOST_SHOWN = 100  # pictures of a reason; the table has them all

@@ -7,7 +7,7 @@ the sets of docs/graded.md, which says how often they were right on the others.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,29 +16,29 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
-from torch import Tensor
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import DataError
 from sslpipe.evaluation.difference import Difference, holm, paired_means
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.flatten import (
+    CHOSEN_BY,
+    METRICS,
+    POWERS,
+    UNLABELLED_POWER,
+    halves_of,
+    score_forms,
+    why_unlabelled,
+    with_matches,
+)
 from sslpipe.evaluation.label_free import view_recall
-from sslpipe.evaluation.retrieval import retrieval_per_query
-from sslpipe.evaluation.whiten import Whitening, fit_powers, fit_whitening
-from sslpipe.random import permutation
+from sslpipe.evaluation.whiten import fit_powers
 from sslpipe.registry import REFUSALS
 
-POWERS = (0.25, 0.5, 1.0)
-UNLABELLED_POWER = 0.25  # of every row that is ranked without labels
-METRICS = {"Recall@1": "Recall@1", "MAP@R": "map_at_r"}
-CHOSEN_BY = "MAP@R"
-LEAST_CLASSES = 4  # with two images or more: two choose, two report
 FEW_LABELLED = 200  # of fewer the choice was not trustworthy, docs/graded.md
 LEAST_IMAGES = 20
-LEAST_FLATTENED = 100  # rows: docs/graded.md measures no fewer
 ROUNDING = 1e-4  # of the largest feature: equal images in batches of other sizes differ by less
 MOST_COMPARED = 2000  # images whose views are searched among each other
-MOST_SCORED = 1000  # images of a half by which a power is chosen
 
 Parts = tuple[str, ...]  # names of the candidates that stand side by side
 
@@ -108,16 +108,9 @@ def check_features(name: str, rows: Embeddings, first: Embeddings) -> None:
         raise DataError(f"{name} gives {same}: are they equal?")
 
 
-def why_unlabelled(labels: NDArray[np.int64]) -> str | None:
-    """Say why labels cannot choose; None where they can."""
-    known = len(_with_matches(labels))
-    lacking = f"{known} classes have two images or more, and choosing takes {LEAST_CLASSES}"
-    return lacking if known < LEAST_CLASSES else None
-
-
 def too_few(labels: NDArray[np.int64]) -> str | None:
     """Warn of a choice by few labels; None where they are enough, or choose nothing."""
-    count = int(np.isin(labels, _with_matches(labels)).sum())
+    count = int(np.isin(labels, with_matches(labels)).sum())
     if why_unlabelled(labels) is not None or count >= FEW_LABELLED:
         return None
     return (
@@ -137,12 +130,12 @@ def rank_with_labels(
     others are compared with; `seed` cuts the halves.
     """
     labels = next(iter(features.values())).labels.cpu().numpy()
-    halves = [torch.from_numpy(np.isin(labels, own)) for own in _halves(labels, seed)]
+    halves = [torch.from_numpy(np.isin(labels, own)) for own in halves_of(labels, seed)]
     found: dict[tuple[Parts, float | None], list[dict[str, Any]]] = {}
     for parts in rows:
         together = side_by_side(features, parts)
         for half in halves:
-            for power, scores in _forms(together, half, (~half).nonzero()[:, 0], None, None):
+            for power, scores in score_forms(together, half, (~half).nonzero()[:, 0], None, None):
                 found.setdefault((parts, power), []).append(scores)
     base, ranked = found[rows[0], None][1], []
     for row, (chooses, reports) in found.items():
@@ -205,92 +198,3 @@ def _identity(given: Mapping[str, Any]) -> Any:
     """Add the rules to what is ranked, and write it as JSON has it."""
     rules = {"powers": POWERS, "unlabelled": UNLABELLED_POWER, "by": CHOSEN_BY}
     return json.loads(json.dumps({**given, **rules}))
-
-
-class Power(NamedTuple):
-    """How far to flatten a spectrum, and why; `helps`: no label says that it does harm."""
-
-    power: float
-    why: str
-    helps: bool
-
-
-def choose_power(
-    rows: Embeddings, floor: float | None = None, dims: int | None = None, seed: int = 0
-) -> Power:
-    """Choose how far to flatten the spectrum of features; `floor` and `dims` as in `fit_whitening`.
-
-    With labels by MAP@R: each half of the classes, cut by `seed`, is searched in itself, flattened
-    by the spectrum of all rows that are not in it. Of many rows each class has its share of
-    MOST_SCORED. Without labels UNLABELLED_POWER, which docs/graded.md measures.
-    """
-    labels = rows.labels.cpu().numpy()
-    if (lacking := why_unlabelled(labels)) is not None:
-        why = f"power {UNLABELLED_POWER:g}, as labels cannot choose: {lacking}"
-        return Power(UNLABELLED_POWER, why, True)
-    scores: dict[float | None, list[float]] = {power: [] for power in (None, *POWERS)}
-    for own in _halves(labels, seed):
-        each = max(2, MOST_SCORED // len(own))  # images of a class
-        some = own[: MOST_SCORED // 2]  # two rows of a class at least: more are never used
-        queries = np.concatenate([np.flatnonzero(labels == label)[:each] for label in some])
-        half = torch.from_numpy(queries[:MOST_SCORED])
-        others = torch.from_numpy(np.flatnonzero(~np.isin(labels, own))).to(rows.ids.device)
-        for power, found in _forms(rows, half, others, floor, dims):
-            scores[power].append(float(found[CHOSEN_BY].mean()))
-    mean = {power: sum(each) / 2 for power, each in scores.items()}
-    best = max(POWERS, key=lambda power: mean[power])
-    helps = mean[None] <= mean[best]
-    why = (
-        f"power {best:g}: {CHOSEN_BY} {mean[best]:.1%} within classes whose spectrum was not used; "
-        f"as they are {mean[None]:.1%}"
-    )
-    return Power(best, why, helps)
-
-
-def fit_flattening(
-    rows: Embeddings, *, by_labels: bool, say: Callable[[str], None]
-) -> tuple[Whitening | None, str]:
-    """Fit what a gallery or a search does to features by default, on its own images alone.
-
-    `by_labels`: labels, where there are enough, choose the power, or that none helps. `say` is told
-    where rows are few. Returns None where the features stay as they are; and words for the user.
-    """
-    count = len(rows.ids)
-    if count < LEAST_FLATTENED:
-        return None, f"as they are: {count} images are too few to flatten ({LEAST_FLATTENED})"
-    chosen = Power(UNLABELLED_POWER, f"power {UNLABELLED_POWER:g}", True)
-    chosen = choose_power(rows) if by_labels else chosen
-    if not chosen.helps:
-        return None, f"as they are, which no flattening improves ({chosen.why})"
-    fitted = fit_whitening(rows, power=chosen.power, say=say)
-    return fitted, f"flattened, fitted on {count:,} images ({chosen.why})"
-
-
-def _with_matches(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    known, counts = np.unique(labels[labels >= 0], return_counts=True)
-    return known[counts >= 2]
-
-
-def _halves(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cut the classes that have two images or more in two: those that choose, and the others."""
-    known = _with_matches(labels)
-    shuffled = known[permutation(len(known), seed)]
-    return shuffled[::2], shuffled[1::2]
-
-
-def _forms(
-    rows: Embeddings, half: Tensor, others: Tensor, floor: float | None, dims: int | None
-) -> Iterator[tuple[float | None, dict[str, Any]]]:
-    """Score some rows as they are, then flattened by the spectrum of the others to each power."""
-    own = rows.rows(half)
-    yield None, _scores(own)
-    fitted = fit_powers(rows, POWERS, floor, dims, some=others)
-    for power in POWERS:  # each is freed before the next spectrum is fitted
-        yield power, _scores(fitted.pop(0)(own))
-
-
-def _scores(rows: Embeddings) -> dict[str, Any]:
-    """Score each row as a query for all others: metric, and "class" -> (Q,)."""
-    found = retrieval_per_query(rows, rows, k=(1,), exclude_same_id=True)
-    values = {m: found.values[:, found.names.index(name)] for m, name in METRICS.items()}
-    return {**values, "class": found.labels}

@@ -9,21 +9,19 @@ import torch.nn.functional as F
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import DataError
-from sslpipe.evaluation import choose
-from sslpipe.evaluation.choose import (
-    POWERS,
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.flatten import POWERS, choose_power, why_unlabelled
+from sslpipe.evaluation.whiten import fit_whitening
+from sslpipe.search import choose
+from sslpipe.search.choose import (
     CornerViews,
     check_features,
-    choose_power,
     rank_with_labels,
     rank_without_labels,
     ranking_from,
     to_json,
     too_few,
-    why_unlabelled,
 )
-from sslpipe.evaluation.embed import Embeddings
-from sslpipe.evaluation.whiten import fit_whitening
 
 CLASSES, EACH, DIM = 30, 8, 24
 
@@ -104,7 +102,7 @@ def test_values_are_those_of_loops_over_the_half_that_did_not_choose():
         return np.mean(hits), np.mean(precision)
 
     # which half is which: the two are all classes, each once
-    chooses, reports = choose._halves(rows.labels.numpy(), 5)
+    chooses, reports = choose.halves_of(rows.labels.numpy(), 5)
     assert sorted([*chooses, *reports]) == list(range(CLASSES))
     halves = [torch.from_numpy(np.isin(rows.labels.numpy(), own)) for own in (chooses, reports)]
     assert plain.score == pytest.approx(scores(halves[0])[1])

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from sslpipe.data.reader import keys_of
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.neighbours import nearest
-from sslpipe.evaluation.search import ImageSearch
 from sslpipe.portable import replacing
 from sslpipe.report.pictures import encoded, small_images
+from sslpipe.search.images import ImageSearch
 
 NEIGHBOURS = 15  # of each image; UMAP's usual number
 FEWEST = NEIGHBOURS + 2

@@ -6,11 +6,11 @@ import re
 import pytest
 
 from sslpipe.api import train
-from sslpipe.check.finetuning import check_finetuning
 from sslpipe.data.index import load_index
 from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone
 from sslpipe.metric_learning.build import Finetuning
+from sslpipe.metric_learning.check import check_finetuning
 from sslpipe.recipe import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset

@@ -14,9 +14,9 @@ from torch import Tensor
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation.choose import fit_flattening
 from sslpipe.evaluation.embed import COMPARED, Embeddings, check_comparable, load_embeddings
 from sslpipe.evaluation.features import split_of_file
+from sslpipe.evaluation.flatten import fit_flattening
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
 from sslpipe.evaluation.selection import parse_conditions, select
 from sslpipe.evaluation.whiten import Whitening

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split
 from sslpipe.errors import DataError, UserError, one_line
-from sslpipe.evaluation.choose import Parts
 from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
 from sslpipe.evaluation.features import Progress, saved_embeddings
 from sslpipe.evaluation.knn import by_class
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.models.backbones import JOIN
 from sslpipe.random import permutation
+from sslpipe.search.choose import Parts
 from sslpipe.weights.source import parse_source
 
 FEW = 8  # images of a class that are kept whole

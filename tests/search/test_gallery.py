@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import CHECKSUM, Embeddings, content_sha256
 from sslpipe.evaluation.whiten import fit_whitening
-from sslpipe.metric_learning.gallery import (
+from sslpipe.search.gallery import (
     Gallery,
     different_pairs,
     similarity,

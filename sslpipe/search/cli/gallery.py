@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sslpipe.export.load import FrozenBackbone
-    from sslpipe.metric_learning.gallery import Gallery
+    from sslpipe.search.gallery import Gallery
 
 app = new_app(
     no_args_is_help=True,
@@ -181,7 +181,7 @@ def identify(
     _check_there(gallery)
     _check_images(images_of(images))
 
-    from sslpipe.metric_learning.gallery import NO_THRESHOLD
+    from sslpipe.search.gallery import NO_THRESHOLD
 
     backbone = load_model(model, checkpoint, weights, device)
     paths = images_of(images, backbone.image_type)
@@ -224,7 +224,7 @@ def verify_command(
     if pairs is not None:
         find_named_images(pairs)
 
-    from sslpipe.metric_learning.gallery import different_pairs, threshold_at, verify
+    from sslpipe.search.gallery import different_pairs, threshold_at, verify
 
     backbone = load_model(model, checkpoint, weights, device)
     if threshold is None:
@@ -256,7 +256,7 @@ def _check_images(paths: list[Path]) -> None:
 def _read(gallery: Path) -> "Gallery":
     _check_there(gallery)
 
-    from sslpipe.metric_learning.gallery import Gallery
+    from sslpipe.search.gallery import Gallery
 
     return Gallery.load(gallery)
 
@@ -282,9 +282,9 @@ def _new(
     """Make an empty gallery for embeddings; its flattening is fitted on these, its first ones."""
     import torch
 
-    from sslpipe.evaluation.choose import fit_flattening
     from sslpipe.evaluation.embed import Embeddings
-    from sslpipe.metric_learning.gallery import Gallery
+    from sslpipe.evaluation.flatten import fit_flattening
+    from sslpipe.search.gallery import Gallery
 
     flattening, form = None, "as they are"
     if backbone.whitening is not None:

@@ -12,12 +12,12 @@ from sslpipe.data.reader import keys_of
 from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.evaluation.features import data_metadata
-from sslpipe.evaluation.search import ImageSearch
 from sslpipe.evaluation.whiten import fit_whitening
+from sslpipe.search.images import ImageSearch
 from tests.helpers.columns import add_columns
 from tests.helpers.dataset import write_dataset
 
-CHOOSE = "sslpipe.evaluation.choose"
+CHOOSE = "sslpipe.evaluation.flatten"
 THEMES = ["a", "b", None, "a", "b", "c", "a"]
 FACTS = {"backbone_sha256": "0" * 64, "view": {"crop_px": 16}}
 

@@ -1,0 +1,1 @@
+"""The commands: search and browse, gallery, choose."""

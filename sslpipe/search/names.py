@@ -1,0 +1,3 @@
+"""What of this folder is `sslpipe.NAME`, too."""
+
+NAMES = {"ImageSearch": "sslpipe.search.images"}
