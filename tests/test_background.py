@@ -22,8 +22,8 @@ from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.export.join import join
 from sslpipe.export.load import load_run
 from sslpipe.search.gallery import Gallery
-from tests.cli.test_gallery import write_model
 from tests.helpers.runs import ROOT, write_recipe
+from tests.search.test_cli_gallery import write_model
 
 ORANGE = (255, 128, 0)
 ON_ORANGE = RGB8.on(ORANGE)

@@ -12,7 +12,7 @@ import sslpipe.evaluation.embed
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.search.candidates import sample_ids
-from tests.cli.test_gallery import write_model
+from tests.search.test_cli_gallery import write_model
 
 pytestmark = pytest.mark.usefixtures("proved_here")
 

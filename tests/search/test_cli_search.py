@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli.test_gallery import write_model
+from tests.search.test_cli_gallery import write_model
 
 ROOT = Path(__file__).parents[2]
 
