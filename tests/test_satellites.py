@@ -7,6 +7,10 @@ import sys
 
 import pytest
 
+from sslpipe.errors import RecipeError
+from sslpipe.kinds import kind_of
+from sslpipe.recipe import load_recipe
+from tests.helpers.finetunes import write_recipe
 from tests.helpers.runs import ROOT
 from tests.test_layers import SATELLITES
 
@@ -33,3 +37,11 @@ def test_a_folder_that_is_gone_takes_its_commands_along_and_nothing_else(name, t
     shutil.copytree(ROOT / "sslpipe", tmp_path / "sslpipe")
     shutil.rmtree(tmp_path / "sslpipe" / name)
     assert listed(tmp_path) == listed(ROOT) - OWN.get(name, set())
+
+
+def test_a_recipe_whose_satellite_is_gone_is_refused_in_one_line(tmp_path, monkeypatch):
+    recipe = load_recipe(write_recipe(tmp_path))
+    assert kind_of(recipe).make.__self__.__name__ == "Finetuning"
+    monkeypatch.setattr("sslpipe.kinds.offered", lambda name: ())
+    with pytest.raises(RecipeError, match=r"FinetuneRecipe.*install sslpipe"):
+        kind_of(recipe)

@@ -1,9 +1,26 @@
-"""Fine-tuning as the core finds it: how its recipe is planned, checked and carried out."""
+"""Fine-tuning as the core finds it: how its recipe is planned, checked and carried out.
+
+A finished run that is started again needs its plan alone: the rest is imported where it is used.
+"""
+
+from pathlib import Path
+from typing import Any
 
 from sslpipe.kinds import RunKind
 from sslpipe.metric_learning.build import Finetuning
-from sslpipe.metric_learning.check import check_finetuning
-from sslpipe.metric_learning.finetune import finetune
 from sslpipe.recipe.finetune import FinetuneRecipe
 
-RUNS = {FinetuneRecipe: RunKind(make=Finetuning.make, check=check_finetuning, run=finetune)}
+
+def _check(plan: Finetuning) -> Any:
+    from sslpipe.metric_learning.check import check_finetuning
+
+    return check_finetuning(plan)
+
+
+def _run(plan: Finetuning, run_dir: Path) -> int:
+    from sslpipe.metric_learning.finetune import finetune
+
+    return finetune(plan, run_dir)
+
+
+RUNS = {FinetuneRecipe: RunKind(make=Finetuning.make, check=_check, run=_run)}

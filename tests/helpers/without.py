@@ -4,11 +4,13 @@ Copies the tracked files to FOLDER, deletes the satellite and its tests there, a
 but those of files that use it: they import it, or a helper that does, or name one of its words.
 """
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +39,16 @@ def copy_without(name: str, folder: Path) -> None:
             shutil.copy2(ROOT / file, folder / file, follow_symlinks=False)
 
 
+def imports(path: Path, text: str) -> Iterator[str]:
+    """Yield the modules that a file imports; of `from a import b` both a and a.b."""
+    for node in ast.walk(ast.parse(text, str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 def users(name: str, folder: Path) -> list[str]:
     """List the test files that cannot work without it."""
     files = {
@@ -47,13 +59,12 @@ def users(name: str, folder: Path) -> list[str]:
     uses = re.compile(rf"sslpipe[./]{name}\b|{WORDS[name]}")
     found = {path for path, text in files.items() if uses.search(text)}
     found -= {path for path in found if path.name == "conftest.py"}
-    while True:  # those that import these; a helper may be of benchmarks/
-        stems = {path.stem for path in found} - {"__init__"}
-        imported = re.compile(rf"^\s*from \S+(\.| import .*\b)({'|'.join(stems)})\b", re.MULTILINE)
-        more = {path for path, text in files.items() if imported.search(text)} - found
+    imported = {path: set(imports(path, text)) for path, text in files.items()}
+    more = found
+    while more:  # those that import these
+        names = {".".join(path.relative_to(folder).with_suffix("").parts) for path in more}
+        more = {path for path, own in imported.items() if own & names} - found
         more -= {path for path in more if path.name == "conftest.py"}
-        if not more:
-            break
         found |= more
     found |= {path for path in files if path.name in OF_ALL}
     return sorted(str(each.relative_to(folder)) for each in found if each.name.startswith("test_"))
