@@ -25,6 +25,8 @@ OF_ALL = (  # files about the whole: every page, every command, every satellite
     *("test_app.py", "test_faults.py", "test_promises.py", "test_notebooks.py"),
 )
 
+NO_USERS = ("conftest.py", "processes.py", "without.py")  # they name it, and do without
+
 
 def copy_without(name: str, folder: Path) -> None:
     """Copy what git tracks, but a satellite with its tests."""
@@ -58,13 +60,13 @@ def users(name: str, folder: Path) -> list[str]:
     }
     uses = re.compile(rf"sslpipe[./]{name}\b|{WORDS[name]}")
     found = {path for path, text in files.items() if uses.search(text)}
-    found -= {path for path in found if path.name == "conftest.py"}
+    found -= {path for path in found if path.name in NO_USERS}
     imported = {path: set(imports(path, text)) for path, text in files.items()}
     more = found
     while more:  # those that import these
         names = {".".join(path.relative_to(folder).with_suffix("").parts) for path in more}
         more = {path for path, own in imported.items() if own & names} - found
-        more -= {path for path in more if path.name == "conftest.py"}
+        more -= {path for path in more if path.name in NO_USERS}
         found |= more
     found |= {path for path in files if path.name in OF_ALL}
     return sorted(str(each.relative_to(folder)) for each in found if each.name.startswith("test_"))
