@@ -78,6 +78,12 @@ def did_you_mean_key(key: str, known: Iterable[str], most: int = 3, cutoff: floa
     return f"; did you mean {', '.join(names)}?" if names else ""
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words: "1 image", "1,024 images", "2 classes"."""
+    plural = "es" if what.endswith("s") else "s"
+    return f"{number:,} {what}{plural * (number != 1)}"
+
+
 def one_line(text: str, most: int = _MOST_CHARACTERS) -> str:
     """Return a text as one line: breaks become spaces, a long one is cut in the middle."""
     if len(text) > most:

@@ -325,7 +325,7 @@ def show(
     seed: Seed = 0,
     all_channels: Annotated[bool, option("", "--all-channels")] = False,
 ) -> None:
-    """Draw samples with their classes, sizes, ids and keys; with --ids, also print them.
+    """Draw samples with their classes, sizes, ids and paths; with --ids, also print them.
 
     - `sslpipe shards show out/mydata --split test --out test.png`
     - `sslpipe shards show out/mydata --ids 469,523`
@@ -348,9 +348,10 @@ def show(
         data, split, count=count, columns=columns, seed=seed, ids=wanted, all_channels=all_channels
     )
     show.save_sheet(sheet, out)
-    for line in show.sample_lines(data, split, sorted({*wanted}) if wanted else []):
-        print(line)
     chosen = show.choose_ids(data.split(split), wanted, count=count, seed=seed)
+    for line in show.sample_lines(data, split, chosen.tolist()):
+        if wanted or not show.is_drawable(line):  # in other letters than the picture's font has
+            print(line)
     for name, text in show.channel_rows(data, split, chosen):
         print(one_line(f"{name}: {text}"))
     print(out)

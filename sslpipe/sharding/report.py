@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from sslpipe.data.index import DatasetIndex, load_index
-from sslpipe.errors import DataError, one_line, shown
+from sslpipe.errors import DataError, counted, one_line, shown
 from sslpipe.portable import write_atomically
 from sslpipe.sharding.split_names import names_like_splits
 
@@ -89,19 +89,19 @@ class Report(BaseModel):
         """Return it as text, a line each, at most a screen; nothing in them moves the cursor."""
         lines = []
         for name, split in self.splits.items():
-            size = f"{split.shards:,} shard{'s' * (split.shards != 1)}, {split.bytes / 1e6:,.1f} MB"
-            line = f"split {name}: {split.samples:,} images ({size})"
+            size = f"{counted(split.shards, 'shard')}, {split.bytes / 1e6:,.1f} MB"
+            line = f"split {name}: {counted(split.samples, 'image')} ({size})"
             if split.largest and split.smallest:
                 (small, least), (large, most) = split.smallest, split.largest
-                line += f", {split.classes:,} class{'es' * (split.classes != 1)} of {least:,}"
+                line += f", {counted(split.classes, 'class')} of {least:,}"
                 if most > least:
                     line += f" ({_name(small)}) to {most:,} ({_name(large)})"
             if split.unlabelled:
                 line += f", {split.unlabelled:,} without a label"
             lines.append(line)
         lines += [f"left out: {line}" for line in _group_lines(self.left_out)]
-        of = f" of {self.looked_at:,}" if self.looked_at else ""
-        lines += _group_lines(self.images, f"{of} images")
+        of = f" of {counted(self.looked_at, 'image')}" if self.looked_at else " images"
+        lines += _group_lines(self.images, of)
         lines += [f"look at this: {doubt}" for doubt in self.doubts]
         if len(lines) > MOST_LINES:
             more = len(lines) - MOST_LINES
@@ -230,14 +230,16 @@ def class_doubts(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
     # names
     like_splits = names_like_splits(names)
     if like_splits:
-        doubts.append(f"{_count(like_splits, 'class')} named like a split: {_names(like_splits)}")
+        doubts.append(
+            f"{counted(len(like_splits), 'class')} named like a split: {_names(like_splits)}"
+        )
     by_key: dict[str, list[str]] = defaultdict(list)
     for name in names:
         by_key[_plain(name)].append(name)
     alike = [_names(own) for own in by_key.values() if len(own) > 1]
     if alike:
         doubts.append(
-            f"{_count(alike, 'group')} of classes that differ by case or blanks: "
+            f"{counted(len(alike), 'group')} of classes that differ by case or blanks: "
             f"{'; '.join(alike[:MOST_NAMED])}"
         )
     doubts += _near_names(labelled)
@@ -255,7 +257,7 @@ def class_doubts(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
             total[name] += count
     single = [name for name, count in total.items() if count == 1]
     if single:
-        doubts.append(f"{_count(single, 'class')} of one image: {_names(single)}")
+        doubts.append(f"{counted(len(single), 'class')} of one image: {_names(single)}")
     return doubts
 
 
@@ -290,11 +292,6 @@ def _without_digits(name: str) -> str:
 def _plain(name: str) -> str:
     """Return a name without what is easily overlooked: case, blanks, the form of accents."""
     return "".join(unicodedata.normalize("NFKC", name).casefold().split())
-
-
-def _count(items: Sequence[object], what: str) -> str:
-    plural = "es" if what.endswith("s") else "s"
-    return f"{len(items):,} {what}{plural * (len(items) != 1)}"
 
 
 def _names(names: Iterable[str]) -> str:

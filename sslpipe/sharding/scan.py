@@ -18,7 +18,7 @@ from sslpipe.data.decode import MAX_BYTES, BadSample, read_npy
 from sslpipe.data.image_type import Depth, ImageType
 from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, ShardFile
 from sslpipe.data.storage import npy_bytes, read_range
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, counted
 from sslpipe.portable import forward_slashes, read_at, sha256_of, write_atomically
 from sslpipe.sharding.report import Group, Tally
 from sslpipe.sharding.sources import open_file
@@ -369,7 +369,7 @@ def measure(
             f"images have {len(values)} channels, and --channels names {len(channels)}: "
             f"{', '.join(channels)}"
         )
-    notes, rows = [f"range, mean and std are measured on {count:,} images"], []
+    notes, rows = [f"range, mean and std are measured on {counted(count, 'image')}"], []
     for name, own in zip(channels, values, strict=True):
         (least, most), (low, high) = own.ends((0, 100)), own.ends(PERCENTILES)
         if least == most:

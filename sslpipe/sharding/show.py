@@ -1,6 +1,7 @@
 """Show a data set: a picture of some samples, and the numbers of a split."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from sslpipe.data.columns import is_missing
 from sslpipe.data.decode import BadSample, decode, header_size
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.reader import Reader
-from sslpipe.errors import UserError, one_line
+from sslpipe.errors import UserError, counted, one_line
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
 
@@ -62,16 +63,18 @@ def sample_sheet(
     ids: Sequence[int] | None = None,
     all_channels: bool = False,
 ) -> Image.Image:
-    """Draw a grid of samples, each with its id, key, class and size; of a bad one, what is wrong.
+    """Draw a grid of samples, each with its id, path or else key, class and size.
 
-    At most `count` are drawn at random, unless `ids` names them; `columns` pictures stand in a row.
+    Of a bad one stands there what is wrong. Letters that the font lacks are "?"; `is_drawable`. At
+    most `count` are drawn at random, unless `ids` names them; `columns` pictures stand in a row.
     With `all_channels` each sample is a strip of grey pictures.
     """
     split, kind = index.split(split_name), index.stored_type
     reader, cells = Reader(split), []
     chosen = choose_ids(split, ids, count=count, seed=seed)
     classes = _classes(split, chosen)
-    for sample_id, words in zip(chosen.tolist(), classes, strict=True):
+    names = split.names_of(chosen)
+    for place, (sample_id, words) in enumerate(zip(chosen.tolist(), classes, strict=True)):
         raw, colour = reader.one(sample_id), INK
         try:
             units = decode(raw.image, 2 * CELL_PX, image_type=kind)
@@ -83,7 +86,9 @@ def sample_sheet(
             words, colour = str(error), BAD
             pictures = [Image.new("RGB", (CELL_PX + 1, CELL_PX + 1), BACKGROUND)]
             ImageDraw.Draw(pictures[0]).rectangle((0, 0, CELL_PX, CELL_PX), outline=BAD)
-        cells.append(Cell(pictures, words, colour, f"id {sample_id}  {raw.key}"))
+        path = raw.key if names is None else names[place]
+        name = _short_path(f"id {sample_id}  ", path, len(pictures) * CELL_PX)
+        cells.append(Cell(pictures, words, colour, name))
     return draw_sheet(cells, max(1, columns // (len(kind.channels) if all_channels else 1)))
 
 
@@ -98,7 +103,7 @@ class Cell(NamedTuple):
 
 def draw_sheet(cells: Sequence[Cell], columns: int) -> Image.Image:
     """Draw cells of as many pictures each, `columns` in a row."""
-    font = ImageFont.load_default(size=12)
+    font = _font()
     columns, wide = min(columns, len(cells)), max(len(cell.pictures) for cell in cells)
     wide = wide * (CELL_PX + 2) - 2
     step_x, step_y = wide + GAP_PX, CELL_PX + 2 * LINE_PX + GAP_PX
@@ -112,7 +117,8 @@ def draw_sheet(cells: Sequence[Cell], columns: int) -> Image.Image:
             sheet.paste(picture, (left + number * (CELL_PX + 2), top))
         for line, (text, fill) in enumerate(((cell.words, cell.colour), (cell.name, FAINT))):
             y = top + CELL_PX + 1 + line * LINE_PX
-            pen.text((left, y), _cut(text, font, wide), fill=fill, font=font)
+            drawn = "".join(letter if _has_glyph(letter) else "?" for letter in text)
+            pen.text((left, y), _cut(drawn, font, wide), fill=fill, font=font)
     return sheet
 
 
@@ -123,7 +129,7 @@ def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tu
     labels = split.labels
     offsets = map(split.offsets, range(len(split.shards)))
     in_tar = np.concatenate([rows[:, 1] - rows[:, 0] for rows in offsets])
-    shards = f"{len(split.shards):,} shards, {in_tar.sum() / 1e6:,.1f} MB"
+    shards = f"{counted(len(split.shards), 'shard')}, {in_tar.sum() / 1e6:,.1f} MB"
     rows = [
         ("samples", f"{len(split):,} in {shards}"),
         ("bytes a sample", f"{_spread(in_tar)} (in the tar)"),
@@ -220,6 +226,31 @@ def _fitted(pixels: np.ndarray) -> Image.Image:
         return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
     image.thumbnail((CELL_PX, CELL_PX), Image.Resampling.LANCZOS)
     return image
+
+
+@cache
+def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size=12)
+
+
+@cache
+def _has_glyph(letter: str) -> bool:
+    """Return whether the sheet's font has a letter; others look like this noncharacter."""
+    return bytes(_font().getmask(letter)) != bytes(_font().getmask("\U0010ffff"))
+
+
+def is_drawable(text: str) -> bool:
+    """Return whether a sheet shows a text as it is; its font has Latin letters alone."""
+    return all(map(_has_glyph, text))
+
+
+def _short_path(before: str, path: str, px: int) -> str:
+    """Leave leading folders out while a path is too long to stand under a cell."""
+    words = before + path
+    while "/" in path and _font().getlength(words) > px:
+        path = path.partition("/")[2]
+        words = f"{before}…/{path}"
+    return words
 
 
 def _cut(words: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, px: int) -> str:

@@ -511,3 +511,36 @@ def test_show_draws_samples_enlarged_by_a_whole_factor_and_names_those_of_a_list
         capsys, "show", tmp_path, "--ids", "6"
     )
     assert "--ids 'x' is no" in error_of(capsys, "show", tmp_path, "--ids=1,x")
+
+
+def test_show_prints_names_that_its_font_cannot_draw(tmp_path, capsys):
+    for name in ("猫/ライオン.v1.png", "cat/lion.v1.png"):
+        path = tmp_path / "img" / name
+        path.parent.mkdir(parents=True)
+        Image.new("RGB", (20, 20)).save(path)
+    run("build", tmp_path / "out", "--root", tmp_path / "img")
+    assert "2 images (1 shard" in capsys.readouterr().out
+    run("show", tmp_path / "out", "--out", tmp_path / "sheet.png")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("id ")]
+    assert "猫/ライオン.v1.png, 猫" in line
+    shutil.rmtree(tmp_path / "img" / "猫")
+    run("build", tmp_path / "one", "--root", tmp_path / "img")
+    assert "1 image (1 shard" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("path", "drawn"),
+    [
+        ("a/b.png", "id 1  a/b.png"),
+        ("a folder of some length/cats/b.png", "id 1  …/cats/b.png"),
+    ],
+)
+def test_a_long_path_under_a_picture_keeps_its_end(tmp_path, monkeypatch, path, drawn):
+    image = tmp_path / "img" / path
+    image.parent.mkdir(parents=True)
+    Image.new("RGB", (20, 20)).save(image)
+    run("build", tmp_path / "out", "--root", tmp_path / "img", "--no-labels")
+    seen = []
+    monkeypatch.setattr(show, "draw_sheet", lambda cells, columns: seen.extend(cells))
+    show.sample_sheet(load_index(tmp_path / "out"), "train", count=2, columns=2, seed=0)
+    assert [cell.name.replace("id 0", "id 1") for cell in seen] == [drawn]
