@@ -1,15 +1,15 @@
 """Load a backbone with all it needs beside it: from an export, a run, or weights of others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView, eval_view_for
 from sslpipe.augment.two_views import AUGMENTS
@@ -21,7 +21,7 @@ from sslpipe.evaluation.whiten import load_whitening
 from sslpipe.export.join import at_size, join
 from sslpipe.export.model import SSLPIPE_KEY, Config, FrozenBackbone, freeze
 from sslpipe.models.backbones import build_backbone
-from sslpipe.models.limits import TooLarge, check_side, within_memory
+from sslpipe.models.limits import TooLarge, check_side, sketch, within_memory
 from sslpipe.models.simclr import build_projector
 from sslpipe.models.state import float32_by_default, module_sha256
 from sslpipe.portable import memory_is_short, sha256_of
@@ -130,8 +130,9 @@ def _load_export(path: Path) -> FrozenBackbone:
         bare = nested and "architecture" in tree  # the keys are those of timm's network
         config = Config.model_validate(tree[SSLPIPE_KEY] if nested else tree)
         with within_memory("backbone"), made_with(config.facts.get("plugins")):
-            _check_size(config, (path / "model.safetensors").stat().st_size)
-            backbone = build_backbone(config.backbone, crop_px=config.crop_px)
+            build_network = partial(build_backbone, config.backbone, crop_px=config.crop_px)
+            _check_size("backbone", build_network, path / "model.safetensors")
+            backbone = build_network()
         if backbone.num_features != config.num_features:
             raise ExportError(
                 f"{path}/config.json: num_features = {config.num_features}, but its backbone has "
@@ -155,8 +156,10 @@ def _load_export(path: Path) -> FrozenBackbone:
             whitening = load_whitening(path / "whitening.safetensors", config.whitening_sha256)
         projector = None
         if config.projector is not None:
+            build_head = partial(build_projector, config.num_features, config.projector)
             with within_memory("projector"):
-                projector = build_projector(config.num_features, config.projector)
+                _check_size("projector", build_head, path / "projector.safetensors")
+                projector = build_head()
             projector.load_state_dict(load_file(path / "projector.safetensors"), strict=True)
     except FileNotFoundError as error:
         raise ExportError(
@@ -187,23 +190,23 @@ def _load_export(path: Path) -> FrozenBackbone:
     return FrozenBackbone(backbone, view, config, projector, whitening)
 
 
-def _check_size(config: Config, file_bytes: int) -> None:
+def _check_size(what: str, build: Callable[[], nn.Module], file: Path) -> None:
     """Refuse a network of more numbers than its file has bytes, before memory is taken for it.
 
     Raises:
         ExportError: It is of other weights.
     """
     try:
-        with torch.device("meta"):
-            sketch = build_backbone(config.backbone, crop_px=config.crop_px)
+        sketched = sketch(what, build)
     except TooLarge:
         raise
     except (UserError, *REFUSALS):  # some constructors read what they compute: the real one decides
         return
-    numbers = sum(tensor.numel() for tensor in sketch.state_dict().values())
+    numbers = sum(tensor.numel() for tensor in sketched.state_dict().values())
+    file_bytes = file.stat().st_size
     if numbers > file_bytes:
         raise ExportError(
-            f"config.json: its backbone has {numbers:,} numbers, and model.safetensors "
+            f"config.json: its {what} has {numbers:,} numbers, and {file.name} "
             f"{file_bytes:,} bytes: it is of other weights; copy the export again"
         )
 

@@ -1,16 +1,18 @@
-"""What no memory holds is refused while it is built, before its first number is written."""
+"""Networks that are too large: of strangers, refused before memory is taken; else, one line."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from torch import Tensor, nn
-from torch.nn.modules import module as hooks
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from sslpipe.errors import RecipeError, UserError, WeightsError, shown
 from sslpipe.portable import memory_is_short, total_memory_bytes
 
+Network = TypeVar("Network", bound=nn.Module)
 MOST_MODULES = 10_000  # the deepest networks that timm has are of a third
 _NO_MEMORY = ("allocate memory", "storage size", "overflow", "too large", "out of memory")
 MOST_IMAGE_GB = 4.0  # SSLPIPE_IMAGE_GB: memory that one image may take in a network of others
@@ -46,29 +48,37 @@ def check_side(what: str, side_px: int) -> None:
 
 @contextmanager
 def within_memory(what: str) -> Iterator[None]:
-    """Refuse networks whose parameters and buffers exceed this machine's memory and swap.
-
-    Also those of more than MOST_MODULES modules, which take minutes to build.
+    """Turn an allocation that fails into one line.
 
     Args:
         what: The recipe's section, for messages: "[backbone]".
 
     Raises:
-        TooLarge: Of the modules that are built inside, as soon as they are too many or too
-            large.
+        TooLarge: What is built inside needs more memory than this machine gives.
     """
-    total, held, modules = total_memory_bytes(), 0, 0
+    try:
+        yield
+    except (RuntimeError, MemoryError, OverflowError, TypeError, RecipeError) as error:
+        is_size = any(words in str(error).lower() for words in _NO_MEMORY)
+        if not isinstance(error, MemoryError) and not is_size:
+            raise
+        if memory_is_short(error):  # other things take it
+            raise
+        raise TooLarge(
+            f"{what} asks for more memory than this machine can give "
+            f"({total_memory_bytes() / 2**30:,.1f} GiB with swap); use smaller sizes"
+        ) from error
 
-    def count_bytes(module: nn.Module, name: str, tensor: Tensor | None) -> None:
-        nonlocal held
-        held += 0 if tensor is None else tensor.numel() * tensor.element_size()
-        if held > total:
-            raise TooLarge(
-                f"{what} asks for weights of more than {held / 2**30:,.0f} GiB, and this machine "
-                f"has {total / 2**30:,.1f} GiB of memory and swap; use smaller sizes"
-            )
 
-    def count_modules(module: nn.Module, name: str, child: Any) -> None:
+def sketch(what: str, build: Callable[[], Network]) -> Network:
+    """Build a network of a stranger's settings on the meta device: its sizes, and no numbers.
+
+    Raises:
+        TooLarge: Its sizes overflow, or it has more than MOST_MODULES modules, which take minutes.
+    """
+    modules = 0
+
+    def count(module: nn.Module, name: str, child: Any) -> None:
         nonlocal modules
         modules += 1
         if modules > MOST_MODULES:
@@ -76,24 +86,9 @@ def within_memory(what: str) -> Iterator[None]:
                 f"{what} asks for more than {MOST_MODULES:,} modules; use fewer layers or blocks"
             )
 
-    handles = [
-        hooks.register_module_parameter_registration_hook(count_bytes),
-        hooks.register_module_buffer_registration_hook(count_bytes),
-        hooks.register_module_module_registration_hook(count_modules),
-    ]
+    counting = register_module_module_registration_hook(count)
     try:
-        yield
-    except (RuntimeError, MemoryError, OverflowError, TypeError, RecipeError) as error:
-        if not isinstance(error, MemoryError) and not any(
-            w in str(error).lower() for w in _NO_MEMORY
-        ):
-            raise
-        if memory_is_short(error):  # other things take it
-            raise
-        raise TooLarge(
-            f"{what} asks for more memory than this machine can give ({total / 2**30:,.1f} GiB "
-            "with swap); use smaller sizes"
-        ) from error
+        with within_memory(what), torch.device("meta"):
+            return build()
     finally:
-        for handle in handles:
-            handle.remove()
+        counting.remove()

@@ -1,9 +1,9 @@
 """Read a SOURCE of another program: the network with its weights, its view, and a report."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -11,7 +11,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import UserError, WeightsError, did_you_mean, one_line, shown
 from sslpipe.models.backbones import RGB_CHANNELS, Backbone, build_backbone
 from sslpipe.models.channels import first_convolution
-from sslpipe.models.limits import TooLarge, within_memory
+from sslpipe.models.limits import TooLarge, sketch, within_memory
 from sslpipe.recipe.base import Component
 from sslpipe.run.records import read_object
 from sslpipe.weights.files import read_tree
@@ -326,8 +326,7 @@ def _sketch(component: Component, crop_px: int, checkpoint: Checkpoint) -> Backb
     """
     given = sum(tensor.numel() for tensor in checkpoint.tensors.values())
     try:
-        with within_memory("backbone"), torch.device("meta"):
-            backbone = build_backbone(component, crop_px=crop_px)
+        backbone = sketch("backbone", partial(build_backbone, component, crop_px=crop_px))
     except UserError as error:  # some constructors read what they compute
         if isinstance(error, TooLarge):
             raise

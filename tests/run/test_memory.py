@@ -190,13 +190,11 @@ def test_a_network_that_cannot_take_the_views_is_named(recipe):
     "build",
     [
         lambda: torch.nn.Linear(2**31, 2**20),
-        lambda: torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(10_001))),
         lambda: torch.zeros(2**50, 2**40),
         lambda: torch.nn.Linear(2**62, 2**62),
     ],
-    ids=["weights", "modules", "overflow", "both"],
+    ids=["weights", "overflow", "both"],
 )
-def test_what_no_memory_holds_is_refused_while_it_is_built(build):
+def test_an_allocation_that_fails_is_one_line_that_names_the_section(build):
     with pytest.raises(RecipeError, match=r"^\[part\] asks for"), within_memory("[part]"):
         build()
-    torch.nn.Linear(2, 3)  # what is built afterwards is not counted
