@@ -5,14 +5,18 @@
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import Views, build_augment
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, Order, suggest_holdout
@@ -21,6 +25,7 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.data.plan import (
     MOST_HOLDOUT,
     MOST_READ,
+    bank_ids,
     holdout_doubt,
     holdout_ids,
     plan_order,
@@ -29,6 +34,7 @@ from sslpipe.data.plan import (
 from sslpipe.distributed import current_rank
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.export.start import Start, copy_weights
 from sslpipe.losses import LOSSES, Objective
@@ -50,10 +56,17 @@ from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import build
 from sslpipe.run.best import can_choose, check_keeping
+from sslpipe.run.gradient_cache import micro_batch_rows
+from sslpipe.run.health import Alarms
+from sslpipe.run.launcher import check_streams
 from sslpipe.run.throughput import step_flops
 
 Model = SimCLR | MomentumPair
 
+LEAST_RANK_SHARE = 0.05  # (rank - 1) / (highest possible - 1) of embeddings: 0 in one direction
+ALARM_REMEDY = (
+    "Look at the views with `sslpipe preview`, lengthen optim.warmup_steps, or lower optim.peak_lr"
+)
 MOST_HELD_OUT = 1 / 4  # of a split, before a warning
 MOST_PLANNED = 16  # batches whose negatives are counted; fewer of large ones
 
@@ -71,6 +84,45 @@ class Parts:
     augment: Views
     model: Model
     loss: Objective
+
+    @property
+    def backbone(self) -> Backbone:
+        """The encoder, which evaluations embed by."""
+        return self.model.backbone
+
+    @property
+    def ema(self) -> Backbone | None:
+        """Its average, with optim.ema."""
+        return self.model.ema
+
+    @property
+    def encoder(self) -> None:
+        """Nothing apart: the model takes views alone."""
+
+    @property
+    def others(self) -> list[nn.Module]:
+        """What else needs memory: the objective."""
+        return [self.loss]
+
+    def to(
+        self, device: torch.device, dtype: torch.dtype, place: Callable[[nn.Module], nn.Module]
+    ) -> "Parts":
+        """Return the parts on a device; the model by `place`."""
+        augment = self.augment.to(device)
+        loss = self.loss.to(device, dtype)
+        return Parts(augment, cast(Model, place(self.model)), loss)
+
+    def first_frozen(self) -> list[Backbone]:
+        """Return the networks that tune.projector_first_steps keeps out of training."""
+        return backbones(self.model)
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a checkpoint holds beside the optimizer."""
+        return {"model": self.model, "loss": self.loss}
+
+    def guarded(self) -> list[nn.Module]:
+        """Return the modules whose buffers a non-finite step must not change."""
+        return [self.model, self.loss]
 
 
 @dataclass(frozen=True)
@@ -156,9 +208,70 @@ class Pretraining:
 
     def remarks(self, parts: Parts) -> list[str]:
         """List what a user should know before the first step. Raises: RecipeError: refused."""
+        self.negatives(parts)  # or refused
         crop_px = parts.augment.crop_px
         said = plan_warnings(self.recipe, self.split, parts.loss, crop_px, self.pairing)
         return [*said, *filter(None, [self.not_used])]
+
+    @property
+    def watched(self) -> NDArray[np.int64]:
+        """Ids of the held-out samples that are scored during the run."""
+        return holdout_ids(self.recipe, self.split)
+
+    def check_processes(self, world_size: int) -> None:
+        """Refuse a number of processes that cannot share the streams. Raises: RecipeError."""
+        check_streams(self.recipe.data.num_streams, world_size)
+
+    def keep_start(self, run_dir: Path) -> None:
+        """Keep named weights in the run directory; rank 0."""
+        self.start.keep(run_dir)
+
+    def groups(self, parts: Parts) -> list[dict[str, Any]]:
+        """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
+        return freeze_and_group(parts.model, self.recipe)
+
+    def step_flops(self, parts: Parts) -> float:
+        """Count FLOPs of a step, forward and backward."""
+        return recipe_flops(self.recipe, parts.model, parts.augment.crop_px)
+
+    def micro_batches(self, world_size: int) -> list[Tensor]:
+        """Return the rows of a rank's batch that each of data.micro_batches takes."""
+        data = self.recipe.data
+        images = data.batch_size // world_size
+        return micro_batch_rows(images, data.num_streams // world_size, data.micro_batches)
+
+    def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
+        """Return the integers that decide dropout and the like."""
+        return (self.recipe.seed, step, rank, micro_batch)
+
+    def evaluation_view(self, crop_px: int) -> EvalView:
+        """Return the view of held-out samples."""
+        return self.start.view(self.recipe, self.index, crop_px)
+
+    def score(self) -> Callable[..., dict[str, float]]:
+        """Return what scores held-out samples."""
+        bank = bank_ids(self.recipe, self.split)
+        return partial(monitor, canvas_px=self.recipe.data.canvas_px, bank=bank)
+
+    def alarms(self, parts: Parts) -> Alarms:
+        """Return what reads the numbers of each log line."""
+        recipe = self.recipe
+        highest_rank = min(recipe.projector.out_dim, 2 * recipe.data.batch_size)
+        return Alarms(
+            recipe.total_steps,
+            least_rank=1 + LEAST_RANK_SHARE * (highest_rank - 1),
+            grows="negatives_per_anchor" if parts.loss.needs_momentum_encoder else "",
+            remedy=ALARM_REMEDY + (", or tune.backbone_lr" if recipe.init else ""),
+        )
+
+    def metadata(self, view: EvalView) -> dict[str, Any]:
+        """Return what is stored beside each checkpoint: the start."""
+        return self.start.metadata(view)
+
+    def describe(self) -> str:
+        """Return how many images are trained on, and from which weights."""
+        size = f"{self.order.samples} images, {self.order.steps_per_epoch} steps an epoch"
+        return size + self.start.describe(self.recipe.tune)
 
 
 def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:

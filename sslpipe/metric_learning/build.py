@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import Views, build_augment
 from sslpipe.data.index import DatasetIndex, RelabelledSplit, Split
 from sslpipe.data.order import ORDER_VERSION, lowest_hashes, with_a_partner
 from sslpipe.errors import RecipeError, did_you_mean, naming
+from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.export.start import Start, copy_weights, with_init
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
@@ -22,7 +25,7 @@ from sslpipe.metric_learning.losses import HDCLoss
 from sslpipe.metric_learning.model import EmbeddingQueue, MetricTask
 from sslpipe.metric_learning.neighbours import ClassNeighbours
 from sslpipe.metric_learning.sampling import PK_VERSION, PKOrder
-from sslpipe.models.backbones import build_backbone, stem_warning
+from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
 from sslpipe.models.momentum import averaged
 from sslpipe.models.tuning import (
@@ -38,6 +41,7 @@ from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.identity import run_identity
 from sslpipe.registry import build
 from sslpipe.run.best import can_choose, check_keeping
+from sslpipe.run.health import Alarms
 
 Integers = NDArray[np.int64]
 
@@ -46,6 +50,10 @@ MOST_BANK = 500  # trained ones that held-out images search, too
 ORDER_AND_PK_VERSION = ORDER_VERSION * 1000 + PK_VERSION
 FEW_HELD_OUT, MOST_HELD_OUT = 100, 500  # images that data.validation_classes = "auto" aims at
 LEAST_HELD_OUT_CLASSES = 5
+ALARM_REMEDY = (
+    "Lower optim.peak_lr (and tune.loss_lr, of proxies), lengthen optim.warmup_steps, or use "
+    "another loss.kind: sup_con with temperature = 0.1 learns from many shapes of labels"
+)
 _VALIDATION = 0x7A  # names the draw of validation classes
 
 
@@ -212,10 +220,64 @@ class FinetuningParts:
     Attributes:
         augment: Makes the views of a batch, recipe.views of each image.
         model: Backbone, losses, miner and queue.
+        neighbours: The table of near classes, with sampler.neighbours.
     """
 
     augment: Views
     model: MetricTask
+    neighbours: ClassNeighbours | None = None
+
+    @property
+    def backbone(self) -> Backbone:
+        """The encoder with its embedding layer, which evaluations embed by."""
+        return self.model.backbone
+
+    @property
+    def ema(self) -> Backbone | None:
+        """Its average, with optim.ema."""
+        return self.model.ema
+
+    @property
+    def encoder(self) -> Backbone:
+        """What takes views alone."""
+        return self.model.backbone
+
+    @property
+    def others(self) -> list[nn.Module]:
+        """What else needs memory: nothing, the losses are in the model."""
+        return []
+
+    def to(
+        self, device: torch.device, dtype: torch.dtype, place: Callable[[nn.Module], nn.Module]
+    ) -> "FinetuningParts":
+        """Return the parts on a device; the model by `place`."""
+        augment = self.augment.to(device)
+        task = cast(MetricTask, place(self.model))
+        near = self.neighbours
+        return FinetuningParts(augment, task, None if near is None else near.to(device, dtype))
+
+    def first_frozen(self) -> list[nn.Module]:
+        """Return the networks that tune.projector_first_steps keeps out of training."""
+        return [self.model.backbone.network]
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a checkpoint holds beside the optimizer; `model` is what an export takes."""
+        task = self.model
+        average = {} if task.ema is None else {"ema": task.ema}
+        return {
+            "model": nn.ModuleDict({"backbone": task.backbone, **average}),
+            "losses": task.losses,
+            "miner": task.miner,
+            "queue": task.queue,
+            "neighbours": self.neighbours,
+        }
+
+    def guarded(self) -> list[nn.Module]:
+        """Return the module whose buffers a non-finite step must not change.
+
+        The neighbours follow only steps that were taken.
+        """
+        return [self.model]
 
 
 @dataclass(frozen=True)
@@ -284,7 +346,7 @@ class Finetuning:
         augment.specs = augment.specs[: self.recipe.views]  # type: ignore[assignment]
         classes = len(self.order.classes)
         task = build_task(self.recipe, augment.crop_px, self.start.weights, classes)
-        return FinetuningParts(augment, task)
+        return FinetuningParts(augment, task, class_neighbours(self.recipe, task, classes))
 
     def identity(self) -> dict[str, Any]:
         """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
@@ -294,6 +356,59 @@ class Finetuning:
         """List what a user should know before the first step. Raises: RecipeError: refused."""
         said = plan_warnings(self, parts.augment.crop_px)
         return [*said, *filter(None, [self.not_used])]
+
+    def check_processes(self, world_size: int) -> None:
+        """Accept every number of processes: the plan's batches are cut by rows."""
+
+    def keep_start(self, run_dir: Path) -> None:
+        """Keep named weights in the run directory; rank 0."""
+        self.start.keep(run_dir)
+
+    def groups(self, parts: FinetuningParts) -> list[dict[str, Any]]:
+        """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
+        return freeze_and_group(parts.model, self.recipe)
+
+    def step_flops(self, parts: FinetuningParts) -> float:
+        """Return 0: utilisation is not logged."""
+        return 0.0
+
+    def micro_batches(self, world_size: int) -> list[Tensor]:
+        """Return [], as a batch of classes is not cut."""
+        return []
+
+    def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
+        """Return the integers that decide dropout and the like."""
+        return (self.recipe.seed, step, rank)
+
+    def evaluation_view(self, crop_px: int) -> EvalView:
+        """Return the view of held-out samples."""
+        return self.start.view(self.recipe, self.index, crop_px)
+
+    def score(self) -> Callable[..., dict[str, float]]:
+        """Return what scores held-out samples."""
+        return partial(retrieval_monitor, canvas_px=self.recipe.data.canvas_px, bank=self.bank)
+
+    def alarms(self, parts: FinetuningParts) -> Alarms:
+        """Return what reads the numbers of each log line."""
+        return Alarms(
+            self.recipe.total_steps,
+            most_rank=self.recipe.sampler.classes_per_batch / 2,
+            grows="queue_rows" if self.recipe.queue is not None else "",
+            remedy=ALARM_REMEDY,
+        )
+
+    def metadata(self, view: EvalView) -> dict[str, Any]:
+        """Return what is stored beside each checkpoint: the classes trained on, and the start."""
+        return {"classes": trained_labels(self.order, self.split), **self.start.metadata(view)}
+
+    def describe(self) -> str:
+        """Return how many images of how many classes are trained on, and from which weights."""
+        order = self.order
+        start = self.start.describe(self.recipe.tune) or "; random weights"
+        return (
+            f"{order.samples} images of {len(order.classes)} classes, {order.steps_per_epoch} "
+            f"steps an epoch of {order.batch_size} images{start}"
+        )
 
 
 def with_backbone(
@@ -396,21 +511,16 @@ def check_negatives(recipe: FinetuneRecipe, num_classes: int) -> None:
 
 
 def class_neighbours(
-    recipe: FinetuneRecipe, task: MetricTask, order: PKOrder
+    recipe: FinetuneRecipe, task: MetricTask, num_classes: int
 ) -> ClassNeighbours | None:
-    """Return the table of near classes that the order reads, with sampler.neighbours; else None.
-
-    It is on the device and in the dtype of the task's weights.
-    """
+    """Return the table of near classes that the order reads, with sampler.neighbours; else None."""
     if not recipe.sampler.neighbours:
         return None
-    neighbours = ClassNeighbours(
-        num_classes=len(order.classes),
+    return ClassNeighbours(
+        num_classes=num_classes,
         dim=task.backbone.num_features,
         size=recipe.sampler.classes_per_batch,
-    ).to(next(task.parameters()))
-    order.nearest = neighbours.nearest_classes
-    return neighbours
+    )
 
 
 def _table_of(kind: str) -> Mapping[str, Callable[..., nn.Module]]:

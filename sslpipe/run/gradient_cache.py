@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,76 +35,83 @@ def micro_batch_rows(images: int, streams: int, micro_batches: int) -> list[Tens
     return [rows[:, k].flatten() for k in range(micro_batches)]
 
 
-def cached_backward(
-    wrapped: nn.Module,
-    statistics: "PooledStatistics",
-    rows: list[Tensor],
-    *,
-    make_views: Callable[[Tensor], Tensor],
-    compute_loss: Callable[[Tensor, Tensor], Tensor],
-    backward: Callable[[Tensor], None],
-    seed: Callable[[int], None],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Add the gradient of the whole batch's loss to .grad, one micro-batch at a time. Collective.
+class GradientCache:
+    """Embeds a batch one micro-batch at a time, and carries the loss's gradient back likewise.
 
-    Pass 1 embeds every micro-batch without gradient. The loss of all embeddings gives dL/dz. Pass 2
-    embeds every micro-batch again and carries its part of dL/dz back. Activations and views of one
-    micro-batch are alive at a time; the gradient is that of one graph over the same micro-batches,
-    over each of which BatchNorm normalises.
+    `embed` takes every micro-batch without gradient. The loss of all embeddings gives dL/dz.
+    `backward` embeds every micro-batch again and carries its part of dL/dz back. Activations and
+    views of one micro-batch are alive at a time; the gradient is that of one graph over the same
+    micro-batches, over each of which BatchNorm normalises.
 
     Args:
         wrapped: The model, or DDP around it; ranks exchange gradients once.
         statistics: Of the model's BatchNorms.
         rows: From `micro_batch_rows`.
-        make_views: Rows (b,) -> views (2b, 3, S, S), the same ones each time.
-        compute_loss: (z_a, z_b) -> (); called once.
-        backward: Of the loss, scaled or not.
-        seed: Sets torch's generators for micro-batch k.
-
-    Returns:
-        z_a and z_b, (B, D) each, and the loss () of the whole batch.
 
     Source:
         Gao et al. 2021 (GradCache), arXiv:2101.06983, section 3.
     """
-    model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
-    images = sum(len(part) for part in rows)
-    buffers = list(model.buffers())
-    before = [buffer.clone() for buffer in buffers]
-    # from micro-batch order to the batch's, and where each micro-batch's rows are; on the device
-    device = next(model.parameters()).device
-    order, *places = (to_device(x, device) for x in (torch.cat(rows).argsort(), *rows))
 
-    with statistics.over_micro_batches(images // len(rows)) as note:
-        # pass 1: embed everything, keep no activations
+    def __init__(
+        self, wrapped: nn.Module, statistics: "PooledStatistics", rows: list[Tensor]
+    ) -> None:
+        self._wrapped = wrapped
+        self._statistics = statistics
+        self._rows = rows
+        self._step: _CachedStep | None = None  # between `embed` and `backward`
+
+    def embed(self, make_views: Callable[[Tensor], Tensor], seed: Callable[[int], None]) -> Tensor:
+        """Embed everything and keep no activations; the model's buffers stay as they were.
+
+        Args:
+            make_views: Rows (b,) -> views (2b, 3, S, S), the same ones each time.
+            seed: Sets torch's generators for micro-batch k.
+
+        Returns:
+            z (2B, D) of the whole batch, first views first; its gradient is for `backward`.
+        """
+        wrapped = self._wrapped
+        model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
+        buffers = list(model.buffers())
+        before = [buffer.clone() for buffer in buffers]
+        # from micro-batch order to the batch's; on the device
+        order = to_device(torch.cat(self._rows).argsort(), next(model.parameters()).device)
         with torch.no_grad():
             embedded = []
-            for k, part in enumerate(rows):
+            for k, part in enumerate(self._rows):
                 seed(k)
                 embedded.append(model(make_views(part)).chunk(2))
-            z_a, z_b = (torch.cat(z)[order] for z in zip(*embedded, strict=True))
+            z = torch.cat([torch.cat(view)[order] for view in zip(*embedded, strict=True)])
             if buffers:  # torch takes no empty list
-                torch._foreach_copy_(buffers, before)  # as if pass 1 had not been
+                torch._foreach_copy_(buffers, before)  # as if nothing had been
+        self._step = _CachedStep(z.requires_grad_(), make_views, seed)
+        return z
 
-        # the loss of all embeddings: dL/dz
-        z_a, z_b = z_a.requires_grad_(), z_b.requires_grad_()
-        loss = compute_loss(z_a, z_b)
-        backward(loss)
+    def backward(self) -> None:
+        """Add the gradient of the batch's loss to .grad, once its own backward ran. Collective."""
+        assert self._step is not None
+        z, make_views, seed = self._step
+        self._step = None
+        images = len(z) // 2
+        # zero where the loss does not depend on z
+        gradient = torch.zeros_like(z) if z.grad is None else z.grad
+        of_view = gradient.chunk(2)
+        with self._statistics.over_micro_batches(images // len(self._rows)) as note:
+            for k, part in enumerate(self._rows):
+                seed(k)
+                with _exchange_gradients(self._wrapped, k == len(self._rows) - 1):
+                    again = self._wrapped(make_views(part))  # (2b, D)
+                    here = to_device(part, z.device)
+                    again.backward(torch.cat([each[here] for each in of_view]).to(again.dtype))
+                note()
 
-        # pass 2: embed again, with gradient, and carry each part of dL/dz back
-        for k, part in enumerate(rows):
-            seed(k)
-            with _exchange_gradients(wrapped, k == len(rows) - 1):
-                z = wrapped(make_views(part))  # (2b, D)
-                here = places[k]
-                z.backward(torch.cat([_gradient(z_a)[here], _gradient(z_b)[here]]).to(z.dtype))
-            note()
-    return z_a, z_b, loss
 
+class _CachedStep(NamedTuple):
+    """What `GradientCache` keeps from a batch's embedding to its gradient."""
 
-def _gradient(z: Tensor) -> Tensor:
-    """dL/dz; zero where the loss does not depend on z, as on the keys of a momentum encoder."""
-    return torch.zeros_like(z) if z.grad is None else z.grad
+    z: Tensor
+    make_views: Callable[[Tensor], Tensor]
+    seed: Callable[[int], None]
 
 
 def _exchange_gradients(wrapped: nn.Module, now: bool) -> AbstractContextManager[None]:

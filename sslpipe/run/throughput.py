@@ -113,6 +113,10 @@ class Meter:
         self._begin_s = time.perf_counter()
         self._wait_s, self._steps = 0.0, 0
 
+    def begin(self) -> None:
+        """Start the clock anew: what came before the first step does not count."""
+        self._begin_s = time.perf_counter()
+
     def waiting(self, stream: Iterator[T]) -> Iterator[T]:
         """Yield the stream's items; the time each takes to come counts as waiting."""
         while True:

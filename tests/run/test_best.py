@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 import sslpipe.api
-import sslpipe.pretrain
 from sslpipe.data.index import load_index
 from sslpipe.errors import CheckpointError, ExportError, RecipeError, UserError
 from sslpipe.evaluation.embed import load_embeddings
@@ -261,18 +260,17 @@ def scripted_in_rank(process, fault, init, start, recipe, data, run_dir, *overri
     `fault`: as in SSLPIPE_FAULT, or ''.
     """
     os.environ["SSLPIPE_FAULT"] = fault
-    runs, original = [], Run.monitor
 
-    def remembered(session, *arguments, ema=None, **options):
-        runs.append((session, ema))
-        return original(session, *arguments, ema=ema, **options)
+    def scores(run):
+        averaged = {} if run.parts.ema is None else {"ema_": AVERAGED}
+        scripts = {"": SCRIPT} | averaged
+        return {
+            f"{prefix}holdout_map_at_r": ({0: start} | script)[run.last_step]
+            for prefix, script in scripts.items()
+            if process.rank == 0
+        }
 
-    def score(backbone, *arguments, **options):
-        session, ema = runs[-1]
-        script = {0: start} | (AVERAGED if backbone is ema else SCRIPT)
-        return {"holdout_map_at_r": script[session.last_step]} if process.rank == 0 else {}
-
-    Run.monitor, sslpipe.pretrain.monitor = remembered, score
+    Run._evaluate = scores
     loaded = load_recipe(recipe, overrides)
     weights = open_init(loaded, init) if init else None
     return sslpipe.api.train(loaded, load_index(data), Path(run_dir), init=weights)

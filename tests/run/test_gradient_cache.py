@@ -13,7 +13,7 @@ from sslpipe.distributed import Rank
 from sslpipe.losses import LOSSES, TeacherFeatures
 from sslpipe.losses.nt_xent import NTXentLoss
 from sslpipe.models.sync_batchnorm import sync_batchnorm
-from sslpipe.run.gradient_cache import PooledStatistics, cached_backward, micro_batch_rows
+from sslpipe.run.gradient_cache import GradientCache, PooledStatistics, micro_batch_rows
 from tests.helpers.processes import run_processes
 
 IMAGES, STREAMS = 24, 4
@@ -73,15 +73,11 @@ def rows_of(views: Tensor, rows: Tensor) -> Tensor:
 
 def cached(model, loss_fn, views, micro_batches, wrapped=None, streams=STREAMS, ids=None):
     rows = micro_batch_rows(len(views) // 2, streams, micro_batches)
-    z_a, z_b, loss = cached_backward(
-        wrapped or model,
-        PooledStatistics(model, views[:2]),
-        rows,
-        make_views=partial(rows_of, views),
-        compute_loss=partial(loss_fn, ids=ids, labels=None),
-        backward=lambda loss: loss.backward(),
-        seed=seed,
-    )
+    cache = GradientCache(wrapped or model, PooledStatistics(model, views[:2]), rows)
+    z_a, z_b = cache.embed(partial(rows_of, views), seed).chunk(2)
+    loss = loss_fn(z_a, z_b, ids=ids, labels=None)
+    loss.backward()
+    cache.backward()
     return z_a.detach(), z_b.detach(), loss.detach()
 
 
@@ -198,15 +194,9 @@ def test_each_view_is_made_twice_and_those_of_one_micro_batch_are_alive():
         made.append(weakref.ref(some))
         return some
 
-    cached_backward(
-        model,
-        seen,
-        rows,
-        make_views=make_views,
-        compute_loss=lambda a, b: NTXentLoss()(a, b),
-        backward=lambda loss: loss.backward(),
-        seed=seed,
-    )
+    cache = GradientCache(model, seen, rows)
+    NTXentLoss()(*cache.embed(make_views, seed).chunk(2)).backward()
+    cache.backward()
     assert asked == [part.tolist() for part in rows] * 2
     assert int(model[1].num_batches_tracked) == 1
 

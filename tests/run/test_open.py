@@ -1,4 +1,4 @@
-"""`open_run`: what a run says last."""
+"""`hold_directory`: what a run says last."""
 
 import time
 from pathlib import Path
@@ -7,14 +7,14 @@ import pytest
 
 from sslpipe.errors import DataError
 from sslpipe.recipe import load_recipe
-from sslpipe.run.session import open_run
+from sslpipe.run.session import hold_directory
 from sslpipe.run.stop import MARKERS
 from tests.helpers.processes import run_processes
 from tests.helpers.runs import write_recipe
 
 
 def ended_in_rank(process, recipe, run_dir, error):
-    with open_run(load_recipe(recipe), Path(run_dir)):
+    with hold_directory(load_recipe(recipe), Path(run_dir)):
         raise error
 
 
@@ -46,7 +46,7 @@ def test_ctrl_c_before_the_first_step_says_so_and_fails_nothing(tmp_path, capfd,
 
 def refused_on_rank_0_alone(process, recipe, run_dir):
     failed = Path(run_dir) / "FAILED"
-    with open_run(load_recipe(recipe), Path(run_dir)):
+    with hold_directory(load_recipe(recipe), Path(run_dir)):
         if process.rank == 1:  # ends in another way, and leaves its marker first
             raise RuntimeError("lost the other rank")
         while not failed.is_file():
