@@ -15,7 +15,7 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
     """Read a recipe's TOML and apply the overrides; nothing is validated yet.
 
     Raises:
-        RecipeError: No such file (names the recipes beside it), no TOML, or a wrong override.
+        RecipeError: No such file (says where recipes are), no TOML, or a wrong override.
     """
     path = Path(path)
     if path.name == RECORDED or (path / RECORDED).is_file():
@@ -27,7 +27,12 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
         folder = path if path.is_dir() else path.parent
         files = folder.glob("*.toml") if folder.is_dir() else ()
         known = sorted(file.stem for file in files if file.name != "pyproject.toml")
-        hint = f"; recipes in {folder}: {', '.join(known)}" if known else ""
+        hint = (
+            f"; recipes in {folder}: {', '.join(known)}"
+            if known
+            else "; the recipes of the documentation are in the folder recipes/ of sslpipe's "
+            "repository, not in the installed package: copy one from there"
+        )
         raise RecipeError(f"no recipe at {path}{hint}")
     try:
         with open(path, "rb") as file:
