@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import re
 import runpy
@@ -17,6 +18,7 @@ import typer.rich_utils
 import sslpipe.cli.app as program
 from sslpipe.__main__ import main
 from sslpipe.cli.app import COMMANDS, load_command
+from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import ROOT, command_line, parsed, write_recipe
 
 
@@ -194,6 +196,40 @@ def test_without_wandb_a_training_that_names_it_goes_through(data, tmp_path, cal
     _, said = call(*words, "steps=4", "run.monitor_steps=4", 'run.trackers=["wandb"]')
     assert "tracker 'wandb' did not start" in said
     assert "holdout_knn" in said
+
+
+def test_names_of_a_data_set_give_the_terminal_no_commands_and_a_suite_is_tracked(tmp_path, call):
+    """Of classes, the data set and the run; the suite's numbers are in the run's TensorBoard."""
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    evil = "\x1b]0;owned\x07\x1b[2J\u202e"
+    data = write_dataset(tmp_path / "data")
+    tree = json.loads(data.read_text())
+    tree["splits"]["test"] = [tree["splits"]["train"].pop() for _ in range(3)]
+    tree |= {"name": evil, "license": evil, "classes": [evil + each for each in tree["classes"]]}
+    data.write_text(json.dumps(tree))
+    recipe, run, on = write_recipe(tmp_path), tmp_path / "run", ["--data", data]
+    tracked = 'run.trackers=["tensorboard"]'
+    fast = ["--no-baselines", "--no-leakage", "--num-workers", "0", "--device", "cpu"]
+    said = ""
+    for words in (
+        ["check", recipe, *on, "steps=2"],
+        ["train", recipe, *on, "--run-dir", run, "steps=2", tracked],
+        ["embed", run, *on, "--split", "test", "--out", tmp_path / "test.safetensors"],
+        ["evaluate", "suite", run, *on, *fast, "--out", run / "eval.json"],
+        ["status", run],
+        ["runs", tmp_path],
+        ["report", run, *on],
+        ["export", run, "--out", tmp_path / "backbone"],
+        ["shards", "stats", data.parent],
+    ):
+        said += "".join(call(*words))
+    assert "owned" in said
+    assert not set("\x1b\x07\u202e") & set(said)
+    shown = EventMultiplexer().AddRunsFromDirectory(str(run / "tensorboard")).Reload()
+    assert list(shown.Runs()) == ["tiny"]
+    measured = [each for each in shown.Runs()["tiny"]["scalars"] if each.startswith("test/ssl")]
+    assert "test/ssl/kNN" in measured
 
 
 def test_the_help_of_an_evaluation_lists_no_long_grid_and_no_name_of_the_code():
