@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 FEATURE_SUFFIXES = (".safetensors", ".npz")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-READ_SUFFIXES = (*IMAGE_SUFFIXES, ".jpe", ".jfif")  # a JPEG's, too
 
 
 def open_data(location: str, *splits: str) -> "DatasetIndex":
@@ -134,7 +133,7 @@ def check_features(paths: Iterable[Path]) -> None:
 
 
 def find_images(folder: Path, image_type: "ImageType | None" = None) -> list[Path]:
-    """Return every image under a folder, sorted: JPEG, PNG, WebP; of sensors' types all formats.
+    """Return every image under a folder, sorted, of the formats that `shards build` reads.
 
     What is hidden, or a system's, is left out, and each file is there once, as in `shards build`.
     `image_type` None: of any format, where the network is not yet known.
@@ -142,13 +141,12 @@ def find_images(folder: Path, image_type: "ImageType | None" = None) -> list[Pat
     Raises: UserError where there is none.
     """
     from sslpipe.sharding.folder import walk
+    from sslpipe.sharding.sources import is_image
 
     is_rgb8 = image_type is not None and image_type.is_rgb8
     found = walk(folder, sensors=True).entries if folder.is_dir() else []
     paths = [
-        entry.path
-        for entry in found
-        if not entry.reason and (not is_rgb8 or entry.path.suffix.lower() in READ_SUFFIXES)
+        entry.path for entry in found if not entry.reason and is_image(entry.path, not is_rgb8)
     ]
     if not paths:
         other = "" if is_rgb8 else "; of other channels .tif, .npy, .dcm, .nii"

@@ -12,7 +12,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer, model_vali
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.data.decode import BadSample, check_size, decode, reduce_to, rgb_pixels
+from sslpipe.data.decode import BadSample, check_size, decode, image_kind, reduce_to, rgb_pixels
 from sslpipe.data.image_type import RGB8, Colour, ImageType, Reading
 from sslpipe.data.index import Split
 from sslpipe.errors import UserError, shown
@@ -24,6 +24,7 @@ from sslpipe.models.state import check_finite, evaluating, module_sha256, weight
 from sslpipe.portable import read_regular
 from sslpipe.recipe.base import Component, Pixels, Positive, Section
 from sslpipe.recipe.pretrain import Projector
+from sslpipe.sharding.members import flatten, to_member
 from sslpipe.sharding.sensors import Pages, UnknownPages, open_planes
 
 Picture = str | Path | Image.Image | Tensor | NDArray[Any]
@@ -359,7 +360,11 @@ def read_image(path: Path, wanted: ImageType, canvas_px: int) -> NDArray[Any]:
     pages, slices and NaN mean what they meant in that build.
     """
     if wanted.is_rgb8:
-        return decode(read_regular(path), canvas_px, image_type=wanted)
+        raw = read_regular(path)
+        if image_kind(raw) is None:  # BMP, GIF, PPM, TIFF: as a build stores them
+            flat = raw if wanted.background is None else flatten(raw, wanted.background)
+            _, raw = to_member(flat)
+        return decode(raw, canvas_px, image_type=wanted)
     reading = wanted.reading or Reading()
     try:
         planes = open_planes(path, Pages(reading.pages, reading.slice_axis))

@@ -170,12 +170,14 @@ def test_the_defaults_of_the_help_are_those_of_the_functions():
 def test_folders_of_images_hold_no_thumbnails_and_no_image_twice(tmp_path):
     for name in ("ann/1.jpg", "ann/2.JFIF", "bob/1.png", "bob/@eaDir/1.png/THUMB.jpg"):
         grey(tmp_path / name, 1)
-    for name in ("@eaDir/x.jpg", "__MACOSX/y.jpg", "ann/.hidden.jpg", "ann/._1.jpg", "ann/a.tif"):
+    for name in ("@eaDir/x.jpg", "__MACOSX/y.jpg", "ann/.hidden.jpg", "ann/._1.jpg"):
         grey(tmp_path / name, 2)
+    grey(tmp_path / "bob/2.tif", 3)  # of a format that builds of 8-bit RGB read, too
+    (tmp_path / "ann/a.npy").write_bytes(b"an array")
     (tmp_path / "bob" / "up").symlink_to("..")
-    images = [tmp_path / name for name in ("ann/1.jpg", "ann/2.JFIF", "bob/1.png")]
+    images = [tmp_path / name for name in ("ann/1.jpg", "ann/2.JFIF", "bob/1.png", "bob/2.tif")]
     assert find_images(tmp_path, RGB8) == images
-    assert find_images(tmp_path) == [*images[:2], tmp_path / "ann" / "a.tif", images[2]]
+    assert find_images(tmp_path) == [*images[:2], tmp_path / "ann" / "a.npy", *images[2:]]
     assert find_named_images(tmp_path, RGB8) == list(
-        zip(["ann", "ann", "bob"], images, strict=True)
+        zip(["ann", "ann", "bob", "bob"], images, strict=True)
     )

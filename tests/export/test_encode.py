@@ -54,6 +54,10 @@ def test_files_and_pil_images_are_decoded_as_they_are_embedded(model, tmp_path):
         "deep.png": (grey.astype(np.uint16) * 257, {}, three),
         "alpha.png": (np.dstack([colour, grey]), {}, colour),
         "lossless.webp": (colour, {"lossless": True}, colour),
+        "rgb.bmp": (colour, {}, colour),
+        "exif.tif": (colour, {"exif": exif}, np.rot90(colour, -1)),
+        "grey.gif": (grey, {}, three),
+        "rgb.ppm": (colour, {}, colour),
     }
     for name, (image, options, expected) in cases.items():
         path = tmp_path / name
