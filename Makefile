@@ -41,7 +41,7 @@ WHEELS = --only-binary=:all: --implementation cp --python-version $(PYTHON_VERSI
 # its notice about other generators, at each build
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs
 
-.PHONY: demo test test-slow test-full test-gpu test-wheel test-oldest gpu gpu-bench gpu-wheels check docs dist address bench clean
+.PHONY: demo test test-without test-slow test-full test-gpu test-wheel test-oldest gpu gpu-bench gpu-wheels check docs dist address bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -63,6 +63,9 @@ demo: $(VENV)/.installed  ## shards -> pretraining on two processes -> evaluatio
 
 test: $(VENV)/.installed  ## all quick tests, minutes on 2 cores; most of their time is that of processes they start
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(SIDE_BY_SIDE)
+
+test-without: $(VENV)/.installed  ## the core's quick tests after a folder that can be deleted is: SATELLITE=curate
+	OMP_NUM_THREADS=1 $(RUN)/python -m tests.helpers.without $(SATELLITE) out/without-$(SATELLITE) $(SIDE_BY_SIDE)
 
 test-slow: $(VENV)/.installed  ## random kills, fuzzing, full disks, a real SLURM where it is installed and the user is root
 	$(SLOW) $(SIDE_BY_SIDE) $(SLOW_FILES) # SLURM's jobs wait most of the time

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-WORDS = {  # beside the module: commands in a test's own words, a kind of recipe
-    "curate": r"\"curate\"|sslpipe curate|leak",
+WORDS = {  # beside the module: its commands in a test's own words, a kind of recipe
+    "curate": r"(^|[\"' ])(sslpipe )?curate\b|leak",
     "metric_learning": r"finetune|fine-tun|fine_tun",
-    "search": r"\"(search|gallery|choose|browse)\"|sslpipe (search|gallery|choose|browse)"
-    r"|ImageSearch",
+    "search": r"(^|[\"'])(sslpipe )?(search|gallery|choose|browse)\b|ImageSearch",
 }
 OF_ALL = (  # files about the whole: every page, every command, every satellite
     *("test_docs.py", "test_page_commands.py", "test_satellites.py", "test_layers.py"),
@@ -58,7 +57,7 @@ def users(name: str, folder: Path) -> list[str]:
         for part in ("tests", "benchmarks")
         for path in (folder / part).rglob("*.py")
     }
-    uses = re.compile(rf"sslpipe[./]{name}\b|{WORDS[name]}")
+    uses = re.compile(rf"sslpipe[./]{name}\b|{WORDS[name]}", re.MULTILINE)
     found = {path for path, text in files.items() if uses.search(text)}
     found -= {path for path in found if path.name in NO_USERS}
     imported = {path: set(imports(path, text)) for path, text in files.items()}
