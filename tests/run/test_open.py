@@ -1,16 +1,22 @@
-"""`hold_directory`: what a run says last."""
+"""`hold_directory`: what a run says last. `open_run`: it trains the parts that it is given."""
 
+import dataclasses
 import time
 from pathlib import Path
 
 import pytest
 
+from sslpipe.data.index import load_index
 from sslpipe.errors import DataError
+from sslpipe.losses import NTXentLoss
+from sslpipe.plan import Pretraining
+from sslpipe.pretrain import pretrain
 from sslpipe.recipe import load_recipe
 from sslpipe.run.session import hold_directory
 from sslpipe.run.stop import MARKERS
+from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
-from tests.helpers.runs import write_recipe
+from tests.helpers.runs import assert_same_weights, write_recipe
 
 
 def ended_in_rank(process, recipe, run_dir, error):
@@ -63,3 +69,18 @@ def test_a_refusal_leaves_the_marker_that_was_there_and_not_another_ranks(tmp_pa
         run_processes(refused_on_rank_0_alone, 2, str(recipe), str(run_dir))
     assert [name for name in MARKERS if (run_dir / name).exists()] == ["DONE"]
     assert (run_dir / "DONE").read_text() == "step 12\n"
+
+
+def test_parts_that_are_handed_in_are_what_is_trained(tmp_path):
+    """As a recipe that names them trains."""
+    index = load_index(write_dataset(tmp_path / "data"))
+    path = write_recipe(tmp_path)
+    plan = Pretraining.make(load_recipe(path, ["steps=3"]), index)
+    named = Pretraining.make(load_recipe(path, ["steps=3", "loss.temperature=0.9"]), index)
+    parts = dataclasses.replace(plan.build(), loss=NTXentLoss(temperature=0.9))
+    assert pretrain(plan, tmp_path / "handed", parts) == 3
+    assert pretrain(named, tmp_path / "named") == 3
+    assert_same_weights(tmp_path / "handed", tmp_path / "named")
+    assert pretrain(plan, tmp_path / "plain") == 3
+    with pytest.raises(AssertionError):
+        assert_same_weights(tmp_path / "plain", tmp_path / "named")
