@@ -150,13 +150,13 @@ def test_python_m_tools_x_is_sslpipe_x(name, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("number", "file", "said"),
+    ("number", "file", "remedy"),
     [
-        (errno.ENOSPC, None, "error: cannot write a file: No space left on device\n"),
-        (errno.EROFS, "out/x.csv", "error: cannot write out/x.csv: Read-only file system\n"),
+        (errno.ENOSPC, None, "free some space"),
+        (errno.EROFS, "out/x.csv", "name another place"),
     ],
 )
-def test_a_full_or_locked_disk_is_one_line(monkeypatch, capsys, number, file, said):
+def test_a_full_or_locked_disk_is_one_line(monkeypatch, capsys, number, file, remedy):
     def refuse(*args, **kwargs):
         raise OSError(number, os.strerror(number), file)
 
@@ -165,7 +165,10 @@ def test_a_full_or_locked_disk_is_one_line(monkeypatch, capsys, number, file, sa
     with pytest.raises(SystemExit) as ended:
         program.run()
     assert ended.value.code == 2
-    assert capsys.readouterr().err == said
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    for part in (file or "a file", os.strerror(number), remedy):
+        assert part in said
     number = errno.ECHILD  # no disk says so: a fault of the program
     with pytest.raises(ChildProcessError):
         program.run()
