@@ -169,7 +169,8 @@ def test_a_full_or_locked_disk_is_one_line(monkeypatch, capsys, number, file, re
     assert said.count("\n") == 1
     for part in (file or "a file", os.strerror(number), remedy):
         assert part in said
-    number = errno.ECHILD  # no disk says so: a fault of the program
+    number = errno.ECHILD  # no disk says so, and no file is named: a fault of the program
+    file = None
     with pytest.raises(ChildProcessError):
         program.run()
 
