@@ -221,7 +221,7 @@ def broadcast_object(value: T) -> T:
 
 
 def message_device() -> torch.device:
-    """Say where small messages have to live: nccl moves only what is on its GPU.
+    """Return where small messages have to live: nccl moves only what is on its GPU.
 
     A process group must be there. MPS has none: a run on it is one process.
     """

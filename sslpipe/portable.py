@@ -130,7 +130,7 @@ def file_error(error: BaseException) -> OSError | None:
 
 
 def explain_file_error(error: OSError, path: str | Path | None = None) -> str:
-    """Say in one line which file failed, why, in the system's words, and what to do.
+    """Return in one line which file failed, why, in the system's words, and what to do.
 
     Args:
         error: As `file_error` returns it.
@@ -157,7 +157,7 @@ def memory_is_short(error: BaseException) -> bool:
 
 
 def explain_lack_of_memory(error: BaseException) -> str | None:
-    """Say in one line that memory is short, and what to change; None: the error is another."""
+    """Return in one line that memory is short, and what to change; None: the error is another."""
     if not lacks_memory(error):
         return None
     reason = " ".join(str(error).split())[:300].partition(" Exception raised from")[0]
@@ -361,7 +361,7 @@ def _cgroup_limit(folder: Path, most: str, used: str, cached: str) -> list[tuple
 
 
 def process_start(pid: int | None = None) -> str | None:
-    """Say when a process (default: this one) started; None where there is no such process.
+    """Return when a process (default: this one) started; None where there is no such process.
 
     It tells a process from a later one with the same number: compare for equality, on one machine.
     """
@@ -404,7 +404,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def ignores_hang_up() -> bool:
-    """Say whether this process outlives its terminal, as one that `nohup` started does."""
+    """Return whether this process outlives its terminal, as one that `nohup` started does."""
     return hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 

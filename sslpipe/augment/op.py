@@ -169,7 +169,7 @@ class MaskedOp(Op):
         raise NotImplementedError
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Say the label where the mask is set."""
+        """Return the label where the mask is set."""
         return [self.label] if draw.params[self.name] else []
 
 

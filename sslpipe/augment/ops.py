@@ -96,7 +96,7 @@ class CropFlip(Op):
         return by_kornia("geometry.transform.hflip", crop) if draw.flip else crop
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Say the box's part of the area and its aspect, and whether it is mirrored."""
+        """Return the box's part of the area and its aspect, and whether it is mirrored."""
         _, _, height, width = draw.boxes[0].tolist()
         words = [f"crop {height * width / math.prod(size):.0%} {width / height:.2f}:1"]
         return [*words, "mirrored"] if draw.flip else words
@@ -126,7 +126,7 @@ class Rotation(Op):
         return by_kornia("geometry.transform.rotate", view, draw.angle_deg.to(view.device))
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Say the angle."""
+        """Return the angle."""
         return [f"rotated {draw.angle_deg.item():+.0f}°"] if spec.rotation_deg else []
 
 
@@ -174,7 +174,7 @@ class ColorJitter(Op):
         return view
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Say the factors in the order in which they were applied."""
+        """Return the factors in the order in which they were applied."""
         if not draw.jitter:
             return []
         names, factors = ("bright", "contrast", "satur.", "hue"), draw.factors[0].tolist()

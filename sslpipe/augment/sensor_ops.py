@@ -77,7 +77,7 @@ class QuarterTurn(MaskedOp):
         return view.rot90(int(draw.turns), (2, 3))
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Say the angle."""
+        """Return the angle."""
         return [f"turned {90 * int(draw.turns)}°"] if draw.quarter_turn else []
 
 
@@ -117,7 +117,7 @@ class ChannelGain(Op):
         return torch.stack([plane * gain + shift for plane, gain, shift in numbers], dim=1)
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Say the first channel's numbers."""
+        """Return the first channel's numbers."""
         return [f"gain {draw.gains[0, 0]:.2f}{draw.shifts[0, 0]:+.2f}, ..."]
 
 
@@ -154,7 +154,7 @@ class Gamma(Op):
         return torch.pow(view.clamp_min(0.0), float(draw.exponent)) if spec.gamma else view
 
     def describe(self, draw: Draws, spec: Any, size: tuple[int, int]) -> list[str]:
-        """Say the exponent."""
+        """Return the exponent."""
         return [f"gamma {draw.exponent.item():.2f}"] if spec.gamma else []
 
 
@@ -207,7 +207,7 @@ class Noise(Op):
         return view + table[place : place + view.numel()].view(view.shape) * float(draw.noise)
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
-        """Say the standard deviation."""
+        """Return the standard deviation."""
         return [f"noise {draw.noise.item():.3f}"] if draw.noise else []
 
 

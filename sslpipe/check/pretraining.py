@@ -213,7 +213,7 @@ def _look_at_pairs(
 
 
 def _setting_warnings(recipe: Recipe) -> list[str | None]:
-    """Say what settings cost that are allowed."""
+    """Return what settings cost that are allowed."""
     warnings = []
     if recipe.batchnorm == "local":
         warnings.append(

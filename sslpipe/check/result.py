@@ -78,7 +78,7 @@ def _view_rows(views: tuple[dict[str, Any], ...]) -> Rows:
 
 
 def memory_text(memory: Memory) -> str:
-    """Say what a step holds, part by part."""
+    """Return what a step holds, part by part."""
     names = {"batches": "images read ahead, at most", "process": "the process itself"}
     sizes = {key: size for key, size in memory._asdict().items() if size or key == "activations"}
     parts = (f"{names.get(key, key)} {gib(size)}" for key, size in sizes.items())
@@ -90,7 +90,7 @@ def memory_text(memory: Memory) -> str:
 
 
 def start_text(recipe: RunRecipe) -> str:
-    """Say which weights a run starts from."""
+    """Return which weights a run starts from."""
     if not recipe.init:
         return "random weights"
     first = recipe.tune.projector_first_steps
@@ -110,7 +110,7 @@ def warmup_warning(recipe: RunRecipe) -> str | None:
 
 
 def straddle_warning(index: DatasetIndex, split_name: str) -> str | None:
-    """Say which columns have values both in a split and in others of its data set.
+    """Return which columns have values both in a split and in others of its data set.
 
     Only texts and integers are looked at: times and floats name nothing.
     """

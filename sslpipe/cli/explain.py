@@ -38,7 +38,7 @@ _ANY_BACKBONE = {
 
 
 def explain(key: str) -> str:
-    """Say what a setting means: "data.micro_batch", "loss.temperature", "miner.kind", a section.
+    """Return what a setting means: "data.micro_batch", "loss.temperature", "miner.kind", a section.
 
     Returns:
         Of an argument, one line for each meaning, with the names of the kinds that take it.

@@ -87,7 +87,7 @@ class Choice(NamedTuple):
 
 
 def one_of_each(groups: NDArray[np.int64], labelled: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Say which rows to choose among: of copies one, and none of what has a label.
+    """Return which rows to choose among: of copies one, and none of what has a label.
 
     groups: (N,), whose members are one picture, -1 for none; labelled: (N,), these stay -> (N,).
     """

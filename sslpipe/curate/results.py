@@ -43,7 +43,7 @@ def write_groups(path: Path, samples: Samples, groups: Groups) -> int:
 
 
 def shared_sentences(samples: Samples, groups: Groups) -> list[str]:
-    """Say how many images of each other split are in train, too; [] where train is not there."""
+    """Return how many images of each other split are in train, too; [] where train is not there."""
     if "train" not in samples.splits:
         return []
     train = samples.split == samples.splits.index("train")

@@ -109,7 +109,7 @@ def show_time(micros: int) -> str:
 
 
 def is_missing(kind: str, values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Say which stored values stand for none."""
+    """Return which stored values stand for none."""
     missing: NDArray[np.bool_] = (
         np.isnan(values) if kind == "float" else values == STORED[kind].missing
     )
@@ -155,7 +155,7 @@ class Column:
         return found
 
     def missing(self, ids: ArrayLike) -> NDArray[np.bool_]:
-        """Say which samples have no value. (n,) -> (n,)."""
+        """Return which samples have no value. (n,) -> (n,)."""
         return is_missing(self.kind, self.values_of(ids))
 
     def show(self, ids: ArrayLike) -> list[str | None]:
@@ -388,7 +388,7 @@ def to_time(value: Value) -> int:
 
 
 def has_offset(text: str) -> bool:
-    """Say whether a text that `to_time` reads tells its offset from UTC."""
+    """Return whether a text that `to_time` reads tells its offset from UTC."""
     return bool(_SECONDS.fullmatch(text.strip())) or _moment(text.strip()).tzinfo is not None
 
 

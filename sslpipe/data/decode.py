@@ -196,7 +196,7 @@ def _npy_header(raw: Buffer) -> tuple[int, np.dtype[Any], tuple[int, int, int]]:
 
 
 def is_plain_jpeg(raw: Buffer) -> bool:
-    """Say whether any decoder makes the same pixels of it: an upright JPEG in grey or YCbCr."""
+    """Return whether any decoder makes the same pixels of it: an upright JPEG in grey or YCbCr."""
     if image_kind(raw) != "jpg" or raw[-2:] != b"\xff\xd9":  # no end: cut short
         return False
     try:
@@ -420,7 +420,7 @@ def _oriented(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def looks_like(raw: Buffer) -> str:
-    """Say what bytes are that are no image, for a message."""
+    """Return what bytes are that are no image, for a message."""
     start = bytes(raw[:64])
     if not start:
         return "it is empty"

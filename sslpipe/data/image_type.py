@@ -148,7 +148,7 @@ class ImageType(BaseModel):
 
     @property
     def caption(self) -> str:
-        """Say which channels `picture` shows, and from which value to which; "": 8-bit RGB."""
+        """Return which channels `picture` shows, and from which value to which; "": 8-bit RGB."""
         if self.is_rgb8:
             return ""
         shown = [f"{self.channels[k]} ({self.low[k]:g} to {self.high[k]:g})" for k in self._shown]

@@ -124,7 +124,7 @@ class Split:
         return shard, ids - self.starts[shard]
 
     def url(self, shard: int) -> str:
-        """Say where a shard is: a path or a URL."""
+        """Return where a shard is: a path or a URL."""
         return join(self.folder, self.shards[shard].file)
 
     def with_channels(self, names: Sequence[str]) -> "Split":
@@ -159,7 +159,7 @@ class Split:
         return [name or "" for name in self.column(PATH_COLUMN).show(ids)]
 
     def has_values(self, name: str) -> bool:
-        """Say whether a column of this name has values of this split."""
+        """Return whether a column of this name has values of this split."""
         return name in self.columns and self.name in self.columns[name].splits
 
     def column(self, name: str) -> Column:

@@ -286,7 +286,7 @@ def stand_in(get: Callable[[int], T | None], plan: StreamPlan, position: int) ->
 
 
 def pixel_dtype(split: Split) -> torch.dtype:
-    """Say what pixels are in batches: uint8, or float32 in the units of `ImageType`."""
+    """Return what pixels are in batches: uint8, or float32 in the units of `ImageType`."""
     return torch.uint8 if split.image_type.dtype == "uint8" else torch.float32
 
 
@@ -421,7 +421,7 @@ def _enlarged(images: Tensor, count_all: int, height: int, width: int) -> Tensor
 
 
 def free_bytes(device: torch.device) -> int:
-    """Say how much memory is free: of a CUDA device, else of the machine, which MPS shares."""
+    """Return how much memory is free: of a CUDA device, else of the machine, which MPS shares."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_memory_bytes()

@@ -195,7 +195,7 @@ class Survey(NamedTuple):
     outside_bytes: float  # what reading these takes
 
     def reads_an_epoch(self, order: Order) -> str:
-        """Say what partners outside of the window cost."""
+        """Return what partners outside of the window cost."""
         epochs = order.steps_per_epoch * order.batch_size / max(1, self.samples)
         return (
             f"about {round(self.outside * epochs):,} single reads of "
@@ -297,7 +297,7 @@ class Pairing:
         return warnings
 
     def _mask_warnings(self, steps: Sequence[int]) -> list[str]:
-        """Say which columns mask most of the pairs of different samples in a batch."""
+        """Return which columns mask most of the pairs of different samples in a batch."""
         streams, warnings = range(self.order.num_streams), []
         for names, columns in zip(self.pairs.masks, self._masks, strict=True):
             masked = 0.0

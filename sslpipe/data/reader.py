@@ -238,7 +238,7 @@ class ImageStore:
         self._recent, self._recent_room = OrderedDict[int, Image](), recent_bytes  # oldest first
 
     def holds(self, sample_id: int) -> bool:
-        """Say whether a sample's decoded image is kept."""
+        """Return whether a sample's decoded image is kept."""
         return sample_id in self._kept
 
     def get(self, sample_id: int, raw: Raw | None = None) -> Image | None:

@@ -63,7 +63,7 @@ def local_path(url: str) -> str | None:
 
 
 def is_remote(url: str) -> bool:
-    """Say whether reading it needs a network. Raises: DataError as `scheme`."""
+    """Return whether reading it needs a network. Raises: DataError as `scheme`."""
     return scheme(url) not in ("", "file")
 
 

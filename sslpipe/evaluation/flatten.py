@@ -26,7 +26,7 @@ MOST_SCORED = 1000  # images of a half by which a power is chosen
 
 
 def why_unlabelled(labels: NDArray[np.int64]) -> str | None:
-    """Say why labels cannot choose; None where they can."""
+    """Return why labels cannot choose; None where they can."""
     known = len(with_matches(labels))
     lacking = f"{known} classes have two images or more, and choosing takes {LEAST_CLASSES}"
     return lacking if known < LEAST_CLASSES else None

@@ -66,7 +66,7 @@ def parse_conditions(text: str) -> list[Condition]:
 
 
 def select(conditions: list[Condition], split: Split, ids: ArrayLike) -> NDArray[np.bool_]:
-    """Say for which samples all conditions hold. (n,) ids -> (n,).
+    """Return for which samples all conditions hold. (n,) ids -> (n,).
 
     That there is no such column, or a value is none of it, is a DataError that names the nearest.
     """

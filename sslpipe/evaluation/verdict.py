@@ -62,7 +62,7 @@ class Scores(NamedTuple):
 
 
 def has_a_match(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Say which rows retrieval inside a split scores: their class has two. (n,) -> (n,)."""
+    """Return which rows retrieval inside a split scores: their class has two. (n,) -> (n,)."""
     _, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
     found: NDArray[np.bool_] = counts[places] > 1
     return found
@@ -242,7 +242,7 @@ def _points(each: Tree, first: bool = True) -> str:
 
 
 def _held_back(each: Tree) -> str:
-    """Say why a difference whose interval excludes 0 is not clear; '' for others."""
+    """Return why a difference whose interval excludes 0 is not clear; '' for others."""
     if each["answer"] != "no clear difference" or not excludes_zero(each["interval95"]):
         return ""
     forms, value = form_names(each, other=True), each.get("other_form_value")
@@ -276,12 +276,12 @@ def form_names(each: Tree, other: bool = False) -> tuple[str, str]:
 
 
 def answer_text(each: Tree) -> str:
-    """Say what a comparison answers; only the one on the primary measure decides."""
+    """Return what a comparison answers; only the one on the primary measure decides."""
     return str(each["answer"]) if each["primary"] else "does not decide"
 
 
 def leakage_sentence(leakage: dict[str, Any]) -> str:
-    """Say how many test samples are in train, what that does to the first number, what to do."""
+    """Return how many test samples are in train, what that does to the first number, what to do."""
     total, leaked = leakage["samples"], leakage["leaked"]
     percent = 100 * leaked / total
     share = f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"

@@ -389,7 +389,7 @@ def read_image(path: Path, wanted: ImageType, canvas_px: int) -> NDArray[Any]:
 
 
 def _refusal(value: object, what: str, wanted: ImageType) -> str:
-    """Say why `encode` does not take a value, and what to give instead."""
+    """Return why `encode` does not take a value, and what to give instead."""
     if isinstance(value, list | tuple):
         return f"encode: {what} is an empty list; give at least one image"
     kind = type(value).__name__

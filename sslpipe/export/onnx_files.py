@@ -48,7 +48,7 @@ _PROOF_SIDES = ((1, 1), (0.6, 0.8), (2.3, 1.7), (1.1, 3.1), (5.05, 4.95))
 
 
 def refuses_onnx(model: FrozenBackbone) -> str | None:
-    """Say why this machine has no ONNX files, or a backbone is too large for them."""
+    """Return why this machine has no ONNX files, or a backbone is too large for them."""
     absent = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if absent:
         return f"it needs {', '.join(absent)}: pip install 'sslpipe[onnx]'"

@@ -69,7 +69,7 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def cannot(self, samples: int, *, paired: bool) -> str | None:
-        """Say why a run cannot begin on a split of so many samples, with [pairs] or without."""
+        """Return why a run cannot begin on a split of so many samples, with [pairs] or without."""
         return None
 
     def stats(self) -> dict[str, float]:

@@ -54,7 +54,7 @@ class DietLoss(Objective):
         return global_mean(total, torch.full_like(total, len(outputs)))
 
     def cannot(self, samples: int, *, paired: bool) -> str | None:
-        """Say why not: too few outputs for the images, or [pairs]. See `Objective.cannot`."""
+        """Return why not: too few outputs for the images, or [pairs]. See `Objective.cannot`."""
         if paired:
             return "names each view by its own image, so that [pairs] has no meaning; leave it out"
         if self._outputs is not None and self._outputs < samples:

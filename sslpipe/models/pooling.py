@@ -113,5 +113,5 @@ def set_pool(network: nn.Module, pool: str, kind: str, power: float | None = Non
 
 
 def is_pooling(parameter: str) -> bool:
-    """Say whether a parameter's name is that of a learned pooling."""
+    """Return whether a parameter's name is that of a learned pooling."""
     return parameter.rpartition(".")[2] == LEARNED

@@ -134,7 +134,7 @@ def pretrained_groups(tune: Tune) -> dict[str, Any]:
 
 
 def tune_warnings(recipe: RunRecipe) -> list[str]:
-    """Say what of [tune] leaves nothing to the backbone."""
+    """Return what of [tune] leaves nothing to the backbone."""
     tune, steps = recipe.tune, recipe.steps
     full = tune.projector_first_steps + tune.ramp_steps
     if not full or steps is None or full < steps:

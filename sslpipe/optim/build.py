@@ -312,7 +312,7 @@ def usual_rate(kind: str, batch_size: int) -> float:
 
 
 def rate_warning(optim: Optim, batch_size: int) -> str | None:
-    """Say in one sentence that a rate is far above what is usual; None where it is not."""
+    """Return in one sentence that a rate is far above what is usual; None where it is not."""
     usual = usual_rate(optim.kind, batch_size)
     times = optim.peak_lr / usual
     if times <= ABSURD:

@@ -250,7 +250,7 @@ class _GradientBlock:
         self.zero = torch.zeros((), dtype=dtype, device=device)
 
     def fits(self, weights: Sequence[Tensor]) -> bool:
-        """Say whether it is of exactly these weights."""
+        """Return whether it is of exactly these weights."""
         return len(weights) == len(self.weights) and all(map(operator.is_, weights, self.weights))
 
     def take(self, grads: list[Tensor]) -> None:
@@ -262,7 +262,7 @@ class _GradientBlock:
             weight.grad = part
 
     def steps_together(self, groups: Sequence[dict[str, Any]]) -> bool:
-        """Say whether one kernel can move all weights."""
+        """Return whether one kernel can move all weights."""
         return self._alike and len({group["momentum"] for group in groups}) == 1
 
     def scale_(self) -> None:

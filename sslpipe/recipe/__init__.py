@@ -74,7 +74,7 @@ def setting_keys() -> list[str]:
 
 
 def explain_key(key: str) -> str | None:
-    """Say what a setting means, its type and default, for each kind of run; None: none has it.
+    """Return what a setting means, its type and default, for each kind of run; None: none has it.
 
     Args:
         key: As in a recipe or an override: "data.micro_batch", or a section's name.

@@ -312,7 +312,7 @@ def divisors(number: int) -> list[int]:
 
 
 def not_a_file_name(text: str) -> str | None:
-    """Say why a text cannot be the name of a file or a folder; None where it can."""
+    """Return why a text cannot be the name of a file or a folder; None where it can."""
     if not text.strip() or text in (".", ".."):
         return "is no name"
     if re.search(r"[/\\\x00-\x1f\x7f]", text) or not text.isprintable():
@@ -323,7 +323,7 @@ def not_a_file_name(text: str) -> str | None:
 
 
 def _not_plain(value: Any) -> str | None:
-    """Say what of an argument TOML can hold and no constructor wants; None where all is well."""
+    """Return what of an argument TOML can hold and no constructor wants; None where all is well."""
     match value:
         case bool() | None:
             return None

@@ -56,7 +56,7 @@ def _deciding(recipe: RunRecipe) -> dict[str, Any]:
 
 
 def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Say in what the identities of a run, stored and today's, differ, and what mends it."""
+    """Return in what the identities of a run, stored and today's, differ, and what mends it."""
     texts, overrides, added = [], [], []
     for key, old, new in differing_keys(stored, ours):
         name = key.removeprefix("recipe.")

@@ -68,7 +68,7 @@ def _explain(
 
 
 def _what_to_give(field: FieldInfo | None, key: str) -> str:
-    """Say what a missing setting takes and an example; "" of what is no recipe's."""
+    """Return what a missing setting takes and an example; "" of what is no recipe's."""
     if field is None or not field.description:
         return ""
     text, section = f": {' '.join(field.description.split()).rstrip('.')}", _section_of(field)
@@ -90,7 +90,7 @@ def known_keys(model: type[BaseModel]) -> list[str]:
 
 
 def describe_key(model: type[BaseModel], key: str) -> str | None:
-    """Say what "section.key" means, with type, default and range; None: there is no such key."""
+    """Return what "section.key" means, with type, default and range; None: there is no such key."""
     fields = dict(_all_fields(model))
     if key not in fields:
         parent = fields.get(key.rpartition(".")[0])

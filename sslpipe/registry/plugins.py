@@ -137,7 +137,7 @@ def _forgotten() -> list[str]:
 
 
 def plugin_hint() -> str:
-    """Say where an unknown name may come from; "" with `--plugin`."""
+    """Return where an unknown name may come from; "" with `--plugin`."""
     if forgotten := _forgotten():
         flags = " ".join(f"--plugin {shlex.quote(name)}" for name in forgotten)
         return (

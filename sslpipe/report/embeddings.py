@@ -114,7 +114,7 @@ class Row(NamedTuple):
 
     @property
     def wrong(self) -> bool:
-        """Say whether the nearest row has another label."""
+        """Return whether the nearest row has another label."""
         return self.near[0][1] != self.label
 
 

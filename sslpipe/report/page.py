@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def feature_title(row: Mapping[str, Any]) -> str:
-    """Say what the features of a row of eval.json are, in words."""
+    """Return what the features of a row of eval.json are, in words."""
     return features_name(row, NAMES.get(row["features"]))
 
 

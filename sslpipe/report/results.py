@@ -57,7 +57,7 @@ class Line(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Say what the features are, in words."""
+        """Return what the features are, in words."""
         return feature_title(self._asdict())
 
 

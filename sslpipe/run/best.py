@@ -125,7 +125,7 @@ class Best:
 
     @property
     def choice(self) -> str:
-        """Say which checkpoint commands take, and why; "" where it is the last one."""
+        """Return which checkpoint commands take, and why; "" where it is the last one."""
         best = self.state().get("best", {})
         reason = reason_of(best)
         return f"commands take {best['name']}, {reason}" if reason else ""

@@ -56,7 +56,7 @@ def best_of(checkpoint: Path) -> BestOf | None:
 
 
 def reason_of(best: dict[str, Any]) -> str:
-    """Say why a checkpoint is the best, from what state.json says of it; "" without a start."""
+    """Return why a checkpoint is the best, from what state.json says of it; "" without a start."""
     measure, value, start = (best.get(key) for key in ("measure", "value", "start"))
     if not isinstance(measure, str) or not (is_number(value) and is_number(start)):
         return ""
@@ -116,7 +116,7 @@ def _whole(folder: Path, names: list[str]) -> list[str]:
 
 
 def damage_of(checkpoint: Path) -> str | None:
-    """Say what is wrong with a checkpoint's files, by size and sha256; None: they are whole."""
+    """Return what is wrong with a checkpoint's files, by size and sha256; None: they are whole."""
     try:
         manifest = read_object(checkpoint / "MANIFEST.json")
     except UserError:

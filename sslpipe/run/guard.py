@@ -223,7 +223,7 @@ class StepGuard:
 
 
 def advice(optim: Optim, precision: str, *, moved: bool) -> str:
-    """Say what to change, of what is not set already, after a row of skipped steps."""
+    """Return what to change, of what is not set already, after a row of skipped steps."""
     rounded = precision not in ("fp32", "fp64")
     if not moved:
         other = "; or begin in a new run directory with optim.precision = 'fp32'" if rounded else ""

@@ -85,7 +85,7 @@ def _say_lost() -> None:
 
 
 def adopts(pid: int, command: str | None) -> bool:
-    """Say whether a parent took over an orphan of a launcher: process 1, or a user's systemd.
+    """Return whether a parent took over an orphan of a launcher: process 1, or a user's systemd.
 
     In a container, process 1 may be the launcher itself; command: None where it is unknown.
     """

@@ -50,7 +50,7 @@ def read_object(path: Path, remedy: str = "restore a copy") -> Tree:
 
 
 def is_number(value: Any) -> bool:
-    """Say whether a value of JSON is a number that a float can hold; true and false are none."""
+    """Return whether a value of JSON is a number that a float can hold; true and false are none."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:

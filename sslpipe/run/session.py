@@ -634,7 +634,7 @@ class Run(Generic[PartsT]):
         self.reporter.step_done(self.last_step)
 
     def is_log_step(self, step: int) -> bool:
-        """Say whether this step's numbers are logged; the same on all ranks."""
+        """Return whether this step's numbers are logged; the same on all ranks."""
         return self._is_due(step, self.recipe.run.log_steps)
 
     def log(self, numbers: Mapping[str, float]) -> None:

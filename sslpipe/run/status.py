@@ -203,7 +203,7 @@ def render(summary: dict[str, Any]) -> Group:
 
 
 def _beat(beat: dict[str, Any], state: str) -> str:
-    """Say what a rank does and since when, or what it did last."""
+    """Return what a rank does and since when, or what it did last."""
     if state != "running":
         return f"last heartbeat: step {beat['step']}, {beat['phase']}, on {beat['host']}"
     age_s = time.time() - float(beat["wall"])

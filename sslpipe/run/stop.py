@@ -43,7 +43,7 @@ class StopRequest:
         self._old = {number: signal.signal(number, self._handle) for number in numbers}
 
     def __call__(self) -> bool:
-        """Say whether a stop was requested."""
+        """Return whether a stop was requested."""
         now_s = time.monotonic()
         if self._stop_file and self.signal is None and now_s - self._looked_s >= 1.0:
             self._looked_s = now_s

@@ -132,7 +132,7 @@ class Gallery:
         return ranked
 
     def identify(self, queries: Tensor) -> list[Match | None]:
-        """Say who each query is: the best name, or None where it scores below the threshold.
+        """Return who each query is: the best name, or None where it scores below the threshold.
 
         Warns:
             UserWarning: No threshold is set: every query gets the nearest name, a stranger's too.
@@ -255,7 +255,7 @@ def threshold_at(scores: Tensor, far: float) -> float:
 
 
 def verify(first: Tensor, second: Tensor, threshold: float) -> tuple[bool, float]:
-    """Say whether two embeddings (D,) show one identity, and their similarity."""
+    """Return whether two embeddings (D,) show one identity, and their similarity."""
     score = similarity(first, second)
     return score >= threshold, score
 
@@ -277,7 +277,7 @@ def different_pairs(embeddings: Tensor, labels: Sequence[int] | Tensor) -> Tenso
 def _wrong_content(
     about: dict[str, Any], embeddings: Tensor, owner: Tensor, flattening: Whitening | None
 ) -> str | None:
-    """Say what no gallery can have: checksums are absent in old files, and can be forged."""
+    """Return what no gallery can have: checksums are absent in old files, and can be forged."""
     names, threshold = about["names"], about["threshold"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return "its names are no list of texts"

@@ -66,7 +66,7 @@ def search_page(
 
 
 def _costs(row: Ranked, found: Candidates) -> tuple[str, str, str]:
-    """Say what a row takes: ms an image, MB of weights, numbers a feature."""
+    """Return what a row takes: ms an image, MB of weights, numbers a feature."""
     parts = [found[name] for name in row.parts]
     networks = {each.model.config.weights_sha256: each.megabytes for each in parts}
     width = sum(each.model.num_features for each in parts)
@@ -80,7 +80,7 @@ def _priced(row: Ranked, found: Candidates) -> str:
 def answer(
     ranked: Sequence[Ranked], base: Parts, found: Candidates, lacking: str | None
 ) -> list[str]:
-    """Say what to use, what it is worth, what it costs, and how far that can be trusted.
+    """Return what to use, what it is worth, what it costs, and how far that can be trusted.
 
     `base` is what the rows are compared with, as it is; `lacking` why labels did not choose.
     """

@@ -353,7 +353,7 @@ def _with_paths(
 
 
 def _report(out: Path, build: _Written) -> Report:
-    """Say what became of the images of a build, once dataset.json is there."""
+    """Return what became of the images of a build, once dataset.json is there."""
     done = [each for own in build.done.values() for each in own]
     bad = group_kinds(
         ("images that cannot be decoded", "", line.partition(": ")[0]) for line in _skipped(build)

@@ -134,7 +134,7 @@ _OF_SYSTEM = "files and folders of a system or NAS"
 
 
 def _reason_of_name(name: str) -> str:
-    """Say why a file or folder of this name is left out unseen; "" where it is not."""
+    """Return why a file or folder of this name is left out unseen; "" where it is not."""
     if name.lower() in _SYSTEM or name.startswith(("._", ".@", ".DS_Store", ".thumbnails")):
         return _OF_SYSTEM
     return "hidden files and folders" if name.startswith(".") else ""
@@ -393,7 +393,7 @@ def _unread(left_out: Sequence[Group]) -> list[str]:
 
 
 def _doubts(root: Path, splits: Splits, rows: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Say what of the folders looks like a slip."""
+    """Return what of the folders looks like a slip."""
     doubts = []
     classes = {row[1] for own in rows.values() for row in own if row[1] is not None}
     places = sorted({row[0].parent for own in rows.values() for row in own})

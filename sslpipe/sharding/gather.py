@@ -148,7 +148,7 @@ class CellReader:
         return value
 
     def _kind_of(self, cell: Value) -> str:
-        """Say what a cell is: a kind, "code", or "nan" of a number or a name."""
+        """Return what a cell is: a kind, "code", or "nan" of a number or a name."""
         if not isinstance(cell, str):
             return _TYPES.get(type(cell), "text")
         plain = cell.strip()
@@ -342,7 +342,7 @@ def to_json(columns: Columns, number: int) -> bytes:
 
 
 def describe(columns: Mapping[str, Columns]) -> list[str]:
-    """Say what was read, a line a column: name, kind, how many values are missing."""
+    """Return what was read, a line a column: name, kind, how many values are missing."""
     lines = []
     for name in {name: None for own in columns.values() for name in own}:
         own = [each[name] for each in columns.values() if name in each]

@@ -75,7 +75,7 @@ class Done(BaseModel):
     remarks: list[Group] = []  # images that lose something or are unusual, see `remarks_on`
 
     def is_unharmed(self, folder: Path) -> bool:
-        """Say whether shard and sidecar are in the folder, with their sha256."""
+        """Return whether shard and sidecar are in the folder, with their sha256."""
         entry = self.entry
         return entry is None or all(
             (folder / name).is_file() and sha256_of(folder / name) == sha256
@@ -123,7 +123,7 @@ class Record:
 
 
 def is_held(folder: Path, manifest: Manifest, split: str, plan: str) -> bool:
-    """Say whether a folder has shards of a split that a build of this plan did not write."""
+    """Return whether a folder has shards of a split that a build of this plan did not write."""
     recorded = Record(folder, split).plan()
     if recorded is not None:
         return recorded != plan

@@ -368,7 +368,7 @@ def _with_content(scene: _Scene, least: float, workers: int) -> _Scene:
 
 
 def content(pixels: Array, spread: NDArray[np.float64]) -> float:
-    """Say what share of a tile's blocks of BLOCK_PX shows something, dark or light.
+    """Return what share of a tile's blocks of BLOCK_PX shows something, dark or light.
 
     In such a block the standard deviation of a channel is over LEAST_DEVIATION of its scene's
     range, from the 1st to the 99th percentile, at every other pixel. Blocks with NaN show nothing.

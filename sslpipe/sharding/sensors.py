@@ -69,7 +69,7 @@ class Planes(NamedTuple):
 
 
 def open_planes(path: Path, pages: Pages) -> Planes:
-    """Say what a file holds, by its first bytes and its header.
+    """Return what a file holds, by its first bytes and its header.
 
     Raises:
         BadSample: It is damaged, too large, or of a kind that is not read.

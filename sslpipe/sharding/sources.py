@@ -195,7 +195,7 @@ def readable(name: str) -> str:
 
 
 def merged_classes(labels: Iterable[str | None]) -> list[str]:
-    """Say which labels are one class, and which are no text of UTF-8."""
+    """Return which labels are one class, and which are no text of UTF-8."""
     by_class: dict[str, set[str]] = {}
     for label in labels:
         name = class_of(label)
@@ -282,7 +282,7 @@ def read_file(path: str | Path, *, pipe: bool = False) -> bytes:
 
 
 def is_image(path: Path, sensors: bool = False) -> bool:
-    """Say whether a file is named as an image; with `sensors` of any format that is read."""
+    """Return whether a file is named as an image; with `sensors` of any format that is read."""
     if not sensors:
         return path.suffix.lower() in SUFFIXES
     return path.suffix.lower() in SENSOR_SUFFIXES or path.name.lower().endswith(".nii.gz")

@@ -201,7 +201,7 @@ def _dense(value: Any, depth: int = 0) -> Iterator[Tensor]:
 
 
 def _refusal(path: Path) -> str:
-    """Say what of a pickle was not run, and what to do."""
+    """Return what of a pickle was not run, and what to do."""
     try:
         known = {name for _, name in _stand_ins()} | {"argparse.Namespace"}
         names = sorted({*torch.serialization.get_unsafe_globals_in_checkpoint(path)} - known)
@@ -220,7 +220,7 @@ def _refusal(path: Path) -> str:
 
 
 def is_state_dict(value: object) -> bool:
-    """Say whether a part of a tree is a table of tensors, and of nothing else."""
+    """Return whether a part of a tree is a table of tensors, and of nothing else."""
     return (
         isinstance(value, Mapping)
         and len(value) > 0

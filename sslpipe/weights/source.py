@@ -157,7 +157,7 @@ def _of_images(path: Path, what: str) -> str:
 
 
 def is_export(config: Path) -> bool:
-    """Say whether a config.json is of an export of sslpipe; a damaged one may be, too."""
+    """Return whether a config.json is of an export of sslpipe; a damaged one may be, too."""
     check_file(config, MOST_JSON_BYTES)
     try:
         tree = parse_object(config.read_bytes())
