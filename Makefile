@@ -113,7 +113,6 @@ check: $(VENV)/.installed  ## everything that must be clean before a commit
 	$(RUN)/ruff check .
 	$(RUN)/mypy
 	$(MKDOCS) build --quiet
-	$(RUN)/python -m tests.helpers.budget
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(SIDE_BY_SIDE)
 
 docs: $(VENV)/.installed  ## the site, strictly: out/site; OPEN=1 serves it at http://127.0.0.1:8000

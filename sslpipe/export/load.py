@@ -217,7 +217,7 @@ def _check_sums(folder: Path) -> None:
     A whitening that is being written has two lines for a file: see `whiten_export`.
     """
     path = folder / "SHA256SUMS"
-    if not path.exists():  # of an earlier version, in the folders timm and hf
+    if not path.exists():  # a copy without it
         return
     listed = set(path.read_text(encoding="utf-8", errors="replace").splitlines())
     names = {line.partition("  ")[2] for line in listed}
