@@ -11,7 +11,7 @@ import re
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -117,12 +117,12 @@ class _PixelBudget:
         self._left = pixels
         self._changed = threading.Condition()
 
-    @contextmanager
-    def take(self, pixels: int) -> Iterator[None]:
+    def take(self, pixels: int) -> AbstractContextManager[None]:
         """Wait until an image fits beside those that other threads decode; at once for most."""
-        if pixels < LEAST_COUNTED:
-            yield
-            return
+        return nullcontext() if pixels < LEAST_COUNTED else self._take(pixels)
+
+    @contextmanager
+    def _take(self, pixels: int) -> Iterator[None]:
         with self._changed:
             self._changed.wait_for(lambda: self._left >= pixels)
             self._left -= pixels
@@ -263,7 +263,16 @@ def _jpeg_scale(longer: int, canvas_px: int) -> int:
 
 def _decode_by_pillow(raw: Buffer, kind: Kind, background: Colour | None = None) -> Pixels:
     """(h, w, 3) uint8, EXIF-oriented."""
-    image = PILLOW[kind](io.BytesIO(without_text(raw)))
+    try:
+        return _by_pillow(raw, kind, background)
+    except BadSample:
+        raise
+    except ValueError:  # Pillow unpacks a PNG's texts, and refuses long ones
+        return _by_pillow(without_text(raw), kind, background)
+
+
+def _by_pillow(raw: Buffer, kind: Kind, background: Colour | None) -> Pixels:
+    image = PILLOW[kind](io.BytesIO(raw))
     check_size(*image.size)  # a PNG may hold a second header
     return rgb_pixels(image, background)
 

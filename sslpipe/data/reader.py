@@ -122,7 +122,7 @@ def _plain(
                 return None
             images[suffix] = raw[data : data + size]
         start = data + -(-size // BLOCK) * BLOCK
-    chosen = _image_suffixes(images, suffixes)
+    chosen = list(images) if len(images) == 1 else _image_suffixes(images, suffixes)
     if start != end or len(chosen) != 1:
         return None
     return Raw(_sample_key(stem, chosen[0]), images[chosen[0]])
