@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -112,7 +112,7 @@ def download(url: str, path: Path) -> None:
         raise _cannot_read(url, error) from error
 
 
-def load_array(file: str | BinaryIO, *, mapped: bool = False) -> NDArray[Any]:
+def load_array(file: str | IO[bytes], *, mapped: bool = False) -> NDArray[Any]:
     """Read or map a .npy file, one thread at a time. Raises: many kinds, where it is damaged.
 
     numpy evaluates the header as Python, where a second thread may fail (python/cpython 106905).
@@ -120,6 +120,17 @@ def load_array(file: str | BinaryIO, *, mapped: bool = False) -> NDArray[Any]:
     with _ONE_HEADER:
         array: NDArray[Any] = np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
         return array
+
+
+def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read shape, whether in Fortran's order, and dtype of a .npy file, one thread at a time.
+
+    The file is left where the values begin. Raises: ValueError where it is damaged.
+    """
+    with _ONE_HEADER:
+        first = np.lib.format.read_magic(file)[0] == 1
+        read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+        return read(file)
 
 
 def npy_bytes(array: NDArray[Any]) -> bytes:

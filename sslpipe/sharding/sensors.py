@@ -30,6 +30,7 @@ from sslpipe.data.decode import (
     rgb_pixels,
     without_text,
 )
+from sslpipe.data.storage import load_array, npy_header
 from sslpipe.errors import DataError
 from sslpipe.portable import open_regular, read_at, read_regular
 from sslpipe.sharding.sources import open_file
@@ -330,7 +331,7 @@ def _segmented(path: Path, series: Any, size: int) -> Get:
 
 def _open_npy(path: Path, pages: Pages, size: int) -> Planes:
     with open_regular(path) as file:
-        shape, fortran, dtype = _array_header(file)
+        shape, fortran, dtype = npy_header(file)
         offset = file.tell()
     if offset + math.prod(shape) * dtype.itemsize > size:
         raise BadSample(f"is truncated: {size} bytes do not hold {shape} {dtype}")
@@ -345,20 +346,17 @@ def _open_npz(path: Path, pages: Pages, size: int) -> Planes:
             listed = ", ".join(name.removesuffix(".npy") for name in names[:5])
             raise BadSample(f"holds {len(names)} arrays ({listed}), and an image is one")
         with archive.open(names[0]) as member:
-            shape, _, dtype = _array_header(member)
+            shape, _, dtype = npy_header(member)
 
     def load() -> Array:
-        with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
-            array: Array = arrays[arrays.files[0]]
-            return array
+        with (
+            open_regular(path) as file,
+            zipfile.ZipFile(file) as archive,
+            archive.open(names[0]) as member,
+        ):
+            return load_array(member)
 
     return _arranged(_array_axes(shape, pages), shape, dtype, None, load, pages.pages)
-
-
-def _array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    is_first = np.lib.format.read_magic(file)[0] == 1
-    form = np.lib.format
-    return (form.read_array_header_1_0 if is_first else form.read_array_header_2_0)(file)
 
 
 def _array_axes(shape: tuple[int, ...], pages: Pages) -> str:

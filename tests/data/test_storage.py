@@ -19,7 +19,7 @@ import pytest
 from sslpipe.data import storage
 from sslpipe.data.index import load_index
 from sslpipe.data.reader import Reader
-from sslpipe.data.storage import join, load_array, read_bytes, read_range, size_of
+from sslpipe.data.storage import join, load_array, npy_header, read_bytes, read_range, size_of
 from sslpipe.errors import DataError
 from sslpipe.sharding.index import verify_shard
 from tests.helpers.batches import same, take
@@ -67,6 +67,7 @@ def test_arrays_are_read_by_threads_that_collect_garbage_meanwhile():
     def read(_):
         for _ in range(300):
             assert load_array(io.BytesIO(file.getvalue())).sum() == 1770
+            assert npy_header(io.BytesIO(file.getvalue()))[0] == (20, 3)
 
     def switch(*words):  # Python code, in which threads take turns
         sum(range(50))
