@@ -73,7 +73,8 @@ def pick_device(name: str, setting: str) -> str:
     Raises:
         UserError: It is unknown, or this machine has no such device.
     """
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    cuda = torch.cuda.is_available()
+    mps = torch.backends.mps.is_available()
     if name == "auto":
         return "cuda" if cuda else "cpu"
     available = {"cpu": True, "cuda": cuda, "mps": mps}

@@ -315,7 +315,8 @@ def open_teacher(recipe: Recipe, index: DatasetIndex) -> tuple[Recipe, TeacherFe
     """
     if recipe.teacher is None:
         return recipe, None
-    path, name = recipe.teacher.features, recipe.data.split
+    path = recipe.teacher.features
+    name = recipe.data.split
     try:
         rows, metadata = load_embeddings(path)
     except DataError as error:
@@ -426,7 +427,8 @@ def planned_negatives(
     """
     if not isinstance(loss_fn, ContrastiveObjective):
         return []
-    batch_size, steps = order.batch_size, order.steps_per_epoch
+    batch_size = order.batch_size
+    steps = order.steps_per_epoch
     most = min(MOST_PLANNED, max(2, MOST_PLANNED * 256 // batch_size))
     looked_at = np.unique(np.linspace(0, steps - 1, min(steps, most)).astype(np.int64)).tolist()
     streams = current_rank().share(order.num_streams)
@@ -506,7 +508,8 @@ def plan_warnings(
         raise RecipeError(f"loss.kind = {recipe.loss.kind!r} {reason}")
     ids = holdout_ids(recipe, split)
     doubt = holdout_doubt(recipe, split, ids)
-    settings, tells = MOST_HOLDOUT, True
+    settings = MOST_HOLDOUT
+    tells = True
     if len(split) <= MOST_READ:
         settings, tells = suggest_holdout(split.labels)
     remedy = f"set {settings}" if tells else ""

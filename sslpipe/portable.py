@@ -334,7 +334,8 @@ def _cgroup_limits() -> list[tuple[int, int]]:
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if controllers == "":  # version 2
-            root, names = CGROUPS, ("memory.max", "memory.current", "inactive_file")
+            root = CGROUPS
+            names = ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             root = CGROUPS / "memory"
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -416,7 +417,8 @@ def keep_freed_memory() -> bool:
     The process's size stays at its peak. False where malloc is another one, or the user has
     settings of it.
     """
-    malloc, trim_threshold = _glibc_malloc(), -1
+    malloc = _glibc_malloc()
+    trim_threshold = -1
     # bytes of a block, larger ones are mapped as ever; before 2.35 glibc refused more than 2**25
     if malloc is None or not any(malloc.mallopt(_MMAP, size) for size in (2**30, 2**25)):
         return False  # without the first setting the second does harm

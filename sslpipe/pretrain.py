@@ -80,7 +80,8 @@ def partner_shares(batch: Batch) -> dict[str, float]:
     """
     if batch.pairs is None:
         return {}
-    ids, lonely = batch.pairs.ids, batch.pairs.lonely
+    ids = batch.pairs.ids
+    lonely = batch.pairs.lonely
     flags = all_gather_rows(torch.stack([ids[:, 0] != ids[:, 1], lonely], dim=1))  # (N, 2)
     partners, without = flags.double().mean(0).tolist()
     return {"partners": partners, "without_partner": without}

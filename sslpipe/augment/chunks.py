@@ -29,7 +29,9 @@ from sslpipe.data.pipeline import send
 
 _CHUNK_BYTES = 2**21  # of float views; measured from 2**19 to 2**22 at 32, 96 and 224 px
 _DEVICE_BYTES = 2**28  # of the float images of a chunk, or of its views, where no CPU computes
-_NO_HUE, _UNTOUCHED = 4, 5  # beside the steps 0..3 of hue: jittered without hue, not jittered
+# beside the steps 0..3 of hue: jittered without hue, not jittered
+_NO_HUE = 4
+_UNTOUCHED = 5
 
 
 class ChunkPlan:
@@ -95,7 +97,8 @@ class ChunkPlan:
         self.rows = torch.from_numpy(
             np.lexsort([key.numpy() for key in (sigma, place, large, step)])
         )
-        self._draws, self._large = draws.rows(self.rows), large[self.rows]
+        self._draws = draws.rows(self.rows)
+        self._large = large[self.rows]
         self._groups = list(zip(step[self.rows].tolist(), self._large.tolist(), strict=True))
 
         # the chunks, and what each of them needs of the jitter and the crop
@@ -107,7 +110,9 @@ class ChunkPlan:
         self._crops = plan_crops(
             shown[self.rows], self._draws.boxes, self._draws.flip, self._large, crop_px
         )
-        self._specs, self._colours, self._bfloat16 = specs, colours, bfloat16
+        self._specs = specs
+        self._colours = colours
+        self._bfloat16 = bfloat16
         self._params = self._draws.params  # on the views' device
 
     @property
@@ -117,7 +122,9 @@ class ChunkPlan:
 
     def to(self, device: torch.device) -> "ChunkPlan":
         """Move all numbers; to CUDA in one copy, which the host does not wait for."""
-        crops, blends, params = self._crops, self._blends, self._params
+        crops = self._crops
+        blends = self._blends
+        params = self._params
         tensors = [self.rows, *blends, crops.source, *crops.down, *crops.across, *params.values()]
         sent = iter(send(tensors, device))
         moved = copy.copy(self)

@@ -86,8 +86,12 @@ class EvalView(nn.Module):
         ):
             if word not in known:
                 raise ValueError(f"{name} = {word!r} is unknown; known: {', '.join(known)}")
-        self.crop_px, self.resize_px, self.crops, self.reduce = crop_px, resize_px, crops, reduce
-        self.interpolation, self.squash = interpolation, bool(squash)
+        self.crop_px = crop_px
+        self.resize_px = resize_px
+        self.crops = crops
+        self.reduce = reduce
+        self.interpolation = interpolation
+        self.squash = bool(squash)
         self._config: dict[str, Any] = {
             "crop_px": crop_px,
             "resize_px": resize_px,
@@ -184,7 +188,8 @@ class EvalView(nn.Module):
 
     def _boxes(self, height: int, width: int) -> list[tuple[int, int, bool]]:
         """Top, left and whether mirrored, of each crop."""
-        low, right = height - self.crop_px, width - self.crop_px
+        low = height - self.crop_px
+        right = width - self.crop_px
         middle = (round(low / 2), round(right / 2))
         if self.crops in ("center", "flip"):
             return [(*middle, mirrored) for mirrored in (False, True)[: CROPS[self.crops]]]

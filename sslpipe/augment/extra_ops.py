@@ -75,7 +75,8 @@ def _checked_name(entry: dict[str, Any], place: int) -> str:
                 f"augment.extra[{place}].{key} is unknown"
                 f"{did_you_mean(key, ('name', 'view', 'args'))}; known: name, view, args"
             )
-    name, view = entry.get("name"), entry.get("view", "both")
+    name = entry.get("name")
+    view = entry.get("view", "both")
     if name not in _augmentations():
         raise RecipeError(
             f"augment.extra[{place}].name = {name!r} is not an augmentation of kornia"

@@ -145,7 +145,8 @@ class MaskedOp(Op):
         rows = masked_rows(chunk.draws.params[self.name])
         if rows is not None:
             chosen = send([rows], views.device)[0] if isinstance(rows, Tensor) else rows
-            part, draws = views[chosen], chunk.draws.rows(rows, self.params)
+            part = views[chosen]
+            draws = chunk.draws.rows(rows, self.params)
             params = {name: chunk.params[name][chosen] for name in self.params}
             changed = self.change(part, chunk._replace(draws=draws, params=params))
             if changed is not part or not isinstance(rows, slice):  # else it is done, in place

@@ -59,8 +59,10 @@ class CropFlip(Op):
         Source:
             torchvision.transforms.v2.RandomResizedCrop.make_params.
         """
-        height, width = sizes[:, 0], sizes[:, 1]
-        area_lanes, ratio_lanes = u[:, :CROP_ATTEMPTS], u[:, CROP_ATTEMPTS : 2 * CROP_ATTEMPTS]
+        height = sizes[:, 0]
+        width = sizes[:, 1]
+        area_lanes = u[:, :CROP_ATTEMPTS]
+        ratio_lanes = u[:, CROP_ATTEMPTS : 2 * CROP_ATTEMPTS]
         area = (height * width)[:, None] * _between(spec.crop_area, area_lanes)  # (B, attempts)
         low, high = spec.crop_ratio
         ratio = np.exp(_between((math.log(low), math.log(high)), ratio_lanes))
@@ -69,7 +71,8 @@ class CropFlip(Op):
         fits = (box_w > 0) & (box_w <= width[:, None]) & (box_h > 0) & (box_h <= height[:, None])
 
         # the first that fits, else the largest central box of an allowed ratio
-        rows, first = np.arange(len(u)), fits.argmax(1)
+        rows = np.arange(len(u))
+        first = fits.argmax(1)
         any_fits = fits[rows, first]
         central_w = np.where(width > height * high, np.rint(height * high).astype(np.int64), width)
         central_h = np.where(width < height * low, np.rint(width / low).astype(np.int64), height)
@@ -77,7 +80,8 @@ class CropFlip(Op):
         box_w = np.where(any_fits, box_w[rows, first], central_w)
 
         # its place, uniform in the room that is left
-        room_h, room_w = height - box_h, width - box_w
+        room_h = height - box_h
+        room_w = width - box_w
         top = np.where(any_fits, (u[:, 20] * (room_h + 1)).astype(np.int64), room_h // 2)
         left = np.where(any_fits, (u[:, 21] * (room_w + 1)).astype(np.int64), room_w // 2)
         return np.stack([top, left, box_h, box_w], axis=1), u[:, 22] < spec.flip_prob
@@ -89,7 +93,9 @@ class CropFlip(Op):
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Cut one view out of its image."""
         top, left, height, width = draw.boxes[0].tolist()
-        right, bottom = left + width - 1, top + height - 1  # kornia's corners belong to the box
+        # kornia's corners belong to the box
+        right = left + width - 1
+        bottom = top + height - 1
         corners = torch.tensor([[[left, top], [right, top], [right, bottom], [left, bottom]]])
         crop = by_kornia("geometry.transform.crop_by_indices", view, corners)
         crop = F.interpolate(crop, (int(spec.crop_px),) * 2, mode="bilinear", antialias=True)
@@ -142,7 +148,8 @@ class ColorJitter(Op):
     def draw(self, u: Array, sizes: Array, spec: ViewSpec) -> tuple[Array, ...]:
         """Draw whether it is done, the strengths and the order."""
         strengths = np.array(spec.jitter_strengths)
-        low, high = np.maximum(0, 1 - strengths), 1 + strengths
+        low = np.maximum(0, 1 - strengths)
+        high = 1 + strengths
         low[HUE], high[HUE] = -spec.hue, spec.hue
         return (
             u[:, 0] < spec.jitter_prob,
@@ -177,7 +184,8 @@ class ColorJitter(Op):
         """Return the factors in the order in which they were applied."""
         if not draw.jitter:
             return []
-        names, factors = ("bright", "contrast", "satur.", "hue"), draw.factors[0].tolist()
+        names = ("bright", "contrast", "satur.", "hue")
+        factors = draw.factors[0].tolist()
         return [
             f"{names[column]} {factors[column]:{'+.2f' if column == HUE else '.2f'}}"
             for column in draw.order[0].tolist()
@@ -412,7 +420,8 @@ def _jitter_channels(view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
     """Brightness and contrast of channels that are no colours, by their formulas, one at a time."""
     for column in draw.order[0].tolist():
         if spec.jitter_strengths[column]:
-            factor, planes = float(draw.factors[0, column]), view[0].unbind()
+            factor = float(draw.factors[0, column])
+            planes = view[0].unbind()
             means = [x.mean() if column == CONTRAST else 0.0 for x in planes]
             planes_means = zip(planes, means, strict=True)
             view = torch.stack([factor * x + (1 - factor) * m for x, m in planes_means])[None]

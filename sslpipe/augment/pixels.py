@@ -23,9 +23,11 @@ def rotate(images: Tensor, angle_deg: Tensor) -> Tensor:
     """Rotate each image counter-clockwise about its centre; bilinear, black outside."""
     n, _, side, _ = images.shape
     angle = torch.deg2rad(angle_deg)[:, None, None]
-    cos, sin = angle.cos(), angle.sin()
+    cos = angle.cos()
+    sin = angle.sin()
     line = torch.arange(1 - side, side, 2, device=images.device) / side  # (S,) in (-1, 1)
-    x, y = line, line[:, None]
+    x = line
+    y = line[:, None]
     grid = images.new_empty(n, side, side, 2)  # where each pixel comes from
     torch.sub(cos * x, sin * y, out=grid[..., 0])
     torch.add(sin * x, cos * y, out=grid[..., 1])

@@ -17,8 +17,13 @@ from sslpipe.data.loader import collate, one_pass
 from sslpipe.data.pipeline import Batch, PairRows
 
 _CELL_PX = 176  # about a cell's width; small views are enlarged by a whole factor, unsmoothed
-_GAP_PX, _ROW_GAP_PX, _MARGIN_PX, _LINE_PX = 16, 26, 28, 17
-_BACKGROUND, _INK, _FAINT = (250, 250, 248), (34, 34, 34), (120, 120, 116)
+_GAP_PX = 16
+_ROW_GAP_PX = 26
+_MARGIN_PX = 28
+_LINE_PX = 17
+_BACKGROUND = (250, 250, 248)
+_INK = (34, 34, 34)
+_FAINT = (120, 120, 116)
 _MOST_ROWS = 16  # of samples below each other; further ones stand in blocks beside them
 _VIEW_COLOURS = ((214, 92, 32), (32, 104, 190))  # first view, second view
 _FONT = ImageFont.load_default(size=13)
@@ -91,7 +96,8 @@ def _with_partners(
     ]
     whole = collate(split, ids, rows[: len(ids)], epoch, partners=rows[len(ids) :])
     image = np.where(shown != ids, len(ids) + np.searchsorted(other, shown), np.arange(len(ids)))
-    both, nothing = np.stack([ids, shown], axis=1), np.zeros((len(ids), 2, 0), np.int64)
+    both = np.stack([ids, shown], axis=1)
+    nothing = np.zeros((len(ids), 2, 0), np.int64)
     parts = (image, both, both, nothing, shown != shown)
     return whole._replace(pairs=PairRows(*(torch.from_numpy(part) for part in parts)))
 
@@ -101,9 +107,11 @@ def _rows(
 ) -> list[list[_Cell]]:
     """Draw the cells of some samples; batches: by epoch."""
     factor = max(1, round(_CELL_PX / augment.crop_px))
-    first_epoch, count = next(iter(batches)), len(next(iter(batches.values())).ids)
+    first_epoch = next(iter(batches))
+    count = len(next(iter(batches.values())).ids)
     rows: list[list[_Cell]] = [[] for _ in range(count)]
-    scale, shift = augment.std[:, None, None].cpu(), augment.mean[:, None, None].cpu()
+    scale = augment.std[:, None, None].cpu()
+    shift = augment.mean[:, None, None].cpu()
     for epoch, batch in batches.items():
         params = draws(seed, epoch, batch.ids, batch.view_sizes, augment.specs)
         views = augment(batch, params).cpu() * scale + shift  # (2B, C, S, S), units / 255
@@ -168,7 +176,8 @@ def _draw_page(titles: list[str], rows: list[list[_Cell]], caption: str) -> Imag
         for row in rows
     ]
     starts = range(0, len(rows), _MOST_ROWS)
-    top, step_x = _MARGIN_PX + 26, cell_px + _GAP_PX
+    top = _MARGIN_PX + 26
+    step_x = cell_px + _GAP_PX
     tallest = max(sum(heights[start : start + _MOST_ROWS]) for start in starts)
     width = len(starts) * (len(titles) * step_x - _GAP_PX + 2 * _MARGIN_PX)
     height = top + tallest + _GAP_PX
@@ -176,7 +185,8 @@ def _draw_page(titles: list[str], rows: list[list[_Cell]], caption: str) -> Imag
     pen = ImageDraw.Draw(page)
     pen.text((_MARGIN_PX, height - _GAP_PX), caption, _INK, _FONT)
     for number, start in enumerate(starts):
-        left, y = number * width // len(starts) + _MARGIN_PX, top
+        left = number * width // len(starts) + _MARGIN_PX
+        y = top
         for column, (title, cell) in enumerate(zip(titles, rows[start], strict=True)):
             place = (left + column * step_x, _MARGIN_PX - 4)
             pen.text(place, title, cell.colour, _TITLE_FONT)

@@ -46,7 +46,8 @@ class Crops(NamedTuple):
 
     def rows(self, part: slice) -> "Crops":
         """Return some of the crops."""
-        down, across = self.down.rows(part), self.across.rows(part)
+        down = self.down.rows(part)
+        across = self.across.rows(part)
         return Crops(self.source[part], self.boxes[part], down, across)
 
 
@@ -93,7 +94,8 @@ def crop_apart(images: Tensor, crops: Crops) -> Tensor:
     views = torch.empty(len(crops.boxes), channels, side, side)
     plan = zip(crops.source.tolist(), crops.boxes.tolist(), strict=True)
     for row, (image, (top, left, height, width)) in enumerate(plan):
-        first, last = left // _CUT_PX * _CUT_PX, -(-(left + width) // _CUT_PX) * _CUT_PX
+        first = left // _CUT_PX * _CUT_PX
+        last = -(-(left + width) // _CUT_PX) * _CUT_PX
         box = images[image, :, top : top + height, first:last].permute(1, 2, 0)
         lines = box.to(torch.float32, memory_format=torch.contiguous_format)
         this = slice(row, row + 1)
@@ -152,7 +154,8 @@ def bfloat16_pays(device: torch.device) -> bool:
 
 
 def _blur_by_shifts(images: Tensor, sigma: Tensor, kernel_px: int) -> Tensor:
-    reach, side = kernel_px // 2, images.shape[-1]
+    reach = kernel_px // 2
+    side = images.shape[-1]
     weight = _gaussian(sigma, kernel_px)[:, :, None, None, None].unbind(1)  # each (n, 1, 1, 1)
     for dim, border in ((2, (0, 0, reach, reach)), (3, (reach, reach, 0, 0))):
         padded = F.pad(images, border, mode="reflect")
@@ -166,7 +169,8 @@ def _blur_by_shifts(images: Tensor, sigma: Tensor, kernel_px: int) -> Tensor:
 def blur_by_products(images: Tensor, taps: Taps, dtype: torch.dtype) -> Tensor:
     """Do what gaussian_blur does by dense products; dtype: of those across."""
     n, _, side, _ = images.shape
-    matrices, down = _matrices(taps, side), torch.empty_like(images)
+    matrices = _matrices(taps, side)
+    down = torch.empty_like(images)
     with full_float32():
         for channel in range(images.shape[1]):  # a product over all would need copies of matrices
             torch.bmm(matrices, images[:, channel], out=down[:, channel])

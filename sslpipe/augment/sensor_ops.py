@@ -30,7 +30,9 @@ from sslpipe.data.pipeline import send
 class VerticalFlip(MaskedOp):
     """Top and bottom change places."""
 
-    name, label, optional = "vertical_flip", "upside down", True
+    name = "vertical_flip"
+    label = "upside down"
+    optional = True
     settings: ClassVar[Mapping[str, Any]] = {
         "vertical_flip_prob": setting(0.0, "probability of a top-bottom flip")
     }
@@ -49,7 +51,8 @@ class VerticalFlip(MaskedOp):
 class QuarterTurn(MaskedOp):
     """A rotation by 90, 180 or 270 degrees, equally often: no pixel is interpolated."""
 
-    name, optional = "quarter_turn", True
+    name = "quarter_turn"
+    optional = True
     settings: ClassVar[Mapping[str, Any]] = {
         "quarter_turn_prob": setting(
             0.0, "probability of a rotation by 90, 180 or 270 degrees; 0.75: all four equally often"
@@ -84,7 +87,8 @@ class QuarterTurn(MaskedOp):
 class ChannelGain(Op):
     """Each channel x of a view becomes f x + s, with numbers of its own."""
 
-    name, optional = "channel_gain", True
+    name = "channel_gain"
+    optional = True
     settings: ClassVar[Mapping[str, Any]] = {
         "channel_gain": setting(
             0.0, "each channel's factor, uniform in [max(0, 1 - x), 1 + x]", most=100
@@ -99,7 +103,8 @@ class ChannelGain(Op):
 
     def draw(self, u: Array, sizes: Array, spec: Any) -> tuple[Array, ...]:
         """Draw factors and shifts."""
-        low, high = max(0.0, 1 - spec.channel_gain), 1 + spec.channel_gain
+        low = max(0.0, 1 - spec.channel_gain)
+        high = 1 + spec.channel_gain
         gains = low + (high - low) * u[:, :MOST_CHANNELS]
         shifts = spec.channel_shift * (2 * u[:, MOST_CHANNELS:] - 1)
         return gains.astype(np.float32), shifts.astype(np.float32)
@@ -124,7 +129,8 @@ class ChannelGain(Op):
 class Gamma(Op):
     """Values below 0 become 0, and then x becomes x^g, the same g in all channels."""
 
-    name, optional = "gamma", True
+    name = "gamma"
+    optional = True
     settings: ClassVar[Mapping[str, Any]] = {
         "gamma": setting(
             0.0, "exponent log-uniform in [1 / (1 + x), 1 + x]; values below 0 become 0", most=100
@@ -177,7 +183,8 @@ class Noise(Op):
     state, the same on every device.
     """
 
-    name, optional = "noise", True
+    name = "noise"
+    optional = True
     settings: ClassVar[Mapping[str, Any]] = {
         "noise_std": setting(
             0.0, "Gaussian noise of a standard deviation uniform in [0, x], of values in [0, 1]",
@@ -203,7 +210,8 @@ class Noise(Op):
 
     def apply_one(self, view: Tensor, draw: Draws, spec: ViewSpec) -> Tensor:
         """Add the same numbers."""
-        place, table = int(draw.noise_place), _noise_table(view.numel(), view.device)
+        place = int(draw.noise_place)
+        table = _noise_table(view.numel(), view.device)
         return view + table[place : place + view.numel()].view(view.shape) * float(draw.noise)
 
     def describe(self, draw: Draws, spec: ViewSpec, size: tuple[int, int]) -> list[str]:
@@ -214,7 +222,9 @@ class Noise(Op):
 class ChannelDrop(MaskedOp):
     """One channel of the view becomes 0, each equally often; after the noise."""
 
-    name, label, optional = "channel_drop", "a channel dropped", True
+    name = "channel_drop"
+    label = "a channel dropped"
+    optional = True
     settings: ClassVar[Mapping[str, Any]] = {
         "channel_drop_prob": setting(0.0, "probability that one channel becomes 0")
     }

@@ -13,7 +13,8 @@ from sslpipe.data.image_type import MOST_CHANNELS
 from sslpipe.errors import shown
 from sslpipe.recipe.base import LONGEST_SIDE_PX
 
-_LEAST_STD, _MOST_LEVEL = 1e-6, 1e3
+_LEAST_STD = 1e-6
+_MOST_LEVEL = 1e3
 
 
 def setting(default: float | tuple[float, float], doc: str, *, most: float = math.inf) -> Any:
@@ -115,7 +116,8 @@ def is_interval(field: "dataclasses.Field[Any]") -> bool:
 
 def _check(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
     """The value, an interval as a tuple of floats; raises ValueError where it is out of range."""
-    most, shown = field.metadata["most"], list(value) if isinstance(value, tuple) else value
+    most = field.metadata["most"]
+    shown = list(value) if isinstance(value, tuple) else value
     if is_interval(field):
         if (
             not isinstance(value, list | tuple)

@@ -14,7 +14,8 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 from sslpipe.augment.pixels import BLEND, SHIFT_HUE
 
-_BLEND, _SHIFT_HUE = tl.constexpr(BLEND), tl.constexpr(SHIFT_HUE)
+_BLEND = tl.constexpr(BLEND)
+_SHIFT_HUE = tl.constexpr(SHIFT_HUE)
 
 
 @triton.jit
@@ -159,8 +160,10 @@ def crop_kernel(
     row = tl.program_id(0)
     pixel, y, x, inside = _pixels(side, BLOCK)
     box = boxes + 6 * row
-    top, left = tl.load(box + 1), tl.load(box + 2)
-    height, width = tl.load(box + 3), tl.load(box + 4)
+    top = tl.load(box + 1)
+    left = tl.load(box + 2)
+    height = tl.load(box + 3)
+    width = tl.load(box + 4)
     x = tl.where(tl.load(box + 5) != 0, side - 1 - x, x)
     centre_y, support_y, first_y, last_y = _taps(y, height, side)
     centre_x, support_x, first_x, last_x = _taps(x, width, side)
@@ -188,7 +191,9 @@ def crop_kernel(
             green += weight * tl.load(place + stride_c, mask=inside, other=0).to(tl.float32)
             blue += weight * tl.load(place + 2 * stride_c, mask=inside, other=0).to(tl.float32)
     weight = tl.where(inside, sum_y * sum_x * 255.0, 1.0)
-    red, green, blue = red / weight, green / weight, blue / weight
+    red = red / weight
+    green = green / weight
+    blue = blue / weight
     _store(views + _plane(row, side), pixel, inside, side, red, green, blue)
     _sum_gray(red, green, blue, inside, kinds, terms, contrast, sums, row, STEPS)
 
@@ -210,18 +215,22 @@ def rotate_kernel(
     """Rotate each view about its centre, bilinear, black outside: pixels.rotate; sum its gray."""
     row = tl.program_id(0)
     pixel, y, x, inside = _pixels(side, BLOCK)
-    sine, cosine = tl.load(sines + row), tl.load(cosines + row)
+    sine = tl.load(sines + row)
+    cosine = tl.load(cosines + row)
     middle = (side - 1) * 0.5
     from_x = cosine * (x - middle) - sine * (y - middle) + middle
     from_y = sine * (x - middle) + cosine * (y - middle) + middle
-    left, top = tl.floor(from_x), tl.floor(from_y)
-    part_x, part_y = from_x - left, from_y - top
+    left = tl.floor(from_x)
+    top = tl.floor(from_y)
+    part_x = from_x - left
+    part_y = from_y - top
     red = tl.zeros([BLOCK], tl.float32)
     green = tl.zeros([BLOCK], tl.float32)
     blue = tl.zeros([BLOCK], tl.float32)
     view = views + _plane(row, side)
     for corner in range(0, 4):
-        down, right = corner // 2, corner % 2
+        down = corner // 2
+        right = corner % 2
         weight_y = tl.where(down == 1, part_y, 1.0 - part_y)
         weight = weight_y * tl.where(right == 1, part_x, 1.0 - part_x)
         red, green, blue = _corner(

@@ -76,7 +76,8 @@ class TritonPlan:
         self, draws: Draws, specs: Sequence[ViewSpec], jitter_ops: list[int], shown: Tensor
     ) -> None:
         side = int(specs[0].crop_px)
-        self.side, self.reach = side, specs[0].blur_kernel_px // 2
+        self.side = side
+        self.reach = specs[0].blur_kernel_px // 2
         self.rotates = any(spec.rotation_deg for spec in specs)
         self.solarizes = any(spec.solarize_prob for spec in specs)
         self.blurs = any(spec.blur_prob for spec in specs)
@@ -97,7 +98,8 @@ class TritonPlan:
         block = pack(self._flat, pinned=pinned).to(device, non_blocking=True)
         moved = object.__new__(TritonPlan)
         moved.__dict__.update(self.__dict__)
-        flat, size = unpack(block, self._flat), len(Tables._fields)
+        flat = unpack(block, self._flat)
+        size = len(Tables._fields)
         moved.tables = [Tables(*flat[i : i + size]) for i in range(0, len(flat), size)]
         moved.block = block
         return moved
@@ -129,9 +131,12 @@ def _make_part(
     """Launch the kernels for some of the views, (n, 3, S, S)."""
     from sslpipe.augment import triton_kernels as kernels  # only where Triton is
 
-    count, side, steps = len(views), plan.side, tables.kinds.shape[1]
+    count = len(views)
+    side = plan.side
+    steps = tables.kinds.shape[1]
     blocks = -(-(side**2) // _BLOCK)
-    grid, float32 = (count, blocks), torch.float32
+    grid = (count, blocks)
+    float32 = torch.float32
     work = torch.empty(count, 3, side, side, dtype=float32, device=images.device)
     sums = torch.empty(count, blocks, dtype=float32, device=images.device)
     colours = (tables.kinds, tables.terms, tables.contrast)
@@ -141,7 +146,8 @@ def _make_part(
         images, *images.stride(), tables.boxes, *colours, work, sums, side, **sizes
     )
     if plan.rotates:
-        cropped, work = work, torch.empty_like(work)
+        cropped = work
+        work = torch.empty_like(work)
         angles = (tables.sines, tables.cosines)
         kernels.rotate_kernel[grid](cropped, *angles, *colours, work, sums, side, **sizes)
     last = {"SOLARIZE": plan.solarizes, "BLOCK": _BLOCK, **_OPTIONS}
@@ -151,7 +157,8 @@ def _make_part(
         STEPS=steps, PARTS=1 << (blocks - 1).bit_length(), **last,
     )  # fmt: skip
     if plan.blurs:
-        down, lines = torch.empty_like(work), (tables.blurred, tables.sigmas)
+        down = torch.empty_like(work)
+        lines = (tables.blurred, tables.sigmas)
         kernels.blur_down_kernel[grid](
             work, *lines, down, side, plan.reach, BLOCK=_BLOCK, **_OPTIONS
         )
@@ -183,7 +190,8 @@ def _colour_steps(draws: Draws, jitter_ops: list[int]) -> tuple[Tensor, Tensor]:
     """Write jitter and grayscale as the kernels' steps: (n, steps) kinds, (n, steps, 3) terms."""
     order = draws.order[torch.isin(draws.order, torch.tensor(jitter_ops))]
     order = order.view(len(draws.ids), -1)  # without the ops that no view does
-    factor, rest = draws.factors.gather(1, order), 1.0 - draws.factors.gather(1, order)
+    factor = draws.factors.gather(1, order)
+    rest = 1.0 - draws.factors.gather(1, order)
     done = draws.jitter[:, None]
     kinds = torch.where(order == HUE, SHIFT_HUE, BLEND) * done
     terms = (

@@ -74,14 +74,16 @@ class BaseViews(nn.Module):
         **overrides: Any,
     ) -> None:
         super().__init__()
-        self.channels, count = tuple(channels), len(channels)
+        self.channels = tuple(channels)
+        count = len(channels)
         self.specs = view_specs(preset, crop_px, overrides, self.channels)
         mean = (0.0,) * count if mean is None else mean
         std = (1.0,) * count if std is None else std
         check_statistics(mean, std, count)
         self.crop_px = int(crop_px)
         if not normalize:
-            mean, std = (0.0,) * count, (1.0,) * count
+            mean = (0.0,) * count
+            std = (1.0,) * count
         self.extra = ExtraOps(extra) if extra else None
         self.register_buffer("mean", torch.tensor(mean), persistent=False)
         self.register_buffer("std", torch.tensor(std), persistent=False)
@@ -159,7 +161,8 @@ class FusedViews(BaseViews):
             raise ValueError(f"blur = {blur!r} is not 'exact' or 'bf16'")
         if kernels not in ("auto", "torch", "triton"):
             raise ValueError(f"kernels = {kernels!r} is not 'auto', 'torch' or 'triton'")
-        self.blur, self.kernels = blur, kernels
+        self.blur = blur
+        self.kernels = kernels
         # the colour ops that some view may do; the others cost nothing
         strengths = torch.tensor([spec.jitter_strengths for spec in self.specs])
         self.jitter_ops: list[int] = strengths.amax(0).nonzero()[:, 0].tolist()
@@ -180,7 +183,8 @@ class FusedViews(BaseViews):
         return ViewPlan(params, self._planned(params, batch, self.mean.device))
 
     def _planned(self, params: Draws, batch: Batch, device: torch.device) -> Plan:
-        ops, shown = ops_for(self.specs), batch.view_images(len(self.specs))
+        ops = ops_for(self.specs)
+        shown = batch.view_images(len(self.specs))
         rgb8 = self.rgb and batch.images.dtype == torch.uint8
         if triton_views.chosen(self.kernels, device, ops, self.extra is not None, rgb8):
             return TritonPlan(params, self.specs, self.jitter_ops, shown)
@@ -212,7 +216,8 @@ class FusedViews(BaseViews):
         Returns:
             (2B, C, S, S) of dtype, channels_last, without gradient, on the batch's device.
         """
-        images, given = batch.images, self.plan_of(batch, draws)
+        images = batch.images
+        given = self.plan_of(batch, draws)
         plan: Plan = given.work or self._planned(given.draws, batch, images.device)
         plan = plan.to(images.device)
         shape = (len(given.draws.ids), len(self.channels), self.crop_px, self.crop_px)
@@ -264,7 +269,8 @@ class KorniaViews(BaseViews):
     ) -> Tensor:
         """Return the views of a batch: see `FusedViews.forward`."""
         draws = self.plan_of(batch, draws).draws
-        images, shown = batch.images, batch.view_images(len(self.specs)).tolist()
+        images = batch.images
+        shown = batch.view_images(len(self.specs)).tolist()
         with torch.autocast(images.device.type, enabled=False):
             views = torch.cat(
                 [
@@ -279,7 +285,8 @@ class KorniaViews(BaseViews):
 
     def _make_view(self, image: Tensor, draw: Draws) -> Tensor:
         """(C, H, W) and one row of draws -> (1, C, S, S) in units / 255."""
-        spec, view = self.specs[int(draw.views)], image[None].float() / 255
+        spec = self.specs[int(draw.views)]
+        view = image[None].float() / 255
         for op in ops_for(self.specs):
             view = op.apply_one(view, draw, spec)
             if op.name == "crop" and spec.rgb and image.dtype == torch.float32:

@@ -56,7 +56,8 @@ def step_seconds(
     model = model.to(device, memory_format=torch.channels_last).train()
     augment = augment.to(device)
     cached = recipe.data.micro_batches > 1
-    images, measured_s = min(4, batch_size), 0.0
+    images = min(4, batch_size)
+    measured_s = 0.0
     while True:
         batch = noise_batch(image_px, images, image_type)
         step = partial(_one_step, model, augment, batch, precision, device, cached)
@@ -133,8 +134,10 @@ def _one_step(
     model: nn.Module, augment: Any, batch: Batch, precision: str, device: torch.device, cached: bool
 ) -> None:
     numbers = draws(0, batch.epoch, batch.ids, batch.sizes, augment.specs)
-    batch, dtype = batch.to(device), next(model.parameters()).dtype
-    kind, low = AUTOCAST.get(precision), precision in AUTOCAST
+    batch = batch.to(device)
+    dtype = next(model.parameters()).dtype
+    kind = AUTOCAST.get(precision)
+    low = precision in AUTOCAST
     for last in (False, True) if cached else (True,):  # gradient caching: first without gradient
         views = augment(batch, numbers).to(dtype)
         with torch.set_grad_enabled(last), torch.autocast(device.type, kind, enabled=low):

@@ -183,7 +183,8 @@ def _look_at_pairs(
     """Say who finds a partner in some steps and what that costs; warn of groups that mix poorly."""
     if pairing is None or pairing.partners is None:
         return [], None
-    partners, found = pairing.partners, pairing.survey(steps)
+    partners = pairing.partners
+    found = pairing.survey(steps)
     text = (
         f"{found.partners / found.samples:.1%} of the samples have one, about "
         f"{1 - found.outside / max(1, found.partners):.1%} of these in the window that is read"

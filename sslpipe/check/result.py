@@ -70,7 +70,8 @@ def _written(value: Any) -> str:
 
 
 def _view_rows(views: tuple[dict[str, Any], ...]) -> Rows:
-    first, second = views[0], views[-1]
+    first = views[0]
+    second = views[-1]
     return [
         (key, _written(value) + (f" | {_written(second[key])}" if second[key] != value else ""))
         for key, value in first.items()
@@ -100,7 +101,8 @@ def start_text(recipe: RunRecipe) -> str:
 
 def warmup_warning(recipe: RunRecipe) -> str | None:
     """Say of a warm-up that takes the whole run that it does."""
-    warmup, steps = recipe.optim.warmup_steps, recipe.steps
+    warmup = recipe.optim.warmup_steps
+    steps = recipe.steps
     if steps is None or warmup < steps:
         return None
     return (

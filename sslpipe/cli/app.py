@@ -110,7 +110,8 @@ def _program(
 
         import sslpipe
 
-        python, torch = ".".join(map(str, sys.version_info[:3])), metadata.version("torch")
+        python = ".".join(map(str, sys.version_info[:3]))
+        torch = metadata.version("torch")
         typer.echo(f"sslpipe {sslpipe.__version__}, Python {python}, torch {torch}")
         raise typer.Exit
     if context.invoked_subcommand is None:

@@ -117,7 +117,8 @@ def _choose_view(backbone: "FrozenBackbone", options: dict[str, Any], model: Pat
     """Return the export's view with the options instead of its own settings."""
     from sslpipe.augment.eval_view import EvalView
 
-    own, named = backbone.view.config(), "--crops, --reduce, --resize-px"
+    own = backbone.view.config()
+    named = "--crops, --reduce, --resize-px"
     if options and "views" in own:
         raise UserError(f"{named}: the parts of {model} have views of their own; leave them out")
     try:

@@ -177,7 +177,8 @@ def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter
 
     `text` is what the docstring of the evaluation says of it.
     """
-    kind, default = parameter.annotation, parameter.default
+    kind = parameter.annotation
+    default = parameter.default
     shown: bool | str = True
     if kind in _CODES:
         kind = str if kind is GroupCodes else str | None

@@ -197,7 +197,8 @@ def start(device: str, alone: str = "", *, small: bool = False) -> tuple[str, "R
     from sslpipe.distributed import Rank, pick_device
     from sslpipe.portable import keep_freed_memory
 
-    target, process = pick_device(device, f"--device {device}"), Rank()
+    target = pick_device(device, f"--device {device}")
+    process = Rank()
     if any(name == "WORLD_SIZE" or name.startswith("ACCELERATE_") for name in os.environ):
         from sslpipe.run.launch import join_processes  # imports accelerate
 

@@ -43,7 +43,8 @@ def main(
     """
     if len(run_dirs) > 1 and data is not None:
         raise UserError("--data is for the report of one run; leave it out")
-    run_dir, folders = run_dirs[0], [each.resolve() for each in run_dirs]
+    run_dir = run_dirs[0]
+    folders = [each.resolve() for each in run_dirs]
     for number, each in enumerate(run_dirs):
         check_run(each)
         if folders[number] in folders[:number]:

@@ -292,7 +292,8 @@ def verify(folder: DataSet, workers: Workers = 2) -> None:
     """Check sizes and sha256, decode every image, and list what is bad; exit status 1 if any is."""
     from sslpipe.sharding.index import verify_columns, verify_shard
 
-    data, faults = open_data(folder), []
+    data = open_data(folder)
+    faults = []
     splits = data.manifest.splits
     jobs = [(key, k) for key, shards in splits.items() for k in range(len(shards))]
     total = sum(splits[key][k].samples for key, k in jobs)

@@ -159,7 +159,8 @@ def stoppable(out: Path) -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal last
-        again, last = last > 0, last or time.monotonic()
+        again = last > 0
+        last = last or time.monotonic()
         if not again or (number == signal.SIGINT and time.monotonic() - last > AGAIN_S):
             raise KeyboardInterrupt
 
@@ -262,7 +263,8 @@ def _find_start(
     for other in others:
         if other.backbone.config.weights_sha256 == sha256:
             return other._replace(is_start=True), []
-    source, kept = str(_table(facts, "init").get("source") or ""), Path(model) / "init"
+    source = str(_table(facts, "init").get("source") or "")
+    kept = Path(model) / "init"
     try:
         if not kept.is_dir():
             raise UserError("it is not kept with the model")
@@ -332,7 +334,8 @@ def _kept_features(
 
     A file that is not there is written, if it is not too large: `report` and `search` read it.
     """
-    file, canvas_px = model / "features" / f"{split.name}.safetensors", backbone.view.canvas_px
+    file = model / "features" / f"{split.name}.safetensors"
+    canvas_px = backbone.view.canvas_px
     facts = backbone.features_metadata(backbone.view, split)
     writable = (model / "recipe.json").is_file() and os.access(model, os.W_OK)
     small = len(split) * backbone.num_features * 4 <= MOST_KEPT_BYTES
@@ -359,7 +362,8 @@ def model_metadata(
     backbone: FrozenBackbone, splits: tuple[Split, Split], others: Sequence[Other]
 ) -> dict[str, Any]:
     """Return what eval.json says of where the features come from: weights, view, data."""
-    config, recipe = backbone.config, _table(backbone.config.facts, "recipe")
+    config = backbone.config
+    recipe = _table(backbone.config.facts, "recipe")
     return {
         "name": config.facts.get("name", ""),
         "backbone": config.backbone.model_dump(),

@@ -143,7 +143,8 @@ def progress(task: str, total: int) -> Iterator[Callable[[int], None]]:
         TimeRemainingColumn,
     )
 
-    text, left = TextColumn("{task.description}"), TimeRemainingColumn(elapsed_when_finished=True)
+    text = TextColumn("{task.description}")
+    left = TimeRemainingColumn(elapsed_when_finished=True)
     with Progress(text, BarColumn(), MofNCompleteColumn(), left, console=console) as bar:
         number = bar.add_task(task, total=total)
         yield lambda count: bar.advance(number, count)
@@ -151,14 +152,18 @@ def progress(task: str, total: int) -> Iterator[Callable[[int], None]]:
 
 def _plain(task: str, total: int) -> Callable[[int], None]:
     """Print a line every ten seconds, and a last one where there was one before."""
-    lock, done, last, said = threading.Lock(), 0, time.monotonic(), False
+    lock = threading.Lock()
+    done = 0
+    last = time.monotonic()
+    said = False
 
     def advance(count: int) -> None:
         nonlocal done, last, said
         with lock:
             done += count
             if (said and done == total) or time.monotonic() - last > PLAIN_EVERY_S:
-                last, said = time.monotonic(), True
+                last = time.monotonic()
+                said = True
                 say(f"{task}: {done}/{total}")
 
     return advance

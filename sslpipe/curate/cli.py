@@ -249,7 +249,8 @@ def clusters(
 
     with working("clusters"):
         found = cluster(rows, count, seed=seed, tries=TRIES)
-    ids, distances = rows.ids.tolist(), found.distances.round(6).tolist()
+    ids = rows.ids.tolist()
+    distances = found.distances.round(6).tolist()
     table = [
         {"split": split.name, "id": i, "cluster": k, "samples": found.sizes[k], "distance": d}
         for i, k, d in zip(ids, found.of_row.tolist(), distances, strict=True)
@@ -332,7 +333,8 @@ def select(
         kept = one_of_each(split.column(COLUMN).groups.code_of(rows.ids.numpy()), known)
         if not kept.all():
             show(f"{(~kept).sum()} copies of other samples are left out, by {COLUMN}")
-        rows, known = rows.rows(torch.from_numpy(kept)), known[kept]
+        rows = rows.rows(torch.from_numpy(kept))
+        known = known[kept]
     with working("select"):
         chosen = by_coverage(rows, count, labelled=known, seed=seed)
     by_id = {int(rows.ids[one.row]): one for one in chosen}

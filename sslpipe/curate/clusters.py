@@ -58,7 +58,8 @@ def cluster(rows: Embeddings, count: int, *, seed: int = 0, tries: int = 1) -> C
     with one_thread_an_operation(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # too few distinct rows: told below
         fitted = KMeans(count, n_init=tries, random_state=seed, max_iter=100).fit(units)
-    labels, centres = fitted.labels_.astype(np.int64), fitted.cluster_centers_
+    labels = fitted.labels_.astype(np.int64)
+    centres = fitted.cluster_centers_
     found = np.unique(labels)
     if len(found) < count:
         raise DataError(
@@ -66,14 +67,18 @@ def cluster(rows: Embeddings, count: int, *, seed: int = 0, tries: int = 1) -> C
             "ask for fewer"
         )
     # the largest first, of equal ones the one with the lowest id
-    sizes, first = np.bincount(labels), np.unique(labels, return_index=True)[1]
+    sizes = np.bincount(labels)
+    first = np.unique(labels, return_index=True)[1]
     ranked = np.lexsort((first, -sizes))
-    labels, centres, sizes = np.argsort(ranked)[labels], centres[ranked], sizes[ranked]
+    labels = np.argsort(ranked)[labels]
+    centres = centres[ranked]
+    sizes = sizes[ranked]
     distances = np.linalg.norm(units - centres[labels], axis=1).astype(np.float64)
     near = np.lexsort((distances, labels))  # by cluster, then by distance, then by id
     central = near[np.concatenate([[0], np.cumsum(sizes)[:-1]])]
     # back to the order of the rows
-    of_row, own = np.empty_like(labels), np.empty_like(distances)
+    of_row = np.empty_like(labels)
+    own = np.empty_like(distances)
     of_row[order], own[order] = labels, distances
     return Clusters(of_row, sizes, order[central], own)
 
@@ -130,7 +135,8 @@ def by_coverage(
     covered[found.of_row[known]] = True
     chosen = []
     for number in np.flatnonzero(~covered)[:count].tolist():
-        row, size = _most_typical(rows, found.members(number)), int(found.sizes[number])
+        row = _most_typical(rows, found.members(number))
+        size = int(found.sizes[number])
         chosen.append(Choice(row, f"typical of {size} samples", float(size)))
     return chosen
 

@@ -29,7 +29,9 @@ LEAST_SCORE = 0.85  # of a pair that is one picture; chosen by `benchmarks/curat
 LEAST_DOUBTFUL = 0.5  # score of a refused pair that is worth a look
 NEIGHBOURS = 5  # candidates of each picture, at most
 LEAST_SIMILAR = 0.9  # correlation of a candidate at SEARCH_PX
-SEARCH_PX, COMPARE_PX = 8, 16  # sides
+# sides
+SEARCH_PX = 8
+COMPARE_PX = 16
 SEARCHED = (0, 1, 5, 13, 21, 25)  # of `whole_and_crops`: the whole, crops at corners, the centre
 WINDOW_PX = 4  # of COMPARE_PX
 NOISE = 0.15  # share of a picture's variance that a window has at least

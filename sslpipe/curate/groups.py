@@ -73,11 +73,14 @@ def group(pairs: Pairs, rows: int) -> Groups:
     second = np.concatenate([pairs.second, pairs.first])
     score = np.tile(pairs.score, 2)
     order = np.lexsort((second, ~np.tile(pairs.equal, 2), -score, first))
-    first, second, score = first[order], second[order], score[order]
+    first = first[order]
+    second = second[order]
+    score = score[order]
     starts = np.searchsorted(first, np.arange(rows + 1))
     degree = np.diff(starts)
     # stars: a row's count of free neighbours only falls; if it has, the row waits again
-    label, count = np.full(rows, -1, np.int64), 0
+    label = np.full(rows, -1, np.int64)
+    count = 0
     waiting = [(-size, row) for row, size in enumerate(degree.tolist()) if size]
     heapq.heapify(waiting)
     while waiting:
@@ -131,7 +134,9 @@ def mutual_groups(rows: Embeddings, k: int = 1) -> Groups:
     first = np.repeat(np.arange(count), k)
     second, score = (part.cpu().numpy().ravel() for part in found)
     mutual = np.isin(first * count + second, second * count + first) & (first < second)
-    first, second, score = first[mutual], second[mutual], score[mutual].astype(np.float32)
+    first = first[mutual]
+    second = second[mutual]
+    score = score[mutual].astype(np.float32)
     return group(Pairs(first, second, np.zeros(len(first), bool), score), count)
 
 

@@ -82,7 +82,8 @@ def neighbour_distances(rows: Embeddings, neighbours: int) -> NDArray[np.float64
             f"--neighbours {neighbours}: each of the {len(rows.ids)} rows has {len(rows.ids) - 1} "
             "others; ask for fewer neighbours, or embed more samples"
         )
-    x, ids = rows.features, rows.ids
+    x = rows.features
+    ids = rows.ids
     near = nearest(x, x, neighbours, hidden=(ids, ids))
     similar: NDArray[np.float64] = near.similarities.double().mean(dim=1).cpu().numpy()
     return 1 - similar

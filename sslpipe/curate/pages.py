@@ -54,7 +54,9 @@ def cluster_page(split: Split, rows: Embeddings, clusters: Clusters, seed: int =
     """Show clusters of `rows` as a map, and each with its size, classes and some pictures."""
     from sklearn.decomposition import PCA
 
-    ids, labels, count = rows.ids.cpu().numpy(), rows.labels.cpu().numpy(), len(clusters.sizes)
+    ids = rows.ids.cpu().numpy()
+    labels = rows.labels.cpu().numpy()
+    count = len(clusters.sizes)
     # of each cluster: its most frequent classes, the central row, then others at random
     table = []
     for k in range(min(SHOWN_CLUSTERS, count)):

@@ -34,8 +34,10 @@ def write_groups(path: Path, samples: Samples, groups: Groups) -> int:
     table = []
     for row in places[np.argsort(groups.group[places], kind="stable")].tolist():
         score = round(float(groups.score[row]), 6)
-        near, group = samples.name(groups.nearest[row]), int(groups.group[row])
-        split, sample_id = samples.splits[samples.split[row]], int(samples.ids[row])
+        near = samples.name(groups.nearest[row])
+        group = int(groups.group[row])
+        split = samples.splits[samples.split[row]]
+        sample_id = int(samples.ids[row])
         values = split, sample_id, samples.keys[row], group, score, near
         table.append(dict(zip(FIELDS, values, strict=True)))
     write_table(path, table, FIELDS)
@@ -52,7 +54,8 @@ def shared_sentences(samples: Samples, groups: Groups) -> list[str]:
     for number, name in enumerate(samples.splits):
         own = samples.split == number
         if name != "train":
-            count, total = int((shared & own).sum()), int(own.sum())
+            count = int((shared & own).sum())
+            total = int(own.sum())
             share = f" ({100 * count / total:.2g} %)" if count else ""
             images = f"{count:,} of {total:,}" if count else f"None of {total:,}"
             sentences.append(f"{images} {name} images are also in train{share}")
@@ -84,7 +87,8 @@ def doubt_sheet(samples: Samples, splits: Sequence[Split], doubt: Doubt) -> Imag
             pictures[row] = picture.resize((width, height))
     cells = []
     for place in chosen.tolist():
-        same, pair = bool(doubt.accepted[place]), doubt.pairs[place].tolist()
+        same = bool(doubt.accepted[place])
+        pair = doubt.pairs[place].tolist()
         words = f"{'one picture' if same else 'refused'}, score {doubt.score[place]:.4f}"
         names = ", ".join(map(samples.name, pair))
         cells.append(Cell([pictures[row] for row in pair], words, INK if same else BAD, names))
@@ -101,7 +105,8 @@ def check_place(
     Raises:
         DataError: It is remote, or read-only, or has a column of that name that is another's.
     """
-    folder, entry = index.folder, index.manifest.columns.get(column)
+    folder = index.folder
+    entry = index.manifest.columns.get(column)
     if entry is not None and entry.kind != "integer":
         raise DataError(
             f"{folder} has a column {column} of kind {entry.kind}, which would be lost; build the "
@@ -128,7 +133,8 @@ def write_column(
     Raises:
         DataError: As `check_place`.
     """
-    index, columns = load_index(folder), {}
+    index = load_index(folder)
+    columns = {}
     check_place(index, name)
     for split, (ids, numbers) in groups.items():
         values = np.full(len(index.split(split)), MISSING_INTEGER, np.int64)

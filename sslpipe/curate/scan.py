@@ -23,7 +23,8 @@ from sslpipe.errors import DataError
 from sslpipe.portable import write_atomically
 
 # read and looked at together, at most; of few, threads would mostly wait for Python's lock
-PART_SAMPLES, PART_BYTES = 256, 8 * 2**20
+PART_SAMPLES = 256
+PART_BYTES = 8 * 2**20
 WINDOW_BYTES = 64 * 2**20
 
 Integers = NDArray[np.int64]
@@ -161,7 +162,8 @@ def each_part(
     shards, rows = split.locate(np.arange(len(split)) if ids is None else ids)
     parts = []
     for shard in np.unique(shards).tolist():
-        entry, own = split.shards[shard], rows[shards == shard]
+        entry = split.shards[shard]
+        own = rows[shards == shard]
         size = max(1, min(PART_SAMPLES, PART_BYTES * entry.samples // entry.bytes))
         parts += [(shard, own[first : first + size]) for first in range(0, len(own), size)]
 

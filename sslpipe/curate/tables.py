@@ -36,7 +36,8 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            reader, rows = csv.DictReader(file), []
+            reader = csv.DictReader(file)
+            rows = []
             for row in reader:
                 if any(row.get(None) or ()):
                     raise csv.Error(f"line {reader.line_num} has more cells than columns")

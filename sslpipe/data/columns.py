@@ -37,7 +37,9 @@ REWRITE = "copy it again, or write the data set again"
 LARGEST_INTEGER = 2**63 - 1  # -2**63 stands for no value
 EXACT_FLOAT = 2**53  # integers up to it are floats, too
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST_SECOND, _END_SECOND = -62_135_596_800, 253_402_300_800  # of the years 1 to 9999
+# of the years 1 to 9999
+_FIRST_SECOND = -62_135_596_800
+_END_SECOND = 253_402_300_800
 _EXIF_DATE = re.compile(r"(\d{4}):(\d\d):(\d\d)(?!\d)")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|nan", re.IGNORECASE)
@@ -233,18 +235,24 @@ class Groups:
     def __init__(
         self, column: Column, groups: NDArray[np.int64], members: NDArray[np.integer[Any]]
     ) -> None:
-        self.column, self.ids = column, members
-        self.values, self.starts = groups[0], groups[1]  # (G,) each
+        self.column = column
+        self.ids = members
+        # (G,) each
+        self.values = groups[0]
+        self.starts = groups[1]
 
     def __len__(self) -> int:
         return len(self.values)
 
     def check(self) -> None:
         """Raise DataError unless the groups hold each sample with a value once, by (value, id)."""
-        values, column = self.column.values, self.column
+        values = self.column.values
+        column = self.column
         if len(self) and (self.starts[0] != 0 or (np.diff(self.values) <= 0).any()):
             raise self._damaged()
-        sizes, present, seen = self.sizes(), 0, -1
+        sizes = self.sizes()
+        present = 0
+        seen = -1
         if (sizes <= 0).any() or (not len(self) and len(self.ids)):
             raise self._damaged()
         for begin in range(0, max(len(values), len(self.ids)), _CHECKED):
@@ -308,7 +316,8 @@ class Strings:
         if len(raw) < 8 or first % 8 or not 8 <= first <= len(raw):
             raise DataError(f"{url} is no table of strings; {REWRITE}")
         self.starts = raw[:first].view("<i8")
-        self._raw, self._url = raw, url
+        self._raw = raw
+        self._url = url
 
     def __len__(self) -> int:
         return len(self.starts) - 1

@@ -183,7 +183,9 @@ def _npy_header(raw: Buffer) -> tuple[int, np.dtype[Any], tuple[int, int, int]]:
     match = _NPY_HEADER.fullmatch(bytes(raw[start : start + size])) if size <= 2**12 else None
     if match is None or raw[6] > 2 or start + size > len(raw):
         raise BadSample("a .npy header that is damaged, or of an array of records or objects")
-    code, order, text = match[1].decode("latin-1"), match[2], match[3].decode()
+    code = match[1].decode("latin-1")
+    order = match[2]
+    text = match[3].decode()
     shape = tuple(map(int, text.replace(",", " ").split()))
     if not re.fullmatch(r"\|[ui]1|<[uif][248]", code) or order == b"True":
         raise BadSample(

@@ -120,7 +120,8 @@ class ImageType(BaseModel):
         Returns:
             uint8 as it is; else (h, w, C) float32, (value - low) * 255 / (high - low).
         """
-        lows, highs = self.low, self.high
+        lows = self.low
+        highs = self.high
         if places is not None:  # first: what is not wanted is not converted
             pixels = np.ascontiguousarray(pixels[:, :, list(places)])
             lows, highs = (tuple(ends[k] for k in places) for ends in (lows, highs))

@@ -40,7 +40,8 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # computed from the images, at any time: data with and without are the same to all that use none
-DERIVED_COLUMN, NEIGHBOUR_COLUMN = "duplicate_group", "neighbour_group"
+DERIVED_COLUMN = "duplicate_group"
+NEIGHBOUR_COLUMN = "neighbour_group"
 PATH_COLUMN = "path"  # of each image's file below --root; changes nothing of what a run computes
 SIDECARS_KEPT = 512  # sidecars in memory, 24 bytes a sample; a shard has one open a stream
 
@@ -102,8 +103,10 @@ class Split:
     """
 
     def __init__(self, index: "DatasetIndex", name: str) -> None:
-        self.name, self.folder = name, index.folder
-        self.shards, self.columns = index.manifest.splits[name], index.manifest.columns
+        self.name = name
+        self.folder = index.folder
+        self.shards = index.manifest.splits[name]
+        self.columns = index.manifest.columns
         self.suffixes = IMAGE_SUFFIXES if index.stored_type.is_rgb8 else ARRAY_SUFFIXES
         self._select(index)
         sizes = np.array([shard.samples for shard in self.shards], dtype=np.int64)
@@ -111,8 +114,10 @@ class Split:
         self.offsets = lru_cache(maxsize=SIDECARS_KEPT)(self._read_offsets)
 
     def _select(self, index: "DatasetIndex") -> None:
-        self.index, self.channels = index, index.channels
-        self.stored_type, self.image_type = index.stored_type, index.image_type
+        self.index = index
+        self.channels = index.channels
+        self.stored_type = index.stored_type
+        self.image_type = index.image_type
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -170,9 +175,11 @@ class Split:
     def _read_offsets(self, shard: int) -> NDArray[np.int64]:
         """(samples, 3) int64: start, end, label."""
         entry = self.shards[shard]
-        url, shape = join(self.folder, entry.offsets), (entry.samples, 3)
+        url = join(self.folder, entry.offsets)
+        shape = (entry.samples, 3)
         rows = read_array(url, entry.offsets_sha256, np.dtype(np.int64), shape, _REINDEX)
-        starts, ends = rows[:, 0], rows[:, 1]
+        starts = rows[:, 0]
+        ends = rows[:, 1]
         if (starts < 0).any() or (ends <= starts).any() or (ends > entry.bytes).any():
             raise DataError(f"{url}: offsets lie outside {entry.file}; {_REINDEX}")
         return rows
@@ -186,7 +193,9 @@ class RelabelledSplit(Split):
 
     def __init__(self, split: Split, column: Column) -> None:
         super().__init__(split.index, split.name)
-        self.original, self.column_of_labels, self._groups = split, column, column.groups
+        self.original = split
+        self.column_of_labels = column
+        self._groups = column.groups
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
@@ -221,8 +230,11 @@ class DatasetIndex:
     """
 
     def __init__(self, folder: str, manifest: Manifest, file_sha256: str) -> None:
-        self.folder, self.manifest, self.file_sha256 = folder, manifest, file_sha256
-        self.stored_type, self._stored = manifest.image or RGB8, manifest
+        self.folder = folder
+        self.manifest = manifest
+        self.file_sha256 = file_sha256
+        self.stored_type = manifest.image or RGB8
+        self._stored = manifest
         self.channels: tuple[int, ...] | None = None  # those selected, by their place
         self.sha256 = self.sha256_for("")
 
@@ -248,14 +260,16 @@ class DatasetIndex:
         """
         if names is None:
             return self
-        kind, known = self.stored_type, self.stored_type.channels
+        kind = self.stored_type
+        known = self.stored_type.channels
         for name in names:
             if name not in known:
                 raise DataError(
                     f"{self.folder} has no channel {name!r}{did_you_mean(name, known)}; it has: "
                     f"{', '.join(known)}"
                 )
-        selected, stored = copy.copy(self), self._stored
+        selected = copy.copy(self)
+        stored = self._stored
         selected.channels = places = tuple(map(known.index, names))
         low, high, mean, std = (
             tuple(each[k] for k in places)
@@ -338,5 +352,6 @@ def load_index(location: str | Path) -> DatasetIndex:
         manifest = Manifest.model_validate(tree)
     except ValidationError as error:
         raise DataError(explain_errors(error, Manifest, url)) from None
-    folder, sha256 = url.rpartition("/")[0] or ".", hashlib.sha256(raw).hexdigest()
+    folder = url.rpartition("/")[0] or "."
+    sha256 = hashlib.sha256(raw).hexdigest()
     return DatasetIndex(folder, manifest, sha256)

@@ -50,13 +50,16 @@ class StreamReader:
     """The raw samples of one stream, one window at a time."""
 
     def __init__(self, order: Order, store: ImageStore, number: int) -> None:
-        self._order, self._store, self._number = order, store, number
+        self._order = order
+        self._store = store
+        self._number = number
         self._window: tuple[int, int] = (-1, -1)
         self._raw: dict[int, Raw] = {}
 
     def take(self, step: int, partners: list[int] | None = None) -> Taken:
         """Read this stream's part of a global step; of the partners, what its window holds."""
-        order, holds = self._order, self._store.holds
+        order = self._order
+        holds = self._store.holds
         epoch, within = divmod(step, order.steps_per_epoch)
         plan = order.epoch(epoch).stream(self._number)
         share = order.batch_size // order.num_streams
@@ -79,7 +82,8 @@ class StreamReader:
             wanted = ids[[not self._store.holds(i) for i in ids.tolist()]]
             shard = int(plan.windows[window, 0])
             raws = self._store.reader.rows(shard, wanted - self._order.starts[shard])
-            self._window, self._raw = (epoch, window), dict(zip(wanted.tolist(), raws, strict=True))
+            self._window = (epoch, window)
+            self._raw = dict(zip(wanted.tolist(), raws, strict=True))
         return self._raw
 
 
@@ -194,7 +198,8 @@ class Decoded(NamedTuple):
 
 def _decode(store: ImageStore, taken: Taken) -> Decoded:
     """Decode what was read; find stand-ins of bad samples."""
-    ids, partners = taken.ids, taken.partners or []
+    ids = taken.ids
+    partners = taken.partners or []
     paired = [row for row, partner in enumerate(partners) if partner != ids[row]]
     wanted = [*ids, *(partners[row] for row in paired)]
     raws = [*taken.raws, *(taken.partner_raws[row] for row in paired)]
@@ -309,7 +314,8 @@ def collate(
     pictures = [image for _, image in rows] + [partner[1] for partner in partners if partner]
     sizes = np.array([image.shape[1:] for image in pictures], np.int64).reshape(-1, 2)
     height, width = sizes.max(axis=0, initial=1).tolist()
-    shape, dtype = (len(sizes), height, width, len(split.image_type.channels)), pixel_dtype(split)
+    shape = (len(sizes), height, width, len(split.image_type.channels))
+    dtype = pixel_dtype(split)
     images = torch.empty(shape, dtype=dtype, pin_memory=pinned)
     for canvas, picture, (h, w) in zip(images.numpy(), pictures, sizes.tolist(), strict=True):
         canvas[:h, :w] = picture.transpose(1, 2, 0)
@@ -357,7 +363,9 @@ def _resident(
     def make(step: int, parts: list[Any]) -> Shown:
         epoch, ids = order.ids(step, streams)
         sources = _with_stand_ins(order, step, streams, ids, bad) if bad else ids
-        shown, partners, others = None, ids[:0], drawn(step) if drawn else None
+        shown = None
+        partners = ids[:0]
+        others = drawn(step) if drawn else None
         if others is not None:
             shown = np.where((sources == ids) & (place[others] >= 0), others, sources)
             partners = shown[shown != sources]
@@ -374,10 +382,12 @@ def _with_stand_ins(
 ) -> Integers:
     """The samples really served at each of a step's positions, (B,) int64; ids: those planned."""
     epoch, within = divmod(step, order.steps_per_epoch)
-    share, sources = order.batch_size // order.num_streams, ids.copy()
+    share = order.batch_size // order.num_streams
+    sources = ids.copy()
     for row, (number, place) in enumerate(product(streams, range(share))):
         if int(ids[row]) in bad:
-            plan, position = order.epoch(epoch).stream(number), within * share + place
+            plan = order.epoch(epoch).stream(number)
+            position = within * share + place
             sources[row] = stand_in(lambda i: None if i in bad else i, plan, position)[0]
     return sources
 
@@ -387,7 +397,9 @@ def _gather(
 ) -> tuple[Tensor, Tensor, Integers]:
     """(count_all, H, W, C) pixels on the device; (n, 2) sizes and (n,) ids of the good samples."""
     images = torch.zeros(0, 1, 1, len(split.image_type.channels), dtype=pixel_dtype(split))
-    images, sizes, held = images.to(device), list[Tensor](), list[int]()
+    images = images.to(device)
+    sizes = list[Tensor]()
+    held = list[int]()
     for batch in decoded:
         height, width = batch.images.shape[2:]
         canvas = max(height, images.shape[1]), max(width, images.shape[2])
@@ -408,7 +420,8 @@ def _gather(
 def _enlarged(images: Tensor, count_all: int, height: int, width: int) -> Tensor:
     """(count_all, height, width, C) with what `images` holds in the corners; zeros elsewhere."""
     shape = (count_all, height, width, images.shape[3])
-    needed, free = math.prod(shape) * images.element_size(), free_bytes(images.device)
+    needed = math.prod(shape) * images.element_size()
+    free = free_bytes(images.device)
     if needed > MOST_OF_MEMORY * free:
         raise DataError(
             f'run.cache = "device": {count_all} images of {height} x {width} px are '

@@ -94,9 +94,11 @@ def suggest_holdout(labels: Integers) -> tuple[str, bool]:
     """
     settings = "data.holdout={}"
     if not (labels >= 0).any():
-        labels, settings = np.zeros_like(labels), settings + " data.holdout_from=all"
+        labels = np.zeros_like(labels)
+        settings = settings + " data.holdout_from=all"
     sizes = np.unique(labels[labels >= 0], return_counts=True)[1]
-    total, tells = int(sizes.sum()), len(sizes) > 1 and sizes.max() > 1
+    total = int(sizes.sum())
+    tells = len(sizes) > 1 and sizes.max() > 1
     if total < 4:
         return "data.holdout=0", False
     tenth = min(max(2, total // 10), 2000)
@@ -157,7 +159,9 @@ def choose_groups(groups: Integers, labels: Integers, fraction: float, *words: i
     ranked = np.lexsort(
         (hash_integers(*words, _GROUPS, first), hash_integers(*words, _CLASSES, classes))
     )
-    chosen, held, seen = np.zeros(len(first), bool), 0, 0
+    chosen = np.zeros(len(first), bool)
+    held = 0
+    seen = 0
     for group, size in zip(ranked.tolist(), sizes[ranked].tolist(), strict=True):
         seen += size
         if 0 < size < 2 * (fraction * seen - held):
@@ -191,8 +195,10 @@ class Order:
         window: int,
         without: Integers | None = None,
     ) -> None:
-        self.seed, self.window = seed, window
-        self.batch_size, self.num_streams = batch_size, num_streams
+        self.seed = seed
+        self.window = window
+        self.batch_size = batch_size
+        self.num_streams = num_streams
         self.starts = starts
         self.without = without = np.zeros(0, np.int64) if without is None else without
         cuts = np.searchsorted(without, starts)  # without[cuts[k]:cuts[k+1]] lie in shard k
@@ -232,7 +238,8 @@ class EpochPlan:
     """One epoch's line of samples and its segments; epochs count from 0."""
 
     def __init__(self, order: Order, epoch: int) -> None:
-        self.order, self.epoch = order, epoch
+        self.order = order
+        self.epoch = epoch
         shards = permutation(len(order.kept), order.seed, epoch, _SHARDS)
         offset = int(hash_integers(order.seed, epoch, _OFFSET)) % order.samples
         ends = np.cumsum(order.kept[shards])
@@ -256,14 +263,19 @@ class StreamPlan:
 
     def __init__(self, plan: EpochPlan, number: int) -> None:
         order = plan.order
-        self._order, self._epoch, self.length = order, plan.epoch, plan.segment
-        begin, end = number * plan.segment, (number + 1) * plan.segment
+        self._order = order
+        self._epoch = plan.epoch
+        self.length = plan.segment
+        begin = number * plan.segment
+        end = (number + 1) * plan.segment
         first, last = np.searchsorted(plan.line_ends, [begin, end - 1], side="right")
         windows = []
-        pieces, stops = plan.line[first : last + 1], plan.line_ends[first : last + 1]
+        pieces = plan.line[first : last + 1]
+        stops = plan.line_ends[first : last + 1]
         for (shard, low, high), stop in zip(pieces.tolist(), stops.tolist(), strict=True):
             start = stop - (high - low)  # where this piece begins on the line
-            low, high = low + max(0, begin - start), high - max(0, stop - end)
+            low = low + max(0, begin - start)
+            high = high - max(0, stop - end)
             edges = np.arange(low, high, order.window)
             ends = np.minimum(edges + order.window, high)
             windows.append(np.stack([np.full_like(edges, shard), edges, ends], axis=1))

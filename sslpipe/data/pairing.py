@@ -33,10 +33,13 @@ from sslpipe.errors import DataError, naming
 from sslpipe.random import hash_integers
 from sslpipe.recipe.pretrain import Pairs
 
-_PARTNER, _LISTED = 0x5A02, 0x5A03  # names of independent draws
+# names of independent draws
+_PARTNER = 0x5A02
+_LISTED = 0x5A03
 _TRIES = 32  # so many places are drawn before all that fit are listed
 _LISTS_KEPT = 64  # of those that fit, where they are few among many
-_LEAST, _MOST = -(2**63) + 1, 2**63 - 1
+_LEAST = -(2**63) + 1
+_MOST = 2**63 - 1
 _SAMPLES_LOOKED_AT = 2048  # for warnings
 _MOST_MASKED = 0.6  # of a batch's pairs; a column of two values masks half of them
 _STEPS_KEPT = 64  # drawn partners: of the batches that are being read and collated
@@ -210,7 +213,9 @@ class Pairing:
     """
 
     def __init__(self, split: Split, order: Order, pairs: Pairs) -> None:
-        self.split, self.order, self.pairs = split, order, pairs
+        self.split = split
+        self.order = order
+        self.pairs = pairs
         column = lru_cache(maxsize=None)(split.column)  # opened, and its files hashed, once
         with naming("pairs.positive"):
             same = [_grouped(column(name)) for name in pairs.positive]
@@ -232,8 +237,10 @@ class Pairing:
 
     def describe(self, step: int, streams: range, batch: Batch, shown: Integers | None) -> Batch:
         """Return the batch with its `pairs`; `shown` (B,): the samples of second views, or None."""
-        own, count = batch.source_ids.numpy(), len(batch.ids)
-        image, lonely = np.arange(count), np.zeros(count, bool)
+        own = batch.source_ids.numpy()
+        count = len(batch.ids)
+        image = np.arange(count)
+        lonely = np.zeros(count, bool)
         if shown is not None and (drawn := self.drawn(step, streams)) is not None:
             lonely = drawn == batch.ids.numpy()
         shown = own if shown is None else shown
@@ -298,7 +305,8 @@ class Pairing:
 
     def _mask_warnings(self, steps: Sequence[int]) -> list[str]:
         """Return which columns mask most of the pairs of different samples in a batch."""
-        streams, warnings = range(self.order.num_streams), []
+        streams = range(self.order.num_streams)
+        warnings = []
         for names, columns in zip(self.pairs.masks, self._masks, strict=True):
             masked = 0.0
             for step in steps:
@@ -324,7 +332,8 @@ def joint_codes(columns: Sequence[Column], ids: ArrayLike) -> Integers:
     if math.prod(sizes) >= 2**63:
         names = ", ".join(column.name for column in columns)
         raise DataError(f"the columns {names} have more than 2^63 combinations; name fewer")
-    joint, missing = np.zeros(np.shape(ids), np.int64), np.zeros(np.shape(ids), bool)
+    joint = np.zeros(np.shape(ids), np.int64)
+    missing = np.zeros(np.shape(ids), bool)
     for column, size in zip(columns, sizes, strict=True):
         codes = column.groups.code_of(ids)
         missing |= codes < 0
@@ -344,7 +353,8 @@ def _near(pairs: Pairs, open_column: Callable[[str], Column]) -> Near | None:
     if pairs.time is None:
         return None
     with naming("pairs.time"):
-        column, span = open_column(pairs.time), pairs.within_us
+        column = open_column(pairs.time)
+        span = pairs.within_us
     if column.kind == "text":
         raise DataError(f"pairs.time = {pairs.time!r} is a column of texts; give times or numbers")
     if (column.kind == "time") != (span is not None):

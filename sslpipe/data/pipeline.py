@@ -135,7 +135,8 @@ class Upload:
     """Copies images and their views' plan to a CUDA device on a stream of its own; else nothing."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, None
+        self._device = device
+        self._stream = None
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             self._device = torch.device("cuda", index)
@@ -155,7 +156,8 @@ class Upload:
         if self._stream is None:
             return batch, None
         with self.on_stream():
-            images, plan = batch.images, batch.plan
+            images = batch.images
+            plan = batch.plan
             if not images.is_cuda:
                 images = images.pin_memory().to(self._device, non_blocking=True)
             moved = batch._replace(images=images, plan=plan and plan.to(self._device))

@@ -63,7 +63,8 @@ def with_holdout(recipe: Recipe, split: Split) -> Recipe:
 
 def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
     """Return the ids held out from training, for the monitor; without any, no label is read."""
-    count, by = recipe.data.holdout, recipe.data.holdout_by
+    count = recipe.data.holdout
+    by = recipe.data.holdout_by
     if not count:
         return np.zeros(0, np.int64)
     groups = None
@@ -79,9 +80,11 @@ def holdout_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
 
 def holdout_doubt(recipe: Recipe, split: Split, ids: NDArray[np.int64]) -> str:
     """Say why kNN among the held-out samples, `ids`, says nothing, or little; '' where it does."""
-    count, labels = recipe.data.holdout, split.labels_of(ids)
+    count = recipe.data.holdout
+    labels = split.labels_of(ids)
     labels = labels[labels >= 0]
-    classes, paired = len(np.unique(labels)), with_a_partner(labels)
+    classes = len(np.unique(labels))
+    paired = with_a_partner(labels)
     if not count:
         return "data.holdout = 0"
     if not len(ids):
@@ -121,7 +124,8 @@ def bank_ids(recipe: Recipe, split: Split) -> NDArray[np.int64] | None:
 
 def untrained_ids(recipe: Recipe, split: Split) -> NDArray[np.int64]:
     """Return the ids that are not trained on: held out, or not kept by data.keep."""
-    ids, column = holdout_ids(recipe, split), recipe.data.keep_first_of
+    ids = holdout_ids(recipe, split)
+    column = recipe.data.keep_first_of
     if column is None:
         return ids
     with naming("data.keep"):

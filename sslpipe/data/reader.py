@@ -24,7 +24,9 @@ ADLER_PRIME = 65521
 _EXTENSIONS = (b"x", b"g", b"X", b"L", b"K")  # pax and GNU: types of members that extend the next
 _MOST_EXTENSION = 64 * 1024  # bytes; a name takes up to 4096
 GAP_BYTES = 256 * 1024  # reading past fewer unwanted bytes is cheaper than another request
-KEY_WINDOW_BYTES, KEYS_AT_ONCE = 2**23, 256  # whose images are in memory together
+# whose images are in memory together
+KEY_WINDOW_BYTES = 2**23
+KEYS_AT_ONCE = 256
 
 Image = NDArray[Any]  # (C, h, w), see `decode`
 
@@ -48,7 +50,8 @@ class Reader:
     """
 
     def __init__(self, split: Split, *, window_bytes: int = 64 * 2**20) -> None:
-        self.split, self.window_bytes = split, window_bytes
+        self.split = split
+        self.window_bytes = window_bytes
 
     def rows(self, shard: int, rows: NDArray[np.int64]) -> list[Raw]:
         """Read the samples at some rows of a shard, (n,) in any order; bad ones are BadSamples.
@@ -102,12 +105,14 @@ def _plain(
     images: dict[str, memoryview] = {}  # by suffix behind the key
     stem = ""
     while start < end:
-        header, data = bytes(raw[start : start + BLOCK]), start + BLOCK
+        header = bytes(raw[start : start + BLOCK])
+        data = start + BLOCK
         name = header[:100].rstrip(b"\0")
         if header[345:346] != b"\0" or header[156:157] not in b"0\0" or b"\0" in name:
             return None  # a name in two parts, no file, or no tar at all
         try:
-            size, checksum = _octal(header[124:136]), _octal(header[148:156])
+            size = _octal(header[124:136])
+            checksum = _octal(header[148:156])
             folder, slash, file = name.decode("ascii").rpartition("/")
         except ValueError:  # also a damaged or foreign header
             return None
@@ -141,7 +146,8 @@ def _sample_key(key: str, suffix: str) -> str:
 
 def _longest_extension(raw: bytes) -> int:
     """Bytes of the largest extension (a long name, pax records) among these tar members."""
-    longest, start = 0, 0
+    longest = 0
+    start = 0
     while start < len(raw):
         try:
             size = _octal(raw[start + 124 : start + 136])
@@ -192,7 +198,8 @@ def keys_of(split: Split, ids: ArrayLike) -> dict[int, str]:
     shards, rows = split.locate(np.unique(np.asarray(ids, np.int64)))
     keys: dict[int, str] = {}
     for shard in np.unique(shards).tolist():
-        own, first = rows[shards == shard], int(split.starts[shard])
+        own = rows[shards == shard]
+        first = int(split.starts[shard])
         for place in range(0, len(own), KEYS_AT_ONCE):
             some = own[place : place + KEYS_AT_ONCE]
             samples = zip(some.tolist(), reader.rows(shard, some), strict=True)
@@ -232,10 +239,16 @@ class ImageStore:
         on_bad: OnBad,
         recent_bytes: int = 0,
     ) -> None:
-        self.reader, self.canvas_px, self.keep = reader, canvas_px, keep
+        self.reader = reader
+        self.canvas_px = canvas_px
+        self.keep = keep
         self._kept: dict[int, Image] = {}
-        self._on_bad, self._bad, self._lock = on_bad, set[int](), threading.Lock()
-        self._recent, self._recent_room = OrderedDict[int, Image](), recent_bytes  # oldest first
+        self._on_bad = on_bad
+        self._bad = set[int]()
+        self._lock = threading.Lock()
+        # oldest first
+        self._recent = OrderedDict[int, Image]()
+        self._recent_room = recent_bytes
 
     def holds(self, sample_id: int) -> bool:
         """Return whether a sample's decoded image is kept."""

@@ -52,8 +52,10 @@ def paired_top1(ours: Hits, theirs: Hits) -> Difference:
         Agresti and Min 2005, Statistics in Medicine 24:729, section 2.2: the Wald interval after
         half a sample is added to each cell of the 2 x 2 table.
     """
-    only_ours, only_theirs = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
-    total, more = len(ours) + 2, only_ours - only_theirs
+    only_ours = int((ours & ~theirs).sum())
+    only_theirs = int((theirs & ~ours).sum())
+    total = len(ours) + 2
+    more = only_ours - only_theirs
     either = only_ours + only_theirs + 1
     error = math.sqrt(max(0.0, either - more**2 / total)) / total
     interval = _within(more / total, Z95 * error)
@@ -71,8 +73,10 @@ def paired_means(ours: Floats, theirs: Floats, classes: Integers) -> Difference:
         groups the normal one is too short: Cameron and Miller 2015, J. Human Resources 50:317.
     """
     known, group = np.unique(classes, return_inverse=True)
-    sums, sizes = np.bincount(group, ours - theirs), np.bincount(group)
-    value, count = float(sums.sum() / sizes.sum()), len(known)
+    sums = np.bincount(group, ours - theirs)
+    sizes = np.bincount(group)
+    value = float(sums.sum() / sizes.sum())
+    count = len(known)
     without = (sums.sum() - sums) / (sizes.sum() - sizes)  # (G,) a class left out
     error = math.sqrt((count - 1) / count * float(((without - value) ** 2).sum()))
     return _by_t(value, error, count, "classes")
@@ -97,7 +101,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Source:
         Holm 1979, Scandinavian Journal of Statistics 6:65.
     """
-    adjusted, least = [0.0] * len(p_values), 0.0
+    adjusted = [0.0] * len(p_values)
+    least = 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         least = max(least, min(1.0, (len(p_values) - rank) * p_values[place]))
         adjusted[place] = least
@@ -127,7 +132,8 @@ def unpaired_difference95(
     """
     p, (low, high) = ours["value"], ours["interval95"]
     q, (their_low, their_high) = theirs["value"], theirs["interval95"]
-    down, up = math.hypot(p - low, their_high - q), math.hypot(high - p, q - their_low)
+    down = math.hypot(p - low, their_high - q)
+    up = math.hypot(high - p, q - their_low)
     return p - q, (p - q - down, p - q + up)
 
 
@@ -135,7 +141,8 @@ def bootstrap95(right: Hits, *, resamples: int = 2000, seed: int = 0) -> Interva
     """Compute a percentile interval of the mean of (draws, queries), both resampled."""
     draws, queries = right.shape
     hits = right.astype(np.float64)  # BLAS multiplies floats only; whole numbers stay exact
-    generator, means = np.random.default_rng(seed), []
+    generator = np.random.default_rng(seed)
+    means = []
     per_draw = generator.multinomial(draws, np.full(draws, 1 / draws), size=resamples) / draws
     for weights in per_draw:
         times = np.bincount(generator.integers(queries, size=queries), minlength=queries)
@@ -145,7 +152,8 @@ def bootstrap95(right: Hits, *, resamples: int = 2000, seed: int = 0) -> Interva
 
 def bootstrap_means95(values: Floats, *, resamples: int = 1000, seed: int = 0) -> list[Interval]:
     """Compute percentile intervals of the columns' means over resampled rows (rows, columns)."""
-    generator, rows = np.random.default_rng(seed), len(values)
+    generator = np.random.default_rng(seed)
+    rows = len(values)
     draws = (generator.integers(rows, size=rows) for _ in range(resamples))
     return quantiles95([np.bincount(own, minlength=rows) @ values / rows for own in draws])
 

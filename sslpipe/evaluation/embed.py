@@ -132,7 +132,8 @@ def embed_here(
     wanted = None if ids is None else np.asarray(ids, dtype=np.int64)
     batches = one_pass(split, ids=wanted, process=process, **reading)
     most = process.share(len(split) if wanted is None else len(wanted))
-    made, done = Embeddings(torch.zeros(0, 0), *torch.zeros(2, 0, dtype=torch.int64)), 0
+    made = Embeddings(torch.zeros(0, 0), *torch.zeros(2, 0, dtype=torch.int64))
+    done = 0
     view = view.to(device)
     dtype = weights_dtype(backbone)
     with evaluating(backbone), torch.no_grad():

@@ -21,7 +21,8 @@ from sslpipe.recipe.base import Component
 PIXELS_PX = 32  # larger images are reduced: 3 x 224 x 224 numbers a sample are no baseline
 # numbers of a split's pixels, above which sides are halved: searching them, and their principal
 # axes, must not take longer than the networks; but not below LEAST_PX
-MOST_PIXELS, LEAST_PX = 2**26, 8
+MOST_PIXELS = 2**26
+LEAST_PX = 8
 
 # (title, number of samples) -> a context that is called with the number done since
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -41,7 +42,8 @@ def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, A
             "known to be that data set's; embed the split again"
         )
     split = index.split(metadata["split"])
-    least, most = int(rows.ids.min()), int(rows.ids.max())
+    least = int(rows.ids.min())
+    most = int(rows.ids.max())
     if least < 0 or most >= len(split):
         raise DataError(
             f"{path} has an id {least if least < 0 else most}, and split {split.name!r} of {data} "

@@ -148,7 +148,8 @@ def knn_results(
     neighbours = nearest(*sides, max(k), search=search, hidden=hidden, process=process)
     suffix = " leave-one-out" if exclude_same_id else ""
     suffix += f" not-same={exclude_same.name}" if exclude_same is not None else ""
-    labels, results = queries.labels.cpu().numpy(), []
+    labels = queries.labels.cpu().numpy()
+    results = []
     votes: tuple[Vote, ...] = ("weighted", "majority") if vote == "both" else (vote,)
     for one, each in product(votes, sorted(set(k))):
         predicted = _vote(neighbours, bank.labels, each, temperature, one)
@@ -185,7 +186,9 @@ def _vote(
         torch.split(neighbours.similarities[:, :k], VOTING_ROWS),
         strict=True,
     ):
-        voters, near = labels[indices], similarities.double()  # (q, k)
+        # (q, k)
+        voters = labels[indices]
+        near = similarities.double()
         # the nearest has weight 1: the same winner as exp(S / T), without overflow at small T
         weights = ((near - near[:, :1]) / temperature).exp()
         if vote == "majority":
@@ -252,7 +255,8 @@ def few_shot_knn(
         details = {"draws": accuracies.tolist(), "spread": float(accuracies.std(ddof=1))}
         name = f"{of_k[0].protocol} {labels_per_class}/class draws={draws} seed={seed}"
         counted = (hits.shape[1], of_k[0].bank, details)
-        value, interval = float(accuracies.mean()), bootstrap95(hits)
+        value = float(accuracies.mean())
+        interval = bootstrap95(hits)
         results.append(Result(name, "top1", value, interval, *counted, scores=hits))
     return results
 

@@ -13,7 +13,9 @@ from sslpipe.evaluation.logistic import Linear, axes_with_variance, fit_logistic
 from sslpipe.evaluation.result import Result, accuracy
 
 GRID = tuple(10.0 ** (half / 2) for half in range(-12, 8))  # 1e-6 to 3e3, 20 values
-SEARCH_TOLERANCE, FINAL_TOLERANCE = 1e-3, 1e-5  # in units that `fit_logistic` explains
+# in units that `fit_logistic` explains
+SEARCH_TOLERANCE = 1e-3
+FINAL_TOLERANCE = 1e-5
 MOST_CLASSES = 65536
 MOST_PARAMETERS = 2**26  # of a logistic fit: L-BFGS keeps some 50 float64 numbers for each
 ONE_HOT_NUMBERS = 2**24  # of rows and classes at a time: 128 MiB
@@ -88,7 +90,8 @@ def _probe(
 ) -> list[Result]:
     """Choose "C" of a logistic fit, or the "penalty" of a ridge fit, and score it."""
     check_pair(train, test)
-    logistic, path = name == "C", sorted(set(grid))
+    logistic = name == "C"
+    path = sorted(set(grid))
     if not path or path[0] <= 0:
         raise DataError(f"grid = {tuple(grid)} must hold values of {name} > 0")
     classes = 1 + max(int(train.labels.max()), int(test.labels.max()))
@@ -110,7 +113,8 @@ def _probe(
 
     # the value that is best on a held-out part of train
     held = holdout_rows(train, holdout, seed)
-    fit, check = train.rows(~held), train.rows(held)
+    fit = train.rows(~held)
+    check = train.rows(held)
     mean, scale = standardisation(fit.features)
     solutions = _fit(name, (fit.features - mean) / scale, fit.labels, path, classes, rough=True)
     asked = (check.features - mean) / scale
@@ -132,7 +136,8 @@ def _probe(
     if classes <= CONFUSION_CLASSES:
         pairs = np.bincount(labels * classes + predicted, minlength=classes**2)
         confusion = pairs.reshape(classes, classes).tolist()
-    solver, ends = "lbfgs" if logistic else "ridge", f"{path[0]:g}..{path[-1]:g}/{len(path)}"
+    solver = "lbfgs" if logistic else "ridge"
+    ends = f"{path[0]:g}..{path[-1]:g}/{len(path)}"
     result = accuracy(
         f"linear-{solver} standardised {name}-by-holdout={holdout:g} grid={ends} seed={seed}",
         predicted,

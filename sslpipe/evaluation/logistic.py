@@ -111,7 +111,8 @@ def _fit_together(
         return values, ((gradients + penalties * weights) * scale[which]).to(dtype)
 
     start = columns.new_zeros(len(scale), len(columns), num_classes)
-    scale, penalty = scale.to(dtype), penalty.to(dtype)
+    scale = scale.to(dtype)
+    penalty = penalty.to(dtype)
     noise = 10 * torch.finfo(dtype).eps
     points, converged = _minimise(losses, start, tolerance, noise)
     return [
@@ -154,7 +155,8 @@ def _minimise(
     shape = start.shape
     points = start.flatten(1).clone()  # (g, P) of those that are not done, as all that follows
     active = torch.arange(len(points), device=points.device)
-    found, reached = points.clone(), [False] * len(points)
+    found = points.clone()
+    reached = [False] * len(points)
 
     def at(v: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         values, gradients = losses(v.view(-1, *shape[1:]), which)
@@ -170,7 +172,9 @@ def _minimise(
             found[active[~going]] = points[~going]
             for problem, short in zip(active[~going].tolist(), far[~going].tolist(), strict=True):
                 reached[problem] = not short
-            active, points, values = active[going], points[going], values[going]
+            active = active[going]
+            points = points[going]
+            values = values[going]
             gradients = gradients[going]
             pairs = [(s[going], y[going], r[going]) for s, y, r in pairs]
         if len(active) == 0:
@@ -189,12 +193,16 @@ def _minimise(
             steps[short] /= 2
             new_points[short] = points[short] + steps[short, None] * direction[short]
             new_values[short], new_gradients[short] = at(new_points[short], active[short])
-        step, change = new_points - points, new_gradients - gradients
-        product, squares = _dots(step, change), _dots(change, change)
+        step = new_points - points
+        change = new_gradients - gradients
+        product = _dots(step, change)
+        squares = _dots(change, change)
         enough = product > 1e-12 * squares  # else the pair is rounding: skipped
         inverse = torch.where(enough, 1 / product.where(enough, 1), 0)
         pairs = [*pairs[-(PAIRS - 1) :], (step, change, inverse)]
-        points, values, gradients = new_points, new_values, new_gradients
+        points = new_points
+        values = new_values
+        gradients = new_gradients
     return found.view(shape), reached
 
 
@@ -205,7 +213,8 @@ def _dots(a: Tensor, b: Tensor) -> Tensor:
 
 def _two_loops(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
     """L-BFGS's inverse Hessian times the gradient (g, P). Nocedal and Wright 2006, alg. 7.4."""
-    q, factors = gradient.clone(), []
+    q = gradient.clone()
+    factors = []
     for step, change, inverse in reversed(pairs):
         factors.append(inverse * _dots(step, q))
         q.addcmul_(factors[-1][:, None], change, value=-1)

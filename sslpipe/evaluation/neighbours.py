@@ -79,8 +79,10 @@ def nearest(
     """
     check_known("search", search, sorted(get_args(Search)))
     check_k(len(bank), k, hidden)
-    device, asked = queries.device, queries if units else fixed_point_units(queries)
-    share, found = process.share(len(bank)), _nothing(len(queries), k, device)
+    device = queries.device
+    asked = queries if units else fixed_point_units(queries)
+    share = process.share(len(bank))
+    found = _nothing(len(queries), k, device)
     step = max(1, len(bank) if device.type == "cuda" else PART_BYTES // bank[:1].nbytes)
     for start in range(share.start, share.stop, step):
         part = slice(start, min(start + step, share.stop))
@@ -105,7 +107,8 @@ def _with_part(
     """
     k = found.indices.shape[1]
     margin = float32_error(bank.shape[1]) + 2.0**-23  # of a float32 product, both ways
-    width, propose = min(len(bank), k + SPARE), _by_faiss if search == "faiss" else _by_torch
+    width = min(len(bank), k + SPARE)
+    propose = _by_faiss if search == "faiss" else _by_torch
     products = queries.new_empty(len(queries), width)
     rows = torch.empty_like(products, dtype=torch.int64)
     with full_float32():

@@ -29,13 +29,18 @@ FEWER_LABELS = (5, 1)  # measured, too
 MOST_NAMED = 5  # classes in a sentence
 FEWER_NEIGHBOURS = (1, 5)  # beside DINO's k
 # k is measured up to this, and beyond it up to so many times the rows of the largest train class
-CLOSE_K, FAR_K = 20, 10
-FARS, FOLDS = (1e-1, 1e-2, 1e-3), 10
+CLOSE_K = 20
+FAR_K = 10
+FARS = (1e-1, 1e-2, 1e-3)
+FOLDS = 10
 RETRIEVAL_K = (1, 5, 10)
 # rows x features x classes, above which linear probes are not part of a suite: some 15 minutes a
 # set on two CPU cores; ImageNet on a GPU is below
-PROBE_WORK, GPU_PROBE_WORK = 2**36, 2**42
-SPARSE_CLASSES, SPARSE_ROWS = 1000, 10  # of more classes with fewer rows each, too
+PROBE_WORK = 2**36
+GPU_PROBE_WORK = 2**42
+# of more classes with fewer rows each, too
+SPARSE_CLASSES = 1000
+SPARSE_ROWS = 10
 
 
 class Part(NamedTuple):
@@ -59,13 +64,17 @@ class Protocols:
     """
 
     def __init__(self, first: Pair, classes: Sequence[str], left_out: list[str], seed: int) -> None:
-        self._first, self._names, self.left_out, self.seed = first, classes, left_out, seed
+        self._first = first
+        self._names = classes
+        self.left_out = left_out
+        self.seed = seed
         labels, counts = np.unique(first[0].labels.cpu().numpy(), return_counts=True)
         self._counts = dict(zip(labels.tolist(), counts.tolist(), strict=True))  # of train
         self._test_labels = first[1].labels.cpu().numpy()
 
         # share of the test samples whose class train has
-        known, total = float(np.isin(self._test_labels, labels).mean()), len(self._test_labels)
+        known = float(np.isin(self._test_labels, labels).mean())
+        total = len(self._test_labels)
         self.known_classes = known >= 0.5
         if not known:
             left_out.append("kNN and linear probes: no test class occurs in train")
@@ -90,7 +99,8 @@ class Protocols:
 
     def _neighbours(self) -> list[int]:
         """Choose the k of kNN; what is far beyond the largest class is said in `left_out`."""
-        rows, largest = sum(self._counts.values()), max(self._counts.values())
+        rows = sum(self._counts.values())
+        largest = max(self._counts.values())
         far = [k for k in DINO_K if CLOSE_K < k <= rows and k > largest * FAR_K]
         if far:
             self.left_out.append(
@@ -129,13 +139,15 @@ class Protocols:
 
         With `use_up` nobody needs the plain features later: they are flattened in place.
         """
-        columns, found = self.columns(), list[Measured]()
+        columns = self.columns()
+        found = list[Measured]()
         flattened = [part for part in self._parts if not part.linear]
         both = self._parts if self._can_probe(name, plain) else flattened, flattened
         total = sum(map(len, both))
         with nullcontext() if progress is None else progress(f"evaluate {name}", total) as advance:
             for parts, title in zip(both, (name, f"{name}, flattened"), strict=True):
-                pair, power = plain, None
+                pair = plain
+                power = None
                 if title != name:
                     power, why, _ = choose_power(plain[0], seed=self.seed)
                     say(f"{title}: {why}")
@@ -184,7 +196,8 @@ class Protocols:
     ) -> Columns:
         """Score these classes only, which the protocols then say."""
         results = score(*self._rows(bank, queries, count), seed=self.seed)
-        kept, total = len(self._kept(count)), len(self._counts)
+        kept = len(self._kept(count))
+        total = len(self._counts)
         some = f" classes={kept}/{total}" if kept < total else ""
         return [(column, replace(one, protocol=one.protocol + some)) for one in results]
 
@@ -204,7 +217,8 @@ class Protocols:
 
     def _measurable(self, count: int, what: str) -> bool:
         """Whether two classes or more have so many rows; what is missing is said in `left_out`."""
-        kept, counts = self._kept(count), self._counts
+        kept = self._kept(count)
+        counts = self._counts
         tested = bool(np.isin(self._test_labels, kept).any())
         why = ""
         if not kept:

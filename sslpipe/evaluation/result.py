@@ -93,6 +93,7 @@ def accuracy(
 ) -> Result:
     """Count right predictions, with Wilson's interval. predicted, labels: (Q,) int64."""
     hits = predicted == labels
-    right, total = int(hits.sum()), len(labels)
+    right = int(hits.sum())
+    total = len(labels)
     interval = wilson95(right, total)
     return Result(protocol, "top1", right / total, interval, total, bank, details, scores=hits)

@@ -92,7 +92,8 @@ def retrieval(
 def summary(scores: PerQuery, protocol: str, *, bank: int = 0) -> list[Result]:
     """Average each metric over the queries with a match, each with the interval of `means95`."""
     kept = scores.matches > 0
-    values, labels = scores.values[kept], scores.labels[kept]
+    values = scores.values[kept]
+    labels = scores.labels[kept]
     if len(values) == 0:
         raise DataError(
             f"none of {len(kept)} queries has a match in the gallery: give one with images of "
@@ -165,7 +166,8 @@ def query_metrics(ranks: Floats, matches: Integers, ks: Sequence[int]) -> dict[s
     some = np.maximum(total, 1)
     found: dict[str, Floats] = {}
     for k in ks:
-        hits, sums = (ranks <= k).sum(axis=1), _sum(np.where(ranks <= k, precision, 0))
+        hits = (ranks <= k).sum(axis=1)
+        sums = _sum(np.where(ranks <= k, precision, 0))
         found |= {f"Recall@{k}": np.minimum(hits, 1.0), f"recall (IR)@{k}": hits / some}
         found |= {f"precision@{k}": hits / k, f"map@{k} /min(k,R)": sums / np.minimum(k, some)}
     within_r = ranks <= total[:, None]
@@ -189,7 +191,9 @@ def _ranks(
 
     Equal cosines (in float32) rank by the lower row of the gallery.
     """
-    ids, labels, wanted = gallery.ids.cpu(), gallery.labels.cpu(), queries.labels.cpu()
+    ids = gallery.ids.cpu()
+    labels = gallery.labels.cpu()
+    wanted = queries.labels.cpu()
     known, counts = torch.unique(labels, return_counts=True)
     most = max([1, *counts[torch.isin(known, wanted)].tolist()])
     # exact products rank many matches; of few, the doubtful ones are looked at again
@@ -230,15 +234,19 @@ def _by_counting(
     asked, rows = matches.nonzero(as_tuple=True)
     there = torch.arange(most) < matches.sum(1, keepdim=True)
     exact = exact_cosines(bank, rows, queries, asked)
-    keys, similarities = torch.full(there.shape, _NONE), torch.zeros(there.shape)
+    keys = torch.full(there.shape, _NONE)
+    similarities = torch.zeros(there.shape)
     keys[there], similarities[there] = rank_keys(exact, rows), exact
     keys, order = keys.sort(1, descending=True)
     similarities = similarities.gather(1, order)
     ranks = torch.full(there.shape, torch.inf, dtype=torch.float64)
     for number in range(most):
         some = there[:, number].nonzero()[:, 0]
-        row, similarity, key = others[some], similarities[some, number, None], keys[some, number]
-        near, above = row >= similarity - margin, (row > similarity + margin).sum(1)
+        row = others[some]
+        similarity = similarities[some, number, None]
+        key = keys[some, number]
+        near = row >= similarity - margin
+        above = (row > similarity + margin).sum(1)
         doubtful = (near.sum(1) > above).nonzero()[:, 0]
         close = near[doubtful] & (row[doubtful] <= similarity[doubtful] + margin)
         which, place = close.nonzero(as_tuple=True)

@@ -53,7 +53,9 @@ def parse_conditions(text: str) -> list[Condition]:
                 f"{shown(text)}: cannot read {shown(text[end:].strip())}; write COLUMN = VALUE, as "
                 "in theme = papirus, joined by `and`; a value with spaces or signs stands in quotes"
             )
-        column, operator, end = _plain(match[1]), match[2], match.end()
+        column = _plain(match[1])
+        operator = match[2]
+        end = match.end()
         values = tuple(map(_plain, re.findall(_WORD, match[3])))
         if operator not in (*OPERATORS, "in") or (operator != "in" and len(values) > 1):
             hint = "; for equality write a single =" if operator == "==" else ""

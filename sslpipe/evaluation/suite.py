@@ -176,7 +176,8 @@ def _labelled(pair: Pair, left_out: list[str], device: str) -> Pair:
     sides = []
     for side, rows in zip(("train", "test"), pair, strict=True):
         check_labelled(side, rows.labels.cpu().numpy())
-        unlabelled, total = int((rows.labels < 0).sum()), len(rows.ids)
+        unlabelled = int((rows.labels < 0).sum())
+        total = len(rows.ids)
         if unlabelled:
             left_out.append(f"{unlabelled} of {total} {side} samples, which have no label")
             rows = rows.rows(torch.nonzero(rows.labels >= 0).flatten())
@@ -245,5 +246,6 @@ def _restricted(
     if classes is not None:  # of retrieval
         (interval,), _ = means95(scores[:, None], classes[kept])
         return float(scores.mean()), list(interval)
-    right, total = int(scores.sum()), len(scores)
+    right = int(scores.sum())
+    total = len(scores)
     return right / total, list(wilson95(right, total))

@@ -36,7 +36,10 @@ Tree = dict[str, Any]  # a row of eval.json: a Result with features, whitened an
 
 BASELINES = {"random": "random weights", "pixels": "raw pixels"}
 _NO_BRACKETS = str.maketrans("", "", "()")
-KNN, LINEAR, RECALL, MAP = "kNN", "linear", "Recall@1", "MAP@R"
+KNN = "kNN"
+LINEAR = "linear"
+RECALL = "Recall@1"
+MAP = "MAP@R"
 PER_QUERY = {"Recall@1": RECALL, "map_at_r": MAP}  # metrics of retrieval that are compared
 LEVEL = 0.05
 _COMPARED = ((KNN, False), (LINEAR, False), (KNN, True))  # column, whitened
@@ -109,7 +112,8 @@ def _decide(scores: Scores, forms: Sequence[Tree]) -> tuple[Tree, float]:
     """Choose the form that decides, and the p-value of an answer that scale does not make."""
     # the form in which both together score more: it stays the same if the two change places
     deciding = max(forms, key=lambda row: row["value"] + row["against_value"])
-    p, ahead = deciding["p"], deciding["difference"] > 0
+    p = deciding["p"]
+    ahead = deciding["difference"] > 0
     for other in forms:
         if other is deciding:
             continue
@@ -152,7 +156,8 @@ def _compare(
 
 def unfinished(facts: Tree, steps: Any = None) -> str:
     """Say that the weights are not of the end of training, or not the trained ones; else ''."""
-    step, steps = facts.get("step"), facts.get("steps") if steps is None else steps
+    step = facts.get("step")
+    steps = facts.get("steps") if steps is None else steps
     averaged = "the averaged weights (optim.ema)" if facts.get("weights") == "ema" else ""
     if not (isinstance(step, int) and isinstance(steps, int) and 0 <= step < steps):
         return f"Evaluated are {averaged}." if averaged else ""
@@ -181,7 +186,8 @@ def comparisons(
             ours, theirs = ((name, whitened, column) for name in (features, baseline))
             if ours not in cells or theirs not in cells:
                 continue
-            paired, p = ours in hits and theirs in hits, None
+            paired = ours in hits and theirs in hits
+            p = None
             if paired:
                 difference, interval, p, *_ = paired_top1(hits[ours], hits[theirs])
             else:
@@ -245,7 +251,8 @@ def _held_back(each: Tree) -> str:
     """Return why a difference whose interval excludes 0 is not clear; '' for others."""
     if each["answer"] != "no clear difference" or not excludes_zero(each["interval95"]):
         return ""
-    forms, value = form_names(each, other=True), each.get("other_form_value")
+    forms = form_names(each, other=True)
+    value = each.get("other_form_value")
     if value is not None:
         if each["difference"] * each["other_form_difference"] < 0:
             form = forms[0] if forms[0] == forms[1] else "flattened"
@@ -282,7 +289,8 @@ def answer_text(each: Tree) -> str:
 
 def leakage_sentence(leakage: dict[str, Any]) -> str:
     """Return how many test samples are in train, what that does to the first number, what to do."""
-    total, leaked = leakage["samples"], leakage["leaked"]
+    total = leakage["samples"]
+    leaked = leakage["leaked"]
     percent = 100 * leaked / total
     share = f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
     found = f"{leaked:,} of {total:,} test samples ({share} %)"

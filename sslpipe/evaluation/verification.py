@@ -78,7 +78,8 @@ def verification(
     """
     check_pair(bank, queries)
     chosen = draw_pairs(queries, pairs, seed)
-    same_count, different_count = int(chosen.same.sum()), int((~chosen.same).sum())
+    same_count = int(chosen.same.sum())
+    different_count = int((~chosen.same).sum())
     for each in far:
         if not 0 < each < 1:
             raise DataError(f"far = {tuple(far)} must lie between 0 and 1")
@@ -110,7 +111,8 @@ def _roc_numbers(
 ) -> tuple[list[float], list[Interval]]:
     """FPR at 95 % TPR, TAR at each FAR, AUC, EER; and their bootstrap intervals over pairs."""
     falling = np.argsort(-scores, kind="stable")  # once, for all resamples
-    scores, same = scores[falling], same[falling]
+    scores = scores[falling]
+    same = same[falling]
 
     def numbers(weights: Floats | None = None) -> Floats:
         curve = roc(scores, same, weights)
@@ -134,10 +136,13 @@ def draw_pairs(rows: Embeddings, count: int, seed: int) -> LabelledPairs:
     """
     if count < 1:
         raise DataError(f"pairs = {count} must be at least 1")
-    ids, labels = rows.ids.cpu().numpy(), rows.labels.cpu().numpy()
+    ids = rows.ids.cpu().numpy()
+    labels = rows.labels.cpu().numpy()
     order = np.lexsort((ids, labels))
     _, starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)
-    size, start = np.repeat(sizes, sizes), np.repeat(starts, sizes)  # of each row's label
+    # of each row's label
+    size = np.repeat(sizes, sizes)
+    start = np.repeat(starts, sizes)
 
     # of one label: a row's partners are those before and behind it; of two: all other rows
     first, offset = _draw_partners(size - 1, 4 * count, seed, 0)
@@ -183,7 +188,8 @@ def pair_cosines(
     process: Rank = Rank(),  # noqa: B008 (immutable)
 ) -> NDArray[np.float32]:
     """Compute the exact cosines of this process's share of the pairs; in order."""
-    units, share = fixed_point_units(rows.features).cpu(), process.share(len(pairs.same))
+    units = fixed_point_units(rows.features).cpu()
+    share = process.share(len(pairs.same))
     part = slice(share.start, share.stop)
     first, second = (torch.from_numpy(side[part]) for side in (pairs.first, pairs.second))
     return exact_cosines(units, first, units, second).numpy()
@@ -216,7 +222,8 @@ def tar_at_far(curve: Roc, far: float) -> float:
 
 def auc(curve: Roc) -> float:
     """Compute the chance that a same pair scores above a different one; ties count half."""
-    false, true = np.append(0.0, curve.false), np.append(0.0, curve.true)
+    false = np.append(0.0, curve.false)
+    true = np.append(0.0, curve.true)
     return float((np.diff(false) * (true[1:] + true[:-1])).sum() / 2)
 
 
@@ -225,7 +232,8 @@ def eer(curve: Roc) -> float:
 
     False accepts of different pairs, false rejects of same ones.
     """
-    false, rejected = np.append(0.0, curve.false), 1 - np.append(0.0, curve.true)
+    false = np.append(0.0, curve.false)
+    rejected = 1 - np.append(0.0, curve.true)
     excess = false - rejected  # rises from -1 to 1
     after = int(np.argmax(excess >= 0))
     before = after - 1

@@ -31,7 +31,8 @@ class Whitening(NamedTuple):
 
     def apply(self, features: Tensor, *, in_place: bool = False) -> Tensor:
         """Map features, (N, F) -> (N, D) float32; `in_place` in their memory where it fits."""
-        mean, projection = self.mean.to(features.device), self.projection.to(features.device)
+        mean = self.mean.to(features.device)
+        projection = self.projection.to(features.device)
         shape = len(features), projection.shape[1]
         fits = in_place and features.shape == shape and features.dtype == torch.float32
         mapped = features if fits else features.new_empty(shape, dtype=torch.float32)
@@ -97,7 +98,8 @@ def floor_for(variances: Tensor, rows: int) -> float:
         Chen, Wiesel, Eldar and Hero 2010, arXiv:0907.4698, eq. 23: the oracle approximating
         shrinkage rho, without its terms of 2 / F, as in scikit-learn.
     """
-    count, total = len(variances), float(variances.sum())
+    count = len(variances)
+    total = float(variances.sum())
     squares = float(variances.square().sum())
     apart = squares - total**2 / count  # 0 where it is flat already
     if count < 2 or apart <= 1e-12 * squares:
@@ -116,7 +118,8 @@ def principal_axes(
     if dims is not None and not 1 <= dims <= features.shape[1]:
         raise DataError(f"dims = {dims} must lie in 1..{features.shape[1]}, the features")
     some = torch.arange(len(features), device=features.device) if some is None else some
-    count, parts = len(some), torch.split(some, part_rows(features))
+    count = len(some)
+    parts = torch.split(some, part_rows(features))
     mean = torch.stack([features[part].double().sum(dim=0) for part in parts]).sum(dim=0) / count
     covariance = mean.new_zeros(len(mean), len(mean))
     for part in parts:

@@ -54,8 +54,10 @@ def _write_tensors(module: nn.Module, path: Path) -> Path:
 
 def _extra_layers(model: FrozenBackbone, theirs: str) -> str | None:
     """Name what a backbone has that its library's network has not, if any."""
-    own, taken = model.backbone, model.image_type
-    pool, stem = own.pool, own.stem
+    own = model.backbone
+    taken = model.image_type
+    pool = own.pool
+    stem = own.stem
     layer = f"it has an embedding layer of {model.num_features} behind the network's features"
     extra = (
         (not taken.is_rgb8, f"it takes images of {taken}, and {theirs} 8-bit RGB"),
@@ -103,7 +105,8 @@ def _refuses_timm(model: FrozenBackbone) -> str | None:
 def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
     """Return what timm.create_model("local-dir:...") and "hf-hub:..." read from config.json."""
     family, _, architecture = model.config.backbone.kind.partition("/")
-    view, network = model.view.config(), model.backbone.network
+    view = model.view.config()
+    network = model.backbone.network
     arguments: dict[str, Any] = {}
     layers: dict[str, Any] = {"first_conv": "conv1", "classifier": "fc", "pool_size": None}
     fixed_size = False

@@ -65,7 +65,8 @@ def join(models: Sequence[FrozenBackbone], source: str) -> FrozenBackbone:
 
 def _describe(model: FrozenBackbone) -> str:
     """Name a part in one sentence for reports and the model card."""
-    facts, init = model.config.facts, model.config.facts.get("init")
+    facts = model.config.facts
+    init = model.config.facts.get("init")
     source = init.get("source") if isinstance(init, dict) and "digest" not in facts else None
     return (
         f"{source or model.name}: {model.num_features} features of {model.view.crop_px} px, "
@@ -93,7 +94,8 @@ def at_size(model: FrozenBackbone, crop_px: int, source: str) -> FrozenBackbone:
     component = model.config.backbone
     with within_memory("backbone"):
         backbone = build_backbone(component, crop_px=crop_px)
-    own, given = backbone.state_dict(), model.backbone.state_dict()
+    own = backbone.state_dict()
+    given = model.backbone.state_dict()
     if any(own[key].shape != given[key].shape for key in own):  # a position table: resized
         fit_tensors(backbone, component.kind, model.backbone.network.state_dict(), source)
         given |= {key: t for key, t in backbone.state_dict().items() if t.shape != given[key].shape}

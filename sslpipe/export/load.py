@@ -335,7 +335,8 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _read_data(run_dir: Path, index_sha256: str) -> dict[str, Any]:
     """Read data.json. Raises: UserError where it is of another data set, or none."""
-    path, data = run_dir / "data.json", read_description(run_dir, "data.json")
+    path = run_dir / "data.json"
+    data = read_description(run_dir, "data.json")
     try:
         known = {key: data[key] for key in Manifest.model_fields if key in data}
         Manifest.model_validate({**known, "splits": {}})

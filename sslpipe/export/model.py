@@ -147,7 +147,8 @@ class FrozenBackbone(nn.Module):
         Raises:
             UserError: The images have not these channels, or another depth.
         """
-        channels, fitting = self.image_type.channels, list(splits)
+        channels = self.image_type.channels
+        fitting = list(splits)
         if {*channels} <= {*splits[0].stored_type.channels}:
             for place, split in enumerate(splits):
                 if split.image_type.channels != channels:
@@ -172,7 +173,8 @@ class FrozenBackbone(nn.Module):
         low, theirs_low, high, theirs_high = (
             np.array(ends) for ends in (own.low, image_type.low, own.high, image_type.high)
         )  # (C,) each
-        a, b = (theirs_high - theirs_low) / (high - low), (theirs_low - low) / (high - low)
+        a = (theirs_high - theirs_low) / (high - low)
+        b = (theirs_low - low) / (high - low)
 
         def moved(view: dict[str, Any]) -> dict[str, Any]:
             mean, std = (np.array(view[key]) for key in ("mean", "std"))
@@ -220,7 +222,8 @@ class FrozenBackbone(nn.Module):
 
     def features_metadata(self, view: EvalView, split: Split) -> dict[str, Any]:
         """Return all that decides the features of a split, for their file to carry."""
-        sha256, image = self.config.whitening_sha256, self.config.image
+        sha256 = self.config.whitening_sha256
+        image = self.config.image
         return {
             "backbone_sha256": self.config.weights_sha256,
             "backbone": self.config.backbone.model_dump(),
@@ -269,7 +272,8 @@ class FrozenBackbone(nn.Module):
             raise UserError(_refusal(given, "images", self.image_type))
         rows = []
         for first in range(0, len(given), ENCODED_AT_ONCE):
-            views, samples = [], []
+            views = []
+            samples = []
             for number, picture in enumerate(given[first : first + ENCODED_AT_ONCE], first):
                 try:
                     batch = self._pixels(picture, f"images[{number}]")  # (b, C, H, W)
@@ -327,7 +331,8 @@ class FrozenBackbone(nn.Module):
 
     def _batch(self, images: Tensor | NDArray[Any], what: str) -> Tensor:
         """Take pixels as a batch in units of views, (B, C, H, W). Raises: UserError."""
-        own, channels = self.image_type, len(self.image_type.channels)
+        own = self.image_type
+        channels = len(self.image_type.channels)
         pixels = images if isinstance(images, Tensor) else torch.from_numpy(images)
         if pixels is not images and pixels.ndim > 2:
             pixels = pixels.movedim(-1, -3)  # numpy's are (H, W, C)

@@ -27,8 +27,10 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
 
     `config` is a `load.Config` as plain values, `usage` has lines of Python that load each format.
     """
-    facts, backbone = config["facts"], config["backbone"]
-    recipe, rows = facts.get("recipe", {}), facts.get("evaluation", [])
+    facts = config["facts"]
+    backbone = config["backbone"]
+    recipe = facts.get("recipe", {})
+    rows = facts.get("evaluation", [])
     architecture = backbone["kind"].rpartition("/")[2]
     length = "of length 1" if backbone.get("normalize") else "not normalised"
     image = RGB8 if config.get("image") is None else ImageType.model_validate(config["image"])

@@ -37,7 +37,8 @@ INT8 = "onnx-int8"  # the format
 INT8_FILE = "model.int8.onnx"
 LEAST_EQUAL = 0.95  # share of images whose nearest image must be the same
 TOP = 10  # neighbours that are also compared
-CALIBRATION_IMAGES, PROOF_IMAGES = 256, 2000
+CALIBRATION_IMAGES = 256
+PROOF_IMAGES = 2000
 LEAST_IMAGES = 50  # of a split: fewer prove nothing
 BATCH_IMAGES = 32
 
@@ -92,7 +93,8 @@ def onnx_graph(model: FrozenBackbone, network: nn.Module) -> Any:
     for part in parts:
         part.ClearField("metadata_props")
     # what a reader must know of the images
-    view, own = model.view.config(), model.image_type
+    view = model.view.config()
+    own = model.image_type
     what = "RGB" if own.is_rgb8 else ", ".join(own.channels)
     where = "in [0, 1]" if own.is_rgb8 else "low to high as 0 to 1"
     shape = f"(batch, {len(own.channels)}, crop_px, crop_px)"
@@ -188,8 +190,11 @@ class Int8:
             )
         matched, (split,) = model.matched(split)
         self._view = matched.view  # which allows for the range of these images
-        self._model, self._split, self._data = model, split, data
-        self._least, self._scratch = least, scratch
+        self._model = model
+        self._split = split
+        self._data = data
+        self._least = least
+        self._scratch = scratch
         self._reading: Any = {"batch_size": BATCH_IMAGES, "canvas_px": self._view.canvas_px}
         order = np.random.default_rng(0).permutation(len(split))
         calibrating = min(CALIBRATION_IMAGES, len(split) // 2)
@@ -353,7 +358,8 @@ def _front(view: EvalView, opsets: Any, ir_version: int) -> Any:
     """Build the graph (batch, height, width, 3) uint8 -> (batch, 3, S, S) normalised float32."""
     import onnx
 
-    settings, cubic = view.config(), view.interpolation == "bicubic"
+    settings = view.config()
+    cubic = view.interpolation == "bicubic"
     text = _GRAPH.format(
         crop=view.crop_px,
         resize=view.resize_px,

@@ -237,9 +237,12 @@ def fit_channels(
     """
     if init_from is None or index is None or init_from.config.backbone.kind == JOIN:
         return init_from
-    image_type, seen = index.image_type, init_from.backbone.channels
-    backbone, component = init_from.backbone, init_from.config.backbone
-    name, theirs = f"--init: {init_from.name}", ", ".join(image_type.channels)
+    image_type = index.image_type
+    seen = init_from.backbone.channels
+    backbone = init_from.backbone
+    component = init_from.config.backbone
+    name = f"--init: {init_from.name}"
+    theirs = ", ".join(image_type.channels)
     if init_from.config.image is None and seen != RGB_CHANNELS:
         if seen != len(image_type.channels):
             raise UserError(
@@ -257,7 +260,8 @@ def fit_channels(
             )
         component = _with_channels(component, len(image_type.channels))
         backbone = build_backbone(component, crop_px=init_from.config.crop_px)
-        state, found = init_from.backbone.state_dict(), first_convolution(backbone.network)
+        state = init_from.backbone.state_dict()
+        found = first_convolution(backbone.network)
         if found is None:
             raise UserError(
                 f"{name} does not begin with a convolution, which could be fitted to the channels "
@@ -311,7 +315,8 @@ def with_init(
             raise RecipeError(
                 "the recipe has no [backbone]; give one, or name weights to start from with --init"
             )
-        component, sha256 = recipe.backbone, ""
+        component = recipe.backbone
+        sha256 = ""
         default = type(recipe.tune)()
         for key in (*_OF_WEIGHTS, *(_TUNED if isinstance(recipe, Recipe) else ())):
             if (value := getattr(recipe.tune, key)) != getattr(default, key):
@@ -324,7 +329,8 @@ def with_init(
             f"--init: {init_from.name} is a join, and a join is not trained; name one part"
         )
     else:
-        component, sha256 = _fitted(recipe, init_from), init_from.config.weights_sha256
+        component = _fitted(recipe, init_from)
+        sha256 = init_from.config.weights_sha256
     if index is not None:
         channels = len(index.image_type.channels)
         given = component.arguments.get("channels", channels)
@@ -379,7 +385,8 @@ def _unlike(
     any_fit = {"pool", "pool_power"}
     if isinstance(recipe, FinetuneRecipe):  # its [embedding] says these; a record repeats them
         any_fit |= {"embedding_dim", "embedding_taps", "normalize"}
-    theirs, found = init_from.config.backbone.model_dump(), []
+    theirs = init_from.config.backbone.model_dump()
+    found = []
     for key, value in ({} if recipe.backbone is None else recipe.backbone.model_dump()).items():
         present = theirs.get(key)
         same = (list(present) if isinstance(present, tuple) else present) == value
@@ -411,7 +418,8 @@ def _own_view(
     recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone, index: DatasetIndex | None
 ) -> dict[str, Any]:
     """What [augment] takes from the weights, unless it says so itself or the data say the same."""
-    view, settings = init_from.view.config(), recipe.augment.arguments
+    view = init_from.view.config()
+    settings = recipe.augment.arguments
     own: dict[str, Any] = {"crop_px": view["crop_px"]}
     for key in ("mean", "std"):
         data = None if index is None else [float(v) for v in getattr(index.manifest, key)]
@@ -429,12 +437,14 @@ def copy_weights(source: Backbone, target: Backbone, kind: str) -> None:
     Raises:
         WeightsError: The network is another one.
     """
-    state, own = source.network.state_dict(), target.network.state_dict()
+    state = source.network.state_dict()
+    own = target.network.state_dict()
     pooling = {key: state.pop(key) for key in list(state) if is_pooling(key)}
     fit_tensors(target, kind, state, "--init")
     known = {key: value for key, value in pooling.items() if key in own}
     target.network.load_state_dict(known, strict=False)
-    theirs, ours = source.embedding, target.embedding
+    theirs = source.embedding
+    ours = target.embedding
     if theirs is not None and ours is not None and source.taps == target.taps:
         shapes = [
             {key: tensor.shape for key, tensor in layer.state_dict().items()}

@@ -117,7 +117,8 @@ class OnnxSession(nn.Module):
         super().__init__()
         import onnxruntime
 
-        self.given, self.wanted = given, wanted
+        self.given = given
+        self.wanted = wanted
         self.session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
 
     def forward(self, images: Tensor) -> Tensor:

@@ -127,7 +127,8 @@ def export_model(
         folder = scratch / "export"
         folder.mkdir()
         noise, expected = _proof(model)
-        written, usages = {}, {}
+        written = {}
+        usages = {}
         if INT8 in formats and images is not None:
             split, data = images
             say(f"write {INT8}, and search with it")
@@ -238,7 +239,8 @@ def _compare(name: str, all_reloaded: list[dict[str, Tensor]], expected: dict[st
     """Raise ExportError unless each reader of a format found the expected features."""
     for number, reloaded in enumerate(all_reloaded, 1):
         for key, value in reloaded.items():
-            ours, theirs = tuple(expected[key].shape), tuple(value.shape)
+            ours = tuple(expected[key].shape)
+            theirs = tuple(value.shape)
             if theirs != ours:
                 raise ExportError(f"format {name}: {key} are {theirs}, not {ours}")
             difference = relative_difference(value, expected[key])

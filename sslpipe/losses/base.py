@@ -14,7 +14,9 @@ from sslpipe.losses.engine.anchors import Anchors, gather_anchors
 from sslpipe.losses.engine.contrast import Engine, Sums, contrast, differentiate
 from sslpipe.losses.engine.tiles import ONE_SUM, Term
 
-LEAST_SCALE, MOST_SCALE = 1e-6, 1e6  # what cosines are divided by: beyond, float32 overflows
+# what cosines are divided by: beyond, float32 overflows
+LEAST_SCALE = 1e-6
+MOST_SCALE = 1e6
 
 
 class Objective(nn.Module):

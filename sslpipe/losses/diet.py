@@ -29,7 +29,8 @@ class DietLoss(Objective):
         super().__init__()
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing = {label_smoothing} must be from 0 to below 1")
-        self.label_smoothing, self._outputs = label_smoothing, dim
+        self.label_smoothing = label_smoothing
+        self._outputs = dim
         self._right: Tensor = torch.zeros(())
 
     def forward(

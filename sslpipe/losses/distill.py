@@ -82,8 +82,10 @@ class DistillLoss(Objective):
             raise ValueError(f"nt_xent = {nt_xent} must be 0 or more")
         if match == "features" and dim is not None and len(teacher.ids):
             _check_width(dim, teacher.features.shape[1])
-        self._teacher, self.match = teacher, match
-        self.temperature, self.teacher_temperature = temperature, teacher_temperature
+        self._teacher = teacher
+        self.match = match
+        self.temperature = temperature
+        self.teacher_temperature = teacher_temperature
         self.nt_xent = nt_xent
         self._contrast = NTXentLoss(temperature) if nt_xent else None
         self._agreement: Tensor = torch.zeros(())

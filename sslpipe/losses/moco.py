@@ -99,7 +99,8 @@ class MoCoLoss(ContrastiveObjective):
                 self.check_negatives(sum(counts))
             if self.training:
                 self._queue_is_used = True
-                buffers, rows = [self.keys, self.key_ids], [keys, known.keys[0]]
+                buffers = [self.keys, self.key_ids]
+                rows = [keys, known.keys[0]]
                 if self.key_groups is not None:
                     buffers.append(self.key_groups)
                     rows.append(known.keys[1:].T)
@@ -192,14 +193,16 @@ class _Queue(NamedTuple):
 def _filled_queue(loss_fn: MoCoLoss, known: _Numbers) -> _Queue:
     """Take what is in the queue; where a query meets its own sample, both sides sorted by id."""
     filled = int(loss_fn.filled_rows)
-    keys, key_ids = loss_fn.keys[:filled], loss_fn.key_ids[:filled]
+    keys = loss_fn.keys[:filled]
+    key_ids = loss_fn.key_ids[:filled]
     if not known.is_plain:
         return _Queue(keys, *_masks_of_groups(loss_fn, known, filled))
     ids = known.queries[0]
     same = _count_own(ids, key_ids)
     if not bool(same.any()):
         return _Queue(keys, same)
-    query_order, queue_order = ids.argsort(), key_ids.argsort()
+    query_order = ids.argsort()
+    queue_order = key_ids.argsort()
     masks = Masks(((_apart(ids)[query_order], key_ids[queue_order]),))
     return _Queue(keys[queue_order], same, query_order, masks)
 

@@ -48,7 +48,9 @@ Integers = NDArray[np.int64]
 MOST_VALIDATED = 4000  # held-out samples that are scored: evenly spaced ones
 MOST_BANK = 500  # trained ones that held-out images search, too
 ORDER_AND_PK_VERSION = ORDER_VERSION * 1000 + PK_VERSION
-FEW_HELD_OUT, MOST_HELD_OUT = 100, 500  # images that data.validation_classes = "auto" aims at
+# images that data.validation_classes = "auto" aims at
+FEW_HELD_OUT = 100
+MOST_HELD_OUT = 500
 LEAST_HELD_OUT_CLASSES = 5
 ALARM_REMEDY = (
     "Lower optim.peak_lr (and tune.loss_lr, of proxies), lengthen optim.warmup_steps, or use "
@@ -111,11 +113,13 @@ def held_out(recipe: FinetuneRecipe, split: Split, names: Sequence[str]) -> Held
     Raises:
         RecipeError: As in `validation_ids`.
     """
-    chosen, sampler = recipe.data.validation_classes, recipe.sampler
+    chosen = recipe.data.validation_classes
+    sampler = recipe.sampler
     if chosen != "auto":
         return HeldOut(validation_ids(split, chosen, names), whole_classes=True)
     labels, sizes = np.unique(split.labels[split.labels >= 0], return_counts=True)
-    images, classes = int(sizes.sum()), len(labels)
+    images = int(sizes.sum())
+    classes = len(labels)
     spare_classes = int((sizes >= sampler.images_per_class).sum()) - sampler.classes_per_batch
     few = min(FEW_HELD_OUT, images // 4)
     share = min(max(images // 10, few), MOST_HELD_OUT) / max(1, images)
@@ -146,7 +150,8 @@ def labelled_split(recipe: FinetuneRecipe, index: DatasetIndex) -> tuple[Split, 
     Raises:
         DataError: There is no such column, or it is of floats.
     """
-    split, column = index.split(recipe.data.split), recipe.sampler.column
+    split = index.split(recipe.data.split)
+    column = recipe.sampler.column
     if column is None:
         return split, index.manifest.classes
     with naming("sampler.column"):
@@ -181,7 +186,8 @@ def untrained_ids(recipe: FinetuneRecipe, index: DatasetIndex) -> Integers:
 
 def plan_batches(recipe: FinetuneRecipe, index: DatasetIndex) -> PKOrder:
     """Plan the batches of a run: the split without its validation classes."""
-    split, sampler = labelled_split(recipe, index)[0], recipe.sampler
+    split = labelled_split(recipe, index)[0]
+    sampler = recipe.sampler
     order = PKOrder(
         split,
         seed=recipe.seed,
@@ -491,7 +497,8 @@ def check_negatives(recipe: FinetuneRecipe, num_classes: int) -> None:
     Raises:
         RecipeError: There is one class, or the batches hold one and the loss compares their rows.
     """
-    sampler, queue = recipe.sampler, recipe.queue
+    sampler = recipe.sampler
+    queue = recipe.queue
     if num_classes < 2:
         raise RecipeError(
             f"sampler.classes_per_batch = {sampler.classes_per_batch}: there is one class to train "

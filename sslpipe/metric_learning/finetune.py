@@ -57,7 +57,9 @@ def finetune(plan: Finetuning, run_dir: Path, parts: FinetuningParts | None = No
             # backward, clip, optimizer; a non-finite step changes nothing, and is counted
             with run.step(batch, loss) as decision:
                 rows = image_by_image(len(ids), recipe.views, ids.device)
-                embeddings, labels, ids = embeddings[rows], labels[rows], ids[rows]
+                embeddings = embeddings[rows]
+                labels = labels[rows]
+                ids = ids[rows]
                 if task.queue is not None:
                     task.queue.push(embeddings, labels, ids)
                 if task.ema is not None and recipe.optim.ema:

@@ -197,7 +197,9 @@ class PairMarginMiner(Miner):
         self, positive: float = 0.2, negative: float = 0.8, distance: Distance = "euclidean"
     ) -> None:
         super().__init__()
-        self.positive, self.negative, self.distance = positive, negative, distance
+        self.positive = positive
+        self.negative = negative
+        self.distance = distance
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         d = batch.distances(self.distance)
@@ -222,7 +224,8 @@ class HardestShareMiner(Miner):
         super().__init__()
         if not 0 < share <= 1:
             raise ValueError(f"share = {share} must lie in 0..1, 0 excluded")
-        self.share, self.distance = share, distance
+        self.share = share
+        self.distance = distance
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         return hardest_pairs(batch, pairs, self.share, self.share, self.distance)
@@ -243,7 +246,8 @@ class MaximumLossMiner(RandomMiner):
         super().__init__(seed)
         if rows < 2 or trials < 1:
             raise ValueError(f"rows = {rows} and trials = {trials} must be at least 2 and 1")
-        self.rows, self.trials = rows, trials
+        self.rows = rows
+        self.trials = trials
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         if loss is None:
@@ -283,7 +287,9 @@ class TripletMiner(Miner):
         distance: Distance = "squared",
     ) -> None:
         super().__init__()
-        self.kind, self.margin, self.distance = kind, margin, distance
+        self.kind = kind
+        self.margin = margin
+        self.distance = distance
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         d = batch.distances(self.distance)
@@ -351,7 +357,8 @@ class DistanceWeightedMiner(RandomMiner):
         super().__init__(seed)
         if not 0 < cutoff < limit <= 2:
             raise ValueError(f"cutoff = {cutoff}, limit = {limit}: 0 < cutoff < limit <= 2 needed")
-        self.cutoff, self.limit = cutoff, limit
+        self.cutoff = cutoff
+        self.limit = limit
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         return self.one_negative_each(batch, pairs, self.weights(batch, pairs))
@@ -414,7 +421,8 @@ class CurriculumMiner(Miner):
     def __init__(self, first: str = "all", then: str = "batch_hard", steps: int = 1000) -> None:
         super().__init__()
         self.steps = steps
-        self.first, self.then = MINERS[first](), MINERS[then]()
+        self.first = MINERS[first]()
+        self.then = MINERS[then]()
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:

@@ -85,8 +85,11 @@ class MetricTask(nn.Module):
         queue: EmbeddingQueue | None = None,
     ) -> None:
         super().__init__()
-        self.backbone, self.losses = backbone, nn.ModuleList(losses)
-        self.weights, self.miner, self.queue = tuple(weights), miner, queue
+        self.backbone = backbone
+        self.losses = nn.ModuleList(losses)
+        self.weights = tuple(weights)
+        self.miner = miner
+        self.queue = queue
         self.ema: Backbone | None = None  # see momentum.averaged
 
     def forward(

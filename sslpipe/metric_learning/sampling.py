@@ -88,8 +88,10 @@ class PKOrder:
     ) -> None:
         self.neighbours = neighbours
         self.nearest: Callable[[int], Integers | None] = lambda epoch: None
-        self.classes_per_batch, self.images_per_class = classes_per_batch, images_per_class
-        self.random_images, self.buffer = random_images, buffer
+        self.classes_per_batch = classes_per_batch
+        self.images_per_class = images_per_class
+        self.random_images = random_images
+        self.buffer = buffer
         self.batch_size = classes_per_batch * images_per_class + random_images
         if buffer < 2 * self.batch_size:
             raise DataError(
@@ -145,7 +147,8 @@ class PKOrder:
                 f"sampler.buffer = {buffer} samples; {remedy} sampler.classes_per_batch or "
                 "sampler.images_per_class"
             )
-        self.samples, self.dropped = self.order.samples, waiting.dropped
+        self.samples = self.order.samples
+        self.dropped = waiting.dropped
         self.used = self.steps_per_epoch * self.batch_size  # of the samples of the first pass
 
     def ids(self, step: int) -> Integers:
@@ -185,7 +188,8 @@ class PKOrder:
         self, epoch: int, passes: int, waiting: "ClassBuffer"
     ) -> Iterator[list[tuple[int, int]]]:
         """Yield the batches of so many passes over the data: samples with their chunks."""
-        steps, streams = self.order.steps_per_epoch, range(self.order.num_streams)
+        steps = self.order.steps_per_epoch
+        streams = range(self.order.num_streams)
         first = steps * MOST_PASSES * epoch
         for chunk in range(first, first + steps * passes):
             _, ids = self.order.ids(chunk, streams)
@@ -219,10 +223,13 @@ class ClassBuffer:
         nearest: dict[int, list[int]] | None = None,
         group: int = 1,
     ) -> None:
-        self._classes, self._images, self._others = classes, images, others
+        self._classes = classes
+        self._images = images
+        self._others = others
         self._nearest = nearest
         self._group = group
-        self._capacity, self._share = capacity, capacity // classes
+        self._capacity = capacity
+        self._share = capacity // classes
         self._waiting: OrderedDict[int, tuple[int, int]] = OrderedDict()  # id -> label, chunk
         self._of_label: defaultdict[int, deque[int]] = defaultdict(deque)  # ids, oldest first
         self._ready: OrderedDict[int, None] = OrderedDict()  # labels with enough, first come first
@@ -338,19 +345,23 @@ class _ReadAhead:
     """Reads along the streams and keeps the bytes of this process's rows until their step."""
 
     def __init__(self, order: PKOrder, store: ImageStore, rows: slice) -> None:
-        self._order, self._rows = order, rows
+        self._order = order
+        self._rows = rows
         streams = range(order.order.num_streams)
         self._readers = [StreamReader(order.order, store, number) for number in streams]
-        self._epoch, self._next_chunk = -1, 0
+        self._epoch = -1
+        self._next_chunk = 0
         self._wanted: set[tuple[int, int]] = set()  # (sample, chunk) of the epoch's steps to come
         self._raw: dict[tuple[int, int], Raw | None] = {}  # None: its image is kept already
 
     def take(self, step: int) -> list[tuple[int, int, Raw | None]]:
         epoch, within = divmod(step, self._order.steps_per_epoch)
         plan = self._order.epoch(epoch)
-        ids, chunks = plan.ids[:, self._rows], plan.chunks[:, self._rows]
+        ids = plan.ids[:, self._rows]
+        chunks = plan.chunks[:, self._rows]
         if self._epoch != epoch:  # a new epoch, or the first step of a resumed run
-            self._epoch, self._raw = epoch, {}
+            self._epoch = epoch
+            self._raw = {}
             to_come = (ids[within:].ravel().tolist(), chunks[within:].ravel().tolist())
             self._wanted = set(zip(*to_come, strict=True))
             self._next_chunk = int(chunks[within:].min())

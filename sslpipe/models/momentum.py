@@ -37,7 +37,8 @@ class MomentumPair(nn.Module):
     def __init__(self, backbone: Backbone, projector: Projector) -> None:
         super().__init__()
         trained = SimCLR(backbone, projector)
-        self.backbone, self.projector = trained.backbone, trained.projector
+        self.backbone = trained.backbone
+        self.projector = trained.projector
         self.ema = trained.ema
         self.momentum = without_parameters(copy.deepcopy(trained))
 

@@ -56,7 +56,8 @@ def _converted(norm: _BatchNorm) -> "SyncBatchNorm":
     )
     new.__dict__.update(training=norm.training)
     # as they are: a momentum encoder's weight and bias are buffers
-    new._parameters, new._buffers = norm._parameters, norm._buffers
+    new._parameters = norm._parameters
+    new._buffers = norm._buffers
     new._modules.update(norm._modules)
     return new
 
@@ -81,7 +82,8 @@ class SyncBatchNorm(_BatchNorm):
         """Normalise x by the statistics of all ranks' rows; in eval mode, by the running ones."""
         if x.dim() < 2:
             raise ValueError(f"BatchNorm needs (rows, channels, ...), got shape {tuple(x.shape)}")
-        mean, var = self.running_mean, self.running_var
+        mean = self.running_mean
+        var = self.running_var
         if self.training or mean is None:
             y = self._normalised_by_batch(x)
         else:
@@ -147,7 +149,8 @@ class _FusedNormalise(torch.autograd.Function):
         eps: float,
     ) -> Tensor:
         x = x.contiguous(memory_format=_memory_format(x))
-        channels, dtype = x.shape[1], _wide_dtype(x)
+        channels = x.shape[1]
+        dtype = _wide_dtype(x)
         rows = x.numel() // channels
         if rows:
             mean, invstd = torch.batch_norm_stats(x, eps)
@@ -156,7 +159,9 @@ class _FusedNormalise(torch.autograd.Function):
             invstd = torch.ones_like(mean)
         mine = torch.cat([mean, invstd, _row_count(rows, dtype, x.device)])  # (2C + 1,)
         everyone = _gathered(mine)  # (W, 2C + 1)
-        means, invstds = everyone[:, :channels], everyone[:, channels:-1]  # (W, C) each
+        # (W, C) each
+        means = everyone[:, :channels]
+        invstds = everyone[:, channels:-1]
         counts = everyone[:, -1]  # (W,)
         mean, invstd = torch.batch_norm_gather_stats_with_counts(
             mean,  # for its dtype, where there are no running statistics
@@ -241,7 +246,9 @@ def global_moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         parts[0] = local_mean.double()
         parts[1] = local_var.double() * count
     everyone = _gathered(torch.cat([parts.flatten(), parts.new_full((1,), count)]))  # (W, 2C + 1)
-    means, squares = everyone[:, :channels], everyone[:, channels:-1]  # (W, C) each
+    # (W, C) each
+    means = everyone[:, :channels]
+    squares = everyone[:, channels:-1]
     counts = everyone[:, -1:]  # (W, 1)
     total = counts.sum()
     mean = (counts * means).sum(0) / total
@@ -278,7 +285,8 @@ class _Normalise(torch.autograd.Function):
         scale = (var + ctx.eps).rsqrt()  # (C,) float64
         # local sums of dy (x - mean) and of dy: the gradients of weight (unscaled) and bias
         dy_x, dy_1 = _channel_sums(dy, x, mean.to(_wide_dtype(x)))
-        grad_weight, grad_bias = dy_x.double() * scale, dy_1.double()
+        grad_weight = dy_x.double() * scale
+        grad_bias = dy_1.double()
         sums = torch.stack([grad_weight, grad_bias])  # (2, C)
         if current_rank().world_size > 1:
             dist.all_reduce(sums)

@@ -135,7 +135,8 @@ def pretrained_groups(tune: Tune) -> dict[str, Any]:
 
 def tune_warnings(recipe: RunRecipe) -> list[str]:
     """Return what of [tune] leaves nothing to the backbone."""
-    tune, steps = recipe.tune, recipe.steps
+    tune = recipe.tune
+    steps = recipe.steps
     full = tune.projector_first_steps + tune.ramp_steps
     if not full or steps is None or full < steps:
         return []
@@ -156,7 +157,8 @@ class ProjectorFirst:
     def __init__(self, networks: Sequence[nn.Module], steps: int) -> None:
         self._parameters = [p for net in networks for p in net.parameters() if p.requires_grad]
         self._modules = [m for net in networks for m in net.modules() if m.training]
-        self._steps, self._frozen = steps, False
+        self._steps = steps
+        self._frozen = False
 
     def begin(self, step: int) -> None:
         """Prepare a step; call it before the step's forward."""

@@ -165,7 +165,8 @@ class LARS(Optimizer):
             block.flat.div_(scale)
 
         # u = gradient + weight_decay w, in place: what clears the gradients comes next
-        weights, parts = block.weights, block.parts
+        weights = block.weights
+        parts = block.parts
         for group, span in block.spans:
             if group["weight_decay"]:
                 torch._foreach_add_(parts[span], weights[span], alpha=group["weight_decay"])
@@ -191,9 +192,11 @@ class LARS(Optimizer):
 
 def _spans(groups: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], slice]]:
     """Give each group's place among all parameters that have a gradient."""
-    spans, end = [], 0
+    spans = []
+    end = 0
     for group in groups:
-        first, end = end, end + sum(p.grad is not None for p in group["params"])
+        first = end
+        end = end + sum(p.grad is not None for p in group["params"])
         spans.append((group, slice(first, end)))
     return [(group, span) for group, span in spans if span.start < span.stop]
 
@@ -207,7 +210,8 @@ def on_one_gpu(tensors: Sequence[Tensor]) -> bool:
 def _trust_ratios(coefficient: float, weights: list[Tensor], updates: list[Tensor]) -> Tensor:
     """(tensors,): coefficient |w| / |u|, 1 where either is 0."""
     norms = torch.stack(torch._foreach_norm([*weights, *updates]))
-    lengths, strides = norms[: len(weights)], norms[len(weights) :]
+    lengths = norms[: len(weights)]
+    strides = norms[len(weights) :]
     ratios = coefficient * lengths / strides
     return torch.where((lengths > 0) & (strides > 0), ratios, 1.0)
 
@@ -232,11 +236,14 @@ class _GradientBlock:
         velocities: list[Tensor],
         spans: list[tuple[dict[str, Any], slice]],
     ) -> None:
-        self.weights, self.velocities, self.spans = weights, velocities, spans
+        self.weights = weights
+        self.velocities = velocities
+        self.spans = spans
         pairs = zip(weights, velocities, strict=True)
         self._alike = all(w.stride() == v.stride() for w, v in pairs)
         rows = [-(-weight.numel() // self.ROW) for weight in weights]
-        device, dtype = weights[0].device, weights[0].dtype
+        device = weights[0].device
+        dtype = weights[0].dtype
         self._buffer = torch.zeros(sum(rows), self.ROW, dtype=dtype, device=device)
         tensor = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))
         self._tensor_of_row = tensor.to(device)

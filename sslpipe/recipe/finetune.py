@@ -168,7 +168,9 @@ class FinetuneRecipe(RunRecipe):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        sampler, data, tune = self.sampler, self.data, self.tune
+        sampler = self.sampler
+        data = self.data
+        tune = self.tune
         rows = sampler.batch_size * self.views
         group = sampler.neighbours + 1
         classes = sampler.classes_per_batch

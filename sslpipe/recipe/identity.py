@@ -57,7 +57,9 @@ def _deciding(recipe: RunRecipe) -> dict[str, Any]:
 
 def differences(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     """Return in what the identities of a run, stored and today's, differ, and what mends it."""
-    texts, overrides, added = [], [], []
+    texts = []
+    overrides = []
+    added = []
     for key, old, new in differing_keys(stored, ours):
         name = key.removeprefix("recipe.")
         if key == "digest":
@@ -100,7 +102,8 @@ def differing_keys(
     """List (key, old, new) for every leaf in which two trees of plain values differ."""
     found: list[tuple[str, Any, Any]] = []
     for key in sorted({*old, *new}):
-        a, b = old.get(key), new.get(key)
+        a = old.get(key)
+        b = new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             found += differing_keys(a, b, f"{prefix}{key}.")
         elif a != b:

@@ -33,7 +33,8 @@ def _explain(
     model: type[BaseModel],
     fields: dict[str, FieldInfo],
 ) -> str:
-    loc, key = item["loc"], ".".join(map(str, item["loc"]))
+    loc = item["loc"]
+    key = ".".join(map(str, item["loc"]))
     # as a recipe's keys are known: of `also`, the place in the list is none of them
     names = [".".join(p for p in loc[:end] if isinstance(p, str)) for end in range(len(loc) + 1)]
     for depth, name in enumerate(names[:-1]):  # of several types, each has errors of its own
@@ -53,10 +54,12 @@ def _explain(
         case "missing":
             section = key
             if parent is Component:  # its `kind`: the section says what it may be
-                field, section = fields[names[-2]], key.removesuffix(".kind")
+                field = fields[names[-2]]
+                section = key.removesuffix(".kind")
             return f"{key} is missing{_what_to_give(field, section)}"
         case "model_type":
-            value, usage = item["input"], ""
+            value = item["input"]
+            usage = ""
             if field is not None and _section_of(field) is Component:
                 kind = value if isinstance(value, str) else (field.examples or ["..."])[0]
                 usage = f"; write {key}.kind={json.dumps(kind)}"
@@ -71,7 +74,8 @@ def _what_to_give(field: FieldInfo | None, key: str) -> str:
     """Return what a missing setting takes and an example; "" of what is no recipe's."""
     if field is None or not field.description:
         return ""
-    text, section = f": {' '.join(field.description.split()).rstrip('.')}", _section_of(field)
+    text = f": {' '.join(field.description.split()).rstrip('.')}"
+    section = _section_of(field)
     if field.examples:
         key += ".kind" if section is Component else ""
         usual = f"the usual one: {key}={json.dumps(field.examples[0])}"
@@ -98,7 +102,8 @@ def describe_key(model: type[BaseModel], key: str) -> str | None:
             return "An argument of the constructor that `kind` names; see its documentation."
         return None
     field = fields[key]
-    text, section = " ".join((field.description or "").split()), _section_of(field)
+    text = " ".join((field.description or "").split())
+    section = _section_of(field)
     if section is not None:
         several = any(get_origin(kind) is tuple for kind in alternatives(field.annotation))
         names = ", ".join(section.model_fields) + ", and arguments" * (section is Component)

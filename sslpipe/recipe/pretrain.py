@@ -237,14 +237,16 @@ class Recipe(RunRecipe):
                 f"tune.projector_first_steps = {self.tune.projector_first_steps}, and "
                 "projector.num_layers = 0 leaves no projector to train first; use 0"
             )
-        batch, streams = self.data.batch_size, self.data.num_streams
+        batch = self.data.batch_size
+        streams = self.data.num_streams
         if batch % streams:
             near = sorted(divisors(batch), key=lambda s: abs(s - streams))[:4]
             raise ValueError(
                 f"data.batch_size = {batch} is not a multiple of data.num_streams = {streams}; "
                 f"use num_streams = {' or '.join(map(str, near))}"
             )
-        share, micro = batch // streams, self.data.micro_batch
+        share = batch // streams
+        micro = self.data.micro_batch
         if micro is not None and (batch % micro or share % (batch // micro)):
             every = (batch // count for count in divisors(share))
             valid = sorted(sorted(every, key=lambda m: abs(m - micro))[:8])

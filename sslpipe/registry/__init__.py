@@ -61,7 +61,8 @@ class Table(dict[str, T]):
 
     def __init__(self, what: str, entries: Mapping[str, T], group: str | None = None) -> None:
         super().__init__(entries)
-        self.what, self.group = what, group
+        self.what = what
+        self.group = group
         if group is not None:
             _tables[group] = self
 

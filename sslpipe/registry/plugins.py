@@ -54,7 +54,9 @@ def load_module(name: str) -> ModuleType:
 
 def take_from(arguments: Iterable[str]) -> list[str]:
     """Import every `--plugin MODULE` among a command line's words, and return the other words."""
-    words, rest, names = iter(arguments), [], []
+    words = iter(arguments)
+    rest = []
+    names = []
     for word in words:
         if word == "--plugin":
             names.append(next(words, ""))
@@ -123,7 +125,8 @@ def made_with(names: object) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        hint, text = plugin_hint(), str(error)
+        hint = plugin_hint()
+        text = str(error)
         if not (_forgotten() and hint in text):
             raise
         first = hint.removeprefix("; ")

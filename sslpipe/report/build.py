@@ -151,7 +151,9 @@ def confusion(evaluation: Tree, classes: list[str]) -> Markup:
     counts = np.array(cell["details"]["confusion"], dtype=np.int64)  # (C, C) [true][predicted]
     labels = cell["details"].get("numbers", range(len(counts)))  # of the rows
     names = [classes[k] if k < len(classes) else f"class {k}" for k in labels]
-    matrix, totals, hits = len(counts) <= MOST_CLASSES, counts.sum(axis=1), counts.diagonal()
+    matrix = len(counts) <= MOST_CLASSES
+    totals = counts.sum(axis=1)
+    hits = counts.diagonal()
     # the most frequent confusions, and the classes of the lowest recall
     off = counts - np.diag(hits)
     order = np.argsort(off, axis=None, kind="stable")[::-1][: 8 if matrix else 20]

@@ -78,7 +78,10 @@ def line_chart(
     y axis shows what is `within` in any case.
     """
     shown = [thinned(each) for each in series if np.isfinite(each.y).any()]
-    several, spec, said, lasts = len(series) > 1, None, [], []
+    several = len(series) > 1
+    spec = None
+    said = []
+    lasts = []
     for each in shown:
         there = np.isfinite(each.y)
         (begin, end), (first, last) = (
@@ -229,7 +232,8 @@ def charts(run: RunFiles, wanted: Sequence[Chart]) -> Markup:
     """Draw each chart that metrics.jsonl has numbers for; those that lack one are named."""
     if not run.train:
         return render("missing", text="No step of training is logged in metrics.jsonl.")
-    figures, absent = [], []
+    figures = []
+    absent = []
     for title, numbers, within, kind in wanted:
         lines = run.train if kind == "train" else run.evals
         # beside each what was scored of the weights that optim.ema averages, where it was

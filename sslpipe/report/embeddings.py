@@ -18,12 +18,15 @@ from sslpipe.report.pictures import thumbnails
 from sslpipe.report.run import RunFiles
 
 EMBED = "sslpipe embed RUN --data DIR/dataset.json --split {0} --out RUN/features/{0}.safetensors"
-HOVER_PX, MOST_HOVERED = 48, 500  # of the points' images: half a megabyte of photos
+# of the points' images: half a megabyte of photos
+HOVER_PX = 48
+MOST_HOVERED = 500
 MOST_MAPPED = 1000  # points of a map: t-SNE takes seconds, and more would cover each other
 FEWEST_MAPPED = 10
 TSNE_STEPS = 500  # its divergence is 2 % above that of 1,000, which take twice as long
 NEIGHBOURS = 8
-RANDOM_QUERIES, WRONG_QUERIES = 8, 4
+RANDOM_QUERIES = 8
+WRONG_QUERIES = 4
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -52,14 +55,16 @@ def embedding_map(run: RunFiles, queries: Features) -> Markup:
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
-    rows, split = mapped_rows(queries.rows), queries.split
+    rows = mapped_rows(queries.rows)
+    split = queries.split
     if len(rows.ids) < FEWEST_MAPPED:
         return render("missing", text=f"{len(rows.ids)} embeddings are too few for a map.")
     ids = rows.ids.tolist()
     names, labels = named_labels(run.classes, rows.labels.numpy())
     count = len(names)
     # unit-length features, from 50 main axes
-    features, perplexity = unit_rows(rows), min(30.0, (len(ids) - 1) / 3)
+    features = unit_rows(rows)
+    perplexity = min(30.0, (len(ids) - 1) / 3)
     reduced = PCA(min(50, *features.shape), svd_solver="full").fit_transform(features)
     tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=0, max_iter=TSNE_STEPS)
     places = tsne.fit_transform(reduced).astype(np.float64)
@@ -74,7 +79,8 @@ def embedding_map(run: RunFiles, queries: Features) -> Markup:
     pictures = {row: large[ids[row]] for row in on_map if ids[row] in large}
     of = f"{len(ids):,} test embeddings"
     some = f" with {len(pictures)} of the images" if pictures else ""
-    title, alt = f"t-SNE{some}, perplexity {perplexity:.0f}", f"t-SNE of {of}{some}, by class"
+    title = f"t-SNE{some}, perplexity {perplexity:.0f}"
+    alt = f"t-SNE of {of}{some}, by class"
     evaluated = run.facts.get("backbone_sha256")
     return render(
         "embeddings.map",

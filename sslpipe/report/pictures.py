@@ -37,7 +37,8 @@ def small_images(
 def shortest_uri(image: Image.Image) -> str:
     """Encode as PNG what is small or has few colours, else as JPEG: whichever is shorter."""
     image = image.convert("RGB")
-    png, jpeg = encoded(image, "png"), encoded(image, "jpeg")
+    png = encoded(image, "png")
+    jpeg = encoded(image, "jpeg")
     if image.width * image.height > 32 * 32 and len(jpeg) <= len(png):
         return _uri("jpeg", jpeg)
     return _uri("png", png)

@@ -90,7 +90,9 @@ class RunFiles(NamedTuple):
     @property
     def speed(self) -> Speed | None:
         """Sum over metrics.jsonl: steps between two lines, at the speed that the later one says."""
-        before, seconds, waited_s = 0, 0.0, 0.0
+        before = 0
+        seconds = 0.0
+        waited_s = 0.0
         for line in self.train:
             passed_s = (line["step"] - before) * self.batch_images / line["images_per_s"]
             seconds += passed_s
@@ -192,7 +194,8 @@ def _is_alarm(line: Tree) -> bool:
     names = [line.get("raised"), line.get("over")]
     if not all(isinstance(each, list) for each in names):
         return False
-    values, thresholds = line.get("value"), line.get("threshold")
+    values = line.get("value")
+    thresholds = line.get("threshold")
     if not (isinstance(values, dict) and isinstance(thresholds, dict)):
         return False
     return all(

@@ -57,7 +57,8 @@ class Best:
         self._patience = config.patience
         known = not self._keeps or "name" in state  # else the best weights were not kept
         self.entry = Entry(**{k: state[k] for k in Entry._fields if known and k in state})
-        self._before, self._is_new = self.entry, False
+        self._before = self.entry
+        self._is_new = False
 
     def read_start(self, values: Values) -> None:
         """Make the weights that a run starts from a candidate, with run.keep = "best". Collective.
@@ -108,13 +109,15 @@ class Best:
     def saved(self, success: bool) -> None:
         """Take in whether the checkpoint was written: what was not is not the best one."""
         if self.wants_checkpoint and not success:
-            start, floor = self.entry.start, self.entry.floor
+            start = self.entry.start
+            floor = self.entry.floor
             self.entry = self._before._replace(start=start, floor=floor)
         self._is_new = False
 
     def state(self) -> dict[str, Any]:
         """Return what state.json says of it; {} where nothing is kept or waited for."""
-        step, weights = self.entry.step, self.entry.weights
+        step = self.entry.step
+        weights = self.entry.weights
         if step is None or not (self._keeps or self._patience):
             return {}
         entry = {key: value for key, value in self.entry._asdict().items() if value is not None}
@@ -131,7 +134,8 @@ class Best:
         return f"commands take {best['name']}, {reason}" if reason else ""
 
     def __str__(self) -> str:
-        step, since = self.entry.step, self.entry.since
+        step = self.entry.step
+        since = self.entry.since
         if step is None:
             return f"none of {since} evaluations had a number to choose by"
         return f"no evaluation since step {step} was better by {self.entry.measure}"

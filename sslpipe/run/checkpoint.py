@@ -125,7 +125,8 @@ class Checkpointer:
         Raises:
             CheckpointError: All are damaged, they cannot be read, or the run was another one.
         """
-        name, problem = None, None
+        name = None
+        problem = None
         if self.process.rank == 0:
             try:
                 _remove_leftovers(self.folder)

@@ -175,7 +175,8 @@ class PooledStatistics:
         rates = torch.where(averaged, steps.to(self._momenta.dtype).reciprocal(), self._momenta)
         if not all(norm.training for norm in norms):  # a frozen one keeps its statistics
             frozen = torch.tensor([not norm.training for norm in norms], device=rates.device)
-            rates, steps = rates.masked_fill(frozen, 0), steps - frozen.to(steps)
+            rates = rates.masked_fill(frozen, 0)
+            steps = steps - frozen.to(steps)
         rate = rates.to(before.dtype)[self._norm_of]
         now = before.lerp(pooled, rate)
         for norm, mean, var in zip(norms, *(row.split(self._widths) for row in now), strict=True):

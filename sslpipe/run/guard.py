@@ -91,11 +91,16 @@ class StepGuard:
         on_device: bool | None = None,
         compiled: bool = False,
     ) -> None:
-        self._accelerator, self._optimizer = accelerator, optimizer
-        self._max_bad_steps, self._file = max_bad_steps, folder / f"bad_steps.{rank}.jsonl"
+        self._accelerator = accelerator
+        self._optimizer = optimizer
+        self._max_bad_steps = max_bad_steps
+        self._file = folder / f"bad_steps.{rank}.jsonl"
         self._in_a_row = self._skipped_since_start = self.overflows = 0
-        self._optim, self._precision = optim, precision
-        self._warn, self._moved = warn, first_step > 0  # whether a step has changed the weights
+        self._optim = optim
+        self._precision = precision
+        # whether a step has changed the weights
+        self._warn = warn
+        self._moved = first_step > 0
         self.skipped = len({step for step in read_skipped([self._file]) if step < first_step})
         buffers = [buffer for module in modules for buffer in module.buffers()]
         self._memory = _Memory(buffers, together=not compiled)
@@ -121,7 +126,8 @@ class StepGuard:
         bad = self._is_bad(numbers)
 
         # the weights: where they must not move, no optimizer state does either
-        scaler, overflow = self._accelerator.scaler, None
+        scaler = self._accelerator.scaler
+        overflow = None
         if self.on_device:
             optimizer = self._optimizer.optimizer  # accelerate's would ask the scaler, and wait
             optimizer.found_inf = bad.float()
@@ -158,7 +164,8 @@ class StepGuard:
         """
         if self.on_device:
             self._last = decision
-        values, copied = decision.values, None
+        values = decision.values
+        copied = None
         if values.is_cuda:
             values = values.to("cpu", non_blocking=True)  # into pinned memory
             copied = torch.cuda.current_stream().record_event()
@@ -179,7 +186,8 @@ class StepGuard:
         """() bool: one number is not finite, or the last step was bad and has ended the run."""
         bad = (numbers * 0).any()  # of 0, or NaN, which counts as true
         if self._last_may_end_it and self._last is not None:
-            last, overflow = self._last.skipped, self._last.overflow
+            last = self._last.skipped
+            overflow = self._last.overflow
             bad = bad | (last if overflow is None else last & ~overflow)
         return bad
 
@@ -191,7 +199,8 @@ class StepGuard:
     def _count(self, record: "_Record") -> None:
         value, norm, *overflow = record.read()
         if math.isfinite(value) and math.isfinite(norm):
-            self._in_a_row, self._moved = 0, True
+            self._in_a_row = 0
+            self._moved = True
         elif any(overflow):
             self.overflows += 1
         else:

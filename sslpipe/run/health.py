@@ -56,7 +56,8 @@ def embedding_health(z_a: Tensor, z_b: Tensor) -> dict[str, float]:
 
     images = min(sum(counts), MOST_IMAGES)
     at = torch.arange(images, device=u_a.device) * sum(counts) // images
-    u_a, u_b = u_a[at], u_b[at]
+    u_a = u_a[at]
+    u_b = u_b[at]
     u = torch.cat([u_a, u_b])  # (2M, D)
     positive = (u_a * u_b).sum(1).mean()
     # the sum of all cosines is the squared length of the sum; less those of an image with itself
@@ -217,7 +218,8 @@ class StartAlarm:
 
     def __init__(self, start: Mapping[str, Any]) -> None:
         self._measured = next((name for name in LABELLED if name in start), "")
-        self._start, self._raised = start.get(self._measured), False
+        self._start = start.get(self._measured)
+        self._raised = False
 
     def read(self, values: Mapping[str, float]) -> list[Alarm]:
         """Take in the numbers of an evaluation. Returns what changes; mostly nothing."""

@@ -69,12 +69,14 @@ class RunLog:
         enabled: bool = True,
         cheaper_steps: int = 0,
     ) -> None:
-        self.enabled, self._cheaper_steps = enabled, cheaper_steps
+        self.enabled = enabled
+        self._cheaper_steps = cheaper_steps
         if not enabled:
             return
         self.console = SafeConsole(stderr=True)
         self.path = run_dir / "metrics.jsonl"
-        self._unwritten, self._quarantine = b"", run_dir / "quarantine.jsonl"
+        self._unwritten = b""
+        self._quarantine = run_dir / "quarantine.jsonl"
         starts, _ = read_records(self.path, {**METRIC, "restart": int})
         self._restart = 1 + max((line["restart"] for line in starts), default=-1)
         for path, kinds in _logs(run_dir).items():
@@ -84,7 +86,9 @@ class RunLog:
                 self.warn(f"{path}: skipped {count} damaged lines")
         self._file = open_log(self.path)  # for the whole run
         self._trackers = Trackers(trackers, run_dir, name=name, config=config, warn=self.warn)
-        self._steps, self._timed_from, self._said_speed = steps, first_step, False
+        self._steps = steps
+        self._timed_from = first_step
+        self._said_speed = False
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -117,7 +121,8 @@ class RunLog:
         if not self.enabled:
             return
         self._write(step, "train", values)
-        speed, wait = values["images_per_s"], values["data_wait_percent"]
+        speed = values["images_per_s"]
+        wait = values["data_wait_percent"]
         status = f"loss {values['loss']:.4f}  {speed:.0f} images/s  wait {wait:.0f}%"
         self._progress.update(self._task, status=status)
         steps_per_s = self._progress.tasks[0].speed  # the first one warms up

@@ -107,7 +107,8 @@ def estimate_memory(
         image_type: Of the images.
         is_counted: False: no forward runs, and activations are more than networks keep.
     """
-    load, channels = Load.from_recipe(recipe, world), len(image_type.channels)
+    load = Load.from_recipe(recipe, world)
+    channels = len(image_type.channels)
     encoder = model if encoder is None else encoder
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     held = [*model.parameters(), *model.buffers(), *(b for o in others for b in o.buffers())]

@@ -82,7 +82,8 @@ def read_records(path: Path, kinds: Mapping[str, type]) -> tuple[list[Tree], int
         return [], 0
     except OSError:
         return [], 1
-    records, skipped = [], 0
+    records = []
+    skipped = 0
     for line in raw.split(b"\n"):
         if not line.strip():
             continue

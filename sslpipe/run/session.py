@@ -505,7 +505,8 @@ class Run(Generic[PartsT]):
 
     def announce(self, what: str, remarks: Sequence[str | None] = ()) -> None:
         """Say on the console what begins: machine, data, parameter groups, then warnings."""
-        world, total = self.process.world_size, self.recipe.total_steps
+        world = self.process.world_size
+        total = self.recipe.total_steps
         start = f"resumed at step {self.first_step}" if self.first_step else "from the start"
         self.reporter.say(
             f"{self.recipe.name}: {world} process{'es' * (world > 1)} on {self.device.type}, "
@@ -571,7 +572,8 @@ class Run(Generic[PartsT]):
         waiting = self.meter.waiting(batches)
         for step, batch in zip(range(self.first_step, end), waiting, strict=False):
             self.held.watchdog(step, "training")
-            lr, ramp = lr_at(step, self.recipe.optim, total), ramp_at(step, self.recipe.tune)
+            lr = lr_at(step, self.recipe.optim, total)
+            ramp = ramp_at(step, self.recipe.tune)
             self._lr = set_lr(self.optimizer, lr, ramp)
             self.projector_first.begin(step)
             yield step, batch
@@ -697,7 +699,9 @@ class Run(Generic[PartsT]):
 
     def finish(self) -> int:
         """Leave DONE, STOPPED or PREEMPTED, and return the last step done. Collective."""
-        done, total, early = self.last_step, self.recipe.total_steps, self._best.exhausted
+        done = self.last_step
+        total = self.recipe.total_steps
+        early = self._best.exhausted
         preempted = done < total and not early
         self.held.watchdog(done, "ended")
         self.quarantine.collect()
@@ -732,7 +736,9 @@ class Quarantine:
     """
 
     def __init__(self, log: RunLog, run_dir: Path, samples: int, max_fraction: float) -> None:
-        self._log, self._samples, self._limit = log, samples, max_fraction
+        self._log = log
+        self._samples = samples
+        self._limit = max_fraction
         self._new: list[Quarantined] = []
         self._ids = broadcast_object(quarantined_ids(run_dir) if log.enabled else set())
 
@@ -746,7 +752,8 @@ class Quarantine:
         Raises:
             DataError: They are more than the run allows.
         """
-        new, self._new = self._new, []
+        new = self._new
+        self._new = []
         self._list([record for records in gather_objects(new) for record in records])
         if len(self._ids) > self._limit * self._samples:
             raise DataError(

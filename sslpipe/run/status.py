@@ -68,10 +68,12 @@ def status(run_dir: Path) -> dict[str, Any]:
     steps = read_description(run_dir, "recipe.json").get("steps")
     if not isinstance(steps, int) or steps < 1:
         raise UserError(f"{path} is damaged: steps = {steps!r:.40}; restore a copy")
-    lines, evals = read_metrics(run_dir), read_metrics(run_dir, "eval")
+    lines = read_metrics(run_dir)
+    evals = read_metrics(run_dir, "eval")
     last: dict[str, Any] = lines[-1] if lines else {}
     scores: dict[str, Any] = evals[-1] if evals else {}
-    ranks, checkpoint = read_heartbeats(run_dir), _newest_checkpoint(run_dir)
+    ranks = read_heartbeats(run_dir)
+    checkpoint = _newest_checkpoint(run_dir)
     state, detail, damaged = _state(run_dir, checkpoint)
     for name, count in unreadable_lines(run_dir).items():
         damaged[name] = f"skipped {count} damaged lines"
@@ -119,7 +121,9 @@ def newest_best(run_dir: Path) -> BestOf | None:
 
 
 def _newest_checkpoint(run_dir: Path) -> dict[str, Any] | None:
-    last, size, saved_s = newest(run_dir), 0, time.time()
+    last = newest(run_dir)
+    size = 0
+    saved_s = time.time()
     if last is None:
         return None
     with suppress(OSError):  # the run may be removing it
@@ -167,7 +171,9 @@ def render(summary: dict[str, Any]) -> Group:
     if summary["eta_s"] is not None:
         speed.append(f"{clock(summary['eta_s'])} left")
     done = 100 * summary["step"] / summary["steps"]
-    state, times, checkpoint = summary["state"], summary["restarts"], summary["checkpoint"]
+    state = summary["state"]
+    times = summary["restarts"]
+    checkpoint = summary["checkpoint"]
     waits = state in ("stopped", "preempted")
     restarted = {0: "never restarted", 1: "restarted once"}.get(times, f"restarted {times} times")
     rows = {
@@ -182,7 +188,8 @@ def render(summary: dict[str, Any]) -> Group:
     }
     if summary["last_skipped"] is not None:
         count = summary["health"]["skipped_steps"]
-        first, last = summary["first_skipped"], summary["last_skipped"]
+        first = summary["first_skipped"]
+        last = summary["last_skipped"]
         where = f'"step" {first - 1} to {last - 1} in {summary["run"]}/bad_steps.*.jsonl'  # from 0
         rows["skipped steps"] = f"{count:.0f}, steps {first} to {last}; their samples: {where}"
     rows["checkpoint"] = "none yet"
@@ -226,7 +233,8 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     means = [mean(values[first:last]) for first, last in pairwise(edges)]
     if not means:
         return ""
-    low, high = min(means), max(means)
+    low = min(means)
+    high = max(means)
     step = (high - low) / (len(BLOCKS) - 1)
     return "".join(BLOCKS[round((value - low) / step) if step > 0 else 0] for value in means)
 
@@ -236,7 +244,8 @@ def curves(run_dir: Path) -> dict[str, list[float]]:
 
     Without labels the evaluations have no score, and all their numbers are there.
     """
-    lines, evals = read_metrics(run_dir), read_metrics(run_dir, "eval")
+    lines = read_metrics(run_dir)
+    evals = read_metrics(run_dir, "eval")
     timed = [line for line in lines if is_number(line.get("wall"))]
     speeds = [
         (b["step"] - a["step"]) / (b["wall"] - a["wall"])

@@ -37,7 +37,8 @@ class StopRequest:
 
     def __init__(self, stop_file: str | None) -> None:
         self.signal: int | None = None
-        self._looked_s, self._stop_file = 0.0, stop_file
+        self._looked_s = 0.0
+        self._stop_file = stop_file
         self.handles_signals = threading.current_thread() is threading.main_thread()
         numbers = stop_signals() if self.handles_signals else ()
         self._old = {number: signal.signal(number, self._handle) for number in numbers}

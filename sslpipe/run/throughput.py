@@ -108,10 +108,12 @@ class Meter:
     """
 
     def __init__(self, batch_size: int, flops: float, peak: float | None, world_size: int) -> None:
-        self._batch_size, self._flops = batch_size, flops
+        self._batch_size = batch_size
+        self._flops = flops
         self._peak = peak * world_size if peak else None
         self._begin_s = time.perf_counter()
-        self._wait_s, self._steps = 0.0, 0
+        self._wait_s = 0.0
+        self._steps = 0
 
     def begin(self) -> None:
         """Start the clock anew: what came before the first step does not count."""
@@ -135,12 +137,15 @@ class Meter:
     def read(self, steps_done: int) -> dict[str, float]:
         """Measure images_per_s, data_wait_percent and, with a peak, mfu_percent."""
         now_s = time.perf_counter()
-        elapsed_s, steps = now_s - self._begin_s, steps_done - self._steps
+        elapsed_s = now_s - self._begin_s
+        steps = steps_done - self._steps
         numbers = {
             "images_per_s": self._batch_size * steps / elapsed_s,
             "data_wait_percent": 100 * self._wait_s / elapsed_s,
         }
         if self._peak:
             numbers["mfu_percent"] = 100 * self._flops * steps / elapsed_s / self._peak
-        self._begin_s, self._wait_s, self._steps = now_s, 0.0, steps_done
+        self._begin_s = now_s
+        self._wait_s = 0.0
+        self._steps = steps_done
         return numbers

@@ -38,13 +38,17 @@ class Watchdog:
     """
 
     def __init__(self, run_dir: Path, process: "Rank", timeout_s: float) -> None:
-        self._run_dir, self._rank, self._timeout_s = run_dir, process.rank, timeout_s
+        self._run_dir = run_dir
+        self._rank = process.rank
+        self._timeout_s = timeout_s
         self._folder = run_dir / "heartbeat"
         self._path = self._folder / f"rank-{process.rank}.json"
         self._stacks = self._folder / f"rank-{process.rank}.stacks.txt"
-        self._launched, self._before = process.world_size > 1, b""
+        self._launched = process.world_size > 1
+        self._before = b""
         self._place: tuple[int, str, float] = (0, "setting up", time.monotonic())
-        self._armed, self._ended = False, threading.Event()
+        self._armed = False
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sslpipe-watchdog", daemon=True)
 
     def __enter__(self) -> "Watchdog":
@@ -74,13 +78,16 @@ class Watchdog:
 
     def __call__(self, step: int, phase: str) -> None:
         """Note that this rank entered a phase of a step."""
-        self._place, self._armed = (step, phase, time.monotonic()), True
+        self._place = (step, phase, time.monotonic())
+        self._armed = True
 
     def _watch(self) -> None:
         look_every_s = min(1.0, self._timeout_s / 10)
-        written_s, warned_at = time.monotonic(), None
+        written_s = time.monotonic()
+        warned_at = None
         while not self._ended.wait(look_every_s):
-            now_s, place = time.monotonic(), self._place
+            now_s = time.monotonic()
+            place = self._place
             idle_s = now_s - place[2] if self._armed else 0.0
             if idle_s > self._timeout_s / 2 and warned_at != place:
                 warned_at = place

@@ -97,7 +97,8 @@ def sample_ids(rows: Split, most: int, seed: int) -> NDArray[np.int64]:
     """
     if len(rows) <= most:
         return np.arange(len(rows), dtype=np.int64)
-    shuffled, labels = permutation(len(rows), seed, 2), rows.labels
+    shuffled = permutation(len(rows), seed, 2)
+    labels = rows.labels
     members, places = by_class(shuffled[labels[shuffled] >= 0], labels)
     known, counts = np.unique(labels[members], return_counts=True)
     cap = max(FEW, most // max(1, len(known)))

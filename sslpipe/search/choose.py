@@ -137,7 +137,8 @@ def rank_with_labels(
         for half in halves:
             for power, scores in score_forms(together, half, (~half).nonzero()[:, 0], None, None):
                 found.setdefault((parts, power), []).append(scores)
-    base, ranked = found[rows[0], None][1], []
+    base = found[rows[0], None][1]
+    ranked = []
     for row, (chooses, reports) in found.items():
         more = {m: paired_means(reports[m], base[m], reports["class"]) for m in METRICS}
         values = {m: float(reports[m].mean()) for m in METRICS}

@@ -56,7 +56,9 @@ class Gallery:
     ) -> None:
         if dim < 1:
             raise UserError(f"dim = {dim} must be at least 1")
-        self.dim, self.metadata, self.threshold = dim, dict(metadata or {}), -1.0
+        self.dim = dim
+        self.metadata = dict(metadata or {})
+        self.threshold = -1.0
         self.flattening = flattening
         self._names: dict[str, int] = {}  # name -> its place
         kept = dim if flattening is None else flattening.projection.shape[1]
@@ -101,7 +103,8 @@ class Gallery:
         """Forget a name and its embeddings."""
         place = self._place(name)
         kept = self._owner != place
-        self._embeddings, owner = self._embeddings[kept], self._owner[kept]
+        self._embeddings = self._embeddings[kept]
+        owner = self._owner[kept]
         self._owner = owner - (owner > place).long()
         self._names = {other: n for n, other in enumerate(x for x in self._names if x != name)}
 
@@ -121,7 +124,8 @@ class Gallery:
         # top - 1 names cannot fill more rows than this, so the next row has another name
         k = min(len(self._owner), (top - 1) * largest + 1)
         neighbours = nearest(self._embeddings, rows, k)
-        names, ranked = self.names, []
+        names = self.names
+        ranked = []
         for places, scores in zip(
             self._owner[neighbours.indices].tolist(), neighbours.similarities.tolist(), strict=True
         ):
@@ -165,7 +169,8 @@ class Gallery:
             "threshold": self.threshold,
             "facts": self.metadata,
         }
-        tensors, text = {"embeddings": self._embeddings, "owner": self._owner}, json.dumps(about)
+        tensors = {"embeddings": self._embeddings, "owner": self._owner}
+        text = json.dumps(about)
         tensors |= {} if self.flattening is None else self.flattening._asdict()
         tensors[CHECKSUM] = torch.tensor([*content_sha256(tensors, text)], dtype=torch.uint8)
         with replacing(path) as temporary:
@@ -191,7 +196,8 @@ class Gallery:
             about = json.loads(text)
             if about["format_version"] not in (FORMAT_VERSION, FORMAT_VERSION + 1):
                 raise DataError(f"{path}: format_version = {about['format_version']!r} is unknown")
-            embeddings, owner = tensors["embeddings"], tensors["owner"]
+            embeddings = tensors["embeddings"]
+            owner = tensors["owner"]
             flattening = None
             if about["format_version"] > FORMAT_VERSION:
                 flattening = Whitening(tensors["mean"], tensors["projection"])
@@ -201,7 +207,8 @@ class Gallery:
             gallery = cls(dim, metadata=about["facts"], flattening=flattening)
             gallery._names = {name: place for place, name in enumerate(about["names"])}
             gallery.threshold = float(about["threshold"])
-            gallery._embeddings, gallery._owner = embeddings, owner
+            gallery._embeddings = embeddings
+            gallery._owner = owner
         except DataError:
             raise
         except UNREADABLE as error:
@@ -229,7 +236,8 @@ class Gallery:
 
 def similarity(first: Tensor, second: Tensor) -> float:
     """Return the cosine of two embeddings (D,), to the bit what a gallery would score."""
-    one, other = first.reshape(1, -1), second.reshape(1, -1)
+    one = first.reshape(1, -1)
+    other = second.reshape(1, -1)
     _refuse_zeros(torch.cat([one, other]), ("first", "second"))
     return float(nearest(one, other, 1).similarities[0, 0])
 
@@ -266,7 +274,8 @@ def different_pairs(embeddings: Tensor, labels: Sequence[int] | Tensor) -> Tenso
     units = fixed_point_units(embeddings).double()
     first, second = torch.triu_indices(len(units), len(units), 1)
     different = labels[first] != labels[second]
-    first, second = first[different], second[different]
+    first = first[different]
+    second = second[different]
     parts = [
         (units[a] * units[b]).sum(1).float()
         for a, b in zip(first.split(2**16), second.split(2**16), strict=True)
@@ -278,7 +287,8 @@ def _wrong_content(
     about: dict[str, Any], embeddings: Tensor, owner: Tensor, flattening: Whitening | None
 ) -> str | None:
     """Return what no gallery can have: checksums are absent in old files, and can be forged."""
-    names, threshold = about["names"], about["threshold"]
+    names = about["names"]
+    threshold = about["threshold"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return "its names are no list of texts"
     if len(set(names)) < len(names):

@@ -154,7 +154,8 @@ def choice_page(
 
     `heads` and `cells` are the table's, of the rows `ranked`; `features` those of each candidate.
     """
-    best, found = best_forms(ranked), []
+    best = best_forms(ranked)
+    found = []
     ids = next(iter(features.values())).ids
     queries = torch.from_numpy(permutation(len(ids), seed, 1)[:QUERIES])
     shown = [ranked[place] for place in best[:MOST_ROWS]]

@@ -147,7 +147,9 @@ def build_dataset(
     if layout.sensors is not None:
         pattern = options.name_pattern
         made = cut_scenes(images, columns, layout.sensors, pattern, out / FOLDER, workers)
-    images, columns, by = made.images, made.columns, split_by or made.split_by
+    images = made.images
+    columns = made.columns
+    by = split_by or made.split_by
     splits, cut = cut_splits(images, columns, classes, layout, test_fraction, by, unseen_classes)
     notes = [*made.notes, *describe(columns), *cut]
     own = {key: split.columns for key, split in splits.items()}

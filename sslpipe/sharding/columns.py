@@ -185,7 +185,8 @@ def check_name(name: str, known: Iterable[str] = ()) -> None:
 
 def without_splits(manifest: Manifest, splits: Iterable[str]) -> Manifest:
     """Return the manifest whose columns know nothing of these splits."""
-    gone, entries = set(splits), {}
+    gone = set(splits)
+    entries = {}
     for name, entry in manifest.columns.items():
         kept = {split: own for split, own in entry.splits.items() if split not in gone}
         if kept:

@@ -86,8 +86,12 @@ def walk(root: Path, *, sensors: bool = False, without: Sequence[Path] = ()) -> 
     """
     above = {_identity(parent.stat()) for parent in root.resolve().parents}
     excluded = {_identity(folder.stat()) for folder in without if folder.is_dir()}
-    seen, entries, folders = set[tuple[int, int]](), list[Entry](), list[Path]()
-    real, links = deque([root]), deque[Path]()  # folders to open, the linked ones last
+    seen = set[tuple[int, int]]()
+    entries = list[Entry]()
+    folders = list[Path]()
+    # folders to open, the linked ones last
+    real = deque([root])
+    links = deque[Path]()
     while real or links:
         is_link = not real
         folder = (links if is_link else real).popleft()

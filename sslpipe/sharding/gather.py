@@ -68,7 +68,8 @@ class CellReader:
     """
 
     def __init__(self, spec: ColumnSpec, origin: Origin) -> None:
-        self.spec, self.origin = spec, origin
+        self.spec = spec
+        self.origin = origin
         # numbers, times of a kind that is named are stored at once, all else by the cell's number
         self._stored = None if spec.kind in (None, "text") else STORED[str(spec.kind)]
         self._chunks: dict[str, list[NDArray[Any]]] = {}  # by split
@@ -98,7 +99,8 @@ class CellReader:
         kind = self.spec.kind or self._inferred()
         if kind == "time" and len(self._offsets) == 2:
             raise self._mixed(self._offsets, "in UTC", "with an offset", "write the offset of all")
-        values, strings = list[Any](), list[str]()
+        values = list[Any]()
+        strings = list[str]()
         if kind == "text":
             texts = [c.isoformat() if isinstance(c, datetime) else str(c) for _, c in self._numbers]
             strings = sorted(set(texts))
@@ -253,7 +255,8 @@ def columns_of_tars(
     They are keys of KEY.json, and named groups of an image's name. Raises: DataError as
     `columns_of_images`, where a KEY.json is no object, and with `required` for a key in none.
     """
-    fields, readers = options.fields, _readers(options, "typed")
+    fields = options.fields
+    readers = _readers(options, "typed")
 
     def read(path: Path) -> tuple[list[str], dict[str, list[object]], set[str]]:
         samples = scan_tar(path, suffixes).samples
@@ -346,7 +349,8 @@ def describe(columns: Mapping[str, Columns]) -> list[str]:
     lines = []
     for name in {name: None for own in columns.values() for name in own}:
         own = [each[name] for each in columns.values() if name in each]
-        missing, total = sum(int(c.missing.sum()) for c in own), sum(len(c.values) for c in own)
+        missing = sum(int(c.missing.sum()) for c in own)
+        total = sum(len(c.values) for c in own)
         rest = f", missing in {missing:,} of {total:,} samples" if missing else ""
         lines.append(f"column {name}: {own[0].kind}{rest}")
     return lines

@@ -147,7 +147,8 @@ def read_idx(options: SourceOptions) -> dict[str, Images]:
 
 
 def _from_idx(path: Path, label_path: Path, classes: tuple[str, ...]) -> Images:
-    pixels, labels = parse_idx(path, 3), parse_idx(label_path, 1).astype(np.int64)
+    pixels = parse_idx(path, 3)
+    labels = parse_idx(label_path, 1).astype(np.int64)
     if len(pixels) != len(labels):
         raise DataError(f"{path} has {len(pixels)} images, {label_path.name} {len(labels)} labels")
     highest = int(labels.max(initial=-1))

@@ -41,7 +41,8 @@ def to_member(raw: bytes) -> tuple[Kind, bytes]:
     """
     kind = image_kind(raw)
     if kind is None:
-        kind, raw = "png", encode_png(_open_other(raw))
+        kind = "png"
+        raw = encode_png(_open_other(raw))
     return kind, raw
 
 

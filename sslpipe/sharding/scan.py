@@ -290,7 +290,8 @@ def _to_sample(
         if member not in used:
             left_out.add(_group("members beside images", member))
     # a large member beside an image is not read with it
-    first, last = group[0], group[-1]
+    first = group[0]
+    last = group[-1]
     if last.end - first.start > MOST_SAMPLE_BYTES:
         first = last = image
     return [
@@ -344,10 +345,12 @@ def measure(
 
     Raises: DataError where no image can be read, or their channels are others.
     """
-    values, count = list[_Values](), 0
+    values = list[_Values]()
+    count = 0
     dtype: Any = None
     for pixels in _sampled(shards):
-        count, name = count + 1, pixels.dtype.name
+        count = count + 1
+        name = pixels.dtype.name
         if not values:
             dtype = name
             if dtype not in get_args(Depth):
@@ -369,15 +372,18 @@ def measure(
             f"images have {len(values)} channels, and --channels names {len(channels)}: "
             f"{', '.join(channels)}"
         )
-    notes, rows = [f"range, mean and std are measured on {counted(count, 'image')}"], []
+    notes = [f"range, mean and std are measured on {counted(count, 'image')}"]
+    rows = []
     for name, own in zip(channels, values, strict=True):
         (least, most), (low, high) = own.ends((0, 100)), own.ends(PERCENTILES)
         if least == most:
             notes.append(f"channel {name} is constant: {least:g} in all of them")
         if low == high:
-            low, high = least, most if most > least else least + max(1.0, abs(least) * 1e-3)
+            low = least
+            high = most if most > least else least + max(1.0, abs(least) * 1e-3)
         if dtype == "uint8":
-            low, high = 0.0, 255.0
+            low = 0.0
+            high = 255.0
         low, high = given or (low, high)
         mean, std = own.moments()
         std = max(std / (high - low), LEAST_STD)
@@ -422,7 +428,8 @@ class _Values:
     def moments(self) -> tuple[float, float]:
         """Mean and standard deviation."""
         if len(self._counts):
-            levels, total = np.arange(len(self._counts), dtype=np.float64), self._counts.sum()
+            levels = np.arange(len(self._counts), dtype=np.float64)
+            total = self._counts.sum()
             mean = float(self._counts @ levels / total)
             return mean, float(np.sqrt(self._counts @ (levels - mean) ** 2 / total))
         values = np.concatenate(self._floats).astype(np.float64)

@@ -35,7 +35,11 @@ from sslpipe.sharding.sensors import Array, Pages, Planes, open_planes
 from sslpipe.sharding.sources import Images
 
 CHANNEL = "channel"  # the group of --name-pattern that tells channels of one sample apart
-PARENT, PAGE, X, Y = "parent", "page", "x", "y"  # columns
+# columns
+PARENT = "parent"
+PAGE = "page"
+X = "x"
+Y = "y"
 NPY_HEADER = 128  # bytes, as NumPy writes it
 BAND_BYTES = 2**26  # of a scene that is copied
 BLOCK_PX = 16
@@ -82,7 +86,8 @@ def parse_range(text: str | None) -> tuple[float, float] | None:
     try:
         low, high = map(float, text.split(","))
     except ValueError:
-        low, high = 0.0, 0.0
+        low = 0.0
+        high = 0.0
     if not -3e38 <= low < high <= 3e38:
         raise DataError(f"--range {text!r} is no LOW,HIGH, such as 0,4095")
     return low, high
@@ -137,7 +142,8 @@ class _Window(NamedTuple):
 
     def of(self, planes: Planes) -> Array:
         """Read it, (h, w, C)."""
-        rows, columns = slice(self.y, self.y + self.height), slice(self.x, self.x + self.width)
+        rows = slice(self.y, self.y + self.height)
+        columns = slice(self.x, self.x + self.width)
         return planes.read(self.page, rows, columns)
 
 
@@ -168,7 +174,8 @@ def cut_scenes(
     """
     if not all(files.paths for files in splits.values()):
         raise DataError("--channels and --tile need a source of files: folder or csv")
-    scratch, notes = _Scratch(folder), list[str]()
+    scratch = _Scratch(folder)
+    notes = list[str]()
     opened = {
         split: _open_scenes(files, sensors, pattern, scratch, workers)
         for split, files in splits.items()
@@ -184,9 +191,11 @@ def cut_scenes(
     first = next(iter(good.values()), None)
     dtype = first.dtype if first else np.dtype("u1")
     pixel_bytes = dtype.itemsize * (first.shape[2] if first else 3)
-    images, own_columns = dict[str, Images](), dict[str, Columns]()
+    images = dict[str, Images]()
+    own_columns = dict[str, Columns]()
     for split, files in splits.items():
-        scenes, skipped = opened[split], 0
+        scenes = opened[split]
+        skipped = 0
         if sensors.min_content:
             scenes = [_with_content(scene, sensors.min_content, workers) for scene in scenes]
             skipped = sum(
@@ -229,7 +238,8 @@ def _open_scenes(
 
     def opened(job: tuple[str, tuple[int, ...]]) -> _Scene:
         name, numbers = job
-        paths, header = [files.paths[number] for number in numbers], None
+        paths = [files.paths[number] for number in numbers]
+        header = None
         try:
             parts = _open(paths, sensors)
             header = _joined(parts)
@@ -296,7 +306,9 @@ def _joined(parts: Sequence[Planes]) -> Planes:
 
 def _check_type(scenes: Mapping[str, Planes], name: str, sensors: Sensors) -> None:
     """Raise DataError where a scene is of another type than the first one, or than asked for."""
-    first, planes, names = next(iter(scenes)), scenes[name], sensors.channels
+    first = next(iter(scenes))
+    planes = scenes[name]
+    names = sensors.channels
     types = [(each.shape[2], each.dtype) for each in (scenes[first], planes)]
     (count, dtype), (own_count, own_dtype) = types
     if names is None:
@@ -334,7 +346,8 @@ def _windows(planes: Planes, sensors: Sensors) -> list[_Window]:
             f"{count} tiles of {width} x {height} px, more than the limit of {MOST_TILES}: give a "
             "larger --tile or --stride"
         )
-    tall, wide = min(tile, height), min(tile, width)
+    tall = min(tile, height)
+    wide = min(tile, width)
     size = tall * wide * channels * planes.dtype.itemsize + NPY_HEADER
     if tall * wide > MAX_PIXELS or size > MAX_BYTES:
         raise BadSample(
@@ -347,7 +360,8 @@ def _windows(planes: Planes, sensors: Sensors) -> list[_Window]:
 
 def _with_content(scene: _Scene, least: float, workers: int) -> _Scene:
     """Keep those of a scene's tiles that show enough."""
-    planes, windows = scene.planes, scene.windows
+    planes = scene.planes
+    windows = scene.windows
     if isinstance(planes, BadSample):
         return scene
     # the range of the scene, by some of its tiles
@@ -379,7 +393,8 @@ def content(pixels: Array, spread: NDArray[np.float64]) -> float:
     """
     pixels = pixels[::2, ::2]
     height, width, channels = pixels.shape
-    tall, wide = min(BLOCK_PX // 2, height), min(BLOCK_PX // 2, width)
+    tall = min(BLOCK_PX // 2, height)
+    wide = min(BLOCK_PX // 2, width)
     whole = pixels[: height // tall * tall, : width // wide * wide].astype(np.float64)
     blocks = whole.reshape(height // tall, tall, width // wide, wide, channels)
     with np.errstate(invalid="ignore"):
@@ -464,7 +479,8 @@ class _Scratch:
     """A file without a name on the disk, for scenes of formats that are decoded as a whole."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._copying = folder, threading.Lock()
+        self._folder = folder
+        self._copying = threading.Lock()
         self._file: IO[bytes] | None = None
 
     def lazily(self, planes: Planes) -> Planes:
@@ -499,7 +515,8 @@ class _Scratch:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
                 weakref.finalize(self, self._file.close)
-            file, step = self._file, mmap.ALLOCATIONGRANULARITY
+            file = self._file
+            step = mmap.ALLOCATIONGRANULARITY
             start = file.seek(-(-file.seek(0, io.SEEK_END) // step) * step)
             for page, y in itertools.product(range(planes.total), range(0, height, rows)):
                 band = source.read(page, slice(y, min(y + rows, height)), slice(0, width))

@@ -173,7 +173,9 @@ def _arranged(
     if pages is None and images:
         raise _Ambiguous(f"pages, {axes} {tuple(shape)}")
     images = [] if pages == "channels" else sorted(images, key=lambda k: axes[k] != "v")
-    y, x, counts = axes.index("Y"), axes.index("X"), [shape[k] for k in images]
+    y = axes.index("Y")
+    x = axes.index("X")
+    counts = [shape[k] for k in images]
     kept = [k for k in range(len(axes)) if k not in images]
     order = [kept.index(y), kept.index(x), *(n for n, k in enumerate(kept) if k not in (y, x))]
     stored = _stored_dtype(dtype)
@@ -240,7 +242,8 @@ def _open_tiff(path: Path, pages: Pages, size: int) -> Planes:
             raise BadSample(f"more than {MOST_PAGES} pages, or a loop of them")
         series = tiff.series[0]
         key: Any = series.keyframe
-        axes, shape = series.axes, tuple(series.shape)
+        axes = series.axes
+        shape = tuple(series.shape)
         colours = key.photometric.name
         is_inverted = pages.as_rgb8 and colours == "MINISWHITE"
         is_luminance = colours == "YCBCR" and key.compression not in _JPEG
@@ -269,11 +272,16 @@ _OF_PAGE: dict[str, Any] = {"YX": np.s_[0, :, :, 0], "YXS": np.s_[0], "SYX": np.
 def _segmented(path: Path, series: Any, size: int) -> Get:
     """Get from the strips or tiles of a series' pages: only those that a window needs."""
     key = series.keyframe
-    decode, nodata, dtype, in_page = key.decode, key.nodata, key.dtype, len(key.axes)
+    decode = key.decode
+    nodata = key.nodata
+    dtype = key.dtype
+    in_page = len(key.axes)
     planes, _, height, width, samples = key.shaped
-    tall, wide = min(key.rowsperstrip, height), width
+    tall = min(key.rowsperstrip, height)
+    wide = width
     if key.is_tiled:
-        tall, wide = key.tilelength, key.tilewidth
+        tall = key.tilelength
+        wide = key.tilewidth
     if tall * wide * samples * dtype.itemsize > MOST_SEGMENT:
         raise BadSample(
             f"strips or tiles of {wide} x {tall} px, more than {MOST_SEGMENT / 2**20:.0f} MiB; "
@@ -300,16 +308,15 @@ def _segmented(path: Path, series: Any, size: int) -> Get:
         offsets, sizes, tables = pages[number]
         (top, bottom, _), (left, right, _) = rows.indices(height), columns.indices(width)
         window = np.full((planes, bottom - top, right - left, samples), nodata, dtype)
-        down, across = (
-            range(top // tall, -(-bottom // tall)),
-            range(left // wide, -(-right // wide)),
-        )
+        down = range(top // tall, -(-bottom // tall))
+        across = range(left // wide, -(-right // wide))
         for place in itertools.product(range(planes), down, across):
             segment = int(np.ravel_multi_index(place, grid))
             if not sizes[segment]:  # a hole: no data
                 continue
             raw = read_at(file.fileno(), int(sizes[segment]), int(offsets[segment]))
-            y, x = place[1] * tall, place[2] * wide
+            y = place[1] * tall
+            x = place[2] * wide
             part = decode(raw, segment, **tables)[0][0, max(0, top - y) :, max(0, left - x) :]
             target = window[place[0], max(0, y - top) :, max(0, x - left) :]
             part = part[: target.shape[0], : target.shape[1]]
@@ -440,7 +447,8 @@ def _open_dicom(path: Path, pages: Pages, size: int) -> Planes:
     if header.PhotometricInterpretation == "PALETTE COLOR" or "ModalityLUTSequence" in header:
         raise BadSample("a DICOM file whose values are places in a table, which is not read")
     sides = int(header.Rows), int(header.Columns), int(header.SamplesPerPixel)
-    frames, bits = int(header.get("NumberOfFrames") or 1), int(header.BitsAllocated)
+    frames = int(header.get("NumberOfFrames") or 1)
+    bits = int(header.BitsAllocated)
     raw = np.dtype(f"{'i' if header.get('PixelRepresentation') else 'u'}{max(1, bits // 8)}")
     if pages.pages == "channels" and frames > 1:
         raise BadSample(f"{frames} frames, which are images: leave --pages channels out")
@@ -474,13 +482,15 @@ def _rescale(header: Any) -> tuple[float, float]:
     frames = header.get("PerFrameFunctionalGroupsSequence") or [{}]
     if any("PixelValueTransformationSequence" in frame for frame in frames):
         raise BadSample("a DICOM file that rescales each frame on its own, which is not read")
-    slope, intercept = shared[0].get("RescaleSlope"), shared[0].get("RescaleIntercept")
+    slope = shared[0].get("RescaleSlope")
+    intercept = shared[0].get("RescaleIntercept")
     return float(1 if slope is None else slope), float(intercept or 0)
 
 
 def _look_at(header: Any) -> tuple[float, float] | None:
     """Low and high value of the first window. Source: DICOM PS3.3, C.11.2.1.2."""
-    centre, width = header.get("WindowCenter"), header.get("WindowWidth")
+    centre = header.get("WindowCenter")
+    width = header.get("WindowWidth")
     if centre is None or width is None:
         return None
     centre, width = (float(np.atleast_1d(each)[0]) for each in (centre, width))
@@ -497,7 +507,8 @@ def _open_nifti(path: Path, pages: Pages, size: int) -> Planes:
 
     logging.getLogger("nibabel.global").setLevel(logging.CRITICAL + 1)  # it mends headers
     image: Any = nibabel.load(path)
-    shape, data = image.shape, image.dataobj
+    shape = image.shape
+    data = image.dataobj
     if len(shape) not in (3, 4):
         raise BadSample(f"a volume of {shape}, neither 3 nor 4 dimensions")
     if shape[3:] > (1,) and pages.pages is None:

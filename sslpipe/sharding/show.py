@@ -17,10 +17,17 @@ from sslpipe.errors import UserError, counted, one_line
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
 
-CELL_PX, GAP_PX, LINE_PX, MARGIN_PX = 128, 12, 16, 20
-BACKGROUND, INK, FAINT, BAD = (250, 250, 248), (34, 34, 34), (120, 120, 116), (190, 30, 30)
+CELL_PX = 128
+GAP_PX = 12
+LINE_PX = 16
+MARGIN_PX = 20
+BACKGROUND = (250, 250, 248)
+INK = (34, 34, 34)
+FAINT = (120, 120, 116)
+BAD = (190, 30, 30)
 Colour = tuple[int, int, int]
-BARS, BINS = "▁▂▃▄▅▆▇█", 24
+BARS = "▁▂▃▄▅▆▇█"
+BINS = 24
 _ORDER = "(min / median / max)"
 
 
@@ -69,13 +76,16 @@ def sample_sheet(
     most `count` are drawn at random, unless `ids` names them; `columns` pictures stand in a row.
     With `all_channels` each sample is a strip of grey pictures.
     """
-    split, kind = index.split(split_name), index.stored_type
-    reader, cells = Reader(split), []
+    split = index.split(split_name)
+    kind = index.stored_type
+    reader = Reader(split)
+    cells = []
     chosen = choose_ids(split, ids, count=count, seed=seed)
     classes = _classes(split, chosen)
     names = split.names_of(chosen)
     for place, (sample_id, words) in enumerate(zip(chosen.tolist(), classes, strict=True)):
-        raw, colour = reader.one(sample_id), INK
+        raw = reader.one(sample_id)
+        colour = INK
         try:
             units = decode(raw.image, 2 * CELL_PX, image_type=kind)
             shown = kind.strip(units) if all_channels else kind.picture(units)[None]
@@ -83,7 +93,8 @@ def sample_sheet(
             width, height = header_size(raw.image)
             words = f"{words}  {width}x{height}"
         except BadSample as error:
-            words, colour = str(error), BAD
+            words = str(error)
+            colour = BAD
             pictures = [Image.new("RGB", (CELL_PX + 1, CELL_PX + 1), BACKGROUND)]
             ImageDraw.Draw(pictures[0]).rectangle((0, 0, CELL_PX, CELL_PX), outline=BAD)
         path = raw.key if names is None else names[place]
@@ -104,9 +115,11 @@ class Cell(NamedTuple):
 def draw_sheet(cells: Sequence[Cell], columns: int) -> Image.Image:
     """Draw cells of as many pictures each, `columns` in a row."""
     font = _font()
-    columns, wide = min(columns, len(cells)), max(len(cell.pictures) for cell in cells)
+    columns = min(columns, len(cells))
+    wide = max(len(cell.pictures) for cell in cells)
     wide = wide * (CELL_PX + 2) - 2
-    step_x, step_y = wide + GAP_PX, CELL_PX + 2 * LINE_PX + GAP_PX
+    step_x = wide + GAP_PX
+    step_y = CELL_PX + 2 * LINE_PX + GAP_PX
     size = (columns * step_x - GAP_PX, -(-len(cells) // columns) * step_y - GAP_PX)
     sheet = Image.new("RGB", (size[0] + 2 * MARGIN_PX, size[1] + 2 * MARGIN_PX), BACKGROUND)
     pen = ImageDraw.Draw(sheet)
@@ -149,7 +162,9 @@ def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tu
             ("largest, smallest", f"{largest}, {smallest}"),
         ]
     # image sizes
-    reader, sizes, bad = Reader(split), list[tuple[int, int]](), 0
+    reader = Reader(split)
+    sizes = list[tuple[int, int]]()
+    bad = 0
     for sample_id in np.sort(permutation(len(split), 0)[:sampled]).tolist():
         try:
             sizes.append(header_size(reader.one(sample_id).image))
@@ -165,7 +180,8 @@ def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tu
 
 def column_rows(index: DatasetIndex, split_name: str) -> list[tuple[str, str]]:
     """Describe a split's columns as (name, text) pairs: kind, missing, distinct, group sizes."""
-    split, rows = index.split(split_name), []
+    split = index.split(split_name)
+    rows = []
     for name in index.manifest.columns:
         column = split.column(name)
         missing = int(is_missing(column.kind, column.values).sum())
@@ -188,7 +204,8 @@ def channel_rows(
     index: DatasetIndex, split_name: str, ids: NDArray[np.int64]
 ) -> list[tuple[str, str]]:
     """Describe the channels of images that are not 8-bit RGB, with a histogram of the range."""
-    kind, manifest = index.stored_type, index.manifest
+    kind = index.stored_type
+    manifest = index.manifest
     if kind.is_rgb8:
         return []
     reader = Reader(index.split(split_name))

@@ -145,7 +145,8 @@ def names_like_splits(names: Iterable[str]) -> list[str]:
 def _parse(name: str) -> SplitName | None:
     """Find the one word of a split in a name."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
-    splits, rest = list[str](), list[str]()
+    splits = list[str]()
+    rest = list[str]()
     for word in re.findall(r"[^\W\d_]+", spaced.lower()):
         split = _of_word(word)
         if split is not None:

@@ -36,7 +36,8 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
     """
     if options.csv is None:
         raise DataError("--source csv needs --csv FILE")
-    root, by = options.root or options.csv.parent, options.split_column
+    root = options.root or options.csv.parent
+    by = options.split_column
     groups = _read_rows(options, options.csv, root)
     if not groups:
         raise DataError(f"{options.csv} has no rows below its first line, which names the columns")
@@ -51,7 +52,8 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
 def _read_rows(options: SourceOptions, path: Path, root: Path) -> dict[str, list[Row]]:
     """Read the columns that are asked for, by split. Raises: DataError with file and line."""
     delimiter = _delimiter(options, path)
-    image_column, split_column = options.image_column, options.split_column
+    image_column = options.image_column
+    split_column = options.split_column
     label_column = options.label_column if options.labels else None
     wanted = [
         ("--image-column", image_column),
@@ -282,7 +284,8 @@ def _images(
 ) -> Images:
     """Describe a table as one split. Raises DataError where files are missing."""
     # labels and class names
-    numbers, classes = np.full(len(table), -1, np.int64), tuple[str, ...]()
+    numbers = np.full(len(table), -1, np.int64)
+    classes = tuple[str, ...]()
     if isinstance(labels, list):
         numbers, classes = number_labels(labels, all_texts)
     elif labels is not None:

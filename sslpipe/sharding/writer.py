@@ -93,7 +93,8 @@ def cut_splits(
 
     Labels become places in `classes`. Raises: DataError as `cut_test` and `_cut_classes`.
     """
-    splits, notes = dict[str, SplitImages](), list[str]()
+    splits = dict[str, SplitImages]()
+    notes = list[str]()
     for key, value in images.items():
         places = np.array([classes.index(name) for name in value.classes] or [-1], np.int64)
         labels = np.where(value.labels < 0, -1, places[value.labels])
@@ -125,7 +126,8 @@ def cut_test(
             f"--test-fraction cuts from a source with one split, train; here: {', '.join(splits)}"
         )
     train = splits["train"]
-    images, is_test = train.images, np.zeros(len(train.images), bool)
+    images = train.images
+    is_test = np.zeros(len(train.images), bool)
     sizes = np.unique(images.labels, return_counts=True)[1].tolist()
     rounded: int = sum(round(fraction * size) for size in sizes)
     if by is not None:
@@ -157,7 +159,8 @@ def cut_test(
 def _describe_cut(splits: Mapping[str, SplitImages], by: str | None) -> list[str]:
     """Say what share of the samples, classes and groups of `by` each split has; a line a split."""
     labels = next(iter(splits.values())).images.labels
-    classes, lines = len(np.unique(labels[labels >= 0])), []
+    classes = len(np.unique(labels[labels >= 0]))
+    lines = []
     for name, split in splits.items():
         own = labels[split.numbers]
         line = f"split {name}: {len(own):,} samples ({len(own) / len(labels):.1%})"
@@ -236,7 +239,8 @@ def write_split(
     done = record.finished()
     numbers = range(len(plan.shards))
     advance(sum(len(plan.shards[k]) for k in numbers if k in done))
-    lock, stop = threading.Lock(), threading.Event()
+    lock = threading.Lock()
+    stop = threading.Event()
 
     def write(shard: int) -> None:
         finished = _write_shard(folder, shard, plan, skip_bad, stop)
@@ -261,7 +265,8 @@ def write_split(
 def mean_and_std(shards: list[Done]) -> tuple[Triple, Triple]:
     """Compute mean and standard deviation over all pixels, RGB in [0, 1], rounded to 6 digits."""
     pixels = sum(d.moments.pixels for d in shards)
-    mean, std = [], []
+    mean = []
+    std = []
     for channel in range(3):
         total = sum(d.moments.sums[channel] for d in shards)
         squares = sum(d.moments.squares[channel] for d in shards)
@@ -279,13 +284,15 @@ def _order(
     With `layout.group_by` a piece is a group, or MOST_TOGETHER of a larger one: its samples have
     partners beside them all the same, and no shard is of one group only.
     """
-    numbers, seed = source.numbers, (layout.seed, zlib.crc32(split.encode()))
+    numbers = source.numbers
+    seed = (layout.seed, zlib.crc32(split.encode()))
     order = numbers[permutation(len(numbers), *seed)]
     if layout.group_by is None:
         return order, np.arange(len(order))
     codes = find_groups(source.columns, layout.group_by, "--group-by")[order]
     by_group = np.argsort(codes, kind="stable")
-    order, codes = order[by_group], codes[by_group]
+    order = order[by_group]
+    codes = codes[by_group]
     # place within the group, and the number of the piece
     first = np.flatnonzero(np.diff(codes, prepend=codes[:1] - 1))
     sizes = np.diff(first, append=len(codes))
@@ -310,7 +317,8 @@ def _cut(split: str, source: SplitImages, layout: Layout) -> list[NDArray[np.int
         sizes += [BLOCK * (1 + -(-size // BLOCK)) if size else 0 for size in described]
     ends = [0, *np.cumsum(sizes[order]).tolist()]
     # at which of them another shard begins: pieces lie together, unless larger than a shard
-    cuts, begin = list[int](), 0
+    cuts = list[int]()
+    begin = 0
     for start, stop in pairwise([*starts.tolist(), len(order)]):
         is_whole = ends[stop] - ends[start] <= layout.max_shard_bytes
         for first, last in [(start, stop)] if is_whole else pairwise(range(start, stop + 1)):
@@ -341,11 +349,15 @@ def _write_shard(
     folder: Path, shard: int, plan: SplitPlan, skip_bad: bool, stop: threading.Event
 ) -> Done:
     """Write one tar and its sidecar, each atomically; no tar where every image is bad."""
-    images, path = plan.source.images, folder / f"{plan.split}-{shard:06d}.tar"
+    images = plan.source.images
+    path = folder / f"{plan.split}-{shard:06d}.tar"
     bad = list[str]()
     remarks = list[tuple[str, str, str]]()
     names = list[str]()
-    count, sums, squares = 0, np.zeros(3, np.int64), np.zeros(3, np.int64)  # of pixels
+    # of pixels
+    count = 0
+    sums = np.zeros(3, np.int64)
+    squares = np.zeros(3, np.int64)
     with (
         replacing(path, fsync=True) as temporary,
         tarfile.open(temporary, mode="w", format=tarfile.USTAR_FORMAT) as tar,
@@ -353,7 +365,8 @@ def _write_shard(
         for number in plan.shards[shard].tolist():
             if stop.is_set():
                 raise DataError(f"{path.name}: stopped, because another shard failed")
-            name, label = images.names[number], int(images.labels[number])
+            name = images.names[number]
+            label = int(images.labels[number])
             try:
                 suffix, raw, pixels, own = _encode(plan, number)
             except BadSample as error:
@@ -375,7 +388,9 @@ def _write_shard(
             ):
                 if content:
                     member = tarfile.TarInfo(f"{_key(number, name)}.{kind}")
-                    member.mode, member.size = 0o444, len(content)  # no time, no owner
+                    # no time, no owner
+                    member.mode = 0o444
+                    member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
     if not count:
         path.unlink()
@@ -392,7 +407,8 @@ def _write_shard(
 
 def _encode(plan: SplitPlan, number: int) -> tuple[str, bytes, NDArray[np.int64], list[str]]:
     """Return an image's suffix and bytes in the shard, its (3, n) pixels, and remarks."""
-    source, layout = plan.source, plan.layout
+    source = plan.source
+    layout = plan.layout
     original = raw = source.images.read(number)
     if layout.is_array:
         raw, has_nan = without_nan(raw, layout.sensors and layout.sensors.nan)

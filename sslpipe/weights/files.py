@@ -141,7 +141,8 @@ def _read_file(path: Path) -> Tree:
         raise WeightsError(f"{path} holds a {type(tree).__name__}, not a table of named tensors")
     tree = {str(key): value for key, value in tree.items()}
     # a view of stride 0 claims more numbers than the file has
-    dense, size = sum(t.numel() * t.element_size() for t in _dense(tree)), path.stat().st_size
+    dense = sum(t.numel() * t.element_size() for t in _dense(tree))
+    size = path.stat().st_size
     if dense > MOST_EXPANDED * size + 2**28:
         raise WeightsError(
             f"{path} claims {dense:,} bytes of tensors in {size:,}: views repeat their numbers; "

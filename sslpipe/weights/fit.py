@@ -176,7 +176,8 @@ def check_tensors(tensors: Mapping[str, Tensor], what: str) -> None:
 
 def is_leftover(key: str) -> bool:
     """Return whether a key is of a head, of a computed table or of a pretext task, by its name."""
-    first, last = key.split(".")[0], key.split(".")[-1]
+    first = key.split(".")[0]
+    last = key.split(".")[-1]
     return first in HEADS or last in _COMPUTED or is_pretext(key)
 
 
@@ -336,7 +337,8 @@ def _refuse_stem(backbone: Backbone, match: Match, what: str) -> None:
     """Raise WeightsError, with the remedy, where all that does not fit is a ResNet's stem."""
     if match.wrong != ["conv1.weight"] or backbone.stem is None:
         return
-    first, ours = match.given["conv1.weight"], match.own["conv1.weight"]
+    first = match.given["conv1.weight"]
+    ours = match.own["conv1.weight"]
     if first.ndim == 4 and first.shape[2:] != ours.shape[2:]:
         theirs = "imagenet" if first.shape[-1] == 7 else "small"
         raise WeightsError(

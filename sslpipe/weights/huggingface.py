@@ -188,11 +188,14 @@ def transformers_view(
     try:
         if not stated:
             return unknown_view(what, crop_px, _whole({"image_size": 224, **config}, "image_size"))
-        size, crop = _sides(stated.get("size", 224)), _sides(stated.get("crop_size", 224))
+        size = _sides(stated.get("size", 224))
+        crop = _sides(stated.get("crop_size", 224))
         cropped = bool(stated.get("do_center_crop", False))
         share = stated.get("crop_pct")  # of ConvNeXt: a crop below 384 px, squashed from there on
         if share is not None and size < (384,):
-            cropped, crop, size = True, size, (int(size[0] / float(share)),)
+            cropped = True
+            crop = size
+            size = (int(size[0] / float(share)),)
         normalised = bool(stated.get("do_normalize", True))
         return make_view(
             what,
@@ -219,7 +222,8 @@ def _sides(value: Any) -> tuple[int, ...]:
         return (int(value), int(value))
     if "shortest_edge" in value:
         return (int(value["shortest_edge"]),)
-    height, width = int(value["height"]), int(value["width"])
+    height = int(value["height"])
+    width = int(value["width"])
     if height != width:
         raise ValueError(f"images of {height} x {width}, and only square ones are made")
     return height, width

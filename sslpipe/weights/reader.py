@@ -69,7 +69,9 @@ def read_weights(
     checkpoint = open_checkpoint(tree, what)
     own = _stated(source, config)
     is_transformers = own is not None and own.kind == "transformers" and source.kind is None
-    kind, tag = source.kind, ""  # as the user named it, with the tag of timm's weights
+    # as the user named it, with the tag of timm's weights
+    kind = source.kind
+    tag = ""
     if kind is not None and kind.startswith("timm/"):
         kind, _, tag = kind.partition(".")
         if tag:
@@ -207,7 +209,8 @@ def _stated(source: Source, config: dict[str, Any]) -> Component | None:
     if "architecture" not in config:
         of_open_clip = _read_object(source.path, OPEN_CLIP)
         return open_clip_component(of_open_clip, source.text) if of_open_clip else None
-    name, stated = config["architecture"], config.get("model_args") or {}
+    name = config["architecture"]
+    stated = config.get("model_args") or {}
     if not isinstance(name, str):
         raise WeightsError(
             f"{source.path}/config.json: architecture = {shown(name)} is no name of a network of "

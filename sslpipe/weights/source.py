@@ -66,14 +66,16 @@ def parse_source(text: str | Path) -> Source:
     Raises:
         WeightsError: It is none, its file is missing, or a join has one part twice.
     """
-    path, text = Path(text), str(text)
+    path = Path(text)
+    text = str(text)
     named = _NAMED.fullmatch(text)
     file = None if named is None else Path(named[2].removeprefix("local-dir:"))
     scheme, _, rest = text.partition(":")
     kind = None
     if not path.exists():
         if file is not None and named is not None and file.exists():
-            kind, path = named[1], file
+            kind = named[1]
+            path = file
         elif len(words := _joined(text)) > 1 and all(words):
             parts = tuple(parse_source(part) for part in words)
             if len({part.text for part in parts}) < len(parts):

@@ -73,7 +73,8 @@ class MaskTiles:
     """
 
     def __init__(self, masks: Masks, tile_rows: int, device: torch.device) -> None:
-        self.tile_rows, self.device = tile_rows, device
+        self.tile_rows = tile_rows
+        self.device = device
         self._keys = [self._blocks(keys) for keys in masks.keys]
         self._kept = None if masks.kept is None else self._blocks(masks.kept)
         self._own = None if masks.own is None else self._blocks(masks.own)

@@ -141,7 +141,8 @@ def _loss_and_grad(
     derivatives: Derivatives | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the global loss () and, with `derivatives`, W times this rank's gradient (B, 2, D)."""
-    process, counts = current_rank(), anchors.counts
+    process = current_rank()
+    counts = anchors.counts
 
     # gather: every rank gets all views and computes their directions, v . v a similarity in nats
     wide = torch.float64 if z_a.dtype == torch.float64 else torch.float32
@@ -164,7 +165,8 @@ def _loss_and_grad(
 
     # from directions to this rank's z; times W, as DDP takes the mean over the ranks
     if not layout.alone:
-        v, scales = v[layout.mine], scales[layout.mine] * process.world_size
+        v = v[layout.mine]
+        scales = scales[layout.mine] * process.world_size
         grad = grad[layout.mine].clone()  # what waits for backward is not everyone's
     return loss, project_out(grad, v, engine.temperature).mul_(scales)
 

@@ -17,7 +17,8 @@ def enqueue(
         next_row: () int64, where the next row goes; moved on by n.
         filled_rows: () int64, how many rows have been written so far; at most size.
     """
-    size, count = len(buffers[0]), len(rows[0])
+    size = len(buffers[0])
+    count = len(rows[0])
     places = (next_row + torch.arange(count, device=next_row.device)) % size  # (n,)
     for buffer, new in zip(buffers, rows, strict=True):
         buffer[places[-size:]] = new[-size:].to(buffer.dtype)

@@ -121,9 +121,11 @@ class Tiles:
         masks: Masks | None = None,
         absent: Tensor | None = None,
     ) -> None:
-        self.rows, self.terms = rows, terms
+        self.rows = rows
+        self.terms = terms
         self.unit = NATS if rows.is_cuda else BITS
-        self.symmetric, self.pairs_at = symmetric, pairs_at
+        self.symmetric = symmetric
+        self.pairs_at = pairs_at
         # with exponents this small neither a sum nor a term leaves float32's normal range
         self.plain = largest <= LARGEST_PLAIN_EXPONENT and terms == ONE_SUM
         tile_rows += tile_rows % 2  # a tile never cuts an image's two views apart
@@ -233,7 +235,8 @@ class Tiles:
             if at_columns is None:
                 return torch.mul(tile, at_rows, out=other)
             return torch.add(at_rows, at_columns, out=other).mul_(tile)
-        weights, powered = other.zero_(), self._buffer(2, tile.shape)
+        weights = other.zero_()
+        powered = self._buffer(2, tile.shape)
         for k, term in enumerate(self.terms):
             for scales in (at_rows, at_columns):
                 if scales is not None:
@@ -266,7 +269,8 @@ class Tiles:
 
 def _mask_pairs(tile: Tensor, row: int, column: int) -> None:
     """Set -inf where views of one image meet; the tile begins at (row, column), sizes are even."""
-    images, others = tile.shape[0] // 2, tile.shape[1] // 2
+    images = tile.shape[0] // 2
+    others = tile.shape[1] // 2
     offset = (row - column) // 2
     if -images < offset < others:
         blocks = tile.view(images, 2, others, 2).diagonal(offset, 0, 2)

@@ -45,7 +45,8 @@ class Head(Configured):
         x, labels = labelled_rows(embeddings, labels, self.num_classes)
         all_known = counts is not None and not counts.unlabelled
         if not all_known and not bool((known := labels >= 0).all()):
-            x, labels = x[known], labels[known]
+            x = x[known]
+            labels = labels[known]
         with torch.autocast(x.device.type, enabled=False):
             return self.compute_loss(x, labels)
 

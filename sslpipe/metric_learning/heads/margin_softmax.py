@@ -58,7 +58,8 @@ class MarginSoftmax(Head):
         bound = self.__signature__.bind(*args, **kwargs)  # raises a TypeError for one that lacks
         bound.apply_defaults()
         settings = bound.arguments
-        num_classes, dim = settings.pop("num_classes"), settings.pop("dim")
+        num_classes = settings.pop("num_classes")
+        dim = settings.pop("dim")
         super().__init__(num_classes, dim)
         self.sub_centers = settings.get("sub_centers", 1)
         self.focal_gamma = settings.pop("focal_gamma")
@@ -188,7 +189,11 @@ class _AdditiveMargins(nn.Module):
         beyond: Beyond = "linear",
     ) -> None:
         super().__init__()
-        self.scale, self.m1, self.m2, self.m3, self.beyond = scale, m1, m2, m3, beyond
+        self.scale = scale
+        self.m1 = m1
+        self.m2 = m2
+        self.m3 = m3
+        self.beyond = beyond
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
         target = take_target(cosines, labels)
@@ -298,7 +303,10 @@ class MultipliedAngle(nn.Module):
         for name, value in lams.items():
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} = {value:g} must be a finite number of at least 0")
-        self.m, self.lam_first, self.lam_last, self.lam_decay = m, lam_first, lam_last, lam_decay
+        self.m = m
+        self.lam_first = lam_first
+        self.lam_last = lam_last
+        self.lam_decay = lam_decay
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
@@ -312,7 +320,9 @@ class MultipliedAngle(nn.Module):
     def psi(self, cos: Tensor) -> Tensor:
         """Return psi of the angle whose cosine is given, (B,) -> (B,)."""
         k = (angle(cos.detach()) * self.m / math.pi).floor().clamp_max(self.m - 1)
-        before, multiple = torch.ones_like(cos), cos  # cos(0 th), cos(1 th)
+        # cos(0 th), cos(1 th)
+        before = torch.ones_like(cos)
+        multiple = cos
         for _ in range(self.m - 1):  # cos((j + 1) th) = 2 cos th cos(j th) - cos((j - 1) th)
             before, multiple = multiple, 2 * cos * multiple - before
         return (1 - 2 * (k % 2)) * multiple - 2 * k
@@ -358,7 +368,8 @@ class LSoftmax(MarginSoftmax):
 class _CircleMargins(nn.Module):
     def __init__(self, gamma: float = 256.0, margin: float = 0.25) -> None:
         super().__init__()
-        self.gamma, self.margin = gamma, margin
+        self.gamma = gamma
+        self.margin = margin
 
     def forward(self, cosines: Tensor, labels: Tensor, *, norms: Tensor, lengths: Tensor) -> Tensor:
         m = self.margin

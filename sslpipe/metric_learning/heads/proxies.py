@@ -40,7 +40,8 @@ class ProxyNCA(Head):
         super().__init__(num_classes, dim)
         if not 0 < scale < math.inf:
             raise ValueError(f"scale = {scale} must be above 0")
-        self.form, self.scale = form, scale
+        self.form = form
+        self.scale = scale
         self.proxies = nn.Parameter(torch.randn(num_classes, dim) / 8)  # as in the released code
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
@@ -71,7 +72,8 @@ class ProxyAnchor(Head):
 
     def __init__(self, num_classes: int, dim: int, alpha: float = 32.0, delta: float = 0.1) -> None:
         super().__init__(num_classes, dim)
-        self.alpha, self.delta = alpha, delta
+        self.alpha = alpha
+        self.delta = delta
         self.proxies = nn.Parameter(torch.empty(num_classes, dim))
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")  # as in the released code
 
@@ -117,7 +119,11 @@ class SoftTriple(Head):
         super().__init__(num_classes, dim)
         if centers < 1 or gamma <= 0:
             raise ValueError(f"centers = {centers}, gamma = {gamma}: must be at least 1, above 0")
-        self.la, self.gamma, self.delta, self.tau, self.centers = la, gamma, delta, tau, centers
+        self.la = la
+        self.gamma = gamma
+        self.delta = delta
+        self.tau = tau
+        self.centers = centers
         self.weight = nn.Parameter(torch.empty(num_classes, centers, dim))
         nn.init.uniform_(self.weight, -1 / math.sqrt(dim), 1 / math.sqrt(dim))
 
@@ -168,7 +174,9 @@ class CenterLoss(Head):
         reduction: Literal["sum", "mean"] = "mean",
     ) -> None:
         super().__init__(num_classes, dim)
-        self.weight, self.alpha, self.reduction = weight, alpha, reduction
+        self.weight = weight
+        self.alpha = alpha
+        self.reduction = reduction
         self.register_buffer("centers", torch.zeros(num_classes, dim))
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:

@@ -199,7 +199,8 @@ class MetricLoss(Configured):
 
     def _try_out(self) -> None:
         """Compute the terms of four rows: a setting that they refuse is an error at once."""
-        rows, labels = torch.eye(4, 60), torch.tensor([0, 0, 1, 1])
+        rows = torch.eye(4, 60)
+        labels = torch.tensor([0, 0, 1, 1])
         same = labels[:, None] == labels
         pairs = Pairs(same & ~torch.eye(4, dtype=torch.bool), ~same)
         self.rule(LabelledRows(rows, rows, labels, labels, 0, 0), pairs, **self.conventions)

@@ -71,7 +71,8 @@ class MagnetLoss(MetricLoss, normalize=False):
         own = groups.means[groups.column_group.clamp_min(0)]  # (M, D)
         spread = (batch.columns - own).square().sum(1).masked_fill(~known, 0).sum()
         # where all rows of each cluster are one, s2 = 0: it is kept above rounding, at any scale
-        info, rows = torch.finfo(spread.dtype), batch.columns.detach()[known]
+        info = torch.finfo(spread.dtype)
+        rows = batch.columns.detach()[known]
         least = (info.eps * (rows - rows.mean(0)).square().sum(1).mean()).clamp_min(info.tiny)
         scale = 0.5 / torch.maximum(spread / (known.sum() - 1).clamp_min(1), least)
 
@@ -153,7 +154,9 @@ class _HierarchicalTripletTerms(nn.Module):
         super().__init__()
         if levels < 1 or not 0 < momentum <= 1:
             raise ValueError(f"levels = {levels} must be at least 1, momentum = {momentum} in 0..1")
-        self.beta, self.levels, self.momentum = beta, levels, momentum
+        self.beta = beta
+        self.levels = levels
+        self.momentum = momentum
         self.register_buffer("means", torch.zeros(num_classes, dim))
         self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
         # of the pairs behind a squared mean, the share of a row with itself: 1/n after one batch
@@ -162,7 +165,8 @@ class _HierarchicalTripletTerms(nn.Module):
     def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         if self.training:
             self._follow(batch)
-        known, columns = batch.labels.clamp_min(0), batch.column_labels.clamp_min(0)
+        known = batch.labels.clamp_min(0)
+        columns = batch.column_labels.clamp_min(0)
         margins = self.margins().to(batch.anchors.dtype)[known][:, columns]  # (n, M)
         d = batch.distances("squared")
         sums = triplet_sums(d, d - margins, pairs)
@@ -184,7 +188,8 @@ class _HierarchicalTripletTerms(nn.Module):
     @torch.no_grad()
     def _follow(self, batch: LabelledRows) -> None:
         rows = len(batch.column_labels) - batch.references
-        columns, labels = batch.columns[:rows].detach(), batch.column_labels[:rows]
+        columns = batch.columns[:rows].detach()
+        labels = batch.column_labels[:rows]
         before = self.seen.clone()
         groups = follow_means(self.means, self.seen, columns, labels, self.momentum)
         at = groups.labels

@@ -93,7 +93,8 @@ class _DeepID2Terms(nn.Module):
     ) -> None:
         super().__init__()
         self.classifier = nn.Linear(dim, num_classes)
-        self.margin, self.weight = margin, weight
+        self.margin = margin
+        self.weight = weight
 
     def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         known = batch.labels >= 0
@@ -152,10 +153,8 @@ class HDCLoss(MetricLoss, normalize=False):
         if dim % len(shares):
             raise ValueError(f"{dim} features do not part into {len(shares)} branches equally wide")
         width = dim // len(shares)
-        anchors, columns = (
-            torch.split(batch.anchors, width, 1),
-            torch.split(batch.columns, width, 1),
-        )
+        anchors = torch.split(batch.anchors, width, 1)
+        columns = torch.split(batch.columns, width, 1)
         branches = [
             batch._replace(anchors=a, columns=c) for a, c in zip(anchors, columns, strict=True)
         ]
@@ -180,7 +179,9 @@ class _MarginTerms(nn.Module):
         super().__init__()
         if learn == "class" and num_classes is None:
             raise ValueError("learn = 'class' needs num_classes")
-        self.alpha, self.learn, self.nu = alpha, learn, nu
+        self.alpha = alpha
+        self.learn = learn
+        self.nu = nu
         size = num_classes if learn == "class" and num_classes else 1
         self.fixed = beta
         self.beta = nn.Parameter(torch.full((size,), beta)) if learn != "no" else None
@@ -241,7 +242,9 @@ class _FarHinges(torch.autograd.Function):
     def forward(
         ctx: Any, d: Tensor, far: Tensor, negative: Tensor, squared: bool
     ) -> tuple[Tensor, Tensor]:
-        total, active, slopes = torch.empty_like(far), torch.empty_like(far), torch.empty_like(d)
+        total = torch.empty_like(far)
+        active = torch.empty_like(far)
+        slopes = torch.empty_like(d)
         for rows in tiles(*d.shape):
             gap = torch.sub(far[rows, None], d[rows], out=slopes[rows])
             gap.masked_fill_(~negative[rows], 0).clamp_min_(0)

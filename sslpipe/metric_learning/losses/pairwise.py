@@ -177,7 +177,8 @@ def compare(
     """
     counts = row_counts(embeddings.shape[0])
     rank = current_rank().rank
-    columns, column_labels = gather_with_grad(embeddings), all_gather_rows(labels, counts)
+    columns = gather_with_grad(embeddings)
+    column_labels = all_gather_rows(labels, counts)
     references = 0
     if ref is not None:
         references = ref.embeddings.shape[0]
@@ -216,8 +217,10 @@ class _Distances(torch.autograd.Function):
     def forward(ctx: Any, a: Tensor, b: Tensor, squared: bool) -> Tensor:
         if len(b):  # distances know no origin, rounding does
             center = middle_row(b)
-            a, b = a - center, b - center
-        length_a, length_b = a.square().sum(1, keepdim=True), b.square().sum(1)
+            a = a - center
+            b = b - center
+        length_a = a.square().sum(1, keepdim=True)
+        length_b = b.square().sum(1)
         d = a.new_empty(len(a), len(b))
         for rows in tiles(len(a), len(b) // 4):  # wider than others, for the products' sake
             lengths = length_a[rows] + length_b
@@ -236,7 +239,9 @@ class _Distances(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         a, b, d = ctx.saved_tensors
-        grad_a, grad_b, sum_b = torch.empty_like(a), torch.zeros_like(b), b.new_zeros(len(b), 1)
+        grad_a = torch.empty_like(a)
+        grad_b = torch.zeros_like(b)
+        sum_b = b.new_zeros(len(b), 1)
         for rows in tiles(len(a), len(b) // 4):
             w = grad[rows] * d[rows].sign()  # of a pair: w (a - b), 0 where the distance is
             w = w.mul_(2) if ctx.squared else w.div_(d[rows].clamp_min(torch.finfo(d.dtype).tiny))
@@ -256,7 +261,8 @@ class _MaskedLSE(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
-        out, softmax = x.new_empty(len(x)), torch.empty_like(x)
+        out = x.new_empty(len(x))
+        softmax = torch.empty_like(x)
         never = NEVER[x.dtype]
         for rows in tiles(*x.shape):
             tile = torch.mul(x[rows], scale, out=softmax[rows]).masked_fill_(~mask[rows], never)
@@ -332,7 +338,8 @@ def positive_slots(positive: Tensor, most_positives: int | None = None) -> Slots
         filled = first > 0
         return Slots((positive.shape[1] - first.long()).masked_fill_(~filled, 0), filled)
     at = positive.flatten().nonzero()[:, 0]  # in less time than rows and columns at once
-    rows, columns = at // positive.shape[1], at % positive.shape[1]
+    rows = at // positive.shape[1]
+    columns = at % positive.shape[1]
     counts = rows.bincount(minlength=len(positive))  # (n,)
     most = max(1, int(counts.max()) if len(counts) else 0)
     place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]

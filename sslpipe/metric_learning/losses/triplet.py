@@ -127,7 +127,8 @@ class _RankingAndTagsTerms(nn.Module):
             raise ValueError(f"tags must be a list of tags >= 0 for each of {num_classes} classes")
         self.register_buffer("tags", table)
         self.classifiers = nn.ModuleList(nn.Linear(dim, int(top) + 1) for top in table.amax(0))
-        self.weight, self.classified = weight, classified
+        self.weight = weight
+        self.classified = classified
 
     def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         d = batch.distances("euclidean")
@@ -179,7 +180,9 @@ class _LargeMarginNeighboursTerms(nn.Module):
             raise ValueError(f"neighbours = {neighbours} must be at least 1")
         self.map = nn.Linear(dim, dim, bias=False)
         nn.init.eye_(self.map.weight)
-        self.margin, self.weight, self.neighbours = margin, weight, neighbours
+        self.margin = margin
+        self.weight = weight
+        self.neighbours = neighbours
 
     def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         if self.neighbours is not None:
@@ -290,7 +293,8 @@ def _direct_sums(nearby: Tensor, far: Tensor, rule: _Rule) -> tuple[Tensor, Tens
     """Every positive against every column, in tiles of rows."""
     total = far.new_empty(len(far))
     active = torch.empty(len(far), dtype=torch.int64, device=far.device)
-    grad_near, grad_far = torch.empty_like(nearby), torch.empty_like(far)
+    grad_near = torch.empty_like(nearby)
+    grad_far = torch.empty_like(far)
     for rows in tiles(len(far), nearby.shape[1] * far.shape[1]):
         negatives = far[rows].masked_fill(~rule.pairs.negative[rows], torch.inf)  # v = -inf, f = 0
         v = (nearby[rows] + rule.margin)[:, :, None] - negatives[:, None]  # (r, P, M)

@@ -48,7 +48,8 @@ class InfoNCELoss(MetricLoss, normalize=True):
     def row_terms(
         batch: LabelledRows, pairs: Pairs, *, temperature: float = 0.07
     ) -> list[PerAnchor]:
-        s, slots = batch.similarities(), pairs.slots()
+        s = batch.similarities()
+        slots = pairs.slots()
         negatives = masked_lse(s, pairs.negative, _sharpness(temperature))
         values = F.softplus(negatives[:, None] - slots.take(s) / temperature)  # (n, P)
         return [per_pair(values, slots.filled)]
@@ -71,7 +72,8 @@ class LabelledNTXentLoss(MetricLoss, normalize=True):
     def row_terms(
         batch: LabelledRows, pairs: Pairs, *, temperature: float = 0.1
     ) -> list[PerAnchor]:
-        s, slots = batch.similarities(), pairs.slots()
+        s = batch.similarities()
+        slots = pairs.slots()
         everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
         return [per_pair(everyone[:, None] - slots.take(s) / temperature, slots.filled)]
 
@@ -98,7 +100,8 @@ class LabelledSupConLoss(MetricLoss, normalize=True):
         temperature: float = 0.1,
         form: Literal["out", "in"] = "out",
     ) -> list[PerAnchor]:
-        s, slots = batch.similarities(), pairs.slots()
+        s = batch.similarities()
+        slots = pairs.slots()
         positives = slots.filled.sum(1)
         everyone = masked_lse(s, pairs.positive | pairs.negative, _sharpness(temperature))
         if form == "out":
@@ -131,7 +134,8 @@ class NCALoss(MetricLoss, normalize=False):
         form: Literal["log", "expected"] = "log",
         scale: float = 1.0,
     ) -> list[PerAnchor]:
-        d, slots = batch.distances("squared"), pairs.slots()
+        d = batch.distances("squared")
+        slots = pairs.slots()
         gap = masked_lse(d, pairs.negative, -scale) - slots.lse(d, -scale)  # log of (1 - p) / p
         values = F.softplus(gap) if form == "log" else torch.sigmoid(gap)
         return [per_row(values, slots.filled[:, 0])]
@@ -157,11 +161,14 @@ class NPairLoss(MetricLoss, normalize=False):
         place = occurrence(batch.column_labels)
         rows = (place[batch.first : batch.first + len(batch.labels)] == 0).nonzero()[:, 0]  # (A,)
         seconds = (place == 1).nonzero()[:, 0]  # (B,)
-        anchors, partners = batch.anchors[rows], batch.columns[seconds]
+        anchors = batch.anchors[rows]
+        partners = batch.columns[seconds]
         # differences of an anchor's products alone count; taken so, they keep their digits
         s = anchors @ centered_columns(partners).T  # (A, B)
         at = rows[:, None], seconds
-        own, other = pairs.positive[at], pairs.negative[at]  # own: one partner at most
+        # own: one partner at most
+        own = pairs.positive[at]
+        other = pairs.negative[at]
         one = own.to(s.dtype)
         gap = masked_lse(s, other) - (one * s).sum(1) if len(seconds) else s.sum(1)
         penalty = anchors.square().sum(1) + one @ partners.square().sum(1)
@@ -207,7 +214,8 @@ class MultiSimilarityLoss(MetricLoss, normalize=True):
         beta: float = 50.0,
         base: float = 1.0,
     ) -> list[PerAnchor]:
-        s, slots = batch.similarities(), pairs.slots()
+        s = batch.similarities()
+        slots = pairs.slots()
         pull = F.softplus(slots.lse(s, -alpha) + alpha * base) / alpha
         push = F.softplus(masked_lse(s, pairs.negative, beta) - beta * base) / beta
         return [per_row(pull + push, batch.labels >= 0)]
@@ -230,7 +238,8 @@ class UnifiedLoss(MetricLoss, normalize=True):
     def row_terms(
         batch: LabelledRows, pairs: Pairs, *, gamma: float = 80.0, margin: float = 0.4
     ) -> list[PerAnchor]:
-        s, slots = batch.similarities(), pairs.slots()
+        s = batch.similarities()
+        slots = pairs.slots()
         gap = masked_lse(s, pairs.negative, gamma) + slots.lse(s, -gamma) + gamma * margin
         return [per_row(F.softplus(gap), slots.filled[:, 0] & pairs.negative.any(1))]
 
@@ -281,10 +290,8 @@ class LiftedStructureLoss(MetricLoss, normalize=False):
         mine = alpha + masked_lse(d, pairs.negative, -1.0)  # (n,)
         theirs = gather_with_grad(mine)
         if batch.references:
-            rows, labels = (
-                batch.columns[-batch.references :],
-                batch.column_labels[-batch.references :],
-            )
+            rows = batch.columns[-batch.references :]
+            labels = batch.column_labels[-batch.references :]
             other = (labels[:, None] != batch.column_labels) & (batch.column_labels >= 0)
             far = batch._replace(anchors=rows).distances("euclidean")
             theirs = torch.cat([theirs, alpha + masked_lse(far, other, -1.0)])
@@ -322,7 +329,8 @@ class TupletMarginLoss(MetricLoss, normalize=True):
         variance_weight: float = 0.5,
         epsilon: float = 0.01,
     ) -> list[PerAnchor]:
-        s, relative = batch.similarities(), batch.relative_similarities()
+        s = batch.similarities()
+        relative = batch.relative_similarities()
         slots = pairs.slots()
         cosines = slots.take(s)  # (n, P)
         # cos(th - margin) without acos: a small angle is read off the distance, not the cosine
@@ -384,7 +392,9 @@ class _NegativesOfPairs(torch.autograd.Function):
     def forward(
         ctx: Any, s: Tensor, everyone: Tensor, c: float, slots: Slots, negative: Tensor
     ) -> Tensor:
-        ctx.c, ctx.slots, ctx.negative = c, slots, negative
+        ctx.c = c
+        ctx.slots = slots
+        ctx.negative = negative
         out = s.new_empty(slots.columns.shape)
         for rows in tiles(len(s), slots.filled.shape[1] * s.shape[1]):
             out[rows] = _exponents(s, everyone, c, slots, negative, rows).logsumexp(2)
@@ -396,7 +406,8 @@ class _NegativesOfPairs(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         s, everyone, out = ctx.saved_tensors
         grad = ctx.c * grad.masked_fill(~ctx.slots.filled, 0)
-        grad_s, grad_everyone = torch.empty_like(s), torch.zeros_like(everyone)
+        grad_s = torch.empty_like(s)
+        grad_everyone = torch.zeros_like(everyone)
         for rows in tiles(len(s), ctx.slots.filled.shape[1] * s.shape[1]):
             w = _exponents(s, everyone, ctx.c, ctx.slots, ctx.negative, rows)  # (r, P, M)
             w = w.sub_(out[rows, :, None]).exp_().mul_(grad[rows, :, None])

@@ -138,14 +138,17 @@ def main(
     page = choice_page(rows, sentences, heads, cells, ranked, features, seed)
     write_atomically(out / "choice.html", page)
     # the best form of each row; a log file gets lines wide enough
-    best, printer = [cells[n] for n in choose.best_forms(ranked)], SafeConsole()
+    best = [cells[n] for n in choose.best_forms(ranked)]
+    printer = SafeConsole()
     (printer if printer.is_terminal else SafeConsole(width=160)).print(text_table(heads, best))
     if any("*" in cell for row in best for cell in row[1:]):
         typer.echo("* clearly different, all rows taken together (Holm)")
     show("\n".join(sentences))
     say(f"{out / 'choice.html'}: the same queries under each")
     # the commands that make an export of the best row, flattened
-    power, backbone, train = ranked[0].power, out / "backbone", out / "backbone.safetensors"
+    power = ranked[0].power
+    backbone = out / "backbone"
+    train = out / "backbone.safetensors"
     source = "+".join(found[name].source for name in ranked[0].parts)
     say_next("export", source, "--out", backbone)
     if power is not None:

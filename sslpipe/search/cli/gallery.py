@@ -190,7 +190,8 @@ def identify(
     for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
         cells = [one_line(str(paths[k]))]
         for match in matches:
-            name, score = one_line(match.name), f"{match.score:.4f}"
+            name = one_line(match.name)
+            score = f"{match.score:.4f}"
             if book.calibrated and match.score < book.threshold:
                 cells += ["-", f"{score} ({name})"]
             else:
@@ -286,7 +287,8 @@ def _new(
     from sslpipe.evaluation.flatten import fit_flattening
     from sslpipe.search.gallery import Gallery
 
-    flattening, form = None, "as they are"
+    flattening = None
+    form = "as they are"
     if backbone.whitening is not None:
         form = "as their export whitened them"
     elif flatten is not False:

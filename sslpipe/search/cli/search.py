@@ -123,7 +123,8 @@ def browse(
         flatten: Flatten the features' spectrum, as `sslpipe search` does.
     """
     if features.is_dir():
-        run, features = features, features / "features" / "test.safetensors"
+        run = features
+        features = features / "features" / "test.safetensors"
         if not features.exists():
             raise UserError(
                 f"{run} has no {features.relative_to(run)}: `sslpipe evaluate suite` writes it; or "
