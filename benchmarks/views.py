@@ -3,7 +3,6 @@
     python -m benchmarks.views [--cases 32,96,224] [--only ours kornia] [--threads 1]
                                [--seconds 0.7] [--rounds 8] [--device cpu]
                                [--json docs/measured/views_speed.json]
-                               [--markdown docs/views_speed.md]
 
 Cases: 256 images of 32 px to 32 px; 64 of 96 px to 96 px; 16 of 500 x 375 px to 224 px; 224x5, the
 last in float32 of five channels, of which ours and kornia can make views. All
@@ -15,13 +14,11 @@ median call of the quietest round, "noise" how much slower the median round was:
 a few per cent. The limit: one copy of the float32 views, measured in the same run. Ours and the
 limit keep freed memory (sslpipe.portable), as every run does; it is worth up to 7 % here.
 Ratios are against torchvision on PIL images and the faster of kornia's two crops. `--cases ""`
-measures nothing and writes the tables of what --json holds.
+measures nothing and compares what --json holds.
 """
 
 import json
 from collections.abc import Callable
-from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -203,7 +200,6 @@ def main() -> None:
     parse.add_argument("--cases", default="32,96,224")
     parse.add_argument("--only", nargs="+", help="contenders by name, or what precedes its comma")
     parse.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parse.add_argument("--markdown", type=Path)
     given = parse.parse_args()
     cases = [case for case in given.cases.split(",") if case]
     skipped = absent(NEEDS)
@@ -224,8 +220,6 @@ def main() -> None:
         report = json.loads(given.json.read_text())
     compare("views_speed.json", report, ratios)
     print(machine_line(report["machine"]))
-    if given.markdown:
-        given.markdown.write_text(markdown(report))
 
 
 def prepared(name: str, case: str, device: str) -> tuple[Call, None]:
@@ -244,18 +238,6 @@ def summary(name: str, case: Case, rounds: list[list[float]]) -> dict[str, Any]:
         "noise": round(noise, 3),
         "calls": sum(len(times) for times in rounds),
     }
-
-
-def markdown(report: dict[str, Any]) -> str:
-    """docs/views_speed.md."""
-    tables = [table(list(rows)) for _, rows in groupby(report["results"], lambda row: row["case"])]
-    head = """# How fast the views are
-
-Two SimCLR views of every image (strength 1.0, blur and all), by `python -m benchmarks.views`: one
-process a contender, one core, in turns; CPU time of the median call in the quietest round. Ours and
-the limit keep freed memory, as every run does.
-"""
-    return f"{head}{machine_line(report['machine'])}.\n" + "\n".join(tables) + "\n"
 
 
 def ratios(report: dict[str, Any]) -> dict[str, float]:
