@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sslpipe.api import train
     from sslpipe.augment.two_views import TwoViews
     from sslpipe.data.index import load_index
-    from sslpipe.evaluation.knn import knn
+    from sslpipe.evaluation.arrays import knn, linear_probe, retrieval, verification
     from sslpipe.export.load import load_backbone
     from sslpipe.export.write import export_backbone
     from sslpipe.losses import DCLLoss, HardNegativeLoss, MoCoLoss, NTXentLoss, SupConLoss
@@ -28,11 +28,14 @@ __all__ = [
     "TwoViews",
     "export_backbone",
     "knn",
+    "linear_probe",
     "load_backbone",
     "load_index",
     "load_plugins",
     "load_recipe",
+    "retrieval",
     "train",
+    "verification",
 ]
 
 _LOSSES = ("DCLLoss", "HardNegativeLoss", "MoCoLoss", "NTXentLoss", "SupConLoss")
@@ -40,12 +43,15 @@ _HOMES = {
     **dict.fromkeys(_LOSSES, "losses"),
     "TwoViews": "augment.two_views",
     "export_backbone": "export.write",
-    "knn": "evaluation.knn",
+    "knn": "evaluation.arrays",
+    "linear_probe": "evaluation.arrays",
     "load_backbone": "export.load",
     "load_index": "data.index",
     "load_plugins": "registry.plugins",
     "load_recipe": "recipe",
+    "retrieval": "evaluation.arrays",
     "train": "api",
+    "verification": "evaluation.arrays",
 }
 
 

@@ -1,6 +1,6 @@
 """Frozen features in, numbers out; each with its protocol, counts and an interval.
 
-For whoever compares backbones: from arrays (`knn.knn`), from files of embeddings (the entries of
+For whoever compares backbones: from arrays (`arrays`), from files of embeddings (the entries of
 `EVALS`), during training (`monitor.py`), or all at once (`suite.run_suite`; `verdict.py` decides
 what is better). Start reading at `result.py`, which every evaluation returns, then `embed.py`
 (images to features) and `knn.py`.

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.distributed import Rank
@@ -26,82 +26,6 @@ DINO_K = (10, 20, 100, 200)  # Caron et al. 2021, arXiv:2104.14294, its evaluati
 # k = 200 and InstDisc's protocol are one number
 INSTDISC_TEMPERATURE = 0.07
 VOTING_ROWS = 8192  # queries at a time
-
-
-def knn(
-    train_features: ArrayLike | Tensor,
-    train_labels: ArrayLike | Tensor,
-    test_features: ArrayLike | Tensor,
-    test_labels: ArrayLike | Tensor,
-    *,
-    k: int = 20,
-    temperature: float = INSTDISC_TEMPERATURE,
-    vote: Vote = "weighted",
-    search: Search = "torch",
-) -> Result:
-    """Score arrays of features by their k nearest neighbours, in one line of a notebook.
-
-    >>> print(sslpipe.knn(train_features, train_labels, test_features, test_labels))
-    knn-weighted k=20 T=0.07 cosine: top1 0.8125 [0.7948, 0.829], 2000 queries, bank of 8000
-
-    Args:
-        train_features: (N, F) of any float dtype, numpy or torch, any scale; compared by cosine.
-        train_labels: (N,) integers >= 0 of any dtype, numpy, torch or a list.
-        test_features: (Q, F), as train_features; moved to their device.
-        test_labels: (Q,), as train_labels.
-        k: Neighbours that vote, 1 to N.
-        temperature: T > 0 of the weights exp(cosine / T); without effect on a majority vote.
-        vote: "weighted" (the field's protocol) or "majority".
-        search: "torch" or "faiss"; both find the same neighbours.
-
-    Returns:
-        Top-1 accuracy as a `Result`: value in [0, 1], Wilson's 95 % interval.
-
-    Raises:
-        DataError: Shapes or dtypes do not fit, a number is not finite, or a label is missing.
-
-    Source:
-        Wu et al. 2018 (InstDisc), arXiv:1805.01978, section 3.4; Caron et al. 2021 (DINO),
-        arXiv:2104.14294.
-    """
-    train = embeddings_from_arrays(train_features, train_labels, "train")
-    test = embeddings_from_arrays(test_features, test_labels, "test")
-    if train.features.shape[1] != test.features.shape[1]:
-        raise DataError(
-            f"train_features have {train.features.shape[1]} columns and test_features "
-            f"{test.features.shape[1]}; take both from one backbone"
-        )
-    options: dict[str, Any] = {"temperature": temperature, "vote": vote, "search": search}
-    (result,) = knn_results(train, test.to(train.features.device), k=(k,), **options)
-    return result
-
-
-def embeddings_from_arrays(
-    features: ArrayLike | Tensor, labels: ArrayLike | Tensor, side: str
-) -> Embeddings:
-    """Make float32 features and int64 labels of arrays, numbering the rows 0, 1, ...
-
-    `side`, "train" or "test", begins the arguments' names in messages. A shape or dtype that does
-    not fit, or a number beyond float32 or int64, is a DataError.
-    """
-    rows = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features))
-    numbers = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    wrong = ""
-    if rows.dim() != 2 or not rows.dtype.is_floating_point or not rows.numel():
-        dtype = str(rows.dtype).removeprefix("torch.")
-        wrong = f"features must be floats of shape (rows, features), not {dtype} {(*rows.shape,)}"
-    elif numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        wrong = f"labels must be integers of shape (rows,), not {numbers.dtype} {numbers.shape}"
-        wrong += "; number the classes 0, 1, ..."
-    elif len(numbers) != len(rows):
-        wrong = f"features has {len(rows)} rows and {side}_labels {len(numbers)}; "
-        wrong += "each row needs one label"
-    elif int(numbers.max()) > np.iinfo(np.int64).max:
-        wrong = f"labels reaches {numbers.max()}, beyond int64; number the classes"
-    if wrong:
-        raise DataError(f"{side}_{wrong}")
-    numbered = torch.from_numpy(numbers.astype(np.int64)), torch.arange(len(rows))
-    return Embeddings(rows.detach().float(), *numbered).to(rows.device)
 
 
 def knn_results(

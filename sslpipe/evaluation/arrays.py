@@ -1,0 +1,220 @@
+"""Evaluations of plain arrays, each in one line of a notebook, by the protocols of the suite."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from sslpipe.errors import DataError
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.knn import INSTDISC_TEMPERATURE, Vote, knn_results
+from sslpipe.evaluation.linear_probe import linear_probe as probe_rows
+from sslpipe.evaluation.neighbours import Search
+from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.retrieval import retrieval as search_rows
+from sslpipe.evaluation.verification import verification as verify_rows
+
+Array = ArrayLike | Tensor
+
+
+def knn(
+    train_features: Array,
+    train_labels: Array,
+    test_features: Array,
+    test_labels: Array,
+    *,
+    k: int = 20,
+    temperature: float = INSTDISC_TEMPERATURE,
+    vote: Vote = "weighted",
+    search: Search = "torch",
+) -> Result:
+    """Score arrays of features by their k nearest neighbours, in one line of a notebook.
+
+    >>> print(sslpipe.knn(train_features, train_labels, test_features, test_labels))
+    knn-weighted k=20 T=0.07 cosine: top1 0.8125 [0.7948, 0.829], 2000 queries, bank of 8000
+
+    Args:
+        train_features: (N, F) of any float dtype, numpy or torch, any scale; compared by cosine.
+        train_labels: (N,) integers >= 0 of any dtype, numpy, torch or a list.
+        test_features: (Q, F), as train_features; moved to their device.
+        test_labels: (Q,), as train_labels.
+        k: Neighbours that vote, 1 to N.
+        temperature: T > 0 of the weights exp(cosine / T); without effect on a majority vote.
+        vote: "weighted" (the field's protocol) or "majority".
+        search: "torch" or "faiss"; both find the same neighbours.
+
+    Returns:
+        Top-1 accuracy as a `Result`: value in [0, 1], Wilson's 95 % interval.
+
+    Raises:
+        DataError: Shapes or dtypes do not fit, a number is not finite, or a label is missing.
+
+    Source:
+        Wu et al. 2018 (InstDisc), arXiv:1805.01978, section 3.4; Caron et al. 2021 (DINO),
+        arXiv:2104.14294.
+    """
+    train, test = _pair(train_features, train_labels, test_features, test_labels)
+    (result,) = knn_results(train, test, k=(k,), temperature=temperature, vote=vote, search=search)
+    return result
+
+
+def linear_probe(
+    train_features: Array,
+    train_labels: Array,
+    test_features: Array,
+    test_labels: Array,
+    *,
+    holdout: float = 0.15,
+    seed: int = 0,
+) -> Result:
+    """Score logistic regression fitted on train, its C chosen on held-out rows of train.
+
+    >>> print(sslpipe.linear_probe(train_features, train_labels, test_features, test_labels))
+
+    Args:
+        train_features: As in `knn`.
+        train_labels: As in `knn`; each class has two rows or more.
+        test_features: As in `knn`; read once, after C was chosen.
+        test_labels: As in `knn`.
+        holdout: Class-stratified share of train that chooses C.
+        seed: Of that share.
+
+    Returns:
+        Top-1 accuracy; `details` has C, per-class accuracy and the confusion matrix.
+
+    Raises:
+        DataError: As in `knn`; or a class has a single row of train.
+    """
+    train, test = _pair(train_features, train_labels, test_features, test_labels)
+    (result,) = probe_rows(train, test, holdout=holdout, seed=seed)
+    return result
+
+
+def retrieval(
+    gallery_features: Array,
+    gallery_labels: Array,
+    query_features: Array | None = None,
+    query_labels: Array | None = None,
+    *,
+    k: Sequence[int] = (1, 5, 10),
+) -> dict[str, Result]:
+    """Search a gallery by each query: are images of its label found first?
+
+    >>> print(sslpipe.retrieval(features, labels)["map_at_r"])
+
+    Args:
+        gallery_features: (N, F), as in `knn`.
+        gallery_labels: (N,), as in `knn`.
+        query_features: (Q, F); None: each row of the gallery searches all others.
+        query_labels: (Q,); None with query_features.
+        k: Ranks at which metrics are cut off.
+
+    Returns:
+        Metric ("Recall@1", "map_at_r", ...) -> `Result`; see
+        `sslpipe.evaluation.retrieval.retrieval` for the definitions.
+
+    Raises:
+        DataError: As in `knn`; or k is beyond the gallery, or no query has a match.
+    """
+    if (query_features is None) != (query_labels is None):
+        raise DataError("give query_features and query_labels, or neither: the gallery searches")
+    if query_features is None or query_labels is None:
+        gallery = queries = embeddings_from_arrays(gallery_features, gallery_labels, "gallery")
+    else:
+        sides = ("gallery", "query")
+        gallery, queries = _pair(
+            gallery_features, gallery_labels, query_features, query_labels, sides=sides
+        )
+    results = search_rows(gallery, queries, k=k, exclude_same_id=queries is gallery)
+    return {result.metric: result for result in results}
+
+
+def verification(
+    features: Array,
+    labels: Array,
+    *,
+    pairs: int = 10_000,
+    far: Sequence[float] = (1e-1, 1e-2, 1e-3),
+    seed: int = 0,
+) -> dict[str, Result]:
+    """Decide "one label or two" by the cosine of two rows, for drawn pairs.
+
+    Args:
+        features: (N, F), as in `knn`.
+        labels: (N,), as in `knn`.
+        pairs: So many of one label and as many of two, or all, where there are fewer.
+        far: False accept rates, each in (0, 1).
+        seed: Of the pairs.
+
+    Returns:
+        Metric ("auc", "eer", "tar@far=0.01", ...) -> `Result`; see
+        `sslpipe.evaluation.verification.verification` for the definitions.
+
+    Raises:
+        DataError: As in `knn`; or there are too few pairs.
+    """
+    rows = embeddings_from_arrays(features, labels, "")
+    results = verify_rows(rows, rows, pairs=pairs, far=far, seed=seed)
+    return {result.metric: result for result in results}
+
+
+def _pair(
+    bank_features: Array,
+    bank_labels: Array,
+    query_features: Array,
+    query_labels: Array,
+    *,
+    sides: tuple[str, str] = ("train", "test"),
+) -> tuple[Embeddings, Embeddings]:
+    """Make the rows of both sides, on the bank's device. Raises: DataError."""
+    bank = embeddings_from_arrays(bank_features, bank_labels, sides[0])
+    queries = embeddings_from_arrays(query_features, query_labels, sides[1])
+    if bank.features.shape[1] != queries.features.shape[1]:
+        raise DataError(
+            f"{sides[0]}_features have {bank.features.shape[1]} columns and {sides[1]}_features "
+            f"{queries.features.shape[1]}; take both from one backbone"
+        )
+    return bank, queries.to(bank.features.device)
+
+
+def embeddings_from_arrays(features: Array, labels: Array, side: str) -> Embeddings:
+    """Make float32 features and int64 labels of arrays, numbering the rows 0, 1, ...
+
+    Args:
+        features: (N, F) of any float dtype.
+        labels: (N,) integers.
+        side: "train" or "test": begins the arguments' names in messages; "" for none.
+
+    Raises:
+        DataError: A shape or dtype does not fit, or a number is beyond float32 or int64.
+    """
+    named = {name: f"{side}_{name}".removeprefix("_") for name in ("features", "labels")}
+    rows = features if isinstance(features, Tensor) else torch.from_numpy(np.array(features))
+    numbers = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if rows.dim() != 2 or not rows.dtype.is_floating_point or not rows.numel():
+        dtype = str(rows.dtype).removeprefix("torch.")
+        raise DataError(
+            f"{named['features']} must be floats of shape (rows, features), not {dtype} "
+            f"{(*rows.shape,)}"
+        )
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise DataError(
+            f"{named['labels']} must be integers of shape (rows,), not {numbers.dtype} "
+            f"{numbers.shape}; number the classes 0, 1, ..."
+        )
+    if len(numbers) != len(rows):
+        raise DataError(
+            f"{named['features']} has {len(rows)} rows and {named['labels']} {len(numbers)}; "
+            "each row needs one label"
+        )
+    if int(numbers.max()) > np.iinfo(np.int64).max:
+        raise DataError(
+            f"{named['labels']} reaches {numbers.max()}, beyond int64; number the classes"
+        )
+    return Embeddings(
+        features=rows.detach().float(),
+        labels=torch.from_numpy(numbers.astype(np.int64)),
+        ids=torch.arange(len(rows)),
+    ).to(rows.device)
