@@ -21,6 +21,7 @@ from sslpipe.data.index import Split
 from sslpipe.data.loader import one_pass
 from sslpipe.data.pipeline import Batch
 from sslpipe.data.reader import OnBad, Quarantined
+from sslpipe.data.storage import load_array
 from sslpipe.distributed import Rank, agree, all_gather_rows
 from sslpipe.errors import DataError, shown
 from sslpipe.models.state import (
@@ -204,8 +205,13 @@ def save_embeddings(
 def load_embeddings(path: str | Path) -> tuple[Embeddings, dict[str, Any]]:
     """Read rows, features as float32, and facts as they were saved; nothing is unpickled.
 
+    A file that another program wrote is read, too: a .npy of (N, F) floats, or `features` in a .npz
+    or .safetensors, beside them `labels` and `ids`, (N,) integers, and `split` (a text, .npz alone)
+    where they are known. Without ids the rows are the samples 0, 1, ...; without labels none has
+    one.
+
     Raises:
-        DataError: The file is none of ours, damaged, empty, or has features that are not finite.
+        DataError: The file holds no features, is damaged or empty, or features are not finite.
     """
     rows, facts = read_embeddings(Path(path))
     check_embeddings(rows, str(path), labelled=False)
@@ -218,11 +224,16 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
         raise DataError(f"{path} is a folder; name a file that `sslpipe embed` wrote")
     try:
         open_regular(path).close()
+        if path.suffix == ".npy":
+            features = torch.from_numpy(load_array(str(path)))
+            return _from_elsewhere(path, {"features": features}), {}
         tensors, text = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
     except UNREADABLE as error:
         if memory_is_short(error):
             raise
         raise DataError(f"cannot read embeddings from {path}: {error}; embed again") from error
+    if text is None and CHECKSUM not in tensors:
+        return _from_elsewhere(path, tensors), _split_of_npz(path)
     missing = ", ".join(sorted({*Embeddings._fields} - {*tensors}))
     if missing or text is None:
         write = "write one with `sslpipe embed`"
@@ -290,6 +301,40 @@ def content_sha256(tensors: Mapping[str, Tensor], facts: str) -> bytes:
 
 
 _NAMES = frozenset({*Embeddings._fields, CHECKSUM})
+
+
+def _from_elsewhere(path: Path, tensors: Mapping[str, Tensor]) -> Embeddings:
+    """Make rows of what another program wrote; its rows are samples 0, 1, ... without ids."""
+    features = tensors.get("features")
+    if features is None:
+        raise DataError(
+            f"{path} holds no features; write it with `sslpipe embed`, or as a .npy of floats "
+            "(rows, features), or a .npz with features and, where known, labels and ids"
+        )
+    if features.ndim != 2 or not features.dtype.is_floating_point:
+        dtype = str(features.dtype).removeprefix("torch.")
+        found = f"{dtype} {tuple(features.shape)}"
+        raise DataError(f"{path}: features are {found}, not floats (rows, features)")
+    integers = {
+        "labels": torch.full((len(features),), -1),
+        "ids": torch.arange(len(features)),
+    }
+    for name in integers.keys() & tensors.keys():
+        given = tensors[name]
+        if given.shape != features.shape[:1] or given.dtype.is_floating_point:
+            dtype = str(given.dtype).removeprefix("torch.")
+            found = f"{dtype} {tuple(given.shape)}"
+            raise DataError(f"{path}: {name} are {found}, not integers ({len(features)},)")
+        integers[name] = given.to(torch.int64)
+    return Embeddings(features.float(), **integers)
+
+
+def _split_of_npz(path: Path) -> dict[str, Any]:
+    """Return the split that another program named in a .npz, as a features file of ours does."""
+    if path.suffix != ".npz":
+        return {}
+    with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+        return {"split": str(file["split"])} if "split" in file.files else {}
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:

@@ -35,7 +35,12 @@ def split_of_file(data: str, path: Path, rows: Embeddings, metadata: dict[str, A
         DataError: The data set is another one, or the ids are no different samples of it.
     """
     index = load_index(data)
-    if not index.has_sha256(metadata.get("data_sha256")) or "split" not in metadata:
+    if "split" not in metadata:
+        raise DataError(
+            f"{path} does not say which split of {data} its rows are: write it with `sslpipe "
+            'embed`, or as np.savez(FILE, features=..., ids=..., split="test")'
+        )
+    if "data_sha256" in metadata and not index.has_sha256(metadata["data_sha256"]):
         raise DataError(
             f"{path} was not embedded from {data} as it is now (sha256 "
             f"{str(metadata.get('data_sha256'))[:12]} and {index.sha256[:12]}), so its ids are not "

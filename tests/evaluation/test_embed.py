@@ -209,7 +209,7 @@ def test_a_file_keeps_every_bit_and_the_facts(tmp_path):
 
 
 def test_a_file_that_holds_no_embeddings_or_strange_facts_is_one_clear_error(tmp_path):
-    save_file({"features": torch.zeros(2, 2)}, tmp_path / "part")
+    save_file({"vectors": torch.zeros(2, 2)}, tmp_path / "part")
     (tmp_path / "text").write_text("hello")
     rows, messages = Embeddings(torch.ones(2, 3), torch.arange(2), torch.arange(2)), {}
     for key in ("data", "data_sha256", "split", "backbone_sha256"):
@@ -217,7 +217,7 @@ def test_a_file_that_holds_no_embeddings_or_strange_facts_is_one_clear_error(tmp
             save_embeddings(tmp_path / f"{key}{number}", rows, {key: value})
             messages[f"{key}{number}"] = f"{key} is .* not a text"
     save_embeddings(tmp_path / "nan", rows._replace(features=rows.features * torch.nan), {})
-    messages |= {"part": "no ids, labels", "text": "cannot read", "none": "cannot read"}
+    messages |= {"part": "holds no features", "text": "cannot read", "none": "cannot read"}
     messages["nan"] = "2 rows of features are not finite"
     for name, message in messages.items():
         with pytest.raises(DataError, match=message):
