@@ -18,9 +18,8 @@ from mkdocs.structure.pages import Page
 from pydantic import BaseModel
 
 from sslpipe.cli.explain import SECTIONS, _meanings
+from sslpipe.recipe import recipe_models
 from sslpipe.recipe.base import Component
-from sslpipe.recipe.finetune import FinetuneRecipe
-from sslpipe.recipe.pretrain import Recipe
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = {  # page of the site -> file of the repository
@@ -89,8 +88,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def settings_tables() -> Iterator[str]:
-    """Yield the lines of a table for each section of both kinds of recipe."""
-    for title, recipe in (("pretraining", Recipe), ("fine-tuning", FinetuneRecipe)):
+    """Yield the lines of a table for each section of every kind of recipe."""
+    for title, recipe in recipe_models().items():
         yield f"\n## Settings of a {title}\n"
         plain = {
             name: field for name, field in recipe.model_fields.items() if _section(field) is None

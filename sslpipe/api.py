@@ -9,7 +9,7 @@ from sslpipe.export.load import FrozenBackbone, Weights
 from sslpipe.export.start import open_init
 from sslpipe.kinds import Plan, kind_of
 from sslpipe.plan import Pretraining
-from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe
+from sslpipe.recipe import Recipe, RunRecipe, load_recipe
 from sslpipe.registry.plugins import made_with
 from sslpipe.run.checkpoint_files import damage_of, newest, read_state
 from sslpipe.run.console import say_last
@@ -19,7 +19,7 @@ from sslpipe.run.stop import reported_refusal
 
 
 def train(
-    recipe: Recipe | FinetuneRecipe | str | Path,
+    recipe: RunRecipe | str | Path,
     data: DatasetIndex | str | Path,
     run_dir: str | Path,
     *,
@@ -69,12 +69,12 @@ def train(
 
 
 def make_plan(
-    recipe: Recipe | FinetuneRecipe,
+    recipe: RunRecipe,
     index: DatasetIndex,
     named: FrozenBackbone | None = None,
     run_dir: Path | None = None,
 ) -> Plan:
-    """Make the plan of a run of either kind: see `sslpipe.plan.Pretraining.make`."""
+    """Make the plan of a run of any kind: see `sslpipe.plan.Pretraining.make`."""
     if isinstance(recipe, Recipe):
         return Pretraining.make(recipe, index, named, run_dir)
     return kind_of(recipe).make(recipe, index, named, run_dir)

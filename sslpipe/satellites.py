@@ -6,6 +6,8 @@ those of whichever folders are there:
 - `commands.py`, without heavy imports: COMMANDS, {name: (module with `app`, first line of its
   help)}, and NEXT, {"name" or "name sub-command": what is typed after it};
 - `names.py`: NAMES, {what is `sslpipe.NAME`, too: its module};
+- `recipes.py`, without heavy imports: RECIPES, {kind: `sslpipe.recipe.kinds.RecipeKind`}, the
+  settings of a kind of recipe and the section that makes a TOML file one;
 - `runs.py`: RUNS, {class of a recipe: `sslpipe.kinds.RunKind`};
 - `settings.py`: SETTINGS, {section with a `kind`: ((what it is, table), ...)}, for --explain;
 - `leaks.py`: `find_leaks`, which `sslpipe evaluate suite` asks for test samples that are in train.

@@ -39,7 +39,25 @@ def test_a_folder_that_is_gone_takes_its_commands_along_and_nothing_else(name, t
     assert listed(tmp_path) == listed(ROOT) - OWN.get(name, set())
 
 
-def test_a_recipe_whose_satellite_is_gone_is_refused_in_one_line(tmp_path, monkeypatch):
+def test_a_recipe_whose_satellite_is_gone_is_refused_by_its_section(tmp_path):
+    shutil.copytree(ROOT / "sslpipe", tmp_path / "sslpipe")
+    shutil.rmtree(tmp_path / "sslpipe" / "metric_learning")
+    answer = subprocess.run(
+        [sys.executable, "-m", "sslpipe", "check", write_recipe(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    (line,) = answer.stderr.splitlines()
+    assert "section 'sampler'" in line
+    assert "install" in line
+
+
+def test_a_kind_of_recipe_without_a_run_is_refused(monkeypatch, tmp_path):
     recipe = load_recipe(write_recipe(tmp_path))
     assert kind_of(recipe).make.__self__.__name__ == "Finetuning"
     monkeypatch.setattr("sslpipe.kinds.offered", lambda name: ())

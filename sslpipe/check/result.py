@@ -1,4 +1,4 @@
-"""What a check has found, of either kind of run, and its tables for a terminal."""
+"""What a check has found, of any kind of run, and its tables for a terminal."""
 
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ Rows = list[tuple[str, str]]
 class Check(NamedTuple):
     """A run that can be trained: its recipe, filled in, and what is known of it."""
 
-    recipe: Any  # of either kind
+    recipe: Any  # of any kind
     views: tuple[dict[str, Any], ...]  # each view's distribution, presets and defaults resolved
     rows: Rows  # sizes and estimates, as they are shown
     warnings: tuple[str, ...]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sslpipe.data.image_type import ImageType
     from sslpipe.data.index import DatasetIndex
     from sslpipe.distributed import Rank
-    from sslpipe.recipe import FinetuneRecipe, Recipe
+    from sslpipe.recipe import RunRecipe
 
 FEATURE_SUFFIXES = (".safetensors", ".npz")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -53,7 +53,7 @@ def start_of(path: Path, init: str | None) -> str | None:
     return init
 
 
-def load_recipe_or_run(path: Path, overrides: Sequence[str]) -> "Recipe | FinetuneRecipe":
+def load_recipe_or_run(path: Path, overrides: Sequence[str]) -> "RunRecipe":
     """Read a recipe, or the one that a run has recorded, with overrides. Raises: UserError."""
     from sslpipe.recipe import load_recipe, parse_recipe
     from sslpipe.recipe.reading import RECORDED, apply_overrides

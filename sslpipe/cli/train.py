@@ -17,7 +17,7 @@ from sslpipe.errors import UserError, one_line
 from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
-    from sslpipe.recipe import FinetuneRecipe, Recipe
+    from sslpipe.recipe import RunRecipe
 
 app = new_app()
 
@@ -90,7 +90,7 @@ def check(
     say_next("preview", *words, "--out", "views.png")
 
 
-def _check_settings(recipe: "Recipe | FinetuneRecipe") -> None:
+def _check_settings(recipe: "RunRecipe") -> None:
     """Print a valid recipe's settings, and what cannot be said without a data set."""
     from sslpipe.check.result import settings_table
 

@@ -24,21 +24,21 @@ from sslpipe.models.backbones import JOIN, RGB_CHANNELS, Backbone, build_backbon
 from sslpipe.models.channels import adapt_kernels, first_convolution
 from sslpipe.models.pooling import is_pooling
 from sslpipe.portable import explain_file_error
-from sslpipe.recipe import FinetuneRecipe, Recipe
-from sslpipe.recipe.base import Component, Tune, Weights
+from sslpipe.recipe.base import Component, RunRecipe, Tune, Weights
+from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.checkpoint_files import checkpoint_names
 from sslpipe.weights.fit import fit_tensors
 
-RecipeT = TypeVar("RecipeT", Recipe, FinetuneRecipe)
+RecipeT = TypeVar("RecipeT", bound=RunRecipe)
 
 KEPT = "init"  # folder of a run directory
-# settings of [tune] for a run that starts from weights, of either kind
+# settings of [tune] for a run that starts from weights, of any kind
 _OF_WEIGHTS = ("projector_first_steps", "ramp_steps", "l2_to_init", "eval_crop_px")
 _TUNED = ("last_blocks", "layer_decay", "backbone_lr", "batchnorm")  # a fine-tuning has them, too
 
 
 def open_init(
-    recipe: Recipe | FinetuneRecipe,
+    recipe: RunRecipe,
     source: FrozenBackbone | str | Path | None,
     *,
     checkpoint: str | None = None,
@@ -177,7 +177,7 @@ class Start:
         """Return the recipe with backbone, hash and views of these weights: see `with_init`."""
         return with_init(recipe, self.weights, index)
 
-    def view(self, recipe: Recipe | FinetuneRecipe, index: DatasetIndex, crop_px: int) -> EvalView:
+    def view(self, recipe: RunRecipe, index: DatasetIndex, crop_px: int) -> EvalView:
         """Return the view of the run's evaluations; the recipe is one of `resolve`.
 
         It has the training's mean and std, and its crop or tune.eval_crop_px. Started from
@@ -210,7 +210,7 @@ class Start:
         fitted = f", the first layer fitted to {', '.join(channels)}" if channels else ""
         return f"; {kind} of {source}{fitted}{frozen}"
 
-    def remark(self, recipe: Recipe | FinetuneRecipe) -> str | None:
+    def remark(self, recipe: RunRecipe) -> str | None:
         """Return which settings of a [backbone] as it was given the weights replace, if any."""
         unlike = [] if self.weights is None else _unlike(recipe, self.weights)
         if unlike and unlike[0][0] == "kind":  # the arguments of another one do not compare
@@ -303,7 +303,7 @@ def with_init(
     weights' mean, std and crop_px where [augment] does not say them and the data's are others.
 
     Args:
-        recipe: Of either kind.
+        recipe: Of any kind.
         init_from: The weights; None: random ones of the recipe's [backbone].
         index: The data set.
 
@@ -378,13 +378,9 @@ def _takes_both_sides(component: Component, crop_px: int, eval_crop_px: int, dev
     return {k: t.shape for k, t in own.items()} == {k: t.shape for k, t in other.items()}
 
 
-def _unlike(
-    recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone
-) -> list[tuple[str, Any, Any]]:
+def _unlike(recipe: RunRecipe, init_from: FrozenBackbone) -> list[tuple[str, Any, Any]]:
     """List (key, the recipe's value, the weights') where a [backbone] names another network."""
-    any_fit = {"pool", "pool_power"}
-    if isinstance(recipe, FinetuneRecipe):  # its [embedding] says these; a record repeats them
-        any_fit |= {"embedding_dim", "embedding_taps", "normalize"}
+    any_fit = {"pool", "pool_power", *recipe.said_elsewhere}  # which a record repeats
     theirs = init_from.config.backbone.model_dump()
     found = []
     for key, value in ({} if recipe.backbone is None else recipe.backbone.model_dump()).items():
@@ -395,7 +391,7 @@ def _unlike(
     return found
 
 
-def _fitted(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone) -> Component:
+def _fitted(recipe: RunRecipe, init_from: FrozenBackbone) -> Component:
     """The weights' component; a recipe's `pool` counts, and what its [embedding] says elsewhere."""
     for key, value, present in _unlike(recipe, init_from):
         if key in recipe._backbone_overrides:
@@ -415,7 +411,7 @@ def _fitted(recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone) -> Compo
 
 
 def _own_view(
-    recipe: Recipe | FinetuneRecipe, init_from: FrozenBackbone, index: DatasetIndex | None
+    recipe: RunRecipe, init_from: FrozenBackbone, index: DatasetIndex | None
 ) -> dict[str, Any]:
     """What [augment] takes from the weights, unless it says so itself or the data say the same."""
     view = init_from.view.config()

@@ -24,6 +24,7 @@ from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.losses import HDCLoss
 from sslpipe.metric_learning.model import EmbeddingQueue, MetricTask
 from sslpipe.metric_learning.neighbours import ClassNeighbours
+from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.metric_learning.sampling import PK_VERSION, PKOrder
 from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
@@ -37,7 +38,6 @@ from sslpipe.models.tuning import (
 from sslpipe.optim import parameter_groups, rate_warning
 from sslpipe.random import permutation
 from sslpipe.recipe.base import Component
-from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.identity import run_identity
 from sslpipe.registry import build
 from sslpipe.run.best import can_choose, check_keeping

@@ -8,7 +8,7 @@ from typing import Any
 
 from sslpipe.kinds import RunKind
 from sslpipe.metric_learning.build import Finetuning
-from sslpipe.recipe.finetune import FinetuneRecipe
+from sslpipe.metric_learning.recipe import FinetuneRecipe
 
 
 def _check(plan: Finetuning) -> Any:

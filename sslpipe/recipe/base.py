@@ -1,8 +1,8 @@
-"""What both kinds of recipe share: sections and their validation."""
+"""What all kinds of recipe share: sections and their validation."""
 
 import math
 import re
-from typing import Annotated, Any, Literal, Self, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -82,6 +82,18 @@ class Component(BaseModel):
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of the constructor."""
         return dict(self.model_extra or {})
+
+
+class RunData(Section):
+    """Which images; each kind of run adds its own settings."""
+
+    split: str = "train"
+    """The split of dataset.json that is trained on."""
+    canvas_px: Pixels = 256
+    """Pixels; decoded images larger than this are reduced to fit, never squashed."""
+    channels: Channels | None = None
+    """Names of the channels to train on, of those of dataset.json, in the order that the network
+    takes them; none: all. Part of the digest where it is set."""
 
 
 class Optim(Section):
@@ -220,8 +232,21 @@ class RunConfig(Section):
         return names
 
 
+class Load(NamedTuple):
+    """What a recipe asks of one process at a time."""
+
+    images: int  # of a step, partners of [pairs] too
+    together: int  # images whose activations are alive at once
+    views: int  # of each image
+    canvas_px: int
+    remedy: str  # the settings that take less
+
+
 class RunRecipe(Section):
-    """What a pretraining and a fine-tuning both say; each kind adds its own sections."""
+    """What every kind of run says; each kind adds its own sections."""
+
+    said_elsewhere: ClassVar[frozenset[str]] = frozenset()
+    """Keys of [backbone] that other sections of this kind of recipe decide."""
 
     _backbone_overrides: frozenset[str] = frozenset()
     # keys of [backbone] that overrides name: weights with others are refused, not preferred
@@ -237,8 +262,12 @@ class RunRecipe(Section):
     """Decides initial weights, order and views."""
     batchnorm: Literal["global", "local"] = "global"
     """Statistics over the rows of all processes, or of each process alone."""
+    data: RunData = RunData()
+    """Which images."""
     augment: Annotated[Component, Field(examples=["fused"])]
     """The views; `kind` is "fused", the usual one, or "kornia", the slow reference."""
+    backbone: Component | None = None
+    """The encoder; none: that of the weights that --init names."""
     loss: Component
     """The objective."""
     optim: Optim
@@ -296,6 +325,10 @@ class RunRecipe(Section):
             monitor_steps = max(1, self.total_steps // EVALUATIONS) if evaluates else 0
         run = run.model_copy(update={"keep": keep, "monitor_steps": monitor_steps})
         return self.model_copy(update={"run": run})
+
+    def load(self, world: int) -> Load:
+        """Return what a step asks of one of `world` processes."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what a step takes")
 
     @property
     def total_steps(self) -> int:

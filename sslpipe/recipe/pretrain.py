@@ -1,5 +1,6 @@
 """The settings of a pretraining."""
 
+import math
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -7,11 +8,11 @@ from pydantic import Field, field_validator, model_validator
 
 from sslpipe.errors import shown
 from sslpipe.recipe.base import (
-    Channels,
     Component,
+    Load,
     NonNegative,
-    Pixels,
     Positive,
+    RunData,
     RunRecipe,
     Section,
     divisors,
@@ -24,11 +25,9 @@ ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 Columns = tuple[ColumnName, ...]
 
 
-class Data(Section):
+class Data(RunData):
     """Which images, in what batches."""
 
-    split: str = "train"
-    """The split of dataset.json that is trained on."""
     batch_size: Positive = 256
     """Images in a global step, over all processes."""
     micro_batch: Positive | None = None
@@ -52,11 +51,6 @@ class Data(Section):
     holdout_from: Literal["labelled", "all"] = "labelled"
     """all: samples without a label are held out as well, for scores that need none; by default they
     are all trained on. Without data.holdout it is refused."""
-    canvas_px: Pixels = 256
-    """Pixels; decoded images larger than this are reduced to fit, never squashed."""
-    channels: Channels | None = None
-    """Names of the channels to train on, of those of dataset.json, in the order that the network
-    takes them; none: all. Part of the digest where it is set."""
 
     @field_validator("keep")
     @classmethod
@@ -218,6 +212,18 @@ class Recipe(RunRecipe):
     """A frozen teacher; without the section, none."""
     pairs: Pairs | None = None
     """What columns of the data set say of its samples; without the section, nothing."""
+
+    def load(self, world: int) -> Load:
+        """Return what a step asks of one of `world` processes."""
+        data = self.data
+        images_a_row = 2 if self.pairs and self.pairs.has_partners else 1
+        return Load(
+            images=math.ceil(data.batch_size * images_a_row / world),
+            together=math.ceil((data.micro_batch or data.batch_size) / world),
+            views=2,
+            canvas_px=data.canvas_px,
+            remedy="data.micro_batch (the same negatives, a part of the memory) or data.batch_size",
+        )
 
     @model_validator(mode="after")
     def _splits_evenly(self) -> Self:

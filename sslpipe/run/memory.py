@@ -15,8 +15,6 @@ from sslpipe.errors import RecipeError
 from sslpipe.portable import free_memory_bytes, memory_is_short, resident_bytes, total_memory_bytes
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.base import RunRecipe
-from sslpipe.recipe.finetune import FinetuneRecipe
-from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.launch import resolve_precision, training_device
 
 HOPELESS = 8  # times all memory and swap: no swapping and no smaller canvas saves such a run
@@ -44,38 +42,13 @@ class Memory(NamedTuple):
 
     def of_images(self, images: int, recipe: RunRecipe) -> "Memory":
         """Scale what grows with the images at a time, of one process, down to so many."""
-        share = min(1.0, images / Load.from_recipe(recipe, 1).together)
+        share = min(1.0, images / recipe.load(1).together)
         return self._replace(
             activations=int(share * self.activations),
             workspaces=int(share * self.workspaces),
             views=int(share * self.views),
             batches=0,
         )
-
-
-class Load(NamedTuple):
-    """What a recipe asks of one process at a time."""
-
-    images: int  # of a step, partners of [pairs] too
-    together: int  # images whose activations are alive at once
-    views: int  # of each image
-    canvas_px: int
-    remedy: str  # the settings that take less
-
-    @classmethod
-    def from_recipe(cls, recipe: RunRecipe, world: int) -> "Load":
-        """Read it from a recipe of either kind, for one of `world` processes."""
-        if isinstance(recipe, FinetuneRecipe):
-            images = -(-recipe.sampler.batch_size // world)
-            remedy = "sampler.classes_per_batch, sampler.images_per_class"
-            return cls(images, images, recipe.views, recipe.data.canvas_px, remedy)
-        assert isinstance(recipe, Recipe)
-        data = recipe.data
-        together = -(-(data.micro_batch or data.batch_size) // world)
-        remedy = "data.micro_batch (the same negatives, a part of the memory) or data.batch_size"
-        shown = 2 if recipe.pairs and recipe.pairs.has_partners else 1  # images a row
-        images = math.ceil(data.batch_size * shown / world)
-        return cls(images, together, 2, data.canvas_px, remedy)
 
 
 def estimate_memory(
@@ -107,7 +80,7 @@ def estimate_memory(
         image_type: Of the images.
         is_counted: False: no forward runs, and activations are more than networks keep.
     """
-    load = Load.from_recipe(recipe, world)
+    load = recipe.load(world)
     channels = len(image_type.channels)
     encoder = model if encoder is None else encoder
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
@@ -162,7 +135,7 @@ def check_memory(
     where = "the CUDA device" if device.type == "cuda" else "this machine"
     if needed <= free:
         return None
-    load = Load.from_recipe(recipe, world)
+    load = recipe.load(world)
     of = f"{processes} processes of a step need" if processes > 1 else "a step needs"
     to_come = memory._replace(process=0)
     parts = sorted(to_come._asdict().items(), key=lambda part: -part[1])  # the largest first

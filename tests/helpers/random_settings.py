@@ -43,12 +43,12 @@ from sslpipe.losses import LOSSES
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.build import build_task, freeze_and_group, with_backbone
 from sslpipe.metric_learning.heads import HEADS
+from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models import backbones, limits
 from sslpipe.optim import build_optimizer, optimizer_over
 from sslpipe.plan import build_loss, build_model
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component, RunRecipe
-from sslpipe.recipe.finetune import FinetuneRecipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run import memory
 from tests.helpers import finetunes, runs

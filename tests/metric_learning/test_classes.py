@@ -40,7 +40,8 @@ def test_every_entry_is_a_class_that_its_package_exports(what, name):
 @pytest.mark.parametrize(("what", "name"), ENTRIES)
 def test_a_repr_builds_the_same_again(what, name):
     one = made(what, name)
-    again = eval(repr(one), vars(metric_learning))
+    public = {each: getattr(metric_learning, each) for each in metric_learning.__all__}
+    again = eval(repr(one), public)
     assert type(again) is type(one)
     assert again.settings == one.settings
     assert copy.deepcopy(one).settings == pickle.loads(pickle.dumps(one)).settings == one.settings

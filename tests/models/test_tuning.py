@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from sslpipe.check.result import start_text
+from sslpipe.metric_learning.recipe import FinetuneOptim
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.tuning import (
     PREFIX,
@@ -18,7 +19,6 @@ from sslpipe.models.tuning import (
 from sslpipe.optim import build_optimizer, ramp_at, set_lr
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component, Optim, Tune
-from sslpipe.recipe.finetune import FinetuneOptim
 from tests.helpers.runs import ROOT, assert_same_weights
 
 

@@ -7,8 +7,9 @@ from sslpipe.errors import RecipeError
 from sslpipe.losses import LOSSES
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.heads import HEADS
+from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models.backbones import BACKBONES
-from sslpipe.recipe import FinetuneRecipe, Recipe, load_recipe, parse_recipe
+from sslpipe.recipe import Recipe, load_recipe, parse_recipe
 from sslpipe.recipe.identity import differences, identity
 from sslpipe.recipe.reading import read_tree
 from tests.helpers import finetunes

@@ -1,34 +1,28 @@
 """The settings of a fine-tuning with labels."""
 
-from typing import Annotated, Any, Literal, Self
+import math
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from sslpipe.recipe.base import (
-    Channels,
     Component,
+    Load,
     NonNegative,
     Optim,
-    Pixels,
     Positive,
     Rate,
     RunConfig,
+    RunData,
     RunRecipe,
     Section,
     Tune,
 )
 
 
-class FinetuneData(Section):
+class FinetuneData(RunData):
     """Which labelled images."""
 
-    split: str = "train"
-    """The split of dataset.json that is trained on."""
-    canvas_px: Pixels = 256
-    """Pixels; decoded images larger than this are reduced to fit, never squashed."""
-    channels: Channels | None = None
-    """Names of the channels to train on, of those of dataset.json, in the order that the network
-    takes them; none: all. Part of the digest where it is set."""
     validation_classes: Literal["auto"] | NonNegative | tuple[str, ...] = "auto"
     """Classes held out from training altogether, by which `run.keep` chooses: how many (drawn by a
     hash), or their names; 0: none. auto: classes of a tenth of the images, up to a quarter of few
@@ -135,6 +129,10 @@ class FinetuneRunConfig(RunConfig):
 class FinetuneRecipe(RunRecipe):
     """A fine-tuning: metric learning on labelled images."""
 
+    said_elsewhere: ClassVar[frozenset[str]] = frozenset(
+        {"embedding_dim", "embedding_taps", "normalize"}  # [embedding] says these
+    )
+
     views: Literal[1, 2] = 1
     """Views of each image in a batch."""
     data: FinetuneData = FinetuneData()
@@ -165,6 +163,17 @@ class FinetuneRecipe(RunRecipe):
     def keeps_best(self) -> bool:
         """Whether run.keep is "best" where it is left out: of every fine-tuning."""
         return True
+
+    def load(self, world: int) -> Load:
+        """Return what a step asks of one of `world` processes."""
+        images = math.ceil(self.sampler.batch_size / world)
+        return Load(
+            images=images,
+            together=images,
+            views=self.views,
+            canvas_px=self.data.canvas_px,
+            remedy="sampler.classes_per_batch, sampler.images_per_class",
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -1,0 +1,6 @@
+"""The kind of recipe that this folder brings."""
+
+from sslpipe.metric_learning.recipe import FinetuneRecipe
+from sslpipe.recipe.kinds import RecipeKind
+
+RECIPES = {"fine-tuning": RecipeKind(section="sampler", model=FinetuneRecipe)}
