@@ -27,7 +27,7 @@ from sslpipe.recipe.pretrain import Projector
 from sslpipe.sharding.members import flatten, to_member
 from sslpipe.sharding.sensors import Pages, UnknownPages, open_planes
 
-Picture = str | Path | Image.Image | Tensor | NDArray[Any]
+Picture = str | Path | bytes | Image.Image | Tensor | NDArray[Any]
 ENCODED_AT_ONCE = 64  # images of a list
 SSLPIPE_KEY = "sslpipe"  # where a Config lies inside the config.json of another library
 
@@ -248,10 +248,11 @@ class FrozenBackbone(nn.Module):
         change, and every submodule's own mode is restored afterwards, also after an error.
 
         Args:
-            images: The path of a JPEG, PNG or WebP file; a PIL image; uint8 RGB or grey pixels,
-                (C, H, W) or (B, C, H, W); or a list of these, of any sizes. For other images than
-                8-bit RGB: paths of files that `shards build --channels` reads, of one image each;
-                a tensor (C, H, W) or (B, C, H, W), or an array (H, W, C) or (B, H, W, C).
+            images: The path or the bytes of a JPEG, PNG or WebP file; a PIL image; uint8 RGB or
+                grey pixels, as a tensor (C, H, W) or (B, C, H, W) or as an array (H, W), (H, W, C)
+                or (B, H, W, C); or a list of these, of any sizes. OpenCV's arrays are BGR: give
+                `image[..., ::-1]`. For other images than 8-bit RGB: paths of files that `shards
+                build --channels` reads, of one image each, or tensors and arrays as above.
             on_bad: Called with the place in a list of what cannot be decoded, and why; it gets no
                 row. None: an error.
             advance: Called with the number of entries of each part of a list that is done.
@@ -267,7 +268,7 @@ class FrozenBackbone(nn.Module):
             pixels = self._batch(images, "images").to(device)  # (B, C, H, W)
             sizes = torch.tensor(pixels.shape[-2:]).expand(len(pixels), 2)
             return self._features(self.view(pixels, sizes), range(len(pixels)))
-        given = [images] if isinstance(images, str | Path | Image.Image) else images
+        given = [images] if isinstance(images, str | Path | bytes | Image.Image) else images
         if not isinstance(given, list | tuple) or not given:
             raise UserError(_refusal(given, "images", self.image_type))
         rows = []
@@ -311,10 +312,13 @@ class FrozenBackbone(nn.Module):
         if isinstance(picture, Tensor | np.ndarray):
             return self._batch(picture, what)
         own = self.image_type
-        if not isinstance(picture, (str | Path | Image.Image) if own.is_rgb8 else (str | Path)):
+        taken = (str | Path | bytes | Image.Image) if own.is_rgb8 else (str | Path)
+        if not isinstance(picture, taken):
             raise UserError(_refusal(picture, what, own))
         try:
-            if not isinstance(picture, Image.Image):
+            if isinstance(picture, bytes):
+                pixels = decode_image(picture, own, self.view.canvas_px)
+            elif not isinstance(picture, Image.Image):
                 what = str(picture)
                 pixels = read_image(Path(picture), own, self.view.canvas_px)
             elif picture.mode == "F":
@@ -333,13 +337,17 @@ class FrozenBackbone(nn.Module):
         """Take pixels as a batch in units of views, (B, C, H, W). Raises: UserError."""
         own = self.image_type
         channels = len(self.image_type.channels)
-        pixels = images if isinstance(images, Tensor) else torch.from_numpy(images)
-        if pixels is not images and pixels.ndim > 2:
-            pixels = pixels.movedim(-1, -3)  # numpy's are (H, W, C)
+        if isinstance(images, Tensor):
+            pixels = images
+        elif images.dtype.name != own.dtype:
+            raise UserError(_refusal(images, what, own))
+        else:
+            pixels = torch.from_numpy(np.ascontiguousarray(images))  # of any strides
+            pixels = pixels[None] if pixels.ndim == 2 else pixels.movedim(-1, -3)  # (..., C, H, W)
         batch = pixels[None] if pixels.ndim == 3 else pixels
         counts = (1, 3) if own.is_rgb8 else (channels,)
-        known = (pixels is images or not own.is_rgb8) and str(pixels.dtype) == f"torch.{own.dtype}"
-        if not known or batch.ndim != 4 or batch.shape[1] not in counts:
+        is_type = str(pixels.dtype) == f"torch.{own.dtype}"
+        if not is_type or batch.ndim != 4 or batch.shape[1] not in counts:
             raise UserError(_refusal(images, what, own))
         if 0 in batch.shape[2:]:
             raise UserError(f"encode: {what} is {tuple(images.shape)}: an image has no pixels")
@@ -365,11 +373,7 @@ def read_image(path: Path, wanted: ImageType, canvas_px: int) -> NDArray[Any]:
     pages, slices and NaN mean what they meant in that build.
     """
     if wanted.is_rgb8:
-        raw = read_regular(path)
-        if image_kind(raw) is None:  # BMP, GIF, PPM, TIFF: as a build stores them
-            flat = raw if wanted.background is None else flatten(raw, wanted.background)
-            _, raw = to_member(flat)
-        return decode(raw, canvas_px, image_type=wanted)
+        return decode_image(read_regular(path), wanted, canvas_px)
     reading = wanted.reading or Reading()
     try:
         planes = open_planes(path, Pages(reading.pages, reading.slice_axis))
@@ -393,6 +397,14 @@ def read_image(path: Path, wanted: ImageType, canvas_px: int) -> NDArray[Any]:
     return reduce_to(np.ascontiguousarray(wanted.in_units(pixels)), canvas_px).transpose(2, 0, 1)
 
 
+def decode_image(raw: bytes, wanted: ImageType, canvas_px: int) -> NDArray[Any]:
+    """Decode a file's bytes to 8-bit RGB, (3, h, w), as a build stores them. Raises: BadSample."""
+    if image_kind(raw) is None:  # BMP, GIF, PPM, TIFF
+        flat = raw if wanted.background is None else flatten(raw, wanted.background)
+        _, raw = to_member(flat)
+    return decode(raw, canvas_px, image_type=wanted)
+
+
 def _refusal(value: object, what: str, wanted: ImageType) -> str:
     """Return why `encode` does not take a value, and what to give instead."""
     if isinstance(value, list | tuple):
@@ -402,9 +414,9 @@ def _refusal(value: object, what: str, wanted: ImageType) -> str:
         kind = f"{'tensor' if isinstance(value, Tensor) else 'ndarray'} of {value.dtype}"
     has = f"of shape {tuple(value.shape)}" if hasattr(value, "shape") else f"({shown(value)})"
     remedy = (
-        "give paths, PIL images, uint8 tensors of 3 channels, or 1 of grey, (C, H, W) or "
-        "(B, C, H, W), or a list of these; normalised images are for backbone(x), and of numpy's "
-        "(H, W, 3) take torch.from_numpy(x).permute(2, 0, 1)"
+        "give paths, bytes of files, PIL images, uint8 tensors of 3 channels, or 1 of grey, "
+        "(C, H, W) or (B, C, H, W), uint8 arrays (H, W, 3) or (B, H, W, 3), or a list of these; "
+        "normalised images are for backbone(x)"
         if wanted.is_rgb8
         else f"the network takes {wanted}: give a tensor (C, H, W) or (B, C, H, W), an array "
         "(H, W, C) or (B, H, W, C), the path of such a file, or a list of these"

@@ -64,9 +64,15 @@ def test_files_and_pil_images_are_decoded_as_they_are_embedded(model, tmp_path):
         Image.fromarray(image).save(path, **options)
         wanted = through(model, first(expected))
         with Image.open(path) as opened:
-            for given in (path, str(path), opened, [path], first(expected), first(expected)[None]):
+            array = np.asarray(expected)
+            bgr = array[..., ::-1]  # as OpenCV has it
+            for given in (
+                *(path, str(path), opened, [path], first(expected), first(expected)[None]),
+                *(path.read_bytes(), array, array[None], bgr[..., ::-1]),
+            ):
                 torch.testing.assert_close(model.encode(given), wanted, rtol=1e-5, atol=1e-6)
     single = first(grey[..., None])
+    assert torch.equal(model.encode(single), model.encode(grey))
     assert torch.equal(model.encode(single), model.encode(single.repeat(3, 1, 1)))
     assert torch.equal(model.encode(single[None]), model.encode(single))
     large = tmp_path / "large.jpg"
@@ -105,10 +111,11 @@ X = torch.zeros(2, 3, 40, 40, dtype=torch.uint8)
         (X[0, 0], r"\(40, 40\)", "give paths"),
         (X[None], r"\(1, 2, 3, 40, 40\)", "give paths"),
         (X[:, :, :0], r"\(2, 3, 0, 40\)", "no pixels"),
-        ([pixels()], "ndarray", "from_numpy"),
+        ([pixels() / 255], r"images\[0\] is a ndarray of float64", "uint8"),
+        (np.zeros((40, 40, 4), np.uint8), r"\(40, 40, 4\)", "3 channels"),
         ([], "empty list", "at least one"),
         ([X[:0]], "no image", "at least one"),
-        (b"raw", "bytes", "give paths"),
+        (b"raw", r"images\[0\] cannot be encoded", ""),
         ([None], r"images\[0\] is a NoneType", "give paths"),
         ("nowhere.png", "nowhere.png", "No such file"),
         (Image.new("F", (9, 9)), "'F'", "levels"),
