@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView, eval_view_for
@@ -36,7 +37,7 @@ from sslpipe.run.checkpoint_files import read_state
 from sslpipe.run.evaluated import read_suite
 from sslpipe.run.records import parse_object, plugins_of, read_description
 from sslpipe.weights.reader import read_weights
-from sslpipe.weights.source import HUBS, fetch, parse_source
+from sslpipe.weights.source import HUBS, Source, fetch, parse_source
 
 __all__ = ["Config", "FrozenBackbone", "Weights", "freeze"]  # of other modules
 
@@ -47,8 +48,9 @@ PREFIXES: dict[Weights, str] = {"trained": "backbone.", "ema": "ema."}  # in a c
 
 @float32_by_default()
 def load_backbone(
-    source: str | Path,
+    source: str | Path | nn.Module,
     *,
+    architecture: str | None = None,
     checkpoint: str | None = None,
     weights: Weights | None = None,
     component: Component | None = None,
@@ -62,7 +64,9 @@ def load_backbone(
     Args:
         source: An export with the safetensors format, its timm or hf folder, a run directory, or
             weights of another program, see `weights.source`. SOURCE@PX is one for images of PX px,
-            A+B several side by side.
+            A+B several side by side. Or a network in memory, whose weights are copied.
+        architecture: Of a network in memory: "torchvision/resnet50", "timm/NAME"; a timm network
+            knows its own.
         checkpoint: Of a run directory, as in `load_run`.
         weights: Of a run directory, as in `load_run`.
         component: A recipe's [backbone], which weights of another program must fit; None: theirs.
@@ -78,6 +82,12 @@ def load_backbone(
         WeightsError: Weights of another program cannot be read, or do not fit the whole backbone.
         UserError: See `load_run`.
     """
+    if isinstance(source, FrozenBackbone):
+        return source
+    if isinstance(source, nn.Module):
+        return _load_module(source, architecture, component=component, crop_px=crop_px)
+    if architecture is not None:
+        raise UserError(f"architecture is for a network in memory; write {architecture}@{source}")
     parsed = parse_source(source)
     if parsed.px is not None and crop_px not in (None, parsed.px):
         raise UserError(f"{source}: images have {crop_px} px here; leave @{parsed.px} out")
@@ -102,16 +112,47 @@ def load_backbone(
         model = model if parsed.px is None else at_size(model, parsed.px, parsed.text)
     else:
         px = crop_px if parsed.px is None else parsed.px
-        backbone, component, view, report = read_weights(parsed, component, px)
-        name = component.kind.rpartition("/")[2]
-        name = component.arguments.get("config", {}).get("model_type", name)  # of transformers
-        model = freeze(backbone, component, view, {"name": name, "init": report})
+        model = _load_weights(parsed, component, px)
     if with_projector and model.projector is None:
         raise ExportError(f"{source} has no projector to export")
     if with_projector is False:
         model.projector = None
         model.update_config(projector=None, projector_sha256=None)
     return model
+
+
+def _load_weights(
+    source: Source, component: Component | None, crop_px: int | None
+) -> FrozenBackbone:
+    """Load weights of another program."""
+    backbone, component, view, report = read_weights(source, component, crop_px)
+    name = component.kind.rpartition("/")[2]
+    name = component.arguments.get("config", {}).get("model_type", name)  # of transformers
+    return freeze(backbone, component, view, {"name": name, "init": report})
+
+
+def _load_module(
+    module: nn.Module,
+    architecture: str | None,
+    *,
+    component: Component | None,
+    crop_px: int | None,
+) -> FrozenBackbone:
+    """Copy a network in memory, through a file, as weights of another program are read."""
+    own = getattr(module, "pretrained_cfg", None) or {}  # of timm
+    if architecture is None and own.get("architecture"):
+        architecture = f"timm/{own['architecture']}"
+    what = type(module).__name__
+    if architecture is None:
+        raise WeightsError(
+            f"a {what} does not say which architecture it is: load_backbone(module, "
+            'architecture="torchvision/resnet50")'
+        )
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "model.safetensors"
+        save_file({name: each.detach().clone() for name, each in module.state_dict().items()}, file)
+        source = Source(f"a {what} in memory", "path", file, architecture)
+        return _load_weights(source, component, crop_px)
 
 
 def _load_export(path: Path) -> FrozenBackbone:

@@ -28,7 +28,7 @@ from torch import Tensor
 from sslpipe.data.index import Split
 from sslpipe.errors import ExportError, did_you_mean
 from sslpipe.export.formats import FORMATS
-from sslpipe.export.load import FrozenBackbone, Weights, load_run
+from sslpipe.export.load import FrozenBackbone, Weights, load_backbone
 from sslpipe.export.model_card import USAGE, model_card, sha256_sums
 from sslpipe.export.onnx_files import (
     INT8,
@@ -48,7 +48,7 @@ WITH_PROJECTOR = {"hf", "safetensors", "timm"}  # formats that a projector fits 
 
 
 def export_backbone(
-    run_dir: str | Path,
+    source: FrozenBackbone | str | Path,
     out: str | Path,
     formats: Sequence[str] = ("safetensors",),
     *,
@@ -57,23 +57,24 @@ def export_backbone(
     weights: Weights | None = None,
     overwrite: bool = False,
 ) -> dict[str, Path]:
-    """Write the backbone of a run's newest checkpoint, or of a named one, into a folder.
+    """Write a backbone into a folder: one that is loaded, or of a run's checkpoint.
 
     Args:
-        run_dir: The run directory.
+        source: What `load_backbone` returns, or takes; of a run its newest checkpoint, or a named
+            one.
         out: As in `export_model`, which also says what is returned.
         formats: As there.
-        with_projector: Write the projector, too.
-        checkpoint: As in `load_run`.
-        weights: As there.
+        with_projector: Write the projector of a run, too; a loaded one has what it was loaded with.
+        checkpoint: Of a run, as in `load_run`.
+        weights: Of a run, as in `load_run`.
         overwrite: As in `export_model`.
 
     Raises:
         ExportError: See `export_model`.
         UserError: See `load_run`.
     """
-    model = load_run(
-        Path(run_dir), with_projector=with_projector, checkpoint=checkpoint, weights=weights
+    model = load_backbone(
+        source, with_projector=with_projector or None, checkpoint=checkpoint, weights=weights
     )
     return export_model(model, out, formats, overwrite=overwrite)
 

@@ -1,0 +1,47 @@
+"""Networks that are in memory: loaded as those of files, and exported."""
+
+import pytest
+import timm
+import torch
+import torchvision
+
+import sslpipe
+from sslpipe.errors import WeightsError
+from tests.helpers.weights import randomised
+
+
+def torchvision_network():
+    return randomised(torchvision.models.resnet18(weights=None))
+
+
+def test_a_network_in_memory_gives_its_own_features_and_is_exported(tmp_path):
+    network = torchvision_network()
+    backbone = sslpipe.load_backbone(network, architecture="torchvision/resnet18", crop_px=64)
+    images = torch.randn(2, 3, 64, 64)
+    network.eval()
+    network.fc = torch.nn.Identity()
+    with torch.no_grad():
+        torch.testing.assert_close(backbone(images), network(images))
+    sslpipe.export_backbone(backbone, tmp_path / "out", ("safetensors", "torchvision"))
+    again = sslpipe.load_backbone(tmp_path / "out")
+    torch.testing.assert_close(again(images), backbone(images))
+    assert sslpipe.load_backbone(again) is again
+    # a copy: training it leaves the user's own as it is
+    backbone.backbone.network.conv1.weight.data.zero_()
+    assert network.conv1.weight.any()
+
+
+def test_a_network_of_timm_knows_its_architecture():
+    network = randomised(timm.create_model("resnet10t", pretrained=False))
+    backbone = sslpipe.load_backbone(network)
+    images = torch.randn(2, 3, 64, 64)
+    network.eval().reset_classifier(0)
+    with torch.no_grad():
+        torch.testing.assert_close(backbone(images), network(images))
+
+
+def test_without_a_name_or_with_another_one_it_is_an_error():
+    with pytest.raises(WeightsError, match="architecture="):
+        sslpipe.load_backbone(torchvision_network())
+    with pytest.raises(WeightsError, match="resnet50"):
+        sslpipe.load_backbone(torchvision_network(), architecture="torchvision/resnet50")
