@@ -34,7 +34,6 @@ Features = Annotated[
 ]
 Data = Annotated[str, option("The dataset.json that the file was embedded from.")]
 Folder = Annotated[Path, option("The folder to write into.", "--out")]
-Seed = Annotated[int, option("For all random choices.", min=0, max=2**32 - 1)]
 
 
 @app.callback()
@@ -178,7 +177,7 @@ def outliers(
     features: Features,
     data: Data,
     out: Folder,
-    neighbours: Annotated[int, option(min=1)] = 10,
+    k: Annotated[int, option(min=1)] = 10,
     z: Annotated[float, option(min=0)] = 3.5,
     tiny_px: Annotated[float | None, option(min=0)] = None,
     num_workers: NumWorkers = 2,
@@ -190,7 +189,7 @@ def outliers(
     image.
 
     Args:
-        neighbours: Number of nearest neighbours whose distance counts.
+        k: Number of nearest neighbours whose distance counts.
         z: Robust standard deviations above the usual distance.
         tiny_px: Shorter side of a tiny image. Default: half of what the view resizes to.
     """
@@ -202,7 +201,7 @@ def outliers(
     from sslpipe.data.reader import keys_of
 
     with working("compare"):
-        far = far_from_all(rows, neighbours=neighbours, z=z)
+        far = far_from_all(rows, neighbours=k, z=z)
     if tiny_px is None:
         view = facts.get("view")
         if not isinstance(view, dict) or not isinstance(view.get("resize_px"), int):
@@ -234,7 +233,6 @@ def clusters(
     data: Data,
     out: Folder,
     count: Annotated[int, option("Number of clusters.", min=1)] = 50,
-    seed: Seed = 0,
 ) -> None:
     """Cluster a split by k-means: the kinds of images there are, and how many of each.
 
@@ -248,7 +246,7 @@ def clusters(
     from sslpipe.curate.tables import write_table
 
     with working("clusters"):
-        found = cluster(rows, count, seed=seed, tries=TRIES)
+        found = cluster(rows, count, tries=TRIES)
     ids = rows.ids.tolist()
     distances = found.distances.round(6).tolist()
     table = [
@@ -256,7 +254,7 @@ def clusters(
         for i, k, d in zip(ids, found.of_row.tolist(), distances, strict=True)
     ]
     write_table(out / "clusters.csv", table, ("split", "id", "cluster", "samples", "distance"))
-    write_atomically(out / "clusters.html", cluster_page(split, rows, found, seed))
+    write_atomically(out / "clusters.html", cluster_page(split, rows, found))
     show(
         f"{out}: {count} clusters of {len(rows.ids)} samples of {split.name}, of "
         f"{found.sizes[-1]} to {found.sizes[0]} samples"
@@ -281,7 +279,6 @@ def select(
     labels: Path | None = None,
     ignore_labels: Annotated[bool, option("", "--ignore-labels")] = False,
     images: bool = False,
-    seed: Seed = 0,
 ) -> None:
     """Choose the unlabelled samples that are most worth labelling.
 
@@ -336,7 +333,7 @@ def select(
         rows = rows.rows(torch.from_numpy(kept))
         known = known[kept]
     with working("select"):
-        chosen = by_coverage(rows, count, labelled=known, seed=seed)
+        chosen = by_coverage(rows, count, labelled=known)
     by_id = {int(rows.ids[one.row]): one for one in chosen}
     written = write_images(split, [*by_id], out / "images") if images else {}
     paths = {i: path.relative_to(out).as_posix() for i, path in written.items()}

@@ -14,7 +14,7 @@ from tests.helpers.columns import add_columns
 from tests.helpers.dataset import png, write_dataset
 
 SAMPLES = 40
-NEAR = ("--neighbours", 5)  # of the ten of a kind
+NEAR = ("--k", 5)  # of the ten of a kind
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,6 @@ def test_what_cannot_be_worked_with_is_one_line(curate, labelled, unlabelled, tm
     for folder, words, features, message in (
         (labelled, few, None, "all 40 samples of split 'train' have a label"),
         (labelled, (*few, "--labels", "x", "--ignore-labels"), None, "--ignore-labels does not"),
-        (labelled, ("clusters", "--seed", 2**32), None, "--seed"),
         (labelled, ("outliers", "--z", "nan"), None, "--z"),
         (unlabelled, few, labelled / "train.safetensors", "was not embedded from"),
         (unlabelled, few, tmp_path / "no", "there is no such file"),

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 app = new_app()
 
+SEED = 0  # of the halves of the classes, and of the images that are taken
+
 
 @opt.documented(
     app,
@@ -45,7 +47,6 @@ def main(
     split: str = "train",
     px: list[int] | None = None,
     most: Annotated[int, opt.option(min=20)] = 5000,
-    seed: opt.Seed = 0,
     batch_size: opt.BatchSize = 16,
     num_workers: opt.NumWorkers = 2,
     device: opt.Device = "auto",
@@ -62,7 +63,6 @@ def main(
         split: The split to choose on; keep test for the end.
         px: Side of the images, where SOURCE names none; repeatable. Default: the weights'.
         most: Images to use at most, of each class alike.
-        seed: For the halves of the classes.
     """
     check_folder(out)
     failed: list[str] = []
@@ -85,7 +85,7 @@ def main(
     from sslpipe.search.pages import answer, choice_page, table_cells
 
     target, _ = start(device, "choose", small=True)
-    ids = candidates.sample_ids(rows, most, seed)
+    ids = candidates.sample_ids(rows, most, SEED)
     if len(ids) < len(rows):
         say(f"{len(ids):,} of {len(rows):,} images; --most takes more")
     lacking = why_unlabelled(rows.labels[ids])
@@ -117,13 +117,13 @@ def main(
         raise UserError("no candidate can be ranked")
     # the ranking: read where these features have been ranked before
     sets = candidates.rows_to_rank(found.values())
-    identity = {"keys": keys, "sets": sets, "seed": seed, "labels": lacking is None}
+    identity = {"keys": keys, "sets": sets, "seed": SEED, "labels": lacking is None}
     ranked = choose.ranking_from(out / "choice.json", identity)
     if not ranked:
         return_freed_memory()
         say(f"rank {len(sets)} rows of {len(found)} candidates")
         if lacking is None:
-            ranked = choose.rank_with_labels(features, sets, seed)
+            ranked = choose.rank_with_labels(features, sets, SEED)
         else:
             ranked = choose.rank_without_labels(features, corners, sets)
     # the answer, in words, a table and a page
@@ -135,7 +135,7 @@ def main(
     sentences += filter(None, [choose.too_few(rows.labels[ids])])
     tree = {**choose.to_json(ranked, identity), "answer": sentences, "skipped": failed}
     write_json(out / "choice.json", tree)
-    page = choice_page(rows, sentences, heads, cells, ranked, features, seed)
+    page = choice_page(rows, sentences, heads, cells, ranked, features, SEED)
     write_atomically(out / "choice.html", page)
     # the best form of each row; a log file gets lines wide enough
     best = [cells[n] for n in choose.best_forms(ranked)]

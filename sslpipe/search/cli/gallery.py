@@ -94,14 +94,13 @@ def add(
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
-    flatten: Flatten = None,
     device: Device = "auto",
 ) -> None:
     """Add one name, or more images to one."""
     check_model(model)
     _check_images(images)
     backbone = load_model(model, checkpoint, weights, device)
-    book, _ = _enrol(gallery, backbone, [(name, path) for path in images], flatten)
+    book, _ = _enrol(gallery, backbone, [(name, path) for path in images], None)
     show(f"{gallery}: {one_line(name)} has {len(book.embeddings(name))} images")
 
 
@@ -170,7 +169,6 @@ def identify(
     model: Model,
     checkpoint: Checkpoint = None,
     weights: Weights = None,
-    top: Annotated[int, option("Names to show for each image.", min=1)] = 1,
     device: Device = "auto",
 ) -> None:
     """Name each image: path, name or -, score; names below the threshold stand in brackets.
@@ -187,17 +185,14 @@ def identify(
     paths = images_of(images, backbone.image_type)
     book = _open(gallery, backbone)
     kept, embeddings = _embed(backbone, paths)
-    for k, matches in zip(kept, book.rank(embeddings, min(top, len(book))), strict=True):
-        cells = [one_line(str(paths[k]))]
-        for match in matches:
-            name = one_line(match.name)
-            score = f"{match.score:.4f}"
-            if book.calibrated and match.score < book.threshold:
-                cells += ["-", f"{score} ({name})"]
-            else:
-                unsure = "" if book.calibrated else " (nearest name, no threshold set)"
-                cells += [name, score + unsure]
-        print("\t".join(cells))
+    for k, (match, *_) in zip(kept, book.rank(embeddings), strict=True):
+        path = one_line(str(paths[k]))
+        name = one_line(match.name)
+        if book.calibrated and match.score < book.threshold:
+            print(f"{path}\t-\t{match.score:.4f} ({name})")
+        else:
+            unsure = "" if book.calibrated else " (nearest name, no threshold set)"
+            print(f"{path}\t{name}\t{match.score:.4f}{unsure}")
     if not book.calibrated:
         say(NO_THRESHOLD, "yellow")
         say_next("gallery", "calibrate", gallery, "STRANGERS", "--model", model)
