@@ -30,7 +30,6 @@ def main(
     data: opt.Data,
     out: Annotated[Path, opt.option()],
     split: list[str] = ["test"],  # noqa: B006 (typer copies it)
-    dtype: str = "float32",
     crops: str | None = None,
     reduce: str | None = None,
     resize_px: int | None = None,
@@ -50,20 +49,15 @@ def main(
         out: The file to write: .safetensors, or .npz for numpy; {split} stands for the split's
             name.
         split: The split to embed; repeatable, with {split} in --out.
-        dtype: Of the features: float32 or float16.
         crops: Crops per image: center, flip, five or ten. Default: the export's.
         reduce: Combine the crops' features: mean or concat. Default: the export's.
         resize_px: Shorter side before cropping. Default: the export's.
     """
-    if dtype not in ("float32", "float16"):
-        raise UserError(f"--dtype {dtype} is unknown; known: float32, float16")
     check_model(model)
     files = _files(out, split)
     for file in files.values():
         check_file(file)
     index = open_data(data, *files)
-
-    import torch
 
     from sslpipe.cli.inputs import start
     from sslpipe.distributed import end_processes
@@ -84,7 +78,6 @@ def main(
             backbone.features_metadata(view, rows),
             network=f"{backbone.name} of {model}",
             process=process,
-            dtype=getattr(torch, dtype),
             finish=None if backbone.whitening is None else backbone.whitening.__call__,
             batch_size=batch_size,
             canvas_px=view.canvas_px,

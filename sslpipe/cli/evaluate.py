@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from sslpipe.cli import options as opt
-from sslpipe.cli.inputs import check_file, check_model, check_seed, open_data
+from sslpipe.cli.inputs import check_file, check_model, open_data
 from sslpipe.cli.next_step import say_next
 from sslpipe.cli.terminal import LazyGroup, load_model, new_app, progress, say, write_json
 from sslpipe.errors import UserError
@@ -75,6 +75,9 @@ def _group() -> None:
     """Make typer see a group, though one command alone is listed here; the app has the help."""
 
 
+SEED = 0  # of the labels that are drawn, the hold-out and the random weights
+
+
 @opt.documented(
     app,
     epilog="Examples: sslpipe evaluate suite out/backbone --data out/photos/dataset.json "
@@ -85,12 +88,10 @@ def suite(
     model: Annotated[str, opt.argument()],
     data: opt.Data,
     out: Path = Path("eval.json"),
-    train_split: str = "train",
-    test_split: str = "test",
+    split: str = "test",
     against: Annotated[list[str] | None, opt.option(metavar="SOURCE")] = None,
     baselines: bool = True,
     leakage: bool = True,
-    seed: int = 0,
     batch_size: opt.BatchSize = 256,
     num_workers: opt.NumWorkers = 2,
     device: opt.Device = "auto",
@@ -106,23 +107,20 @@ def suite(
     Args:
         model: A run directory, an export's folder, or other weights.
         out: The JSON file to write.
-        train_split: The split with the labels to learn from.
-        test_split: The split to score.
+        split: The split to score; the labels to learn from are those of the split train.
         against: Compare with these weights: an export, a run, or anything that `sslpipe embed`
             takes, with its own view, on the same samples and protocols; repeatable. A run is always
             compared with the weights it started from, if they can be found.
         baselines: Also measure pixels and random weights.
         leakage: Find test samples that are also in train, and score without them too.
-        seed: For drawing labels and the hold-out.
     """
     for source in [model, *(against or [])]:
         check_model(source)
     check_file(out)
-    check_seed(seed)
-    if train_split == test_split:
+    if split == "train":
         raise UserError(
-            f"--train-split and --test-split are both {test_split!r}: every sample would find "
-            "itself; name two splits"
+            "--split train: every sample would find itself, the suite learns from train; name "
+            "another split"
         )
     index = open_data(data)
 
@@ -136,10 +134,10 @@ def suite(
     not_measured: list[str] = []
     with work.stoppable(out):
         # what can be refused, before anything is embedded
-        given = index.split(train_split), index.split(test_split)
-        for split in given:
-            index.check_files(split.name)
-            check_labelled(split.name, split.labels)
+        given = index.split("train"), index.split(split)
+        for each in given:
+            index.check_files(each.name)
+            check_labelled(each.name, each.labels)
         backbone = load_model(model, checkpoint, weights)
         others, not_compared = work.load_compared(
             against or [], model, backbone, {"ssl", *BASELINES}
@@ -149,10 +147,10 @@ def suite(
         splits = (train, test)
         # features, the most wanted first: what is interrupted has these
         by_turn = sorted(others, key=lambda other: not other.is_start)
-        metadata = {"seed": seed, **work.model_metadata(backbone, splits, by_turn)}
+        metadata = {"seed": SEED, **work.model_metadata(backbone, splits, by_turn)}
         sets = work.embed_model(
             Path(model), backbone, splits, by_turn,
-            untrained_seed=seed if baselines else None, left_out=not_measured,
+            untrained_seed=SEED if baselines else None, left_out=not_measured,
             batch_size=batch_size, num_workers=num_workers, device=target,
         )  # fmt: skip
         leaks = work.find_leaks(splits, sets, num_workers) if leakage else None
@@ -169,7 +167,7 @@ def suite(
             not_measured=not_measured,
             leaked=None if leaks is None else leaks.ids,
             leaked_by="" if leaks is None else leaks.how,
-            seed=seed,
+            seed=SEED,
             device=target,
             say=lambda text: say(work.renamed(text, known_as)),
             progress=lambda title, total: progress(work.renamed(title, known_as), total),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rich.console import Group
 from rich.text import Text
 
-from sslpipe.cli.inputs import check_file, check_seed, start
+from sslpipe.cli.inputs import check_file, start
 from sslpipe.cli.options import (
     Device,
     JsonFile,
@@ -35,10 +35,18 @@ from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.whiten import whiten
 from sslpipe.run.console import SafeConsole
 
-MOST_DEFAULTS = 8  # of an option, that its help lists one by one
 SHARE_THE_BANK = ("few-shot", "knn")
 LEARNS_FROM_TRAIN = ("few-shot", "knn", "linear", "ridge")
 
+_OPTIONS = {  # of the arguments of our own evaluations; the others keep their defaults
+    "clusters": (),
+    "few-shot": ("labels_per_class", "k", "vote"),
+    "knn": ("k", "vote", "exclude_same_id", "exclude_same"),
+    "linear": (),
+    "retrieval": ("k", "exclude_same_id", "exclude_same", "cross"),
+    "ridge": (),
+    "verification": ("far",),
+}
 _EXTRA = {  # of the examples
     "few-shot": " --labels-per-class 10",
     "knn": " --k 10 --k 20 --vote majority",
@@ -107,7 +115,6 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         test: Annotated[Path, argument()],
         device: Device = "auto",
         data: str | None = None,
-        whiten_both: Annotated[bool | None, option("", "--whiten")] = None,
         whiten_power: Annotated[float | None, option(min=0, max=1)] = None,
         out: JsonFile = None,
         **options: Any,
@@ -118,14 +125,10 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
             train: Features of the labelled train split.
             test: Features of the test split.
             data: The dataset.json that both files were embedded from, for its columns.
-            whiten_both: PCA-whiten both sides, fitted on TRAIN.
             whiten_power: Flatten the spectrum of both sides: divide each principal axis of TRAIN by
-                its spread to this power; 1 is --whiten.
+                its spread to this power; 1 whitens.
         """
         check_file(out)
-        check_seed(options.get("seed", 0))
-        if whiten_both and whiten_power is not None:
-            raise DataError("--whiten is --whiten-power 1; name one of the two")
         target, process = start(device, "" if shared else name)
         if shared:
             options["process"] = process
@@ -143,15 +146,14 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         for column in columns:
             if options[column] is not None:
                 options[column] = _codes(sides, column, options[column])
-        power = 1.0 if whiten_both else whiten_power
         bank, queries = (side.rows for side in sides)
         prefix = ""
-        beside: dict[str, Any] = {"whitened": power == 1}
-        if power is not None:
-            bank, queries = whiten(bank, queries, power=power)
-            prefix = "whitened " if power == 1 else f"flattened={power:g} "
-            if power != 1:
-                beside["power"] = power
+        beside: dict[str, Any] = {"whitened": whiten_power == 1}
+        if whiten_power is not None:
+            bank, queries = whiten(bank, queries, power=whiten_power)
+            prefix = "whitened " if whiten_power == 1 else f"flattened={whiten_power:g} "
+            if whiten_power != 1:
+                beside["power"] = whiten_power
         if process.world_size == 1 or name not in SHARE_THE_BANK:  # else each moves its share
             bank = bank.to(target)
         with working(name):
@@ -164,7 +166,8 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
 
     summary, helps = documentation(evaluate)
     first, second, *common, _ = parameters(command)
-    own = [_option(p, helps.get(p.name)) for p in accepted if p.name != "process"]
+    names = _OPTIONS.get(name, [p.name for p in accepted if p.name != "process"])
+    own = [_option(p, helps.get(p.name)) for p in accepted if p.name in names]
     set_parameters(command, [first, second, *own, *common])
     example = f"Example: sslpipe evaluate {name} train.safetensors test.safetensors"
     alone = new_app()
@@ -179,17 +182,13 @@ def _option(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter
     """
     kind = parameter.annotation
     default = parameter.default
-    shown: bool | str = True
     if kind in _CODES:
         kind = str if kind is GroupCodes else str | None
     elif get_origin(kind) is Sequence:
         kind = GenericAlias(list, get_args(kind))
         if default is not parameter.empty:
             default = list(default)
-            if len(default) > MOST_DEFAULTS:
-                ends = [f"{x:.3g}" if isinstance(x, float) else str(x) for x in default]
-                shown = f"{ends[0]}, {ends[1]}, ... {ends[-1]}: {len(ends)} values"
     if text is not None:  # without what is meant for those who read the code
         text = re.sub(r"; see `[\w.]+`( and `[\w.]+`)*", "", text)
-    annotation = Annotated[kind, option(text or "", show_default=shown)]  # type: ignore[valid-type]
+    annotation = Annotated[kind, option(text or "")]  # type: ignore[valid-type]
     return parameter.replace(kind=parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -87,7 +87,6 @@ def export(
 def whiten(
     export: Annotated[Path, argument("An export's folder.")],
     train: Annotated[Path, argument("Features of the train split (`sslpipe embed`).")],
-    floor: Annotated[float | None, option(min=0)] = None,
     power: Annotated[float | None, option(min=0, max=1)] = None,
     dims: Annotated[int | None, option(min=1)] = None,
 ) -> None:
@@ -97,8 +96,6 @@ def whiten(
     embed` apply both.
 
     Args:
-        floor: Add this share of the mean variance to each variance. Default: 0.1; more where TRAIN
-            has few rows for its features.
         power: Divide each axis by its spread to this power: 1 whitens, 0.25 to 0.75 flatten in
             part, 0 only centres and rotates. Default: what is best on TRAIN by its labels; without
             labels 0.25.
@@ -110,5 +107,5 @@ def whiten(
 
     from sslpipe.export.whiten import whiten_export
 
-    width, kept = whiten_export(export, train, floor, dims, power=power, say=say)
+    width, kept = whiten_export(export, train, dims=dims, power=power, say=say)
     say(f"{export}: {width} -> {kept} features, spectrum flattened")

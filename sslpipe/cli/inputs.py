@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sslpipe.cli.options import MOST_SEED
 from sslpipe.errors import DataError, UserError, shown
 
 if TYPE_CHECKING:
@@ -209,9 +208,3 @@ def start(device: str, alone: str = "", *, small: bool = False) -> tuple[str, "R
         started = f"the launcher started {process.world_size}"
         raise UserError(f"{alone} runs in one process, and {started}")
     return f"cuda:{torch.cuda.current_device()}" if target == "cuda" else target, process
-
-
-def check_seed(seed: int) -> None:
-    """Raise UserError where a seed does not fit into 63 bits."""
-    if not 0 <= seed <= MOST_SEED:
-        raise UserError(f"--seed {seed}: a seed is 0 to 2^63 - 1")

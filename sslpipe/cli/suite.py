@@ -352,7 +352,7 @@ def _kept_features(
             bar=partial(progress, f"embed {split.name}"),
             **options,
         )
-    rows = saved_embeddings(file, {**facts, "canvas_px": canvas_px, "dtype": "float32"}, split)
+    rows = saved_embeddings(file, {**facts, "canvas_px": canvas_px}, split)
     if rows is not None:
         say(f"{split.name}: {'written to' if new else 'read from'} {file}")
     return rows

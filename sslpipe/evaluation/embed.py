@@ -171,24 +171,14 @@ def forward_in_parts(backbone: nn.Module, images: Tensor) -> Tensor:
     return torch.cat([backbone(some) for some in torch.split(images, at_once)])
 
 
-def save_embeddings(
-    path: str | Path,
-    embeddings: Embeddings,
-    facts: dict[str, Any],
-    dtype: torch.dtype = torch.float32,
-) -> None:
+def save_embeddings(path: str | Path, embeddings: Embeddings, facts: dict[str, Any]) -> None:
     """Write a safetensors file, or numpy's npz where the name ends so.
 
-    `facts` say where the rows come from; `dtype` is that of the features in the file. Features
-    beyond float16 are a DataError.
+    `facts` say where the rows come from.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    features = embeddings.features.to(dtype)
-    if not bool(torch.isfinite(features).all()) and bool(torch.isfinite(embeddings.features).all()):
-        most = float(embeddings.features.abs().max())
-        raise DataError(f"features reach {most:g}; float16 ends at 65504: write float32")
-    columns = embeddings._replace(features=features)._asdict()
+    columns = embeddings._replace(features=embeddings.features.float())._asdict()
     tensors = {name: tensor.contiguous() for name, tensor in columns.items()}
     text = json.dumps(facts, sort_keys=True)
     # a tensor: metadata of two entries would be written in an order that changes
@@ -242,8 +232,6 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
     if checksum is None or checksum.tolist() != [*content_sha256(tensors, text)]:
         raise DataError(f"{path} is damaged: its sha256 is another one; embed again")
     rows = Embeddings(*(tensors[name] for name in Embeddings._fields))
-    if rows.features.dtype == torch.float16:
-        rows = rows._replace(features=rows.features.float())
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -271,7 +259,7 @@ UNREADABLE = (
     zipfile.BadZipFile,
     safetensors.SafetensorError,
 )
-COMPARED = ("backbone_sha256", "view", "whitening_sha256", "canvas_px", "dtype")
+COMPARED = ("backbone_sha256", "view", "whitening_sha256", "canvas_px")
 
 
 def check_comparable(train: dict[str, Any], test: dict[str, Any], *, itself: bool = True) -> None:
@@ -394,7 +382,6 @@ def embed_to_file(
     *,
     network: str = "the backbone",
     process: Rank = Rank(),  # noqa: B008 (immutable)
-    dtype: torch.dtype = torch.float32,
     finish: Callable[[Embeddings], Embeddings] | None = None,
     canvas_px: int = 256,
     bar: Callable[[int], AbstractContextManager[Callable[[int], None]]] | None = None,
@@ -412,7 +399,6 @@ def embed_to_file(
             file carries them, and `left_out`: the samples that could not be decoded.
         network: Names the backbone in messages.
         process: This process, which embeds every world_size-th part.
-        dtype: Of the features in the file, float32 or float16.
         finish: What is done to the rows of each part: whitening, say.
         canvas_px: As in `embed`.
         bar: Takes the samples left to this process; a context of what is called for each batch.
@@ -424,7 +410,7 @@ def embed_to_file(
     """
     # which parts are missing: one answer on all processes
     parts = out.with_name(f".{out.name}.parts")
-    facts = {**facts, "canvas_px": canvas_px, "dtype": str(dtype).removeprefix("torch.")}
+    facts = {**facts, "canvas_px": canvas_px}
     all_ids = np.arange(len(split), dtype=np.int64)
     ids = [all_ids[at : at + PART_SAMPLES] for at in range(0, len(split), PART_SAMPLES)]
     files = [parts / f"{number:06d}.safetensors" for number in range(len(ids))]
@@ -456,13 +442,13 @@ def embed_to_file(
                 rows = finish(rows)
             left_out = [one._asdict() for one in sorted(bad)]
             with _room_for(out):
-                save_embeddings(file, rows, {"left_out": left_out}, dtype)
+                save_embeddings(file, rows, {"left_out": left_out})
     agree(False)
 
     # rank 0 joins them into one file
     if process.rank == 0:
         with _room_for(out):
-            _join(out, files, split, facts, dtype)
+            _join(out, files, split, facts)
         shutil.rmtree(parts)
     agree(False)
 
@@ -490,9 +476,7 @@ def _open(parts: Path, identity: dict[str, Any]) -> None:
     write_atomically(path, text)
 
 
-def _join(
-    out: Path, files: list[Path], split: Split, facts: dict[str, Any], dtype: torch.dtype
-) -> None:
+def _join(out: Path, files: list[Path], split: Split, facts: dict[str, Any]) -> None:
     rows: list[Embeddings] = []
     left_out: list[dict[str, Any]] = []
     for path in files:
@@ -507,4 +491,4 @@ def _join(
     together = Embeddings(*map(torch.cat, zip(*some, strict=True)))
     _check_all(together, split)
     assert len(together.ids) + len(left_out) == len(split), "a sample was skipped silently"
-    save_embeddings(out, together, {**facts, "left_out": left_out}, dtype)
+    save_embeddings(out, together, {**facts, "left_out": left_out})

@@ -22,9 +22,8 @@ from sslpipe.weights.source import is_export
 def whiten_export(
     export: Path,
     train: Path,
-    floor: float | None = None,
-    dims: int | None = None,
     *,
+    dims: int | None = None,
     power: float | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[int, int]:
@@ -33,7 +32,6 @@ def whiten_export(
     Args:
         export: Its folder: whitening.safetensors is added, config.json and SHA256SUMS change.
         train: A features file of the train split, by this export, not whitened.
-        floor: As in `fit_whitening`.
         dims: As in `fit_whitening`.
         power: As in `fit_whitening`; None: what `choose_power` finds on TRAIN.
         say: Told which power was chosen, and why.
@@ -61,9 +59,9 @@ def whiten_export(
         raise UserError(f"--dims {dims} is more than the {width} features")
     kept = dims or width
     if power is None:
-        power, why, helps = choose_power(rows, floor, kept)
+        power, why, helps = choose_power(rows, dims=kept)
         say(why if helps else f"{why}; flattening does not help here: --power 0 keeps distances")
-    fitted = fit_whitening(rows, floor, kept, power, say)
+    fitted = fit_whitening(rows, dims=kept, power=power, say=say)
     view: dict[str, Any] = {k: metadata[k] for k in ("view", "image") if k in metadata}
     if "image" in view:
         view["format_version"] = 2

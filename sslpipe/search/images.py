@@ -94,7 +94,7 @@ class ImageSearch:
 
     def check_network(self, facts: Mapping[str, Any]) -> None:
         """Raise DataError where these facts of the queries' network and view are others."""
-        for key in COMPARED[:-1]:  # the dtype of the file may differ
+        for key in COMPARED:
             if facts.get(key) != self.facts.get(key):
                 raise DataError(
                     f"the features differ from the queries' in {key}: {self.facts.get(key)} and "

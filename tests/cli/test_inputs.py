@@ -9,11 +9,10 @@ import sys
 import pytest
 import typer
 
-from sslpipe.cli import export, shards
+from sslpipe.cli import shards
 from sslpipe.cli.inputs import check_file, find_images, find_named_images
 from sslpipe.data.image_type import RGB8
 from sslpipe.errors import UserError
-from sslpipe.evaluation.whiten import FLOOR
 from sslpipe.sharding import SOURCES
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import ROOT, write_recipe
@@ -64,7 +63,6 @@ evaluate suite {n} --data {d} -> neither an export nor a run
 evaluate suite {m} --data {n} -> cannot read
 evaluate suite {m} --data {d} --out {m} -> --out {m} is a folder
 evaluate suite {m} --data {d} --out={m} -> --out {m} is a folder
-evaluate suite {m} --data {d} --seed -1 -> a seed is 0 to 2^63 - 1
 evaluate suite {m} --dta {d} -> No such option: --dta
 report {n} -> holds no run
 report {m} --data {n} -> cannot read
@@ -157,10 +155,6 @@ def test_a_folder_that_is_read_only_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_defaults_of_the_help_are_those_of_the_functions():
-    (floor,) = (
-        p for p in typer.main.get_command(export.app).commands["whiten"].params if p.name == "floor"
-    )
-    assert f"Default: {FLOOR};" in floor.help
     (source,) = (
         p for p in typer.main.get_command(shards.app).commands["build"].params if p.name == "source"
     )

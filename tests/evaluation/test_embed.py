@@ -156,18 +156,6 @@ def test_a_bad_sample_is_named_in_the_file_even_if_its_whole_part_is_bad(tmp_pat
     assert len(bad) == 5
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "npz"])
-def test_float16_files_hold_half_the_bytes_and_refuse_what_float16_cannot_hold(suffix, tmp_path):
-    rows = Embeddings(torch.randn(300, 64), torch.arange(300), torch.arange(300))
-    path = tmp_path / f"rows.{suffix}"
-    save_embeddings(path, rows, {}, torch.float16)
-    again, _ = load_embeddings(path)
-    assert torch.equal(again.features, rows.features.half().float())
-    assert path.stat().st_size < 300 * 64 * 2 + 300 * 16 + 2000
-    with pytest.raises(DataError, match="float16 ends at 65504: write float32"):
-        save_embeddings(path, rows._replace(features=rows.features * 1e6), {}, torch.float16)
-
-
 PARTS = (None, [2, 3, 17])  # all 21 rows; three, so that one process of four has none
 
 

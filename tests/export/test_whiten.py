@@ -62,7 +62,7 @@ def test_a_whitening_that_is_killed_leaves_the_export_before_or_the_one_after(
     before, after = tmp_path / "before", tmp_path / "after"
     shutil.copytree(out, before)
     if whitened_before:
-        whiten_export(before, train, 0.5)
+        whiten_export(before, train, power=0.5)
     shutil.copytree(before, after)
     whiten_export(after, train, dims=5)
     known = [encoded(before), encoded(after)]
