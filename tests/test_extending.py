@@ -11,8 +11,8 @@ from sslpipe.augment.ops import OPS
 from sslpipe.augment.two_views import KorniaViews, TwoViews
 from sslpipe.cli.explain import explain
 from sslpipe.errors import RecipeError
-from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.evals import EVALS
 from sslpipe.losses import LOSSES
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.losses import METRIC_LOSSES

@@ -172,7 +172,7 @@ def test_a_broken_evaluation_of_a_package_is_a_warning_in_the_list(site):
 
 MODULE = """
 from sslpipe.augment.ops import register_op
-from sslpipe.evaluation import EVALS
+from sslpipe.evaluation.evals import EVALS
 from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import BACKBONES
 from sslpipe.run.trackers import TRACKERS

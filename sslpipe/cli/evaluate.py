@@ -30,7 +30,7 @@ class Evaluations(LazyGroup):
         if command is None or name in self.SUMMARIES:
             from sslpipe.cli.app import complete_help
             from sslpipe.cli.evaluations import make_command
-            from sslpipe.evaluation import EVALS
+            from sslpipe.evaluation.evals import EVALS
 
             self.commands[name] = command = make_command(name, EVALS[name])
             complete_help(f"evaluate {name}", command)

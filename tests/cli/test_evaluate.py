@@ -28,8 +28,8 @@ from sslpipe.cli.suite import short_name
 from sslpipe.data.index import load_index
 from sslpipe.distributed import Rank
 from sslpipe.errors import UserError
-from sslpipe.evaluation import EVALS
 from sslpipe.evaluation.embed import embed, load_embeddings, save_embeddings
+from sslpipe.evaluation.evals import EVALS
 from sslpipe.evaluation.knn import knn_results
 from sslpipe.evaluation.result import Result
 from sslpipe.evaluation.whiten import fit_whitening, whiten

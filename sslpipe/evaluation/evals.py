@@ -1,0 +1,23 @@
+"""The table of evaluations of embedded files: each is a subcommand of `sslpipe evaluate`."""
+
+from collections.abc import Callable
+
+from sslpipe.evaluation.clusters import clusters
+from sslpipe.evaluation.knn import few_shot_knn, knn_results
+from sslpipe.evaluation.linear_probe import linear_probe, ridge_probe
+from sslpipe.evaluation.result import Result
+from sslpipe.evaluation.retrieval import retrieval
+from sslpipe.evaluation.verification import verification
+from sslpipe.registry import Table
+
+# (bank, queries, *, options) -> results
+_BUILT_IN: dict[str, Callable[..., list[Result]]] = {
+    "clusters": clusters,
+    "few-shot": few_shot_knn,
+    "knn": knn_results,
+    "linear": linear_probe,
+    "retrieval": retrieval,
+    "ridge": ridge_probe,
+    "verification": verification,
+}
+EVALS = Table("evaluation", _BUILT_IN, "sslpipe.evaluations")
