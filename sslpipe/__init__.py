@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sslpipe.api import train
+    from sslpipe.api import embed, train
     from sslpipe.augment.two_views import TwoViews
     from sslpipe.data.index import load_index
+    from sslpipe.data.torch_dataset import ImageDataset
     from sslpipe.evaluation.arrays import knn, linear_probe, retrieval, verification
     from sslpipe.export.load import load_backbone
     from sslpipe.export.write import export_backbone
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 __all__ = [
     "DCLLoss",
     "HardNegativeLoss",
+    "ImageDataset",
     "MoCoLoss",
     "NTXentLoss",
     "SupConLoss",
     "TwoViews",
+    "embed",
     "export_backbone",
     "knn",
     "linear_probe",
@@ -41,7 +44,9 @@ __all__ = [
 _LOSSES = ("DCLLoss", "HardNegativeLoss", "MoCoLoss", "NTXentLoss", "SupConLoss")
 _HOMES = {
     **dict.fromkeys(_LOSSES, "losses"),
+    "ImageDataset": "data.torch_dataset",
     "TwoViews": "augment.two_views",
+    "embed": "api",
     "export_backbone": "export.write",
     "knn": "evaluation.arrays",
     "linear_probe": "evaluation.arrays",

@@ -1,11 +1,17 @@
-"""Whole runs from Python, in one call each: what the command line does, and a notebook can."""
+"""Trainings and features from Python, in one call each: what a command does, a notebook can."""
 
+import copy
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from sslpipe.data.index import DatasetIndex, load_index
+from sslpipe.data.reader import Quarantined
+from sslpipe.distributed import pick_device
 from sslpipe.errors import UserError
-from sslpipe.export.load import FrozenBackbone, Weights
+from sslpipe.evaluation.embed import Embeddings
+from sslpipe.evaluation.embed import embed as embed_split
+from sslpipe.export.load import FrozenBackbone, Weights, load_backbone
 from sslpipe.export.start import open_init
 from sslpipe.kinds import Plan, kind_of
 from sslpipe.plan import Pretraining
@@ -66,6 +72,59 @@ def train(
 
         return pretrain(plan, run_dir)
     return kind_of(plan.recipe).run(plan, run_dir)
+
+
+def embed(
+    model: FrozenBackbone | str | Path,
+    data: DatasetIndex | str | Path,
+    split: str = "test",
+    *,
+    device: str = "auto",
+    batch_size: int = 256,
+    num_workers: int = 2,
+) -> Embeddings:
+    """Compute the features of a split, as `sslpipe embed` does.
+
+    >>> train = sslpipe.embed("out/backbone", "out/photos/dataset.json", "train")
+    >>> test = sslpipe.embed("out/backbone", "out/photos/dataset.json", "test")
+    >>> print(sslpipe.knn(train.features, train.labels, test.features, test.labels))
+
+    Args:
+        model: What `load_backbone` takes, or returns; it is not moved.
+        data: The data set's index, or the path or URL of its dataset.json.
+        split: Its name.
+        device: Where to compute: "auto", "cpu", "cuda" or "mps".
+        batch_size: Samples at a time.
+        num_workers: Threads that decode.
+
+    Returns:
+        features (N, F) float32 on the CPU, flattened where the export is; labels (N,), -1 for
+        none; ids (N,) in the split. Samples that cannot be decoded have no row, and are warned of.
+
+    Raises:
+        UserError: The model, the data set or the device cannot be had, or they do not fit.
+    """
+    index = data if isinstance(data, DatasetIndex) else load_index(str(data))
+    backbone = load_backbone(model)
+    target = pick_device(device, f"device = {device!r}")
+    fitting, (rows,) = backbone.matched(index.split(split))
+
+    def warn(bad: Quarantined) -> None:
+        warnings.warn(f"{split} has no row for {bad.key!r}: {bad.reason}", stacklevel=2)
+
+    network = fitting.backbone if target == "cpu" else copy.deepcopy(fitting.backbone)
+    features = embed_split(
+        network.to(target),
+        fitting.view,
+        rows,
+        device=target,
+        network=fitting.name,
+        batch_size=batch_size,
+        canvas_px=fitting.view.canvas_px,
+        num_workers=num_workers,
+        on_bad=warn,
+    )
+    return features if fitting.whitening is None else fitting.whitening(features)
 
 
 def make_plan(

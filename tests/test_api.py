@@ -13,7 +13,8 @@ import sslpipe
 from sslpipe.errors import UserError
 from sslpipe.run.launch import join_processes
 from tests.helpers import finetunes, runs
-from tests.helpers.dataset import write_dataset
+from tests.helpers.dataset import picture, write_dataset
+from tests.helpers.exports import trained
 from tests.helpers.runs import ROOT, final_weights, python, write_recipe
 
 
@@ -131,3 +132,14 @@ def test_what_a_kind_would_ignore_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"run\.cache: 'device' is for pretraining; use 'none'"):
         sslpipe.load_recipe(finetunes.write_recipe(tmp_path), ["run.cache=device"])
     assert not (tmp_path / "run").exists()
+
+
+def test_features_of_a_split_are_those_of_encode(tmp_path):
+    data = write_dataset(tmp_path / "data", (6, 5), classes=3, broken={4: b"no picture"})
+    backbone = trained()
+    with pytest.warns(UserWarning, match="train000004"):
+        rows = sslpipe.embed(backbone, str(data), "train", device="cpu", batch_size=4)
+    assert rows.ids.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10]
+    assert rows.labels.tolist() == [number % 3 for number in rows.ids.tolist()]
+    expected = backbone.encode([picture(number) for number in rows.ids.tolist()])
+    torch.testing.assert_close(rows.features, expected)
