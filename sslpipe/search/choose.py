@@ -2,7 +2,7 @@
 
 With labels the classes are cut in two: one half chooses, by MAP@R, the other half says what the
 choice is worth. Without labels the ranking is by `view_recall`. Both rules were chosen on two of
-the sets of docs/graded.md, which says how often they were right on the others.
+the sets of docs/choosing.md, which says how often they were right on the others.
 """
 
 import json
@@ -35,7 +35,7 @@ from sslpipe.evaluation.label_free import view_recall
 from sslpipe.evaluation.whiten import fit_powers
 from sslpipe.registry import REFUSALS
 
-FEW_LABELLED = 200  # of fewer the choice was not trustworthy, docs/graded.md
+FEW_LABELLED = 200  # of fewer the choice was not trustworthy, docs/choosing.md
 LEAST_IMAGES = 20
 ROUNDING = 1e-4  # of the largest feature: equal images in batches of other sizes differ by less
 MOST_COMPARED = 2000  # images whose views are searched among each other

@@ -36,7 +36,7 @@ Flatten = Annotated[
     bool | None,
     option(
         "Of a new gallery: flatten the features' spectrum, fitted on the images enrolled first. "
-        "Default: do, where these are enough; see docs/gallery.md.",
+        "Default: do, where these are enough; see docs/search.md.",
         "--flatten/--no-flatten",
         show_default=False,
     ),
