@@ -27,6 +27,7 @@ OUTSIDE = {  # page of the site -> file of the repository
     "launch.md": "launch/README.md",
     "slurm.md": "slurm/README.md",
     "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
     "changelog.md": "CHANGELOG.md",
 }
 NOTEBOOKS = {  # page of the site -> notebook, shown as text and code

@@ -1,7 +1,7 @@
 """How good features may be, said without a label: numbers of held-out images' backbone features.
 
 Each takes features of any scale and computes in float64; none is an accuracy. Without labels
-run.keep chooses by view_recall; docs/checkpoints.md says what that is worth.
+run.keep chooses by view_recall; docs/reliability.md says what that is worth.
 """
 
 import math
