@@ -91,7 +91,7 @@ def answer(
             f"Without labels, use {best.name}: it finds an image's other corner first in "
             f"{best.score:.1%} of cases.",
             costs,
-            f"Ranked without labels, as {lacking}: on the measured sets (docs/choosing.md) that was "
+            f"Ranked without labels, as {lacking}: on the sets of docs/choosing.md that was "
             "no better than two sizes of one network side by side at power 0.25.",
         ]
     plain = next(row for row in ranked if row.parts == base and row.power is None)
