@@ -347,7 +347,8 @@ def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
     recipe = write_recipe(tmp_path)
     result = command_line(
         *("slurm", str(recipe), "--data", str(data), "--run-dir", "runs/it's 1"),
-        *("--nodes", "2", "--gpus-per-node", "2", "--time", "1-00:00:00", "--warn-s", "300"),
+        *("--nodes", "2", "--gpus-per-node", "2", "--time", "1-00:00:00"),
+        *("--option", "signal=B:USR1@300"),
         *("--option", "partition=gpu", "optim.peak_lr=0.1"),
         status=0,
     )
@@ -379,7 +380,7 @@ def test_a_finished_script_needs_no_arguments_and_is_valid_bash(data, tmp_path):
 )
 def test_an_options_value_cannot_become_another_line_or_command(name, value):
     with pytest.raises(UserError, match=r"is not of the form|unknown option"):
-        batch_script({name: value}, [], {})
+        batch_script({name: value}, [])
 
 
 def test_every_users_error_is_known_to_the_script_that_must_not_requeue_it():
@@ -428,7 +429,7 @@ def test_the_scripts_are_valid_bash():
 
 def test_the_clones_script_has_the_body_and_the_options_of_the_printed_one():
     clone = (ROOT / "slurm/train.sbatch").read_text().splitlines()
-    printed = batch_script({}, [], {})
+    printed = batch_script({}, [])
     # it is sourced, with the script's own arguments
     assert clone[-1] == '. "$SSLPIPE_ROOT/sslpipe/run/batch/train.sh"'
     assert '. "$SSLPIPE_ROOT/sslpipe/run/batch/site.sh"' in (ROOT / "slurm/site.sh").read_text()

@@ -81,8 +81,6 @@ SOURCES = (  # for the help of a MODEL
     "lightly, solo-learn), KIND@FILE, or, with a network, timm:NAME, torchvision:NAME, "
     "hf-hub:OWNER/NAME; SOURCE@128 for images of 128 px, A+B for both side by side"
 )
-MOST_SEED = 2**63 - 1
-Seed = Annotated[int, option(min=0, max=MOST_SEED)]
 
 RecipePath = Annotated[
     Path, argument("A recipe (TOML), such as recipes/my_images_small.toml in the repository.")

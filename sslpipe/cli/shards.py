@@ -14,7 +14,7 @@ from rich.table import Table
 
 from sslpipe.cli.inputs import check_picture, open_data, parse_ids
 from sslpipe.cli.next_step import after_a_look, say_next
-from sslpipe.cli.options import Ids, Seed, argument, documented, option
+from sslpipe.cli.options import Ids, argument, documented, option
 from sslpipe.cli.terminal import new_app, progress
 from sslpipe.errors import DataError, one_line
 from sslpipe.run.console import SafeConsole
@@ -35,9 +35,7 @@ OutFolder = Annotated[Path, argument("The data set's folder.", show_default=Fals
 DataSet = Annotated[
     str, argument("The data set's dataset.json or its folder: a path or a URL.", show_default=False)
 ]
-Workers = Annotated[
-    int, option("Threads; the files do not depend on them.", "--num-workers", "--workers", min=1)
-]
+Workers = Annotated[int, option("Threads; the files do not depend on them.", min=1)]
 
 # of `build`
 _read = partial(option, "", rich_help_panel="What to read")
@@ -62,12 +60,10 @@ def build(
     split: Annotated[str | None, _read()] = None,
     name: Annotated[str | None, _read()] = None,
     csv: Annotated[Path | None, _read()] = None,
-    delimiter: Annotated[str | None, _read()] = None,
     image_column: Annotated[str, _read()] = "path",
     label_column: Annotated[str, _read()] = "label",
     split_column: Annotated[str | None, _read()] = None,
     skip_missing: Annotated[bool, _read("--skip-missing")] = False,
-    classes: Annotated[Path | None, _read()] = None,
     labels: Annotated[bool, _read()] = True,
     columns: Annotated[str | None, _read()] = None,
     name_pattern: Annotated[str | None, _read()] = None,
@@ -86,14 +82,12 @@ def build(
     min_content: Annotated[float, _write(min=0, max=1)] = 0.0,
     resize_shorter: Annotated[int | None, _write(min=1)] = None,
     background: Annotated[str | None, _write()] = None,
-    seed: Annotated[int, _write()] = 0,
     samples_per_shard: Annotated[int, _write(min=1)] = 1000,
-    max_shard_bytes: Annotated[int, _write(min=1)] = 10**9,
     skip_bad: Annotated[bool, _write("--skip-bad")] = False,
     overwrite: Annotated[bool, _write("--overwrite")] = False,
     origin: Annotated[str, _write()] = "",
     license: Annotated[str, _write()] = "",
-    workers: Workers = 2,
+    num_workers: Workers = 2,
 ) -> None:
     """Write shards from images. If it is interrupted, run it again to resume.
 
@@ -115,13 +109,11 @@ def build(
         split: Read only this split; its name where the source has none.
         name: The data set's name; for torchvision its class, such as CIFAR10.
         csv: csv: the file, one row per image.
-        delimiter: csv: such as ';' or tab. Default: a comma; for .tsv a tab.
         image_column: csv: column of the paths, relative to the file; parquet: of the images.
         label_column: csv, parquet: column of the classes.
         split_column: csv: column of the splits' names.
         skip_missing: Skip files of a table that do not exist, and links or pointers of git-annex,
             DVC and git-lfs without content; list them.
-        classes: idx: text file, a class name per line, by label.
         labels: Take folder names or --label-column as classes.
         columns: Columns of metadata: patient,age:integer,shot_at:time; NAME=THEIRS:KIND renames.
             Kinds: text, integer, float, time. Default: inferred.
@@ -146,9 +138,7 @@ def build(
             95, all others as PNG.
         background: Colour under transparent parts, such as white or '#ffffff'. Default:
             transparency is dropped, which often leaves black.
-        seed: For the shuffle and the cut.
         samples_per_shard: Most samples per shard.
-        max_shard_bytes: Most bytes per shard; approximate where images are converted.
         skip_bad: Skip bad images, and list them.
         overwrite: Replace existing splits.
         origin: Where the images come from, for the record.
@@ -168,15 +158,28 @@ def build(
         out,
         source,
         SourceOptions(
-            root, split, name, csv, image_column, label_column,
-            split_column, classes, labels, download, delimiter, skip_missing,
-            parse_columns(columns, "--columns") if columns is not None else (),
-            None if name_pattern is None else parse_pattern(name_pattern),
-            sensors is not None and sensors.channels is not None,
+            root=root,
+            split=split,
+            name=name,
+            csv=csv,
+            image_column=image_column,
+            label_column=label_column,
+            split_column=split_column,
+            labels=labels,
+            download=download,
+            skip_missing=skip_missing,
+            columns=() if columns is None else parse_columns(columns, "--columns"),
+            name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
+            is_sensors=sensors is not None and sensors.channels is not None,
         ),
         Layout(
-            seed, samples_per_shard, max_shard_bytes, resize_shorter,
-            _parse_colour(background), group_by, sensors,
+            seed=0,
+            samples_per_shard=samples_per_shard,
+            max_shard_bytes=10**9,
+            resize_shorter_px=resize_shorter,
+            background=_parse_colour(background),
+            group_by=group_by,
+            sensors=sensors,
         ),
         test_fraction=test_fraction,
         split_by=split_by,
@@ -185,10 +188,10 @@ def build(
         overwrite=overwrite,
         origin=origin,
         license=license,
-        workers=workers,
+        workers=num_workers,
         progress=progress,
         value_range=parse_range(value_range),
-    )  # fmt: skip
+    )
     _print_built(out, built)
 
 
@@ -232,8 +235,7 @@ def index(
     name_pattern: str | None = None,
     channels: str | None = None,
     value_range: Annotated[str | None, option("", "--range", metavar="LOW,HIGH")] = None,
-    no_columns: Annotated[bool, option("", "--no-columns")] = False,
-    workers: Workers = 2,
+    num_workers: Workers = 2,
 ) -> None:
     """Index existing webdataset tars (img2dataset, open_clip) without rewriting them.
 
@@ -251,11 +253,11 @@ def index(
             it.
         split: The split of all tars. Default: by name, as in train-000000.tar.
         classes: Text file: a class name per line, by label.
-        json_fields: Columns from keys of KEY.json: sku,shot_at:time or sku=product:text.
+        json_fields: Columns from keys of KEY.json: sku,shot_at:time or sku=product:text. "" drops
+            the columns that dataset.json has, but the paths that a build wrote.
         name_pattern: Columns from named groups of a regular expression of the image's name.
         channels: Names of the channels of images in KEY.npy, (h, w, C); their type is measured.
         value_range: As in `build`.
-        no_columns: Drop the columns that dataset.json has, but the paths that a build wrote.
     """
     from sslpipe.sharding.gather import parse_columns, parse_pattern
     from sslpipe.sharding.index import check_columns, gather_tars, index_folder
@@ -266,20 +268,19 @@ def index(
         raise DataError("several folders become one data set in a folder that --out names")
     target = out or folders[0]
     names = class_names(classes) if classes else ()
-    own_columns = json_fields is None and not no_columns
-    tars, known = gather_tars(target, folders, split, names, with_columns=own_columns)
+    tars, known = gather_tars(target, folders, split, names, with_columns=json_fields is None)
     columns = SourceOptions(
-        columns=known if json_fields is None else parse_columns(json_fields, "--json-fields"),
+        columns=parse_columns(json_fields, "--json-fields") if json_fields else known,
         name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
     )
-    if not no_columns:
+    if json_fields != "":
         check_columns(target, tars.groups, columns)
     with progress(f"index {target.name}", sum(map(len, tars.groups.values()))) as advance:
         indexed = index_folder(
             target,
             tars,
             columns=columns,
-            workers=workers,
+            workers=num_workers,
             advance=advance,
             channels=parse_channels(channels),
             value_range=parse_range(value_range),
@@ -288,7 +289,7 @@ def index(
 
 
 @app.command(epilog="Example: sslpipe shards verify out/photos")
-def verify(folder: DataSet, workers: Workers = 2) -> None:
+def verify(folder: DataSet, num_workers: Workers = 2) -> None:
     """Check sizes and sha256, decode every image, and list what is bad; exit status 1 if any is."""
     from sslpipe.sharding.index import verify_columns, verify_shard
 
@@ -298,7 +299,7 @@ def verify(folder: DataSet, workers: Workers = 2) -> None:
     jobs = [(key, k) for key, shards in splits.items() for k in range(len(shards))]
     total = sum(splits[key][k].samples for key, k in jobs)
     title = f"verify {Path(folder).name}"
-    with progress(title, total) as advance, ThreadPoolExecutor(workers) as pool:
+    with progress(title, total) as advance, ThreadPoolExecutor(num_workers) as pool:
         results = pool.map(lambda job: verify_shard(data, *job), jobs)
         for (key, k), found in zip(jobs, results, strict=True):
             faults += found
@@ -320,13 +321,10 @@ def show(
     folder: DataSet,
     split: str = "train",
     out: Path = Path("samples.png"),
-    count: Annotated[int, option(min=1)] = 48,
     ids: Ids = None,
-    columns: Annotated[int, option(min=1)] = 8,
-    seed: Seed = 0,
     all_channels: Annotated[bool, option("", "--all-channels")] = False,
 ) -> None:
-    """Draw samples with their classes, sizes, ids and paths; with --ids, also print them.
+    """Draw some samples with their classes, sizes, ids and paths; with --ids, also print them.
 
     - `sslpipe shards show out/mydata --split test --out test.png`
     - `sslpipe shards show out/mydata --ids 469,523`
@@ -334,9 +332,6 @@ def show(
     Args:
         split: The split to show.
         out: The PNG to write.
-        count: Number of samples, chosen at random.
-        columns: Pictures per row.
-        seed: For the choice.
         all_channels: Each sample as a strip of its channels in grey.
     """
     wanted = parse_ids(ids)
@@ -345,11 +340,9 @@ def show(
 
     from sslpipe.sharding import show
 
-    sheet = show.sample_sheet(
-        data, split, count=count, columns=columns, seed=seed, ids=wanted, all_channels=all_channels
-    )
+    sheet = show.sample_sheet(data, split, ids=wanted, all_channels=all_channels)
     show.save_sheet(sheet, out)
-    chosen = show.choose_ids(data.split(split), wanted, count=count, seed=seed)
+    chosen = show.choose_ids(data.split(split), wanted)
     for line in show.sample_lines(data, split, chosen.tolist()):
         if wanted or not show.is_drawable(line):  # in other letters than the picture's font has
             print(line)
@@ -361,10 +354,7 @@ def show(
 
 
 @app.command(epilog="Example: sslpipe shards stats out/photos")
-def stats(
-    folder: DataSet,
-    looked_at: Annotated[int, option("Number of samples whose size in px is read.", min=1)] = 1000,
-) -> None:
+def stats(folder: DataSet) -> None:
     """Print counts, classes, bytes, image sizes and columns of each split, without decoding."""
     data = open_data(folder)
 
@@ -373,7 +363,7 @@ def stats(
     for name in data.manifest.splits:
         title = one_line(f"{data.manifest.name}, {name}")
         table = Table(title=escape(title), show_header=False, box=None)
-        for row in [*split_rows(data, name, sampled=looked_at), *column_rows(data, name)]:
+        for row in [*split_rows(data, name), *column_rows(data, name)]:
             table.add_row(*(escape(one_line(cell)) for cell in row))
         SafeConsole().print(table)
     after_a_look(folder)

@@ -292,9 +292,6 @@ def runs(
             show(f"may be deleted: {one_line(path)} ({size / 1e6:.1f} MB)")
 
 
-Positive = Annotated[int, opt.option(min=1)]
-
-
 @opt.documented(
     app,
     epilog="Examples: sslpipe slurm recipe.toml --data /data/dataset.json --run-dir runs/photos "
@@ -308,12 +305,9 @@ def slurm(
     data: opt.Data,
     run_dir: Annotated[Path, opt.option()],
     init: opt.Init = None,
-    nodes: Positive = 1,
+    nodes: Annotated[int, opt.option(min=1)] = 1,
     gpus_per_node: Annotated[int, opt.option(min=0)] = 0,
-    cpu_processes: Positive = 1,
     time: str | None = None,
-    warn_s: Positive = 120,
-    job_name: Annotated[str | None, opt.option(show_default="the recipe's name")] = None,
     option: list[str] | None = None,
     site: Path | None = None,
     submit: bool = False,
@@ -327,10 +321,9 @@ def slurm(
         run_dir: Where the run lives.
         nodes: Number of nodes.
         gpus_per_node: 0: train on CPUs.
-        cpu_processes: Per node, without GPUs.
         time: Time limit of one start, such as 24:00:00.
-        warn_s: Save this many seconds before the limit.
-        option: Another option of sbatch, such as partition=gpu; repeatable.
+        option: Another option of sbatch, such as partition=gpu or signal=B:USR1@300 (save so many
+            seconds before the limit); repeatable.
         site: A shell file to include, for modules, network or containers.
         submit: Submit the script instead of printing it.
     """
@@ -340,18 +333,17 @@ def slurm(
 
     loaded = load_recipe(recipe, overrides or [])
     if isinstance(loaded, Recipe):
-        check_streams(loaded.data.num_streams, nodes * (gpus_per_node or cpu_processes))
+        check_streams(loaded.data.num_streams, nodes * (gpus_per_node or 1))
     options = {
-        "job-name": job_name or loaded.name,
+        "job-name": loaded.name,
         "nodes": str(nodes),
-        "signal": f"B:USR1@{warn_s}",
         **({"gpus-per-node": str(gpus_per_node)} if gpus_per_node else {}),
         **({"time": time} if time else {}),
         **{name: value for name, _, value in (each.partition("=") for each in option or ())},
     }
     words = [str(recipe), "--data", data, "--run-dir", str(run_dir), *plugin_words()]
     words += [*([] if init is None else ["--init", init]), *(overrides or [])]
-    text = batch_script(options, words, {"SSLPIPE_CPU_PROCESSES": str(cpu_processes)}, site)
+    text = batch_script(options, words, site)
     if not submit:
         sys.stdout.write(text)
         return

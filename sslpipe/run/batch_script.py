@@ -36,17 +36,13 @@ OPTIONS = {
 
 
 def batch_script(
-    options: Mapping[str, str],
-    arguments: Sequence[str],
-    settings: Mapping[str, str],
-    site: Path | None = None,
+    options: Mapping[str, str], arguments: Sequence[str], site: Path | None = None
 ) -> str:
     """Return a script for sbatch that needs no arguments and no other file.
 
     Args:
         options: Of sbatch, by the long names in OPTIONS.
         arguments: Of `sslpipe train`.
-        settings: Variables that the site's part would otherwise default.
         site: A shell file to include before the defaults: modules, network, containers.
 
     Raises:
@@ -60,7 +56,6 @@ def batch_script(
     lines = {**DEFAULTS, **options}
     parts = {
         "OPTIONS": "\n".join(f"#SBATCH --{k}{v and f'={v}'}" for k, v in lines.items()),
-        "SETTINGS": "\n".join(f"{k}={shlex.quote(v)}" for k, v in settings.items()),
         "ABOUT": _ABOUT,
         "ARGUMENTS": shlex.join(arguments),
         "BIN": shlex.quote(str(Path(sys.prefix) / "bin")),

@@ -204,8 +204,6 @@ def _check_source(source: str, options: SourceOptions) -> None:
         )
     for option, value, owners in (
         ("--csv", options.csv, ("csv",)),
-        ("--delimiter", options.delimiter, ("csv",)),
-        ("--classes", options.class_file, ("idx",)),
         ("--download", options.download, ("torchvision",)),
         ("--skip-missing", options.skip_missing, ("folder", *LISTS)),
     ):

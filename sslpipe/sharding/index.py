@@ -268,7 +268,7 @@ def check_columns(folder: Path, splits: Iterable[str], columns: SourceOptions) -
     if fields and not (columns.columns or columns.name_pattern):
         raise DataError(
             f"{folder / 'dataset.json'} has columns of these splits: give --json-fields "
-            f"{','.join(fields)} to read them again, or --no-columns to drop them"
+            f'{",".join(fields)} to read them again, or --json-fields "" to drop them'
         )
 
 

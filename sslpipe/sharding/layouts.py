@@ -126,12 +126,11 @@ def read_idx(options: SourceOptions) -> dict[str, Images]:
     """Read MNIST's idx files, plain or .gz: *images*idx3* and *labels*idx1*.
 
     A file with "t10k" or "test" in its name is of the split test, any other of train. Class names
-    come from `options.class_file`, else from classes.txt where there is one, else they are the
-    numbers.
+    come from classes.txt where there is one, else they are the numbers.
     """
     root = root_folder(options)
-    class_file = options.class_file or root / "classes.txt"
-    classes = class_names(class_file) if options.class_file or class_file.exists() else ()
+    class_file = root / "classes.txt"
+    classes = class_names(class_file) if class_file.exists() else ()
     result = {}
     for path in sorted(root.glob("*images*idx3*")):
         split = "test" if "t10k" in path.name or "test" in path.name else "train"

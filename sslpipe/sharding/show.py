@@ -17,6 +17,9 @@ from sslpipe.errors import UserError, counted, one_line
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
 
+SHOWN = 48  # samples, unless ids name them
+IN_A_ROW = 8
+SAMPLED = 1000  # samples whose sizes are read for the statistics of a split
 CELL_PX = 128
 GAP_PX = 12
 LINE_PX = 16
@@ -32,7 +35,7 @@ _ORDER = "(min / median / max)"
 
 
 def choose_ids(
-    split: Split, ids: Sequence[int] | None, *, count: int, seed: int
+    split: Split, ids: Sequence[int] | None, *, count: int = SHOWN, seed: int = 0
 ) -> NDArray[np.int64]:
     """Return samples in ascending order, each once: those of `ids`, or `count` drawn at random.
 
@@ -64,23 +67,20 @@ def sample_sheet(
     index: DatasetIndex,
     split_name: str,
     *,
-    count: int,
-    columns: int,
-    seed: int,
     ids: Sequence[int] | None = None,
     all_channels: bool = False,
 ) -> Image.Image:
     """Draw a grid of samples, each with its id, path or else key, class and size.
 
     Of a bad one stands there what is wrong. Letters that the font lacks are "?"; `is_drawable`. At
-    most `count` are drawn at random, unless `ids` names them; `columns` pictures stand in a row.
-    With `all_channels` each sample is a strip of grey pictures.
+    most SHOWN are drawn at random, unless `ids` names them. With `all_channels` each sample is a
+    strip of grey pictures.
     """
     split = index.split(split_name)
     kind = index.stored_type
     reader = Reader(split)
     cells = []
-    chosen = choose_ids(split, ids, count=count, seed=seed)
+    chosen = choose_ids(split, ids)
     classes = _classes(split, chosen)
     names = split.names_of(chosen)
     for place, (sample_id, words) in enumerate(zip(chosen.tolist(), classes, strict=True)):
@@ -100,7 +100,7 @@ def sample_sheet(
         path = raw.key if names is None else names[place]
         name = _short_path(f"id {sample_id}  ", path, len(pictures) * CELL_PX)
         cells.append(Cell(pictures, words, colour, name))
-    return draw_sheet(cells, max(1, columns // (len(kind.channels) if all_channels else 1)))
+    return draw_sheet(cells, max(1, IN_A_ROW // (len(kind.channels) if all_channels else 1)))
 
 
 class Cell(NamedTuple):
@@ -135,8 +135,8 @@ def draw_sheet(cells: Sequence[Cell], columns: int) -> Image.Image:
     return sheet
 
 
-def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tuple[str, str]]:
-    """Describe a split as (name, text) pairs; at most `sampled` headers are read for sizes."""
+def split_rows(index: DatasetIndex, split_name: str) -> list[tuple[str, str]]:
+    """Describe a split as (name, text) pairs; at most SAMPLED headers are read for sizes."""
     # counts and bytes
     split = index.split(split_name)
     labels = split.labels
@@ -165,7 +165,7 @@ def split_rows(index: DatasetIndex, split_name: str, *, sampled: int) -> list[tu
     reader = Reader(split)
     sizes = list[tuple[int, int]]()
     bad = 0
-    for sample_id in np.sort(permutation(len(split), 0)[:sampled]).tolist():
+    for sample_id in np.sort(permutation(len(split), 0)[:SAMPLED]).tolist():
         try:
             sizes.append(header_size(reader.one(sample_id).image))
         except BadSample:

@@ -69,10 +69,8 @@ class SourceOptions:
     image_column: str = "path"  # of the CSV or parquet file, as label_column
     label_column: str | None = "label"
     split_column: str | None = None  # of the CSV file; None: one split
-    class_file: Path | None = None  # class names, one a line by label
     labels: bool = True
     download: bool = False  # torchvision may fetch the data set
-    delimiter: str | None = None  # None: a comma, or a tab where the CSV's name ends in .tsv
     skip_missing: bool = False  # files that a list names and that are not there
     columns: tuple[ColumnSpec, ...] = ()  # what else is read of each image
     name_pattern: re.Pattern[str] | None = None  # of an image's whole name; named groups: columns

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ from sslpipe.sharding.sources import (
 )
 from sslpipe.sharding.split_names import GENERIC, name_splits, split_of, without_number
 
+DELIMITERS = (",", ";", "\t", "|")
+
 
 def read_csv(options: SourceOptions) -> dict[str, Images]:
     """Read a CSV file, a row an image: a path, and where they are named, a label and a split.
@@ -51,7 +54,6 @@ def read_csv(options: SourceOptions) -> dict[str, Images]:
 
 def _read_rows(options: SourceOptions, path: Path, root: Path) -> dict[str, list[Row]]:
     """Read the columns that are asked for, by split. Raises: DataError with file and line."""
-    delimiter = _delimiter(options, path)
     image_column = options.image_column
     split_column = options.split_column
     label_column = options.label_column if options.labels else None
@@ -66,14 +68,15 @@ def _read_rows(options: SourceOptions, path: Path, root: Path) -> dict[str, list
     try:
         raw = open_regular(path, pipe=True)
         with io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, delimiter=delimiter)
+            header = file.readline()
+            delimiter = _delimiter(header, image_column)
+            reader = csv.DictReader(chain([header], file), delimiter=delimiter)
             columns = list(reader.fieldnames or ())
             for option, column in wanted:
                 if column is not None and column not in columns:
                     raise DataError(
                         f"{path} has no column {column!r}{did_you_mean(column, columns)}; it has: "
-                        f"{', '.join(columns) or 'none'}; name one with {option}, or the sign "
-                        "between columns with --delimiter"
+                        f"{', '.join(columns) or 'none'}; name one with {option}"
                         + (", or give --no-labels" if option == "--label-column" else "")
                     )
                 if column is not None and columns.count(column) > 1:
@@ -97,15 +100,15 @@ def _read_rows(options: SourceOptions, path: Path, root: Path) -> dict[str, list
     return groups
 
 
-def _delimiter(options: SourceOptions, path: Path) -> str:
-    if options.delimiter is None:
-        return "\t" if path.suffix.lower() == ".tsv" else ","
-    delimiter = "\t" if options.delimiter in ("tab", "\\t") else options.delimiter
-    if len(delimiter) != 1 or delimiter in '"\r\n\0':
-        raise DataError(
-            f"--delimiter {options.delimiter!r} is not one character; for example ';' or tab"
-        )
-    return delimiter
+def _delimiter(header: str, image_column: str) -> str:
+    """Return the sign between columns: the one by which the header names the images' column.
+
+    Where none does, the most frequent of them.
+    """
+    for sign in DELIMITERS:
+        if image_column in next(csv.reader([header], delimiter=sign), ()):
+            return sign
+    return max(DELIMITERS, key=header.count)
 
 
 # --- parquet

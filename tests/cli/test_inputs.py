@@ -47,7 +47,7 @@ preview {r} --data {n} -> cannot read
 preview {r} --data {d} --out {n}.xyz -> a picture is named .jpg
 slurm {r} data.batchsize=8 --data {d} --run-dir {n} -> did you mean 'batch_size'
 slurm {r} --data {d} --run-dir {n} --nodes 3 -> does not divide over 3
-slurm {r} --data {d} --run-dir {n} --job-name a;b -> job-name
+slurm {r} --data {d} --run-dir {n} --option job-name=a;b -> job-name
 status {n} -> holds no run
 export {n} --out {n} -> neither an export nor a run
 export {m} --out {f} -> {f} is a file; name another folder
@@ -77,7 +77,6 @@ shards verify {n} -> cannot read
 shards index {n} -> {n}
 shards stats ftp://x/data -> scheme 'ftp' is
 shards show {d} --out {n}.xyz -> a picture is named .jpg
-shards show {d} --seed -1 -> Invalid value for '--seed'
 shards build {n} --rot {m} -> No such option
 curate duplicates {d} --out {f} -> {f} is a file; name another
 curate outliers {f} --data {d} --out {f}/x -> {f} is a file; name

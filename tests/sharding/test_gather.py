@@ -270,7 +270,7 @@ def test_the_command_line_reads_groups_cuts_and_shows_columns(tmp_path, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "column icon text; 0 missing; 16 distinct; samples a value 3 / 3 / 3" in text
     assert run("verify", out) == 0
-    assert run("index", out, "--no-columns") == 0
+    assert run("index", out, "--json-fields", "") == 0
     assert [*load_index(out).manifest.columns] == ["path"]
 
 

@@ -330,7 +330,7 @@ def test_columns_and_images_of_joined_folders_are_of_one_type(tmp_path, capsys):
     assert run(*words, "--json-fields", "number:text") == 0
     column = load_index(tmp_path / "out").split("train").column("number")
     assert column.show([0, 1]) == ["7", "x"]
-    assert run(*words, "--no-columns") == 0
+    assert run(*words, "--json-fields", "") == 0
     assert [*load_index(tmp_path / "out").manifest.columns] == ["path"]
     white = ("--root", tmp_path / "photos1", "--background", "white")
     assert run("build", tmp_path / "white", *white) == 0

@@ -350,7 +350,7 @@ def test_each_scene_is_decoded_once_and_a_resume_decodes_those_that_are_left(
 ):
     for number in range(4):
         np.savez_compressed(root / f"{number}.npz", numbers(32, 32))
-    words = ["--channels", "grey", "--tile", "16", "--workers", "1", "--root", root]
+    words = ["--channels", "grey", "--tile", "16", "--num-workers", "1", "--root", root]
     words += ["--samples-per-shard", "4", "--group-by", "parent", "--name", "x"]
     for _ in range(2):  # the second finds it finished
         build(root, *words)
