@@ -1,4 +1,4 @@
-"""docs/extending.md: its examples run, and are in the tables afterwards."""
+"""docs/extending.md and metric-learning.md: examples run, and are in the tables afterwards."""
 
 import re
 import tomllib
@@ -28,7 +28,9 @@ from sslpipe.sharding.sources import SourceOptions
 from tests.helpers.dataset import picture, png
 from tests.helpers.runs import RECIPE, ROOT, write_recipe
 
-TEXT = (ROOT / "docs" / "extending.md").read_text()
+TEXT = "\n".join(
+    (ROOT / "docs" / f"{name}.md").read_text() for name in ("extending", "metric-learning")
+)
 TABLES = (LOSSES, METRIC_LOSSES, HEADS, MINERS, BACKBONES, SOURCES, EVALS, TRACKERS)
 
 
