@@ -36,7 +36,7 @@ from sslpipe.errors import DataError, RecipeError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.load import FrozenBackbone
-from sslpipe.export.start import Start, copy_weights
+from sslpipe.export.start import Start
 from sslpipe.losses import LOSSES, Objective
 from sslpipe.losses.base import ContrastiveObjective, InBatchLoss, takes_groups
 from sslpipe.losses.distill import TeacherFeatures
@@ -44,6 +44,7 @@ from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
 from sslpipe.models.momentum import MomentumPair, averaged
 from sslpipe.models.simclr import SimCLR
+from sslpipe.models.transfer import copy_weights
 from sslpipe.models.tuning import (
     freeze_layers,
     learning_rate_scale,

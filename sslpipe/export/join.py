@@ -9,8 +9,8 @@ from sslpipe.errors import UserError
 from sslpipe.export.model import FrozenBackbone, freeze
 from sslpipe.models.backbones import JOIN, JoinedBackbone, build_backbone
 from sslpipe.models.limits import check_side, within_memory
+from sslpipe.models.transfer import copy_weights
 from sslpipe.recipe.base import Component
-from sslpipe.weights.fit import fit_tensors
 from sslpipe.weights.views import scaled_resize
 
 
@@ -94,12 +94,7 @@ def at_size(model: FrozenBackbone, crop_px: int, source: str) -> FrozenBackbone:
     component = model.config.backbone
     with within_memory("backbone"):
         backbone = build_backbone(component, crop_px=crop_px)
-    own = backbone.state_dict()
-    given = model.backbone.state_dict()
-    if any(own[key].shape != given[key].shape for key in own):  # a position table: resized
-        fit_tensors(backbone, component.kind, model.backbone.network.state_dict(), source)
-        given |= {key: t for key, t in backbone.state_dict().items() if t.shape != given[key].shape}
-    backbone.load_state_dict(given, strict=True)
+    copy_weights(model.backbone, backbone, component.kind, source)
     facts = model.config.facts
     metadata = {key: facts[key] for key in facts if not key.startswith("evaluation")}
     return freeze(backbone, component, sized, metadata, image=model.config.image)

@@ -20,14 +20,12 @@ from sslpipe.errors import RecipeError, UserError, WeightsError
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, freeze, load_backbone, normalisation
 from sslpipe.export.model_card import sha256_sums
-from sslpipe.models.backbones import JOIN, RGB_CHANNELS, Backbone, build_backbone
+from sslpipe.models.backbones import JOIN, RGB_CHANNELS, build_backbone
 from sslpipe.models.channels import adapt_kernels, first_convolution
-from sslpipe.models.pooling import is_pooling
 from sslpipe.portable import explain_file_error
 from sslpipe.recipe.base import Component, RunRecipe, Tune, Weights
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.checkpoint_files import checkpoint_names
-from sslpipe.weights.fit import fit_tensors
 
 RecipeT = TypeVar("RecipeT", bound=RunRecipe)
 
@@ -422,29 +420,3 @@ def _own_view(
         if settings.get("normalize", True) and view[key] != data:
             own[key] = view[key]
     return own
-
-
-def copy_weights(source: Backbone, target: Backbone, kind: str) -> None:
-    """Copy a pretrained network into another, of the kind `kind`, in place.
-
-    Position tables for other crops are resized. An embedding layer of the same width is copied;
-    a learned pooling that only one of them has starts anew, or is dropped.
-
-    Raises:
-        WeightsError: The network is another one.
-    """
-    state = source.network.state_dict()
-    own = target.network.state_dict()
-    pooling = {key: state.pop(key) for key in list(state) if is_pooling(key)}
-    fit_tensors(target, kind, state, "--init")
-    known = {key: value for key, value in pooling.items() if key in own}
-    target.network.load_state_dict(known, strict=False)
-    theirs = source.embedding
-    ours = target.embedding
-    if theirs is not None and ours is not None and source.taps == target.taps:
-        shapes = [
-            {key: tensor.shape for key, tensor in layer.state_dict().items()}
-            for layer in (theirs, ours)
-        ]
-        if shapes[0] == shapes[1]:
-            ours.load_state_dict(theirs.state_dict())

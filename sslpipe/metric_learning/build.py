@@ -18,7 +18,7 @@ from sslpipe.data.order import ORDER_VERSION, lowest_hashes, with_a_partner
 from sslpipe.errors import RecipeError, did_you_mean, naming
 from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.export.load import FrozenBackbone
-from sslpipe.export.start import Start, copy_weights, with_init
+from sslpipe.export.start import Start, with_init
 from sslpipe.metric_learning import METRIC_LOSSES, MINERS
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.losses import HDCLoss
@@ -29,6 +29,7 @@ from sslpipe.metric_learning.sampling import PK_VERSION, PKOrder
 from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
 from sslpipe.models.limits import within_memory
 from sslpipe.models.momentum import averaged
+from sslpipe.models.transfer import copy_weights
 from sslpipe.models.tuning import (
     freeze_layers,
     learning_rate_scale,

@@ -5,9 +5,7 @@ in chunks, modules numbered by an nn.Sequential, EfficientNet-PyTorch's names, a
 filter makes of them. The first spelling that fits the whole network counts.
 """
 
-import inspect
 import re
-import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,8 +18,8 @@ from sslpipe.errors import WeightsError
 from sslpipe.models.backbones import PREFIXES, Backbone
 from sslpipe.models.channels import first_convolution
 from sslpipe.models.pooling import is_pooling
+from sslpipe.models.transfer import Tensors, for_network
 
-Tensors = dict[str, Tensor]
 Report = dict[str, Any]  # "loaded": how many; "missing", "unexpected", "resized": lists of keys
 
 # names of modules that only wrap another: DistributedDataParallel and AveragedModel, torch.compile,
@@ -236,7 +234,7 @@ def _spellings(
         yield "numbered modules", renamed
     if "_conv_stem.weight" in given and len(given) >= len(own):
         yield "EfficientNet-PyTorch", _of_efficientnet_pytorch(kind, own, given)
-    converted = _converted(kind, network, joined)
+    converted = for_network(kind, network, joined)
     if converted is not joined:
         yield "", converted
 
@@ -267,42 +265,6 @@ def _of_efficientnet_pytorch(kind: str, own: Tensors, given: Tensors) -> Tensors
         same = same_part and (is_head or tensor.shape == expected.shape)
         renamed[key if same else theirs] = tensor
     return renamed
-
-
-def _converted(kind: str, network: nn.Module, given: Tensors) -> Tensors:
-    """Rename and resize as the architecture's own library does for files of other layouts."""
-    family, _, architecture = kind.partition("/")
-    if family == "timm":
-        import timm
-
-        module = sys.modules[timm.models.model_entrypoint(architecture).__module__]
-        names = ("checkpoint_filter_fn", "_filter_fn", "_filter_torchvision_pretrained")
-        convert = next((getattr(module, name) for name in names if hasattr(module, name)), None)
-        if convert is None:
-            return given
-        takes_model = len(inspect.signature(convert).parameters) > 1
-        try:
-            converted = convert(dict(given), network) if takes_model else convert(dict(given))
-        except Exception:  # it may rely on keys that this file has not: the keys will be named
-            return given
-        return {key: t for key, t in converted.items() if isinstance(t, Tensor)}
-    # position tables: of torchvision (1, 1 + n n, D), of open_clip (1 + n n, D)
-    key = {"torchvision": "encoder.pos_embedding", "open_clip": "positional_embedding"}.get(family)
-    own = network.state_dict().get(key or "")
-    table = given.get(key or "")
-    if key is None or own is None or table is None or table.shape == own.shape:
-        return given
-    if table.ndim != own.ndim or table.shape[-1] != own.shape[-1]:
-        return given
-    theirs = round((table.shape[-2] - 1) ** 0.5)
-    ours = round((own.shape[-2] - 1) ** 0.5)
-    if table.shape[-2] != 1 + theirs**2 or own.shape[-2] != 1 + ours**2:
-        return given
-    from timm.layers import resample_abs_pos_embed
-
-    rows = table.reshape(1, *table.shape[-2:])
-    resized = resample_abs_pos_embed(rows, [ours, ours], num_prefix_tokens=1)
-    return {**given, key: resized.reshape(own.shape)}
 
 
 def _with_three_channels(own: Mapping[str, Tensor], given: Tensors) -> Tensors:

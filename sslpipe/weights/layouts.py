@@ -15,10 +15,10 @@ from torch import Tensor
 
 from sslpipe.errors import WeightsError
 from sslpipe.models.backbones import Backbone
+from sslpipe.models.transfer import Tensors
 from sslpipe.weights.files import MOST_NESTED, Tree
 from sslpipe.weights.fit import (
     Match,
-    Tensors,
     holds_network,
     is_pretext,
     match_tensors,

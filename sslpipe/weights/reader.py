@@ -12,10 +12,11 @@ from sslpipe.errors import UserError, WeightsError, did_you_mean, one_line, show
 from sslpipe.models.backbones import RGB_CHANNELS, Backbone, build_backbone
 from sslpipe.models.channels import first_convolution
 from sslpipe.models.limits import TooLarge, sketch, within_memory
+from sslpipe.models.transfer import Tensors
 from sslpipe.recipe.base import Component
 from sslpipe.run.records import read_object
 from sslpipe.weights.files import read_tree
-from sslpipe.weights.fit import Report, Tensors, check_tensors, fit_tensors
+from sslpipe.weights.fit import Report, check_tensors, fit_tensors
 from sslpipe.weights.huggingface import (
     MOST,
     OPEN_CLIP,

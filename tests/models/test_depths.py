@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sslpipe.errors import RecipeError
-from sslpipe.export.start import copy_weights
 from sslpipe.metric_learning import HDCLoss
 from sslpipe.models.backbones import build_backbone
+from sslpipe.models.transfer import copy_weights
 from sslpipe.recipe.base import Component
 
 TAPS = ["layer2", "layer3"]

@@ -5,9 +5,9 @@ import torch
 
 from sslpipe.errors import RecipeError
 from sslpipe.export.load import load_run
-from sslpipe.export.start import copy_weights
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.pooling import POOLS, GeM, MaxPool
+from sslpipe.models.transfer import copy_weights
 from sslpipe.models.tuning import block_names, block_of, freeze_layers
 from sslpipe.recipe.base import Component
 from tests.helpers.dataset import write_dataset

@@ -1,0 +1,86 @@
+"""Weights of one network put into another of the same architecture, for images of another size."""
+
+import inspect
+import sys
+
+import torch
+from torch import Tensor, nn
+
+from sslpipe.errors import WeightsError
+from sslpipe.models.backbones import Backbone
+from sslpipe.models.pooling import is_pooling
+
+Tensors = dict[str, Tensor]
+
+
+def copy_weights(source: Backbone, target: Backbone, kind: str, what: str = "--init") -> None:
+    """Copy a pretrained network into another, in place.
+
+    Position tables for other crops are resized. An embedding layer of the same width is copied;
+    a learned pooling that only one of them has starts anew, or is dropped.
+
+    Args:
+        source: The network whose weights are copied.
+        target: Of the same architecture.
+        kind: Its name in recipes.
+        what: Names the source in messages.
+
+    Raises:
+        WeightsError: The network is another one, or weights are not finite; nothing is copied.
+    """
+    given = source.network.state_dict()
+    own = target.network.state_dict()
+    pooling = {key: given.pop(key) for key in list(given) if is_pooling(key)}
+    shapes = {key: tensor.shape for key, tensor in own.items() if not is_pooling(key)}
+    if {key: tensor.shape for key, tensor in given.items()} != shapes:
+        given = for_network(kind, target.network, given)
+    for key in {**shapes, **given}:
+        if key not in given or key not in shapes or given[key].shape != shapes[key]:
+            raise WeightsError(f"{what} does not fit {kind}: its {key} is another one; name others")
+        if not torch.isfinite(given[key]).all():
+            raise WeightsError(f"{what}: {key} has values that are not finite; it is damaged")
+    known = {key: value for key, value in pooling.items() if key in own}
+    target.network.load_state_dict({**given, **known}, strict=False)
+    theirs = source.embedding
+    ours = target.embedding
+    if theirs is not None and ours is not None and source.taps == target.taps:
+        layers = [theirs.state_dict(), ours.state_dict()]
+        own_shapes = [{key: each.shape for key, each in layer.items()} for layer in layers]
+        if own_shapes[0] == own_shapes[1]:
+            ours.load_state_dict(layers[0])
+
+
+def for_network(kind: str, network: nn.Module, given: Tensors) -> Tensors:
+    """Rename and resize tensors as the architecture's own library does for other layouts."""
+    family, _, architecture = kind.partition("/")
+    if family == "timm":
+        import timm
+
+        module = sys.modules[timm.models.model_entrypoint(architecture).__module__]
+        names = ("checkpoint_filter_fn", "_filter_fn", "_filter_torchvision_pretrained")
+        convert = next((getattr(module, name) for name in names if hasattr(module, name)), None)
+        if convert is None:
+            return given
+        takes_model = len(inspect.signature(convert).parameters) > 1
+        try:
+            converted = convert(dict(given), network) if takes_model else convert(dict(given))
+        except Exception:  # it may rely on keys that this file has not: the keys will be named
+            return given
+        return {key: t for key, t in converted.items() if isinstance(t, Tensor)}
+    # position tables: of torchvision (1, 1 + n n, D), of open_clip (1 + n n, D)
+    key = {"torchvision": "encoder.pos_embedding", "open_clip": "positional_embedding"}.get(family)
+    own = network.state_dict().get(key or "")
+    table = given.get(key or "")
+    if key is None or own is None or table is None or table.shape == own.shape:
+        return given
+    if table.ndim != own.ndim or table.shape[-1] != own.shape[-1]:
+        return given
+    theirs = round((table.shape[-2] - 1) ** 0.5)
+    ours = round((own.shape[-2] - 1) ** 0.5)
+    if table.shape[-2] != 1 + theirs**2 or own.shape[-2] != 1 + ours**2:
+        return given
+    from timm.layers import resample_abs_pos_embed
+
+    rows = table.reshape(1, *table.shape[-2:])
+    resized = resample_abs_pos_embed(rows, [ours, ours], num_prefix_tokens=1)
+    return {**given, key: resized.reshape(own.shape)}
