@@ -8,13 +8,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sslpipe.data.index import Split
 from sslpipe.data.reader import Reader
 from sslpipe.errors import DataError, UserError
-from sslpipe.evaluation.embed import COMPARED, Embeddings, check_comparable, load_embeddings
+from sslpipe.evaluation.arrays import embeddings_from_arrays
+from sslpipe.evaluation.embed import (
+    COMPARED,
+    Embeddings,
+    check_comparable,
+    check_embeddings,
+    load_embeddings,
+)
 from sslpipe.evaluation.features import split_of_file
 from sslpipe.evaluation.flatten import fit_flattening
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
@@ -23,6 +32,10 @@ from sslpipe.evaluation.whiten import Whitening
 
 KEY_WINDOW_BYTES = 2**20  # read of a shard for a sample's key
 MOST_FITTED = 20_000  # rows, evenly spaced, that the spectrum is learned on
+
+
+# a features file and its data set, or features in memory
+Searched = tuple[str | Path, str] | Embeddings | Tensor | NDArray[Any]
 
 
 class Hit(NamedTuple):
@@ -41,11 +54,42 @@ class Hit(NamedTuple):
     label: int
 
 
+class _Part(NamedTuple):
+    """What is searched: rows, what their file says of them, and their split; None in memory."""
+
+    rows: Embeddings
+    facts: dict[str, Any]
+    split: Split | None
+
+
+def _open(given: Searched) -> _Part:
+    """Read a features file, or copy features in memory. Raises: UserError."""
+    if isinstance(given, Tensor | np.ndarray):
+        given = embeddings_from_arrays(given, np.full(len(given), -1), "").to("cpu")
+    if isinstance(given, Embeddings):
+        check_embeddings(given, "features", labelled=False)
+        # a copy, as rows are flattened in place
+        return _Part(given._replace(features=given.features.clone()), {}, None)
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise UserError(
+            f"ImageSearch takes (features file, dataset.json) pairs or features (N, F), not a "
+            f"{type(given).__name__}"
+        )
+    path, data = given
+    rows, facts = load_embeddings(path)
+    return _Part(rows, facts, split_of_file(data, Path(path), rows, facts))
+
+
 class ImageSearch:
     """Search features files together; the answers are exact, ties by file, then row.
 
+    >>> search = sslpipe.ImageSearch(backbone.encode(paths))
+    >>> for hit in search.find(backbone.encode("query.jpg"), top=5)[0]:
+    ...     print(f"{hit.score:.3f} {paths[hit.id]}")
+
     Args:
-        files: Each with the data set that it was embedded from, a path or a URL.
+        files: Each with the data set that it was embedded from, a path or a URL; or features in
+            memory: (N, F) floats, whose ids are 0, 1, ..., or `Embeddings`.
         flatten: Flatten the spectrum of the features, as `sslpipe whiten` does, with the power that
             needs no labels, learned on the images searched among. No effect where the files are
             whitened, or have too few rows.
@@ -54,30 +98,43 @@ class ImageSearch:
         facts: What the files say of their network and view.
         flattening: What flattens the features and the queries; None: they are as they are.
         form: The same in words.
-        splits: The split of each file.
 
     Raises:
         DataError: A file is damaged, of another data set, or of another network or view than the
             first.
     """
 
-    def __init__(self, *files: tuple[str | Path, str], flatten: bool = True) -> None:
+    def __init__(
+        self,
+        *files: tuple[str | Path, str] | Embeddings | Tensor | NDArray[Any],
+        flatten: bool = True,
+    ) -> None:
         if not files:
             raise UserError("no features file to search; write one with `sslpipe embed`")
-        self.splits: list[Split] = []
-        self._rows: list[Embeddings] = []
-        for path, data in files:
-            rows, facts = load_embeddings(path)
-            if not self.splits:
-                self.facts = facts
-            check_comparable(self.facts, facts)
-            self.splits.append(split_of_file(data, Path(path), rows, facts))
-            self._rows.append(rows)
+        parts = [_open(each) for each in files]
+        self.facts = parts[0].facts
+        for part in parts:
+            check_comparable(self.facts, part.facts)
+            if part.rows.features.shape[1] != parts[0].rows.features.shape[1]:
+                raise DataError("features have different widths; take all from one backbone")
+        self._splits = [part.split for part in parts]
+        self._rows = [part.rows for part in parts]
         self.flattening, self.form = self._fit(flatten)
         # made once: a search is then one product
-        for part, rows in enumerate(self._rows):
+        for place, rows in enumerate(self._rows):
             units = fixed_point_units(self._flattened(rows.features, in_place=True))
-            self._rows[part] = rows._replace(features=units)
+            self._rows[place] = rows._replace(features=units)
+
+    @property
+    def splits(self) -> list[Split]:
+        """The split of each file. Raises: UserError for features in memory, which have none."""
+        known = [split for split in self._splits if split is not None]
+        if len(known) < len(self._splits):
+            raise UserError(
+                "features in memory are of no data set; give the file that `sslpipe embed` wrote, "
+                "and its dataset.json"
+            )
+        return known
 
     def _fit(self, flatten: bool) -> tuple[Whitening | None, str]:
         """Learn what flattens the features on the rows of all files; and say it in words."""
@@ -143,11 +200,17 @@ class ImageSearch:
         return [[self._hit(*each) for each in near] for near in found]
 
     def key(self, hit: Hit) -> str:
-        """Return the path that the image was built from where it is known, else its shard's key."""
-        names = self.splits[hit.part].names_of([hit.id])
+        """Return the path that the image was built from where it is known, else its shard's key.
+
+        Of features in memory: the number of the row.
+        """
+        split = self._splits[hit.part]
+        if split is None:
+            return str(hit.id)
+        names = split.names_of([hit.id])
         if names is not None:
             return names[0]
-        return Reader(self.splits[hit.part], window_bytes=KEY_WINDOW_BYTES).one(hit.id).key
+        return Reader(split, window_bytes=KEY_WINDOW_BYTES).one(hit.id).key
 
     def _flattened(self, features: Tensor, *, in_place: bool = False) -> Tensor:
         if self.flattening is None:

@@ -129,3 +129,36 @@ def test_what_does_not_fit_is_named(parts, tmp_path):
     for key in FACTS:
         with pytest.raises(DataError, match=f"differ from the queries' in {key}"):
             search.check_network({**FACTS, key: None})
+
+
+def test_features_in_memory_are_searched_by_the_numbers_of_their_rows():
+    rows = np.random.default_rng(0).normal(size=(30, 6))
+    search = ImageSearch(rows, flatten=False)
+    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    found = search.find(torch.tensor(rows[:4] * 3), top=3)
+    for number, hits in enumerate(found):
+        expected = np.argsort(-units @ units[number])[:3]
+        assert [hit.id for hit in hits] == expected.tolist()
+        assert hits[0].score == pytest.approx(1, abs=1e-6)
+        assert search.key(hits[0]) == str(number)
+    features = torch.tensor(rows).float()
+    given = features.repeat(10, 1)
+    assert ImageSearch(given).flattening is not None
+    assert torch.equal(given, features.repeat(10, 1))
+    labelled = Embeddings(torch.tensor(rows).float(), torch.arange(30) % 4, torch.arange(30) + 100)
+    ((hit,),) = ImageSearch(labelled, flatten=False).find(torch.tensor(rows[5:6]), top=1)
+    assert (hit.id, hit.label) == (105, 1)
+
+
+@pytest.mark.parametrize("given", [np.ones(3), np.ones((3, 2)) * np.nan, "features.npz"])
+def test_what_is_no_features_is_one_clear_error(given):
+    with pytest.raises(UserError, match="features"):
+        ImageSearch(given)
+
+
+def test_features_in_memory_have_no_data_set():
+    search = ImageSearch(np.ones((3, 2)), np.ones((2, 2)), flatten=False)
+    with pytest.raises(UserError, match=r"dataset\.json"):
+        search.find(torch.ones(1, 2), where="vendor = A")
+    with pytest.raises(UserError, match="widths"):
+        ImageSearch(np.ones((3, 2)), np.ones((3, 3)))
