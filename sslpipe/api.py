@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.reader import Quarantined
@@ -13,13 +14,14 @@ from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.embed import embed as embed_split
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone
 from sslpipe.export.start import open_init
-from sslpipe.kinds import Plan, kind_of
+from sslpipe.kinds import kind_of
 from sslpipe.plan import Pretraining
 from sslpipe.recipe import Recipe, RunRecipe, load_recipe
 from sslpipe.registry.plugins import made_with
 from sslpipe.run.checkpoint_files import damage_of, newest, read_state
 from sslpipe.run.console import say_last
 from sslpipe.run.launcher import launched_processes
+from sslpipe.run.plan import Plan
 from sslpipe.run.records import plugins_of
 from sslpipe.run.stop import reported_refusal
 
@@ -132,14 +134,14 @@ def make_plan(
     index: DatasetIndex,
     named: FrozenBackbone | None = None,
     run_dir: Path | None = None,
-) -> Plan:
+) -> Plan[Any]:
     """Make the plan of a run of any kind: see `sslpipe.plan.Pretraining.make`."""
     if isinstance(recipe, Recipe):
         return Pretraining.make(recipe, index, named, run_dir)
     return kind_of(recipe).make(recipe, index, named, run_dir)
 
 
-def is_finished(plan: Plan, run_dir: Path) -> bool:
+def is_finished(plan: Plan[Any], run_dir: Path) -> bool:
     """Return whether a run is surely DONE by this plan; then no network needs to be built.
 
     The training itself judges several processes, a damaged run, and one of other settings.

@@ -1,4 +1,4 @@
-"""Kinds of runs: what their plans have in common, and those that satellites bring.
+"""Kinds of runs that satellites bring.
 
 Pretraining is the core's own, `sslpipe.plan`; a satellite's `runs.py` says which class of recipe it
 plans, checks and carries out.
@@ -6,37 +6,17 @@ plans, checks and carries out.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import RecipeError
-from sslpipe.export.start import Start
+from sslpipe.run.plan import Plan
 from sslpipe.satellites import offered
-
-
-class Plan(Protocol):
-    """All that is known of a run before its first step."""
-
-    @property
-    def recipe(self) -> Any:
-        """Its settings, resolved."""
-
-    @property
-    def index(self) -> DatasetIndex:
-        """The data set, of the channels that are read."""
-
-    @property
-    def start(self) -> Start:
-        """The weights it starts from."""
-
-    def identity(self) -> dict[str, Any]:
-        """Return what decides the trained weights, with its digest."""
 
 
 class RunKind(NamedTuple):
     """How the runs of a kind of recipe are planned, checked and carried out."""
 
-    make: Callable[..., Plan]
+    make: Callable[..., Plan[Any]]
     check: Callable[[Any], Any]  # plan -> `sslpipe.check.result.Check`
     run: Callable[[Any, Path], int]  # plan, run directory -> the last step done
 

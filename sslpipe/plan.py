@@ -5,11 +5,9 @@
 """
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,7 +29,8 @@ from sslpipe.data.plan import (
     plan_order,
     with_holdout,
 )
-from sslpipe.distributed import current_rank
+from sslpipe.data.reader import Reader
+from sslpipe.distributed import Rank, current_rank
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.monitor import monitor
@@ -53,13 +52,13 @@ from sslpipe.models.tuning import (
 )
 from sslpipe.optim import parameter_groups, rate_warning
 from sslpipe.portable import sha256_of
-from sslpipe.recipe.identity import run_identity
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import build
 from sslpipe.run.best import can_choose, check_keeping
 from sslpipe.run.gradient_cache import micro_batch_rows
 from sslpipe.run.health import Alarms
 from sslpipe.run.launcher import check_streams
+from sslpipe.run.plan import Plan, TrainingParts
 from sslpipe.run.throughput import step_flops
 
 Model = SimCLR | MomentumPair
@@ -73,7 +72,7 @@ MOST_PLANNED = 16  # batches whose negatives are counted; fewer of large ones
 
 
 @dataclass(frozen=True)
-class Parts:
+class Parts(TrainingParts):
     """What a plan builds, on the CPU, from recipe.seed; tests hand in their own.
 
     Attributes:
@@ -87,31 +86,13 @@ class Parts:
     loss: Objective
 
     @property
-    def backbone(self) -> Backbone:
-        """The encoder, which evaluations embed by."""
-        return self.model.backbone
-
-    @property
-    def ema(self) -> Backbone | None:
-        """Its average, with optim.ema."""
-        return self.model.ema
-
-    @property
-    def encoder(self) -> None:
-        """Nothing apart: the model takes views alone."""
-
-    @property
     def others(self) -> list[nn.Module]:
-        """What else needs memory: the objective."""
+        """What needs memory beside the model: the objective."""
         return [self.loss]
 
-    def to(
-        self, device: torch.device, dtype: torch.dtype, place: Callable[[nn.Module], nn.Module]
-    ) -> "Parts":
-        """Return the parts on a device; the model by `place`."""
-        augment = self.augment.to(device)
-        loss = self.loss.to(device, dtype)
-        return Parts(augment, cast(Model, place(self.model)), loss)
+    def moved(self, model: Model, device: torch.device, dtype: torch.dtype) -> "Parts":
+        """Return the parts on a device, with this model, which is there already."""
+        return Parts(self.augment.to(device), model, self.loss.to(device, dtype))
 
     def first_frozen(self) -> list[Backbone]:
         """Return the networks that tune.projector_first_steps keeps out of training."""
@@ -127,7 +108,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Pretraining:
+class Pretraining(Plan[Parts]):
     """The plan of a pretraining: a value; it opens no device and writes nothing.
 
     Attributes:
@@ -135,6 +116,7 @@ class Pretraining:
         index: The data set, of the channels that are read.
         split: What is trained on, and held out from.
         order: Which sample comes in which step.
+        watched: Ids of the held-out samples, which are scored during the run.
         pairing: Partners, masks and labels of [pairs]; None without.
         start: The weights it starts from.
         teacher: Features of [teacher]; None without.
@@ -147,6 +129,7 @@ class Pretraining:
     index: DatasetIndex
     split: Split
     order: Order
+    watched: NDArray[np.int64]
     pairing: Pairing | None
     start: Start
     teacher: TeacherFeatures | None
@@ -179,11 +162,21 @@ class Pretraining:
         recipe = with_holdout(start.resolve(recipe, index), split)
         order = plan_order(recipe, index)
         recipe = recipe.resolved(order.steps_per_epoch)
-        watched = split.labels_of(holdout_ids(recipe, split))
-        recipe = recipe.with_watch(can_choose(watched, views=True))
+        watched = holdout_ids(recipe, split)
+        recipe = recipe.with_watch(can_choose(split.labels_of(watched), views=True))
         pairing = plan_pairs(recipe.pairs, split, order)
         recipe, teacher = open_teacher(recipe, index)
-        return cls(recipe, index, split, order, pairing, start, teacher, not_used)
+        return cls(
+            recipe=recipe,
+            index=index,
+            split=split,
+            order=order,
+            watched=watched,
+            pairing=pairing,
+            start=start,
+            teacher=teacher,
+            not_used=not_used,
+        )
 
     def build(self, *, compiled: bool = True) -> Parts:
         """Build the parts, the same on every rank.
@@ -199,10 +192,6 @@ class Pretraining:
         model = build_model(self.recipe, augment.crop_px, self.start.weights)
         return Parts(augment, model, build_loss(self.recipe, self.teacher))
 
-    def identity(self) -> dict[str, Any]:
-        """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
-        return run_identity(self.recipe, self.index, self.order_version)
-
     def negatives(self, parts: Parts) -> list[float]:
         """Return `planned_negatives`. Raises: RecipeError where no anchor has any."""
         return planned_negatives(self.recipe, self.split, self.order, parts.loss, self.pairing)
@@ -214,18 +203,9 @@ class Pretraining:
         said = plan_warnings(self.recipe, self.split, parts.loss, crop_px, self.pairing)
         return [*said, *filter(None, [self.not_used])]
 
-    @property
-    def watched(self) -> NDArray[np.int64]:
-        """Ids of the held-out samples that are scored during the run."""
-        return holdout_ids(self.recipe, self.split)
-
     def check_processes(self, world_size: int) -> None:
         """Refuse a number of processes that cannot share the streams. Raises: RecipeError."""
         check_streams(self.recipe.data.num_streams, world_size)
-
-    def keep_start(self, run_dir: Path) -> None:
-        """Keep named weights in the run directory; rank 0."""
-        self.start.keep(run_dir)
 
     def groups(self, parts: Parts) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
@@ -245,14 +225,28 @@ class Pretraining:
         """Return the integers that decide dropout and the like."""
         return (self.recipe.seed, step, rank, micro_batch)
 
-    def evaluation_view(self, crop_px: int) -> EvalView:
-        """Return the view of held-out samples."""
-        return self.start.view(self.recipe, self.index, crop_px)
-
-    def score(self) -> Callable[..., dict[str, float]]:
-        """Return what scores held-out samples."""
-        bank = bank_ids(self.recipe, self.split)
-        return partial(monitor, canvas_px=self.recipe.data.canvas_px, bank=bank)
+    def score(
+        self,
+        backbone: nn.Module,
+        view: EvalView,
+        *,
+        reader: Reader,
+        process: Rank,
+        device: torch.device,
+    ) -> dict[str, float]:
+        """Score the held-out samples by `monitor`. Collective."""
+        return monitor(
+            backbone,
+            view,
+            self.split,
+            self.watched,
+            process,
+            bank=bank_ids(self.recipe, self.split),
+            canvas_px=self.recipe.data.canvas_px,
+            num_workers=self.recipe.run.num_workers,
+            device=device,
+            reader=reader,
+        )
 
     def alarms(self, parts: Parts) -> Alarms:
         """Return what reads the numbers of each log line."""

@@ -15,7 +15,8 @@ from sslpipe.models.momentum import MomentumPair, decay_at, follow, momentum_at
 from sslpipe.plan import Model, Parts, Pretraining
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.health import embedding_health
-from sslpipe.run.session import Run, open_run
+from sslpipe.run.opening import open_run
+from sslpipe.run.run import Run
 
 
 def pretrain(plan: Pretraining, run_dir: Path, parts: Parts | None = None) -> int:

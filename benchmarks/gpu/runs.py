@@ -23,7 +23,7 @@ from sslpipe.precision import AUTOCAST
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.log import read_metrics
-from sslpipe.run.session import Run
+from sslpipe.run.run import Run
 from sslpipe.run.throughput import peak_flops
 from sslpipe.sharding.build import build_dataset
 from sslpipe.sharding.sources import SourceOptions

@@ -5,13 +5,16 @@ For people about to start a run, and for scripts that refuse a bad one early. St
 memory and order, `estimate` times a step, `result` shows what was found.
 """
 
+from typing import Any
+
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.check.result import Check
-from sslpipe.kinds import Plan, kind_of
+from sslpipe.kinds import kind_of
 from sslpipe.plan import Pretraining
+from sslpipe.run.plan import Plan
 
 
-def check_plan(plan: Plan) -> Check:
+def check_plan(plan: Plan[Any]) -> Check:
     """Build every part of a planned run and look at its batches; train nothing.
 
     Raises:

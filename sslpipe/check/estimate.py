@@ -16,10 +16,10 @@ from sslpipe.data.loader import open_reader
 from sslpipe.data.pipeline import Batch
 from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.label_free import concentration_text, uniformity
-from sslpipe.kinds import Plan
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe import Recipe
 from sslpipe.run.launch import training_device
+from sslpipe.run.plan import Plan
 
 _SPREAD = 128  # images that say how concentrated features are
 _LONG_ENOUGH_S = 0.1  # a measured step that takes this long is not grown further
@@ -91,7 +91,7 @@ def _elapsed(clock: Callable[[], float], step: Callable[[], None]) -> float:
     return clock() - begin_s
 
 
-def start_concentration(plan: Plan) -> str:
+def start_concentration(plan: Plan[Any]) -> str:
     """Embed a few images by the weights that a run starts from: how they spread."""
     start = plan.start.weights
     assert start is not None

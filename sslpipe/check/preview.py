@@ -1,18 +1,19 @@
 """The picture of a plan's own views, as `sslpipe preview` and the report show it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from PIL import Image
 
 from sslpipe.augment.preview import preview_grid
 from sslpipe.augment.two_views import build_augment
-from sslpipe.kinds import Plan
 from sslpipe.plan import Pretraining
+from sslpipe.run.plan import Plan
 from sslpipe.sharding.show import choose_ids
 
 
 def preview(
-    plan: Plan,
+    plan: Plan[Any],
     *,
     images: int = 8,
     ids: Sequence[int] | None = None,

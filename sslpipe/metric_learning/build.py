@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +14,8 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.augment.two_views import Views, build_augment
 from sslpipe.data.index import DatasetIndex, RelabelledSplit, Split
 from sslpipe.data.order import ORDER_VERSION, lowest_hashes, with_a_partner
+from sslpipe.data.reader import Reader
+from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError, did_you_mean, naming
 from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.export.load import FrozenBackbone
@@ -39,10 +40,10 @@ from sslpipe.models.tuning import (
 from sslpipe.optim import parameter_groups, rate_warning
 from sslpipe.random import permutation
 from sslpipe.recipe.base import Component
-from sslpipe.recipe.identity import run_identity
 from sslpipe.registry import build
 from sslpipe.run.best import can_choose, check_keeping
 from sslpipe.run.health import Alarms
+from sslpipe.run.plan import Plan, TrainingParts
 
 Integers = NDArray[np.int64]
 
@@ -221,7 +222,7 @@ def bank_ids(order: PKOrder) -> Integers:
 
 
 @dataclass(frozen=True)
-class FinetuningParts:
+class FinetuningParts(TrainingParts):
     """What a plan builds, on the CPU, from recipe.seed; tests hand in their own.
 
     Attributes:
@@ -235,33 +236,20 @@ class FinetuningParts:
     neighbours: ClassNeighbours | None = None
 
     @property
-    def backbone(self) -> Backbone:
-        """The encoder with its embedding layer, which evaluations embed by."""
-        return self.model.backbone
-
-    @property
-    def ema(self) -> Backbone | None:
-        """Its average, with optim.ema."""
-        return self.model.ema
-
-    @property
     def encoder(self) -> Backbone:
         """What takes views alone."""
         return self.model.backbone
 
-    @property
-    def others(self) -> list[nn.Module]:
-        """What else needs memory: nothing, the losses are in the model."""
-        return []
-
-    def to(
-        self, device: torch.device, dtype: torch.dtype, place: Callable[[nn.Module], nn.Module]
+    def moved(
+        self, model: MetricTask, device: torch.device, dtype: torch.dtype
     ) -> "FinetuningParts":
-        """Return the parts on a device; the model by `place`."""
-        augment = self.augment.to(device)
-        task = cast(MetricTask, place(self.model))
+        """Return the parts on a device, with this model, which is there already."""
         near = self.neighbours
-        return FinetuningParts(augment, task, None if near is None else near.to(device, dtype))
+        return FinetuningParts(
+            augment=self.augment.to(device),
+            model=model,
+            neighbours=None if near is None else near.to(device, dtype),
+        )
 
     def first_frozen(self) -> list[nn.Module]:
         """Return the networks that tune.projector_first_steps keeps out of training."""
@@ -270,14 +258,17 @@ class FinetuningParts:
     def saved(self) -> dict[str, Any]:
         """Return what a checkpoint holds beside the optimizer; `model` is what an export takes."""
         task = self.model
-        average = {} if task.ema is None else {"ema": task.ema}
-        return {
-            "model": nn.ModuleDict({"backbone": task.backbone, **average}),
-            "losses": task.losses,
-            "miner": task.miner,
-            "queue": task.queue,
-            "neighbours": self.neighbours,
-        }
+        exported = nn.ModuleDict({"backbone": task.backbone})
+        if task.ema is not None:
+            exported["ema"] = task.ema
+        saved: dict[str, nn.Module] = {"model": exported, "losses": task.losses}
+        if task.miner is not None:
+            saved["miner"] = task.miner
+        if task.queue is not None:
+            saved["queue"] = task.queue
+        if self.neighbours is not None:
+            saved["neighbours"] = self.neighbours
+        return saved
 
     def guarded(self) -> list[nn.Module]:
         """Return the module whose buffers a non-finite step must not change.
@@ -288,7 +279,7 @@ class FinetuningParts:
 
 
 @dataclass(frozen=True)
-class Finetuning:
+class Finetuning(Plan[FinetuningParts]):
     """The plan of a fine-tuning: a value; it opens no device and writes nothing.
 
     Attributes:
@@ -355,45 +346,41 @@ class Finetuning:
         task = build_task(self.recipe, augment.crop_px, self.start.weights, classes)
         return FinetuningParts(augment, task, class_neighbours(self.recipe, task, classes))
 
-    def identity(self) -> dict[str, Any]:
-        """Return what decides the weights, with its digest; once parts of plug-ins are loaded."""
-        return run_identity(self.recipe, self.index, self.order_version)
-
     def remarks(self, parts: FinetuningParts) -> list[str]:
         """List what a user should know before the first step. Raises: RecipeError: refused."""
         said = plan_warnings(self, parts.augment.crop_px)
         return [*said, *filter(None, [self.not_used])]
 
-    def check_processes(self, world_size: int) -> None:
-        """Accept every number of processes: the plan's batches are cut by rows."""
-
-    def keep_start(self, run_dir: Path) -> None:
-        """Keep named weights in the run directory; rank 0."""
-        self.start.keep(run_dir)
-
     def groups(self, parts: FinetuningParts) -> list[dict[str, Any]]:
         """Take what [tune] freezes out of training; return the optimizer's parameter groups."""
         return freeze_and_group(parts.model, self.recipe)
-
-    def step_flops(self, parts: FinetuningParts) -> float:
-        """Return 0: utilisation is not logged."""
-        return 0.0
-
-    def micro_batches(self, world_size: int) -> list[Tensor]:
-        """Return [], as a batch of classes is not cut."""
-        return []
 
     def torch_seed(self, step: int, rank: int, micro_batch: int) -> tuple[int, ...]:
         """Return the integers that decide dropout and the like."""
         return (self.recipe.seed, step, rank)
 
-    def evaluation_view(self, crop_px: int) -> EvalView:
-        """Return the view of held-out samples."""
-        return self.start.view(self.recipe, self.index, crop_px)
-
-    def score(self) -> Callable[..., dict[str, float]]:
-        """Return what scores held-out samples."""
-        return partial(retrieval_monitor, canvas_px=self.recipe.data.canvas_px, bank=self.bank)
+    def score(
+        self,
+        backbone: nn.Module,
+        view: EvalView,
+        *,
+        reader: Reader,
+        process: Rank,
+        device: torch.device,
+    ) -> dict[str, float]:
+        """Score the held-out samples by `retrieval_monitor`. Collective."""
+        return retrieval_monitor(
+            backbone,
+            view,
+            self.split,
+            self.watched,
+            process,
+            bank=self.bank,
+            canvas_px=self.recipe.data.canvas_px,
+            num_workers=self.recipe.run.num_workers,
+            device=device,
+            reader=reader,
+        )
 
     def alarms(self, parts: FinetuningParts) -> Alarms:
         """Return what reads the numbers of each log line."""

@@ -19,7 +19,8 @@ from sslpipe.metric_learning.losses.pairwise import LabelCounts, unit
 from sslpipe.metric_learning.model import MetricTask
 from sslpipe.metric_learning.sampling import pk_batches
 from sslpipe.models.momentum import follow_average
-from sslpipe.run.session import Run, open_run
+from sslpipe.run.opening import open_run
+from sslpipe.run.run import Run
 
 
 def finetune(plan: Finetuning, run_dir: Path, parts: FinetuningParts | None = None) -> int:

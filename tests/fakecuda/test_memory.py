@@ -25,7 +25,7 @@ def _peaks(data: Path, folder: Path, *settings: str) -> tuple[Memory, list[tuple
     import sslpipe.run.memory
     from sslpipe.data.index import load_index
     from sslpipe.recipe import load_recipe
-    from sslpipe.run.session import Run
+    from sslpipe.run.run import Run
 
     estimates, seen = [], []
 

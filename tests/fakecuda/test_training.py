@@ -9,7 +9,7 @@ import torch
 from accelerate.state import PartialState
 
 from sslpipe.run.log import read_metrics
-from sslpipe.run.session import Run
+from sslpipe.run.run import Run
 from tests.helpers.dataset import write_dataset
 from tests.helpers.fakecuda import needs_fakecuda, run_on_cuda
 from tests.helpers.runs import (

@@ -66,7 +66,7 @@ def counted_waits(
     """
     import torch
 
-    import sslpipe.run.session
+    import sslpipe.run.run
     from tests.fakecuda.runtime import events, mark, reset, waits
 
     places: Counter[str] = Counter()
@@ -96,10 +96,10 @@ def counted_waits(
         reset()
         return found
 
-    all_steps = sslpipe.run.session.Run.steps
+    all_steps = sslpipe.run.run.Run.steps
     reset()
     with (
-        patch.object(sslpipe.run.session.Run, "steps", steps),
+        patch.object(sslpipe.run.run.Run, "steps", steps),
         patch.object(warnings, "showwarning", show),
     ):
         warnings.simplefilter("always")

@@ -29,7 +29,7 @@ from sslpipe.distributed import Rank
 from sslpipe.recipe import load_recipe
 from sslpipe.run.checkpoint_files import latest
 from sslpipe.run.log import read_metrics
-from sslpipe.run.session import Run
+from sslpipe.run.run import Run
 from tests.helpers.processes import free_port, run_processes, run_python
 
 ROOT = Path(__file__).parents[2]

@@ -22,8 +22,8 @@ from sslpipe.recipe.base import RunConfig
 from sslpipe.run.best import Best, check_keeping, choose
 from sslpipe.run.checkpoint_files import checkpoint_names, latest, read_state
 from sslpipe.run.log import read_metrics
+from sslpipe.run.monitoring import Monitor
 from sslpipe.run.records import read_records
-from sslpipe.run.session import Run
 from sslpipe.run.status import status
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
@@ -261,16 +261,16 @@ def scripted_in_rank(process, fault, init, start, recipe, data, run_dir, *overri
     """
     os.environ["SSLPIPE_FAULT"] = fault
 
-    def scores(run):
-        averaged = {} if run.parts.ema is None else {"ema_": AVERAGED}
+    def scores(monitor, done):
+        averaged = {"ema_": AVERAGED} if "ema_" in monitor.backbones else {}
         scripts = {"": SCRIPT} | averaged
         return {
-            f"{prefix}holdout_map_at_r": ({0: start} | script)[run.last_step]
+            f"{prefix}holdout_map_at_r": ({0: start} | script)[done]
             for prefix, script in scripts.items()
             if process.rank == 0
         }
 
-    Run._evaluate = scores
+    Monitor.measure = scores
     loaded = load_recipe(recipe, overrides)
     weights = open_init(loaded, init) if init else None
     return sslpipe.api.train(loaded, load_index(data), Path(run_dir), init=weights)

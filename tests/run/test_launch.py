@@ -232,7 +232,7 @@ def test_processes_that_do_not_divide_the_streams_are_refused_with_the_valid_num
 FAILING = """
 import sys
 from sslpipe.__main__ import main
-from sslpipe.run.session import Run
+from sslpipe.run.run import Run
 
 original = Run.steps
 

@@ -10,8 +10,8 @@ import pytest
 from sslpipe.data.reader import Quarantined
 from sslpipe.run.lock import RunLock
 from sslpipe.run.log import RunLog, read_metrics
+from sslpipe.run.quarantine import Quarantine
 from sslpipe.run.records import parse_object, write_description
-from sslpipe.run.session import Quarantine
 from sslpipe.run.trackers import log_evaluation
 from tests.helpers.runs import ROOT
 

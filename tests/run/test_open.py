@@ -12,7 +12,7 @@ from sslpipe.losses import NTXentLoss
 from sslpipe.plan import Pretraining
 from sslpipe.pretrain import pretrain
 from sslpipe.recipe import load_recipe
-from sslpipe.run.session import hold_directory
+from sslpipe.run.directory import hold_directory
 from sslpipe.run.stop import MARKERS
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes

@@ -1,0 +1,90 @@
+"""Holding a run directory: one job at a time, a watchdog, and a marker that says how it ended."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from sslpipe.distributed import Rank
+from sslpipe.errors import UserError
+from sslpipe.portable import lacks_memory
+from sslpipe.recipe.base import RunRecipe
+from sslpipe.registry.plugins import describe_error, made_with
+from sslpipe.run.checkpoint_files import describe_newest
+from sslpipe.run.console import run_console, say_last
+from sslpipe.run.launch import deterministic_algorithms, start_processes, training_device
+from sslpipe.run.lock import take_lock
+from sslpipe.run.records import plugins_of
+from sslpipe.run.stop import restore_markers, write_failure, write_refusal
+from sslpipe.run.watchdog import Watchdog
+
+_LESS_MEMORY = (
+    "The same command with more processes needs less memory each. Or begin in a new run directory "
+    "with data.micro_batch, a part of data.batch_size (pretraining: the same negatives), a smaller "
+    "sampler.classes_per_batch (fine-tuning), or optim.precision = 'bf16'"
+)
+
+
+class HeldDirectory:
+    """A run directory that this process holds.
+
+    Attributes:
+        run_dir: The directory.
+        process: This process among all.
+        watchdog: Ends a rank that hangs.
+        opened: Closed with the run, the last first.
+        began: Whether the run's checkpoint and its log were accepted.
+    """
+
+    def __init__(self, run_dir: Path, process: Rank, watchdog: Watchdog) -> None:
+        self.run_dir = run_dir
+        self.process = process
+        self.watchdog = watchdog
+        self.opened = ExitStack()
+        self.began = False
+
+
+@contextmanager
+def hold_directory(recipe: RunRecipe, run_dir: Path) -> Iterator[HeldDirectory]:
+    """Join the launcher's processes and hold the run directory inside. Collective.
+
+    No other job can use `run_dir`, and a rank that hangs is ended. A failure leaves FAILED there;
+    what is refused, or stopped, before it continues a run leaves that run's markers.
+
+    Raises:
+        UserError: The directory is in use, the launcher's processes are not accelerate's, or the
+            device has no memory left.
+    """
+    process = start_processes(recipe)
+    deterministic = deterministic_algorithms(recipe, training_device(recipe).type)
+    plugins = plugins_of(run_dir)
+    with run_console(), take_lock(run_dir, process) as markers, deterministic, made_with(plugins):
+        holds_run = (run_dir / "recipe.json").exists()
+        watchdog = Watchdog(run_dir, process, recipe.run.timeout_s)
+        held = HeldDirectory(run_dir, process, watchdog)
+        try:
+            with watchdog:
+                try:
+                    yield held
+                except SystemExit as error:  # of a part of the user's own: nothing is done
+                    raise UserError(describe_error(error)) from error
+                finally:
+                    held.opened.close()  # what this rank still has to say is written
+        except BaseException as error:
+            if lacks_memory(error) and not isinstance(error, UserError):
+                said = " ".join(str(error).split()) or "not enough memory"
+                text = f"{said}; {describe_newest(run_dir)}. {_LESS_MEMORY}"
+                write_failure(run_dir, f"rank {process.rank}: UserError: {text}")
+                raise UserError(text) from error
+            text = f"rank {process.rank}: {describe_error(error)}"
+            stopped = isinstance(error, KeyboardInterrupt)
+            refused = holds_run and isinstance(error, UserError)
+            if held.began or not (stopped or refused):
+                write_failure(run_dir, text)
+                raise
+            if refused:
+                write_refusal(text)
+            if process.rank == 0:
+                restore_markers(run_dir, markers)
+                if stopped:
+                    say_last("stopped before the first step; the same command starts it")
+            raise

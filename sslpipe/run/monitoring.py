@@ -1,0 +1,102 @@
+"""Evaluations during a run: held-out samples are scored, the best is followed, a fall is reported.
+
+Who is scored is the backbone, and with optim.ema its average, whose numbers begin with "ema_".
+"""
+
+import torch
+from torch import nn
+
+from sslpipe.augment.eval_view import EvalView
+from sslpipe.data.loader import open_reader
+from sslpipe.run.best import EMA, Best
+from sslpipe.run.directory import HeldDirectory
+from sslpipe.run.health import StartAlarm
+from sslpipe.run.log import RunLog, read_metrics
+from sslpipe.run.plan import PartsT, Plan
+
+
+class Monitor:
+    """Evaluates a run's backbones on the held-out samples of its plan. All of it is collective.
+
+    Args:
+        plan: Says which samples are scored, and how.
+        parts: On the device.
+        view: Of the held-out samples.
+        device: Where they are embedded.
+        held: The run directory.
+        reporter: Gets the numbers.
+        best: Follows the evaluations.
+
+    Attributes:
+        best: The same.
+        backbones: Those that are scored, by what their numbers' names begin with.
+    """
+
+    def __init__(
+        self,
+        plan: Plan[PartsT],
+        parts: PartsT,
+        view: EvalView,
+        *,
+        device: torch.device,
+        held: HeldDirectory,
+        reporter: RunLog,
+        best: Best,
+    ) -> None:
+        self.best = best
+        self._plan = plan
+        self._view = view
+        self._device = device
+        self._held = held
+        self._reporter = reporter
+        self.backbones: dict[str, nn.Module] = {}
+        self._reader = open_reader(plan.split, plan.recipe.run)
+        if len(plan.watched):
+            self.backbones[""] = parts.backbone
+            if parts.ema is not None:
+                self.backbones[EMA] = parts.ema
+        # of an earlier start of this run, if it scored the weights that it started from
+        lines = read_metrics(held.run_dir, "eval") if held.process.rank == 0 else []
+        self._start_alarm = StartAlarm(lines[0] if lines and lines[0]["step"] == 0 else {})
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the run is evaluated at all."""
+        return bool(self.backbones) and bool(self._plan.recipe.run.monitor_steps)
+
+    def score_start(self) -> None:
+        """Score the weights that a run starts from; with run.keep = "best" they are a candidate.
+
+        A restored checkpoint of step 0 has the score already.
+        """
+        if self.best.entry.start is not None:
+            return
+        values = self._evaluate(0)
+        self.best.read_start(values)
+        self._start_alarm = StartAlarm(values)
+
+    def evaluate(self, done: int) -> None:
+        """Score what the run has after `done` steps; log it, follow the best, read the alarm."""
+        values = self._evaluate(done)
+        self.best.read(done, values)
+        self._reporter.alarms(done, self._start_alarm.read(values))
+
+    def _evaluate(self, done: int) -> dict[str, float]:
+        self._held.watchdog(done, "evaluating")
+        values = self.measure(done)
+        self._reporter.evals(done, values)
+        return values
+
+    def measure(self, done: int) -> dict[str, float]:
+        """Embed on all ranks and score on rank 0; the others get no numbers."""
+        numbers: dict[str, float] = {}
+        for prefix, backbone in self.backbones.items():
+            scores = self._plan.score(
+                backbone,
+                self._view,
+                reader=self._reader,
+                process=self._held.process,
+                device=self._device,
+            )
+            numbers |= {f"{prefix}{name}": value for name, value in scores.items()}
+        return numbers

@@ -1,0 +1,247 @@
+"""Opening a run: its directory is held, its parts come to the device, its last checkpoint is read.
+
+`open_run` tells it from top to bottom. What it makes, a `Run`, executes the steps.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from sslpipe.models.tuning import ProjectorFirst
+from sslpipe.optim import describe_groups, optimizer_over
+from sslpipe.portable import ignores_hang_up
+from sslpipe.run.best import Best
+from sslpipe.run.checkpoint import Checkpointer
+from sslpipe.run.directory import HeldDirectory, hold_directory
+from sslpipe.run.gradient_cache import GradientCache, PooledStatistics
+from sslpipe.run.guard import StepGuard
+from sslpipe.run.health import Alarms
+from sslpipe.run.launch import (
+    describe_run,
+    place,
+    resolve_precision,
+    start_accelerator,
+    training_device,
+    wrap,
+)
+from sslpipe.run.log import RunLog, read_metrics
+from sslpipe.run.memory import warn_of_memory
+from sslpipe.run.monitoring import Monitor
+from sslpipe.run.plan import PartsT, Plan
+from sslpipe.run.quarantine import Quarantine
+from sslpipe.run.run import Run
+from sslpipe.run.stop import StopRequest
+from sslpipe.run.throughput import Meter, peak_flops
+
+
+@contextmanager
+def open_run(
+    plan: Plan[PartsT], run_dir: Path, parts: PartsT | None = None
+) -> Iterator[Run[PartsT]]:
+    """Start or resume a run; inside, its directory is held. Collective.
+
+    Args:
+        plan: For this run directory.
+        run_dir: As in `hold_directory`.
+        parts: What is trained; None: what the plan builds.
+
+    Raises:
+        UserError: As `hold_directory`; what the plan or this machine refuses; the run was another
+            one, or all its checkpoints are damaged.
+    """
+    with hold_directory(plan.recipe, run_dir) as held:
+        plan.check_processes(held.process.world_size)
+        if held.process.rank == 0:
+            plan.start.keep(run_dir)
+
+        # views, model, losses: the same numbers on every rank, from recipe.seed
+        parts = parts or plan.build()
+        remarks = plan.remarks(parts)  # or refused
+        warn_of_memory(
+            plan.recipe,
+            parts.augment.crop_px,
+            parts.model,
+            held.process,
+            encoder=parts.encoder,
+            others=parts.others,
+            image_type=plan.index.image_type,
+        )
+
+        run = _place_and_resume(plan, parts, held)
+        _announce(run, remarks)
+        if plan.recipe.init and run.first_step == 0 and run.monitor.is_on:
+            run.score_start()  # a run from weights should not fall below them
+        yield run
+
+
+def _place_and_resume(plan: Plan[PartsT], parts: PartsT, held: HeldDirectory) -> Run[PartsT]:
+    """Move the parts to the device, restore the newest checkpoint, and open the log."""
+    recipe = plan.recipe
+    config = recipe.run
+    process = held.process
+
+    # from here on the device is known: fp64, fp32, bf16 or fp16
+    precision = resolve_precision(recipe.optim.precision, training_device(recipe))
+    accelerator = start_accelerator(recipe, precision)
+    device = accelerator.device
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    flops = plan.step_flops(parts)
+    parts = parts.moved(place(parts.model, device, dtype, recipe), device, dtype)
+
+    # the optimizer of what is not frozen; the model as DDP and torch.compile run it
+    optimizer_of_all = optimizer_over(plan.groups(parts), recipe.optim)
+    compiled = parts.model
+    if config.compile != "off":
+        compiled = cast(nn.Module, torch.compile(parts.model, mode=config.compile))
+    wrapped, optimizer = wrap(accelerator, compiled, optimizer_of_all)
+    projector_first = ProjectorFirst(parts.first_frozen(), recipe.tune.projector_first_steps)
+    cache = _gradient_cache(plan, parts, wrapped, held)
+
+    # resume: what a checkpoint holds is restored
+    view = plan.start.view(recipe, plan.index, parts.augment.crop_px)
+    launch = {"world": process.world_size, "precision": precision}
+    metadata = {**launch, **plan.metadata(view)}
+    saved = _saved(parts, optimizer, accelerator)
+    checkpoints = Checkpointer(
+        held.run_dir,
+        keep=config.keep_checkpoints,
+        identity=plan.identity(),
+        process=process,
+        warn=lambda text: print(f"warning: {text}", flush=True),
+    )
+    first_step = checkpoints.restore(saved)
+
+    # the log, at that step; rank 0 writes it
+    if process.rank == 0:
+        sha256 = checkpoints.identity["index_sha256"]
+        describe_run(held.run_dir, recipe, plan.index, sha256, metadata)
+    reporter = RunLog(
+        held.run_dir,
+        name=recipe.name,
+        config=recipe.model_dump(mode="json"),
+        steps=recipe.total_steps,
+        first_step=first_step,
+        trackers=config.trackers,
+        enabled=process.rank == 0,
+        cheaper_steps=recipe.tune.projector_first_steps,
+    )
+    held.opened.callback(reporter.close)
+    alarms = plan.alarms(parts)
+    if first_step:
+        _read_first_line(alarms, held)
+    held.began = True
+    reporter.event(first_step, "start", **launch)
+    monitor = Monitor(
+        plan,
+        parts,
+        view,
+        device=device,
+        held=held,
+        reporter=reporter,
+        best=Best(config, checkpoints.best),
+    )
+    guard = StepGuard(
+        parts.guarded(),
+        accelerator,
+        optimizer,
+        max_bad_steps=config.max_bad_steps,
+        folder=held.run_dir,
+        first_step=first_step,
+        rank=process.rank,
+        warn=reporter.warn,
+        optim=recipe.optim,
+        precision=precision,
+        compiled=config.compile != "off",
+    )
+    return Run(
+        plan=plan,
+        held=held,
+        parts=parts,
+        accelerator=accelerator,
+        precision=precision,
+        dtype=dtype,
+        wrapped=wrapped,
+        optimizer=optimizer,
+        projector_first=projector_first,
+        cache=cache,
+        guard=guard,
+        reporter=reporter,
+        alarms=alarms,
+        quarantine=Quarantine(reporter, held.run_dir, plan.order.samples, config.max_bad_fraction),
+        meter=Meter(
+            batch_size=plan.order.batch_size,
+            flops=flops,
+            peak=peak_flops(device, precision) if flops else None,
+            world_size=process.world_size,
+        ),
+        monitor=monitor,
+        checkpoints=checkpoints,
+        saved=saved,
+        metadata=metadata,
+        stop_requested=_listen_for_a_stop(held, reporter),
+        first_step=first_step,
+    )
+
+
+def _gradient_cache(
+    plan: Plan[PartsT], parts: PartsT, wrapped: nn.Module, held: HeldDirectory
+) -> GradientCache | None:
+    """Return what takes micro-batches one by one; None where the batch is not cut."""
+    rows = plan.micro_batches(held.process.world_size)
+    if len(rows) < 2:
+        return None
+    channels = len(plan.index.image_type.channels)
+    px = parts.augment.crop_px
+    weight = next(parts.model.parameters())
+    views = torch.zeros((2, channels, px, px), dtype=weight.dtype, device=weight.device)
+    return GradientCache(wrapped, PooledStatistics(parts.model, views), rows)
+
+
+def _saved(parts: PartsT, optimizer: Any, accelerator: Accelerator) -> dict[str, Any]:
+    """Return all that a checkpoint holds: name -> what has a state_dict."""
+    saved = {**parts.saved(), "optimizer": optimizer}
+    if accelerator.scaler is not None:  # of fp16
+        saved["scaler"] = accelerator.scaler
+    return saved
+
+
+def _read_first_line(alarms: Alarms, held: HeldDirectory) -> None:
+    """Let the alarms of a resumed run know what it began with; on rank 0, which reads them."""
+    if held.process.rank == 0:
+        for line in read_metrics(held.run_dir)[:1]:
+            alarms.read(line["step"], line)
+
+
+def _listen_for_a_stop(held: HeldDirectory, reporter: RunLog) -> StopRequest:
+    """Handle the signals that ask for a stop, until the directory is given up."""
+    stop_file = os.environ.get("SSLPIPE_STOP_FILE") if held.process.rank == 0 else None
+    stop_requested = StopRequest(stop_file)
+    held.opened.callback(stop_requested.restore_handlers)
+    if not stop_requested.handles_signals:
+        reporter.say(
+            "this is not the main thread: signals do not stop the run; a file that the "
+            "environment's SSLPIPE_STOP_FILE names does"
+        )
+    return stop_requested
+
+
+def _announce(run: Run[PartsT], remarks: Sequence[str]) -> None:
+    """Say on the console what begins: machine, data, parameter groups, then warnings."""
+    world = run.process.world_size
+    recipe = run.recipe
+    start = f"resumed at step {run.first_step}" if run.first_step else "from the start"
+    run.reporter.say(
+        f"{recipe.name}: {world} process{'es' * (world > 1)} on {run.device.type}, "
+        f"{run.precision}; {run.plan.describe()}; {start}, {recipe.total_steps} steps in all"
+    )
+    run.reporter.say(describe_groups(run.optimizer.param_groups, run.parts.model))
+    if ignores_hang_up():
+        run.reporter.say("SIGHUP is ignored (nohup): closing the terminal does not stop the run")
+    for remark in remarks:
+        run.reporter.warn(remark)
