@@ -80,7 +80,7 @@ CONTENDERS: dict[str, Callable[[], Loss]] = {
     "pytorch-metric-learning": metric_learning,
     "textbook": lambda: textbook,
     "cross-view, as open_clip": lambda: cross_view,
-    "ours": lambda: NTXentLoss(TEMPERATURE),
+    "ours": lambda: NTXentLoss(temperature=TEMPERATURE),
 }
 FLOORS = ("floor of ours",)
 NEEDS = {"lightly": "lightly", "pytorch-metric-learning": "pytorch_metric_learning"}
@@ -114,7 +114,11 @@ def facts(loss_fn: Loss, contender: str, rows: int) -> dict[str, float | None]:
     if rows <= 16_384:
         wide = tuple(view.detach().double().requires_grad_() for view in z)
         # tests hold ours to the loops; another loss is compared with itself
-        exact_fn = cross_view if contender.startswith("cross-view") else NTXentLoss(TEMPERATURE)
+        exact_fn = (
+            cross_view
+            if contender.startswith("cross-view")
+            else NTXentLoss(temperature=TEMPERATURE)
+        )
         exact = gradient(exact_fn, (wide[0], wide[1]))
         actual["gradient_error"] = float((grad.double() - exact).norm() / exact.norm())
     return actual

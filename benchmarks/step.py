@@ -96,7 +96,7 @@ def contenders(count: int) -> dict[str, Callable[[], Call]]:
     case = Case(count, CROP_PX, CROP_PX, CROP_PX)
     ready = torch.randn(2 * count, 3, CROP_PX, CROP_PX)
     ready = ready.contiguous(memory_format=torch.channels_last)
-    our_views, our_loss = partial(ours, case, "cpu"), NTXentLoss(TEMPERATURE)
+    our_views, our_loss = partial(ours, case, "cpu"), NTXentLoss(temperature=TEMPERATURE)
     found: dict[str, Callable[[], Call]] = {
         "naive": lambda: step(kornia_views(case), lightly_loss(), bf16=False, fast=False)
     }

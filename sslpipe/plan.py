@@ -4,7 +4,6 @@
 `pretrain` executes a plan, `check` prints it, `api.train` compares its identity with a run's.
 """
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,7 +35,7 @@ from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.export.start import Start
-from sslpipe.losses import LOSSES, Objective
+from sslpipe.losses import Objective
 from sslpipe.losses.base import ContrastiveObjective, InBatchLoss, takes_groups
 from sslpipe.losses.distill import TeacherFeatures
 from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
@@ -53,7 +52,7 @@ from sslpipe.models.tuning import (
 from sslpipe.optim import parameter_groups, rate_warning
 from sslpipe.portable import sha256_of
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.registry import build
+from sslpipe.registry.schema import refusals
 from sslpipe.run.best import can_choose, check_keeping
 from sslpipe.run.gradient_cache import micro_batch_rows
 from sslpipe.run.health import Alarms
@@ -353,27 +352,26 @@ def build_loss(recipe: Recipe, teacher: TeacherFeatures | None = None) -> Object
         RecipeError: It lacks a momentum encoder or a teacher, cannot do what [pairs] says, makes no
             use of [teacher], or has weights, which nothing would train.
     """
-    fixed: dict[str, object] = {"dim": recipe.projector.out_dim}
     kind = recipe.loss.kind
-    learns = kind in LOSSES and "teacher" in inspect.signature(LOSSES[kind]).parameters
+    learns = "teacher" in recipe.loss.given
     if learns and recipe.teacher is None:
         raise RecipeError(
             f"loss.kind = {kind!r} learns a teacher's features; write them with `sslpipe embed "
             "SOURCE --split train --out teacher.safetensors` and set teacher.features to that file"
         )
-    if recipe.teacher is not None:
-        if not learns:
-            raise RecipeError(
-                f"loss.kind = {kind!r} makes no use of [teacher]; use loss.kind = 'distill', or "
-                "leave the section out"
-            )
-        nobody = TeacherFeatures(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
-        fixed["teacher"] = teacher or nobody
+    if recipe.teacher is not None and not learns:
+        raise RecipeError(
+            f"loss.kind = {kind!r} makes no use of [teacher]; use loss.kind = 'distill', or leave "
+            "the section out"
+        )
+    nobody = TeacherFeatures(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
     masks = recipe.pairs.masks if recipe.pairs else ()
-    if masks or "group_columns" in recipe.loss.arguments:  # of a queue: [pairs] alone decides it
-        fixed["group_columns"] = len(masks)
-    with within_memory("[loss]"):
-        loss_fn = build(LOSSES, recipe.loss, section="loss", fixed=fixed)
+    with within_memory("[loss]"), refusals("loss", kind):
+        loss_fn: Objective = recipe.loss.build(
+            dim=recipe.projector.out_dim,
+            group_columns=len(masks),
+            teacher=teacher or nobody,
+        )
     learned = [name for name, weight in loss_fn.named_parameters() if weight.requires_grad]
     if learned:
         raise RecipeError(
@@ -443,7 +441,7 @@ def planned_negatives(
         f"{key} = {value!r}"
         for key, value, counts in (
             ("loss.kind", recipe.loss.kind, loss_fn.uses_labels),
-            ("loss.mask_labels", True, bool(recipe.loss.arguments.get("mask_labels"))),
+            ("loss.mask_labels", True, getattr(recipe.loss, "mask_labels", False)),
             ("pairs.positive", recipe.pairs and recipe.pairs.positive, True),
             ("pairs.never_negative", recipe.pairs and recipe.pairs.never_negative, True),
         )
@@ -525,7 +523,7 @@ def plan_warnings(
                 f"{recipe.loss.kind!r} ignores labels; use sup_con or loss.mask_labels = true"
             )
     if loss_fn.uses_labels and not bool((split.labels >= 0).any()):
-        masks = bool(recipe.loss.arguments.get("mask_labels"))
+        masks = getattr(recipe.loss, "mask_labels", False)
         setting = "loss.mask_labels = true" if masks else f"loss.kind = {recipe.loss.kind!r}"
         warnings.append(f"{setting}, but the split {split.name!r} has no labels: no effect")
     warnings += tune_warnings(recipe)

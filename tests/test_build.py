@@ -9,7 +9,6 @@ from sslpipe.errors import RecipeError, UserError
 from sslpipe.losses import LOSSES, NTXentLoss
 from sslpipe.plan import build_loss
 from sslpipe.recipe import load_recipe
-from sslpipe.recipe.base import Component
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry.plugins import VARIABLE
 
@@ -17,14 +16,15 @@ DEMO = Path(__file__).parents[1] / "recipes" / "demo.toml"
 
 
 class LearnedTemperature(NTXentLoss):
-    def __init__(self) -> None:
-        super().__init__(temperature=0.1)
+    def setup(self) -> None:
+        super().setup()
         self.scale = torch.nn.Parameter(torch.ones(()))
 
 
 def loss_named(kind: str) -> Recipe:
-    recipe = load_recipe(DEMO)
-    return recipe.model_copy(update={"loss": Component(kind=kind)})
+    recipe = load_recipe(DEMO, [f"loss.kind={kind}"])
+    assert isinstance(recipe, Recipe)
+    return recipe
 
 
 def test_an_objective_with_weights_that_nothing_would_train_is_refused(

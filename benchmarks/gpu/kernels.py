@@ -22,7 +22,7 @@ from sslpipe.losses import NTXentLoss
 from sslpipe.models.sync_batchnorm import SyncBatchNorm, sync_batchnorm
 
 ROWS = 32  # of a process
-OURS = NTXentLoss(TEMPERATURE)
+OURS = NTXentLoss(temperature=TEMPERATURE)
 
 
 def gradient(loss_fn: Callable[[Tensor, Tensor], Tensor], z: Tensor) -> Tensor:

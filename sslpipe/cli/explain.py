@@ -3,7 +3,6 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from sslpipe.augment.presets import setting_docs
@@ -92,7 +91,10 @@ def _names(table: Any) -> list[str]:
 
 def _arguments(constructor: Callable[..., Any]) -> Iterator[tuple[str, str]]:
     """Yield name and meaning of each keyword that a constructor takes from a recipe."""
-    source = constructor.func if isinstance(constructor, partial) else constructor
+    if hasattr(constructor, "fields"):  # a Part
+        yield from _fields(constructor)
+        return
+    source = constructor
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
@@ -100,6 +102,17 @@ def _arguments(constructor: Callable[..., Any]) -> Iterator[tuple[str, str]]:
         if parameter.default is not parameter.empty:
             text = f"{text.rstrip('.')} (default {parameter.default!r})"
         yield name, text
+
+
+def _fields(part: Any) -> Iterator[tuple[str, str]]:
+    """Yield name and meaning of each setting of a part."""
+    settings = part.settings_class("")
+    for name, field in settings.model_fields.items():
+        if name != "kind":
+            text = " ".join((field.description or "not documented").split())
+            if not field.is_required():
+                text = f"{text.rstrip('.')} (default {field.default!r})"
+            yield name, text
 
 
 def _documented(source: Any, name: str) -> str:

@@ -1,29 +1,32 @@
-"""What an objective is, and what contrastive ones share: settings, checks, counts, `stats`, repr.
+"""What an objective is, and what contrastive ones share: settings, checks, counts, `stats`.
 
 Objective: any loss over two views. ContrastiveObjective: one with negatives. InBatchLoss: one whose
 negatives are the other views of the global batch; it needs nothing but a `row_loss`.
+LabelMaskingLoss: such a one that can keep images of one label from being negatives.
 """
 
 import inspect
+from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from pydantic import Field
+from torch import Tensor
 
 from sslpipe.errors import DataError
 from sslpipe.losses.engine.anchors import Anchors, gather_anchors
 from sslpipe.losses.engine.contrast import Engine, Sums, contrast, differentiate
 from sslpipe.losses.engine.tiles import ONE_SUM, Term
+from sslpipe.registry.part import Part
 
-# what cosines are divided by: beyond, float32 overflows
-LEAST_SCALE = 1e-6
-MOST_SCALE = 1e6
+Scale = Annotated[float, Field(ge=1e-6, le=1e6)]  # beyond, cosines divided by it leave float32
+TileRows = Annotated[int, Field(ge=1)]
 
 
-class Objective(nn.Module):
+class Objective(Part):
     """All that the training loop knows of a loss over two views; a subclass writes `forward`.
 
-    State (a queue) lives in buffers: it moves to the device, is saved, and is restored after a
-    skipped step.
+    Its fields are its settings: keys of a recipe's [loss]. State (a queue) lives in buffers, made
+    in `setup`: it moves to the device, is saved, and is restored after a skipped step.
 
     Attributes:
         needs_momentum_encoder: z_b must be keys of a momentum encoder (section [momentum]).
@@ -34,13 +37,10 @@ class Objective(nn.Module):
             do not ask.
     """
 
-    needs_momentum_encoder: bool = False
-    uses_labels: bool = False
-    embeds: bool = True
-    had_negatives: bool = False
-
-    def __init__(self) -> None:
-        super().__init__()  # nn.Module's takes any keyword, and refuses it only when it is called
+    needs_momentum_encoder = False
+    uses_labels = False
+    embeds = True
+    had_negatives = False
 
     def forward(
         self,
@@ -82,11 +82,6 @@ class Objective(nn.Module):
         """Return how many negatives an anchor has at most; 0 for an objective without."""
         return 0
 
-    def extra_repr(self) -> str:
-        """Name the constructor's arguments, those that are attributes of the same name."""
-        names = inspect.signature(type(self)).parameters
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
-
 
 def takes_groups(loss_fn: Objective) -> bool:
     """Say whether an objective can keep views from being negatives by groups: a keyword of it."""
@@ -96,25 +91,20 @@ def takes_groups(loss_fn: Objective) -> bool:
     )
 
 
-def check_scale(name: str, value: float) -> None:
-    """Raise ValueError for what no cosine can be divided by in float32."""
-    if not LEAST_SCALE <= value <= MOST_SCALE:
-        raise ValueError(f"{name} = {value} must be from {LEAST_SCALE:g} to {MOST_SCALE:g}")
-
-
 class ContrastiveObjective(Objective):
     """An objective that tells positives from negatives by cosines over a temperature.
 
-    Its arguments are those of `NTXentLoss`, like its attributes and errors.
+    Its attributes and errors are those of `NTXentLoss`.
     """
 
-    def __init__(self, temperature: float, tile_rows: int | None) -> None:
-        super().__init__()
-        check_scale("temperature", temperature)
-        if tile_rows is not None and tile_rows < 1:
-            raise ValueError(f"tile_rows = {tile_rows} must be at least 1")
-        self.temperature = temperature
-        self.tile_rows = tile_rows
+    temperature: Scale = 0.1
+    """What cosine similarities are divided by; no unit."""
+    tile_rows: TileRows | None = None
+    """Rows and columns of a tile of similarities; none: chosen for the device."""
+
+    def setup(self) -> None:
+        """Nothing is counted yet."""
+        super().setup()
         self._masked_pairs: int | Tensor = 0
         self._last_negatives: float | Tensor = 0.0
 
@@ -172,19 +162,9 @@ class ContrastiveObjective(Objective):
 class InBatchLoss(ContrastiveObjective):
     """A contrastive loss whose negatives are the views of other images in the global batch.
 
-    A subclass writes `row_loss`, the formula of its paper. Its arguments are those of `NTXentLoss`,
-    unless it says otherwise, and so are shapes, gradient, distribution and errors.
+    A subclass writes `row_loss`, the formula of its paper. Shapes, gradient, distribution and
+    errors are those of `NTXentLoss`, unless it says otherwise.
     """
-
-    def __init__(
-        self,
-        temperature: float = 0.1,
-        mask_labels: bool = False,
-        tile_rows: int | None = None,
-    ) -> None:
-        super().__init__(temperature, tile_rows)
-        self.mask_labels = mask_labels
-        self.uses_labels = self.uses_labels or mask_labels
 
     def forward(
         self,
@@ -212,15 +192,6 @@ class InBatchLoss(ContrastiveObjective):
         """Return 2N - 2, which holds where nothing is masked."""
         return 2 * batch_size - 2
 
-    def find_anchors(
-        self, z: Tensor, ids: Tensor | None, labels: Tensor | None, groups: Tensor | None
-    ) -> Anchors:
-        """Decide who is whose negative; see `ContrastiveObjective.find_anchors`."""
-        if self.mask_labels and labels is not None:
-            column = labels if labels.dim() == 2 else labels[:, None].expand(-1, 2)  # (B, 2)
-            groups = labels if groups is None else torch.cat([groups, column[:, :, None]], dim=2)
-        return gather_anchors(z, ids, groups)
-
     def row_loss(self, v: Tensor, sums: Sums, anchors: Anchors) -> Tensor:
         """Compute the loss from each anchor's positive and sums: the paper's formula.
 
@@ -244,6 +215,27 @@ class InBatchLoss(ContrastiveObjective):
         By autograd; a subclass may write them by hand.
         """
         return differentiate(self.row_loss, v, sums, anchors)
+
+
+class LabelMaskingLoss(InBatchLoss):
+    """An `InBatchLoss` whose negatives may spare images of the anchor's label."""
+
+    mask_labels: bool = False
+    """Whether images of one label >= 0 are no negatives of each other either."""
+
+    def setup(self) -> None:
+        """Labels count where they mask."""
+        super().setup()
+        self.uses_labels = self.mask_labels
+
+    def find_anchors(
+        self, z: Tensor, ids: Tensor | None, labels: Tensor | None, groups: Tensor | None
+    ) -> Anchors:
+        """Decide who is whose negative; see `ContrastiveObjective.find_anchors`."""
+        if self.mask_labels and labels is not None:
+            column = labels if labels.dim() == 2 else labels[:, None].expand(-1, 2)  # (B, 2)
+            groups = labels if groups is None else torch.cat([groups, column[:, :, None]], dim=2)
+        return gather_anchors(z, ids, groups)
 
 
 def positive_similarities(v: Tensor) -> Tensor:

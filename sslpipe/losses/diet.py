@@ -1,11 +1,15 @@
 """DIET: each image is a class of its own, which one linear layer names; no negatives."""
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sslpipe.distributed import global_mean, to_device
 from sslpipe.losses.base import Objective, check_views
+from sslpipe.registry.part import Given
 
 
 class DietLoss(Objective):
@@ -15,22 +19,20 @@ class DietLoss(Objective):
     (`projector.num_layers = 1`, `batchnorm = false`, `out_dim` the number of images). It is held
     and exchanged whole, so memory bounds the number of images; exports leave it out.
 
-    Args:
-        label_smoothing: Share of the target that all images get alike; 0 to below 1.
-        dim: Number of outputs, to be checked before a call; None: a call checks them.
-
     Source:
         Balestriero 2023, arXiv:2302.10260, section 2; here over two views a step.
     """
 
     embeds = False
 
-    def __init__(self, label_smoothing: float = 0.8, dim: int | None = None) -> None:
-        super().__init__()
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing = {label_smoothing} must be from 0 to below 1")
-        self.label_smoothing = label_smoothing
-        self._outputs = dim
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    """Share of the target that all images get alike."""
+    dim: Annotated[int | None, Given()] = None
+    """Number of outputs, to be checked before a call; none: a call checks them."""
+
+    def setup(self) -> None:
+        """Nothing is named yet."""
+        super().setup()
         self._right: Tensor = torch.zeros(())
 
     def forward(
@@ -58,7 +60,7 @@ class DietLoss(Objective):
         """Return why not: too few outputs for the images, or [pairs]. See `Objective.cannot`."""
         if paired:
             return "names each view by its own image, so that [pairs] has no meaning; leave it out"
-        if self._outputs is not None and self._outputs < samples:
+        if self.dim is not None and self.dim < samples:
             return (
                 f"needs an output for each of the split's {samples} images; set "
                 f"projector.num_layers=1 projector.batchnorm=false projector.out_dim={samples}"

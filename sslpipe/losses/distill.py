@@ -1,15 +1,17 @@
 """Distillation: embeddings that are as near to each other as a teacher's features of them are."""
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from sslpipe.distributed import all_gather_rows, gather_with_grad, global_mean, to_device
 from sslpipe.errors import DataError
-from sslpipe.losses.base import Objective, check_scale, check_views
+from sslpipe.losses.base import Objective, Scale, check_views
 from sslpipe.losses.nt_xent import NTXentLoss
+from sslpipe.registry.part import Given
 
 
 class TeacherFeatures(NamedTuple):
@@ -50,44 +52,31 @@ class DistillLoss(Objective):
         Fang et al. 2021 (SEED), arXiv:2101.04731, eq. 4 and 5, with the views of the batch where
         SEED has a queue; Romero et al. 2015, arXiv:1412.6550, for `features`.
 
-    Args:
-        teacher: Features of every sample; the recipe's [teacher] names their file.
-        match: "cosines" or "features".
-        temperature: What the student's cosine similarities are divided by.
-        teacher_temperature: The same of the teacher's; with little, only its nearest neighbours
-            count.
-        nt_xent: Weight of NT-Xent at `temperature` beside it; 0: alone.
-        dim: Numbers of an embedding, to be checked before a call; None: a call checks them.
-
     Raises:
         ValueError: A setting out of range; or match = "features", and widths differ.
         DataError: In a call: a sample that the teacher does not know.
     """
 
-    def __init__(
-        self,
-        teacher: TeacherFeatures,
-        match: Literal["cosines", "features"] = "cosines",
-        temperature: float = 0.1,
-        teacher_temperature: float = 0.05,
-        nt_xent: float = 0.0,
-        dim: int | None = None,
-    ) -> None:
-        super().__init__()
-        check_scale("temperature", temperature)
-        check_scale("teacher_temperature", teacher_temperature)
-        if match not in ("cosines", "features"):
-            raise ValueError(f"match = {match!r} must be 'cosines' or 'features'")
-        if not 0 <= nt_xent < torch.inf:
-            raise ValueError(f"nt_xent = {nt_xent} must be 0 or more")
-        if match == "features" and dim is not None and len(teacher.ids):
-            _check_width(dim, teacher.features.shape[1])
-        self._teacher = teacher
-        self.match = match
-        self.temperature = temperature
-        self.teacher_temperature = teacher_temperature
-        self.nt_xent = nt_xent
-        self._contrast = NTXentLoss(temperature) if nt_xent else None
+    match: Literal["cosines", "features"] = "cosines"
+    """cosines or features."""
+    temperature: Scale = 0.1
+    """What the student's cosine similarities are divided by."""
+    teacher_temperature: Scale = 0.05
+    """The same of the teacher's cosine similarities; with little, only its nearest neighbours
+    count."""
+    nt_xent: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Weight of NT-Xent at `temperature` beside it; 0: alone."""
+    teacher: Annotated[TeacherFeatures, Given()]
+    """Features of every sample; the recipe's [teacher] names their file."""
+    dim: Annotated[int | None, Given()] = None
+    """Numbers of an embedding, to be checked before a call; none: a call checks them."""
+
+    def setup(self) -> None:
+        """Check the widths."""
+        super().setup()
+        if self.match == "features" and self.dim is not None and len(self.teacher.ids):
+            _check_width(self.dim, self.teacher.features.shape[1])
+        self._contrast = NTXentLoss(temperature=self.temperature) if self.nt_xent else None
         self._agreement: Tensor = torch.zeros(())
 
     def forward(
@@ -106,7 +95,7 @@ class DistillLoss(Objective):
         names = ids if ids.dim() == 2 else ids[:, None].expand(-1, 2)  # (B, 2)
         z = torch.stack([z_a, z_b], dim=1)
         z = normalize(z if z.dtype == torch.float64 else z.float(), dim=2)  # (B, 2, D)
-        rows = to_device(self._teacher.of(names.cpu()), z.device).to(z.dtype)
+        rows = to_device(self.teacher.of(names.cpu()), z.device).to(z.dtype)
         t = normalize(rows, dim=2)  # (B, 2, T)
         terms = self._features(z, t) if self.match == "features" else self._cosines(z, t, names)
         total = terms.sum()  # of this rank

@@ -1,19 +1,21 @@
 """NT-Xent whose negatives weigh more the closer they are to the anchor."""
 
 import math
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from sslpipe.distributed import to_device
-from sslpipe.losses.base import InBatchLoss, positive_similarities
+from sslpipe.losses.base import LabelMaskingLoss, Scale, positive_similarities
 from sslpipe.losses.engine.anchors import Anchors
 from sslpipe.losses.engine.contrast import Sums
 from sslpipe.losses.engine.tiles import ONE_SUM, Term
 
 
-class HardNegativeLoss(InBatchLoss):
+class HardNegativeLoss(LabelMaskingLoss):
     """-log e^(s+) / (e^(s+) + M g), g the reweighted mean of e^(s_ij) over an anchor's M negatives.
 
     An anchor without negatives counts 0. The negatives, the mean over 2N anchors, ids, shapes,
@@ -21,33 +23,17 @@ class HardNegativeLoss(InBatchLoss):
     class_prior = 0. With beta = 0 alone it is the debiased loss. The gradient goes through the
     weights.
 
-    Args:
-        temperature: as in NTXentLoss.
-        beta: concentration, >= 0: negative j weighs in proportion to e^(beta s_ij); 0: all the
-            same.
-        class_prior: probability in [0, 1) that a "negative" is of the anchor's class; that share of
-            e^(s+) is taken out of g, which stays at least e^(-1 / temperature).
-
     Source:
         Robinson et al. 2021, arXiv:2010.04592, eq. 4 and section 3.3, with M for their Q; Chuang et
         al. 2020, arXiv:2007.00224, eq. 8, for the share that is taken out.
     """
 
-    def __init__(
-        self,
-        temperature: float = 0.5,
-        beta: float = 1.0,
-        class_prior: float = 0.1,
-        mask_labels: bool = False,
-        tile_rows: int | None = None,
-    ) -> None:
-        super().__init__(temperature, mask_labels, tile_rows)
-        if not (beta >= 0 and math.isfinite(beta)):
-            raise ValueError(f"beta = {beta} must be a finite number, 0 or above")
-        if not 0 <= class_prior < 1:
-            raise ValueError(f"class_prior = {class_prior} must be in [0, 1)")
-        self.beta = beta
-        self.class_prior = class_prior
+    temperature: Scale = 0.5
+    beta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Concentration: negative j weighs in proportion to e^(beta s_ij); 0: all the same."""
+    class_prior: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Probability that a "negative" is of the anchor's class; that share of e^(s+) is taken out of
+    g, which stays at least e^(-1 / temperature)."""
 
     @property
     def terms(self) -> tuple[Term, ...]:

@@ -1,17 +1,21 @@
 """MoCo's objective: queries against their keys and a queue of earlier keys."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
 
 from sslpipe.distributed import all_gather_rows, current_rank, row_counts, to_device
-from sslpipe.losses.base import ContrastiveObjective, check_views
+from sslpipe.losses.base import ContrastiveObjective, Scale, check_views
 from sslpipe.losses.engine.anchors import Masks, MaskTiles
 from sslpipe.losses.engine.contrast import normalised, project_out, with_gradient, without_autocast
 from sslpipe.losses.engine.queue import enqueue
 from sslpipe.losses.engine.tiles import Tiles, fast_kernels
+from sslpipe.registry.part import Dim, Given
+
+Positive = Annotated[int, Field(ge=1)]
 
 
 class MoCoLoss(ContrastiveObjective):
@@ -22,12 +26,6 @@ class MoCoLoss(ContrastiveObjective):
     the first step's loss is 0. In training mode, a call ends by replacing the oldest entries with
     the N keys of all ranks in rank order. All state is in buffers. Processes and errors are as in
     NTXentLoss.
-
-    Args:
-        dim: D, numbers of an embedding.
-        queue_rows: keys kept, over all ranks the same.
-        temperature: as in NTXentLoss.
-        group_columns: columns of `groups` in each call; their numbers are kept with the keys.
 
     Shape:
         z_a: queries (B, D), with gradient; z_b: keys (B, D) of the same images through the momentum
@@ -40,33 +38,24 @@ class MoCoLoss(ContrastiveObjective):
     """
 
     needs_momentum_encoder = True
-    keys: Tensor
-    key_ids: Tensor
-    key_groups: Tensor | None
-    next_row: Tensor
-    filled_rows: Tensor
+    temperature: Scale = 0.2
+    queue_rows: Positive = 65_536
+    """Keys kept, over all ranks the same."""
+    dim: Dim = 128
+    """D, numbers of an embedding."""
+    group_columns: Annotated[int, Given()] = 0
+    """Columns of `groups` in each call; their numbers are kept with the keys."""
 
-    def __init__(
-        self,
-        dim: int = 128,
-        queue_rows: int = 65_536,
-        temperature: float = 0.2,
-        tile_rows: int | None = None,
-        group_columns: int = 0,
-    ) -> None:
-        super().__init__(temperature, tile_rows)
-        for name, number in (("dim", dim), ("queue_rows", queue_rows)):
-            if number < 1:
-                raise ValueError(f"{name} = {number} must be at least 1")
-        self.dim = dim
-        self.queue_rows = queue_rows
+    def setup(self) -> None:
+        """Begin with an empty queue."""
+        super().setup()
         self._queue_is_used = False  # an earlier call has filled it
-        self.register_buffer("keys", torch.zeros(queue_rows, dim))
-        self.register_buffer("key_ids", torch.full((queue_rows,), -1))
-        shape = queue_rows, group_columns
-        self.register_buffer("key_groups", torch.full(shape, -1) if group_columns else None)
-        self.register_buffer("next_row", torch.tensor(0))
-        self.register_buffer("filled_rows", torch.tensor(0))
+        self.keys = nn.Buffer(torch.zeros(self.queue_rows, self.dim))
+        self.key_ids = nn.Buffer(torch.full((self.queue_rows,), -1))
+        groups = torch.full((self.queue_rows, self.group_columns), -1)
+        self.key_groups = nn.Buffer(groups) if self.group_columns else None
+        self.next_row = nn.Buffer(torch.tensor(0))
+        self.filled_rows = nn.Buffer(torch.tensor(0))
 
     def negatives_per_anchor(self, batch_size: int) -> int:
         """Return the size of the queue, once it is full."""

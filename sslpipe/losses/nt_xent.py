@@ -4,23 +4,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sslpipe.losses.base import InBatchLoss, positive_similarities
+from sslpipe.losses.base import LabelMaskingLoss, positive_similarities
 from sslpipe.losses.engine.anchors import Anchors
 from sslpipe.losses.engine.contrast import Sums
 
 
-class NTXentLoss(InBatchLoss):
+class NTXentLoss(LabelMaskingLoss):
     """Find each image's other view among all views of the global batch (cross entropy).
 
     An anchor has 1 positive, its image's other view, and 2N - 2 negatives, less those that show the
     same sample id as the anchor's; the value is the mean over all 2N anchors, in nats, equal on all
     ranks. A zero row has cosine 0 with everything and gets no gradient. Collective: all ranks call
     it.
-
-    Args:
-        temperature: divides cosine similarities; > 0, no unit.
-        mask_labels: images of one label >= 0 are no negatives of each other either.
-        tile_rows: rows and columns of a tile of similarities; None: chosen for the device.
 
     Shape:
         z_a, z_b: (B, D), B images on this rank, N on all; any scale and float dtype. B may differ

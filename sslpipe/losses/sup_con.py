@@ -24,9 +24,6 @@ class SupConLoss(InBatchLoss):
 
     uses_labels = True
 
-    def __init__(self, temperature: float = 0.1, tile_rows: int | None = None) -> None:
-        super().__init__(temperature, tile_rows=tile_rows)
-
     def find_anchors(
         self, z: Tensor, ids: Tensor | None, labels: Tensor | None, groups: Tensor | None
     ) -> Anchors:

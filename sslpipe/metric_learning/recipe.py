@@ -139,7 +139,7 @@ class FinetuneRecipe(RunRecipe):
     """Which labelled images."""
     sampler: Sampler
     """What a batch holds; the section that makes a recipe a fine-tuning."""
-    loss: Annotated[Component, Field(examples=["proxy_anchor"])]
+    loss: Annotated[Component, Field(examples=["proxy_anchor"])]  # type: ignore[assignment]
     """The metric loss, or the head; `kind` is its name: "proxy_anchor", "multi_similarity",
     "arcface", "triplet" and many more."""
     backbone: Annotated[Component | None, Field(examples=["small_resnet"])] = None

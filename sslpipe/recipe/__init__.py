@@ -55,7 +55,7 @@ def parse_recipe(
     try:
         recipe = model.model_validate(tree, context="recorded" if recorded else None)
     except ValidationError as error:
-        raise RecipeError(explain_errors(error, model, origin)) from None
+        raise RecipeError(explain_errors(error, model, origin, tree)) from None
     named: dict[str, Any] = {}
     apply_overrides(named, [each for each in overrides if each.lstrip().startswith("backbone")])
     recipe._backbone_overrides = frozenset(named.get("backbone") or ())

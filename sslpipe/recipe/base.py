@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +17,7 @@ from pydantic import (
 from sslpipe import registry
 from sslpipe.errors import RecipeError, did_you_mean, shown
 from sslpipe.registry.plugins import plugin_hint
+from sslpipe.registry.schema import KindSettings, Settings, not_plain
 
 EVALUATIONS = 10  # of a run that does not say run.monitor_steps
 LARGEST = 2**31 - 1  # of a number of rows, pixels or steps
@@ -42,26 +43,7 @@ def _no_twins(names: tuple[str, ...]) -> tuple[str, ...]:
 Channels = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_no_twins)]
 
 
-class Section(BaseModel):
-    """A table of a recipe: unknown keys are errors, values never change.
-
-    The string under each field documents it: `sslpipe check --explain KEY` prints it.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse true and false as numbers, which pydantic takes for 1 and 0; endless texts."""
-        assert info.field_name is not None
-        kinds = registry.alternatives(cls.model_fields[info.field_name].annotation)
-        named = any(get_origin(kind) is Literal for kind in kinds)  # pydantic lists the values
-        if isinstance(value, bool) and bool not in kinds and not named:
-            raise ValueError(f"{str(value).lower()} is no value of this setting")
-        if isinstance(value, str) and (wrong := _not_plain(value)) is not None:
-            raise ValueError(f"{shown(value)}: {wrong}")
-        return value
+Section = Settings
 
 
 class Component(BaseModel):
@@ -74,7 +56,7 @@ class Component(BaseModel):
     @model_validator(mode="after")
     def _plain_arguments(self) -> Self:
         for key, value in self.arguments.items():
-            if (wrong := _not_plain(value)) is not None:
+            if (wrong := not_plain(value)) is not None:
                 raise ValueError(f"{key} = {shown(value)}: {wrong}")
         return self
 
@@ -268,7 +250,7 @@ class RunRecipe(Section):
     """The views; `kind` is "fused", the usual one, or "kornia", the slow reference."""
     backbone: Component | None = None
     """The encoder; none: that of the weights that --init names."""
-    loss: Component
+    loss: KindSettings
     """The objective."""
     optim: Optim
     """The optimizer and its schedule."""
@@ -353,23 +335,3 @@ def not_a_file_name(text: str) -> str | None:
     if len(text.encode("utf-8", "replace")) > 200:
         return "is longer than 200 bytes"
     return None
-
-
-def _not_plain(value: Any) -> str | None:
-    """Return what of an argument TOML can hold and no constructor wants; None where all is well."""
-    match value:
-        case bool() | None:
-            return None
-        case str():
-            if "\0" in value:
-                return "a text with a NUL character"
-            return "a text of more than 4,096 characters" if len(value) > 4096 else None
-        case int():
-            return None if abs(value) < 2**63 else "an integer of more than 64 bits"
-        case float():
-            return None if math.isfinite(value) else "not a finite number"
-        case list() | tuple():
-            return next((wrong for item in value if (wrong := _not_plain(item))), None)
-        case dict():
-            return _not_plain(list(value.values()))
-    return f"a {type(value).__name__}; use numbers, texts, lists and tables"

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -13,16 +13,28 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from sslpipe.errors import did_you_mean, did_you_mean_key, lost_quotes, shown
 from sslpipe.recipe.base import Component
 from sslpipe.registry import alternatives
+from sslpipe.registry.schema import kinds_of
 
 MOST_LINES = 10
 _BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
-def explain_errors(error: ValidationError, model: type[BaseModel], origin: str) -> str:
-    """Rewrite a pydantic error for users: key, value, what is wrong, nearest valid key."""
+def explain_errors(
+    error: ValidationError,
+    model: type[BaseModel],
+    origin: str,
+    tree: Mapping[str, Any] | None = None,
+) -> str:
+    """Rewrite a pydantic error for users: key, value, what is wrong, nearest valid key.
+
+    Args:
+        error: Of `model`.
+        model: Of the whole file.
+        origin: The file.
+        tree: What was validated: the `kind` of a section says which keys are known in it.
+    """
     items = sorted(error.errors(), key=lambda item: [str(part) for part in item["loc"]])
-    fields = dict(_all_fields(model))
-    lines = list(dict.fromkeys(_explain(item, items, model, fields) for item in items))
+    lines = list(dict.fromkeys(_explain(item, items, model, tree or {}) for item in items))
     more = f"; and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
     return f"{origin}: " + "; ".join(lines[:MOST_LINES]) + more
 
@@ -31,43 +43,78 @@ def _explain(
     item: ErrorDetails,
     items: list[ErrorDetails],
     model: type[BaseModel],
-    fields: dict[str, FieldInfo],
+    tree: Mapping[str, Any],
 ) -> str:
     loc = item["loc"]
-    key = ".".join(map(str, item["loc"]))
-    # as a recipe's keys are known: of `also`, the place in the list is none of them
-    names = [".".join(p for p in loc[:end] if isinstance(p, str)) for end in range(len(loc) + 1)]
-    for depth, name in enumerate(names[:-1]):  # of several types, each has errors of its own
-        if name in fields and len(kinds := _type_names(fields[name])) > 1:
+    key = ".".join(map(str, loc))
+    for depth in range(1, len(loc)):  # of several types, each has errors of its own
+        outer = _field_at(model, loc[:depth], tree)
+        if outer is not None and len(kinds := _type_names(outer)) > 1:
             alike = [other for other in items if other["loc"][:depth] == loc[:depth]]
             whole = min(alike, key=lambda other: len(other["loc"]))["input"]
             neither = f"is neither {' nor '.join(kinds)}{lost_quotes(whole)}"
             return f"{'.'.join(map(str, loc[:depth]))} = {shown(whole)} {neither}"
-    field = fields.get(names[-1])
-    parent = _section_of(fields[names[-2]]) if len(names) > 2 and names[-2] in fields else model
+    field = _field_at(model, loc, tree)
+    parent = _section_at(model, loc[:-1], tree) or model
     match item["type"]:
         case "extra_forbidden":
-            known = list((parent or model).model_fields)
+            known = list(parent.model_fields)
             near = did_you_mean(str(loc[-1]), known)
             near = near or did_you_mean_key(key, known_keys(model), most=1, cutoff=0.7)
             return f"unknown key {key}{near}; known here: {', '.join(known)}"
         case "missing":
-            section = key
-            if parent is Component:  # its `kind`: the section says what it may be
-                field = fields[names[-2]]
-                section = key.removesuffix(".kind")
-            return f"{key} is missing{_what_to_give(field, section)}"
-        case "model_type":
+            if loc[-1] == "kind":  # the section says what it may be
+                field = _field_at(model, loc[:-1], tree)
+                return f"{key} is missing{_what_to_give(field, key.removesuffix('.kind'))}"
+            return f"{key} is missing{_what_to_give(field, key)}"
+        case "unknown_kind":
+            return f"{key} = {shown(item['input'])} {item['msg']}"
+        case "model_type" | "no_section":
             value = item["input"]
             usage = ""
-            if field is not None and _section_of(field) is Component:
+            if field is not None and _has_kind(field):
                 kind = value if isinstance(value, str) else (field.examples or ["..."])[0]
                 usage = f"; write {key}.kind={json.dumps(kind)}"
             return f"{key} = {shown(value)} is no section{usage}"
         case "value_error":
             return f"{key + ': ' if key else ''}{item['ctx']['error']}"
     wrong = item["msg"].lower().replace("a valid tuple", "a list")  # as TOML calls it
+    wrong = wrong.replace("an instance of sequence", "a list")
     return f"{key} = {shown(item['input'])}: {wrong}{lost_quotes(item['input'])}"
+
+
+def _section_at(
+    model: type[BaseModel], loc: Sequence[int | str], tree: Any
+) -> type[BaseModel] | None:
+    """Return the class that reads what stands at a place of the tree; None where no class does."""
+    section: type[BaseModel] | None = model
+    for part in loc:
+        if isinstance(part, int):  # of a list of sections
+            tree = tree[part] if isinstance(tree, list | tuple) and part < len(tree) else None
+            continue
+        field = None if section is None else section.model_fields.get(part)
+        if field is None:
+            return None
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+        section = _section_of(field)
+        kinds = kinds_of(field)
+        if kinds is not None and isinstance(tree, Mapping):
+            section = kinds.find(tree.get("kind")) or section
+    return section
+
+
+def _field_at(
+    model: type[BaseModel], loc: Sequence[int | str], tree: Mapping[str, Any]
+) -> FieldInfo | None:
+    """Return the declaration of the setting at a place of the tree; None: there is none."""
+    if not loc or isinstance(loc[-1], int):
+        return None
+    section = _section_at(model, loc[:-1], tree)
+    return None if section is None else section.model_fields.get(loc[-1])
+
+
+def _has_kind(field: FieldInfo) -> bool:
+    return _section_of(field) is Component or kinds_of(field) is not None
 
 
 def _what_to_give(field: FieldInfo | None, key: str) -> str:
@@ -77,7 +124,7 @@ def _what_to_give(field: FieldInfo | None, key: str) -> str:
     text = f": {' '.join(field.description.split()).rstrip('.')}"
     section = _section_of(field)
     if field.examples:
-        key += ".kind" if section is Component else ""
+        key += ".kind" if _has_kind(field) else ""
         usual = f"the usual one: {key}={json.dumps(field.examples[0])}"
         public = re.sub(r"\.\d+\b", "", key)
         return f"{text}; {usual}; all of them: sslpipe check --explain {public}"
@@ -98,15 +145,15 @@ def describe_key(model: type[BaseModel], key: str) -> str | None:
     fields = dict(_all_fields(model))
     if key not in fields:
         parent = fields.get(key.rpartition(".")[0])
-        if parent is not None and _section_of(parent) is Component:
-            return "An argument of the constructor that `kind` names; see its documentation."
+        if parent is not None and _has_kind(parent):
+            return "A setting of the part that `kind` names."
         return None
     field = fields[key]
     text = " ".join((field.description or "").split())
     section = _section_of(field)
     if section is not None:
         several = any(get_origin(kind) is tuple for kind in alternatives(field.annotation))
-        names = ", ".join(section.model_fields) + ", and arguments" * (section is Component)
+        names = ", ".join(section.model_fields) + ", and settings of its kind" * _has_kind(field)
         return f"{text}\n{'Sections' if several else 'A section'}: {names}."
     default = "no default: it has to be given"
     if not field.is_required():
@@ -119,12 +166,14 @@ def _all_fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
     for name, field in model.model_fields.items():
         yield prefix + name, field
         section = _section_of(field)
-        if section is not None and section is not Component:
+        if section is not None and not _has_kind(field):
             yield from _all_fields(section, f"{prefix}{name}.")
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:
     for kind in alternatives(field.annotation):
+        if get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
         if get_origin(kind) is tuple:  # of sections
             kind = get_args(kind)[0]
         if isinstance(kind, type) and issubclass(kind, BaseModel):

@@ -17,6 +17,7 @@ from sslpipe.recipe.base import (
     Section,
     divisors,
 )
+from sslpipe.registry.schema import Kinds, KindSettings
 
 _UNIT_US = {"us": 1, "ms": 1_000, "s": 10**6, "min": 60 * 10**6, "h": 3600 * 10**6}
 _UNIT_US["d"] = 24 * _UNIT_US["h"]
@@ -198,7 +199,7 @@ class Recipe(RunRecipe):
 
     data: Data = Data()
     """Which images, in what batches."""
-    loss: Annotated[Component, Field(examples=["nt_xent"])]
+    loss: Annotated[KindSettings, Kinds("sslpipe.losses:LOSSES"), Field(examples=["nt_xent"])]
     """The objective; `kind` is "nt_xent" (SimCLR), "moco", "dcl", "dclw", "sup_con" (with labels),
     "hard_negatives", "diet" (no negatives), or "distill" (with [teacher])."""
     backbone: Annotated[Component | None, Field(examples=["small_resnet"])] = None

@@ -34,7 +34,7 @@ def test_an_argument_names_the_kinds_that_take_it_each_with_its_default():
         default = inspect.signature(constructor).parameters["temperature"].default
         (line,) = (line for line in lines if f"{kind} (objective)" in line)
         assert line.endswith(f"(default {default!r})"), line
-        assert "cosine similarities" in line  # also where the docstring says "as in NTXentLoss"
+        assert "cosine similarities" in line  # also where a base declares it
 
 
 def test_kind_lists_the_entries_of_the_tables():

@@ -18,14 +18,13 @@ FORMS = ((0.2, False), (0.01, True))
 
 def _value_and_gradient(kind: str, temperature: float, device: str, pairs: bool) -> list[Tensor]:
     from sslpipe.losses import LOSSES
-    from sslpipe.recipe.base import Component
-    from sslpipe.registry import build
+    from sslpipe.registry.schema import settings_class
 
-    config = Component(kind=kind, temperature=temperature, tile_rows=8)
+    settings = {"temperature": temperature, "tile_rows": 8}
     if kind == "moco":  # its usual queue is many tiles long
-        config = Component(**config.model_dump(), queue_rows=48)
-    columns = {"group_columns": 2 if pairs else 0}
-    loss_fn = build(LOSSES, config, section="loss", dim=8, **columns).to(device)
+        settings["queue_rows"] = 48
+    loss_fn = settings_class(LOSSES, kind)(**settings).build(dim=8, group_columns=2 * pairs)
+    loss_fn = loss_fn.to(device)
     z = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(0))
     leaf = z.to(device).requires_grad_()
     ids = torch.arange(12)

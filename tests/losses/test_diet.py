@@ -36,7 +36,7 @@ def loop(z_a: Tensor, z_b: Tensor, smoothing: float) -> Tensor:
 @pytest.mark.parametrize("smoothing", [0.0, 0.8])
 def test_it_equals_a_loop(smoothing: float) -> None:
     z_a, z_b = pair(9, 11)
-    objective = DietLoss(smoothing)
+    objective = DietLoss(label_smoothing=smoothing)
     exact = value_and_grad(loop(z_a, z_b, smoothing), z_a, z_b)
     assert_same(value_and_grad(objective(z_a, z_b, ids=torch.tensor(IDS)), z_a, z_b), exact)
     right = [int(row.argmax()) == own for z in (z_a, z_b) for row, own in zip(z, IDS, strict=True)]

@@ -66,19 +66,19 @@ def loop(
         s = [z @ y / temperature for y, _ in others]
         log_sum = torch.logsumexp(torch.stack(s), 0)
         total = total - sum(w / sum(p) * (each - log_sum) for w, each in zip(p, s, strict=True))
-    return total / len(views) + nt_xent * NTXentLoss(temperature)(z_a, z_b, ids=IDS)
+    return total / len(views) + nt_xent * NTXentLoss(temperature=temperature)(z_a, z_b, ids=IDS)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_loss_and_gradient_are_those_of_the_loops(settings: dict[str, Any]) -> None:
     z_a, z_b = pair(7, 4)
-    loss_fn = DistillLoss(teacher(), **settings)
+    loss_fn = DistillLoss(teacher=teacher(), **settings)
     actual = value_and_grad(loss_fn(z_a, z_b, ids=IDS), z_a, z_b)
     assert_same(actual, value_and_grad(loop(z_a, z_b, **settings), z_a, z_b))
 
 
 def test_a_student_with_the_teachers_cosines_agrees_and_an_image_alone_has_no_loss() -> None:
-    loss_fn, ids = DistillLoss(teacher(), "cosines", 0.05, 0.05), torch.tensor([0, 3, 7, 20])
+    loss_fn, ids = DistillLoss(teacher=teacher(), temperature=0.05), torch.tensor([0, 3, 7, 20])
     z = teacher().of(ids).requires_grad_()
     loss = loss_fn(z, z, ids=ids)
     assert loss_fn.stats() == {"teacher_agreement": 1.0}
@@ -90,7 +90,7 @@ def test_a_student_with_the_teachers_cosines_agrees_and_an_image_alone_has_no_lo
 
 
 def _in_rank(process: Rank, split: tuple[int, ...]) -> list[list[Tensor]]:
-    objectives = [DistillLoss(teacher(), **settings) for settings in SETTINGS]
+    objectives = [DistillLoss(teacher=teacher(), **settings) for settings in SETTINGS]
     return [of_share(each, process, split, pair(7, 4), True, ids=IDS) for each in objectives]
 
 
@@ -106,14 +106,14 @@ def test_several_processes_have_the_loss_and_gradient_of_one(split: tuple[int, .
 def test_what_a_call_cannot_use_is_refused() -> None:
     z_a, z_b = pair(7, 4)
     with pytest.raises(ValueError, match="ids are needed"):
-        DistillLoss(teacher())(z_a, z_b)
+        DistillLoss(teacher=teacher())(z_a, z_b)
     with pytest.raises(DataError, match="no features of sample 4;"):
-        DistillLoss(teacher())(z_a[:1], z_b[:1], ids=torch.tensor([4]))
+        DistillLoss(teacher=teacher())(z_a[:1], z_b[:1], ids=torch.tensor([4]))
     with pytest.raises(ValueError, match=r"projector.out_dim = 9"):
-        DistillLoss(teacher(9), match="features")(z_a, z_b, ids=IDS)
+        DistillLoss(teacher=teacher(9), match="features")(z_a, z_b, ids=IDS)
     for settings, words in (({"match": "rows"}, "match"), ({"nt_xent": -1.0}, "nt_xent")):
         with pytest.raises(ValueError, match=words):
-            DistillLoss(teacher(), **settings)
+            DistillLoss(teacher=teacher(), **settings)
 
 
 @pytest.fixture(scope="module")

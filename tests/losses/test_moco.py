@@ -53,7 +53,11 @@ def test_moco_equals_loops_over_a_list_as_queue(
     cases = (5, 0.2, 4), (12, 0.01, 4), (21, 0.2, 512), (100, 0.01, 4)
     for queue_rows, temperature, tile_rows in cases:
         objective = MoCoLoss(
-            4, queue_rows, temperature, tile_rows=tile_rows, group_columns=columns
+            dim=4,
+            queue_rows=queue_rows,
+            temperature=temperature,
+            tile_rows=tile_rows,
+            group_columns=columns,
         ).double()
         queue: list[tuple[Tensor, int, list[int]]] = []
         for queries, keys, ids, groups in moco_steps():
@@ -85,12 +89,12 @@ def test_moco_equals_loops_over_a_list_as_queue(
 def test_a_queue_is_told_how_many_columns_there_are() -> None:
     z = torch.ones(2, 4)
     with pytest.raises(ValueError, match=r"loss\.group_columns = 0, but the groups have 1"):
-        MoCoLoss(4, 8)(z, z, groups=torch.zeros(2, 2, 1, dtype=torch.int64))
+        MoCoLoss(dim=4, queue_rows=8)(z, z, groups=torch.zeros(2, 2, 1, dtype=torch.int64))
 
 
 def test_moco_resumes_exactly_from_its_buffers_and_evaluation_leaves_them() -> None:
     steps = [(a, b, torch.tensor(ids)[:, 0]) for a, b, ids, _ in moco_steps()]
-    straight, first, resumed = (MoCoLoss(4, 21).double() for _ in range(3))
+    straight, first, resumed = (MoCoLoss(dim=4, queue_rows=21).double() for _ in range(3))
     expected = [straight(a, b, ids=i).item() for a, b, i in steps]
     actual = [first(a, b, ids=i).item() for a, b, i in steps[:3]]
     resumed.load_state_dict(first.state_dict())
@@ -104,7 +108,7 @@ def test_moco_resumes_exactly_from_its_buffers_and_evaluation_leaves_them() -> N
 
 @pytest.mark.parametrize("temperature", [0.01, 0.2])
 def test_a_queue_of_only_the_querys_own_sample_has_gradient_zero(temperature: float) -> None:
-    objective = MoCoLoss(4, 6, temperature)
+    objective = MoCoLoss(dim=4, queue_rows=6, temperature=temperature)
     objective.had_negatives = True  # else an error
     for seed in range(3):  # the queue: empty, half full, full
         z_a, z_b = (z.detach().float().requires_grad_() for z in pair(3, 4, seed=seed))
@@ -116,7 +120,7 @@ def test_a_queue_of_only_the_querys_own_sample_has_gradient_zero(temperature: fl
 
 
 def test_moco_takes_half_precision_and_keeps_normal_float32_keys() -> None:
-    objective = MoCoLoss(4, 64, 0.01)
+    objective = MoCoLoss(dim=4, queue_rows=64, temperature=0.01)
     for queries, keys, ids, _ in moco_steps(3):
         a = queries.detach().bfloat16().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16):

@@ -23,9 +23,9 @@ def test_tiles_that_are_kept_for_the_gradient_equal_those_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     z_a, z_b = pair(40, 8)
-    kept = value_and_grad(NTXentLoss(0.1, tile_rows=16)(z_a, z_b), z_a, z_b)
+    kept = value_and_grad(NTXentLoss(temperature=0.1, tile_rows=16)(z_a, z_b), z_a, z_b)
     monkeypatch.setattr(tiles, "KEPT_TILES_BYTES", 0)
-    again = value_and_grad(NTXentLoss(0.1, tile_rows=16)(z_a, z_b), z_a, z_b)
+    again = value_and_grad(NTXentLoss(temperature=0.1, tile_rows=16)(z_a, z_b), z_a, z_b)
     assert all(map(torch.equal, kept, again))
 
 
@@ -39,7 +39,7 @@ def test_float32_gradient_is_within_1e_5_of_float64(closeness: float, temperatur
     a, b = (z.detach().float().requires_grad_() for z in (z_a, z_b))
     exact32 = textbook(a.double(), b.double(), temperature)  # of the rounded inputs
     _, exact_grad = value_and_grad(exact32, a, b)
-    loss, grad = value_and_grad(NTXentLoss(temperature, tile_rows=128)(a, b), a, b)
+    loss, grad = value_and_grad(NTXentLoss(temperature=temperature, tile_rows=128)(a, b), a, b)
     assert loss.dtype is torch.float32
     assert loss.item() == pytest.approx(exact32.item(), rel=2e-5, abs=1e-9)
     if exact.item() > 1e-6:  # below, textbook's own 1 - p has no digits left in float64
@@ -58,8 +58,8 @@ def test_lengths_near_the_limits_of_a_dtype_do_not_matter(
 ) -> None:
     z_a, z_b = (z.detach().to(dtype) for z in pair(12, 8))
     a, b = ((z * (length / 20)).requires_grad_() for z in (z_a, z_b))
-    loss = NTXentLoss(0.1)(a, b)
-    torch.testing.assert_close(loss, NTXentLoss(0.1)(z_a, z_b), rtol=1e-4, atol=1e-6)
+    loss = NTXentLoss(temperature=0.1)(a, b)
+    torch.testing.assert_close(loss, NTXentLoss(temperature=0.1)(z_a, z_b), rtol=1e-4, atol=1e-6)
     _, grad = value_and_grad(loss * min(length, 1.0), a, b)
     assert torch.isfinite(grad).all()
 
@@ -69,7 +69,9 @@ def test_a_zero_row_is_finite_and_leaves_the_others_exact(temperature: float) ->
     z_a, z_b = pair(6, 4)
     with torch.no_grad():
         z_a[2], z_b[1, 0] = 0, 0  # and one number of another row
-    loss, grad = value_and_grad(NTXentLoss(temperature, tile_rows=5)(z_a, z_b), z_a, z_b)
+    loss, grad = value_and_grad(
+        NTXentLoss(temperature=temperature, tile_rows=5)(z_a, z_b), z_a, z_b
+    )
     exact, exact_grad = value_and_grad(textbook(z_a, z_b, temperature), z_a, z_b)
     torch.testing.assert_close(loss, exact, rtol=1e-12, atol=0)
     assert (grad[2] == 0).all()

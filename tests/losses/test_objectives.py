@@ -55,10 +55,14 @@ def test_objectives_equal_the_loops_of_their_papers(
 
 def test_objectives_meet_where_the_papers_say_so() -> None:
     z_a, z_b = (z.detach() for z in pair(7, 4))
-    nt_xent = NTXentLoss(0.2)(z_a, z_b)
-    torch.testing.assert_close(SupConLoss(0.2)(z_a, z_b), nt_xent)
-    torch.testing.assert_close(HardNegativeLoss(0.2, beta=0, class_prior=0)(z_a, z_b), nt_xent)
-    torch.testing.assert_close(DCLLoss(0.2, sigma=1e6)(z_a, z_b), DCLLoss(0.2)(z_a, z_b))
+    nt_xent = NTXentLoss(temperature=0.2)(z_a, z_b)
+    torch.testing.assert_close(SupConLoss(temperature=0.2)(z_a, z_b), nt_xent)
+    torch.testing.assert_close(
+        HardNegativeLoss(temperature=0.2, beta=0, class_prior=0)(z_a, z_b), nt_xent
+    )
+    torch.testing.assert_close(
+        DCLLoss(temperature=0.2, sigma=1e6)(z_a, z_b), DCLLoss(temperature=0.2)(z_a, z_b)
+    )
 
 
 def test_one_group_of_whole_rows_is_the_only_mask_and_different_ids_are_none() -> None:
@@ -101,11 +105,11 @@ def test_objectives_are_finite_and_right_in_any_dtype_length_and_temperature(
 
 
 def test_a_repr_has_the_arguments_and_a_temperature_that_is_changed_counts() -> None:
-    changed, (z_a, z_b) = NTXentLoss(0.5), pair(6, 4)
+    changed, (z_a, z_b) = NTXentLoss(temperature=0.5), pair(6, 4)
     changed.temperature = 0.1
-    text = "NTXentLoss(temperature=0.1, mask_labels=False, tile_rows=None)"
+    text = "NTXentLoss(temperature=0.1, tile_rows=None, mask_labels=False)"
     assert repr(changed) == text
-    assert torch.equal(changed(z_a, z_b), NTXentLoss(0.1)(z_a, z_b))
+    assert torch.equal(changed(z_a, z_b), NTXentLoss(temperature=0.1)(z_a, z_b))
     assert NTXentLoss().negatives_per_anchor(8) == 14
     assert MoCoLoss(queue_rows=40).negatives_per_anchor(8) == 40
 
@@ -170,14 +174,14 @@ def test_objectives_make_no_tensor_larger_than_a_tile_or_the_input(kind: str) ->
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        *((lambda t=t: NTXentLoss(t), "temperature") for t in (0.0, -1.0, math.nan)),
+        *((lambda t=t: NTXentLoss(temperature=t), "temperature") for t in (0.0, -1.0, math.nan)),
         (lambda: DCLLoss(temperature=-1.0), "temperature = -1.0"),
         (lambda: SupConLoss(tile_rows=0), "tile_rows = 0"),
         (lambda: DCLLoss(sigma=0.0), "sigma = 0.0"),
         (lambda: HardNegativeLoss(beta=-1.0), "beta = -1.0"),
         (lambda: HardNegativeLoss(class_prior=1.0), "class_prior = 1.0"),
         (lambda: MoCoLoss(queue_rows=0), "queue_rows = 0"),
-        (lambda: MoCoLoss(8)(torch.ones(2, 3), torch.ones(2, 3)), r"loss\.dim = 8"),
+        (lambda: MoCoLoss(dim=8)(torch.ones(2, 3), torch.ones(2, 3)), r"loss\.dim = 8"),
         (lambda: SupConLoss()(*torch.ones(2, 2, 3), labels=torch.ones(3)), "labels must be"),
         (lambda: NTXentLoss()(*torch.ones(2, 2, 3), ids=torch.ones(3)), "ids must be"),
         (

@@ -45,7 +45,7 @@ def test_a_key_missing_in_the_file_has_its_default(path):
     recipe = load_recipe(path)
     assert (recipe.data.batch_size, recipe.data.shuffle_window) == (64, 256)
     assert recipe.optim.peak_lr == 0.1
-    assert recipe.loss.arguments == {"temperature": 0.2}
+    assert recipe.loss.temperature == 0.2
     assert recipe.projector.out_dim == 128
 
 

@@ -23,7 +23,7 @@ TEACHER = TeacherFeatures(
 OBJECTIVES = {
     **{kind: LOSSES[kind] for kind in LOSSES if kind != "diet"},  # an output for each image
     "moco": partial(LOSSES["moco"], dim=5, queue_rows=40),
-    "distill": partial(LOSSES["distill"], TEACHER),
+    "distill": partial(LOSSES["distill"], teacher=TEACHER),
 }
 
 
@@ -128,7 +128,7 @@ def test_gradient_and_statistics_are_those_of_one_graph_over_the_micro_batches(
 ):
     model = network(dropout=0.3, dtype=dtype)
     oracle = copy.deepcopy(model)
-    loss_fn, views = NTXentLoss(0.2), images(dtype)
+    loss_fn, views = NTXentLoss(temperature=0.2), images(dtype)
     for _ in range(2):  # the second step starts from statistics that moved
         model.zero_grad()
         oracle.zero_grad()
@@ -213,8 +213,8 @@ def test_under_bf16_autocast_it_is_still_the_gradient_of_one_graph():
     for module in (model, oracle):
         module.forward = partial(_under_bf16, module.forward)  # as accelerate wraps it
     views = images(torch.float32)
-    actual = cached(model, NTXentLoss(0.2), views, 3)
-    expected = one_graph(oracle, NTXentLoss(0.2), views, 3)
+    actual = cached(model, NTXentLoss(temperature=0.2), views, 3)
+    expected = one_graph(oracle, NTXentLoss(temperature=0.2), views, 3)
     assert torch.equal(actual[0], expected[0])
     # the order in which bfloat16 partial gradients are added differs
     for p, q in zip(model.parameters(), oracle.parameters(), strict=True):

@@ -17,9 +17,9 @@ SCALE = 1.0
 class AlignmentLoss(Objective):
     """Squared distance of the two views, and a hinge on each feature's variance; no negatives."""
 
-    def __init__(self, weight: float = 1.0) -> None:
-        super().__init__()
-        self.weight, self.last_distance = weight, 0.0
+    weight: float = 1.0
+    """Of the hinge."""
+    last_distance = 0.0
 
     def forward(self, z_a, z_b, *, ids=None, labels=None):
         z_a, z_b = gather_with_grad(z_a), gather_with_grad(z_b)  # (N, D), of all processes

@@ -1,0 +1,153 @@
+"""Part: a module whose fields are its settings: `class MyLoss(Objective): margin: float = 0.2`.
+
+They are keyword arguments of its constructor, keys of a recipe's section, and attributes. They are
+checked as a recipe's are: a bound stands in the type, `Annotated[float, Field(gt=0)]`.
+"""
+
+from copy import copy
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
+
+from pydantic import ConfigDict, Field, ValidationError, create_model
+from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
+from torch import nn
+
+from sslpipe.errors import did_you_mean, shown
+from sslpipe.registry.schema import KindSettings
+
+
+class Given:
+    """Marks a field that other settings or the data decide: `dim: Annotated[int, Given()]`.
+
+    It is an argument of the constructor, and no key of a recipe.
+    """
+
+
+Dim = Annotated[int, Field(ge=1), Given()]
+
+
+class PartSettings(KindSettings):
+    """The settings of a `Part`: its fields."""
+
+    part: ClassVar[type["Part"]]
+
+    def build(self, **known: Any) -> Any:
+        """Build the part; see `KindSettings.build`."""
+        settings = {name: value for name, value in self if name != "kind"}
+        given = {name: value for name, value in known.items() if name in self.given}
+        return self.part(**settings, **given)
+
+
+class _PartType(type):
+    """Says in one line what a constructor refuses."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except ValidationError as error:
+            raise _readable(cls, error) from None
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(Field,))
+class Part(nn.Module, metaclass=_PartType):
+    """A module whose annotated fields are its settings; a subclass makes its state in `setup`.
+
+    Raises:
+        TypeError: The constructor does not take a name, which it gives with the nearest, or lacks
+            one.
+        ValueError: A value is not of its field's type or range.
+    """
+
+    fields: ClassVar[dict[str, FieldInfo]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Make the constructor of the fields, those of the bases first."""
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} is a Part: declare its settings as fields, margin: float = 0.1, "
+                "and make its state in `setup` instead of `__init__`"
+            )
+        config = ConfigDict(
+            extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True
+        )
+        made: Any = dataclass(cls, eq=False, repr=False, kw_only=True, config=config)
+        cls.fields = {}
+        for name, field in made.__pydantic_fields__.items():
+            before = getattr(super(cls, cls), "fields", {}).get(name)
+            if field.description is None and before is not None:  # what a base says of it
+                field = copy(field)
+                field.description = before.description
+            cls.fields[name] = field
+
+    def __post_init__(self) -> None:
+        """Begin as a module."""
+        super().__init__()
+        self.setup()
+
+    def setup(self) -> None:
+        """Make weights, buffers and whatever else follows from the settings.
+
+        Raises:
+            ValueError: They do not go together.
+        """
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {name: getattr(self, name) for name in self.fields}
+
+    def extra_repr(self) -> str:
+        """Name the constructor's arguments."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+
+    @classmethod
+    @cache
+    def settings_class(cls, kind: str) -> type[PartSettings]:
+        """Return the settings of a recipe's section whose `kind` is this part."""
+        given = {name for name, field in cls.fields.items() if _is_given(field)}
+        settings: dict[str, Any] = {
+            name: (field.annotation, field)
+            for name, field in cls.fields.items()
+            if name not in given
+        }
+        only: Any = Literal[kind]
+        made: type[PartSettings] = create_model(
+            f"{cls.__name__}Settings",
+            __base__=PartSettings,
+            __doc__=cls.__doc__,
+            kind=(only, kind),
+            **settings,
+        )
+        made.part = cls
+        made.given = frozenset(given)
+        return made
+
+
+def _is_given(field: FieldInfo) -> bool:
+    return any(isinstance(each, Given) for each in field.metadata)
+
+
+def _readable(part: Any, error: ValidationError) -> Exception:
+    """Return the first mistake as one line."""
+    positional = "unexpected_positional_argument"
+    first = min(error.errors(), key=lambda each: each["type"] != positional)
+    name = str(first["loc"][-1]) if first["loc"] else ""
+    fields: dict[str, FieldInfo] = part.fields
+    match first["type"]:
+        case "unexpected_keyword_argument":
+            return TypeError(
+                f"{part.__name__} takes no {name}{did_you_mean(name, fields)}; "
+                f"it takes: {', '.join(fields) or 'nothing'}"
+            )
+        case "missing":
+            lacks = [str(each["loc"][-1]) for each in error.errors() if each["type"] == "missing"]
+            return TypeError(f"{part.__name__} needs {', '.join(lacks)}")
+        case "unexpected_positional_argument":
+            return TypeError(f"{part.__name__} takes arguments by name: {', '.join(fields)}")
+        case "value_error":
+            wrong: Exception = first["ctx"]["error"]
+            return wrong
+    key = ".".join(map(str, first["loc"]))
+    return ValueError(f"{key} = {shown(first['input'])}: {first['msg'].lower()}")

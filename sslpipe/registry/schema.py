@@ -1,0 +1,229 @@
+"""What a user may set: `Settings` of a section, `KindSettings` where its `kind` names a part.
+
+A recipe declares such a section as `Annotated[KindSettings, Kinds("sslpipe.losses:LOSSES")]`: its
+`kind` is looked up in the table, and the settings class of that entry reads the other keys. The
+help, the docs' table, the nearest valid key and the JSON schema come from the same classes.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import (
+    CoreSchema,
+    InitErrorDetails,
+    PydanticCustomError,
+    ValidationError,
+    core_schema,
+)
+
+from sslpipe.errors import RecipeError, did_you_mean, shown
+from sslpipe.portable import memory_is_short
+from sslpipe.registry import REFUSALS, Table, alternatives
+from sslpipe.registry.plugins import describe_error, plugin_hint
+
+MOST_CHARACTERS = 4096  # of a text in a recipe
+
+
+class Settings(BaseModel):
+    """A table of a recipe: unknown keys are errors, values never change.
+
+    The string under each field documents it: `sslpipe check --explain KEY` prints it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false as numbers, which pydantic takes for 1 and 0; endless texts."""
+        assert info.field_name is not None
+        annotation = cls.model_fields[info.field_name].annotation
+        if holds_section(annotation):  # which checks its own
+            return value
+        kinds = alternatives(annotation)
+        named = any(get_origin(kind) is Literal for kind in kinds)  # pydantic lists the values
+        if isinstance(value, bool) and not {bool, Any, object} & {*kinds} and not named:
+            raise ValueError(f"{str(value).lower()} is no value of this setting")
+        takes_bool = any(name in str(annotation) for name in ("bool", "Any"))
+        listed = isinstance(value, list) and any(isinstance(each, bool) for each in value)
+        if listed and not takes_bool:
+            raise ValueError(f"{shown(value)}: true and false are no numbers")
+        if (wrong := not_plain(value)) is not None:
+            raise ValueError(f"{shown(value)}: {wrong}")
+        return value
+
+
+class KindSettings(Settings):
+    """The settings of a part, and `kind`, which part: `build` makes it."""
+
+    kind: Annotated[str, Field(max_length=200)]
+    """Which part; the other keys are its settings."""
+    given: ClassVar[frozenset[str]] = frozenset()
+    """What `build` takes beside them: other settings, or the data, decide it."""
+
+    def build(self, **known: Any) -> Any:
+        """Build the part; of `known` it takes what is in `given`.
+
+        Raises:
+            ValueError: The settings do not go together, or not with what is given.
+        """
+        raise NotImplementedError
+
+
+class UnknownKind(KindSettings):
+    """A kind of a recorded run that this process does not know: it is read, and cannot be built."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def build(self, **known: Any) -> Any:
+        """Refuse. Raises: RecipeError: What the kind may be of."""
+        raise RecipeError(f"kind = {self.kind!r} is unknown{plugin_hint()}")
+
+
+@dataclass(frozen=True, init=False)
+class Kinds:
+    """The tables that the `kind` of a section is looked up in; see the module's docstring.
+
+    Args:
+        tables: "module:NAME" of each, imported when the section is read: parts need torch.
+    """
+
+    names_of_tables: tuple[str, ...]
+
+    def __init__(self, *tables: str) -> None:
+        object.__setattr__(self, "names_of_tables", tables)
+
+    @property
+    def tables(self) -> list[Table[Any]]:
+        """Import the tables."""
+        parts = (name.partition(":") for name in self.names_of_tables)
+        return [getattr(import_module(module), name) for module, _, name in parts]
+
+    def names(self) -> list[str]:
+        """List the kinds, those of installed packages too."""
+        return [name for table in self.tables for name in table.names()]
+
+    def find(self, kind: object) -> type[KindSettings] | None:
+        """Return the settings class of a kind; None: no table has it."""
+        if not isinstance(kind, str):
+            return None
+        table = next((t for t in self.tables if kind.partition("/")[0] in t), None)
+        return None if table is None else settings_class(table, kind)
+
+    def classes(self) -> Iterator[type[KindSettings]]:
+        """Yield the settings class of each kind."""
+        for table in self.tables:
+            yield from (settings_class(table, name) for name in table.names())
+
+    def read(self, value: Any, info: core_schema.ValidationInfo) -> KindSettings:
+        """Validate a section, by the class of its kind."""
+        if isinstance(value, KindSettings):
+            return value
+        if not isinstance(value, Mapping):
+            raise PydanticCustomError("no_section", "is no section")
+        kind = value.get("kind")
+        found = self.find(kind)
+        if found is None and isinstance(kind, str) and info.context == "recorded":
+            found = UnknownKind
+        if found is None:
+            error = _missing_kind() if kind is None else self._unknown_kind(kind)
+            detail = InitErrorDetails(type=error, loc=("kind",), input=kind)
+            raise ValidationError.from_exception_data("kind", [detail])
+        return found.model_validate(dict(value), context=info.context)
+
+    def _unknown_kind(self, kind: object) -> PydanticCustomError:
+        known = self.names()
+        near = did_you_mean(kind, known) if isinstance(kind, str) else ""
+        text = f"is unknown{near}{plugin_hint()}; known: {', '.join(sorted(known))}"
+        return PydanticCustomError("unknown_kind", "{text}", {"text": text})
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Read by `read`; written as the class that it was read by."""
+        return core_schema.with_info_plain_validator_function(
+            self.read, serialization=core_schema.simple_ser_schema("any")
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return one schema a kind."""
+        return {"oneOf": [handler(each.__pydantic_core_schema__) for each in self.classes()]}
+
+
+def settings_class(table: Table[Any], kind: str) -> type[KindSettings]:
+    """Return the settings class of an entry of a table: itself, or that of a `Part`.
+
+    Raises:
+        RecipeError: The entry is neither.
+    """
+    name = kind.partition("/")[0]
+    entry = table[name]
+    if isinstance(entry, type) and issubclass(entry, KindSettings):
+        return entry
+    if hasattr(entry, "settings_class"):
+        found: type[KindSettings] = entry.settings_class(name)
+        return found
+    raise RecipeError(
+        f"the {table.what} {name!r} is {shown(entry)}; give a class on sslpipe.registry.part.Part, "
+        "or a class of settings with `build` (sslpipe.registry.schema.KindSettings)"
+    )
+
+
+def holds_section(annotation: Any) -> bool:
+    """Whether a type is a section of settings, or holds some: Momentum | None, tuple[X, ...]."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return True
+    return any(holds_section(each) for each in get_args(annotation))
+
+
+def kinds_of(field: FieldInfo) -> Kinds | None:
+    """Return the tables of a field that is a section with a `kind`; None of others."""
+    annotated = [arg for each in alternatives(field.annotation) for arg in get_args(each)[1:]]
+    return next((each for each in [*field.metadata, *annotated] if isinstance(each, Kinds)), None)
+
+
+@contextmanager
+def refusals(section: str, kind: str) -> Iterator[None]:
+    """Let what a part refuses name section and kind. Raises: RecipeError."""
+    try:
+        yield
+    except RecipeError:
+        raise
+    except REFUSALS as error:
+        if memory_is_short(error):  # no fault of these settings
+            raise
+        is_plain = isinstance(error, TypeError | ValueError)
+        what = str(error) if is_plain else describe_error(error)
+        raise RecipeError(f"[{section}] kind = {kind!r}: {what}") from error
+
+
+def not_plain(value: Any) -> str | None:
+    """Return what of a value TOML can hold and no setting wants; None where all is well."""
+    match value:
+        case str():
+            if "\0" in value:
+                return "a text with a NUL character"
+            return "a text of more than 4,096 characters" if len(value) > MOST_CHARACTERS else None
+        case int():
+            return None if abs(value) < 2**64 else "an integer of more than 64 bits"
+        case float():
+            return None if math.isfinite(value) else "not a finite number"
+        case list() | tuple():
+            return next((wrong for item in value if (wrong := not_plain(item))), None)
+        case dict():
+            return not_plain(list(value.values()))
+    return None
+
+
+def _missing_kind() -> PydanticCustomError:
+    return PydanticCustomError("missing", "is missing")
