@@ -152,5 +152,5 @@ def is_finished(plan: Plan[Any], run_dir: Path) -> bool:
     if last is None or damage_of(last) is not None:
         return False
     state = read_state(last)
-    same = bool(state["identity"]["digest"] == plan.identity()["digest"])
-    return same and state["step"] == plan.recipe.total_steps
+    same = bool(state.identity.digest == plan.identity()["digest"])
+    return same and state.step == plan.recipe.total_steps

@@ -31,9 +31,9 @@ from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.suite import run_suite
 from sslpipe.export.load import load_backbone
 from sslpipe.export.write import export_backbone
+from sslpipe.files import append_lines
 from sslpipe.report.build import build_page
 from sslpipe.report.run import read_run
-from sslpipe.run.records import append_records
 from sslpipe.run.status import render, status
 from tests.helpers import finetunes, runs
 from tests.helpers.dataset import write_dataset
@@ -64,7 +64,7 @@ class Run:
         )  # fmt: skip
         assert killed.returncode == 9, killed.stderr
         assert (self.path / "lock").exists()
-        append_records(self.path / "bad_steps.0.jsonl", [{"step": 1, "ids": [3, 4]}] * 2)
+        append_lines(self.path / "bad_steps.0.jsonl", [{"step": 1, "ids": [3, 4]}] * 2)
         self._evaluate()
         Image.new("RGB", (40, 30), "red").save(self.path / "views.png")
 

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone
+from sslpipe.files import append_lines
 from sslpipe.report.build import build_page
 from sslpipe.report.run import read_run
 from sslpipe.run.lock import RunLock
 from sslpipe.run.log import RunLog
-from sslpipe.run.records import append_records
 from sslpipe.run.status import render, status
 from tests.evaluation.test_verdict import compared
 from tests.helpers.runs import command_line, final_weights
@@ -48,9 +48,9 @@ def run_dir(killed_run, tmp_path):
     run_dir = shutil.copytree(killed_run / "pretrain", tmp_path / "run")
     (run_dir / "heartbeat" / "rank-0.json").write_text(json.dumps(BEAT))
     bad = {"id": 3, "shard": "a.tar", "key": "k", "reason": "r"}
-    append_records(run_dir / "quarantine.jsonl", [bad])
-    append_records(run_dir / "bad_steps.0.jsonl", [{"step": 2}])
-    append_records(run_dir / "metrics.jsonl", [{**ALARM, "threshold": {"a": 2}}])
+    append_lines(run_dir / "quarantine.jsonl", [bad])
+    append_lines(run_dir / "bad_steps.0.jsonl", [{"step": 2}])
+    append_lines(run_dir / "metrics.jsonl", [{**ALARM, "threshold": {"a": 2}}])
     (run_dir / "eval.json").write_text(json.dumps(SUITE))
     (run_dir / "DONE").write_text("step 4\n")
     return run_dir

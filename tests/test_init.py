@@ -63,7 +63,7 @@ def write_short(folder):
 
 def recipe_of(run_dir):
     """The recipe as it is in the digest."""
-    return read_state(latest(run_dir))["identity"]["recipe"]
+    return read_state(latest(run_dir)).identity.recipe
 
 
 @pytest.mark.parametrize("source", ["run", "export"])
@@ -166,7 +166,7 @@ def test_given_weights_bring_their_own_backbone_and_it_is_said(data, sources, tm
         assert recipe_kept["backbone"] == backbone
     # a record has the same; overrides of it and of the recipe have not
     checked = command_line("check", str(run_dir), "--data", str(data), COLUMNS="200")
-    assert read_state(latest(run_dir))["identity"]["digest"] in checked.stdout, checked.stderr
+    assert read_state(latest(run_dir)).identity.digest in checked.stdout, checked.stderr
     assert "given weights" not in checked.stdout + checked.stderr
     wrong = ("check", str(run_dir), "backbone.widths=[4]", "--data", str(data))
     assert "backbone.widths = [4]" in command_line(*wrong, COLUMNS="200", status=2).stderr

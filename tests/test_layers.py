@@ -27,6 +27,7 @@ ROWS = (
     ("data",),
     ("recipe",),
     ("registry", "distributed", "random"),
+    ("files",),
     ("errors", "faults", "portable", "precision", "satellites"),
 )
 HEIGHT = {name: -number for number, row in enumerate(ROWS) for name in row}

@@ -54,6 +54,7 @@ def start_of(path: Path, init: str | None) -> str | None:
 
 def load_recipe_or_run(path: Path, overrides: Sequence[str]) -> "RunRecipe":
     """Read a recipe, or the one that a run has recorded, with overrides. Raises: UserError."""
+    from sslpipe.files import Tree
     from sslpipe.recipe import load_recipe, parse_recipe
     from sslpipe.recipe.reading import RECORDED, apply_overrides
     from sslpipe.registry.plugins import made_with
@@ -63,7 +64,7 @@ def load_recipe_or_run(path: Path, overrides: Sequence[str]) -> "RunRecipe":
     if run_dir is None:
         return load_recipe(path, overrides)
     with made_with(plugins_of(run_dir)):
-        tree = read_description(run_dir, RECORDED)
+        tree = read_description(run_dir, RECORDED, Tree)
         apply_overrides(tree, overrides)
         return parse_recipe(tree, f"{run_dir}/{RECORDED}", recorded=True, overrides=overrides)
 

@@ -19,23 +19,22 @@ import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sslpipe.data.columns import COLUMN_NAME, Column, ColumnEntry, find_column
 from sslpipe.data.image_type import RGB8, ImageType
 from sslpipe.data.storage import join, read_array, read_bytes, size_of
-from sslpipe.errors import DataError, did_you_mean, shown
+from sslpipe.errors import DataError, did_you_mean
+from sslpipe.files import parse_json
 from sslpipe.portable import forward_slashes
-from sslpipe.recipe.messages import explain_errors
 
 BLOCK = 512  # bytes of a tar header, and what members are padded to
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 ARRAY_SUFFIXES = ("npy",)  # of all images of a data set that are not 8-bit RGB
-SCHEMA_VERSIONS = (1, 2, 3)  # 2 has columns, 3 a type of images; the least is written
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB in [0, 1], torchvision weights
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -57,6 +56,16 @@ def check_split_name(name: str) -> str:
     return name
 
 
+def check_statistics(
+    image: ImageType | None, mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
+    """Refuse a mean or std that is not of each channel; `image` None: of 8-bit RGB."""
+    channels = len((image or RGB8).channels)
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) != channels:
+            raise ValueError(f"{name} has {len(values)} numbers, and an image {channels} channels")
+
+
 class ShardFile(BaseModel):
     """One shard of a split, and its sidecar; paths are relative to dataset.json, or URLs."""
 
@@ -70,10 +79,13 @@ class ShardFile(BaseModel):
 
 
 class Manifest(BaseModel):
-    """dataset.json; mean and std are of each channel in [0, 1] of its range, of the train split."""
+    """dataset.json; schema 2 has columns, 3 a type of images.
+
+    mean and std are of each channel in [0, 1] of its range, of the train split.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    schema_version: int
+    schema_version: Annotated[int, Field(ge=1, le=3, strict=True)]
     name: str
     source: str = ""  # free text, as `license`
     license: str = ""
@@ -86,12 +98,7 @@ class Manifest(BaseModel):
 
     @model_validator(mode="after")
     def _check_statistics(self) -> "Manifest":
-        channels = len(self.image.channels if self.image else RGB8.channels)
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != channels:
-                raise ValueError(
-                    f"{name} has {len(values)} numbers, and an image {channels} channels"
-                )
+        check_statistics(self.image, self.mean, self.std)
         return self
 
 
@@ -340,18 +347,9 @@ def load_index(location: str | Path) -> DatasetIndex:
     url = manifest_url(location)
     raw = read_bytes(url)
     try:
-        tree: Any = json.loads(raw)
-        json.dumps(tree, ensure_ascii=False).encode()  # half of a character is no text
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{url} is not JSON of UTF-8: {error}") from error
-    version = tree.get("schema_version") if isinstance(tree, dict) else None
-    if version not in SCHEMA_VERSIONS or isinstance(version, bool):
-        known = ", ".join(map(str, SCHEMA_VERSIONS))
-        raise DataError(f"{url}: schema_version = {shown(version)}, this program reads {known}")
-    try:
-        manifest = Manifest.model_validate(tree)
-    except ValidationError as error:
-        raise DataError(explain_errors(error, Manifest, url)) from None
+        manifest = parse_json(raw, Manifest)
+    except ValueError as error:
+        raise DataError(f"{url}: {error}; {_REINDEX}") from None
     folder = url.rpartition("/")[0] or "."
     sha256 = hashlib.sha256(raw).hexdigest()
     return DatasetIndex(folder, manifest, sha256)

@@ -7,20 +7,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView, eval_view_for
 from sslpipe.augment.two_views import AUGMENTS
-from sslpipe.data.image_type import RGB8, ImageType
-from sslpipe.data.index import Manifest
+from sslpipe.data.image_type import RGB8
 from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError, one_line
 from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
 from sslpipe.export.join import at_size, join
-from sslpipe.export.model import SSLPIPE_KEY, Config, FrozenBackbone, freeze
+from sslpipe.export.model import SSLPIPE_KEY, Config, FrozenBackbone, HubConfig, freeze
+from sslpipe.files import Tree, read_json
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.limits import TooLarge, check_side, sketch, within_memory
 from sslpipe.models.simclr import build_projector
@@ -28,14 +27,13 @@ from sslpipe.models.state import float32_by_default, module_sha256
 from sslpipe.portable import memory_is_short, sha256_of
 from sslpipe.recipe import parse_recipe
 from sslpipe.recipe.base import Component, Weights
-from sslpipe.recipe.messages import explain_errors
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry import REFUSALS, build
 from sslpipe.registry.plugins import made_with
 from sslpipe.run.best import choose
 from sslpipe.run.checkpoint_files import read_state
 from sslpipe.run.evaluated import read_suite
-from sslpipe.run.records import parse_object, plugins_of, read_description
+from sslpipe.run.records import DataDescription, plugins_of, read_description
 from sslpipe.weights.reader import read_weights
 from sslpipe.weights.source import HUBS, Source, fetch, parse_source
 
@@ -162,14 +160,8 @@ def _load_export(path: Path) -> FrozenBackbone:
             raise ExportError(f"{file} is no regular file; copy the export again")
     try:
         _check_sums(path)
-        try:
-            tree = parse_object((path / "config.json").read_bytes())
-        except ValueError as error:
-            raise ExportError(f"{path}/config.json: {error}; copy the export again") from error
         # build the network and what goes with it, then load the weights
-        nested = SSLPIPE_KEY in tree  # the timm and hf formats
-        bare = nested and "architecture" in tree  # the keys are those of timm's network
-        config = Config.model_validate(tree[SSLPIPE_KEY] if nested else tree)
+        config, bare = _read_config(path / "config.json")
         with within_memory("backbone"), made_with(config.facts.get("plugins")):
             build_network = partial(build_backbone, config.backbone, crop_px=config.crop_px)
             _check_size("backbone", build_network, path / "model.safetensors")
@@ -207,10 +199,6 @@ def _load_export(path: Path) -> FrozenBackbone:
             f"{path} is neither an export in the safetensors, timm or hf format nor a run: "
             f"{error.filename} is missing"
         ) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "config.json"
-        raise ExportError(f"{path}/config.json: {key}: {first['msg']}") from None
     except (ExportError, WeightsError):
         raise
     except OSError as error:
@@ -229,6 +217,20 @@ def _load_export(path: Path) -> FrozenBackbone:
                 f"{path}: the weights are not those that config.json names; copy the export again"
             )
     return FrozenBackbone(backbone, view, config, projector, whitening)
+
+
+def _read_config(file: Path) -> tuple[Config, bool]:
+    """Read an export's config.json; also whether the weights' keys are those of timm's network.
+
+    Raises:
+        ExportError: It is damaged, or not of an export.
+    """
+    reading: dict[str, Any] = {"remedy": "copy the export again", "error": ExportError}
+    tree = read_json(file, Tree, **reading)
+    if SSLPIPE_KEY not in tree:
+        return read_json(file, Config, **reading), False
+    nested = read_json(file, HubConfig, **reading)  # of the timm and hf formats
+    return nested.sslpipe, nested.architecture is not None
 
 
 def _check_size(what: str, build: Callable[[], nn.Module], file: Path) -> None:
@@ -299,25 +301,24 @@ def load_run(
     # what the run wrote down; what the checkpoint says of it counts
     folder, weights, is_named, reason = choose(run_dir, checkpoint, weights)
     state = read_state(folder)
-    identity = state["identity"]
-    written = read_description(run_dir, "recipe.json")
-    tree = {**written, **identity["recipe"]}
+    identity = state.identity
+    written = read_description(run_dir, "recipe.json", Tree)
+    tree = {**written, **identity.recipe}
     if isinstance(teacher := written.get("teacher"), dict) and tree["teacher"]:
         # where its file was, which the identity leaves out
         tree["teacher"] = {"features": teacher.get("features"), **tree["teacher"]}
     with made_with(plugins_of(run_dir)):
         recipe = parse_recipe(tree, f"{run_dir}/recipe.json", recorded=True)
         assert recipe.backbone is not None  # a run has written down what it built
-        data = _read_data(run_dir, identity["index_sha256"])
-        image = None if data.get("image") is None else ImageType.model_validate(data["image"])
+        data = _read_data(run_dir, identity.index_sha256)
         # the view of evaluation: the training's crop and normalisation, without its distortions
-        own = {"mean": data["mean"], "std": data["std"]}
-        channels = {"channels": (image or RGB8).channels}
+        own = {"mean": data.mean, "std": data.std}
+        channels = {"channels": (data.image or RGB8).channels}
         views = build(AUGMENTS, recipe.augment, section="augment", fixed=channels, **own)
         crop_px = int(views.crop_px)
         view = eval_view_for(crop_px, **normalisation(recipe.augment, **own))
-        if "view" in state:  # of a run that started from weights: resized as they are used to
-            view = EvalView(**state["view"])
+        if state.view is not None:  # of a run from weights: resized as they are used to
+            view = EvalView(**state.view)
         # the weights
         if weights == "ema" and recipe.optim.ema is None:
             raise ExportError(
@@ -344,22 +345,26 @@ def load_run(
         "checkpoint": folder.name if is_named else None,
         "checkpoint_reason": reason or None,
         "weights": None if weights == "trained" else weights,
-        "init": state.get("init"),  # the weights that the run started from
+        "init": state.init,  # the weights that the run started from
         # whoever gets an export has them elsewhere
         "plugins": [Path(name).name for name in plugins_of(run_dir)] or None,
-        "classes_seen": state.get("classes"),  # of a fine-tuning
+        "classes_seen": state.classes,  # of a fine-tuning
     }
     metadata = {
         "name": recipe.name,
         "recipe": recipe.model_dump(mode="json"),
-        "digest": identity["digest"],
-        "step": state["step"],
-        "data": {key: data[key] for key in ("name", "license", "classes", "index_sha256")},
+        "digest": identity.digest,
+        "step": state.step,
+        "data": data.model_dump(
+            include={"name", "license", "classes", "index_sha256"}, mode="json"
+        ),
         **{key: value for key, value in optional.items() if value is not None},
     }
     if (run_dir / "eval.json").exists():
         metadata |= _evaluation(run_dir / "eval.json", module_sha256(backbone))
-    return freeze(backbone, recipe.backbone, view, metadata, projector, projector_config, image)
+    return freeze(
+        backbone, recipe.backbone, view, metadata, projector, projector_config, data.image
+    )
 
 
 def normalisation(augment: Component, mean: Sequence[float], std: Sequence[float]) -> Any:
@@ -374,21 +379,13 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
 
 
-def _read_data(run_dir: Path, index_sha256: str) -> dict[str, Any]:
-    """Read data.json. Raises: UserError where it is of another data set, or none."""
-    path = run_dir / "data.json"
-    data = read_description(run_dir, "data.json")
-    try:
-        known = {key: data[key] for key in Manifest.model_fields if key in data}
-        Manifest.model_validate({**known, "splits": {}})
-        missing = {"name", "license", "classes", "mean", "std"} - set(data)
-    except ValidationError as error:
-        raise UserError(explain_errors(error, Manifest, str(path))) from None
-    if missing or data.get("index_sha256") != index_sha256:
+def _read_data(run_dir: Path, index_sha256: str) -> DataDescription:
+    """Read data.json. Raises: UserError where it is damaged, or of another data set."""
+    data = read_description(run_dir, "data.json", DataDescription)
+    if data.index_sha256 != index_sha256:
         raise UserError(
-            f"{path} is damaged: "
-            + (f"{min(missing)} is missing" if missing else "it is not of the checkpoint's data")
-            + "; resume the run with its own `sslpipe train` command, or restore a copy"
+            f"{run_dir / 'data.json'} is damaged: it is not of the checkpoint's data; resume the "
+            "run with its own `sslpipe train` command, or restore a copy"
         )
     return data
 

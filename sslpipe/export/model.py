@@ -19,6 +19,7 @@ from sslpipe.errors import UserError, shown
 from sslpipe.evaluation.embed import forward_in_parts
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.whiten import Whitening
+from sslpipe.files import Stored
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.state import check_finite, evaluating, module_sha256, weights_dtype
 from sslpipe.portable import read_regular
@@ -63,6 +64,13 @@ class Config(Section):
         if self.image is None:
             del tree["image"]
         return tree
+
+
+class HubConfig(Stored):
+    """A config.json of the timm and hf formats, in part."""
+
+    sslpipe: Config
+    architecture: str | None = None  # timm's name of the network: then the weights' keys are its
 
 
 class FrozenBackbone(nn.Module):

@@ -8,6 +8,7 @@ from markupsafe import Markup
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.errors import UserError
 from sslpipe.evaluation.verdict import LINEAR
+from sslpipe.files import Tree
 from sslpipe.recipe import is_finetune
 from sslpipe.report.charts import CHARTS, FINETUNE_CHARTS, SPEED_CHARTS, charts, few_shot_chart
 from sslpipe.report.embeddings import (
@@ -30,7 +31,7 @@ from sslpipe.report.results import (
     task_tables,
     unfinished_text,
 )
-from sslpipe.report.run import RunFiles, Tree
+from sslpipe.report.run import RunFiles
 
 NEEDS_RESULTS = Markup(
     "<p class='missing'>Needs eval.json: see <a href='#results'>Results</a>.</p>"

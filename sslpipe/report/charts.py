@@ -15,9 +15,10 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from sslpipe.evaluation.verdict import KNN
+from sslpipe.files import Tree
 from sslpipe.report.page import number, render
 from sslpipe.report.results import feature_colours, table_lines
-from sslpipe.report.run import RunFiles, Tree
+from sslpipe.report.run import RunFiles
 from sslpipe.run.best import EMA
 
 MOST_POINTS = 600  # of a line; more would not be seen on 300 px

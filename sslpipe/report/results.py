@@ -16,8 +16,9 @@ from sslpipe.evaluation.verdict import (
     unfinished,
     verdict,
 )
+from sslpipe.files import Tree
 from sslpipe.report.page import NAMES, feature_title, percent, render
-from sslpipe.report.run import RunFiles, Tree
+from sslpipe.report.run import RunFiles
 
 BASELINES = ("pixels", "random")
 COLOURS = {"ssl": "var(--series-1)", "pixels": "var(--series-2)", "random": "var(--series-3)"}

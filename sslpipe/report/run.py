@@ -3,21 +3,19 @@
 import io
 import re
 from pathlib import Path
-from types import NoneType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 from PIL import Image
+from pydantic import Field, model_validator
 
 from sslpipe.errors import UserError
-from sslpipe.recipe import is_finetune
+from sslpipe.files import Finite, Int64, Stored, Tree, read_lines
 from sslpipe.run.checkpoint_files import BestOf
 from sslpipe.run.evaluated import read_suite
-from sslpipe.run.log import QUARANTINED, read_metrics, unreadable_lines
-from sslpipe.run.records import is_number, read_description, read_records
+from sslpipe.run.log import NumbersLine, QuarantineLine, read_metrics, unreadable_lines
+from sslpipe.run.records import DataDescription, RunDescription, read_description
 from sslpipe.run.status import newest_best, saved_step
 from sslpipe.run.trackers import without_secrets
-
-Tree = dict[str, Any]
 
 PNG_END = b"IEND\xaeB`\x82"  # the last chunk, with its checksum
 
@@ -27,11 +25,53 @@ _QUERY = re.compile(r"(\w+://[^\s?#'\"]+)[?#][^\s'\",]*")  # where signed URLs c
 _FOLDERS = re.compile(
     r"(?<![\w.:/~…-])(?:~?/|[A-Za-z]:[\\/])(?:[^\s/\\'\",;:<>]+[/\\])+(?=[^\s/\\])"
 )
-# what the page computes with, in its own type
-_DATA = {"name": str, "license": str, "classes": list, "samples": dict, "index_sha256": str}
-_ENVIRONMENT = {"cuda_device": (str, NoneType), "machine": str}
-_RUN = {"precision": str, "world": int, "environment": _ENVIRONMENT}
-_SAMPLER = dict.fromkeys(("classes_per_batch", "images_per_class", "random_images"), int)
+
+
+class _Part(Stored):
+    """A part of a recipe that the page names."""
+
+    kind: str
+
+
+class _Data(Stored):
+    split: str
+    holdout: Int64 | None = None
+    batch_size: Int64 | None = None  # of a pretraining
+
+
+class _Sampler(Stored):
+    """A fine-tuning's PK batch."""
+
+    classes_per_batch: Int64
+    images_per_class: Int64
+    random_images: Int64
+
+
+class _Recipe(Stored):
+    """What the page computes with of a recipe.json of either kind."""
+
+    name: str
+    data: _Data
+    augment: _Part
+    backbone: _Part
+    loss: _Part
+    sampler: _Sampler | None = None
+
+    @model_validator(mode="after")
+    def _has_a_batch(self) -> Self:
+        if self.sampler is None and self.data.batch_size is None:
+            raise ValueError("data.batch_size is missing")
+        return self
+
+
+class _TrainLine(NumbersLine):
+    """A line of training with what the page computes with."""
+
+    epoch: Finite
+    images_per_s: Annotated[float, Field(gt=0)]
+    data_wait_percent: Finite
+    loss: Finite | None
+    skipped_steps: Finite | None
 
 
 class Speed(NamedTuple):
@@ -115,24 +155,26 @@ class RunFiles(NamedTuple):
 def read_run(run_dir: Path) -> RunFiles:
     """Read what a report needs. Raises: UserError: it is no run, or a file is not readable."""
     # what every run has
-    recipe = read_description(run_dir, "recipe.json")
-    _checked(recipe, _recipe_kinds(recipe), run_dir / "recipe.json")
-    data = _checked(read_description(run_dir, "data.json"), _DATA, run_dir / "data.json")
-    environment = _checked(read_description(run_dir, "run.json"), _RUN, run_dir / "run.json")
+    read_description(run_dir, "recipe.json", _Recipe)
+    read_description(run_dir, "data.json", DataDescription)
+    read_description(run_dir, "run.json", RunDescription)
+    recipe = read_description(run_dir, "recipe.json", Tree)
+    data = read_description(run_dir, "data.json", Tree)
+    environment = read_description(run_dir, "run.json", Tree)
     # what it may have
     eval_json = run_dir / "eval.json"
     evaluation = read_suite(eval_json) if eval_json.exists() else None
     classes = evaluation["facts"].get("classes") if evaluation else None
-    bad_samples, _ = read_records(run_dir / "quarantine.jsonl", QUARANTINED)
+    bad_samples, _ = read_lines(run_dir / "quarantine.jsonl", QuarantineLine)
     return RunFiles(
         given_recipe=recipe,
         recipe=cleaned(recipe),
         data=cleaned(data),
         environment=cleaned(environment),
-        train=[line for line in read_metrics(run_dir, "train") if _is_complete(line)],
+        train=read_metrics(run_dir, "train", _TrainLine),
         evals=read_metrics(run_dir, "eval"),
-        alarms=[line for line in read_metrics(run_dir, "alarm") if _is_alarm(line)],
-        quarantine=without_places(bad_samples),
+        alarms=read_metrics(run_dir, "alarm"),
+        quarantine=without_places([line.model_dump() for line in bad_samples]),
         evaluation=cleaned(evaluation) if evaluation else None,
         views_png=_read_png(run_dir / "views.png"),
         classes=list(classes or data["classes"]),
@@ -160,50 +202,6 @@ def without_places(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return _FOLDERS.sub("…/", _QUERY.sub(r"\1", _CREDENTIALS.sub("", value)))
-
-
-def _recipe_kinds(tree: Tree) -> Tree:
-    data: Tree = {"split": str}
-    if isinstance(tree.get("data"), dict) and "holdout" in tree["data"]:
-        data["holdout"] = int
-    named = {"name": str} | {key: {"kind": str} for key in ("augment", "backbone", "loss")}
-    if is_finetune(tree):
-        return {**named, "data": data, "sampler": _SAMPLER}
-    return {**named, "data": {**data, "batch_size": int}}
-
-
-def _checked(tree: Tree, kinds: Tree, path: Path) -> Tree:
-    """Check the types of entries, nested ones too."""
-    for key, kind in kinds.items():
-        wanted = dict if isinstance(kind, dict) else kind
-        if key not in tree or not isinstance(tree[key], wanted):
-            raise UserError(f"{path} is damaged: {key} = {tree.get(key)!r:.40}; restore a copy")
-        if isinstance(kind, dict):
-            _checked(tree[key], kind, path)
-    return tree
-
-
-def _is_complete(line: Tree) -> bool:
-    """Whether a line of training has what the report computes with."""
-    numbers = [line.get(key) for key in ("epoch", "images_per_s", "data_wait_percent")]
-    there = all(map(is_number, numbers)) and {"loss", "skipped_steps"} <= set(line)
-    return there and line["images_per_s"] > 0
-
-
-def _is_alarm(line: Tree) -> bool:
-    names = [line.get("raised"), line.get("over")]
-    if not all(isinstance(each, list) for each in names):
-        return False
-    values = line.get("value")
-    thresholds = line.get("threshold")
-    if not (isinstance(values, dict) and isinstance(thresholds, dict)):
-        return False
-    return all(
-        (values.get(str(name), "") is None or is_number(values.get(str(name))))  # null: not finite
-        and is_number(thresholds.get(str(name)))
-        for each in names
-        for name in each  # type: ignore[union-attr]
-    )
 
 
 def _read_png(path: Path) -> bytes | None:

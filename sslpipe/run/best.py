@@ -12,7 +12,7 @@ from sslpipe.data.order import with_a_partner
 from sslpipe.distributed import broadcast_object
 from sslpipe.errors import CheckpointError, RecipeError
 from sslpipe.recipe.base import RunConfig, Weights
-from sslpipe.run.checkpoint_files import best_of, checkpoint_names, latest, named, reason_of
+from sslpipe.run.checkpoint_files import BestEntry, best_of, checkpoint_names, latest, named
 
 EMA = "ema_"  # before the names of an evaluation's numbers of averaged weights
 # what decides: the first that the first evaluation has
@@ -48,15 +48,16 @@ class Best:
 
     Args:
         config: The recipe's [run].
-        state: What `state` returned when the checkpoint was written that the run resumes from.
+        stored: What the checkpoint that the run resumes from says of the best one.
     """
 
-    def __init__(self, config: RunConfig, state: Mapping[str, Any] | None = None) -> None:
-        state = state or {}
+    def __init__(self, config: RunConfig, stored: BestEntry | None = None) -> None:
         self._keeps = config.keep == "best"
         self._patience = config.patience
-        known = not self._keeps or "name" in state  # else the best weights were not kept
-        self.entry = Entry(**{k: state[k] for k in Entry._fields if known and k in state})
+        self.entry = Entry()
+        # without a name the best weights were not kept
+        if stored is not None and (stored.name is not None or not self._keeps):
+            self.entry = Entry(**stored.model_dump(exclude={"name"}))
         self._before = self.entry
         self._is_new = False
 
@@ -129,9 +130,11 @@ class Best:
     @property
     def choice(self) -> str:
         """Return which checkpoint commands take, and why; "" where it is the last one."""
-        best = self.state().get("best", {})
-        reason = reason_of(best)
-        return f"commands take {best['name']}, {reason}" if reason else ""
+        state = self.state()
+        if not state:
+            return ""
+        best = BestEntry(**state["best"])
+        return f"commands take {best.name}, {best.reason}" if best.reason else ""
 
     def __str__(self) -> str:
         step = self.entry.step
@@ -178,11 +181,6 @@ def choose(run_dir: Path, checkpoint: str | None, weights: Weights | None) -> Ch
         raise CheckpointError(
             f"{run_dir} keeps no best checkpoint: run.keep = 'last', or no evaluation had a number "
             f"yet; there are: {', '.join(checkpoint_names(run_dir / 'checkpoints'))}"
-        )
-    if best.weights not in get_args(Weights):
-        raise CheckpointError(
-            f"{run_dir}: the best weights are {best.weights!r:.40}, which this version does not "
-            "know; name some by --weights"
         )
     is_named = checkpoint == "best" or best.name != newest.name
     folder = named(run_dir, best.name)

@@ -17,7 +17,6 @@ again before it is removed. What a kill leaves of either goes at the next start 
 """
 
 import errno
-import json
 import os
 import shutil
 import uuid
@@ -35,10 +34,17 @@ from torch.utils._pytree import tree_map
 from sslpipe.distributed import Rank, broadcast_object
 from sslpipe.errors import CheckpointError
 from sslpipe.faults import fault
+from sslpipe.files import json_text
 from sslpipe.portable import explain_file_error, file_error, sha256_of, sync, write_atomically
 from sslpipe.recipe.identity import differences
 from sslpipe.registry.plugins import describe_error
-from sslpipe.run.checkpoint_files import best_of, checkpoint_names, damage_of, read_state
+from sslpipe.run.checkpoint_files import (
+    BestEntry,
+    best_of,
+    checkpoint_names,
+    damage_of,
+    read_state,
+)
 
 MAX_FAILED_SAVES = 3  # in a row; then the run stops
 _TEMPORARY = ".tmp-"  # how folders begin that are not whole yet, or no more
@@ -72,7 +78,7 @@ class Checkpointer:
         self.identity = identity
         self.process = process
         self.warn = warn
-        self.best: dict[str, Any] = {}
+        self.best: BestEntry | None = None
         self._failed_saves = 0
 
     def save(
@@ -140,11 +146,11 @@ class Checkpointer:
             raise CheckpointError(problem)
         if name is None:
             return 0
-        best = read_state(self.folder / name).get("best") or {}
-        if "name" not in best or (self.folder / best["name"]).is_dir():
+        best = read_state(self.folder / name).best
+        if best is None or best.name is None or (self.folder / best.name).is_dir():
             self.best = best
         elif self.process.rank == 0:
-            self.warn(f"{best['name']}, the best checkpoint so far, is gone; the next becomes it")
+            self.warn(f"{best.name}, the best checkpoint so far, is gone; the next becomes it")
         return load_parts(self.folder / name, parts)
 
     def _choose(self) -> str | None:
@@ -164,10 +170,10 @@ class Checkpointer:
         return None
 
     def _same_run(self, name: str) -> None:
-        stored = read_state(self.folder / name)["identity"]
-        if stored["digest"] == self.identity["digest"]:
+        stored = read_state(self.folder / name).identity
+        if stored.digest == self.identity["digest"]:
             return
-        differ = differences(stored, self.identity)
+        differ = differences(stored.model_dump(), self.identity)
         raise CheckpointError(f"{self.folder.parent} holds a run with other settings: {differ}")
 
     def _write(self, step: int, states: dict[str, Any], metadata: dict[str, Any]) -> None:
@@ -186,10 +192,10 @@ class Checkpointer:
             with open(temporary / "parts.pt", "wb") as file:  # whose errors name what is wrong
                 torch.save(tree_map(_alone, states), file)
             state = {"step": step, "identity": self.identity, **metadata}
-            (temporary / "state.json").write_text(json.dumps(state, indent=1, sort_keys=True))
+            (temporary / "state.json").write_text(json_text(state), encoding="utf-8")
             manifest = {p.name: [p.stat().st_size, sha256_of(p)] for p in temporary.iterdir()}
             fault("checkpoint.before_manifest")
-            (temporary / "MANIFEST.json").write_text(json.dumps(manifest, indent=1))
+            (temporary / "MANIFEST.json").write_text(json_text(manifest), encoding="utf-8")
             for path in [*temporary.iterdir(), temporary]:
                 sync(path)
 
@@ -233,7 +239,7 @@ def load_parts(checkpoint: Path, parts: dict[str, Any]) -> int:
                 "resume with that one, or begin in another --run-dir"
             )
         part.load_state_dict(states[name])
-    return int(read_state(checkpoint)["step"])
+    return read_state(checkpoint).step
 
 
 def _remove(checkpoint: Path) -> None:

@@ -6,12 +6,14 @@
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import ConfigDict, Field
 
 from sslpipe.errors import CheckpointError, UserError
+from sslpipe.files import Finite, Int64, Stored, read_json
 from sslpipe.portable import sha256_of
 from sslpipe.recipe.base import Weights
-from sslpipe.run.records import is_number, read_object
 
 FILES = {"model.safetensors", "parts.pt", "state.json"}  # of a checkpoint, beside its manifest
 
@@ -38,6 +40,50 @@ def describe_newest(run_dir: Path) -> str:
     return f"the last checkpoint is {last.name}" if last else "no checkpoint was written yet"
 
 
+class BestEntry(Stored):
+    """The best evaluation so far."""
+
+    name: str | None = None  # of its checkpoint, where the run keeps it
+    step: Int64
+    weights: Weights = "trained"  # the better ones there
+    value: Finite  # their score, larger is better
+    since: Int64 = 0  # evaluations after it, none of which was better
+    measure: str = ""  # what is compared, as the first evaluation decided
+    # of the weights that the run started from, where they are a candidate: their score, and their
+    # Recall@1 where MAP@R is the score, below which an evaluation is not the best
+    start: Finite | None = None
+    floor: Finite | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why the checkpoint is the best; "" without a start: then commands take the newest."""
+        if self.start is None:
+            return ""
+        if self.step == 0:
+            return f"the start: no evaluation was better ({self.measure} {self.start:.4g})"
+        return f"the best by {self.measure}: {self.value:.4g}, the start {self.start:.4g}"
+
+
+class Identity(Stored):
+    """What decides the trained weights, as `recipe.identity` returns it."""
+
+    model_config = ConfigDict(extra="allow")
+    digest: str
+    recipe: dict[str, Any]
+    index_sha256: str
+
+
+class State(Stored):
+    """state.json; also what is not read again: precision, processes, versions."""
+
+    step: Annotated[int, Field(ge=0, le=2**53)]
+    identity: Identity
+    best: BestEntry | None = None
+    view: dict[str, Any] | None = None  # of a run from weights: see `EvalView.config`
+    init: dict[str, Any] | None = None  # the weights that the run started from
+    classes: list[Int64] | None = None  # labels that a fine-tuning has seen
+
+
 class BestOf(NamedTuple):
     """The best checkpoint of a run, and which of its weights were."""
 
@@ -49,20 +95,10 @@ class BestOf(NamedTuple):
 def best_of(checkpoint: Path) -> BestOf | None:
     """Read which checkpoint was the best when this one was written; None: none was kept."""
     with suppress(CheckpointError):
-        best = read_state(checkpoint).get("best")
-        if isinstance(best, dict) and isinstance(best.get("name"), str):
-            return BestOf(best["name"], best.get("weights", "trained"), reason_of(best))
+        best = read_state(checkpoint).best
+        if best is not None and best.name is not None:
+            return BestOf(best.name, best.weights, best.reason)
     return None
-
-
-def reason_of(best: dict[str, Any]) -> str:
-    """Return why a checkpoint is the best, from what state.json says of it; "" without a start."""
-    measure, value, start = (best.get(key) for key in ("measure", "value", "start"))
-    if not isinstance(measure, str) or not (is_number(value) and is_number(start)):
-        return ""
-    if best.get("step") == 0:
-        return f"the start: no evaluation was better ({measure} {start:.4g})"
-    return f"the best by {measure}: {value:.4g}, the start {start:.4g}"
 
 
 def latest(run_dir: Path) -> Path:
@@ -118,14 +154,13 @@ def _whole(folder: Path, names: list[str]) -> list[str]:
 def damage_of(checkpoint: Path) -> str | None:
     """Return what is wrong with a checkpoint's files, by size and sha256; None: they are whole."""
     try:
-        manifest = read_object(checkpoint / "MANIFEST.json")
+        manifest = read_json(checkpoint / "MANIFEST.json", dict[str, tuple[int, str]])
     except UserError:
         return "no readable MANIFEST.json"
     if set(manifest) != FILES:
         return "MANIFEST.json does not list its files"
-    for name, entry in manifest.items():
+    for name, (size, sha256) in manifest.items():
         path = checkpoint / name
-        size, sha256 = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
         if not path.is_file() or path.stat().st_size != size:
             return f"{name} is missing or has another size than in MANIFEST.json"
         if sha256_of(path) != sha256:
@@ -133,17 +168,9 @@ def damage_of(checkpoint: Path) -> str | None:
     return None
 
 
-def read_state(checkpoint: Path) -> dict[str, Any]:
+def read_state(checkpoint: Path) -> State:
     """Read a checkpoint's state.json. Raises: CheckpointError where it is none of this program."""
-    path = checkpoint / "state.json"
-    try:
-        state = read_object(path)
-    except UserError as error:
-        raise CheckpointError(str(error)) from error
-    identity = state.get("identity")
-    if not isinstance(identity, dict) or not {"digest", "recipe", "index_sha256"} <= set(identity):
-        raise CheckpointError(f"{path} says nothing of its run; was it written by this program?")
-    return state
+    return read_json(checkpoint / "state.json", State, error=CheckpointError)
 
 
 def _step_of(name: str) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from sslpipe.errors import UserError
 from sslpipe.evaluation.suite_file import SCHEMA_VERSION, check_report
-from sslpipe.run.records import read_object
+from sslpipe.files import Tree, read_json
 
 _AGAIN = "write it again with `sslpipe evaluate suite`"
 
@@ -16,7 +16,7 @@ def read_suite(path: Path) -> dict[str, Any]:
     Raises:
         UserError: It is damaged, or of another version; names the file and the remedy.
     """
-    suite = read_object(path, _AGAIN)
+    suite = read_json(path, Tree, remedy=_AGAIN)
     version = suite.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UserError(

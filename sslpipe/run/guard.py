@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from sslpipe.errors import UserError
+from sslpipe.files import append_lines
 from sslpipe.optim import takes_found_inf
 from sslpipe.recipe.base import Optim
 from sslpipe.run.checkpoint_files import describe_newest
 from sslpipe.run.log import read_metrics, read_skipped
-from sslpipe.run.records import append_records
 
 WARNED_SINGLY = 3  # skipped steps of a start; then a warning at each doubling of their number
 
@@ -279,7 +279,7 @@ class _Record(NamedTuple):
     def write(self, path: Path, **numbers: str) -> None:
         """Append the step's ids to a file."""
         ids = {"ids": self.ids.tolist(), "source_ids": self.source_ids.tolist()}
-        append_records(path, [{"step": self.step, "epoch": self.epoch, **numbers, **ids}])
+        append_lines(path, [{"step": self.step, "epoch": self.epoch, **numbers, **ids}])
 
 
 class _Memory:

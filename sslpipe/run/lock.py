@@ -1,26 +1,33 @@
 """One job in a run directory at a time."""
 
-import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from sslpipe.errors import UserError
-from sslpipe.portable import explain_file_error, read_regular, write_atomically
-from sslpipe.run.records import check_types, parse_object
+from sslpipe.files import Int64, Stored, read_json, write_json
+from sslpipe.portable import explain_file_error
 from sslpipe.run.stop import clear_markers
 
 if TYPE_CHECKING:  # `sslpipe status` needs no torch
     from sslpipe.distributed import Rank
 
-MOST_HOLDER_BYTES = 2**16
 WAIT_S = 1.0  # `sslpipe status` looks whether the lock is held by taking it for a moment
-HOLDER: dict[str, type] = {"host": str, "pid": int}
+
+
+class Holder(Stored):
+    """RUN/lock.json: the process that holds the run directory."""
+
+    host: str
+    pid: Int64
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
 
 
 class RunLock:
@@ -44,14 +51,13 @@ class RunLock:
             self._lock.acquire(timeout=WAIT_S)
         except Timeout:
             raise UserError(
-                f"{run_dir} is in use by {_who(_read_holder(run_dir))}; wait for it, stop it, or "
+                f"{run_dir} is in use by {_holder(run_dir)}; wait for it, stop it, or "
                 "use another --run-dir"
             ) from None
         except IsADirectoryError:
             text = f"{self.path} is a folder where a file should be; move it away"
             raise UserError(text) from None
-        holder = {"host": socket.gethostname(), "pid": os.getpid()}
-        write_atomically(self._holder_path, json.dumps(holder) + "\n")
+        write_json(self._holder_path, Holder(host=socket.gethostname(), pid=os.getpid()))
 
     def release(self) -> None:
         """Let other processes take the directory."""
@@ -69,23 +75,18 @@ def holder_of(run_dir: Path) -> str | None:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        return _who(_read_holder(run_dir))
+        return _holder(run_dir)
     except OSError:  # of another account, or on a read-only disk
         return None
     lock.release()
     return None
 
 
-def _read_holder(run_dir: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        return check_types(
-            parse_object(read_regular(run_dir / "lock.json", MOST_HOLDER_BYTES)), HOLDER
-        )
-    return {}
-
-
-def _who(holder: dict[str, Any]) -> str:
-    return f"process {holder['pid']} on {holder['host']}" if holder else "another process"
+def _holder(run_dir: Path) -> str:
+    try:
+        return str(read_json(run_dir / "lock.json", Holder))
+    except UserError:  # it is written after the lock is taken
+        return "another process"
 
 
 @contextmanager

@@ -6,35 +6,88 @@ After a kill some steps stand twice; the later line counts (`read_metrics`). A t
 and can never stop a run.
 """
 
-import json
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from pydantic import ConfigDict, model_validator
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sslpipe.errors import UserError
+from sslpipe.files import Finite, Int64, Stored, append_lines, json_text, open_log, read_lines
 from sslpipe.run.console import SafeConsole
-from sslpipe.run.records import append_records, is_number, open_log, read_records
 from sslpipe.run.trackers import Trackers
 
 if TYPE_CHECKING:  # who only reads a log needs no torch
     from sslpipe.data.reader import Quarantined
     from sslpipe.run.health import Alarm
 
-# entries that a line must have, and their types
-METRIC = {"step": int, "kind": str}
-SKIPPED: dict[str, type] = {"step": int}
-QUARANTINED = {"id": int, "shard": str, "key": str, "reason": str}
 TIMED_S = 600.0  # past seconds that the remaining time is estimated from
 TIMED_LINES = 20  # log lines that a step is timed by
 LEAST_TIMED = 3  # steps that an estimate of the time needs
-NUMBERS_ONLY = ("train", "eval")  # kinds of lines
+
+
+class MetricLine(Stored):
+    """A line of metrics.jsonl, of any kind."""
+
+    model_config = ConfigDict(extra="allow")
+    step: Int64
+    kind: str
+
+
+class StartedLine(MetricLine):
+    """One that says how often the run had been resumed."""
+
+    restart: Int64
+
+
+class NumbersLine(MetricLine):
+    """What training logged ("train"), or an evaluation ("eval"): numbers, null: not finite."""
+
+    __pydantic_extra__: dict[str, Finite | None]
+
+
+class AlarmLine(MetricLine):
+    """Alarms that were raised and are over: value and threshold of each."""
+
+    raised: list[str]
+    over: list[str]
+    value: dict[str, Finite | None]
+    threshold: dict[str, Finite]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        names = {*self.raised, *self.over}
+        if not names <= self.value.keys() & self.threshold.keys():
+            raise ValueError("an alarm has no value, or no threshold")
+        return self
+
+
+class QuarantineLine(Stored):
+    """A line of quarantine.jsonl: a sample that could not be decoded."""
+
+    id: Int64
+    shard: str
+    key: str
+    reason: str
+
+
+class SkippedLine(Stored):
+    """A line of bad_steps.RANK.jsonl; also the ids and what was wrong."""
+
+    step: Int64  # from 0
+
+
+# kind -> what it holds
+LINES: dict[str, type[MetricLine]] = {
+    "train": NumbersLine,
+    "eval": NumbersLine,
+    "alarm": AlarmLine,
+}
 
 
 def clock(seconds: float) -> str:
@@ -77,12 +130,12 @@ class RunLog:
         self.path = run_dir / "metrics.jsonl"
         self._unwritten = b""
         self._quarantine = run_dir / "quarantine.jsonl"
-        starts, _ = read_records(self.path, {**METRIC, "restart": int})
-        self._restart = 1 + max((line["restart"] for line in starts), default=-1)
-        for path, kinds in _logs(run_dir).items():
+        starts, _ = read_lines(self.path, StartedLine)
+        self._restart = 1 + max((line.restart for line in starts), default=-1)
+        for path, kind in _logs(run_dir).items():
             if path.is_dir():
                 raise UserError(f"{path} is a folder, not a file; move it away")
-            if count := read_records(path, kinds)[1]:
+            if count := read_lines(path, kind)[1]:
                 self.warn(f"{path}: skipped {count} damaged lines")
         self._file = open_log(self.path)  # for the whole run
         self._trackers = Trackers(trackers, run_dir, name=name, config=config, warn=self.warn)
@@ -154,10 +207,7 @@ class RunLog:
             values = {
                 "raised": [change.name for change in changes if change.raised],
                 "over": [change.name for change in changes if not change.raised],
-                "value": {
-                    change.name: change.value if math.isfinite(change.value) else None
-                    for change in changes
-                },
+                "value": {change.name: change.value for change in changes},
                 "threshold": {change.name: change.threshold for change in changes},
             }
             self.event(step, "alarm", **values)
@@ -168,7 +218,7 @@ class RunLog:
         """List bad samples in quarantine.jsonl."""
         if not self.enabled or not records:
             return
-        append_records(self._quarantine, [record._asdict() for record in records])
+        append_lines(self._quarantine, [record._asdict() for record in records])
         for record in records:
             self.warn(
                 f"quarantined {record.shard}, key {record.key!r}: {record.reason}; "
@@ -197,12 +247,8 @@ class RunLog:
         self._trackers.log(kind, values, step)
 
     def _line(self, record: dict[str, Any]) -> None:
-        record = {  # JSON knows no NaN
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in record.items()
-        }
         record = {**record, "wall": round(time.time(), 3), "restart": self._restart}
-        self._unwritten += (json.dumps(record) + "\n").encode()
+        self._unwritten += json_text(record, indent=None).encode()
         try:
             while self._unwritten:
                 written = self._file.write(self._unwritten)
@@ -211,16 +257,16 @@ class RunLog:
             self.warn(f"cannot write metrics.jsonl ({error}); will retry at the next line")
 
 
-def read_metrics(run_dir: Path, kind: str = "train") -> list[dict[str, Any]]:
+def read_metrics(
+    run_dir: Path, kind: str = "train", wanted: type[MetricLine] | None = None
+) -> list[dict[str, Any]]:
     """Read the lines of one kind by step; of a step that stands twice, the later line.
 
-    Damaged lines are skipped (`unreadable_lines` counts them), and lines of "train" and "eval"
-    that hold anything but numbers and null.
+    Damaged lines are skipped (`unreadable_lines` counts them), and those that do not hold what is
+    wanted: None, what LINES has for the kind.
     """
-    by_step: dict[int, dict[str, Any]] = {}
-    for line in read_records(run_dir / "metrics.jsonl", METRIC)[0]:
-        if line["kind"] == kind and (kind not in NUMBERS_ONLY or _has_numbers_only(line)):
-            by_step[line["step"]] = line
+    lines, _ = read_lines(run_dir / "metrics.jsonl", wanted or LINES[kind])
+    by_step = {line.step: line.model_dump() for line in lines if line.kind == kind}
     return [by_step[step] for step in sorted(by_step)]
 
 
@@ -228,7 +274,7 @@ def step_seconds(
     lines: Sequence[Mapping[str, Any]], average: Callable[[list[float]], float] = median
 ) -> float | None:
     """Average the seconds of a step over the last log lines of one start; None: too few."""
-    lines = [line for line in lines[-TIMED_LINES:] if is_number(line.get("wall"))]
+    lines = [line for line in lines[-TIMED_LINES:] if line.get("wall") is not None]
     lines = [line for line in lines if line.get("restart") == lines[-1].get("restart")]
     pairs = pairwise(lines)
     each = [(b["wall"] - a["wall"]) / (b["step"] - a["step"]) for a, b in pairs]
@@ -237,7 +283,7 @@ def step_seconds(
 
 def quarantined_ids(run_dir: Path) -> set[int]:
     """Read the ids of a run's quarantine.jsonl, of all its starts; empty where there is none."""
-    return {record["id"] for record in read_records(run_dir / "quarantine.jsonl", QUARANTINED)[0]}
+    return {line.id for line in read_lines(run_dir / "quarantine.jsonl", QuarantineLine)[0]}
 
 
 def bad_step_files(run_dir: Path) -> list[Path]:
@@ -247,24 +293,19 @@ def bad_step_files(run_dir: Path) -> list[Path]:
 
 def read_skipped(paths: Iterable[Path]) -> set[int]:
     """Read the steps, from 0, in files bad_steps.RANK.jsonl, whenever a run skipped them."""
-    return {line["step"] for path in paths for line in read_records(path, SKIPPED)[0]}
+    return {line.step for path in paths for line in read_lines(path, SkippedLine)[0]}
 
 
 def unreadable_lines(run_dir: Path) -> dict[str, int]:
     """Count the damaged lines of a run's logs: name of the file -> lines, where there are any."""
-    counts = {path.name: read_records(path, kinds)[1] for path, kinds in _logs(run_dir).items()}
+    counts = {path.name: read_lines(path, kind)[1] for path, kind in _logs(run_dir).items()}
     return {name: count for name, count in counts.items() if count}
 
 
-def _logs(run_dir: Path) -> dict[Path, dict[str, type]]:
+def _logs(run_dir: Path) -> dict[Path, type[Stored]]:
     """Every log of a run, there or not, and what its lines must have."""
     return {
-        run_dir / "metrics.jsonl": METRIC,
-        run_dir / "quarantine.jsonl": QUARANTINED,
-        **dict.fromkeys(bad_step_files(run_dir), SKIPPED),
+        run_dir / "metrics.jsonl": MetricLine,
+        run_dir / "quarantine.jsonl": QuarantineLine,
+        **dict.fromkeys(bad_step_files(run_dir), SkippedLine),
     }
-
-
-def _has_numbers_only(line: dict[str, Any]) -> bool:
-    values = (value for key, value in line.items() if key != "kind")
-    return all(value is None or is_number(value) for value in values)

@@ -21,6 +21,7 @@ from rich.table import Table
 from sslpipe.errors import UserError
 from sslpipe.portable import read_regular
 from sslpipe.run.checkpoint_files import BestOf, best_of, checkpoint_names, newest
+from sslpipe.run.evaluated import read_suite
 from sslpipe.run.lock import holder_of
 from sslpipe.run.log import (
     bad_step_files,
@@ -31,7 +32,7 @@ from sslpipe.run.log import (
     step_seconds,
     unreadable_lines,
 )
-from sslpipe.run.records import is_number, read_description, read_object
+from sslpipe.run.records import Outline, read_description
 from sslpipe.run.stop import MARKERS, MOST_MARKER_BYTES
 from sslpipe.run.watchdog import read_heartbeats
 
@@ -65,9 +66,7 @@ def status(run_dir: Path) -> dict[str, Any]:
     path = run_dir / "recipe.json"
     if not path.is_file():
         raise UserError(f"{run_dir} holds no run: no recipe.json; check the path")
-    steps = read_description(run_dir, "recipe.json").get("steps")
-    if not isinstance(steps, int) or steps < 1:
-        raise UserError(f"{path} is damaged: steps = {steps!r:.40}; restore a copy")
+    steps = read_description(run_dir, "recipe.json", Outline).steps
     lines = read_metrics(run_dir)
     evals = read_metrics(run_dir, "eval")
     last: dict[str, Any] = lines[-1] if lines else {}
@@ -103,7 +102,7 @@ def status(run_dir: Path) -> dict[str, Any]:
         "restarts": last.get("restart", 0),
         "quarantined": len(quarantined_ids(run_dir)),
         "checkpoint": checkpoint,
-        "ranks": list(ranks.values()),
+        "ranks": [beat.model_dump() for beat in ranks.values()],
         "damaged": damaged,
     }
 
@@ -246,7 +245,7 @@ def curves(run_dir: Path) -> dict[str, list[float]]:
     """
     lines = read_metrics(run_dir)
     evals = read_metrics(run_dir, "eval")
-    timed = [line for line in lines if is_number(line.get("wall"))]
+    timed = [line for line in lines if line.get("wall") is not None]
     speeds = [
         (b["step"] - a["step"]) / (b["wall"] - a["wall"])
         for a, b in pairwise(timed)
@@ -260,7 +259,7 @@ def curves(run_dir: Path) -> dict[str, list[float]]:
 
 
 def _numbers(lines: Sequence[dict[str, Any]], key: str) -> list[float]:
-    return [float(line[key]) for line in lines if is_number(line.get(key))]
+    return [float(line[key]) for line in lines if line.get(key) is not None]
 
 
 def picture(summary: dict[str, Any]) -> Group:
@@ -318,7 +317,7 @@ def _entry(run_dir: Path) -> dict[str, Any]:
     entry |= {"bytes": _bytes(run_dir), "deletable": {}}
     try:
         summary = status(run_dir)
-        entry["recipe"] = read_description(run_dir, "recipe.json").get("name")
+        entry["recipe"] = read_description(run_dir, "recipe.json", Outline).name
     except UserError as error:
         return {**entry, "state": "damaged", "detail": str(error)}
     scored = [
@@ -340,16 +339,14 @@ def _first_number(run_dir: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        suite = read_object(path, "write it again with `sslpipe evaluate suite`")
-        for row in suite["rows"]:
-            own = row["features"] == "ssl" and not row["whitened"]
-            if own and row["column"] in suite["columns"]:
-                low, high = row["interval95"]
-                if all(map(is_number, (row["value"], low, high))):
-                    found = {"measure": str(row["column"]), "value": row["value"]}
-                    return {**found, "interval95": [low, high]}
-    except (UserError, KeyError, TypeError, ValueError):
+        suite = read_suite(path)
+    except UserError:
         return {"measure": "eval.json is damaged"}
+    for row in suite["rows"]:
+        own = row["features"] == "ssl" and not row["whitened"]
+        if own and row["column"] in suite["columns"]:
+            found = {key: row[key] for key in ("value", "interval95")}
+            return {"measure": row["column"], **found}
     return {}
 
 

@@ -18,7 +18,7 @@ from sslpipe.portable import read_regular, write_atomically
 from sslpipe.recipe.reading import leaves
 from sslpipe.registry import Table
 from sslpipe.run.lock import holder_of
-from sslpipe.run.records import read_description
+from sslpipe.run.records import Outline, read_description
 
 ID_FILE = "tracker_id"
 
@@ -179,13 +179,13 @@ def log_evaluation(
         step: Optimizer steps of the weights that were measured.
         warn: Shows a message to the user.
     """
-    recipe = read_description(run_dir, "recipe.json")
-    names = tuple(recipe["run"].get("trackers", ()))
+    recipe = read_description(run_dir, "recipe.json", Outline)
+    names = recipe.run.trackers
     holder = holder_of(run_dir) if names else None
     if holder is not None:
         warn(f"{', '.join(names)}: not written, the run is in use by {holder}; evaluate it later")
         return
-    trackers = Trackers(names, run_dir, name=recipe["name"], config=None, warn=warn)
+    trackers = Trackers(names, run_dir, name=recipe.name or run_dir.name, config=None, warn=warn)
     trackers.log("test", values, step)
     trackers.close()
 

@@ -1,7 +1,6 @@
 """Heartbeats: every rank says where it is, and one that hangs is ended."""
 
 import faulthandler
-import json
 import os
 import socket
 import sys
@@ -9,23 +8,31 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sslpipe.errors import UserError
+from sslpipe.files import MOST_BYTES, Finite, Int64, Stored, read_json, write_json
 from sslpipe.portable import read_regular, write_atomically
 from sslpipe.run.console import say_last
 from sslpipe.run.launcher import watch_launcher
-from sslpipe.run.records import MOST_BYTES, check_types, parse_object
 from sslpipe.run.stop import write_failure
 
 if TYPE_CHECKING:  # `sslpipe status` needs no torch
     from sslpipe.distributed import Rank
 
 WRITE_EVERY_S = 10
-BEAT: dict[str, type] = {  # what a heartbeat says, and in which types
-    **{"rank": int, "host": str, "pid": int, "step": int, "phase": str},
-    **{"since_s": float, "wall": float},
-}
+
+
+class Heartbeat(Stored):
+    """RUN/heartbeat/rank-N.json: where a rank is."""
+
+    rank: Int64
+    host: str
+    pid: Int64
+    step: Int64
+    phase: str
+    since_s: Finite  # seconds in that phase
+    wall: Finite  # seconds since the epoch when it was written
 
 
 class Watchdog:
@@ -106,7 +113,7 @@ class Watchdog:
 
     def _others(self) -> str:
         places = [
-            f"rank {rank} at step {beat['step']}, {beat['phase']}"
+            f"rank {rank} at step {beat.step}, {beat.phase}"
             for rank, beat in read_heartbeats(self._run_dir).items()
             if rank != self._rank
         ]
@@ -120,31 +127,26 @@ class Watchdog:
 
     def _write(self) -> None:
         step, phase, at_s = self._place
-        beat = {
-            "rank": self._rank,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "step": step,
-            "phase": phase,
-            "since_s": round(time.monotonic() - at_s, 1),
-            "wall": round(time.time(), 1),
-        }
+        beat = Heartbeat(
+            rank=self._rank,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            step=step,
+            phase=phase,
+            since_s=round(time.monotonic() - at_s, 1),
+            wall=round(time.time(), 1),
+        )
         try:
-            write_atomically(self._path, json.dumps(beat) + "\n")
+            write_json(self._path, beat)
         except OSError as error:  # a full disk must not end the run from here
             say_last(f"warning: no heartbeat written: {error}")
 
 
-def read_heartbeats(run_dir: Path) -> dict[int, dict[str, Any]]:
-    """Read each rank's last heartbeat: rank -> the entries of BEAT, of files that are whole.
-
-    since_s: seconds in that phase; wall: seconds since the epoch when it was written.
-    """
+def read_heartbeats(run_dir: Path) -> dict[int, Heartbeat]:
+    """Read each rank's last heartbeat, of files that are whole: rank -> what it says."""
     beats = {}
     for path in (run_dir / "heartbeat").glob("rank-*.json"):
-        try:
-            beat = check_types(parse_object(read_regular(path, MOST_BYTES)), BEAT)
-        except (OSError, ValueError):
-            continue
-        beats[int(beat["rank"])] = beat
+        with suppress(UserError):
+            beat = read_json(path, Heartbeat)
+            beats[beat.rank] = beat
     return dict(sorted(beats.items()))

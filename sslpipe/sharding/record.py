@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sslpipe.data.index import SCHEMA_VERSIONS, Manifest, ShardFile, load_index, manifest_text
+from sslpipe.data.index import Manifest, ShardFile, load_index, manifest_text
 from sslpipe.errors import DataError
 from sslpipe.portable import (
     open_regular,
@@ -34,9 +34,7 @@ def open_manifest(folder: Path, name: str | None = None) -> Manifest:
     """Read the manifest of a folder; where it has none yet, return one without splits."""
     if (folder / "dataset.json").exists():
         return load_index(folder).manifest
-    return Manifest(
-        schema_version=SCHEMA_VERSIONS[0], name=name or folder.resolve().name, splits={}
-    )
+    return Manifest(schema_version=1, name=name or folder.resolve().name, splits={})
 
 
 def merge_classes(known: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sslpipe.errors import WeightsError, one_line
+from sslpipe.files import parse_object
 from sslpipe.portable import memory_is_short, sha256_of
-from sslpipe.run.records import parse_object
 from sslpipe.weights.source import MOST_JSON_BYTES, check_file, weights_file
 
 _POINTER = b"version https://git-lfs.github.com/spec/"  # what a clone without git LFS holds

@@ -9,12 +9,12 @@ from torch.utils._pytree import tree_leaves
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.errors import UserError, WeightsError, did_you_mean, one_line, shown
+from sslpipe.files import Tree, read_json
 from sslpipe.models.backbones import RGB_CHANNELS, Backbone, build_backbone
 from sslpipe.models.channels import first_convolution
 from sslpipe.models.limits import TooLarge, sketch, within_memory
 from sslpipe.models.transfer import Tensors
 from sslpipe.recipe.base import Component
-from sslpipe.run.records import read_object
 from sslpipe.weights.files import read_tree
 from sslpipe.weights.fit import Report, check_tensors, fit_tensors
 from sslpipe.weights.huggingface import (
@@ -196,7 +196,7 @@ def _read_object(path: Path, name: str) -> dict[str, Any]:
     """Read a JSON file of a folder; {} where there is none. Raises: UserError for damage."""
     if not (path / name).is_file():
         return {}
-    return read_object(path / name, "copy the folder again")
+    return read_json(path / name, Tree, remedy="copy the folder again")
 
 
 def _stated(source: Source, config: dict[str, Any]) -> Component | None:

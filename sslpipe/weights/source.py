@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from sslpipe.errors import WeightsError, did_you_mean, one_line
-from sslpipe.run.records import parse_object
+from sslpipe.files import parse_object
 
 Scheme = Literal["sslpipe", "path", "timm", "torchvision", "hf-hub", "join"]
 HUBS = ("timm", "torchvision", "hf-hub")  # need a network, or what was downloaded before

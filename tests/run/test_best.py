@@ -17,13 +17,13 @@ from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.verdict import unfinished
 from sslpipe.export.load import load_backbone, load_run
 from sslpipe.export.start import Start, init_facts, open_init
+from sslpipe.files import json_text, parse_json, read_lines
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import RunConfig
 from sslpipe.run.best import Best, check_keeping, choose
-from sslpipe.run.checkpoint_files import checkpoint_names, latest, read_state
-from sslpipe.run.log import read_metrics
+from sslpipe.run.checkpoint_files import BestEntry, checkpoint_names, latest, read_state
+from sslpipe.run.log import MetricLine, read_metrics
 from sslpipe.run.monitoring import Monitor
-from sslpipe.run.records import read_records
 from sslpipe.run.status import status
 from tests.helpers.dataset import write_dataset
 from tests.helpers.processes import run_processes
@@ -44,7 +44,8 @@ def after(best: Best, *scores: float | None, every: int = 2, written: bool = Tru
 
 def again(best: Best, config: RunConfig) -> Best:
     """The same, as a resumed run has it from state.json."""
-    return Best(config, json.loads(json.dumps(best.state())).get("best"))
+    state = best.state()
+    return Best(config, parse_json(json_text(state["best"]), BestEntry) if state else None)
 
 
 @pytest.mark.parametrize("columns", [1, 2])
@@ -98,8 +99,8 @@ def test_patience_counts_over_a_resume_and_waits_for_all_its_evaluations():
     for done, score in enumerate([0.1, 0.4, 0.4, 0.2, 0.3], 1):
         assert not best.exhausted
         best.read(done, {"holdout_map_at_r": score, "ema_holdout_map_at_r": 0.1})
-        stored = best.state()["best"]
-        assert "name" not in stored  # no checkpoint is promised
+        stored = BestEntry(**best.state()["best"])
+        assert stored.name is None  # no checkpoint is promised
         best = again(best, config)
     assert best.exhausted
     assert not Best(RunConfig(patience=5, monitor_steps=1), stored).exhausted
@@ -194,14 +195,12 @@ def test_an_evaluation_below_the_starts_recall_is_not_the_best(of):
         steps.append(best.entry.step)
     assert steps == [0, 0, 3, 3]
     assert f"the best by {of}_map_at_r: 0.5, the start 0.4" in best.choice
-    earlier = {k: v for k, v in best.state()["best"].items() if k != "floor"}
-    known = Best(KEEP, earlier)  # of a version that had no floor
-    known.read(9, numbers(0.6, 0.1))
-    assert known.entry.step == 9
 
 
 def saved(checkpoints, step, best=None):
-    entry = {} if best is None else {"best": {"name": f"step-{best:08d}", "step": best}}
+    entry = (
+        {} if best is None else {"best": {"name": f"step-{best:08d}", "step": best, "value": 0.5}}
+    )
     checkpoints.save(step, some_parts(), entry)
 
 
@@ -222,7 +221,7 @@ def test_a_resume_from_an_older_checkpoint_has_the_best_of_then(tmp_path):
     cut_in_half(folder / "step-00000004" / "model.safetensors")
     again = a_checkpointer(tmp_path)
     assert again.restore(some_parts()) == 3
-    assert again.best["name"] == "step-00000001"
+    assert again.best.name == "step-00000001"
     assert (folder / "step-00000001").is_dir()
 
 
@@ -233,7 +232,7 @@ def test_a_best_checkpoint_that_somebody_removed_is_said_and_forgotten(tmp_path)
     shutil.rmtree(tmp_path / "checkpoints" / "step-00000001")
     again = a_checkpointer(tmp_path, warnings)
     assert again.restore(some_parts()) == 3
-    assert again.best == {}
+    assert again.best is None
     assert "step-00000001, the best checkpoint so far, is gone" in warnings[0]
     with pytest.raises(CheckpointError, match="has no checkpoint 'step-00000001'"):
         choose(tmp_path, "best", None)
@@ -317,7 +316,7 @@ def test_the_averaged_weights_of_the_best_evaluation_are_what_best_means(average
     assert names == ["step-00000008", "step-00000009", "step-00000012"]
     expected = {"step": 8, "value": 0.7, "since": 2, "name": "step-00000008"}
     expected["measure"] = "holdout_map_at_r"
-    assert read_state(latest(averaged))["best"] == {**expected, "weights": "ema"}
+    assert read_state(latest(averaged)).best == BestEntry(**expected, weights="ema")
     # the tensors of the file, bit for bit
     file = load_file(averaged / "checkpoints" / "step-00000008" / "model.safetensors")
     for weights, prefix in ((None, "ema."), ("ema", "ema."), ("trained", "backbone.")):
@@ -330,7 +329,7 @@ def test_the_averaged_weights_of_the_best_evaluation_are_what_best_means(average
         assert "weights" not in load_run(averaged, checkpoint=name).config.facts
     # a run without an average says what it always said
     expected |= {"step": 4, "value": 0.5, "since": 4, "name": "step-00000004"}
-    assert read_state(latest(kept))["best"] == expected
+    assert read_state(latest(kept)).best == BestEntry(**expected)
     with pytest.raises(ExportError, match=r"trained without optim\.ema"):
         load_run(kept, checkpoint="best", weights="ema")
 
@@ -397,7 +396,7 @@ def test_a_kill_around_the_best_checkpoint_loses_nothing(data, averaged, tmp_pat
     assert choose(run_dir, "best", None).folder.name == names[0]
     for name in names:
         ours, theirs = (read_state(run / "checkpoints" / name) for run in (run_dir, averaged))
-        assert ours["best"] == theirs["best"]
+        assert ours.best == theirs.best
     assert_same_weights(averaged, run_dir)
     ours, theirs = (load_run(run, checkpoint="best").config for run in (run_dir, averaged))
     assert ours.weights_sha256 == theirs.weights_sha256
@@ -408,9 +407,9 @@ def test_a_run_that_no_longer_improves_is_done_with_its_reason(data, tmp_path):
     assert scripted(2, data, run_dir, "run.patience=2") == [8, 8]
     assert (run_dir / "DONE").read_text() == "step 8\n"
     assert checkpoint_names(run_dir / "checkpoints")[-1] == "step-00000008"
-    lines, _ = read_records(run_dir / "metrics.jsonl", {"kind": str})
-    assert lines[-1]["kind"] == "end"
-    assert lines[-1]["reason"] == "no evaluation since step 4 was better by holdout_map_at_r"
+    lines, _ = read_lines(run_dir / "metrics.jsonl", MetricLine)
+    assert lines[-1].kind == "end"
+    assert lines[-1].reason == "no evaluation since step 4 was better by holdout_map_at_r"
     before = final_weights(run_dir)
     assert scripted(1, data, run_dir, "run.patience=2") == [8]  # nothing more
     assert_same_weights(before, run_dir)
@@ -425,8 +424,8 @@ def test_a_disk_that_is_full_at_the_best_step_leaves_the_older_best(data, tmp_pa
     run_dir = tmp_path / "run"
     assert scripted(1, data, run_dir, "run.keep=best", fault="checkpoint.model:3=full") == [12]
     assert choose(run_dir, "best", None).folder.name == "step-00000008"  # 0.4, after 0.3 and 0.1
-    best = read_state(latest(run_dir))["best"]
-    assert (best["value"], best["since"]) == (0.4, 2)
+    best = read_state(latest(run_dir)).best
+    assert (best.value, best.since) == (0.4, 2)
 
 
 FAULTS = ("checkpoint.model:1", "checkpoint.before_rename:1", "train.step:1", "train.step:5")
@@ -470,9 +469,9 @@ def test_a_run_from_weights_without_labels_keeps_by_the_recall_of_other_views(ke
     lines = read_metrics(run_dir, "eval")
     assert [line["step"] for line in lines] == [0, 4, 8]
     scores = [line["holdout_view_recall"] for line in lines]
-    best = read_state(latest(run_dir))["best"]
-    assert best["measure"] == "holdout_view_recall"
-    assert (best["start"], best["value"]) == pytest.approx((scores[0], max(scores)))
+    best = read_state(latest(run_dir)).best
+    assert best.measure == "holdout_view_recall"
+    assert (best.start, best.value) == pytest.approx((scores[0], max(scores)))
     assert load_backbone(run_dir).config.facts["step"] == 4 * int(np.argmax(scores))
 
 

@@ -8,10 +8,11 @@ import sys
 import pytest
 
 from sslpipe.data.reader import Quarantined
+from sslpipe.files import parse_object
 from sslpipe.run.lock import RunLock
 from sslpipe.run.log import RunLog, read_metrics
 from sslpipe.run.quarantine import Quarantine
-from sslpipe.run.records import parse_object, write_description
+from sslpipe.run.records import write_description
 from sslpipe.run.trackers import log_evaluation
 from tests.helpers.runs import ROOT
 
@@ -165,7 +166,7 @@ def test_a_retry_a_resume_and_an_evaluation_are_one_run_of_each_tracker(tmp_path
 
     monkeypatch.setenv("WANDB_SILENT", "true")
     kinds = ("wandb", "tensorboard")
-    recipe = {"name": "tiny", "run": {"trackers": kinds}}
+    recipe = {"name": "tiny", "steps": 2, "run": {"trackers": kinds}}
     ids = []
     try:
         for run_dir, starts in ((tmp_path / "a", (1, 2)), (tmp_path / "b", (1,))):
@@ -192,7 +193,7 @@ def test_a_retry_a_resume_and_an_evaluation_are_one_run_of_each_tracker(tmp_path
 
 
 def test_an_evaluation_leaves_the_trackers_of_a_run_in_use_to_it(tmp_path):
-    recipe = {"name": "tiny", "run": {"trackers": ["tensorboard"]}}
+    recipe = {"name": "tiny", "steps": 2, "run": {"trackers": ["tensorboard"]}}
     write_description(tmp_path, {"recipe.json": recipe, "data.json": {}, "run.json": {}})
     said = []
     lock = RunLock(tmp_path)

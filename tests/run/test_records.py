@@ -3,15 +3,10 @@
 import pytest
 
 from sslpipe.errors import UserError
+from sslpipe.files import Tree, append_lines, open_log, read_json, read_lines
 from sslpipe.run import records
-from sslpipe.run.records import (
-    append_records,
-    open_log,
-    read_description,
-    read_object,
-    read_records,
-    write_description,
-)
+from sslpipe.run.log import SkippedLine
+from sslpipe.run.records import read_description, write_description
 
 TREES = {
     "recipe.json": {"name": "x", "steps": 8},
@@ -40,16 +35,16 @@ def flips(raw: bytes):
 def test_a_line_that_is_none_is_skipped_and_counted(line, tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_bytes(b'{"step": 1}\n' + line + b"\n\n" + b'{"step": 2}')
-    assert read_records(log, {"step": int}) == ([{"step": 1}, {"step": 2}], 1)
+    assert read_lines(log, SkippedLine) == ([SkippedLine(step=1), SkippedLine(step=2)], 1)
 
 
 def test_what_a_kill_cut_off_takes_no_later_line_with_it(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_bytes(b'{"step": 1}\n{"ste')
-    append_records(log, [{"step": 2}])
+    append_lines(log, [{"step": 2}])
     with open_log(log) as file:
         file.write(b'{"step": 3}\n')
-    assert read_records(log, {"step": int}) == ([{"step": 1}, {"step": 2}, {"step": 3}], 1)
+    assert read_lines(log, SkippedLine) == ([SkippedLine(step=n) for n in (1, 2, 3)], 1)
 
 
 @pytest.mark.parametrize("name", [*TREES, "MANIFEST.json"])
@@ -61,7 +56,7 @@ def test_no_flipped_bit_of_a_description_changes_what_is_read(name, tmp_path):
         (tmp_path / name).write_bytes(flipped)
         for each, tree in TREES.items():
             try:
-                actual = read_description(tmp_path, each)
+                actual = read_description(tmp_path, each, Tree)
             except UserError as error:
                 refused += name in str(error)
             else:
@@ -90,8 +85,8 @@ def test_a_kill_between_two_files_leaves_a_description_that_is_read(tmp_path, mo
             except KeyboardInterrupt:
                 assert killed_at < 4
         for name in TREES:
-            assert read_description(tmp_path, name) in (TREES[name], changed[name])
-    assert read_description(tmp_path, "run.json") == {"world": 2}
+            assert read_description(tmp_path, name, Tree) in (TREES[name], changed[name])
+    assert read_description(tmp_path, "run.json", Tree) == {"world": 2}
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"\xff", b"\0", b"NaN", b'{"a": NaN}', b"[" * 10**5])
@@ -99,7 +94,7 @@ def test_what_is_no_object_is_one_line_with_the_file_and_the_remedy(raw, tmp_pat
     path = tmp_path / "x.json"
     path.write_bytes(raw)
     with pytest.raises(UserError, match=rf"^{path} is damaged \(.*\); pray$") as error:
-        read_object(path, "pray")
+        read_json(path, Tree, remedy="pray")
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match=rf"^cannot read {tmp_path}: Is a directory; pray$"):
-        read_object(tmp_path, "pray")
+        read_json(tmp_path, Tree, remedy="pray")

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
+from sslpipe.files import append_lines
 from sslpipe.run.lock import RunLock
 from sslpipe.run.log import read_metrics
-from sslpipe.run.records import append_records
 from sslpipe.run.status import curves, follow, list_runs, render, sparkline, status
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import command_line, train_over, write_recipe
@@ -79,11 +79,11 @@ def test_the_time_to_go_is_the_steps_left_at_the_recent_speed(run_dir, tmp_path)
 def test_steps_skipped_after_the_last_log_line_are_counted(run_dir, tmp_path):
     for name in ("recipe.json", "heartbeat"):
         os.symlink(run_dir / name, tmp_path / name)
-    append_records(tmp_path / "metrics.jsonl", [{"step": 2, "kind": "train", "skipped_steps": 1}])
+    append_lines(tmp_path / "metrics.jsonl", [{"step": 2, "kind": "train", "skipped_steps": 1}])
     # of two processes, which write the same steps; step 5 twice: a resume came to it again
     for rank in (0, 1):
         steps = [{"step": step, "ids": [rank]} for step in (1, 5, 4, 5)]
-        append_records(tmp_path / f"bad_steps.{rank}.jsonl", steps)
+        append_lines(tmp_path / f"bad_steps.{rank}.jsonl", steps)
     actual = status(tmp_path)
     assert actual["health"]["skipped_steps"] == 3
     assert (actual["first_skipped"], actual["last_skipped"]) == (2, 6)
@@ -131,7 +131,7 @@ def write_run(folder, steps=20, evals=(), name="made up", checkpoints=()):
     append(folder, range(2, steps + 1, 2))
     line = {"kind": "eval", "wall": 0.0, "restart": 0}
     lines = [{"step": step, **line, **values} for step, values in evals]
-    append_records(folder / "metrics.jsonl", lines)
+    append_lines(folder / "metrics.jsonl", lines)
     for checkpoint in checkpoints:
         (folder / "checkpoints" / checkpoint).mkdir()
         (folder / "checkpoints" / checkpoint / "model.safetensors").write_bytes(b"x" * 1000)
@@ -141,7 +141,7 @@ def write_run(folder, steps=20, evals=(), name="made up", checkpoints=()):
 def append(folder, steps):
     line = {"kind": "train", "restart": 0}
     lines = [{"step": step, **line, "loss": 9.0 - step, "wall": step / 2} for step in steps]
-    append_records(folder / "metrics.jsonl", lines)
+    append_lines(folder / "metrics.jsonl", lines)
 
 
 def test_a_sparkline_has_the_lowest_and_the_highest_and_averages_what_does_not_fit():
@@ -192,6 +192,7 @@ def test_runs_are_listed_with_what_may_be_deleted(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")  # no line is folded
     evals = [(4, {"holdout_knn": 0.9}), (8, {"holdout_knn": 0.6, "ema_holdout_knn": 0.7})]
     names = ("step-00000004", "step-00000008", "bad-step-00000006")
+    best = {"name": "step-00000004", "step": 4, "value": 0.9}
     first = write_run(tmp_path / "a" / "deep", 10, evals, "one", names)
     second = write_run(tmp_path / "b", 10, checkpoints=names)
     damaged = write_run(tmp_path / "c")
@@ -213,7 +214,7 @@ def test_runs_are_listed_with_what_may_be_deleted(tmp_path, monkeypatch):
     assert "recipe.json is damaged" in found[str(damaged)]["detail"]
 
     (first / "checkpoints" / "step-00000008" / "state.json").write_text(
-        json.dumps({"best": {"name": "step-00000004"}, "identity": IDENTITY})
+        json.dumps({"step": 8, "best": best, "identity": IDENTITY})
     )
     (one, *_) = list_runs(first)
     assert [*one["deletable"]] == [str(first / "checkpoints" / "bad-step-00000006")]

@@ -70,8 +70,8 @@ def test_a_ruinous_run_ends_with_its_starts_weights_and_says_so(
     recipe = recipe_of(tmp_path, module, *RUIN, *plain)
     assert (recipe.run.keep, recipe.run.monitor_steps) == (None, None)
     state = run_of(module, recipe, data, tmp_path / "run", start)
-    assert (state["best"]["step"], state["best"]["name"]) == (0, "step-00000000")
-    assert state["best"]["measure"] in ("holdout_map_at_r", "validation_map_at_r")
+    assert (state.best.step, state.best.name) == (0, "step-00000000")
+    assert state.best.measure in ("holdout_map_at_r", "validation_map_at_r")
     said = " ".join(capfd.readouterr().err.split())
     assert "commands take step-00000000, the start: no evaluation was better" in said
     assert "below_start" in said
@@ -94,17 +94,17 @@ def test_a_ruinous_run_ends_with_its_starts_weights_and_says_so(
 def test_without_labels_a_tenth_is_held_out_and_found_by_the_other_view(start, tmp_path):
     data = load_index(write_dataset(tmp_path / "data", (24,) * 8, labelled=False))
     state = run_of(runs, recipe_of(tmp_path, runs), data, tmp_path / "run", start)
-    recipe = state["identity"]["recipe"]
+    recipe = state.identity.recipe
     assert (recipe["data"]["holdout"], recipe["data"]["holdout_from"]) == (19, "all")
-    assert state["best"]["measure"] == "holdout_view_recall"
+    assert state.best.measure == "holdout_view_recall"
 
 
 def test_a_run_from_random_weights_holds_nothing_out(data, tmp_path):
     train(recipe_of(tmp_path, runs, "steps=2"), data, tmp_path / "run")
     forget_accelerator()
     state = read_state(latest(tmp_path / "run"))
-    assert state["identity"]["recipe"]["data"]["holdout"] == 0
-    assert "best" not in state
+    assert state.identity.recipe["data"]["holdout"] == 0
+    assert state.best is None
     assert not read_metrics(tmp_path / "run", "eval")
 
 
@@ -118,7 +118,7 @@ def test_a_run_from_random_weights_holds_nothing_out(data, tmp_path):
 )
 def test_the_watch_can_be_switched_off(data, start, tmp_path, module, off):
     state = run_of(module, recipe_of(tmp_path, module, off), data, tmp_path / "run", start)
-    assert "best" not in state
+    assert state.best is None
     assert "step-00000000" not in checkpoint_names(tmp_path / "run" / "checkpoints")
 
 

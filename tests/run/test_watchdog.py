@@ -5,8 +5,8 @@ import re
 import time
 
 from sslpipe.distributed import Rank
-from sslpipe.run.records import parse_object
-from sslpipe.run.watchdog import Watchdog, read_heartbeats
+from sslpipe.files import read_json
+from sslpipe.run.watchdog import Heartbeat, Watchdog, read_heartbeats
 from tests.helpers.runs import command_line, kill_over, python, train_words, write_recipe
 
 TIMEOUT_S = 3
@@ -62,7 +62,7 @@ def test_a_rank_whose_launcher_was_killed_ends_too(tmp_path):
     while not (tmp_path / "FAILED").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert (tmp_path / "FAILED").read_text().startswith("rank 1: LauncherLost: ")
-    pid = read_heartbeats(tmp_path)[1]["pid"]
+    pid = read_heartbeats(tmp_path)[1].pid
     while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{pid}")
@@ -74,9 +74,9 @@ def test_slow_but_steady_progress_is_left_alone_and_seen(tmp_path):
             beat(step, "training")
             time.sleep(0.1)
     (beats,) = read_heartbeats(tmp_path).values()  # where it ended
-    assert (beats["rank"], beats["pid"]) == (0, os.getpid())
-    assert (beats["step"], beats["phase"]) == (7, "training")
+    assert (beats.rank, beats.pid) == (0, os.getpid())
+    assert (beats.step, beats.phase) == (7, "training")
     assert not (tmp_path / "FAILED").exists()
     (tmp_path / "heartbeat" / "rank-3.json").write_text('{"rank": 3, "st')
     assert list(read_heartbeats(tmp_path)) == [0]  # one that was cut off is no sign of life
-    assert parse_object((tmp_path / "heartbeat" / "rank-0.json").read_bytes()) == beats
+    assert read_json(tmp_path / "heartbeat" / "rank-0.json", Heartbeat) == beats
