@@ -23,7 +23,7 @@ from sslpipe.plan import MOST_HELD_OUT, Parts, Pretraining, freeze_and_group, re
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.launch import check_precision, resolve_precision, training_device
-from sslpipe.run.memory import check_memory, estimate_memory
+from sslpipe.run.memory import check_memory, memory_of_plan
 
 _PLANNED_STEPS = 100  # global batches of the first epoch that are looked at, evenly spread
 
@@ -55,14 +55,7 @@ def check_pretraining(plan: Pretraining) -> Check:
     crop_px = augment.crop_px
     image_type = plan.index.image_type
     precision = resolve_precision(recipe.optim.precision, device)
-    memory = estimate_memory(
-        model,
-        recipe,
-        crop_px,
-        precision,
-        others=[parts.loss],
-        image_type=image_type,
-    )
+    memory = memory_of_plan(plan, parts, precision)
     too_much = check_memory(memory, recipe, device)
     if too_much and (alone := check_memory(memory.of_images(4, recipe), recipe, device)):
         raise RecipeError(f"with no more than 4 images at a time {alone}")

@@ -15,7 +15,7 @@ from sslpipe.metric_learning.build import Finetuning, freeze_and_group
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups
 from sslpipe.run.launch import check_precision, training_device
-from sslpipe.run.memory import check_memory, estimate_memory
+from sslpipe.run.memory import check_memory, memory_of_plan
 
 
 def check_finetuning(plan: Finetuning) -> Check:
@@ -36,14 +36,7 @@ def check_finetuning(plan: Finetuning) -> Check:
     digest = plan.identity()["digest"]
     groups = describe_groups(freeze_and_group(task, recipe), task)
     encoder = task.backbone
-    memory = estimate_memory(
-        task,
-        recipe,
-        parts.augment.crop_px,
-        recipe.optim.precision,
-        encoder=encoder,
-        image_type=plan.index.image_type,
-    )
+    memory = memory_of_plan(plan, parts, recipe.optim.precision)
 
     order = plan.order
     sampler = recipe.sampler

@@ -4,7 +4,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from sslpipe.portable import free_memory_bytes, memory_is_short, resident_bytes,
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe.base import RunRecipe
 from sslpipe.run.launch import resolve_precision, training_device
+from sslpipe.run.plan import PartsT, Plan
 
 HOPELESS = 8  # times all memory and swap: no swapping and no smaller canvas saves such a run
 _LEAST_KEPT = 4  # times its views: what a first layer makes of them
@@ -54,10 +55,10 @@ class Memory(NamedTuple):
 def estimate_memory(
     model: nn.Module,
     recipe: RunRecipe,
+    *,
     crop_px: int,
     precision: str,
     world: int = 1,
-    *,
     encoder: nn.Module | None = None,
     others: Iterable[nn.Module] = (),
     image_type: ImageType = RGB8,
@@ -100,7 +101,13 @@ def estimate_memory(
     activations = _MOST_KEPT * views
     if is_counted:
         small, large = (
-            saved_bytes(encoder, load.views * images, crop_px, precision, channels)
+            saved_bytes(
+                encoder,
+                rows=load.views * images,
+                crop_px=crop_px,
+                precision=precision,
+                channels=channels,
+            )
             for images in _COUNTED
         )
         activations = max(0, small + (large - small) * (load.together - 2) // 2)
@@ -113,6 +120,28 @@ def estimate_memory(
         batches=ahead * images,
         workspaces=0 if on_cuda else activations,
         process=0 if on_cuda else max(0, resident_bytes() - weights),
+    )
+
+
+def memory_of_plan(
+    plan: Plan[PartsT],
+    parts: PartsT,
+    precision: str,
+    *,
+    world: int = 1,
+    is_counted: bool = True,
+) -> Memory:
+    """Estimate the memory of one of `world` processes of a plan: see `estimate_memory`."""
+    return estimate_memory(
+        parts.model,
+        plan.recipe,
+        crop_px=parts.augment.crop_px,
+        precision=precision,
+        world=world,
+        encoder=parts.encoder,
+        others=parts.others,
+        image_type=plan.index.image_type,
+        is_counted=is_counted,
     )
 
 
@@ -165,22 +194,25 @@ def _needed(memory: Memory, device: torch.device, processes: int) -> tuple[int, 
     return processes * to_come, free_memory_bytes(), total_memory_bytes()
 
 
-def warn_of_memory(
-    recipe: RunRecipe, crop_px: int, model: nn.Module, process: Rank, **modules: Any
-) -> None:
+def warn_of_memory(plan: Plan[PartsT], parts: PartsT, process: Rank) -> None:
     """Warn on rank 0 where a step is likely to need more memory than is free.
 
     No forward runs where there is room for more than networks keep.
+
+    Args:
+        plan: Of the run.
+        parts: On the CPU.
+        process: This process among all.
     """
-    device = training_device(recipe)
+    device = training_device(plan.recipe)
     world = process.world_size
-    named = resolve_precision(recipe.optim.precision, device)
-    most = estimate_memory(model, recipe, crop_px, named, world, is_counted=False, **modules)
+    precision = resolve_precision(plan.recipe.optim.precision, device)
+    most = memory_of_plan(plan, parts, precision, world=world, is_counted=False)
     needed, free, _ = _needed(most, device, _processes(device, world))
     if needed <= free:
         return
-    memory = estimate_memory(model, recipe, crop_px, named, world, **modules)
-    text = check_memory(memory, recipe, device, world)
+    memory = memory_of_plan(plan, parts, precision, world=world)
+    text = check_memory(memory, plan.recipe, device, world)
     if text is not None and process.rank == 0:
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
@@ -194,7 +226,7 @@ def gib(count: int) -> str:
 
 
 def saved_bytes(
-    model: nn.Module, rows: int, crop_px: int, precision: str, channels: int = 3
+    model: nn.Module, *, rows: int, crop_px: int, precision: str, channels: int = 3
 ) -> int:
     """Count the bytes that a forward of `rows` views keeps for backward; the model stays as it is.
 

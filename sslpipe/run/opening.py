@@ -63,15 +63,7 @@ def open_run(
         # views, model, losses: the same numbers on every rank, from recipe.seed
         parts = parts or plan.build()
         remarks = plan.remarks(parts)  # or refused
-        warn_of_memory(
-            plan.recipe,
-            parts.augment.crop_px,
-            parts.model,
-            held.process,
-            encoder=parts.encoder,
-            others=parts.others,
-            image_type=plan.index.image_type,
-        )
+        warn_of_memory(plan, parts, held.process)
 
         run = _place_and_resume(plan, parts, held)
         _announce(run, remarks)

@@ -102,21 +102,26 @@ def test_flops_of_a_transformer_are_those_of_torchs_counter():
 
 def test_activations_are_what_autograd_must_keep(recipe_of):
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 20), nn.ReLU(), nn.Linear(20, 5))
-    memory = estimate_memory(model, recipe_of("data.batch_size=64"), 4, "fp32")
+    memory = estimate_memory(model, recipe_of("data.batch_size=64"), crop_px=4, precision="fp32")
     assert memory.activations == 128 * 20 * 4  # a ReLU's output, for itself and the next layer
     assert memory.views == 128 * 48 * 4
     assert memory.weights == memory.gradients == 4 * (48 * 20 + 20 + 20 * 5 + 5)
     canvas_px, prefetch = (recipe_of().data.canvas_px, recipe_of().run.prefetch)
     assert memory.batches == (prefetch + 2) * 64 * 3 * canvas_px**2
     assert memory.total == sum(memory)
-    halved = estimate_memory(model, recipe_of("data.batch_size=64"), 4, "fp32", world=2)
+    halved = estimate_memory(
+        model, recipe_of("data.batch_size=64"), crop_px=4, precision="fp32", world=2
+    )
     assert halved.batches == memory.batches // 2
     assert (halved.activations, halved.views) == (memory.activations // 2, memory.views // 2)
     micro = recipe_of("data.batch_size=64", "data.micro_batch=8")
-    micro = estimate_memory(model, micro, 4, "fp32")
+    micro = estimate_memory(model, micro, crop_px=4, precision="fp32")
     assert (micro.activations, micro.views) == (memory.activations // 8, memory.views // 8)
     assert (micro.weights, micro.batches) == (memory.weights, memory.batches)
-    assert estimate_memory(model.double(), recipe_of(), 4, "fp64").views == 32 * 48 * 8
+    assert (
+        estimate_memory(model.double(), recipe_of(), crop_px=4, precision="fp64").views
+        == 32 * 48 * 8
+    )
 
 
 def kept_by_a_real_forward(model, rows, px, precision):
@@ -141,9 +146,9 @@ def test_the_line_through_two_and_four_images_meets_a_real_batch(recipe_of, prec
     recipe = recipe_of("data.batch_size=64")
     model = build_model(recipe, 16)
     real = kept_by_a_real_forward(model, 128, 16, precision)
-    assert estimate_memory(model, recipe, 16, precision).activations == pytest.approx(
-        real, rel=0.01
-    )
+    assert estimate_memory(
+        model, recipe, crop_px=16, precision=precision
+    ).activations == pytest.approx(real, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +162,7 @@ def test_the_optimizer_state_is_what_the_optimizer_allocates(recipe_of, override
     optimizer.step()
     held = [t for state in optimizer.state.values() for t in state.values() if t is not None]
     real = sum(t.numel() * t.element_size() for t in held if t.ndim)  # step counters are scalars
-    assert estimate_memory(model, recipe, 16, "fp32").optimizer == real
+    assert estimate_memory(model, recipe, crop_px=16, precision="fp32").optimizer == real
 
 
 def test_the_estimated_time_is_a_rows_time_times_the_rows(recipe_of, monkeypatch):

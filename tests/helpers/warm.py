@@ -22,4 +22,4 @@ if without_gpu:
     pretraining = SimCLR(small_resnet((8, 16, 16)), Projector(hidden_dim=16, out_dim=8))
     for network in (pretraining, small_resnet((8, 16))):
         for images in (2, 4):
-            saved_bytes(network, 2 * images, 16, "fp32")
+            saved_bytes(network, rows=2 * images, crop_px=16, precision="fp32")

@@ -150,7 +150,7 @@ def test_a_network_that_reads_its_numbers_is_counted_too_and_draws_none():
     torch.manual_seed(0)
     model = Reads()
     expected, before = 4 * 5 * 4, torch.random.get_rng_state()
-    assert saved_bytes(model, 4, 4, "fp32") == expected
+    assert saved_bytes(model, rows=4, crop_px=4, precision="fp32") == expected
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -158,7 +158,7 @@ def test_counting_changes_nothing(recipe):
     backbone = build_backbone(Component(kind="torchvision/resnet18"), crop_px=64)
     backbone.network.layer1.eval()
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-    memory = estimate_memory(backbone, recipe, 64, "fp32")
+    memory = estimate_memory(backbone, recipe, crop_px=64, precision="fp32")
     assert memory.activations > 2**20
     assert all(torch.equal(before[name], t) for name, t in backbone.state_dict().items())
     assert backbone.network.layer2.training
@@ -174,7 +174,7 @@ def test_views_that_keep_more_than_there_is_are_refused_while_they_are_counted(
     backbone = build_backbone(Component(kind="torchvision/resnet18"), crop_px=64)
     crop_px = 512 if total < 2**30 else 100_000
     with pytest.raises(RecipeError, match=rf"augment\.crop_px = {crop_px} keep more than"):
-        estimate_memory(backbone, recipe, crop_px, "fp32")
+        estimate_memory(backbone, recipe, crop_px=crop_px, precision="fp32")
     assert not backbone.network.bn1.running_mean.any()
 
 
@@ -183,7 +183,7 @@ def test_a_network_that_cannot_take_the_views_is_named(recipe):
     with pytest.raises(
         RecipeError, match=r"\[backbone\] cannot take views of augment\.crop_px = 8"
     ):
-        estimate_memory(Backbone(network, 2), recipe, 8, "fp32")
+        estimate_memory(Backbone(network, 2), recipe, crop_px=8, precision="fp32")
 
 
 @pytest.mark.parametrize(
