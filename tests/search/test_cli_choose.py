@@ -5,11 +5,15 @@ import re
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import sslpipe.evaluation.embed
-from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.data.index import load_index
+from sslpipe.evaluation.embed import Embeddings, load_embeddings
+from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_backbone
 from sslpipe.search.candidates import sample_ids
 from tests.search.test_cli_gallery import write_model
@@ -49,6 +53,24 @@ def photos(tmp_path_factory):
     return folder
 
 
+def sources(models):
+    """The name of each candidate of the test below, and its source."""
+    one, two = models[:2]
+    first = {f"small_resnet@{px}": f"{one}@{px}" for px in (16, 24)}
+    return first | {f"small_resnet@{px} of {two}@{px}": f"{two}@{px}" for px in (16, 24)}
+
+
+def side_by_side(paths, parts, models):
+    """Features of a row of the ranking by `encode` of each of its networks."""
+    rows = [load_backbone(sources(models)[part]).encode(paths) for part in parts]
+    return rows[0] if len(rows) == 1 else torch.cat([F.normalize(each) for each in rows], 1)
+
+
+def cosines(rows):
+    units = F.normalize(rows)
+    return units @ units.T
+
+
 @pytest.mark.promise(14)
 def test_a_folder_of_images_is_answered_and_the_named_commands_work(
     call, models, photos, tmp_path, monkeypatch
@@ -67,16 +89,30 @@ def test_a_folder_of_images_is_answered_and_the_named_commands_work(
     page = (out / "choice.html").read_text()
     assert page.count("<img") > 8 * 8
     assert "✓" in page
-    # what it names: an export of the best, flattened
-    lines = [line for line in errors.splitlines() if line.startswith("Next")]
-    commands = [line.partition("sslpipe ")[2].split() for line in lines]
+    # the best row is a backbone: it finds what its row of the table says
     best = tree["rows"][0]
-    assert [words[0] for words in commands][:1] == ["export"]
-    assert len(commands) == (1 if best["power"] is None else 3)
-    for command in commands:
-        _, errors = call(*command)
     model = load_backbone(out / "backbone")
     assert (model.whitening is not None) == (best["power"] is not None)
+    paths = sorted(photos.rglob("*.png"))
+    features = side_by_side(paths, best["parts"], models)
+    if best["power"] is not None:
+        rows = Embeddings(features, torch.zeros(40).long(), torch.arange(40))
+        features = fit_whitening(rows, power=best["power"]).apply(features)
+    torch.testing.assert_close(cosines(model.encode(paths)), cosines(features), rtol=0, atol=1e-4)
+    # what it names works: features of these images, and a training with their labels
+    lines = [line for line in errors.splitlines() if line.startswith("Next")]
+    commands = [line.partition("sslpipe ")[2].split() for line in lines]
+    assert [command[0] for command in commands] == ["embed", "train"]
+    call(*commands[0])
+    embedded, _ = load_embeddings(out / "backbone.safetensors")
+    (data,) = out.glob("shards-*/dataset.json")
+    names = load_index(data).split("train").names_of(embedded.ids)
+    order = np.argsort(names)
+    assert [str(photos / names[place]) for place in order] == [str(path) for path in paths]
+    found = cosines(embedded.features[order])
+    torch.testing.assert_close(found, cosines(features), rtol=0, atol=1e-4)
+    single = next(row["parts"][0] for row in tree["rows"] if len(row["parts"]) == 1)
+    assert commands[1][commands[1].index("--init") + 1] == sources(models)[single]
     # the same command reads all and embeds nothing
     monkeypatch.setattr(sslpipe.evaluation.embed, "embed", None)
     again, _ = call(*words)

@@ -9,7 +9,7 @@ import typer
 
 from sslpipe.cli import options as opt
 from sslpipe.cli.inputs import check_folder, check_model, find_images, open_data
-from sslpipe.cli.next_step import say_next
+from sslpipe.cli.next_step import new_run_dir, say_next
 from sslpipe.cli.terminal import (
     new_app,
     progress,
@@ -17,6 +17,7 @@ from sslpipe.cli.terminal import (
     say,
     show,
     text_table,
+    working,
     write_json,
 )
 from sslpipe.errors import UserError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 app = new_app()
 
+LABELLED = Path("recipes/metric/my_images_mobile.toml")
 SEED = 0  # of the halves of the classes, and of the images that are taken
 
 
@@ -82,6 +84,7 @@ def main(
     from sslpipe.evaluation.flatten import why_unlabelled
     from sslpipe.evaluation.label_free import concentration_text, uniformity
     from sslpipe.search import candidates, choose
+    from sslpipe.search.chosen import write_chosen
     from sslpipe.search.pages import answer, choice_page, table_cells
 
     target, _ = start(device, "choose", small=True)
@@ -145,16 +148,27 @@ def main(
         typer.echo("* clearly different, all rows taken together (Holm)")
     show("\n".join(sentences))
     say(f"{out / 'choice.html'}: the same queries under each")
-    # the commands that make an export of the best row, flattened
-    power = ranked[0].power
+    # the best row as a backbone, and how to train it further
+    best_row = ranked[0]
     backbone = out / "backbone"
-    train = out / "backbone.safetensors"
-    source = "+".join(found[name].source for name in ranked[0].parts)
-    say_next("export", source, "--out", backbone)
-    if power is not None:
-        words = ["--data", data, "--split", split, "--out", train]
-        say_next("embed", backbone, *words, when=", to flatten")
-        say_next("whiten", backbone, train, "--power", f"{power:g}", when=", last")
+    with working("choose") as stage:
+        write_chosen(
+            backbone,
+            source="+".join(found[name].source for name in best_row.parts),
+            rows=choose.side_by_side(features, best_row.parts),
+            split=rows,
+            power=best_row.power,
+            say=stage,
+        )
+    say(f"{backbone}: {best_row.name}, for load_backbone, search, export and evaluate")
+    say_next(
+        "embed", backbone, "--data", data, "--split", split, "--out", f"{backbone}.safetensors"
+    )
+    if lacking is None and LABELLED.is_file():
+        single = next(row for row in ranked if len(row.parts) == 1)
+        words = ["--init", found[single.parts[0]].source, "--data", data]
+        when = ", to train it with these labels"
+        say_next("train", LABELLED, *words, "--run-dir", new_run_dir("labelled"), when=when)
     if failed:
         raise typer.Exit(2)
 
