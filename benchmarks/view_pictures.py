@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sslpipe.augment.two_views import TwoViews
 from sslpipe.data.image_type import RGB8
-from sslpipe.sharding.sensors import Pages, open_planes
+from sslpipe.sensors.readers import Pages, open_planes
 
 SIDE_PX, VIEWS = 112, 5
 OFF: dict[str, Any] = {

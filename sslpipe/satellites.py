@@ -10,6 +10,7 @@ those of whichever folders are there:
   settings of a kind of recipe and the section that makes a TOML file one;
 - `runs.py`: RUNS, {class of a recipe: `sslpipe.kinds.RunKind`};
 - `settings.py`: SETTINGS, {section with a `kind`: ((what it is, table), ...)}, for --explain;
+- `image_files.py`: SUFFIXES and `read_image`, for files of images that are not 8-bit RGB;
 - `leaks.py`: `find_leaks`, which `sslpipe evaluate suite` asks for test samples that are in train.
 """
 

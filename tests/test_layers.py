@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 # Folders that can be deleted: no row imports them, and none imports another.
-SATELLITES = ("curate", "metric_learning", "search")
+SATELLITES = ("curate", "metric_learning", "search", "sensors")
 
 # A module imports only from rows under its own, and from its own package.
 ROWS = (
@@ -48,7 +48,7 @@ HOMES = {
     "transformers": ("models", "weights"),
     "wandb": (),  # through accelerate
     "pytorch_metric_learning": ("metric_learning",),
-    **dict.fromkeys(("tifffile", "imagecodecs", "pydicom", "nibabel"), ("sharding",)),
+    **dict.fromkeys(("tifffile", "imagecodecs", "pydicom", "nibabel"), ("sensors",)),
 }
 EAGERLY = (  # only where used
     *("pytorch_metric_learning", "wandb", "matplotlib", "tensorboard", "trackio"),

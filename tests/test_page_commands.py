@@ -21,7 +21,7 @@ from tools.datasets import scattered_idx
 
 pytestmark = pytest.mark.usefixtures("proved_here", "few_resamples")
 
-OWN_TESTS = {"docs/sensors.md": "tests/sharding/test_sensors.py"}
+OWN_TESTS = {"docs/sensors.md": "tests/sensors/test_readers.py"}
 
 
 def option(words: list[str], name: str, default: str = "") -> str:

@@ -14,7 +14,11 @@ from tests.helpers.finetunes import write_recipe
 from tests.helpers.runs import ROOT
 from tests.test_layers import SATELLITES
 
-OWN = {"curate": {"curate"}, "search": {"browse", "choose", "gallery", "search"}}  # commands
+OWN = {  # commands
+    "curate": {"curate"},
+    "search": {"browse", "choose", "gallery", "search"},
+    "sensors": {"sensors"},
+}
 
 
 def listed(folder):

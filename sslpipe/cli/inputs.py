@@ -133,24 +133,24 @@ def check_features(paths: Iterable[Path]) -> None:
 
 
 def find_images(folder: Path, image_type: "ImageType | None" = None) -> list[Path]:
-    """Return every image under a folder, sorted, of the formats that `shards build` reads.
+    """Return every image under a folder, sorted, of the formats that a build reads.
 
     What is hidden, or a system's, is left out, and each file is there once, as in `shards build`.
     `image_type` None: of any format, where the network is not yet known.
 
     Raises: UserError where there is none.
     """
+    from sslpipe.satellites import offered
     from sslpipe.sharding.folder import walk
-    from sslpipe.sharding.sources import is_image
+    from sslpipe.sharding.sources import SUFFIXES, is_image
 
-    is_rgb8 = image_type is not None and image_type.is_rgb8
-    found = walk(folder, sensors=True).entries if folder.is_dir() else []
-    paths = [
-        entry.path for entry in found if not entry.reason and is_image(entry.path, not is_rgb8)
-    ]
+    suffixes = SUFFIXES
+    if image_type is None or not image_type.is_rgb8:
+        suffixes += tuple(end for reader in offered("image_files") for end in reader.SUFFIXES)
+    found = walk(folder, suffixes=suffixes).entries if folder.is_dir() else []
+    paths = [entry.path for entry in found if not entry.reason and is_image(entry.path, suffixes)]
     if not paths:
-        other = "" if is_rgb8 else "; of other channels .tif, .npy, .dcm, .nii"
-        raise UserError(f"{folder} holds no image ({', '.join(IMAGE_SUFFIXES)}{other})")
+        raise UserError(f"{folder} holds no image ({', '.join(suffixes)})")
     return paths
 
 

@@ -4,25 +4,27 @@ import os
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from sslpipe.cli import building as opt
+from sslpipe.cli.building import (
+    names_in,
+    print_built,
+    print_report,
+    read_option,
+    write_option,
+)
 from sslpipe.cli.inputs import check_picture, open_data, parse_ids
-from sslpipe.cli.next_step import after_a_look, say_next
+from sslpipe.cli.next_step import after_a_look
 from sslpipe.cli.options import Ids, argument, documented, option
 from sslpipe.cli.terminal import new_app, progress
 from sslpipe.errors import DataError, one_line
 from sslpipe.run.console import SafeConsole
-
-if TYPE_CHECKING:
-    from sslpipe.data.index import Manifest
-    from sslpipe.sharding.build import Built
-    from sslpipe.sharding.report import Report
 
 app = new_app(
     help="Convert images to webdataset shards with an index (dataset.json and offsets).",
@@ -31,15 +33,9 @@ app = new_app(
     epilog="Example: sslpipe shards build out/photos --root MY_PHOTOS --test-fraction 0.1",
 )
 
-OutFolder = Annotated[Path, argument("The data set's folder.", show_default=False)]
 DataSet = Annotated[
     str, argument("The data set's dataset.json or its folder: a path or a URL.", show_default=False)
 ]
-Workers = Annotated[int, option("Threads; the files do not depend on them.", min=1)]
-
-# of `build`
-_read = partial(option, "", rich_help_panel="What to read")
-_write = partial(option, "", rich_help_panel="How to write")
 
 
 @app.callback()
@@ -54,40 +50,32 @@ def _settings() -> None:
     app, epilog="Example: sslpipe shards build out/photos --root MY_PHOTOS --test-fraction 0.1"
 )
 def build(
-    out: OutFolder,
-    source: Annotated[str, _read()] = "folder",
-    root: Annotated[Path | None, _read()] = None,
-    split: Annotated[str | None, _read()] = None,
-    name: Annotated[str | None, _read()] = None,
-    csv: Annotated[Path | None, _read()] = None,
-    image_column: Annotated[str, _read()] = "path",
-    label_column: Annotated[str, _read()] = "label",
-    split_column: Annotated[str | None, _read()] = None,
-    skip_missing: Annotated[bool, _read("--skip-missing")] = False,
-    labels: Annotated[bool, _read()] = True,
-    columns: Annotated[str | None, _read()] = None,
-    name_pattern: Annotated[str | None, _read()] = None,
-    download: Annotated[bool, _read("--download")] = False,
-    channels: Annotated[str | None, _read()] = None,
-    pages: Annotated[Literal["channels", "samples"] | None, _read()] = None,
-    slice_axis: Annotated[int, _read(min=0, max=2)] = 2,
-    nan: Annotated[float | None, _read()] = None,
-    value_range: Annotated[str | None, _read("--range", metavar="LOW,HIGH")] = None,
-    test_fraction: Annotated[float, _write(min=0, max=0.9)] = 0.0,
-    split_by: Annotated[str | None, _write()] = None,
-    unseen_classes: Annotated[str | None, _write()] = None,
-    group_by: Annotated[str | None, _write()] = None,
-    tile: Annotated[int | None, _write(min=8)] = None,
-    stride: Annotated[int | None, _write(min=1)] = None,
-    min_content: Annotated[float, _write(min=0, max=1)] = 0.0,
-    resize_shorter: Annotated[int | None, _write(min=1)] = None,
-    background: Annotated[str | None, _write()] = None,
-    samples_per_shard: Annotated[int, _write(min=1)] = 1000,
-    skip_bad: Annotated[bool, _write("--skip-bad")] = False,
-    overwrite: Annotated[bool, _write("--overwrite")] = False,
-    origin: Annotated[str, _write()] = "",
-    license: Annotated[str, _write()] = "",
-    num_workers: Workers = 2,
+    out: opt.OutFolder,
+    source: Annotated[str, read_option()] = "folder",
+    root: opt.Root = None,
+    split: opt.Split = None,
+    name: Annotated[str | None, read_option()] = None,
+    csv: opt.Csv = None,
+    image_column: Annotated[str, read_option()] = "path",
+    label_column: opt.LabelColumn = "label",
+    split_column: opt.SplitColumn = None,
+    skip_missing: opt.SkipMissing = False,
+    labels: opt.Labels = True,
+    columns: opt.ColumnSpecs = None,
+    name_pattern: opt.NamePattern = None,
+    download: Annotated[bool, read_option("", "--download")] = False,
+    test_fraction: opt.TestFraction = 0.0,
+    split_by: Annotated[str | None, write_option()] = None,
+    unseen_classes: opt.UnseenClasses = None,
+    group_by: opt.GroupBy = None,
+    resize_shorter: Annotated[int | None, write_option(min=1)] = None,
+    background: Annotated[str | None, write_option()] = None,
+    samples_per_shard: opt.SamplesPerShard = 1000,
+    skip_bad: opt.SkipBad = False,
+    overwrite: opt.Overwrite = False,
+    origin: opt.OriginText = "",
+    license: opt.License = "",
+    num_workers: opt.Workers = 2,
 ) -> None:
     """Write shards from images. If it is interrupted, run it again to resume.
 
@@ -100,60 +88,24 @@ def build(
     - `... build out/beans --source parquet --root beans/data --label-column labels`
     - photos/VENDOR/THING.png:  `... build out/icons --root photos --name-pattern
       '(?P<vendor>[^/]+)/(?P<thing>.+)[.]png' --group-by thing --split-by thing --test-fraction 0.1`
-    - scans/*.tif of 16 bits and five bands:  `... build out/scans --root scans --channels
-      blue,green,red,edge,nir --tile 512 --stride 384 --min-content 0.1`; see docs/sensors.md
+    - images of other channels or depths, tiles of scenes:  `sslpipe sensors build --help`
 
     Args:
         source: folder, csv, parquet, huggingface, torchvision, idx.
-        root: Folder of the images or files.
-        split: Read only this split; its name where the source has none.
         name: The data set's name; for torchvision its class, such as CIFAR10.
-        csv: csv: the file, one row per image.
         image_column: csv: column of the paths, relative to the file; parquet: of the images.
-        label_column: csv, parquet: column of the classes.
-        split_column: csv: column of the splits' names.
-        skip_missing: Skip files of a table that do not exist, and links or pointers of git-annex,
-            DVC and git-lfs without content; list them.
-        labels: Take folder names or --label-column as classes.
-        columns: Columns of metadata: patient,age:integer,shot_at:time; NAME=THEIRS:KIND renames.
-            Kinds: text, integer, float, time. Default: inferred.
-        name_pattern: Columns from named groups of a file-name pattern, `'(?P<theme>[^/]+)/.*'`
         download: torchvision: download it.
-        channels: Names of the images' channels, such as dapi,gfp: store all of them, in all their
-            bits. Reads TIFF, 16-bit PNG, .npy, .npz, DICOM and NIfTI, too. Default: 8-bit RGB.
-        pages: What the pages of a file are: channels of one image, or samples.
-        slice_axis: NIfTI: the axis along which slices are samples.
-        nan: Replace NaN and infinite values by this one. Default: such an image is bad.
-        value_range: The values that views show as 0 and 1. Default: measured for each channel.
-        test_fraction: Share of each class to move from train to test.
-        split_by: Keep groups of this column, such as patient, in one split. Default for tiles and
-            pages: parent, their file.
-        unseen_classes: Classes, separated by commas, to put in splits of their own, such as
-            test_unseen beside test.
-        group_by: Store groups of this column side by side, to read partners together.
-        tile: Cut images into tiles of this side in px; columns parent, x and y say where they lie.
-        stride: Pixels from tile to tile. Default: --tile.
-        min_content: Skip tiles of which a smaller share shows something; see docs/sensors.md.
+        split_by: Keep groups of this column, such as patient, in one split.
         resize_shorter: Shrink images to this shorter side in px; JPEGs are saved again at quality
             95, all others as PNG.
         background: Colour under transparent parts, such as white or '#ffffff'. Default:
             transparency is dropped, which often leaves black.
-        samples_per_shard: Most samples per shard.
-        skip_bad: Skip bad images, and list them.
-        overwrite: Replace existing splits.
-        origin: Where the images come from, for the record.
-        license: The images' license, for the record.
     """
     from sslpipe.sharding.build import build_dataset
     from sslpipe.sharding.gather import parse_columns, parse_pattern
-    from sslpipe.sharding.scenes import parse_range, parse_sensors
     from sslpipe.sharding.sources import SourceOptions
     from sslpipe.sharding.writer import Layout
 
-    unseen = [] if unseen_classes is None else [name.strip() for name in unseen_classes.split(",")]
-    sensors = parse_sensors(channels, pages, slice_axis, nan, tile, stride, min_content)
-    if value_range is not None and channels is None:
-        raise DataError("--range needs --channels: 8-bit RGB is 0 to 255")
     built = build_dataset(
         out,
         source,
@@ -170,7 +122,6 @@ def build(
             skip_missing=skip_missing,
             columns=() if columns is None else parse_columns(columns, "--columns"),
             name_pattern=None if name_pattern is None else parse_pattern(name_pattern),
-            is_sensors=sensors is not None and sensors.channels is not None,
         ),
         Layout(
             seed=0,
@@ -179,34 +130,18 @@ def build(
             resize_shorter_px=resize_shorter,
             background=_parse_colour(background),
             group_by=group_by,
-            sensors=sensors,
         ),
         test_fraction=test_fraction,
         split_by=split_by,
-        unseen_classes=unseen,
+        unseen_classes=names_in(unseen_classes),
         skip_bad=skip_bad,
         overwrite=overwrite,
         origin=origin,
         license=license,
         workers=num_workers,
         progress=progress,
-        value_range=parse_range(value_range),
     )
-    _print_built(out, built)
-
-
-def _print_built(out: Path, built: "Built") -> None:
-    from sslpipe.sharding.build import MISSING
-
-    for line in built.skipped:
-        print(one_line(f"skipped: {line}"), file=sys.stderr)
-    for line in built.notes:
-        print(one_line(line))
-    if built.missing:
-        count = sum(map(len, built.missing.values()))
-        print(f"skipped: {count:,} missing files, listed in {out / MISSING}", file=sys.stderr)
-    if built.report is not None:
-        _print_report(out, built.manifest, built.report)
+    print_built(out, built)
 
 
 def _parse_colour(text: str | None) -> tuple[int, int, int] | None:
@@ -235,7 +170,7 @@ def index(
     name_pattern: str | None = None,
     channels: str | None = None,
     value_range: Annotated[str | None, option("", "--range", metavar="LOW,HIGH")] = None,
-    num_workers: Workers = 2,
+    num_workers: opt.Workers = 2,
 ) -> None:
     """Index existing webdataset tars (img2dataset, open_clip) without rewriting them.
 
@@ -257,11 +192,11 @@ def index(
             the columns that dataset.json has, but the paths that a build wrote.
         name_pattern: Columns from named groups of a regular expression of the image's name.
         channels: Names of the channels of images in KEY.npy, (h, w, C); their type is measured.
-        value_range: As in `build`.
+        value_range: The values that views show as 0 and 1. Default: measured for each channel.
     """
+    from sslpipe.sharding.arrays import parse_channels, parse_range
     from sslpipe.sharding.gather import parse_columns, parse_pattern
     from sslpipe.sharding.index import check_columns, gather_tars, index_folder
-    from sslpipe.sharding.scenes import parse_channels, parse_range
     from sslpipe.sharding.sources import SourceOptions, class_names
 
     if out is None and len(folders) > 1:
@@ -285,11 +220,11 @@ def index(
             channels=parse_channels(channels),
             value_range=parse_range(value_range),
         )
-    _print_report(target, indexed.manifest, indexed.report)
+    print_report(target, indexed.manifest, indexed.report)
 
 
 @app.command(epilog="Example: sslpipe shards verify out/photos")
-def verify(folder: DataSet, num_workers: Workers = 2) -> None:
+def verify(folder: DataSet, num_workers: opt.Workers = 2) -> None:
     """Check sizes and sha256, decode every image, and list what is bad; exit status 1 if any is."""
     from sslpipe.sharding.index import verify_columns, verify_shard
 
@@ -367,16 +302,3 @@ def stats(folder: DataSet) -> None:
             table.add_row(*(escape(one_line(cell)) for cell in row))
         SafeConsole().print(table)
     after_a_look(folder)
-
-
-def _print_report(folder: Path, manifest: "Manifest", report: "Report") -> None:
-    """Say what became of the images, what was left out, and what looks like a slip."""
-    from sslpipe.sharding.report import FILE
-
-    for line in report.lines():
-        print(line)
-    classes = len(manifest.classes) or "no"
-    print(f"{folder / 'dataset.json'}: {classes} classes; this report: {folder / FILE}")
-    names = [*manifest.splits]
-    split = [] if "train" in names else ["--split", names[0]]
-    say_next("shards", "show", folder, *split, "--out", "samples.png")

@@ -36,12 +36,14 @@ class Reading(BaseModel):
         pages: What the pages of a file, or the volumes of a series, are; None: it has one.
         slice_axis: The dimension of a volume along which its slices lie.
         nan: Stands for NaN and infinite values; None: such an image is bad.
+        channels: Names of a file's channels, of which the images are some; None: of all.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     pages: Literal["channels", "samples"] | None = None
     slice_axis: int = Field(default=2, ge=0, le=2)
     nan: Value | None = None
+    channels: tuple[ChannelName, ...] | None = Field(default=None, max_length=MOST_CHANNELS)
 
 
 class ImageType(BaseModel):
@@ -79,6 +81,9 @@ class ImageType(BaseModel):
             raise ValueError("background is for 8-bit RGB")
         if self.reading is not None and self.is_rgb8:
             raise ValueError("reading is for other images than 8-bit RGB")
+        stored = self.reading and self.reading.channels
+        if stored is not None and not {*self.channels} <= {*stored}:
+            raise ValueError(f"reading.channels = {list(stored)} has not all of the channels")
         return self
 
     @model_serializer(mode="wrap")

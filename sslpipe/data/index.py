@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sslpipe.data.columns import COLUMN_NAME, Column, ColumnEntry, find_column
-from sslpipe.data.image_type import RGB8, ImageType
+from sslpipe.data.image_type import RGB8, ImageType, Reading
 from sslpipe.data.storage import join, read_array, read_bytes, size_of
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.files import parse_json
@@ -283,7 +283,13 @@ class DatasetIndex:
             for each in (kind.low, kind.high, stored.mean, stored.std)
         )
         image = ImageType(channels=tuple(names), dtype=kind.dtype, low=low, high=high)
-        image = image.on(kind.background) if image.is_rgb8 else image.read_as(kind.reading)
+        if image.is_rgb8:
+            image = image.on(kind.background)
+        elif image.channels == known:
+            image = image.read_as(kind.reading)
+        else:
+            reading = kind.reading or Reading()
+            image = image.read_as(reading.model_copy(update={"channels": known}))
         update = {"image": None if image == RGB8 else image, "mean": mean, "std": std}
         selected.manifest = self.manifest.model_copy(update=update)
         return selected

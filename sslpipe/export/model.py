@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.decode import BadSample, check_size, decode, image_kind, reduce_to, rgb_pixels
-from sslpipe.data.image_type import RGB8, Colour, ImageType, Reading
+from sslpipe.data.image_type import RGB8, Colour, ImageType
 from sslpipe.data.index import Split
 from sslpipe.errors import UserError, shown
 from sslpipe.evaluation.embed import forward_in_parts
@@ -25,8 +25,8 @@ from sslpipe.models.state import check_finite, evaluating, module_sha256, weight
 from sslpipe.portable import read_regular
 from sslpipe.recipe.base import Component, Pixels, Positive, Section
 from sslpipe.recipe.pretrain import Projector
+from sslpipe.satellites import offered
 from sslpipe.sharding.members import flatten, to_member
-from sslpipe.sharding.sensors import Pages, UnknownPages, open_planes
 
 Picture = str | Path | bytes | Image.Image | Tensor | NDArray[Any]
 ENCODED_AT_ONCE = 64  # images of a list
@@ -259,8 +259,8 @@ class FrozenBackbone(nn.Module):
             images: The path or the bytes of a JPEG, PNG or WebP file; a PIL image; uint8 RGB or
                 grey pixels, as a tensor (C, H, W) or (B, C, H, W) or as an array (H, W), (H, W, C)
                 or (B, H, W, C); or a list of these, of any sizes. OpenCV's arrays are BGR: give
-                `image[..., ::-1]`. For other images than 8-bit RGB: paths of files that `shards
-                build --channels` reads, of one image each, or tensors and arrays as above.
+                `image[..., ::-1]`. For other images than 8-bit RGB: paths of files that
+                `sensors build` reads, of one image each, or tensors and arrays as above.
             on_bad: Called with the place in a list of what cannot be decoded, and why; it gets no
                 row. None: an error.
             advance: Called with the number of entries of each part of a list that is done.
@@ -368,40 +368,22 @@ class FrozenBackbone(nn.Module):
         return torch.stack(units).permute(0, 3, 1, 2)
 
 
-_ONE_IMAGE = (
-    "a path is one image: give one of them as an array (h, w, C) or as a file of its own; of all, "
-    "`sslpipe shards build` makes a data set for `sslpipe embed`"
-)
-
-
 def read_image(path: Path, wanted: ImageType, canvas_px: int) -> NDArray[Any]:
     """Read a file of one image of this type: (C, h, w), see `decode`. Raises: BadSample, OSError.
 
-    Other images than 8-bit RGB are of any format that `shards build --channels` reads, and their
-    pages, slices and NaN mean what they meant in that build.
+    Other images than 8-bit RGB are read by what a satellite brings, as the build of their data set
+    read such files.
     """
     if wanted.is_rgb8:
         return decode_image(read_regular(path), wanted, canvas_px)
-    reading = wanted.reading or Reading()
-    try:
-        planes = open_planes(path, Pages(reading.pages, reading.slice_axis))
-    except UnknownPages:
-        raise BadSample(f"it has several pages, and {_ONE_IMAGE}") from None
-    height, width, channels = planes.shape
-    if planes.total != 1:
-        raise BadSample(f"it holds {planes.total} images (pages or slices), and {_ONE_IMAGE}")
-    if (planes.dtype.name, channels) != (wanted.dtype, len(wanted.channels)):
+    readers = offered("image_files")
+    if not readers:
         raise BadSample(
-            f"an image of {planes.dtype} in {channels} channels, and the network takes {wanted}: "
-            "give a file or an array (h, w, C) of these"
+            f"this installation reads no files of {wanted}, as no folder of sslpipe brings a "
+            "reader; give arrays (h, w, C), or install sslpipe as a whole"
         )
-    check_size(width, height)
-    pixels = planes.read(0, slice(0, height), slice(0, width))
-    is_finite = np.isfinite(pixels)
-    if not is_finite.all():
-        if reading.nan is None:
-            raise BadSample("it has values that are NaN or infinite")
-        pixels = np.where(is_finite, pixels, np.float32(reading.nan))
+    named = [each for each in readers if path.name.lower().endswith(each.SUFFIXES)]
+    pixels = (named or readers)[0].read_image(path, wanted)
     return reduce_to(np.ascontiguousarray(wanted.in_units(pixels)), canvas_px).transpose(2, 0, 1)
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sslpipe.data.columns import Kind
-from sslpipe.data.image_type import RGB8, Colour, Reading, hex_colour
+from sslpipe.data.image_type import RGB8, Colour, hex_colour
 from sslpipe.data.index import ARRAY_SUFFIXES, IMAGE_SUFFIXES, PATH_COLUMN, Manifest
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import one_at_a_time, write_atomically
 from sslpipe.sharding import LISTS, SOURCES
+from sslpipe.sharding.arrays import Arrays, MakeSamples, Samples
 from sslpipe.sharding.columns import (
     Columns,
     ColumnSpec,
@@ -40,7 +41,6 @@ from sslpipe.sharding.report import (
     save_report,
 )
 from sslpipe.sharding.scan import measure
-from sslpipe.sharding.scenes import Cut, cut_scenes
 from sslpipe.sharding.sources import SourceOptions
 from sslpipe.sharding.writer import (
     Layout,
@@ -82,9 +82,8 @@ class _Written(NamedTuple):
     classes: tuple[str, ...]
     missing: dict[str, list[str]]  # files that a list names and that are not there
     columns: dict[str, Kind]  # whose values are in the shards
-    channels: tuple[str, ...] | None  # of images that are not 8-bit RGB
+    arrays: Arrays | None  # images that are not 8-bit RGB
     range: tuple[float, float] | None  # their low and high value; None: measured
-    reading: Reading | None  # how their files were read
     background: Colour | None  # what transparent parts were put on; None: alpha dropped
     done: dict[str, list[Done]]  # shards by split
     left_out: list[Group]  # of the source
@@ -107,6 +106,7 @@ def build_dataset(
     workers: int = 2,
     progress: Progress = _silent,
     value_range: tuple[float, float] | None = None,
+    make_samples: MakeSamples | None = None,
 ) -> Built:
     """Write shards from images; after a stop, the same call resumes to the same bytes.
 
@@ -125,12 +125,12 @@ def build_dataset(
         workers: Threads; the files do not depend on it.
         progress: Makes the progress bar of each split.
         value_range: Low and high of all channels of images that are not 8-bit RGB; None: measured.
+        make_samples: Makes samples of the source's files; None: each file is one.
 
     Raises:
         DataError: An unknown source, unreadable images, other classes, shards of another build.
     """
     _check_source(source, options)
-    _check_layout(layout)
     if split_by and not test_fraction:
         raise DataError(f"--split-by {split_by} needs --test-fraction, the share that is cut")
 
@@ -143,10 +143,9 @@ def build_dataset(
     columns = columns_of_images(images, options)
     left_out = [each for value in images.values() for each in value.left_out]
     doubts = list(dict.fromkeys(line for value in images.values() for line in value.doubts))
-    made = Cut(images, columns, None, None, [])
-    if layout.sensors is not None:
-        pattern = options.name_pattern
-        made = cut_scenes(images, columns, layout.sensors, pattern, out / FOLDER, workers)
+    made = Samples(images=images, columns=columns, dtype=None, window=None, notes=[])
+    if make_samples is not None:
+        made = make_samples(images, columns, out / FOLDER, workers)
     images = made.images
     columns = made.columns
     by = split_by or made.split_by
@@ -180,10 +179,9 @@ def build_dataset(
             classes=classes,
             missing={key: list(value.missing) for key, value in images.items() if value.missing},
             columns={name: each.kind for own in columns.values() for name, each in own.items()},
-            channels=layout.sensors and layout.sensors.channels,
-            reading=layout.sensors and layout.sensors.reading,
+            arrays=layout.arrays,
             background=layout.background,
-            range=(value_range or made.window) if layout.is_array else None,
+            range=(value_range or made.window) if layout.arrays else None,
             done=written,
             left_out=left_out,
             doubts=doubts,
@@ -213,21 +211,6 @@ def _check_source(source: str, options: SourceOptions) -> None:
             )
 
 
-def _check_layout(layout: Layout) -> None:
-    """Raise DataError for a change of 8-bit RGB pictures that other images do not take."""
-    if layout.sensors is None:
-        return
-    option = "--channels" if layout.is_array else "--tile"
-    for name, value in (
-        ("--resize-shorter", layout.is_array and layout.resize_shorter_px),
-        ("--background", layout.background),
-    ):
-        if value:
-            raise DataError(
-                f"{name} changes 8-bit RGB pictures, and {option} stores values as read"
-            )
-
-
 def _check_type(
     manifest: Manifest, splits: Mapping[str, SplitImages], layout: Layout, dtype: str | None
 ) -> None:
@@ -235,8 +218,9 @@ def _check_type(
     kept = [key for key in manifest.splits if key not in splits]
     image = manifest.image or RGB8
     dtype = dtype or RGB8.dtype
-    channels = (layout.sensors and layout.sensors.channels) or RGB8.channels
-    is_same = (image.channels, image.dtype, image.is_rgb8) == (channels, dtype, not layout.is_array)
+    is_array = layout.arrays is not None
+    channels = layout.arrays.channels if layout.arrays else RGB8.channels
+    is_same = (image.channels, image.dtype, image.is_rgb8) == (channels, dtype, not is_array)
     if kept and not is_same:
         raise DataError(
             f"{', '.join(kept)} of dataset.json has {image.dtype} of {', '.join(image.channels)}, "
@@ -316,17 +300,17 @@ def _finish(
     measured: list[str] = []
     if "train" in build.done or not manifest.splits:
         key = "train" if "train" in build.done else next(iter(build.done))
-        if build.channels is None:
+        if build.arrays is None:
             update["mean"], update["std"] = mean_and_std(build.done[key])
             update["image"] = None if build.background is None else RGB8.on(build.background)
         else:
-            found = measure(tars[key], build.channels, build.range)
-            image = found.image.read_as(build.reading)
+            found = measure(tars[key], build.arrays.channels, build.range)
+            image = found.image.read_as(build.arrays.reading)
             update |= {"image": image, "mean": found.mean, "std": found.std}
             measured = found.notes
     _list_missing(out / MISSING, build)
     specs = tuple(ColumnSpec(name, name, kind) for name, kind in build.columns.items())
-    suffixes = IMAGE_SUFFIXES if build.channels is None else ARRAY_SUFFIXES
+    suffixes = IMAGE_SUFFIXES if build.arrays is None else ARRAY_SUFFIXES
     columns = columns_of_tars(
         tars, SourceOptions(columns=specs), required=False, workers=workers, suffixes=suffixes
     )

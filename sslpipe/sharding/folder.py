@@ -42,7 +42,7 @@ _UNREAD = {
         *(".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv", ".3gp"),
     ),
     "unpack them": (".zip", ".rar", ".7z", ".gz", ".tgz", ".bz2", ".xz", ".zst"),
-    "see --channels": (*sorted(SENSOR_SUFFIXES - SUFFIXES),),
+    "sslpipe sensors build reads them": SENSOR_SUFFIXES,
 }
 # names of folders beside each other that are parts of a data set, not classes
 _HARDLY_CLASSES = GENERIC | {
@@ -76,12 +76,14 @@ class Walked(NamedTuple):
     folders: list[Path]  # all that were opened, but the root
 
 
-def walk(root: Path, *, sensors: bool = False, without: Sequence[Path] = ()) -> Walked:
+def walk(
+    root: Path, *, suffixes: tuple[str, ...] = SUFFIXES, without: Sequence[Path] = ()
+) -> Walked:
     """List the files below a folder, each real folder once: links may lead anywhere, also up.
 
     Args:
         root: The folder.
-        sensors: Files that only sensors write are images, too.
+        suffixes: How names of images end.
         without: Folders that are left out.
     """
     above = {_identity(parent.stat()) for parent in root.resolve().parents}
@@ -124,7 +126,7 @@ def walk(root: Path, *, sensors: bool = False, without: Sequence[Path] = ()) -> 
             elif child.is_dir():
                 (links if child.is_symlink() else real).append(path)
             else:
-                entries.append(_look_at(path, child, names, sensors=sensors))
+                entries.append(_look_at(path, child, names, suffixes))
     entries.sort(key=lambda entry: entry.path)
     return Walked(entries, sorted(folders))
 
@@ -144,14 +146,21 @@ def _reason_of_name(name: str) -> str:
     return "hidden files and folders" if name.startswith(".") else ""
 
 
-def _look_at(path: Path, child: "os.DirEntry[str]", names: set[str], *, sensors: bool) -> Entry:
+def _look_at(
+    path: Path, child: "os.DirEntry[str]", names: set[str], suffixes: tuple[str, ...]
+) -> Entry:
     """Judge a file by its name, and where that is an image's by what lies there."""
     is_link = child.is_symlink()
     suffix = path.suffix.lower()
     stem = path.with_suffix("")
-    if suffix == ".dvc" and stem.name not in names and (not stem.suffix or is_image(stem, sensors)):
+    if (
+        suffix == ".dvc"
+        and stem.name not in names
+        and (not stem.suffix or is_image(stem, suffixes))
+    ):
         return Entry(stem, absent="files and folders whose content DVC has not fetched")
-    if not is_image(path, sensors):
+    if not is_image(path, suffixes):
+        suffix = ".nii.gz" if path.name.lower().endswith(".nii.gz") else suffix
         return Entry(path, "files of other kinds", suffix or "no extension")
     try:
         status = child.stat()
@@ -228,7 +237,7 @@ def _check_filled(
             folder.parent in parents and len(folder.relative_to(root).parts) == splits.level + 1
         )
         if is_beside and folder.name not in splits.names and split_of(folder.name) is not None:
-            raise _no_images(folder, sensors=False)
+            raise _no_images(folder, SUFFIXES)
 
 
 # --- which folders are classes
@@ -275,21 +284,19 @@ def _classes(
     for folder in folders:
         if folder.parent in bases and folder not in places:
             raise DataError(
-                f"class folder {folder} has no images ({_suffixes(False)}); fill it, move it "
-                "elsewhere, or give --no-labels"
+                f"class folder {folder} has no images ({' '.join(sorted(SUFFIXES))}); fill "
+                "it, move it elsewhere, or give --no-labels"
             )
     return below
 
 
-def _suffixes(sensors: bool) -> str:
-    return " ".join(sorted(SENSOR_SUFFIXES if sensors else SUFFIXES))
-
-
-def _no_images(folder: Path, *, sensors: bool) -> DataError:
-    more = "" if sensors else "; for other formats see --channels"
+def _no_images(folder: Path, suffixes: tuple[str, ...]) -> DataError:
+    more = ""
+    if suffixes == SUFFIXES:
+        more = "; DICOM, NIfTI, arrays and other TIFFs: sslpipe sensors build"
     return DataError(
-        f"{folder} has no images ({_suffixes(sensors)}); for a table, parquet or idx files see "
-        f"--source{more}"
+        f"{folder} has no images ({' '.join(sorted(suffixes))}); for a "
+        f"table, parquet or idx files see --source{more}"
     )
 
 
@@ -299,13 +306,13 @@ def _no_images(folder: Path, *, sensors: bool) -> DataError:
 def read_folder(options: SourceOptions) -> dict[str, Images]:
     """Read the images below a folder; names of its folders are splits and classes."""
     root = root_folder(options)
-    entries, folders = walk(root, sensors=options.is_sensors, without=options.without)
+    entries, folders = walk(root, suffixes=options.suffixes, without=options.without)
     images = [
-        entry for entry in entries if not entry.reason and is_image(entry.path, options.is_sensors)
+        entry for entry in entries if not entry.reason and is_image(entry.path, options.suffixes)
     ]
     if not images:
         _check_absent(root, entries, options)
-        raise _no_images(root, sensors=options.is_sensors)
+        raise _no_images(root, options.suffixes)
     only = options.split and (split_of(options.split) or options.split)
     splits = find_splits(root, [entry.path for entry in images], only)
     names = sorted({*splits.names.values()})
@@ -342,7 +349,7 @@ def read_folder(options: SourceOptions) -> dict[str, Images]:
     rows = dict[str, list[Row]]()
     for split, own in kept.items():
         if not own:
-            raise _no_images(root / split, sensors=options.is_sensors)
+            raise _no_images(root / split, options.suffixes)
         classes = _classes(root, splits, own, folders) if options.labels else [None] * len(own)
         rows[split] = list(zip(own, classes, strict=True))
     found = from_rows(replace(options, split=None), root, rows)

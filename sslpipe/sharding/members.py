@@ -65,11 +65,13 @@ def remarks_on(raw: bytes, *, on_background: bool) -> list[str]:
         if deep:
             remarks.append(
                 "have 16-bit values, of which the upper 8 bits are used; a smaller range looks "
-                "almost black: scale it to 0 to 65,535 first, or keep all bits with --channels"
+                "almost black: scale it to 0 to 65,535 first, or keep all bits with "
+                "sslpipe sensors build"
             )
         if isinstance(image, TiffImageFile) and image.n_frames > 1:
             remarks.append(
-                "have several pages, of which the first is used; see --channels, --pages"
+                "have several pages, of which the first is used; sslpipe sensors build --pages "
+                "reads all"
             )
         elif image.format != "TIFF" and getattr(image, "is_animated", False):
             remarks.append("are animated; the first frame is used")
@@ -139,7 +141,7 @@ def _open_other(raw: bytes) -> NDArray[np.uint8]:
         if image.mode in ("I", "F"):
             raise BadSample(
                 "32-bit values have no known range; scale them to 8 bits (0 to 255) or to 16-bit "
-                "PNG (0 to 65,535), or keep them with --channels"
+                "PNG (0 to 65,535), or keep them with sslpipe sensors build"
             )
         if image.mode == "P":
             image = image.convert("RGBA")  # straight to RGB warns about transparency
@@ -163,7 +165,7 @@ def _open(raw: bytes, formats: tuple[str, ...]) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(without_text(raw)), formats=formats)
     except UnidentifiedImageError:  # its text is the address of the bytes
-        more = "; a TIFF of other channels or depths needs --channels" * (raw[:2] in (b"II", b"MM"))
+        more = "; sslpipe sensors build reads other TIFFs" * (raw[:2] in (b"II", b"MM"))
         raise BadSample(f"not a readable image: {looks_like(raw)}{more}") from None
     if image.width * image.height > MAX_PIXELS:
         raise BadSample(f"{image.width} x {image.height} px is more than {MAX_PIXELS} px")

@@ -22,13 +22,12 @@ from sslpipe.sharding.columns import ColumnSpec, Origin
 from sslpipe.sharding.report import Group, group_kinds
 from sslpipe.sharding.split_names import split_of
 
-SUFFIXES = frozenset(
-    (
-        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif"),
-        *(".ppm", ".pgm", ".bmp", ".tif", ".tiff"),
-    )
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif"),
+    *(".ppm", ".pgm", ".bmp", ".tif", ".tiff"),
 )
-SENSOR_SUFFIXES = SUFFIXES | {".npy", ".npz", ".dcm", ".dicom", ".nii", ".btf", ".tf8"}  # .nii.gz
+# of files that are none of these, and that `sslpipe sensors build` reads
+SENSOR_SUFFIXES = (".npy", ".npz", ".dcm", ".dicom", ".nii", ".nii.gz", ".btf", ".tf8")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")  # how Python holds such bytes, or half of a character
 MOST_NAMED = 20  # splits in a message
 
@@ -74,7 +73,7 @@ class SourceOptions:
     skip_missing: bool = False  # files that a list names and that are not there
     columns: tuple[ColumnSpec, ...] = ()  # what else is read of each image
     name_pattern: re.Pattern[str] | None = None  # of an image's whole name; named groups: columns
-    is_sensors: bool = False  # files of a folder that only sensors write are images, too
+    suffixes: tuple[str, ...] = SUFFIXES  # how names of images in a folder end, in lower case
     without: tuple[Path, ...] = ()  # folders below the root that are left out
 
     @property
@@ -279,8 +278,6 @@ def read_file(path: str | Path, *, pipe: bool = False) -> bytes:
         return file.read()
 
 
-def is_image(path: Path, sensors: bool = False) -> bool:
-    """Return whether a file is named as an image; with `sensors` of any format that is read."""
-    if not sensors:
-        return path.suffix.lower() in SUFFIXES
-    return path.suffix.lower() in SENSOR_SUFFIXES or path.name.lower().endswith(".nii.gz")
+def is_image(path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> bool:
+    """Return whether a file is named as an image: its name ends in one of these."""
+    return path.name.lower().endswith(suffixes)

@@ -25,11 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sslpipe.data.decode import BadSample, decode
+from sslpipe.data.image_type import Reading
 from sslpipe.data.index import ARRAY_SUFFIXES, BLOCK, IMAGE_SUFFIXES, Triple
 from sslpipe.data.order import choose_groups
 from sslpipe.errors import DataError, did_you_mean
 from sslpipe.portable import replacing
 from sslpipe.random import permutation
+from sslpipe.sharding.arrays import Arrays, without_nan
 from sslpipe.sharding.columns import Columns, find_groups
 from sslpipe.sharding.gather import to_json
 from sslpipe.sharding.members import (
@@ -41,7 +43,6 @@ from sslpipe.sharding.members import (
 from sslpipe.sharding.record import Done, Moments, Record
 from sslpipe.sharding.report import group_kinds
 from sslpipe.sharding.scan import index_tar
-from sslpipe.sharding.scenes import Sensors, without_nan
 from sslpipe.sharding.sources import Images
 
 _SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it begins the names of files
@@ -61,12 +62,7 @@ class Layout(NamedTuple):
     resize_shorter_px: int | None = None  # longer images are downscaled to this shorter side
     background: tuple[int, int, int] | None = None  # RGB, 0 to 255; None: alpha is dropped
     group_by: str | None = None  # column whose groups are written side by side; see `_order`
-    sensors: Sensors | None = None  # scenes, and other images than 8-bit RGB; None: 8-bit RGB
-
-    @property
-    def is_array(self) -> bool:
-        """Whether the shards hold arrays, not 8-bit RGB."""
-        return self.sensors is not None and self.sensors.channels is not None
+    arrays: Arrays | None = None  # images that are not 8-bit RGB; None: 8-bit RGB
 
 
 class SplitImages(NamedTuple):
@@ -333,7 +329,8 @@ def _fingerprint(split: str, source: SplitImages, layout: Layout) -> str:
     """Hash what decides the bytes of a split's shards."""
     images = source.images
     options = [value for value in layout if value is not None]
-    digest = hashlib.sha256(json.dumps([WRITER_VERSION, split, *options]).encode())
+    decides = json.dumps([WRITER_VERSION, split, *options], default=Reading.model_dump)
+    digest = hashlib.sha256(decides.encode())
     for number in source.numbers.tolist():
         row = [number, images.names[number], int(images.labels[number]), int(images.sizes[number])]
         digest.update(json.dumps(row).encode())
@@ -394,7 +391,7 @@ def _write_shard(
                     tar.addfile(member, io.BytesIO(content))
     if not count:
         path.unlink()
-    suffixes = ARRAY_SUFFIXES if plan.layout.is_array else IMAGE_SUFFIXES
+    suffixes = ARRAY_SUFFIXES if plan.layout.arrays else IMAGE_SUFFIXES
     return Done(
         shard=shard,
         entry=index_tar(path, suffixes)[0] if count else None,  # now that it is whole and on disk
@@ -410,8 +407,8 @@ def _encode(plan: SplitPlan, number: int) -> tuple[str, bytes, NDArray[np.int64]
     source = plan.source
     layout = plan.layout
     original = raw = source.images.read(number)
-    if layout.is_array:
-        raw, has_nan = without_nan(raw, layout.sensors and layout.sensors.nan)
+    if layout.arrays is not None:
+        raw, has_nan = without_nan(raw, layout.arrays.reading.nan)
         remarks = ["have NaN or infinite values, replaced"] * has_nan
         return "npy", raw, np.zeros((3, 1), np.int64), remarks  # measured once all is written
     if layout.background is not None:

@@ -1,4 +1,4 @@
-"""`sslpipe shards` in this process, and the tars and images that its tests give it."""
+"""`sslpipe shards` and `sensors` in this process, and tars and images for the tests of both."""
 
 import hashlib
 import io
@@ -18,19 +18,19 @@ from sslpipe.sharding.report import FILE, Report
 BUILD = ("--samples-per-shard", "8", "--name-pattern", "(?P<kind>[^/]+)/.*")  # of `write_photos`
 
 
-def run(*words: object) -> int:
+def run(*words: object, group: str = "shards") -> int:
     """The exit status of a command."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["sslpipe", "shards", *map(str, words)])
+        patch.setattr(sys, "argv", ["sslpipe", group, *map(str, words)])
         with pytest.raises(SystemExit) as stopped:
             app.run()
     return int(stopped.value.code or 0)
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *words: object, group: str = "shards") -> str:
     """The one line of a refused command."""
     capsys.readouterr()
-    assert run(*words) == 2
+    assert run(*words, group=group) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     (error,) = [line for line in lines if line.startswith("error: ")]
     assert not any("Traceback" in line for line in lines)

@@ -18,6 +18,7 @@ WORDS = {  # beside the module: its commands in a test's own words, a kind of re
     "curate": r"(^|[\"' ])(sslpipe )?curate\b|leak",
     "metric_learning": r"finetune|fine-tun|fine_tun",
     "search": r"(^|[\"'])(sslpipe )?(search|gallery|choose|browse)\b|ImageSearch",
+    "sensors": r"(^|[\"'])(sslpipe )?sensors\b",
 }
 OF_ALL = (  # files about the whole: every page, every command, every satellite
     *("test_docs.py", "test_page_commands.py", "test_satellites.py", "test_layers.py"),

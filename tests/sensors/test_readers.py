@@ -23,10 +23,10 @@ from pydicom.data import get_testdata_file
 from sslpipe.data.decode import BadSample
 from sslpipe.data.index import DatasetIndex, load_index
 from sslpipe.data.loader import one_pass
-from sslpipe.sharding import scenes
-from sslpipe.sharding.scenes import content
-from sslpipe.sharding.sensors import Pages, open_planes
-from tests.helpers.shards import error_of, run, tree, write_tar
+from sslpipe.sensors import scenes
+from sslpipe.sensors.readers import Pages, open_planes
+from sslpipe.sensors.scenes import content
+from tests.helpers.shards import error_of, run
 
 RNG = np.random.default_rng(0)
 
@@ -173,7 +173,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def build(root: Path, *options: object, out: str = "out") -> DatasetIndex:
-    assert run("build", root.parent / out, "--root", root, *map(str, options)) == 0
+    assert run("build", root.parent / out, "--root", root, *options, group="sensors") == 0
     return load_index(root.parent / out)
 
 
@@ -345,39 +345,6 @@ def test_volumes_that_are_channels_are_decoded_once(tmp_path, root, decoded):
     np.testing.assert_array_equal(found, np.stack([*volumes.values()], axis=-1)[:, :, pages])
 
 
-def test_each_scene_is_decoded_once_and_a_resume_decodes_those_that_are_left(
-    tmp_path, root, decoded
-):
-    for number in range(4):
-        np.savez_compressed(root / f"{number}.npz", numbers(32, 32))
-    words = ["--channels", "grey", "--tile", "16", "--num-workers", "1", "--root", root]
-    words += ["--samples-per-shard", "4", "--group-by", "parent", "--name", "x"]
-    for _ in range(2):  # the second finds it finished
-        build(root, *words)
-        assert len(decoded) == len({*decoded}) == 4
-    before = tree(tmp_path / "out")
-    # what a kill left
-    (tmp_path / "out" / "dataset.json").unlink()
-    (tmp_path / "out" / "train-000002.tar").unlink()
-    decoded.clear()
-    build(root, *words)
-    assert len(decoded) == 1
-    assert tree(tmp_path / "out") == before
-
-
-def test_tars_of_others_are_indexed_and_measured(tmp_path, root, capsys):
-    scans(root)
-    one, tars = build(root, *FIVE).manifest, tmp_path / "tars"
-    tars.mkdir()
-    shutil.copy(tmp_path / "out" / "train-000000.tar", tars)
-    assert "--channels" in error_of(capsys, "index", tars)
-    assert run("index", tars, *FIVE) == 0
-    other = load_index(tars).manifest
-    assert (one.image, one.mean, one.std) == (other.image, other.mean, other.std)
-    assert run("index", tars) == 0  # again, as dataset.json says
-    assert load_index(tars).manifest == other
-
-
 # --- bad input
 
 
@@ -479,7 +446,7 @@ def test_a_bad_file_is_one_line(tmp_path, root, capsys, name):
         tifffile.imwrite(root / "good.tif", numbers(20, 30))
     write(root)
     words = ["build", tmp_path / "out", "--root", root, "--channels", "grey"]
-    assert reason in error_of(capsys, *words)
+    assert reason in error_of(capsys, *words, group="sensors")
     assert not (tmp_path / "out" / "dataset.json").exists()
 
 
@@ -514,21 +481,23 @@ def test_bad_files_are_skipped_and_nan_replaced_where_that_is_asked_for(tmp_path
 )
 def test_a_mistake_of_the_command_is_one_line(tmp_path, capsys, words, reason):
     tifffile.imwrite(tmp_path / "good.tif", numbers(20, 30))
-    assert reason in error_of(capsys, "build", tmp_path / "out", "--root", tmp_path, *words)
+    assert reason in error_of(
+        capsys, "build", tmp_path / "out", "--root", tmp_path, *words, group="sensors"
+    )
 
 
 def test_a_scene_that_claims_endless_tiles_is_refused(tmp_path, capsys):
     side = 2**16
     np.lib.format.open_memmap(tmp_path / "a.npy", "w+", "u1", (side, side)).flush()  # a hole
     words = ["build", tmp_path / "out", "--root", tmp_path, "--channels", "grey", "--tile", "32"]
-    assert "4194304 tiles of 65536 x 65536 px" in error_of(capsys, *words)
+    assert "4194304 tiles of 65536 x 65536 px" in error_of(capsys, *words, group="sensors")
 
 
 def test_a_scene_too_large_to_be_read_has_to_be_of_the_others_type_too(tmp_path, capsys):
     np.lib.format.open_memmap(tmp_path / "a.npy", "w+", "u1", (20_000, 20_000)).flush()  # a hole
     np.save(tmp_path / "b.npy", numbers(20, 30))
     words = ["build", tmp_path / "out", "--root", tmp_path, "--channels", "grey", "--skip-bad"]
-    assert "b.npy has 1 channels of uint16" in error_of(capsys, *words)
+    assert "b.npy has 1 channels of uint16" in error_of(capsys, *words, group="sensors")
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
@@ -551,7 +520,7 @@ def test_a_missing_library_names_the_extra(tmp_path, capsys, monkeypatch):
     tifffile.imwrite(tmp_path / "a.tif", numbers(20, 30))
     monkeypatch.setitem(sys.modules, "tifffile", None)
     words = ["build", tmp_path / "out", "--root", tmp_path, "--channels", "grey"]
-    assert 'pip install "sslpipe[sensors]"' in error_of(capsys, *words)
+    assert 'pip install "sslpipe[sensors]"' in error_of(capsys, *words, group="sensors")
 
 
 def test_other_splits_have_the_same_type(tmp_path, root, capsys):
@@ -561,7 +530,9 @@ def test_other_splits_have_the_same_type(tmp_path, root, capsys):
     (tmp_path / "rgb").mkdir()
     tif(numbers(20, 30, 3, dtype="u1"), photometric="rgb")(tmp_path / "rgb")
     other = ["--root", tmp_path / "rgb", "--split", "test", "--no-labels"]
-    assert "a data set has one type" in error_of(capsys, "build", tmp_path / "out", *other)
+    assert "a data set has one type" in error_of(
+        capsys, "build", tmp_path / "out", *other, group="shards"
+    )
 
 
 def test_a_build_of_another_type_replaces_the_one_before(root):
@@ -570,21 +541,6 @@ def test_a_build_of_another_type_replaces_the_one_before(root):
         folder.mkdir(parents=True)
         png(numbers(8, 8, dtype="u1"))(folder)
     build(root, "--test-fraction", 0.4, "--channels", "grey")
-    assert build(root, "--test-fraction", 0.4, "--overwrite").image_type.is_rgb8
-
-
-@pytest.mark.parametrize(
-    ("array", "more", "told"),
-    [
-        (np.zeros((4, 4, 1), np.int16), (), "images of int16; store uint8, uint16, float32"),
-        (np.zeros((4, 4, 1), np.uint32), (), "images of uint32"),
-        (np.full((4, 4, 1), np.nan, np.float32), (), "nothing but NaN"),
-        (np.full((4, 4, 1), 20000, np.uint16), ("--range", "0,1"), "far outside of the range"),
-        (np.zeros((4, 4, 1), np.uint8), ("--range", "0,9"), "--range is for 16 bits"),
-    ],
-)
-def test_tars_of_others_that_cannot_be_measured_are_one_line(array, more, told, tmp_path, capsys):
-    np.save(tmp_path / "a.npy", array)
-    write_tar(tmp_path / "train-000000.tar", ("a.npy", (tmp_path / "a.npy").read_bytes()))
-    assert told in error_of(capsys, "index", tmp_path, "--channels", "a", *more)
-    assert "--channels names" in error_of(capsys, "index", tmp_path, "--range", "0,1")
+    words = ("build", root.parent / "out", "--root", root, "--test-fraction", 0.4, "--overwrite")
+    assert run(*words) == 0
+    assert load_index(root.parent / "out").image_type.is_rgb8

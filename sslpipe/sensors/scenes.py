@@ -23,15 +23,15 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
-from sslpipe.data.decode import MAX_BYTES, MAX_PIXELS, BadSample, read_npy
-from sslpipe.data.image_type import RGB8, ImageType, Reading
+from sslpipe.data.decode import MAX_BYTES, MAX_PIXELS, BadSample
+from sslpipe.data.image_type import RGB8, Reading
 from sslpipe.data.storage import npy_bytes
 from sslpipe.errors import DataError
+from sslpipe.sensors.readers import Array, Pages, Planes, open_planes
+from sslpipe.sharding.arrays import Arrays, Samples, parse_channels
 from sslpipe.sharding.columns import Columns, ColumnValues
 from sslpipe.sharding.members import encode_png, png_bytes
-from sslpipe.sharding.sensors import Array, Pages, Planes, open_planes
 from sslpipe.sharding.sources import Images
 
 CHANNEL = "channel"  # the group of --name-pattern that tells channels of one sample apart
@@ -49,10 +49,10 @@ MOST_LOOKED_AT = 64  # tiles of a scene, for its range
 
 
 class Sensors(NamedTuple):
-    """What of other images than 8-bit RGB, and of scenes, decides the bytes of the shards."""
+    """How files become samples."""
 
     channels: tuple[str, ...] | None = None  # their names; None: 8-bit RGB
-    pages: Any = None  # see `sensors.Pages`, as slice_axis
+    pages: Any = None  # see `readers.Pages`, as slice_axis
     slice_axis: int = 2
     nan: float | None = None  # stands for NaN and infinite values; None: such an image is bad
     tile_px: int | None = None  # side of the tiles that scenes are cut into; None: they are not
@@ -60,37 +60,12 @@ class Sensors(NamedTuple):
     min_content: float = 0.0  # least share of a tile's blocks that show something; see `content`
 
     @property
-    def reading(self) -> Reading:
-        """What a data set keeps of it: how one of its files is read again."""
-        return Reading(pages=self.pages, slice_axis=self.slice_axis, nan=self.nan)
-
-
-def parse_channels(text: str | None) -> tuple[str, ...] | None:
-    """Read --channels. Raises: DataError for what are no names of 1 to MOST_CHANNELS channels."""
-    if text is None:
-        return None
-    names = tuple(name.strip() for name in text.split(","))
-    ones = (1.0,) * len(names)
-    try:
-        ImageType(channels=names, dtype="float32", low=(0.0,) * len(names), high=ones)
-    except ValidationError as error:
-        said = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise DataError(f"--channels {text!r}: {said}; write names, as in red,green,nir") from None
-    return names
-
-
-def parse_range(text: str | None) -> tuple[float, float] | None:
-    """Read --range. Raises: DataError for what is no LOW,HIGH."""
-    if text is None:
-        return None
-    try:
-        low, high = map(float, text.split(","))
-    except ValueError:
-        low = 0.0
-        high = 0.0
-    if not -3e38 <= low < high <= 3e38:
-        raise DataError(f"--range {text!r} is no LOW,HIGH, such as 0,4095")
-    return low, high
+    def arrays(self) -> Arrays | None:
+        """What the shards hold, and how one of the files is read again; None: 8-bit RGB."""
+        if self.channels is None:
+            return None
+        reading = Reading(pages=self.pages, slice_axis=self.slice_axis, nan=self.nan)
+        return Arrays(self.channels, reading)
 
 
 def parse_sensors(
@@ -101,8 +76,8 @@ def parse_sensors(
     tile: int | None,
     stride: int | None,
     min_content: float,
-) -> Sensors | None:
-    """Read what the command line says; None: nothing. Raises: DataError."""
+) -> Sensors:
+    """Read what the command line says. Raises: DataError."""
     for option, value, needed, there in (
         ("--pages", pages, "--channels or --tile", channels or tile),
         ("--slice-axis", slice_axis != 2, "--channels", channels),
@@ -115,20 +90,12 @@ def parse_sensors(
     if nan is not None and not abs(nan) < 3e38:
         raise DataError(f"--nan {nan} is itself no finite value of float32")
     if channels is None and tile is None:
-        return None
+        raise DataError(
+            "name the channels with --channels, or cut 8-bit RGB scenes with --tile; whole 8-bit "
+            "RGB images are what `sslpipe shards build` reads"
+        )
     names = parse_channels(channels)
     return Sensors(names, pages, slice_axis, nan, tile, stride, min_content)
-
-
-class Cut(NamedTuple):
-    """Samples of all splits, with columns."""
-
-    images: dict[str, Images]
-    columns: dict[str, Columns]
-    dtype: str | None  # of images that are not 8-bit RGB
-    window: tuple[float, float] | None  # low and high value that all files say to look at
-    notes: list[str]
-    split_by: str | None = None  # the column that keeps samples of a file in one split
 
 
 class _Window(NamedTuple):
@@ -161,11 +128,12 @@ class _Scene(NamedTuple):
 def cut_scenes(
     splits: Mapping[str, Images],
     columns: Mapping[str, Columns],
-    sensors: Sensors,
-    pattern: re.Pattern[str] | None,
     folder: Path,
     workers: int,
-) -> Cut:
+    *,
+    sensors: Sensors,
+    pattern: re.Pattern[str] | None,
+) -> Samples:
     """Make samples of a source's files, with their columns.
 
     The pattern's group `channel`, if it has one, tells the channels of a sample apart. The folder's
@@ -214,7 +182,7 @@ def cut_scenes(
         kept = {name: own for name, own in columns[split].items() if name != CHANNEL}
         images[split], own_columns[split] = _described(files, kept, scenes, sensors, pixel_bytes)
     windows = {planes.window for planes in good.values()}
-    return Cut(
+    return Samples(
         images,
         own_columns,
         dtype.name if sensors.channels else None,
@@ -327,7 +295,7 @@ def _check_type(scenes: Mapping[str, Planes], name: str, sensors: Sensors) -> No
             f"{first} has {count} channels, and --channels names {len(names)}: {', '.join(names)}"
         )
     elif names == RGB8.channels and dtype == np.uint8:
-        raise DataError("these are 8-bit RGB images: build them without --channels")
+        raise DataError("these are 8-bit RGB images: build them with `sslpipe shards build`")
 
 
 # --- samples
@@ -460,19 +428,6 @@ def _described(
         paths=(),
     )
     return made, {**own, **added}
-
-
-def without_nan(raw: bytes, nan: float | None) -> tuple[bytes, bool]:
-    """Return a .npy of finite values, and whether `nan` replaced any; None: raise BadSample."""
-    pixels = read_npy(raw)
-    if pixels.dtype.kind != "f" or (is_finite := np.isfinite(pixels)).all():
-        return raw, False
-    if nan is None:
-        raise BadSample(
-            f"{int((~is_finite).sum())} of {pixels.size} values are NaN or infinite; give --nan "
-            "VALUE to replace them"
-        )
-    return npy_bytes(np.where(is_finite, pixels, np.float32(nan))), True
 
 
 class _Scratch:

@@ -1,0 +1,82 @@
+"""Images of C channels of uint8, uint16 or float32 in shards: members KEY.npy, (h, w, C).
+
+Who reads the files of sensors makes such `Samples` of a source's files; `build.build_dataset`
+writes them as any others.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import ValidationError
+
+from sslpipe.data.decode import BadSample, read_npy
+from sslpipe.data.image_type import ImageType, Reading
+from sslpipe.data.storage import npy_bytes
+from sslpipe.errors import DataError
+from sslpipe.sharding.columns import Columns
+from sslpipe.sharding.sources import Images
+
+
+class Arrays(NamedTuple):
+    """What images that are not 8-bit RGB are in the shards."""
+
+    channels: tuple[str, ...]
+    reading: Reading  # how their files became images, for dataset.json
+
+
+class Samples(NamedTuple):
+    """Samples of all splits, with columns, that a reader has made of a source's files."""
+
+    images: dict[str, Images]
+    columns: dict[str, Columns]
+    dtype: str | None  # of images that are not 8-bit RGB
+    window: tuple[float, float] | None  # low and high value that all files say to look at
+    notes: list[str]
+    split_by: str | None = None  # the column that keeps samples of a file in one split
+
+
+# images and columns by split, a folder whose disk has room, threads -> samples
+MakeSamples = Callable[[Mapping[str, Images], Mapping[str, Columns], Path, int], Samples]
+
+
+def parse_channels(text: str | None) -> tuple[str, ...] | None:
+    """Read --channels. Raises: DataError for what are no names of 1 to MOST_CHANNELS channels."""
+    if text is None:
+        return None
+    names = tuple(name.strip() for name in text.split(","))
+    ones = (1.0,) * len(names)
+    try:
+        ImageType(channels=names, dtype="float32", low=(0.0,) * len(names), high=ones)
+    except ValidationError as error:
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DataError(f"--channels {text!r}: {said}; write names, as in red,green,nir") from None
+    return names
+
+
+def parse_range(text: str | None) -> tuple[float, float] | None:
+    """Read --range. Raises: DataError for what is no LOW,HIGH."""
+    if text is None:
+        return None
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low = 0.0
+        high = 0.0
+    if not -3e38 <= low < high <= 3e38:
+        raise DataError(f"--range {text!r} is no LOW,HIGH, such as 0,4095")
+    return low, high
+
+
+def without_nan(raw: bytes, nan: float | None) -> tuple[bytes, bool]:
+    """Return a .npy of finite values, and whether `nan` replaced any; None: raise BadSample."""
+    pixels = read_npy(raw)
+    if pixels.dtype.kind != "f" or (is_finite := np.isfinite(pixels)).all():
+        return raw, False
+    if nan is None:
+        raise BadSample(
+            f"{int((~is_finite).sum())} of {pixels.size} values are NaN or infinite; give --nan "
+            "VALUE to replace them"
+        )
+    return npy_bytes(np.where(is_finite, pixels, np.float32(nan))), True
