@@ -126,8 +126,8 @@ def rank_with_labels(
     """Rank rows, each as it is and flattened by POWERS, by the labels of half the classes.
 
     Each half is searched in itself; its spectrum is that of all images that are not in it. Images
-    without a label, or alone in their class, are in neither. The first row, as it is, is what the
-    others are compared with; `seed` cuts the halves.
+    without a label, or alone in their class, are in neither. The others are compared with the best
+    single network as it is (`best_single`); `seed` cuts the halves.
     """
     labels = next(iter(features.values())).labels.cpu().numpy()
     halves = [torch.from_numpy(np.isin(labels, own)) for own in halves_of(labels, seed)]
@@ -137,7 +137,9 @@ def rank_with_labels(
         for half in halves:
             for power, scores in score_forms(together, half, (~half).nonzero()[:, 0], None, None):
                 found.setdefault((parts, power), []).append(scores)
-    base = found[rows[0], None][1]
+    singles = [(parts, power) for parts, power in found if len(parts) == 1 and power is None]
+    base_row = max(singles, key=lambda row: float(found[row][0][CHOSEN_BY].mean()))
+    base = found[base_row][1]
     ranked = []
     for row, (chooses, reports) in found.items():
         more = {m: paired_means(reports[m], base[m], reports["class"]) for m in METRICS}
@@ -145,7 +147,7 @@ def rank_with_labels(
         score = float(chooses[CHOSEN_BY].mean())
         ranked.append(Ranked(*row, score, values, more, more[CHOSEN_BY].p))
     # the base itself is no comparison
-    others = [n for n, each in enumerate(ranked) if each[:2] != (rows[0], None)]
+    others = [n for n, each in enumerate(ranked) if each[:2] != base_row]
     for n, p in zip(others, holm([ranked[n].p for n in others]), strict=True):
         ranked[n] = ranked[n]._replace(p=p)
     return sorted(ranked, key=lambda each: -each.score)
@@ -170,6 +172,11 @@ def rank_without_labels(
         score = view_recall(both[:, some])
         ranked.append(Ranked(parts, UNLABELLED_POWER, score, {}, {}, 1.0))
     return sorted(ranked, key=lambda row: -row.score)
+
+
+def best_single(ranked: Sequence[Ranked]) -> Ranked:
+    """Return the best row of one network as it is: what one would use without a ranking."""
+    return next(row for row in ranked if len(row.parts) == 1 and row.power is None)
 
 
 def best_forms(ranked: Sequence[Ranked]) -> list[int]:

@@ -19,7 +19,7 @@ from sslpipe.report.embeddings import search
 from sslpipe.report.page import command_page, percent, render
 from sslpipe.report.pictures import THUMB_PX, shortest_uri, thumbnails
 from sslpipe.search.candidates import Candidate
-from sslpipe.search.choose import Parts, Ranked, best_forms, side_by_side
+from sslpipe.search.choose import Ranked, best_forms, best_single, side_by_side
 from sslpipe.search.images import Hit, ImageSearch
 
 CANVAS_PX = 256  # of a query, before it is a thumbnail
@@ -77,12 +77,10 @@ def _priced(row: Ranked, found: Candidates) -> str:
     return "{} ms an image here, {} MB of weights, {} numbers a feature".format(*_costs(row, found))
 
 
-def answer(
-    ranked: Sequence[Ranked], base: Parts, found: Candidates, lacking: str | None
-) -> list[str]:
+def answer(ranked: Sequence[Ranked], found: Candidates, lacking: str | None) -> list[str]:
     """Return what to use, what it is worth, what it costs, and how far that can be trusted.
 
-    `base` is what the rows are compared with, as it is; `lacking` why labels did not choose.
+    `lacking` says why labels did not choose; None: they did.
     """
     best = ranked[0]
     costs = f"It costs {_priced(best, found)}."
@@ -94,50 +92,54 @@ def answer(
             f"Ranked without labels, as {lacking}: on the sets of docs/choosing.md that was "
             "no better than two sizes of one network side by side at power 0.25.",
         ]
-    plain = next(row for row in ranked if row.parts == base and row.power is None)
+    plain = best_single(ranked)
     if best is plain:
         return [
             f"Use {best.name}: no other row was better on the classes that chose. "
             f"MAP@R {best.values['MAP@R']:.1%}, Recall@1 {best.values['Recall@1']:.1%} on others.",
             costs,
         ]
-    gains = []
-    for metric, more in best.more.items():
-        value, low, high = (percent(each, True) for each in (more.value, *more.interval95))
-        gains.append(
-            f"{metric} {best.values[metric]:.1%} against {plain.values[metric]:.1%} "
-            f"({value}, 95 % interval {low} to {high})"
-        )
     more = best.more["MAP@R"]
+    clearly = excludes_zero(more.interval95) and more.value > 0
     sentences = [
-        f"Use {best.name}: {'; '.join(gains)}, against {plain.name}, on {more.number} classes that "
-        "did not choose it.",
-        costs,
+        f"Use {best.name}: {'' if clearly else 'not '}clearly better than {plain.name}, the best "
+        "single network.",
     ]
-    if not (excludes_zero(more.interval95) and more.value > 0):
-        text = f"That is not clearly better than {plain.name}, which costs "
-        sentences.append(text + _priced(plain, found) + ".")
+    for metric, each in best.more.items():
+        value, low, high = (percent(number, True) for number in (each.value, *each.interval95))
+        sentences.append(
+            f"{metric} {best.values[metric]:.1%} against {plain.values[metric]:.1%} ({value}, "
+            f"95 % interval {low} to {high}), on {each.number} classes that did not choose it."
+        )
+    sentences.append(costs)
+    if not clearly:
+        sentences.append(f"{plain.name} costs {_priced(plain, found)}.")
     return sentences
 
 
-def table_cells(
-    ranked: Sequence[Ranked], base: Parts, found: Candidates
-) -> tuple[list[str], list[list[str]]]:
+def table_cells(ranked: Sequence[Ranked], found: Candidates) -> tuple[list[str], list[list[str]]]:
     """Return the heads and rows of the table, the best first."""
     if not ranked[0].values:
         heads = ["features", "other corner found", *COSTS]
         return heads, [[row.name, f"{row.score:.1%}", *_costs(row, found)] for row in ranked]
-    heads = ["features", "MAP@R, choosing", "MAP@R", "Recall@1", "MAP@R more", *COSTS]
+    plain = best_single(ranked)
+    heads = [
+        "features",
+        "MAP@R, classes that chose",
+        "MAP@R, other classes",
+        "Recall@1, other classes",
+        f"MAP@R against {plain.name}",
+        *COSTS,
+    ]
     cells = []
     for row in ranked:
         more = row.more["MAP@R"]
         value, low, high = (percent(each, True) for each in (more.value, *more.interval95))
         clearly = row.p <= 0.05 and excludes_zero(more.interval95)
         clear = f"{value} ({low} to {high}){' *' if clearly else ''}"
-        is_base = row.parts == base and row.power is None
         shares = [row.score, row.values["MAP@R"], row.values["Recall@1"]]
         texts = [f"{share:.1%}" for share in shares]
-        cells.append([row.name, *texts, "-" if is_base else clear, *_costs(row, found)])
+        cells.append([row.name, *texts, "-" if row is plain else clear, *_costs(row, found)])
     return heads, cells
 
 

@@ -83,7 +83,7 @@ def test_a_folder_of_images_is_answered_and_the_named_commands_work(
     assert len(tree["rows"]) == (4 + 2 + 1) * 4
     assert len(said.splitlines()) >= 1 + 7 + 2  # heading, best forms, answer
     (answer,) = [line for line in said.splitlines() if line.startswith("Use ")]
-    assert "on 4 classes that did not choose it" in answer
+    assert "on 4 classes that did not choose it" in said
     parts = tree["rows"][0]["parts"]
     assert re.search(f"{' and '.join(parts)}: uniformity" + r",? -[0-9.]+" * len(parts), said)
     page = (out / "choice.html").read_text()

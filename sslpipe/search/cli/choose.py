@@ -130,8 +130,8 @@ def main(
         else:
             ranked = choose.rank_without_labels(features, corners, sets)
     # the answer, in words, a table and a page
-    sentences = answer(ranked, sets[0], found, lacking)
-    heads, cells = table_cells(ranked, sets[0], found)
+    sentences = answer(ranked, found, lacking)
+    heads, cells = table_cells(ranked, found)
     parts = ranked[0].parts
     some = (features[name].features[:: len(ids) // 2000 + 1] for name in parts)
     sentences.append(f"{' and '.join(parts)}: {concentration_text(*map(uniformity, some))}.")
@@ -141,7 +141,10 @@ def main(
     page = choice_page(rows, sentences, heads, cells, ranked, features, SEED)
     write_atomically(out / "choice.html", page)
     # the best form of each row; a log file gets lines wide enough
-    best = [cells[n] for n in choose.best_forms(ranked)]
+    places = {*choose.best_forms(ranked)}
+    if lacking is None:  # and what they are compared with
+        places.add(ranked.index(choose.best_single(ranked)))
+    best = [cells[place] for place in sorted(places)]
     printer = SafeConsole()
     (printer if printer.is_terminal else SafeConsole(width=160)).print(text_table(heads, best))
     if any("*" in cell for row in best for cell in row[1:]):
