@@ -59,8 +59,9 @@ def run_examples(tmp_path_factory):
 
 
 def make(table, kind: str, **arguments):
-    if table is LOSSES:
-        return settings_class(table, kind)(**arguments).build()
+    if table is not BACKBONES:
+        given = {"num_classes": 3, "dim": 4} if table is HEADS else {}
+        return settings_class(table, kind)(**arguments).build(**given)
     component = Component.model_validate({"kind": kind, **arguments})
     return build(table, component, section="part")
 
@@ -120,7 +121,7 @@ def test_the_parts_of_metric_learning_compute():
     embeddings, labels = torch.randn(6, 4, requires_grad=True), torch.tensor([0, 0, 1, 1, 2, 2])
     loss = make(METRIC_LOSSES, "cosine_pairs", margin=1.0)
     pairs = loss(embeddings, labels, miner=make(MINERS, "near"))
-    (pairs + make(HEADS, "linear", num_classes=3, dim=4)(embeddings, labels)).backward()
+    (pairs + make(HEADS, "linear")(embeddings, labels)).backward()
     assert embeddings.grad.abs().sum() > 0
 
 

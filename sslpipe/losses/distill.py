@@ -66,7 +66,7 @@ class DistillLoss(Objective):
     count."""
     nt_xent: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Weight of NT-Xent at `temperature` beside it; 0: alone."""
-    teacher: Annotated[TeacherFeatures, Given()]
+    teacher: Annotated[TeacherFeatures, Field(repr=False), Given()]
     """Features of every sample; the recipe's [teacher] names their file."""
     dim: Annotated[int | None, Given()] = None
     """Numbers of an embedding, to be checked before a call; none: a call checks them."""

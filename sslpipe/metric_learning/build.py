@@ -1,6 +1,6 @@
 """The parts of a fine-tuning, built from its recipe and checked before the first step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -20,7 +20,7 @@ from sslpipe.errors import RecipeError, did_you_mean, naming
 from sslpipe.evaluation.monitor import retrieval_monitor
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.export.start import Start, with_init
-from sslpipe.metric_learning import METRIC_LOSSES, MINERS
+from sslpipe.metric_learning import METRIC_LOSSES
 from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.losses import HDCLoss
 from sslpipe.metric_learning.model import EmbeddingQueue, MetricTask
@@ -40,7 +40,7 @@ from sslpipe.models.tuning import (
 from sslpipe.optim import parameter_groups, rate_warning
 from sslpipe.random import permutation
 from sslpipe.recipe.base import Component
-from sslpipe.registry import build
+from sslpipe.registry.schema import refusals
 from sslpipe.run.best import can_choose, check_keeping
 from sslpipe.run.health import Alarms
 from sslpipe.run.plan import Plan, TrainingParts
@@ -445,17 +445,15 @@ def build_task(
     if init_from is not None:
         copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
     dim = backbone.num_features
-    components = [("loss", recipe.loss)]
-    components += [(f"also.{n}.loss", term.loss) for n, term in enumerate(recipe.also)]
-    given: dict[str, Any] = {"num_classes": num_classes, "fixed": {"dim": dim}}
-    with within_memory("[loss]"):
-        losses = [
-            build(_table_of(component.kind), component, section=section, **given)
-            for section, component in components
-        ]
+    terms = [("loss", recipe.loss)]
+    terms += [(f"also.{n}.loss", term.loss) for n, term in enumerate(recipe.also)]
+    losses = []
+    for section, settings in terms:
+        with within_memory("[loss]"), refusals(section, settings.kind):
+            losses.append(settings.build(num_classes=num_classes, dim=dim))
     branches = len(recipe.embedding.taps) + 1
     for loss in losses:
-        shares = loss.settings["shares"] if isinstance(loss, HDCLoss) else ()
+        shares = loss.shares if isinstance(loss, HDCLoss) else ()
         if branches > 1 and shares and len(shares) != branches:
             raise RecipeError(
                 f"embedding.taps makes {branches} branches, and loss.shares = {list(shares)} are "
@@ -467,7 +465,10 @@ def build_task(
                 f"loss.kind = {recipe.loss.kind!r} compares rows with weights, so [{key}] has "
                 "nothing to do; leave it out"
             )
-    miner = None if recipe.miner is None else build(MINERS, recipe.miner, section="miner")
+    miner = None
+    if recipe.miner is not None:
+        with refusals("miner", recipe.miner.kind):
+            miner = recipe.miner.build()
     with within_memory("[queue]"):
         queue = None if recipe.queue is None else EmbeddingQueue(recipe.queue.size, dim)
     weights = [1.0, *(term.weight for term in recipe.also)]
@@ -516,13 +517,6 @@ def class_neighbours(
         dim=task.backbone.num_features,
         size=recipe.sampler.classes_per_batch,
     )
-
-
-def _table_of(kind: str) -> Mapping[str, Callable[..., nn.Module]]:
-    """Return METRIC_LOSSES or HEADS, which has this kind; of an unknown one, the names of both."""
-    tables = METRIC_LOSSES, HEADS
-    names = [name for table in tables for name in table.names()]
-    return next((t for t in tables if kind in t), dict.fromkeys(names, nn.Module))
 
 
 def freeze_and_group(task: MetricTask, recipe: FinetuneRecipe) -> list[dict[str, Any]]:

@@ -9,12 +9,12 @@ is a boolean for each anchor, positive and column: bits, and no list of triplets
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import torch
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
 
-from sslpipe.metric_learning.losses.base import Configured
 from sslpipe.metric_learning.losses.pairwise import (
     Distance,
     LabelledRows,
@@ -29,12 +29,13 @@ from sslpipe.metric_learning.losses.pairwise import (
 from sslpipe.precision import wide_dtype
 from sslpipe.random import permutation, uniform
 from sslpipe.registry import Table
+from sslpipe.registry.part import Part
 
 Loss = Callable[[Pairs], Tensor]
 TripletKind = Literal["semi_hard", "hard", "violating", "easy", "semi_hard_or_easy"]
 
 
-class Miner(Configured):
+class Miner(Part):
     """Select pairs or triplets of a batch; never add one.
 
     A subclass defines `select`. `RandomMiner` is for those that draw.
@@ -70,24 +71,21 @@ class RandomMiner(Miner):
     """Draw from (seed, call, row of the global batch): the same on any number of processes.
 
     The number of the call is a buffer, so a resumed run draws on.
-
-    Args:
-        seed: Of the draws.
     """
 
-    calls: Tensor
-    seed: int
+    seed: int = 0
+    """Of the draws."""
 
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        self.seed = seed
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+    def setup(self) -> None:
+        """Begin with the first call."""
+        super().setup()
+        self.calls = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     def uniform_rows(self, batch: LabelledRows, lanes: int) -> Tensor:
         """Return (n, lanes) float64 in [0, 1), named by global rows; the next call draws others."""
         rows = range(batch.first, batch.first + len(batch.labels))
         numbers = torch.from_numpy(uniform(self.seed, int(self.calls), list(rows), 0, lanes))
-        self.calls += 1
+        self.calls.add_(1)
         return numbers.to(batch.anchors.device)
 
     def one_negative_each(self, batch: LabelledRows, pairs: Pairs, weights: Tensor) -> Pairs:
@@ -108,11 +106,7 @@ class AllPairsMiner(Miner):
 
 
 class OnePerClassMiner(RandomMiner):
-    """Draw for each anchor one random negative of each other class: the tuples of tuplet losses.
-
-    Args:
-        seed: Of the draws.
-    """
+    """Draw for each anchor one random negative of each other class: the tuples of tuplet losses."""
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         draws = self.uniform_rows(batch, len(batch.column_labels))
@@ -126,16 +120,12 @@ class OnePerClassMiner(RandomMiner):
 class BatchHardMiner(Miner):
     """Keep for each anchor its farthest positive and its nearest negative.
 
-    Args:
-        distance: "euclidean", "squared" or "cosine".
-
     Source:
         Hermans et al. 2017, arXiv:1703.07737, eq. 5.
     """
 
-    def __init__(self, distance: Distance = "euclidean") -> None:
-        super().__init__()
-        self.distance = distance
+    distance: Distance = "euclidean"
+    """"euclidean", "squared" or "cosine"."""
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         d = batch.distances(self.distance)
@@ -165,16 +155,12 @@ class MultiSimilarityMiner(Miner):
 
     Negatives with S > min over positives - epsilon, positives with S < max negative + epsilon.
 
-    Args:
-        epsilon: The tolerance.
-
     Source:
         Wang et al. 2019, arXiv:1904.06627, eq. 10 and 11.
     """
 
-    def __init__(self, epsilon: float = 0.1) -> None:
-        super().__init__()
-        self.epsilon = epsilon
+    epsilon: float = 0.1
+    """The tolerance."""
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         s = unit_rows(batch).similarities()
@@ -185,21 +171,14 @@ class MultiSimilarityMiner(Miner):
 
 
 class PairMarginMiner(Miner):
-    """Keep positives farther than `positive` and negatives nearer than `negative`.
+    """Keep positives farther than `positive` and negatives nearer than `negative`."""
 
-    Args:
-        positive: Distance above which a positive is kept.
-        negative: Distance below which a negative is kept.
-        distance: "euclidean", "squared" or "cosine".
-    """
-
-    def __init__(
-        self, positive: float = 0.2, negative: float = 0.8, distance: Distance = "euclidean"
-    ) -> None:
-        super().__init__()
-        self.positive = positive
-        self.negative = negative
-        self.distance = distance
+    positive: float = 0.2
+    """Distance above which a positive is kept."""
+    negative: float = 0.8
+    """Distance below which a negative is kept."""
+    distance: Distance = "euclidean"
+    """"euclidean", "squared" or "cosine"."""
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         d = batch.distances(self.distance)
@@ -212,20 +191,14 @@ class HardestShareMiner(Miner):
 
     Shares are of the global batch's pairs; ties at the bound are all kept. Collective.
 
-    Args:
-        share: In 0..1, 0 excluded.
-        distance: "euclidean", "squared" or "cosine".
-
     Source:
         Yuan et al. 2017, arXiv:1611.05720 (hard-aware deeply cascaded embedding), section 3.
     """
 
-    def __init__(self, share: float = 0.5, distance: Distance = "euclidean") -> None:
-        super().__init__()
-        if not 0 < share <= 1:
-            raise ValueError(f"share = {share} must lie in 0..1, 0 excluded")
-        self.share = share
-        self.distance = distance
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Of the pairs of each kind."""
+    distance: Distance = "euclidean"
+    """"euclidean", "squared" or "cosine"."""
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         return hardest_pairs(batch, pairs, self.share, self.share, self.distance)
@@ -235,19 +208,12 @@ class MaximumLossMiner(RandomMiner):
     """Keep, of random subsets of the batch's rows, the one with the largest loss.
 
     Used in a loss only, which it asks.
-
-    Args:
-        rows: Of a subset, at least 2.
-        trials: How many subsets.
-        seed: Of the draws.
     """
 
-    def __init__(self, rows: int, trials: int = 5, seed: int = 0) -> None:
-        super().__init__(seed)
-        if rows < 2 or trials < 1:
-            raise ValueError(f"rows = {rows} and trials = {trials} must be at least 2 and 1")
-        self.rows = rows
-        self.trials = trials
+    rows: Annotated[int, Field(ge=2)]
+    """Of a subset."""
+    trials: Annotated[int, Field(ge=1)] = 5
+    """How many subsets."""
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         if loss is None:
@@ -261,7 +227,7 @@ class MaximumLossMiner(RandomMiner):
             own = inside[batch.first : batch.first + len(batch.labels), None]
             inside[size:] = True  # references
             subsets.append(Pairs(pairs.positive & inside & own, pairs.negative & inside & own))
-        self.calls += 1
+        self.calls.add_(1)
         values = [float(loss(subset).sum()) for subset in subsets]
         return subsets[max(range(self.trials), key=values.__getitem__)]
 
@@ -269,27 +235,18 @@ class MaximumLossMiner(RandomMiner):
 class TripletMiner(Miner):
     """Select triplets by where the negative lies against the positive.
 
-    Args:
-        kind: "semi_hard" d_ap < d_an < d_ap + margin; "hard" d_an < d_ap; "violating"
-            d_an < d_ap + margin; "easy" d_an >= d_ap + margin; "semi_hard_or_easy" d_ap < d_an,
-            which others call semi-hard.
-        margin: See kind.
-        distance: "squared", "euclidean" or "cosine"; the paper's are squared, of unit rows.
-
     Source:
         Schroff et al. 2015, arXiv:1503.03832, section 3.2.
     """
 
-    def __init__(
-        self,
-        kind: TripletKind = "semi_hard",
-        margin: float = 0.2,
-        distance: Distance = "squared",
-    ) -> None:
-        super().__init__()
-        self.kind = kind
-        self.margin = margin
-        self.distance = distance
+    triplets: TripletKind = "semi_hard"
+    """"semi_hard" d_ap < d_an < d_ap + margin; "hard" d_an < d_ap; "violating" d_an < d_ap +
+    margin; "easy" d_an >= d_ap + margin; "semi_hard_or_easy" d_ap < d_an, which others call
+    semi-hard."""
+    margin: float = 0.2
+    """See triplets."""
+    distance: Distance = "squared"
+    """"squared", "euclidean" or "cosine"; the paper's are squared, of unit rows."""
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         d = batch.distances(self.distance)
@@ -299,13 +256,13 @@ class TripletMiner(Miner):
         for p in range(near.shape[1]):  # one positive at a time: nothing but bits of size n P M
             at = near[:, p, None]
             fits = pairs.negative & slots.filled[:, p, None]
-            if self.kind in ("semi_hard", "semi_hard_or_easy"):
+            if self.triplets in ("semi_hard", "semi_hard_or_easy"):
                 fits &= d > at
-            if self.kind in ("semi_hard", "violating"):
+            if self.triplets in ("semi_hard", "violating"):
                 fits &= d < at + self.margin
-            if self.kind == "hard":
+            if self.triplets == "hard":
                 fits &= d < at
-            if self.kind == "easy":
+            if self.triplets == "easy":
                 fits &= d >= at + self.margin
             triplets[:, p] = fits
         return with_triplets(pairs, slots, triplets)
@@ -314,24 +271,13 @@ class TripletMiner(Miner):
 class SemiHardMiner(TripletMiner):
     """Select semi-hard triplets: d_ap < d_an < d_ap + margin.
 
-    Args:
-        margin: Of the distances.
-        distance: "squared", "euclidean" or "cosine"; the paper's are squared, of unit rows.
-
     Source:
         Schroff et al. 2015, arXiv:1503.03832, section 3.2.
     """
 
-    def __init__(self, margin: float = 0.2, distance: Distance = "squared") -> None:
-        super().__init__("semi_hard", margin, distance)
-
 
 class RandomNegativeMiner(RandomMiner):
-    """Draw for each positive pair a negative, all with the same probability.
-
-    Args:
-        seed: Of the draws.
-    """
+    """Draw for each positive pair a negative, all with the same probability."""
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         return self.one_negative_each(batch, pairs, pairs.negative.to(batch.anchors.dtype))
@@ -344,21 +290,22 @@ class DistanceWeightedMiner(RandomMiner):
     sphere, so all distances become equally likely. An anchor with no negative inside `limit` draws
     from all its negatives.
 
-    Args:
-        cutoff: Distances are raised to it.
-        limit: Negatives beyond it are masked.
-        seed: Of the draws.
-
     Source:
         Wu et al. 2017, arXiv:1706.07567, section 3.2; cutoff and limit: the released code.
     """
 
-    def __init__(self, cutoff: float = 0.5, limit: float = 1.4, seed: int = 0) -> None:
-        super().__init__(seed)
-        if not 0 < cutoff < limit <= 2:
-            raise ValueError(f"cutoff = {cutoff}, limit = {limit}: 0 < cutoff < limit <= 2 needed")
-        self.cutoff = cutoff
-        self.limit = limit
+    cutoff: float = 0.5
+    """Distances are raised to it."""
+    limit: float = 1.4
+    """Negatives beyond it are masked."""
+
+    def setup(self) -> None:
+        """Check the bounds."""
+        super().setup()
+        if not 0 < self.cutoff < self.limit <= 2:
+            raise ValueError(
+                f"cutoff = {self.cutoff}, limit = {self.limit}: 0 < cutoff < limit <= 2 needed"
+            )
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         return self.one_negative_each(batch, pairs, self.weights(batch, pairs))
@@ -379,18 +326,17 @@ class DistanceWeightedMiner(RandomMiner):
 class AngularMiner(Miner):
     """Keep triplets with atan(D(a, p) / (2 D(n, (a + p) / 2))) > angle, rows of length 1.
 
-    Args:
-        angle_deg: In degrees, above 0 and below 90.
-
     Source:
         None confirmed; the rule is that of the angular loss's constraint (Wang et al. 2017).
     """
 
-    def __init__(self, angle_deg: float = 20.0) -> None:
-        super().__init__()
-        if not 0 < angle_deg < 90:
-            raise ValueError(f"angle_deg = {angle_deg} must lie between 0 and 90")
-        self.steepness = 4 * math.tan(math.radians(angle_deg)) ** 2
+    angle_deg: Annotated[float, Field(gt=0, lt=90)] = 20.0
+    """In degrees."""
+
+    def setup(self) -> None:
+        """Take the tangent."""
+        super().setup()
+        self.steepness = 4 * math.tan(math.radians(self.angle_deg)) ** 2
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
         batch = unit_rows(batch)
@@ -408,26 +354,25 @@ class AngularMiner(Miner):
 
 
 class CurriculumMiner(Miner):
-    """Change to another miner after some steps: easy first, harder later.
+    """Change to another miner after some steps: easy first, harder later."""
 
-    Args:
-        first: A name of MINERS, with its defaults.
-        then: The one from step `steps` on.
-        steps: Calls of the first.
-    """
+    first: str = "all"
+    """A name of MINERS, with its defaults."""
+    then: str = "batch_hard"
+    """The one from step `steps` on."""
+    steps: int = 1000
+    """Calls of the first."""
 
-    calls: Tensor
-
-    def __init__(self, first: str = "all", then: str = "batch_hard", steps: int = 1000) -> None:
-        super().__init__()
-        self.steps = steps
-        self.first = MINERS[first]()
-        self.then = MINERS[then]()
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+    def setup(self) -> None:
+        """Make both."""
+        super().setup()
+        self.easy = MINERS[self.first]()
+        self.hard = MINERS[self.then]()
+        self.calls = nn.Buffer(torch.zeros((), dtype=torch.int64))
 
     def select(self, batch: LabelledRows, pairs: Pairs, *, loss: Loss | None = None) -> Pairs:
-        miner = self.first if int(self.calls) < self.steps else self.then
-        self.calls += 1
+        miner = self.easy if int(self.calls) < self.steps else self.hard
+        self.calls.add_(1)
         return miner.select(batch, pairs, loss=loss)
 
 
@@ -466,7 +411,7 @@ def sample(weights: Tensor, draws: Tensor) -> Tensor:
     return chosen.clamp_max(weights.shape[1] - 1)
 
 
-MINERS: Table[Callable[..., Miner]] = Table(
+MINERS: Table[type[Miner]] = Table(
     "miner",
     {
         "all": AllPairsMiner,

@@ -18,6 +18,13 @@ from sslpipe.recipe.base import (
     Section,
     Tune,
 )
+from sslpipe.registry.schema import Kinds, KindSettings
+
+METRIC_LOSS = Kinds(
+    "sslpipe.metric_learning.losses:METRIC_LOSSES",
+    "sslpipe.metric_learning.heads:HEADS",
+)
+MINER = Kinds("sslpipe.metric_learning.miners:MINERS")
 
 
 class FinetuneData(RunData):
@@ -97,7 +104,7 @@ class Queue(Section):
 class ExtraLoss(Section):
     """One more loss, times a weight, beside [loss]: an ID loss beside triplets, a center loss."""
 
-    loss: Annotated[Component, Field(examples=["proxy_anchor"])]
+    loss: Annotated[KindSettings, METRIC_LOSS, Field(examples=["proxy_anchor"])]
     """The further loss; `kind` is the name of a metric loss or of a head."""
     weight: Rate = 1.0
     """What its value is multiplied by."""
@@ -139,7 +146,7 @@ class FinetuneRecipe(RunRecipe):
     """Which labelled images."""
     sampler: Sampler
     """What a batch holds; the section that makes a recipe a fine-tuning."""
-    loss: Annotated[Component, Field(examples=["proxy_anchor"])]  # type: ignore[assignment]
+    loss: Annotated[KindSettings, METRIC_LOSS, Field(examples=["proxy_anchor"])]
     """The metric loss, or the head; `kind` is its name: "proxy_anchor", "multi_similarity",
     "arcface", "triplet" and many more."""
     backbone: Annotated[Component | None, Field(examples=["small_resnet"])] = None
@@ -150,7 +157,7 @@ class FinetuneRecipe(RunRecipe):
     """What is trained, and how fast."""
     also: tuple[ExtraLoss, ...] = ()
     """Further losses."""
-    miner: Annotated[Component | None, Field(examples=["multi_similarity"])] = None
+    miner: Annotated[KindSettings, MINER] | None = Field(None, examples=["multi_similarity"])
     """Which pairs or triplets of a batch the losses see; none: all."""
     queue: Queue | None = None
     """A memory of past batches."""

@@ -98,9 +98,10 @@ class Part(nn.Module, metaclass=_PartType):
         """The constructor's arguments."""
         return {name: getattr(self, name) for name in self.fields}
 
-    def extra_repr(self) -> str:
-        """Name the constructor's arguments."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+    def __repr__(self) -> str:
+        shown = (name for name, field in self.fields.items() if field.repr)
+        arguments = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+        return f"{type(self).__name__}({arguments})"
 
     @classmethod
     @cache
@@ -131,8 +132,8 @@ def _is_given(field: FieldInfo) -> bool:
 
 def _readable(part: Any, error: ValidationError) -> Exception:
     """Return the first mistake as one line."""
-    positional = "unexpected_positional_argument"
-    first = min(error.errors(), key=lambda each: each["type"] != positional)
+    unexpected = ("unexpected_positional_argument", "unexpected_keyword_argument")
+    first = min(error.errors(), key=lambda each: each["type"] not in unexpected)
     name = str(first["loc"][-1]) if first["loc"] else ""
     fields: dict[str, FieldInfo] = part.fields
     match first["type"]:

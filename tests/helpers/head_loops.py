@@ -166,7 +166,7 @@ HEAD_LOOPS = {
         lambda row, label, head: [length(row) * cosine(row, w) for w in head.weight]
     ),
     "normface": classified(
-        lambda row, label, head: [head.rule.scale * cosine(row, w) for w in head.weight]
+        lambda row, label, head: [head.learned_scale * cosine(row, w) for w in head.weight]
     ),
     "proxy_anchor": proxy_anchor(),
     "proxy_nca": proxy_nca(),

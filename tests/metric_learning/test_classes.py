@@ -70,5 +70,5 @@ def test_the_miner_that_compares_losses_says_so_alone():
 
 def test_a_semi_hard_miner_is_the_triplet_miner_of_that_kind():
     semi_hard = metric_learning.SemiHardMiner(margin=0.3)(rows(), LABELS)
-    general = MINERS["triplets"](kind="semi_hard", margin=0.3)(rows(), LABELS)
+    general = MINERS["triplets"](triplets="semi_hard", margin=0.3)(rows(), LABELS)
     assert torch.equal(semi_hard.triplets, general.triplets)

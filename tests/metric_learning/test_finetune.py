@@ -227,7 +227,8 @@ def test_the_card_names_losses_miner_queue_batches_classes_and_lengths(data, one
         "head": (
             "fine-tuned with labels by metric learning",
             "8 features out, of length 1",
-            "| loss | `arcface` (scale = 8.0) |",
+            "| loss | `arcface` (focal_gamma = 0.0, scale = 8.0, margin = 0.5, "
+            "beyond = 'linear') |",
             "| batches | 4 classes x 3 images |",
             f"| classes seen | 6: {', '.join(f'class {label}' for label in labels)} |",
             "| started from | random weights |",
@@ -235,7 +236,9 @@ def test_the_card_names_losses_miner_queue_batches_classes_and_lengths(data, one
         "pairs": (
             "8 features out, not normalised",
             "features  # not normalised",
-            "| loss | `multi_similarity` + 0.5 x `cosface` (scale = 8.0) |",
+            "| loss | `multi_similarity` (normalize = True, reduction = 'mean', alpha = 2.0, "
+            "beta = 50.0, base = 1.0) + 0.5 x `cosface` (focal_gamma = 0.0, scale = 8.0, "
+            "margin = 0.35) |",
             "| miner | `multi_similarity` (epsilon = 0.2) |",
             "| queue | 40 embeddings of past batches |",
             "| batches | 4 classes x 3 images and 1 of other classes, 2 views each |",
@@ -321,8 +324,8 @@ def test_what_cannot_work_is_one_error_before_the_first_step(data, pretrained, t
             r"2 branches, and loss\.shares = .* are of 3",
         ),
         (
-            lambda: build_task(with_backbone(recipe("loss.scal=9"), given), 16, given, 6),
-            "loss.scal is not an argument .*did you mean 'scale'",
+            lambda: recipe("loss.scal=9"),
+            "unknown key loss.scal; did you mean 'scale'",
         ),
         (
             lambda: validation_ids(

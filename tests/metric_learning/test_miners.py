@@ -160,9 +160,9 @@ RULES = [
     ("packaged", {}, packaged),
     ("pair_margin", {"positive": 2.3, "negative": 2.4}, by_pairs(pair_margin)),
     ("random_negative", {}, one_negative_each),
-    *(("triplets", {"kind": kind}, triplet_kind(kind)) for kind in KINDS),
+    *(("triplets", {"triplets": kind}, triplet_kind(kind)) for kind in KINDS),
     *(
-        (*("triplets", {"kind": kind, "distance": "euclidean"}), triplet_kind(kind, loops.dist))
+        (*("triplets", {"triplets": kind, "distance": "euclidean"}), triplet_kind(kind, loops.dist))
         for kind in KINDS
     ),
 ]
@@ -211,7 +211,7 @@ def test_equal_distances_are_equal_to_a_miner(kind, dim, offset, dtype):
         x, labels = tied_rows(dim, offset, dtype, seed)
         x64, y = x.double(), labels.tolist()
         check = triplet_kind(kind, margin=0.25, strict=True)
-        check(listed(MINERS["triplets"](kind=kind, margin=0.25)(x, labels)), list(x64), y)
+        check(listed(MINERS["triplets"](triplets=kind, margin=0.25)(x, labels)), list(x64), y)
         hard = MINERS["batch_hard"](distance="squared")(x, labels)
         for a in loops.with_both(y):  # the first of the farthest, and of the nearest
             far, near = loops.positives(y, a), loops.negatives(y, a)
@@ -226,7 +226,7 @@ def test_a_negative_as_far_as_the_positive_is_not_semi_hard():
         torch.tensor([0, 1, -1, 1.25, 1.125]).double()[:, None],
         torch.tensor([0, 0, 1, 1, 1]),
     )
-    kept = listed(MINERS["triplets"](kind="semi_hard", margin=0.25)(x, labels))
+    kept = listed(MINERS["triplets"](triplets="semi_hard", margin=0.25)(x, labels))
     assert (4, 3, 1) not in kept  # both are 1/8 away
 
 
@@ -267,7 +267,7 @@ def mined(name, x=None, labels=LABELS, **arguments):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("distance", ["squared", "euclidean"])
 def test_a_loss_sees_the_triplets_of_a_kind_alone(kind, distance):
-    x, given = rows(), {"kind": kind, "margin": 0.3, "distance": distance}
+    x, given = rows(), {"triplets": kind, "margin": 0.3, "distance": distance}
     every = listed(mined("triplets", **given))
     assert 0 < len(every) < len(loops.triplets(LABELS))
     loss = METRIC_LOSSES["triplet"](margin=0.3)

@@ -7,8 +7,6 @@ and an export leaves them out. Start with `margin_softmax.MarginSoftmax`; `proxi
 heads. A new head is a class on `base.Head` and a line below.
 """
 
-from collections.abc import Callable
-
 from sslpipe.metric_learning.heads.base import Head
 from sslpipe.metric_learning.heads.margin_softmax import (
     ArcFace,
@@ -26,7 +24,7 @@ from sslpipe.metric_learning.heads.margin_softmax import (
 from sslpipe.metric_learning.heads.proxies import CenterLoss, ProxyAnchor, ProxyNCA, SoftTriple
 from sslpipe.registry import Table
 
-HEADS: Table[Callable[..., Head]] = Table(
+HEADS: Table[type[Head]] = Table(
     "head",
     {
         "arcface": ArcFace,

@@ -1,34 +1,29 @@
 """Head: what all heads share."""
 
 from abc import abstractmethod
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from sslpipe.distributed import global_mean
-from sslpipe.metric_learning.losses.base import Configured
 from sslpipe.metric_learning.losses.pairwise import LabelCounts, References, labelled_rows
+from sslpipe.registry.part import Dim, Given, Part
 
 
-class Head(Configured):
+class Head(Part):
     """Compare embeddings with weights of their classes.
 
     Shape:
         embeddings (B, D), labels (B,) int64 in 0..C-1, < 0 for none: such rows are skipped -> ().
         Products are float32 at least, also under autocast.
-
-    Args:
-        num_classes: C, at least 2.
-        dim: D, at least 1.
     """
 
-    def __init__(self, num_classes: int, dim: int) -> None:
-        super().__init__()
-        if num_classes < 2 or dim < 1:
-            raise ValueError(
-                f"num_classes = {num_classes}, dim = {dim}: at least 2 and 1 are needed"
-            )
-        self.num_classes = num_classes
+    num_classes: Annotated[int, Field(ge=2), Given()]
+    """C."""
+    dim: Dim
+    """D."""
 
     def forward(
         self,

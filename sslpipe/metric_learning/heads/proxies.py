@@ -1,14 +1,16 @@
 """Losses against learned points: one or more proxies a class, or a running mean of each class."""
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from sslpipe.distributed import all_gather_rows, current_rank, gather_with_grad, global_mean
 from sslpipe.metric_learning.heads.base import Head, row_mean
+from sslpipe.metric_learning.losses.base import AboveZero
 from sslpipe.metric_learning.losses.pairwise import unit
 from sslpipe.precision import wide_dtype
 
@@ -20,29 +22,21 @@ class ProxyNCA(Head):
 
     -log of e^{-s D2(x, p_y)} over the sum of e^{-s D2(x, p_c)}.
 
-    Args:
-        form: "paper" sums over c != y; "all" over every c, as the authors' code and ProxyNCA++ do.
-        scale: s; 1 is the paper's, 9 is ProxyNCA++'s (its vectors have length 3; a temperature of
-            1/9).
-
     Source:
         Movshovitz-Attias et al. 2017, arXiv:1703.07464, eq. 6; Teh et al. 2020, arXiv:2004.01113,
         eq. 6.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        form: Literal["paper", "all"] = "paper",
-        scale: float = 1.0,
-    ) -> None:
-        super().__init__(num_classes, dim)
-        if not 0 < scale < math.inf:
-            raise ValueError(f"scale = {scale} must be above 0")
-        self.form = form
-        self.scale = scale
-        self.proxies = nn.Parameter(torch.randn(num_classes, dim) / 8)  # as in the released code
+    form: Literal["paper", "all"] = "paper"
+    """"paper" sums over c != y; "all" over every c, as the authors' code and ProxyNCA++ do."""
+    scale: AboveZero = 1.0
+    """S; 1 is the paper's, 9 is ProxyNCA++'s (its vectors have length 3; a temperature of 1/9)."""
+
+    def setup(self) -> None:
+        """Make the learned points."""
+        super().setup()
+        start = torch.randn(self.num_classes, self.dim) / 8  # as in the released code
+        self.proxies = nn.Parameter(start)
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
         cosines = _cosines(x, self.proxies)
@@ -62,19 +56,19 @@ class ProxyAnchor(Head):
     log(1 + sum_{x not of p} e^{alpha (s(x, p) + delta)}); s cosine, P+ the classes in the batch.
     Give its proxies a learning rate 100 times the backbone's.
 
-    Args:
-        alpha: Scale of the cosines.
-        delta: The margin.
-
     Source:
         Kim et al. 2020, arXiv:2003.13911, eq. 4 and section 4.2.
     """
 
-    def __init__(self, num_classes: int, dim: int, alpha: float = 32.0, delta: float = 0.1) -> None:
-        super().__init__(num_classes, dim)
-        self.alpha = alpha
-        self.delta = delta
-        self.proxies = nn.Parameter(torch.empty(num_classes, dim))
+    alpha: float = 32.0
+    """Scale of the cosines."""
+    delta: float = 0.1
+    """The margin."""
+
+    def setup(self) -> None:
+        """Make the learned points."""
+        super().setup()
+        self.proxies = nn.Parameter(torch.empty(self.num_classes, self.dim))
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")  # as in the released code
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
@@ -95,37 +89,26 @@ class SoftTriple(Head):
     S_c = sum_k softmax_k(x w_ck / gamma) x w_ck; cross entropy of la (S_c - delta [c = y]), row
     mean, plus tau / (C K (K - 1)) sum_c sum_{s < t} |w_cs - w_ct|: superfluous centres merge.
 
-    Args:
-        la: Scale of the similarities.
-        gamma: Temperature of the softmax over centres, above 0.
-        delta: The margin.
-        tau: Weight of the second term.
-        centers: K.
-
     Source:
         Qian et al. 2019, arXiv:1909.05235, eq. 5, 7 and 9.
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        la: float = 20.0,
-        gamma: float = 0.1,
-        delta: float = 0.01,
-        tau: float = 0.2,
-        centers: int = 10,
-    ) -> None:
-        super().__init__(num_classes, dim)
-        if centers < 1 or gamma <= 0:
-            raise ValueError(f"centers = {centers}, gamma = {gamma}: must be at least 1, above 0")
-        self.la = la
-        self.gamma = gamma
-        self.delta = delta
-        self.tau = tau
-        self.centers = centers
-        self.weight = nn.Parameter(torch.empty(num_classes, centers, dim))
-        nn.init.uniform_(self.weight, -1 / math.sqrt(dim), 1 / math.sqrt(dim))
+    la: float = 20.0
+    """Scale of the similarities."""
+    gamma: AboveZero = 0.1
+    """Temperature of the softmax over centres."""
+    delta: float = 0.01
+    """The margin."""
+    tau: float = 0.2
+    """Weight of the second term."""
+    centers: Annotated[int, Field(ge=1)] = 10
+    """K."""
+
+    def setup(self) -> None:
+        """Make the learned points."""
+        super().setup()
+        self.weight = nn.Parameter(torch.empty(self.num_classes, self.centers, self.dim))
+        nn.init.uniform_(self.weight, -1 / math.sqrt(self.dim), 1 / math.sqrt(self.dim))
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
         x = unit(x)
@@ -153,31 +136,22 @@ class CenterLoss(Head):
     c_j -= alpha sum_{y_i = j} (c_j - x_i) / (1 + n_j), n_j rows of class j in the global batch.
     They start at 0. It is a second term: alone it pulls everything to one point.
 
-    Args:
-        weight: Of the term.
-        alpha: The centres' learning rate.
-        reduction: "mean" goes with heads whose cross entropy is a mean, as all here are: `weight`
-            is then the paper's lambda. "sum" is the paper's, whose cross entropy is a sum too.
-
     Source:
         Wen et al. 2016, ECCV, eq. 2 to 5.
     """
 
-    centers: Tensor
+    weight: float = 0.003
+    """Of the term."""
+    alpha: float = 0.5
+    """The centres' learning rate."""
+    reduction: Literal["sum", "mean"] = "mean"
+    """"mean" goes with heads whose cross entropy is a mean, as all here are: `weight` is then the
+    paper's lambda. "sum" is the paper's, whose cross entropy is a sum too."""
 
-    def __init__(
-        self,
-        num_classes: int,
-        dim: int,
-        weight: float = 0.003,
-        alpha: float = 0.5,
-        reduction: Literal["sum", "mean"] = "mean",
-    ) -> None:
-        super().__init__(num_classes, dim)
-        self.weight = weight
-        self.alpha = alpha
-        self.reduction = reduction
-        self.register_buffer("centers", torch.zeros(num_classes, dim))
+    def setup(self) -> None:
+        """Make the learned points."""
+        super().setup()
+        self.centers = nn.Buffer(torch.zeros(self.num_classes, self.dim))
 
     def compute_loss(self, x: Tensor, labels: Tensor) -> Tensor:
         apart = x - self.centers[labels].to(x.dtype)  # (B, D)
@@ -193,7 +167,7 @@ class CenterLoss(Head):
         x = x.to(self.centers.dtype)
         counts = labels.bincount(minlength=len(self.centers)).to(x.dtype)[:, None]  # (C, 1)
         sums = torch.zeros_like(self.centers).index_add_(0, labels, x)
-        self.centers -= self.alpha * (counts * self.centers - sums) / (1 + counts)
+        self.centers.sub_(self.alpha * (counts * self.centers - sums) / (1 + counts))
 
 
 def _cosines(x: Tensor, proxies: Tensor) -> Tensor:

@@ -3,12 +3,8 @@
 For fine-tuning recipes (`loss.kind` is a name of METRIC_LOSSES) and for notebooks:
 `TripletLoss(margin=0.2)(embeddings, labels)`. Those with weights of their own take num_classes and
 dim, as heads do. Start with `base.MetricLoss`, then `pairwise`, which says who is compared with
-whom; a new loss is a class with `row_terms` and a line below.
+whom; a new loss is a class with its settings as fields, `row_terms`, and a line below.
 """
-
-from collections.abc import Callable
-
-from torch import nn
 
 from sslpipe.metric_learning.losses.base import MetricLoss
 from sslpipe.metric_learning.losses.clusters import (
@@ -47,8 +43,9 @@ from sslpipe.metric_learning.losses.tuplet import (
     UnifiedLoss,
 )
 from sslpipe.registry import Table
+from sslpipe.registry.part import Part
 
-METRIC_LOSSES: Table[Callable[..., nn.Module]] = Table(
+METRIC_LOSSES: Table[type[Part]] = Table(
     "metric loss",
     {
         "angular": AngularLoss,

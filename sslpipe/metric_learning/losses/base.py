@@ -1,89 +1,38 @@
-"""Configured: what losses, heads and miners share; MetricLoss: what all losses do."""
+"""MetricLoss: what all losses do."""
 
-import inspect
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from sslpipe.distributed import current_rank, global_mean, global_sum
-from sslpipe.errors import did_you_mean
 from sslpipe.metric_learning.losses.pairwise import (
     LabelCounts,
     LabelledRows,
     Pairs,
+    PerAnchor,
     References,
     compare,
     labelled_rows,
     unit,
 )
 from sslpipe.precision import wide_dtype
+from sslpipe.registry.part import Given, Part
 
 Reduction = Literal["mean", "mean_active", "sum", "none"]
+AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NumClasses = Annotated[int, Field(ge=1), Given()]
 
 
-class Configured(nn.Module):
-    """Remember the constructor's arguments: for the repr, and to refuse those that do not exist.
-
-    `settings` maps each argument's name to its value, defaults included.
-
-    Raises:
-        TypeError: an argument is unknown; the message names the nearest one.
-        ValueError: one whose type is a Literal has another value.
-    """
-
-    __signature__: ClassVar[inspect.Signature]
-    settings: dict[str, Any]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Take the signature from the constructor."""
-        super().__init_subclass__(**kwargs)
-        own = list(inspect.signature(cls.__init__).parameters.values())[1:]  # without self
-        cls.__signature__ = inspect.Signature(own)
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Check and remember the arguments."""
-        parameters = cls.__signature__.parameters
-        for name in kwargs:
-            if name not in parameters:
-                raise TypeError(
-                    f"{cls.__name__} takes no {name}{did_you_mean(name, parameters)}; "
-                    f"it takes: {', '.join(parameters) or 'nothing'}"
-                )
-        self = super().__new__(cls)
-        bound = cls.__signature__.bind_partial(*args, **kwargs)  # a copy is made without any
-        bound.apply_defaults()
-        for name, value in bound.arguments.items():
-            kind = parameters[name].annotation
-            if get_origin(kind) is Literal and value not in get_args(kind):
-                choices = ", ".join(map(repr, get_args(kind)))
-                raise ValueError(f"{name} = {value!r} must be one of {choices}")
-        object.__setattr__(self, "settings", dict(bound.arguments))
-        return self
-
-    def __init__(self) -> None:
-        super().__init__()  # nn.Module's own signature takes anything
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
-        return f"{type(self).__name__}({arguments})"
-
-
-class MetricLoss(Configured):
+class MetricLoss(Part):
     """Compute a loss of labelled embeddings, compared over all ranks.
 
-    A subclass defines `row_terms`, its formula: a static method `(batch, pairs, *, settings)`, or
-    the class of a module `(batch, pairs)` with weights of its own, whose constructor takes the
-    settings. It returns a sequence of `PerAnchor` terms, which are added up. These settings are the
-    arguments of the loss's constructor, with two more; their defaults, what the paper does, stand
-    in the class statement: `class TripletLoss(MetricLoss, normalize=True)`.
-
-    Args:
-        normalize: Bring rows to length 1 first.
-        reduction: Of each term, "mean" over its items (pairs, triplets or anchors, as the loss
-            says) of the global batch; "mean_active" over those above 0, which makes a step's size
-            independent of how many there are; "sum"; "none": (n,) sums of this rank's anchors.
+    A subclass declares its settings as fields, and defines `row_terms`, its formula. Weights of its
+    own are made in `setup`. Where the paper differs from these defaults, it says
+    `normalize: bool = True`.
 
     Shape:
         embeddings (n, D), labels (n,) int64, < 0 for none -> (), equal on all ranks. n may differ
@@ -95,43 +44,21 @@ class MetricLoss(Configured):
     (of the first term). Collective: all ranks call it.
     """
 
-    row_terms: ClassVar[Callable[..., Any]]
-    _defaults: ClassVar[dict[str, Any]] = {"normalize": False, "reduction": "mean"}
+    normalize: bool = False
+    """Bring rows to length 1 first."""
+    reduction: Reduction = "mean"
+    """Of each term: mean over its items (pairs, triplets or anchors, as the loss says) of the
+    global batch; mean_active over those above 0, which makes a step's size independent of how many
+    there are; sum; none, (n,) sums of this rank's anchors."""
 
-    def __init_subclass__(
-        cls, *, normalize: bool | None = None, reduction: Reduction = "mean", **kwargs: Any
-    ) -> None:
-        super().__init_subclass__(**kwargs)
-        if normalize is not None:
-            cls._defaults = {"normalize": normalize, "reduction": reduction}
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        settings = [
-            p.replace(kind=keyword)
-            for p in inspect.signature(cls.row_terms).parameters.values()
-            if p.name not in ("batch", "pairs")
-        ]
-        settings += [inspect.Parameter(k, keyword, default=v) for k, v in cls._defaults.items()]
-        cls.__signature__ = inspect.Signature(settings)
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        conventions = {**self.settings, **settings}
-        self.normalize: bool = conventions.pop("normalize")
-        self.reduction: Reduction = conventions.pop("reduction")
-        if self.reduction not in ("mean", "mean_active", "sum", "none"):
-            raise ValueError(
-                f"reduction = {self.reduction!r} must be 'mean', 'mean_active', 'sum' or 'none'"
-            )
+    def setup(self) -> None:
+        """Nothing is counted yet."""
+        super().setup()
         self._counted: Tensor | None = None
-        missing = [name for name in self.__signature__.parameters if name not in self.settings]
-        if missing:
-            raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
-        row_terms: Any = type(self).row_terms
-        is_module = inspect.isclass(row_terms)  # with weights of its own
-        self.rule: Callable[..., Any] = row_terms(**conventions) if is_module else row_terms
-        self.conventions = {} if is_module else conventions
-        if not is_module and current_rank().world_size == 1:  # a rule may communicate
-            self._try_out()
+
+    @abstractmethod
+    def row_terms(self, batch: LabelledRows, pairs: Pairs) -> Sequence[PerAnchor]:
+        """Compute the paper's formula: terms, which are added up."""
 
     def forward(
         self,
@@ -153,7 +80,7 @@ class MetricLoss(Configured):
             miner: Narrows the pairs down, see MINERS.
             counts: Of the labels; None: they are counted where a loss needs it.
         """
-        x, labels = labelled_rows(embeddings, labels, self.settings.get("num_classes"))
+        x, labels = labelled_rows(embeddings, labels, getattr(self, "num_classes", None))
         with torch.autocast(x.device.type, enabled=False):
             dtype = x.dtype
             if self.normalize:
@@ -175,7 +102,7 @@ class MetricLoss(Configured):
             return self._reduce(batch, pairs).to(dtype)
 
     def _reduce(self, batch: LabelledRows, pairs: Pairs) -> Tensor:
-        terms = self.rule(batch, pairs, **self.conventions)
+        terms = self.row_terms(batch, pairs)
         totals = torch.stack([term.total.sum() for term in terms])  # (T,)
         counts = torch.stack([term.items.sum() for term in terms]).to(totals.dtype)
         actives = torch.stack([term.active.sum() for term in terms]).to(totals.dtype)
@@ -196,11 +123,3 @@ class MetricLoss(Configured):
     def last_active(self) -> float:
         """Those of them above 0; on CUDA, to read it waits for the device."""
         return 0.0 if self._counted is None else float(self._counted[1])
-
-    def _try_out(self) -> None:
-        """Compute the terms of four rows: a setting that they refuse is an error at once."""
-        rows = torch.eye(4, 60)
-        labels = torch.tensor([0, 0, 1, 1])
-        same = labels[:, None] == labels
-        pairs = Pairs(same & ~torch.eye(4, dtype=torch.bool), ~same)
-        self.rule(LabelledRows(rows, rows, labels, labels, 0, 0), pairs, **self.conventions)

@@ -1,11 +1,12 @@
 """Losses that compare rows with groups of rows: clusters, their means, a tree of classes."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from sslpipe.metric_learning.losses.base import MetricLoss
+from sslpipe.metric_learning.losses.base import MetricLoss, NumClasses
 from sslpipe.metric_learning.losses.pairwise import (
     NEVER,
     LabelledRows,
@@ -17,6 +18,7 @@ from sslpipe.metric_learning.losses.pairwise import (
 )
 from sslpipe.metric_learning.losses.triplet import triplet_sums
 from sslpipe.precision import to_float64
+from sslpipe.registry.part import Dim
 
 
 class Groups(NamedTuple):
@@ -39,30 +41,26 @@ def group(columns: Tensor, labels: Tensor, clusters: Tensor | None = None) -> Gr
     return Groups(sums / sizes[:, None], sizes, distinct[:, 0], column_group)
 
 
-class MagnetLoss(MetricLoss, normalize=False):
+class MagnetLoss(MetricLoss):
     """Pull rows to their cluster's mean, away from the means of other classes' clusters.
 
     [D2(r, mu_r) / 2s2 + alpha + log sum over clusters of other classes e^{-D2(r, mu) / 2s2}]+. mu:
     a cluster's mean in the global batch; s2: mean squared distance of the rows to their own mean
     (divisor: rows - 1). Rows keep their lengths.
 
-    Args:
-        alpha: The margin; not given in a confirmed source.
-        clusters_per_class: A class is parted into so many clusters of the batch's rows by k-means.
-
     Source:
         Rippel et al. 2015, arXiv:1511.05939, section 3.2.
     """
 
-    @staticmethod
-    def row_terms(
-        batch: LabelledRows, pairs: Pairs, *, alpha: float = 1.0, clusters_per_class: int = 1
-    ) -> list[PerAnchor]:
+    alpha: float = 1.0
+    """The margin; not given in a confirmed source."""
+    clusters_per_class: Annotated[int, Field(ge=1)] = 1
+    """A class is parted into so many clusters of the batch's rows by k-means."""
+
+    def row_terms(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         parts = None
-        if clusters_per_class < 1:
-            raise ValueError(f"clusters_per_class = {clusters_per_class} must be at least 1")
-        if clusters_per_class > 1:
-            parts = k_means(batch.columns.detach(), batch.column_labels, clusters_per_class)
+        if self.clusters_per_class > 1:
+            parts = k_means(batch.columns.detach(), batch.column_labels, self.clusters_per_class)
         batch = batch.centered()
         groups = group(batch.columns, batch.column_labels, parts)
         known = groups.column_group >= 0
@@ -81,7 +79,7 @@ class MagnetLoss(MetricLoss, normalize=False):
         other = (batch.labels[:, None] != groups.labels) & known[mine, None]
         to_own = x.gather(1, groups.column_group[mine, None].clamp_min(0))[:, 0]
         others = x.masked_fill(~other, NEVER[x.dtype]).logsumexp(1)
-        return [per_row((alpha + others - to_own).clamp_min(0), other.any(1))]
+        return [per_row((self.alpha + others - to_own).clamp_min(0), other.any(1))]
 
 
 @torch.no_grad()
@@ -112,20 +110,19 @@ def _apart(x: Tensor, centers: Tensor) -> Tensor:
     return torch.cdist(x, centers, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-class HardClusterLoss(MetricLoss, normalize=False):
+class HardClusterLoss(MetricLoss):
     """Compare each class mean's farthest member with the nearest other mean.
 
     [margin + D(mean, farthest member) - D(mean, nearest other mean)]+ for each class. Means,
     members and classes are those of the global batch; D Euclidean. An item is a class, and stands
     with the anchor that is the class's first row.
-
-    Args:
-        margin: Of the hinge. No paper is known for this loss; margin and distance are those of
-            `BatchHardLoss`.
     """
 
-    @staticmethod
-    def row_terms(batch: LabelledRows, pairs: Pairs, *, margin: float = 0.2) -> list[PerAnchor]:
+    margin: float = 0.2
+    """Of the hinge. No paper is known for this loss; margin and distance are those of
+    `BatchHardLoss`."""
+
+    def row_terms(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         batch = batch.centered()
         groups = group(batch.columns, batch.column_labels)
         to_means = batch._replace(anchors=groups.means).distances("euclidean")  # (G, M)
@@ -139,30 +136,45 @@ class HardClusterLoss(MetricLoss, normalize=False):
         if len(groups.means) < 2:
             return [per_row(batch.anchors.sum(1) * 0, torch.zeros_like(first))]
         farthest = to_means.masked_fill(~member, -torch.inf).max(1).values  # (G,)
-        values = (margin + farthest - apart.min(1).values).clamp_min(0)
+        values = (self.margin + farthest - apart.min(1).values).clamp_min(0)
         return [per_row(values[groups.column_group[mine].clamp_min(0)], first)]
 
 
-class _HierarchicalTripletTerms(nn.Module):
-    means: Tensor
-    seen: Tensor
-    self_share: Tensor
+class HierarchicalTripletLoss(MetricLoss):
+    """Give each pair of classes a margin of its own: 1/2 [D2(a, p) - D2(a, n) + margin(y_a, y_n)]+.
 
-    def __init__(
-        self, num_classes: int, dim: int, beta: float = 0.1, levels: int = 16, momentum: float = 0.1
-    ) -> None:
-        super().__init__()
-        if levels < 1 or not 0 < momentum <= 1:
-            raise ValueError(f"levels = {levels} must be at least 1, momentum = {momentum} in 0..1")
-        self.beta = beta
-        self.levels = levels
-        self.momentum = momentum
-        self.register_buffer("means", torch.zeros(num_classes, dim))
-        self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
+    Over all triplets, rows of length 1; margin = beta + d_H(y_a, y_n) - s(y_a). d_H is the level at
+    which a tree of the classes merges the two, s the mean squared distance within the anchor's
+    class. The tree has the levels d_l = l (4 - d_0) / levels + d_0, d_0 the mean of s; classes (or
+    what they merged into) nearer than d_l, by the mean squared distance of their rows, are one node
+    from level l on. Both follow from the mean unit row of each class, of which a running mean is
+    kept, updated in training from the global batch; the authors take it from an epoch's end.
+
+    Source:
+        Ge et al. 2018, arXiv:1810.06951, section 3.
+    """
+
+    num_classes: NumClasses
+    """C."""
+    dim: Dim
+    """D of the embeddings."""
+    beta: float = 0.1
+    """The constant part of the margin."""
+    levels: Annotated[int, Field(ge=1)] = 16
+    """Of the tree."""
+    momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """The weight of a new batch in the running means."""
+    normalize: bool = True
+
+    def setup(self) -> None:
+        """Begin without any class's mean."""
+        super().setup()
+        self.means = nn.Buffer(torch.zeros(self.num_classes, self.dim))
+        self.seen = nn.Buffer(torch.zeros(self.num_classes, dtype=torch.bool))
         # of the pairs behind a squared mean, the share of a row with itself: 1/n after one batch
-        self.register_buffer("self_share", torch.zeros(num_classes))
+        self.self_share = nn.Buffer(torch.zeros(self.num_classes))
 
-    def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
+    def row_terms(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         if self.training:
             self._follow(batch)
         known = batch.labels.clamp_min(0)
@@ -196,30 +208,6 @@ class _HierarchicalTripletTerms(nn.Module):
         new = 1 / groups.sizes.to(self.means.dtype)
         running = (1 - self.momentum) ** 2 * self.self_share[at] + self.momentum**2 * new
         self.self_share[at] = torch.where(before[at], running, new)
-
-
-class HierarchicalTripletLoss(MetricLoss, normalize=True):
-    """Give each pair of classes a margin of its own: 1/2 [D2(a, p) - D2(a, n) + margin(y_a, y_n)]+.
-
-    Over all triplets, rows of length 1; margin = beta + d_H(y_a, y_n) - s(y_a). d_H is the level at
-    which a tree of the classes merges the two, s the mean squared distance within the anchor's
-    class. The tree has the levels d_l = l (4 - d_0) / levels + d_0, d_0 the mean of s; classes (or
-    what they merged into) nearer than d_l, by the mean squared distance of their rows, are one node
-    from level l on. Both follow from the mean unit row of each class, of which a running mean is
-    kept, updated in training from the global batch; the authors take it from an epoch's end.
-
-    Args:
-        num_classes: C.
-        dim: D of the embeddings.
-        beta: The constant part of the margin.
-        levels: Of the tree, at least 1.
-        momentum: The weight of a new batch in the running means, in 0..1, 0 excluded.
-
-    Source:
-        Ge et al. 2018, arXiv:1810.06951, section 3.
-    """
-
-    row_terms = _HierarchicalTripletTerms
 
 
 def follow_means(

@@ -1,27 +1,22 @@
 """Circle loss for classifiers of several classes an image: for notebooks, not for recipes."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sslpipe.distributed import global_mean
-from sslpipe.metric_learning.losses.base import Configured
+from sslpipe.metric_learning.losses.base import AboveZero
 from sslpipe.metric_learning.losses.pairwise import NEVER
+from sslpipe.registry.part import Part
 
 
-class MultiLabelCircleLoss(Configured):
+class MultiLabelCircleLoss(Part):
     """Want every score of an image's own classes above every score of the others.
 
     For each row log(1 + sum over other classes e^{gamma s_n} * sum over own ones e^{-gamma s_p});
     with one class an image this is softmax cross entropy. With `threshold`, a class of score 0
     stands between: log(1 + sum e^{gamma s_n}) + log(1 + sum e^{-gamma s_p}), so that own classes
     are those with a score above 0, however many; a row without any teaches then, too.
-
-    Args:
-        gamma: Scale of the scores.
-        threshold: See above.
 
     Shape:
         scores (B, C) of any float dtype, targets (B, C) bool or 0 and 1 -> (), the mean over the
@@ -34,12 +29,10 @@ class MultiLabelCircleLoss(Configured):
         Sun et al. 2020, arXiv:2002.10857, eq. 1, with an image's classes for its pairs.
     """
 
-    def __init__(self, gamma: float = 1.0, threshold: bool = True) -> None:
-        super().__init__()
-        if not 0 < gamma < math.inf:
-            raise ValueError(f"gamma = {gamma} must be a finite number above 0")
-        self.gamma = gamma
-        self.threshold = threshold
+    gamma: AboveZero = 1.0
+    """Scale of the scores."""
+    threshold: bool = True
+    """Whether a class of score 0 stands between the own ones and the others."""
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of the rows of all ranks."""

@@ -1,18 +1,19 @@
 """Losses of pairs: a term for each positive and for each negative, whatever the others are.
 
-Each is a `MetricLoss`: its formula is `row_terms(batch, pairs, *, settings) -> terms`.
+Each is a `MetricLoss`: its formula is `row_terms(batch, pairs) -> terms`.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from sslpipe.metric_learning.losses.base import MetricLoss
+from sslpipe.metric_learning.losses.base import AboveZero, MetricLoss, NumClasses
 from sslpipe.metric_learning.losses.pairwise import (
     LabelledRows,
     Pairs,
@@ -23,106 +24,91 @@ from sslpipe.metric_learning.losses.pairwise import (
     per_row,
     tiles,
 )
+from sslpipe.registry.part import Dim, Given
 
 
-class ContrastiveLoss(MetricLoss, normalize=False):
+class ContrastiveLoss(MetricLoss):
     """Pull positives together, push negatives a margin apart; D is Euclidean.
 
     1/2 [D - positive_margin]+^2 for a positive, 1/2 [margin - D]+^2 for a negative.
-
-    Args:
-        margin: The distance that negatives should reach.
-        positive_margin: The distance that positives may keep.
-        squared: False drops the squares.
-        half: False drops the 1/2.
-        sides: "together" is one mean over all pairs; "apart" the mean over positives plus the mean
-            over negatives, of which there are many more.
 
     Source:
         Hadsell et al. 2006, CVPR, eq. 4.
     """
 
-    @staticmethod
-    def row_terms(
-        batch: LabelledRows,
-        pairs: Pairs,
-        *,
-        margin: float = 1.0,
-        positive_margin: float = 0.0,
-        squared: bool = True,
-        half: bool = True,
-        sides: Literal["together", "apart"] = "together",
-    ) -> list[PerAnchor]:
+    margin: float = 1.0
+    """The distance that negatives should reach."""
+    positive_margin: float = 0.0
+    """The distance that positives may keep."""
+    squared: bool = True
+    """False drops the squares."""
+    halved: bool = True
+    """False drops the 1/2."""
+    sides: Literal["together", "apart"] = "together"
+    """"together" is one mean over all pairs; "apart" the mean over positives plus the mean over
+    negatives, of which there are many more."""
+
+    def row_terms(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         d = batch.distances("euclidean")
-        near, far = (d.new_full((len(d),), bound) for bound in (positive_margin, margin))
-        factor = 0.5 if half else 1.0
+        near, far = (d.new_full((len(d),), bound) for bound in (self.positive_margin, self.margin))
+        factor = 0.5 if self.halved else 1.0
         terms = [
             term._replace(total=factor * term.total)
-            for term in _hinges(d, pairs, near, far, squared)
+            for term in _hinges(d, pairs, near, far, self.squared)
         ]
-        return terms if sides == "apart" else [_together(*terms)]
+        return terms if self.sides == "apart" else [_together(*terms)]
 
 
-class ChopraLoss(MetricLoss, normalize=True):
+class ChopraLoss(MetricLoss):
     """Compare pairs by their L1 distance E, with an exponential for negatives.
 
     2/Q E^2 for a positive, 2 Q exp(-2.77 E / Q) for a negative.
-
-    Args:
-        bound: Q, which E never exceeds; None: 2 sqrt(D), its bound for rows of length 1.
 
     Source:
         Chopra et al. 2005, CVPR, section 2.
     """
 
-    @staticmethod
-    def row_terms(
-        batch: LabelledRows, pairs: Pairs, *, bound: float | None = None
-    ) -> list[PerAnchor]:
-        q = 2 * math.sqrt(batch.anchors.shape[1]) if bound is None else bound
-        if q <= 0:
-            raise ValueError(f"bound = {bound} must be above 0")
+    bound: AboveZero | None = None
+    """Q, which E never exceeds; None: 2 sqrt(D), its bound for rows of length 1."""
+    normalize: bool = True
+
+    def row_terms(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
+        q = 2 * math.sqrt(batch.anchors.shape[1]) if self.bound is None else self.bound
         e = torch.cdist(batch.anchors, batch.columns, p=1)  # (n, M)
         values = torch.where(pairs.positive, 2 / q * e.square(), 2 * q * torch.exp(-2.77 / q * e))
         return [per_pair(values, pairs.positive | pairs.negative)]
 
 
-class _DeepID2Terms(nn.Module):
-    def __init__(
-        self, num_classes: int, dim: int, margin: float = 1.0, weight: float = 0.05
-    ) -> None:
-        super().__init__()
-        self.classifier = nn.Linear(dim, num_classes)
-        self.margin = margin
-        self.weight = weight
-
-    def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
-        known = batch.labels >= 0
-        logits = linear(self.classifier, batch.anchors)  # (n, C)
-        identification = F.cross_entropy(logits, batch.labels.clamp_min(0), reduction="none")
-        verification = ContrastiveLoss.row_terms(batch, pairs, margin=self.margin)
-        weighted = [term._replace(total=self.weight * term.total) for term in verification]
-        return [*weighted, per_row(identification, known)]
-
-
-class DeepID2Loss(MetricLoss, normalize=False):
+class DeepID2Loss(MetricLoss):
     """Add a classifier's cross entropy and `weight` times `ContrastiveLoss`.
-
-    Args:
-        num_classes: Of the classifier, which is trained along.
-        dim: D of the embeddings.
-        margin: Of the verification term. The authors tuned it and the weight; these are starting
-            points.
-        weight: Of the verification term.
 
     Source:
         Sun et al. 2014, arXiv:1406.4773, eq. 1 and 2: the hinge of the plain distance, squared.
     """
 
-    row_terms = _DeepID2Terms
+    num_classes: NumClasses
+    """Of the classifier, which is trained along."""
+    dim: Dim
+    """D of the embeddings."""
+    margin: float = 1.0
+    """Of the verification term. The authors tuned it and the weight; these are starting points."""
+    weight: float = 0.05
+    """Of the verification term."""
+
+    def setup(self) -> None:
+        """Make the classifier."""
+        super().setup()
+        self.classifier = nn.Linear(self.dim, self.num_classes)
+
+    def row_terms(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
+        logits = linear(self.classifier, batch.anchors)  # (n, C)
+        identification = F.cross_entropy(logits, batch.labels.clamp_min(0), reduction="none")
+        verification = contrastive_term(batch, pairs, self.margin)
+        weighted = verification._replace(total=self.weight * verification.total)
+        return [weighted, per_row(identification, batch.labels >= 0)]
 
 
-class HDCLoss(MetricLoss, normalize=False):
+class HDCLoss(MetricLoss):
     """Train branches of one embedding, each on the hardest pairs of the one before.
 
     `ContrastiveLoss` of each branch; the k-th sees shares[k] of the pairs, hardest by branch k - 1.
@@ -131,91 +117,92 @@ class HDCLoss(MetricLoss, normalize=False):
     easy pairs train its first stages, and hard ones all of it.
     Hard: positives far apart, negatives close, in Euclidean distance.
 
-    Args:
-        shares: Of the pairs; they fall, the first is 1.
-        margin: Of `ContrastiveLoss`.
-
     Source:
         Yuan et al. 2017, arXiv:1611.05720, section 3; ratios 100, 50, 20 %.
     """
 
-    @staticmethod
-    def row_terms(
-        batch: LabelledRows,
-        pairs: Pairs,
-        *,
-        shares: Sequence[float] = (1.0, 0.5, 0.2),
-        margin: float = 1.0,
-    ) -> list[PerAnchor]:
+    shares: Annotated[Sequence[float], Field(min_length=1)] = (1.0, 0.5, 0.2)
+    """Of the pairs; they fall, the first is 1."""
+    margin: float = 1.0
+    """Of `ContrastiveLoss`."""
+
+    def setup(self) -> None:
+        """Check the shares."""
+        super().setup()
+        shares = list(self.shares)
+        if shares != sorted(shares, reverse=True) or shares[0] != 1 or shares[-1] <= 0:
+            raise ValueError(f"shares = {shares} must fall from 1 and stay above 0")
+
+    def row_terms(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
         dim = batch.anchors.shape[1]
-        if list(shares) != sorted(shares, reverse=True) or shares[0] != 1 or shares[-1] <= 0:
-            raise ValueError(f"shares = {list(shares)} must fall from 1 and stay above 0")
-        if dim % len(shares):
-            raise ValueError(f"{dim} features do not part into {len(shares)} branches equally wide")
-        width = dim // len(shares)
+        if dim % len(self.shares):
+            raise ValueError(
+                f"{dim} features do not part into {len(self.shares)} branches equally wide"
+            )
+        width = dim // len(self.shares)
         anchors = torch.split(batch.anchors, width, 1)
         columns = torch.split(batch.columns, width, 1)
         branches = [
             batch._replace(anchors=a, columns=c) for a, c in zip(anchors, columns, strict=True)
         ]
-        terms = ContrastiveLoss.row_terms(branches[0], pairs, margin=margin)
+        terms = [contrastive_term(branches[0], pairs, self.margin)]
         for k, branch in enumerate(branches[1:]):
             with torch.no_grad():
-                left = shares[k + 1] / shares[k]
+                left = self.shares[k + 1] / self.shares[k]
                 pairs = hardest_pairs(branches[k], pairs, left, left, "euclidean")
-            terms += ContrastiveLoss.row_terms(branch, pairs, margin=margin)
+            terms.append(contrastive_term(branch, pairs, self.margin))
         return terms
 
 
-class _MarginTerms(nn.Module):
-    def __init__(
-        self,
-        alpha: float = 0.2,
-        beta: float = 1.2,
-        learn: Literal["no", "shared", "class"] = "no",
-        nu: float = 0.0,
-        num_classes: int | None = None,
-    ) -> None:
-        super().__init__()
-        if learn == "class" and num_classes is None:
-            raise ValueError("learn = 'class' needs num_classes")
-        self.alpha = alpha
-        self.learn = learn
-        self.nu = nu
-        size = num_classes if learn == "class" and num_classes else 1
-        self.fixed = beta
-        self.beta = nn.Parameter(torch.full((size,), beta)) if learn != "no" else None
-
-    def forward(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
-        beta = batch.anchors.new_full((len(batch.labels),), self.fixed)
-        if self.beta is not None:
-            own = batch.labels.clamp_min(0) if self.learn == "class" else 0 * batch.labels
-            beta = self.beta.to(beta.dtype)[own]  # (n,)
-        d = batch.distances("euclidean")
-        term = _together(*_hinges(d, pairs, beta - self.alpha, beta + self.alpha, False))
-        if self.beta is not None:  # once for each pair: nu weighs the same in any batch
-            term = term._replace(total=term.total + self.nu * beta * term.items)
-        return [term]
-
-
-class MarginLoss(MetricLoss, normalize=True):
+class MarginLoss(MetricLoss):
     """Keep positives alpha nearer and negatives alpha farther than a distance beta.
 
     [alpha + y (D - beta)]+, y = 1 for a positive and -1 for a negative; D of rows of length 1.
     reduction = "mean_active" has the authors' divisor: pairs with a loss above 0.
 
-    Args:
-        alpha: Half the width of the band between same and different.
-        beta: The distance that parts same from different; where it is learned, its start.
-        learn: "no"; "shared", one beta for all; "class", one for the anchor's class.
-        nu: Weight of beta as a penalty where it is learned: without it nothing pulls beta down.
-        num_classes: For learn = "class".
-
     Source:
         Wu et al. 2017, arXiv:1706.07567, section 4.
     """
 
-    row_terms = _MarginTerms
+    alpha: float = 0.2
+    """Half the width of the band between same and different."""
+    beta: float = 1.2
+    """The distance that parts same from different; where it is learned, its start."""
+    learn: Literal["no", "shared", "class"] = "no"
+    """no; shared, one beta for all; class, one for the anchor's class."""
+    nu: float = 0.0
+    """Weight of beta as a penalty where it is learned: without it nothing pulls beta down."""
+    num_classes: Annotated[int | None, Given()] = None
+    """For learn = "class"."""
+    normalize: bool = True
+
+    def setup(self) -> None:
+        """Make what is learned, `learned_beta`."""
+        super().setup()
+        if self.learn == "class" and self.num_classes is None:
+            raise ValueError("learn = 'class' needs num_classes")
+        size = self.num_classes if self.learn == "class" and self.num_classes else 1
+        start = torch.full((size,), self.beta)
+        self.learned_beta = None if self.learn == "no" else nn.Parameter(start)
+
+    def row_terms(self, batch: LabelledRows, pairs: Pairs) -> list[PerAnchor]:
+        beta = batch.anchors.new_full((len(batch.labels),), self.beta)
+        if self.learned_beta is not None:
+            own = batch.labels.clamp_min(0) if self.learn == "class" else 0 * batch.labels
+            beta = self.learned_beta.to(beta.dtype)[own]  # (n,)
+        d = batch.distances("euclidean")
+        term = _together(*_hinges(d, pairs, beta - self.alpha, beta + self.alpha, False))
+        if self.learned_beta is not None:  # once for each pair: nu weighs the same in any batch
+            term = term._replace(total=term.total + self.nu * beta * term.items)
+        return [term]
+
+
+def contrastive_term(batch: LabelledRows, pairs: Pairs, margin: float) -> PerAnchor:
+    """Compute `ContrastiveLoss` of its other defaults."""
+    d = batch.distances("euclidean")
+    far = d.new_full((len(d),), margin)
+    term = _together(*_hinges(d, pairs, torch.zeros_like(far), far, squared=True))
+    return term._replace(total=0.5 * term.total)
 
 
 def _hinges(

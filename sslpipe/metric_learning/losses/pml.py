@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from sslpipe.distributed import all_gather_rows, gather_with_grad
 from sslpipe.errors import UserError, did_you_mean
-from sslpipe.metric_learning.losses.base import Configured
 from sslpipe.metric_learning.losses.pairwise import References, unit
+from sslpipe.registry.part import Part
 
 DELEGATED = (
     *("DynamicSoftMarginLoss", "FastAPLoss", "HistogramLoss", "PNPLoss", "RankedListLoss"),
@@ -21,7 +21,7 @@ REFUSED = {
 }
 
 
-class DelegatedLoss(Configured):
+class DelegatedLoss(Part):
     """Compute a loss of pytorch-metric-learning, on the global batch, on all ranks alike.
 
     Rows are brought to length 1 first and are float32, also under autocast. Rows with a label < 0
@@ -29,21 +29,23 @@ class DelegatedLoss(Configured):
     outside its state. Each rank computes the whole batch's loss, so that DDP's mean of the
     gradients is one process's. Collective: all ranks call it.
 
-    Args:
-        name: One of DELEGATED.
-        arguments: Its own.
-
     Raises:
         UserError: the name is not delegated, an argument is refused, or the extra `pml` is missing.
     """
 
-    def __init__(self, name: str, arguments: Mapping[str, Any] | None = None) -> None:
-        super().__init__()
-        own = dict(arguments or {})
-        if name not in DELEGATED:
+    name: str
+    """One of DELEGATED."""
+    arguments: Mapping[str, Any] | None = None
+    """Its own."""
+
+    def setup(self) -> None:
+        """Make the loss."""
+        super().setup()
+        own = dict(self.arguments or {})
+        if self.name not in DELEGATED:
             raise UserError(
-                f"name = {name!r} is not delegated{did_you_mean(name, DELEGATED)}; delegated: "
-                f"{', '.join(DELEGATED)}; the usual ones are entries of METRIC_LOSSES"
+                f"name = {self.name!r} is not delegated{did_you_mean(self.name, DELEGATED)}; "
+                f"delegated: {', '.join(DELEGATED)}; the usual ones are entries of METRIC_LOSSES"
             )
         for key in REFUSED.keys() & own.keys():
             raise UserError(f"arguments.{key} is refused: {REFUSED[key]}")
@@ -51,10 +53,9 @@ class DelegatedLoss(Configured):
             from pytorch_metric_learning import losses
         except ImportError as error:
             raise UserError(
-                f"{name} comes from pytorch-metric-learning: pip install 'sslpipe[pml]'"
+                f"{self.name} comes from pytorch-metric-learning: pip install 'sslpipe[pml]'"
             ) from error
-        self.name = name
-        self.loss = getattr(losses, name)(**own)
+        self.loss = getattr(losses, self.name)(**own)
 
     def forward(
         self,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sslpipe.metric_learning.heads.margin_softmax import MultipliedAngle
+from sslpipe.metric_learning.heads.margin_softmax import shifted_angle
 from tests.helpers import head_loops as loops
 from tests.helpers.metric_rows import LABELS as ROW_LABELS
 from tests.helpers.metric_rows import built, rows
@@ -23,9 +23,9 @@ def by_loop(loop, head, x):
 
 def test_arcface_keeps_falling_beyond_pi_minus_its_margin_and_the_bare_cosine_does_not():
     angles = torch.linspace(0.01, math.pi - 0.01, 400, dtype=torch.float64)
-    target = head_of("arcface").rule.with_margin(angles.cos())
+    target = shifted_angle(angles.cos(), 0.5, "linear")
     assert bool((target.diff() < 0).all())
-    bare = head_of("arcface", beyond="cosine").rule.with_margin(angles.cos())
+    bare = shifted_angle(angles.cos(), 0.5, "cosine")
     assert not bool((bare.diff() < 0).all())
     inside = angles <= math.pi - 0.5
     torch.testing.assert_close(target[inside], bare[inside])
@@ -36,7 +36,7 @@ def test_arcface_keeps_falling_beyond_pi_minus_its_margin_and_the_bare_cosine_do
 def test_psi_is_the_loops_at_every_angle(m):
     cosines = torch.linspace(1, -1, 1000, dtype=torch.float64)
     expected = torch.stack([loops.psi(v, m) for v in cosines])
-    torch.testing.assert_close(MultipliedAngle(m).psi(cosines), expected)
+    torch.testing.assert_close(head_of("sphereface", m=m).psi(cosines), expected)
 
 
 def test_sphereface_counts_training_steps_and_saves_them():
@@ -46,8 +46,8 @@ def test_sphereface_counts_training_steps_and_saves_them():
     expected = by_loop(loops.multiplied(False, lam=1000 / (1 + 0.12 * 3)), head, rows())
     torch.testing.assert_close(value, expected)
     head.eval()(rows(), LABELS)
-    assert int(head.state_dict()["rule.steps"]) == 3
-    head.rule.steps.fill_(10**6)
+    assert int(head.state_dict()["steps"]) == 3
+    head.steps.fill_(10**6)
     torch.testing.assert_close(
         head(rows(), LABELS), by_loop(loops.multiplied(False, lam=5), head, rows())
     )
@@ -75,5 +75,5 @@ def test_focal_multiplies_the_cross_entropy_by_1_minus_p_to_gamma(name, argument
 
 
 def test_the_scale_of_normface_is_trained_unless_told_otherwise():
-    assert head_of("normface").rule.scale.requires_grad
-    assert not head_of("normface", learn_scale=False).rule.scale.requires_grad
+    assert head_of("normface").learned_scale.requires_grad
+    assert not head_of("normface", learn_scale=False).learned_scale.requires_grad

@@ -48,12 +48,12 @@ def test_a_row_and_itself_are_left_out_of_the_mean_within_a_class():
     within = [
         sum(float(loops.d2(a, b)) for a in own for b in own) / 12 for own in x.split(4)
     ]  # 4 * 3 ordered pairs
-    level = loss.rule.margins() + torch.tensor(within)[:, None] - loss.rule.beta
+    level = loss.margins() + torch.tensor(within)[:, None] - loss.beta
     torch.testing.assert_close(level, level.T)  # what is left is the tree's, equal both ways
     # the running means of many batches know the distance as well: no batch size enters
     for seed in range(200):
         loss(unit_rows(seed, dim=6), labels)
-    spread = loss.rule.beta - loss.rule.margins().diagonal()
+    spread = loss.beta - loss.margins().diagonal()
     assert float(spread.mean()) == pytest.approx(2.0, abs=0.1)  # of random directions
 
 

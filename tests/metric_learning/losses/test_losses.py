@@ -34,7 +34,7 @@ def violating(near, far):
 
 
 def metric(loss):
-    return loss.rule.map.weight.T @ loss.rule.map.weight
+    return loss.map.weight.T @ loss.map.weight
 
 
 # loss, its arguments, the loop; test_rows.py takes the first case of a loss, and misses none
@@ -45,7 +45,7 @@ CASES = [
     ("chopra", {}, lambda loss, x, y: loops.chopra(loops.unit(x), y, 2 * math.sqrt(6))),
     (
         *("deep_id2", {**SIZES, "margin": 2.0, "weight": 0.3}),
-        lambda loss, x, y: loops.deep_id2(x, y, loss.rule.classifier, 2.0, 0.3),
+        lambda loss, x, y: loops.deep_id2(x, y, loss.classifier, 2.0, 0.3),
     ),
     ("triplet", {"distance": "euclidean", "normalize": False}, plain_triplets),
     alike("triplet"),
@@ -76,7 +76,7 @@ CASES = [
         (
             *("ranking_and_tags", {**SIZES, "tags": TAGS, "weight": 0.4, "classified": who}),
             lambda loss, x, y, who=who: loops.ranking_and_tags(
-                x, y, TAGS, loss.rule.classifiers, 0.4, who
+                x, y, TAGS, loss.classifiers, 0.4, who
             ),
         )
         for who in ("negative", "anchor")
@@ -97,7 +97,7 @@ CASES = [
     *(
         (
             *("margin", {"learn": learn, "nu": 0.3, "num_classes": 4}),
-            lambda loss, x, y: loops.margin(x, y, beta=loss.rule.beta, nu=0.3),
+            lambda loss, x, y: loops.margin(x, y, beta=loss.learned_beta, nu=0.3),
         )
         for learn in ("class", "shared")
     ),

@@ -10,14 +10,17 @@ from sslpipe.metric_learning.losses.pairwise import per_pair
 from sslpipe.metric_learning.miners import Miner
 
 
-class CosinePairs(MetricLoss, normalize=True):
+class CosinePairs(MetricLoss):
     """[margin - cos]+ of positives, [cos]+ of negatives."""
 
-    @staticmethod
-    def row_terms(batch, pairs, *, margin: float = 0.9):
+    margin: float = 0.9
+    """The cosine that positives should reach."""
+    normalize: bool = True
+
+    def row_terms(self, batch, pairs):
         similarities = batch.similarities()
         return [
-            per_pair(F.relu(margin - similarities), pairs.positive),
+            per_pair(F.relu(self.margin - similarities), pairs.positive),
             per_pair(F.relu(similarities), pairs.negative),
         ]
 
@@ -25,9 +28,9 @@ class CosinePairs(MetricLoss, normalize=True):
 class LinearHead(Head):
     """Cross entropy of a linear layer."""
 
-    def __init__(self, num_classes, dim):
-        super().__init__(num_classes, dim)
-        self.layer = nn.Linear(dim, num_classes)
+    def setup(self):
+        super().setup()
+        self.layer = nn.Linear(self.dim, self.num_classes)
 
     def compute_loss(self, x, labels):
         return row_mean(F.cross_entropy(self.layer(x), labels, reduction="none"))
