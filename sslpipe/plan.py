@@ -1,9 +1,11 @@
 """A pretraining's plan: all that is known of it before its first step.
 
-`Pretraining.make` alone resolves, fits weights and refuses; afterwards nobody changes the recipe.
-`pretrain` executes a plan, `check` prints it, `api.train` compares its identity with a run's.
+`Pretraining.make` resolves the recipe and fits weights, the rules below it refuse and remark;
+afterwards nobody changes the recipe. `pretrain` executes a plan, `check` prints it, `api.train`
+compares its identity with a run's.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,11 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.augment.two_views import Views, build_augment
+from sslpipe.augment.two_views import build_augment
 from sslpipe.data.index import DatasetIndex, Split
 from sslpipe.data.order import ORDER_VERSION, Order, suggest_holdout
 from sslpipe.data.pairing import Pairing, plan_pairs
-from sslpipe.data.pipeline import Batch
 from sslpipe.data.plan import (
     MOST_HOLDOUT,
     MOST_READ,
@@ -29,81 +30,37 @@ from sslpipe.data.plan import (
     with_holdout,
 )
 from sslpipe.data.reader import Reader
-from sslpipe.distributed import Rank, current_rank
-from sslpipe.errors import DataError, RecipeError
-from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.distributed import Rank
 from sslpipe.evaluation.monitor import monitor
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.export.start import Start
-from sslpipe.losses import Objective
-from sslpipe.losses.base import ContrastiveObjective, InBatchLoss, takes_groups
 from sslpipe.losses.distill import TeacherFeatures
-from sslpipe.models.backbones import Backbone, build_backbone, stem_warning
-from sslpipe.models.limits import within_memory
-from sslpipe.models.momentum import MomentumPair, averaged
-from sslpipe.models.simclr import SimCLR
-from sslpipe.models.transfer import copy_weights
+from sslpipe.losses.planned import planned_negatives
+from sslpipe.models.backbones import stem_warning
 from sslpipe.models.tuning import (
-    freeze_layers,
-    learning_rate_scale,
-    pretrained_groups,
     tune_warnings,
 )
-from sslpipe.optim import parameter_groups, rate_warning
-from sslpipe.portable import sha256_of
+from sslpipe.optim import rate_warning
+from sslpipe.parts import (
+    Parts,
+    build_loss,
+    build_model,
+    freeze_and_group,
+    open_teacher,
+    recipe_flops,
+)
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.registry.schema import refusals
-from sslpipe.run.best import can_choose, check_keeping
+from sslpipe.run.best import can_choose, nothing_to_choose_by
 from sslpipe.run.gradient_cache import micro_batch_rows
 from sslpipe.run.health import Alarms
 from sslpipe.run.launcher import check_streams
-from sslpipe.run.plan import Plan, TrainingParts
-from sslpipe.run.throughput import step_flops
-
-Model = SimCLR | MomentumPair
+from sslpipe.run.plan import Plan, judge
 
 LEAST_RANK_SHARE = 0.05  # (rank - 1) / (highest possible - 1) of embeddings: 0 in one direction
 ALARM_REMEDY = (
     "Look at the views with `sslpipe preview`, lengthen optim.warmup_steps, or lower optim.peak_lr"
 )
 MOST_HELD_OUT = 1 / 4  # of a split, before a warning
-MOST_PLANNED = 16  # batches whose negatives are counted; fewer of large ones
-
-
-@dataclass(frozen=True)
-class Parts(TrainingParts):
-    """What a plan builds, on the CPU, from recipe.seed; tests hand in their own.
-
-    Attributes:
-        augment: Makes both views of a batch.
-        model: Encoder and projector.
-        loss: The objective.
-    """
-
-    augment: Views
-    model: Model
-    loss: Objective
-
-    @property
-    def others(self) -> list[nn.Module]:
-        """What needs memory beside the model: the objective."""
-        return [self.loss]
-
-    def moved(self, model: Model, device: torch.device, dtype: torch.dtype) -> "Parts":
-        """Return the parts on a device, with this model, which is there already."""
-        return Parts(self.augment.to(device), model, self.loss.to(device, dtype))
-
-    def first_frozen(self) -> list[Backbone]:
-        """Return the networks that tune.projector_first_steps keeps out of training."""
-        return backbones(self.model)
-
-    def saved(self) -> dict[str, Any]:
-        """Return what a checkpoint holds beside the optimizer."""
-        return {"model": self.model, "loss": self.loss}
-
-    def guarded(self) -> list[nn.Module]:
-        """Return the modules whose buffers a non-finite step must not change."""
-        return [self.model, self.loss]
 
 
 @dataclass(frozen=True)
@@ -189,18 +146,13 @@ class Pretraining(Plan[Parts]):
         compiled = compiled and self.recipe.run.compile != "off"
         augment = build_augment(self.recipe, self.index, compiled=compiled)
         model = build_model(self.recipe, augment.crop_px, self.start.weights)
-        return Parts(augment, model, build_loss(self.recipe, self.teacher))
-
-    def negatives(self, parts: Parts) -> list[float]:
-        """Return `planned_negatives`. Raises: RecipeError where no anchor has any."""
-        return planned_negatives(self.recipe, self.split, self.order, parts.loss, self.pairing)
+        loss = build_loss(self.recipe, self.teacher)
+        negatives = planned_negatives(loss, self.split, self.order, self.pairing)
+        return Parts(augment, model, loss, negatives)
 
     def remarks(self, parts: Parts) -> list[str]:
         """List what a user should know before the first step. Raises: RecipeError: refused."""
-        self.negatives(parts)  # or refused
-        crop_px = parts.augment.crop_px
-        said = plan_warnings(self.recipe, self.split, parts.loss, crop_px, self.pairing)
-        return [*said, *filter(None, [self.not_used])]
+        return judge(self, parts, refusals=REFUSALS, remarks=REMARKS)
 
     def check_processes(self, world_size: int) -> None:
         """Refuse a number of processes that cannot share the streams. Raises: RecipeError."""
@@ -268,275 +220,154 @@ class Pretraining(Plan[Parts]):
         return size + self.start.describe(self.recipe.tune)
 
 
-def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:
-    """Build encoder and projector, the same on every rank; `init_from`'s weights or random ones."""
-    assert recipe.backbone is not None  # by `with_init`
-    torch.manual_seed(recipe.seed)
-    with within_memory("[backbone] and [projector]"):
-        backbone = build_backbone(recipe.backbone, crop_px=crop_px)
-        if init_from is not None:
-            copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
-        model = (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
-        model.ema = averaged(backbone) if recipe.optim.ema else None
-        return model
+# why a plan cannot be carried out
 
 
-def backbones(model: Model) -> list[Backbone]:
-    """List the backbones that a run's weights go into: the trained one, and its slow copy."""
-    copies = [model.momentum.backbone] if isinstance(model, MomentumPair) else []
-    return [model.backbone, *copies]
-
-
-def freeze_and_group(model: Model, recipe: Recipe) -> list[dict[str, Any]]:
-    """Take what [tune] freezes out of training, in place; the groups are those of the rest."""
-    tune = recipe.tune
-    if not recipe.init:
-        return parameter_groups(model, recipe.optim)
-    still = tune.batchnorm == "frozen"
-    for backbone in backbones(model):
-        freeze_layers(backbone, frozen=False, last_blocks=tune.last_blocks, batchnorm=still)
-    rates = {"backbone_lr": tune.backbone_lr, "layer_decay": tune.layer_decay}
-    scale = learning_rate_scale(model.backbone, **rates, by_library=True)
-    return parameter_groups(model, recipe.optim, scale, **pretrained_groups(tune))
-
-
-def open_teacher(recipe: Recipe, index: DatasetIndex) -> tuple[Recipe, TeacherFeatures | None]:
-    """Read what [teacher] names; the recipe gets the file's hash. None without the section.
-
-    Raises:
-        DataError: The file is damaged, of other data, or has no row of some samples.
-        RecipeError: It is not the one that the recipe was made for.
-    """
-    if recipe.teacher is None:
-        return recipe, None
-    path = recipe.teacher.features
-    name = recipe.data.split
-    try:
-        rows, metadata = load_embeddings(path)
-    except DataError as error:
-        raise DataError(f"teacher.features: {error}") from error
-    if not index.has_sha256(metadata.get("data_sha256")) or metadata.get("split") != name:
-        raise DataError(
-            f"teacher.features = {path!r} was not embedded from split {name!r} of this data set; "
-            f"write it with `sslpipe embed SOURCE --split {name} --out {path}`"
-        )
-    ids = rows.ids.numpy()
-    # who could not be decoded is not trained on
-    missing = np.setdiff1d(np.arange(len(index.split(name))), ids)
-    unknown = np.setdiff1d(missing, [one["id"] for one in metadata.get("left_out", [])])
-    if len(unknown):
-        raise DataError(
-            f"teacher.features = {path!r} has no row of {len(unknown)} of the split's samples, the "
-            f"first with id {unknown[0]}; embed the whole split"
-        )
-    sha256 = sha256_of(Path(path))
-    if recipe.teacher.sha256 not in ("", sha256):
-        raise RecipeError(
-            f"teacher.features = {path!r} has sha256 {sha256[:16]}, and the recipe was made for "
-            f"{recipe.teacher.sha256[:16]!r}; name that file"
-        )
-    order = rows.ids.argsort()
-    teacher = recipe.teacher.model_copy(update={"sha256": sha256})
-    recipe = recipe.model_copy(update={"teacher": teacher})
-    return recipe, TeacherFeatures(rows.features[order], rows.ids[order])
-
-
-def build_loss(recipe: Recipe, teacher: TeacherFeatures | None = None) -> Objective:
-    """Build the recipe's objective; one with a queue learns how long its embeddings are.
-
-    Args:
-        recipe: Of a pretraining.
-        teacher: What `open_teacher` gave; without it [teacher] is taken to hold no sample.
-
-    Raises:
-        RecipeError: It lacks a momentum encoder or a teacher, cannot do what [pairs] says, makes no
-            use of [teacher], or has weights, which nothing would train.
-    """
-    kind = recipe.loss.kind
-    learns = "teacher" in recipe.loss.given
-    if learns and recipe.teacher is None:
-        raise RecipeError(
-            f"loss.kind = {kind!r} learns a teacher's features; write them with `sslpipe embed "
-            "SOURCE --split train --out teacher.safetensors` and set teacher.features to that file"
-        )
-    if recipe.teacher is not None and not learns:
-        raise RecipeError(
-            f"loss.kind = {kind!r} makes no use of [teacher]; use loss.kind = 'distill', or leave "
-            "the section out"
-        )
-    nobody = TeacherFeatures(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
-    masks = recipe.pairs.masks if recipe.pairs else ()
-    with within_memory("[loss]"), refusals("loss", kind):
-        loss_fn: Objective = recipe.loss.build(
-            dim=recipe.projector.out_dim,
-            group_columns=len(masks),
-            teacher=teacher or nobody,
-        )
-    learned = [name for name, weight in loss_fn.named_parameters() if weight.requires_grad]
-    if learned:
-        raise RecipeError(
-            f"loss.kind = {recipe.loss.kind!r} has weights of its own ({', '.join(learned)}), and "
-            "the optimizer has only those of encoder and projector, so they would keep their first "
-            "values; make them settings, or buffers that the objective changes itself"
-        )
-    batch = recipe.data.batch_size
-    has_negatives = loss_fn.negatives_per_anchor(batch) > 0
-    if not has_negatives and loss_fn.negatives_per_anchor(batch + 1) > 0:
-        raise RecipeError(
-            f"data.batch_size = {batch} leaves loss.kind = {kind!r} without negatives; use "
-            f"{batch + 1} or more"
-        )
-    if masks and has_negatives and not takes_groups(loss_fn):
-        raise RecipeError(
-            f"loss.kind = {recipe.loss.kind!r} takes no groups, so that [pairs] cannot keep images "
-            "from being negatives; leave pairs.positive and pairs.never_negative out"
-        )
-    if loss_fn.needs_momentum_encoder and recipe.momentum is None:
-        raise RecipeError(
-            f"loss.kind = {recipe.loss.kind!r} compares queries with keys of earlier steps, which "
-            "only a momentum encoder keeps alike; add a section [momentum], or momentum.start=0.999"
-        )
-    return loss_fn
-
-
-def planned_negatives(
-    recipe: Recipe, split: Split, order: Order, loss_fn: Objective, pairing: Pairing | None
-) -> list[float]:
-    """Count the negatives of an anchor in some batches of the first epoch, from ids and columns.
-
-    Args:
-        recipe: Of a pretraining.
-        split: That is trained on.
-        order: Of the run.
-        loss_fn: The objective.
-        pairing: What [pairs] says, or None.
-
-    Returns:
-        The mean of each batch, the first step's first; [] for an objective without negatives. One
-        with a queue meets earlier batches: of these all are counted as one.
-
-    Raises:
-        RecipeError: No anchor of any of these batches has a negative.
-    """
-    if not isinstance(loss_fn, ContrastiveObjective):
-        return []
-    batch_size = order.batch_size
-    steps = order.steps_per_epoch
-    most = min(MOST_PLANNED, max(2, MOST_PLANNED * 256 // batch_size))
-    looked_at = np.unique(np.linspace(0, steps - 1, min(steps, most)).astype(np.int64)).tolist()
-    streams = current_rank().share(order.num_streams)
-    shown = split if pairing is None else pairing.split  # its labels are those of pairs.label
-    arguments = [planned_arguments(shown, order, pairing, step, streams) for step in looked_at]
-    if not isinstance(loss_fn, InBatchLoss):
-        arguments = [{key: torch.cat([each[key] for each in arguments]) for key in arguments[0]}]
-    found = []
-    for known in arguments:
-        rows = torch.empty(len(known["ids"]), 1)
-        groups = known.get("groups") if takes_groups(loss_fn) else None
-        anchors = loss_fn.find_anchors(rows, known["ids"], known["labels"], groups)
-        found.append(float(anchors.mean_negatives))
-    if max(found) * batch_size > 0.25:  # less is rounding
-        return found
-    settings = [
-        f"{key} = {value!r}"
-        for key, value, counts in (
-            ("loss.kind", recipe.loss.kind, loss_fn.uses_labels),
-            ("loss.mask_labels", True, getattr(recipe.loss, "mask_labels", False)),
-            ("pairs.positive", recipe.pairs and recipe.pairs.positive, True),
-            ("pairs.never_negative", recipe.pairs and recipe.pairs.never_negative, True),
-        )
-        if value and counts
-    ]
-    raise RecipeError(
-        f"{' with '.join(settings) or f'data.split = {split.name!r}'}: no image has a negative in "
-        f"any of {len(looked_at)} planned batches of {batch_size}, as ids, labels or columns say "
+def no_image_has_a_negative(plan: Pretraining, parts: Parts) -> Iterator[str]:
+    """Refuse ids, labels or columns by which all images of each planned batch are alike."""
+    batch_size = plan.order.batch_size
+    if not parts.negatives or max(parts.negatives) * batch_size > 0.25:  # less is rounding
+        return
+    loss = plan.recipe.loss
+    pairs = plan.recipe.pairs
+    settings = []
+    if parts.loss.uses_labels:
+        settings.append(f"loss.kind = {loss.kind!r}")
+    if getattr(loss, "mask_labels", False):
+        settings.append("loss.mask_labels = True")
+    if pairs and pairs.positive:
+        settings.append(f"pairs.positive = {pairs.positive!r}")
+    if pairs and pairs.never_negative:
+        settings.append(f"pairs.never_negative = {pairs.never_negative!r}")
+    yield (
+        f"{' with '.join(settings) or f'data.split = {plan.split.name!r}'}: no image has a "
+        f"negative in any of the planned batches of {batch_size}, as ids, labels or columns say "
         "that all are alike, and such a loss teaches nothing; train on images of two classes, name "
         "a column of several values, leave the setting out, or use an objective without negatives "
         "(loss.kind = 'diet')"
     )
 
 
-def planned_arguments(
-    split: Split, order: Order, pairing: Pairing | None, step: int, streams: range
-) -> dict[str, Tensor]:
-    """Return what the objective will get of a step's samples beside the embeddings."""
-    epoch, ids = order.ids(step, streams)
-    nothing = torch.empty(0)
-    batch = Batch(
-        images=nothing,
-        sizes=nothing,
-        labels=torch.from_numpy(split.labels_of(ids)),
-        ids=torch.from_numpy(ids),
-        source_ids=torch.from_numpy(ids),
-        epoch=epoch,
-    )
-    if pairing is not None:
-        batch = pairing.describe(step, streams, batch, pairing.drawn(step, streams))
-    return batch.loss_arguments
+def objective_cannot_learn_the_split(plan: Pretraining, parts: Parts) -> Iterator[str]:
+    """Refuse a split, or [pairs], that the objective itself refuses."""
+    if reason := parts.loss.cannot(len(plan.split), paired=plan.pairing is not None):
+        yield f"loss.kind = {plan.recipe.loss.kind!r} {reason}"
 
 
-def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:
-    """FLOPs of a step's forward and backward; what gradient caching repeats is not counted."""
-    trained = nn.Sequential(model.backbone, model.projector)
-    flops = step_flops(trained, recipe.data.batch_size, crop_px, model.backbone.channels)
-    # forward and twice as much backward for either view; the keys of a pair have no backward
-    return flops * (4 / 6 if recipe.momentum else 1)
+def nothing_chooses_the_best(plan: Pretraining, parts: Parts) -> Iterator[str]:
+    """Refuse a run.keep or run.patience that no evaluation of the run could decide."""
+    labels = plan.split.labels_of(plan.watched)
+    settings, tells = suggested_holdout(plan)
+    remedy = f"set {settings}" if tells else "hold some out"
+    yield from nothing_to_choose_by(plan.recipe.run, labels, views=True, remedy=remedy)
 
 
-def plan_warnings(
-    recipe: Recipe,
-    split: Split,
-    loss_fn: Objective,
-    crop_px: int,
-    pairing: Pairing | None = None,
-) -> list[str]:
-    """List what a user should know before the first step.
+REFUSALS = (no_image_has_a_negative, objective_cannot_learn_the_split, nothing_chooses_the_best)
 
-    Raises:
-        RecipeError: run.keep or run.patience need an evaluation that is not made; the objective
-            cannot train on the split.
-    """
-    assert recipe.backbone is not None
-    if reason := loss_fn.cannot(len(split), paired=pairing is not None):
-        raise RecipeError(f"loss.kind = {recipe.loss.kind!r} {reason}")
-    ids = holdout_ids(recipe, split)
-    doubt = holdout_doubt(recipe, split, ids)
-    settings = MOST_HOLDOUT
-    tells = True
-    if len(split) <= MOST_READ:
-        settings, tells = suggest_holdout(split.labels)
-    remedy = f"set {settings}" if tells else ""
-    check_keeping(recipe.run, split.labels_of(ids), views=True, remedy=remedy)
-    warnings = [stem_warning(recipe.backbone, crop_px)]
-    warnings += [rate_warning(recipe.optim, recipe.data.batch_size)]
-    if len(ids) > MOST_HELD_OUT * len(split):
-        warnings.append(
-            f"data.holdout = {recipe.data.holdout} holds out {len(ids)} of {len(split)} images of "
-            f"the split {split.name!r} ({len(ids) / len(split):.0%}); for a tenth, set {settings}"
+
+# what a user should know
+
+
+def stem_does_not_fit(plan: Pretraining, parts: Parts) -> Iterator[str]:
+    """Mention a backbone.stem that is for images of another size."""
+    assert plan.recipe.backbone is not None
+    if text := stem_warning(plan.recipe.backbone, parts.augment.crop_px):
+        yield text
+
+
+def rate_is_unusual(plan: Pretraining, parts: Parts) -> Iterator[str]:
+    """Mention a learning rate far above what is usual."""
+    if text := rate_warning(plan.recipe.optim, plan.recipe.data.batch_size):
+        yield text
+
+
+def much_is_held_out(plan: Pretraining, parts: Parts) -> Iterator[str]:
+    """Mention that few images are left to train on."""
+    held = len(plan.watched)
+    if held > MOST_HELD_OUT * len(plan.split):
+        yield (
+            f"data.holdout = {plan.recipe.data.holdout} holds out {held} of {len(plan.split)} "
+            f"images of the split {plan.split.name!r} ({held / len(plan.split):.0%}); for a tenth, "
+            f"set {suggested_holdout(plan)[0]}"
         )
-    if pairing is not None:
-        split = pairing.split  # its labels are those of pairs.label
-        warnings += pairing.warnings(recipe.run.cache)
-        if pairing.pairs.label is not None and not loss_fn.uses_labels:
-            warnings.append(
-                f"pairs.label = {pairing.pairs.label!r} has no effect: loss.kind = "
-                f"{recipe.loss.kind!r} ignores labels; use sup_con or loss.mask_labels = true"
-            )
-    if loss_fn.uses_labels and not bool((split.labels >= 0).any()):
-        masks = getattr(recipe.loss, "mask_labels", False)
-        setting = "loss.mask_labels = true" if masks else f"loss.kind = {recipe.loss.kind!r}"
-        warnings.append(f"{setting}, but the split {split.name!r} has no labels: no effect")
-    warnings += tune_warnings(recipe)
-    if recipe.init and not recipe.run.monitor_steps:
-        warnings.append(
+
+
+def pairs_are_unusual(plan: Pretraining, parts: Parts) -> Iterator[str]:
+    """Mention samples without a partner, partners far away, and columns that mask much."""
+    if plan.pairing is not None:
+        yield from plan.pairing.warnings(plan.recipe.run.cache)
+
+
+def pair_labels_have_no_effect(plan: Pretraining, parts: Parts) -> Iterator[str]:
+    """Mention a pairs.label with an objective that ignores labels."""
+    pairs = plan.recipe.pairs
+    if pairs is not None and pairs.label is not None and not parts.loss.uses_labels:
+        yield (
+            f"pairs.label = {pairs.label!r} has no effect: loss.kind = "
+            f"{plan.recipe.loss.kind!r} ignores labels; use sup_con or loss.mask_labels = true"
+        )
+
+
+def labels_are_missing(plan: Pretraining, parts: Parts) -> Iterator[str]:
+    """Mention an objective that uses labels, on a split without."""
+    split = plan.split if plan.pairing is None else plan.pairing.split  # of pairs.label
+    if parts.loss.uses_labels and not bool((split.labels >= 0).any()):
+        masks = getattr(plan.recipe.loss, "mask_labels", False)
+        setting = "loss.mask_labels = true" if masks else f"loss.kind = {plan.recipe.loss.kind!r}"
+        yield f"{setting}, but the split {split.name!r} has no labels: no effect"
+
+
+def backbone_is_slowed(plan: Pretraining, parts: Parts) -> Iterator[str]:
+    """Mention settings of [tune] that leave nothing to the backbone."""
+    yield from tune_warnings(plan.recipe)
+
+
+def start_is_not_monitored(plan: Pretraining, parts: Parts) -> Iterator[str]:
+    """Mention that nobody sees whether a run from weights makes them worse."""
+    if plan.recipe.init and not plan.recipe.run.monitor_steps:
+        settings = "" if len(plan.watched) else f" and {suggested_holdout(plan)[0]}"
+        yield (
             "no monitoring: you will not see if training damages the pretrained weights; set "
-            "run.monitor_steps" + ("" if len(ids) else f" and {settings}")
+            f"run.monitor_steps{settings}"
         )
-    if recipe.run.monitor_steps and doubt:
-        logged = "scores without labels are logged" if len(ids) else "nothing is monitored"
-        warnings.append(
-            f"no useful held-out kNN: {doubt}; {logged}"
-            + (f"; set {settings}" if tells or not len(ids) else "")
-            + ("" if tells or len(ids) else " for scores without labels")
-        )
-    return [warning for warning in warnings if warning]
+
+
+def held_out_images_say_little(plan: Pretraining, parts: Parts) -> Iterator[str]:
+    """Mention that kNN among the held-out images is not useful."""
+    doubt = holdout_doubt(plan.recipe, plan.split, plan.watched)
+    if not doubt or not plan.recipe.run.monitor_steps:
+        return
+    settings, tells = suggested_holdout(plan)
+    if not len(plan.watched):
+        unlabelled = "" if tells else " for scores without labels"
+        yield f"no useful held-out kNN: {doubt}; nothing is monitored; set {settings}{unlabelled}"
+    else:
+        remedy = f"; set {settings}" if tells else ""
+        yield f"no useful held-out kNN: {doubt}; scores without labels are logged{remedy}"
+
+
+def weights_replace_the_backbone(plan: Pretraining, parts: Parts) -> Iterator[str]:
+    """Mention what of the given [backbone] is not used."""
+    if plan.not_used:
+        yield plan.not_used
+
+
+REMARKS = (
+    stem_does_not_fit,
+    rate_is_unusual,
+    much_is_held_out,
+    pairs_are_unusual,
+    pair_labels_have_no_effect,
+    labels_are_missing,
+    backbone_is_slowed,
+    start_is_not_monitored,
+    held_out_images_say_little,
+    weights_replace_the_backbone,
+)
+
+
+def suggested_holdout(plan: Pretraining) -> tuple[str, bool]:
+    """Return settings that hold out about a tenth, and whether kNN can then be scored."""
+    if len(plan.split) > MOST_READ:
+        return MOST_HOLDOUT, True
+    return suggest_holdout(plan.split.labels)

@@ -12,7 +12,8 @@ from sslpipe.distributed import all_gather_rows
 from sslpipe.losses import Objective
 from sslpipe.losses.base import takes_groups
 from sslpipe.models.momentum import MomentumPair, decay_at, follow, momentum_at
-from sslpipe.plan import Model, Parts, Pretraining
+from sslpipe.parts import Model, Parts
+from sslpipe.plan import Pretraining
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.health import embedding_health
 from sslpipe.run.opening import open_run
@@ -40,10 +41,8 @@ def pretrain(plan: Pretraining, run_dir: Path, parts: Parts | None = None) -> in
     with open_run(plan, run_dir, parts) as run:
         model = run.parts.model
         loss_fn = run.parts.loss
-        # a batch without negatives is then chance: its step teaches nothing, and the run continues
-        # (a GPU is not asked in the first step: the host would wait, and the plan has counted)
-        seen = run.first_step > 0 or run.device.type != "cpu"
-        loss_fn.had_negatives = seen or 0 in plan.negatives(run.parts)
+        # the plan has counted them: a batch without is chance, its step teaches nothing
+        loss_fn.had_negatives = True
 
         for step, batch in run.steps(open_batches(plan, run)):  # sets the learning rate; all ranks
             views = run.augment(batch)  # 2 x (B, 3, S, S), made as the model takes them

@@ -7,7 +7,7 @@ import torch
 
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.losses import LOSSES, NTXentLoss
-from sslpipe.plan import build_loss
+from sslpipe.parts import build_loss
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.registry.plugins import VARIABLE

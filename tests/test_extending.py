@@ -20,7 +20,7 @@ from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.losses import METRIC_LOSSES
 from sslpipe.metric_learning.miners import MINERS
 from sslpipe.models.backbones import BACKBONES
-from sslpipe.plan import build_loss
+from sslpipe.parts import build_loss
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.registry import build

@@ -18,6 +18,7 @@ ROWS = (
     ("check", "report"),
     ("pretrain",),
     ("plan", "kinds"),
+    ("parts",),
     ("export",),
     ("weights",),
     ("run",),

@@ -16,7 +16,7 @@ from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models.backbones import build_backbone, stem_warning
 from sslpipe.optim import lr_at, rate_warning
-from sslpipe.plan import build_loss, build_model, freeze_and_group
+from sslpipe.parts import build_loss, build_model, freeze_and_group
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.registry import build

@@ -18,7 +18,7 @@ from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.export.load import FrozenBackbone
 from sslpipe.export.start import open_init
-from sslpipe.plan import build_model, recipe_flops
+from sslpipe.parts import build_model, recipe_flops
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe

@@ -29,7 +29,7 @@ from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_run
 from sslpipe.export.start import Start, open_init
 from sslpipe.metric_learning.recipe import FinetuneRecipe
-from sslpipe.plan import build_model
+from sslpipe.parts import build_model
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.log import read_metrics

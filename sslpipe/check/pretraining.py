@@ -19,7 +19,8 @@ from sslpipe.data.plan import holdout_ids
 from sslpipe.errors import RecipeError
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import describe_groups
-from sslpipe.plan import MOST_HELD_OUT, Parts, Pretraining, freeze_and_group, recipe_flops
+from sslpipe.parts import Parts, freeze_and_group, recipe_flops
+from sslpipe.plan import MOST_HELD_OUT, Pretraining
 from sslpipe.recipe.base import divisors
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.launch import check_precision, resolve_precision, training_device
@@ -45,7 +46,6 @@ def check_pretraining(plan: Pretraining) -> Check:
     model = parts.model
     if recipe.optim.precision == "fp64":
         model = model.double()
-    negatives = plan.negatives(parts)  # or refused
     remarks = plan.remarks(parts)  # or refused
     order_rows, poorly_mixed = _look_at_order(plan)
     digest = plan.identity()["digest"]
@@ -68,7 +68,7 @@ def check_pretraining(plan: Pretraining) -> Check:
     rows = [
         ("time", f"{step_s:.2g} s/step, {in_all} in all ({precision}, {how})"),
         ("memory", memory_text(memory)),
-        *_size_rows(recipe, parts, groups, flops, negatives),
+        *_size_rows(recipe, parts, groups, flops),
         *order_rows,
         ("digest", digest),
     ]
@@ -91,9 +91,7 @@ def check_pretraining(plan: Pretraining) -> Check:
     )
 
 
-def _size_rows(
-    recipe: Recipe, parts: Parts, groups: str, flops: float, planned_negatives: list[float]
-) -> Rows:
+def _size_rows(recipe: Recipe, parts: Parts, groups: str, flops: float) -> Rows:
     data = recipe.data
     batch = data.batch_size
     backbone = parts.model.backbone
@@ -102,14 +100,12 @@ def _size_rows(
         text = f"{data.micro_batches} of {data.micro_batch} images: activations and views of one"
         rows.append(("micro-batches", f"{text} at a time, negatives of the whole batch"))
     negatives = parts.loss.negatives_per_anchor(batch)
+    planned = parts.negatives
     in_batch = negatives == 2 * batch - 2
     counted = f"{negatives} ({f'2 x {batch} - 2' if in_batch else 'the full queue'})"
-    if in_batch and planned_negatives and min(planned_negatives) < negatives:
-        mean = sum(planned_negatives) / len(planned_negatives)
-        counted = (
-            f"{mean:.1f} on average over {len(planned_negatives)} planned batches (at most "
-            f"{negatives})"
-        )
+    if in_batch and planned and min(planned) < negatives:
+        mean = sum(planned) / len(planned)
+        counted = f"{mean:.1f} on average over {len(planned)} planned batches (at most {negatives})"
     stem = f", stem {backbone.stem}" if backbone.stem else ""
     return [
         *rows,

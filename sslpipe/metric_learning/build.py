@@ -41,7 +41,7 @@ from sslpipe.optim import parameter_groups, rate_warning
 from sslpipe.random import permutation
 from sslpipe.recipe.base import Component
 from sslpipe.registry.schema import refusals
-from sslpipe.run.best import can_choose, check_keeping
+from sslpipe.run.best import can_choose, nothing_to_choose_by
 from sslpipe.run.health import Alarms
 from sslpipe.run.plan import Plan, TrainingParts
 
@@ -580,7 +580,9 @@ def plan_warnings(plan: Finetuning, crop_px: int) -> list[str]:
         )
     held = len(plan.held_out.ids)
     labels = plan.split.labels_of(plan.held_out.ids)
-    check_keeping(recipe.run, labels, views=False, remedy="raise data.validation_classes")
+    remedy = "raise data.validation_classes"
+    for reason in nothing_to_choose_by(recipe.run, labels, views=False, remedy=remedy):
+        raise RecipeError(reason)
     if more := len(untrained_ids(recipe, plan.index)) - held:
         warnings.append(
             f"{more:,} samples of other classes share {recipe.data.holdout_by} with the validation "

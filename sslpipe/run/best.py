@@ -1,7 +1,7 @@
 """Which evaluation of a run was the best, and for how many since nothing was better."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sslpipe.data.order import with_a_partner
 from sslpipe.distributed import broadcast_object
-from sslpipe.errors import CheckpointError, RecipeError
+from sslpipe.errors import CheckpointError
 from sslpipe.recipe.base import RunConfig, Weights
 from sslpipe.run.checkpoint_files import BestEntry, best_of, checkpoint_names, latest, named
 
@@ -201,24 +201,21 @@ def can_choose(labels: NDArray[np.int64], *, views: bool) -> bool:
     return views and len(labels) > 0
 
 
-def check_keeping(
-    config: RunConfig, labels: NDArray[np.int64], *, views: bool, remedy: str = ""
-) -> None:
-    """Refuse a run.keep or run.patience that no evaluation of the run could decide.
+def nothing_to_choose_by(
+    config: RunConfig, labels: NDArray[np.int64], *, views: bool, remedy: str
+) -> Iterator[str]:
+    """Yield why no evaluation of a run could decide its run.keep or run.patience.
 
     Args:
         config: The recipe's [run].
         labels: As in `can_choose`.
         views: As in `can_choose`.
-        remedy: Settings that hold out images by which one can choose.
+        remedy: What holds out images by which one can choose.
     """
     setting = "run.keep = 'best'" if config.keep == "best" else "run.patience"
     if config.keep != "best" and not config.patience:
         return
     if not config.monitor_steps:
-        raise RecipeError(f"{setting} needs evaluations to choose by; set run.monitor_steps")
-    if not can_choose(labels, views=views):
-        raise RecipeError(
-            f"{setting} has no held-out images to choose by; {remedy or 'hold some out'}, or "
-            "leave it out"
-        )
+        yield f"{setting} needs evaluations to choose by; set run.monitor_steps"
+    elif not can_choose(labels, views=views):
+        yield f"{setting} has no held-out images to choose by; {remedy}, or leave it out"

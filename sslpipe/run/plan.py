@@ -4,7 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -185,7 +185,7 @@ class Plan(ABC, Generic[PartsT]):
 
 
 PlanT = TypeVar("PlanT")
-Rule = Callable[[PlanT, PartsT], str | None]
+Rule = Callable[[PlanT, PartsT], Iterable[str]]  # yields a text where it applies
 
 
 def judge(
@@ -195,19 +195,18 @@ def judge(
     refusals: Sequence[Rule[PlanT, PartsT]],
     remarks: Sequence[Rule[PlanT, PartsT]],
 ) -> list[str]:
-    """Refuse a plan by the first refusal that applies; return the remarks that apply.
+    """Refuse a plan by the first rule of `refusals` that applies; list what `remarks` say.
 
     Args:
         plan: What is judged.
         parts: What it built.
-        refusals: Functions that return why the plan cannot be carried out, or None.
-        remarks: Functions that return what the user should know, or None.
+        refusals: Rules that say why the plan cannot be carried out.
+        remarks: Rules that say what the user should know.
 
     Raises:
         RecipeError: A refusal applies.
     """
-    for refusal in refusals:
-        if reason := refusal(plan, parts):
+    for rule in refusals:
+        for reason in rule(plan, parts):
             raise RecipeError(reason)
-    texts = (remark(plan, parts) for remark in remarks)
-    return [text for text in texts if text]
+    return [text for rule in remarks for text in rule(plan, parts)]

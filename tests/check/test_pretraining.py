@@ -26,11 +26,11 @@ from sslpipe.data.index import Split, load_index
 from sslpipe.data.order import ORDER_VERSION, Order, mixing_score
 from sslpipe.data.plan import holdout_ids, plan_order
 from sslpipe.errors import RecipeError, UserError
-from sslpipe.losses import LOSSES
 from sslpipe.models.backbones import build_backbone
 from sslpipe.models.tuning import count_parameters
 from sslpipe.optim import build_optimizer
-from sslpipe.plan import Pretraining, build_model, plan_warnings
+from sslpipe.parts import build_model
+from sslpipe.plan import Pretraining
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component
 from sslpipe.recipe.identity import identity
@@ -224,8 +224,8 @@ def test_the_mixing_score_is_the_ratio_of_entropies():
 
 
 def monitor_warnings(recipe, index):
-    loss = LOSSES["nt_xent"]()
-    said = plan_warnings(recipe, index.split("train"), loss, crop_px=16)
+    plan = Pretraining.make(recipe, index)
+    said = plan.remarks(plan.build())
     return [text for text in said if "held-out kNN" in text]
 
 

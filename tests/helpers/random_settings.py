@@ -46,7 +46,7 @@ from sslpipe.metric_learning.heads import HEADS
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.models import backbones, limits
 from sslpipe.optim import build_optimizer, optimizer_over
-from sslpipe.plan import build_loss, build_model
+from sslpipe.parts import build_loss, build_model
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component, RunRecipe
 from sslpipe.recipe.pretrain import Recipe

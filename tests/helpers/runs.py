@@ -79,7 +79,14 @@ def train_words(folder: Path, data: Path) -> tuple[str, ...]:
     return ("train", str(write_recipe(folder)), *where)
 
 
-def train_in_rank(process: Rank, recipe: str, data: str, run_dir: str, *overrides: str) -> Any:
+def train_in_rank(
+    process: Rank,
+    recipe: str,
+    data: str,
+    run_dir: str,
+    *overrides: str,
+    train: Callable[..., int] = sslpipe.api.train,
+) -> Any:
     """What each process runs; records what every step saw: (ids, source ids, drawn numbers)."""
     seen = []
 
@@ -90,7 +97,7 @@ def train_in_rank(process: Rank, recipe: str, data: str, run_dir: str, *override
 
     original = at_each_step(record)
     try:
-        done = sslpipe.api.train(load_recipe(recipe, overrides), load_index(data), Path(run_dir))
+        done = train(load_recipe(recipe, overrides), load_index(data), Path(run_dir))
     finally:
         Run.steps = original
     return done, seen

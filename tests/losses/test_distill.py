@@ -15,7 +15,7 @@ from sslpipe.errors import DataError, RecipeError
 from sslpipe.evaluation.embed import Embeddings, save_embeddings
 from sslpipe.export.load import load_run
 from sslpipe.losses import DistillLoss, NTXentLoss, TeacherFeatures
-from sslpipe.plan import build_loss, open_teacher
+from sslpipe.parts import build_loss, open_teacher
 from sslpipe.recipe import load_recipe
 from sslpipe.run.log import read_metrics
 from tests.helpers.dataset import write_dataset

@@ -11,13 +11,13 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
-import sslpipe.plan
 from sslpipe.augment.two_views import FusedViews
 from sslpipe.check.pretraining import check_pretraining
 from sslpipe.data.index import load_index
 from sslpipe.errors import RecipeError, UserError
 from sslpipe.optim import build_optimizer
 from sslpipe.plan import Pretraining
+from sslpipe.pretrain import pretrain
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Optim
 from sslpipe.run.guard import StepGuard, advice
@@ -53,16 +53,16 @@ def poisoned_gradient_in_rank(process, steps, *arguments):
         original(self, *given, **named)
         calls.append(1)
 
-    def set_up_then_hook(*given):
-        model = build(*given)
-        weight = next(model.parameters())
+    def train(recipe, index, run_dir):
+        plan = Pretraining.make(recipe, index, run_dir=run_dir)
+        parts = plan.build()
+        weight = next(parts.model.parameters())
         bad = process.rank == process.world_size - 1
         weight.register_hook(lambda g: g * float("nan") if bad and len(calls) in steps else g)
-        return model
+        return pretrain(plan, run_dir, parts)
 
-    build, sslpipe.plan.build_model = sslpipe.plan.build_model, set_up_then_hook
     torch.Tensor.backward = backward
-    return train_in_rank(process, *arguments)
+    return train_in_rank(process, *arguments, train=train)
 
 
 PAIR = ("momentum.start=0.5", "loss.kind=moco", "loss.queue_rows=24", "data.micro_batch=8")

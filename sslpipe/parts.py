@@ -1,0 +1,249 @@
+"""What a pretraining trains: views, encoder and projector, and the objective.
+
+Built from the recipe, and refused where the recipe asks for what cannot be built.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sslpipe.augment.two_views import Views
+from sslpipe.data.index import DatasetIndex
+from sslpipe.errors import DataError, RecipeError
+from sslpipe.evaluation.embed import load_embeddings
+from sslpipe.export.load import FrozenBackbone
+from sslpipe.losses import Objective
+from sslpipe.losses.base import takes_groups
+from sslpipe.losses.distill import TeacherFeatures
+from sslpipe.models.backbones import Backbone, build_backbone
+from sslpipe.models.limits import within_memory
+from sslpipe.models.momentum import MomentumPair, averaged
+from sslpipe.models.simclr import SimCLR
+from sslpipe.models.transfer import copy_weights
+from sslpipe.models.tuning import (
+    freeze_layers,
+    learning_rate_scale,
+    pretrained_groups,
+)
+from sslpipe.optim import parameter_groups
+from sslpipe.portable import sha256_of
+from sslpipe.recipe.pretrain import Recipe
+from sslpipe.registry.schema import refusals
+from sslpipe.run.plan import TrainingParts
+from sslpipe.run.throughput import step_flops
+
+Model = SimCLR | MomentumPair
+
+
+@dataclass(frozen=True)
+class Parts(TrainingParts):
+    """What a plan builds, on the CPU, from recipe.seed; tests hand in their own.
+
+    Attributes:
+        augment: Makes both views of a batch.
+        model: Encoder and projector.
+        loss: The objective.
+        negatives: Of an anchor, in some planned batches, see `planned_negatives`; none: the
+            objective has none, or was not counted.
+    """
+
+    augment: Views
+    model: Model
+    loss: Objective
+    negatives: Sequence[float] = ()
+
+    @property
+    def others(self) -> list[nn.Module]:
+        """What needs memory beside the model: the objective."""
+        return [self.loss]
+
+    def moved(self, model: Model, device: torch.device, dtype: torch.dtype) -> "Parts":
+        """Return the parts on a device, with this model, which is there already."""
+        augment = self.augment.to(device)
+        loss = self.loss.to(device, dtype)
+        return dataclasses.replace(self, augment=augment, model=model, loss=loss)
+
+    def first_frozen(self) -> list[Backbone]:
+        """Return the networks that tune.projector_first_steps keeps out of training."""
+        return backbones(self.model)
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a checkpoint holds beside the optimizer."""
+        return {"model": self.model, "loss": self.loss}
+
+    def guarded(self) -> list[nn.Module]:
+        """Return the modules whose buffers a non-finite step must not change."""
+        return [self.model, self.loss]
+
+
+def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:
+    """Build encoder and projector, the same on every rank; `init_from`'s weights or random ones."""
+    assert recipe.backbone is not None  # by `with_init`
+    torch.manual_seed(recipe.seed)
+    with within_memory("[backbone] and [projector]"):
+        backbone = build_backbone(recipe.backbone, crop_px=crop_px)
+        if init_from is not None:
+            copy_weights(init_from.backbone, backbone, recipe.backbone.kind)
+        model = (MomentumPair if recipe.momentum else SimCLR)(backbone, recipe.projector)
+        model.ema = averaged(backbone) if recipe.optim.ema else None
+        return model
+
+
+def backbones(model: Model) -> list[Backbone]:
+    """List the backbones that a run's weights go into: the trained one, and its slow copy."""
+    copies = [model.momentum.backbone] if isinstance(model, MomentumPair) else []
+    return [model.backbone, *copies]
+
+
+def freeze_and_group(model: Model, recipe: Recipe) -> list[dict[str, Any]]:
+    """Take what [tune] freezes out of training, in place; the groups are those of the rest."""
+    tune = recipe.tune
+    if not recipe.init:
+        return parameter_groups(model, recipe.optim)
+    still = tune.batchnorm == "frozen"
+    for backbone in backbones(model):
+        freeze_layers(backbone, frozen=False, last_blocks=tune.last_blocks, batchnorm=still)
+    rates = {"backbone_lr": tune.backbone_lr, "layer_decay": tune.layer_decay}
+    scale = learning_rate_scale(model.backbone, **rates, by_library=True)
+    return parameter_groups(model, recipe.optim, scale, **pretrained_groups(tune))
+
+
+def recipe_flops(recipe: Recipe, model: Model, crop_px: int) -> float:
+    """FLOPs of a step's forward and backward; what gradient caching repeats is not counted."""
+    trained = nn.Sequential(model.backbone, model.projector)
+    flops = step_flops(trained, recipe.data.batch_size, crop_px, model.backbone.channels)
+    # forward and twice as much backward for either view; the keys of a pair have no backward
+    return flops * (4 / 6 if recipe.momentum else 1)
+
+
+def build_loss(recipe: Recipe, teacher: TeacherFeatures | None = None) -> Objective:
+    """Build the recipe's objective; one with a queue learns how long its embeddings are.
+
+    Args:
+        recipe: Of a pretraining.
+        teacher: What `open_teacher` gave; without it [teacher] is taken to hold no sample.
+
+    Raises:
+        RecipeError: It learns from a teacher and there is none, or the other way round; or a rule
+            of LOSS_REFUSALS applies.
+    """
+    kind = recipe.loss.kind
+    learns = "teacher" in recipe.loss.given
+    if learns and recipe.teacher is None:
+        raise RecipeError(
+            f"loss.kind = {kind!r} learns a teacher's features; write them with `sslpipe embed "
+            "SOURCE --split train --out teacher.safetensors` and set teacher.features to that file"
+        )
+    if recipe.teacher is not None and not learns:
+        raise RecipeError(
+            f"loss.kind = {kind!r} makes no use of [teacher]; use loss.kind = 'distill', or leave "
+            "the section out"
+        )
+    nobody = TeacherFeatures(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
+    masks = recipe.pairs.masks if recipe.pairs else ()
+    with within_memory("[loss]"), refusals("loss", kind):
+        loss_fn: Objective = recipe.loss.build(
+            dim=recipe.projector.out_dim,
+            group_columns=len(masks),
+            teacher=teacher or nobody,
+        )
+    for rule in LOSS_REFUSALS:
+        for reason in rule(recipe, loss_fn):
+            raise RecipeError(reason)
+    return loss_fn
+
+
+def has_weights_of_its_own(recipe: Recipe, loss_fn: Objective) -> Iterator[str]:
+    """Refuse an objective with weights, which nothing would train."""
+    learned = [name for name, weight in loss_fn.named_parameters() if weight.requires_grad]
+    if learned:
+        yield (
+            f"loss.kind = {recipe.loss.kind!r} has weights of its own ({', '.join(learned)}), and "
+            "the optimizer has only those of encoder and projector, so they would keep their first "
+            "values; make them settings, or buffers that the objective changes itself"
+        )
+
+
+def batch_is_too_small(recipe: Recipe, loss_fn: Objective) -> Iterator[str]:
+    """Refuse a data.batch_size that leaves an objective with negatives without any."""
+    batch = recipe.data.batch_size
+    if loss_fn.negatives_per_anchor(batch + 1) > 0 and loss_fn.negatives_per_anchor(batch) == 0:
+        yield (
+            f"data.batch_size = {batch} leaves loss.kind = {recipe.loss.kind!r} without negatives; "
+            f"use {batch + 1} or more"
+        )
+
+
+def masks_no_negatives(recipe: Recipe, loss_fn: Objective) -> Iterator[str]:
+    """Refuse [pairs] that masks negatives with an objective that cannot."""
+    has_negatives = loss_fn.negatives_per_anchor(recipe.data.batch_size) > 0
+    masks = recipe.pairs.masks if recipe.pairs else ()
+    if masks and has_negatives and not takes_groups(loss_fn):
+        yield (
+            f"loss.kind = {recipe.loss.kind!r} takes no groups, so that [pairs] cannot keep images "
+            "from being negatives; leave pairs.positive and pairs.never_negative out"
+        )
+
+
+def has_no_momentum_encoder(recipe: Recipe, loss_fn: Objective) -> Iterator[str]:
+    """Refuse an objective that compares keys of earlier steps without [momentum]."""
+    if loss_fn.needs_momentum_encoder and recipe.momentum is None:
+        yield (
+            f"loss.kind = {recipe.loss.kind!r} compares queries with keys of earlier steps, which "
+            "only a momentum encoder keeps alike; add a section [momentum], or momentum.start=0.999"
+        )
+
+
+LOSS_REFUSALS = (
+    has_weights_of_its_own,
+    batch_is_too_small,
+    masks_no_negatives,
+    has_no_momentum_encoder,
+)
+
+
+def open_teacher(recipe: Recipe, index: DatasetIndex) -> tuple[Recipe, TeacherFeatures | None]:
+    """Read what [teacher] names; the recipe gets the file's hash. None without the section.
+
+    Raises:
+        DataError: The file is damaged, of other data, or has no row of some samples.
+        RecipeError: It is not the one that the recipe was made for.
+    """
+    if recipe.teacher is None:
+        return recipe, None
+    path = recipe.teacher.features
+    name = recipe.data.split
+    try:
+        rows, metadata = load_embeddings(path)
+    except DataError as error:
+        raise DataError(f"teacher.features: {error}") from error
+    if not index.has_sha256(metadata.get("data_sha256")) or metadata.get("split") != name:
+        raise DataError(
+            f"teacher.features = {path!r} was not embedded from split {name!r} of this data set; "
+            f"write it with `sslpipe embed SOURCE --split {name} --out {path}`"
+        )
+    ids = rows.ids.numpy()
+    # who could not be decoded is not trained on
+    missing = np.setdiff1d(np.arange(len(index.split(name))), ids)
+    unknown = np.setdiff1d(missing, [one["id"] for one in metadata.get("left_out", [])])
+    if len(unknown):
+        raise DataError(
+            f"teacher.features = {path!r} has no row of {len(unknown)} of the split's samples, the "
+            f"first with id {unknown[0]}; embed the whole split"
+        )
+    sha256 = sha256_of(Path(path))
+    if recipe.teacher.sha256 not in ("", sha256):
+        raise RecipeError(
+            f"teacher.features = {path!r} has sha256 {sha256[:16]}, and the recipe was made for "
+            f"{recipe.teacher.sha256[:16]!r}; name that file"
+        )
+    order = rows.ids.argsort()
+    teacher = recipe.teacher.model_copy(update={"sha256": sha256})
+    recipe = recipe.model_copy(update={"teacher": teacher})
+    return recipe, TeacherFeatures(rows.features[order], rows.ids[order])
