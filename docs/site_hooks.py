@@ -1,4 +1,4 @@
-"""What the site adds to the pages: files from outside docs/, and the table of all settings.
+"""What the site adds to the pages: files from outside docs/, the API, and all settings.
 
 The README is the home page, notebooks are shown as text and code, and links between files are
 rewritten to where the site has them. Settings are listed from their own documentation, so that no
@@ -8,6 +8,7 @@ page repeats it.
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic import BaseModel
 
+import sslpipe
 from sslpipe.cli.explain import SECTIONS, _meanings
 from sslpipe.recipe import recipe_models
 from sslpipe.recipe.base import Component
@@ -34,6 +36,30 @@ NOTEBOOKS = {  # page of the site -> notebook, shown as text and code
     "search-engine.md": "docs/notebooks/search_engine.ipynb",
     "did-it-help.md": "docs/notebooks/did_it_help.ipynb",
 }
+API = {  # page of the site, generated -> its title and first sentence
+    "api.md": (
+        "API reference",
+        "What a notebook needs is in `sslpipe` itself, imported when it is first used.",
+    ),
+    "api-metric.md": (
+        "API reference: metric learning",
+        "Every loss, head and miner, with its formula, arguments and paper.",
+    ),
+}
+MORE = (  # what public names return or are built on
+    "sslpipe.export.model.FrozenBackbone",
+    "sslpipe.augment.spec.ViewSpec",
+    "sslpipe.losses.base.Objective",
+    "sslpipe.losses.base.InBatchLoss",
+    "sslpipe.evaluation.result.Result",
+    "sslpipe.evaluation.embed.Embeddings",
+    "sslpipe.metric_learning.losses.base.MetricLoss",
+    "sslpipe.metric_learning.heads.base.Head",
+    "sslpipe.search.gallery.Gallery",
+    "sslpipe.errors",
+)
+METRIC = ("losses.pair", "losses.triplet", "losses.tuplet", "losses.clusters", "losses.multi_label")
+METRIC += ("heads.margin_softmax", "heads.proxies", "miners")
 PAGES = {file: page for page, file in (OUTSIDE | NOTEBOOKS).items()}
 SETTINGS = "<!-- all settings -->"
 
@@ -46,7 +72,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
                 entry
                 for entry in entries
                 for page in entry.values()
-                if page in OUTSIDE | NOTEBOOKS or (ROOT / "docs" / page).exists()
+                if page in OUTSIDE | NOTEBOOKS | API or (ROOT / "docs" / page).exists()
             ]
             entries[:] = there
     return config
@@ -58,7 +84,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=(ROOT / file).read_text()))
     for page, file in NOTEBOOKS.items():
         files.append(File.generated(config, page, content=notebook_page(ROOT / file)))
+    for page, (title, opening) in API.items():
+        text = "\n\n".join([f"# {title}", opening, *api_entries(page)])
+        files.append(File.generated(config, page, content=text))
     return files
+
+
+def api_entries(page: str) -> Iterator[str]:
+    """Yield what mkdocstrings fills in, under a heading for each package or module."""
+    if page == "api-metric.md":
+        for module in METRIC:
+            yield f"## {module}"
+            yield f"::: sslpipe.metric_learning.{module}"
+        return
+    public = [getattr(sslpipe, name) for name in dir(sslpipe)]
+    entries = [f"{each.__module__}.{each.__qualname__}" for each in public]
+    for package, names in groupby(sorted({*entries, *MORE}), lambda name: name.split(".")[1]):
+        yield f"## {package}"
+        yield from (f"::: {name}" for name in names)
 
 
 def notebook_page(file: Path) -> str:
