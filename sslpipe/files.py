@@ -90,7 +90,7 @@ def explain(error: ValidationError, kind: type) -> str:
 
 
 def _reason(item: ErrorDetails, kind: type) -> str:
-    key = ".".join(map(str, item["loc"])) or "the whole"
+    key = ".".join(map(str, item["loc"])) or "the content"
     match item["type"]:
         case "missing":
             return f"{key} is missing"
@@ -130,7 +130,7 @@ def _finite(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any, *, fsync: bool = False) -> None:
-    """Write a small JSON file whole or not at all; arguments as in `json_text`."""
+    """Write a small JSON file whole or not at all, as `json_text` has it."""
     write_atomically(path, json_text(value), fsync=fsync)
 
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any, ClassVar
 from sslpipe.cli import options as opt
 from sslpipe.cli.inputs import check_file, check_model, open_data
 from sslpipe.cli.next_step import say_next
-from sslpipe.cli.terminal import LazyGroup, load_model, new_app, progress, say, write_json
+from sslpipe.cli.terminal import LazyGroup, load_model, new_app, progress, say
 from sslpipe.errors import UserError
+from sslpipe.files import write_json
 from sslpipe.registry import added
 
 
@@ -172,6 +173,7 @@ def suite(
             say=lambda text: say(work.renamed(text, known_as)),
             progress=lambda title, total: progress(work.renamed(title, known_as), total),
         )
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, report)
         work.copy_to_trackers(Path(model), report)
         work.print_report(report, out)

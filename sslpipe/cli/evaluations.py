@@ -24,7 +24,7 @@ from sslpipe.cli.options import (
     parameters,
     set_parameters,
 )
-from sslpipe.cli.terminal import new_app, percent, show, text_table, working, write_json
+from sslpipe.cli.terminal import new_app, percent, show, text_table, working
 from sslpipe.data.index import Split
 from sslpipe.distributed import end_processes
 from sslpipe.errors import DataError
@@ -33,6 +33,7 @@ from sslpipe.evaluation.features import check_one_split, split_of_file
 from sslpipe.evaluation.groups import GroupCodes, group_codes
 from sslpipe.evaluation.result import Result, caveats
 from sslpipe.evaluation.whiten import whiten
+from sslpipe.files import write_json
 from sslpipe.run.console import SafeConsole
 
 SHARE_THE_BANK = ("few-shot", "knn")
@@ -161,6 +162,7 @@ def make_command(name: str, evaluate: Callable[..., list[Result]]) -> Any:
         if process.rank == 0:
             print_results(f"{name}: {train.name} -> {test.name}", results, prefix)
             if out is not None:
+                out.parent.mkdir(parents=True, exist_ok=True)
                 write_json(out, [{**beside, **result.to_json()} for result in results])
         end_processes()
 

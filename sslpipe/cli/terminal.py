@@ -1,6 +1,5 @@
 """How every command prints: results on stdout, messages and progress on stderr."""
 
-import json
 import os
 import threading
 import time
@@ -13,7 +12,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sslpipe.errors import printable
-from sslpipe.portable import write_atomically
 from sslpipe.run.console import SafeConsole
 
 if TYPE_CHECKING:
@@ -117,12 +115,6 @@ def report_bad(sample: "Quarantined") -> None:
     """Name a sample that cannot be decoded."""
     where = f"{sample.shard}, key {sample.key!r} (id {sample.id})"
     say(f"skipped: {where}: {sample.reason}", "yellow")
-
-
-def write_json(path: Path, tree: Any) -> None:
-    """Write a tree of plain values as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(tree, indent=1) + "\n")
 
 
 @contextmanager

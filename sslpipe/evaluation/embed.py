@@ -1,7 +1,6 @@
 """A backbone and a split -> one row of features a sample, in the order of their ids."""
 
 import hashlib
-import json
 import shutil
 import zipfile
 import zlib
@@ -23,7 +22,8 @@ from sslpipe.data.pipeline import Batch
 from sslpipe.data.reader import OnBad, Quarantined
 from sslpipe.data.storage import load_array
 from sslpipe.distributed import Rank, agree, all_gather_rows
-from sslpipe.errors import DataError, shown
+from sslpipe.errors import DataError
+from sslpipe.files import Stored, json_text, parse_json, parse_object
 from sslpipe.models.state import (
     check_finite,
     evaluating,
@@ -52,6 +52,15 @@ class Embeddings(NamedTuple):
         if wide_dtype(target) != torch.float64:
             target = torch.device("cpu")
         return Embeddings(*(tensor.to(target) for tensor in self))
+
+
+class Source(Stored):
+    """Where the features in a file come from; their file also has `view`, `left_out` and more."""
+
+    data: str | None = None  # name of the data set
+    data_sha256: str | None = None
+    split: str | None = None
+    backbone_sha256: str | None = None
 
 
 class View(Protocol):
@@ -180,7 +189,7 @@ def save_embeddings(path: str | Path, embeddings: Embeddings, facts: dict[str, A
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = embeddings._replace(features=embeddings.features.float())._asdict()
     tensors = {name: tensor.contiguous() for name, tensor in columns.items()}
-    text = json.dumps(facts, sort_keys=True)
+    text = json_text(dict(sorted(facts.items())))
     # a tensor: metadata of two entries would be written in an order that changes
     tensors[CHECKSUM] = torch.tensor([*content_sha256(tensors, text)], dtype=torch.uint8)
     with replacing(path) as temporary:
@@ -233,14 +242,10 @@ def read_embeddings(path: Path) -> tuple[Embeddings, dict[str, Any]]:
         raise DataError(f"{path} is damaged: its sha256 is another one; embed again")
     rows = Embeddings(*(tensors[name] for name in Embeddings._fields))
     try:
-        facts = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: its facts are no JSON: {error}; embed again") from error
-    if not isinstance(facts, dict):
-        raise DataError(f"{path}: its facts are a {type(facts).__name__}; embed again")
-    for key in ("data", "data_sha256", "split", "backbone_sha256"):
-        if not isinstance(facts.get(key, ""), str | None):
-            raise DataError(f"{path}: {key} is {shown(facts[key])}, not a text; embed again")
+        parse_json(text, Source)
+        facts = parse_object(text)
+    except ValueError as error:
+        raise DataError(f"{path}: its metadata are damaged ({error}); embed again") from None
     return rows, facts
 
 
@@ -467,7 +472,7 @@ def _room_for(out: Path) -> Iterator[None]:
 
 def _open(parts: Path, identity: dict[str, Any]) -> None:
     """The folder of the parts; emptied unless they are of this very pass."""
-    text = json.dumps(identity, sort_keys=True)
+    text = json_text(identity)
     path = parts / "identity.json"
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return

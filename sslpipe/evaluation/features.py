@@ -1,6 +1,5 @@
 """Features of whole splits by a backbone and by what it has to beat, ready for the suite."""
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,6 +14,7 @@ from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.index import Split, load_index
 from sslpipe.errors import DataError
 from sslpipe.evaluation.embed import Embeddings, embed, load_embeddings
+from sslpipe.files import json_text, parse_object
 from sslpipe.models.backbones import Backbone, build_backbone
 from sslpipe.recipe.base import Component
 
@@ -155,7 +155,7 @@ def saved_embeddings(
         return None
     rows, facts = load_embeddings(file)
     left_out = facts.pop("left_out", None)
-    if facts != json.loads(json.dumps(dict(identity))):
+    if facts != parse_object(json_text(identity)):
         return None
     if whole and (
         left_out != []

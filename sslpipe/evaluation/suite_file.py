@@ -1,29 +1,23 @@
 """What stands in an eval.json, which `suite.run_suite` makes, and whether one is whole."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from sslpipe.errors import one_line
+from sslpipe.errors import DataError, one_line
+from sslpipe.files import Finite, Stored, Tree, explain, json_text, read_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
 Ends = Annotated[list[Finite], Field(min_length=2, max_length=2)]
 
 
-class _Strict(BaseModel):
-    """A number in quotes is none: what is shown is computed with."""
-
-    model_config = ConfigDict(strict=True)
-
-
-class _Number(_Strict):
+class _Number(Stored):
     """What rows of all kinds have, in part from `result.Result`."""
 
     features: str  # "ssl" (the model's own), "pixels", "random", ...
@@ -42,7 +36,7 @@ class _Row(_Number):
     details: dict[str, Any]
 
 
-class _Comparison(_Strict):
+class _Comparison(Stored):
     """The features against a baseline: see `verdict.comparisons`."""
 
     features: str
@@ -57,7 +51,7 @@ class _Comparison(_Strict):
     power: Share | None = None
 
 
-class _Against(_Strict):
+class _Against(Stored):
     """Ours against theirs on one measure, see `against`; of two networks the deciding one first."""
 
     features: str
@@ -92,18 +86,18 @@ class _Against(_Strict):
         return self
 
 
-class _Other(_Strict):
+class _Other(Stored):
     name: str
     source: str
     sha256: str
     format: str
 
 
-class _Facts(_Strict):
-    against: list[_Other] = []
+class _Facts(Stored):
+    against: list[_Other] = Field(default_factory=list)
 
 
-class _LeakRow(_Strict):
+class _LeakRow(Stored):
     """A number of the table, with and without test samples that are in train, too."""
 
     features: str
@@ -116,24 +110,27 @@ class _LeakRow(_Strict):
     clean_queries: Annotated[int, Field(ge=0)]
 
 
-class _Leakage(_Strict):
+class _Leakage(Stored):
     samples: Count  # of test
     leaked: Annotated[int, Field(ge=0)]
     how: str  # they were found
     rows: list[_LeakRow]
 
 
-class _Report(_Strict):
-    """What an eval.json must have to be shown; also schema_version, verdict and sha256."""
+class _Report(Stored):
+    """What an eval.json must have to be shown; also verdict and sha256."""
 
+    schema_version: Literal[1] = SCHEMA_VERSION
     facts: _Facts  # where the features come from: plain values, whatever the caller gave
     columns: list[str]  # headings of the table, in order
     rows: list[_Row]  # an object a number
     left_out: list[str]  # sentences: what could not be measured, and why
-    comparisons: list[_Comparison] = []
-    against: list[_Against] = []
-    not_compared: list[str] = []  # sentences: networks that could not be compared, and why
-    incomplete: dict[str, str] = {}  # name of a set -> why it is not there, as "interrupted"
+    comparisons: list[_Comparison] = Field(default_factory=list)
+    against: list[_Against] = Field(default_factory=list)
+    # sentences: networks that could not be compared, and why
+    not_compared: list[str] = Field(default_factory=list)
+    # name of a set -> why it is not there, as "interrupted"
+    incomplete: dict[str, str] = Field(default_factory=dict)
     start_uniformity: Finite | None = None  # of the start's features, see label_free.uniformity
     leakage: _Leakage | None = None  # None: nobody has looked
 
@@ -151,15 +148,24 @@ def check_report(report: dict[str, Any]) -> None:
     try:
         _Report.model_validate(report)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place}: {first['msg']}") from None
+        raise ValueError(explain(error, _Report)) from None
+
+
+def read_suite(path: Path) -> Tree:
+    """Read an eval.json. Raises: DataError: it is damaged, or of another version."""
+    again = "write it again with `sslpipe evaluate suite`"
+    report = read_json(path, Tree, remedy=again)
+    try:
+        check_report(report)
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}); {again}") from None
+    return report
 
 
 def content_sha256(report: dict[str, Any]) -> str:
     """Compute a sha256 over all but the key sha256."""
     rest = {key: value for key, value in report.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json_text(rest).encode()).hexdigest()
 
 
 def form_name(whitened: bool, power: float | None) -> str:

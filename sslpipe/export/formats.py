@@ -4,7 +4,6 @@
 """
 
 import io
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from sslpipe.export.onnx_files import (
     save_onnx,
     traced_images,
 )
+from sslpipe.files import write_json
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Format:
 
 
 def _write_safetensors(model: FrozenBackbone, folder: Path) -> Path:
-    (folder / "config.json").write_text(model.config.model_dump_json(indent=1) + "\n")
+    write_json(folder / "config.json", model.config)
     return _write_weights(model, model.backbone, folder)
 
 
@@ -147,7 +147,7 @@ def _write_hub_folder(model: FrozenBackbone, folder: Path, by_timm: bool) -> Pat
     _write_weights(model, model.backbone.network if by_timm else model.backbone, folder)
     timm_config = _timm_config(model) if by_timm else {}
     tree = {**timm_config, SSLPIPE_KEY: model.config.model_dump(mode="json")}
-    (folder / "config.json").write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / "config.json", tree)
     return folder
 
 

@@ -15,6 +15,7 @@ from sslpipe.augment.eval_view import EvalView, eval_view_for
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.data.image_type import RGB8
 from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError, one_line
+from sslpipe.evaluation.suite_file import read_suite
 from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
 from sslpipe.export.join import at_size, join
@@ -32,7 +33,6 @@ from sslpipe.registry import REFUSALS, build
 from sslpipe.registry.plugins import made_with
 from sslpipe.run.best import choose
 from sslpipe.run.checkpoint_files import read_state
-from sslpipe.run.evaluated import read_suite
 from sslpipe.run.records import DataDescription, plugins_of, read_description
 from sslpipe.weights.reader import read_weights
 from sslpipe.weights.source import HUBS, Source, fetch, parse_source

@@ -5,7 +5,6 @@ format's readers make of OUT/images, and OUT/FORMAT.error says why one could not
 libraries are read without the rest of this package.
 """
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sslpipe.errors import ExportError
+from sslpipe.files import Tree, read_json
 from sslpipe.run.launcher import watch_launcher
 
 TOLERANCE = 1e-5  # largest difference of two features, relative to the largest feature
@@ -103,7 +103,7 @@ def _read_sslpipe(folder: Path) -> list[nn.Module]:
 def _read_both(folder: Path) -> list[nn.Module]:
     """Load timm's own model, where config.json names one, and `load_backbone`'s."""
     models = _read_sslpipe(folder)
-    if "architecture" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+    if "architecture" in read_json(folder / "config.json", Tree):
         import timm
 
         models.insert(0, timm.create_model(f"local-dir:{folder}", pretrained=True))

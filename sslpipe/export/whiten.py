@@ -1,7 +1,6 @@
 """A whitening inside an export, beside the weights that its features come from."""
 
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from sslpipe.evaluation.whiten import Whitening, beside_whitening, fit_whitening
 from sslpipe.export.load import load_backbone
 from sslpipe.export.model import SSLPIPE_KEY
 from sslpipe.export.model_card import sha256_sums
+from sslpipe.files import Tree, json_text, read_json
 from sslpipe.portable import write_atomically
 from sslpipe.weights.source import is_export
 
@@ -79,12 +79,12 @@ def _put(export: Path, fitted: Whitening, view: dict[str, Any]) -> None:
     file, config_json, sums = (
         export / name for name in ("whitening.safetensors", "config.json", "SHA256SUMS")
     )
-    tree = json.loads(config_json.read_text(encoding="utf-8"))
+    tree = read_json(config_json, Tree)
     content = save(fitted._asdict())
     sha256 = hashlib.sha256(content).hexdigest()
     ours = tree.get(SSLPIPE_KEY, tree)  # inside another library's, or alone
     ours |= {"whitening_sha256": sha256, **view}
-    text = json.dumps(tree, indent=2) + "\n"
+    text = json_text(tree)
     # the new whitening, then lines for it
     beside = beside_whitening(file, sha256)
     write_atomically(beside, content)

@@ -9,9 +9,9 @@ from PIL import Image
 from pydantic import Field, model_validator
 
 from sslpipe.errors import UserError
+from sslpipe.evaluation.suite_file import read_suite
 from sslpipe.files import Finite, Int64, Stored, Tree, read_lines
 from sslpipe.run.checkpoint_files import BestOf
-from sslpipe.run.evaluated import read_suite
 from sslpipe.run.log import NumbersLine, QuarantineLine, read_metrics, unreadable_lines
 from sslpipe.run.records import DataDescription, RunDescription, read_description
 from sslpipe.run.status import newest_best, saved_step

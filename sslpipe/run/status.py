@@ -19,9 +19,9 @@ from rich.console import Group
 from rich.table import Table
 
 from sslpipe.errors import UserError
+from sslpipe.evaluation.suite_file import read_suite
 from sslpipe.portable import read_regular
 from sslpipe.run.checkpoint_files import BestOf, best_of, checkpoint_names, newest
-from sslpipe.run.evaluated import read_suite
 from sslpipe.run.lock import holder_of
 from sslpipe.run.log import (
     bad_step_files,

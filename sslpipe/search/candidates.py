@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
 from sslpipe.evaluation.features import Progress, saved_embeddings
 from sslpipe.evaluation.knn import by_class
 from sslpipe.export.load import FrozenBackbone, load_backbone
+from sslpipe.files import json_text
 from sslpipe.models.backbones import JOIN
 from sslpipe.random import permutation
 from sslpipe.search.choose import Parts
@@ -135,7 +135,7 @@ def embed_kept(
     """
     identity = one.model.features_metadata(view, split)
     identity["ids"] = hashlib.sha256(ids.tobytes()).hexdigest()
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    key = hashlib.sha256(json_text(identity).encode()).hexdigest()
     file = folder / f"{key[:16]}.safetensors"
     try:
         if (known := saved_embeddings(file, identity, split, whole=False)) is not None:

@@ -5,7 +5,6 @@ choice is worth. Without labels the ranking is by `view_recall`. Both rules were
 the sets of docs/choosing.md, which says how often they were right on the others.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 
 from sslpipe.augment.eval_view import EvalView
-from sslpipe.errors import DataError
+from sslpipe.errors import DataError, UserError
 from sslpipe.evaluation.difference import Difference, holm, paired_means
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.flatten import (
@@ -33,7 +31,7 @@ from sslpipe.evaluation.flatten import (
 )
 from sslpipe.evaluation.label_free import view_recall
 from sslpipe.evaluation.whiten import fit_powers
-from sslpipe.registry import REFUSALS
+from sslpipe.files import Stored, json_text, parse_object, read_json
 
 FEW_LABELLED = 200  # of fewer the choice was not trustworthy, docs/choosing.md
 LEAST_IMAGES = 20
@@ -63,6 +61,13 @@ class Ranked(NamedTuple):
         """For tables."""
         form = "as it is" if self.power is None else f"power {self.power:g}"
         return f"{' + '.join(self.parts)}, {form}"
+
+
+class _Ranking(Stored):
+    """choice.json; also the answer in words."""
+
+    identity: dict[str, Any]  # all that decided the rows
+    rows: list[Ranked]
 
 
 class CornerViews(EvalView):
@@ -195,14 +200,13 @@ def to_json(ranked: Sequence[Ranked], identity: Mapping[str, Any]) -> dict[str, 
 def ranking_from(file: Path, identity: Mapping[str, Any]) -> list[Ranked]:
     """Read a ranking that `to_json` made of the same things; [] where there is none."""
     try:
-        tree = json.loads(file.read_bytes())
-        same = tree["identity"] == _identity(identity)
-        return TypeAdapter(list[Ranked]).validate_python(tree["rows"]) if same else []
-    except (OSError, *REFUSALS):  # none, or somebody changed it
+        ranking = read_json(file, _Ranking)
+    except UserError:  # none, or somebody changed it
         return []
+    return ranking.rows if ranking.identity == _identity(identity) else []
 
 
 def _identity(given: Mapping[str, Any]) -> Any:
     """Add the rules to what is ranked, and write it as JSON has it."""
     rules = {"powers": POWERS, "unlabelled": UNLABELLED_POWER, "by": CHOSEN_BY}
-    return json.loads(json.dumps({**given, **rules}))
+    return parse_object(json_text({**given, **rules}))

@@ -5,26 +5,40 @@ cosine of any of them. A score depends on the query and on that name's embedding
 removing another name changes no bit of it, and nothing is ever trained.
 """
 
-import json
-import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import safetensors
 import torch
+from pydantic import model_validator
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sslpipe.errors import DataError, UserError, did_you_mean, shown
+from sslpipe.errors import DataError, UserError, did_you_mean
 from sslpipe.evaluation.embed import CHECKSUM, UNREADABLE, content_sha256
 from sslpipe.evaluation.neighbours import fixed_point_units, nearest
 from sslpipe.evaluation.whiten import Whitening
+from sslpipe.files import Finite, Stored, json_text, parse_json
 from sslpipe.portable import open_regular, replacing
 
-FORMAT_VERSION = 1  # 2: its embeddings are flattened, by its own mean and projection
 NO_THRESHOLD = "no threshold is set: every image gets the nearest name, a stranger's too"
+
+
+class _About(Stored):
+    """What a gallery's file says beside its tensors."""
+
+    format_version: Literal[1, 2]  # 2: embeddings are flattened, by its own mean and projection
+    names: tuple[str, ...]
+    threshold: Finite
+    facts: dict[str, Any]  # which model made the embeddings
+
+    @model_validator(mode="after")
+    def _names_once(self) -> Self:
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("a name is there twice")
+        return self
 
 
 class Match(NamedTuple):
@@ -95,6 +109,9 @@ class Gallery:
         rows = self._checked(embeddings, names)
         if len(rows) != len(names):
             raise UserError(f"{len(names)} names for {len(rows)} embeddings")
+        for name in names:
+            if name.encode(errors="replace").decode() != name:  # the file would have question marks
+                raise UserError(f"name {name!r} is not UTF-8; write it in UTF-8")
         places = [self._names.setdefault(name, len(self._names)) for name in names]
         self._embeddings = torch.cat([self._embeddings, rows])
         self._owner = torch.cat([self._owner, torch.tensor(places)])
@@ -163,14 +180,14 @@ class Gallery:
         """Write one safetensors file: tensors; names, threshold, metadata as JSON."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        about = {
-            "format_version": FORMAT_VERSION + (self.flattening is not None),
-            "names": self.names,
-            "threshold": self.threshold,
-            "facts": self.metadata,
-        }
+        about = _About(
+            format_version=1 if self.flattening is None else 2,
+            names=self.names,
+            threshold=self.threshold,
+            facts=self.metadata,
+        )
         tensors = {"embeddings": self._embeddings, "owner": self._owner}
-        text = json.dumps(about)
+        text = json_text(about)
         tensors |= {} if self.flattening is None else self.flattening._asdict()
         tensors[CHECKSUM] = torch.tensor([*content_sha256(tensors, text)], dtype=torch.uint8)
         with replacing(path) as temporary:
@@ -193,20 +210,18 @@ class Gallery:
                 raise DataError(
                     f"{path} is damaged: its sha256 is another one; copy it again, or enrol anew"
                 )
-            about = json.loads(text)
-            if about["format_version"] not in (FORMAT_VERSION, FORMAT_VERSION + 1):
-                raise DataError(f"{path}: format_version = {about['format_version']!r} is unknown")
+            about = parse_json(text, _About)
             embeddings = tensors["embeddings"]
             owner = tensors["owner"]
             flattening = None
-            if about["format_version"] > FORMAT_VERSION:
+            if about.format_version == 2:
                 flattening = Whitening(tensors["mean"], tensors["projection"])
-            if wrong := _wrong_content(about, embeddings, owner, flattening):
+            if wrong := _wrong_content(len(about.names), embeddings, owner, flattening):
                 raise DataError(f"{path} is damaged: {wrong}; copy it again, or enrol anew")
             dim = embeddings.shape[1] if flattening is None else len(flattening.mean)
-            gallery = cls(dim, metadata=about["facts"], flattening=flattening)
-            gallery._names = {name: place for place, name in enumerate(about["names"])}
-            gallery.threshold = float(about["threshold"])
+            gallery = cls(dim, metadata=about.facts, flattening=flattening)
+            gallery._names = {name: place for place, name in enumerate(about.names)}
+            gallery.threshold = about.threshold
             gallery._embeddings = embeddings
             gallery._owner = owner
         except DataError:
@@ -284,28 +299,17 @@ def different_pairs(embeddings: Tensor, labels: Sequence[int] | Tensor) -> Tenso
 
 
 def _wrong_content(
-    about: dict[str, Any], embeddings: Tensor, owner: Tensor, flattening: Whitening | None
+    count: int, embeddings: Tensor, owner: Tensor, flattening: Whitening | None
 ) -> str | None:
-    """Return what no gallery can have: checksums are absent in old files, and can be forged."""
-    names = about["names"]
-    threshold = about["threshold"]
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return "its names are no list of texts"
-    if len(set(names)) < len(names):
-        return "a name is there twice"
-    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-    if not number or not math.isfinite(threshold):
-        return f"its threshold is {shown(threshold)}"
-    if not isinstance(about["facts"], dict):
-        return "its metadata are no table"
+    """Return what no gallery of `count` names can have: a checksum can be forged."""
     if embeddings.dim() != 2 or embeddings.dtype != torch.float32 or not embeddings.shape[1]:
         return (
             f"its embeddings are {embeddings.dtype} {tuple(embeddings.shape)}, not float32 (n, D)"
         )
     if owner.dtype != torch.int64 or owner.shape != embeddings.shape[:1]:
         return f"its owners are {owner.dtype} {tuple(owner.shape)}, not int64 ({len(embeddings)},)"
-    if not torch.equal(torch.unique(owner), torch.arange(len(names))):
-        return f"its rows do not belong to its {len(names)} names, each to one"
+    if not torch.equal(torch.unique(owner), torch.arange(count)):
+        return f"its rows do not belong to its {count} names, each to one"
     lengths = embeddings.double().square().sum(1)
     if not bool(((lengths - 1).abs() < 1e-3).all()):  # NaN is not
         return "its embeddings are not of length 1"

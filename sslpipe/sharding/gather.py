@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from sslpipe.data.columns import CONVERT, EXACT_FLOAT, STORED, Kind, Value, has_offset
 from sslpipe.data.index import IMAGE_SUFFIXES
 from sslpipe.errors import DataError, did_you_mean, shown
+from sslpipe.files import Tree, parse_object
 from sslpipe.portable import read_at
 from sslpipe.sharding.columns import Columns, ColumnSpec, ColumnValues, Origin, check_name
 from sslpipe.sharding.scan import Sample, scan_tar
@@ -317,22 +318,20 @@ def parse_pattern(text: str) -> re.Pattern[str]:
     return pattern
 
 
-def _read_json(path: Path, samples: Sequence[Sample]) -> list[dict[str, object]]:
+def _read_json(path: Path, samples: Sequence[Sample]) -> list[Tree]:
     """Read the KEY.json of samples of a tar; {} where there is none. Raises: DataError."""
     trees = []
     with open_file(path) as file:
         for sample in samples:
-            tree: object = {}
+            tree: Tree = {}
             if sample.json is not None:
                 start, size = sample.json
                 if size > MOST_JSON_BYTES:
                     raise DataError(f"{path}: {sample.key}.json has {size:,} bytes, too many")
                 try:
-                    tree = json.loads(read_at(file.fileno(), size, start) or b"{}")
-                except (ValueError, RecursionError) as error:
-                    raise DataError(f"{path}: {sample.key}.json is no JSON: {error}") from error
-            if not isinstance(tree, dict):
-                raise DataError(f"{path}: {sample.key}.json is {shown(tree)}, not an object")
+                    tree = parse_object(read_at(file.fileno(), size, start) or b"{}")
+                except ValueError as error:
+                    raise DataError(f"{path}: {sample.key}.json: {error}") from None
             trees.append(tree)
     return trees
 

@@ -3,18 +3,17 @@
 .build/SPLIT.jsonl holds the plan of a split, then a line for each finished shard.
 """
 
-import json
 import os
 import re
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from sslpipe.data.index import Manifest, ShardFile, load_index, manifest_text
 from sslpipe.errors import DataError
+from sslpipe.files import Stored, json_text, parse_json, read_lines
 from sslpipe.portable import (
     open_regular,
-    read_regular,
     sha256_of,
     write_atomically,
 )
@@ -81,6 +80,12 @@ class Done(BaseModel):
         )
 
 
+class _Begun(Stored):
+    """The first line of a record."""
+
+    plan: str
+
+
 class Record:
     """How far the build of a split has come: its plan, then a line for each finished shard."""
 
@@ -95,7 +100,7 @@ class Record:
     def write(self, plan: str) -> None:
         """Begin it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, json.dumps({"plan": plan}) + "\n", fsync=True)
+        write_atomically(self.path, json_text(_Begun(plan=plan), indent=None), fsync=True)
 
     def append(self, done: Done) -> None:
         """Add a finished shard and put it on disk."""
@@ -103,18 +108,13 @@ class Record:
             file.seek(0, os.SEEK_END)
             if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
                 file.write(b"\n")  # after the line that a kill cut short
-            file.write(done.model_dump_json().encode() + b"\n")
+            file.write(json_text(done, indent=None).encode())
             os.fsync(file.fileno())
 
     def finished(self) -> dict[int, Done]:
         """Return its shards, by number, that are in the folder and unharmed."""
         done: dict[int, Done] = {}
-        text = read_regular(self.path).decode(errors="replace") if self.path.exists() else ""
-        for line in text.splitlines()[1:]:
-            try:
-                finished = Done.model_validate_json(line)
-            except ValidationError:  # the line that a kill cut short
-                continue
+        for finished in read_lines(self.path, Done)[0]:  # without one that a kill cut short
             if finished.is_unharmed(self._folder):
                 done[finished.shard] = finished
         return done
@@ -148,6 +148,6 @@ def _recorded_plan(record: Path) -> str | None:
     try:
         with open_regular(record) as file:
             first = file.readline()
-        return str(json.loads(first)["plan"]) if first else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return parse_json(first, _Begun).plan if first else None
+    except (OSError, ValueError):
         return ""

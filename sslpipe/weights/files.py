@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sslpipe.errors import WeightsError, one_line
-from sslpipe.files import parse_object
+from sslpipe.files import Stored, read_json
 from sslpipe.portable import memory_is_short, sha256_of
 from sslpipe.weights.source import MOST_JSON_BYTES, check_file, weights_file
 
@@ -64,6 +64,12 @@ MOST_NESTED = 8  # tables in tables that are looked into
 Tree = dict[str, Any]  # of tensors, tables and plain values, as a checkpoint nests them
 
 
+class _Index(Stored):
+    """What lists the parts of weights that are cut into several files."""
+
+    weight_map: dict[str, str]  # key of a tensor -> name of the file that has it
+
+
 def read_tree(path: Path) -> tuple[Tree, str]:
     """Read a file, or the weights of a folder.
 
@@ -78,11 +84,8 @@ def read_tree(path: Path) -> tuple[Tree, str]:
     check_file(file, MOST_JSON_BYTES if is_index else None)
     if not is_index:
         return _read_file(file), sha256_of(file)
-    try:
-        weight_map = parse_object(file.read_bytes())["weight_map"]
-        names = sorted({str(name) for name in weight_map.values()})
-    except (OSError, ValueError, LookupError, AttributeError) as error:
-        raise WeightsError(f"{file} is no index of weights: {error}; copy it again") from error
+    index = read_json(file, _Index, remedy="copy it again", error=WeightsError)
+    names = sorted(set(index.weight_map.values()))
     tree: Tree = {}
     for name in names:
         part = file.parent / name

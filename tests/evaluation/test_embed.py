@@ -203,7 +203,7 @@ def test_a_file_that_holds_no_embeddings_or_strange_facts_is_one_clear_error(tmp
     for key in ("data", "data_sha256", "split", "backbone_sha256"):
         for number, value in enumerate((["train"], {"a": 1}, 3)):
             save_embeddings(tmp_path / f"{key}{number}", rows, {key: value})
-            messages[f"{key}{number}"] = f"{key} is .* not a text"
+            messages[f"{key}{number}"] = rf"metadata are damaged \({key} = .*valid string"
     save_embeddings(tmp_path / "nan", rows._replace(features=rows.features * torch.nan), {})
     messages |= {"part": "holds no features", "text": "cannot read", "none": "cannot read"}
     messages["nan"] = "2 rows of features are not finite"

@@ -182,7 +182,7 @@ def test_an_index_of_parts_reads_only_what_lies_beside_it(tmp_path, state):
         index.write_text(json.dumps({"weight_map": {"conv1.weight": wrong}}))
         assert "not beside it" in refused(f"torchvision/resnet18@{tmp_path / 'parts'}")
     index.write_text("{}")
-    assert "no index of weights" in refused(f"torchvision/resnet18@{tmp_path / 'parts'}")
+    assert "weight_map is missing" in refused(f"torchvision/resnet18@{tmp_path / 'parts'}")
 
 
 LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"

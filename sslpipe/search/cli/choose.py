@@ -1,7 +1,6 @@
 """`sslpipe choose`: which weights, sizes, joins and flattening suit these images."""
 
 import hashlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,9 +17,9 @@ from sslpipe.cli.terminal import (
     show,
     text_table,
     working,
-    write_json,
 )
 from sslpipe.errors import UserError
+from sslpipe.files import json_text, write_json
 from sslpipe.portable import return_freed_memory, write_atomically
 from sslpipe.run.console import SafeConsole
 
@@ -137,6 +136,7 @@ def main(
     sentences.append(f"{' and '.join(parts)}: {concentration_text(*map(uniformity, some))}.")
     sentences += filter(None, [choose.too_few(rows.labels[ids])])
     tree = {**choose.to_json(ranked, identity), "answer": sentences, "skipped": failed}
+    out.mkdir(parents=True, exist_ok=True)
     write_json(out / "choice.json", tree)
     page = choice_page(rows, sentences, heads, cells, ranked, features, SEED)
     write_atomically(out / "choice.html", page)
@@ -194,7 +194,7 @@ def _shards(data: str, out: Path) -> str:
 
     stats = [(str(path), path.stat()) for path in find_images(folder, RGB8)]
     listed = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    state = hashlib.sha256(json.dumps([str(folder.absolute()), listed]).encode()).hexdigest()
+    state = hashlib.sha256(json_text([str(folder.absolute()), listed]).encode()).hexdigest()
     shards = out / f"shards-{state[:8]}"  # of these very files
     if not (shards / "dataset.json").is_file():
         say(f"{folder}: write its images as shards into {shards}")
