@@ -13,7 +13,7 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import Embeddings
 from sslpipe.evaluation.embed import embed as embed_split
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone
-from sslpipe.export.start import open_init
+from sslpipe.export.named import open_init
 from sslpipe.kinds import kind_of
 from sslpipe.plan import Pretraining
 from sslpipe.recipe import Recipe, RunRecipe, load_recipe

@@ -17,7 +17,7 @@ from sslpipe.augment.two_views import Views
 from sslpipe.data.index import DatasetIndex
 from sslpipe.errors import DataError, RecipeError
 from sslpipe.evaluation.embed import load_embeddings
-from sslpipe.export.load import FrozenBackbone
+from sslpipe.export.saved import SavedBackbone
 from sslpipe.losses import Objective
 from sslpipe.losses.base import takes_groups
 from sslpipe.losses.distill import TeacherFeatures
@@ -82,7 +82,7 @@ class Parts(TrainingParts):
         return [self.model, self.loss]
 
 
-def build_model(recipe: Recipe, crop_px: int, init_from: FrozenBackbone | None = None) -> Model:
+def build_model(recipe: Recipe, crop_px: int, init_from: SavedBackbone | None = None) -> Model:
     """Build encoder and projector, the same on every rank; `init_from`'s weights or random ones."""
     assert recipe.backbone is not None  # by `with_init`
     torch.manual_seed(recipe.seed)

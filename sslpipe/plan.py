@@ -32,7 +32,7 @@ from sslpipe.data.plan import (
 from sslpipe.data.reader import Reader
 from sslpipe.distributed import Rank
 from sslpipe.evaluation.monitor import monitor
-from sslpipe.export.load import FrozenBackbone
+from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start
 from sslpipe.losses.distill import TeacherFeatures
 from sslpipe.losses.planned import planned_negatives
@@ -96,7 +96,7 @@ class Pretraining(Plan[Parts]):
         cls,
         recipe: Recipe,
         index: DatasetIndex,
-        named: FrozenBackbone | None = None,
+        named: SavedBackbone | None = None,
         run_dir: Path | None = None,
     ) -> "Pretraining":
         """Plan a pretraining; nothing is built and no image is read.

@@ -15,7 +15,7 @@ import signal
 import socket
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from io import BufferedReader
@@ -272,6 +272,12 @@ def sha256_of(path: Path) -> str:
     """Compute a file's sha256 in hexadecimal, without holding it in memory."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_lines(folder: Path, files: Iterable[Path]) -> str:
+    """Return lines of `sha256sum` for files under a folder."""
+    lines = (f"{sha256_of(file)}  {file.relative_to(folder).as_posix()}\n" for file in files)
+    return "".join(lines)
 
 
 def read_at(descriptor: int, size: int, start: int) -> bytes:

@@ -16,7 +16,8 @@ from sslpipe.evaluation.embed import embed
 from sslpipe.evaluation.label_free import uniformity
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import load_backbone
-from sslpipe.export.start import Start, open_init, with_init
+from sslpipe.export.named import open_init
+from sslpipe.export.start import Start, with_init
 from sslpipe.export.write import export_backbone
 from sslpipe.models.state import module_sha256
 from sslpipe.plan import Pretraining

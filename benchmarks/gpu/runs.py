@@ -17,7 +17,7 @@ from benchmarks.photographs import write_photographs
 from sslpipe.api import train
 from sslpipe.data.index import load_index
 from sslpipe.export.load import FrozenBackbone
-from sslpipe.export.start import open_init
+from sslpipe.export.named import open_init
 from sslpipe.parts import build_model, recipe_flops
 from sslpipe.precision import AUTOCAST
 from sslpipe.recipe import load_recipe

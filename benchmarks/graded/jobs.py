@@ -27,7 +27,8 @@ from sslpipe.data.plan import untrained_ids
 from sslpipe.evaluation.embed import Embeddings, embed, save_embeddings
 from sslpipe.evaluation.whiten import fit_whitening
 from sslpipe.export.load import FrozenBackbone, load_run
-from sslpipe.export.start import Start, open_init
+from sslpipe.export.named import open_init
+from sslpipe.export.start import Start
 from sslpipe.metric_learning.recipe import FinetuneRecipe
 from sslpipe.parts import build_model
 from sslpipe.recipe import load_recipe

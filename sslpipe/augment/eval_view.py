@@ -14,7 +14,7 @@ from sslpipe.augment.two_views import FusedViews
 from sslpipe.data.image_type import RGB8
 from sslpipe.data.pipeline import Batch
 from sslpipe.errors import shown
-from sslpipe.recipe.base import LONGEST_SIDE_PX
+from sslpipe.recipe.base import LONGEST_SIDE_PX, Component
 
 Crops = Literal["center", "flip", "five", "ten"]
 Reduce = Literal["mean", "concat"]
@@ -264,6 +264,14 @@ def eval_view_for(
     """
     resize_px = crop_px if crop_px <= 96 else round(crop_px * 8 / 7)
     return EvalView(crop_px, resize_px, mean, std)
+
+
+def normalisation(augment: Component, mean: Sequence[float], std: Sequence[float]) -> Any:
+    """Return the mean and std of evaluations: what [augment] says, else those of the data."""
+    if not augment.arguments.get("normalize", True):
+        return {"mean": (0.0,) * len(mean), "std": (1.0,) * len(std)}
+    data = {"mean": mean, "std": std}
+    return {key: augment.arguments.get(key, value) for key, value in data.items()}
 
 
 class ProbeViews(nn.Module):

@@ -72,7 +72,7 @@ def check(
 
     from sslpipe.api import make_plan
     from sslpipe.check import check_plan
-    from sslpipe.export.start import open_init
+    from sslpipe.export.named import open_init
 
     start = inputs.start_of(recipe, init)
     named = open_init(loaded, start, checkpoint=checkpoint, weights=weights)
@@ -187,7 +187,7 @@ def preview(
 
     from sslpipe.api import make_plan
     from sslpipe.check.preview import preview
-    from sslpipe.export.start import open_init
+    from sslpipe.export.named import open_init
     from sslpipe.sharding.show import sample_lines, save_sheet
 
     plan = make_plan(loaded, index, open_init(loaded, inputs.start_of(recipe, init)))

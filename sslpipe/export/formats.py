@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
-from torch import nn
 
-from sslpipe.export.model import SSLPIPE_KEY, FrozenBackbone
+from sslpipe.export.folder import SSLPIPE_KEY, write_folder, write_tensors
+from sslpipe.export.model import FrozenBackbone
 from sslpipe.export.model_card import USAGE, hub_card, model_card
 from sslpipe.export.onnx_files import (
     free_batch,
@@ -35,21 +34,13 @@ class Format:
 
 
 def _write_safetensors(model: FrozenBackbone, folder: Path) -> Path:
-    write_json(folder / "config.json", model.config)
-    return _write_weights(model, model.backbone, folder)
+    _write_projector(model, folder)
+    return write_folder(model, folder)
 
 
-def _write_weights(model: FrozenBackbone, network: nn.Module, folder: Path) -> Path:
+def _write_projector(model: FrozenBackbone, folder: Path) -> None:
     if model.projector is not None:
-        _write_tensors(model.projector, folder / "projector.safetensors")
-    return _write_tensors(network, folder / "model.safetensors")
-
-
-def _write_tensors(module: nn.Module, path: Path) -> Path:
-    tensors = {key: t.contiguous().clone() for key, t in module.state_dict().items()}
-    # bytes: save_file gives a file that only its owner may read
-    path.write_bytes(save(tensors, metadata={"format": "pt"}))
-    return path
+        write_tensors(model.projector, folder / "projector.safetensors")
 
 
 def _extra_layers(model: FrozenBackbone, theirs: str) -> str | None:
@@ -87,7 +78,7 @@ def _refuses_torchvision(model: FrozenBackbone) -> str | None:
 def _write_torchvision(model: FrozenBackbone, folder: Path) -> Path:
     path = folder / "torchvision" / f"{model.config.backbone.kind.partition('/')[2]}.safetensors"
     path.parent.mkdir()
-    return _write_tensors(model.backbone.network, path)
+    return write_tensors(model.backbone.network, path)
 
 
 def _refuses_timm(model: FrozenBackbone) -> str | None:
@@ -144,7 +135,9 @@ def _timm_config(model: FrozenBackbone) -> dict[str, Any]:
 def _write_hub_folder(model: FrozenBackbone, folder: Path, by_timm: bool) -> Path:
     """Write weights, with timm's keys where it can load them, and a config.json for both."""
     folder.mkdir()
-    _write_weights(model, model.backbone.network if by_timm else model.backbone, folder)
+    _write_projector(model, folder)
+    network = model.backbone.network if by_timm else model.backbone
+    write_tensors(network, folder / "model.safetensors")
     timm_config = _timm_config(model) if by_timm else {}
     tree = {**timm_config, SSLPIPE_KEY: model.config.model_dump(mode="json")}
     write_json(folder / "config.json", tree)

@@ -1,6 +1,5 @@
 """Load a backbone with all it needs beside it: from an export, a run, or weights of others."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,25 +10,27 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sslpipe.augment.eval_view import EvalView, eval_view_for
+from sslpipe.augment.eval_view import EvalView, eval_view_for, normalisation
 from sslpipe.augment.two_views import AUGMENTS
 from sslpipe.data.image_type import RGB8
-from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError, one_line
+from sslpipe.errors import CheckpointError, ExportError, UserError, WeightsError
 from sslpipe.evaluation.suite_file import read_suite
 from sslpipe.evaluation.verdict import against_sentences
 from sslpipe.evaluation.whiten import load_whitening
+from sslpipe.export.folder import check_size, check_weights, read_folder, refusing_damage
 from sslpipe.export.join import at_size, join
-from sslpipe.export.model import SSLPIPE_KEY, Config, FrozenBackbone, HubConfig, freeze
-from sslpipe.files import Tree, read_json
+from sslpipe.export.model import FrozenBackbone, freeze
+from sslpipe.export.saved import Config
+from sslpipe.files import Tree
 from sslpipe.models.backbones import build_backbone
-from sslpipe.models.limits import TooLarge, check_side, sketch, within_memory
+from sslpipe.models.limits import check_side, within_memory
 from sslpipe.models.simclr import build_projector
 from sslpipe.models.state import float32_by_default, module_sha256
-from sslpipe.portable import memory_is_short, sha256_of
+from sslpipe.portable import memory_is_short
 from sslpipe.recipe import parse_recipe
 from sslpipe.recipe.base import Component, Weights
 from sslpipe.recipe.pretrain import Recipe
-from sslpipe.registry import REFUSALS, build
+from sslpipe.registry import build
 from sslpipe.registry.plugins import made_with
 from sslpipe.run.best import choose
 from sslpipe.run.checkpoint_files import read_state
@@ -39,8 +40,6 @@ from sslpipe.weights.source import HUBS, Source, fetch, parse_source
 
 __all__ = ["Config", "FrozenBackbone", "Weights", "freeze"]  # of other modules
 
-# files of an export that are read here
-LOADED = ("config.json", "model.safetensors", "projector.safetensors", "whitening.safetensors")
 PREFIXES: dict[Weights, str] = {"trained": "backbone.", "ema": "ema."}  # in a checkpoint's file
 
 
@@ -155,125 +154,21 @@ def _load_module(
 
 def _load_export(path: Path) -> FrozenBackbone:
     """Load what `write.export_model` wrote. Raises: ExportError."""
-    for file in (path / name for name in (*LOADED, "SHA256SUMS")):
-        if file.exists() and not file.is_file():
-            raise ExportError(f"{file} is no regular file; copy the export again")
-    try:
-        _check_sums(path)
-        # build the network and what goes with it, then load the weights
-        config, bare = _read_config(path / "config.json")
-        with within_memory("backbone"), made_with(config.facts.get("plugins")):
-            build_network = partial(build_backbone, config.backbone, crop_px=config.crop_px)
-            _check_size("backbone", build_network, path / "model.safetensors")
-            backbone = build_network()
-        if backbone.num_features != config.num_features:
-            raise ExportError(
-                f"{path}/config.json: num_features = {config.num_features}, but its backbone has "
-                f"{backbone.num_features}"
-            )
-        tensors = load_file(path / "model.safetensors")
-        (backbone.network if bare else backbone).load_state_dict(tensors, strict=True)
-        view = EvalView.from_config(config.view)
-        check_side(f"{path}/config.json", view.resize_px)
-        for what, makes, sees in (
-            ("channels, by view.mean", view.image_shape[0], backbone.channels),
-            ("sides in px", view.sides, getattr(backbone, "sides", view.sides)),  # of a join
-        ):
-            if makes != sees:
-                raise ExportError(
-                    f"{path}/config.json: its view makes images of {makes} {what}, and the network "
-                    f"sees {sees}"
-                )
-        whitening = None
+    saved = read_folder(path)
+    config = saved.config
+    whitening = None
+    projector = None
+    with refusing_damage(path):
         if config.whitening_sha256 is not None:
             whitening = load_whitening(path / "whitening.safetensors", config.whitening_sha256)
-        projector = None
         if config.projector is not None:
             build_head = partial(build_projector, config.num_features, config.projector)
             with within_memory("projector"):
-                _check_size("projector", build_head, path / "projector.safetensors")
+                check_size("projector", build_head, path / "projector.safetensors")
                 projector = build_head()
             projector.load_state_dict(load_file(path / "projector.safetensors"), strict=True)
-    except FileNotFoundError as error:
-        raise ExportError(
-            f"{path} is neither an export in the safetensors, timm or hf format nor a run: "
-            f"{error.filename} is missing"
-        ) from error
-    except (ExportError, WeightsError):
-        raise
-    except OSError as error:
-        raise ExportError(f"cannot read {error.filename}: {error.strerror}") from error
-    except (SafetensorError, *REFUSALS) as error:
-        if memory_is_short(error):
-            raise
-        said = one_line(str(error)) or type(error).__name__
-        remedy = "; copy the export again" * isinstance(error, SafetensorError)
-        raise ExportError(f"{path}: {said}{remedy}") from error
-    # the weights are those that were proved
-    sums = ((backbone, config.weights_sha256), (projector, config.projector_sha256))
-    for module, sha256 in sums:
-        if module is not None and module_sha256(module) != sha256:
-            raise ExportError(
-                f"{path}: the weights are not those that config.json names; copy the export again"
-            )
-    return FrozenBackbone(backbone, view, config, projector, whitening)
-
-
-def _read_config(file: Path) -> tuple[Config, bool]:
-    """Read an export's config.json; also whether the weights' keys are those of timm's network.
-
-    Raises:
-        ExportError: It is damaged, or not of an export.
-    """
-    reading: dict[str, Any] = {"remedy": "copy the export again", "error": ExportError}
-    tree = read_json(file, Tree, **reading)
-    if SSLPIPE_KEY not in tree:
-        return read_json(file, Config, **reading), False
-    nested = read_json(file, HubConfig, **reading)  # of the timm and hf formats
-    return nested.sslpipe, nested.architecture is not None
-
-
-def _check_size(what: str, build: Callable[[], nn.Module], file: Path) -> None:
-    """Refuse a network of more numbers than its file has bytes, before memory is taken for it.
-
-    Raises:
-        ExportError: It is of other weights.
-    """
-    try:
-        sketched = sketch(what, build)
-    except TooLarge:
-        raise
-    except (UserError, *REFUSALS):  # some constructors read what they compute: the real one decides
-        return
-    numbers = sum(tensor.numel() for tensor in sketched.state_dict().values())
-    file_bytes = file.stat().st_size
-    if numbers > file_bytes:
-        raise ExportError(
-            f"config.json: its {what} has {numbers:,} numbers, and {file.name} "
-            f"{file_bytes:,} bytes: it is of other weights; copy the export again"
-        )
-
-
-def _check_sums(folder: Path) -> None:
-    """Check the files that are read here against SHA256SUMS, if there is one. Raises: ExportError.
-
-    A whitening that is being written has two lines for a file: see `whiten_export`.
-    """
-    path = folder / "SHA256SUMS"
-    if not path.exists():  # a copy without it
-        return
-    listed = set(path.read_text(encoding="utf-8", errors="replace").splitlines())
-    names = {line.partition("  ")[2] for line in listed}
-    for name in LOADED:
-        if not (folder / name).is_file():
-            continue
-        if name not in names:
-            raise ExportError(f"{path} does not list {name}: it is damaged; copy the export again")
-        if f"{sha256_of(folder / name)}  {name}" not in listed:
-            raise ExportError(
-                f"{folder / name} is not the file that SHA256SUMS beside it names: one of them is "
-                "damaged; copy the export again"
-            )
+            check_weights(path, projector, config.projector_sha256)
+    return FrozenBackbone(saved.backbone, saved.view, config, projector, whitening)
 
 
 def load_run(
@@ -365,14 +260,6 @@ def load_run(
     return freeze(
         backbone, recipe.backbone, view, metadata, projector, projector_config, data.image
     )
-
-
-def normalisation(augment: Component, mean: Sequence[float], std: Sequence[float]) -> Any:
-    """Return the mean and std of evaluations: what [augment] says, else those of the data."""
-    if not augment.arguments.get("normalize", True):
-        return {"mean": (0.0,) * len(mean), "std": (1.0,) * len(std)}
-    data = {"mean": mean, "std": std}
-    return {key: augment.arguments.get(key, value) for key, value in data.items()}
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

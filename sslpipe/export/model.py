@@ -2,78 +2,36 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 from torch import Tensor, nn
 
 from sslpipe.augment.eval_view import EvalView
 from sslpipe.data.decode import BadSample, check_size, decode, image_kind, reduce_to, rgb_pixels
-from sslpipe.data.image_type import RGB8, Colour, ImageType
+from sslpipe.data.image_type import ImageType
 from sslpipe.data.index import Split
 from sslpipe.errors import UserError, shown
 from sslpipe.evaluation.embed import forward_in_parts
 from sslpipe.evaluation.features import data_metadata
 from sslpipe.evaluation.whiten import Whitening
-from sslpipe.files import Stored
+from sslpipe.export.saved import Config, SavedBackbone, config_of
 from sslpipe.models.backbones import Backbone
 from sslpipe.models.state import check_finite, evaluating, module_sha256, weights_dtype
 from sslpipe.portable import read_regular
-from sslpipe.recipe.base import Component, Pixels, Positive, Section
+from sslpipe.recipe.base import Component
 from sslpipe.recipe.pretrain import Projector
 from sslpipe.satellites import offered
 from sslpipe.sharding.members import flatten, to_member
 
 Picture = str | Path | bytes | Image.Image | Tensor | NDArray[Any]
 ENCODED_AT_ONCE = 64  # images of a list
-SSLPIPE_KEY = "sslpipe"  # where a Config lies inside the config.json of another library
 
 
-class Config(Section):
-    """The keys of config.json; unknown ones are an error, as a newer format has a higher version.
-
-    A sha256 of weights is `module_sha256`'s.
-    """
-
-    format_version: Literal[1, 2]  # 2 has `image`
-    backbone: Component  # builds the same network, with the stem of the training
-    crop_px: Pixels  # side of the images that the network was built for
-    num_features: Positive
-    view: dict[str, Any]  # arguments of EvalView, through which the network saw images
-    weights_sha256: str
-    facts: dict[str, Any]  # for people: run, recipe, digest, data, classes seen, evaluation
-    projector: Projector | None = None  # its settings, where it was requested
-    projector_sha256: str | None = None
-    whitening_sha256: str | None = None  # of the file that `sslpipe whiten` adds
-    # what images the network was trained on; None: 8-bit RGB, alpha dropped
-    image: ImageType | None = None
-
-    @model_validator(mode="after")
-    def _check_version(self) -> "Config":
-        if (self.format_version == 2) != (self.image is not None):
-            raise ValueError("format_version = 2 is that of an export with image, 1 of one without")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _without_usual_image(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        tree: dict[str, Any] = write(self)
-        if self.image is None:
-            del tree["image"]
-        return tree
-
-
-class HubConfig(Stored):
-    """A config.json of the timm and hf formats, in part."""
-
-    sslpipe: Config
-    architecture: str | None = None  # timm's name of the network: then the weights' keys are its
-
-
-class FrozenBackbone(nn.Module):
+class FrozenBackbone(SavedBackbone):
     """A backbone to use: in eval mode, without gradient, with the view that its features need.
 
     To train it, switch gradients on (`requires_grad_()`) and set `train()`. The projector moves and
@@ -98,16 +56,12 @@ class FrozenBackbone(nn.Module):
         projector: nn.Sequential | None = None,
         whitening: Whitening | None = None,
     ) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.view = view
-        self.config = config
-        self.__dict__["projector"] = projector  # an attribute, not a submodule
+        # an attribute, not a submodule; `train` and `_apply` reach it
+        self.__dict__["projector"] = projector
+        super().__init__(backbone, view, config)
         self.whitening = whitening
-        self.num_features = backbone.num_features
         if projector is not None:
             projector.requires_grad_(False)
-        self.eval().requires_grad_(False)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the backbone and the projector; `encode` uses eval mode regardless."""
@@ -122,29 +76,13 @@ class FrozenBackbone(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def update_config(self, **changes: Any) -> None:
-        """Replace keys of `config`, which may be shared with other backbones."""
-        self.config = self.config.model_copy(update=changes)
-
     def forward(self, images: Tensor) -> Tensor:
         """Compute features, not whitened: (B, 3, S, S) normalised floats -> (B, num_features)."""
         features: Tensor = self.backbone(images)  # (B, F)
         return features
 
-    @property
-    def name(self) -> str:
-        """For messages: the run's name, or the architecture."""
-        return str(self.config.facts.get("name", self.config.backbone.kind))
-
-    @property
-    def image_type(self) -> ImageType:
-        """What images it takes. Raises: UserError for weights of others with other channels."""
-        if self.config.image is None and self.backbone.channels != len(RGB8.channels):
-            raise UserError(
-                f"{self.name} sees {self.backbone.channels} channels, and nothing says which; "
-                "start a training on data of as many from it (`sslpipe train --init`)"
-            )
-        return self.config.image or RGB8
+    def _like(self, view: EvalView, config: Config) -> Self:
+        return type(self)(self.backbone, view, config, self.projector, self.whitening)
 
     def matched(self, *splits: Split) -> tuple["FrozenBackbone", list[Split]]:
         """Return the backbone and splits of one data set that fit each other.
@@ -162,51 +100,6 @@ class FrozenBackbone(nn.Module):
                 if split.image_type.channels != channels:
                     fitting[place] = split.with_channels(channels)
         return self.seeing(fitting[0].image_type), fitting
-
-    def seeing(self, image_type: ImageType) -> "FrozenBackbone":
-        """Return the backbone with a view that allows for another range. Raises: UserError."""
-        own = self.image_type
-        if own.is_rgb8 and image_type.is_rgb:  # of any depth, and on their background
-            background = image_type.background if image_type.is_rgb8 else own.background
-            return self if background == own.background else self.on(background)
-        if own == image_type:
-            return self
-        if (own.channels, own.dtype) != (image_type.channels, image_type.dtype):
-            raise UserError(
-                f"{self.name} takes images of {own}, and these are of {image_type}; "
-                "train a network on them (`sslpipe train --init` makes its first layer fit), or "
-                "give images of its kind"
-            )
-        # its units are a * theirs + b, and so are its mean and std
-        low, theirs_low, high, theirs_high = (
-            np.array(ends) for ends in (own.low, image_type.low, own.high, image_type.high)
-        )  # (C,) each
-        a = (theirs_high - theirs_low) / (high - low)
-        b = (theirs_low - low) / (high - low)
-
-        def moved(view: dict[str, Any]) -> dict[str, Any]:
-            mean, std = (np.array(view[key]) for key in ("mean", "std"))
-            return {**view, "mean": ((mean - b) / a).tolist(), "std": (std / a).tolist()}
-
-        config = self.view.config()
-        if "views" in config:  # of a join
-            config["views"] = [moved(each) for each in config["views"]]
-        try:
-            view = EvalView.from_config(moved(config))
-        except ValueError as error:
-            raise UserError(
-                f"the range of these images is too far from that of {self.name}: {error}; build "
-                "them with its --range"
-            ) from error
-        config_of = self.config.model_copy(update=image_keys(image_type))
-        seeing = FrozenBackbone(self.backbone, view, config_of, self.projector, self.whitening)
-        return seeing.to(self.view.mean.device)
-
-    def on(self, background: Colour | None) -> "FrozenBackbone":
-        """Return the backbone that puts transparent parts of images on another background."""
-        image = self.image_type.on(background)
-        config = self.config.model_copy(update=image_keys(image))
-        return FrozenBackbone(self.backbone, self.view, config, self.projector, self.whitening)
 
     @property
     def network_facts(self) -> dict[str, Any]:
@@ -434,23 +327,8 @@ def freeze(
         projector_config: What the projector was built from.
         image: What images the network was trained on; None: 8-bit RGB.
     """
-    # resolved, so that a later rule for "auto" changes nothing
-    stem = {} if backbone.stem is None else {"stem": backbone.stem}
-    config = Config(
-        **image_keys(image),
-        backbone=Component.model_validate({**component.model_dump(), **stem}),
-        crop_px=view.crop_px,
-        num_features=backbone.num_features,
-        view=view.config(),
-        weights_sha256=module_sha256(backbone),
-        facts=metadata,
-        projector=projector_config if projector is not None else None,
-        projector_sha256=module_sha256(projector) if projector is not None else None,
-    )
+    config = config_of(backbone, component, view, metadata, image)
+    if projector is not None:
+        own = {"projector": projector_config, "projector_sha256": module_sha256(projector)}
+        config = config.model_copy(update=own)
     return FrozenBackbone(backbone, view, config, projector)
-
-
-def image_keys(image: ImageType | None) -> dict[str, Any]:
-    """Return the keys of a Config that say what images a network takes."""
-    is_usual = image in (None, RGB8)
-    return {"format_version": 1 if is_usual else 2, "image": None if is_usual else image}

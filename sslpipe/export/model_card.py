@@ -5,7 +5,6 @@ import re
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -13,7 +12,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sslpipe.data.image_type import RGB8, ImageType, hex_colour
 from sslpipe.evaluation.suite_file import own_name, with_own_name
 from sslpipe.recipe import is_finetune
-from sslpipe.weights.files import sha256_lines
 
 # format -> lines of Python that load it, for the model card
 USAGE = tomllib.loads((resources.files(__package__) / "templates/usage.toml").read_text("utf-8"))
@@ -62,11 +60,6 @@ def model_card(config: Mapping[str, Any], usage: Mapping[str, str]) -> str:
         own=own,
         rows=with_own_name(rows, own),
     )
-
-
-def sha256_sums(folder: Path) -> str:
-    """Return lines of `sha256sum`, by name, for every file under the folder."""
-    return sha256_lines(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
 
 
 def hub_card(config: Mapping[str, Any], text: str, *, library: str) -> str:

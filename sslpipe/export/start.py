@@ -8,22 +8,20 @@ import os
 import secrets
 import shutil
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 
-from sslpipe.augment.eval_view import EvalView, eval_view_for
+from sslpipe.augment.eval_view import EvalView, eval_view_for, normalisation
 from sslpipe.data.index import DatasetIndex
-from sslpipe.errors import RecipeError, UserError, WeightsError
-from sslpipe.export.formats import FORMATS
-from sslpipe.export.load import FrozenBackbone, freeze, load_backbone, normalisation
-from sslpipe.export.model_card import sha256_sums
+from sslpipe.errors import RecipeError, UserError
+from sslpipe.export.folder import read_folder, sha256_sums, write_folder
+from sslpipe.export.saved import SavedBackbone, config_of
 from sslpipe.models.backbones import JOIN, RGB_CHANNELS, build_backbone
 from sslpipe.models.channels import adapt_kernels, first_convolution
 from sslpipe.portable import explain_file_error
-from sslpipe.recipe.base import Component, RunRecipe, Tune, Weights
+from sslpipe.recipe.base import Component, RunRecipe, Tune
 from sslpipe.recipe.pretrain import Recipe
 from sslpipe.run.checkpoint_files import checkpoint_names
 
@@ -33,62 +31,6 @@ KEPT = "init"  # folder of a run directory
 # settings of [tune] for a run that starts from weights, of any kind
 _OF_WEIGHTS = ("projector_first_steps", "ramp_steps", "l2_to_init", "eval_crop_px")
 _TUNED = ("last_blocks", "layer_decay", "backbone_lr", "batchnorm")  # a fine-tuning has them, too
-
-
-def open_init(
-    recipe: RunRecipe,
-    source: FrozenBackbone | str | Path | None,
-    *,
-    checkpoint: str | None = None,
-    weights: Weights | None = None,
-    run_dir: Path | None = None,
-) -> FrozenBackbone | None:
-    """Load the weights that a run is to start from; None: random ones, or it keeps its own.
-
-    Args:
-        recipe: Its views count; its [backbone], where weights of another program fit it.
-        source: What `load_backbone` takes, or what is loaded already.
-        checkpoint: As in `load_backbone`.
-        weights: As in `load_backbone`.
-        run_dir: Of the run: once it keeps its start, that source is read no more.
-
-    Raises:
-        UserError: As `load_backbone`.
-    """
-    if not isinstance(source, str | Path):
-        for option, value in (("--checkpoint", checkpoint), ("--weights", weights)):
-            if value is not None:
-                raise UserError(f"{option} {value} is for an --init that is a run directory")
-        return source
-    if run_dir is not None and (run_dir / KEPT).exists():
-        kept = init_facts(load_backbone(run_dir / KEPT))["source"]
-        chosen = checkpoint or weights  # of a run: is it the one that was taken?
-        if kept == str(source) and not (chosen and Path(source).exists()):
-            return None  # it may have gone since, and a hub may be out of reach
-    crop_px = recipe.tune.eval_crop_px or recipe.augment.arguments.get("crop_px")
-    component = recipe.backbone and _with_channels(recipe.backbone, None)  # see `fit_channels`
-    load = partial(
-        load_backbone,
-        source,
-        checkpoint=checkpoint,
-        weights=weights,
-        crop_px=crop_px if isinstance(crop_px, int) else None,
-    )
-    try:
-        model = load(component=component)
-    except WeightsError as error:
-        if recipe.backbone is None or recipe._backbone_overrides:
-            raise
-        try:  # they may name, or show by their keys, a backbone of their own
-            model = load()
-        except UserError:
-            raise error from None
-    facts = model.config.facts
-    if "recipe" in facts or "init" not in facts:  # a run of ours: its own start is another matter
-        report: dict[str, Any] = {"source": str(source), "format": "sslpipe"}
-        report |= {key: facts[key] for key in ("name", "step", "weights") if key in facts}
-        model.update_config(facts={"init": report})
-    return model
 
 
 @dataclass(frozen=True)
@@ -102,11 +44,11 @@ class Start:
     """
 
     kind: Literal["random", "named", "kept"]
-    weights: FrozenBackbone | None
+    weights: SavedBackbone | None
 
     @classmethod
     def find(
-        cls, named: FrozenBackbone | None, index: DatasetIndex, run_dir: Path | None = None
+        cls, named: SavedBackbone | None, index: DatasetIndex, run_dir: Path | None = None
     ) -> "Start":
         """Decide between what the command names and what the run keeps; writes nothing.
 
@@ -131,7 +73,7 @@ class Start:
                     "--init out to resume it, or use another --run-dir"
                 )
             return cls("random" if named is None else "named", named)
-        kept = load_backbone(folder)
+        kept = read_folder(folder)
         own = kept.config.weights_sha256
         if named is None or named.config.weights_sha256 == own:
             return cls("kept", kept)
@@ -152,7 +94,7 @@ class Start:
         if self.kind != "named" or self.weights is None:
             return
         folder = run_dir / KEPT
-        start = FrozenBackbone(self.weights.backbone, self.weights.view, self.weights.config)
+        start = SavedBackbone(self.weights.backbone, self.weights.view, self.weights.config)
         start.update_config(
             facts={"init": init_facts(self.weights)},
             projector=None,
@@ -165,7 +107,7 @@ class Start:
                 shutil.rmtree(left, ignore_errors=True)
             shutil.rmtree(folder, ignore_errors=True)
             scratch.mkdir(parents=True)
-            FORMATS["safetensors"].write(start, scratch)
+            write_folder(start, scratch)
             (scratch / "SHA256SUMS").write_text(sha256_sums(scratch))
             os.replace(scratch, folder)
         except OSError as error:
@@ -223,8 +165,8 @@ class Start:
 
 
 def fit_channels(
-    init_from: FrozenBackbone | None, index: DatasetIndex | None
-) -> FrozenBackbone | None:
+    init_from: SavedBackbone | None, index: DatasetIndex | None
+) -> SavedBackbone | None:
     """Make the first layer of RGB weights fit the channels of a data set, by `adapt_kernels`.
 
     The view gets the data's mean and standard deviation. Weights of others for C channels, which
@@ -256,7 +198,7 @@ def fit_channels(
                 f"{name} was trained on the channels {', '.join(own.channels)}, and the data have "
                 f"{theirs}; choose among them by data.channels"
             )
-        component = _with_channels(component, len(image_type.channels))
+        component = with_channels(component, len(image_type.channels))
         backbone = build_backbone(component, crop_px=init_from.config.crop_px)
         state = init_from.backbone.state_dict()
         found = first_convolution(backbone.network)
@@ -272,10 +214,11 @@ def fit_channels(
     view = EvalView.from_config(init_from.view.config() | statistics)
     init = {**init_facts(init_from), "channels": list(image_type.channels)}
     facts = {**init_from.config.facts, "init": init}
-    return freeze(backbone, component, view, facts, image=index.manifest.image)
+    config = config_of(backbone, component, view, facts, image=index.manifest.image)
+    return SavedBackbone(backbone, view, config)
 
 
-def _with_channels(component: Component, channels: int | None) -> Component:
+def with_channels(component: Component, channels: int | None) -> Component:
     """Return a [backbone] for images of so many channels; None: without a word of them."""
     tree = component.model_dump()
     tree.pop("channels", None)
@@ -284,7 +227,7 @@ def _with_channels(component: Component, channels: int | None) -> Component:
     return Component.model_validate(tree)
 
 
-def init_facts(init_from: FrozenBackbone) -> dict[str, Any]:
+def init_facts(init_from: SavedBackbone) -> dict[str, Any]:
     """Return what run.json, checkpoints and exports say of a start: source, format, sha256."""
     facts = dict(init_from.config.facts.get("init", {"source": "", "format": "sslpipe"}))
     return {**facts, "weights_sha256": init_from.config.weights_sha256}
@@ -292,7 +235,7 @@ def init_facts(init_from: FrozenBackbone) -> dict[str, Any]:
 
 def with_init(
     recipe: RecipeT,
-    init_from: FrozenBackbone | None,
+    init_from: SavedBackbone | None,
     index: DatasetIndex | None = None,
 ) -> RecipeT:
     """Return the recipe with backbone, hash and views of the weights that it starts from.
@@ -337,7 +280,7 @@ def with_init(
                 f"backbone.channels = {given!r}, and the data's images have {channels} "
                 f"({', '.join(index.image_type.channels)}); leave the key out"
             )
-        component = _with_channels(component, channels)
+        component = with_channels(component, channels)
     if recipe.init not in ("", sha256):
         raise RecipeError(
             f"init = {recipe.init[:16]!r}..., but the given backbone's weights have sha256 "
@@ -376,7 +319,7 @@ def _takes_both_sides(component: Component, crop_px: int, eval_crop_px: int, dev
     return {k: t.shape for k, t in own.items()} == {k: t.shape for k, t in other.items()}
 
 
-def _unlike(recipe: RunRecipe, init_from: FrozenBackbone) -> list[tuple[str, Any, Any]]:
+def _unlike(recipe: RunRecipe, init_from: SavedBackbone) -> list[tuple[str, Any, Any]]:
     """List (key, the recipe's value, the weights') where a [backbone] names another network."""
     any_fit = {"pool", "pool_power", *recipe.said_elsewhere}  # which a record repeats
     theirs = init_from.config.backbone.model_dump()
@@ -389,7 +332,7 @@ def _unlike(recipe: RunRecipe, init_from: FrozenBackbone) -> list[tuple[str, Any
     return found
 
 
-def _fitted(recipe: RunRecipe, init_from: FrozenBackbone) -> Component:
+def _fitted(recipe: RunRecipe, init_from: SavedBackbone) -> Component:
     """The weights' component; a recipe's `pool` counts, and what its [embedding] says elsewhere."""
     for key, value, present in _unlike(recipe, init_from):
         if key in recipe._backbone_overrides:
@@ -409,7 +352,7 @@ def _fitted(recipe: RunRecipe, init_from: FrozenBackbone) -> Component:
 
 
 def _own_view(
-    recipe: RunRecipe, init_from: FrozenBackbone, index: DatasetIndex | None
+    recipe: RunRecipe, init_from: SavedBackbone, index: DatasetIndex | None
 ) -> dict[str, Any]:
     """What [augment] takes from the weights, unless it says so itself or the data say the same."""
     view = init_from.view.config()

@@ -11,9 +11,8 @@ from sslpipe.errors import UserError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.flatten import choose_power
 from sslpipe.evaluation.whiten import Whitening, beside_whitening, fit_whitening
+from sslpipe.export.folder import SSLPIPE_KEY, sha256_sums
 from sslpipe.export.load import load_backbone
-from sslpipe.export.model import SSLPIPE_KEY
-from sslpipe.export.model_card import sha256_sums
 from sslpipe.files import Tree, json_text, read_json
 from sslpipe.portable import write_atomically
 from sslpipe.weights.source import is_export

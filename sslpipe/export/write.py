@@ -27,9 +27,10 @@ from torch import Tensor
 
 from sslpipe.data.index import Split
 from sslpipe.errors import ExportError, did_you_mean
+from sslpipe.export.folder import sha256_sums
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import FrozenBackbone, Weights, load_backbone
-from sslpipe.export.model_card import USAGE, model_card, sha256_sums
+from sslpipe.export.model_card import USAGE, model_card
 from sslpipe.export.onnx_files import (
     INT8,
     INT8_FILE,

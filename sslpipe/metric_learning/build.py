@@ -18,7 +18,7 @@ from sslpipe.data.reader import Reader
 from sslpipe.distributed import Rank
 from sslpipe.errors import RecipeError, did_you_mean, naming
 from sslpipe.evaluation.monitor import retrieval_monitor
-from sslpipe.export.load import FrozenBackbone
+from sslpipe.export.saved import SavedBackbone
 from sslpipe.export.start import Start, with_init
 from sslpipe.metric_learning import METRIC_LOSSES
 from sslpipe.metric_learning.heads import HEADS
@@ -311,7 +311,7 @@ class Finetuning(Plan[FinetuningParts]):
         cls,
         recipe: FinetuneRecipe,
         index: DatasetIndex,
-        named: FrozenBackbone | None = None,
+        named: SavedBackbone | None = None,
         run_dir: Path | None = None,
     ) -> "Finetuning":
         """Plan a fine-tuning; see `sslpipe.plan.Pretraining.make`."""
@@ -407,7 +407,7 @@ class Finetuning(Plan[FinetuningParts]):
 
 def with_backbone(
     recipe: FinetuneRecipe,
-    init_from: FrozenBackbone | None,
+    init_from: SavedBackbone | None,
     index: DatasetIndex | None = None,
 ) -> FinetuneRecipe:
     """Return the recipe with its backbone and the embedding layer in one component.
@@ -434,7 +434,7 @@ def with_backbone(
 
 
 def build_task(
-    recipe: FinetuneRecipe, crop_px: int, init_from: FrozenBackbone | None, num_classes: int
+    recipe: FinetuneRecipe, crop_px: int, init_from: SavedBackbone | None, num_classes: int
 ) -> MetricTask:
     """Build backbone, losses, miner and queue; random weights are drawn from recipe.seed."""
     assert recipe.backbone is not None

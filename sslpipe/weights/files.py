@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sslpipe.errors import WeightsError, one_line
 from sslpipe.files import Stored, read_json
-from sslpipe.portable import memory_is_short, sha256_of
+from sslpipe.portable import memory_is_short, sha256_lines, sha256_of
 from sslpipe.weights.source import MOST_JSON_BYTES, check_file, weights_file
 
 _POINTER = b"version https://git-lfs.github.com/spec/"  # what a clone without git LFS holds
@@ -93,12 +93,6 @@ def read_tree(path: Path) -> tuple[Tree, str]:
             raise WeightsError(f"{file} names {name!r}, which is not beside it; copy the folder")
         tree |= _read_file(part)
     return tree, sha256_of_lines(file.parent, [file.parent / name for name in names])
-
-
-def sha256_lines(folder: Path, files: Iterable[Path]) -> str:
-    """Return lines of `sha256sum` for files under a folder."""
-    lines = (f"{sha256_of(file)}  {file.relative_to(folder).as_posix()}\n" for file in files)
-    return "".join(lines)
 
 
 def sha256_of_lines(folder: Path, files: Iterable[Path]) -> str:

@@ -19,7 +19,8 @@ from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.export import write
 from sslpipe.export.join import at_size
 from sslpipe.export.load import freeze, load_backbone
-from sslpipe.export.start import open_init, with_init
+from sslpipe.export.named import open_init
+from sslpipe.export.start import with_init
 from sslpipe.models.backbones import build_backbone
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import Component

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from sslpipe.errors import UserError
 from sslpipe.export.load import load_backbone, load_run
-from sslpipe.export.start import open_init
+from sslpipe.export.named import open_init
 from sslpipe.recipe import load_recipe
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from sslpipe.export.folder import sha256_sums
 from sslpipe.export.formats import FORMATS
 from sslpipe.export.load import load_run
-from sslpipe.export.model_card import sha256_sums
 from tests.helpers import finetunes
 from tests.helpers.dataset import write_dataset
 from tests.helpers.runs import RECIPE, command_line, final_weights

@@ -17,7 +17,8 @@ from sslpipe.errors import CheckpointError, ExportError, UserError
 from sslpipe.evaluation.embed import load_embeddings
 from sslpipe.evaluation.verdict import unfinished
 from sslpipe.export.load import load_backbone, load_run
-from sslpipe.export.start import Start, init_facts, open_init
+from sslpipe.export.named import open_init
+from sslpipe.export.start import Start, init_facts
 from sslpipe.files import json_text, parse_json, read_lines
 from sslpipe.recipe import load_recipe
 from sslpipe.recipe.base import RunConfig

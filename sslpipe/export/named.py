@@ -1,0 +1,68 @@
+"""The weights that a command names for a run to start from: `--init SOURCE`."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sslpipe.errors import UserError, WeightsError
+from sslpipe.export.folder import read_folder
+from sslpipe.export.load import load_backbone
+from sslpipe.export.model import FrozenBackbone
+from sslpipe.export.start import KEPT, init_facts, with_channels
+from sslpipe.recipe.base import RunRecipe, Weights
+
+
+def open_init(
+    recipe: RunRecipe,
+    source: FrozenBackbone | str | Path | None,
+    *,
+    checkpoint: str | None = None,
+    weights: Weights | None = None,
+    run_dir: Path | None = None,
+) -> FrozenBackbone | None:
+    """Load the weights that a run is to start from; None: random ones, or it keeps its own.
+
+    Args:
+        recipe: Its views count; its [backbone], where weights of another program fit it.
+        source: What `load_backbone` takes, or what is loaded already.
+        checkpoint: As in `load_backbone`.
+        weights: As in `load_backbone`.
+        run_dir: Of the run: once it keeps its start, that source is read no more.
+
+    Raises:
+        UserError: As `load_backbone`.
+    """
+    if not isinstance(source, str | Path):
+        for option, value in (("--checkpoint", checkpoint), ("--weights", weights)):
+            if value is not None:
+                raise UserError(f"{option} {value} is for an --init that is a run directory")
+        return source
+    if run_dir is not None and (run_dir / KEPT).exists():
+        kept = init_facts(read_folder(run_dir / KEPT))["source"]
+        chosen = checkpoint or weights  # of a run: is it the one that was taken?
+        if kept == str(source) and not (chosen and Path(source).exists()):
+            return None  # it may have gone since, and a hub may be out of reach
+    crop_px = recipe.tune.eval_crop_px or recipe.augment.arguments.get("crop_px")
+    component = recipe.backbone and with_channels(recipe.backbone, None)  # see `fit_channels`
+    load = partial(
+        load_backbone,
+        source,
+        checkpoint=checkpoint,
+        weights=weights,
+        crop_px=crop_px if isinstance(crop_px, int) else None,
+    )
+    try:
+        model = load(component=component)
+    except WeightsError as error:
+        if recipe.backbone is None or recipe._backbone_overrides:
+            raise
+        try:  # they may name, or show by their keys, a backbone of their own
+            model = load()
+        except UserError:
+            raise error from None
+    facts = model.config.facts
+    if "recipe" in facts or "init" not in facts:  # a run of ours: its own start is another matter
+        report: dict[str, Any] = {"source": str(source), "format": "sslpipe"}
+        report |= {key: facts[key] for key in ("name", "step", "weights") if key in facts}
+        model.update_config(facts={"init": report})
+    return model
