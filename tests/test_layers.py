@@ -109,6 +109,57 @@ def test_imports_point_downwards_and_each_outside_library_has_its_home():
             assert lazy, f"{path} imports {library} when it is loaded"
 
 
+# A pretraining neither makes shards, nor reads weights of other programs, nor writes for them; its
+# monitor scores by neighbours and without labels. What pretrain.py reaches has none of these.
+NOT_REACHED = {
+    "sharding": (),
+    "weights": (),
+    "export": ("folder", "saved", "start"),
+    "evaluation": (
+        *("difference", "embed", "groups", "knn", "label_free", "monitor", "neighbours", "result"),
+        "retrieval",
+    ),
+}
+
+
+def files_of(module: str) -> list[Path]:
+    """The files that importing a module runs, if it is one of sslpipe."""
+    names = module.split(".")
+    paths = [ROOT.joinpath(*names[:end]) for end in range(1, len(names) + 1)]
+    files = [path / "__init__.py" for path in paths] + [paths[-1].with_suffix(".py")]
+    return [file for file in files if file in FILES]
+
+
+def reached_from(start: Path) -> set[Path]:
+    """All files that a file's imports need, those inside functions too."""
+    reached: set[Path] = set()
+    open_files = [start]
+    while open_files:
+        path = open_files.pop()
+        if path in reached:
+            continue
+        reached.add(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    open_files += files_of(alias.name)
+            elif isinstance(node, ast.ImportFrom):
+                open_files += files_of(node.module)
+                for alias in node.names:  # a module of a package, or a name
+                    open_files += files_of(f"{node.module}.{alias.name}")
+    return reached
+
+
+def test_a_pretraining_makes_no_shards_reads_no_foreign_weights_and_fits_no_probe():
+    reached = reached_from(ROOT / "sslpipe" / "pretrain.py")
+    assert ROOT / "sslpipe" / "data" / "decode.py" in reached
+    for path in reached:
+        allowed = NOT_REACHED.get(part_of(path))
+        if allowed is not None and path.name != "__init__.py":
+            assert path.stem in allowed, f"{path} is reached from pretrain.py"
+    assert not {part_of(path) for path in reached} & {"sharding", "weights", "cli", "check", "api"}
+
+
 def test_the_architecture_page_has_every_row_in_its_order():
     page = (ROOT / "docs" / "architecture.md").read_text().partition("## The layers")[2]
     rows = re.findall(r"^\| (`.*?`) \|", page.partition("\n## ")[0], re.MULTILINE)
